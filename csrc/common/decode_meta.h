@@ -1,0 +1,30 @@
+// decode_meta: int32 [T, 4], one line per token of a step. segments: int32 [R, 4], one line per row of a step.
+// Kernels read token, position and length from here, never from launch arguments, so that one captured graph serves every step.
+// Both are device memory; decode_meta is written by the head of the graph (begin_step_), segments by the host (staged per slot).
+#pragma once
+#include <climits>
+#include <cstdint>
+
+namespace photon {
+
+// Columns of decode_meta. length == position + 1 for a live line; a dead or padding line is (0, 0, 0, 0): length 0 is the only test
+// of liveness that a kernel needs.
+enum MetaColumn : int32_t { kMetaToken = 0, kMetaPosition = 1, kMetaLength = 2, kMetaRow = 3, kMetaColumns = 4 };
+
+// Columns of segments. A decode row has one line, a prefill chunk many; lines of a segment are consecutive.
+enum SegmentColumn : int32_t { kSegmentRow = 0, kSegmentFirstLine = 1, kSegmentNumLines = 2, kSegmentFlags = 3, kSegmentColumns = 4 };
+
+enum SegmentFlag : int32_t {
+  kSegmentSample = 1,  // logits of the last line are sampled
+  kSegmentDraft = 2,   // reserved for speculation: lines are proposals
+  kSegmentStaged = 4,  // tokens come from staged_ids; otherwise the row's last_token is carried over
+};
+
+// A staged token that was consumed, or was never written. A line that reads it is dead.
+constexpr int32_t kNoToken = INT32_MIN;
+
+// extent: int32 [2], written by begin_step_. Kernels that read weights process only this many leading lines (or segments) and return at
+// once when it is zero, so that a step of dead rows costs almost nothing.
+enum Extent : int32_t { kExtentLines = 0, kExtentSegments = 1, kExtentSize = 2 };
+
+}  // namespace photon

@@ -1,0 +1,28 @@
+// out_record: int32 [R, W], W >= 5: what a step says about each of its segments; copied to pinned memory for the commit.
+#pragma once
+#include <cstdint>
+
+namespace photon {
+
+enum RecordColumn : int32_t {
+  kRecordRow = 0,
+  kRecordGeneration = 1,
+  kRecordNumTokens = 2,
+  kRecordFlags = 3,
+  kRecordTokens = 4,  // n_tokens ids; -1 in the columns that hold none
+};
+
+enum RecordFlag : int32_t {
+  kRecordStop = 1,          // the token is one of the row's stop ids
+  kRecordLength = 2,        // the row has used its last remaining token
+  kRecordDead = 4,          // the row was not alive: a zombie or padding; nothing was sampled
+  kRecordMaskError = 8,     // the row's mask was missing, or keyed for another row or position
+  kRecordNoCandidate = 16,  // no token had a finite logit: the mask allows nothing, or the logits are NaN
+};
+
+// mask_keys: int32 [R, 2], (row, position of the line whose logits are masked). Row 0: no mask for this segment.
+enum MaskKey : int32_t { kMaskRow = 0, kMaskPosition = 1, kMaskKeyColumns = 2 };
+
+// row_errors: int32 [R], RecordFlag bits that apply_token_mask_ and sample_into raise for publish_ to report; 0 is fine.
+
+}  // namespace photon

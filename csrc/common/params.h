@@ -1,0 +1,190 @@
+// One POD params struct per op: the only currency between the torch edge (csrc/ops), the CPU kernels, the CUDA launchers and recorded
+// host graphs. Pointers are raw; strides are in elements; the innermost dimension of every tensor is contiguous unless a stride says
+// otherwise. Shapes are checked once, at the edge. Nothing here owns memory.
+#pragma once
+#include <cstdint>
+
+#include "dtype.h"
+
+namespace photon {
+
+// --- step head and tail: int32 tables -----------------------------------------------------------------------------------------------
+
+struct BeginStepParams {
+  int32_t* row_state;       // [rows, kRowColumns]
+  int32_t* page_table;      // [rows, pages_per_row]
+  int32_t* stop_ids;        // [rows, stops_per_row]
+  int32_t* deltas;          // [delta_words]; applied, then its run count is zeroed
+  const int32_t* segments;  // [num_segments, 4]
+  int32_t* staged_ids;      // [num_lines]; read tokens are replaced by kNoToken
+  int32_t* decode_meta;     // [num_lines, 4]
+  int32_t* extent;          // [2]
+  int64_t rows, pages_per_row, stops_per_row, delta_words, num_segments, num_lines;
+};
+
+struct CarryOverIdsParams {
+  int32_t* next;        // [n]
+  const int32_t* prev;  // [num_prev]
+  const int32_t* idx;   // [n]; < 0 keeps next[i]
+  int64_t n, num_prev;
+};
+
+struct DecodeMetaSetParams {
+  int32_t* decode_meta;      // [n, 4]
+  const int32_t* tokens;     // [n]
+  const int32_t* positions;  // [n]; < 0 makes the line dead
+  const int32_t* rows;       // [n] or null: row i is i
+  int64_t n;
+};
+
+struct PublishParams {
+  int32_t* row_state;         // [rows, kRowColumns]
+  int32_t* out_record;        // [num_segments, record_width]
+  const int32_t* sampled;     // [num_segments]
+  const int32_t* segments;    // [num_segments, 4]
+  const int32_t* stop_ids;    // [rows, stops_per_row]
+  const int32_t* row_errors;  // [num_segments] or null
+  int64_t rows, num_segments, record_width, stops_per_row;
+};
+
+// --- sampling -------------------------------------------------------------------------------------------------------------------
+
+struct ApplyTokenMaskParams {
+  void* logits;              // [num_segments, vocab]; disallowed entries become -inf
+  const int32_t* mask;       // [num_segments, mask_words]; bit (id & 31) of word (id >> 5) set: id is allowed
+  const int32_t* mask_keys;  // [num_segments, 2]
+  const int32_t* segments;   // [num_segments, 4]
+  const int32_t* row_state;  // [rows, kRowColumns]
+  int32_t* row_errors;       // [num_segments]; written for every segment
+  int64_t rows, num_segments, vocab, mask_words, logits_stride;
+  DType dtype;
+};
+
+struct SampleParams {
+  int32_t* out;              // [num_segments]; -1: nothing sampled
+  const void* logits;        // [num_segments, vocab]
+  const int32_t* segments;   // [num_segments, 4]
+  const int32_t* row_state;  // [rows, kRowColumns]
+  int32_t* row_errors;       // [num_segments] or null; kRecordNoCandidate is added where no logit is finite
+  int64_t rows, num_segments, vocab, logits_stride;
+  DType dtype;
+};
+
+// --- the forward ----------------------------------------------------------------------------------------------------------------
+
+struct EmbeddingParams {
+  void* out;                   // [num_lines, hidden]; zeros for dead lines and for token ids outside [0, vocab)
+  const int32_t* decode_meta;  // [num_lines, 4]
+  const void* weight;          // [vocab, hidden]
+  int64_t num_lines, hidden, vocab, out_stride;
+  DType dtype;
+};
+
+struct SelectLinesParams {
+  void* out;                // [num_segments, hidden]; out[r] = x[last line of segment r]; zeros for an empty segment
+  const void* x;            // [num_lines, hidden]
+  const int32_t* segments;  // [num_segments, 4]
+  int64_t num_segments, num_lines, hidden, out_stride, x_stride;
+  DType dtype;
+};
+
+struct RmsNormParams {
+  void* out;           // [lines, hidden]
+  void* residual;      // add_rms_norm: [lines, hidden], residual += x in its dtype, and the sum is normalized; null for rms_norm
+  const void* x;       // [lines, hidden]
+  const void* weight;  // [hidden]
+  int64_t lines, hidden, out_stride, residual_stride, x_stride;
+  float eps;
+  DType dtype;
+};
+
+struct LinearParams {
+  void* out;              // [lines, n]
+  const void* x;          // [lines, k]
+  const void* weight;     // [n, k]
+  const void* bias;       // [n] or null
+  const int32_t* extent;  // [1] or null: only the first *extent lines are computed, the others are left as they are
+  int64_t lines, n, k, out_stride, x_stride, weight_stride;
+  DType dtype;
+};
+
+struct SiluMulParams {
+  void* out;            // [lines, width] = silu(gate_up[:, :width]) * gate_up[:, width:]
+  const void* gate_up;  // [lines, 2 * width]
+  int64_t lines, width, out_stride, gate_up_stride;
+  DType dtype;
+};
+
+struct FusedMlpParams {
+  void* out;                   // [lines, hidden]
+  void* act;                   // [lines, intermediate], scratch
+  const void* x;               // [lines, hidden]
+  const void* gate_up_weight;  // [2 * intermediate, hidden]: gate rows, then up rows
+  const void* down_weight;     // [hidden, intermediate]
+  const int32_t* extent;       // [1] or null
+  int64_t lines, hidden, intermediate, out_stride, act_stride, x_stride;
+  DType dtype;
+};
+
+// KV memory: key/value element (page, token in page, head, d) is at page * page_stride + token * token_stride + head * head_stride + d.
+// A contiguous [B, H, L, D] cache is one page per row: page_stride = H*L*D, token_stride = D, head_stride = L*D, page_size = L.
+struct KvCache {
+  void* k;
+  void* v;
+  const int32_t* page_table;  // [rows, pages_per_row], or null: a row's only page is the row's index
+  int64_t num_pages, page_size, rows, pages_per_row;
+  int64_t k_page_stride, k_token_stride, k_head_stride;
+  int64_t v_page_stride, v_token_stride, v_head_stride;
+};
+
+struct RopeParams {
+  const float* cos;    // [max_len, head_dim], base pointer; kernels add position * head_dim. Both halves repeat the same angles
+  const float* sin;    // [max_len, head_dim]
+  const void* q_norm;  // [head_dim] or null: RMS norm of each head before the rotation (Qwen3)
+  const void* k_norm;  // [head_dim] or null
+  int64_t max_len;
+  float eps;
+};
+
+struct RopeAppendKvParams {
+  void* q;                     // [lines, q_heads, head_dim], rotated in place
+  const void* k;               // [lines, kv_heads, head_dim]
+  const void* v;               // [lines, kv_heads, head_dim]
+  const int32_t* decode_meta;  // [lines, 4]
+  KvCache cache;
+  RopeParams rope;
+  int64_t lines, q_heads, kv_heads, head_dim;
+  int64_t q_line_stride, q_head_stride, k_line_stride, k_head_stride, v_line_stride, v_head_stride;
+  DType dtype;
+};
+
+struct PagedAttentionParams {
+  void* out;                   // [lines, q_heads, head_dim]; zeros for dead lines
+  const void* q;               // [lines, q_heads, head_dim]
+  const int32_t* decode_meta;  // [lines, 4]: a line attends to positions 0 .. length - 1 of its row
+  const int32_t* segments;     // [num_segments, 4]
+  KvCache cache;
+  int64_t lines, num_segments, q_heads, kv_heads, head_dim;
+  int64_t q_line_stride, q_head_stride, out_line_stride, out_head_stride;
+  float scale;
+  DType dtype;
+};
+
+// One line per row. Rotates q and k, appends k and v to the cache, attends. q is left as it is.
+struct FusedAttentionDecodeParams {
+  void* out;                   // [lines, q_heads, head_dim]; zeros for dead lines
+  const void* q;               // [lines, q_heads, head_dim]
+  const void* k;               // [lines, kv_heads, head_dim]
+  const void* v;               // [lines, kv_heads, head_dim]
+  const int32_t* decode_meta;  // [lines, 4]
+  KvCache cache;
+  RopeParams rope;
+  int64_t lines, q_heads, kv_heads, head_dim;
+  int64_t q_line_stride, q_head_stride, k_line_stride, k_head_stride, v_line_stride, v_head_stride, out_line_stride, out_head_stride;
+  float scale;
+  DType dtype;
+};
+
+constexpr int64_t kMaxHeadDim = 256;
+
+}  // namespace photon
