@@ -1,0 +1,374 @@
+"""The two-slot pipeline: a state machine over steps in flight, free of any device.
+
+The problem: a blocking loop (plan, launch, wait, commit) leaves the device idle while the host commits and plans. The next forward needs
+only the sampled token, which is on the device already. So at depth 2 step t+1 is launched before step t is committed::
+
+    host     launch t+1 │ wait t · commit t │ finalize t+1 │ deliver t │ launch t+2 │ wait t+1 ...
+    device   ── forward t ──▶── sample t ──▶── forward t+1 ──▶── sample t+1 ──▶── forward t+2 ...
+    copies                        └─▶ records t ─▶ host          └─▶ records t+1 ─▶ host
+
+Invariants, each held here or by the slots below, each with a test that names it:
+
+    I1   Forwards are enqueued on one stream, in launch order.
+    I2   Commits are first in, first out.
+    I3   ``lease.inflight_refs`` is the number of steps in flight that hold the lease.
+    I4   Nothing is released while refs > 0 or running, and exactly once after.
+    I5   A slot's pinned output is not rewritten before its commit has finished: a slot is taken again only after its commit.
+    I6   Sampling of a host-constrained row at t+1 is enqueued after the commit of t.
+    I7   A steady decode step has one blocking wait, the commit's.
+    I8   Tokens do not depend on depth, batch or schedule.
+    I9   Pages are accounted for by their owner, who hears of a release once, through ``on_release``.
+    I10  Every host value a kernel needs is on the device or in the step's key.
+    I11  Between launch and finalize of a split step nothing overwrites its logits: no launch while a step waits for its masks.
+
+Slot occupancy is derived from the steps in flight, never stored beside them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from photon_ext.errors import ConfigError, PipelineError, RequestError
+from photon_ext.runtime.layout import RECORD_TOKENS, RECORD_WIDTH, RecordFlag, SegmentFlag
+from photon_ext.runtime.lease import Lease
+from photon_ext.runtime.planner import plan
+from photon_ext.runtime.ports import RuntimePort, SlotPort, Span, StepSpec
+from photon_ext.runtime.row import Row, initial_state
+from photon_ext.runtime.step import Fill, FinishReason, Forward, RowEvent, Sample, Segment, Step, StepKey, StepKind
+
+GAP_WINDOW = 4096
+
+
+@dataclass(slots=True)
+class PipelineStats:
+    """Counters since the pipeline was made.
+
+    Attributes:
+        steps: steps launched.
+        decode_steps: of them, decode steps.
+        quiet_steps: steps launched without a host-to-device copy.
+        zombie_rows: committed segments whose sequence had already ended.
+        gaps_us: step gaps of the latest steps, microseconds; empty unless the runtime keeps timing.
+    """
+
+    steps: int = 0
+    decode_steps: int = 0
+    quiet_steps: int = 0
+    zombie_rows: int = 0
+    gaps_us: deque[float] = field(default_factory=lambda: deque(maxlen=GAP_WINDOW))
+
+
+class Pipeline:
+    """Admits rows, launches steps, commits results.
+
+    One turn of the loop is ``launch``, ``commit``, ``finalize`` (``tick`` does it in the right order for either depth). Not thread-safe.
+
+    Args:
+        runtime: a Runtime, or the simulated device of ``photon_ext.testing``.
+        forward: enqueues a step's forward; reads the step's tensors, assigns ``step.logits`` [R, vocab_size].
+        vocab_size: width of the logits; token ids lie below it.
+        sample: enqueues sampling of ``step.logits`` into ``step.sampled``; None samples as the rows ask (greedy, temperature).
+        buckets: batch sizes that decode graphs are captured for; those above the runtime's rows are dropped, the rows themselves added.
+        prefill_buckets: token counts that prefill graphs are captured for; other chunks run eagerly. None leaves it to the runtime: one
+            graph of ``chunk`` lines where idle lines cost nothing (the host backend), none elsewhere.
+        chunk: prompt tokens per prefill step at most.
+        graph: capture steps into graphs at start-up (default), or run them eagerly.
+        on_release: called once with each row whose lease is released.
+    """
+
+    def __init__(
+        self,
+        runtime: RuntimePort,
+        forward: Forward,
+        *,
+        vocab_size: int,
+        sample: Sample | None = None,
+        buckets: Iterable[int] = (1, 8, 32),
+        prefill_buckets: Iterable[int] | None = None,
+        chunk: int = 256,
+        graph: bool = True,
+        on_release: Callable[[Row], None] | None = None,
+    ) -> None:
+        rows = runtime.table.max_rows
+        if chunk < 1:
+            raise ConfigError(f"chunk is {chunk}; a prefill step carries at least 1 token")
+        if prefill_buckets is None:
+            prefill_buckets = (chunk,) if runtime.captures_prefill else ()
+        buckets, prefill_buckets = tuple(buckets), tuple(prefill_buckets)
+        if min((*buckets, *prefill_buckets), default=1) < 1:
+            raise ConfigError(f"buckets {buckets} and prefill_buckets {prefill_buckets} must be positive batch sizes and token counts")
+        decode_buckets = tuple(sorted({bucket for bucket in buckets if bucket < rows} | {rows}))
+        prefills = tuple(sorted({bucket for bucket in prefill_buckets if bucket <= chunk}))
+        spec = StepSpec(forward, sample, vocab_size, decode_buckets, prefills, chunk, graph)
+        self._runtime = runtime
+        self._spec = spec
+        self._slots: Sequence[SlotPort] = runtime.open_slots(spec)
+        self._on_release = on_release
+        self._rows: dict[int, Row] = {}
+        self._inflight: deque[Step] = deque()
+        self._last_kind: StepKind | None = None
+        self._last_span: Span | None = None
+        self.stats = PipelineStats()
+
+    # --- rows ------------------------------------------------------------------------------------------------------
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Rows admitted and not yet released, zombies included, in order of admission."""
+        return tuple(self._rows.values())
+
+    @property
+    def busy(self) -> bool:
+        """Whether any row or step is left."""
+        return bool(self._rows or self._inflight)
+
+    @property
+    def inflight(self) -> int:
+        """Steps launched and not yet committed."""
+        return len(self._inflight)
+
+    def admit(
+        self,
+        prompt_ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        stop_ids: Sequence[int] = (),
+        temperature: float = 0.0,
+        seed: int = 0,
+        constrained: bool = False,
+        pages: Sequence[int] | None = None,
+    ) -> Row:
+        """Gives a sequence a row; it rides from the next launch on.
+
+        Args:
+            prompt_ids: at least one id in [0, vocab_size).
+            max_new_tokens: cap on sampled tokens, ≥ 1; prompt and cap must fit ``max_len``.
+            stop_ids: ids that end the sequence when sampled; at most the runtime's ``max_stop_ids``.
+            temperature: 0 is greedy.
+            seed: of the row's noise, 64 bits.
+            constrained: sampling waits for a host mask (``finalize``).
+            pages: KV pages of the whole sequence; None, with one page per row, is the page of the row's index.
+
+        Raises:
+            RequestError: the request can never be served; NoFreeRow: not now.
+        """
+        prompt = tuple(prompt_ids)
+        self._check_request(prompt, max_new_tokens, stop_ids, temperature)
+        table = self._runtime.table
+        needed = -(-(len(prompt) + max_new_tokens - 1) // self._runtime.page_size)
+        if pages is None and table.pages_per_row > 1:
+            raise RequestError(f"pages are missing: with page_size {self._runtime.page_size} this request needs {needed} pages")
+        if pages is not None and not needed <= len(pages) <= table.pages_per_row:
+            raise RequestError(f"{len(pages)} pages given; this request needs {needed}, and a row holds {table.pages_per_row} at most")
+        index, generation = table.acquire()
+        held = (index,) if pages is None else tuple(pages)
+        state = initial_state(generation, max_new_tokens, len(stop_ids), temperature, seed, constrained)
+        table.write_row(index, state, held, stop_ids)
+        row = Row(Lease(index, generation, held), prompt, max_new_tokens, constrained)
+        self._rows[index] = row
+        return row
+
+    def abort(self, row: Row) -> bool:
+        """Ends a row now: tokens in flight are skipped, its lease is released when no step uses it. False if it had ended already."""
+        if not row.lease.running:
+            return False
+        row.lease.finalize()
+        self._runtime.table.kill(row.index)
+        self._release_if_idle(row)
+        return True
+
+    # --- one turn of the loop ---------------------------------------------------------------------------------------------------
+
+    def launch(self) -> Step | None:
+        """Plans the next step and enqueues it; None when every slot is taken or no row can run."""
+        if len(self._inflight) >= self._runtime.depth:
+            return None
+        if self._inflight and not self._inflight[-1].finalized:
+            raise PipelineError(f"step {self._inflight[-1].index} waits for its masks: call finalize() before the next launch() (I11)")
+        planned = plan(self._rows.values(), self._last_kind, self._spec.chunk)
+        if planned is None:
+            self._last_span = self._last_span if self._inflight else None  # idle for want of work is no gap
+            return None
+        return self._enqueue(*planned)
+
+    def commit(self) -> list[RowEvent]:
+        """Waits for the oldest step, the only blocking wait, and advances its rows (I2). Empty when nothing is in flight."""
+        if not self._inflight:
+            return []
+        step = self._inflight[0]
+        if not step.finalized:
+            raise PipelineError(f"step {step.index} waits for its masks: call finalize() before commit()")
+        slot = self._slots[step.slot]
+        records = slot.wait(len(step.segments))
+        self._inflight.popleft()
+        self._measure_gap(step)
+        events: list[RowEvent] = []
+        for i, segment in enumerate(step.segments):
+            event = self._commit_segment(segment, records[i * RECORD_WIDTH : (i + 1) * RECORD_WIDTH])
+            if event is not None:
+                events.append(event)
+        return events
+
+    def finalize(self, fill: Fill | None = None) -> None:
+        """Samples the step that waits for masks, once every step before it is committed (I6); otherwise does nothing.
+
+        Args:
+            fill: called as ``fill(row, words)`` for every running constrained row that is sampled; sets bit ``id & 31`` of word
+                ``id >> 5`` of the zeroed int32 ``words`` for each allowed id. What it raises ends that row alone.
+        """
+        step = self._inflight[-1] if self._inflight else None
+        if step is None or step.finalized or len(self._inflight) > 1:
+            return
+        slot = self._slots[step.slot]
+        for i, segment in enumerate(step.segments):
+            if segment.sample and segment.row.constrained and segment.row.lease.running:
+                self._write_mask(slot, i, segment, fill)
+        slot.finalize(step.key)
+        step.finalized = True
+
+    def tick(self, fill: Fill | None = None) -> list[RowEvent]:
+        """One turn: launch t+1, commit t when the pipeline is full or nothing was left to launch, finalize t+1."""
+        launched = self.launch()
+        self.finalize(fill)
+        events = self.commit() if launched is None or len(self._inflight) >= self._runtime.depth else []
+        self.finalize(fill)
+        return events
+
+    # --- launch -----------------------------------------------------------------------------------------------------------------
+
+    def _enqueue(self, kind: StepKind, segments: tuple[Segment, ...]) -> Step:
+        split = any(segment.sample and segment.row.constrained for segment in segments)
+        key = self._key(kind, segments, split)
+        slot = self._free_slot()
+        words, staged = _segment_words(segments)
+        sent = self._slots[slot].launch(key, words, staged, self._runtime.table.take_deltas(), not split)
+        for segment in segments:
+            segment.row.lease.retain()
+            segment.row.prefilled += segment.count if segment.tokens is not None else 0
+            segment.row.sampled += segment.sample
+        step = Step(self.stats.steps, slot, key, segments, self._slots[slot].span, finalized=not split)
+        self._inflight.append(step)
+        self._last_kind = kind
+        self.stats.steps += 1
+        self.stats.decode_steps += kind is StepKind.DECODE
+        self.stats.quiet_steps += sent == 0
+        return step
+
+    def _key(self, kind: StepKind, segments: tuple[Segment, ...], split: bool) -> StepKey:
+        if kind is StepKind.DECODE:
+            bucket = next(bucket for bucket in self._spec.decode_buckets if bucket >= len(segments))
+            return StepKey(kind, bucket, bucket, split)
+        lines = sum(segment.count for segment in segments)
+        bucket = next((bucket for bucket in self._spec.prefill_buckets if bucket >= lines), lines)
+        if self._spec.graph and bucket in self._spec.prefill_buckets:
+            return StepKey(kind, bucket, self._spec.decode_buckets[-1], split)
+        return StepKey(kind, lines, len(segments), split)
+
+    def _free_slot(self) -> int:
+        taken = {step.slot for step in self._inflight}
+        return next(slot for slot in range(len(self._slots)) if slot not in taken)
+
+    # --- commit -----------------------------------------------------------------------------------------------------------------
+
+    def _commit_segment(self, segment: Segment, record: Sequence[int]) -> RowEvent | None:
+        row = segment.row
+        row.lease.drop()
+        event = None
+        if row.lease.running:
+            event = self._read_record(segment, record)
+            if event is not None and event.finish is not None:
+                row.lease.finalize()
+        else:
+            self.stats.zombie_rows += 1
+        self._release_if_idle(row)
+        return event
+
+    def _read_record(self, segment: Segment, record: Sequence[int]) -> RowEvent | None:
+        row = segment.row
+        index, generation, tokens, flags = record[:RECORD_TOKENS]
+        if (index, generation) != (row.index, row.generation) or flags & RecordFlag.DEAD:
+            raise PipelineError(
+                f"{row}: its record says row {index}, generation {generation}, flags {flags}; the step's outputs are not its own"
+            )
+        if not segment.sample:
+            return None
+        if flags & (RecordFlag.MASK_ERROR | RecordFlag.NO_CANDIDATE):
+            return RowEvent(row, None, FinishReason.ERROR, self._fault_text(row, flags, segment.sampled_position))
+        if tokens != 1:
+            raise PipelineError(f"{row}: a sampled segment reports {tokens} tokens, flags {flags}")
+        row.committed += 1
+        return RowEvent(row, record[RECORD_TOKENS], _finish_reason(flags))
+
+    @staticmethod
+    def _fault_text(row: Row, flags: int, position: int) -> str:
+        if row.fault is not None:
+            return f"the constraint raised at position {position}: {type(row.fault).__name__}: {row.fault}"
+        if flags & RecordFlag.MASK_ERROR:
+            return f"no mask arrived for position {position}; a constrained row is never sampled without one"
+        return f"no token can be sampled at position {position}: the constraint allows nothing, or the logits are not finite"
+
+    def _release_if_idle(self, row: Row) -> None:
+        if not row.lease.releasable:
+            return
+        row.lease.release()
+        del self._rows[row.index]
+        self._runtime.table.release(row.index)
+        if self._on_release is not None:
+            self._on_release(row)
+
+    def _measure_gap(self, step: Step) -> None:
+        if self._last_span is not None and step.span is not None:
+            self.stats.gaps_us.append(step.span.gap_us(self._last_span))
+        self._last_span = step.span
+
+    # --- checks and masks -------------------------------------------------------------------------------------------------------
+
+    def _write_mask(self, slot: SlotPort, index: int, segment: Segment, fill: Fill | None) -> None:
+        if fill is None:
+            raise PipelineError(f"{segment.row} is constrained: finalize() needs a fill callback")
+        try:
+            slot.write_mask(index, segment.row, segment.sampled_position, fill)
+        except Exception as error:  # the user's callback: its fault is that row's alone
+            segment.row.fault = error
+
+    def _check_request(self, prompt: tuple[int, ...], max_new_tokens: int, stop_ids: Sequence[int], temperature: float) -> None:
+        vocab, max_len, max_stops = self._spec.vocab_size, self._runtime.max_len, self._runtime.table.max_stop_ids
+        if not prompt:
+            raise RequestError("the prompt is empty; give at least one token (a model's beginning-of-text id will do)")
+        for name, ids in (("prompt_ids", prompt), ("stop_ids", stop_ids)):
+            bad = next((i for i in ids if not 0 <= i < vocab), None)
+            if bad is not None:
+                raise RequestError(f"{name} contains {bad}; token ids of this model lie in [0, {vocab})")
+        if max_new_tokens < 1:
+            raise RequestError(f"max_new_tokens is {max_new_tokens}; ask for at least 1")
+        if len(prompt) + max_new_tokens - 1 > max_len:
+            raise RequestError(
+                f"prompt of {len(prompt)} tokens and max_new_tokens {max_new_tokens} exceed the context of {max_len}; "
+                "shorten one of them, or build the runtime with a larger max_len"
+            )
+        if len(stop_ids) > max_stops:
+            raise RequestError(f"{len(stop_ids)} stop ids given; this runtime holds {max_stops} per row (max_stop_ids)")
+        if not 0.0 <= temperature < float("inf"):
+            raise RequestError(f"temperature is {temperature}; use 0 for greedy, or a finite positive number")
+
+
+def _segment_words(segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
+    """The int32 words of ``segments`` [R, 4], and the staged ids of its lines."""
+    words: list[int] = []
+    staged: list[int] = []
+    line = 0
+    for segment in segments:
+        flags = (SegmentFlag.SAMPLE if segment.sample else 0) | (SegmentFlag.STAGED if segment.tokens is not None else 0)
+        words += (segment.row.index, line, segment.count, int(flags))
+        if segment.tokens is not None:
+            staged += segment.tokens
+        line += segment.count
+    return words, staged
+
+
+def _finish_reason(flags: int) -> FinishReason | None:
+    if flags & RecordFlag.STOP:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if flags & RecordFlag.LENGTH else None

@@ -1,0 +1,100 @@
+"""The host side of the device tables: which rows are free, and the words to write before the next step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from photon_ext.errors import NoFreeRow
+from photon_ext.runtime.layout import DELTA_HEADER, DELTA_RUN_WORDS, ROW_COLUMNS, DeltaTable, RowColumn
+
+
+class RowTable:
+    """Free rows, their generations, and pending deltas.
+
+    The device tables (``row_state``, ``page_table``, ``stop_ids``) are written by the compute stream alone; the host says what it
+    wants through deltas, which ride with the next launch and are consumed once (HAZARDS 4, 36). A later delta for the same word
+    replaces an earlier one that was not sent yet.
+
+    Args:
+        max_rows: live sequences at most; row 0 is padding, so tables have ``max_rows + 1`` rows.
+        pages_per_row: width of ``page_table``.
+        max_stop_ids: width of ``stop_ids``.
+    """
+
+    def __init__(self, max_rows: int, pages_per_row: int, max_stop_ids: int) -> None:
+        self.max_rows = max_rows
+        self.pages_per_row = pages_per_row
+        self.max_stop_ids = max_stop_ids
+        self._free = deque(range(1, max_rows + 1))
+        self._generation = [0] * (max_rows + 1)
+        self._pending: dict[tuple[int, int], int] = {}
+
+    @property
+    def rows(self) -> int:
+        """Rows of the device tables, the padding row included."""
+        return self.max_rows + 1
+
+    @property
+    def free_rows(self) -> int:
+        return len(self._free)
+
+    @property
+    def delta_capacity(self) -> int:
+        """Words that the largest possible packet of deltas takes: every row rewritten, three runs each."""
+        per_row = ROW_COLUMNS + self.pages_per_row + self.max_stop_ids + len(DeltaTable) * DELTA_RUN_WORDS
+        return DELTA_HEADER + self.rows * per_row
+
+    def acquire(self) -> tuple[int, int]:
+        """Takes a free row; returns (row, generation). Raises NoFreeRow."""
+        if not self._free:
+            raise NoFreeRow(f"all {self.max_rows} rows are in use; wait for one to be released, or build the runtime with more max_rows")
+        row = self._free.popleft()
+        self._generation[row] += 1
+        return row, self._generation[row]
+
+    def release(self, row: int) -> None:
+        """Gives a row back; its device state is left as it is, dead."""
+        self._free.append(row)
+
+    def write_row(self, row: int, state: Sequence[int], pages: Sequence[int], stop_ids: Sequence[int]) -> None:
+        """Replaces everything the device knows about ``row``."""
+        self._write(DeltaTable.ROW_STATE, row * ROW_COLUMNS, state)
+        self._write(DeltaTable.PAGES, row * self.pages_per_row, _padded(pages, self.pages_per_row, 0))
+        self._write(DeltaTable.STOP_IDS, row * self.max_stop_ids, _padded(stop_ids, self.max_stop_ids, -1))
+
+    def kill(self, row: int) -> None:
+        """Makes ``row`` dead from the next launch on."""
+        self._write(DeltaTable.ROW_STATE, row * ROW_COLUMNS + RowColumn.ALIVE, (0,))
+
+    @property
+    def has_deltas(self) -> bool:
+        return bool(self._pending)
+
+    def take_deltas(self) -> list[int]:
+        """The pending deltas as one packet (csrc/common/row_state.h), and forgets them. Empty when there are none."""
+        if not self._pending:
+            return []
+        runs: list[list[int]] = []
+        payload: list[int] = []
+        previous: tuple[int, int] | None = None
+        for table, offset in sorted(self._pending):
+            if previous is None or previous != (table, offset - 1):
+                runs.append([table, offset, 0, len(payload)])
+            runs[-1][2] += 1
+            payload.append(self._pending[table, offset])
+            previous = (table, offset)
+        self._pending.clear()
+        base = DELTA_HEADER + DELTA_RUN_WORDS * len(runs)
+        packet = [len(runs), base + len(payload), 0, 0]
+        for table, offset, count, start in runs:
+            packet += (table, offset, count, base + start)
+        return packet + payload
+
+    def _write(self, table: DeltaTable, offset: int, words: Sequence[int]) -> None:
+        for i, word in enumerate(words):
+            self._pending[int(table), offset + i] = word
+
+
+def _padded(words: Sequence[int], width: int, fill: int) -> list[int]:
+    return [*words, *([fill] * (width - len(words)))]

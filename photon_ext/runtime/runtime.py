@@ -1,0 +1,160 @@
+"""The runtime: a device with its row table, its streams, and the memory of its slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from photon_ext import _C
+from photon_ext.errors import ConfigError, DeviceError
+from photon_ext.runtime.layout import RECORD_WIDTH, ROW_COLUMNS, InputLayout, MaskLayout
+from photon_ext.runtime.ports import StepSpec
+from photon_ext.runtime.row_table import RowTable
+from photon_ext.runtime.slot import Slot
+from photon_ext.runtime.step_graph import CaptureReport, StepGraph
+from photon_ext.runtime.step_program import SharedMemory, SlotMemory, StepProgram, Tables, slot_memory
+from photon_ext.runtime.streams import CudaStreams, HostStreams, Streams
+
+WORD = 4
+
+
+class Runtime:
+    """A device that decodes: persistent row tables, ``depth`` ping-pong slots, three streams.
+
+    Args:
+        max_rows: sequences that can be live at once.
+        max_len: tokens a sequence can hold, prompt included.
+        depth: steps in flight: 1 is the blocking loop, 2 is ping-pong.
+        device: "cuda", "cuda:N" or "cpu".
+        stream: a ``torch.cuda.Stream`` to run on; None makes one.
+        page_size: tokens per KV page; None is one page of ``max_len`` tokens per row (a contiguous cache).
+        max_stop_ids: stop ids a row can have.
+        timing: records events around each step, so that the pipeline can report step gaps.
+        blocking: the commit's wait yields the CPU (an interrupt wakes it) instead of spinning; spinning reacts sooner.
+
+    Raises:
+        ConfigError: a number is out of range; DeviceError: the device is not there.
+    """
+
+    def __init__(
+        self,
+        max_rows: int = 32,
+        max_len: int = 4096,
+        depth: int = 2,
+        device: str | torch.device = "cuda",
+        stream: torch.cuda.Stream | None = None,
+        page_size: int | None = None,
+        max_stop_ids: int = 16,
+        timing: bool = False,
+        blocking: bool = True,
+    ) -> None:
+        for name, value in (("max_rows", max_rows), ("max_len", max_len), ("max_stop_ids", max_stop_ids)):
+            if value < 1:
+                raise ConfigError(f"{name} is {value}; it must be at least 1")
+        if depth not in (1, 2):
+            raise ConfigError(f"depth is {depth}; use 1 (blocking loop) or 2 (ping-pong)")
+        if page_size is not None and page_size < 1:
+            raise ConfigError(f"page_size is {page_size}; use a positive number of tokens, or None for one page per row")
+        self.depth = depth
+        self.max_len = max_len
+        self.page_size = page_size if page_size is not None else max_len
+        self.timing = timing
+        self.device = checked_device(device)
+        self.captures_prefill = self.device.type == "cpu"
+        self.table = RowTable(max_rows, -(-max_len // self.page_size), max_stop_ids)
+        self.tables = self._make_tables()
+        self.report: CaptureReport | None = None
+        self._stream = stream
+        self._blocking = blocking
+        self._streams: Streams | None = None
+
+    @property
+    def streams(self) -> Streams:
+        """The runtime's streams; there are none before a Pipeline is made."""
+        if self._streams is None:
+            raise ConfigError("the runtime has no streams yet; make a Pipeline with it first")
+        return self._streams
+
+    def open_slots(self, spec: StepSpec) -> Sequence[Slot]:
+        """Allocates the slots and captures every graph of ``spec``. Called once, by the Pipeline."""
+        if self._streams is not None:
+            raise ConfigError("this Runtime already serves a Pipeline; make another Runtime for another Pipeline")
+        self._streams = self._make_streams(spec.graph)
+        rows = spec.decode_buckets[-1]
+        inputs = InputLayout(rows, max(spec.chunk, rows), self.table.delta_capacity)
+        masks = MaskLayout(rows, spec.vocab_size)
+        shared = SharedMemory(inputs.max_lines, rows, self.device)
+        memory = [slot_memory(inputs, masks, self.device) for _ in range(self.depth)]
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the zeros above were written on torch's current stream
+        programs = [StepProgram(spec, self.tables, shared, slot, inputs, masks) for slot in memory]
+        graphs = StepGraph(spec, programs, self._streams)
+        graphs.capture()
+        self.report = CaptureReport(
+            graphs=graphs.count,
+            nodes=graphs.nodes,
+            seconds=graphs.seconds,
+            slot_bytes=sum(tensor.nbytes for tensor in (memory[0].input, memory[0].records, memory[0].mask)),
+            shared_bytes=sum(t.nbytes for t in (shared.decode_meta, shared.extent, shared.sampled, shared.row_errors)),
+            graph_bytes=graphs.bytes,
+        )
+        return [self._make_slot(index, slot, graphs, inputs, masks) for index, slot in enumerate(memory)]
+
+    def _make_streams(self, graph: bool) -> Streams:
+        if self.device.type == "cuda":
+            return CudaStreams(self.device, self._stream)
+        if self._stream is not None:
+            raise ConfigError("stream is a CUDA stream, and the runtime's device is the CPU; pass stream=None")
+        return HostStreams(inline=not graph)
+
+    def _make_tables(self) -> Tables:
+        def zeros(columns: int) -> torch.Tensor:
+            return torch.zeros((self.table.rows, columns), dtype=torch.int32, device=self.device)
+
+        return Tables(zeros(ROW_COLUMNS), zeros(self.table.pages_per_row), zeros(self.table.max_stop_ids))
+
+    def _make_slot(self, index: int, memory: SlotMemory, graphs: StepGraph, inputs: InputLayout, masks: MaskLayout) -> Slot:
+        streams = self.streams
+        pinned_input = _C.PinnedBuffer(inputs.words * WORD, streams.backend)
+        pinned_output = _C.PinnedBuffer(inputs.max_segments * RECORD_WIDTH * WORD, streams.backend)
+        pinned_mask = _C.PinnedBuffer(masks.words(inputs.max_segments) * WORD, streams.backend)
+        native = _C.DecodeSlot(
+            streams.compute,
+            streams.in_copy,
+            streams.out_copy,
+            pinned_input,
+            memory.input.data_ptr(),
+            pinned_output,
+            memory.records.data_ptr(),
+            pinned_mask,
+            memory.mask.data_ptr(),
+            self.timing,
+            self._blocking,
+        )
+        views = (memoryview(pinned_input), memoryview(pinned_output), memoryview(pinned_mask))
+        return Slot(index, native, graphs, *views, inputs, masks, self.timing)
+
+
+def checked_device(device: str | torch.device) -> torch.device:
+    """``device`` as a torch device that exists and that this build has kernels for."""
+    try:
+        checked = torch.device(device)
+    except RuntimeError as error:
+        raise DeviceError(f"device {device!r} is not one torch knows; use 'cpu', 'cuda' or 'cuda:N'") from error
+    if checked.type == "cpu":
+        return checked
+    if checked.type != "cuda":
+        raise DeviceError(f"device {str(checked)!r} is not supported; use 'cpu' or 'cuda'")
+    if not _C.cuda_compiled:
+        raise DeviceError(
+            "device 'cuda' was asked for, but this build has no CUDA kernels; install nvcc and rebuild with PHOTON_CUDA=1, or use 'cpu'"
+        )
+    if not torch.cuda.is_available():
+        raise DeviceError(
+            "device 'cuda' was asked for, but torch sees no GPU (torch.cuda.is_available() is False); "
+            "use device='cpu', or install a CUDA build of torch and its driver"
+        )
+    if checked.index is not None and checked.index >= torch.cuda.device_count():
+        raise DeviceError(f"device {str(checked)!r} does not exist; torch sees {torch.cuda.device_count()} GPU(s)")
+    return checked

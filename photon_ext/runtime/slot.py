@@ -1,0 +1,121 @@
+"""One ping-pong slot: its pinned staging, its output records, its masks, and the one native call that launches a step."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from photon_ext.runtime.layout import (
+    MASK_KEY_COLUMNS,
+    RECORD_WIDTH,
+    SEGMENT_COLUMNS,
+    InputLayout,
+    MaskLayout,
+)
+from photon_ext.runtime.ports import Span
+from photon_ext.runtime.row import Row
+from photon_ext.runtime.span import EventSpan
+from photon_ext.runtime.step import Fill, StepKey
+
+if TYPE_CHECKING:
+    from photon_ext import _C
+    from photon_ext.runtime.step_graph import StepGraph
+
+
+class Slot:
+    """Stages a step's input when it changed, launches its graph, reads its records.
+
+    The pinned input belongs to the host from the commit of the slot's last step until its next launch; the pinned output belongs to the
+    out-copy stream from launch until ``wait`` returns.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        native: _C.DecodeSlot,
+        graphs: StepGraph,
+        pinned_input: memoryview,
+        pinned_output: memoryview,
+        pinned_mask: memoryview,
+        input_layout: InputLayout,
+        mask_layout: MaskLayout,
+        timing: bool,
+    ) -> None:
+        self._index = index
+        self._native = native
+        self._graphs = graphs
+        self._input = pinned_input
+        self._output = pinned_output
+        self._mask = pinned_mask
+        self._layout = input_layout
+        self._mask_layout = mask_layout
+        self._timing = timing
+        self._segments: list[int] = []
+
+    def launch(self, key: StepKey, segments: Sequence[int], staged: Sequence[int], deltas: Sequence[int], finish: bool) -> int:
+        """See SlotPort.launch."""
+        sent = self._stage(list(segments), staged, deltas)
+        if not finish:
+            self._clear_keys()
+        records = key.segments * RECORD_WIDTH
+        graph = self._graphs.forward_graph(self._index, key)
+        if graph is not None:
+            self._native.launch(graph, sent, finish, records)
+        else:
+            self._native.begin(sent)
+            self._graphs.run_eagerly(self._index, key)
+            self._native.end(records, finish)
+        return sent
+
+    def write_mask(self, index: int, row: Row, position: int, fill: Fill) -> None:
+        """See SlotPort.write_mask."""
+        start = self._mask_layout.mask_offset + index * self._mask_layout.row_words
+        words = self._mask[start : start + self._mask_layout.row_words]
+        words[:] = array("i", bytes(words.nbytes))
+        fill(row, words)
+        key = index * MASK_KEY_COLUMNS
+        self._mask[key : key + MASK_KEY_COLUMNS] = array("i", (row.index, position))
+
+    def finalize(self, key: StepKey) -> None:
+        """See SlotPort.finalize."""
+        graph = self._graphs.sampling_graph(self._index, key)
+        words = self._mask_layout.words(key.segments)
+        if graph is not None:
+            self._native.finalize(graph, words, key.segments * RECORD_WIDTH)
+        else:
+            self._native.begin_finalize(words)
+            self._graphs.sample_eagerly(self._index)
+            self._native.end(key.segments * RECORD_WIDTH, True)
+
+    def wait(self, segments: int) -> Sequence[int]:
+        """See SlotPort.wait."""
+        self._native.wait()
+        return self._output[: segments * RECORD_WIDTH].tolist()
+
+    def _clear_keys(self) -> None:
+        """A mask that is not written for this step is missing, not stale (HAZARDS 17)."""
+        words = self._mask_layout.mask_offset
+        self._mask[:words] = array("i", bytes(4 * words))
+
+    @property
+    def span(self) -> Span | None:
+        """See SlotPort.span."""
+        return EventSpan(*self._native.span()) if self._timing else None
+
+    def _stage(self, segments: list[int], staged: Sequence[int], deltas: Sequence[int]) -> int:
+        """Writes what changed since this slot's last launch into pinned memory; returns the words to send."""
+        layout = self._layout
+        words = 0
+        if segments != self._segments:
+            width = layout.max_segments * SEGMENT_COLUMNS
+            self._input[:width] = array("i", segments + [0] * (width - len(segments)))
+            self._segments = segments
+            words = layout.staged_offset
+        if staged:
+            words = layout.staged_offset + len(staged)
+            self._input[layout.staged_offset : words] = array("i", staged)
+        if deltas:
+            words = layout.delta_offset + len(deltas)
+            self._input[layout.delta_offset : words] = array("i", deltas)
+        return words

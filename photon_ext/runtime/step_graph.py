@@ -1,0 +1,122 @@
+"""All graphs of a pipeline: every bucket and slot captured at start-up, largest first, over one arena; the set is fixed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from photon_ext.runtime.ports import StepSpec
+from photon_ext.runtime.step import StepKey, StepKind, StepTensors
+from photon_ext.runtime.step_program import StepProgram
+
+if TYPE_CHECKING:
+    from photon_ext import _C
+    from photon_ext.runtime.streams import Streams
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureReport:
+    """What start-up captured.
+
+    Attributes:
+        graphs: graphs captured, sampling graphs of split steps included.
+        nodes: nodes of the largest graph.
+        seconds: wall time of all captures.
+        slot_bytes: device memory that each slot owns (staging, records, masks).
+        shared_bytes: device memory that slots share, the forward's own buffers not included.
+        graph_bytes: device memory the graphs took, where the device tells; else 0.
+    """
+
+    graphs: int
+    nodes: int
+    seconds: float
+    slot_bytes: int
+    shared_bytes: int
+    graph_bytes: int
+
+
+class StepGraph:
+    """Finds the graph of (slot, key), and runs what was not captured eagerly on the compute stream."""
+
+    def __init__(self, spec: StepSpec, programs: Sequence[StepProgram], streams: Streams) -> None:
+        self._spec = spec
+        self._programs = programs
+        self._streams = streams
+        self._forward: dict[tuple[int, StepKey], _C.Graph] = {}
+        self._sampling: dict[tuple[int, StepKey], _C.Graph] = {}
+        self._pending: dict[int, StepTensors] = {}
+        self.seconds = 0.0
+        self.bytes = 0
+
+    @property
+    def count(self) -> int:
+        return len(self._forward) + len(self._sampling)
+
+    @property
+    def nodes(self) -> int:
+        return max((graph.nodes for graph in self._forward.values()), default=0)
+
+    def capture(self) -> None:
+        """Captures everything, largest first, after one eager pass over the largest key for lazy initializations."""
+        if not self._spec.graph:
+            return
+        start = time.perf_counter()
+        free_before = self._streams.free_bytes()
+        keys = sorted(self._keys(), key=lambda key: key.lines, reverse=True)
+        self._warm_up(keys)
+        for key in keys:
+            for slot, program in enumerate(self._programs):
+                self._capture_key(slot, key, program)
+        self.seconds = time.perf_counter() - start
+        self.bytes = free_before - self._streams.free_bytes()
+
+    def forward_graph(self, slot: int, key: StepKey) -> _C.Graph | None:
+        """The graph to replay at launch; None: run the step eagerly."""
+        return self._forward.get((slot, key))
+
+    def sampling_graph(self, slot: int, key: StepKey) -> _C.Graph | None:
+        """The graph to replay at finalize; None: the step was launched eagerly."""
+        return self._sampling.get((slot, key))
+
+    def run_eagerly(self, slot: int, key: StepKey) -> None:
+        """Enqueues a step that has no graph; a split one keeps its tensors for ``sample_eagerly``."""
+        with self._streams.on_compute():
+            step = self._programs[slot].forward(key)
+            if key.split:
+                self._pending[slot] = step
+            else:
+                self._programs[slot].sample(step, masked=False)
+
+    def sample_eagerly(self, slot: int) -> None:
+        """Enqueues the sampling of the split step that this slot launched eagerly."""
+        with self._streams.on_compute():
+            self._programs[slot].sample(self._pending.pop(slot), masked=True)
+
+    def _keys(self) -> Iterable[StepKey]:
+        rows = self._spec.decode_buckets[-1]
+        for split in (False, True):
+            for bucket in self._spec.decode_buckets:
+                yield StepKey(StepKind.DECODE, bucket, bucket, split)
+            for lines in self._spec.prefill_buckets:
+                yield StepKey(StepKind.PREFILL, lines, rows, split)
+
+    def _capture_key(self, slot: int, key: StepKey, program: StepProgram) -> None:
+        if not key.split:
+            self._forward[slot, key] = self._streams.capture(lambda: program.sample(program.forward(key), masked=False))
+            return
+        steps: list[StepTensors] = []
+        self._forward[slot, key] = self._streams.capture(lambda: steps.append(program.forward(key)))
+        graph = self._streams.capture(lambda: program.sample(steps[0], masked=True))
+        graph.keep_alive(steps[0])
+        self._sampling[slot, key] = graph
+
+    def _warm_up(self, keys: Sequence[StepKey]) -> None:
+        """Runs eager passes over dead rows, so that no library initializes itself inside a capture or a served step."""
+        if not self._streams.needs_warm_up:
+            return
+        eager_chunk = StepKey(StepKind.PREFILL, self._spec.chunk, self._spec.decode_buckets[-1], False)
+        for key in {eager_chunk, *(key for key in keys if not key.split)}:
+            self.run_eagerly(0, key)
+        self._streams.synchronize()

@@ -1,0 +1,141 @@
+"""What a step enqueues, in order: head, the user's forward, sampling, publish. Captured once per key and slot, or run eagerly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from photon_ext import ops
+from photon_ext.errors import ConfigError
+from photon_ext.runtime.layout import (
+    EXTENT_SIZE,
+    MASK_KEY_COLUMNS,
+    META_COLUMNS,
+    RECORD_WIDTH,
+    SEGMENT_COLUMNS,
+    InputLayout,
+    MaskLayout,
+)
+from photon_ext.runtime.ports import StepSpec
+from photon_ext.runtime.step import StepKey, StepTensors
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The persistent device tables, int32; only the compute stream writes them."""
+
+    row_state: torch.Tensor
+    page_table: torch.Tensor
+    stop_ids: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMemory:
+    """A slot's own device memory, int32: the packed step input, the output records, the masks with their keys."""
+
+    input: torch.Tensor
+    records: torch.Tensor
+    mask: torch.Tensor
+
+
+class SharedMemory:
+    """Step memory that all graphs and slots share, because they run one after the other on the compute stream (I1)."""
+
+    def __init__(self, lines: int, segments: int, device: torch.device) -> None:
+        def zeros(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        self.decode_meta = zeros(lines, META_COLUMNS)
+        self.extent = zeros(EXTENT_SIZE)
+        self.sampled = zeros(segments)
+        self.row_errors = zeros(segments)
+
+
+class StepProgram:
+    """Enqueues the parts of a step for one slot's memory."""
+
+    def __init__(
+        self,
+        spec: StepSpec,
+        tables: Tables,
+        shared: SharedMemory,
+        slot: SlotMemory,
+        inputs: InputLayout,
+        masks: MaskLayout,
+    ) -> None:
+        self._spec = spec
+        self._tables = tables
+        self._shared = shared
+        self._slot = slot
+        self._masks = masks
+        self._segments = slot.input[: inputs.staged_offset].view(-1, SEGMENT_COLUMNS)
+        self._staged = slot.input[inputs.staged_offset : inputs.staged_offset + inputs.max_lines]
+        self._deltas = slot.input[inputs.delta_offset :]
+
+    def forward(self, key: StepKey) -> StepTensors:
+        """Head and forward; the result's ``logits`` are set."""
+        step = StepTensors(
+            kind=key.kind,
+            decode_meta=self._shared.decode_meta[: key.lines],
+            segments=self._segments[: key.segments],
+            extent=self._shared.extent,
+            page_table=self._tables.page_table,
+            row_state=self._tables.row_state,
+            sampled=self._shared.sampled[: key.segments],
+        )
+        tables = self._tables
+        ops.begin_step_(
+            tables.row_state,
+            tables.page_table,
+            tables.stop_ids,
+            self._deltas,
+            step.segments,
+            self._staged[: key.lines],
+            step.decode_meta,
+            step.extent,
+        )
+        self._spec.forward(step)
+        self._check_logits(step, key)
+        return step
+
+    def sample(self, step: StepTensors, masked: bool) -> None:
+        """Masks (of a split step), sampling and publish."""
+        assert step.logits is not None
+        count = step.segments.shape[0]
+        errors = self._shared.row_errors[:count] if masked else None
+        if errors is not None:
+            ops.apply_token_mask_(step.logits, self._mask_rows(count), self._mask_keys(count), step.segments, step.row_state, errors)
+        if self._spec.sample is not None:
+            self._spec.sample(step)
+        else:
+            ops.sample_into(step.sampled, step.logits, step.segments, step.row_state, errors)
+        ops.publish_(step.row_state, self._slot.records[:count], step.sampled, step.segments, self._tables.stop_ids, errors)
+
+    def _mask_keys(self, count: int) -> torch.Tensor:
+        return self._slot.mask[: self._masks.mask_offset].view(-1, MASK_KEY_COLUMNS)[:count]
+
+    def _mask_rows(self, count: int) -> torch.Tensor:
+        return self._slot.mask[self._masks.mask_offset :].view(-1, self._masks.row_words)[:count]
+
+    def _check_logits(self, step: StepTensors, key: StepKey) -> None:
+        expected = (key.segments, self._spec.vocab_size)
+        if step.logits is None:
+            raise ConfigError(f"forward() did not assign step.logits; it must be a tensor of shape {expected}")
+        if tuple(step.logits.shape) != expected:
+            raise ConfigError(
+                f"forward() assigned step.logits of shape {tuple(step.logits.shape)}, expected {expected} (segments, vocab_size)"
+            )
+
+
+def slot_memory(inputs: InputLayout, masks: MaskLayout, device: torch.device) -> SlotMemory:
+    """Zeroed device memory of one slot."""
+
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int32, device=device)
+
+    return SlotMemory(
+        input=zeros(inputs.words),
+        records=zeros(inputs.max_segments, RECORD_WIDTH),
+        mask=zeros(masks.words(inputs.max_segments)),
+    )

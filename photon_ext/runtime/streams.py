@@ -1,0 +1,101 @@
+"""The three streams of a runtime, and how work is captured on the compute stream."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+
+import torch
+
+from photon_ext import _C
+from photon_ext.runtime.record_guard import RecordGuard
+
+
+class Streams(ABC):
+    """One compute stream for all forwards (I1), one stream per copy direction. Nothing runs on the default stream."""
+
+    needs_warm_up: bool
+    """Whether libraries initialize themselves lazily, which must not happen inside a capture or a served step."""
+
+    def __init__(self, backend: str, device: int, compute: _C.Stream | None = None) -> None:
+        self.backend = backend
+        self.device = device
+        self.compute = compute if compute is not None else _C.Stream.create(backend, device)
+        self.in_copy = _C.Stream.create(backend, device)
+        self.out_copy = _C.Stream.create(backend, device)
+
+    def synchronize(self) -> None:
+        for stream in (self.in_copy, self.compute, self.out_copy):
+            stream.synchronize()
+
+    @abstractmethod
+    def on_compute(self) -> AbstractContextManager[object]:
+        """Ops called inside are enqueued on the compute stream."""
+
+    @abstractmethod
+    def capture(self, body: Callable[[], None]) -> _C.Graph:
+        """Records what ``body`` enqueues; nothing of it runs."""
+
+    @abstractmethod
+    def free_bytes(self) -> int:
+        """Free device memory; 0 where the device is the host."""
+
+
+class HostStreams(Streams):
+    """Worker threads ("host"), or everything at the call, on the caller's thread ("inline": for eager torch code)."""
+
+    needs_warm_up = False
+
+    def __init__(self, inline: bool) -> None:
+        super().__init__("inline" if inline else "host", 0)
+
+    def on_compute(self) -> AbstractContextManager[object]:
+        stack = ExitStack()
+        if self.backend == "host":
+            stack.enter_context(self.compute.claim())
+            stack.enter_context(RecordGuard())
+        return stack
+
+    def capture(self, body: Callable[[], None]) -> _C.Graph:
+        self.compute.begin_capture()
+        try:
+            with self.on_compute():
+                body()
+        finally:
+            graph = self.compute.end_capture()
+        return graph
+
+    def free_bytes(self) -> int:
+        return 0
+
+
+class CudaStreams(Streams):
+    """CUDA streams of our own, or around a stream of the user's. Allocations in captured code come from one torch graph pool."""
+
+    needs_warm_up = True
+
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        wrapped = None if stream is None else _C.Stream.wrap(stream.cuda_stream, index)
+        super().__init__("cuda", index, wrapped)
+        self._torch = stream if stream is not None else torch.cuda.ExternalStream(self.compute.handle, device=index)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def on_compute(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._torch)
+
+    def capture(self, body: Callable[[], None]) -> _C.Graph:
+        captured = torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.cuda.stream(self._torch):
+            captured.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                body()
+            finally:
+                captured.capture_end()
+        graph = _C.Graph.from_cuda(captured.raw_cuda_graph(), self.device)
+        graph.keep_alive(captured)
+        return graph
+
+    def free_bytes(self) -> int:
+        return torch.cuda.mem_get_info(self.device)[0]
