@@ -228,11 +228,21 @@ class Pipeline:
         slot.finalize(step.key)
         step.finalized = True
 
-    def tick(self, fill: Fill | None = None) -> list[RowEvent]:
-        """One turn: launch t+1, commit t when the pipeline is full or nothing was left to launch, finalize t+1."""
+    def tick(
+        self, fill: Fill | None = None, on_event: Callable[[RowEvent], None] | None = None
+    ) -> list[RowEvent]:
+        """One turn: launch t+1, commit t when the pipeline is full or nothing was left to launch, finalize t+1.
+
+        Args:
+            fill: see ``finalize``.
+            on_event: called with each committed event before the next masks are filled, so that constraints can follow their tokens.
+        """
         launched = self.launch()
         self.finalize(fill)
         events = self.commit() if launched is None or len(self._inflight) >= self._runtime.depth else []
+        if on_event is not None:
+            for event in events:
+                on_event(event)
         self.finalize(fill)
         return events
 

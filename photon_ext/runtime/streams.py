@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
@@ -50,12 +50,13 @@ class HostStreams(Streams):
     def __init__(self, inline: bool) -> None:
         super().__init__("inline" if inline else "host", 0)
 
-    def on_compute(self) -> AbstractContextManager[object]:
-        stack = ExitStack()
-        if self.backend == "host":
-            stack.enter_context(self.compute.claim())
-            stack.enter_context(RecordGuard())
-        return stack
+    @contextmanager
+    def on_compute(self) -> Iterator[None]:
+        if self.backend == "inline":
+            yield
+            return
+        with self.compute.claim(), RecordGuard():
+            yield
 
     def capture(self, body: Callable[[], None]) -> _C.Graph:
         self.compute.begin_capture()

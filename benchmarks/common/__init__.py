@@ -1,0 +1,1 @@
+"""What the benchmarks share: environment, result files, tables, the steady decode session, and CUDA activity counting."""

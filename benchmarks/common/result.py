@@ -1,0 +1,98 @@
+"""Result files: one JSON object per run of a benchmark, rewritten after every entry so that a crash loses nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+import traceback
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.env import environment
+
+SCHEMA = 1
+DEVICE_LOST = ("illegal memory access", "unspecified launch failure", "device-side assert", "misaligned address")
+
+
+class BenchmarkError(Exception):
+    """A result is wrong, so its time means nothing."""
+
+
+class ResultFile:
+    """What one run of a benchmark found.
+
+    Args:
+        benchmark: the module's name, "decode".
+        arguments: how it was called.
+        path: where the JSON goes; None keeps it in memory.
+    """
+
+    def __init__(self, benchmark: str, arguments: Namespace, path: str | Path | None) -> None:
+        self.path = None if path is None else Path(path)
+        self.lost = False
+        self.entries: list[dict[str, Any]] = []
+        self.data: dict[str, Any] = {
+            "schema": SCHEMA,
+            "benchmark": benchmark,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "arguments": {name: value for name, value in vars(arguments).items() if name != "json"},
+            "environment": environment(),
+            "entries": self.entries,
+        }
+        self._write()
+
+    def set(self, **values: Any) -> None:
+        """Adds facts that hold for the whole run."""
+        self.data.update(values)
+        self._write()
+
+    def measure(self, labels: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        """Adds one entry: `labels` with what `measure` returns, or with why it failed. None if it did.
+
+        After an error that leaves the CUDA context unusable the remaining entries are marked as skipped instead of tried.
+        """
+        if self.lost:
+            self._failed(labels, "skipped: an earlier entry left the CUDA device unusable; run this one in a process of its own", "")
+            return None
+        start = time.perf_counter()
+        try:
+            measured = measure()
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}".strip()
+            self.lost = any(text in message for text in DEVICE_LOST)
+            self._failed(labels, message.splitlines()[0], traceback.format_exc(limit=-4))
+            return None
+        entry = {**labels, "status": "ok", **measured, "seconds": time.perf_counter() - start}
+        self.entries.append(entry)
+        self._write()
+        return entry
+
+    def _failed(self, labels: dict[str, Any], error: str, trace: str) -> None:
+        print(f"failed: {labels}: {error}\n{trace}", flush=True)
+        self.entries.append({**labels, "status": "failed", "error": error, "trace": trace})
+        self._write()
+
+    def _write(self) -> None:
+        if self.path is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.path.with_name(self.path.name + ".partial")
+        partial.write_text(json.dumps(_plain(self.data), indent=1, allow_nan=False) + "\n")
+        os.replace(partial, self.path)
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON can hold it: floats that are not finite become None, floats keep 6 significant digits."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    return str(value)

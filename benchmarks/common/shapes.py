@@ -1,0 +1,33 @@
+"""Models to measure: random weights of a named shape, or a real model from disk."""
+
+from __future__ import annotations
+
+import torch
+
+from photon_ext.models.config import NAMED_SHAPES, Family, ModelConfig
+from photon_ext.models.loader import load_model
+from photon_ext.models.weights import DecoderWeights, random_weights
+
+TINY = ModelConfig(
+    family=Family.QWEN3, hidden=64, layers=2, q_heads=4, kv_heads=2, head_dim=16, intermediate=96, vocab=256, tied_embeddings=True
+)
+SHAPES = {"tiny": TINY, **NAMED_SHAPES}
+
+
+def open_model(name: str, dtype: torch.dtype | None, device: torch.device) -> tuple[ModelConfig, DecoderWeights]:
+    """Random weights for a name in SHAPES, made on `device` (dtype None: bfloat16); anything else is loaded as a model."""
+    if name in SHAPES:
+        config = SHAPES[name]
+        return config, random_weights(config, dtype or torch.bfloat16, device)
+    loaded = load_model(name, dtype, device)
+    return loaded.config, loaded.weights
+
+
+def weight_bytes_read(config: ModelConfig, weights: DecoderWeights) -> int:
+    """Bytes of weights that a decode step reads: all but the embedding table, of which it reads one row per line unless tied."""
+    return weights.nbytes - (0 if config.tied_embeddings else weights.embedding.nbytes)
+
+
+def kv_bytes_per_token(config: ModelConfig, weights: DecoderWeights) -> int:
+    """Bytes of keys and values that one token of context adds to each step."""
+    return 2 * config.layers * config.kv_size * weights.dtype.itemsize

@@ -1,0 +1,267 @@
+"""Steady decode: ms/step against the read floor of the same run, step gap and node gap, and where the host's time goes.
+
+    python -m benchmarks.decode --model qwen3-0.6b --batches 1,8,32 --depth 1,2 --json FILE
+
+A model is a named shape with random weights, a model directory, a .gguf file or "smollm2". Every figure comes from a window of its own,
+so that what is added to see one does not slow another: plain steps for ms/step, the host's split, a second pipeline with timing events
+for the step gap, and on CUDA, after everything else, a profile for the node gap. Use one process per model where a crash must not take
+others along.
+"""
+
+from __future__ import annotations
+
+import resource
+from argparse import Namespace
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.common.host_meter import host_split
+from benchmarks.common.numbers import summary
+from benchmarks.common.options import DTYPES, device_of, integers, names, parser
+from benchmarks.common.result import BenchmarkError, ResultFile
+from benchmarks.common.session import Memory, Session, random_prompts
+from benchmarks.common.shapes import SHAPES, kv_bytes_per_token, open_model, weight_bytes_read
+from benchmarks.common.table import print_table
+from benchmarks.common.trace import idle, record
+from benchmarks.floor import read_floor
+
+TRACED_STEPS = 12
+CHECKED_STEPS = 16
+ENGINE_CHUNK = 256  # the default of Pipeline, for the memory report
+
+HEADER = (
+    "model", "B", "depth", "context", "ms/step", "tok/s", "floor ms", "share", "gap us", "p99", "plan", "launch", "commit",
+    "deliver", "wait", "quiet",
+)  # fmt: skip
+
+
+class Bench:
+    """One model on one device, and the token streams seen so far: they must not depend on depth."""
+
+    def __init__(self, name: str, args: Namespace, bytes_per_s: float) -> None:
+        device = device_of(args.device)
+        self.name = name
+        self.config, self.weights = open_model(name, None if args.dtype is None else DTYPES[args.dtype], device)
+        self.steps, self.warm_up, self.seconds = args.steps, args.warm_up, args.seconds
+        self.prompt_len = max(1, args.context - self.warm_up - self.steps // 2)
+        self.bytes_per_s = bytes_per_s
+        self._tokens: dict[int, list[list[int]]] = {}
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.weights.device.type == "cuda"
+
+    @property
+    def dtype(self) -> str:
+        return str(self.weights.dtype).removeprefix("torch.")
+
+    def check(self) -> dict[str, Any]:
+        """Two equal prompts and a third at both depths: finite logits, equal rows, equal depths. Raises BenchmarkError."""
+        prompts = random_prompts(self.config.vocab, 3, 24)
+        streams = []
+        for depth in (1, 2):
+            with Session(self.config, self.weights, prompts, CHECKED_STEPS + 4, depth=depth) as session:
+                session.prefill()
+                session.run(CHECKED_STEPS - 2)
+                session.check()
+                streams.append([session.tokens[row.index][:CHECKED_STEPS] for row in session.rows])
+        if any(a[: len(b)] != b[: len(a)] for a, b in zip(*streams, strict=True)):
+            raise BenchmarkError(f"depth 1 and depth 2 produce different tokens: {streams}")
+        return {"rows": len(prompts), "tokens": CHECKED_STEPS, "distinct_tokens": len({t for row in streams[0] for t in row})}
+
+    def memory(self, batch: int) -> dict[str, Any]:
+        """What one slot and two slots hold with the engine's default chunk, and how long their capture takes."""
+        held: dict[int, Memory] = {}
+        captures: dict[str, Any] = {}
+        for depth in (1, 2):
+            prompts = [[0]] * batch
+            with Session(self.config, self.weights, prompts, 8, depth=depth, chunk=ENGINE_CHUNK) as session:
+                held[depth] = session.memory
+                report = session.runtime.report
+                assert report is not None
+                captures[f"depth {depth}"] = {"graphs": report.graphs, "nodes": report.nodes, "seconds": report.seconds}
+        return {
+            "chunk": ENGINE_CHUNK,
+            "activation_bytes": {f"depth {depth}": memory.activations for depth, memory in held.items()},
+            "activation_ratio": held[2].activations / held[1].activations,
+            "graph_bytes": {f"depth {depth}": memory.graphs for depth, memory in held.items()},
+            "capture": captures,
+        }
+
+    def measure(self, batch: int, depth: int) -> dict[str, Any]:
+        """All figures of one batch size at one depth."""
+        prompts = random_prompts(self.config.vocab, batch, self.prompt_len)
+        measured = self._plain(prompts, depth)
+        measured["step_gap_us"], measured["ms_per_step_with_events"] = self._gaps(prompts, depth)
+        return measured
+
+    def nodes(self, batch: int) -> dict[str, Any]:
+        """Idle time inside one replay, from kernel records, at depth 2. The profiler may slow what runs after it: last of all."""
+        prompts = random_prompts(self.config.vocab, batch, self.prompt_len)
+        with Session(self.config, self.weights, prompts, self.warm_up + TRACED_STEPS + 16, depth=2) as session:
+            session.prefill()
+            session.run(self.warm_up)
+            found = idle(record(lambda: session.run(TRACED_STEPS)))
+        if not found:
+            raise BenchmarkError("the profile holds no kernel records of at least two steps")
+        return found
+
+    def _plain(self, prompts: list[list[int]], depth: int) -> dict[str, Any]:
+        batch, host_steps = len(prompts), max(8, self.steps // 4)
+        self._reset_peak()
+        new_tokens = self.warm_up + self.steps + host_steps + 16
+        with Session(self.config, self.weights, prompts, new_tokens, depth=depth) as session:
+            session.prefill()
+            first_steps = session.run(self.warm_up)
+            quiet, begin = session.pipeline.stats.quiet_steps, session.context
+            times = session.run(self.steps, self.seconds)
+            quiet, context = session.pipeline.stats.quiet_steps - quiet, (begin + session.context) / 2
+            host = host_split(session, host_steps)
+            session.check()
+            self._compare_depths(batch, session)
+            report = session.runtime.report
+            measured: dict[str, Any] = {
+                "context": context,
+                "steps": len(times),
+                "prompt_tokens": self.prompt_len,
+                "ms_per_step": summary(times),
+                "first_steps_ms": first_steps[:4],
+                "quiet_steps": quiet,
+                "host_us": host,
+                "graphs": None if report is None else report.graphs,
+                "graph_nodes": None if report is None else report.nodes,
+                "kv_bytes": session.decoder.kv_bytes,
+                "peak_bytes": self._peak(),
+            }
+        return measured | self._against_floor(batch, context, measured["ms_per_step"])
+
+    def _against_floor(self, batch: int, context: float, step: dict[str, float]) -> dict[str, Any]:
+        weights = weight_bytes_read(self.config, self.weights)
+        kv = round(batch * context * kv_bytes_per_token(self.config, self.weights))
+        floor = (weights + kv) / self.bytes_per_s * 1e3
+        return {
+            "tokens_per_s": batch / step["mean"] * 1e3,
+            "bytes_per_step": {"weights": weights, "kv": kv},
+            "floor_ms": floor,
+            "floor_share": floor / step["median"],
+        }
+
+    def _gaps(self, prompts: list[list[int]], depth: int) -> tuple[dict[str, Any] | None, float]:
+        """Step gaps between timing events, and the median ms/step while they are recorded."""
+        with Session(self.config, self.weights, prompts, self.warm_up + self.steps + 16, depth=depth, timing=True) as session:
+            session.prefill()
+            session.run(self.warm_up)
+            session.pipeline.stats.gaps_us.clear()
+            times = session.run(self.steps, self.seconds)
+            gaps = list(session.pipeline.stats.gaps_us)
+            session.check()
+        step = summary(times)
+        assert step is not None
+        return summary(gaps), step["median"]
+
+    def _compare_depths(self, batch: int, session: Session) -> None:
+        tokens = [session.tokens[row.index] for row in session.rows]
+        known = self._tokens.setdefault(batch, tokens)
+        for index, (a, b) in enumerate(zip(known, tokens, strict=True)):
+            if a[: len(b)] != b[: len(a)]:
+                raise BenchmarkError(f"row {index} of {batch} produces other tokens at another depth")
+
+    def _reset_peak(self) -> None:
+        if self.on_cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+
+    def _peak(self) -> int:
+        """Bytes: torch's peak since the last reset on CUDA, the process's peak on a CPU."""
+        if self.on_cuda:
+            return torch.cuda.max_memory_allocated()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def table_row(entry: dict[str, Any]) -> list[object]:
+    """One line of the printed table."""
+    host = entry["host_us"]
+    gap = entry["step_gap_us"] or {}
+    return [
+        entry["model"], entry["batch"], entry["depth"], round(entry["context"]), entry["ms_per_step"]["median"], entry["tokens_per_s"],
+        entry["floor_ms"], f"{entry['floor_share']:.0%}", gap.get("median"), gap.get("p99"),
+        host.get("plan"), host.get("launch"), host.get("commit"), host.get("deliver"), host.get("wait"),
+        f"{entry['quiet_steps']}/{entry['steps']}",
+    ]  # fmt: skip
+
+
+def run_model(name: str, args: Namespace, result: ResultFile, bytes_per_s: float) -> Bench | None:
+    """Adds the entries of one model: check, memory, then every batch and depth. None if it could not be loaded or is wrong."""
+    benches: list[Bench] = []
+
+    def load() -> dict[str, Any]:
+        bench = Bench(name, args, bytes_per_s)
+        benches.append(bench)
+        return {"dtype": bench.dtype, "weight_bytes": bench.weights.nbytes, "check": bench.check()}
+
+    if result.measure({"what": "check", "model": name}, load) is None:
+        return None
+    bench = benches[0]
+    if not args.skip_memory:
+        result.measure({"what": "memory", "model": name, "batch": max(args.batches)}, partial(bench.memory, max(args.batches)))
+    rows = []
+    for batch in args.batches:
+        for depth in args.depth:
+            labels = {"what": "decode", "model": name, "dtype": bench.dtype, "batch": batch, "depth": depth}
+            entry = result.measure(labels, partial(bench.measure, batch, depth))
+            if entry is not None:
+                rows.append(table_row(entry))
+    if rows:
+        print_table(HEADER, rows)
+    return bench
+
+
+def trace_nodes(benches: list[Bench], args: Namespace, result: ResultFile) -> None:
+    """Adds the node gaps of all models."""
+    rows = []
+    for bench in benches:
+        for batch in args.batches:
+            entry = result.measure({"what": "nodes", "model": bench.name, "batch": batch}, partial(bench.nodes, batch))
+            if entry is not None:
+                rows.append([bench.name, batch, entry["step_us"], entry["kernel_us"], entry["node_gap_us"], entry["kernels"]])
+    if rows:
+        print_table(("model", "B", "traced step us", "in kernels", "node gap us", "kernels"), rows)
+
+
+def arguments(given: list[str] | None) -> Namespace:
+    options = parser(__doc__.splitlines()[0])
+    options.add_argument("--model", type=names, default=["qwen3-0.6b"], help=f"one or more of {', '.join(SHAPES)}, or a model's path")
+    options.add_argument("--batches", type=integers, default=[1, 8, 32])
+    options.add_argument("--context", type=int, default=512, help="tokens attended to in the middle of the measured window")
+    options.add_argument("--depth", type=integers, default=[1, 2])
+    options.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 for shapes, the loader's choice for models")
+    options.add_argument("--steps", type=int, default=200, help="steps per window at most")
+    options.add_argument("--warm-up", type=int, default=16, help="steps before the first window")
+    options.add_argument("--seconds", type=float, default=4.0, help="a window ends after this time (but not before 8 steps)")
+    options.add_argument("--floor-gib", type=float, help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU")
+    options.add_argument("--skip-memory", action="store_true", help="do not compare the memory of one slot and two")
+    options.add_argument("--no-nodes", dest="nodes", action="store_false", help="skip the profile for the node gap")
+    return options.parse_args(given)
+
+
+def main(given: list[str] | None = None) -> int:
+    args = arguments(given)
+    result = ResultFile("decode", args, args.json)
+    nbytes = None if args.floor_gib is None else int(args.floor_gib * (1 << 30))
+    floor = result.measure({"what": "floor"}, lambda: read_floor(device_of(args.device), nbytes))
+    if floor is None:
+        return 1
+    print(f"read floor {floor['bytes_per_s'] / 1e9:.1f} GB/s ({floor['method']})", flush=True)
+    traced: list[Bench] = []
+    for name in args.model:
+        bench = run_model(name, args, result, floor["bytes_per_s"])
+        if bench is not None and bench.on_cuda and args.nodes:
+            traced.append(bench)
+    trace_nodes(traced, args, result)
+    return 0 if all(entry["status"] == "ok" for entry in result.entries) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

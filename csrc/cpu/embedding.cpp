@@ -1,0 +1,52 @@
+// embedding and select_lines: copies of rows.
+#include <cstring>
+
+#include "common/decode_meta.h"
+#include "cpu/kernels.h"
+#include "cpu/parallel.h"
+
+namespace photon::cpu {
+namespace {
+
+constexpr int64_t kCopyGrainBytes = 256 * 1024;  // less is not worth waking a helper for
+
+// out[i] = source(i), or zeros where source returns null.
+template <typename Source>
+void copy_lines(void* out, int64_t lines, int64_t line_bytes, int64_t out_stride_bytes, const Source& source) {
+  const int64_t grain = 1 + kCopyGrainBytes / (line_bytes + 1);
+  parallel_for(lines, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      char* to = static_cast<char*>(out) + i * out_stride_bytes;
+      const char* from = source(i);
+      if (from == nullptr) {
+        std::memset(to, 0, static_cast<size_t>(line_bytes));
+      } else {
+        std::memcpy(to, from, static_cast<size_t>(line_bytes));
+      }
+    }
+  });
+}
+
+}  // namespace
+
+void embedding(const EmbeddingParams& p) {
+  const int64_t size = size_of(p.dtype), line_bytes = p.hidden * size;
+  copy_lines(p.out, p.num_lines, line_bytes, p.out_stride * size, [&](int64_t i) -> const char* {
+    const int32_t* meta = p.decode_meta + i * kMetaColumns;
+    const int64_t token = meta[kMetaToken];
+    if (meta[kMetaLength] <= 0 || token < 0 || token >= p.vocab) return nullptr;
+    return static_cast<const char*>(p.weight) + token * line_bytes;
+  });
+}
+
+void select_lines(const SelectLinesParams& p) {
+  const int64_t size = size_of(p.dtype);
+  copy_lines(p.out, p.num_segments, p.hidden * size, p.out_stride * size, [&](int64_t r) -> const char* {
+    const int32_t* segment = p.segments + r * kSegmentColumns;
+    const int64_t last = int64_t{segment[kSegmentFirstLine]} + segment[kSegmentNumLines] - 1;
+    if (segment[kSegmentNumLines] <= 0 || last < 0 || last >= p.num_lines) return nullptr;
+    return static_cast<const char*>(p.x) + last * p.x_stride * size;
+  });
+}
+
+}  // namespace photon::cpu

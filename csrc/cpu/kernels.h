@@ -1,0 +1,29 @@
+// The CPU kernels: one function per op, over the params of common/params.h. They run on the calling thread and the pool of parallel.h,
+// throw nothing but std::bad_alloc (a scratch buffer that cannot grow), and never index outside the tables whatever decode_meta holds.
+// A line's result depends on its own inputs, shape and length only: never on the other lines, the thread count or the tiling.
+#pragma once
+#include "common/params.h"
+
+namespace photon::cpu {
+
+void begin_step(const BeginStepParams& p);
+void carry_over_ids(const CarryOverIdsParams& p);
+void decode_meta_set(const DecodeMetaSetParams& p);
+void publish(const PublishParams& p);
+
+void apply_token_mask(const ApplyTokenMaskParams& p);
+void sample(const SampleParams& p);
+
+void embedding(const EmbeddingParams& p);
+void select_lines(const SelectLinesParams& p);
+
+void rms_norm(const RmsNormParams& p);  // and add_rms_norm, where residual is set
+void linear(const LinearParams& p);
+void silu_mul(const SiluMulParams& p);
+void fused_mlp(const FusedMlpParams& p);
+
+void rope_append_kv(const RopeAppendKvParams& p);
+void paged_attention(const PagedAttentionParams& p);
+void fused_attention_decode(const FusedAttentionDecodeParams& p);
+
+}  // namespace photon::cpu

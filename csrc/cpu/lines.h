@@ -1,0 +1,23 @@
+// What linear and fused_mlp share: the leading lines that count, and x as float32.
+#pragma once
+#include <cstdint>
+
+#include "common/dtype.h"
+
+namespace photon::cpu {
+
+// The lines to compute: all, or the first *extent of them.
+int64_t leading_lines(int64_t lines, const int32_t* extent);
+
+struct FloatLines {
+  const float* data;
+  int64_t stride;
+};
+
+// x itself if it is float32, else a converted copy in the calling thread's scratch, valid until the next call.
+FloatLines float_lines(const void* x, int64_t lines, int64_t size, int64_t stride, DType dtype);
+
+// Weight rows per grain, so that a chunk is worth handing to another thread; a multiple of 8.
+int64_t rows_grain(int64_t lines, int64_t row_size);
+
+}  // namespace photon::cpu

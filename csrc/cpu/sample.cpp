@@ -1,0 +1,149 @@
+// apply_token_mask and sample.
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "common/decode_meta.h"
+#include "common/out_record.h"
+#include "common/philox.h"
+#include "common/row_state.h"
+#include "cpu/kernels.h"
+#include "cpu/parallel.h"
+#include "cpu/simd/simd.h"
+
+namespace photon::cpu {
+namespace {
+
+constexpr int64_t kVocabBlock = 8192;    // ids per task; a multiple of 32
+constexpr float kLargestGumbel = 17.0f;  // above -log(-log(u)) for the largest u that open_uniform returns, which is 16.64
+constexpr float kLowest = -std::numeric_limits<float>::infinity();
+
+struct LiveSegment {
+  const int32_t* state;  // null: nothing to sample
+  int32_t row, position;
+};
+
+// The row of a segment that is to be sampled, and the position of its last line.
+LiveSegment live_segment(const int32_t* segment, const int32_t* row_state, int64_t rows) {
+  const int32_t row = segment[kSegmentRow];
+  if (row <= 0 || row >= rows || (segment[kSegmentFlags] & kSegmentSample) == 0) return {nullptr, 0, 0};
+  const int32_t* state = row_state + int64_t{row} * kRowColumns;
+  if (state[kRowAlive] == 0) return {nullptr, 0, 0};
+  const uint32_t last = static_cast<uint32_t>(state[kRowPosition]) + static_cast<uint32_t>(segment[kSegmentNumLines]) - 1u;
+  return {state, row, static_cast<int32_t>(last)};
+}
+
+int32_t mask_error(const LiveSegment& live, const int32_t* key) {
+  if (live.state == nullptr) return 0;
+  if (key[kMaskRow] == 0) return live.state[kRowConstraint] == kHostMask ? kRecordMaskError : 0;
+  return key[kMaskRow] == live.row && key[kMaskPosition] == live.position ? 0 : kRecordMaskError;
+}
+
+template <typename Bits>
+void forbid(Bits* logits, const int32_t* mask, int64_t begin, int64_t end, Bits lowest) {
+  for (int64_t id = begin; id < end; id += 32) {
+    const uint32_t allowed = static_cast<uint32_t>(mask[id >> 5]);
+    if (allowed == 0xffffffffu) continue;
+    const int64_t count = end - id < 32 ? end - id : 32;
+    for (int64_t bit = 0; bit < count; ++bit) logits[id + bit] = (allowed >> bit & 1u) != 0 ? logits[id + bit] : lowest;
+  }
+}
+
+void forbid_range(const ApplyTokenMaskParams& p, int64_t r, int64_t begin, int64_t end) {
+  const int32_t* mask = p.mask + r * p.mask_words;
+  if (p.dtype == DType::kF32) {
+    forbid<uint32_t>(static_cast<uint32_t*>(p.logits) + r * p.logits_stride, mask, begin, end, 0xff800000u);
+  } else {
+    forbid<uint16_t>(static_cast<uint16_t*>(p.logits) + r * p.logits_stride, mask, begin, end, p.dtype == DType::kF16 ? 0xfc00 : 0xff80);
+  }
+}
+
+// Gumbel-max over `count` ids from `first`: the largest logit / temperature + g, the first of equals.
+Candidate noisy_argmax(const void* logits, int64_t first, int64_t count, const LiveSegment& live, float temperature, DType dtype) {
+  constexpr int64_t kPiece = 256;
+  const SimdKernels& kernels = simd();
+  const uint32_t seed_low = static_cast<uint32_t>(live.state[kRowSeedLow]), seed_high = static_cast<uint32_t>(live.state[kRowSeedHigh]);
+  Candidate best = {kLowest, -1};
+  float values[kPiece];
+  for (int64_t at = 0; at < count; at += kPiece) {
+    const int64_t size = count - at < kPiece ? count - at : kPiece;
+    kernels.to_float(values, static_cast<const char*>(logits) + at * size_of(dtype), size, dtype);
+    for (int64_t i = 0; i < size; ++i) {
+      if (!(values[i] > kLowest)) continue;
+      const float scaled = values[i] / temperature;
+      if (best.id >= 0 && scaled + kLargestGumbel < best.value) continue;  // no noise can lift it to the top
+      const int32_t id = static_cast<int32_t>(first + at + i);
+      const uint32_t bits = token_bits(seed_low, seed_high, static_cast<uint32_t>(live.position), static_cast<uint32_t>(id));
+      const float value = scaled - std::log(-std::log(open_uniform(bits)));
+      if (best.id < 0 || value > best.value) best = {value, id};
+    }
+  }
+  return best;
+}
+
+Candidate sample_range(const SampleParams& p, int64_t r, const LiveSegment& live, int64_t begin, int64_t end) {
+  const char* logits = static_cast<const char*>(p.logits) + (r * p.logits_stride + begin) * size_of(p.dtype);
+  float temperature;
+  std::memcpy(&temperature, live.state + kRowTemperature, sizeof(temperature));
+  if (temperature > 0.0f) return noisy_argmax(logits, begin, end - begin, live, temperature, p.dtype);
+  Candidate found = simd().argmax(logits, end - begin, p.dtype);
+  if (found.id >= 0) found.id += static_cast<int32_t>(begin);
+  return found;
+}
+
+// Blocks come in the order of their ids: of equals the first stays.
+int32_t best_of(const Candidate* blocks, int64_t count) {
+  Candidate best = {kLowest, -1};
+  for (int64_t b = 0; b < count; ++b) {
+    if (blocks[b].id >= 0 && (best.id < 0 || blocks[b].value > best.value)) best = blocks[b];
+  }
+  return best.id;
+}
+
+// Calls body(segment, begin, end) for every block of the vocabulary of every segment.
+template <typename Body>
+void for_vocab_blocks(int64_t num_segments, int64_t vocab, const Body& body) {
+  const int64_t blocks = (vocab + kVocabBlock - 1) / kVocabBlock;
+  parallel_for(num_segments * blocks, 1, [&](int64_t first, int64_t last) {
+    for (int64_t task = first; task < last; ++task) {
+      const int64_t begin = task % blocks * kVocabBlock;
+      body(task / blocks, begin, begin + kVocabBlock < vocab ? begin + kVocabBlock : vocab);
+    }
+  });
+}
+
+}  // namespace
+
+void apply_token_mask(const ApplyTokenMaskParams& p) {
+  for (int64_t r = 0; r < p.num_segments; ++r) {
+    const LiveSegment live = live_segment(p.segments + r * kSegmentColumns, p.row_state, p.rows);
+    p.row_errors[r] = mask_error(live, p.mask_keys + r * kMaskKeyColumns);
+  }
+  for_vocab_blocks(p.num_segments, p.vocab, [&](int64_t r, int64_t begin, int64_t end) {
+    const LiveSegment live = live_segment(p.segments + r * kSegmentColumns, p.row_state, p.rows);
+    if (live.state != nullptr && p.row_errors[r] == 0 && p.mask_keys[r * kMaskKeyColumns + kMaskRow] != 0) forbid_range(p, r, begin, end);
+  });
+}
+
+void sample(const SampleParams& p) {
+  const int64_t blocks = (p.vocab + kVocabBlock - 1) / kVocabBlock;
+  thread_local std::vector<Candidate> found;  // [num_segments, blocks]
+  if (static_cast<int64_t>(found.size()) < p.num_segments * blocks) found.resize(static_cast<size_t>(p.num_segments * blocks));
+  Candidate* const candidates = found.data();
+  const auto live_of = [&](int64_t r) {
+    if (p.row_errors != nullptr && p.row_errors[r] != 0) return LiveSegment{nullptr, 0, 0};
+    return live_segment(p.segments + r * kSegmentColumns, p.row_state, p.rows);
+  };
+  for_vocab_blocks(p.num_segments, p.vocab, [&](int64_t r, int64_t begin, int64_t end) {
+    const LiveSegment live = live_of(r);
+    if (live.state != nullptr) candidates[r * blocks + begin / kVocabBlock] = sample_range(p, r, live, begin, end);
+  });
+  for (int64_t r = 0; r < p.num_segments; ++r) {
+    const bool live = live_of(r).state != nullptr;
+    p.out[r] = live ? best_of(candidates + r * blocks, blocks) : -1;
+    if (live && p.out[r] < 0 && p.row_errors != nullptr) p.row_errors[r] |= kRecordNoCandidate;
+  }
+}
+
+}  // namespace photon::cpu

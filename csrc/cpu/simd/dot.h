@@ -1,0 +1,61 @@
+// The micro-tile that linear and attention share: M lines against N rows of another matrix.
+#pragma once
+#include "cpu/simd/lanes.h"
+
+namespace photon::cpu::PHOTON_ISA {
+namespace {
+
+// Tiles whose accumulators stay in registers.
+#if defined(__AVX512F__)
+constexpr int kTileLines = 6, kTileRows = 4;  // 24 of 32 registers
+#elif defined(__AVX2__)
+constexpr int kTileLines = 3, kTileRows = 2;  // 12 of 16 registers, two a vector
+#else
+constexpr int kTileLines = 2, kTileRows = 2;  // 16 of 16 registers, four a vector
+#endif
+
+template <int M, int N>
+PHOTON_INLINE void reduce_tile(const Lanes (&acc)[M * N], float* out) {
+  PHOTON_UNROLL
+  for (int i = 0; i + 4 <= M * N; i += 4) {
+    const Float4 four = sum4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]);
+    __builtin_memcpy(out + i, &four, sizeof(four));
+  }
+  PHOTON_UNROLL
+  for (int i = M * N / 4 * 4; i < M * N; ++i) out[i] = sum(acc[i]);
+}
+
+// out[i * N + j] = x[i * x_stride ...] . rows[j], over k elements. The rows' elements `ahead` further on are called into the cache.
+template <typename T, int M, int N>
+PHOTON_INLINE void dot_tile(const float* x, int64_t x_stride, const T* const (&rows)[N], int64_t k, int64_t ahead, float* out) {
+  Lanes acc[M * N];
+  PHOTON_UNROLL
+  for (int i = 0; i < M * N; ++i) acc[i] = splat(0.0f);
+  int64_t at = 0;
+  for (; at + kLanes <= k; at += kLanes) {
+    Lanes b[N];
+    PHOTON_UNROLL
+    for (int j = 0; j < N; ++j) {
+      __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(rows[j] + at) + static_cast<uintptr_t>(ahead) * sizeof(T)));
+      b[j] = load(rows[j] + at);
+    }
+    PHOTON_UNROLL
+    for (int i = 0; i < M; ++i) {
+      const Lanes a = load(x + i * x_stride + at);
+      PHOTON_UNROLL
+      for (int j = 0; j < N; ++j) acc[i * N + j] = fma(a, b[j], acc[i * N + j]);
+    }
+  }
+  if (at < k) {
+    PHOTON_UNROLL
+    for (int j = 0; j < N; ++j) {
+      const Lanes b = load_some(rows[j] + at, k - at);
+      PHOTON_UNROLL
+      for (int i = 0; i < M; ++i) acc[i * N + j] = fma(load_some(x + i * x_stride + at, k - at), b, acc[i * N + j]);
+    }
+  }
+  reduce_tile<M, N>(acc, out);
+}
+
+}  // namespace
+}  // namespace photon::cpu::PHOTON_ISA

@@ -1,0 +1,80 @@
+// Rows gathered by index: embedding and select_lines.
+#include "common/decode_meta.h"
+#include "cuda/kernels.h"
+#include "cuda/launch.cuh"
+#include "cuda/segment.cuh"
+
+namespace photon::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+// Which source row the output row i copies; -1: none, it becomes zeros.
+struct TokenOfLine {
+  const int32_t* decode_meta;
+  int64_t vocab;
+
+  __device__ int64_t operator()(int64_t i) const {
+    const int32_t* meta = decode_meta + i * kMetaColumns;
+    const bool valid = meta[kMetaLength] > 0 && meta[kMetaToken] >= 0 && meta[kMetaToken] < vocab;
+    return valid ? meta[kMetaToken] : -1;
+  }
+};
+
+struct LastLineOfSegment {
+  const int32_t* segments;
+  int64_t num_lines;
+
+  __device__ int64_t operator()(int64_t i) const {
+    const Segment s = load_segment(segments, i);
+    const int64_t last = static_cast<int64_t>(s.first_line) + s.num_lines - 1;
+    return s.num_lines > 0 && last >= 0 && last < num_lines ? last : -1;
+  }
+};
+
+// Width and strides are in words.
+struct Gather {
+  void* out;
+  const void* source;
+  int64_t width, out_stride, source_stride;
+};
+
+template <typename Word, typename Index>
+__global__ void __launch_bounds__(kThreads) gather_rows_kernel(const Gather g, const Index index) {
+  const int64_t row = index(blockIdx.x);
+  Word* out = static_cast<Word*>(g.out) + blockIdx.x * g.out_stride;
+  const Word* source = static_cast<const Word*>(g.source) + (row < 0 ? 0 : row * g.source_stride);
+  for (int64_t i = threadIdx.x; i < g.width; i += kThreads) out[i] = row < 0 ? Word{} : source[i];
+}
+
+template <typename Word, typename Index>
+int gather_words(Gather g, const Index& index, int64_t rows, int64_t element_bytes, void* stream) {
+  const auto words = [&](int64_t elements) { return elements * element_bytes / static_cast<int64_t>(sizeof(Word)); };
+  g = {g.out, g.source, words(g.width), words(g.out_stride), words(g.source_stride)};
+  return launch(gather_rows_kernel<Word, Index>, rows, kThreads, stream, g, index);
+}
+
+// Width and strides are in elements. A copy is bit for bit, so the word is chosen by alignment alone.
+template <typename Index>
+int gather_rows(const Gather& g, const Index& index, int64_t rows, DType dtype, void* stream) {
+  if (rows == 0 || g.width == 0) return 0;
+  const bool vectors =
+      is_vector_aligned(g.out) && is_vector_aligned(g.source) && are_whole_vectors(dtype, g.width, g.out_stride, g.source_stride);
+  if (vectors) return gather_words<uint4>(g, index, rows, size_of(dtype), stream);
+  if (dtype == DType::kF32) return gather_words<uint32_t>(g, index, rows, size_of(dtype), stream);
+  return gather_words<uint16_t>(g, index, rows, size_of(dtype), stream);
+}
+
+}  // namespace
+
+int embedding(const EmbeddingParams& p, void* stream) {
+  const Gather g = {p.out, p.weight, p.hidden, p.out_stride, p.hidden};
+  return gather_rows(g, TokenOfLine{p.decode_meta, p.vocab}, p.num_lines, p.dtype, stream);
+}
+
+int select_lines(const SelectLinesParams& p, void* stream) {
+  const Gather g = {p.out, p.x, p.hidden, p.out_stride, p.x_stride};
+  return gather_rows(g, LastLineOfSegment{p.segments, p.num_lines}, p.num_segments, p.dtype, stream);
+}
+
+}  // namespace photon::cuda

@@ -1,0 +1,30 @@
+// Launchers of the CUDA kernels: one function per op, `stream` is a cudaStream_t. Each enqueues its kernels and returns at once with the
+// cudaError_t of the launch as an int (0: fine). Nothing is allocated, nothing is synchronized, no state is kept: every launcher is safe
+// inside a graph capture. Shapes were checked by the caller; params are passed to the kernels by value.
+#pragma once
+#include "common/params.h"
+
+namespace photon::cuda {
+
+int begin_step(const BeginStepParams& p, void* stream);
+int carry_over_ids(const CarryOverIdsParams& p, void* stream);
+int decode_meta_set(const DecodeMetaSetParams& p, void* stream);
+int publish(const PublishParams& p, void* stream);
+
+int apply_token_mask(const ApplyTokenMaskParams& p, void* stream);
+int sample(const SampleParams& p, void* stream);
+
+int embedding(const EmbeddingParams& p, void* stream);
+int select_lines(const SelectLinesParams& p, void* stream);
+
+int rms_norm(const RmsNormParams& p, void* stream);  // add_rms_norm too: residual != null
+
+int linear(const LinearParams& p, void* stream);
+int silu_mul(const SiluMulParams& p, void* stream);
+int fused_mlp(const FusedMlpParams& p, void* stream);
+
+int rope_append_kv(const RopeAppendKvParams& p, void* stream);
+int paged_attention(const PagedAttentionParams& p, void* stream);
+int fused_attention_decode(const FusedAttentionDecodeParams& p, void* stream);
+
+}  // namespace photon::cuda

@@ -1,0 +1,160 @@
+// From logits to tokens: apply_token_mask and sample.
+#include <cmath>
+
+#include "common/out_record.h"
+#include "common/philox.h"
+#include "cuda/element.cuh"
+#include "cuda/kernels.h"
+#include "cuda/launch.cuh"
+#include "cuda/reduce.cuh"
+#include "cuda/segment.cuh"
+
+namespace photon::cuda {
+namespace {
+
+constexpr int kMaskThreads = 256;
+constexpr int64_t kMaskChunk = 4096;  // ids per block
+constexpr int kSampleThreads = 1024;
+constexpr int kSampleWarps = kSampleThreads / kWarpSize;
+constexpr int kPhiloxIds = 4;  // ids that share one Philox block
+
+struct MaskVerdict {
+  bool apply;
+  int32_t error;
+};
+
+// A mask is applied only if its key names this segment's row and the position of its sampled line; a missing or stale one is an error.
+__device__ MaskVerdict judge_mask(const ApplyTokenMaskParams& p, int64_t r) {
+  const Segment s = load_segment(p.segments, r);
+  if (!is_sampled(s, p.row_state, p.rows)) return {false, 0};
+  const int32_t* key = p.mask_keys + r * kMaskKeyColumns;
+  if (key[kMaskRow] == 0) {
+    return {false, row_line(p.row_state, s.row)[kRowConstraint] == kHostMask ? kRecordMaskError : 0};
+  }
+  const bool matches = key[kMaskRow] == s.row && key[kMaskPosition] == last_position(s, p.row_state);
+  return {matches, matches ? 0 : kRecordMaskError};
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kMaskThreads) apply_token_mask_kernel(const ApplyTokenMaskParams p, int64_t chunks) {
+  const int64_t r = blockIdx.x / chunks, chunk = blockIdx.x % chunks;
+  const MaskVerdict verdict = judge_mask(p, r);
+  if (chunk == 0 && threadIdx.x == 0) p.row_errors[r] = verdict.error;
+  if (!verdict.apply) return;
+  T* logits = static_cast<T*>(p.logits) + r * p.logits_stride;
+  const int32_t* mask = p.mask + r * p.mask_words;
+  const int64_t end = (chunk + 1) * kMaskChunk < p.vocab ? (chunk + 1) * kMaskChunk : p.vocab;
+  for (int64_t id = chunk * kMaskChunk + threadIdx.x; id < end; id += kMaskThreads) {
+    const int64_t word = id / 32;
+    const bool allowed = word < p.mask_words && (static_cast<uint32_t>(mask[word]) >> (id % 32) & 1u) != 0;
+    if (!allowed) logits[id] = from_float<T>(-INFINITY);
+  }
+}
+
+struct Candidate {
+  float score;
+  int32_t id;  // -1: none
+};
+
+// A total order on candidates, so that the winner does not depend on the order of comparison: higher score, then lower id.
+__device__ bool is_better(const Candidate& a, const Candidate& b) {
+  if (a.id < 0 || b.id < 0) return a.id >= 0 && b.id < 0;
+  return a.score > b.score || (a.score == b.score && a.id < b.id);
+}
+
+__device__ Candidate warp_best(Candidate best) {
+#pragma unroll
+  for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
+    const Candidate other = {__shfl_xor_sync(kFullWarp, best.score, offset), __shfl_xor_sync(kFullWarp, best.id, offset)};
+    if (is_better(other, best)) best = other;
+  }
+  return best;
+}
+
+// Thread 0's result is the block's.
+__device__ Candidate block_best(Candidate best) {
+  __shared__ Candidate of_warp[kSampleWarps];
+  best = warp_best(best);
+  if (threadIdx.x % kWarpSize == 0) of_warp[threadIdx.x / kWarpSize] = best;
+  __syncthreads();
+  return threadIdx.x < kSampleWarps ? warp_best(of_warp[threadIdx.x]) : best;
+}
+
+struct Noise {
+  float temperature;  // <= 0: greedy, no noise
+  uint32_t seed_low, seed_high, position;
+};
+
+__device__ Noise load_noise(const SampleParams& p, const Segment& s) {
+  const int32_t* row = row_line(p.row_state, s.row);
+  return {__int_as_float(row[kRowTemperature]), static_cast<uint32_t>(row[kRowSeedLow]), static_cast<uint32_t>(row[kRowSeedHigh]),
+          static_cast<uint32_t>(last_position(s, p.row_state))};
+}
+
+__device__ float gumbel(uint32_t bits) { return -logf(-logf(open_uniform(bits))); }
+
+// The best of the ids first .. first + 3. NaN and -inf are no candidates: both fail `v > -inf`.
+template <typename T>
+__device__ Candidate best_of_four(const T* logits, int64_t first, int64_t vocab, const Noise& noise) {
+  float v[kPhiloxIds];
+#pragma unroll
+  for (int i = 0; i < kPhiloxIds; ++i) v[i] = first + i < vocab ? to_float(logits[first + i]) : -INFINITY;
+  const bool greedy = !(noise.temperature > 0.0f);
+  Philox4 bits = {};
+  // The lanes of token_bits(), four at a time.
+  if (!greedy) bits = philox4x32({{static_cast<uint32_t>(first / kPhiloxIds), noise.position, 0u, 0u}}, noise.seed_low, noise.seed_high);
+  Candidate best = {0.0f, -1};
+#pragma unroll
+  for (int i = 0; i < kPhiloxIds; ++i) {
+    if (!(v[i] > -INFINITY)) continue;
+    const float score = greedy ? v[i] : v[i] / noise.temperature + gumbel(bits.v[i]);
+    const Candidate candidate = {score, static_cast<int32_t>(first + i)};
+    if (is_better(candidate, best)) best = candidate;
+  }
+  return best;
+}
+
+// One block per segment.
+template <typename T>
+__global__ void __launch_bounds__(kSampleThreads) sample_kernel(const SampleParams p) {
+  const int64_t r = blockIdx.x;
+  const Segment s = load_segment(p.segments, r);
+  const int32_t errors = p.row_errors != nullptr ? p.row_errors[r] : 0;
+  if (errors != 0 || !is_sampled(s, p.row_state, p.rows)) {
+    if (threadIdx.x == 0) p.out[r] = -1;
+    return;
+  }
+  const T* logits = static_cast<const T*>(p.logits) + r * p.logits_stride;
+  const Noise noise = load_noise(p, s);
+  Candidate best = {0.0f, -1};
+#pragma unroll 4
+  for (int64_t first = static_cast<int64_t>(threadIdx.x) * kPhiloxIds; first < p.vocab; first += kSampleThreads * kPhiloxIds) {
+    const Candidate candidate = best_of_four(logits, first, p.vocab, noise);
+    if (is_better(candidate, best)) best = candidate;
+  }
+  best = block_best(best);
+  if (threadIdx.x != 0) return;
+  p.out[r] = best.id;
+  if (best.id < 0 && p.row_errors != nullptr) p.row_errors[r] = kRecordNoCandidate;
+}
+
+}  // namespace
+
+int apply_token_mask(const ApplyTokenMaskParams& p, void* stream) {
+  if (p.num_segments == 0) return 0;
+  const int64_t chunks = p.vocab > 0 ? ceil_div(p.vocab, kMaskChunk) : 1;  // row_errors is written even for an empty vocabulary
+  return with_dtype(p.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    return launch(apply_token_mask_kernel<T>, p.num_segments * chunks, kMaskThreads, stream, p, chunks);
+  });
+}
+
+int sample(const SampleParams& p, void* stream) {
+  if (p.num_segments == 0) return 0;
+  return with_dtype(p.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    return launch(sample_kernel<T>, p.num_segments, kSampleThreads, stream, p);
+  });
+}
+
+}  // namespace photon::cuda

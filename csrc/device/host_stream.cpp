@@ -1,0 +1,149 @@
+// HostStream: the worker thread and its queue.
+#include <algorithm>
+#include <exception>
+#include <stdexcept>
+#include <utility>
+
+#include "device/host_backend.h"
+#include "device/spin.h"
+#include "device/text.h"
+
+namespace photon::device {
+
+namespace {
+
+constexpr size_t kInitialQueue = 64;
+
+// The live streams, for drain_host_streams. Never destroyed: streams may outlive static storage at process exit.
+struct Registry {
+  std::mutex mutex;
+  std::vector<HostStream*> streams;
+};
+
+Registry& registry() {
+  static Registry* const instance = new Registry;
+  return *instance;
+}
+
+}  // namespace
+
+HostStream::HostStream() : CpuStream(Backend::kHost), fence_(std::make_shared<HostEvent>(Backend::kHost, false, true)) {
+  pending_.reserve(kInitialQueue);
+  worker_ = std::thread([this] { work(); });
+  std::lock_guard<std::mutex> lock(registry().mutex);
+  registry().streams.push_back(this);
+}
+
+HostStream::~HostStream() {
+  {
+    std::lock_guard<std::mutex> lock(registry().mutex);
+    auto& streams = registry().streams;
+    streams.erase(std::remove(streams.begin(), streams.end(), this), streams.end());
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+    wake_.notify_one();
+  }
+  worker_.join();
+}
+
+void HostStream::submit(StreamCommand command) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  pending_.push_back(std::move(command));
+  enqueued_.fetch_add(1, std::memory_order_release);
+  if (sleeping_) wake_.notify_one();
+}
+
+void HostStream::drain() {
+  const uint64_t sequence = fence_->begin_record(this, "synchronize");
+  submit(RecordCommand{fence_, sequence});
+  fence_->await(sequence, true);
+}
+
+void HostStream::synchronize() {
+  refuse_in_capture("synchronize");
+  drain();
+  if (failed_.load(std::memory_order_acquire)) throw std::runtime_error(*error_);
+}
+
+bool HostStream::query() {
+  refuse_in_capture("query");
+  if (failed_.load(std::memory_order_acquire)) throw std::runtime_error(*error_);
+  return executed_.load(std::memory_order_acquire) == enqueued_.load(std::memory_order_acquire);
+}
+
+void HostStream::work() {
+  std::vector<StreamCommand> batch;
+  batch.reserve(kInitialQueue);
+  while (take(batch)) {
+    for (StreamCommand& command : batch) {
+      run(command);
+      executed_.fetch_add(1, std::memory_order_release);
+    }
+    batch.clear();
+  }
+}
+
+// Swaps the pending commands into `batch`; false once the stream is stopping and nothing is left.
+bool HostStream::take(std::vector<StreamCommand>& batch) {
+  spin_until([this] { return enqueued_.load(std::memory_order_acquire) != executed_.load(std::memory_order_relaxed); });
+  std::unique_lock<std::mutex> lock(mutex_);
+  sleeping_ = true;
+  wake_.wait(lock, [this] { return !pending_.empty() || stopping_; });
+  sleeping_ = false;
+  batch.swap(pending_);
+  return !batch.empty();
+}
+
+void HostStream::run(StreamCommand& command) {
+  std::visit([this](const auto& work) { run_guarded(work); }, command);
+}
+
+void HostStream::run_guarded(const KernelCommand& command) {
+  if (error_) return;
+  try {
+    execute(command);
+  } catch (const std::exception& error) {
+    fail(text("host stream: a kernel failed: ", error.what()));
+  } catch (...) {
+    fail("host stream: a kernel failed with something that is not a std::exception");
+  }
+}
+
+void HostStream::run_guarded(const CopyCommand& command) {
+  if (!error_) execute(command);
+}
+
+void HostStream::run_guarded(const RecordCommand& command) { command.event->complete(command.sequence, error_); }
+
+void HostStream::run_guarded(const WaitCommand& command) {
+  const SharedError upstream = command.event->await(command.sequence, true);
+  if (upstream) fail(*upstream);
+}
+
+void HostStream::run_guarded(const ReplayCommand& command) {
+  if (!error_) {
+    try {
+      command.graph->replay();
+    } catch (const std::exception& error) {
+      fail(text("host stream: a kernel of a replayed graph failed: ", error.what()));
+    } catch (...) {
+      fail("host stream: a kernel of a replayed graph failed with something that is not a std::exception");
+    }
+  }
+  command.finished->complete(command.sequence, error_);
+}
+
+void HostStream::fail(const std::string& message) {
+  if (error_) return;
+  error_ = std::make_shared<const std::string>(message);
+  failed_.store(true, std::memory_order_release);
+}
+
+void drain_host_streams() {
+  std::lock_guard<std::mutex> lock(registry().mutex);
+  for (HostStream* stream : registry().streams) stream->drain();
+}
+
+}  // namespace photon::device

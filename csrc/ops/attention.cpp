@@ -1,0 +1,205 @@
+// rope_append_kv_, paged_attention_into, fused_attention_decode_into: all over KV memory in pages.
+#include "common/decode_meta.h"
+#include "ops/dispatch.h"
+
+namespace photon::ops {
+namespace {
+
+// [lines, heads, head_dim] arguments, their head counts agreeing.
+struct HeadShape {
+  int64_t lines, q_heads, kv_heads, head_dim;
+};
+
+HeadShape check_heads(const Arg& q, int64_t kv_heads) {
+  q.floating().rank(3, "[lines, q heads, head_dim]").last_contiguous();
+  const HeadShape shape{q.size(0), q.size(1), kv_heads, q.size(2)};
+  if (shape.head_dim < 2 || shape.head_dim > kMaxHeadDim || shape.head_dim % 2 != 0) {
+    fail(q.op(), q.name(), " has head_dim ", shape.head_dim, ", expected an even number, 2 to ", kMaxHeadDim);
+  }
+  if (kv_heads < 1 || shape.q_heads % kv_heads != 0) {
+    fail(q.op(), q.name(), " has ", shape.q_heads, " heads, expected a multiple of the KV heads, which are ", kv_heads);
+  }
+  return shape;
+}
+
+// The cache arguments of one call, checked against q.
+struct CacheArgs {
+  Arg k, v;
+  OptionalArg page_table;
+
+  CacheArgs(Args& arg, const Tensor& k_cache, const Tensor& v_cache, const std::optional<Tensor>& table)
+      : k(arg("k_cache", k_cache)), v(arg("v_cache", v_cache)), page_table(arg("page_table", table)) {
+    k.floating().rank(4, "[pages, page size, KV heads, head_dim]").at_least(1, 1, "a page's tokens").last_contiguous();
+    v.dtype_of(k).shape({k.size(0), k.size(1), k.size(2), k.size(3)}, "the shape of k_cache").last_contiguous();
+    if (page_table) page_table->int32().rank(2, "[rows, pages per row]").contiguous();
+  }
+
+  KvCache params() const {
+    KvCache cache{};
+    cache.k = k.data<void>();
+    cache.v = v.data<void>();
+    cache.page_table = page_table.data<int32_t>();
+    cache.num_pages = k.size(0);
+    cache.page_size = k.size(1);
+    cache.rows = page_table ? page_table->size(0) : k.size(0);
+    cache.pages_per_row = page_table ? page_table->size(1) : 1;
+    cache.k_page_stride = k.stride(0);
+    cache.k_token_stride = k.stride(1);
+    cache.k_head_stride = k.stride(2);
+    cache.v_page_stride = v.stride(0);
+    cache.v_token_stride = v.stride(1);
+    cache.v_head_stride = v.stride(2);
+    return cache;
+  }
+};
+
+// The rotation arguments of one call, checked against q.
+struct RopeArgs {
+  Arg cos, sin;
+  OptionalArg q_norm, k_norm;
+
+  RopeArgs(Args& arg, const Arg& q, const Tensor& cos_, const Tensor& sin_, const std::optional<Tensor>& q_norm_,
+           const std::optional<Tensor>& k_norm_)
+      : cos(arg("cos", cos_)), sin(arg("sin", sin_)), q_norm(arg("q_norm", q_norm_)), k_norm(arg("k_norm", k_norm_)) {
+    cos.float32().shape({Arg::kAny, q.size(2)}, "[positions, head_dim of q]").contiguous();
+    sin.float32().shape({cos.size(0), q.size(2)}, "the shape of cos").contiguous();
+    if (q_norm) q_norm->dtype_of(q).shape({q.size(2)}, "[head_dim of q]").contiguous();
+    if (k_norm) k_norm->dtype_of(q).shape({q.size(2)}, "[head_dim of q]").contiguous();
+  }
+
+  RopeParams params(double eps) const {
+    RopeParams rope{};
+    rope.cos = cos.data<float>();
+    rope.sin = sin.data<float>();
+    rope.q_norm = q_norm.data<void>();
+    rope.k_norm = k_norm.data<void>();
+    rope.max_len = cos.size(0);
+    rope.eps = check_epsilon(cos.op(), eps);
+    return rope;
+  }
+};
+
+void rope_append_kv(const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& k_cache, const Tensor& v_cache,
+                    const Tensor& decode_meta_, const std::optional<Tensor>& page_table, const Tensor& cos, const Tensor& sin,
+                    const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm, double eps) {
+  Args arg("rope_append_kv_");
+  const Arg q = arg("q", q_);
+  const CacheArgs cache(arg, k_cache, v_cache, page_table);
+  const auto [lines, q_heads, kv_heads, head_dim] = check_heads(q, cache.k.size(2));
+  cache.k.dtype_of(q).shape({Arg::kAny, Arg::kAny, kv_heads, head_dim}, "[pages, page size, KV heads, head_dim of q]");
+  const Arg k = arg("k", k_).dtype_of(q).shape({lines, kv_heads, head_dim}, "[lines of q, KV heads of k_cache, head_dim of q]");
+  const Arg v = arg("v", v_).dtype_of(q).shape({lines, kv_heads, head_dim}, "the shape of k").last_contiguous();
+  const Arg decode_meta = arg("decode_meta", decode_meta_).int32().shape({lines, kMetaColumns}, "[lines of q, 4]").contiguous();
+  const RopeArgs rope(arg, q, cos, sin, q_norm, k_norm);
+  k.last_contiguous();
+  q.written({&k, &v, &cache.k, &cache.v, &decode_meta, &rope.cos, &rope.sin});
+  cache.k.written({&k, &v, &cache.v, &decode_meta, cache.page_table.get()});
+  cache.v.written({&k, &v, &decode_meta, cache.page_table.get()});
+
+  RopeAppendKvParams p{};
+  p.q = q.data<void>();
+  p.k = k.data<void>();
+  p.v = v.data<void>();
+  p.decode_meta = decode_meta.data<int32_t>();
+  p.cache = cache.params();
+  p.rope = rope.params(eps);
+  p.lines = lines;
+  p.q_heads = q_heads;
+  p.kv_heads = kv_heads;
+  p.head_dim = head_dim;
+  p.q_line_stride = q.stride(0);
+  p.q_head_stride = q.stride(1);
+  p.k_line_stride = k.stride(0);
+  p.k_head_stride = k.stride(1);
+  p.v_line_stride = v.stride(0);
+  p.v_head_stride = v.stride(1);
+  p.dtype = q.dtype();
+  PHOTON_DISPATCH(rope_append_kv, q, p);
+}
+
+void paged_attention(const Tensor& out_, const Tensor& q_, const Tensor& k_cache, const Tensor& v_cache, const Tensor& decode_meta_,
+                     const Tensor& segments_, const std::optional<Tensor>& page_table, double scale) {
+  Args arg("paged_attention_into");
+  const Arg q = arg("q", q_);
+  const CacheArgs cache(arg, k_cache, v_cache, page_table);
+  const auto [lines, q_heads, kv_heads, head_dim] = check_heads(q, cache.k.size(2));
+  cache.k.dtype_of(q).shape({Arg::kAny, Arg::kAny, kv_heads, head_dim}, "[pages, page size, KV heads, head_dim of q]");
+  const Arg decode_meta = arg("decode_meta", decode_meta_).int32().shape({lines, kMetaColumns}, "[lines of q, 4]").contiguous();
+  const Arg segments = arg("segments", segments_).int32().shape({Arg::kAny, kSegmentColumns}, "[segments, 4]").contiguous();
+  const Arg out = arg("out", out_).dtype_of(q).shape({lines, q_heads, head_dim}, "the shape of q").last_contiguous();
+  out.written({&q, &cache.k, &cache.v, &decode_meta, &segments, cache.page_table.get()});
+
+  PagedAttentionParams p{};
+  p.out = out.data<void>();
+  p.q = q.data<void>();
+  p.decode_meta = decode_meta.data<int32_t>();
+  p.segments = segments.data<int32_t>();
+  p.cache = cache.params();
+  p.lines = lines;
+  p.num_segments = segments.size(0);
+  p.q_heads = q_heads;
+  p.kv_heads = kv_heads;
+  p.head_dim = head_dim;
+  p.q_line_stride = q.stride(0);
+  p.q_head_stride = q.stride(1);
+  p.out_line_stride = out.stride(0);
+  p.out_head_stride = out.stride(1);
+  p.scale = check_scale(out.op(), scale);
+  p.dtype = q.dtype();
+  PHOTON_DISPATCH(paged_attention, out, p);
+}
+
+void fused_attention_decode(const Tensor& out_, const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& k_cache,
+                            const Tensor& v_cache, const Tensor& decode_meta_, const std::optional<Tensor>& page_table, const Tensor& cos,
+                            const Tensor& sin, double scale, const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm,
+                            double eps) {
+  Args arg("fused_attention_decode_into");
+  const Arg q = arg("q", q_);
+  const CacheArgs cache(arg, k_cache, v_cache, page_table);
+  const auto [lines, q_heads, kv_heads, head_dim] = check_heads(q, cache.k.size(2));
+  cache.k.dtype_of(q).shape({Arg::kAny, Arg::kAny, kv_heads, head_dim}, "[pages, page size, KV heads, head_dim of q]");
+  const Arg k = arg("k", k_).dtype_of(q).shape({lines, kv_heads, head_dim}, "[lines of q, KV heads of k_cache, head_dim of q]");
+  const Arg v = arg("v", v_).dtype_of(q).shape({lines, kv_heads, head_dim}, "the shape of k").last_contiguous();
+  const Arg decode_meta = arg("decode_meta", decode_meta_).int32().shape({lines, kMetaColumns}, "[lines of q, 4]").contiguous();
+  const Arg out = arg("out", out_).dtype_of(q).shape({lines, q_heads, head_dim}, "the shape of q").last_contiguous();
+  const RopeArgs rope(arg, q, cos, sin, q_norm, k_norm);
+  k.last_contiguous();
+  out.written({&q, &k, &v, &cache.k, &cache.v, &decode_meta, cache.page_table.get(), &rope.cos, &rope.sin});
+  cache.k.written({&q, &k, &v, &cache.v, &decode_meta, cache.page_table.get()});
+  cache.v.written({&q, &k, &v, &decode_meta, cache.page_table.get()});
+
+  FusedAttentionDecodeParams p{};
+  p.out = out.data<void>();
+  p.q = q.data<void>();
+  p.k = k.data<void>();
+  p.v = v.data<void>();
+  p.decode_meta = decode_meta.data<int32_t>();
+  p.cache = cache.params();
+  p.rope = rope.params(eps);
+  p.lines = lines;
+  p.q_heads = q_heads;
+  p.kv_heads = kv_heads;
+  p.head_dim = head_dim;
+  p.q_line_stride = q.stride(0);
+  p.q_head_stride = q.stride(1);
+  p.k_line_stride = k.stride(0);
+  p.k_head_stride = k.stride(1);
+  p.v_line_stride = v.stride(0);
+  p.v_head_stride = v.stride(1);
+  p.out_line_stride = out.stride(0);
+  p.out_head_stride = out.stride(1);
+  p.scale = check_scale(out.op(), scale);
+  p.dtype = q.dtype();
+  PHOTON_DISPATCH(fused_attention_decode, out, p);
+}
+
+void register_ops(torch::stable::detail::StableLibrary& m) {
+  m.impl("rope_append_kv_", TORCH_BOX(&rope_append_kv));
+  m.impl("paged_attention_into", TORCH_BOX(&paged_attention));
+  m.impl("fused_attention_decode_into", TORCH_BOX(&fused_attention_decode));
+}
+
+}  // namespace
+}  // namespace photon::ops
+
+PHOTON_REGISTER(photon::ops::register_ops)

@@ -1,0 +1,193 @@
+#include "ops/checks.h"
+
+#include <cmath>
+
+namespace photon::ops {
+namespace {
+
+using torch::headeronly::ScalarType;
+
+const char* dtype_name(ScalarType type) {
+  switch (type) {
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Bool:
+      return "bool";
+    default:
+      return "an unsupported dtype";
+  }
+}
+
+struct Dims {  // prints as [3, *, 576]
+  const int64_t* values;
+  int64_t count;
+};
+
+std::ostream& operator<<(std::ostream& out, const Dims& dims) {
+  out << "[";
+  for (int64_t i = 0; i < dims.count; ++i) {
+    out << (i ? ", " : "");
+    if (dims.values[i] == Arg::kAny) {
+      out << "*";
+    } else {
+      out << dims.values[i];
+    }
+  }
+  return out << "]";
+}
+
+}  // namespace
+
+std::ostream& operator<<(std::ostream& out, const DeviceId& device) {
+  if (device.type == aoti_torch_device_type_cpu()) return out << "cpu";
+  if (device.type == aoti_torch_device_type_meta()) return out << "meta";
+  if (device.type == aoti_torch_device_type_cuda()) return out << "cuda:" << device.index;
+  return out << "device type " << device.type;
+}
+
+Arg::Arg(const char* op, const char* name, const Tensor& tensor, DeviceId device)
+    : op_(op),
+      name_(name),
+      device_(device),
+      rank_(tensor.dim()),
+      sizes_(tensor.sizes().data()),
+      strides_(tensor.strides().data()),
+      type_(tensor.scalar_type()),
+      element_size_(tensor.element_size()),
+      data_(device.type == aoti_torch_device_type_meta() ? nullptr : tensor.data_ptr()) {}
+
+void Arg::fail_dtype(const char* expected) const { fail(op_, name_, " has dtype ", dtype_name(type_), ", expected ", expected); }
+
+const Arg& Arg::floating() const {
+  if (type_ != ScalarType::Float && type_ != ScalarType::Half && type_ != ScalarType::BFloat16) {
+    fail_dtype("float32, float16 or bfloat16");
+  }
+  return *this;
+}
+
+const Arg& Arg::float32() const {
+  if (type_ != ScalarType::Float) fail_dtype("float32");
+  return *this;
+}
+
+const Arg& Arg::int32() const {
+  if (type_ != ScalarType::Int) fail_dtype("int32");
+  return *this;
+}
+
+const Arg& Arg::dtype_of(const Arg& other) const {
+  if (type_ != other.type_) {
+    fail(op_, name_, " has dtype ", dtype_name(type_), ", expected ", dtype_name(other.type_), ", the dtype of ", other.name_);
+  }
+  return *this;
+}
+
+const Arg& Arg::rank(int64_t rank, const char* meaning) const {
+  if (rank_ != rank) fail(op_, name_, " has shape ", Dims{sizes_, rank_}, ", expected ", rank, " dimensions ", meaning);
+  return *this;
+}
+
+const Arg& Arg::shape(std::initializer_list<int64_t> expected, const char* meaning) const {
+  bool same = rank_ == static_cast<int64_t>(expected.size());
+  for (int64_t i = 0; same && i < rank_; ++i) {
+    const int64_t size = expected.begin()[i];
+    same = size == kAny || size == sizes_[i];
+  }
+  if (!same) {
+    const Dims wanted{expected.begin(), static_cast<int64_t>(expected.size())};
+    fail(op_, name_, " has shape ", Dims{sizes_, rank_}, ", expected ", wanted, " (", meaning, ")");
+  }
+  return *this;
+}
+
+const Arg& Arg::at_least(int64_t dim, int64_t size, const char* meaning) const {
+  if (sizes_[dim] < size) {
+    fail(op_, name_, " has shape ", Dims{sizes_, rank_}, ", expected dimension ", dim, " to be at least ", size, " (", meaning, ")");
+  }
+  return *this;
+}
+
+int64_t Arg::numel() const {
+  int64_t count = 1;
+  for (int64_t i = 0; i < rank_; ++i) count *= sizes_[i];
+  return count;
+}
+
+bool Arg::is_contiguous() const {
+  int64_t expected = 1;
+  for (int64_t i = rank_ - 1; i >= 0; --i) {
+    if (sizes_[i] != 1 && strides_[i] != expected) return numel() == 0;
+    expected *= sizes_[i];
+  }
+  return true;
+}
+
+const Arg& Arg::contiguous() const {
+  if (!is_contiguous()) {
+    fail(op_, name_, " has shape ", Dims{sizes_, rank_}, " with strides ", Dims{strides_, rank_}, ", expected a contiguous tensor");
+  }
+  return *this;
+}
+
+const Arg& Arg::last_contiguous() const {
+  if (sizes_[rank_ - 1] > 1 && strides_[rank_ - 1] != 1) {
+    fail(op_, name_, " has strides ", Dims{strides_, rank_}, ", expected the last one to be 1");
+  }
+  return *this;
+}
+
+const Arg& Arg::written(std::initializer_list<const Arg*> others) const {
+  for (int64_t i = 0; i < rank_; ++i) {
+    if (sizes_[i] > 1 && strides_[i] == 0) {
+      fail(op_, name_, " has strides ", Dims{strides_, rank_}, ", expected none to be 0: it is written (an expanded tensor cannot be)");
+    }
+  }
+  // Only dense blocks are compared: views such as q and k of one fused buffer interleave without sharing an element.
+  if (data_ == nullptr || numel() == 0 || !is_contiguous()) return *this;
+  const auto first = reinterpret_cast<uintptr_t>(data_);
+  for (const Arg* other : others) {
+    if (other == nullptr || other->data_ == nullptr || other->numel() == 0 || !other->is_contiguous()) continue;
+    const auto second = reinterpret_cast<uintptr_t>(other->data_);
+    if (first < second + other->numel() * other->element_size_ && second < first + numel() * element_size_) {
+      fail(op_, name_, " shares memory with ", other->name_, ", expected separate tensors, because ", name_, " is written");
+    }
+  }
+  return *this;
+}
+
+DType Arg::dtype() const { return type_ == ScalarType::Float ? DType::kF32 : type_ == ScalarType::Half ? DType::kF16 : DType::kBF16; }
+
+Arg Args::operator()(const char* name, const Tensor& tensor) {
+  DeviceId device;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &device.type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &device.index));
+  if (first_name_ == nullptr) {
+    first_name_ = name;
+    device_ = device;
+  } else if (device.type != device_.type || device.index != device_.index) {
+    fail(op_, name, " is on ", device, ", ", first_name_, " is on ", device_, "; expected all tensors on one device");
+  }
+  return Arg(op_, name, tensor, device);
+}
+
+float check_epsilon(const char* op, double eps) {
+  if (!std::isfinite(eps) || eps < 0) fail(op, "eps is ", eps, ", expected a finite number, 0 or more");
+  return static_cast<float>(eps);
+}
+
+float check_scale(const char* op, double scale) {
+  if (!std::isfinite(scale)) fail(op, "scale is ", scale, ", expected a finite number such as 1 / sqrt(head_dim)");
+  return static_cast<float>(scale);
+}
+
+}  // namespace photon::ops

@@ -1,0 +1,117 @@
+// What every op checks about its arguments, once, for CPU, CUDA and Meta. An error names the op, the argument, what it has and what was
+// expected: `rms_norm_into: weight has shape [512], expected [576] ([hidden of x])`.
+#pragma once
+#include <torch/csrc/stable/tensor.h>
+
+#include <initializer_list>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+
+#include "common/dtype.h"
+
+namespace photon::ops {
+
+using Tensor = torch::stable::Tensor;
+
+struct DeviceId {
+  int32_t type = -1;  // aoti_torch_device_type_*()
+  int32_t index = -1;
+};
+
+std::ostream& operator<<(std::ostream& out, const DeviceId& device);
+
+template <typename... Parts>
+[[noreturn]] void fail(const char* op, const Parts&... parts) {
+  std::ostringstream message;
+  message << op << ": ";
+  (message << ... << parts);
+  throw std::runtime_error(message.str());
+}
+
+// A tensor argument as read from torch: borrowed sizes and strides, dtype and address. It is valid while the op runs. The checks return
+// the argument, so that a declaration reads as its contract.
+class Arg {
+ public:
+  Arg(const char* op, const char* name, const Tensor& tensor, DeviceId device);
+
+  // --- checks ---
+  const Arg& floating() const;                  // float32, float16 or bfloat16
+  const Arg& float32() const;                   // float32
+  const Arg& int32() const;                     // int32
+  const Arg& dtype_of(const Arg& other) const;  // the dtype of `other`
+  const Arg& rank(int64_t rank, const char* meaning) const;
+  const Arg& shape(std::initializer_list<int64_t> expected, const char* meaning) const;  // kAny matches every size
+  const Arg& at_least(int64_t dim, int64_t size, const char* meaning) const;
+  const Arg& contiguous() const;
+  const Arg& last_contiguous() const;  // elements of the last dimension are neighbours; other strides are free
+  // It is written: its elements are distinct, and it shares no memory with `others` (null: an argument that was not given).
+  const Arg& written(std::initializer_list<const Arg*> others) const;
+
+  static constexpr int64_t kAny = -1;
+
+  // --- values ---
+  const char* op() const { return op_; }
+  const char* name() const { return name_; }
+  DeviceId device() const { return device_; }
+  int64_t size(int64_t dim) const { return sizes_[dim]; }
+  int64_t stride(int64_t dim) const { return strides_[dim]; }
+  DType dtype() const;  // after floating() or float32()
+  template <typename T>
+  T* data() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  bool is_contiguous() const;
+  int64_t numel() const;
+  [[noreturn]] void fail_dtype(const char* expected) const;
+
+  const char* op_;
+  const char* name_;
+  DeviceId device_;
+  int64_t rank_;
+  const int64_t* sizes_;
+  const int64_t* strides_;
+  torch::headeronly::ScalarType type_;
+  size_t element_size_;
+  void* data_;  // null on Meta
+};
+
+// An argument that may be absent.
+class OptionalArg {
+ public:
+  OptionalArg() = default;
+  explicit OptionalArg(const Arg& arg) : arg_(arg) {}
+  explicit operator bool() const { return arg_.has_value(); }
+  const Arg* operator->() const { return &*arg_; }
+  const Arg* get() const { return arg_ ? &*arg_ : nullptr; }
+  template <typename T>
+  T* data() const {
+    return arg_ ? arg_->data<T>() : nullptr;
+  }
+
+ private:
+  std::optional<Arg> arg_;
+};
+
+// The arguments of one call: they must all be on one device, that of the first.
+class Args {
+ public:
+  explicit Args(const char* op) : op_(op) {}
+  Arg operator()(const char* name, const Tensor& tensor);
+  OptionalArg operator()(const char* name, const std::optional<Tensor>& tensor) {
+    return tensor ? OptionalArg((*this)(name, *tensor)) : OptionalArg();
+  }
+
+ private:
+  const char* op_;
+  const char* first_name_ = nullptr;
+  DeviceId device_;
+};
+
+// A scalar argument that must be finite and not negative, such as an epsilon.
+float check_epsilon(const char* op, double eps);
+float check_scale(const char* op, double scale);
+
+}  // namespace photon::ops

@@ -1,0 +1,61 @@
+// From checked params to a kernel: a CPU kernel runs here, or is handed to the host stream that has claimed this thread; a CUDA kernel is
+// launched on torch's current stream of the tensors' device; Meta tensors have no kernel.
+#pragma once
+#include <torch/csrc/stable/library.h>
+
+#include "common/host_queue.h"
+#include "cpu/kernels.h"
+#include "cuda/kernels.h"
+#include "ops/checks.h"
+
+namespace photon::ops {
+
+// The host queue that has claimed this thread, or null.
+const HostQueue* claimed_queue();
+
+// Makes `device` current for this scope, and knows torch's current stream of it.
+class CudaScope {
+ public:
+  CudaScope(const char* op, DeviceId device);
+  ~CudaScope();
+  CudaScope(const CudaScope&) = delete;
+  CudaScope& operator=(const CudaScope&) = delete;
+  void* stream() const { return stream_; }
+  void check_launch(int error) const;
+
+ private:
+  const char* op_;
+  int previous_ = -1;  // the device to go back to, or -1
+  void* stream_ = nullptr;
+};
+
+// `anchor`: any argument of the op; it knows the op's name and its device. `launch` is null in a build without CUDA.
+template <auto kCpuKernel, typename Params>
+void dispatch(const Arg& anchor, const Params& params, int (*launch)(const Params&, void*)) {
+  if (anchor.device().type == aoti_torch_device_type_meta()) return;
+  if (anchor.device().type == aoti_torch_device_type_cpu()) {
+    const HostQueue* queue = claimed_queue();
+    if (queue == nullptr) return kCpuKernel(params);
+    const HostKernel kernel = [](const void* copy) { kCpuKernel(*static_cast<const Params*>(copy)); };
+    return queue->push(queue->context, kernel, &params, sizeof(Params));
+  }
+  if (launch == nullptr) {
+    fail(anchor.op(), anchor.name(), " is on a CUDA device, but photon_ext was built without CUDA kernels; build it where nvcc is found");
+  }
+  const CudaScope scope(anchor.op(), anchor.device());
+  scope.check_launch(launch(params, scope.stream()));
+}
+
+}  // namespace photon::ops
+
+#ifdef PHOTON_WITH_CUDA
+#define PHOTON_DISPATCH(kernel, anchor, params) dispatch<&cpu::kernel>(anchor, params, &cuda::kernel)
+#else
+#define PHOTON_DISPATCH(kernel, anchor, params) dispatch<&cpu::kernel>(anchor, params, nullptr)
+#endif
+
+// One function per op serves the three dispatch keys; `register_ops` adds a family's functions to a library.
+#define PHOTON_REGISTER(register_ops)                                 \
+  STABLE_TORCH_LIBRARY_IMPL(photon_ext, CPU, m) { register_ops(m); }  \
+  STABLE_TORCH_LIBRARY_IMPL(photon_ext, CUDA, m) { register_ops(m); } \
+  STABLE_TORCH_LIBRARY_IMPL(photon_ext, Meta, m) { register_ops(m); }

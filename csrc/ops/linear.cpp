@@ -1,0 +1,65 @@
+// linear_into, gemv_into: out = x @ weight.T + bias.
+#include "ops/dispatch.h"
+
+namespace photon::ops {
+namespace {
+
+void linear(const Tensor& out_, const Tensor& x_, const Tensor& weight_, const std::optional<Tensor>& bias_,
+            const std::optional<Tensor>& extent_) {
+  Args arg("linear_into");
+  const Arg x = arg("x", x_).floating().rank(2, "[lines, k]").last_contiguous();
+  const Arg weight = arg("weight", weight_).dtype_of(x).shape({Arg::kAny, x.size(1)}, "[n, k of x]").last_contiguous();
+  const Arg out = arg("out", out_).dtype_of(x).shape({x.size(0), weight.size(0)}, "[lines of x, n of weight]").last_contiguous();
+  const OptionalArg bias = arg("bias", bias_);
+  if (bias) bias->dtype_of(x).shape({weight.size(0)}, "[n of weight]").contiguous();
+  const OptionalArg extent = arg("extent", extent_);
+  if (extent) extent->int32().rank(1, "[lines to compute]").at_least(0, 1, "the number of lines to compute").contiguous();
+  out.written({&x, &weight, bias.get(), extent.get()});
+
+  LinearParams p{};
+  p.out = out.data<void>();
+  p.x = x.data<void>();
+  p.weight = weight.data<void>();
+  p.bias = bias.data<void>();
+  p.extent = extent.data<int32_t>();
+  p.lines = x.size(0);
+  p.n = weight.size(0);
+  p.k = x.size(1);
+  p.out_stride = out.stride(0);
+  p.x_stride = x.stride(0);
+  p.weight_stride = weight.stride(0);
+  p.dtype = x.dtype();
+  PHOTON_DISPATCH(linear, out, p);
+}
+
+void gemv(const Tensor& out_, const Tensor& x_, const Tensor& weight_, const std::optional<Tensor>& bias_) {
+  Args arg("gemv_into");
+  const Arg x = arg("x", x_).floating().rank(1, "[k]").contiguous();
+  const Arg weight = arg("weight", weight_).dtype_of(x).shape({Arg::kAny, x.size(0)}, "[n, k of x]").last_contiguous();
+  const Arg out = arg("out", out_).dtype_of(x).shape({weight.size(0)}, "[n of weight]").contiguous();
+  const OptionalArg bias = arg("bias", bias_);
+  if (bias) bias->dtype_of(x).shape({weight.size(0)}, "[n of weight]").contiguous();
+  out.written({&x, &weight, bias.get()});
+
+  LinearParams p{};
+  p.out = out.data<void>();
+  p.x = x.data<void>();
+  p.weight = weight.data<void>();
+  p.bias = bias.data<void>();
+  p.lines = 1;
+  p.n = p.out_stride = weight.size(0);
+  p.k = p.x_stride = x.size(0);
+  p.weight_stride = weight.stride(0);
+  p.dtype = x.dtype();
+  PHOTON_DISPATCH(linear, out, p);
+}
+
+void register_ops(torch::stable::detail::StableLibrary& m) {
+  m.impl("linear_into", TORCH_BOX(&linear));
+  m.impl("gemv_into", TORCH_BOX(&gemv));
+}
+
+}  // namespace
+}  // namespace photon::ops
+
+PHOTON_REGISTER(photon::ops::register_ops)

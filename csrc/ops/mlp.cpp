@@ -1,0 +1,66 @@
+// silu_mul_into, fused_mlp_into.
+#include "ops/dispatch.h"
+
+namespace photon::ops {
+namespace {
+
+void silu_mul(const Tensor& out_, const Tensor& gate_up_) {
+  Args arg("silu_mul_into");
+  const Arg out = arg("out", out_).floating().rank(2, "[lines, width]").last_contiguous();
+  const Arg gate_up = arg("gate_up", gate_up_).dtype_of(out).shape({out.size(0), 2 * out.size(1)}, "[lines of out, 2 x width of out]");
+  gate_up.last_contiguous();
+  out.written({&gate_up});
+
+  SiluMulParams p{};
+  p.out = out.data<void>();
+  p.gate_up = gate_up.data<void>();
+  p.lines = out.size(0);
+  p.width = out.size(1);
+  p.out_stride = out.stride(0);
+  p.gate_up_stride = gate_up.stride(0);
+  p.dtype = out.dtype();
+  PHOTON_DISPATCH(silu_mul, out, p);
+}
+
+void fused_mlp(const Tensor& out_, const Tensor& act_, const Tensor& x_, const Tensor& gate_up_weight_, const Tensor& down_weight_,
+               const std::optional<Tensor>& extent_) {
+  Args arg("fused_mlp_into");
+  const Arg x = arg("x", x_).floating().rank(2, "[lines, hidden]").last_contiguous();
+  const int64_t lines = x.size(0), hidden = x.size(1);
+  const Arg down = arg("down_weight", down_weight_).dtype_of(x).shape({hidden, Arg::kAny}, "[hidden of x, intermediate]").contiguous();
+  const int64_t intermediate = down.size(1);
+  const Arg gate_up = arg("gate_up_weight", gate_up_weight_).dtype_of(x);
+  gate_up.shape({2 * intermediate, hidden}, "[2 x intermediate of down_weight, hidden of x]").contiguous();
+  const Arg act = arg("act", act_).dtype_of(x).shape({lines, intermediate}, "[lines of x, intermediate of down_weight]").last_contiguous();
+  const Arg out = arg("out", out_).dtype_of(x).shape({lines, hidden}, "the shape of x").last_contiguous();
+  const OptionalArg extent = arg("extent", extent_);
+  if (extent) extent->int32().rank(1, "[lines to compute]").at_least(0, 1, "the number of lines to compute").contiguous();
+  out.written({&act, &x, &gate_up, &down, extent.get()});
+  act.written({&x, &gate_up, &down, extent.get()});
+
+  FusedMlpParams p{};
+  p.out = out.data<void>();
+  p.act = act.data<void>();
+  p.x = x.data<void>();
+  p.gate_up_weight = gate_up.data<void>();
+  p.down_weight = down.data<void>();
+  p.extent = extent.data<int32_t>();
+  p.lines = lines;
+  p.hidden = hidden;
+  p.intermediate = intermediate;
+  p.out_stride = out.stride(0);
+  p.act_stride = act.stride(0);
+  p.x_stride = x.stride(0);
+  p.dtype = x.dtype();
+  PHOTON_DISPATCH(fused_mlp, out, p);
+}
+
+void register_ops(torch::stable::detail::StableLibrary& m) {
+  m.impl("silu_mul_into", TORCH_BOX(&silu_mul));
+  m.impl("fused_mlp_into", TORCH_BOX(&fused_mlp));
+}
+
+}  // namespace
+}  // namespace photon::ops
+
+PHOTON_REGISTER(photon::ops::register_ops)

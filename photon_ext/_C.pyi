@@ -1,0 +1,117 @@
+"""Streams, events, pinned buffers, graphs and decode slots (csrc/device). Backends: "cuda", "host" (worker threads), "inline"."""
+
+cuda_compiled: bool
+
+def cuda_device_count() -> int:
+    """0 without a device, a driver, or CUDA in this build. Never raises."""
+
+def bind_ops(set_host_queue_address: int) -> None:
+    """Called once at import with the address of photon_ext_set_host_queue in the ops library."""
+
+class Event:
+    """A point in a stream's order. Methods speak of the latest record; an event that was never recorded counts as reached."""
+
+    def __init__(self, backend: str, timing: bool = False, blocking: bool = True, device: int = 0) -> None: ...
+    @property
+    def backend(self) -> str: ...
+    def query(self) -> bool: ...
+    def synchronize(self) -> None:
+        """Blocks without the GIL, asleep (blocking=True) or spinning. Raises the error of the work before it."""
+    def elapsed_ms(self, since: Event) -> float:
+        """Milliseconds from ``since`` to this event; both were made with timing=True and are reached."""
+
+class Graph:
+    """A recorded list of kernels and copies, replayed on one stream at a time. Dropping it waits for its replays in flight."""
+
+    @staticmethod
+    def from_cuda(raw: int, device: int = 0) -> Graph:
+        """Instantiates a cudaGraph_t, such as torch.cuda.CUDAGraph(keep_graph=True).raw_cuda_graph(), which its owner keeps."""
+    @property
+    def backend(self) -> str: ...
+    @property
+    def nodes(self) -> int: ...
+    def keep_alive(self, object: object) -> None:
+        """Holds what the graph's addresses point into for as long as the graph lives."""
+
+class Claim:
+    def __enter__(self) -> Stream: ...
+    def __exit__(self, *args: object) -> None: ...
+
+class Stream:
+    """An ordered queue of work. One thread enqueues at a time. Dropping a stream of one's own drains it."""
+
+    @staticmethod
+    def create(backend: str, device: int = 0) -> Stream: ...
+    @staticmethod
+    def wrap(handle: int, device: int = 0) -> Stream:
+        """Around a cudaStream_t that somebody else owns, such as torch.cuda.Stream().cuda_stream."""
+    @property
+    def backend(self) -> str: ...
+    @property
+    def handle(self) -> int:
+        """The cudaStream_t; 0 for host and inline."""
+    @property
+    def device(self) -> int: ...
+    def record(self, event: Event) -> None: ...
+    def wait(self, event: Event) -> None:
+        """What is enqueued from here on runs after the event's latest record."""
+    def synchronize(self) -> None:
+        """Blocks without the GIL until everything enqueued has run. Raises the stream's error, again each time."""
+    def query(self) -> bool: ...
+    def copy(self, dst: int, src: int, nbytes: int) -> None:
+        """Asynchronous copy between addresses that the caller keeps alive. On cuda, host memory must be page-locked: ValueError."""
+    def enqueue(self, kernel: int, params: bytes) -> None:
+        """Host and inline: enqueues the C function ``void kernel(const void* params)`` with a copy of params (at most 512 bytes)."""
+    def begin_capture(self) -> None:
+        """From here to end_capture work is recorded, not executed; events, waits and launches raise."""
+    def end_capture(self) -> Graph: ...
+    def launch(self, graph: Graph) -> None: ...
+    def claim(self) -> Claim:
+        """``with stream.claim():`` photon's CPU ops on this thread go to the stream. On cuda it does nothing. Claims nest."""
+
+class PinnedBuffer:
+    """Zeroed int32 words that asynchronous copies may use; ``memoryview(buffer)`` is writable, 1-D, of format "i"."""
+
+    def __init__(self, nbytes: int, backend: str) -> None: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    @property
+    def backend(self) -> str: ...
+    @property
+    def ptr(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class DecodeSlot:
+    """One ping-pong slot: a step is one call that enqueues everything in order, and one wait. Counts are in int32 words.
+
+    ``input_ptr``, ``output_ptr`` and ``mask_ptr`` are device memory of the caller's, who keeps it alive; it is at least as large as the
+    pinned buffer beside it.
+    """
+
+    def __init__(
+        self,
+        compute: Stream,
+        in_copy: Stream,
+        out_copy: Stream,
+        input: PinnedBuffer,
+        input_ptr: int,
+        output: PinnedBuffer,
+        output_ptr: int,
+        mask: PinnedBuffer | None = None,
+        mask_ptr: int = 0,
+        timing: bool = False,
+        blocking: bool = True,
+    ) -> None: ...
+    def launch(self, graph: Graph, input_words: int, finish: bool, output_words: int) -> None:
+        """Input copy (if input_words), replay, and with ``finish`` the copy of the outputs; without it ``finalize`` follows."""
+    def begin(self, input_words: int) -> None:
+        """As launch, for kernels that the caller enqueues on the compute stream up to ``end``."""
+    def end(self, output_words: int, finish: bool = True) -> None: ...
+    def finalize(self, graph: Graph | None, mask_words: int, output_words: int) -> None:
+        """The late sampling: mask copy (if mask_words), replay of the sampling graph (if any), then the copy of the outputs."""
+    def wait(self) -> None:
+        """Blocks without the GIL until the outputs are in pinned memory. Raises what a worker or the device reported."""
+    def done(self) -> bool:
+        """Whether ``wait`` would return at once."""
+    def span(self) -> tuple[Event, Event]:
+        """First and last moment of the latest launch on the compute stream (timing=True); the previous launch's pair stays valid."""

@@ -1,0 +1,52 @@
+"""The decode core of an LLM engine without the idle gap between steps.
+
+Three levels, each usable without the next: ``photon_ext.ops`` (``torch.ops.photon_ext.*``), the runtime (``Runtime``, ``Pipeline``), and the
+``Engine``. The first two need torch only; the engine needs the packages of the extra ``engine``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from photon_ext import _library as _library
+from photon_ext import ops
+from photon_ext._library import num_threads, set_num_threads
+
+if TYPE_CHECKING:
+    from photon_ext.engine import Engine
+    from photon_ext.runtime import Pipeline, Runtime
+    from photon_ext.sampling import Constraint, SamplingParams
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "Constraint": "photon_ext.sampling",
+    "Engine": "photon_ext.engine",
+    "Pipeline": "photon_ext.runtime",
+    "Runtime": "photon_ext.runtime",
+    "SamplingParams": "photon_ext.sampling",
+}
+
+__all__ = [
+    "Constraint",
+    "Engine",
+    "Pipeline",
+    "Runtime",
+    "SamplingParams",
+    "num_threads",
+    "ops",
+    "set_num_threads",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'photon_ext' has no attribute {name!r}")
+    value = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

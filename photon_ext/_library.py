@@ -1,0 +1,54 @@
+"""Loads the compiled parts, once: _ops (the ops of ``torch.ops.photon_ext``) and _C (streams, events, slots), and ties them together.
+
+_C's host streams need to claim the thread that calls an op; _ops holds that claim. Neither links the other: the address travels through here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from pathlib import Path
+
+import torch
+
+OPS_FILE = Path(__file__).with_name("_ops.abi3.so")
+_HOW_TO_BUILD = "build it with `python setup.py build_ext --inplace` or `pip install -e . --no-build-isolation` in the source directory"
+
+
+def _load() -> ctypes.CDLL:
+    if not OPS_FILE.exists():
+        raise ImportError(f"photon_ext is not built: {OPS_FILE} is missing; {_HOW_TO_BUILD}")
+    try:
+        torch.ops.load_library(str(OPS_FILE))
+        library = ctypes.CDLL(str(OPS_FILE))
+    except OSError as error:
+        raise ImportError(
+            f"photon_ext's ops cannot be loaded by torch {torch.__version__}: {error}; torch 2.11 or newer is needed; if it is, {_HOW_TO_BUILD}"
+        ) from error
+    try:
+        from photon_ext import _C
+    except ImportError as error:
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise ImportError(f"photon_ext._C cannot be loaded by Python {version} ({error}); {_HOW_TO_BUILD}") from error
+    address = ctypes.cast(library.photon_ext_set_host_queue, ctypes.c_void_p).value
+    assert address is not None
+    _C.bind_ops(address)
+    library.photon_ext_num_threads.restype = ctypes.c_int
+    library.photon_ext_set_num_threads.argtypes = [ctypes.c_int]
+    library.photon_ext_set_num_threads.restype = None
+    return library
+
+
+_ops_library = _load()
+
+
+def num_threads() -> int:
+    """Threads that a CPU kernel uses; at first PHOTON_NUM_THREADS, or the cores this process may use."""
+    return int(_ops_library.photon_ext_num_threads())
+
+
+def set_num_threads(threads: int) -> None:
+    """Sets the threads of the CPU kernels, 1 or more. Results do not depend on it."""
+    if threads < 1:
+        raise ValueError(f"set_num_threads: threads is {threads}, expected 1 or more")
+    _ops_library.photon_ext_set_num_threads(threads)

@@ -1,0 +1,136 @@
+"""The command line: `photon-ext generate` and `photon-ext info`.
+
+Exit codes: 0 done, 1 the request ended with an error, 2 wrong input or set-up (one line on stderr says what to do), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+
+from photon_ext.engine import Engine
+from photon_ext.errors import PhotonError
+from photon_ext.info import describe
+from photon_ext.sampling import SamplingParams
+from photon_ext.scheduling import Output, Request
+from photon_ext.scheduling.stats import EngineStats
+
+DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what was wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(WRONG, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; returns its exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return _info() if arguments.command == "info" else _generate(arguments)
+    except (PhotonError, torch.OutOfMemoryError, MemoryError) as error:
+        print(f"photon-ext {arguments.command}: {_one_line(error)}", file=sys.stderr)
+        return WRONG
+    except BrokenPipeError:  # the reader of our output has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="photon-ext", description="Text from a language model, without the idle gap between steps.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    generate = commands.add_parser("generate", help="generate text from a prompt")
+    generate.add_argument("prompt", help="the user's message")
+    generate.add_argument("--model", default="smollm2", help="smollm2 (default), a Hugging Face directory, or a .gguf file")
+    generate.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
+    generate.add_argument("--dtype", help="float32, float16 or bfloat16; by default what suits the model")
+    generate.add_argument("--depth", type=int, default=2, help="steps in flight: 2 (default), or 1 for the blocking loop")
+    generate.add_argument("--max-len", type=int, help="longest prompt and answer, in tokens; by default the model's, up to 4096")
+    generate.add_argument("--max-new-tokens", type=int, default=128, help="longest answer, in tokens (default 128)")
+    generate.add_argument("--temperature", type=float, default=0.0, help="0 (default) always takes the likeliest token")
+    generate.add_argument("--seed", type=int, help="repeats an answer at a temperature above 0")
+    generate.add_argument("--raw", action="store_true", help="use the prompt as it stands, without the chat template")
+    generate.add_argument("--json", action="store_true", help="print one JSON object at the end instead of streaming text")
+    commands.add_parser("info", help="versions, devices, build, and what is missing")
+    return parser
+
+
+def _info() -> int:
+    print(describe())
+    return DONE
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    params = SamplingParams(
+        max_new_tokens=arguments.max_new_tokens, temperature=arguments.temperature, seed=arguments.seed
+    )
+    engine = Engine.from_pretrained(
+        arguments.model,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        depth=arguments.depth,
+        max_len=arguments.max_len,
+        max_rows=1,
+        timing=True,
+    )
+    with engine:
+        request = engine.submit(arguments.prompt, params, raw=arguments.raw)
+        if not arguments.json:
+            _stream(request)
+        output = request.result()
+        stats = engine.stats()
+    print(_as_json(output, stats) if arguments.json else "")
+    if not arguments.json:
+        print(_summary(output, stats), file=sys.stderr)
+    if output.error is not None:
+        print(f"photon-ext generate: {output.error}", file=sys.stderr)
+        return FAILED
+    return DONE
+
+
+def _stream(request: Request) -> None:
+    for event in request.iter():
+        sys.stdout.write(event.text)
+        sys.stdout.flush()
+
+
+def _summary(output: Output, stats: EngineStats) -> str:
+    gap = "not measured" if stats.step_gap_us is None else f"{stats.step_gap_us:.0f} us"
+    rate = "-" if output.tokens_per_s is None else f"{output.tokens_per_s:.1f}"
+    first = "-" if output.ttft_ms is None else f"{output.ttft_ms:.0f} ms"
+    return (
+        f"[{len(output.token_ids)} tokens ({output.finish_reason}), {rate} tokens/s, first token after {first}, "
+        f"step gap {gap} (median), depth {stats.depth}, {stats.device}]"
+    )
+
+
+def _as_json(output: Output, stats: EngineStats) -> str:
+    return json.dumps(
+        {
+            "text": output.text,
+            "token_ids": output.token_ids,
+            "finish_reason": output.finish_reason,
+            "prompt_tokens": output.prompt_tokens,
+            "ttft_ms": output.ttft_ms,
+            "tokens_per_s": output.tokens_per_s,
+            "steps": stats.steps,
+            "zombie_rows": stats.zombie_rows,
+            "depth": stats.depth,
+            "device": stats.device,
+        }
+    )
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"out of memory: {text}; lower --max-len" if isinstance(error, (torch.OutOfMemoryError, MemoryError)) else text

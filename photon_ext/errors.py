@@ -1,0 +1,42 @@
+"""Every error that photon_ext raises on purpose. Each message names the value that was wrong, what was expected and what to do.
+
+User mistakes derive from ValueError too, so that `except ValueError` keeps working in code that does not know this package.
+"""
+
+from __future__ import annotations
+
+
+class PhotonError(Exception):
+    """Base of all errors raised by photon_ext."""
+
+
+class ConfigError(PhotonError, ValueError):
+    """A setting of the runtime, the engine or a sampling parameter is out of range or contradicts another."""
+
+
+class RequestError(PhotonError, ValueError):
+    """One request cannot be served as asked; all others are unaffected."""
+
+
+class ModelError(PhotonError, ValueError):
+    """A model file is missing, damaged, foreign, or of an unsupported architecture."""
+
+
+class DeviceError(PhotonError, RuntimeError):
+    """A device that was asked for is missing, or the device reported a failure."""
+
+
+class EngineDeadError(PhotonError, RuntimeError):
+    """The engine loop has crashed or was closed; the cause is chained. Make a new engine."""
+
+
+class PipelineError(PhotonError, RuntimeError):
+    """The pipeline was driven out of order, or a step's record does not belong to the lease that it was launched for."""
+
+
+class NoFreeRow(PhotonError, RuntimeError):
+    """Every row is in use: admission has to wait."""
+
+
+class CaptureError(PhotonError, RuntimeError):
+    """A step function cannot be recorded into a graph."""

@@ -1,0 +1,166 @@
+"""Decoder: the forward of Llama and Qwen3 models on the photon_ext ops; one code path for decode steps and prefill chunks.
+
+A step is described on the device only (decode_meta, segments, extent, page_table), buffers have fixed addresses, and nothing is
+allocated, so a forward can be captured once per shape and replayed at any position. Residual adds are folded into the norm that follows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from photon_ext import ops
+from photon_ext.errors import ConfigError
+from photon_ext.models.activations import Activations, allocate_activations
+from photon_ext.models.config import ModelConfig
+from photon_ext.models.kv_pool import allocate_kv_pool
+from photon_ext.models.rope import rope_tables
+from photon_ext.models.weights import DecoderWeights, LayerWeights, Linear
+from photon_ext.runtime.step import StepKind
+
+if TYPE_CHECKING:
+    from photon_ext.runtime.step import StepTensors
+
+GEMM_LINES = 32  # eager CUDA steps of more lines than this multiply through torch (cuBLAS)
+
+
+class Decoder:
+    """A model with its KV pool and activation buffers, on the device and in the dtype of its weights.
+
+    Attributes:
+        config, weights: what runs.
+        max_lines, max_segments: largest T and R of a step.
+        max_len: positions that a row may use.
+        page_size, num_pages: geometry of the KV pool; page indexes come from the step's page table.
+        activation_bytes, kv_bytes: memory held besides the weights.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        max_lines: int,
+        max_segments: int,
+        max_len: int,
+        page_size: int,
+        num_pages: int,
+        gemm_lines: int | None = GEMM_LINES,
+    ) -> None:
+        """Allocates everything that steps will use.
+
+        `gemm_lines`: on CUDA, steps of more lines that are not being captured multiply through torch, which is fast but sums in an
+        order that depends on T; None: never, so that a row's result depends on its own tokens alone.
+        Raises ConfigError for a size that is not positive, or a `max_len` beyond what the model was trained for.
+        """
+        sizes = {
+            "max_lines": max_lines,
+            "max_segments": max_segments,
+            "max_len": max_len,
+            "page_size": page_size,
+            "num_pages": num_pages,
+        }
+        for name, value in sizes.items():
+            if value <= 0:
+                raise ConfigError(f"Decoder: {name} is {value}, expected a positive number")
+        if max_len > config.max_positions:
+            raise ConfigError(
+                f"Decoder: max_len is {max_len}, the model was made for {config.max_positions} positions; ask for no more than that"
+            )
+        self.config, self.weights = config, weights
+        self.max_lines, self.max_segments, self.max_len = max_lines, max_segments, max_len
+        self.page_size, self.num_pages = page_size, num_pages
+        self._gemm_lines = gemm_lines
+        self._scale = config.head_dim**-0.5
+        self._cos, self._sin = rope_tables(config, max_len, weights.device)
+        self._kv = allocate_kv_pool(config, num_pages, page_size, weights.dtype, weights.device)
+        self._arena = allocate_activations(config, max_lines, max_segments, weights.dtype, weights.device)
+        self._head = Linear(weights.lm_head)
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+        return self.config.vocab
+
+    @property
+    def activation_bytes(self) -> int:
+        return self._arena.memory.nbytes
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._kv.nbytes
+
+    def forward(self, step: StepTensors) -> None:
+        """Enqueues the forward of a step and assigns `step.logits`, [R, vocab], a view of a buffer that the next forward rewrites.
+
+        Dead lines write no KV. Logits of segments that are dead or not sampled are undefined.
+        """
+        lines, segments = step.decode_meta.shape[0], step.segments.shape[0]
+        if lines > self.max_lines or segments > self.max_segments:
+            raise ConfigError(
+                f"Decoder: a step of {lines} lines and {segments} segments, "
+                f"made for up to {self.max_lines} and {self.max_segments}; raise max_lines or max_segments"
+            )
+        buffers = self._arena.activations.leading(lines, segments)
+        through_torch = self._through_torch(lines)
+        self._layers(step, buffers, step.extent[0:1], through_torch)
+        sampled = buffers.normed
+        if step.kind is not StepKind.DECODE:  # decode lines are one to one with segments already
+            sampled = buffers.selected
+            ops.select_lines_into(sampled, buffers.normed, step.segments)
+        _linear(buffers.logits, sampled, self._head, step.extent[1:2], through_torch=False)
+        step.logits = buffers.logits
+
+    def _through_torch(self, lines: int) -> bool:
+        if self._gemm_lines is None or lines <= self._gemm_lines or self.weights.device.type != "cuda":
+            return False
+        return not torch.cuda.is_current_stream_capturing()
+
+    def _layers(self, step: StepTensors, buffers: Activations, extent: torch.Tensor, through_torch: bool) -> None:
+        """From token ids to `buffers.normed`, the normalized output of the last layer."""
+        eps = self.config.rms_eps
+        ops.embedding_into(buffers.residual, step.decode_meta, self.weights.embedding)
+        for index, layer in enumerate(self.weights.layers):
+            if index == 0:
+                ops.rms_norm_into(buffers.normed, buffers.residual, layer.input_norm, eps)
+            else:
+                ops.add_rms_norm_into(buffers.normed, buffers.residual, buffers.projected, layer.input_norm, eps)
+            _linear(buffers.qkv, buffers.normed, layer.qkv, extent, through_torch)
+            self._attend(index, layer, step, buffers)
+            _linear(buffers.projected, buffers.attention, layer.o, extent, through_torch)
+            ops.add_rms_norm_into(buffers.normed, buffers.residual, buffers.projected, layer.post_norm, eps)
+            _linear(buffers.gate_up, buffers.normed, layer.gate_up, extent, through_torch)
+            ops.silu_mul_into(buffers.act, buffers.gate_up)
+            _linear(buffers.projected, buffers.act, layer.down, extent, through_torch)
+        ops.add_rms_norm_into(buffers.normed, buffers.residual, buffers.projected, self.weights.final_norm, eps)
+
+    def _attend(self, index: int, layer: LayerWeights, step: StepTensors, buffers: Activations) -> None:
+        """Rotates q and k, appends k and v to the row's pages, and attends: `buffers.qkv` to `buffers.attention`."""
+        config, keys, values = self.config, self._kv.keys[index], self._kv.values[index]
+        heads = buffers.qkv.view(-1, config.q_heads + 2 * config.kv_heads, config.head_dim)
+        q, k, v = torch.split(heads, [config.q_heads, config.kv_heads, config.kv_heads], dim=1)
+        ops.rope_append_kv_(
+            q,
+            k,
+            v,
+            keys,
+            values,
+            step.decode_meta,
+            step.page_table,
+            self._cos,
+            self._sin,
+            layer.q_norm,
+            layer.k_norm,
+            config.rms_eps,
+        )
+        attention = buffers.attention.view(-1, config.q_heads, config.head_dim)
+        ops.paged_attention_into(attention, q, keys, values, step.decode_meta, step.segments, step.page_table, self._scale)
+
+
+def _linear(out: torch.Tensor, x: torch.Tensor, linear: Linear, extent: torch.Tensor, through_torch: bool) -> None:
+    if not through_torch:
+        ops.linear_into(out, x, linear.weight, linear.bias, extent)
+    elif linear.bias is None:
+        torch.mm(x, linear.weight.t(), out=out)
+    else:
+        torch.addmm(linear.bias, x, linear.weight.t(), out=out)

@@ -1,0 +1,56 @@
+"""GgufFile: the metadata and tensors of a GGUF file, through the `gguf` package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import torch
+
+from photon_ext.errors import ModelError
+
+_MAGIC = b"GGUF"
+
+
+class GgufFile:
+    """An open GGUF file.
+
+    Attributes:
+        path: where it is.
+        fields: metadata by key; arrays are lists, strings are str.
+        tensor_names: names of all tensors.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Opens and maps the file. Raises ModelError, naming it, where it is missing, damaged or not GGUF."""
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                magic = file.read(len(_MAGIC))
+        except OSError as error:
+            raise ModelError(f"{path}: cannot be read ({error.strerror}); expected a GGUF file") from error
+        if magic != _MAGIC:
+            raise ModelError(f"{path}: starts with {magic!r}, expected {_MAGIC!r}; this is not a GGUF file")
+        try:
+            reader = gguf.GGUFReader(path)
+            self.fields: Mapping[str, Any] = {key: field.contents() for key, field in reader.fields.items()}
+        except Exception as error:  # the reader indexes its memory map: damage shows as whatever numpy raises
+            size = path.stat().st_size
+            raise ModelError(f"{path}: damaged or cut short at {size} bytes ({error}); download it again") from error
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+
+    @property
+    def tensor_names(self) -> set[str]:
+        return set(self._tensors)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """The tensor, dequantized to float32 on the CPU, outermost dimension first."""
+        stored = self._tensors[name]
+        try:
+            values = gguf.dequantize(stored.data, stored.tensor_type)
+        except NotImplementedError as error:
+            kind = stored.tensor_type.name
+            raise ModelError(f"{self.path}: {name} is quantized as {kind}, which the gguf package cannot read; use another file") from error
+        return torch.from_numpy(values.copy())  # a copy: float32 tensors come as a read-only view of the file

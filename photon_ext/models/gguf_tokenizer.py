@@ -1,0 +1,92 @@
+"""A `tokenizers` backend from the vocabulary and merges of a GGUF file (byte-level BPE, which GGUF calls "gpt2")."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from photon_ext.errors import ModelError
+from photon_ext.models.gguf_file import GgufFile
+
+
+class _TokenType(IntEnum):
+    """tokenizer.ggml.token_type, as far as it matters here."""
+
+    CONTROL = 3
+    USER_DEFINED = 4
+
+
+class _PreTokenizer(NamedTuple):
+    """How text is cut before merges apply. `pattern` None: GPT-2's own expression."""
+
+    pattern: str | None
+    single_digits: bool = False
+    ignore_merges: bool = False  # a piece that is a token of its own is taken whole
+    add_bos: bool = False  # unless the file says otherwise
+    nfc: bool = False
+
+
+def _words(digits: str) -> str:
+    """The expression that Llama 3 and Qwen 2 share but for how many digits go together."""
+    return r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+# tokenizer.ggml.pre -> how the model's original tokenizer cuts text.
+_PRE_TOKENIZERS = {
+    "gpt-2": _PreTokenizer(None),
+    "smollm": _PreTokenizer(None, single_digits=True),
+    "llama-bpe": _PreTokenizer(_words(r"\p{N}{1,3}"), ignore_merges=True, add_bos=True),
+    "qwen2": _PreTokenizer(_words(r"\p{N}"), nfc=True),
+}
+
+
+def gguf_backend(file: GgufFile) -> Tokenizer:
+    """Builds the tokenizer. Raises ModelError, naming the file, for a vocabulary that is not supported or is damaged."""
+    kind, pre = file.fields.get("tokenizer.ggml.model"), file.fields.get("tokenizer.ggml.pre")
+    if kind != "gpt2" or pre not in _PRE_TOKENIZERS:
+        raise ModelError(
+            f"{file.path}: tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported; supported are 'gpt2' with "
+            f"{', '.join(_PRE_TOKENIZERS)}; use the model's Hugging Face directory, whose tokenizer.json says it all"
+        )
+    rules = _PRE_TOKENIZERS[pre]
+    tokens: list[str] = file.fields.get("tokenizer.ggml.tokens", [])
+    merges = [tuple(merge.split(" ", 1)) for merge in file.fields.get("tokenizer.ggml.merges", [])]
+    try:
+        model = models.BPE({token: index for index, token in enumerate(tokens)}, merges, ignore_merges=rules.ignore_merges)
+    except Exception as error:  # the library raises a bare Exception
+        raise ModelError(f"{file.path}: vocabulary and merges do not fit together ({error}); download the file again") from error
+    backend = Tokenizer(model)
+    if rules.nfc:
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = _pre_tokenizer(rules)
+    backend.decoder = decoders.ByteLevel()
+    _add_marked_tokens(backend, tokens, file.fields.get("tokenizer.ggml.token_type", []))
+    bos_id = file.fields.get("tokenizer.ggml.bos_token_id")
+    if file.fields.get("tokenizer.ggml.add_bos_token", rules.add_bos) and bos_id is not None:
+        bos = tokens[bos_id]
+        backend.post_processor = processors.TemplateProcessing(single=[bos, "$A"], special_tokens=[(bos, bos_id)])
+    return backend
+
+
+def _pre_tokenizer(rules: _PreTokenizer) -> pre_tokenizers.PreTokenizer:
+    steps: list[pre_tokenizers.PreTokenizer] = []
+    if rules.single_digits:
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    if rules.pattern is not None:
+        steps.append(pre_tokenizers.Split(Regex(rules.pattern), "isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rules.pattern is None))
+    return pre_tokenizers.Sequence(steps)
+
+
+def _add_marked_tokens(backend: Tokenizer, tokens: list[str], types: list[int]) -> None:
+    """Control and user-defined tokens are found before text is cut; control tokens are left out of decoded text."""
+    marked = {_TokenType.CONTROL, _TokenType.USER_DEFINED}
+    backend.add_tokens(
+        [
+            AddedToken(token, special=kind == _TokenType.CONTROL, normalized=False)
+            for token, kind in zip(tokens, types, strict=False)
+            if kind in marked
+        ]
+    )

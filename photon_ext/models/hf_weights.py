@@ -1,0 +1,91 @@
+"""DecoderWeights from a Hugging Face directory: model.safetensors, or shards listed in model.safetensors.index.json."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from photon_ext.errors import ModelError
+from photon_ext.models.config import ModelConfig
+from photon_ext.models.json_file import read_json
+from photon_ext.models.weights import DecoderWeights, empty_weights, weight_slots
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+def load_hf_weights(
+    directory: Path, config: ModelConfig, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu"
+) -> DecoderWeights:
+    """Reads every parameter of `config` from `directory`, converted to `dtype` on `device`.
+
+    Raises ModelError, naming the file and the tensor, where a file is missing or damaged, a tensor is missing, of
+    another shape or quantized, or where the files hold parameters that the model as configured would ignore.
+    """
+    files = _weight_files(directory)
+    weights = empty_weights(config, dtype, device)
+    with ExitStack() as stack:
+        tensors = {name: handle for path in files for name, handle in _open(path, stack).items()}
+        expected = dict(weight_slots(config, weights))
+        _check_names(directory, config, set(tensors), set(expected))
+        for name, slot in expected.items():
+            _copy(tensors[name], name, slot, directory)
+    return weights
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    index_path = directory / INDEX_FILE
+    if index_path.exists():
+        shards = read_json(index_path).get("weight_map")
+        if not isinstance(shards, dict) or not shards:
+            raise ModelError(f"{index_path}: has no 'weight_map' object that names the shards; download it again")
+        files = [directory / name for name in sorted(set(shards.values()))]
+        missing = [path.name for path in files if not path.exists()]
+        if missing:
+            raise ModelError(f"{directory}: {len(missing)} of {len(files)} shards are missing ({', '.join(missing[:3])}); get them")
+        return files
+    if (directory / SINGLE_FILE).exists():
+        return [directory / SINGLE_FILE]
+    others = sorted(p.name for p in directory.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".safetensors"))
+    found = f"found {', '.join(others[:4])}, which is not read; convert it to safetensors" if others else "found no weights; download them"
+    raise ModelError(f"{directory}: expected {SINGLE_FILE} or {INDEX_FILE}, {found}")
+
+
+def _open(path: Path, stack: ExitStack) -> dict[str, Any]:
+    try:
+        handle = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+        return dict.fromkeys(handle.keys(), handle)
+    except (SafetensorError, OSError) as error:
+        size = path.stat().st_size
+        raise ModelError(f"{path}: {size} bytes that are not a whole safetensors file ({error}); download it again") from error
+
+
+def _check_names(directory: Path, config: ModelConfig, found: set[str], expected: set[str]) -> None:
+    missing = sorted(expected - found)
+    if missing:
+        raise ModelError(
+            f"{directory}: {len(missing)} of {len(expected)} parameters are missing, first {missing[0]!r}; "
+            f"config.json does not belong to these weights, or shards are missing"
+        )
+    ignorable = {"lm_head.weight"} if config.tied_embeddings else set()
+    extra = sorted(name for name in found - expected - ignorable if not name.endswith("rotary_emb.inv_freq"))
+    if extra:
+        raise ModelError(
+            f"{directory}: {len(extra)} parameters would be ignored, first {extra[0]!r}; "
+            f"config.json does not belong to these weights, or they are quantized, biased or adapters"
+        )
+
+
+def _copy(handle: Any, name: str, slot: torch.Tensor, directory: Path) -> None:
+    tensor = handle.get_tensor(name)
+    if tensor.shape != slot.shape:
+        raise ModelError(
+            f"{directory}: {name} has shape {list(tensor.shape)}, config.json asks for {list(slot.shape)}; they do not belong together"
+        )
+    if not tensor.is_floating_point() or tensor.element_size() < 2:
+        raise ModelError(f"{directory}: {name} is stored as {tensor.dtype}; use a checkpoint in float32, float16 or bfloat16")
+    slot.copy_(tensor)

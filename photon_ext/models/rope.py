@@ -1,0 +1,46 @@
+"""cos/sin tables of the rotary position embedding (Su et al., "RoFormer"), with Llama 3's context stretching."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from photon_ext.models.config import ModelConfig, RopeScaling, RopeScalingKind
+
+
+def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
+    """float32 [head_dim / 2]: radians per position of each rotated pair, scaled as `config.rope_scaling` says.
+
+    The order of float32 operations follows Hugging Face's, so that tables agree to the last bit.
+    """
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
+    frequencies = 1.0 / (config.rope_theta**exponents)
+    scaling = config.rope_scaling
+    if scaling.kind is RopeScalingKind.LINEAR:
+        return frequencies / scaling.factor
+    if scaling.kind is RopeScalingKind.FACTORS:
+        return frequencies / torch.tensor(scaling.factors, dtype=torch.float32)
+    if scaling.kind is RopeScalingKind.LLAMA3:
+        return _llama3(frequencies, scaling)
+    return frequencies
+
+
+def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
+    """Short wavelengths stay, long ones are divided by the factor, those between are interpolated."""
+    low_wavelength = scaling.original_max_positions / scaling.low_freq_factor
+    high_wavelength = scaling.original_max_positions / scaling.high_freq_factor
+    wavelength = 2 * math.pi / frequencies
+    scaled = torch.where(wavelength > low_wavelength, frequencies / scaling.factor, frequencies)
+    smooth = scaling.original_max_positions / wavelength - scaling.low_freq_factor
+    smooth = smooth / (scaling.high_freq_factor - scaling.low_freq_factor)
+    between = (1 - smooth) * scaled / scaling.factor + smooth * scaled
+    is_between = (wavelength >= high_wavelength) & (wavelength <= low_wavelength)
+    return torch.where(is_between, between, scaled)
+
+
+def rope_tables(config: ModelConfig, max_len: int, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin, float32 [max_len, head_dim] each, on `device`; both halves of a row repeat the same angles."""
+    angles = torch.arange(max_len, dtype=torch.float32)[:, None] * inverse_frequencies(config)[None, :]
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().to(device), angles.sin().to(device)

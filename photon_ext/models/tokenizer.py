@@ -1,0 +1,113 @@
+"""Tokenizer: text to ids and back, over the `tokenizers` library, from tokenizer.json or a GGUF vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from photon_ext.errors import ModelError, RequestError
+from photon_ext.models.chat_template import ChatTemplate, Message
+from photon_ext.models.detokenizer import Detokenizer
+from photon_ext.models.gguf_file import GgufFile
+from photon_ext.models.gguf_tokenizer import gguf_backend
+from photon_ext.models.json_file import read_json
+
+TOKENIZER_FILE = "tokenizer.json"
+_CONFIG_FILE = "tokenizer_config.json"
+_TEMPLATE_FILE = "chat_template.jinja"
+
+
+class Tokenizer:
+    """Encodes and decodes text.
+
+    Attributes:
+        vocab_size: number of ids, added tokens included (the model's vocabulary may be padded beyond it).
+        bos_id, eos_id: ids of the tokens that begin and end a text, or None.
+        chat_template: None where the model has none.
+    """
+
+    def __init__(self, backend: Backend, special_tokens: Mapping[str, str], template: str | None, source: str) -> None:
+        """`special_tokens`: names such as "eos_token" to texts; `template`: Jinja; `source`: the file, for errors."""
+        self._backend = backend
+        self._source = source
+        self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
+        self.bos_id = self._special_id(special_tokens.get("bos_token"))
+        self.eos_id = self._special_id(special_tokens.get("eos_token"))
+        self.chat_template = ChatTemplate(template, special_tokens, source) if template else None
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> Tokenizer:
+        """Reads tokenizer.json, and tokenizer_config.json and chat_template.jinja where they exist."""
+        path = directory / TOKENIZER_FILE
+        if not path.exists():
+            raise ModelError(f"{path}: no such file; copy the model's {TOKENIZER_FILE} there (older tokenizers must be converted)")
+        try:
+            backend = Backend.from_file(str(path))
+        except Exception as error:  # the library raises a bare Exception
+            raise ModelError(f"{path}: not a tokenizer that the tokenizers library reads ({error}); download it again") from error
+        config = read_json(directory / _CONFIG_FILE) if (directory / _CONFIG_FILE).exists() else {}
+        return cls(backend, _special_tokens(config), _template(directory, config), str(path))
+
+    @classmethod
+    def from_gguf(cls, file: GgufFile) -> Tokenizer:
+        """Builds the tokenizer from the vocabulary and merges in a GGUF file."""
+        tokens = file.fields.get("tokenizer.ggml.tokens", ())
+        special_tokens = {}
+        for name in ("bos_token", "eos_token"):
+            token_id = file.fields.get(f"tokenizer.ggml.{name}_id")
+            if token_id is not None and token_id < len(tokens):
+                special_tokens[name] = tokens[token_id]
+        return cls(gguf_backend(file), special_tokens, file.fields.get("tokenizer.chat_template"), str(file.path))
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of `text`, with the begin-of-text token in front if the model uses one and `add_special_tokens` is set."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
+        """Ids of a conversation, ready for the answer. Raises RequestError where there is no template or it refuses."""
+        if self.chat_template is None:
+            raise RequestError(f"{self._source} has no chat template; send a plain prompt instead of messages")
+        text = self.chat_template.render(messages, add_generation_prompt)
+        return self.encode(text, add_special_tokens=False)  # the template writes them itself
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of `ids`; bytes that are no character become U+FFFD, ids without a token are left out."""
+        text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
+        """A streaming decoder for one sequence."""
+        return Detokenizer(lambda ids: self.decode(ids, skip_special_tokens))
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token by its exact text in the vocabulary, such as "<|im_end|>", or None."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
+    def _special_id(self, token: str | None) -> int | None:
+        return None if token is None else self.token_id(token)
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """The entries of tokenizer_config.json that name a token: a text, or an object with its text as `content`."""
+    tokens = {}
+    for name, value in config.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            tokens[name] = text
+    return tokens
+
+
+def _template(directory: Path, config: Mapping[str, Any]) -> str | None:
+    """chat_template.jinja, else the entry in tokenizer_config.json; of several named templates, the default one."""
+    path = directory / _TEMPLATE_FILE
+    if path.exists():
+        return path.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
+    return template

@@ -1,0 +1,407 @@
+"""The ops, typed: thin wrappers over ``torch.ops.photon_ext.*``.
+
+Names that end in ``_into`` write their first argument; names that end in ``_`` update what their docstring says. Both return nothing, allocate
+nothing and never synchronize, so that they can be captured in a graph. They run where their tensors are: CPU, CUDA (on torch's current
+stream) or Meta (checks only). The twins without a suffix allocate their result.
+
+Words used below. A *line* is one token of a step: ``decode_meta`` is int32 [T, 4], (token, position, length, row) a line; length 0 marks a
+dead line, which reads and writes no KV. A *segment* is one row's lines: ``segments`` is int32 [R, 4], (row, first line, number of lines,
+flags). ``row_state`` is int32 [rows, 16]. All integer tensors are int32 and contiguous; floating ones are float32, bfloat16 or float16, of
+one dtype a call, with neighbouring elements in the last dimension and free strides before it. T = 0 is fine everywhere.
+
+A wrong argument raises RuntimeError that names the op, the argument, what it has and what was expected. ``photon_ext.reference`` has every op
+in plain PyTorch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from photon_ext import _fake, _library  # noqa: F401  _library loads what torch.ops.photon_ext needs
+
+_NAMES = (
+    "begin_step_",
+    "carry_over_ids_",
+    "decode_meta_set_",
+    "publish_",
+    "apply_token_mask_",
+    "sample_into",
+    "embedding_into",
+    "select_lines_into",
+    "rms_norm_into",
+    "add_rms_norm_into",
+    "linear_into",
+    "gemv_into",
+    "silu_mul_into",
+    "fused_mlp_into",
+    "rope_append_kv_",
+    "paged_attention_into",
+    "fused_attention_decode_into",
+)
+_fake.register(_NAMES)
+# Overloads, resolved once: a call through the packet looks the overload up again each time.
+_op = {name: getattr(torch.ops.photon_ext, name).default for name in _NAMES}
+_begin_step = _op["begin_step_"]
+_carry_over_ids = _op["carry_over_ids_"]
+_decode_meta_set = _op["decode_meta_set_"]
+_publish = _op["publish_"]
+_apply_token_mask = _op["apply_token_mask_"]
+_sample = _op["sample_into"]
+_embedding = _op["embedding_into"]
+_select_lines = _op["select_lines_into"]
+_rms_norm = _op["rms_norm_into"]
+_add_rms_norm = _op["add_rms_norm_into"]
+_linear = _op["linear_into"]
+_gemv = _op["gemv_into"]
+_silu_mul = _op["silu_mul_into"]
+_fused_mlp = _op["fused_mlp_into"]
+_rope_append_kv = _op["rope_append_kv_"]
+_paged_attention = _op["paged_attention_into"]
+_fused_attention_decode = _op["fused_attention_decode_into"]
+
+
+# --- step: the head and the tail ------------------------------------------------------------------------------------------------------
+
+
+def begin_step_(
+    row_state: Tensor,
+    page_table: Tensor,
+    stop_ids: Tensor,
+    deltas: Tensor,
+    segments: Tensor,
+    staged_ids: Tensor,
+    decode_meta: Tensor,
+    extent: Tensor,
+) -> None:
+    """The head of a step: applies host deltas to the tables, carries tokens over, and fills decode_meta.
+
+    Args:
+        row_state: int32 [rows, 16], updated by the deltas.
+        page_table: int32 [rows, pages per row], updated by the deltas.
+        stop_ids: int32 [rows, stop ids per row], updated by the deltas.
+        deltas: int32 [words], at least 4. Word 0 counts the runs and is zeroed; run i is words 4 + 4i...: (table, offset, count, first
+            payload word). A run that does not fit its table or this buffer is skipped.
+        segments: int32 [R, 4].
+        staged_ids: int32 [T]; an id that is read is replaced by the mark of "no token" (-2**31).
+        decode_meta: int32 [T, 4], written whole: (token, position, position + 1, row) for live lines, zeros for dead ones.
+        extent: int32 [2], written: 1 + the last live line, 1 + the last live segment to be sampled.
+    """
+    _begin_step(row_state, page_table, stop_ids, deltas, segments, staged_ids, decode_meta, extent)
+
+
+def carry_over_ids_(next_ids: Tensor, prev: Tensor, idx: Tensor) -> None:
+    """``next_ids[i] = prev[idx[i]]`` where idx[i] is an index of prev; elsewhere (idx[i] < 0) next_ids[i] stays.
+
+    Stand-alone carry-over for engines with their own batches, which may shrink, grow and change order between two steps.
+
+    Args:
+        next_ids: int32 [n], updated.
+        prev: int32 [m], the tokens sampled by the previous step; may be empty.
+        idx: int32 [n], the place in the previous step's batch, or -1.
+    """
+    _carry_over_ids(next_ids, prev, idx)
+
+
+def decode_meta_set_(decode_meta: Tensor, tokens: Tensor, positions: Tensor, rows: Tensor | None = None) -> None:
+    """Fills decode_meta without a RowTable: one line a token.
+
+    Args:
+        decode_meta: int32 [n, 4], written.
+        tokens: int32 [n].
+        positions: int32 [n]; below 0 makes a dead line.
+        rows: int32 [n]; None: line i belongs to row i.
+    """
+    _decode_meta_set(decode_meta, tokens, positions, rows)
+
+
+def publish_(
+    row_state: Tensor, out_record: Tensor, sampled: Tensor, segments: Tensor, stop_ids: Tensor, row_errors: Tensor | None = None
+) -> None:
+    """The tail of a step: advances the rows, decides stops and caps, and writes what the host will read.
+
+    Args:
+        row_state: int32 [rows, 16], updated: last token, position, remaining, alive.
+        out_record: int32 [R, W >= 5], written: (row, generation, n_tokens, flags, tokens..., -1...).
+        sampled: int32 [R]; below 0: nothing was sampled, which ends a row that was to be sampled.
+        segments: int32 [R, 4].
+        stop_ids: int32 [rows, stop ids per row].
+        row_errors: int32 [R] of record flags; not 0 ends the row. None: no errors.
+    """
+    _publish(row_state, out_record, sampled, segments, stop_ids, row_errors)
+
+
+# --- sampling -------------------------------------------------------------------------------------------------------------------------
+
+
+def apply_token_mask_(logits: Tensor, mask: Tensor, mask_keys: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor) -> None:
+    """Makes the logits of disallowed ids -inf, where the mask is for this very row and position; else raises the row's error.
+
+    Args:
+        logits: [R, vocab], updated.
+        mask: int32 [R, >= ceil(vocab / 32)]; bit (id & 31) of word (id >> 5) set: id is allowed.
+        mask_keys: int32 [R, 2], (row, position of the sampled line); row 0: no mask.
+        segments: int32 [R, 4].
+        row_state: int32 [rows, 16].
+        row_errors: int32 [R], written: 0, or the record flag of a missing or foreign mask.
+    """
+    _apply_token_mask(logits, mask, mask_keys, segments, row_state, row_errors)
+
+
+def sample_into(out: Tensor, logits: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor | None = None) -> None:
+    """One token a segment: greedy (ties to the lowest id) at temperature 0, else Gumbel-max with noise keyed by (seed, position, id).
+
+    NaN and -inf are never chosen. Segments that are dead, not to be sampled, or in error get -1; so do those without any candidate, whose
+    error is raised.
+
+    Args:
+        out: int32 [R], written.
+        logits: [R, vocab].
+        segments: int32 [R, 4].
+        row_state: int32 [rows, 16]: temperature, seed and position.
+        row_errors: int32 [R], updated; None: no errors in or out.
+    """
+    _sample(out, logits, segments, row_state, row_errors)
+
+
+def sample(logits: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor | None = None) -> Tensor:
+    """:func:`sample_into` a new int32 [R]."""
+    out = torch.empty(logits.shape[0], dtype=torch.int32, device=logits.device)
+    _sample(out, logits, segments, row_state, row_errors)
+    return out
+
+
+# --- embedding ------------------------------------------------------------------------------------------------------------------------
+
+
+def embedding_into(out: Tensor, decode_meta: Tensor, weight: Tensor) -> None:
+    """``out[t] = weight[token of line t]``; zeros for dead lines and for ids outside the vocabulary.
+
+    Args:
+        out: [T, hidden], written.
+        decode_meta: int32 [T, 4].
+        weight: [vocab, hidden], contiguous.
+    """
+    _embedding(out, decode_meta, weight)
+
+
+def embedding(decode_meta: Tensor, weight: Tensor) -> Tensor:
+    """:func:`embedding_into` a new [T, hidden]."""
+    out = weight.new_empty(decode_meta.shape[0], weight.shape[1])
+    _embedding(out, decode_meta, weight)
+    return out
+
+
+def select_lines_into(out: Tensor, x: Tensor, segments: Tensor) -> None:
+    """``out[r] = x[last line of segment r]``: what the lm head needs of a step; zeros for an empty segment.
+
+    Args:
+        out: [R, hidden], written.
+        x: [T, hidden].
+        segments: int32 [R, 4].
+    """
+    _select_lines(out, x, segments)
+
+
+# --- norm -----------------------------------------------------------------------------------------------------------------------------
+
+
+def rms_norm_into(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+    """``out = weight * round(x * rsqrt(mean(x²) + eps))``, in float32 up to the rounding to the dtype (the order of HF's Llama).
+
+    Args:
+        out: [T, hidden], written.
+        x: [T, hidden].
+        weight: [hidden].
+        eps: added to the mean square.
+    """
+    _rms_norm(out, x, weight, eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """:func:`rms_norm_into` a new [T, hidden]."""
+    out = torch.empty_like(x)
+    _rms_norm(out, x, weight, eps)
+    return out
+
+
+def add_rms_norm_into(out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+    """``residual += x`` (rounded to the dtype), then :func:`rms_norm_into` of the sum.
+
+    Args:
+        out: [T, hidden], written.
+        residual: [T, hidden], updated.
+        x: [T, hidden].
+        weight: [hidden].
+        eps: added to the mean square.
+    """
+    _add_rms_norm(out, residual, x, weight, eps)
+
+
+# --- linear and mlp -------------------------------------------------------------------------------------------------------------------
+
+
+def linear_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, extent: Tensor | None = None) -> None:
+    """``out = x @ weight.T + bias``, summed in float32 in an order that depends on k alone.
+
+    Args:
+        out: [T, n], written.
+        x: [T, k].
+        weight: [n, k].
+        bias: [n], or None.
+        extent: int32 on the device, its first element the number of leading lines to compute; the others keep what they hold. None: all.
+    """
+    _linear(out, x, weight, bias, extent)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """:func:`linear_into` a new [T, n]."""
+    out = x.new_empty(x.shape[0], weight.shape[0])
+    _linear(out, x, weight, bias, None)
+    return out
+
+
+def gemv_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+    """:func:`linear_into` of one line: x [k], weight [n, k], out [n], all vectors contiguous."""
+    _gemv(out, x, weight, bias)
+
+
+def silu_mul_into(out: Tensor, gate_up: Tensor) -> None:
+    """``out = round(silu(gate)) * up``, where gate_up is [T, 2 * width] (gate, then up) and out is [T, width]."""
+    _silu_mul(out, gate_up)
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """:func:`silu_mul_into` a new [T, width]."""
+    out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
+    _silu_mul(out, gate_up)
+    return out
+
+
+def fused_mlp_into(
+    out: Tensor,
+    act: Tensor,
+    x: Tensor,
+    gate_up_weight: Tensor,
+    down_weight: Tensor,
+    extent: Tensor | None = None,
+) -> None:
+    """The gated MLP: ``act = silu_mul(x @ gate_up_weight.T)``, ``out = act @ down_weight.T``, with the gate and up sums rounded to the dtype.
+
+    Args:
+        out: [T, hidden], written.
+        act: [T, intermediate], scratch, written.
+        x: [T, hidden].
+        gate_up_weight: [2 * intermediate, hidden], gate rows first; contiguous.
+        down_weight: [hidden, intermediate], contiguous.
+        extent: as in :func:`linear_into`.
+    """
+    _fused_mlp(out, act, x, gate_up_weight, down_weight, extent)
+
+
+def fused_mlp(x: Tensor, gate_up_weight: Tensor, down_weight: Tensor) -> Tensor:
+    """:func:`fused_mlp_into` a new [T, hidden]."""
+    out = torch.empty_like(x)
+    act = x.new_empty(x.shape[0], down_weight.shape[1])
+    _fused_mlp(out, act, x, gate_up_weight, down_weight, None)
+    return out
+
+
+# --- attention ------------------------------------------------------------------------------------------------------------------------
+
+
+def rope_append_kv_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    decode_meta: Tensor,
+    page_table: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> None:
+    """Rotates q in place, and writes rotated k and plain v to each live line's place in the row's pages.
+
+    The rotation pairs element i with i + head_dim / 2 (HF's Llama; Su et al., "RoFormer", 2021), in float32.
+
+    Args:
+        q: [T, q heads, head_dim], updated; head_dim even, 2 to 256.
+        k: [T, kv heads, head_dim].
+        v: [T, kv heads, head_dim].
+        k_cache: [pages, page size, kv heads, head_dim], updated. A contiguous [B, H, L, D] cache is ``cache.transpose(1, 2)``.
+        v_cache: like k_cache, updated.
+        decode_meta: int32 [T, 4].
+        page_table: int32 [rows, pages per row]; None: a row's only page is the row's index.
+        cos: float32 [positions, head_dim], the base of the table: a line reads its own position's entry. Both halves repeat.
+        sin: like cos.
+        q_norm: [head_dim]: RMS norm of each q head before the rotation (Qwen3), or None.
+        k_norm: [head_dim], or None.
+        eps: of the norms.
+    """
+    _rope_append_kv(q, k, v, k_cache, v_cache, decode_meta, page_table, cos, sin, q_norm, k_norm, eps)
+
+
+def paged_attention_into(
+    out: Tensor,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    decode_meta: Tensor,
+    segments: Tensor,
+    page_table: Tensor | None,
+    scale: float,
+) -> None:
+    """Causal attention of each line over positions 0 .. length - 1 of its row, grouped queries, softmax in float32.
+
+    Decode lines and chunks of any length alike; zeros for dead lines.
+
+    Args:
+        out: [T, q heads, head_dim], written.
+        q: [T, q heads, head_dim], rotated.
+        k_cache: [pages, page size, kv heads, head_dim]; q heads is a multiple of kv heads.
+        v_cache: like k_cache.
+        decode_meta: int32 [T, 4].
+        segments: int32 [R, 4].
+        page_table: int32 [rows, pages per row], or None as in :func:`rope_append_kv_`.
+        scale: of the scores, as a rule 1 / sqrt(head_dim).
+    """
+    _paged_attention(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale)
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    decode_meta: Tensor,
+    segments: Tensor,
+    page_table: Tensor | None,
+    scale: float,
+) -> Tensor:
+    """:func:`paged_attention_into` a new contiguous [T, q heads, head_dim]."""
+    out = q.new_empty(q.shape)
+    _paged_attention(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale)
+    return out
+
+
+def fused_attention_decode_into(
+    out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    decode_meta: Tensor,
+    page_table: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    scale: float,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> None:
+    """:func:`rope_append_kv_` and :func:`paged_attention_into` in one, for lines of distinct rows; q stays as it is."""
+    _fused_attention_decode(out, q, k, v, k_cache, v_cache, decode_meta, page_table, cos, sin, scale, q_norm, k_norm, eps)

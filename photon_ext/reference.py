@@ -1,0 +1,399 @@
+"""Every op of :mod:`photon_ext.ops` in plain PyTorch: the same signatures, the same updates in place, no care for speed.
+
+This is the specification that tests compare the kernels with. Floating maths is done in float32 and rounded where the kernels round; given
+float64 tensors it is done in float64 and rounds nowhere, which makes the yardstick for the kernels' errors.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from photon_ext.runtime.layout import (
+    DELTA_HEADER,
+    DELTA_RUN_WORDS,
+    HOST_MASK,
+    NO_TOKEN,
+    RECORD_TOKENS,
+    Meta,
+    RecordFlag,
+    RowColumn,
+    SegmentFlag,
+)
+
+_INT32_MAX = 2**31 - 1
+_U32 = 0xFFFFFFFF
+
+
+# --- step: the head and the tail ------------------------------------------------------------------------------------------------------
+
+
+def _is_alive(row_state: Tensor, row: int) -> bool:
+    return 0 < row < row_state.shape[0] and int(row_state[row, RowColumn.ALIVE]) != 0
+
+
+def _apply_deltas(tables: tuple[Tensor, Tensor, Tensor], deltas: Tensor) -> None:
+    words = deltas.tolist()
+    for i in range(words[0]):
+        run = words[DELTA_HEADER + DELTA_RUN_WORDS * i :][:DELTA_RUN_WORDS]
+        if len(run) < DELTA_RUN_WORDS:
+            break
+        table, offset, count, payload = run
+        if not 0 <= table < len(tables) or min(offset, count, payload) < 0:
+            continue
+        if offset + count <= tables[table].numel() and payload + count <= len(words):
+            tables[table].view(-1)[offset : offset + count] = deltas[payload : payload + count]
+    deltas[0] = 0
+
+
+def begin_step_(
+    row_state: Tensor,
+    page_table: Tensor,
+    stop_ids: Tensor,
+    deltas: Tensor,
+    segments: Tensor,
+    staged_ids: Tensor,
+    decode_meta: Tensor,
+    extent: Tensor,
+) -> None:
+    _apply_deltas((row_state, page_table, stop_ids), deltas)
+    decode_meta.zero_()
+    extent.zero_()
+    for index, (row, first, lines, flags) in enumerate(segments.tolist()):
+        if not _is_alive(row_state, row):
+            continue
+        staged = bool(flags & SegmentFlag.STAGED)
+        for i in range(lines if staged else min(lines, 1)):
+            line, position = first + i, int(row_state[row, RowColumn.POSITION]) + i
+            if not 0 <= line < len(decode_meta):
+                continue
+            token = int(staged_ids[line]) if staged else int(row_state[row, RowColumn.LAST_TOKEN])
+            if staged:
+                staged_ids[line] = NO_TOKEN
+            if token != NO_TOKEN and 0 <= position < _INT32_MAX:
+                decode_meta[line] = torch.tensor([token, position, position + 1, row])
+                extent[0] = max(int(extent[0]), line + 1)
+        if flags & SegmentFlag.SAMPLE:
+            extent[1] = index + 1
+
+
+def carry_over_ids_(next_ids: Tensor, prev: Tensor, idx: Tensor) -> None:
+    known = (idx >= 0) & (idx < len(prev))
+    next_ids[known] = prev[idx[known].long()]
+
+
+def decode_meta_set_(decode_meta: Tensor, tokens: Tensor, positions: Tensor, rows: Tensor | None = None) -> None:
+    owner = torch.arange(len(tokens), device=tokens.device, dtype=torch.int32) if rows is None else rows
+    live = (positions >= 0) & (positions < _INT32_MAX)
+    decode_meta.copy_(torch.stack([tokens, positions, positions + 1, owner], 1) * live[:, None])
+
+
+def publish_(
+    row_state: Tensor,
+    out_record: Tensor,
+    sampled: Tensor,
+    segments: Tensor,
+    stop_ids: Tensor,
+    row_errors: Tensor | None = None,
+) -> None:
+    for index, (row, _, lines, flags) in enumerate(segments.tolist()):
+        known = 0 <= row < len(row_state)
+        record = [row, int(row_state[row, RowColumn.GENERATION]) if known else 0, 0, 0]
+        token = -1
+        if not _is_alive(row_state, row):
+            record[3] = RecordFlag.DEAD
+        else:
+            state = row_state[row]
+            state[RowColumn.POSITION] += lines
+            if flags & SegmentFlag.SAMPLE:
+                error = int(row_errors[index]) if row_errors is not None else 0
+                record[2:], token = _take_token(state, stop_ids[row], int(sampled[index]), error)
+        out_record[index] = -1
+        out_record[index, : RECORD_TOKENS + 1] = torch.tensor([*record, token])
+
+
+def _take_token(state: Tensor, stops: Tensor, token: int, error: int) -> tuple[list[int], int]:
+    """Advances a row that was to be sampled; returns its record's (n_tokens, flags) and token."""
+    if error or token < 0:
+        state[RowColumn.ALIVE] = 0
+        return [0, error or RecordFlag.NO_CANDIDATE], -1
+    state[RowColumn.LAST_TOKEN] = token
+    state[RowColumn.REMAINING] -= 1
+    flags = 0
+    if token in stops[: max(0, int(state[RowColumn.STOP_COUNT]))].tolist():
+        flags = int(RecordFlag.STOP)
+    elif state[RowColumn.REMAINING] <= 0:
+        flags = int(RecordFlag.LENGTH)
+    if flags:
+        state[RowColumn.ALIVE] = 0
+    return [1, flags], token
+
+
+# --- sampling -------------------------------------------------------------------------------------------------------------------------
+
+
+def apply_token_mask_(logits: Tensor, mask: Tensor, mask_keys: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor) -> None:
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    keys = mask_keys.tolist()
+    row_errors.zero_()
+    for index, (row, _, lines, flags) in enumerate(segments.tolist()):
+        if not flags & SegmentFlag.SAMPLE or not _is_alive(row_state, row):
+            continue
+        if keys[index][0] == 0:
+            missing = int(row_state[row, RowColumn.CONSTRAINT]) == HOST_MASK
+            row_errors[index] = int(RecordFlag.MASK_ERROR) if missing else 0
+        elif keys[index] == [row, int(row_state[row, RowColumn.POSITION]) + lines - 1]:
+            allowed = (mask[index, ids >> 5] >> (ids & 31)) & 1
+            logits[index, allowed == 0] = -torch.inf
+        else:
+            row_errors[index] = int(RecordFlag.MASK_ERROR)
+
+
+def philox4x32(counter: Tensor, key0: int, key1: int) -> Tensor:
+    """Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+
+    Args:
+        counter: int64 [n, 4] of unsigned 32-bit words.
+        key0: unsigned 32-bit.
+        key1: unsigned 32-bit.
+
+    Returns:
+        int64 [n, 4] of unsigned 32-bit words.
+    """
+    c0, c1, c2, c3 = counter.unbind(1)
+    for _ in range(10):
+        p0, p1 = 0xD2511F53 * c0, 0xCD9E8D57 * c2  # low 64 bits; the sign bit is one of them
+        c0, c1, c2, c3 = (p1 >> 32 & _U32) ^ c1 ^ key0, p1 & _U32, (p0 >> 32 & _U32) ^ c3 ^ key1, p0 & _U32
+        key0, key1 = (key0 + 0x9E3779B9) & _U32, (key1 + 0xBB67AE85) & _U32
+    return torch.stack([c0, c1, c2, c3], 1)
+
+
+def token_uniforms(seed_low: int, seed_high: int, position: int, vocab: int, device: torch.device) -> Tensor:
+    """The uniform number in (0, 1) of every token id at one position: float32 [vocab]."""
+    blocks = torch.arange((vocab + 3) // 4, device=device)
+    counter = torch.zeros(len(blocks), 4, dtype=torch.int64, device=device)
+    counter[:, 0] = blocks
+    counter[:, 1] = position & _U32
+    bits = philox4x32(counter, seed_low & _U32, seed_high & _U32).reshape(-1)[:vocab]
+    return ((bits >> 9).float() + 0.5) / 2**23
+
+
+def sample_into(out: Tensor, logits: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor | None = None) -> None:
+    out.fill_(-1)
+    for index, (row, _, lines, flags) in enumerate(segments.tolist()):
+        failed = row_errors is not None and int(row_errors[index]) != 0
+        if failed or not flags & SegmentFlag.SAMPLE or not _is_alive(row_state, row):
+            continue
+        state = row_state[row]
+        scores = logits[index].float()
+        candidate = scores > -torch.inf
+        temperature = float(state[RowColumn.TEMPERATURE].view(torch.float32))
+        if temperature > 0:
+            seeds = int(state[RowColumn.SEED_LOW]), int(state[RowColumn.SEED_HIGH])
+            position = int(state[RowColumn.POSITION]) + lines - 1
+            uniform = token_uniforms(*seeds, position, len(scores), logits.device)
+            scores = scores / temperature - torch.log(-torch.log(uniform))
+        if candidate.any():
+            best = scores[candidate].max()
+            out[index] = torch.nonzero(candidate & (scores == best))[0, 0]
+        elif row_errors is not None:
+            row_errors[index] = int(RecordFlag.NO_CANDIDATE)
+
+
+def sample(logits: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor | None = None) -> Tensor:
+    out = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
+    sample_into(out, logits, segments, row_state, row_errors)
+    return out
+
+
+# --- embedding ------------------------------------------------------------------------------------------------------------------------
+
+
+def embedding(decode_meta: Tensor, weight: Tensor) -> Tensor:
+    token = decode_meta[:, Meta.TOKEN].long()
+    known = (decode_meta[:, Meta.LENGTH] > 0) & (token >= 0) & (token < len(weight))
+    return weight[token * known].masked_fill(~known[:, None], 0)
+
+
+def embedding_into(out: Tensor, decode_meta: Tensor, weight: Tensor) -> None:
+    out.copy_(embedding(decode_meta, weight))
+
+
+def select_lines_into(out: Tensor, x: Tensor, segments: Tensor) -> None:
+    for index, (_, first, lines, _) in enumerate(segments.tolist()):
+        last = first + lines - 1
+        out[index] = x[last] if lines > 0 and 0 <= last < len(x) else 0
+
+
+# --- norm -----------------------------------------------------------------------------------------------------------------------------
+
+
+def _wide(x: Tensor) -> Tensor:
+    """x in the dtype of the maths: float64 stays, everything else becomes float32."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = _wide(x)
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (_wide(weight) * _wide(normed.to(x.dtype))).to(x.dtype)
+
+
+def rms_norm_into(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+    out.copy_(rms_norm(x, weight, eps))
+
+
+def add_rms_norm_into(out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+    residual.copy_(_wide(residual) + _wide(x))
+    out.copy_(rms_norm(residual, weight, eps))
+
+
+# --- linear and mlp -------------------------------------------------------------------------------------------------------------------
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    total = _wide(x) @ _wide(weight).T
+    return (total if bias is None else total + _wide(bias)).to(x.dtype)
+
+
+def linear_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, extent: Tensor | None = None) -> None:
+    lines = _leading_lines(x, extent)
+    out[:lines] = linear(x[:lines], weight, bias)
+
+
+def gemv_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+    out.copy_(linear(x[None], weight, bias)[0])
+
+
+def _leading_lines(x: Tensor, extent: Tensor | None) -> int:
+    return len(x) if extent is None else min(max(int(extent[0]), 0), len(x))
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    gate, up = _wide(gate_up).chunk(2, dim=-1)
+    activated = (gate / (1 + torch.exp(-gate))).to(gate_up.dtype)
+    return (_wide(activated) * up).to(gate_up.dtype)
+
+
+def silu_mul_into(out: Tensor, gate_up: Tensor) -> None:
+    out.copy_(silu_mul(gate_up))
+
+
+def fused_mlp(x: Tensor, gate_up_weight: Tensor, down_weight: Tensor) -> Tensor:
+    return linear(silu_mul(linear(x, gate_up_weight)), down_weight)
+
+
+def fused_mlp_into(
+    out: Tensor,
+    act: Tensor,
+    x: Tensor,
+    gate_up_weight: Tensor,
+    down_weight: Tensor,
+    extent: Tensor | None = None,
+) -> None:
+    lines = _leading_lines(x, extent)
+    act[:lines] = silu_mul(linear(x[:lines], gate_up_weight))
+    out[:lines] = linear(act[:lines], down_weight)
+
+
+# --- attention ------------------------------------------------------------------------------------------------------------------------
+
+
+def _places(decode_meta: Tensor, page_table: Tensor | None, page_size: int, line: int) -> tuple[Tensor, Tensor]:
+    """Pages and tokens in them of the positions 0 .. length - 1 of a line's row."""
+    length, row = int(decode_meta[line, Meta.LENGTH]), int(decode_meta[line, Meta.ROW])
+    positions = torch.arange(length, device=decode_meta.device)
+    if page_table is None:
+        return torch.full_like(positions, row), positions
+    return page_table[row].long()[positions // page_size], positions % page_size
+
+
+def _rotate(x: Tensor, norm: Tensor | None, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
+    """One line's heads [heads, head_dim], normalized (if norm is given) and rotated by its position's angles [head_dim]."""
+    wide = _wide(x if norm is None else rms_norm(x, norm, eps))
+    half = x.shape[-1] // 2
+    turned = torch.cat([-wide[:, half:], wide[:, :half]], dim=-1)
+    return (wide * cos + turned * sin).to(x.dtype)
+
+
+def rope_append_kv_(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    decode_meta: Tensor,
+    page_table: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> None:
+    for line in range(len(q)):
+        if decode_meta[line, Meta.LENGTH] <= 0:
+            continue
+        position = int(decode_meta[line, Meta.POSITION])
+        pages, tokens = _places(decode_meta, page_table, k_cache.shape[1], line)
+        angles = cos[position], sin[position]
+        q[line] = _rotate(q[line], q_norm, *angles, eps)
+        k_cache[pages[position], tokens[position]] = _rotate(k[line], k_norm, *angles, eps)
+        v_cache[pages[position], tokens[position]] = v[line]
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    decode_meta: Tensor,
+    segments: Tensor,
+    page_table: Tensor | None,
+    scale: float,
+) -> Tensor:
+    del segments  # a line's own length says what it may see; segments only let a kernel share reads
+    out = torch.zeros_like(q)
+    group = q.shape[1] // k_cache.shape[2]
+    for line in range(len(q)):
+        if decode_meta[line, Meta.LENGTH] <= 0:
+            continue
+        pages, tokens = _places(decode_meta, page_table, k_cache.shape[1], line)
+        keys = _wide(k_cache[pages, tokens]).repeat_interleave(group, dim=1)  # [length, q heads, head_dim]
+        values = _wide(v_cache[pages, tokens]).repeat_interleave(group, dim=1)
+        scores = torch.einsum("hd,lhd->hl", _wide(q[line]), keys) * scale
+        out[line] = torch.einsum("hl,lhd->hd", scores.softmax(-1), values).to(q.dtype)
+    return out
+
+
+def paged_attention_into(
+    out: Tensor,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    decode_meta: Tensor,
+    segments: Tensor,
+    page_table: Tensor | None,
+    scale: float,
+) -> None:
+    out.copy_(paged_attention(q, k_cache, v_cache, decode_meta, segments, page_table, scale))
+
+
+def fused_attention_decode_into(
+    out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    decode_meta: Tensor,
+    page_table: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    scale: float,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> None:
+    rotated = q.clone()
+    rope_append_kv_(rotated, k, v, k_cache, v_cache, decode_meta, page_table, cos, sin, q_norm, k_norm, eps)
+    no_segments = decode_meta.new_empty(0, 4)
+    paged_attention_into(out, rotated, k_cache, v_cache, decode_meta, no_segments, page_table, scale)

@@ -1,0 +1,136 @@
+"""Constraints that ask the host which tokens may come next.
+
+A step with such a row runs its forward first and samples later (launch, commit, finalize): the mask for position p is asked for after the
+token at p - 1 is committed, while the forward that produced the logits is already running.
+
+A bitmask is a line of int32 words: bit (id & 31) of word (id >> 5) set means that the token is allowed. It arrives all zero, that is,
+closed: a constraint that forgets to write allows nothing, which ends its request with an error.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Protocol, runtime_checkable
+
+from photon_ext.errors import ConfigError, RequestError
+
+
+@runtime_checkable
+class Constraint(Protocol):
+    """State of one constrained request. Called by the engine thread only; an exception ends that request alone, with an error.
+
+    A constraint serves one request at a time. If it has a method `fresh()`, which returns a constraint in its start state, every request
+    takes a fresh one, so that the same SamplingParams may serve many requests.
+    """
+
+    @property
+    def finished(self) -> bool:
+        """True once the request is complete: it ends with finish reason "stop"."""
+
+    def advance(self, token: int) -> None:
+        """Takes the token that was sampled. Not called for the stop token that ends a request."""
+
+    def fill_bitmask(self, words: memoryview) -> None:
+        """Sets the bits of the allowed tokens in `words` (int32, zeroed, ceil(vocab / 32) of them)."""
+
+
+def pack_ids(ids: Iterable[int], num_words: int) -> array[int]:
+    """Packs token ids into `num_words` int32 words, one bit each.
+
+    Raises:
+        RequestError: an id is negative or has no bit in that many words.
+    """
+    bits = bytearray(4 * num_words)
+    limit = 32 * num_words
+    for token in ids:
+        if not 0 <= token < limit:
+            raise RequestError(f"constraint allows token id {token}; the mask covers ids 0 to {limit - 1}")
+        bits[token >> 3] |= 1 << (token & 7)
+    return array("i", bytes(bits))
+
+
+class AllowedIds:
+    """Allows fixed ids: `positions[i]` at the i-th generated token, or the same ids everywhere when `repeat`."""
+
+    def __init__(self, positions: Sequence[Collection[int]], repeat: bool) -> None:
+        self._positions = positions
+        self._repeat = repeat
+        self._done = 0
+        self._packed: dict[int, array[int]] = {}
+
+    @property
+    def finished(self) -> bool:
+        return not self._repeat and self._done >= len(self._positions)
+
+    def advance(self, token: int) -> None:
+        self._done += 1
+
+    def fill_bitmask(self, words: memoryview) -> None:
+        position = 0 if self._repeat else self._done
+        if position not in self._packed:
+            self._packed[position] = pack_ids(self._positions[position], len(words))
+        words[:] = memoryview(self._packed[position])
+
+    def fresh(self) -> AllowedIds:
+        other = AllowedIds(self._positions, self._repeat)
+        other._packed = self._packed  # the words depend on the ids and the vocabulary alone
+        return other
+
+
+class CallableConstraint:
+    """Asks a function of the tokens so far for the ids that may come next."""
+
+    def __init__(self, allowed: Callable[[list[int]], Iterable[int]], done: Callable[[list[int]], bool] | None) -> None:
+        self._allowed = allowed
+        self._done = done
+        self._tokens: list[int] = []
+
+    @property
+    def finished(self) -> bool:
+        return self._done is not None and bool(self._done(list(self._tokens)))
+
+    def advance(self, token: int) -> None:
+        self._tokens.append(token)
+
+    def fill_bitmask(self, words: memoryview) -> None:
+        words[:] = memoryview(pack_ids(self._allowed(list(self._tokens)), len(words)))
+
+    def fresh(self) -> CallableConstraint:
+        return CallableConstraint(self._allowed, self._done)
+
+
+def from_allowed_ids(allowed: Collection[int] | Sequence[Collection[int]]) -> AllowedIds:
+    """A constraint from ids: either ids that are allowed at every position, or one collection of ids per position.
+
+    In the second form the request is finished (with "stop") after the last position.
+
+    Raises:
+        ConfigError: the two forms are mixed, or something is not a token id.
+    """
+    items = list(allowed)
+    if all(_is_id(item) for item in items):
+        return AllowedIds((frozenset(items),), repeat=True)  # type: ignore[arg-type]
+    positions = []
+    for index, item in enumerate(items):
+        ids = None if _is_id(item) or isinstance(item, str) or not isinstance(item, Iterable) else frozenset(item)
+        if ids is None or not all(_is_id(token) for token in ids):
+            raise ConfigError(f"from_allowed_ids: item {index} is {item!r}; give only token ids (>= 0), or only collections of token ids")
+        positions.append(ids)
+    return AllowedIds(tuple(positions), repeat=False)
+
+
+def from_callable(allowed: Callable[[list[int]], Iterable[int]], finished: Callable[[list[int]], bool] | None = None) -> CallableConstraint:
+    """A constraint from a function: `allowed(tokens so far)` returns the ids that may come next.
+
+    Args:
+        allowed: called by the engine thread once per token, with the generated ids (a list of its own).
+        finished: optional; `finished(tokens so far)` true ends the request with "stop".
+    """
+    if not callable(allowed) or (finished is not None and not callable(finished)):
+        raise ConfigError("from_callable: give functions that take the list of generated token ids")
+    return CallableConstraint(allowed, finished)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

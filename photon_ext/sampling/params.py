@@ -1,0 +1,83 @@
+"""What a caller may ask of one request."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from photon_ext.errors import ConfigError
+from photon_ext.sampling.constraints import Constraint
+
+# Below this a float32 logit divided by the temperature may overflow; above it the distribution is flat to float32 precision.
+MIN_TEMPERATURE = 1e-3
+MAX_TEMPERATURE = 1e4
+MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Sampling parameters of one request; checked when made, so that a bad value fails before anything is queued.
+
+    Attributes:
+        max_new_tokens: most tokens to generate, >= 1. The engine caps it at what the context leaves after the prompt.
+        temperature: 0 is greedy (ties go to the lowest id); otherwise 0.001 .. 10000, sampled by the Gumbel-max method.
+        seed: 0 .. 2**64 - 1; the noise of a request depends on its seed, position and token id alone. None: a new seed each time.
+        stop_token_ids: ids that end the request, beside the model's own end tokens. They stay in token_ids and out of the text.
+        stop: strings that end the request; the text is cut before the first one to be complete. Needs a tokenizer.
+        ignore_eos: go on after the model's end tokens (stop_token_ids still stop).
+        constraint: asked by the host for the allowed tokens before each sampling; see sampling.constraints.
+
+    Raises:
+        ConfigError: (a ValueError) names the parameter, its value and what is allowed.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    constraint: Constraint | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _as_tuple("stop", self.stop))
+        object.__setattr__(self, "stop_token_ids", _as_tuple("stop_token_ids", self.stop_token_ids))
+        _check_max_new_tokens(self.max_new_tokens)
+        _check_temperature(self.temperature)
+        if self.seed is not None and not (_is_int(self.seed) and 0 <= self.seed <= MAX_SEED):
+            raise ConfigError(f"seed is {self.seed!r}; give an integer from 0 to 2**64 - 1, or None for a new one each time")
+        for token in self.stop_token_ids:
+            if not _is_int(token) or token < 0:
+                raise ConfigError(f"stop_token_ids holds {token!r}; give token ids of the model's vocabulary, integers >= 0")
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise ConfigError(f"stop holds {text!r}; give non-empty strings")
+        if self.constraint is not None and not isinstance(self.constraint, Constraint):
+            raise ConfigError(
+                f"constraint is a {type(self.constraint).__name__}; give an object with advance(token), fill_bitmask(words) and "
+                "finished, for instance from_allowed_ids(...) or from_callable(...)"
+            )
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _as_tuple(name: str, value: object) -> tuple[object, ...]:
+    try:
+        return tuple(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise ConfigError(f"{name} is {value!r}; give a list or a tuple") from None
+
+
+def _check_max_new_tokens(value: object) -> None:
+    if not _is_int(value) or value < 1:  # type: ignore[operator]
+        raise ConfigError(f"max_new_tokens is {value!r}; give an integer >= 1")
+
+
+def _check_temperature(value: object) -> None:
+    remedy = f"give 0 for greedy decoding, or a number from {MIN_TEMPERATURE} to {MAX_TEMPERATURE:g}"
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ConfigError(f"temperature is {value!r}; {remedy}")
+    if value != 0 and not MIN_TEMPERATURE <= value <= MAX_TEMPERATURE:
+        raise ConfigError(f"temperature is {value!r}; {remedy}")

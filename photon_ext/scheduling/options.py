@@ -1,0 +1,91 @@
+"""The settings of an engine, checked before anything is loaded or allocated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from photon_ext import _C
+from photon_ext.errors import ConfigError
+
+_DTYPES = {
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+}
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What an engine is built for.
+
+    Attributes:
+        max_rows: requests that run at once; more wait.
+        max_len: tokens of a request, prompt and answer; None: what the model was made for, up to 4096.
+        depth: steps in flight: 2 overlaps the host's work with the device's, 1 is the blocking loop.
+        page_size: tokens per KV page.
+        num_pages: KV pages; None: max_rows requests of max_len tokens, cut to the memory that is free.
+        chunk: prompt tokens per prefill step at most.
+        buckets: batch sizes that decode graphs are captured for; max_rows is added.
+        prefill_buckets: token counts that prefill graphs are captured for; other chunks run eagerly.
+        graph: capture steps into graphs, or run them eagerly.
+        max_stop_ids: stop ids of a request, the model's end tokens included.
+        timing: measure step gaps.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    max_rows: int = 32
+    max_len: int | None = None
+    depth: int = 2
+    page_size: int = 16
+    num_pages: int | None = None
+    chunk: int = 256
+    buckets: tuple[int, ...] = (1, 8, 32)
+    prefill_buckets: tuple[int, ...] = ()
+    graph: bool = True
+    max_stop_ids: int = 16
+    timing: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_rows", "max_len", "page_size", "num_pages", "chunk", "max_stop_ids"):
+            value = getattr(self, name)
+            optional = name in ("max_len", "num_pages")
+            if not (value is None and optional) and not _is_positive(value):
+                raise ConfigError(f"{name} is {value!r}; give a positive integer")
+        for name in ("buckets", "prefill_buckets"):
+            values = tuple(getattr(self, name))
+            object.__setattr__(self, name, values)
+            if not all(map(_is_positive, values)):
+                raise ConfigError(f"{name} is {values!r}; give positive integers")
+        if isinstance(self.depth, bool) or self.depth not in (1, 2):
+            raise ConfigError(f"depth is {self.depth!r}; give 1 (the blocking loop) or 2 (two steps in flight)")
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def choose_device(device: str) -> str:
+    """`device`, with "auto" resolved: the GPU, if torch sees one and this build has kernels for it, else the CPU."""
+    if device != "auto":
+        return device
+    return "cuda" if _C.cuda_compiled and torch.cuda.is_available() else "cpu"
+
+
+def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A dtype by name, torch's own, or None.
+
+    Raises:
+        ConfigError: it is not one that the kernels know.
+    """
+    if dtype is None or dtype in _DTYPES.values():
+        return dtype  # type: ignore[return-value]
+    if dtype not in _DTYPES:
+        raise ConfigError(f"dtype is {dtype!r}; give one of {', '.join(_DTYPES)}")
+    return _DTYPES[dtype]  # type: ignore[index]

@@ -1,0 +1,157 @@
+"""What a caller holds of a request: its events as they come, its result, and a way to cancel it. Usable from any thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class StreamEvent(NamedTuple):
+    """One delivery: new tokens and the text that became certain with them. The last one carries the finish reason.
+
+    finish_reason: "stop" (an end token, a stop string, a finished constraint), "length", "cancelled", "error", or None.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """A finished request.
+
+    Attributes:
+        text: the generated text, without stop strings and special tokens; empty without a tokenizer.
+        token_ids: the generated ids, a final stop token included.
+        finish_reason: "stop", "length", "cancelled" or "error".
+        error: what went wrong, with finish reason "error".
+        prompt_tokens: length of the prompt.
+        ttft_ms: milliseconds from submit to the first token; None without one.
+        tokens_per_s: decode rate: tokens after the first by the time since the first; None below two tokens.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    error: str | None
+    prompt_tokens: int
+    ttft_ms: float | None
+    tokens_per_s: float | None
+
+
+class Request:
+    """A submitted prompt. Events are kept, so any number of readers may start at any time and each sees them all, in order."""
+
+    def __init__(self, cancel: Callable[[Request], None]) -> None:
+        self._cancel = cancel
+        self._changed = threading.Condition()
+        self._events: list[StreamEvent] = []
+        self._output: Output | None = None
+        self._wakers: set[Callable[[], None]] = set()
+
+    @property
+    def done(self) -> bool:
+        """Whether the final event is there."""
+        return self._output is not None
+
+    def cancel(self) -> None:
+        """Ends the request with finish reason "cancelled"; does nothing if it has ended. Returns at once."""
+        self._cancel(self)
+
+    def result(self, timeout: float | None = None) -> Output:
+        """Waits for the end.
+
+        Args:
+            timeout: seconds; None waits as long as it takes.
+
+        Raises:
+            TimeoutError: the request is still running; it goes on.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._output is not None, timeout):
+                raise TimeoutError(f"the request has not ended within {timeout} s; wait longer, or cancel() it")
+            assert self._output is not None
+            return self._output
+
+    def iter(self) -> Iterator[StreamEvent]:
+        """Events as they come, to the final one. Blocks the calling thread; in async code use stream()."""
+        position = 0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda at=position: len(self._events) > at)  # type: ignore[misc]
+                fresh = self._events[position:]
+            position += len(fresh)
+            yield from fresh
+            if fresh[-1].finish_reason is not None:
+                return
+
+    async def stream(self) -> AsyncIterator[StreamEvent]:
+        """Events as they come, to the final one, without blocking the event loop. Leaving early does not cancel the request."""
+        loop = asyncio.get_running_loop()
+        arrived = asyncio.Event()
+
+        def wake() -> None:
+            loop.call_soon_threadsafe(arrived.set)
+
+        with self._changed:
+            self._wakers.add(wake)
+        position = 0
+        try:
+            while True:
+                arrived.clear()
+                with self._changed:
+                    fresh = self._events[position:]
+                position += len(fresh)
+                for event in fresh:
+                    yield event
+                    if event.finish_reason is not None:
+                        return
+                if not fresh:
+                    await arrived.wait()
+        finally:
+            with self._changed:
+                self._wakers.discard(wake)
+
+    def publish(self, event: StreamEvent, output: Output | None = None) -> None:
+        """The engine's side: adds an event; the final one comes with the output."""
+        with self._changed:
+            self._events.append(event)
+            self._output = output
+            self._changed.notify_all()
+            wakers = tuple(self._wakers)
+        for wake in wakers:
+            try:
+                wake()
+            except RuntimeError:  # the reader's event loop is closed: nobody waits there any more
+                self._wakers.discard(wake)
+
+
+@dataclass(slots=True)
+class Timings:
+    """Monotonic times of one request, in seconds."""
+
+    submitted: float
+    first_token: float | None = None
+    last_token: float | None = None
+
+    def token(self) -> None:
+        """A token was committed now."""
+        self.last_token = time.perf_counter()
+        if self.first_token is None:
+            self.first_token = self.last_token
+
+    @property
+    def ttft_ms(self) -> float | None:
+        return None if self.first_token is None else 1e3 * (self.first_token - self.submitted)
+
+    def tokens_per_s(self, tokens: int) -> float | None:
+        """Decode rate of `tokens` generated tokens, the first one and the prefill before it left out."""
+        if tokens < 2 or self.first_token is None or self.last_token is None or self.last_token <= self.first_token:
+            return None
+        return (tokens - 1) / (self.last_token - self.first_token)

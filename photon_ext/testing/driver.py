@@ -1,0 +1,161 @@
+"""Drives a pipeline through requests, and watches what it says about each: the smallest engine there is."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from photon_ext.runtime.pipeline import Pipeline
+from photon_ext.runtime.ports import RuntimePort
+from photon_ext.runtime.row import Row
+from photon_ext.runtime.step import FinishReason, Forward, RowEvent, StepTensors
+from photon_ext.testing.errors import SimLeaseError
+from photon_ext.testing.invariants import check_invariants
+from photon_ext.testing.model import Request
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a request so far."""
+
+    request: Request
+    row: Row | None = None
+    tokens: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+    error: str | None = None
+    released: bool = False
+
+
+class Driver:
+    """Admits requests first come first served as rows and pages allow, and ticks.
+
+    Args:
+        runtime: a SimRuntime, or a real one, which then needs a ``forward``.
+        pages: pages of a pool, for runtimes with more than one page per row; page 0 is not among them.
+        pipeline_type: the pipeline to drive; a test may plant a bug in a subclass.
+        forward: what a real runtime runs; the simulated one has its own model.
+        vocab_size, buckets, prefill_buckets, chunk, graph: of the Pipeline.
+    """
+
+    def __init__(
+        self,
+        runtime: RuntimePort,
+        *,
+        pages: int = 0,
+        pipeline_type: type[Pipeline] = Pipeline,
+        forward: Forward | None = None,
+        vocab_size: int = 32,
+        buckets: Iterable[int] = (1, 2),
+        prefill_buckets: Iterable[int] | None = (),
+        chunk: int = 8,
+        graph: bool = True,
+    ) -> None:
+        self.pipeline = pipeline_type(
+            runtime,
+            forward if forward is not None else _no_forward,
+            vocab_size=vocab_size,
+            buckets=buckets,
+            prefill_buckets=prefill_buckets,
+            chunk=chunk,
+            graph=graph,
+            on_release=self.on_release,
+        )
+        self.outcomes: list[Outcome] = []
+        self.free_pages = deque(range(1, pages + 1))
+        self._runtime = runtime
+        self._paged = pages > 0
+        self._waiting: deque[Outcome] = deque()
+        self._live: dict[tuple[int, int], Outcome] = {}
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting) or self.pipeline.busy
+
+    def submit(self, request: Request) -> Outcome:
+        """Queues a request."""
+        outcome = Outcome(request)
+        self.outcomes.append(outcome)
+        self._waiting.append(outcome)
+        return outcome
+
+    def cancel(self, outcome: Outcome) -> None:
+        """Ends a request wherever it is; one that has ended stays as it is."""
+        if outcome in self._waiting:
+            self._waiting.remove(outcome)
+            outcome.finish = FinishReason.CANCELLED
+        elif outcome.row is not None and self.pipeline.abort(outcome.row):
+            outcome.finish = FinishReason.CANCELLED
+            self._forget_ended(outcome)
+
+    def admit(self) -> None:
+        """Admits what fits, in order."""
+        while self._waiting and self._runtime.table.free_rows and self._fits(self._waiting[0].request):
+            outcome = self._waiting.popleft()
+            request = outcome.request
+            outcome.row = self.pipeline.admit(
+                request.prompt_ids,
+                max_new_tokens=request.max_new_tokens,
+                stop_ids=request.stop_ids,
+                temperature=request.temperature,
+                seed=request.seed,
+                constrained=request.allowed is not None,
+                pages=[self.free_pages.popleft() for _ in range(self._needed(request))] if self._paged else None,
+            )
+            self._live[outcome.row.index, outcome.row.generation] = outcome
+
+    def tick(self) -> None:
+        """One turn of the loop."""
+        self.admit()
+        self.pipeline.tick(self.fill, self.take)
+        check_invariants(self.pipeline)
+
+    def run(self, *requests: Request) -> list[tuple[int, ...]]:
+        """Submits ``requests`` and ticks until nothing is left; the tokens of each."""
+        outcomes = [self.submit(request) for request in requests]
+        while self.busy:
+            self.tick()
+        return [tuple(outcome.tokens) for outcome in outcomes]
+
+    def take(self, event: RowEvent) -> None:
+        """Notes what a commit reported."""
+        outcome = self._live.get((event.row.index, event.row.generation))
+        if outcome is None or outcome.finish is not None:
+            raise SimLeaseError(f"{event.row} has ended, and a commit still reports {event.token}, {event.finish}")
+        if event.token is not None:
+            outcome.tokens.append(event.token)
+        outcome.finish, outcome.error = event.finish, event.error
+        self._forget_ended(outcome)
+
+    def fill(self, row: Row, words: memoryview) -> None:
+        """The mask of a constrained row, from its committed tokens."""
+        outcome = self._live[row.index, row.generation]
+        assert outcome.request.allowed is not None
+        for token in outcome.request.allowed(tuple(outcome.tokens)):
+            bits = words[token >> 5] | 1 << (token & 31)
+            words[token >> 5] = bits - (1 << 32) if bits >> 31 & 1 and bits > 0 else bits
+
+    def on_release(self, row: Row) -> None:
+        """Takes pages back; each lease is heard of once."""
+        outcome = self._live.get((row.index, row.generation))
+        if outcome is None or outcome.released:
+            raise SimLeaseError(f"{row} was released twice")
+        outcome.released = True
+        self._forget_ended(outcome)
+        if self._paged:
+            self.free_pages.extend(row.lease.pages)
+
+    def _forget_ended(self, outcome: Outcome) -> None:
+        """An outcome that has its end and its release, in either order, is spoken of no more."""
+        if outcome.released and outcome.finish is not None and outcome.row is not None:
+            del self._live[outcome.row.index, outcome.row.generation]
+
+    def _needed(self, request: Request) -> int:
+        return -(-(len(request.prompt_ids) + request.max_new_tokens - 1) // self._runtime.page_size)
+
+    def _fits(self, request: Request) -> bool:
+        return not self._paged or self._needed(request) <= len(self.free_pages)
+
+
+def _no_forward(step: StepTensors) -> None:
+    raise AssertionError("the simulated device runs its own model; the forward is not called")

@@ -1,0 +1,116 @@
+"""The simulated runtime: a RuntimePort in pure Python, on which the real Pipeline, Slot and RowTable run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from photon_ext.errors import ConfigError
+from photon_ext.runtime.layout import RECORD_WIDTH, InputLayout, MaskLayout
+from photon_ext.runtime.ports import StepSpec
+from photon_ext.runtime.row_table import RowTable
+from photon_ext.runtime.step import StepKey, StepKind
+from photon_ext.testing.chooser import Chooser, Lazy
+from photon_ext.testing.decode_slot import PinnedWords, SimDecodeSlot, SimGraphs
+from photon_ext.testing.device import SimDevice
+from photon_ext.testing.faults import Fault
+from photon_ext.testing.kernels import StepKernels
+from photon_ext.testing.model import ToyModel
+from photon_ext.testing.row_table import SimRowTable
+from photon_ext.testing.slot import SimSlot
+from photon_ext.testing.state import DeviceState, SlotState
+from photon_ext.testing.stats import SimStats
+
+
+class SimRuntime:
+    """A device for tests: same pipeline, no torch, every interleaving.
+
+    The ``forward`` and ``sample`` that the Pipeline is made with are not called: a ToyModel and the sampling that ``sample_into`` defines
+    stand in for them.
+
+    Args:
+        max_rows: sequences that can be live at once.
+        max_len: tokens a sequence can hold.
+        depth: steps in flight: 1 or 2.
+        page_size: tokens per KV page; None is one page per row.
+        max_stop_ids: stop ids a row can have.
+        chooser: decides how far the device gets between the host's calls; None: no further than it must.
+        fault: a bug to plant.
+        model_seed: which toy model.
+        check_races: report unordered accesses; False leaves it to the values to show what went wrong.
+    """
+
+    def __init__(
+        self,
+        max_rows: int = 4,
+        max_len: int = 64,
+        depth: int = 2,
+        page_size: int | None = None,
+        max_stop_ids: int = 4,
+        *,
+        chooser: Chooser | None = None,
+        fault: Fault | None = None,
+        model_seed: int = 0,
+        check_races: bool = True,
+    ) -> None:
+        if depth not in (1, 2):
+            raise ConfigError(f"depth is {depth}; use 1 (blocking loop) or 2 (ping-pong)")
+        self.depth = depth
+        self.captures_prefill = True
+        self.max_len = max_len
+        self.page_size = page_size if page_size is not None else max_len
+        self.stats = SimStats()
+        self.device = SimDevice(chooser if chooser is not None else Lazy(), check_races)
+        pages_per_row = -(-max_len // self.page_size)
+        self.state = DeviceState(max_rows + 1, pages_per_row, max_stop_ids, self.page_size)
+        self.table: RowTable = SimRowTable(self.device, self.state, max_rows, pages_per_row, max_stop_ids)
+        self.model: ToyModel | None = None
+        self._model_seed = model_seed
+        self._fault = fault
+
+    def open_slots(self, spec: StepSpec) -> Sequence[SimSlot]:
+        """See RuntimePort.open_slots."""
+        if self.model is not None:
+            raise ConfigError("this SimRuntime already serves a Pipeline; make another for another Pipeline")
+        self.model = ToyModel(spec.vocab_size, self._model_seed)
+        rows = spec.decode_buckets[-1]
+        inputs = InputLayout(rows, max(spec.chunk, rows), self.table.delta_capacity)
+        masks = MaskLayout(rows, spec.vocab_size)
+        natives: list[SimDecodeSlot] = []
+        graphs = SimGraphs(_keys(spec), natives)
+        return [self._open_slot(index, inputs, masks, self.model, graphs, natives) for index in range(self.depth)]
+
+    def synchronize(self) -> None:
+        """Waits for everything that was enqueued. No step needs it: it counts as a blocking wait, and is flagged."""
+        self.stats.blocking_waits += 1
+        self.stats.extra_wait("synchronize was called")
+        self.device.synchronize()
+
+    def _open_slot(
+        self,
+        index: int,
+        inputs: InputLayout,
+        masks: MaskLayout,
+        model: ToyModel,
+        graphs: SimGraphs,
+        natives: list[SimDecodeSlot],
+    ) -> SimSlot:
+        state = SlotState(inputs, masks)
+        kernels = StepKernels(index, self.state, state, inputs, masks, model, self._fault)
+        pinned = (
+            PinnedWords(self.device, "pinned input", index, inputs.words),
+            PinnedWords(self.device, "pinned output", index, inputs.max_segments * RECORD_WIDTH),
+            PinnedWords(self.device, "pinned mask", index, masks.words(inputs.max_segments), hands_out="write"),
+        )
+        native = SimDecodeSlot(index, self.device, state, kernels, pinned, self.stats, self._fault)
+        natives.append(native)
+        return SimSlot(index, self.device, native, graphs, pinned, inputs, masks, self.stats, self._fault)
+
+
+def _keys(spec: StepSpec) -> frozenset[StepKey]:
+    """The keys that the runtime captures at start-up; everything else runs eagerly."""
+    if not spec.graph:
+        return frozenset()
+    rows = spec.decode_buckets[-1]
+    decode = {StepKey(StepKind.DECODE, b, b, split) for b in spec.decode_buckets for split in (False, True)}
+    prefill = {StepKey(StepKind.PREFILL, b, rows, split) for b in spec.prefill_buckets for split in (False, True)}
+    return frozenset(decode | prefill)

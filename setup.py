@@ -1,0 +1,286 @@
+"""Build only; metadata lives in pyproject.toml. One table of libraries, sources and flags becomes build/build.ninja, and ninja does the work.
+
+    python setup.py build_ext --inplace             the daily loop: compiles what changed, into photon_ext/
+    pip install -e . --no-build-isolation           an editable install (the same build directory, so nothing is compiled twice)
+    python setup.py develop                         the same, by its old name
+
+PHOTON_CUDA=1 insists on the CUDA kernels, PHOTON_CUDA=0 leaves them out; otherwise they are built where nvcc is found. A GPU is not needed
+to build them, and neither is a torch with CUDA: _ops speaks torch's stable ABI and links the CUDA runtime statically.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from setuptools import Command, Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import SetupError
+
+ROOT = Path(__file__).resolve().parent
+BUILD = ROOT / "build"
+PACKAGE = ROOT / "photon_ext"
+
+CXX_FLAGS = "-O3 -std=c++17 -fPIC -pthread -Wall -Wextra -Werror -fvisibility=hidden -Icsrc"
+NVCC_FLAGS = "-O3 -std=c++17 -Werror all-warnings -Xcompiler -fPIC,-Wall,-fvisibility=hidden -Icsrc"
+LINK_FLAGS = "-shared -pthread -Wl,--as-needed"
+CUDA_ARCHS = {  # compute capability to compile for -> the codes to keep; PTX of the oldest serves what is not listed
+    "compute_80": "[sm_80,compute_80]",
+    "compute_90a": "sm_90a",
+    "compute_100a": "sm_100a",
+}
+OLDEST_NVCC = (12, 8)  # the first that knows compute_100a
+TORCH_TARGET = "0x020b000000000000"  # the stable ABI of torch 2.11: what is built runs on that version and later ones
+PYTHON_TARGET = "0x030a0000"  # the limited API of Python 3.10
+SIMD_ISAS = {"baseline": "-march=x86-64-v2", "avx2": "-march=x86-64-v3", "avx512": "-march=x86-64-v4"}
+
+
+@dataclass(frozen=True)
+class Library:
+    """One shared library: which sources it is made of, and which flags they need besides the common ones."""
+
+    name: str
+    file: str
+    sources: tuple[str, ...]  # globs, relative to the repository
+    needs_torch: bool = False
+    needs_pybind11: bool = False
+    link_flags: str = ""
+
+
+LIBRARIES = (
+    Library(
+        "_ops",
+        "_ops.abi3.so",
+        ("csrc/ops/*.cpp", "csrc/cpu/*.cpp", "csrc/cpu/simd/*.cpp", "csrc/cuda/*.cu"),
+        needs_torch=True,
+        link_flags="-Wl,-z,defs",  # a kernel that is declared and missing fails here, not at import
+    ),
+    Library("_C", f"_C{sysconfig.get_config_var('EXT_SUFFIX')}", ("csrc/device/*.cpp", "csrc/python/*.cpp"), needs_pybind11=True),
+)
+
+
+# --- What this machine has ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """A CUDA toolkit: its compiler as called (perhaps a wrapper script), and the directory that really holds headers and libraries."""
+
+    nvcc: str
+    version: str
+    root: Path
+
+    @property
+    def library_dir(self) -> Path:
+        for candidate in (self.root / "lib64", self.root / "lib"):
+            if (candidate / "libcudart_static.a").exists():
+                return candidate
+        raise SetupError(
+            f"{self.root} has no lib64/libcudart_static.a: install the CUDA runtime's static library, or build with PHOTON_CUDA=0"
+        )
+
+
+def run(*command: str) -> str:
+    return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
+
+
+def find_cuda() -> Cuda | None:
+    """The toolkit to build with, or None. PHOTON_CUDA=0 never looks; PHOTON_CUDA=1 never does without."""
+    wish = os.environ.get("PHOTON_CUDA", "")
+    if wish not in ("", "0", "1"):
+        raise SetupError(f"PHOTON_CUDA={wish!r} is not understood: 1 insists on the CUDA kernels, 0 leaves them out, unset detects nvcc")
+    if wish == "0":
+        return None
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    candidates = [f"{home}/bin/nvcc" for home in homes] + ["nvcc", "/usr/local/cuda/bin/nvcc"]
+    nvcc = next((found for found in map(shutil.which, candidates) if found), None)
+    if nvcc is None:
+        if wish == "1":
+            raise SetupError(
+                f"PHOTON_CUDA=1, but nvcc is in none of {candidates}: install the CUDA toolkit (12.8 or newer) and put nvcc on PATH "
+                "or set CUDA_HOME; or build the CPU side alone with PHOTON_CUDA=0"
+            )
+        return None
+    release = re.search(r"release (\d+)\.(\d+)", run(nvcc, "--version"))
+    # nvcc may be a wrapper script anywhere; only its dry run tells where the toolkit is.
+    top = re.search(r"^#\$ TOP=(.+)$", run(nvcc, "-dryrun", "-x", "cu", "-c", os.devnull, "-o", os.devnull), re.MULTILINE)
+    if release is None or top is None:
+        raise SetupError(f"{nvcc} does not answer like nvcc: check it with `{nvcc} --version`, or build with PHOTON_CUDA=0")
+    if (int(release[1]), int(release[2])) < OLDEST_NVCC:
+        raise SetupError(f"{nvcc} is release {release[1]}.{release[2]}; 12.8 or newer is needed: update it, or build with PHOTON_CUDA=0")
+    return Cuda(nvcc, f"{release[1]}.{release[2]}", Path(top[1]).resolve())
+
+
+def import_build_tools() -> None:
+    """Fails early, in words, where a package that the build needs is missing."""
+    for package, hint in (("torch", "pip install torch==2.13.0"), ("pybind11", "pip install pybind11")):
+        try:
+            __import__(package)
+        except ImportError as error:
+            raise SetupError(
+                f"{sys.executable} cannot import {package} ({error}). photon_ext is built against the one it will run with: {hint}, "
+                "then build again. With pip, add --no-build-isolation: an isolated build does not see installed packages."
+            ) from None
+
+
+def find_ninja() -> list[str]:
+    try:
+        import ninja
+
+        return [str(Path(ninja.BIN_DIR) / "ninja")]
+    except ImportError:
+        found = shutil.which("ninja")
+    if found is None:
+        raise SetupError("ninja was not found: pip install ninja")
+    return [found]
+
+
+# --- The ninja file -------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Plan:
+    """What to compile and link, as lines of a ninja file whose paths are relative to the repository."""
+
+    cuda: Cuda | None
+    cxx: str
+    lines: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+
+    def write_rules(self) -> None:
+        archs = " ".join(f"-gencode arch={arch},code={code}" for arch, code in CUDA_ARCHS.items())
+        self.lines += [
+            "builddir = build",
+            *("rule cxx", f"  command = {self.cxx} -MMD -MF $out.d {CXX_FLAGS} $flags -c $in -o $out"),
+            *("  depfile = $out.d", "  deps = gcc", "  description = c++ $out"),
+            *("rule link", f"  command = {self.cxx} {LINK_FLAGS} $in -o $out $flags", "  description = link $out"),
+        ]
+        if self.cuda:
+            command = f"{self.cuda.nvcc} -MMD -MF $out.d {NVCC_FLAGS} {archs} -c $in -o $out"
+            self.lines += ["rule nvcc", f"  command = {command}", "  depfile = $out.d", "  deps = gcc", "  description = nvcc $out"]
+
+    def compile(self, rule: str, source: Path, flags: str = "", variant: str = "") -> str:
+        target = f"build/obj/{source}{'.' + variant if variant else ''}.o"
+        self.lines += [f"build {target}: {rule} {source}"] + ([f"  flags = {flags}"] if flags else [])
+        return target
+
+    def add(self, library: Library) -> None:
+        flags, link_flags = self.flags(library)
+        objects: list[str] = []
+        for pattern in library.sources:
+            for source in sorted(path.relative_to(ROOT) for path in ROOT.glob(pattern)):
+                if source.suffix == ".cu":
+                    objects += [self.compile("nvcc", source)] if self.cuda else []
+                elif source.parent.name == "simd":
+                    isas = SIMD_ISAS if platform.machine() == "x86_64" else {"baseline": ""}
+                    objects += [self.compile("cxx", source, f"{flags} -DPHOTON_ISA={isa} {march}", isa) for isa, march in isas.items()]
+                else:
+                    objects.append(self.compile("cxx", source, flags))
+        output = f"photon_ext/{library.file}"
+        self.lines += [f"build {output}: link {' '.join(objects)}", f"  flags = {link_flags}"]
+        self.outputs.append(output)
+
+    def flags(self, library: Library) -> tuple[str, str]:
+        """Compiler and linker flags that this library needs besides the common ones."""
+        compile_flags: list[str] = []
+        link_flags = [library.link_flags]
+        if library.needs_torch:
+            import torch
+
+            root = Path(torch.__file__).parent
+            compile_flags += [f"-isystem {root}/include", f"-DTORCH_TARGET_VERSION={TORCH_TARGET}", f"-DPy_LIMITED_API={PYTHON_TARGET}"]
+            link_flags += [f"-L{root}/lib", "-Wl,--no-as-needed -ltorch_cpu -ltorch -Wl,--as-needed"]
+        if library.needs_pybind11:
+            import pybind11
+
+            compile_flags += [f"-isystem {sysconfig.get_path('include')}", f"-isystem {pybind11.get_include()}"]
+        if self.cuda:
+            compile_flags += ["-DPHOTON_WITH_CUDA", f"-isystem {self.cuda.root}/include"]
+            # Static and hidden: torch may bring a shared runtime of its own.
+            link_flags += [f"-L{self.cuda.library_dir}", "-lcudart_static -Wl,--exclude-libs,ALL -ldl -lrt"]
+        return " ".join(compile_flags), " ".join(link_flags)
+
+
+def write_if_changed(path: Path, text: str) -> None:
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+def build_record(cuda: Cuda | None, cxx: str) -> str:
+    """The source of photon_ext/_build_info.py: what the libraries beside it were built with."""
+    import torch
+
+    record = {
+        "cuda": cuda.version if cuda else None,
+        "cuda_archs": [code for codes in CUDA_ARCHS.values() for code in codes.strip("[]").split(",")] if cuda else [],
+        "cxx": run(cxx, "--version").splitlines()[0],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torch_target": f"{int(TORCH_TARGET, 16) >> 56}.{int(TORCH_TARGET, 16) >> 48 & 0xFF}",
+        "machine": platform.machine(),
+    }
+    lines = "".join(f"    {key!r}: {value!r},\n" for key, value in record.items())
+    return f'"""Written by setup.py."""\n\nBUILD_INFO: dict[str, object] = {{\n{lines}}}\n'
+
+
+class NinjaBuild(build_ext):
+    """build_ext by ninja, always into photon_ext/; a wheel gets copies."""
+
+    def run(self) -> None:
+        import_build_tools()
+        cxx = os.environ.get("CXX", "g++")
+        if shutil.which(cxx) is None:
+            raise SetupError(f"no C++ compiler: {cxx} was not found; install g++ (Debian: apt install g++), or set CXX")
+        plan = Plan(find_cuda(), cxx)
+        plan.write_rules()
+        for library in LIBRARIES:
+            plan.add(library)
+        BUILD.mkdir(exist_ok=True)
+        with open(BUILD / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # ninja does not guard its directory against a second ninja
+            write_if_changed(BUILD / "build.ninja", "\n".join(plan.lines) + "\n")
+            jobs = os.environ.get("MAX_JOBS", str(len(os.sched_getaffinity(0))))
+            if subprocess.run([*find_ninja(), "-f", "build/build.ninja", "-k", "0", "-j", jobs], cwd=ROOT).returncode:
+                raise SetupError("the build failed; the compiler's messages are above")
+            write_if_changed(PACKAGE / "_build_info.py", build_record(plan.cuda, cxx))
+        if not (self.inplace or self.editable_mode):
+            target = Path(self.build_lib) / "photon_ext"
+            target.mkdir(parents=True, exist_ok=True)
+            for output in (*plan.outputs, "photon_ext/_build_info.py"):
+                shutil.copy2(ROOT / output, target)
+
+    def get_outputs(self) -> list[str]:
+        return [str(Path(self.build_lib) / "photon_ext" / library.file) for library in LIBRARIES]
+
+    def get_output_mapping(self) -> dict[str, str]:
+        return {}
+
+
+class Develop(Command):
+    """`setup.py develop` as people know it. setuptools' own isolates the build since version 80, and then misses the installed torch."""
+
+    user_options: list[tuple[str, str | None, str]] = []
+
+    def initialize_options(self) -> None:
+        pass
+
+    def finalize_options(self) -> None:
+        pass
+
+    def run(self) -> None:
+        subprocess.run([sys.executable, "-m", "pip", "install", "-e", ".", "--no-build-isolation"], cwd=ROOT, check=True)
+
+
+setup(
+    license="Apache-2.0",
+    ext_modules=[Extension(f"photon_ext.{library.name}", []) for library in LIBRARIES],
+    cmdclass={"build_ext": NinjaBuild, "develop": Develop},
+)

@@ -1,0 +1,62 @@
+"""Result files survive failures, and the report tells which of them are stale."""
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import report
+from benchmarks.common.env import source_digest
+from benchmarks.common.result import ResultFile
+
+
+def fail(message: str) -> dict[str, Any]:
+    raise RuntimeError(message)
+
+
+def test_each_entry_is_on_disk_as_soon_as_it_is_measured(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "decode.json"
+    result = ResultFile("decode", Namespace(json=str(path), batches=[1]), path)
+    result.measure({"batch": 1}, lambda: {"value": float("nan"), "tokens": (1, 2)})
+    assert json.loads(path.read_text())["entries"][0]["status"] == "ok"
+    assert result.measure({"batch": 8}, lambda: fail("no room")) is None
+    result.measure({"batch": 32}, lambda: {"value": 2.0})
+    data = json.loads(path.read_text())
+    assert [(entry["batch"], entry["status"]) for entry in data["entries"]] == [(1, "ok"), (8, "failed"), (32, "ok")]
+    assert data["entries"][0]["value"] is None
+    assert data["entries"][1]["error"] == "RuntimeError: no room"
+    assert data["arguments"] == {"batches": [1]}
+    assert data["environment"]["sources"] == source_digest()
+
+
+def test_after_a_lost_device_the_rest_is_skipped_not_tried(tmp_path: Path) -> None:
+    result = ResultFile("decode", Namespace(), tmp_path / "r.json")
+    result.measure({}, lambda: fail("CUDA error: an illegal memory access was encountered"))
+    assert result.measure({}, lambda: pytest.fail("was tried")) is None
+    assert result.entries[1]["error"].startswith("skipped")
+
+
+def test_report_lists_results_and_finds_stale_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = ResultFile("decode", Namespace(), tmp_path / "now.json")
+    labels = {"what": "decode", "model": "qwen3-4b", "batch": 8, "depth": 2}
+    result.measure(labels, lambda: {"ms_per_step": {"median": 2.5}})
+    data = json.loads((tmp_path / "now.json").read_text())
+    data["environment"]["sources"] = "0" * 64
+    data["entries"].append({"status": "failed"})
+    (tmp_path / "old.json").write_text(json.dumps(data))
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "foreign.json").write_text("[1]")
+    assert report.main([str(tmp_path)]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "current" in lines["now.json"]
+    assert "qwen3-4b B8 d2 2.5 ms" in lines["now.json"]
+    assert "stale" in lines["old.json"]
+    assert "unreadable" in lines["broken.json"]
+    assert "unreadable" in lines["foreign.json"]
+    assert "3 of them stale or unreadable" in lines["4"]
+
+
+def test_report_of_an_empty_directory_is_no_error(tmp_path: Path) -> None:
+    assert report.main([str(tmp_path)]) == 0

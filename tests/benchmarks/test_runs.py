@@ -1,0 +1,139 @@
+"""The benchmarks themselves, on a tiny model and the CPU."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import activity, cpu, decode, floor
+from benchmarks.common.result import BenchmarkError
+from benchmarks.common.session import Session, random_prompts
+from benchmarks.common.shapes import SHAPES, TINY, kv_bytes_per_token, open_model, weight_bytes_read
+
+DEVICE = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = tmp_path_factory.mktemp("results") / "decode.json"
+    arguments = "--model tiny --device cpu --dtype float32 --batches 1,3 --depth 1,2 --context 40 --steps 12 --warm-up 4 --floor-gib 0.01"
+    assert decode.main([*arguments.split(), "--json", str(path)]) == 0
+    data: dict[str, Any] = json.loads(path.read_text())
+    return data
+
+
+def test_decode_measures_every_batch_and_depth(measured: dict[str, Any]) -> None:
+    assert [entry["what"] for entry in measured["entries"]] == ["floor", "check", "memory", *["decode"] * 4]
+    decodes = measured["entries"][3:]
+    assert [(entry["batch"], entry["depth"]) for entry in decodes] == [(1, 1), (1, 2), (3, 1), (3, 2)]
+    for entry in decodes:
+        assert entry["steps"] == 12
+        assert entry["quiet_steps"] == 12
+        assert abs(entry["context"] - 40) <= 2
+        assert entry["ms_per_step"]["median"] > 0
+        assert entry["step_gap_us"]["count"] >= 8
+        assert set(entry["host_us"]) == {"plan", "launch", "wait", "commit", "deliver", "busy"}
+        assert all(value > 0 for value in entry["host_us"].values())
+        assert entry["graphs"] == 2 * entry["depth"] + entry["depth"]  # a whole step, and a split one in two
+
+
+def test_decode_counts_the_bytes_a_step_reads(measured: dict[str, Any]) -> None:
+    config, weights = open_model("tiny", torch.float32, DEVICE)
+    entry = measured["entries"][-1]
+    assert entry["bytes_per_step"]["weights"] == weights.nbytes == weight_bytes_read(config, weights)
+    assert kv_bytes_per_token(config, weights) == 2 * 2 * 2 * 16 * 4
+    assert entry["bytes_per_step"]["kv"] == round(3 * entry["context"] * kv_bytes_per_token(config, weights))
+    floor_entry = measured["entries"][0]
+    expected = sum(entry["bytes_per_step"].values()) / floor_entry["bytes_per_s"] * 1e3
+    assert entry["floor_ms"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_two_slots_share_their_activations(measured: dict[str, Any]) -> None:
+    memory = measured["entries"][2]
+    assert memory["activation_bytes"]["depth 1"] < memory["activation_bytes"]["depth 2"]
+    assert memory["activation_ratio"] == pytest.approx(
+        memory["activation_bytes"]["depth 2"] / memory["activation_bytes"]["depth 1"], rel=1e-4
+    )
+
+
+def test_an_untied_embedding_is_not_read_whole() -> None:
+    assert not SHAPES["qwen3-8b"].tied_embeddings
+    config = SHAPES["qwen3-8b"]
+    per_layer = config.hidden * (config.qkv_size + config.q_size + 3 * config.intermediate)
+    assert 2 * (config.layers * per_layer + config.vocab * config.hidden) == pytest.approx(15.14e9, rel=1e-3)
+
+
+def test_a_model_that_does_not_exist_fails_alone(tmp_path: Path) -> None:
+    path = tmp_path / "decode.json"
+    arguments = ["--model", "nonesuch,tiny", "--device", "cpu", "--batches", "1", "--depth", "1", "--steps", "8", "--context", "24"]
+    assert decode.main([*arguments, "--floor-gib", "0.01", "--skip-memory", "--json", str(path)]) == 1
+    entries = json.loads(path.read_text())["entries"]
+    assert [(entry["what"], entry["status"]) for entry in entries] == [
+        ("floor", "ok"),
+        ("check", "failed"),
+        ("check", "ok"),
+        ("decode", "ok"),
+    ]
+    assert "nonesuch" in entries[1]["error"]
+
+
+def test_a_session_refuses_wrong_tokens() -> None:
+    config, weights = open_model("tiny", torch.float32, DEVICE)
+    prompts = random_prompts(TINY.vocab, 2, 8)
+    assert prompts[0] == prompts[1]
+    with Session(config, weights, prompts, 32, depth=2) as session:
+        session.prefill()
+        session.run(8)
+        session.check()
+        session.tokens[session.rows[1].index][3] += 1
+        with pytest.raises(BenchmarkError, match="same prompt"):
+            session.check()
+
+
+def test_a_session_refuses_logits_that_are_not_finite() -> None:
+    config, weights = open_model("tiny", torch.float32, DEVICE)
+    weights.final_norm[0] = float("inf")
+    with Session(config, weights, random_prompts(TINY.vocab, 1, 8), 32, depth=1) as session:
+        session.prefill()
+        with pytest.raises(BenchmarkError, match="not all finite"):
+            session.check()
+
+
+def test_a_row_that_ends_while_measured_is_an_error() -> None:
+    config, weights = open_model("tiny", torch.float32, DEVICE)
+    with pytest.raises(BenchmarkError, match="ended"), Session(config, weights, [[1, 2, 3]], 4, depth=1) as session:
+        session.run(8)
+
+
+def test_floor_reads_the_whole_buffer_by_the_best_method() -> None:
+    found = floor.read_floor(DEVICE, 1 << 22)
+    assert found["bytes"] == 1 << 22
+    assert found["bytes_per_s"] == max(value for value in found["methods"].values() if isinstance(value, float))
+
+
+def test_activity_without_a_gpu_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "activity.json"
+    assert activity.main(["--device", "cpu", "--json", str(path)]) == 0
+    assert "needs a GPU" in capsys.readouterr().out
+    assert json.loads(path.read_text())["skipped"] == "no GPU"
+
+
+def test_cpu_compares_equal_tokens_with_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    path = tmp_path / "cpu.json"
+    assert cpu.main(["--model", "tiny", "--new-tokens", "8", "--repeats", "1", "--json", str(path)]) == 0
+    (entry,) = json.loads(path.read_text())["entries"]
+    assert entry["tokens_equal"]
+    assert set(entry["rates"]) == {"float32", "bfloat16", "transformers float32"}
+    assert entry["ratio"]["transformers float32"] == 1.0
+    assert entry["peak_mib"]["with transformers"] >= entry["peak_mib"]["ours float32"] > 0
+
+
+@pytest.mark.gpu
+def test_activity_counts_a_steady_step_on_a_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "activity.json"
+    assert activity.main(["--model", "tiny", "--batches", "2", "--steps", "50", "--json", str(path)]) == 0
+    entries = json.loads(path.read_text())["entries"]
+    assert [entry["passed"] for entry in entries if entry["what"] == "counts"] == [True, True]

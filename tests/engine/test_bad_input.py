@@ -1,0 +1,161 @@
+"""Bad input, each with an error that names the value and says what to do, while an engine serves: it goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from photon_ext.engine import Engine
+from photon_ext.errors import ConfigError, DeviceError, ModelError, PhotonError, RequestError
+from photon_ext.sampling import SamplingParams, from_allowed_ids, from_callable
+from photon_ext.scheduling import Request
+from tests.models.tiny import VOCAB, greedy_ids, saved_tiny_model
+
+SIZES = {"device": "cpu", "dtype": "float32", "max_rows": 2, "max_len": 48, "page_size": 4, "buckets": (1,)}
+PROMPT = [5, 6, 7, 8]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny")
+    saved_tiny_model("llama-plain", path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[int]:
+    return greedy_ids(saved_tiny_model("llama-plain", folder), PROMPT, 20)
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[Engine]:
+    with Engine.from_pretrained(folder, **SIZES) as made:
+        yield made
+
+
+@pytest.fixture
+def bystander(engine: Engine, expected: list[int]) -> Iterator[Request]:
+    """A request that runs while something goes wrong beside it, and a request after it."""
+    params = SamplingParams(max_new_tokens=20, ignore_eos=True)
+    request = engine.submit(PROMPT, params)
+    yield request
+    assert list(request.result(60).token_ids) == expected
+    assert list(engine.generate([PROMPT], params)[0].token_ids) == expected
+
+
+def damaged(folder: Path, tmp_path: Path, damage: Callable[[Path], None]) -> Path:
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    damage(tmp_path)
+    return tmp_path
+
+
+def truncate(path: Path) -> None:
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:2000])
+
+
+def make_foreign(path: Path) -> None:
+    (path / "model.safetensors").write_bytes(b"PK\x03\x04 this is an archive of something else" * 50)
+
+
+def make_gpt2(path: Path) -> None:
+    config = json.loads((path / "config.json").read_text())
+    config.update(architectures=["GPT2LMHeadModel"], model_type="gpt2")
+    (path / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.usefixtures("bystander")
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (truncate, "model.safetensors"),
+        (make_foreign, "model.safetensors"),
+        (lambda path: (path / "model.safetensors").unlink(), "safetensors"),
+        (make_gpt2, "GPT2LMHeadModel.*supported architectures"),
+        (lambda path: (path / "config.json").write_text("{"), "config.json"),
+    ],
+    ids=["truncated", "foreign", "no weights", "unsupported architecture", "broken config"],
+)
+def test_a_damaged_model_is_refused(folder: Path, tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        Engine.from_pretrained(damaged(folder, tmp_path, damage), **SIZES)
+
+
+@pytest.mark.usefixtures("bystander")
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"model": "/nowhere/at/all"}, ModelError, "/nowhere/at/all.*expected"),
+        ({"depth": 3}, ConfigError, "depth is 3; give 1 .* or 2"),
+        ({"depth": "2"}, ConfigError, "depth is '2'"),
+        ({"max_rows": 0}, ConfigError, "max_rows is 0; give a positive integer"),
+        ({"max_rows": 10**9}, ConfigError, "max_rows 1000000000 .*can be used on cpu: lower max_rows"),
+        ({"num_pages": 10**12}, ConfigError, "at least 1000000000000 pages"),
+        ({"max_len": 257}, ConfigError, "max_len is 257 and the model was made for 256"),
+        ({"page_size": -1}, ConfigError, "page_size is -1"),
+        ({"chunk": 0}, ConfigError, "chunk is 0"),
+        ({"buckets": (1, 0)}, ConfigError, "buckets is"),
+        ({"dtype": "int4"}, ConfigError, "dtype is 'int4'; give one of float32"),
+        ({"device": "tpu"}, DeviceError, "'tpu'.*use 'cpu'"),
+        pytest.param(
+            {"device": "cuda"},
+            DeviceError,
+            "'cuda' was asked for.*'cpu'",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here"),
+        ),
+    ],
+)
+def test_a_bad_setting_is_refused(folder: Path, options: dict, kind: type[PhotonError], message: str) -> None:
+    settings = {**SIZES, "model": folder, **options}
+    with pytest.raises(kind, match=message):
+        Engine.from_pretrained(settings.pop("model"), **settings)
+
+
+@pytest.mark.usefixtures("bystander")
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        ([], {}, "prompt is empty"),
+        ([1] * 49, {}, "the prompt has 49 tokens and the context holds 48"),
+        ([1, VOCAB], {}, f"token id {VOCAB}; ids of this model are 0 to {VOCAB - 1}"),
+        ([-1], {}, "token id -1"),
+        ("text", {}, "no tokenizer; give the prompt as a list of token ids"),
+        (PROMPT, {"max_new_tokens": 0}, "max_new_tokens is 0; give an integer >= 1"),
+        (PROMPT, {"max_new_tokens": -4}, "max_new_tokens is -4"),
+        (PROMPT, {"temperature": -1.0}, "temperature is -1.0; give 0"),
+        (PROMPT, {"temperature": math.nan}, "temperature is nan; give 0"),
+        (PROMPT, {"stop": "x"}, "no tokenizer; use stop_token_ids"),
+        (PROMPT, {"stop_token_ids": (VOCAB,)}, f"stop_token_ids holds {VOCAB}"),
+    ],
+)
+def test_a_bad_request_is_refused(engine: Engine, prompt: object, params: dict, message: str) -> None:
+    with pytest.raises((RequestError, ConfigError), match=message):
+        engine.generate([PROMPT, prompt], SamplingParams(**params))
+
+
+@pytest.mark.usefixtures("bystander")
+@pytest.mark.parametrize(
+    ("constraint", "error"),
+    [
+        (from_allowed_ids([]), "the constraint allows nothing"),
+        (from_allowed_ids([{3}, {4}, set()]), "the constraint allows nothing"),
+        (from_callable(lambda tokens: 1 / 0), "ZeroDivisionError"),
+        (from_callable(lambda tokens: [10**6]), "token id 1000000"),
+    ],
+    ids=["nothing", "nothing later", "raises", "beyond the vocabulary"],
+)
+def test_a_faulty_constraint_ends_its_request(engine: Engine, constraint: object, error: str) -> None:
+    output = engine.submit(PROMPT, SamplingParams(constraint=constraint)).result(60)
+    assert output.finish_reason == "error"
+    assert error in (output.error or "")
+
+
+def test_more_requests_than_rows_wait_their_turn(engine: Engine, expected: list[int]) -> None:
+    outputs = engine.generate([PROMPT] * 9, SamplingParams(max_new_tokens=20, ignore_eos=True))
+    assert [list(output.token_ids) for output in outputs] == [expected] * 9

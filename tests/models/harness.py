@@ -1,0 +1,87 @@
+"""Drives a Decoder without a runtime: hand-made steps over a shuffled page table."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from photon_ext import ops
+from photon_ext.models.config import ModelConfig
+from photon_ext.models.decoder import GEMM_LINES, Decoder
+from photon_ext.models.weights import DecoderWeights
+from photon_ext.runtime.step import StepKind, StepTensors
+
+
+class Chunk(NamedTuple):
+    """Consecutive tokens of a row, from `position` on."""
+
+    row: int
+    position: int
+    tokens: list[int]
+
+
+class Harness:
+    """A decoder of a few rows, each with `max_len` positions over pages in random order; row 0 is padding."""
+
+    def __init__(
+        self, config: ModelConfig, weights: DecoderWeights, max_len: int = 64, page_size: int = 4, gemm_lines: int | None = GEMM_LINES
+    ) -> None:
+        rows = 4
+        self.device = weights.device
+        pages_per_row = -(-max_len // page_size)
+        num_pages = 1 + rows * pages_per_row
+        self.decoder = Decoder(config, weights, 64, 8, max_len, page_size, num_pages, gemm_lines)
+        order = 1 + torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(7))
+        self.page_table = torch.zeros(rows + 1, pages_per_row, dtype=torch.int32)
+        self.page_table[1:] = order.view(rows, pages_per_row)
+        self.page_table = self.page_table.to(self.device)
+
+    def step(self, kind: StepKind, chunks: list[Chunk], padding: int = 0) -> torch.Tensor:
+        """Runs `make_step` and returns a copy of the logits of the last token of every chunk, [len(chunks), vocab]."""
+        step = self.make_step(kind, chunks, padding)
+        self.decoder.forward(step)
+        assert step.logits is not None
+        return step.logits[: len(chunks)].clone()
+
+    def make_step(self, kind: StepKind, chunks: list[Chunk], padding: int = 0) -> StepTensors:
+        """A step of these chunks; `padding` dead lines and segments follow the live ones."""
+        lines = [(token, chunk.position + i, chunk.row) for chunk in chunks for i, token in enumerate(chunk.tokens)]
+        live, total = len(lines), len(lines) + padding
+        columns = torch.tensor(lines + [(0, -1, 0)] * padding, dtype=torch.int32).t().contiguous().to(self.device)
+        decode_meta = torch.empty(total, 4, dtype=torch.int32, device=self.device)
+        ops.decode_meta_set_(decode_meta, *columns.unbind())
+        segments = torch.zeros(len(chunks) + padding, 4, dtype=torch.int32)
+        first = 0
+        for index, chunk in enumerate(chunks):
+            segments[index] = torch.tensor([chunk.row, first, len(chunk.tokens), 1])
+            first += len(chunk.tokens)
+        return StepTensors(
+            kind=kind,
+            decode_meta=decode_meta,
+            segments=segments.to(self.device),
+            extent=torch.tensor([live, len(chunks)], dtype=torch.int32, device=self.device),
+            page_table=self.page_table,
+            row_state=torch.zeros(len(self.page_table), 16, dtype=torch.int32, device=self.device),
+            sampled=torch.zeros(len(segments), dtype=torch.int32, device=self.device),
+        )
+
+    def prefill(self, chunks: list[Chunk], padding: int = 0) -> torch.Tensor:
+        return self.step(StepKind.PREFILL, chunks, padding)
+
+    def decode(self, rows: list[int], positions: list[int], tokens: list[int], padding: int = 0) -> torch.Tensor:
+        chunks = [Chunk(row, position, [token]) for row, position, token in zip(rows, positions, tokens, strict=True)]
+        return self.step(StepKind.DECODE, chunks, padding)
+
+    def greedy(self, prompts: list[list[int]], count: int) -> list[list[int]]:
+        """`count` greedy tokens after each prompt, all prompts in one batch on rows 1, 2, ..."""
+        rows = list(range(1, len(prompts) + 1))
+        logits = self.prefill([Chunk(row, 0, prompt) for row, prompt in zip(rows, prompts, strict=True)])
+        outputs: list[list[int]] = [[] for _ in prompts]
+        for index in range(count):
+            tokens = logits.argmax(-1).tolist()
+            for output, token in zip(outputs, tokens, strict=True):
+                output.append(token)
+            if index + 1 < count:
+                logits = self.decode(rows, [len(prompt) + index for prompt in prompts], tokens)
+        return outputs

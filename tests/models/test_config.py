@@ -1,0 +1,148 @@
+"""ModelConfig and the rope tables against transformers and published figures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from photon_ext.errors import ModelError
+from photon_ext.models.config import NAMED_SHAPES, Family, ModelConfig, RopeScaling, RopeScalingKind
+from photon_ext.models.rope import rope_tables
+from tests.models.tiny import LLAMA3_ROPE, TINY, tiny_model
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 100,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+}
+GGUF = {
+    "general.architecture": "qwen3",
+    "qwen3.embedding_length": 64,
+    "qwen3.block_count": 2,
+    "qwen3.attention.head_count": 4,
+    "qwen3.attention.head_count_kv": 2,
+    "qwen3.attention.key_length": 32,
+    "qwen3.feed_forward_length": 96,
+    "qwen3.context_length": 512,
+    "tokenizer.ggml.tokens": ["a"] * 70,
+    "tokenizer.ggml.eos_token_id": 5,
+    "tokenizer.ggml.eot_token_id": 6,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes", "kib_per_token"),
+    [("qwen3-0.6b", 1.192, 112), ("llama-3.2-1b", 2.472, 32), ("qwen3-4b", 8.045, 144), ("qwen3-8b", 15.14, 144)],
+)
+def test_named_shapes_read_the_published_bytes(name: str, gigabytes: float, kib_per_token: int) -> None:
+    config = NAMED_SHAPES[name]
+    assert config.weight_bytes_per_step(2) / 1e9 == pytest.approx(gigabytes, rel=5e-4)
+    assert config.kv_bytes_per_token(2) == kib_per_token * 1024
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_from_hf_reads_what_transformers_writes(name: str) -> None:
+    model = tiny_model(name)
+    config = ModelConfig.from_hf(json.loads(model.config.to_json_string()))
+    assert (config.hidden, config.layers, config.vocab) == (model.config.hidden_size, 3, model.config.vocab_size)
+    assert (config.q_heads, config.kv_heads) == (model.config.num_attention_heads, model.config.num_key_value_heads)
+    assert (config.head_dim, config.intermediate) == (model.config.head_dim, model.config.intermediate_size)
+    assert config.tied_embeddings == model.config.tie_word_embeddings
+    assert config.qk_norm == (model.config.model_type == "qwen3")
+    assert (config.eos_ids, config.bos_id) == ((2,), 1)
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_rope_tables_equal_transformers_bitwise(name: str) -> None:
+    reference = tiny_model(name)
+    config = ModelConfig.from_hf(json.loads(reference.config.to_json_string()))
+    rotary = type(reference.model.rotary_emb)(reference.config)
+    cos, sin = rotary(torch.zeros(1), torch.arange(200)[None])
+    ours = rope_tables(config, 200, "cpu")
+    assert torch.equal(ours[0], cos[0])
+    assert torch.equal(ours[1], sin[0])
+
+
+def test_older_rope_spelling_means_the_same() -> None:
+    scaling = {key: value for key, value in LLAMA3_ROPE.items() if key not in ("rope_theta", "rope_type")}
+    older = ModelConfig.from_hf({**LLAMA, "rope_theta": 10000.0, "rope_scaling": {**scaling, "type": "llama3"}})
+    assert older == ModelConfig.from_hf({**LLAMA, "rope_parameters": LLAMA3_ROPE})
+    assert older.rope_scaling.kind is RopeScalingKind.LLAMA3
+
+
+def test_gguf_frequency_factors_carry_llama3_scaling() -> None:
+    """A GGUF file stores Llama 3 scaling as one divisor per frequency."""
+    config = NAMED_SHAPES["llama-3.2-1b"]
+    plain = LlamaRotaryEmbedding.compute_default_rope_parameters
+    scaled_cos, _ = rope_tables(config, 64, "cpu")
+    reference = tiny_model("llama-plain").config
+    reference.head_dim, reference.rope_parameters["rope_theta"] = 64, config.rope_theta
+    unscaled = plain(reference)[0]
+    from photon_ext.models.rope import inverse_frequencies
+
+    factors = (unscaled / inverse_frequencies(config)).tolist()
+    assert max(factors) == pytest.approx(32.0)
+    by_factors = replace(config, rope_scaling=RopeScaling(RopeScalingKind.FACTORS, factors=tuple(factors)))
+    torch.testing.assert_close(rope_tables(by_factors, 64, "cpu")[0], scaled_cos, atol=1e-5, rtol=0)
+
+
+def test_from_gguf() -> None:
+    config = ModelConfig.from_gguf(GGUF, tied=True)
+    assert config == ModelConfig(Family.QWEN3, 64, 2, 4, 2, 32, 96, 70, tied_embeddings=True, max_positions=512, eos_ids=(5, 6))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "MambaForCausalLM.*supported.*LlamaForCausalLM.*Qwen3ForCausalLM"),
+        ({"architectures": None, "model_type": "gpt2"}, "gpt2.*supported"),
+        ({"hidden_size": "64"}, "hidden_size is '64', expected an integer"),
+        ({"num_hidden_layers": None}, "num_hidden_layers is None"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"num_key_value_heads": 3}, "4 query heads are not a multiple of 3"),
+        ({"head_dim": 15}, "head_dim is 15"),
+        ({"head_dim": 512}, "head_dim is 512"),
+        ({"vocab_size": 0}, "vocab is 0"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2}}, "'yarn' is not supported"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "lacks 'low_freq_factor'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"use_sliding_window": True, "sliding_window": 32}, "sliding-window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
+        ({"quantization_config": {"quant_method": "awq"}}, "'awq'"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(change: dict, message: str) -> None:
+    with pytest.raises(ModelError, match=rf"some/config\.json: .*{message}|model config: .*{message}"):
+        ModelConfig.from_hf({**LLAMA, **change}, "some/config.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"general.architecture": "gemma3"}, "'gemma3'.*supported"),
+        ({"qwen3.expert_count": 8}, "8 experts"),
+        ({"qwen3.rope.dimension_count": 16}, "16 of 32"),
+        ({"qwen3.attention.value_length": 16}, "value heads of 16"),
+        ({"qwen3.rope.scaling.type": "yarn"}, "'yarn'"),
+        ({"qwen3.block_count": 0}, "layers is 0"),
+    ],
+)
+def test_gguf_that_is_not_supported_is_refused_by_name(change: dict, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        ModelConfig.from_gguf({**GGUF, **change}, tied=False)
+
+
+def test_with_eos_adds_without_duplicates() -> None:
+    config = replace(NAMED_SHAPES["qwen3-4b"], eos_ids=(7,))
+    assert config.with_eos(8, None, 7).eos_ids == (7, 8)

@@ -1,0 +1,90 @@
+"""GGUF files: the same parameters as the model they were converted from, and clear errors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from photon_ext.errors import ModelError
+from photon_ext.models.config import ModelConfig, RopeScaling
+from photon_ext.models.gguf_file import GgufFile
+from photon_ext.models.gguf_weights import gguf_config, load_gguf_weights
+from photon_ext.models.loader import load_model
+from photon_ext.models.rope import inverse_frequencies
+from photon_ext.models.weights import weight_slots
+from tests.models.tiny import TINY, tiny_model
+from tests.models.tiny_gguf import write_tiny_gguf
+
+UNBIASED = [name for name in TINY if "biased" not in name]
+
+
+@pytest.mark.parametrize("name", UNBIASED)
+def test_parameters_equal_the_original(name: str, tmp_path: Path) -> None:
+    model = tiny_model(name)
+    write_tiny_gguf(model, tmp_path / "m.gguf")
+    loaded = load_model(tmp_path / "m.gguf")
+    reference = ModelConfig.from_hf(model.config.to_dict())
+    assert replace(loaded.config, rms_eps=reference.rms_eps, eos_ids=(), bos_id=None) == replace(
+        reference, rope_scaling=RopeScaling(), eos_ids=(), bos_id=None, prefers_float32=True
+    )
+    assert loaded.config.rms_eps == pytest.approx(reference.rms_eps)
+    parameters = dict(model.named_parameters())
+    for key, slot in weight_slots(loaded.config, loaded.weights):
+        assert torch.equal(slot, parameters.pop(key)), key
+    assert not parameters
+    assert loaded.config.eos_ids == (1,)
+
+
+def test_rope_factors_divide_the_frequencies(tmp_path: Path) -> None:
+    model = tiny_model("llama-plain")
+    factors = torch.tensor([1.0, 1, 1.5, 2, 4, 8, 8, 8])
+    write_tiny_gguf(model, tmp_path / "m.gguf", rope_factors=factors)
+    config = gguf_config(GgufFile(tmp_path / "m.gguf"))
+    plain = inverse_frequencies(replace(config, rope_scaling=RopeScaling()))
+    assert torch.equal(inverse_frequencies(config), plain / factors)
+
+
+@pytest.mark.parametrize("keep", [2, 100, 2000, -5000])
+def test_a_file_cut_short_says_so(keep: int, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(tiny_model("llama-plain"), path)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ModelError, match=r"m\.gguf: (damaged or cut short|starts with .* not a GGUF file)"):
+        load_model(path)
+
+
+def test_a_foreign_file_says_so(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"\x89PNG" * 50)
+    with pytest.raises(ModelError, match=r"m\.gguf: starts with b'\\x89PNG', expected b'GGUF'"):
+        load_model(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"general.architecture": "gemma3"}, "'gemma3'; supported architectures are"),
+        ({"tokenizer.ggml.model": "llama"}, "tokenizer 'llama'.*use the model's Hugging Face directory"),
+        ({"tokenizer.ggml.pre": "invented"}, "pre-tokenizer 'invented' is not supported"),
+    ],
+)
+def test_unsupported_metadata_is_named(fields: dict[str, str], message: str, tmp_path: Path) -> None:
+    model = tiny_model("llama-plain")
+    write_tiny_gguf(model, tmp_path / "m.gguf", fields)
+    with pytest.raises(ModelError, match=message):
+        load_model(tmp_path / "m.gguf")
+
+
+def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    model = tiny_model("llama-plain")
+    write_tiny_gguf(model, tmp_path / "m.gguf")
+    file = GgufFile(tmp_path / "m.gguf")
+    config = gguf_config(file)
+    with pytest.raises(ModelError, match=r"9 of \d+ tensors are missing, first 'blk\.3\.attn_k\.weight'"):
+        load_gguf_weights(file, replace(config, layers=4))
+    with pytest.raises(ModelError, match=r"9 tensors would be ignored, first 'blk\.2\.attn_k\.weight'"):
+        load_gguf_weights(file, replace(config, layers=2))
+    with pytest.raises(ModelError, match=r"ffn_gate\.weight has shape \[45, 64\], its metadata asks for \[46, 64\]"):
+        load_gguf_weights(file, replace(config, intermediate=46))

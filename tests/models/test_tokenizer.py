@@ -1,0 +1,170 @@
+"""Tokenizer and chat templates against transformers, from the bundled GGUF file and from directories."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import TikTokenConverter
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
+
+from photon_ext.errors import ModelError, RequestError
+from photon_ext.models.gguf_file import GgufFile
+from photon_ext.models.gguf_tokenizer import _PRE_TOKENIZERS, _pre_tokenizer
+from photon_ext.models.loader import resolve_model
+from photon_ext.models.tokenizer import Tokenizer
+from tests.models.tiny import tiny_model
+from tests.models.tiny_gguf import write_tiny_gguf
+
+TEXTS = [
+    "",
+    "Hello, world! It's 12345 o'clock; I'll don't.",
+    "  two spaces\n\n\ttab \r\n end  ",
+    "naïve café 你好世界 🙂👩‍👩‍👧 русский العربية",
+    "def f(x):\n    return x ** 2  # squares\n",
+    "<|im_start|>user\nhi<|im_end|>\n<|endoftext|>",
+]
+MESSAGES = [
+    {"role": "user", "content": "Why is the sky <blue> & 'wide'?"},
+    {"role": "assistant", "content": "Scattering."},
+    {"role": "user", "content": "And at dusk?"},
+]
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Tokenizer:
+    return Tokenizer.from_gguf(GgufFile(resolve_model("smollm2")))
+
+
+@pytest.fixture(scope="module")
+def smollm2_reference() -> PreTrainedTokenizerFast:
+    path = resolve_model("smollm2")
+    return AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_smollm2_ids_equal_transformers(text: str, smollm2: Tokenizer, smollm2_reference: PreTrainedTokenizerFast) -> None:
+    ids = smollm2.encode(text)
+    assert ids == smollm2_reference(text).input_ids
+    assert smollm2.decode(ids, skip_special_tokens=False) == text
+    assert smollm2.decode(ids) == smollm2_reference.decode(ids, skip_special_tokens=True)
+
+
+def test_smollm2_cuts_digits_before_words_as_its_original_does(smollm2: Tokenizer) -> None:
+    """The original isolates digits first, so two blanks before a digit stay one token; transformers' GGUF reader does not."""
+    double_blank = smollm2.token_id("ĠĠ")
+    assert smollm2.encode("a  12") == [smollm2.token_id("a"), double_blank, smollm2.token_id("1"), smollm2.token_id("2")]
+
+
+def test_smollm2_chat_equals_transformers(smollm2: Tokenizer, smollm2_reference: PreTrainedTokenizerFast) -> None:
+    for prompted in (False, True):
+        expected = smollm2_reference.apply_chat_template(MESSAGES, add_generation_prompt=prompted, tokenize=False)
+        assert smollm2.chat_template is not None
+        assert smollm2.chat_template.render(MESSAGES, prompted) == expected
+        assert smollm2.decode(smollm2.encode_chat(MESSAGES, prompted), skip_special_tokens=False) == expected
+    assert smollm2.eos_id == smollm2.token_id("<|im_end|>") == 2
+    assert smollm2.encode_chat(MESSAGES)[0] == smollm2.bos_id == 1
+    assert smollm2.vocab_size == 49152
+
+
+@given(text=st.text(st.characters(categories=["L", "N", "P", "S", "Zs"], max_codepoint=0x1FFFF)))
+def test_any_text_comes_back(text: str, smollm2: Tokenizer) -> None:
+    assert smollm2.decode(smollm2.encode(text), skip_special_tokens=False) == text
+
+
+def test_a_prompt_with_a_bad_chat_is_refused(smollm2: Tokenizer) -> None:
+    with pytest.raises(RequestError, match=r"refuses these 1 messages .*expected a list such as"):
+        smollm2.encode_chat([{"role": "user"}])
+    with pytest.raises(RequestError, match="a conversation has no messages"):
+        smollm2.encode_chat([])
+
+
+def saved_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """A small byte-level BPE with special tokens and a begin-of-text rule, written as a Hugging Face directory."""
+    from tokenizers.processors import TemplateProcessing
+
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    backend.train_from_iterator(["the cat sat on the mat, then it sat on the hat"] * 4, trainer)
+    backend.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    reference = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
+    reference.chat_template = "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m | tojson }}{{ eos_token }}{% endfor %}"
+    reference.save_pretrained(folder)
+    return reference
+
+
+@pytest.mark.parametrize("template_in", ["file", "config", "named"])
+def test_directory_equals_transformers(template_in: str, tmp_path: Path) -> None:
+    reference = saved_tokenizer(tmp_path)
+    config_path, template_path = tmp_path / "tokenizer_config.json", tmp_path / "chat_template.jinja"
+    assert template_path.exists()
+    if template_in != "file":
+        template: object = template_path.read_text()
+        if template_in == "named":
+            template = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": template}]
+        config_path.write_text(json.dumps({**json.loads(config_path.read_text()), "chat_template": template}))
+        template_path.unlink()
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    for text in TEXTS:
+        assert tokenizer.encode(text) == reference(text).input_ids
+        assert tokenizer.encode(text, add_special_tokens=False) == reference(text, add_special_tokens=False).input_ids
+    assert tokenizer.encode_chat(MESSAGES) == reference.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (0, 1)
+
+
+def test_directory_without_template_takes_no_messages(tmp_path: Path) -> None:
+    saved_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    with pytest.raises(RequestError, match=r"tokenizer\.json has no chat template; send a plain prompt"):
+        Tokenizer.from_directory(tmp_path).encode_chat(MESSAGES)
+
+
+def test_directories_that_do_not_load(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"tokenizer\.json: no such file; copy"):
+        Tokenizer.from_directory(tmp_path)
+    saved_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{% for %}")
+    with pytest.raises(ModelError, match="chat template does not compile"):
+        Tokenizer.from_directory(tmp_path)
+    (tmp_path / "tokenizer.json").write_text('{"model": {}}')
+    with pytest.raises(ModelError, match=r"tokenizer\.json: not a tokenizer that"):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_templates_are_sandboxed(tmp_path: Path) -> None:
+    saved_tokenizer(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(RequestError, match="unsafe"):
+        Tokenizer.from_directory(tmp_path).encode_chat(MESSAGES)
+
+
+@pytest.mark.parametrize(("pre", "pattern"), [("qwen2", PRETOKENIZE_REGEX), ("llama-bpe", TikTokenConverter(vocab_file="unused").pattern)])
+@given(text=st.text(alphabet=st.sampled_from("aZé你 \t\r\n'stllS01234!?.")))
+def test_gguf_pre_tokenizers_cut_like_the_originals(pre: str, pattern: str, text: str) -> None:
+    from tokenizers import Regex
+
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False)
+    original = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    assert _pre_tokenizer(_PRE_TOKENIZERS[pre]).pre_tokenize_str(text) == original.pre_tokenize_str(text)
+
+
+def test_gguf_begin_of_text_and_whole_word_rules(tmp_path: Path) -> None:
+    """Llama 3 files begin texts unless told otherwise, and take a piece that is a token of its own whole."""
+    model = tiny_model("llama-plain")
+    for name, fields in {"on": {}, "off": {"tokenizer.ggml.add_bos_token": False}}.items():
+        metadata = {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.bos_token_id": 0, **fields}
+        write_tiny_gguf(model, tmp_path / f"{name}.gguf", metadata)
+    on, off = (Tokenizer.from_gguf(GgufFile(tmp_path / f"{name}.gguf")) for name in ("on", "off"))
+    a, ab, blank_ab = off.token_id("a"), off.token_id("ab"), off.token_id("Ġab")
+    assert off.encode("ab ab<|eos|>a") == [ab, blank_ab, 1, a]
+    assert on.encode("ab") == [0, ab]
+    assert on.encode("ab", add_special_tokens=False) == [ab]
+    assert on.decode([0, ab, blank_ab, 1]) == "ab ab"

@@ -1,0 +1,144 @@
+"""Loading weights: equal to transformers' parameters, and clear errors for files that are missing, cut short or foreign."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from photon_ext.errors import ModelError
+from photon_ext.models.config import NAMED_SHAPES, ModelConfig
+from photon_ext.models.hf_weights import load_hf_weights
+from photon_ext.models.weights import empty_weights, random_weights, weight_slots
+from tests.models.tiny import TINY, saved_tiny_model
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def read_config(folder: Path) -> ModelConfig:
+    return ModelConfig.from_hf(json.loads((folder / "config.json").read_text()))
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_parameter_arrives(name: str, tmp_path: Path) -> None:
+    model = saved_tiny_model(name, tmp_path)
+    config = read_config(tmp_path)
+    weights = load_hf_weights(tmp_path, config, torch.float32)
+    parameters = dict(model.named_parameters())
+    slots = dict(weight_slots(config, weights))
+    assert slots.keys() == parameters.keys()
+    for key, slot in slots.items():
+        assert torch.equal(slot, parameters[key]), key
+    assert weights.nbytes == sum(parameter.nbytes for parameter in parameters.values())
+    assert (weights.lm_head is weights.embedding) == config.tied_embeddings
+
+
+def test_fused_projections_hold_their_parts_in_order(tmp_path: Path) -> None:
+    model = saved_tiny_model("qwen3-6-3-24", tmp_path)
+    layer, reference = load_hf_weights(tmp_path, read_config(tmp_path), torch.float32).layers[1], model.model.layers[1]
+    attention, mlp = reference.self_attn, reference.mlp
+    qkv = torch.cat((attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight))
+    assert torch.equal(layer.qkv.weight, qkv)
+    assert torch.equal(layer.gate_up.weight, torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)))
+
+
+def test_shards_equal_one_file(tmp_path: Path) -> None:
+    saved_tiny_model("llama-plain", tmp_path / "one")
+    saved_tiny_model("llama-plain", tmp_path / "many", max_shard_size="60KB")
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 2
+    one = load_hf_weights(tmp_path / "one", read_config(tmp_path / "one"), torch.float32)
+    many = load_hf_weights(tmp_path / "many", read_config(tmp_path / "many"), torch.float32)
+    for a, b in zip(one.tensors(), many.tensors(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_dtype_conversion_rounds_once(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = saved_tiny_model("llama-plain", tmp_path)
+    weights = load_hf_weights(tmp_path, read_config(tmp_path), dtype)
+    assert {tensor.dtype for tensor in weights.tensors()} == {dtype}
+    assert torch.equal(weights.layers[0].down.weight, model.model.layers[0].mlp.down_proj.weight.to(dtype))
+
+
+def change_tensors(folder: Path, **changes: torch.Tensor | None) -> None:
+    tensors = load_file(folder / SINGLE)
+    for key, value in changes.items():
+        name = key.replace("__", ".")
+        if value is None:
+            del tensors[name]
+        else:
+            tensors[name] = value
+    save_file(tensors, folder / SINGLE)
+
+
+def break_file(folder: Path, how: str) -> None:
+    path = folder / SINGLE
+    if how == "cut short":
+        path.write_bytes(path.read_bytes()[:-1000])
+    elif how == "foreign":
+        path.write_bytes(b"PK\x03\x04 this is some archive" * 100)
+    elif how == "empty":
+        path.write_bytes(b"")
+    elif how == "gone":
+        path.unlink()
+    elif how == "pickle":
+        path.rename(folder / "pytorch_model.bin")
+    elif how == "tensor missing":
+        change_tensors(folder, model__norm__weight=None)
+    elif how == "tensor of another shape":
+        change_tensors(folder, model__norm__weight=torch.ones(63))
+    elif how == "quantized":
+        change_tensors(folder, model__norm__weight=torch.ones(64, dtype=torch.int8))
+    elif how == "tensor too many":
+        change_tensors(folder, model__layers__0__self_attn__q_proj__bias=torch.zeros(64))
+    elif how == "index without a map":
+        (folder / INDEX).write_text("{}")
+    elif how == "index not json":
+        (folder / INDEX).write_text("{")
+    elif how == "shard missing":
+        (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}}))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("cut short", r"model\.safetensors: \d+ bytes that are not a whole safetensors file"),
+        ("foreign", r"model\.safetensors: \d+ bytes that are not a whole safetensors file"),
+        ("empty", r"model\.safetensors: 0 bytes that are not a whole safetensors file"),
+        ("gone", r"expected model\.safetensors or .*found no weights; download them"),
+        ("pickle", r"found pytorch_model\.bin, which is not read; convert it"),
+        ("tensor missing", r"1 of \d+ parameters are missing, first 'model\.norm\.weight'"),
+        ("tensor of another shape", r"model\.norm\.weight has shape \[63\], config\.json asks for \[64\]"),
+        ("quantized", r"model\.norm\.weight is stored as torch\.int8; use"),
+        ("tensor too many", r"1 parameters would be ignored, first 'model\.layers\.0\.self_attn\.q_proj\.bias'"),
+        ("index without a map", r"index\.json: has no 'weight_map'"),
+        ("index not json", r"index\.json: not a readable JSON file"),
+        ("shard missing", r"1 of 1 shards are missing \(model-00001-of-00002\.safetensors\)"),
+    ],
+)
+def test_broken_directories_say_what_is_wrong(how: str, message: str, tmp_path: Path) -> None:
+    saved_tiny_model("llama-plain", tmp_path)
+    break_file(tmp_path, how)
+    with pytest.raises(ModelError, match=message):
+        load_hf_weights(tmp_path, read_config(tmp_path))
+
+
+def test_random_weights_repeat_by_seed() -> None:
+    config = ModelConfig(NAMED_SHAPES["qwen3-0.6b"].family, 32, 2, 4, 2, 8, 48, 64)
+    first, again, other = (random_weights(config, torch.float32, "cpu", seed) for seed in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(first.tensors(), again.tensors(), strict=True))
+    assert not torch.equal(first.embedding, other.embedding)
+    assert torch.equal(first.final_norm, torch.ones(32))
+    assert first.layers[0].qkv.weight.std().item() == pytest.approx(0.02, rel=0.1)
+    assert sum(t.nbytes for t in first.tensors()) - first.embedding.nbytes == pytest.approx(
+        config.weight_bytes_per_step(4), rel=0.02
+    )  # the rest are norms
+
+
+def test_named_shapes_have_the_parameters_they_claim() -> None:
+    config = NAMED_SHAPES["qwen3-8b"]
+    weights = empty_weights(config, torch.bfloat16, "meta")
+    assert weights.nbytes - weights.embedding.nbytes == pytest.approx(config.weight_bytes_per_step(2), rel=1e-4)

@@ -1,0 +1,84 @@
+"""KV memory for attention tests: shuffled pages with strides of any kind, or a contiguous [B, H, L, D] cache."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tests.ops.numeric import ints, randn
+from tests.ops.tables import SAMPLE, STAGED
+
+
+@dataclass
+class Cache:
+    """k and v are [pages, page size, kv heads, head_dim] views; every element that no test writes is NaN."""
+
+    k: Tensor
+    v: Tensor
+    page_table: Tensor | None
+    page_size: int
+
+    def double(self) -> Cache:
+        return Cache(self.k.double(), self.v.double(), self.page_table, self.page_size)
+
+    def clone(self) -> Cache:
+        """Copies with the same strides."""
+        return Cache(_strided_copy(self.k), _strided_copy(self.v), self.page_table, self.page_size)
+
+    def place(self, row: int, position: int) -> tuple[int, int]:
+        if self.page_table is None:
+            return row, position
+        return int(self.page_table[row, position // self.page_size]), position % self.page_size
+
+    def fill(self, row: int, positions: int, seed: int) -> None:
+        """Random keys and values at positions 0 .. positions - 1 of a row."""
+        heads, head_dim = self.k.shape[2:]
+        values = randn(2, positions, heads, head_dim, dtype=self.k.dtype, device=str(self.k.device), seed=seed)
+        places = (
+            torch.tensor([self.place(row, position) for position in range(positions)], dtype=torch.int64).reshape(-1, 2).to(self.k.device)
+        )
+        self.k[places[:, 0], places[:, 1]] = values[0]
+        self.v[places[:, 0], places[:, 1]] = values[1]
+
+
+def _strided_copy(x: Tensor) -> Tensor:
+    copy = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    return copy.copy_(x)
+
+
+def paged_cache(rows: int, pages_per_row: int, page_size: int, heads: int, head_dim: int, dtype: torch.dtype, device: str) -> Cache:
+    """Pages in random order, page 0 nobody's; k and v are the halves of one buffer with heads before tokens."""
+    pages = 1 + rows * pages_per_row
+    both = torch.full((pages, 2, heads, page_size, head_dim), float("nan"), dtype=dtype, device=device)
+    order = list(range(1, pages))
+    random.Random(pages).shuffle(order)
+    table = ints(order, device).reshape(rows, pages_per_row)
+    return Cache(both[:, 0].transpose(1, 2), both[:, 1].transpose(1, 2), table, page_size)
+
+
+def contiguous_cache(rows: int, length: int, heads: int, head_dim: int, dtype: torch.dtype, device: str) -> Cache:
+    """A [B, H, L, D] cache as other engines have it: a row's only page is the row."""
+    k, v = (torch.full((rows, heads, length, head_dim), float("nan"), dtype=dtype, device=device) for _ in range(2))
+    return Cache(k.transpose(1, 2), v.transpose(1, 2), None, length)
+
+
+def lines_and_segments(spans: list[tuple[int, int, int]], device: str, dead_after: int = 0) -> tuple[Tensor, Tensor]:
+    """decode_meta and segments of (row, first position, number of lines) each, then `dead_after` dead lines; row 0 is a dead segment."""
+    lines: list[list[int]] = []
+    segments: list[list[int]] = []
+    for row, first, count in spans:
+        segments.append([row, len(lines), count, SAMPLE if count == 1 else SAMPLE | STAGED])
+        lines += [[7, first + i, first + i + 1, row] if row else [0, 0, 0, 0] for i in range(count)]
+    lines += [[0, 0, 0, 0]] * dead_after
+    return ints(lines, device).reshape(-1, 4), ints(segments, device).reshape(-1, 4)
+
+
+def rotary_tables(max_len: int, head_dim: int, device: str) -> tuple[Tensor, Tensor]:
+    """cos and sin, float32 [max_len, head_dim], both halves alike."""
+    frequencies = 10000.0 ** (-torch.arange(0, head_dim, 2).double() / head_dim)
+    angles = torch.arange(max_len).double()[:, None] * frequencies
+    angles = torch.cat([angles, angles], dim=1)
+    return angles.cos().float().to(device), angles.sin().float().to(device)

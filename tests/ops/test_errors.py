@@ -1,0 +1,144 @@
+"""Wrong arguments: each error names the op, the argument, what it has and what was expected."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from photon_ext.runtime.layout import ROW_COLUMNS
+from tests.ops.test_opcheck import CASES, overload
+
+LINES = 3
+
+
+def call(name: str, changes: dict[int, Any], device: str = "cpu") -> None:
+    """Calls an op with good arguments, but for those at the given places."""
+    arguments = list(CASES[name](device, LINES))
+    for place, value in changes.items():
+        arguments[place] = value(arguments[place]) if callable(value) else value
+    overload(name)(*arguments)
+
+
+def narrower(x: torch.Tensor) -> torch.Tensor:
+    return x[..., :-1].contiguous()
+
+
+def longer(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x, x[:1]])
+
+
+def gapped(x: torch.Tensor) -> torch.Tensor:
+    """The same shape, elements two apart."""
+    return torch.stack([x, x], dim=-1)[..., 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("rms_norm_into", {2: narrower}, "weight has shape [5], expected [6] ([hidden of x])"),
+        ("rms_norm_into", {2: torch.Tensor.half}, "weight has dtype float16, expected float32, the dtype of x"),
+        ("rms_norm_into", {1: torch.Tensor.double}, "x has dtype float64, expected float32, bfloat16 or float16"),
+        ("rms_norm_into", {1: torch.Tensor.flatten}, "x has shape [18], expected 2 dimensions [lines, hidden]"),
+        ("rms_norm_into", {0: longer}, "out has shape [4, 6], expected [3, 6] (the shape of x)"),
+        ("rms_norm_into", {0: gapped}, "out has strides [12, 2], expected the last one to be 1"),
+        ("rms_norm_into", {0: lambda x: x[:1].expand(3, 6)}, "out has strides [0, 1], expected none to be 0"),
+        ("rms_norm_into", {3: -1.0}, "eps is -1, expected a finite number, 0 or more"),
+        ("rms_norm_into", {3: float("nan")}, "eps is nan, expected a finite number"),
+        ("add_rms_norm_into", {1: narrower}, "residual has shape [3, 5], expected [3, 6] (the shape of x)"),
+        ("linear_into", {2: narrower}, "weight has shape [5, 5], expected [*, 6] ([n, k of x])"),
+        ("linear_into", {3: longer}, "bias has shape [6], expected [5] ([n of weight])"),
+        ("linear_into", {4: torch.Tensor.long}, "extent has dtype int64, expected int32"),
+        ("linear_into", {4: torch.zeros(0, dtype=torch.int32)}, "extent has shape [0], expected dimension 0 to be at least 1"),
+        ("gemv_into", {1: gapped}, "x has shape [6] with strides [2], expected a contiguous tensor"),
+        ("silu_mul_into", {1: narrower}, "gate_up has shape [3, 7], expected [3, 8]"),
+        ("fused_mlp_into", {3: narrower}, "gate_up_weight has shape [8, 5], expected [8, 6]"),
+        ("fused_mlp_into", {1: narrower}, "act has shape [3, 3], expected [3, 4]"),
+        ("embedding_into", {2: torch.Tensor.bfloat16}, "out has dtype float32, expected bfloat16, the dtype of weight"),
+        ("embedding_into", {1: narrower}, "decode_meta has shape [3, 3], expected [*, 4] ([lines, 4])"),
+        ("select_lines_into", {2: longer}, "out has shape [3, 6], expected [4, 6] ([segments, hidden of x])"),
+        ("begin_step_", {0: narrower}, f"row_state has shape [4, 15], expected [*, {ROW_COLUMNS}]"),
+        ("begin_step_", {1: longer}, "page_table has shape [5, 3], expected [4, *] ([rows, pages per row])"),
+        ("begin_step_", {3: torch.zeros(3, dtype=torch.int32)}, "deltas has shape [3], expected dimension 0 to be at least 4 (the header)"),
+        ("begin_step_", {5: torch.Tensor.long}, "staged_ids has dtype int64, expected int32"),
+        ("begin_step_", {6: longer}, "decode_meta has shape [4, 4], expected [3, 4] ([lines of staged_ids, 4])"),
+        ("carry_over_ids_", {2: longer}, "idx has shape [4], expected [3] ([n of next])"),
+        ("carry_over_ids_", {1: torch.Tensor.float}, "prev has dtype float32, expected int32"),
+        ("decode_meta_set_", {2: narrower}, "positions has shape [2], expected [3] ([lines of decode_meta])"),
+        ("publish_", {1: narrower}, "out_record has shape [3, 4], expected dimension 1 to be at least 5"),
+        ("apply_token_mask_", {1: narrower}, "mask has shape [3, 1], expected dimension 1 to be at least 2"),
+        ("apply_token_mask_", {5: longer}, "row_errors has shape [4], expected [3] ([segments])"),
+        ("sample_into", {0: torch.Tensor.long}, "out has dtype int64, expected int32"),
+        ("sample_into", {1: torch.zeros(3, 0)}, "logits has shape [3, 0], expected dimension 1 to be at least 1"),
+        ("rope_append_kv_", {1: narrower}, "k has shape [3, 2, 7], expected [3, 2, 8]"),
+        ("rope_append_kv_", {0: narrower}, "q has head_dim 7, expected an even number, 2 to 256"),
+        ("rope_append_kv_", {0: torch.zeros(3, 5, 8)}, "q has 5 heads, expected a multiple of the KV heads, which are 2"),
+        ("rope_append_kv_", {0: torch.zeros(3, 4, 258)}, "q has head_dim 258, expected an even number, 2 to 256"),
+        ("rope_append_kv_", {4: torch.Tensor.half}, "v_cache has dtype float16, expected float32, the dtype of k_cache"),
+        ("rope_append_kv_", {6: torch.Tensor.long}, "page_table has dtype int64, expected int32"),
+        ("rope_append_kv_", {7: torch.Tensor.double}, "cos has dtype float64, expected float32"),
+        ("rope_append_kv_", {8: longer}, "sin has shape [9, 8], expected [8, 8] (the shape of cos)"),
+        ("rope_append_kv_", {9: narrower}, "q_norm has shape [7], expected [8] ([head_dim of q])"),
+        ("paged_attention_into", {4: longer}, "decode_meta has shape [4, 4], expected [3, 4] ([lines of q, 4])"),
+        ("paged_attention_into", {2: lambda k: k[:, :0], 3: lambda v: v[:, :0]}, "k_cache has shape [9, 0, 2, 8], expected dimension 1"),
+        ("paged_attention_into", {7: float("inf")}, "scale is inf, expected a finite number"),
+        ("fused_attention_decode_into", {3: longer}, "v has shape [4, 2, 8], expected [3, 2, 8] (the shape of k)"),
+    ],
+)
+def test_message(name: str, changes: dict[int, Any], message: str) -> None:
+    with pytest.raises(RuntimeError, match=f"^{name}: {re.escape(message)}"):
+        call(name, changes)
+
+
+def sharing(name: str, written: int, other: int) -> Callable[[], None]:
+    arguments = list(CASES[name]("cpu", LINES))
+    arguments[written] = arguments[other].reshape(arguments[written].shape)
+    return lambda: overload(name)(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "other", "message"),
+    [
+        ("rms_norm_into", 0, 1, "out shares memory with x, expected separate tensors"),
+        ("add_rms_norm_into", 1, 2, "residual shares memory with x"),
+        ("carry_over_ids_", 0, 2, "next shares memory with idx"),
+        ("begin_step_", 4, 6, "decode_meta shares memory with segments"),
+        ("paged_attention_into", 0, 1, "out shares memory with q"),
+        ("embedding_into", 0, 0, None),
+    ],
+)
+def test_written_tensors_are_apart(name: str, written: int, other: int, message: str | None) -> None:
+    run = sharing(name, written, other)
+    if message is None:
+        run()
+    else:
+        with pytest.raises(RuntimeError, match=f"^{name}: {message}"):
+            run()
+
+
+def test_neighbours_in_one_buffer_are_apart() -> None:
+    """Halves of a buffer, and interleaved views of a fused projection, share a storage but no element."""
+    buffer = torch.zeros(2, 3, 6)
+    call("rms_norm_into", {0: buffer[0], 1: buffer[1]})
+    fused = torch.zeros(3, 8, 8)
+    call("rope_append_kv_", {0: fused[:, :4], 1: fused[:, 4:6], 2: fused[:, 6:]})
+
+
+def test_devices_may_not_be_mixed() -> None:
+    with pytest.raises(RuntimeError, match="^rms_norm_into: x is on meta, out is on cpu; expected all tensors on one device"):
+        call("rms_norm_into", {1: lambda x: x.to("meta")})
+
+
+@pytest.mark.gpu
+def test_cpu_and_cuda_may_not_be_mixed() -> None:
+    with pytest.raises(RuntimeError, match="^rms_norm_into: x is on cpu, out is on cuda:0; expected all tensors on one device"):
+        call("rms_norm_into", {1: torch.Tensor.cpu}, device="cuda")
+
+
+def test_an_error_leaves_the_op_usable() -> None:
+    with pytest.raises(RuntimeError):
+        call("linear_into", {2: narrower})
+    call("linear_into", {})

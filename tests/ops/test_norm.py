@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from photon_ext import ops, reference
+from tests.ops.numeric import DTYPES, assert_close, assert_same_bits, in_wider_lines, poisoned, randn
+
+EPS = 1e-5
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("lines", [0, 1, 3, 33])
+@pytest.mark.parametrize("hidden", [1, 7, 64, 577])
+def test_rms_norm_is_near_the_float64_reference(device: str, dtype: torch.dtype, lines: int, hidden: int) -> None:
+    x = randn(lines, hidden, dtype=dtype, device=device)
+    weight = randn(hidden, dtype=dtype, device=device, seed=1)
+    out = poisoned(lines, hidden, dtype=dtype, device=device)
+    ops.rms_norm_into(out, x, weight, EPS)
+    assert_close(out, reference.rms_norm(x.double(), weight.double(), EPS))
+    assert_same_bits(ops.rms_norm(x, weight, EPS), out)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("lines", "hidden"), [(1, 7), (3, 576), (33, 65)])
+def test_add_rms_norm_rounds_the_sum_before_it_normalizes(device: str, dtype: torch.dtype, lines: int, hidden: int) -> None:
+    x = randn(lines, hidden, dtype=dtype, device=device)
+    residual = randn(lines, hidden, dtype=dtype, device=device, seed=1)
+    weight = randn(hidden, dtype=dtype, device=device, seed=2)
+    out = poisoned(lines, hidden, dtype=dtype, device=device)
+    expected_sum = residual + x
+    ops.add_rms_norm_into(out, residual, x, weight, EPS)
+    assert_same_bits(residual, expected_sum)
+    assert_close(out, reference.rms_norm(expected_sum.double(), weight.double(), EPS))
+
+
+def test_strided_lines_leave_the_gaps_alone(device: str) -> None:
+    x = in_wider_lines(randn(5, 37, dtype=torch.bfloat16, device=device))
+    residual = in_wider_lines(randn(5, 37, dtype=torch.bfloat16, device=device, seed=1))
+    weight = randn(37, dtype=torch.bfloat16, device=device, seed=2)
+    buffer = poisoned(5, 64, dtype=torch.bfloat16, device=device)
+    ops.add_rms_norm_into(buffer[:, 9:46], residual, x, weight, EPS)
+    expected = torch.empty(5, 37, dtype=torch.bfloat16, device=device)
+    ops.rms_norm_into(expected, residual.contiguous(), weight, EPS)
+    assert_same_bits(buffer[:, 9:46], expected)
+    assert buffer[:, :9].isnan().all()
+    assert buffer[:, 46:].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_line_alone_has_the_bits_it_has_in_a_batch(device: str, dtype: torch.dtype) -> None:
+    x = randn(33, 576, dtype=dtype, device=device)
+    weight = randn(576, dtype=dtype, device=device, seed=1)
+    together = ops.rms_norm(x, weight, EPS)
+    alone = torch.cat([ops.rms_norm(x[i : i + 1], weight, EPS) for i in range(33)])
+    assert_same_bits(alone, together)
+
+
+def test_large_values_do_not_overflow_float16(device: str) -> None:
+    x = torch.full((2, 64), 6e4, dtype=torch.float16, device=device)
+    weight = torch.ones(64, dtype=torch.float16, device=device)
+    torch.testing.assert_close(ops.rms_norm(x, weight, EPS), torch.ones_like(x))

@@ -1,0 +1,280 @@
+"""Every planted bug is found within a bounded search, by the rule it breaks, and by its tokens where only values are looked at."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import pytest
+
+from photon_ext.errors import PipelineError
+from photon_ext.runtime.lease import LeaseState
+from photon_ext.runtime.pipeline import Pipeline
+from photon_ext.runtime.row import Row
+from photon_ext.runtime.step import Fill, RowEvent, Segment, Step
+from photon_ext.testing import (
+    Chooser,
+    Counterexample,
+    Driver,
+    Fault,
+    Request,
+    Scenario,
+    SimError,
+    SimLeaseError,
+    SimOverwrite,
+    SimPoison,
+    SimRace,
+    SimRuntime,
+    ToyModel,
+    explore,
+    replay,
+    sample,
+)
+from photon_ext.testing.slot import SimSlot
+
+MODEL = ToyModel(32)
+
+
+def follow(tokens: tuple[int, ...]) -> set[int]:
+    """A constraint that a mask built from too few tokens would break."""
+    return {len(tokens), 16 + len(tokens)}
+
+
+PLAIN = (Request((1, 2, 3), 4), Request((4, 5), 3))
+QUIET = (Request((1, 2), 7),)
+LONG_PROMPT = (Request((1, 2, 3, 4, 5, 6, 7), 3),)
+HELD = (Request((1, 2, 3), 4, allowed=follow), Request((4, 5), 3))
+STOPPED = (Request((1, 2, 3), 5, stop_ids=(MODEL.generate(Request((1, 2, 3), 2))[1],)), Request((4, 5, 6), 6), Request((9,), 4))
+NEVER = 10**6
+
+
+def scenario(
+    requests: tuple[Request, ...],
+    *,
+    fault: Fault | None = None,
+    pipeline: type[Pipeline] = Pipeline,
+    driver: type[Driver] = Driver,
+    cancel_at: int = NEVER,
+    chunk: int = 8,
+    paged: bool = False,
+    races: bool = True,
+) -> Scenario:
+    """Serves ``requests`` on 2 rows, cancels the first at a tick, and compares every token with the oracle."""
+
+    def run(chooser: Chooser) -> None:
+        page_size, pages = (2, 6) if paged else (None, 0)
+        runtime = SimRuntime(2, 16, page_size=page_size, chooser=chooser, fault=fault, check_races=races)
+        engine = driver(runtime, pipeline_type=pipeline, chunk=chunk, pages=pages)
+        outcomes = [engine.submit(request) for request in requests]
+        ticks = 0
+        while engine.busy:
+            if ticks == cancel_at:
+                engine.cancel(outcomes[0])
+            engine.tick()
+            ticks += 1
+            assert ticks < 100
+        for outcome in outcomes:
+            expected = MODEL.generate(outcome.request)
+            cancelled = cancel_at != NEVER and outcome is outcomes[0]
+            assert tuple(outcome.tokens) == (expected[: len(outcome.tokens)] if cancelled else expected)
+            assert outcome.finish is not None
+        assert runtime.device.idle
+        assert runtime.stats.slow == []
+
+    return run
+
+
+def finding(planted: Scenario, search: Callable[[Scenario, int], object] = sample, runs: int = 300) -> Exception:
+    """What a bounded search finds; the counterexample must fail again when it is replayed."""
+    with pytest.raises(Counterexample) as found:
+        search(planted, runs)
+    with pytest.raises(type(found.value.error)):
+        replay(planted, found.value.choices)
+    return found.value.error
+
+
+# --- bugs below the pipeline ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "requests", "options", "rule"),
+    [
+        (Fault.DROP_INPUT_WAIT, PLAIN, {}, SimRace),
+        (Fault.DROP_MASK_WAIT, HELD, {}, SimRace),
+        (Fault.DROP_OUTPUT_WAIT, PLAIN, {}, (SimRace, SimPoison)),
+        (Fault.COMMIT_WITHOUT_WAIT, PLAIN, {}, (SimRace, SimPoison)),
+        (Fault.DELTAS_OFF_STREAM, PLAIN, {"cancel_at": 2}, SimRace),
+        (Fault.STALE_DELTAS, PLAIN, {}, AssertionError),
+        (Fault.STAGED_REUSED, LONG_PROMPT, {"chunk": 1}, AssertionError),
+        (Fault.LATE_OUT_COPY, PLAIN, {}, AssertionError),
+        (Fault.EXTRA_WAIT, PLAIN, {}, AssertionError),
+        (Fault.RESEND, QUIET, {}, AssertionError),
+    ],
+)
+def test_device_fault_is_found(fault: Fault, requests: tuple[Request, ...], options: dict[str, int], rule: type[Exception]) -> None:
+    clean = scenario(requests, **options)  # type: ignore[arg-type]
+    explore(clean, 150)
+    sample(clean, 50)
+    assert isinstance(finding(scenario(requests, fault=fault, **options)), rule)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fault", "requests"),
+    [
+        (Fault.DROP_INPUT_WAIT, PLAIN),
+        (Fault.DROP_MASK_WAIT, HELD),
+        (Fault.DROP_OUTPUT_WAIT, PLAIN),
+        (Fault.COMMIT_WITHOUT_WAIT, PLAIN),
+    ],
+)
+def test_dropped_wait_is_found_by_values_alone(fault: Fault, requests: tuple[Request, ...]) -> None:
+    error = finding(scenario(requests, fault=fault, races=False))
+    assert isinstance(error, (AssertionError, PipelineError))
+    assert not isinstance(error, SimRace)
+
+
+def test_every_fault_is_tried() -> None:
+    (mark,) = test_device_fault_is_found.pytestmark
+    assert {case[0] for case in mark.args[1]} == set(Fault)
+
+
+def test_staged_tokens_that_were_consumed_are_dead_not_repeated() -> None:
+    """The device's half of the protection: with it in place, a slot that forgets to send a chunk writes no wrong tokens."""
+
+    class Forgetful(Driver):
+        def tick(self) -> None:
+            for slot in self.pipeline._slots:
+                assert isinstance(slot, SimSlot)
+                slot._fault = Fault.STAGED_REUSED
+            super().tick()
+
+    error = finding(scenario(LONG_PROMPT, driver=Forgetful, chunk=1))
+    assert isinstance(error, SimPoison)
+    assert "never written" in str(error)
+
+
+# --- bugs in the pipeline -------------------------------------------------------------------------------------------------------
+
+
+class ReusesSlot(Pipeline):
+    """Takes slot 0 while its step is in flight."""
+
+    def _free_slot(self) -> int:
+        return 0
+
+
+class ReleasesEarly(Pipeline):
+    """Gives row and pages back at the end of a sequence, steps in flight or not."""
+
+    def _release_if_idle(self, row: Row) -> None:
+        if row.lease.state is LeaseState.FINALIZED:
+            row.lease.state = LeaseState.RELEASED
+            del self._rows[row.index]
+            self._runtime.table.release(row.index)
+            if self._on_release is not None:
+                self._on_release(row)
+
+
+class ReleasesTwice(Pipeline):
+    def _release_if_idle(self, row: Row) -> None:
+        idle = row.lease.releasable
+        super()._release_if_idle(row)
+        if idle:
+            self._runtime.table.release(row.index)
+
+
+class MasksEarly(Pipeline):
+    """Builds and sends masks while the step before is not committed."""
+
+    def finalize(self, fill: Fill | None = None) -> None:
+        waiting, self._inflight = self._inflight, deque(list(self._inflight)[-1:])
+        super().finalize(fill)
+        self._inflight = waiting
+
+
+class LaunchesOverLogits(Pipeline):
+    """Launches while a step waits for its masks."""
+
+    def launch(self) -> Step | None:
+        waiting = [step for step in self._inflight if not step.finalized]
+        for step in waiting:
+            step.finalized = True
+        launched = super().launch()
+        for step in waiting:
+            step.finalized = False
+        return launched
+
+    def finalize(self, fill: Fill | None = None) -> None:
+        waiting, self._inflight = self._inflight, deque(step for step in self._inflight if not step.finalized)
+        while len(self._inflight) > 1:
+            self._inflight.pop()
+        super().finalize(fill)
+        self._inflight = waiting
+
+    def tick(self, fill: Fill | None = None, on_event: Callable[[RowEvent], None] | None = None) -> list[RowEvent]:
+        self.launch()
+        return super().tick(fill, on_event)
+
+
+class DeliversZombies(Pipeline):
+    def _commit_segment(self, segment: Segment, record: list[int]) -> RowEvent | None:  # type: ignore[override]
+        running = segment.row.lease.running
+        event = super()._commit_segment(segment, record)
+        return event if running else self._read_record(segment, record)
+
+
+class PagesBackEarly(Driver):
+    """Takes pages back when a sequence ends, not when its lease is released."""
+
+    def _return(self, row: Row | None) -> None:
+        if row is not None:
+            self.free_pages.extend(row.lease.pages)
+
+    def take(self, event: RowEvent) -> None:
+        super().take(event)
+        if event.finish is not None:
+            self._return(event.row)
+
+    def on_release(self, row: Row) -> None:
+        kept = list(self.free_pages)
+        super().on_release(row)
+        self.free_pages = deque(kept)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "requests", "options", "rule"),
+    [
+        (ReusesSlot, PLAIN, {}, (SimRace, AssertionError)),
+        (ReleasesEarly, PLAIN, {"cancel_at": 2}, SimRace),
+        (ReleasesEarly, STOPPED, {}, SimError),
+        (ReleasesTwice, PLAIN, {}, SimLeaseError),
+        (MasksEarly, HELD, {}, AssertionError),
+        (LaunchesOverLogits, HELD, {}, SimOverwrite),
+        (DeliversZombies, PLAIN, {"cancel_at": 2}, SimLeaseError),
+    ],
+)
+def test_pipeline_fault_is_found(
+    pipeline: type[Pipeline], requests: tuple[Request, ...], options: dict[str, int], rule: type[Exception]
+) -> None:
+    clean = scenario(requests, **options)  # type: ignore[arg-type]
+    explore(clean, 150)
+    sample(clean, 50)
+    assert isinstance(finding(scenario(requests, pipeline=pipeline, **options), explore), rule)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "requests", "options"),
+    [(ReusesSlot, PLAIN, {}), (ReleasesEarly, STOPPED, {}), (ReleasesEarly, PLAIN, {"cancel_at": 2})],
+)
+def test_early_reuse_is_found_by_values_alone(pipeline: type[Pipeline], requests: tuple[Request, ...], options: dict[str, int]) -> None:
+    error = finding(scenario(requests, pipeline=pipeline, races=False, **options))  # type: ignore[arg-type]
+    assert isinstance(error, (AssertionError, PipelineError))
+    assert not isinstance(error, SimRace)
+
+
+def test_pages_returned_early_are_found() -> None:
+    requests = (STOPPED[0], Request((4, 5, 6), 2), Request((9, 8, 7), 4))
+    sample(scenario(requests, paged=True), 50)
+    error = finding(scenario(requests, paged=True, driver=PagesBackEarly))
+    assert isinstance(error, SimLeaseError)
+    assert "still holds" in str(error)

@@ -1,0 +1,91 @@
+"""Every number of layout.py against the C++ headers, and the packed layouts against their own bounds."""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+from pathlib import Path
+
+import pytest
+
+from photon_ext.runtime import layout
+
+COMMON = Path(__file__).parents[2] / "csrc" / "common"
+
+
+def enums(header: str) -> dict[str, int]:
+    """Every enumerator and constexpr int of a header."""
+    text = re.sub(r"//[^\n]*", "", (COMMON / header).read_text())
+    pairs = re.findall(r"\b(k[A-Z]\w*)\s*=\s*(-?\d+|INT32_MIN)\b", text)
+    return {name: -(2**31) if value == "INT32_MIN" else int(value) for name, value in pairs}
+
+
+def camel(member: str) -> str:
+    return "".join(part.capitalize() for part in member.split("_"))
+
+
+@pytest.mark.parametrize(
+    ("header", "enum", "prefix"),
+    [
+        ("decode_meta.h", layout.Meta, "kMeta"),
+        ("decode_meta.h", layout.SegmentFlag, "kSegment"),
+        ("row_state.h", layout.RowColumn, "kRow"),
+        ("out_record.h", layout.RecordFlag, "kRecord"),
+    ],
+)
+def test_every_member_is_the_headers(header: str, enum: type[IntEnum], prefix: str) -> None:
+    found = enums(header)
+    for member in enum:
+        assert found[prefix + camel(member.name)] == member.value, member
+
+
+@pytest.mark.parametrize(
+    ("header", "start", "end", "enum"),
+    [
+        ("decode_meta.h", "enum MetaColumn", "kMetaColumns", layout.Meta),
+        ("decode_meta.h", "enum SegmentFlag", "}", layout.SegmentFlag),
+        ("row_state.h", "enum RowColumn", "kRowColumns", layout.RowColumn),
+        ("row_state.h", "enum DeltaTable", "kDeltaTables", layout.DeltaTable),
+        ("out_record.h", "enum RecordFlag", "}", layout.RecordFlag),
+    ],
+)
+def test_no_member_of_the_header_is_missing(header: str, start: str, end: str, enum: type[IntEnum]) -> None:
+    text = re.sub(r"//[^\n]*", "", (COMMON / header).read_text())
+    body = text[text.index(start) :]
+    body = body[: body.index(end, len(start))]
+    values = [int(value) for value in re.findall(r"=\s*(\d+)", body)]
+    assert values == [member.value for member in enum]
+
+
+def test_constants_are_the_headers() -> None:
+    meta, rows, record = enums("decode_meta.h"), enums("row_state.h"), enums("out_record.h")
+    assert meta["kMetaColumns"] == layout.META_COLUMNS
+    assert meta["kSegmentColumns"] == layout.SEGMENT_COLUMNS
+    assert meta["kExtentSize"] == layout.EXTENT_SIZE
+    assert meta["kNoToken"] == layout.NO_TOKEN
+    assert rows["kRowColumns"] == layout.ROW_COLUMNS
+    assert rows["kDeltaHeader"] == layout.DELTA_HEADER
+    assert rows["kDeltaRunWords"] == layout.DELTA_RUN_WORDS
+    assert rows["kHostMask"] == layout.HOST_MASK
+    assert rows["kDeltaTables"] == len(layout.DeltaTable)
+    assert rows["kTablePages"] == layout.DeltaTable.PAGES
+    assert record["kRecordTokens"] == layout.RECORD_TOKENS
+    assert record["kMaskKeyColumns"] == layout.MASK_KEY_COLUMNS
+    assert layout.RECORD_WIDTH > layout.RECORD_TOKENS
+
+
+@pytest.mark.parametrize("lines", [1, 3, 4, 5, 256])
+def test_parts_of_the_step_input_do_not_overlap(lines: int) -> None:
+    inputs = layout.InputLayout(max_segments=3, max_lines=lines, delta_words=17)
+    assert inputs.staged_offset == 3 * layout.SEGMENT_COLUMNS
+    assert inputs.delta_offset >= inputs.staged_offset + lines
+    assert inputs.delta_offset % 4 == 0
+    assert inputs.words == inputs.delta_offset + 17
+
+
+@pytest.mark.parametrize(("vocab", "words"), [(1, 1), (32, 1), (33, 2), (49152, 1536)])
+def test_mask_rows_cover_the_vocabulary(vocab: int, words: int) -> None:
+    masks = layout.MaskLayout(max_segments=5, vocab_size=vocab)
+    assert masks.row_words == words
+    assert masks.mask_offset == 5 * layout.MASK_KEY_COLUMNS
+    assert masks.words(2) == masks.mask_offset + 2 * words

@@ -1,0 +1,82 @@
+"""Constraints: the bits they set, their order, and their ends."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from photon_ext.errors import ConfigError, RequestError
+from photon_ext.sampling import Constraint, from_allowed_ids, from_callable
+from photon_ext.sampling.constraints import pack_ids
+
+WORDS = 4
+
+
+def allowed_by(constraint: Constraint) -> set[int]:
+    words = memoryview(bytearray(4 * WORDS)).cast("i")
+    constraint.fill_bitmask(words)
+    return {token for token in range(32 * WORDS) if words[token >> 5] >> (token & 31) & 1}
+
+
+@given(st.sets(st.integers(0, 32 * WORDS - 1)))
+def test_exactly_the_bits_of_the_ids_are_set(ids: set[int]) -> None:
+    assert allowed_by(from_allowed_ids(ids)) == ids
+
+
+@pytest.mark.parametrize("token", [32 * WORDS, -1])
+def test_an_id_outside_the_mask_is_named(token: int) -> None:
+    with pytest.raises(RequestError, match=f"token id {token}"):
+        pack_ids([token], WORDS)
+
+
+def test_plain_ids_hold_at_every_position_and_never_finish() -> None:
+    constraint = from_allowed_ids([3, 70])
+    for _ in range(3):
+        assert allowed_by(constraint) == {3, 70}
+        constraint.advance(3)
+        assert not constraint.finished
+
+
+def test_a_list_of_sets_is_one_set_per_position_and_then_finished() -> None:
+    constraint = from_allowed_ids([{1, 2}, [3], (4, 5)])
+    seen = []
+    while not constraint.finished:
+        seen.append(allowed_by(constraint))
+        constraint.advance(min(seen[-1]))
+    assert seen == [{1, 2}, {3}, {4, 5}]
+
+
+def test_fresh_starts_over_and_leaves_the_original_alone() -> None:
+    constraint = from_allowed_ids([{1}, {2}])
+    constraint.advance(1)
+    fresh = constraint.fresh()
+    assert allowed_by(fresh) == {1}
+    assert allowed_by(constraint) == {2}
+
+
+@pytest.mark.parametrize("bad", [[1, {2}], ["a"], [[1, "b"]], [-1], [True]])
+def test_mixed_or_foreign_items_are_refused(bad: list[object]) -> None:
+    with pytest.raises(ConfigError, match="from_allowed_ids: item"):
+        from_allowed_ids(bad)
+
+
+def test_a_callable_is_asked_with_the_tokens_so_far() -> None:
+    asked: list[list[int]] = []
+
+    def allowed(tokens: list[int]) -> list[int]:
+        asked.append(tokens)
+        return [len(tokens)]
+
+    constraint = from_callable(allowed, finished=lambda tokens: len(tokens) == 2)
+    assert allowed_by(constraint) == {0}
+    constraint.advance(0)
+    assert allowed_by(constraint) == {1}
+    assert not constraint.finished
+    constraint.advance(1)
+    assert constraint.finished
+    assert asked == [[], [0]]
+    assert allowed_by(constraint.fresh()) == {0}
+
+
+def test_from_callable_wants_functions() -> None:
+    with pytest.raises(ConfigError, match="from_callable"):
+        from_callable([1, 2])

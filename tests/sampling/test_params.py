@@ -1,0 +1,62 @@
+"""SamplingParams: what is accepted, and what each refusal says."""
+
+import math
+
+import pytest
+
+from photon_ext.errors import ConfigError
+from photon_ext.sampling import SamplingParams, from_allowed_ids
+
+
+def test_defaults_are_greedy_without_stops() -> None:
+    params = SamplingParams()
+    assert (params.temperature, params.stop, params.stop_token_ids, params.constraint) == (0.0, (), (), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_new_tokens", 0),
+        ("max_new_tokens", -3),
+        ("max_new_tokens", 2.5),
+        ("max_new_tokens", True),
+        ("temperature", -0.5),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", 1e-9),
+        ("temperature", 1e39),
+        ("temperature", "hot"),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("seed", 0.5),
+        ("stop_token_ids", (-1,)),
+        ("stop_token_ids", ("</s>",)),
+        ("stop_token_ids", 3),
+        ("stop", ("",)),
+        ("stop", (3,)),
+        ("constraint", "json"),
+    ],
+)
+def test_a_bad_value_is_named_with_what_is_allowed(name: str, value: object) -> None:
+    with pytest.raises(ConfigError) as raised:
+        SamplingParams(**{name: value})
+    offender = value[0] if isinstance(value, tuple) else value
+    assert str(raised.value).startswith(name)
+    assert "give " in str(raised.value)
+    assert name == "constraint" or repr(offender) in str(raised.value)
+    assert isinstance(raised.value, ValueError)
+
+
+def test_a_single_stop_string_is_a_stop_string_and_not_its_letters() -> None:
+    assert SamplingParams(stop="END").stop == ("END",)
+
+
+def test_lists_become_tuples_so_that_params_stay_hashable_and_frozen() -> None:
+    params = SamplingParams(stop=["a", "b"], stop_token_ids=[1, 2])
+    assert (params.stop, params.stop_token_ids) == (("a", "b"), (1, 2))
+    assert hash(params) == hash(SamplingParams(stop=("a", "b"), stop_token_ids=(1, 2)))
+
+
+def test_edges_of_the_ranges_are_accepted() -> None:
+    SamplingParams(max_new_tokens=1, temperature=0.001, seed=2**64 - 1, constraint=from_allowed_ids([1]))
+    SamplingParams(temperature=10000)

@@ -1,0 +1,120 @@
+"""Sequence and Request: two stations for a token, one final event, readers of every kind."""
+
+import asyncio
+import threading
+
+import pytest
+
+from photon_ext.models.detokenizer import Detokenizer
+from photon_ext.runtime import FinishReason
+from photon_ext.sampling import Constraint, from_allowed_ids
+from photon_ext.scheduling import Request, Sequence, StreamEvent, TextStream
+
+
+def make(stops: tuple[str, ...] = (), constraint: Constraint | None = None) -> Sequence:
+    text = TextStream(Detokenizer(lambda ids: "".join(map(chr, ids))), stops)
+    return Sequence((1, 2), 8, (), 0.0, 0, constraint, text, Request(lambda request: None))
+
+
+def play(sequence: Sequence, text: str) -> None:
+    for letter in text:
+        sequence.commit(ord(letter), None)
+        if sequence.deliver(ord(letter), is_stop=False):
+            sequence.close(FinishReason.STOP)
+
+
+def test_events_carry_tokens_and_text_and_end_once() -> None:
+    sequence = make()
+    play(sequence, "ab")
+    sequence.close(FinishReason.LENGTH)
+    sequence.close(FinishReason.CANCELLED)
+    assert list(sequence.request.iter()) == [
+        StreamEvent("a", (97,)),
+        StreamEvent("b", (98,)),
+        StreamEvent("", (), "length"),
+    ]
+    output = sequence.request.result()
+    assert (output.text, output.token_ids, output.finish_reason, output.prompt_tokens) == ("ab", (97, 98), "length", 2)
+    assert output.ttft_ms is not None
+    assert output.ttft_ms >= 0
+
+
+def test_a_stop_string_closes_the_sequence_and_later_tokens_are_not_shown() -> None:
+    sequence = make(stops=("END",))
+    play(sequence, "hiENDxx")
+    events = list(sequence.request.iter())
+    assert "".join(event.text for event in events) == sequence.request.result().text == "hi"
+    assert [event.finish_reason for event in events if event.finish_reason] == ["stop"]
+    assert not any("E" in event.text for event in events), "no part of a stop string is shown"
+
+
+def test_held_back_text_comes_with_the_final_event() -> None:
+    sequence = make(stops=("END",))
+    play(sequence, "hiEN")
+    sequence.close(FinishReason.LENGTH)
+    assert list(sequence.request.iter())[-1] == StreamEvent("EN", (), "length")
+
+
+def test_the_stop_token_has_no_text_and_is_counted() -> None:
+    sequence = make()
+    sequence.commit(97, FinishReason.STOP)
+    sequence.deliver(97, is_stop=True)
+    sequence.close(FinishReason.STOP)
+    assert (sequence.request.result().text, sequence.request.result().token_ids) == ("", (97,))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "expected"), [(None, FinishReason.STOP), (FinishReason.LENGTH, FinishReason.STOP), (FinishReason.STOP, FinishReason.STOP)]
+)
+def test_a_finished_constraint_counts_before_the_length_cap(verdict: FinishReason | None, expected: FinishReason) -> None:
+    assert make(constraint=from_allowed_ids([{97}])).commit(97, verdict) is expected
+
+
+def test_an_unfinished_constraint_leaves_the_verdict() -> None:
+    sequence = make(constraint=from_allowed_ids([{97}, {97}, {97}]))
+    assert sequence.commit(97, None) is None
+    assert sequence.commit(97, FinishReason.LENGTH) is FinishReason.LENGTH
+
+
+def test_result_times_out_with_advice() -> None:
+    with pytest.raises(TimeoutError, match="cancel"):
+        make().request.result(timeout=0.01)
+
+
+def test_readers_in_threads_and_coroutines_see_the_same_events() -> None:
+    sequence = make()
+    seen: list[list[StreamEvent]] = [[], []]
+    reader = threading.Thread(target=lambda: seen[0].extend(sequence.request.iter()))
+    reader.start()
+
+    async def main() -> None:
+        async def read() -> None:
+            async for event in sequence.request.stream():
+                seen[1].append(event)
+
+        task = asyncio.create_task(read())
+        await asyncio.sleep(0)
+        writer = threading.Thread(target=lambda: (play(sequence, "hello"), sequence.close(FinishReason.LENGTH)))
+        writer.start()
+        await asyncio.wait_for(task, 10)
+        writer.join()
+
+    asyncio.run(main())
+    reader.join(10)
+    assert seen[0] == seen[1] == list(sequence.request.iter())
+    assert len(seen[0]) == 6
+
+
+def test_a_reader_that_left_does_not_disturb_the_engine() -> None:
+    sequence = make()
+
+    async def leave_early() -> StreamEvent:
+        async for event in sequence.request.stream():
+            return event
+        raise AssertionError("no event")
+
+    play(sequence, "a")
+    assert asyncio.run(leave_early()).text == "a"
+    play(sequence, "b")
+    sequence.close(FinishReason.LENGTH)
+    assert sequence.request.result().text == "ab"
