@@ -109,6 +109,8 @@ class DecodeSlot:
     def end(self, output_words: int, finish: bool = True) -> None: ...
     def finalize(self, graph: Graph | None, mask_words: int, output_words: int) -> None:
         """The late sampling: mask copy (if mask_words), replay of the sampling graph (if any), then the copy of the outputs."""
+    def begin_finalize(self, mask_words: int) -> None:
+        """As finalize, for sampling kernels that the caller enqueues on the compute stream up to ``end``."""
     def wait(self) -> None:
         """Blocks without the GIL until the outputs are in pinned memory. Raises what a worker or the device reported."""
     def done(self) -> bool:

@@ -106,8 +106,8 @@ void attend_group(const PagedAttentionParams& p, int64_t line, int64_t kv_head) 
     return;
   }
   const void* q = offset(p.q, line * p.q_line_stride + first * p.q_head_stride, p.dtype);
-  simd().attend({out, q, kv_past(p.cache, meta, kv_head, p.dtype), heads, p.head_dim, meta[kMetaLength], p.q_head_stride,
-                 p.out_head_stride, p.scale, p.dtype});
+  simd().attend({out, q, kv_past(p.cache, meta, kv_head, p.dtype), heads, p.head_dim, meta[kMetaLength], p.q_head_stride, p.out_head_stride,
+                 p.scale, p.dtype});
 }
 
 void fused_group(const FusedAttentionDecodeParams& p, int64_t line, int64_t kv_head) {

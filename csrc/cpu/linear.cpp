@@ -14,9 +14,7 @@ constexpr int64_t kGrainElements = 32 * 1024;  // multiplications, about: a few 
 
 }  // namespace
 
-int64_t leading_lines(int64_t lines, const int32_t* extent) {
-  return extent == nullptr ? lines : std::clamp<int64_t>(*extent, 0, lines);
-}
+int64_t leading_lines(int64_t lines, const int32_t* extent) { return extent == nullptr ? lines : std::clamp<int64_t>(*extent, 0, lines); }
 
 FloatLines float_lines(const void* x, int64_t lines, int64_t size, int64_t stride, DType dtype) {
   if (dtype == DType::kF32) return {static_cast<const float*>(x), stride};
@@ -40,9 +38,9 @@ void linear(const LinearParams& p) {
   const FloatLines x = float_lines(p.x, lines, p.k, p.x_stride, p.dtype);
   parallel_for(p.n, rows_grain(lines, p.k), [&](int64_t begin, int64_t end) {
     const char* bias = static_cast<const char*>(p.bias);
-    kernels.linear({static_cast<char*>(p.out) + begin * size, x.data,
-                    static_cast<const char*>(p.weight) + begin * p.weight_stride * size, bias != nullptr ? bias + begin * size : nullptr,
-                    lines, end - begin, p.k, p.out_stride, x.stride, p.weight_stride, p.dtype});
+    kernels.linear({static_cast<char*>(p.out) + begin * size, x.data, static_cast<const char*>(p.weight) + begin * p.weight_stride * size,
+                    bias != nullptr ? bias + begin * size : nullptr, lines, end - begin, p.k, p.out_stride, x.stride, p.weight_stride,
+                    p.dtype});
   });
 }
 

@@ -88,7 +88,9 @@ class Pool {
     ++job_;
     claims_.store(job_ << 32 | static_cast<uint64_t>(chunks));
     if (sleepers_.load() > 0) {
-      { const std::lock_guard<std::mutex> lock(sleeping_); }  // a helper that is about to sleep either sees the job or gets the call
+      {
+        const std::lock_guard<std::mutex> lock(sleeping_);
+      }  // a helper that is about to sleep either sees the job or gets the call
       wake_.notify_all();
     }
     work();

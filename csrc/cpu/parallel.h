@@ -14,13 +14,13 @@ void set_num_threads(int threads);
 using RangeFunction = void (*)(const void* context, int64_t begin, int64_t end);
 
 // Calls function(context, begin, end) over disjoint ranges that cover 0 .. n; returns when all are done. Every range but the last is a
-// multiple of `grain` long. May be called from any thread; where the pool is busy (another thread, or a nested call), the caller runs alone.
+// multiple of `grain` long. May be called from any thread; where the pool is busy (another thread, or a nested call), the caller runs
+// alone.
 void parallel_ranges(int64_t n, int64_t grain, RangeFunction function, const void* context);
 
 template <typename F>
 void parallel_for(int64_t n, int64_t grain, const F& body) {
-  parallel_ranges(
-      n, grain, [](const void* context, int64_t begin, int64_t end) { (*static_cast<const F*>(context))(begin, end); }, &body);
+  parallel_ranges(n, grain, [](const void* context, int64_t begin, int64_t end) { (*static_cast<const F*>(context))(begin, end); }, &body);
 }
 
 }  // namespace photon::cpu

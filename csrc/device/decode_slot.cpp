@@ -87,16 +87,20 @@ void DecodeSlot::end(int64_t output_words, bool finish) {
 }
 
 void DecodeSlot::finalize(const std::shared_ptr<Graph>& graph, int64_t mask_words, int64_t output_words) {
-  if (phase_ != Phase::kForward) {
-    throw std::runtime_error("DecodeSlot.finalize: there is no launch or end with finish=False to finalize");
-  }
-  check_words("finalize", "mask_words", mask_words, config_.mask, "mask");
+  require_finalizable("finalize", mask_words);
   check_words("finalize", "output_words", output_words, config_.output, "output");
   phase_ = Phase::kIdle;
   copy_in(config_.mask, mask_words);
   if (graph) config_.compute->launch(graph);
   finish_outputs(output_words);
   phase_ = Phase::kFinished;
+}
+
+void DecodeSlot::begin_finalize(int64_t mask_words) {
+  require_finalizable("begin_finalize", mask_words);
+  phase_ = Phase::kIdle;
+  copy_in(config_.mask, mask_words);
+  phase_ = Phase::kOpen;
 }
 
 void DecodeSlot::wait() {
@@ -120,6 +124,13 @@ void DecodeSlot::require_launchable(const char* call) const {
   if (phase_ == Phase::kForward) {
     throw std::runtime_error(text("DecodeSlot.", call, ": the previous launch (finish=False) was not finalized"));
   }
+}
+
+void DecodeSlot::require_finalizable(const char* call, int64_t mask_words) const {
+  if (phase_ != Phase::kForward) {
+    throw std::runtime_error(text("DecodeSlot.", call, ": there is no launch or end with finish=False to finalize"));
+  }
+  check_words(call, "mask_words", mask_words, config_.mask, "mask");
 }
 
 void DecodeSlot::check_words(const char* call, const char* name, int64_t words, const Transfer& transfer, const char* buffer) const {

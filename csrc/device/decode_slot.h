@@ -47,8 +47,11 @@ class DecodeSlot {
   void begin(int64_t input_words);
   void end(int64_t output_words, bool finish);
 
-  // The late sampling of a launch without finish. graph may be null where the caller has enqueued it, or there is nothing to sample.
+  // The late sampling of a launch without finish. graph may be null where there is nothing to sample.
   void finalize(const std::shared_ptr<Graph>& graph, int64_t mask_words, int64_t output_words);
+
+  // The late sampling as kernels that the caller enqueues on the compute stream between this and end().
+  void begin_finalize(int64_t mask_words);
 
   // The step's only blocking wait: the outputs are in pinned memory. Raises what a worker or the device reported.
   void wait();
@@ -62,12 +65,13 @@ class DecodeSlot {
  private:
   enum class Phase {
     kIdle,      // nothing was launched yet, or a call failed half-way
-    kOpen,      // between begin and end
+    kOpen,      // between begin, or begin_finalize, and end
     kForward,   // launched without finish: finalize is due
     kFinished,  // outputs are on their way, or there
   };
 
   void require_launchable(const char* call) const;
+  void require_finalizable(const char* call, int64_t mask_words) const;
   void check_words(const char* call, const char* name, int64_t words, const Transfer& transfer, const char* buffer) const;
   void start(int64_t input_words);
   void finish_outputs(int64_t output_words);

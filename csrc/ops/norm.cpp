@@ -28,15 +28,21 @@ void normalize(const Arg& out, const Arg* residual, const Arg& x, const Arg& wei
   PHOTON_DISPATCH(rms_norm, out, p);
 }
 
-void rms_norm(const Tensor& out, const Tensor& x, const Tensor& weight, double eps) {
+void rms_norm(const Tensor& out_, const Tensor& x_, const Tensor& weight_, double eps) {
   Args arg("rms_norm_into");
-  normalize(arg("out", out), nullptr, arg("x", x), arg("weight", weight), eps);
+  const Arg out = arg("out", out_);
+  const Arg x = arg("x", x_);
+  const Arg weight = arg("weight", weight_);
+  normalize(out, nullptr, x, weight, eps);
 }
 
-void add_rms_norm(const Tensor& out, const Tensor& residual, const Tensor& x, const Tensor& weight, double eps) {
+void add_rms_norm(const Tensor& out_, const Tensor& residual_, const Tensor& x_, const Tensor& weight_, double eps) {
   Args arg("add_rms_norm_into");
-  const Arg sum = arg("residual", residual);
-  normalize(arg("out", out), &sum, arg("x", x), arg("weight", weight), eps);
+  const Arg out = arg("out", out_);
+  const Arg residual = arg("residual", residual_);
+  const Arg x = arg("x", x_);
+  const Arg weight = arg("weight", weight_);
+  normalize(out, &residual, x, weight, eps);
 }
 
 void register_ops(torch::stable::detail::StableLibrary& m) {

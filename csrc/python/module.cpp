@@ -150,6 +150,7 @@ void bind_slot(py::module_& m) {
             slot.finalize(graph, mask_words, output_words);
           },
           py::arg("graph"), py::arg("mask_words"), py::arg("output_words"))
+      .def("begin_finalize", &DecodeSlot::begin_finalize, py::arg("mask_words"))
       .def("wait", &DecodeSlot::wait, released())
       .def("done", &DecodeSlot::done)
       .def("span", &DecodeSlot::span);

@@ -94,6 +94,7 @@ class Pipeline:
         rows = runtime.table.max_rows
         if chunk < 1:
             raise ConfigError(f"chunk is {chunk}; a prefill step carries at least 1 token")
+        chunk = min(chunk, runtime.max_len)
         if prefill_buckets is None:
             prefill_buckets = (chunk,) if runtime.captures_prefill else ()
         buckets, prefill_buckets = tuple(buckets), tuple(prefill_buckets)

@@ -117,6 +117,6 @@ class StepGraph:
         if not self._streams.needs_warm_up:
             return
         eager_chunk = StepKey(StepKind.PREFILL, self._spec.chunk, self._spec.decode_buckets[-1], False)
-        for key in {eager_chunk, *(key for key in keys if not key.split)}:
+        for key in (eager_chunk, *(key for key in keys if not key.split)):
             self.run_eagerly(0, key)
         self._streams.synchronize()

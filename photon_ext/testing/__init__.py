@@ -16,7 +16,6 @@ from photon_ext.testing.device import SimDevice, SimEvent, SimStream
 from photon_ext.testing.driver import Driver, Outcome
 from photon_ext.testing.errors import (
     Counterexample,
-    SimDeadlock,
     SimError,
     SimLeaseError,
     SimOverwrite,
@@ -43,7 +42,6 @@ __all__ = [
     "Request",
     "Scenario",
     "Scripted",
-    "SimDeadlock",
     "SimDevice",
     "SimError",
     "SimEvent",

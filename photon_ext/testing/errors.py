@@ -27,10 +27,6 @@ class SimLeaseError(SimError):
     """A row was released twice, a page was given to two leases, or a sequence heard of itself after its end."""
 
 
-class SimDeadlock(SimError):
-    """The host waits for an event that no enabled action can bring about."""
-
-
 class Counterexample(SimError):
     """A scenario failed under one interleaving.
 

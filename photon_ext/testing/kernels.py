@@ -30,7 +30,7 @@ from photon_ext.testing.errors import SimOverwrite
 from photon_ext.testing.faults import Fault
 from photon_ext.testing.memory import Access
 from photon_ext.testing.model import ToyModel, pick
-from photon_ext.testing.state import DeviceState, SlotState, clean, consumed
+from photon_ext.testing.state import DeviceState, SlotState, clean
 
 DEAD_LINE = (0, 0, 0, 0)
 SAMPLE, STAGED = int(SegmentFlag.SAMPLE), int(SegmentFlag.STAGED)
@@ -66,8 +66,7 @@ class StepKernels:
 
     def forward(self, key: StepKey, launch: int, access: Access) -> None:
         """Head and forward of launch number ``launch``."""
-        self.apply_deltas(access)
-        self._fill_meta(key, access)
+        self.begin_step(key, access)
         self._run_model(key, launch, access)
 
     def sampling(self, key: StepKey, launch: int, access: Access) -> None:
@@ -79,6 +78,11 @@ class StepKernels:
         self._apply_masks(key, access)
         self._sample(key, access)
         self._publish(key, access)
+
+    def begin_step(self, key: StepKey, access: Access) -> None:
+        """The head of a forward: deltas, carry-over, decode_meta."""
+        self.apply_deltas(access)
+        self._fill_meta(key, access)
 
     # --- head -------------------------------------------------------------------------------------------------------------------
 
@@ -121,7 +125,7 @@ class StepKernels:
                 if line >= key.lines:
                     break
                 token = self._line_token(segment, line)
-                if not consumed(token):
+                if token != NO_TOKEN:
                     meta[line] = (token, position + i, position + i + 1, segment.row)
                     extent[0] = max(extent[0], line + 1)
             if segment.flags & SAMPLE:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from photon_ext.runtime.layout import NO_TOKEN, RECORD_WIDTH, ROW_COLUMNS, InputLayout, MaskLayout
+from photon_ext.runtime.layout import RECORD_WIDTH, ROW_COLUMNS, InputLayout, MaskLayout
 from photon_ext.testing.errors import SimPoison
 
 POISON = -559038737
@@ -89,8 +89,3 @@ class DeviceState:
     def poison_page(self, page: int) -> None:
         """The page's lease is over."""
         self.pages.pop(page, None)
-
-
-def consumed(token: int) -> bool:
-    """Whether a staged id was consumed or never written, in the sense of ``begin_step_``."""
-    return token == NO_TOKEN

@@ -41,7 +41,7 @@ def gapped(x: torch.Tensor) -> torch.Tensor:
     [
         ("rms_norm_into", {2: narrower}, "weight has shape [5], expected [6] ([hidden of x])"),
         ("rms_norm_into", {2: torch.Tensor.half}, "weight has dtype float16, expected float32, the dtype of x"),
-        ("rms_norm_into", {1: torch.Tensor.double}, "x has dtype float64, expected float32, bfloat16 or float16"),
+        ("rms_norm_into", {1: torch.Tensor.double}, "x has dtype float64, expected float32, float16 or bfloat16"),
         ("rms_norm_into", {1: torch.Tensor.flatten}, "x has shape [18], expected 2 dimensions [lines, hidden]"),
         ("rms_norm_into", {0: longer}, "out has shape [4, 6], expected [3, 6] (the shape of x)"),
         ("rms_norm_into", {0: gapped}, "out has strides [12, 2], expected the last one to be 1"),
@@ -128,13 +128,13 @@ def test_neighbours_in_one_buffer_are_apart() -> None:
 
 
 def test_devices_may_not_be_mixed() -> None:
-    with pytest.raises(RuntimeError, match="^rms_norm_into: x is on meta, out is on cpu; expected all tensors on one device"):
+    with pytest.raises(RuntimeError, match=r"^rms_norm_into: x is on meta, out is on cpu; expected all tensors on one device"):
         call("rms_norm_into", {1: lambda x: x.to("meta")})
 
 
 @pytest.mark.gpu
 def test_cpu_and_cuda_may_not_be_mixed() -> None:
-    with pytest.raises(RuntimeError, match="^rms_norm_into: x is on cpu, out is on cuda:0; expected all tensors on one device"):
+    with pytest.raises(RuntimeError, match=r"^rms_norm_into: x is on cpu, out is on cuda:0; expected all tensors on one device"):
         call("rms_norm_into", {1: torch.Tensor.cpu}, device="cuda")
 
 

@@ -36,7 +36,8 @@ PHOTON_INLINE void dot_tile(const float* x, int64_t x_stride, const T* const (&r
     Lanes b[N];
     PHOTON_UNROLL
     for (int j = 0; j < N; ++j) {
-      __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(rows[j] + at) + static_cast<uintptr_t>(ahead) * sizeof(T)));
+      __builtin_prefetch(
+          reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(rows[j] + at) + static_cast<uintptr_t>(ahead) * sizeof(T)));
       b[j] = load(rows[j] + at);
     }
     PHOTON_UNROLL

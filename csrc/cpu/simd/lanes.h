@@ -16,8 +16,10 @@
 
 #if defined(__clang__)
 #define PHOTON_UNROLL _Pragma("unroll")
+#define PHOTON_SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
 #else
 #define PHOTON_UNROLL _Pragma("GCC unroll 32")
+#define PHOTON_SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, Int4{i, j, k, l})
 #endif
 
 #define PHOTON_INLINE inline __attribute__((always_inline))
@@ -41,6 +43,7 @@ typedef int32_t IntPart __attribute__((vector_size(kWidth * 4)));
 typedef uint32_t WordPart __attribute__((vector_size(kWidth * 4)));
 typedef uint16_t HalfPart __attribute__((vector_size(kWidth * 2)));
 typedef float Float4 __attribute__((vector_size(16)));
+typedef int32_t Int4 __attribute__((vector_size(16)));
 
 // Lane l is part[l / kWidth][l % kWidth].
 struct Lanes {
@@ -106,12 +109,11 @@ PHOTON_INLINE Lanes fma(const Lanes& a, const Lanes& b, const Lanes& c) {
 
 PHOTON_INLINE Float4 fold(const Lanes& a) {
 #if defined(__AVX512F__)
-  const FloatPart v = a.part[0];
-  const auto eight = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
-  return __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+  const __m256 eight = _mm512_maskz_extractf32x8_ps(0xff, a.part[0], 0) + _mm512_maskz_extractf32x8_ps(0xff, a.part[0], 1);
+  return Float4(_mm256_castps256_ps128(eight) + _mm256_extractf128_ps(eight, 1));
 #elif defined(__AVX2__)
-  const FloatPart eight = a.part[0] + a.part[1];
-  return __builtin_shufflevector(eight, eight, 0, 1, 2, 3) + __builtin_shufflevector(eight, eight, 4, 5, 6, 7);
+  const __m256 eight = a.part[0] + a.part[1];
+  return Float4(_mm256_castps256_ps128(eight) + _mm256_extractf128_ps(eight, 1));
 #else
   return (a.part[0] + a.part[2]) + (a.part[1] + a.part[3]);
 #endif
@@ -120,9 +122,9 @@ PHOTON_INLINE Float4 fold(const Lanes& a) {
 // The sums of four vectors at once, each by the tree above.
 PHOTON_INLINE Float4 sum4(const Lanes& a, const Lanes& b, const Lanes& c, const Lanes& d) {
   const Float4 fa = fold(a), fb = fold(b), fc = fold(c), fd = fold(d);
-  const Float4 ab = __builtin_shufflevector(fa, fb, 0, 1, 4, 5) + __builtin_shufflevector(fa, fb, 2, 3, 6, 7);
-  const Float4 cd = __builtin_shufflevector(fc, fd, 0, 1, 4, 5) + __builtin_shufflevector(fc, fd, 2, 3, 6, 7);
-  return __builtin_shufflevector(ab, cd, 0, 2, 4, 6) + __builtin_shufflevector(ab, cd, 1, 3, 5, 7);
+  const Float4 ab = PHOTON_SHUFFLE(fa, fb, 0, 1, 4, 5) + PHOTON_SHUFFLE(fa, fb, 2, 3, 6, 7);
+  const Float4 cd = PHOTON_SHUFFLE(fc, fd, 0, 1, 4, 5) + PHOTON_SHUFFLE(fc, fd, 2, 3, 6, 7);
+  return PHOTON_SHUFFLE(ab, cd, 0, 2, 4, 6) + PHOTON_SHUFFLE(ab, cd, 1, 3, 5, 7);
 }
 
 PHOTON_INLINE float sum(const Lanes& a) {

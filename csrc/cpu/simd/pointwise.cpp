@@ -26,9 +26,8 @@ void rms_norm_of(const NormLine& line) {
   });
   const T* const from = residual != nullptr ? residual : x;
   const Lanes scale = splat(1.0f / __builtin_sqrtf(sum(squares) / static_cast<float>(line.size) + line.eps));
-  for_lanes(line.size, [&](int64_t i, const auto& get, const auto& put) {
-    put(out + i, get(weight + i) * rounded_to(x, get(from + i) * scale));
-  });
+  for_lanes(line.size,
+            [&](int64_t i, const auto& get, const auto& put) { put(out + i, get(weight + i) * rounded_to(x, get(from + i) * scale)); });
 }
 
 template <typename T>
