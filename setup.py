@@ -1,4 +1,4 @@
-"""Build only; metadata lives in pyproject.toml. One table of libraries, sources and flags becomes build/build.ninja, and ninja does the work.
+"""Build only; metadata lives in pyproject.toml. One table of libraries, sources and flags becomes build/build.ninja; ninja does the work.
 
     python setup.py build_ext --inplace             the daily loop: compiles what changed, into photon_ext/
     pip install -e . --no-build-isolation           an editable install (the same build directory, so nothing is compiled twice)
@@ -20,6 +20,7 @@ import sys
 import sysconfig
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from setuptools import Command, Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -267,7 +268,7 @@ class NinjaBuild(build_ext):
 class Develop(Command):
     """`setup.py develop` as people know it. setuptools' own isolates the build since version 80, and then misses the installed torch."""
 
-    user_options: list[tuple[str, str | None, str]] = []
+    user_options: ClassVar[list[tuple[str, str | None, str]]] = []
 
     def initialize_options(self) -> None:
         pass

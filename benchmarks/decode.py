@@ -21,7 +21,7 @@ from benchmarks.common.host_meter import host_split
 from benchmarks.common.numbers import summary
 from benchmarks.common.options import DTYPES, device_of, integers, names, parser
 from benchmarks.common.result import BenchmarkError, ResultFile
-from benchmarks.common.session import Memory, Session, random_prompts
+from benchmarks.common.session import Memory, Session, agree, random_prompts
 from benchmarks.common.shapes import SHAPES, kv_bytes_per_token, open_model, weight_bytes_read
 from benchmarks.common.table import print_table
 from benchmarks.common.trace import idle, record
@@ -45,6 +45,7 @@ class Bench:
         self.name = name
         self.config, self.weights = open_model(name, None if args.dtype is None else DTYPES[args.dtype], device)
         self.steps, self.warm_up, self.seconds = args.steps, args.warm_up, args.seconds
+        self.blocking = not args.spin
         self.prompt_len = max(1, args.context - self.warm_up - self.steps // 2)
         self.bytes_per_s = bytes_per_s
         self._tokens: dict[int, list[list[int]]] = {}
@@ -58,18 +59,20 @@ class Bench:
         return str(self.weights.dtype).removeprefix("torch.")
 
     def check(self) -> dict[str, Any]:
-        """Two equal prompts and a third at both depths: finite logits, equal rows, equal depths. Raises BenchmarkError."""
+        """Equal prompts give equal rows, and depths equal tokens; logits are finite. Raises BenchmarkError."""
         prompts = random_prompts(self.config.vocab, 3, 24)
         streams = []
         for depth in (1, 2):
-            with Session(self.config, self.weights, prompts, CHECKED_STEPS + 4, depth=depth) as session:
+            with Session(self.config, self.weights, prompts, CHECKED_STEPS + 4, depth=depth, exact=True) as session:
                 session.prefill()
                 session.run(CHECKED_STEPS - 2)
                 session.check()
-                streams.append([session.tokens[row.index][:CHECKED_STEPS] for row in session.rows])
-        if any(a[: len(b)] != b[: len(a)] for a, b in zip(*streams, strict=True)):
+                streams.append([session.tokens[row.index] for row in session.rows])
+                if not session.rows_equal():
+                    raise BenchmarkError(f"rows with the same prompt have different tokens: {streams[-1]}")
+        if not all(agree(a, b) for a, b in zip(*streams, strict=True)):
             raise BenchmarkError(f"depth 1 and depth 2 produce different tokens: {streams}")
-        return {"rows": len(prompts), "tokens": CHECKED_STEPS, "distinct_tokens": len({t for row in streams[0] for t in row})}
+        return {"rows": len(prompts), "tokens": len(streams[0][0]), "distinct_tokens": len({t for row in streams[0] for t in row})}
 
     def memory(self, batch: int) -> dict[str, Any]:
         """What one slot and two slots hold with the engine's default chunk, and how long their capture takes."""
@@ -94,8 +97,9 @@ class Bench:
         """All figures of one batch size at one depth."""
         prompts = random_prompts(self.config.vocab, batch, self.prompt_len)
         measured = self._plain(prompts, depth)
-        measured["step_gap_us"], measured["ms_per_step_with_events"] = self._gaps(prompts, depth)
-        return measured
+        gap, step = self._gaps(prompts, depth)
+        active = None if gap is None else 1 - gap["mean"] * 1e-3 / step["mean"]
+        return {**measured, "step_gap_us": gap, "ms_per_step_with_events": step, "active_share": active}
 
     def nodes(self, batch: int) -> dict[str, Any]:
         """Idle time inside one replay, from kernel records, at depth 2. The profiler may slow what runs after it: last of all."""
@@ -112,7 +116,7 @@ class Bench:
         batch, host_steps = len(prompts), max(8, self.steps // 4)
         self._reset_peak()
         new_tokens = self.warm_up + self.steps + host_steps + 16
-        with Session(self.config, self.weights, prompts, new_tokens, depth=depth) as session:
+        with Session(self.config, self.weights, prompts, new_tokens, depth=depth, blocking=self.blocking) as session:
             session.prefill()
             first_steps = session.run(self.warm_up)
             quiet, begin = session.pipeline.stats.quiet_steps, session.context
@@ -120,7 +124,6 @@ class Bench:
             quiet, context = session.pipeline.stats.quiet_steps - quiet, (begin + session.context) / 2
             host = host_split(session, host_steps)
             session.check()
-            self._compare_depths(batch, session)
             report = session.runtime.report
             measured: dict[str, Any] = {
                 "context": context,
@@ -129,6 +132,8 @@ class Bench:
                 "ms_per_step": summary(times),
                 "first_steps_ms": first_steps[:4],
                 "quiet_steps": quiet,
+                "rows_equal": session.rows_equal(),
+                "depths_equal": self._depths_equal(session),
                 "host_us": host,
                 "graphs": None if report is None else report.graphs,
                 "graph_nodes": None if report is None else report.nodes,
@@ -148,9 +153,10 @@ class Bench:
             "floor_share": floor / step["median"],
         }
 
-    def _gaps(self, prompts: list[list[int]], depth: int) -> tuple[dict[str, Any] | None, float]:
-        """Step gaps between timing events, and the median ms/step while they are recorded."""
-        with Session(self.config, self.weights, prompts, self.warm_up + self.steps + 16, depth=depth, timing=True) as session:
+    def _gaps(self, prompts: list[list[int]], depth: int) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+        """Step gaps between timing events, and ms/step while they are recorded."""
+        new_tokens = self.warm_up + self.steps + 16
+        with Session(self.config, self.weights, prompts, new_tokens, depth=depth, timing=True, blocking=self.blocking) as session:
             session.prefill()
             session.run(self.warm_up)
             session.pipeline.stats.gaps_us.clear()
@@ -159,14 +165,13 @@ class Bench:
             session.check()
         step = summary(times)
         assert step is not None
-        return summary(gaps), step["median"]
+        return summary(gaps), step
 
-    def _compare_depths(self, batch: int, session: Session) -> None:
+    def _depths_equal(self, session: Session) -> bool:
+        """Whether the tokens are those of the depth measured before; prefill through torch may differ in a last bit, `check` is strict."""
         tokens = [session.tokens[row.index] for row in session.rows]
-        known = self._tokens.setdefault(batch, tokens)
-        for index, (a, b) in enumerate(zip(known, tokens, strict=True)):
-            if a[: len(b)] != b[: len(a)]:
-                raise BenchmarkError(f"row {index} of {batch} produces other tokens at another depth")
+        known = self._tokens.setdefault(session.batch, tokens)
+        return all(agree(a, b) for a, b in zip(known, tokens, strict=True))
 
     def _reset_peak(self) -> None:
         if self.on_cuda:
@@ -205,7 +210,10 @@ def run_model(name: str, args: Namespace, result: ResultFile, bytes_per_s: float
         return None
     bench = benches[0]
     if not args.skip_memory:
-        result.measure({"what": "memory", "model": name, "batch": max(args.batches)}, partial(bench.memory, max(args.batches)))
+        memory = result.measure({"what": "memory", "model": name, "batch": max(args.batches)}, partial(bench.memory, max(args.batches)))
+        if memory is not None:
+            held = ", ".join(f"{depth} {size / 2**20:.1f} MiB" for depth, size in memory["activation_bytes"].items())
+            print(f"{name}: activations {held}, ratio {memory['activation_ratio']:.3f}; capture {memory['capture']}", flush=True)
     rows = []
     for batch in args.batches:
         for depth in args.depth:
@@ -241,6 +249,7 @@ def arguments(given: list[str] | None) -> Namespace:
     options.add_argument("--warm-up", type=int, default=16, help="steps before the first window")
     options.add_argument("--seconds", type=float, default=4.0, help="a window ends after this time (but not before 8 steps)")
     options.add_argument("--floor-gib", type=float, help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU")
+    options.add_argument("--spin", action="store_true", help="wait for steps by spinning instead of yielding the CPU")
     options.add_argument("--skip-memory", action="store_true", help="do not compare the memory of one slot and two")
     options.add_argument("--no-nodes", dest="nodes", action="store_false", help="skip the profile for the node gap")
     return options.parse_args(given)

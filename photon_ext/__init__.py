@@ -1,7 +1,7 @@
 """The decode core of an LLM engine without the idle gap between steps.
 
-Three levels, each usable without the next: ``photon_ext.ops`` (``torch.ops.photon_ext.*``), the runtime (``Runtime``, ``Pipeline``), and the
-``Engine``. The first two need torch only; the engine needs the packages of the extra ``engine``.
+Three levels, each usable without the next: ``photon_ext.ops`` (``torch.ops.photon_ext.*``), the runtime (``Runtime``, ``Pipeline``), and
+the ``Engine``. The first two need torch only; the engine needs the packages of the extra ``engine``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from photon_ext import _library as _library
 from photon_ext import ops
-from photon_ext._library import num_threads, set_num_threads
+from photon_ext._library import cpu_isa, num_threads, set_num_threads
 
 if TYPE_CHECKING:
     from photon_ext.engine import Engine
@@ -34,6 +34,7 @@ __all__ = [
     "Pipeline",
     "Runtime",
     "SamplingParams",
+    "cpu_isa",
     "num_threads",
     "ops",
     "set_num_threads",

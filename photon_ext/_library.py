@@ -1,6 +1,7 @@
 """Loads the compiled parts, once: _ops (the ops of ``torch.ops.photon_ext``) and _C (streams, events, slots), and ties them together.
 
-_C's host streams need to claim the thread that calls an op; _ops holds that claim. Neither links the other: the address travels through here.
+_C's host streams need to claim the thread that calls an op; _ops holds that claim. Neither links the other: the address travels through
+here.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def _load() -> ctypes.CDLL:
         library = ctypes.CDLL(str(OPS_FILE))
     except OSError as error:
         raise ImportError(
-            f"photon_ext's ops cannot be loaded by torch {torch.__version__}: {error}; torch 2.11 or newer is needed; if it is, {_HOW_TO_BUILD}"
+            f"photon_ext's ops cannot be loaded by torch {torch.__version__}: {error}; torch 2.11 or newer is needed; "
+            f"if it is there, {_HOW_TO_BUILD}"
         ) from error
     try:
         from photon_ext import _C
@@ -34,6 +36,7 @@ def _load() -> ctypes.CDLL:
     assert address is not None
     _C.bind_ops(address)
     library.photon_ext_num_threads.restype = ctypes.c_int
+    library.photon_ext_cpu_isa.restype = ctypes.c_char_p
     library.photon_ext_set_num_threads.argtypes = [ctypes.c_int]
     library.photon_ext_set_num_threads.restype = None
     return library
@@ -52,3 +55,9 @@ def set_num_threads(threads: int) -> None:
     if threads < 1:
         raise ValueError(f"set_num_threads: threads is {threads}, expected 1 or more")
     _ops_library.photon_ext_set_num_threads(threads)
+
+
+def cpu_isa() -> str:
+    """Which variant of the CPU kernels runs here: "baseline", "avx2" or "avx512"; PHOTON_CPU_ISA asks for a lower one."""
+    name: bytes = _ops_library.photon_ext_cpu_isa()
+    return name.decode()

@@ -71,9 +71,7 @@ def _info() -> int:
 
 
 def _generate(arguments: argparse.Namespace) -> int:
-    params = SamplingParams(
-        max_new_tokens=arguments.max_new_tokens, temperature=arguments.temperature, seed=arguments.seed
-    )
+    params = SamplingParams(max_new_tokens=arguments.max_new_tokens, temperature=arguments.temperature, seed=arguments.seed)
     engine = Engine.from_pretrained(
         arguments.model,
         device=arguments.device,

@@ -75,7 +75,7 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         eos_ids: Iterable[int] = (),
         buckets: Iterable[int] = (1, 8, 32),
-        prefill_buckets: Iterable[int] = (),
+        prefill_buckets: Iterable[int] | None = None,
         chunk: int = 256,
         graph: bool = True,
         device: str = "cpu",

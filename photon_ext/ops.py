@@ -1,16 +1,16 @@
 """The ops, typed: thin wrappers over ``torch.ops.photon_ext.*``.
 
-Names that end in ``_into`` write their first argument; names that end in ``_`` update what their docstring says. Both return nothing, allocate
-nothing and never synchronize, so that they can be captured in a graph. They run where their tensors are: CPU, CUDA (on torch's current
-stream) or Meta (checks only). The twins without a suffix allocate their result.
+Names that end in ``_into`` write their first argument; names that end in ``_`` update what their docstring says. Both return nothing,
+allocate nothing and never synchronize, so that they can be captured in a graph. They run where their tensors are: CPU, CUDA (on torch's
+current stream) or Meta (checks only). The twins without a suffix allocate their result.
 
 Words used below. A *line* is one token of a step: ``decode_meta`` is int32 [T, 4], (token, position, length, row) a line; length 0 marks a
 dead line, which reads and writes no KV. A *segment* is one row's lines: ``segments`` is int32 [R, 4], (row, first line, number of lines,
 flags). ``row_state`` is int32 [rows, 16]. All integer tensors are int32 and contiguous; floating ones are float32, bfloat16 or float16, of
 one dtype a call, with neighbouring elements in the last dimension and free strides before it. T = 0 is fine everywhere.
 
-A wrong argument raises RuntimeError that names the op, the argument, what it has and what was expected. ``photon_ext.reference`` has every op
-in plain PyTorch.
+A wrong argument raises RuntimeError that names the op, the argument, what it has and what was expected. ``photon_ext.reference`` has
+every op in plain PyTorch.
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ def fused_mlp_into(
     down_weight: Tensor,
     extent: Tensor | None = None,
 ) -> None:
-    """The gated MLP: ``act = silu_mul(x @ gate_up_weight.T)``, ``out = act @ down_weight.T``, with the gate and up sums rounded to the dtype.
+    """The gated MLP: ``act = silu_mul(x @ gate_up_weight.T)``, ``out = act @ down_weight.T``; gate and up are rounded to the dtype.
 
     Args:
         out: [T, hidden], written.

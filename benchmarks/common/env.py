@@ -27,6 +27,7 @@ def environment(root: Path = REPOSITORY) -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
+        "load": os.getloadavg()[0],
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
         "driver": _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"),
         "commit": _run("git", "rev-parse", "HEAD", cwd=root),

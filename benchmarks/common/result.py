@@ -43,6 +43,9 @@ class ResultFile:
             "environment": environment(),
             "entries": self.entries,
         }
+        load, cores = self.data["environment"]["load"], self.data["environment"]["cores"] or 1
+        if load > cores / 2:
+            print(f"warning: {load:.1f} processes are running on {cores} cores; times on the host mean little", flush=True)
         self._write()
 
     def set(self, **values: Any) -> None:

@@ -1,6 +1,7 @@
 #include "ops/dispatch.h"
 
 #include "cpu/parallel.h"
+#include "cpu/simd/simd.h"
 
 #ifdef PHOTON_WITH_CUDA
 #include <cuda_runtime_api.h>
@@ -59,5 +60,6 @@ PHOTON_EXPORT const photon::HostQueue* photon_ext_set_host_queue(const photon::H
 
 PHOTON_EXPORT int photon_ext_num_threads() { return photon::cpu::num_threads(); }
 PHOTON_EXPORT void photon_ext_set_num_threads(int threads) { photon::cpu::set_num_threads(threads); }
+PHOTON_EXPORT const char* photon_ext_cpu_isa() { return photon::cpu::simd().name; }
 
 }  // extern "C"

@@ -229,9 +229,7 @@ class Pipeline:
         slot.finalize(step.key)
         step.finalized = True
 
-    def tick(
-        self, fill: Fill | None = None, on_event: Callable[[RowEvent], None] | None = None
-    ) -> list[RowEvent]:
+    def tick(self, fill: Fill | None = None, on_event: Callable[[RowEvent], None] | None = None) -> list[RowEvent]:
         """One turn: launch t+1, commit t when the pipeline is full or nothing was left to launch, finalize t+1.
 
         Args:

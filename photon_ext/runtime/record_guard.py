@@ -12,6 +12,10 @@ from photon_ext.errors import CaptureError
 class RecordGuard(TorchDispatchMode):
     """Lets photon_ext ops and views through; any other torch op would run now, once, and be missing from every replay."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled under this mode; torch would import its compiler (seconds) to say so
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace != "photon_ext" and not _is_view(func):
             raise CaptureError(

@@ -31,7 +31,7 @@ class EngineOptions:
         num_pages: KV pages; None: max_rows requests of max_len tokens, cut to the memory that is free.
         chunk: prompt tokens per prefill step at most.
         buckets: batch sizes that decode graphs are captured for; max_rows is added.
-        prefill_buckets: token counts that prefill graphs are captured for; other chunks run eagerly.
+        prefill_buckets: token counts that prefill graphs are captured for; other chunks run eagerly. None: see Pipeline.
         graph: capture steps into graphs, or run them eagerly.
         max_stop_ids: stop ids of a request, the model's end tokens included.
         timing: measure step gaps.
@@ -47,7 +47,7 @@ class EngineOptions:
     num_pages: int | None = None
     chunk: int = 256
     buckets: tuple[int, ...] = (1, 8, 32)
-    prefill_buckets: tuple[int, ...] = ()
+    prefill_buckets: tuple[int, ...] | None = None
     graph: bool = True
     max_stop_ids: int = 16
     timing: bool = False
@@ -59,10 +59,12 @@ class EngineOptions:
             if not (value is None and optional) and not _is_positive(value):
                 raise ConfigError(f"{name} is {value!r}; give a positive integer")
         for name in ("buckets", "prefill_buckets"):
-            values = tuple(getattr(self, name))
-            object.__setattr__(self, name, values)
-            if not all(map(_is_positive, values)):
-                raise ConfigError(f"{name} is {values!r}; give positive integers")
+            values = getattr(self, name)
+            if values is None and name == "prefill_buckets":
+                continue
+            if not isinstance(values, (list, tuple)) or not all(map(_is_positive, values)):
+                raise ConfigError(f"{name} is {values!r}; give a tuple of positive integers")
+            object.__setattr__(self, name, tuple(values))
         if isinstance(self.depth, bool) or self.depth not in (1, 2):
             raise ConfigError(f"depth is {self.depth!r}; give 1 (the blocking loop) or 2 (two steps in flight)")
 

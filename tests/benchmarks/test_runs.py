@@ -31,6 +31,8 @@ def test_decode_measures_every_batch_and_depth(measured: dict[str, Any]) -> None
     for entry in decodes:
         assert entry["steps"] == 12
         assert entry["quiet_steps"] == 12
+        assert entry["rows_equal"]
+        assert entry["depths_equal"]
         assert abs(entry["context"] - 40) <= 2
         assert entry["ms_per_step"]["median"] > 0
         assert entry["step_gap_us"]["count"] >= 8
@@ -79,7 +81,7 @@ def test_a_model_that_does_not_exist_fails_alone(tmp_path: Path) -> None:
     assert "nonesuch" in entries[1]["error"]
 
 
-def test_a_session_refuses_wrong_tokens() -> None:
+def test_a_session_refuses_wrong_tokens_and_sees_rows_that_differ() -> None:
     config, weights = open_model("tiny", torch.float32, DEVICE)
     prompts = random_prompts(TINY.vocab, 2, 8)
     assert prompts[0] == prompts[1]
@@ -87,8 +89,12 @@ def test_a_session_refuses_wrong_tokens() -> None:
         session.prefill()
         session.run(8)
         session.check()
-        session.tokens[session.rows[1].index][3] += 1
-        with pytest.raises(BenchmarkError, match="same prompt"):
+        assert session.rows_equal()
+        tokens = session.tokens[session.rows[1].index]
+        tokens[3] = (tokens[3] + 1) % TINY.vocab
+        assert not session.rows_equal()
+        tokens[3] = TINY.vocab
+        with pytest.raises(BenchmarkError, match="outside"):
             session.check()
 
 

@@ -57,6 +57,7 @@ class ScriptedDevice:
             DeltaTable.STOP_IDS: [-1] * (rows * max_stop_ids),
         }
         self.kv: dict[tuple[int, int], int] = {}
+        self.captures_prefill = True
         self.vocab = 0
         self.launches = 0
         self.on_step: Callable[[], None] = lambda: None

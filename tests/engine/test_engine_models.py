@@ -17,8 +17,8 @@ from photon_ext.models.weights import weight_slots
 from photon_ext.sampling import SamplingParams, from_allowed_ids
 from tests.models.tiny import TINY, VOCAB, greedy_ids, saved_tiny_model
 
-LENGTHS = (1, 2, 7, 16, 33)
-NEW = 12
+LENGTHS = (1, 10, 33)
+NEW = 10
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
 
 
@@ -118,7 +118,7 @@ def run(engine: Engine, requests: list[dict], cancel: bool) -> list[tuple]:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(REQUEST, min_size=1, max_size=6))
 def test_depth_two_equals_depth_one(pair: tuple[Engine, Engine], requests: list[dict]) -> None:
-    """Stops, caps, constraints and temperatures: equal. A cancelled request shows a beginning of the same tokens, the others all of them."""
+    """Stops, caps, constraints, temperatures: equal. A cancelled request shows a beginning of the same tokens, others all of them."""
     calm = run(pair[0], requests, cancel=False)
     assert run(pair[1], requests, cancel=False) == calm
     for engine in pair:
@@ -153,7 +153,7 @@ TEXTS = [
     "This is a long prompt. " * 12,
     "The quick brown fox jumps over the lazy dog. " * 6 + "The",
 ]
-SMOL_NEW = 8
+SMOL_NEW = 6
 
 
 @pytest.fixture(scope="module")
@@ -192,20 +192,22 @@ def argmax_after(reference: LlamaForCausalLM, prompt: list[int], tokens: list[in
     return logits[len(prompt) - 1 :].argmax(-1).tolist()
 
 
-@DEPTHS
-def test_smollm2_tokens_equal_transformers_over_twenty_prompts(smollm2: LoadedModel, reference: LlamaForCausalLM, depth: int) -> None:
+def test_smollm2_tokens_equal_transformers_over_twenty_prompts(smollm2: LoadedModel, reference: LlamaForCausalLM) -> None:
+    """Alone and batched, at depth 1 and 2: four runs that agree, and each of their tokens is transformers' own choice."""
     assert smollm2.tokenizer is not None
     prompts = [smollm2.tokenizer.encode(text) for text in TEXTS]
     assert len(prompts) >= 20
     assert len({len(prompt) for prompt in prompts}) >= 10
     params = SamplingParams(max_new_tokens=SMOL_NEW, ignore_eos=True)
-    options = {"max_rows": 8, "max_len": 256, "buckets": (1, 4, 8), "chunk": 64, "depth": depth}
-    with Engine.from_weights(smollm2.config, smollm2.weights, smollm2.tokenizer, **options) as engine:
-        batched = engine.generate(prompts, params)
-        alone = [engine.generate([prompt], params)[0] for prompt in prompts]
-    for prompt, one, many in zip(prompts, alone, batched, strict=True):
-        assert one.token_ids == many.token_ids
-        assert list(one.token_ids) == argmax_after(reference, prompt, list(one.token_ids))
+    runs = []
+    for depth in (1, 2):
+        options = {"max_rows": 8, "max_len": 256, "buckets": (1, 4, 8), "chunk": 64, "depth": depth}
+        with Engine.from_weights(smollm2.config, smollm2.weights, smollm2.tokenizer, **options) as engine:
+            runs.append(engine.generate(prompts, params))
+            runs.append([engine.generate([prompt], params)[0] for prompt in prompts])
+    for prompt, *outputs in zip(prompts, *runs, strict=True):
+        (tokens,) = {output.token_ids for output in outputs}
+        assert list(tokens) == argmax_after(reference, prompt, list(tokens))
 
 
 def test_smollm2_streams_its_chat_answer(smollm2: LoadedModel) -> None:

@@ -155,16 +155,32 @@ def test_hazard_17_a_missing_mask_is_closed() -> None:
 
 
 def test_hazard_17_a_mask_of_an_earlier_step_does_not_count() -> None:
-    """The slot's mask memory still holds what an earlier step sent; a step that writes no mask finds none."""
-    pipe = pipeline(SimRuntime(depth=1))
-    row = pipe.admit((1, 2), max_new_tokens=5, constrained=True)
-    assert [event.finish for event in pipe.tick(allow_all)] == [None]
+    """The slot's mask memory still holds what an earlier lease of the row sent for the same position."""
+    pipe = pipeline(SimRuntime(max_rows=1, depth=1))
+    pipe.admit((1, 2), max_new_tokens=1, constrained=True)
+    assert [event.finish for event in pipe.tick(allow_all)] == [FinishReason.LENGTH]
 
     def nothing(row: Row, words: memoryview) -> None:
         raise ValueError("late")
 
+    row = pipe.admit((3, 4), max_new_tokens=1, constrained=True)
     (event,) = pipe.tick(nothing)
     assert (event.row, event.token, event.finish) == (row, None, FinishReason.ERROR)
+
+
+def test_hazard_17_a_mask_of_an_earlier_lease_does_not_touch_a_free_row() -> None:
+    """A row without a constraint takes over row and position of one with; a neighbour still needs a mask."""
+    pipe = pipeline(SimRuntime(max_rows=2, depth=1))
+
+    def only_seven(row: Row, words: memoryview) -> None:
+        words[0] = 1 << 7
+
+    for _ in range(2):
+        pipe.admit((1, 2), max_new_tokens=1, constrained=True)
+    assert [event.token for event in pipe.tick(only_seven)] == [7, 7]
+    pipe.admit((3, 4), max_new_tokens=1)
+    pipe.admit((3, 4), max_new_tokens=1, constrained=True)
+    assert [event.token for event in pipe.tick(only_seven)] == [MODEL.generate(Request((3, 4), 1))[0], 7]
 
 
 @pytest.mark.parametrize("offset", [-1, 1])
@@ -184,8 +200,10 @@ def test_hazard_18_masks_do_not_shift_when_a_row_leaves_between_launch_and_final
     pipe = pipeline(SimRuntime(3))
     rows = [pipe.admit((i + 1,), max_new_tokens=4, constrained=True) for i in range(3)]
     tokens: dict[int, list[int]] = {row.index: [] for row in rows}
+    asked: list[int] = []
 
     def fill(row: Row, words: memoryview) -> None:
+        asked.append(row.index)
         words[0] = 1 << (10 + row.index)
 
     pipe.launch()
@@ -194,6 +212,7 @@ def test_hazard_18_masks_do_not_shift_when_a_row_leaves_between_launch_and_final
     while pipe.busy:
         pipe.tick(fill, lambda event: tokens[event.row.index].append(event.token or -1))
     assert tokens == {1: [11] * 4, 2: [], 3: [13] * 4}
+    assert asked == [1, 3] * 4
 
 
 def test_hazard_19_ten_thousand_steps_do_not_grow() -> None:
