@@ -280,8 +280,9 @@ class Develop(Command):
         subprocess.run([sys.executable, "-m", "pip", "install", "-e", ".", "--no-build-isolation"], cwd=ROOT, check=True)
 
 
-setup(
-    license="Apache-2.0",
-    ext_modules=[Extension(f"photon_ext.{library.name}", []) for library in LIBRARIES],
-    cmdclass={"build_ext": NinjaBuild, "develop": Develop},
-)
+if __name__ == "__main__":
+    setup(
+        license="Apache-2.0",
+        ext_modules=[Extension(f"photon_ext.{library.name}", []) for library in LIBRARIES],
+        cmdclass={"build_ext": NinjaBuild, "develop": Develop},
+    )

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from photon_ext.errors import ConfigError, EngineDeadError, PipelineError, RequestError
-from photon_ext.models.decoder import Decoder
+from photon_ext.models.decoder import GEMM_LINES, Decoder
 from photon_ext.models.loader import load_model
 from photon_ext.runtime import FinishReason, Pipeline, Row, RowEvent, Runtime, Step
 from photon_ext.runtime.runtime import checked_device
@@ -153,7 +153,16 @@ class Engine:
             max_stop_ids=chosen.max_stop_ids,
             timing=chosen.timing,
         )
-        decoder = Decoder(config, weights, size.max_lines, chosen.max_rows, size.max_len, chosen.page_size, size.num_pages + 1)
+        decoder = Decoder(
+            config,
+            weights,
+            max_lines=size.max_lines,
+            max_segments=chosen.max_rows,
+            max_len=size.max_len,
+            page_size=chosen.page_size,
+            num_pages=size.num_pages + 1,
+            gemm_lines=None if chosen.exact else GEMM_LINES,
+        )
         return cls(
             runtime,
             decoder.forward,
@@ -455,6 +464,15 @@ class Engine:
         pending = [delivery.sequence for delivery in self._undelivered]
         for sequence in {id(s): s for s in (*self._scheduler.live, *pending, *left)}.values():
             sequence.close(FinishReason.ERROR, f"the engine has crashed: {_describe(error)}")
+        self._wait_for_device()
+
+    def _wait_for_device(self) -> None:
+        """After a crash: steps in flight still write to memory that goes when the engine goes. A step that waits for masks never ends."""
+        try:
+            while self._pipeline.inflight:
+                self._pipeline.commit()
+        except Exception:
+            return  # the device, or the pipeline, is what has crashed
 
 
 def _describe(error: BaseException) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import gguf
 import torch
 
 from photon_ext.errors import ModelError
@@ -33,8 +33,9 @@ class GgufFile:
             raise ModelError(f"{path}: cannot be read ({error.strerror}); expected a GGUF file") from error
         if magic != _MAGIC:
             raise ModelError(f"{path}: starts with {magic!r}, expected {_MAGIC!r}; this is not a GGUF file")
+        self._gguf = _gguf_package(path)
         try:
-            reader = gguf.GGUFReader(path)
+            reader = self._gguf.GGUFReader(path)
             self.fields: Mapping[str, Any] = {key: field.contents() for key, field in reader.fields.items()}
         except Exception as error:  # the reader indexes its memory map: damage shows as whatever numpy raises
             size = path.stat().st_size
@@ -49,8 +50,16 @@ class GgufFile:
         """The tensor, dequantized to float32 on the CPU, outermost dimension first."""
         stored = self._tensors[name]
         try:
-            values = gguf.dequantize(stored.data, stored.tensor_type)
+            values = self._gguf.dequantize(stored.data, stored.tensor_type)
         except NotImplementedError as error:
             kind = stored.tensor_type.name
             raise ModelError(f"{self.path}: {name} is quantized as {kind}, which the gguf package cannot read; use another file") from error
         return torch.from_numpy(values.copy())  # a copy: float32 tensors come as a read-only view of the file
+
+
+def _gguf_package(path: Path) -> Any:
+    """The package is needed for this format alone, so a machine without it still loads Hugging Face directories."""
+    try:
+        return import_module("gguf")
+    except ImportError as error:
+        raise ModelError(f"{path}: reading GGUF files needs the package gguf; install it with `pip install gguf`") from error

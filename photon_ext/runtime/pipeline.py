@@ -94,7 +94,6 @@ class Pipeline:
         rows = runtime.table.max_rows
         if chunk < 1:
             raise ConfigError(f"chunk is {chunk}; a prefill step carries at least 1 token")
-        chunk = min(chunk, runtime.max_len)
         if prefill_buckets is None:
             prefill_buckets = (chunk,) if runtime.captures_prefill else ()
         buckets, prefill_buckets = tuple(buckets), tuple(prefill_buckets)
@@ -255,7 +254,7 @@ class Pipeline:
         sent = self._slots[slot].launch(key, words, staged, self._runtime.table.take_deltas(), not split)
         for segment in segments:
             segment.row.lease.retain()
-            segment.row.prefilled += segment.count if segment.tokens is not None else 0
+            segment.row.prefilled += segment.lines if segment.tokens is not None else 0
             segment.row.sampled += segment.sample
         step = Step(self.stats.steps, slot, key, segments, self._slots[slot].span, finalized=not split)
         self._inflight.append(step)
@@ -269,7 +268,7 @@ class Pipeline:
         if kind is StepKind.DECODE:
             bucket = next(bucket for bucket in self._spec.decode_buckets if bucket >= len(segments))
             return StepKey(kind, bucket, bucket, split)
-        lines = sum(segment.count for segment in segments)
+        lines = sum(segment.lines for segment in segments)
         bucket = next((bucket for bucket in self._spec.prefill_buckets if bucket >= lines), lines)
         if self._spec.graph and bucket in self._spec.prefill_buckets:
             return StepKey(kind, bucket, self._spec.decode_buckets[-1], split)
@@ -370,10 +369,10 @@ def _segment_words(segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
     line = 0
     for segment in segments:
         flags = (SegmentFlag.SAMPLE if segment.sample else 0) | (SegmentFlag.STAGED if segment.tokens is not None else 0)
-        words += (segment.row.index, line, segment.count, int(flags))
+        words += (segment.row.index, line, segment.lines, int(flags))
         if segment.tokens is not None:
             staged += segment.tokens
-        line += segment.count
+        line += segment.lines
     return words, staged
 
 

@@ -89,7 +89,7 @@ class Runtime:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the zeros above were written on torch's current stream
         programs = [StepProgram(spec, self.tables, shared, slot, inputs, masks) for slot in memory]
-        graphs = StepGraph(spec, programs, self._streams)
+        graphs = StepGraph(spec, programs, self._streams, warm_up_lines=min(spec.chunk, self.max_len))
         graphs.capture()
         self.report = CaptureReport(
             graphs=graphs.count,

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from photon_ext._C import Event
-
     from photon_ext.runtime.ports import Span
 
 

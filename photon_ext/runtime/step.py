@@ -40,18 +40,18 @@ class StepKey(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """One row's part of a step: ``count`` lines from ``position`` on; ``tokens`` are staged, None carries the last token over."""
+    """One row's part of a step: ``lines`` lines from ``position`` on; ``tokens`` are staged, None carries the last token over."""
 
     row: Row
     position: int
-    count: int
+    lines: int
     sample: bool
     tokens: tuple[int, ...] | None
 
     @property
     def sampled_position(self) -> int:
         """Position of the line whose logits are sampled."""
-        return self.position + self.count - 1
+        return self.position + self.lines - 1
 
 
 @dataclass(slots=True)

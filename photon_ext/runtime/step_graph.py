@@ -40,8 +40,9 @@ class CaptureReport:
 class StepGraph:
     """Finds the graph of (slot, key), and runs what was not captured eagerly on the compute stream."""
 
-    def __init__(self, spec: StepSpec, programs: Sequence[StepProgram], streams: Streams) -> None:
+    def __init__(self, spec: StepSpec, programs: Sequence[StepProgram], streams: Streams, warm_up_lines: int) -> None:
         self._spec = spec
+        self._warm_up_lines = warm_up_lines
         self._programs = programs
         self._streams = streams
         self._forward: dict[tuple[int, StepKey], _C.Graph] = {}
@@ -116,7 +117,7 @@ class StepGraph:
         """Runs eager passes over dead rows, so that no library initializes itself inside a capture or a served step."""
         if not self._streams.needs_warm_up:
             return
-        eager_chunk = StepKey(StepKind.PREFILL, self._spec.chunk, self._spec.decode_buckets[-1], False)
+        eager_chunk = StepKey(StepKind.PREFILL, self._warm_up_lines, self._spec.decode_buckets[-1], False)
         for key in (eager_chunk, *(key for key in keys if not key.split)):
             self.run_eagerly(0, key)
         self._streams.synchronize()

@@ -55,7 +55,7 @@ class HostStreams(Streams):
         if self.backend == "inline":
             yield
             return
-        with self.compute.claim(), RecordGuard():
+        with self.compute.claim(), RecordGuard():  # type: ignore[no-untyped-call]
             yield
 
     def capture(self, body: Callable[[], None]) -> _C.Graph:

@@ -33,6 +33,8 @@ class EngineOptions:
         buckets: batch sizes that decode graphs are captured for; max_rows is added.
         prefill_buckets: token counts that prefill graphs are captured for; other chunks run eagerly. None: see Pipeline.
         graph: capture steps into graphs, or run them eagerly.
+        exact: keep tokens bit for bit independent of the traffic on CUDA as well: long prefill chunks stay on our own kernels, which are
+            slower there than torch's matrix products, whose order of summation depends on the batch. On the CPU it is always so.
         max_stop_ids: stop ids of a request, the model's end tokens included.
         timing: measure step gaps.
 
@@ -49,6 +51,7 @@ class EngineOptions:
     buckets: tuple[int, ...] = (1, 8, 32)
     prefill_buckets: tuple[int, ...] | None = None
     graph: bool = True
+    exact: bool = False
     max_stop_ids: int = 16
     timing: bool = False
 

@@ -15,7 +15,7 @@ from photon_ext.testing.invariants import check_invariants
 from photon_ext.testing.model import Request
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Outcome:
     """What became of a request so far."""
 

@@ -1,0 +1,90 @@
+"""What setup.py decides: which toolkit it builds with, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from setuptools.errors import SetupError
+
+import photon_ext
+from photon_ext import _C
+from photon_ext._build_info import BUILD_INFO
+
+ROOT = Path(photon_ext.__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """setup.py as a module, with no wishes about CUDA."""
+    if not (ROOT / "setup.py").exists():
+        pytest.skip("photon_ext is installed without its sources")
+    spec = importlib.util.spec_from_file_location("photon_setup", ROOT / "setup.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "photon_setup", module)
+    spec.loader.exec_module(module)
+    for name in ("PHOTON_CUDA", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    return module
+
+
+def fake_nvcc(directory: Path, release: str) -> Path:
+    """A wrapper that answers like nvcc, and points to a toolkit elsewhere."""
+    script = directory / "bin" / "nvcc"
+    script.parent.mkdir()
+    version, dry_run = f"echo 'release {release}, V{release}.1'", f"echo '#$ TOP={directory}/real/bin/..' >&2"
+    script.write_text(f"#!/bin/sh\ncase $1 in --version) {version};; *) {dry_run};; esac\n")
+    script.chmod(0o755)
+    return script
+
+
+def test_without_nvcc_the_cpu_side_is_built_unless_cuda_is_asked_for(build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert build.find_cuda() is None
+    monkeypatch.setenv("PHOTON_CUDA", "1")
+    with pytest.raises(SetupError, match=r"PHOTON_CUDA=1, but nvcc is in none of .*: install the CUDA toolkit"):
+        build.find_cuda()
+
+
+def test_a_wrapper_of_nvcc_is_seen_through(build: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    nvcc = fake_nvcc(tmp_path, "13.0")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    (tmp_path / "real" / "bin").mkdir(parents=True)
+    assert build.find_cuda() == build.Cuda(str(nvcc), "13.0", tmp_path / "real")
+    monkeypatch.setenv("PHOTON_CUDA", "0")
+    assert build.find_cuda() is None
+
+
+def test_an_old_nvcc_is_refused_in_words(build: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake_nvcc(tmp_path, "12.4")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    with pytest.raises(SetupError, match=r"is release 12\.4; 12\.8 or newer is needed: update it, or build with PHOTON_CUDA=0"):
+        build.find_cuda()
+
+
+def test_a_wish_that_is_not_understood(build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PHOTON_CUDA", "yes")
+    with pytest.raises(SetupError, match="PHOTON_CUDA='yes' is not understood"):
+        build.find_cuda()
+
+
+def test_a_missing_torch_is_explained(build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(SetupError, match=r"cannot import torch .* pip install torch==2\.13\.0, .* --no-build-isolation"):
+        build.import_build_tools()
+
+
+def test_every_source_is_in_the_table(build: ModuleType) -> None:
+    named = {path for library in build.LIBRARIES for pattern in library.sources for path in ROOT.glob(pattern)}
+    assert named == {path for suffix in ("cpp", "cu") for path in ROOT.glob(f"csrc/**/*.{suffix}")}
+
+
+def test_the_build_record_tells_what_was_built() -> None:
+    assert BUILD_INFO["torch_target"] == "2.11"
+    assert bool(BUILD_INFO["cuda"]) == bool(BUILD_INFO["cuda_archs"]) == _C.cuda_compiled
