@@ -12,10 +12,8 @@ One turn of the loop, in order (at depth 2 step t+1 runs on the device while the
 from __future__ import annotations
 
 import atexit
-import secrets
 import statistics
 import threading
-from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -24,21 +22,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from photon_ext.errors import ConfigError, EngineDeadError, PipelineError, RequestError
+from photon_ext.errors import ConfigError, PipelineError, RequestError
 from photon_ext.models.decoder import GEMM_LINES, Decoder
 from photon_ext.models.loader import load_model
 from photon_ext.runtime import FinishReason, Pipeline, Row, RowEvent, Runtime, Step
 from photon_ext.runtime.runtime import checked_device
-from photon_ext.sampling import Constraint, SamplingParams
+from photon_ext.sampling import SamplingParams
+from photon_ext.scheduling.intake import Intake
+from photon_ext.scheduling.mailbox import Mailbox, describe
 from photon_ext.scheduling.options import EngineOptions, checked_dtype, choose_device
 from photon_ext.scheduling.pages import PagePool
-from photon_ext.scheduling.prompts import Prompt, encode_prompt
+from photon_ext.scheduling.prompts import Prompt
 from photon_ext.scheduling.request import Output, Request
 from photon_ext.scheduling.scheduler import Scheduler
 from photon_ext.scheduling.sequence import Sequence, SequenceState
 from photon_ext.scheduling.sizing import size_engine
 from photon_ext.scheduling.stats import EngineStats, Phase, PhaseClock
-from photon_ext.scheduling.text import TextStream
 
 if TYPE_CHECKING:
     from photon_ext.models.config import ModelConfig
@@ -96,10 +95,10 @@ class Engine:
         self.vocab_size = vocab_size
         self.depth = runtime.depth
         self.device = device
-        self._eos_ids = tuple(dict.fromkeys(eos_ids))
-        self._max_stop_ids = runtime.table.max_stop_ids
         self._released: list[Row] = []
         self._scheduler = Scheduler(PagePool(num_pages), runtime.page_size, runtime.table.max_rows, runtime.max_len)
+        self._mailbox = Mailbox()
+        self._intake = Intake(tokenizer, vocab_size, tuple(eos_ids), runtime.table.max_stop_ids, self._scheduler.fit, self._mailbox.cancel)
         self._pipeline = Pipeline(
             runtime,
             forward,
@@ -112,11 +111,7 @@ class Engine:
         )
         self._clock = PhaseClock()
         self._undelivered: list[Delivery] = []
-        self._mailbox = threading.Condition()
-        self._inbox: deque[Sequence | Request] = deque()  # submissions, and requests to cancel, in order
-        self._borrowed: set[int] = set()  # ids of constraint objects that serve a live request
-        self._closing = False
-        self._death: BaseException | None = None
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     @classmethod
@@ -204,7 +199,7 @@ class Engine:
         for index, prompt in enumerate(prompts):
             own = params[index] if isinstance(params, Seq) else params
             try:
-                sequences.append(self._make_sequence(prompt, own, raw))
+                sequences.append(self._intake.make(prompt, own, raw))
             except RequestError as error:
                 raise RequestError(f"prompt {index}: {error}") from None
         self._post(sequences)
@@ -222,16 +217,9 @@ class Engine:
             RequestError, ConfigError: the request can never be served; others are unaffected.
             EngineDeadError: the engine was closed, or has crashed.
         """
-        sequence = self._make_sequence(prompt, params, raw)
+        sequence = self._intake.make(prompt, params, raw)
         self._post([sequence])
         return sequence.request
-
-    def cancel(self, request: Request) -> None:
-        """Ends a request with finish reason "cancelled"; does nothing if it has ended."""
-        with self._mailbox:
-            if not request.done and self._thread is not None:
-                self._inbox.append(request)
-                self._mailbox.notify()
 
     def stats(self) -> EngineStats:
         """A snapshot of counters and timings."""
@@ -254,11 +242,10 @@ class Engine:
 
     def close(self) -> None:
         """Cancels what is left, waits for the steps in flight and ends the engine thread. Idempotent."""
-        with self._mailbox:
-            self._closing = True
-            self._mailbox.notify()
+        self._mailbox.close()
+        with self._starting:
             thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None:
             thread.join()
         atexit.unregister(self.close)
 
@@ -268,65 +255,13 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    # --- from a prompt to the inbox ---------------------------------------------------------------------------------------------
-
-    def _make_sequence(self, prompt: Prompt, params: SamplingParams | None, raw: bool) -> Sequence:
-        params = SamplingParams() if params is None else params
-        if not isinstance(params, SamplingParams):
-            raise ConfigError(f"params is a {type(params).__name__}; give SamplingParams(...)")
-        prompt_ids = encode_prompt(prompt, self.tokenizer, self.vocab_size, raw)
-        if params.stop and self.tokenizer is None:
-            raise RequestError(f"stop holds {params.stop[0]!r}, and this engine has no tokenizer; use stop_token_ids")
-        fresh = getattr(params.constraint, "fresh", None)
-        return Sequence(
-            prompt_ids=prompt_ids,
-            max_new_tokens=self._scheduler.fit(len(prompt_ids), params.max_new_tokens),
-            stop_ids=self._stop_ids(params),
-            temperature=params.temperature,
-            seed=secrets.randbits(64) if params.seed is None else params.seed,
-            constraint=params.constraint if fresh is None else fresh(),
-            text=TextStream(None if self.tokenizer is None else self.tokenizer.detokenizer(), params.stop),
-            request=Request(self.cancel),
-        )
-
-    def _stop_ids(self, params: SamplingParams) -> tuple[int, ...]:
-        ids = tuple(dict.fromkeys((*(() if params.ignore_eos else self._eos_ids), *params.stop_token_ids)))
-        outside = next((token for token in ids if token >= self.vocab_size), None)
-        if outside is not None:
-            raise RequestError(f"stop_token_ids holds {outside}; ids of this model are 0 to {self.vocab_size - 1}")
-        if len(ids) > self._max_stop_ids:
-            raise RequestError(f"{len(ids)} stop token ids, the model's own included; a request has {self._max_stop_ids} at most")
-        return ids
-
     def _post(self, sequences: Seq[Sequence]) -> None:
-        """Queues sequences together, so that they are admitted in the same turn; starts the engine thread if need be."""
-        with self._mailbox:
-            self._check_alive()
-            self._borrow([sequence.constraint for sequence in sequences if sequence.constraint is not None])
-            self._inbox.extend(sequences)
+        self._mailbox.post(sequences)
+        with self._starting:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="photon-engine", daemon=True)
                 self._thread.start()
                 atexit.register(self.close)  # a thread that drives a device must not be frozen in the middle of a step
-            self._mailbox.notify()
-
-    def _check_alive(self) -> None:
-        if self._death is not None:
-            raise EngineDeadError(f"the engine has crashed ({_describe(self._death)}); make a new one") from self._death
-        if self._closing:
-            raise EngineDeadError("the engine is closed; make a new one")
-
-    def _borrow(self, constraints: Seq[Constraint]) -> None:
-        """A constraint holds the state of one request, so it serves one at a time."""
-        taken = set(self._borrowed)
-        for constraint in constraints:
-            if id(constraint) in taken:
-                raise RequestError(
-                    f"this {type(constraint).__name__} already serves another request; give each request its own constraint, "
-                    "or give the class a method fresh() that returns one in its start state"
-                )
-            taken.add(id(constraint))
-        self._borrowed = taken
 
     # --- the engine thread ------------------------------------------------------------------------------------------------------
 
@@ -357,21 +292,16 @@ class Engine:
 
     def _collect(self) -> bool:
         """Takes the mail; sleeps while there is nothing to do. False: the engine is to end, and nothing is left."""
-        with self._mailbox:
-            while not (self._inbox or self._closing or self._has_work()):
-                self._mailbox.wait()
-            mail = tuple(self._inbox)
-            self._inbox.clear()
-            closing = self._closing
-        for item in mail:
+        mail = self._mailbox.collect(self._has_work)
+        for item in mail.items:
             if isinstance(item, Sequence):
                 self._scheduler.add(item)
             elif (sequence := self._scheduler.find(item)) is not None:
                 self._end(sequence, FinishReason.CANCELLED)
-        if closing:
+        if mail.closing:
             for sequence in self._scheduler.live:
                 self._end(sequence, FinishReason.CANCELLED)
-        return not closing or self._has_work()
+        return not mail.closing or self._has_work()
 
     def _has_work(self) -> bool:
         return bool(self._pipeline.busy or self._released or self._undelivered or self._scheduler.waiting)
@@ -418,7 +348,7 @@ class Engine:
         try:
             reason = sequence.commit(event.token, event.finish)
         except Exception as error:  # the constraint is the caller's code: its fault is that request's alone
-            self._end(sequence, FinishReason.ERROR, f"the constraint raised on token {event.token}: {_describe(error)}")
+            self._end(sequence, FinishReason.ERROR, f"the constraint raised on token {event.token}: {describe(error)}")
             return
         if reason is not None:
             self._end(sequence, reason)
@@ -441,7 +371,7 @@ class Engine:
                     sequence.close(FinishReason.STOP)
             except Exception as error:  # no text for these tokens: that is no reason to stop the others
                 self._end(sequence, FinishReason.ERROR)
-                sequence.close(FinishReason.ERROR, f"the text of token {delivery.token} could not be made: {_describe(error)}")
+                sequence.close(FinishReason.ERROR, f"the text of token {delivery.token} could not be made: {describe(error)}")
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
         """The sequence ends now; its row follows when no step in flight uses it, its final event with the next delivery."""
@@ -451,19 +381,15 @@ class Engine:
         sequence.end()
         if sequence.row is not None:
             self._pipeline.abort(sequence.row)
-        with self._mailbox:
-            self._borrowed.discard(id(sequence.constraint))
+        self._mailbox.give_back(sequence.constraint)
         self._undelivered.append(Delivery(sequence, reason=reason, error=error))
 
     def _die(self, error: BaseException) -> None:
         """The loop has crashed: nobody waits for ever, and everybody learns why."""
-        with self._mailbox:
-            self._death = error
-            left = [item for item in self._inbox if isinstance(item, Sequence)]
-            self._inbox.clear()
+        left = self._mailbox.fail(error)
         pending = [delivery.sequence for delivery in self._undelivered]
         for sequence in {id(s): s for s in (*self._scheduler.live, *pending, *left)}.values():
-            sequence.close(FinishReason.ERROR, f"the engine has crashed: {_describe(error)}")
+            sequence.close(FinishReason.ERROR, f"the engine has crashed: {describe(error)}")
         self._wait_for_device()
 
     def _wait_for_device(self) -> None:
@@ -473,7 +399,3 @@ class Engine:
                 self._pipeline.commit()
         except Exception:
             return  # the device, or the pipeline, is what has crashed
-
-
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"

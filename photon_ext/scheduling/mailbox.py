@@ -1,0 +1,100 @@
+"""The way from callers' threads to the engine thread: submissions and cancels, in order."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+from photon_ext.errors import EngineDeadError, RequestError
+from photon_ext.sampling import Constraint
+from photon_ext.scheduling.request import Request
+from photon_ext.scheduling.sequence import Sequence
+
+
+class Mail(NamedTuple):
+    """What the engine thread takes at the begin of a turn: sequences to add, requests to cancel, and whether the engine is to end."""
+
+    items: tuple[Sequence | Request, ...]
+    closing: bool
+
+
+class Mailbox:
+    """Open until `close` or `fail`; usable from any thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._items: deque[Sequence | Request] = deque()
+        self._borrowed: set[int] = set()  # ids of constraint objects that serve a live request
+        self._closing = False
+        self._cause: BaseException | None = None
+
+    def post(self, sequences: Seq[Sequence]) -> None:
+        """Queues sequences together, so that they are admitted in the same turn.
+
+        Raises:
+            EngineDeadError: closed, or failed.
+            RequestError: a constraint object serves another request; nothing has been queued then.
+        """
+        with self._changed:
+            if self._cause is not None:
+                raise EngineDeadError(f"the engine has crashed ({describe(self._cause)}); make a new one") from self._cause
+            if self._closing:
+                raise EngineDeadError("the engine is closed; make a new one")
+            self._borrow([sequence.constraint for sequence in sequences if sequence.constraint is not None])
+            self._items.extend(sequences)
+            self._changed.notify()
+
+    def cancel(self, request: Request) -> None:
+        """Queues a cancel, behind the submission that it is for."""
+        with self._changed:
+            if not request.done:
+                self._items.append(request)
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Nothing is taken any more; the engine thread learns of it with its next mail."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+
+    def fail(self, cause: BaseException) -> list[Sequence]:
+        """The engine has crashed: returns the sequences that nobody will take any more."""
+        with self._changed:
+            self._cause = cause
+            left = [item for item in self._items if isinstance(item, Sequence)]
+            self._items.clear()
+            return left
+
+    def collect(self, busy: Callable[[], bool]) -> Mail:
+        """The engine's side: takes everything; sleeps until there is something, unless the engine is `busy`."""
+        with self._changed:
+            while not (self._items or self._closing or busy()):
+                self._changed.wait()
+            items = tuple(self._items)
+            self._items.clear()
+            return Mail(items, self._closing)
+
+    def give_back(self, constraint: Constraint | None) -> None:
+        """The request of this constraint has ended; the object may serve another."""
+        with self._changed:
+            self._borrowed.discard(id(constraint))
+
+    def _borrow(self, constraints: Seq[Constraint]) -> None:
+        """A constraint holds the state of one request, so it serves one at a time."""
+        taken = set(self._borrowed)
+        for constraint in constraints:
+            if id(constraint) in taken:
+                raise RequestError(
+                    f"this {type(constraint).__name__} already serves another request; give each request its own constraint, "
+                    "or give the class a method fresh() that returns one in its start state"
+                )
+            taken.add(id(constraint))
+        self._borrowed = taken
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line."""
+    return f"{type(error).__name__}: {error}"

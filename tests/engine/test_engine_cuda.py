@@ -1,0 +1,119 @@
+"""The engine on a GPU: transformers' tokens in float32 with the plain kernels, bf16 by tolerance, depth 2 equal to depth 1."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import LlamaForCausalLM
+
+from photon_ext.engine import Engine
+from photon_ext.models.loader import LoadedModel, load_model
+from photon_ext.sampling import SamplingParams
+from tests.engine.test_engine_models import (
+    LENGTHS,
+    NEW,
+    REQUEST,
+    TEXTS,
+    argmax_after,
+    prompt_of,
+    reference,  # noqa: F401 - fixtures of the CPU tests: the weights, and transformers over them
+    run,
+    smollm2,  # noqa: F401
+)
+from tests.models.harness import Chunk, Harness
+from tests.models.tiny import TINY, VOCAB, greedy_ids, saved_tiny_model
+
+pytestmark = pytest.mark.gpu
+
+SIZES = {"max_rows": 4, "max_len": 64, "page_size": 5, "chunk": 9, "buckets": (1, 2), "exact": True}
+SMOL_NEW = 24
+
+
+def cuda_engine(folder: Path, depth: int, **options: object) -> Engine:
+    return Engine.from_pretrained(folder, device="cuda", dtype="float32", depth=depth, **{**SIZES, **options})
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("name", sorted(TINY))
+def test_greedy_tokens_equal_transformers(name: str, seed: int, tmp_path: Path) -> None:
+    model = saved_tiny_model(name, tmp_path, seed)
+    prompts = [prompt_of(length, VOCAB, seed) for length in LENGTHS]
+    expected = [greedy_ids(model, prompt, NEW) for prompt in prompts]
+    params = SamplingParams(max_new_tokens=NEW, ignore_eos=True)
+    for depth in (1, 2):
+        with cuda_engine(tmp_path, depth) as engine:
+            batched = engine.generate(prompts, params)
+            alone = [engine.generate([prompt], params)[0] for prompt in prompts]
+        assert [list(output.token_ids) for output in batched] == expected
+        assert [list(output.token_ids) for output in alone] == expected
+
+
+@pytest.mark.parametrize("prefill_buckets", [(), (4, 9)])
+@pytest.mark.parametrize("graph", [True, False])
+def test_graphs_and_eager_steps_agree(graph: bool, prefill_buckets: tuple[int, ...], tmp_path: Path) -> None:
+    model = saved_tiny_model("qwen3-tied", tmp_path)
+    prompt = prompt_of(20, VOCAB)
+    with cuda_engine(tmp_path, 2, graph=graph, prefill_buckets=prefill_buckets) as engine:
+        (output,) = engine.generate([prompt], SamplingParams(max_new_tokens=NEW, ignore_eos=True))
+    assert list(output.token_ids) == greedy_ids(model, prompt, NEW)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Engine]:
+    folder = tmp_path_factory.mktemp("tiny")
+    saved_tiny_model("qwen3-6-3-24", folder)
+    engines = cuda_engine(folder, 1), cuda_engine(folder, 2, max_rows=3)
+    yield engines
+    for engine in engines:
+        engine.close()
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(REQUEST, min_size=1, max_size=6))
+def test_depth_two_equals_depth_one(pair: tuple[Engine, Engine], requests: list[dict]) -> None:
+    calm = run(pair[0], requests, cancel=False)
+    assert run(pair[1], requests, cancel=False) == calm
+    for (tokens, reason), (full, full_reason) in zip(run(pair[1], requests, cancel=True), calm, strict=True):
+        assert tokens == full[: len(tokens)]
+        assert reason in ("cancelled", full_reason)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["llama-6-2-24-tied", "qwen3-6-3-24"])
+def test_half_precision_is_as_near_to_float32_as_transformers(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = saved_tiny_model(name, tmp_path)
+    config, weights, _ = load_model(tmp_path, dtype, torch.device("cuda"))
+    harness = Harness(config, weights)
+    texts = [prompt_of(length, VOCAB) for length in (33, 20, 9, 5)]
+
+    def last_logits(ids: list[int]) -> torch.Tensor:
+        with torch.no_grad():
+            return model(torch.tensor([ids], device=model.device)).logits[0, -1].float()
+
+    model.cuda()
+    exact = torch.stack([last_logits(ids) for ids in texts])
+    model.to(dtype)
+    rounded = torch.stack([last_logits(ids) for ids in texts])
+    ours = torch.cat([harness.prefill([Chunk(1, 0, ids)]) for ids in texts]).float()
+    assert (ours - exact).norm() < 1.5 * (rounded - exact).norm()
+
+
+def test_smollm2_tokens_equal_transformers(smollm2: LoadedModel, reference: LlamaForCausalLM) -> None:  # noqa: F811
+    """Over 20 prompts, alone and batched, depth 1 and 2: four runs that agree, each token transformers' own choice."""
+    loaded = load_model("smollm2", torch.float32, torch.device("cuda"))
+    assert loaded.tokenizer is not None
+    prompts = [loaded.tokenizer.encode(text) for text in TEXTS]
+    params = SamplingParams(max_new_tokens=SMOL_NEW, ignore_eos=True)
+    runs = []
+    for depth in (1, 2):
+        options = {"max_rows": 8, "max_len": 256, "buckets": (1, 4, 8), "chunk": 64, "depth": depth, "exact": True}
+        with Engine.from_weights(loaded.config, loaded.weights, loaded.tokenizer, **options) as engine:
+            runs.append(engine.generate(prompts, params))
+            runs.append([engine.generate([prompt], params)[0] for prompt in prompts])
+    for prompt, *outputs in zip(prompts, *runs, strict=True):
+        (tokens,) = {output.token_ids for output in outputs}
+        assert list(tokens) == argmax_after(reference, prompt, list(tokens))
