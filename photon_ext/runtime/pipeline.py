@@ -368,8 +368,8 @@ def _segment_words(segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
     staged: list[int] = []
     line = 0
     for segment in segments:
-        flags = (SegmentFlag.SAMPLE if segment.sample else 0) | (SegmentFlag.STAGED if segment.tokens is not None else 0)
-        words += (segment.row.index, line, segment.lines, int(flags))
+        flags = SegmentFlag.SAMPLE * segment.sample | SegmentFlag.STAGED * (segment.tokens is not None)
+        words += (segment.row.index, line, segment.lines, flags)
         if segment.tokens is not None:
             staged += segment.tokens
         line += segment.lines

@@ -1,9 +1,8 @@
-"""The way from callers' threads to the engine thread: submissions and cancels, in order."""
+"""The way from callers' threads to the engine thread: submissions and cancels."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
@@ -15,9 +14,10 @@ from photon_ext.scheduling.sequence import Sequence
 
 
 class Mail(NamedTuple):
-    """What the engine thread takes at the begin of a turn: sequences to add, requests to cancel, and whether the engine is to end."""
+    """What the engine thread takes at the begin of a turn. A cancel may be for a request that has ended, or comes with the same mail."""
 
-    items: tuple[Sequence | Request, ...]
+    submitted: tuple[Sequence, ...]
+    cancelled: tuple[Request, ...]
     closing: bool
 
 
@@ -26,7 +26,8 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._items: deque[Sequence | Request] = deque()
+        self._submitted: list[Sequence] = []
+        self._cancelled: list[Request] = []
         self._borrowed: set[int] = set()  # ids of constraint objects that serve a live request
         self._closing = False
         self._cause: BaseException | None = None
@@ -44,14 +45,14 @@ class Mailbox:
             if self._closing:
                 raise EngineDeadError("the engine is closed; make a new one")
             self._borrow([sequence.constraint for sequence in sequences if sequence.constraint is not None])
-            self._items.extend(sequences)
+            self._submitted.extend(sequences)
             self._changed.notify()
 
     def cancel(self, request: Request) -> None:
-        """Queues a cancel, behind the submission that it is for."""
+        """Queues a cancel; nothing to do for a request that has ended."""
         with self._changed:
             if not request.done:
-                self._items.append(request)
+                self._cancelled.append(request)
                 self._changed.notify()
 
     def close(self) -> None:
@@ -64,18 +65,17 @@ class Mailbox:
         """The engine has crashed: returns the sequences that nobody will take any more."""
         with self._changed:
             self._cause = cause
-            left = [item for item in self._items if isinstance(item, Sequence)]
-            self._items.clear()
+            left, self._submitted = self._submitted, []
             return left
 
     def collect(self, busy: Callable[[], bool]) -> Mail:
         """The engine's side: takes everything; sleeps until there is something, unless the engine is `busy`."""
         with self._changed:
-            while not (self._items or self._closing or busy()):
+            while not (self._submitted or self._cancelled or self._closing or busy()):
                 self._changed.wait()
-            items = tuple(self._items)
-            self._items.clear()
-            return Mail(items, self._closing)
+            mail = Mail(tuple(self._submitted), tuple(self._cancelled), self._closing)
+            self._submitted, self._cancelled = [], []
+            return mail
 
     def give_back(self, constraint: Constraint | None) -> None:
         """The request of this constraint has ended; the object may serve another."""

@@ -1,0 +1,65 @@
+"""How many pages an engine gets out of the memory there is."""
+
+import pytest
+import torch
+
+from photon_ext.errors import ConfigError
+from photon_ext.models.config import Family, ModelConfig
+from photon_ext.scheduling import sizing
+from photon_ext.scheduling.options import EngineOptions, checked_dtype
+from photon_ext.scheduling.sizing import EngineSize, size_engine
+
+CPU = torch.device("cpu")
+CONFIG = ModelConfig(
+    family=Family.LLAMA, hidden=32, layers=2, q_heads=4, kv_heads=2, head_dim=8, intermediate=64, vocab=100, max_positions=512
+)
+TOKEN_BYTES = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, head_dim, float32
+
+
+def size(monkeypatch: pytest.MonkeyPatch, memory: int, **options: object) -> EngineSize:
+    monkeypatch.setattr(sizing, "_usable_bytes", lambda device: memory)
+    return size_engine(EngineOptions(**options), CONFIG, torch.float32, CPU)
+
+
+def test_with_enough_memory_every_row_can_be_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = size(monkeypatch, 2**30, max_rows=4, max_len=100, page_size=16, chunk=64)
+    assert result == EngineSize(max_len=100, max_lines=64, num_pages=4 * 7)
+
+
+def test_the_context_is_the_models_own_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert size(monkeypatch, 2**40).max_len == 512
+
+
+def test_less_memory_makes_fewer_pages_that_fit_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = 2**20
+    result = size(monkeypatch, memory, max_rows=8, max_len=512, page_size=16, chunk=8)
+    page_bytes = 16 * TOKEN_BYTES
+    assert 512 // 16 <= result.num_pages < 8 * 512 // 16
+    assert (result.num_pages + 1) * page_bytes <= memory, "page 0 counts as well"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_rows": 2, "max_len": 512}, "at least 32 pages of 4 KiB"),
+        ({"max_rows": 60, "max_len": 16}, "at least 60 pages"),
+        ({"num_pages": 1000, "max_len": 16}, "at least 1000 pages"),
+    ],
+)
+def test_what_does_not_fit_says_how_much_is_needed_and_how_much_is_there(
+    monkeypatch: pytest.MonkeyPatch, options: dict, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        size(monkeypatch, 100_000, chunk=8, **options)
+    assert "0.00 GiB can be used on cpu: lower max_rows, max_len or num_pages" in str(raised.value)
+
+
+def test_memory_of_this_machine_is_found() -> None:
+    assert size_engine(EngineOptions(max_rows=1, max_len=64), CONFIG, torch.float32, CPU).num_pages == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("bf16", torch.bfloat16), ("float32", torch.float32), (torch.float16, torch.float16), (None, None)]
+)
+def test_dtypes_have_names(name: object, dtype: torch.dtype | None) -> None:
+    assert checked_dtype(name) is dtype
