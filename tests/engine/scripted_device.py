@@ -142,7 +142,7 @@ class ScriptedSlot:
         length = state[RowColumn.POSITION] + count
         device.set(row, RowColumn.POSITION, length)
         if not flags & SegmentFlag.SAMPLE:
-            return _record(row, generation, RecordFlag(0))
+            return _record(row, generation, 0)
         token, error = self._sample(index, row, length)
         if token is None:
             device.set(row, RowColumn.ALIVE, 0)
@@ -150,12 +150,12 @@ class ScriptedSlot:
         remaining = state[RowColumn.REMAINING] - 1
         device.set(row, RowColumn.LAST_TOKEN, token)
         device.set(row, RowColumn.REMAINING, remaining)
-        verdict = RecordFlag.STOP if token in device.stops(row) else RecordFlag.LENGTH if remaining <= 0 else RecordFlag(0)
+        verdict = RecordFlag.STOP if token in device.stops(row) else RecordFlag.LENGTH if remaining <= 0 else 0
         if verdict:
             device.set(row, RowColumn.ALIVE, 0)
         return _record(row, generation, verdict, token)
 
-    def _sample(self, index: int, row: int, length: int) -> tuple[int | None, RecordFlag]:
+    def _sample(self, index: int, row: int, length: int) -> tuple[int | None, int]:
         device, state = self._device, self._device.row(row)
         history = device.history(row, length)
         if state[RowColumn.TEMPERATURE]:
@@ -163,17 +163,17 @@ class ScriptedSlot:
             history = [*history, state[RowColumn.SEED_LOW], int(temperature * 1000)]
         token = hashed_token(history, device.vocab)
         if state[RowColumn.CONSTRAINT] != HOST_MASK:
-            return token, RecordFlag(0)
+            return token, 0
         if index not in self._masks or self._masks[index][:2] != (row, length - 1):
             return None, RecordFlag.MASK_ERROR
         words = self._masks[index][2]
         allowed = [i for i in range(device.vocab) if words[i >> 5] >> (i & 31) & 1]
         if not allowed:
             return None, RecordFlag.NO_CANDIDATE
-        return allowed[token % len(allowed)], RecordFlag(0)
+        return allowed[token % len(allowed)], 0
 
 
-def _record(row: int, generation: int, flags: RecordFlag, token: int | None = None) -> list[int]:
+def _record(row: int, generation: int, flags: int, token: int | None = None) -> list[int]:
     words = [row, generation, int(token is not None), int(flags)] + [-1] * (RECORD_WIDTH - 4)
     if token is not None:
         words[4] = token
