@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from photon_ext.runtime.layout import (
+from photon_ext.layout import (
     DELTA_HEADER,
     DELTA_RUN_WORDS,
     HOST_MASK,

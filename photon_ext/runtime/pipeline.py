@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from photon_ext.errors import ConfigError, PipelineError, RequestError
-from photon_ext.runtime.layout import RECORD_TOKENS, RECORD_WIDTH, RecordFlag, SegmentFlag
+from photon_ext.layout import RECORD_TOKENS, RECORD_WIDTH, RecordFlag, SegmentFlag
 from photon_ext.runtime.lease import Lease
 from photon_ext.runtime.planner import plan
 from photon_ext.runtime.ports import RuntimePort, SlotPort, Span, StepSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from photon_ext.runtime.layout import HOST_MASK, ROW_COLUMNS, RowColumn
+from photon_ext.layout import HOST_MASK, ROW_COLUMNS, RowColumn
 from photon_ext.runtime.lease import Lease
 
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from photon_ext.errors import NoFreeRow
-from photon_ext.runtime.layout import DELTA_HEADER, DELTA_RUN_WORDS, ROW_COLUMNS, DeltaTable, RowColumn
+from photon_ext.layout import DELTA_HEADER, DELTA_RUN_WORDS, ROW_COLUMNS, DeltaTable, RowColumn
 
 
 class RowTable:

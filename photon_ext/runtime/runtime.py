@@ -8,7 +8,7 @@ import torch
 
 from photon_ext import _C
 from photon_ext.errors import ConfigError, DeviceError
-from photon_ext.runtime.layout import RECORD_WIDTH, ROW_COLUMNS, InputLayout, MaskLayout
+from photon_ext.layout import RECORD_WIDTH, ROW_COLUMNS, InputLayout, MaskLayout
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.slot import Slot

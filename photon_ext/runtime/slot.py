@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from photon_ext.runtime.layout import (
+from photon_ext.layout import (
     MASK_KEY_COLUMNS,
     RECORD_WIDTH,
     SEGMENT_COLUMNS,

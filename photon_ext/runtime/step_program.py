@@ -8,7 +8,7 @@ import torch
 
 from photon_ext import ops
 from photon_ext.errors import ConfigError
-from photon_ext.runtime.layout import (
+from photon_ext.layout import (
     EXTENT_SIZE,
     MASK_KEY_COLUMNS,
     META_COLUMNS,

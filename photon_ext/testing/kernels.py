@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from photon_ext.runtime.layout import (
+from photon_ext.layout import (
     DELTA_HEADER,
     DELTA_RUN_WORDS,
     HOST_MASK,

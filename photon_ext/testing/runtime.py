@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from photon_ext.errors import ConfigError
-from photon_ext.runtime.layout import RECORD_WIDTH, InputLayout, MaskLayout
+from photon_ext.layout import RECORD_WIDTH, InputLayout, MaskLayout
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.step import StepKey, StepKind

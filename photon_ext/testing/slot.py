@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from photon_ext.runtime.layout import InputLayout, MaskLayout
+from photon_ext.layout import InputLayout, MaskLayout
 from photon_ext.runtime.slot import Slot
 from photon_ext.runtime.step import StepKey
 from photon_ext.testing.decode_slot import PinnedWords, SimDecodeSlot, SimGraphs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from photon_ext.runtime.layout import RECORD_WIDTH, ROW_COLUMNS, InputLayout, MaskLayout
+from photon_ext.layout import RECORD_WIDTH, ROW_COLUMNS, InputLayout, MaskLayout
 from photon_ext.testing.errors import SimPoison
 
 POISON = -559038737

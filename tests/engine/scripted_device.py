@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 
-from photon_ext.runtime.layout import (
+from photon_ext.layout import (
     DELTA_HEADER,
     DELTA_RUN_WORDS,
     HOST_MASK,

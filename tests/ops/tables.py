@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from photon_ext.runtime.layout import NO_TOKEN, ROW_COLUMNS, RowColumn, SegmentFlag
+from photon_ext.layout import NO_TOKEN, ROW_COLUMNS, RowColumn, SegmentFlag
 from tests.ops.numeric import ints, poisoned
 
 SAMPLE, STAGED = int(SegmentFlag.SAMPLE), int(SegmentFlag.STAGED)

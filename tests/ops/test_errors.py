@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from photon_ext.runtime.layout import ROW_COLUMNS
+from photon_ext.layout import ROW_COLUMNS
 from tests.ops.test_opcheck import CASES, overload
 
 LINES = 3

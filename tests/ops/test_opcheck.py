@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from photon_ext import ops
-from photon_ext.runtime.layout import RowColumn
+from photon_ext.layout import RowColumn
 from tests.ops.caches import lines_and_segments, paged_cache, rotary_tables
 from tests.ops.numeric import ints, randn
 from tests.ops.tables import SAMPLE, empty_step, row_state

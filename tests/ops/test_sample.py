@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from photon_ext import ops, reference
-from photon_ext.runtime.layout import HOST_MASK, RecordFlag, RowColumn
+from photon_ext.layout import HOST_MASK, RecordFlag, RowColumn
 from tests.ops.numeric import DTYPES, assert_same_bits, in_wider_lines, ints, poisoned, randn
 from tests.ops.tables import SAMPLE, float_bits, row_state
 

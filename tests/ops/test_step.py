@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from photon_ext import ops, reference
-from photon_ext.runtime.layout import HOST_MASK, NO_TOKEN, RecordFlag, RowColumn
+from photon_ext.layout import HOST_MASK, NO_TOKEN, RecordFlag, RowColumn
 from tests.ops.numeric import assert_same_bits, ints, poisoned
 from tests.ops.tables import SAMPLE, STAGED, empty_step, random_step, row_state
 

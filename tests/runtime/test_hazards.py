@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from photon_ext.errors import PipelineError
-from photon_ext.runtime.layout import RECORD_WIDTH, RowColumn
+from photon_ext.layout import RECORD_WIDTH, RowColumn
 from photon_ext.runtime.pipeline import Pipeline
 from photon_ext.runtime.row import Row
 from photon_ext.runtime.step import FinishReason

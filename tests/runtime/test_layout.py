@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from photon_ext.runtime import layout
+from photon_ext import layout
 
 COMMON = Path(__file__).parents[2] / "csrc" / "common"
 

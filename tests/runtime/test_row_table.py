@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from photon_ext.errors import NoFreeRow
-from photon_ext.runtime.layout import DELTA_HEADER, DELTA_RUN_WORDS, ROW_COLUMNS, DeltaTable, RowColumn
+from photon_ext.layout import DELTA_HEADER, DELTA_RUN_WORDS, ROW_COLUMNS, DeltaTable, RowColumn
 from photon_ext.runtime.row_table import RowTable
 
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from photon_ext import ops
-from photon_ext.runtime import Runtime
-from photon_ext.runtime.layout import (
+from photon_ext.layout import (
     DELTA_HEADER,
     MASK_KEY_COLUMNS,
     META_COLUMNS,
@@ -23,6 +22,7 @@ from photon_ext.runtime.layout import (
     RowColumn,
     SegmentFlag,
 )
+from photon_ext.runtime import Runtime
 from photon_ext.runtime.ports import RuntimePort
 from photon_ext.runtime.step import StepKey, StepKind, StepTensors
 from photon_ext.testing import Driver, Request, SimRuntime, ToyModel
