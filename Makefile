@@ -9,7 +9,11 @@ MODEL ?=
 PROMPT ?= Why is the sky blue?
 CXX_SOURCES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test test-gpu build lint format clean
+# One dtype is enough for the sanitizers: what differs between dtypes is arithmetic, not indexes or barriers.
+SANITIZED := tests/ops/test_step.py tests/ops/test_sample.py tests/ops/test_attention.py tests/ops/test_linear.py tests/ops/test_norm.py \
+	tests/ops/test_mlp.py tests/ops/test_embedding.py tests/engine/test_engine_cuda.py::test_graphs_and_eager_steps_agree
+
+.PHONY: demo test test-gpu sanitize build lint format clean
 
 demo: build
 	@.ci/demo "$(BIN)/python" "$(MODEL)" "$(PROMPT)"
@@ -19,6 +23,12 @@ test: build
 
 test-gpu: build
 	$(BIN)/python -m pytest -m gpu
+
+sanitize: build
+	for tool in memcheck synccheck racecheck; do \
+	  compute-sanitizer --tool $$tool --error-exitcode 9 $(BIN)/python -m pytest -m gpu -q -x $(SANITIZED) \
+	    -k "float32 or not (bfloat16 or float16)" || exit 1; \
+	done
 
 build: $(READY)
 	$(BIN)/python setup.py build_ext --inplace
