@@ -148,6 +148,7 @@ class Engine:
             page_size=chosen.page_size,
             max_stop_ids=chosen.max_stop_ids,
             timing=chosen.timing,
+            blocking=chosen.blocking,
         )
         decoder = Decoder(
             config,

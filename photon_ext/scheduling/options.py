@@ -37,6 +37,7 @@ class EngineOptions:
             slower there than torch's matrix products, whose order of summation depends on the batch. On the CPU it is always so.
         max_stop_ids: stop ids of a request, the model's end tokens included.
         timing: measure step gaps.
+        blocking: the wait for a step yields the CPU; False spins, which reacts sooner where steps are short or depth is 1.
 
     Raises:
         ConfigError: a value is out of range.
@@ -54,6 +55,7 @@ class EngineOptions:
     exact: bool = False
     max_stop_ids: int = 16
     timing: bool = False
+    blocking: bool = True
 
     def __post_init__(self) -> None:
         for name in ("max_rows", "max_len", "page_size", "num_pages", "chunk", "max_stop_ids"):
