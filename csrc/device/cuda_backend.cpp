@@ -4,9 +4,11 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "device/cuda_error.h"
 #include "device/text.h"
@@ -102,7 +104,7 @@ class CudaGraph final : public Graph {
   }
   ~CudaGraph() override {
     const RelaxedCapture relaxed;
-    if (launched_on_) cudaStreamSynchronize(reinterpret_cast<cudaStream_t>(launched_on_->handle()));
+    for (const auto& stream : launched_on_) cudaStreamSynchronize(reinterpret_cast<cudaStream_t>(stream->handle()));
     cudaGraphExecDestroy(exec_);
   }
   size_t nodes() const override { return nodes_; }
@@ -110,7 +112,7 @@ class CudaGraph final : public Graph {
 
   void launch(const std::shared_ptr<Stream>& stream, cudaStream_t handle) {
     check(cudaGraphLaunch(exec_, handle), "cudaGraphLaunch");
-    if (launched_on_ != stream) launched_on_ = stream;
+    if (std::find(launched_on_.begin(), launched_on_.end(), stream) == launched_on_.end()) launched_on_.push_back(stream);
   }
   void upload(cudaStream_t handle) { check(cudaGraphUpload(exec_, handle), "cudaGraphUpload"); }
 
@@ -118,7 +120,7 @@ class CudaGraph final : public Graph {
   const int device_;
   cudaGraphExec_t exec_ = nullptr;
   size_t nodes_ = 0;
-  std::shared_ptr<Stream> launched_on_;
+  std::vector<std::shared_ptr<Stream>> launched_on_;  // all that the destructor has to wait for
 };
 
 struct GraphGuard {

@@ -51,11 +51,12 @@ DecodeSlot::DecodeSlot(DecodeSlotConfig config)
 }
 
 DecodeSlot::~DecodeSlot() {
-  for (const auto& event : {copied_in_, copied_out_}) {
+  if (launches_ == 0) return;
+  for (const auto& stream : {config_.in_copy, config_.compute, config_.out_copy}) {
     try {
-      event->synchronize();
+      stream->synchronize();
     } catch (const std::exception&) {
-      // Reported to whoever waited for the step; here only the end of the copies matters.
+      // Reported to whoever waited for the step; here only the end of the work matters.
     }
   }
 }

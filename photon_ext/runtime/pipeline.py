@@ -27,11 +27,13 @@ Slot occupancy is derived from the steps in flight, never stored beside them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from photon_ext.errors import ConfigError, PipelineError, RequestError
+from photon_ext.errors import ConfigError, PipelineError
 from photon_ext.layout import RECORD_TOKENS, RECORD_WIDTH, RecordFlag, SegmentFlag
+from photon_ext.runtime.admission import Limits, checked_admission
 from photon_ext.runtime.lease import Lease
 from photon_ext.runtime.planner import plan
 from photon_ext.runtime.ports import RuntimePort, SlotPort, Span, StepSpec
@@ -48,7 +50,7 @@ class PipelineStats:
     Attributes:
         steps: steps launched.
         decode_steps: of them, decode steps.
-        quiet_steps: steps launched without a host-to-device copy.
+        quiet_steps: steps without a host-to-device copy, neither of input nor of masks.
         zombie_rows: committed segments whose sequence had already ended.
         gaps_us: step gaps of the latest steps, microseconds; empty unless the runtime keeps timing.
     """
@@ -104,12 +106,14 @@ class Pipeline:
         spec = StepSpec(forward, sample, vocab_size, decode_buckets, prefills, chunk, graph)
         self._runtime = runtime
         self._spec = spec
+        self._limits = Limits(vocab_size, runtime.max_len, runtime.page_size, runtime.table.pages_per_row, runtime.table.max_stop_ids)
         self._slots: Sequence[SlotPort] = runtime.open_slots(spec)
         self._on_release = on_release
         self._rows: dict[int, Row] = {}
         self._inflight: deque[Step] = deque()
         self._last_kind: StepKind | None = None
         self._last_span: Span | None = None
+        self._failure: BaseException | None = None
         self.stats = PipelineStats()
 
     # --- rows ------------------------------------------------------------------------------------------------------
@@ -154,19 +158,11 @@ class Pipeline:
         Raises:
             RequestError: the request can never be served; NoFreeRow: not now.
         """
-        prompt = tuple(prompt_ids)
-        self._check_request(prompt, max_new_tokens, stop_ids, temperature)
-        table = self._runtime.table
-        needed = -(-(len(prompt) + max_new_tokens - 1) // self._runtime.page_size)
-        if pages is None and table.pages_per_row > 1:
-            raise RequestError(f"pages are missing: with page_size {self._runtime.page_size} this request needs {needed} pages")
-        if pages is not None and not needed <= len(pages) <= table.pages_per_row:
-            raise RequestError(f"{len(pages)} pages given; this request needs {needed}, and a row holds {table.pages_per_row} at most")
-        index, generation = table.acquire()
-        held = (index,) if pages is None else tuple(pages)
-        state = initial_state(generation, max_new_tokens, len(stop_ids), temperature, seed, constrained)
-        table.write_row(index, state, held, stop_ids)
-        row = Row(Lease(index, generation, held), prompt, max_new_tokens, constrained)
+        request = checked_admission(self._limits, prompt_ids, max_new_tokens, stop_ids, temperature, seed, constrained, pages)
+        index, generation = self._runtime.table.acquire()
+        held = (index,) if request.pages is None else request.pages
+        self._runtime.table.write_row(index, initial_state(generation, request), held, request.stop_ids)
+        row = Row(Lease(index, generation, held), request.prompt, request.max_new_tokens, request.constrained)
         self._rows[index] = row
         return row
 
@@ -183,6 +179,7 @@ class Pipeline:
 
     def launch(self) -> Step | None:
         """Plans the next step and enqueues it; None when every slot is taken or no row can run."""
+        self._require_working()
         if len(self._inflight) >= self._runtime.depth:
             return None
         if self._inflight and not self._inflight[-1].finalized:
@@ -191,25 +188,28 @@ class Pipeline:
         if planned is None:
             self._last_span = self._last_span if self._inflight else None  # idle for want of work is no gap
             return None
-        return self._enqueue(*planned)
+        with self._no_way_back():
+            return self._enqueue(*planned)
 
     def commit(self) -> list[RowEvent]:
-        """Waits for the oldest step, the only blocking wait, and advances its rows (I2). Empty when nothing is in flight."""
+        """Waits for the oldest step, the only blocking wait, and advances its rows (I2). Empty when nothing is in flight.
+
+        ``on_release`` is called, for rows that end here, before the events are returned.
+        """
+        self._require_working()
         if not self._inflight:
             return []
         step = self._inflight[0]
         if not step.finalized:
             raise PipelineError(f"step {step.index} waits for its masks: call finalize() before commit()")
-        slot = self._slots[step.slot]
-        records = slot.wait(len(step.segments))
-        self._inflight.popleft()
-        self._measure_gap(step)
-        events: list[RowEvent] = []
-        for i, segment in enumerate(step.segments):
-            event = self._commit_segment(segment, records[i * RECORD_WIDTH : (i + 1) * RECORD_WIDTH])
-            if event is not None:
-                events.append(event)
-        return events
+        with self._no_way_back():
+            records = self._slots[step.slot].wait(len(step.segments))
+            self._inflight.popleft()
+            self._measure_gap(step)
+            read = (
+                self._commit_segment(segment, records[i * RECORD_WIDTH : (i + 1) * RECORD_WIDTH]) for i, segment in enumerate(step.segments)
+            )
+            return [event for event in read if event is not None]
 
     def finalize(self, fill: Fill | None = None) -> None:
         """Samples the step that waits for masks, once every step before it is committed (I6); otherwise does nothing.
@@ -218,6 +218,7 @@ class Pipeline:
             fill: called as ``fill(row, words)`` for every running constrained row that is sampled; sets bit ``id & 31`` of word
                 ``id >> 5`` of the zeroed int32 ``words`` for each allowed id. What it raises ends that row alone.
         """
+        self._require_working()
         step = self._inflight[-1] if self._inflight else None
         if step is None or step.finalized or len(self._inflight) > 1:
             return
@@ -225,7 +226,8 @@ class Pipeline:
         for i, segment in enumerate(step.segments):
             if segment.sample and segment.row.constrained and segment.row.lease.running:
                 self._write_mask(slot, i, segment, fill)
-        slot.finalize(step.key)
+        with self._no_way_back():
+            slot.finalize(step.key)
         step.finalized = True
 
     def tick(self, fill: Fill | None = None, on_event: Callable[[RowEvent], None] | None = None) -> list[RowEvent]:
@@ -261,7 +263,7 @@ class Pipeline:
         self._last_kind = kind
         self.stats.steps += 1
         self.stats.decode_steps += kind is StepKind.DECODE
-        self.stats.quiet_steps += sent == 0
+        self.stats.quiet_steps += sent == 0 and not split
         return step
 
     def _key(self, kind: StepKind, segments: tuple[Segment, ...], split: bool) -> StepKey:
@@ -331,7 +333,7 @@ class Pipeline:
             self.stats.gaps_us.append(step.span.gap_us(self._last_span))
         self._last_span = step.span
 
-    # --- checks and masks -------------------------------------------------------------------------------------------------------
+    # --- masks and failure -------------------------------------------------------------------------------------------------------
 
     def _write_mask(self, slot: SlotPort, index: int, segment: Segment, fill: Fill | None) -> None:
         if fill is None:
@@ -341,25 +343,18 @@ class Pipeline:
         except Exception as error:  # the user's callback: its fault is that row's alone
             segment.row.fault = error
 
-    def _check_request(self, prompt: tuple[int, ...], max_new_tokens: int, stop_ids: Sequence[int], temperature: float) -> None:
-        vocab, max_len, max_stops = self._spec.vocab_size, self._runtime.max_len, self._runtime.table.max_stop_ids
-        if not prompt:
-            raise RequestError("the prompt is empty; give at least one token (a model's beginning-of-text id will do)")
-        for name, ids in (("prompt_ids", prompt), ("stop_ids", stop_ids)):
-            bad = next((i for i in ids if not 0 <= i < vocab), None)
-            if bad is not None:
-                raise RequestError(f"{name} contains {bad}; token ids of this model lie in [0, {vocab})")
-        if max_new_tokens < 1:
-            raise RequestError(f"max_new_tokens is {max_new_tokens}; ask for at least 1")
-        if len(prompt) + max_new_tokens - 1 > max_len:
-            raise RequestError(
-                f"prompt of {len(prompt)} tokens and max_new_tokens {max_new_tokens} exceed the context of {max_len}; "
-                "shorten one of them, or build the runtime with a larger max_len"
-            )
-        if len(stop_ids) > max_stops:
-            raise RequestError(f"{len(stop_ids)} stop ids given; this runtime holds {max_stops} per row (max_stop_ids)")
-        if not 0.0 <= temperature < float("inf"):
-            raise RequestError(f"temperature is {temperature}; use 0 for greedy, or a finite positive number")
+    def _require_working(self) -> None:
+        if self._failure is not None:
+            raise PipelineError(f"the pipeline cannot go on: {type(self._failure).__name__}: {self._failure}") from self._failure
+
+    @contextmanager
+    def _no_way_back(self) -> Iterator[None]:
+        """What raises in here leaves a step half enqueued or half read: the pipeline says so from then on."""
+        try:
+            yield
+        except BaseException as error:
+            self._failure = error
+            raise
 
 
 def _segment_words(segments: Sequence[Segment]) -> tuple[list[int], list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 
 from photon_ext.layout import HOST_MASK, ROW_COLUMNS, RowColumn
+from photon_ext.runtime.admission import Admission
 from photon_ext.runtime.lease import Lease
 
 
@@ -52,7 +53,7 @@ class Row:
 
     @property
     def wants_decode(self) -> bool:
-        """Ready for one more decode line: the cap is not covered by steps in flight (HAZARDS 9)."""
+        """Ready for one more decode line: steps in flight do not cover the cap yet, so none is launched in vain."""
         return self.lease.running and 0 < self.sampled < self.max_new_tokens
 
     @property
@@ -64,14 +65,14 @@ class Row:
         return f"Row({self.lease}, prefilled {self.prefilled}/{len(self.prompt_ids)}, sampled {self.sampled}/{self.max_new_tokens})"
 
 
-def initial_state(generation: int, max_new_tokens: int, stop_count: int, temperature: float, seed: int, constrained: bool) -> list[int]:
+def initial_state(generation: int, request: Admission) -> list[int]:
     """The row_state words of a sequence before its first step."""
     words = [0] * ROW_COLUMNS
-    words[RowColumn.REMAINING] = max_new_tokens
+    words[RowColumn.REMAINING] = request.max_new_tokens
     words[RowColumn.ALIVE] = 1
     words[RowColumn.GENERATION] = generation
-    words[RowColumn.STOP_COUNT] = stop_count
-    words[RowColumn.TEMPERATURE] = struct.unpack("<i", struct.pack("<f", temperature))[0]
-    words[RowColumn.SEED_LOW], words[RowColumn.SEED_HIGH] = struct.unpack("<ii", struct.pack("<Q", seed & (2**64 - 1)))
-    words[RowColumn.CONSTRAINT] = HOST_MASK if constrained else 0
+    words[RowColumn.STOP_COUNT] = len(request.stop_ids)
+    words[RowColumn.TEMPERATURE] = struct.unpack("<i", struct.pack("<f", request.temperature))[0]
+    words[RowColumn.SEED_LOW], words[RowColumn.SEED_HIGH] = struct.unpack("<ii", struct.pack("<Q", request.seed & (2**64 - 1)))
+    words[RowColumn.CONSTRAINT] = HOST_MASK if request.constrained else 0
     return words

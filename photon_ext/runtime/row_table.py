@@ -13,7 +13,7 @@ class RowTable:
     """Free rows, their generations, and pending deltas.
 
     The device tables (``row_state``, ``page_table``, ``stop_ids``) are written by the compute stream alone; the host says what it
-    wants through deltas, which ride with the next launch and are consumed once (HAZARDS 4, 36). A later delta for the same word
+    wants through deltas, which ride with the next launch and are consumed once. A later delta for the same word
     replaces an earlier one that was not sent yet.
 
     Args:

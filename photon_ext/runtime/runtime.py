@@ -80,7 +80,7 @@ class Runtime:
         """Allocates the slots and captures every graph of ``spec``. Called once, by the Pipeline."""
         if self._streams is not None:
             raise ConfigError("this Runtime already serves a Pipeline; make another Runtime for another Pipeline")
-        self._streams = self._make_streams(spec.graph)
+        streams = self._make_streams(spec.graph)
         rows = spec.decode_buckets[-1]
         inputs = InputLayout(rows, max(spec.chunk, rows), self.table.delta_capacity)
         masks = MaskLayout(rows, spec.vocab_size)
@@ -89,7 +89,7 @@ class Runtime:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the zeros above were written on torch's current stream
         programs = [StepProgram(spec, self.tables, shared, slot, inputs, masks) for slot in memory]
-        graphs = StepGraph(spec, programs, self._streams, warm_up_lines=min(spec.chunk, self.max_len))
+        graphs = StepGraph(spec, programs, streams, warm_up_lines=min(spec.chunk, self.max_len))
         graphs.capture()
         self.report = CaptureReport(
             graphs=graphs.count,
@@ -99,7 +99,9 @@ class Runtime:
             shared_bytes=sum(t.nbytes for t in (shared.decode_meta, shared.extent, shared.sampled, shared.row_errors)),
             graph_bytes=graphs.bytes,
         )
-        return [self._make_slot(index, slot, graphs, inputs, masks) for index, slot in enumerate(memory)]
+        slots = [self._make_slot(streams, index, slot, graphs, inputs, masks) for index, slot in enumerate(memory)]
+        self._streams = streams  # only now: a forward that cannot be captured leaves the runtime as it was
+        return slots
 
     def _make_streams(self, graph: bool) -> Streams:
         if self.device.type == "cuda":
@@ -114,8 +116,9 @@ class Runtime:
 
         return Tables(zeros(ROW_COLUMNS), zeros(self.table.pages_per_row), zeros(self.table.max_stop_ids))
 
-    def _make_slot(self, index: int, memory: SlotMemory, graphs: StepGraph, inputs: InputLayout, masks: MaskLayout) -> Slot:
-        streams = self.streams
+    def _make_slot(
+        self, streams: Streams, index: int, memory: SlotMemory, graphs: StepGraph, inputs: InputLayout, masks: MaskLayout
+    ) -> Slot:
         pinned_input = _C.PinnedBuffer(inputs.words * WORD, streams.backend)
         pinned_output = _C.PinnedBuffer(inputs.max_segments * RECORD_WIDTH * WORD, streams.backend)
         pinned_mask = _C.PinnedBuffer(masks.words(inputs.max_segments) * WORD, streams.backend)

@@ -94,7 +94,7 @@ class Slot:
         return self._output[: segments * RECORD_WIDTH].tolist()
 
     def _clear_keys(self) -> None:
-        """A mask that is not written for this step is missing, not stale (HAZARDS 17)."""
+        """A mask that is not written for this step is missing, not stale."""
         words = self._mask_layout.mask_offset
         self._mask[:words] = array("i", bytes(4 * words))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -60,16 +62,17 @@ class StepGraph:
         return max((graph.nodes for graph in self._forward.values()), default=0)
 
     def capture(self) -> None:
-        """Captures everything, largest first, after one eager pass over the largest key for lazy initializations."""
+        """Captures everything, largest first, after one eager pass over each key where libraries initialize themselves lazily."""
         if not self._spec.graph:
             return
         start = time.perf_counter()
         free_before = self._streams.free_bytes()
         keys = sorted(self._keys(), key=lambda key: key.lines, reverse=True)
         self._warm_up(keys)
-        for key in keys:
-            for slot, program in enumerate(self._programs):
-                self._capture_key(slot, key, program)
+        with _no_garbage_collection():
+            for key in keys:
+                for slot, program in enumerate(self._programs):
+                    self._capture_key(slot, key, program)
         self.seconds = time.perf_counter() - start
         self.bytes = free_before - self._streams.free_bytes()
 
@@ -104,20 +107,40 @@ class StepGraph:
                 yield StepKey(StepKind.PREFILL, lines, rows, split)
 
     def _capture_key(self, slot: int, key: StepKey, program: StepProgram) -> None:
-        if not key.split:
-            self._forward[slot, key] = self._streams.capture(lambda: program.sample(program.forward(key), masked=False))
-            return
         steps: list[StepTensors] = []
-        self._forward[slot, key] = self._streams.capture(lambda: steps.append(program.forward(key)))
-        graph = self._streams.capture(lambda: program.sample(steps[0], masked=True))
-        graph.keep_alive(steps[0])
-        self._sampling[slot, key] = graph
+        if key.split:
+            self._forward[slot, key] = self._capture(program, lambda: steps.append(program.forward(key)))
+            self._sampling[slot, key] = self._capture(program, lambda: program.sample(steps[0], masked=True))
+            self._sampling[slot, key].keep_alive(steps[0])
+        else:
+            self._forward[slot, key] = self._capture(program, lambda: program.sample(program.forward(key), masked=False))
+
+    def _capture(self, program: StepProgram, body: Callable[[], None]) -> _C.Graph:
+        """A graph that keeps the memory its kernels point to, as long as it may run."""
+        graph = self._streams.capture(body)
+        graph.keep_alive(program)
+        return graph
 
     def _warm_up(self, keys: Sequence[StepKey]) -> None:
         """Runs eager passes over dead rows, so that no library initializes itself inside a capture or a served step."""
         if not self._streams.needs_warm_up:
             return
         eager_chunk = StepKey(StepKind.PREFILL, self._warm_up_lines, self._spec.decode_buckets[-1], False)
-        for key in (eager_chunk, *(key for key in keys if not key.split)):
+        for key in (eager_chunk, *keys):
             self.run_eagerly(0, key)
+            if key.split:
+                self.sample_eagerly(0)
         self._streams.synchronize()
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A collection inside a capture could free somebody's device objects there, which a capture does not allow."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

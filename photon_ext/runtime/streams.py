@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 
 from photon_ext import _C
+from photon_ext.errors import ConfigError
 from photon_ext.runtime.record_guard import RecordGuard
 
 
@@ -78,6 +79,8 @@ class CudaStreams(Streams):
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
         index = device.index if device.index is not None else torch.cuda.current_device()
+        if stream is not None:
+            _check_stream(stream, index)
         wrapped = None if stream is None else _C.Stream.wrap(stream.cuda_stream, index)
         super().__init__("cuda", index, wrapped)
         self._torch = stream if stream is not None else torch.cuda.ExternalStream(self.compute.handle, device=index)
@@ -100,3 +103,10 @@ class CudaStreams(Streams):
 
     def free_bytes(self) -> int:
         return torch.cuda.mem_get_info(self.device)[0]
+
+
+def _check_stream(stream: torch.cuda.Stream, index: int) -> None:
+    if stream.device_index != index:
+        raise ConfigError(f"stream is on cuda:{stream.device_index}, the runtime's device is cuda:{index}; use a stream of that device")
+    if stream == torch.cuda.default_stream(index):
+        raise ConfigError("stream is the default stream, on which everything waits for everything; pass torch.cuda.Stream(), or None")

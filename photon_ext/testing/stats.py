@@ -19,7 +19,7 @@ class SimStats:
         blocking_waits: times the host blocked, or would have.
         copies_in, copies_out: copies enqueued.
         bytes_in, bytes_out: bytes of them.
-        slow: what was correct and slow, one sentence each: an out-copy behind a later forward (HAZARDS 35), a second blocking wait in a
+        slow: what was correct and slow, one sentence each: an out-copy behind a later forward, a second blocking wait in a
             step (I7), words sent in a quiet step.
     """
 
@@ -46,7 +46,7 @@ class SimStats:
         """Flags a copy that had to wait for compute work enqueued after its records were written."""
         behind = access.clock[Actor.COMPUTE] - access.last_write("records", slot)
         if behind > 0:
-            self.slow.append(f"the out-copy of launch {launch} waits behind {behind} later actions of the compute stream (HAZARDS 35)")
+            self.slow.append(f"the out-copy of launch {launch} waits behind {behind} later actions of the compute stream")
 
     def check_quiet(self, words: int, slot: int) -> None:
         """Flags words sent by a slot for which nothing changed."""

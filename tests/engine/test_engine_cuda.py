@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 from photon_ext.engine import Engine
 from photon_ext.models.loader import LoadedModel, load_model
-from photon_ext.sampling import SamplingParams
+from photon_ext.sampling import SamplingParams, from_allowed_ids
 from tests.engine.test_engine_models import (
     LENGTHS,
     NEW,
@@ -117,3 +117,20 @@ def test_smollm2_tokens_equal_transformers(smollm2: LoadedModel, reference: Llam
     for prompt, *outputs in zip(prompts, *runs, strict=True):
         (tokens,) = {output.token_ids for output in outputs}
         assert list(tokens) == argmax_after(reference, prompt, list(tokens))
+
+
+def test_hazard_34_a_blocked_default_stream_delays_nothing(tmp_path: Path) -> None:
+    """Captured and eager steps, prefill through torch's GEMM, and late sampling: none of it may wait for the default stream."""
+    saved_tiny_model("qwen3-tied", tmp_path)
+    options = {"exact": False, "chunk": 64, "max_len": 128, "dtype": "float32"}
+    constrained = SamplingParams(max_new_tokens=NEW, ignore_eos=True, constraint=from_allowed_ids(list(range(VOCAB))))
+    with Engine.from_pretrained(tmp_path, device="cuda", **{**SIZES, **options}) as engine:
+        prompts = [prompt_of(60, VOCAB), prompt_of(3, VOCAB)]
+        expected = engine.generate(prompts, SamplingParams(max_new_tokens=NEW, ignore_eos=True))
+        torch.cuda._sleep(4_000_000_000)  # about two seconds
+        still_blocked = torch.cuda.Event()
+        still_blocked.record(torch.cuda.default_stream())
+        outputs = [*engine.generate(prompts, SamplingParams(max_new_tokens=NEW, ignore_eos=True)), *engine.generate(prompts, constrained)]
+        assert not still_blocked.query()
+    torch.cuda.synchronize()
+    assert [output.token_ids for output in outputs] == 2 * [output.token_ids for output in expected]

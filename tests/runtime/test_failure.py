@@ -1,0 +1,108 @@
+"""When a step fails half-way: the pipeline says so from then on, and memory outlives the work that still uses it."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import struct
+import time
+import weakref
+
+import pytest
+import torch
+
+from photon_ext import _C, ops
+from photon_ext.errors import ConfigError, PipelineError
+from photon_ext.runtime import Pipeline, Runtime, StepTensors
+
+VOCAB = 11
+
+
+class Forward:
+    """Logits that prefer the token after the last one; raises when told to."""
+
+    def __init__(self) -> None:
+        self.table = torch.eye(VOCAB).roll(1, dims=1).contiguous()
+        self.lines = torch.zeros(64, VOCAB)
+        self.logits = torch.zeros(4, VOCAB)
+        self.fail = False
+
+    def __call__(self, step: StepTensors) -> None:
+        if self.fail:
+            raise RuntimeError("out of luck")
+        lines, logits = self.lines[: len(step.decode_meta)], self.logits[: len(step.segments)]
+        ops.embedding_into(lines, step.decode_meta, self.table)
+        ops.select_lines_into(logits, lines, step.segments)
+        step.logits = logits
+
+
+def make(forward: Forward, graph: bool, depth: int = 2) -> Pipeline:
+    runtime = Runtime(max_rows=2, max_len=32, depth=depth, device="cpu")
+    return Pipeline(runtime, forward, vocab_size=VOCAB, chunk=8, graph=graph)
+
+
+def test_a_forward_that_raises_ends_the_pipeline_and_every_call_says_why() -> None:
+    forward = Forward()
+    pipeline = make(forward, graph=False)
+    row = pipeline.admit([1, 2], max_new_tokens=9)
+    pipeline.tick()
+    forward.fail = True
+    with pytest.raises(RuntimeError, match="out of luck"):
+        pipeline.tick()
+    for call in (pipeline.launch, pipeline.commit, pipeline.finalize, pipeline.tick):
+        with pytest.raises(PipelineError, match="cannot go on: RuntimeError: out of luck"):
+            call()
+    assert pipeline.abort(row)
+
+
+def test_a_forward_that_cannot_be_captured_leaves_the_runtime_usable() -> None:
+    runtime = Runtime(max_rows=2, max_len=32, device="cpu")
+    forward = Forward()
+    forward.fail = True
+    with pytest.raises(RuntimeError, match="out of luck"):
+        Pipeline(runtime, forward, vocab_size=VOCAB, chunk=8)
+    forward.fail = False
+    pipeline = Pipeline(runtime, forward, vocab_size=VOCAB, chunk=8)
+    pipeline.admit([3], max_new_tokens=3)
+    tokens = []
+    while pipeline.busy:
+        tokens += [event.token for event in pipeline.tick()]
+    assert tokens == [4, 5, 6]
+
+
+def test_a_runtime_serves_one_pipeline() -> None:
+    pipeline = make(Forward(), graph=True)
+    with pytest.raises(ConfigError, match="already serves a Pipeline"):
+        Pipeline(pipeline._runtime, Forward(), vocab_size=VOCAB)
+
+
+def test_torch_code_is_refused_in_a_cpu_graph_by_name() -> None:
+    def forward(step: StepTensors) -> None:
+        step.logits = torch.zeros(len(step.segments), VOCAB)
+
+    with pytest.raises(Exception, match=r"aten\.zeros.*cannot be recorded into a CPU graph.*graph=False"):
+        Pipeline(Runtime(max_rows=1, max_len=8, device="cpu"), forward, vocab_size=VOCAB)
+
+
+def sleep_on(stream: _C.Stream, seconds: float) -> None:
+    """Keeps a host stream busy: nanosleep has the shape of a host kernel."""
+    address = ctypes.cast(ctypes.CDLL(None).nanosleep, ctypes.c_void_p).value
+    stream.enqueue(address, struct.pack("qq", 0, int(seconds * 1e9)))
+
+
+@pytest.mark.parametrize("constrained", [False, True])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_memory_outlives_the_work_of_a_pipeline_that_is_dropped(depth: int, constrained: bool) -> None:
+    """A step waits behind a sleep, finished or, constrained, still without its sampling; the forward's buffers must wait with it."""
+    forward = Forward()
+    pipeline = make(forward, graph=True, depth=depth)
+    freed: list[float] = []
+    weakref.finalize(forward, lambda: freed.append(time.perf_counter()))
+    pipeline.admit([1, 2], max_new_tokens=9, constrained=constrained)
+    begin = time.perf_counter()
+    sleep_on(pipeline._runtime.streams.compute, 0.3)
+    pipeline.launch()
+    del pipeline, forward
+    gc.collect()
+    assert freed
+    assert freed[0] - begin > 0.29
