@@ -37,7 +37,7 @@ def environment(root: Path = REPOSITORY) -> dict[str, Any]:
 
 
 def source_digest(root: Path = REPOSITORY) -> str:
-    """sha256 over the paths and contents of csrc/** and photon_ext/**/*.py, in path order."""
+    """sha256 over the paths and contents of setup.py, csrc/** and photon_ext/**/*.py, in path order."""
     digest = hashlib.sha256()
     for path in sorted(_sources(root), key=lambda path: path.relative_to(root).as_posix()):
         content = path.read_bytes()
@@ -47,6 +47,7 @@ def source_digest(root: Path = REPOSITORY) -> str:
 
 
 def _sources(root: Path) -> Iterator[Path]:
+    yield from root.glob("setup.py")  # compilers' flags
     yield from (path for path in (root / "csrc").rglob("*") if path.is_file() and not path.name.startswith("."))
     package = (root / "photon_ext").rglob("*.py")
     yield from (path for path in package if path.relative_to(root).as_posix() not in GENERATED)
