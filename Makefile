@@ -13,7 +13,7 @@ CXX_SOURCES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o 
 SANITIZED := tests/ops/test_step.py tests/ops/test_sample.py tests/ops/test_attention.py tests/ops/test_linear.py tests/ops/test_norm.py \
 	tests/ops/test_mlp.py tests/ops/test_embedding.py tests/engine/test_engine_cuda.py::test_graphs_and_eager_steps_agree
 
-.PHONY: demo test test-gpu sanitize build lint format clean
+.PHONY: demo test test-gpu gpu sanitize build lint format clean
 
 demo: build
 	@.ci/demo "$(BIN)/python" "$(MODEL)" "$(PROMPT)"
@@ -21,10 +21,13 @@ demo: build
 test: build
 	$(BIN)/python -m pytest -m "not gpu"
 
-test-gpu: build
+test-gpu: gpu
 	$(BIN)/python -m pytest -m gpu
 
-sanitize: build
+gpu: build
+	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "torch sees no GPU here: nothing to test on")'
+
+sanitize: gpu
 	for tool in memcheck synccheck racecheck; do \
 	  compute-sanitizer --tool $$tool --error-exitcode 9 $(BIN)/python -m pytest -m gpu -q -x $(SANITIZED) \
 	    -k "float32 or not (bfloat16 or float16)" || exit 1; \
