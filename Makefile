@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MODEL ?=
-PROMPT ?= Why is the sky blue?
+export PROMPT ?= Why is the sky blue?
 CXX_SOURCES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 # One dtype is enough for the sanitizers: what differs between dtypes is arithmetic, not indexes or barriers.
@@ -16,7 +16,7 @@ SANITIZED := tests/ops/test_step.py tests/ops/test_sample.py tests/ops/test_atte
 .PHONY: demo test test-gpu gpu sanitize build lint format clean
 
 demo: build
-	@.ci/demo "$(BIN)/python" "$(MODEL)" "$(PROMPT)"
+	@.ci/demo "$(BIN)/python" "$(MODEL)"
 
 test: build
 	$(BIN)/python -m pytest -m "not gpu"

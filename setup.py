@@ -249,9 +249,10 @@ class NinjaBuild(build_ext):
             fcntl.flock(lock, fcntl.LOCK_EX)  # ninja does not guard its directory against a second ninja
             write_if_changed(BUILD / "build.ninja", "\n".join(plan.lines) + "\n")
             jobs = os.environ.get("MAX_JOBS", str(len(os.sched_getaffinity(0))))
+            (PACKAGE / "_build_info.py").unlink(missing_ok=True)  # it must not speak of an earlier build if this one fails
             if subprocess.run([*find_ninja(), "-f", "build/build.ninja", "-k", "0", "-j", jobs], cwd=ROOT).returncode:
                 raise SetupError("the build failed; the compiler's messages are above")
-            write_if_changed(PACKAGE / "_build_info.py", build_record(plan.cuda, cxx))
+            (PACKAGE / "_build_info.py").write_text(build_record(plan.cuda, cxx))
         if not (self.inplace or self.editable_mode):
             target = Path(self.build_lib) / "photon_ext"
             target.mkdir(parents=True, exist_ok=True)
@@ -285,4 +286,6 @@ if __name__ == "__main__":
         license="Apache-2.0",
         ext_modules=[Extension(f"photon_ext.{library.name}", []) for library in LIBRARIES],
         cmdclass={"build_ext": NinjaBuild, "develop": Develop},
+        # A plain .pth: scripts beside the checkout shall import the package, not its folder.
+        options={"editable_wheel": {"mode": "compat"}},
     )

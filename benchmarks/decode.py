@@ -22,7 +22,7 @@ from benchmarks.common.numbers import summary
 from benchmarks.common.options import DTYPES, device_of, integers, names, parser
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.session import Memory, Session, agree, random_prompts
-from benchmarks.common.shapes import SHAPES, kv_bytes_per_token, open_model, weight_bytes_read
+from benchmarks.common.shapes import SHAPES, open_model, weight_bytes_read
 from benchmarks.common.table import print_table
 from benchmarks.common.trace import idle, record
 from benchmarks.floor import read_floor
@@ -144,7 +144,7 @@ class Bench:
 
     def _against_floor(self, batch: int, context: float, step: dict[str, float]) -> dict[str, Any]:
         weights = weight_bytes_read(self.config, self.weights)
-        kv = round(batch * context * kv_bytes_per_token(self.config, self.weights))
+        kv = round(batch * context * self.config.kv_bytes_per_token(self.weights.dtype.itemsize))
         floor = (weights + kv) / self.bytes_per_s * 1e3
         return {
             "tokens_per_s": batch / step["mean"] * 1e3,

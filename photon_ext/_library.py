@@ -37,8 +37,12 @@ def _load() -> ctypes.CDLL:
     _C.bind_ops(address)
     library.photon_ext_num_threads.restype = ctypes.c_int
     library.photon_ext_cpu_isa.restype = ctypes.c_char_p
+    library.photon_ext_cpu_isa_error.restype = ctypes.c_char_p
     library.photon_ext_set_num_threads.argtypes = [ctypes.c_int]
     library.photon_ext_set_num_threads.restype = None
+    isa_error: bytes | None = library.photon_ext_cpu_isa_error()
+    if isa_error is not None:
+        raise ImportError(isa_error.decode())
     return library
 
 
@@ -46,7 +50,7 @@ _ops_library = _load()
 
 
 def num_threads() -> int:
-    """Threads that a CPU kernel uses; at first PHOTON_NUM_THREADS, or the cores this process may use."""
+    """Threads that a CPU kernel uses; at first PHOTON_NUM_THREADS, or the cores that affinity and cgroup quota let this process use."""
     return int(_ops_library.photon_ext_num_threads())
 
 
@@ -58,6 +62,6 @@ def set_num_threads(threads: int) -> None:
 
 
 def cpu_isa() -> str:
-    """Which variant of the CPU kernels runs here: "baseline", "avx2" or "avx512"; PHOTON_CPU_ISA asks for a lower one."""
+    """Which variant of the CPU kernels runs here: "baseline", "avx2" or "avx512"; PHOTON_CPU_ISA, read at import, asks for a lower one."""
     name: bytes = _ops_library.photon_ext_cpu_isa()
     return name.decode()

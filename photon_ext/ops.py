@@ -76,8 +76,13 @@ def begin_step_(
 ) -> None:
     """The head of a step: applies host deltas to the tables, carries tokens over, and fills decode_meta.
 
+    A live row whose segment cannot be fed ends here: alive becomes 0, all lines of the segment are dead. That is so where a staged id was
+    consumed or never written, where the segment has no lines or lines outside decode_meta, and where a row that is to carry its last token
+    over has more than one line. Nothing of such a row is sampled, and :func:`publish_` marks it as dead instead of advancing it: a host
+    that believes it alive learns that its tables are corrupt.
+
     Args:
-        row_state: int32 [rows, 16], updated by the deltas.
+        row_state: int32 [rows, 16], updated by the deltas; rows that cannot be fed end.
         page_table: int32 [rows, pages per row], updated by the deltas.
         stop_ids: int32 [rows, stop ids per row], updated by the deltas.
         deltas: int32 [words], at least 4. Word 0 counts the runs and is zeroed; run i is words 4 + 4i...: (table, offset, count, first
@@ -85,7 +90,7 @@ def begin_step_(
         segments: int32 [R, 4].
         staged_ids: int32 [T]; an id that is read is replaced by the mark of "no token" (-2**31).
         decode_meta: int32 [T, 4], written whole: (token, position, position + 1, row) for live lines, zeros for dead ones.
-        extent: int32 [2], written: 1 + the last live line, 1 + the last live segment to be sampled.
+        extent: int32 [2], written: 1 + the last live line, 1 + the last segment that is to be sampled and whose lines are alive.
     """
     _begin_step(row_state, page_table, stop_ids, deltas, segments, staged_ids, decode_meta, extent)
 
@@ -365,7 +370,8 @@ def paged_attention_into(
         k_cache: [pages, page size, kv heads, head_dim]; q heads is a multiple of kv heads.
         v_cache: like k_cache.
         decode_meta: int32 [T, 4].
-        segments: int32 [R, 4].
+        segments: int32 [R, 4]; checked, and not read yet: each line is computed on its own. Reserved for kernels that share the reads of a
+            chunk's lines.
         page_table: int32 [rows, pages per row], or None as in :func:`rope_append_kv_`.
         scale: of the scores, as a rule 1 / sqrt(head_dim).
     """

@@ -62,19 +62,28 @@ def begin_step_(
     for index, (row, first, lines, flags) in enumerate(segments.tolist()):
         if not _is_alive(row_state, row):
             continue
-        staged = bool(flags & SegmentFlag.STAGED)
-        for i in range(lines if staged else min(lines, 1)):
-            line, position = first + i, int(row_state[row, RowColumn.POSITION]) + i
-            if not 0 <= line < len(decode_meta):
-                continue
-            token = int(staged_ids[line]) if staged else int(row_state[row, RowColumn.LAST_TOKEN])
-            if staged:
-                staged_ids[line] = NO_TOKEN
-            if token != NO_TOKEN and 0 <= position < _INT32_MAX:
-                decode_meta[line] = torch.tensor([token, position, position + 1, row])
-                extent[0] = max(int(extent[0]), line + 1)
+        position = int(row_state[row, RowColumn.POSITION])
+        tokens = _take_tokens(row_state[row], staged_ids, first, lines, flags)
+        if NO_TOKEN in tokens:
+            row_state[row, RowColumn.ALIVE] = 0
+            continue
+        for i, token in enumerate(tokens):
+            decode_meta[first + i] = torch.tensor([token, position + i, position + i + 1, row])
+        extent[0] = max(int(extent[0]), first + lines)
         if flags & SegmentFlag.SAMPLE:
             extent[1] = index + 1
+
+
+def _take_tokens(state: Tensor, staged_ids: Tensor, first: int, lines: int, flags: int) -> list[int]:
+    """The tokens of a live row's segment, those that were staged consumed; NO_TOKEN alone where the segment does not fit step or row."""
+    position = int(state[RowColumn.POSITION])
+    if lines < 1 or first < 0 or first + lines > len(staged_ids) or not 0 <= position <= _INT32_MAX - lines:
+        return [NO_TOKEN]
+    if not flags & SegmentFlag.STAGED:
+        return [int(state[RowColumn.LAST_TOKEN]) if lines == 1 else NO_TOKEN]
+    tokens: list[int] = staged_ids[first : first + lines].tolist()
+    staged_ids[first : first + lines] = NO_TOKEN
+    return tokens
 
 
 def carry_over_ids_(next_ids: Tensor, prev: Tensor, idx: Tensor) -> None:
@@ -350,7 +359,7 @@ def paged_attention(
     page_table: Tensor | None,
     scale: float,
 ) -> Tensor:
-    del segments  # a line's own length says what it may see; segments only let a kernel share reads
+    del segments  # a line's own length says what it may see; segments are reserved for kernels that share reads
     out = torch.zeros_like(q)
     group = q.shape[1] // k_cache.shape[2]
     for line in range(len(q)):

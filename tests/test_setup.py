@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -88,3 +91,26 @@ def test_every_source_is_in_the_table(build: ModuleType) -> None:
 def test_the_build_record_tells_what_was_built() -> None:
     assert BUILD_INFO["torch_target"] == "2.11"
     assert bool(BUILD_INFO["cuda"]) == bool(BUILD_INFO["cuda_archs"]) == _C.cuda_compiled
+
+
+def test_every_cpp_file_compiles_without_cuda(build: ModuleType) -> None:
+    """Nobody who writes code here is without nvcc, and many who build it are."""
+    plan = build.Plan(None, os.environ.get("CXX", "g++"))
+    plan.write_rules()
+    commands = []
+    for library in build.LIBRARIES:
+        flags, _ = plan.flags(library)
+        sources = [source for pattern in library.sources for source in sorted(ROOT.glob(pattern)) if source.suffix == ".cpp"]
+        commands += [f"{plan.cxx} {build.CXX_FLAGS} {flags} -fsyntax-only {source}" for source in sources if "simd/" not in str(source)]
+    assert len(commands) > 20
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(lambda command: subprocess.run(command.split(), cwd=ROOT, capture_output=True, text=True), commands))
+    assert not [result.stderr for result in done if result.returncode]
+
+
+def test_a_script_beside_the_checkout_imports_the_package(tmp_path: Path) -> None:
+    """The checkout is a folder named like the package; an editable install must win over it."""
+    (tmp_path / "photon_ext").mkdir()
+    code = "import photon_ext; from photon_ext import ops; print(photon_ext.__version__)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.strip() == photon_ext.__version__, done.stderr

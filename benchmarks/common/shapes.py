@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from photon_ext.models.config import NAMED_SHAPES, Family, ModelConfig
+from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.loader import load_model
+from photon_ext.models.shapes import NAMED_SHAPES
 from photon_ext.models.weights import DecoderWeights, random_weights
 
 TINY = ModelConfig(
@@ -26,8 +27,3 @@ def open_model(name: str, dtype: torch.dtype | None, device: torch.device) -> tu
 def weight_bytes_read(config: ModelConfig, weights: DecoderWeights) -> int:
     """Bytes of weights that a decode step reads: all but the embedding table, of which it reads one row per line unless tied."""
     return weights.nbytes - (0 if config.tied_embeddings else weights.embedding.nbytes)
-
-
-def kv_bytes_per_token(config: ModelConfig, weights: DecoderWeights) -> int:
-    """Bytes of keys and values that one token of context adds to each step."""
-    return 2 * config.layers * config.kv_size * weights.dtype.itemsize

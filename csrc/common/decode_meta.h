@@ -20,11 +20,15 @@ enum SegmentFlag : int32_t {
   kSegmentStaged = 4,  // tokens come from staged_ids; otherwise the row's last_token is carried over
 };
 
-// A staged token that was consumed, or was never written. A line that reads it is dead.
+// A staged token that was consumed, or was never written. A step cannot feed it: begin_step_ ends the row (alive = 0) whose segment lacks
+// a token, or has no lines, or has lines outside the step. All lines of that segment are dead, nothing of the row is sampled, its position
+// stays, and publish_ records kRecordDead. Of a row that the host believes alive, that record is proof of corruption; the alternative would
+// be a token sampled from the logits of some earlier step.
 constexpr int32_t kNoToken = INT32_MIN;
 
-// extent: int32 [2], written by begin_step_. Kernels that read weights process only this many leading lines (or segments) and return at
-// once when it is zero, so that a step of dead rows costs almost nothing.
+// extent: int32 [2], written by begin_step_: 1 + the last live line, 1 + the last sampled segment whose lines are alive. Kernels that read
+// weights process only this many leading lines (or segments) and return at once when it is zero, so that a step of dead rows costs almost
+// nothing.
 enum Extent : int32_t { kExtentLines = 0, kExtentSegments = 1, kExtentSize = 2 };
 
 }  // namespace photon

@@ -15,7 +15,7 @@ enum RecordColumn : int32_t {
 enum RecordFlag : int32_t {
   kRecordStop = 1,          // the token is one of the row's stop ids
   kRecordLength = 2,        // the row has used its last remaining token
-  kRecordDead = 4,          // the row was not alive: a zombie or padding; nothing was sampled
+  kRecordDead = 4,          // the row was not alive: a zombie, padding, or ended by begin_step_ for want of tokens; nothing was sampled
   kRecordMaskError = 8,     // the row's mask was missing, or keyed for another row or position
   kRecordNoCandidate = 16,  // no token had a finite logit: the mask allows nothing, or the logits are NaN
 };

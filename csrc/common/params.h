@@ -11,7 +11,7 @@ namespace photon {
 // --- step head and tail: int32 tables -----------------------------------------------------------------------------------------------
 
 struct BeginStepParams {
-  int32_t* row_state;       // [rows, kRowColumns]
+  int32_t* row_state;       // [rows, kRowColumns]; deltas, and rows whose segment lacks a token end
   int32_t* page_table;      // [rows, pages_per_row]
   int32_t* stop_ids;        // [rows, stops_per_row]
   int32_t* deltas;          // [delta_words]; applied, then its run count is zeroed
@@ -162,7 +162,7 @@ struct PagedAttentionParams {
   void* out;                   // [lines, q_heads, head_dim]; zeros for dead lines
   const void* q;               // [lines, q_heads, head_dim]
   const int32_t* decode_meta;  // [lines, 4]: a line attends to positions 0 .. length - 1 of its row
-  const int32_t* segments;     // [num_segments, 4]
+  const int32_t* segments;     // [num_segments, 4]; unread: each line is computed on its own. Reserved for tiles over the lines of a chunk
   KvCache cache;
   int64_t lines, num_segments, q_heads, kv_heads, head_dim;
   int64_t q_line_stride, q_head_stride, out_line_stride, out_head_stride;

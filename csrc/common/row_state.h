@@ -1,5 +1,6 @@
 // row_state: int32 [rows, 16], the persistent state of a live sequence on the device. Row 0 is padding and never alive.
-// Only the compute stream writes it: begin_step_ (host deltas) and publish_ (results). A new column never changes an op's signature.
+// Only the compute stream writes it: begin_step_ (host deltas, and the end of rows whose tokens are missing) and publish_ (results). A new
+// column never changes an op's signature.
 #pragma once
 #include <cstdint>
 
@@ -9,7 +10,7 @@ enum RowColumn : int32_t {
   kRowLastToken = 0,    // the token that the next decode line feeds
   kRowPosition = 1,     // where that token goes in the KV cache: the number of lines already written
   kRowRemaining = 2,    // tokens that may still be sampled
-  kRowAlive = 3,        // 1: takes part in steps; 0: finished, aborted or free
+  kRowAlive = 3,        // 1: takes part in steps; 0: finished, aborted, ended by an error, or free
   kRowGeneration = 4,   // which lease holds the row; echoed in output records
   kRowStopCount = 5,    // how many leading entries of the row's stop_ids line are valid
   kRowTemperature = 6,  // float32 bits; 0 is greedy

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "common/decode_meta.h"
+#include "common/kv.h"
 #include "cpu/kernels.h"
 #include "cpu/parallel.h"
 #include "cpu/simd/simd.h"
@@ -17,40 +17,13 @@ constexpr int64_t kAttendGrainElements = 64 * 1024;  // query elements times pos
 char* offset(void* base, int64_t elements, DType dtype) { return static_cast<char*>(base) + elements * size_of(dtype); }
 const char* offset(const void* base, int64_t elements, DType dtype) { return static_cast<const char*>(base) + elements * size_of(dtype); }
 
-// The pages of a row: a line of the page table, or without one the row's own index. Empty where the row is outside the table.
-struct RowPages {
-  const int32_t* pages;
-  int64_t count;
-};
-
-RowPages row_pages(const KvCache& cache, const int32_t* meta) {
-  if (cache.page_table == nullptr) return {meta + kMetaRow, 1};
-  const int64_t row = meta[kMetaRow];
-  if (row < 0 || row >= cache.rows) return {nullptr, 0};
-  return {cache.page_table + row * cache.pages_per_row, cache.pages_per_row};
-}
-
-struct KvSlot {
-  void* k;  // null: the position has no place in the cache
-  void* v;
-};
-
-KvSlot kv_slot(const KvCache& cache, const int32_t* meta, int64_t head, DType dtype) {
-  const RowPages row = row_pages(cache, meta);
-  const int64_t position = meta[kMetaPosition];
-  if (position < 0 || position >= row.count * cache.page_size) return {nullptr, nullptr};
-  const int64_t page = row.pages[position / cache.page_size], token = position % cache.page_size;
-  if (page < 0 || page >= cache.num_pages) return {nullptr, nullptr};
-  return {offset(cache.k, page * cache.k_page_stride + token * cache.k_token_stride + head * cache.k_head_stride, dtype),
-          offset(cache.v, page * cache.v_page_stride + token * cache.v_token_stride + head * cache.v_head_stride, dtype)};
-}
-
+// The past of a line whose row is in the tables.
 KvPast kv_past(const KvCache& cache, const int32_t* meta, int64_t head, DType dtype) {
-  const RowPages row = row_pages(cache, meta);
+  const bool paged = cache.page_table != nullptr;
   return {offset(cache.k, head * cache.k_head_stride, dtype),
           offset(cache.v, head * cache.v_head_stride, dtype),
-          row.pages,
-          row.count,
+          paged ? cache.page_table + meta[kMetaRow] * cache.pages_per_row : meta + kMetaRow,
+          paged ? cache.pages_per_row : 1,
           cache.num_pages,
           cache.page_size,
           cache.k_page_stride,
@@ -59,12 +32,8 @@ KvPast kv_past(const KvCache& cache, const int32_t* meta, int64_t head, DType dt
           cache.v_token_stride};
 }
 
-bool can_rotate(const RopeParams& rope, const int32_t* meta) {
-  return meta[kMetaLength] > 0 && meta[kMetaPosition] >= 0 && meta[kMetaPosition] < rope.max_len;
-}
-
-void rotate(void* out, const void* in, const void* norm, const RopeParams& rope, const int32_t* meta, int64_t head_dim, DType dtype) {
-  const int64_t at = meta[kMetaPosition] * head_dim;
+void rotate(void* out, const void* in, const void* norm, const RopeParams& rope, const Line& line, int64_t head_dim, DType dtype) {
+  const int64_t at = line.position * head_dim;
   simd().rotate({out, in, norm, rope.cos + at, rope.sin + at, head_dim, rope.eps, dtype});
 }
 
@@ -75,61 +44,60 @@ void zero_heads(void* out, int64_t heads, int64_t head_dim, int64_t head_stride,
 }
 
 // Rotates one key head into its place in the cache, and copies the value head; false where it has no place.
-bool append_kv(const KvCache& cache, const RopeParams& rope, const int32_t* meta, int64_t head, const void* k, const void* v,
-               int64_t head_dim, DType dtype) {
-  const KvSlot slot = kv_slot(cache, meta, head, dtype);
-  if (slot.k == nullptr) return false;
-  rotate(slot.k, k, rope.k_norm, rope, meta, head_dim, dtype);
-  std::memcpy(slot.v, v, static_cast<size_t>(head_dim * size_of(dtype)));
+bool append_kv(const KvCache& cache, const RopeParams& rope, const Line& line, int64_t head, const void* k, const void* v, int64_t head_dim,
+               DType dtype) {
+  const KvPlace place = own_place(cache, line);
+  if (place.page < 0) return false;
+  rotate(offset(cache.k, place.k_offset(cache, head), dtype), k, rope.k_norm, rope, line, head_dim, dtype);
+  std::memcpy(offset(cache.v, place.v_offset(cache, head), dtype), v, static_cast<size_t>(head_dim * size_of(dtype)));
   return true;
 }
 
-void rope_append_line(const RopeAppendKvParams& p, int64_t line) {
-  const int32_t* meta = p.decode_meta + line * kMetaColumns;
-  if (!can_rotate(p.rope, meta)) return;
+void rope_append_line(const RopeAppendKvParams& p, int64_t index) {
+  const Line line = load_line(p.decode_meta, index);
+  if (!can_rotate(p.rope, line)) return;
   for (int64_t h = 0; h < p.q_heads; ++h) {
-    void* q = offset(p.q, line * p.q_line_stride + h * p.q_head_stride, p.dtype);
-    rotate(q, q, p.rope.q_norm, p.rope, meta, p.head_dim, p.dtype);
+    void* q = offset(p.q, index * p.q_line_stride + h * p.q_head_stride, p.dtype);
+    rotate(q, q, p.rope.q_norm, p.rope, line, p.head_dim, p.dtype);
   }
   for (int64_t h = 0; h < p.kv_heads; ++h) {
-    append_kv(p.cache, p.rope, meta, h, offset(p.k, line * p.k_line_stride + h * p.k_head_stride, p.dtype),
-              offset(p.v, line * p.v_line_stride + h * p.v_head_stride, p.dtype), p.head_dim, p.dtype);
+    append_kv(p.cache, p.rope, line, h, offset(p.k, index * p.k_line_stride + h * p.k_head_stride, p.dtype),
+              offset(p.v, index * p.v_line_stride + h * p.v_head_stride, p.dtype), p.head_dim, p.dtype);
   }
 }
 
-void attend_group(const PagedAttentionParams& p, int64_t line, int64_t kv_head) {
-  const int32_t* meta = p.decode_meta + line * kMetaColumns;
-  const int64_t heads = p.q_heads / p.kv_heads, first = kv_head * heads;
-  void* out = offset(p.out, line * p.out_line_stride + first * p.out_head_stride, p.dtype);
-  if (meta[kMetaLength] <= 0) {
+void attend_group(const PagedAttentionParams& p, int64_t index, int64_t kv_head) {
+  const int64_t heads = p.q_heads / p.kv_heads, first = kv_head * heads, length = past_length(p.cache, load_line(p.decode_meta, index));
+  void* out = offset(p.out, index * p.out_line_stride + first * p.out_head_stride, p.dtype);
+  if (length == 0) {
     zero_heads(out, heads, p.head_dim, p.out_head_stride, p.dtype);
     return;
   }
-  const void* q = offset(p.q, line * p.q_line_stride + first * p.q_head_stride, p.dtype);
-  simd().attend({out, q, kv_past(p.cache, meta, kv_head, p.dtype), heads, p.head_dim, meta[kMetaLength], p.q_head_stride, p.out_head_stride,
-                 p.scale, p.dtype});
+  const void* q = offset(p.q, index * p.q_line_stride + first * p.q_head_stride, p.dtype);
+  const KvPast past = kv_past(p.cache, p.decode_meta + index * kMetaColumns, kv_head, p.dtype);
+  simd().attend({out, q, past, heads, p.head_dim, length, p.q_head_stride, p.out_head_stride, p.scale, p.dtype});
 }
 
-void fused_group(const FusedAttentionDecodeParams& p, int64_t line, int64_t kv_head) {
+void fused_group(const FusedAttentionDecodeParams& p, int64_t index, int64_t kv_head) {
   constexpr int64_t kHeadsAtOnce = 4;  // rotated queries in hand
-  const int32_t* meta = p.decode_meta + line * kMetaColumns;
+  const Line line = load_line(p.decode_meta, index);
   const int64_t heads = p.q_heads / p.kv_heads, first = kv_head * heads;
-  void* out = offset(p.out, line * p.out_line_stride + first * p.out_head_stride, p.dtype);
-  if (!can_rotate(p.rope, meta) ||
-      !append_kv(p.cache, p.rope, meta, kv_head, offset(p.k, line * p.k_line_stride + kv_head * p.k_head_stride, p.dtype),
-                 offset(p.v, line * p.v_line_stride + kv_head * p.v_head_stride, p.dtype), p.head_dim, p.dtype)) {
+  void* out = offset(p.out, index * p.out_line_stride + first * p.out_head_stride, p.dtype);
+  if (!can_rotate(p.rope, line) ||
+      !append_kv(p.cache, p.rope, line, kv_head, offset(p.k, index * p.k_line_stride + kv_head * p.k_head_stride, p.dtype),
+                 offset(p.v, index * p.v_line_stride + kv_head * p.v_head_stride, p.dtype), p.head_dim, p.dtype)) {
     zero_heads(out, heads, p.head_dim, p.out_head_stride, p.dtype);
     return;
   }
-  const KvPast past = kv_past(p.cache, meta, kv_head, p.dtype);
+  const KvPast past = kv_past(p.cache, p.decode_meta + index * kMetaColumns, kv_head, p.dtype);
   float rotated[kHeadsAtOnce * kMaxHeadDim];  // of dtype; as floats there is room enough
   for (int64_t h = 0; h < heads; h += kHeadsAtOnce) {
     const int64_t count = heads - h < kHeadsAtOnce ? heads - h : kHeadsAtOnce;
     for (int64_t i = 0; i < count; ++i) {
-      const void* q = offset(p.q, line * p.q_line_stride + (first + h + i) * p.q_head_stride, p.dtype);
-      rotate(offset(rotated, i * kMaxHeadDim, p.dtype), q, p.rope.q_norm, p.rope, meta, p.head_dim, p.dtype);
+      const void* q = offset(p.q, index * p.q_line_stride + (first + h + i) * p.q_head_stride, p.dtype);
+      rotate(offset(rotated, i * kMaxHeadDim, p.dtype), q, p.rope.q_norm, p.rope, line, p.head_dim, p.dtype);
     }
-    simd().attend({offset(out, h * p.out_head_stride, p.dtype), rotated, past, count, p.head_dim, meta[kMetaLength], kMaxHeadDim,
+    simd().attend({offset(out, h * p.out_head_stride, p.dtype), rotated, past, count, p.head_dim, past_length(p.cache, line), kMaxHeadDim,
                    p.out_head_stride, p.scale, p.dtype});
   }
 }

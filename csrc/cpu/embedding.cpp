@@ -1,7 +1,8 @@
 // embedding and select_lines: copies of rows.
 #include <cstring>
 
-#include "common/decode_meta.h"
+#include "common/line.h"
+#include "common/segment.h"
 #include "cpu/kernels.h"
 #include "cpu/parallel.h"
 
@@ -32,20 +33,16 @@ void copy_lines(void* out, int64_t lines, int64_t line_bytes, int64_t out_stride
 void embedding(const EmbeddingParams& p) {
   const int64_t size = size_of(p.dtype), line_bytes = p.hidden * size;
   copy_lines(p.out, p.num_lines, line_bytes, p.out_stride * size, [&](int64_t i) -> const char* {
-    const int32_t* meta = p.decode_meta + i * kMetaColumns;
-    const int64_t token = meta[kMetaToken];
-    if (meta[kMetaLength] <= 0 || token < 0 || token >= p.vocab) return nullptr;
-    return static_cast<const char*>(p.weight) + token * line_bytes;
+    const int64_t token = embedded_token(p.decode_meta, i, p.vocab);
+    return token < 0 ? nullptr : static_cast<const char*>(p.weight) + token * line_bytes;
   });
 }
 
 void select_lines(const SelectLinesParams& p) {
   const int64_t size = size_of(p.dtype);
   copy_lines(p.out, p.num_segments, p.hidden * size, p.out_stride * size, [&](int64_t r) -> const char* {
-    const int32_t* segment = p.segments + r * kSegmentColumns;
-    const int64_t last = int64_t{segment[kSegmentFirstLine]} + segment[kSegmentNumLines] - 1;
-    if (segment[kSegmentNumLines] <= 0 || last < 0 || last >= p.num_lines) return nullptr;
-    return static_cast<const char*>(p.x) + last * p.x_stride * size;
+    const int64_t last = last_line(load_segment(p.segments, r), p.num_lines);
+    return last < 0 ? nullptr : static_cast<const char*>(p.x) + last * p.x_stride * size;
   });
 }
 

@@ -13,20 +13,15 @@
 #include <thread>
 #include <vector>
 
+#include "common/spin.h"
+#include "cpu/quota.h"
+
 namespace photon::cpu {
 namespace {
 
 constexpr int kMaxThreads = 256;
-constexpr int64_t kChunksPerThread = 4;  // enough to even out a slow thread, few enough that claims cost nothing
-constexpr auto kSpinTime = std::chrono::microseconds(60);
-
-inline void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
+constexpr int64_t kChunksPerThread = 4;                          // enough to even out a slow thread, few enough that claims cost nothing
+constexpr auto kHelperSpinTime = std::chrono::microseconds(60);  // the kernels of a step follow each other within microseconds
 
 int default_threads() {
   if (const char* text = std::getenv("PHOTON_NUM_THREADS")) {
@@ -36,7 +31,8 @@ int default_threads() {
   cpu_set_t set;
   CPU_ZERO(&set);
   const int cores = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-  return std::clamp(cores, 1, kMaxThreads);
+  const int quota = quota_cores("/proc/self/cgroup", "/sys/fs/cgroup");
+  return std::clamp(quota > 0 ? std::min(cores, quota) : cores, 1, kMaxThreads);
 }
 
 // One job at a time. `claims_` packs (job number, chunks not yet claimed), so that a claim can only succeed for the job whose fields the
@@ -96,7 +92,7 @@ class Pool {
     work();
     for (int spins = 0; unfinished_.load(std::memory_order_acquire) > 0; ++spins) {
       if (spins < 4096) {
-        pause();
+        cpu_relax();
       } else {
         std::this_thread::yield();  // a helper lost its core in the middle of a chunk
       }
@@ -129,24 +125,12 @@ class Pool {
     pthread_setname_np(pthread_self(), "photon-cpu");
     while (!must_exit(index)) {
       work();
-      if (spin()) continue;
+      if (spin_until([this] { return has_work(); }, kHelperSpinTime)) continue;
       std::unique_lock<std::mutex> lock(sleeping_);
       sleepers_.fetch_add(1);
       wake_.wait(lock, [&] { return has_work() || must_exit(index); });
       sleepers_.fetch_sub(1);
     }
-  }
-
-  // Waits a little for the next job: the kernels of a step follow each other within microseconds.
-  bool spin() const {
-    const auto end = std::chrono::steady_clock::now() + kSpinTime;
-    do {
-      for (int i = 0; i < 32; ++i) {
-        if (has_work()) return true;
-        pause();
-      }
-    } while (std::chrono::steady_clock::now() < end);
-    return false;
   }
 
   std::atomic<RangeFunction> function_{nullptr};

@@ -5,7 +5,8 @@
 
 namespace photon::cpu {
 
-// Threads that a parallel_for uses, the caller included. Starts as PHOTON_NUM_THREADS, or the number of cores this process may use.
+// Threads that a parallel_for uses, the caller included. Starts as PHOTON_NUM_THREADS, or the number of cores this process may use: those
+// of its affinity, or as many as the processor time it is given is worth.
 int num_threads();
 
 // Takes effect at the next parallel_for; values are clamped to 1 .. 256.

@@ -1,13 +1,13 @@
 // apply_token_mask and sample.
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <vector>
 
-#include "common/decode_meta.h"
+#include "common/mask.h"
+#include "common/noise.h"
 #include "common/out_record.h"
 #include "common/philox.h"
-#include "common/row_state.h"
+#include "common/segment.h"
 #include "cpu/kernels.h"
 #include "cpu/parallel.h"
 #include "cpu/simd/simd.h"
@@ -18,27 +18,6 @@ namespace {
 constexpr int64_t kVocabBlock = 8192;    // ids per task; a multiple of 32
 constexpr float kLargestGumbel = 17.0f;  // above -log(-log(u)) for the largest u that open_uniform returns, which is 16.64
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
-
-struct LiveSegment {
-  const int32_t* state;  // null: nothing to sample
-  int32_t row, position;
-};
-
-// The row of a segment that is to be sampled, and the position of its last line.
-LiveSegment live_segment(const int32_t* segment, const int32_t* row_state, int64_t rows) {
-  const int32_t row = segment[kSegmentRow];
-  if (row <= 0 || row >= rows || (segment[kSegmentFlags] & kSegmentSample) == 0) return {nullptr, 0, 0};
-  const int32_t* state = row_state + int64_t{row} * kRowColumns;
-  if (state[kRowAlive] == 0) return {nullptr, 0, 0};
-  const uint32_t last = static_cast<uint32_t>(state[kRowPosition]) + static_cast<uint32_t>(segment[kSegmentNumLines]) - 1u;
-  return {state, row, static_cast<int32_t>(last)};
-}
-
-int32_t mask_error(const LiveSegment& live, const int32_t* key) {
-  if (live.state == nullptr) return 0;
-  if (key[kMaskRow] == 0) return live.state[kRowConstraint] == kHostMask ? kRecordMaskError : 0;
-  return key[kMaskRow] == live.row && key[kMaskPosition] == live.position ? 0 : kRecordMaskError;
-}
 
 template <typename Bits>
 void forbid(Bits* logits, const int32_t* mask, int64_t begin, int64_t end, Bits lowest) {
@@ -60,10 +39,9 @@ void forbid_range(const ApplyTokenMaskParams& p, int64_t r, int64_t begin, int64
 }
 
 // Gumbel-max over `count` ids from `first`: the largest logit / temperature + g, the first of equals.
-Candidate noisy_argmax(const void* logits, int64_t first, int64_t count, const LiveSegment& live, float temperature, DType dtype) {
+Candidate noisy_argmax(const void* logits, int64_t first, int64_t count, const Noise& noise, DType dtype) {
   constexpr int64_t kPiece = 256;
   const SimdKernels& kernels = simd();
-  const uint32_t seed_low = static_cast<uint32_t>(live.state[kRowSeedLow]), seed_high = static_cast<uint32_t>(live.state[kRowSeedHigh]);
   Candidate best = {kLowest, -1};
   float values[kPiece];
   for (int64_t at = 0; at < count; at += kPiece) {
@@ -71,10 +49,10 @@ Candidate noisy_argmax(const void* logits, int64_t first, int64_t count, const L
     kernels.to_float(values, static_cast<const char*>(logits) + at * size_of(dtype), size, dtype);
     for (int64_t i = 0; i < size; ++i) {
       if (!(values[i] > kLowest)) continue;
-      const float scaled = values[i] / temperature;
+      const float scaled = values[i] / noise.temperature;
       if (best.id >= 0 && scaled + kLargestGumbel < best.value) continue;  // no noise can lift it to the top
       const int32_t id = static_cast<int32_t>(first + at + i);
-      const uint32_t bits = token_bits(seed_low, seed_high, static_cast<uint32_t>(live.position), static_cast<uint32_t>(id));
+      const uint32_t bits = token_bits(noise.seed_low, noise.seed_high, noise.position, static_cast<uint32_t>(id));
       const float value = scaled - std::log(-std::log(open_uniform(bits)));
       if (best.id < 0 || value > best.value) best = {value, id};
     }
@@ -82,11 +60,10 @@ Candidate noisy_argmax(const void* logits, int64_t first, int64_t count, const L
   return best;
 }
 
-Candidate sample_range(const SampleParams& p, int64_t r, const LiveSegment& live, int64_t begin, int64_t end) {
+Candidate sample_range(const SampleParams& p, int64_t r, int64_t begin, int64_t end) {
   const char* logits = static_cast<const char*>(p.logits) + (r * p.logits_stride + begin) * size_of(p.dtype);
-  float temperature;
-  std::memcpy(&temperature, live.state + kRowTemperature, sizeof(temperature));
-  if (temperature > 0.0f) return noisy_argmax(logits, begin, end - begin, live, temperature, p.dtype);
+  const Noise noise = load_noise(load_segment(p.segments, r), p.row_state);
+  if (noise.temperature > 0.0f) return noisy_argmax(logits, begin, end - begin, noise, p.dtype);
   Candidate found = simd().argmax(logits, end - begin, p.dtype);
   if (found.id >= 0) found.id += static_cast<int32_t>(begin);
   return found;
@@ -116,13 +93,9 @@ void for_vocab_blocks(int64_t num_segments, int64_t vocab, const Body& body) {
 }  // namespace
 
 void apply_token_mask(const ApplyTokenMaskParams& p) {
-  for (int64_t r = 0; r < p.num_segments; ++r) {
-    const LiveSegment live = live_segment(p.segments + r * kSegmentColumns, p.row_state, p.rows);
-    p.row_errors[r] = mask_error(live, p.mask_keys + r * kMaskKeyColumns);
-  }
+  for (int64_t r = 0; r < p.num_segments; ++r) p.row_errors[r] = judge_mask(p, r).error;
   for_vocab_blocks(p.num_segments, p.vocab, [&](int64_t r, int64_t begin, int64_t end) {
-    const LiveSegment live = live_segment(p.segments + r * kSegmentColumns, p.row_state, p.rows);
-    if (live.state != nullptr && p.row_errors[r] == 0 && p.mask_keys[r * kMaskKeyColumns + kMaskRow] != 0) forbid_range(p, r, begin, end);
+    if (judge_mask(p, r).apply) forbid_range(p, r, begin, end);
   });
 }
 
@@ -131,18 +104,16 @@ void sample(const SampleParams& p) {
   thread_local std::vector<Candidate> found;  // [num_segments, blocks]
   if (static_cast<int64_t>(found.size()) < p.num_segments * blocks) found.resize(static_cast<size_t>(p.num_segments * blocks));
   Candidate* const candidates = found.data();
-  const auto live_of = [&](int64_t r) {
-    if (p.row_errors != nullptr && p.row_errors[r] != 0) return LiveSegment{nullptr, 0, 0};
-    return live_segment(p.segments + r * kSegmentColumns, p.row_state, p.rows);
+  const auto is_due = [&](int64_t r) {
+    return (p.row_errors == nullptr || p.row_errors[r] == 0) && is_sampled(load_segment(p.segments, r), p.row_state, p.rows);
   };
   for_vocab_blocks(p.num_segments, p.vocab, [&](int64_t r, int64_t begin, int64_t end) {
-    const LiveSegment live = live_of(r);
-    if (live.state != nullptr) candidates[r * blocks + begin / kVocabBlock] = sample_range(p, r, live, begin, end);
+    if (is_due(r)) candidates[r * blocks + begin / kVocabBlock] = sample_range(p, r, begin, end);
   });
   for (int64_t r = 0; r < p.num_segments; ++r) {
-    const bool live = live_of(r).state != nullptr;
-    p.out[r] = live ? best_of(candidates + r * blocks, blocks) : -1;
-    if (live && p.out[r] < 0 && p.row_errors != nullptr) p.row_errors[r] |= kRecordNoCandidate;
+    const bool due = is_due(r);
+    p.out[r] = due ? best_of(candidates + r * blocks, blocks) : -1;
+    if (due && p.out[r] < 0 && p.row_errors != nullptr) p.row_errors[r] |= kRecordNoCandidate;
   }
 }
 

@@ -7,8 +7,8 @@
 #pragma once
 #include <cmath>
 
+#include "common/kv.h"
 #include "cuda/element.cuh"
-#include "cuda/kv.cuh"
 #include "cuda/reduce.cuh"
 
 namespace photon::cuda {

@@ -1,8 +1,8 @@
 // Everything that touches KV memory: rope_append_kv, paged_attention, and fused_attention_decode, which is both of them in one kernel.
+#include "common/kv.h"
 #include "cuda/attend.cuh"
 #include "cuda/element.cuh"
 #include "cuda/kernels.h"
-#include "cuda/kv.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/rotate.cuh"
 
@@ -34,8 +34,7 @@ __global__ void __launch_bounds__(kRopeThreads) rope_append_kv_kernel(const Rope
     return;
   }
   const int64_t kv_head = head - p.q_heads;
-  if (past_length(p.cache, line) == 0) return;
-  const KvPlace place = find_place(p.cache, line.row, line.position);
+  const KvPlace place = own_place(p.cache, line);
   if (place.page < 0) return;
   const T* k = static_cast<const T*>(p.k) + index * p.k_line_stride + kv_head * p.k_head_stride;
   const T* v = static_cast<const T*>(p.v) + index * p.v_line_stride + kv_head * p.v_head_stride;
@@ -68,7 +67,7 @@ __device__ Line attended_line(const PagedAttentionParams& p, int64_t index) {
 __device__ Line attended_line(const FusedAttentionDecodeParams& p, int64_t index) {
   Line line = load_line(p.decode_meta, index);
   line.length = can_rotate(p.rope, line) ? past_length(p.cache, line) : 0;
-  if (line.length > 0 && find_place(p.cache, line.row, line.position).page < 0) line.length = 0;
+  if (own_place(p.cache, line).page < 0) line.length = 0;
   return line;
 }
 

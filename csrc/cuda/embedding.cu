@@ -1,8 +1,8 @@
 // Rows gathered by index: embedding and select_lines.
-#include "common/decode_meta.h"
+#include "common/line.h"
+#include "common/segment.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
-#include "cuda/segment.cuh"
 
 namespace photon::cuda {
 namespace {
@@ -14,22 +14,14 @@ struct TokenOfLine {
   const int32_t* decode_meta;
   int64_t vocab;
 
-  __device__ int64_t operator()(int64_t i) const {
-    const int32_t* meta = decode_meta + i * kMetaColumns;
-    const bool valid = meta[kMetaLength] > 0 && meta[kMetaToken] >= 0 && meta[kMetaToken] < vocab;
-    return valid ? meta[kMetaToken] : -1;
-  }
+  __device__ int64_t operator()(int64_t i) const { return embedded_token(decode_meta, i, vocab); }
 };
 
 struct LastLineOfSegment {
   const int32_t* segments;
   int64_t num_lines;
 
-  __device__ int64_t operator()(int64_t i) const {
-    const Segment s = load_segment(segments, i);
-    const int64_t last = static_cast<int64_t>(s.first_line) + s.num_lines - 1;
-    return s.num_lines > 0 && last >= 0 && last < num_lines ? last : -1;
-  }
+  __device__ int64_t operator()(int64_t i) const { return last_line(load_segment(segments, i), num_lines); }
 };
 
 // Width and strides are in words.

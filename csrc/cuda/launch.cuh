@@ -15,8 +15,10 @@ constexpr int kWarpSize = 32;
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Enqueues `kernel` and returns the error of the launch. The runtime is linked statically, so the last error is never anybody else's.
+// A grid that has too many blocks is an error here, before its count is narrowed to what a launch takes.
 template <typename... Params, typename... Args>
 int launch(void (*kernel)(Params...), int64_t blocks, int threads, void* stream, const Args&... args) {
+  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   kernel<<<static_cast<unsigned>(blocks), threads, 0, static_cast<cudaStream_t>(stream)>>>(args...);
   return cudaGetLastError();
 }

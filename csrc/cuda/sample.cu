@@ -1,13 +1,15 @@
 // From logits to tokens: apply_token_mask and sample.
 #include <cmath>
 
+#include "common/mask.h"
+#include "common/noise.h"
 #include "common/out_record.h"
 #include "common/philox.h"
+#include "common/segment.h"
 #include "cuda/element.cuh"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
 #include "cuda/reduce.cuh"
-#include "cuda/segment.cuh"
 
 namespace photon::cuda {
 namespace {
@@ -17,23 +19,6 @@ constexpr int64_t kMaskChunk = 4096;  // ids per block
 constexpr int kSampleThreads = 1024;
 constexpr int kSampleWarps = kSampleThreads / kWarpSize;
 constexpr int kPhiloxIds = 4;  // ids that share one Philox block
-
-struct MaskVerdict {
-  bool apply;
-  int32_t error;
-};
-
-// A mask is applied only if its key names this segment's row and the position of its sampled line; a missing or stale one is an error.
-__device__ MaskVerdict judge_mask(const ApplyTokenMaskParams& p, int64_t r) {
-  const Segment s = load_segment(p.segments, r);
-  if (!is_sampled(s, p.row_state, p.rows)) return {false, 0};
-  const int32_t* key = p.mask_keys + r * kMaskKeyColumns;
-  if (key[kMaskRow] == 0) {
-    return {false, row_line(p.row_state, s.row)[kRowConstraint] == kHostMask ? kRecordMaskError : 0};
-  }
-  const bool matches = key[kMaskRow] == s.row && key[kMaskPosition] == last_position(s, p.row_state);
-  return {matches, matches ? 0 : kRecordMaskError};
-}
 
 template <typename T>
 __global__ void __launch_bounds__(kMaskThreads) apply_token_mask_kernel(const ApplyTokenMaskParams p, int64_t chunks) {
@@ -80,17 +65,6 @@ __device__ Candidate block_best(Candidate best) {
   return threadIdx.x < kSampleWarps ? warp_best(of_warp[threadIdx.x]) : best;
 }
 
-struct Noise {
-  float temperature;  // <= 0: greedy, no noise
-  uint32_t seed_low, seed_high, position;
-};
-
-__device__ Noise load_noise(const SampleParams& p, const Segment& s) {
-  const int32_t* row = row_line(p.row_state, s.row);
-  return {__int_as_float(row[kRowTemperature]), static_cast<uint32_t>(row[kRowSeedLow]), static_cast<uint32_t>(row[kRowSeedHigh]),
-          static_cast<uint32_t>(last_position(s, p.row_state))};
-}
-
 __device__ float gumbel(uint32_t bits) { return -logf(-logf(open_uniform(bits))); }
 
 // The best of the ids first .. first + 3. NaN and -inf are no candidates: both fail `v > -inf`.
@@ -125,7 +99,7 @@ __global__ void __launch_bounds__(kSampleThreads) sample_kernel(const SamplePara
     return;
   }
   const T* logits = static_cast<const T*>(p.logits) + r * p.logits_stride;
-  const Noise noise = load_noise(p, s);
+  const Noise noise = load_noise(s, p.row_state);
   Candidate best = {0.0f, -1};
 #pragma unroll 4
   for (int64_t first = static_cast<int64_t>(threadIdx.x) * kPhiloxIds; first < p.vocab; first += kSampleThreads * kPhiloxIds) {

@@ -1,11 +1,11 @@
 // The head and the tail of a step: begin_step, publish, and the two stand-alone fillers of step input.
-#include <climits>
-
+#include "common/deltas.h"
+#include "common/line.h"
 #include "common/out_record.h"
+#include "common/segment.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
 #include "cuda/reduce.cuh"
-#include "cuda/segment.cuh"
 
 namespace photon::cuda {
 namespace {
@@ -15,67 +15,32 @@ constexpr int kHeadWarps = kHeadThreads / kWarpSize;
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
 
-struct DeltaTarget {
-  int32_t* words;
-  int64_t size;
-};
-
-__device__ DeltaTarget delta_target(const BeginStepParams& p, int32_t table) {
-  switch (table) {
-    case kTableRowState:
-      return {p.row_state, p.rows * kRowColumns};
-    case kTablePages:
-      return {p.page_table, p.rows * p.pages_per_row};
-    case kTableStopIds:
-      return {p.stop_ids, p.rows * p.stops_per_row};
-    default:
-      return {nullptr, 0};
-  }
+// Whether a row is alive, as one answer for the whole warp: were a row named by two segments, another warp might be ending it right now.
+__device__ bool is_alive_for_warp(const int32_t* row_state, int32_t row, int64_t rows) {
+  return __any_sync(kFullWarp, is_alive(row_state, row, rows)) != 0;
 }
 
-// One warp writes one run of words, or skips a run that would leave its table or the buffer.
-__device__ void apply_run(const BeginStepParams& p, int64_t run, int lane) {
-  const int32_t* header = p.deltas + kDeltaHeader + run * kDeltaRunWords;
-  const int64_t offset = header[1], count = header[2], payload = header[3];
-  const DeltaTarget target = delta_target(p, header[0]);
-  const bool fits = offset >= 0 && count >= 0 && payload >= 0 && offset + count <= target.size && payload + count <= p.delta_words;
-  if (!fits) return;
-  for (int64_t i = lane; i < count; i += kWarpSize) target.words[offset + i] = p.deltas[payload + i];
+// One warp writes one run of words.
+__device__ void apply_run(const DeltaRun& run, int lane) {
+  for (int64_t i = lane; i < run.count; i += kWarpSize) run.to[i] = run.from[i];
 }
 
-// The token of one line of a live segment. Staged tokens are consumed: read once, then gone.
-__device__ int32_t take_token(const BeginStepParams& p, const Segment& s, int64_t line) {
-  if ((s.flags & kSegmentStaged) == 0) return row_line(p.row_state, s.row)[kRowLastToken];
-  const int32_t token = p.staged_ids[line];
-  p.staged_ids[line] = kNoToken;
-  return token;
-}
-
-__device__ void set_line(int32_t* decode_meta, int64_t line, int32_t token, int32_t position, int32_t row) {
-  int32_t* meta = decode_meta + line * kMetaColumns;
-  meta[kMetaToken] = token;
-  meta[kMetaPosition] = position;
-  meta[kMetaLength] = position + 1;
-  meta[kMetaRow] = row;
-}
-
-// One warp fills the lines of one live segment and returns 1 + the last line that is alive, 0 if there is none (per lane).
+// One warp fills the lines of one live segment and returns how far they reach: 1 + the last one. Where a token is missing, the row ends:
+// its lines stay dead, and the result is 0.
 __device__ int64_t fill_segment(const BeginStepParams& p, const Segment& s, int lane) {
-  const bool staged = (s.flags & kSegmentStaged) != 0;
-  const int64_t count = staged || s.num_lines < 1 ? s.num_lines : 1;
-  const int64_t skip = s.first_line < 0 ? -static_cast<int64_t>(s.first_line) : 0;
-  const int64_t first_position = row_line(p.row_state, s.row)[kRowPosition];
-  int64_t end = 0;
-  for (int64_t i = skip + lane; i < count; i += kWarpSize) {
-    const int64_t line = s.first_line + i;
-    if (line >= p.num_lines) break;
-    const int32_t token = take_token(p, s, line);
-    const int64_t position = first_position + i;
-    if (token == kNoToken || position < 0 || position >= INT32_MAX) continue;
-    set_line(p.decode_meta, line, token, static_cast<int32_t>(position), s.row);
-    end = line + 1;
+  int32_t* row = row_line(p.row_state, s.row);
+  bool missing = !fits_step(s, p.row_state, p.num_lines);
+  const int32_t first_position = row[kRowPosition], count = missing ? 0 : s.num_lines;
+  for (int32_t i = lane; i < count; i += kWarpSize) {
+    const int64_t line = static_cast<int64_t>(s.first_line) + i;
+    const int32_t token = take_token(s, p.row_state, p.staged_ids, line);
+    missing |= token == kNoToken;
+    set_line(p.decode_meta, line, token, first_position + i, s.row);
   }
-  return end;
+  if (__any_sync(kFullWarp, missing) == 0) return last_line(s, p.num_lines) + 1;  // behind it, every lane has read the row
+  for (int32_t i = lane; i < count; i += kWarpSize) clear_line(p.decode_meta, static_cast<int64_t>(s.first_line) + i);
+  if (lane == 0) row[kRowAlive] = 0;
+  return 0;
 }
 
 // One block, because every phase needs the whole of the one before it.
@@ -84,10 +49,8 @@ __global__ void __launch_bounds__(kHeadThreads, 1) begin_step_kernel(const Begin
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;
 
-  const int64_t room = (p.delta_words - kDeltaHeader) / kDeltaRunWords;
-  const int64_t wanted = p.delta_words > 0 ? p.deltas[0] : 0;
-  const int64_t runs = wanted < room ? wanted : room;
-  for (int64_t run = warp; run < runs; run += kHeadWarps) apply_run(p, run, lane);
+  const int64_t runs = num_delta_runs(p);
+  for (int64_t run = warp; run < runs; run += kHeadWarps) apply_run(delta_run(p, run), lane);
   for (int64_t i = threadIdx.x; i < p.num_lines * kMetaColumns; i += kHeadThreads) p.decode_meta[i] = 0;
   if (threadIdx.x < kExtentSize) extent[threadIdx.x] = 0;
   __syncthreads();
@@ -95,10 +58,11 @@ __global__ void __launch_bounds__(kHeadThreads, 1) begin_step_kernel(const Begin
   if (threadIdx.x == 0 && p.delta_words > 0) p.deltas[0] = 0;
   for (int64_t r = warp; r < p.num_segments; r += kHeadWarps) {
     const Segment s = load_segment(p.segments, r);
-    if (!is_alive(p.row_state, s.row, p.rows)) continue;
+    if (!is_alive_for_warp(p.row_state, s.row, p.rows)) continue;
     const int64_t end = fill_segment(p, s, lane);
-    if (end > 0) atomicMax(&extent[kExtentLines], static_cast<int32_t>(end));
-    if (lane == 0 && (s.flags & kSegmentSample) != 0) atomicMax(&extent[kExtentSegments], static_cast<int32_t>(r + 1));
+    if (lane != 0 || end == 0) continue;
+    atomicMax(&extent[kExtentLines], static_cast<int32_t>(end));
+    if ((s.flags & kSegmentSample) != 0) atomicMax(&extent[kExtentSegments], static_cast<int32_t>(r + 1));
   }
   __syncthreads();
   if (threadIdx.x < kExtentSize) p.extent[threadIdx.x] = extent[threadIdx.x];
@@ -115,10 +79,10 @@ __global__ void __launch_bounds__(kThreads) decode_meta_set_kernel(const DecodeM
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= p.n) return;
   const int32_t position = p.positions[i];
-  if (position >= 0 && position < INT32_MAX) {
+  if (is_position(position)) {
     set_line(p.decode_meta, i, p.tokens[i], position, p.rows != nullptr ? p.rows[i] : static_cast<int32_t>(i));
   } else {
-    for (int c = 0; c < kMetaColumns; ++c) p.decode_meta[i * kMetaColumns + c] = 0;
+    clear_line(p.decode_meta, i);
   }
 }
 
@@ -151,7 +115,7 @@ __global__ void __launch_bounds__(kThreads) publish_kernel(const PublishParams p
   const int64_t r = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarpSize;
   if (r >= p.num_segments) return;
   const Segment s = load_segment(p.segments, r);
-  if (!is_alive(p.row_state, s.row, p.rows)) {
+  if (!is_alive_for_warp(p.row_state, s.row, p.rows)) {
     const int32_t generation = is_row(s.row, p.rows) ? row_line(p.row_state, s.row)[kRowGeneration] : 0;
     write_record(p, r, {s.row, generation, 0, kRecordDead, -1}, lane);
     return;

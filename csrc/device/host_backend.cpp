@@ -5,7 +5,7 @@
 #include <new>
 #include <stdexcept>
 
-#include "device/spin.h"
+#include "common/spin.h"
 #include "device/text.h"
 
 namespace photon::device {

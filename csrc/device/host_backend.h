@@ -145,6 +145,8 @@ class HostStream final : public CpuStream {
   void submit(StreamCommand command) override;
 
  private:
+  bool forked() const;
+  uint64_t enqueue(StreamCommand command);  // returns how many commands have been enqueued, this one included
   void drain();
   void work();
   bool take(std::vector<StreamCommand>& batch);
@@ -159,16 +161,17 @@ class HostStream final : public CpuStream {
   friend void drain_host_streams();
 
   std::mutex mutex_;
-  std::condition_variable wake_;
-  std::vector<StreamCommand> pending_;  // guarded by mutex_
-  bool sleeping_ = false;               // guarded by mutex_
-  bool stopping_ = false;               // guarded by mutex_
-  std::atomic<uint64_t> enqueued_{0};   // written under mutex_
-  std::atomic<uint64_t> executed_{0};   // written by the worker
-  std::atomic<bool> failed_{false};     // written by the worker
-  SharedError error_;                   // written once by the worker, before failed_
+  std::unique_ptr<std::condition_variable> wake_;  // given up in a forked child, where a waiter that is not there would hold its end
+  std::vector<StreamCommand> pending_;             // guarded by mutex_
+  bool sleeping_ = false;                          // guarded by mutex_
+  bool stopping_ = false;                          // guarded by mutex_
+  std::atomic<uint64_t> enqueued_{0};              // written under mutex_
+  std::atomic<uint64_t> executed_{0};              // written by the worker
+  std::atomic<bool> failed_{false};                // written by the worker
+  SharedError error_;                              // written once by the worker, before failed_
   const std::shared_ptr<HostEvent> fence_;
-  std::thread worker_;
+  const uint64_t born_;  // forks before this stream was made
+  std::unique_ptr<std::thread> worker_;  // given up in a forked child
 };
 
 class InlineStream final : public CpuStream {

@@ -1,11 +1,14 @@
 // HostStream: the worker thread and its queue.
+#include <pthread.h>
+
 #include <algorithm>
 #include <exception>
+#include <new>
 #include <stdexcept>
 #include <utility>
 
+#include "common/spin.h"
 #include "device/host_backend.h"
-#include "device/spin.h"
 #include "device/text.h"
 
 namespace photon::device {
@@ -25,16 +28,37 @@ Registry& registry() {
   return *instance;
 }
 
+// How often this process is a fork of one that had streams. A stream made under another count has its worker in another process.
+std::atomic<uint64_t> fork_count{0};
+
+uint64_t watch_forks() {
+  static const int installed = pthread_atfork(nullptr, nullptr, [] {
+    fork_count.fetch_add(1, std::memory_order_relaxed);
+    new (&registry()) Registry;  // its mutex may have been held, and its streams have no workers here
+  });
+  static_cast<void>(installed);
+  return fork_count.load(std::memory_order_relaxed);
+}
+
 }  // namespace
 
-HostStream::HostStream() : CpuStream(Backend::kHost), fence_(std::make_shared<HostEvent>(Backend::kHost, false, true)) {
+HostStream::HostStream()
+    : CpuStream(Backend::kHost),
+      wake_(std::make_unique<std::condition_variable>()),
+      fence_(std::make_shared<HostEvent>(Backend::kHost, false, true)),
+      born_(watch_forks()) {
   pending_.reserve(kInitialQueue);
-  worker_ = std::thread([this] { work(); });
+  worker_ = std::make_unique<std::thread>([this] { work(); });
   std::lock_guard<std::mutex> lock(registry().mutex);
   registry().streams.push_back(this);
 }
 
 HostStream::~HostStream() {
+  if (forked()) {
+    static_cast<void>(worker_.release());
+    static_cast<void>(wake_.release());
+    return;
+  }
   {
     std::lock_guard<std::mutex> lock(registry().mutex);
     auto& streams = registry().streams;
@@ -43,22 +67,31 @@ HostStream::~HostStream() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
-    wake_.notify_one();
+    wake_->notify_one();
   }
-  worker_.join();
+  worker_->join();
 }
 
-void HostStream::submit(StreamCommand command) {
+bool HostStream::forked() const { return born_ != fork_count.load(std::memory_order_relaxed); }
+
+void HostStream::submit(StreamCommand command) { enqueue(std::move(command)); }
+
+uint64_t HostStream::enqueue(StreamCommand command) {
+  if (forked()) {
+    throw std::runtime_error("this host stream belongs to the process that was forked; after a fork make a new Runtime, or Engine");
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   pending_.push_back(std::move(command));
-  enqueued_.fetch_add(1, std::memory_order_release);
-  if (sleeping_) wake_.notify_one();
+  const uint64_t ticket = enqueued_.fetch_add(1, std::memory_order_release) + 1;
+  if (sleeping_) wake_->notify_one();
+  return ticket;
 }
 
 void HostStream::drain() {
   const uint64_t sequence = fence_->begin_record(this, "synchronize");
-  submit(RecordCommand{fence_, sequence});
+  const uint64_t ticket = enqueue(RecordCommand{fence_, sequence});
   fence_->await(sequence, true);
+  while (executed_.load(std::memory_order_acquire) < ticket) std::this_thread::yield();  // counted a moment later; query() looks there
 }
 
 void HostStream::synchronize() {
@@ -90,7 +123,7 @@ bool HostStream::take(std::vector<StreamCommand>& batch) {
   spin_until([this] { return enqueued_.load(std::memory_order_acquire) != executed_.load(std::memory_order_relaxed); });
   std::unique_lock<std::mutex> lock(mutex_);
   sleeping_ = true;
-  wake_.wait(lock, [this] { return !pending_.empty() || stopping_; });
+  wake_->wait(lock, [this] { return !pending_.empty() || stopping_; });
   sleeping_ = false;
   batch.swap(pending_);
   return !batch.empty();

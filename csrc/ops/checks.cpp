@@ -64,7 +64,11 @@ Arg::Arg(const char* op, const char* name, const Tensor& tensor, DeviceId device
       strides_(tensor.strides().data()),
       type_(tensor.scalar_type()),
       element_size_(tensor.element_size()),
-      data_(device.type == aoti_torch_device_type_meta() ? nullptr : tensor.data_ptr()) {}
+      data_(device.type == aoti_torch_device_type_meta() ? nullptr : tensor.data_ptr()) {
+  if (data_ == nullptr && device.type != aoti_torch_device_type_meta() && numel() > 0) {
+    fail(op, name, " has shape ", Dims{sizes_, rank_}, " and no memory: its storage was freed or never allocated");
+  }
+}
 
 void Arg::fail_dtype(const char* expected) const { fail(op_, name_, " has dtype ", dtype_name(type_), ", expected ", expected); }
 
@@ -152,13 +156,15 @@ const Arg& Arg::written(std::initializer_list<const Arg*> others) const {
       fail(op_, name_, " has strides ", Dims{strides_, rank_}, ", expected none to be 0: it is written (an expanded tensor cannot be)");
     }
   }
-  // Only dense blocks are compared: views such as q and k of one fused buffer interleave without sharing an element.
-  if (data_ == nullptr || numel() == 0 || !is_contiguous()) return *this;
+  // Dense blocks, and views of one layout that begin at one place, are compared; views such as q and k of one fused buffer interleave
+  // without sharing an element.
+  if (data_ == nullptr || numel() == 0) return *this;
   const auto first = reinterpret_cast<uintptr_t>(data_);
   for (const Arg* other : others) {
-    if (other == nullptr || other->data_ == nullptr || other->numel() == 0 || !other->is_contiguous()) continue;
+    if (other == nullptr || other->data_ == nullptr || other->numel() == 0) continue;
     const auto second = reinterpret_cast<uintptr_t>(other->data_);
-    if (first < second + other->numel() * other->element_size_ && second < first + numel() * element_size_) {
+    const bool dense = is_contiguous() && other->is_contiguous();
+    if (first == second || (dense && first < second + other->numel() * other->element_size_ && second < first + numel() * element_size_)) {
       fail(op_, name_, " shares memory with ", other->name_, ", expected separate tensors, because ", name_, " is written");
     }
   }

@@ -21,13 +21,17 @@ const HostQueue* claimed_queue() { return t_queue; }
 
 CudaScope::CudaScope(const char* op, DeviceId device) : op_(op) {
   if (aoti_torch_get_current_cuda_stream == nullptr) fail(op, "got CUDA tensors, but this torch has no CUDA; install a torch with CUDA");
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device.index, &stream_));
   int current = -1;
   check_launch(cudaGetDevice(&current));
-  if (current != device.index) {
-    check_launch(cudaSetDevice(device.index));
-    previous_ = current;
+  if (current == device.index) return;
+  const cudaError_t error = cudaSetDevice(device.index);
+  if (error != cudaSuccess) {  // no destructor follows a throw: switch back here, and leave no error for the next launch to find
+    cudaSetDevice(current);
+    cudaGetLastError();
+    check_launch(error);
   }
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device.index, &stream_));
+  previous_ = current;
 }
 
 CudaScope::~CudaScope() {
@@ -61,5 +65,6 @@ PHOTON_EXPORT const photon::HostQueue* photon_ext_set_host_queue(const photon::H
 PHOTON_EXPORT int photon_ext_num_threads() { return photon::cpu::num_threads(); }
 PHOTON_EXPORT void photon_ext_set_num_threads(int threads) { photon::cpu::set_num_threads(threads); }
 PHOTON_EXPORT const char* photon_ext_cpu_isa() { return photon::cpu::simd().name; }
+PHOTON_EXPORT const char* photon_ext_cpu_isa_error() { return photon::cpu::simd_error(); }
 
 }  // extern "C"

@@ -29,9 +29,14 @@ class CudaScope {
   void* stream_ = nullptr;
 };
 
+template <typename Params>
+struct Launcher {
+  using Type = int (*)(const Params&, void* stream);
+};
+
 // `anchor`: any argument of the op; it knows the op's name and its device. `launch` is null in a build without CUDA.
 template <auto kCpuKernel, typename Params>
-void dispatch(const Arg& anchor, const Params& params, int (*launch)(const Params&, void*)) {
+void dispatch(const Arg& anchor, const Params& params, typename Launcher<Params>::Type launch) {
   if (anchor.device().type == aoti_torch_device_type_meta()) return;
   if (anchor.device().type == aoti_torch_device_type_cpu()) {
     const HostQueue* queue = claimed_queue();

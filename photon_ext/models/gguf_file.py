@@ -46,6 +46,10 @@ class GgufFile:
     def tensor_names(self) -> set[str]:
         return set(self._tensors)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The tensor's shape, outermost dimension first."""
+        return tuple(int(size) for size in reversed(self._tensors[name].shape))
+
     def tensor(self, name: str) -> torch.Tensor:
         """The tensor, dequantized to float32 on the CPU, outermost dimension first."""
         stored = self._tensors[name]

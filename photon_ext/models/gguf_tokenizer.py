@@ -8,6 +8,7 @@ from typing import NamedTuple
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from photon_ext.errors import ModelError
+from photon_ext.models.fields import Fields
 from photon_ext.models.gguf_file import GgufFile
 
 
@@ -44,15 +45,16 @@ _PRE_TOKENIZERS = {
 
 def gguf_backend(file: GgufFile) -> Tokenizer:
     """Builds the tokenizer. Raises ModelError, naming the file, for a vocabulary that is not supported or is damaged."""
-    kind, pre = file.fields.get("tokenizer.ggml.model"), file.fields.get("tokenizer.ggml.pre")
+    fields = Fields(file.fields, str(file.path))
+    kind, pre = fields.text("tokenizer.ggml.model"), fields.text("tokenizer.ggml.pre")
     if kind != "gpt2" or pre not in _PRE_TOKENIZERS:
         raise ModelError(
             f"{file.path}: tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported; supported are 'gpt2' with "
             f"{', '.join(_PRE_TOKENIZERS)}; use the model's Hugging Face directory, whose tokenizer.json says it all"
         )
     rules = _PRE_TOKENIZERS[pre]
-    tokens: list[str] = file.fields.get("tokenizer.ggml.tokens", [])
-    merges = [tuple(merge.split(" ", 1)) for merge in file.fields.get("tokenizer.ggml.merges", [])]
+    tokens = _texts(fields, "tokenizer.ggml.tokens")
+    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in _texts(fields, "tokenizer.ggml.merges"))]
     try:
         model = models.BPE({token: index for index, token in enumerate(tokens)}, merges, ignore_merges=rules.ignore_merges)
     except Exception as error:  # the library raises a bare Exception
@@ -62,12 +64,21 @@ def gguf_backend(file: GgufFile) -> Tokenizer:
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = _pre_tokenizer(rules)
     backend.decoder = decoders.ByteLevel()
-    _add_marked_tokens(backend, tokens, file.fields.get("tokenizer.ggml.token_type", []))
-    bos_id = file.fields.get("tokenizer.ggml.bos_token_id")
-    if file.fields.get("tokenizer.ggml.add_bos_token", rules.add_bos) and bos_id is not None:
+    _add_marked_tokens(backend, tokens, fields.items("tokenizer.ggml.token_type"))
+    bos_id = fields.get("tokenizer.ggml.bos_token_id")
+    if bos_id is not None and fields.flag("tokenizer.ggml.add_bos_token", rules.add_bos):
+        if not isinstance(bos_id, int) or not 0 <= bos_id < len(tokens):
+            fields.refuse("tokenizer.ggml.bos_token_id", f"an id below {len(tokens)}")
         bos = tokens[bos_id]
         backend.post_processor = processors.TemplateProcessing(single=[bos, "$A"], special_tokens=[(bos, bos_id)])
     return backend
+
+
+def _texts(fields: Fields, key: str) -> list[str]:
+    values = fields.items(key)
+    if not all(isinstance(value, str) for value in values):
+        fields.refuse(key, "a list of texts")
+    return values
 
 
 def _pre_tokenizer(rules: _PreTokenizer) -> pre_tokenizers.PreTokenizer:
@@ -82,7 +93,7 @@ def _pre_tokenizer(rules: _PreTokenizer) -> pre_tokenizers.PreTokenizer:
 
 def _add_marked_tokens(backend: Tokenizer, tokens: list[str], types: list[int]) -> None:
     """Control and user-defined tokens are found before text is cut; control tokens are left out of decoded text."""
-    marked = {_TokenType.CONTROL, _TokenType.USER_DEFINED}
+    marked = (_TokenType.CONTROL, _TokenType.USER_DEFINED)
     backend.add_tokens(
         [
             AddedToken(token, special=kind == _TokenType.CONTROL, normalized=False)

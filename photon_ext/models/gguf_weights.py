@@ -1,4 +1,4 @@
-"""DecoderWeights and ModelConfig from a GGUF file, dequantized."""
+"""DecoderWeights from a GGUF file, dequantized."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import torch
 
 from photon_ext.errors import ModelError
 from photon_ext.models.config import Family, ModelConfig
+from photon_ext.models.gguf_config import OUTPUT, ROPE_FACTORS
 from photon_ext.models.gguf_file import GgufFile
 from photon_ext.models.weights import DecoderWeights, empty_weights, weight_slots
 
-_ROPE_FACTORS = "rope_freqs.weight"
-_OUTPUT = "output.weight"
 _TOP_LEVEL = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": _OUTPUT,
+    "lm_head.weight": OUTPUT,
 }
 _LAYER = {
     "input_layernorm": "attn_norm",
@@ -40,13 +39,6 @@ def gguf_name(name: str) -> str:
     return f"blk.{match[1]}.{_LAYER[match[2]]}.weight" if match else _TOP_LEVEL[name]
 
 
-def gguf_config(file: GgufFile) -> ModelConfig:
-    """The model's shape. An absent output head means tied embeddings; a rope_freqs tensor carries Llama 3 scaling."""
-    factors = tuple(file.tensor(_ROPE_FACTORS).tolist()) if _ROPE_FACTORS in file.tensor_names else ()
-    tied = _OUTPUT not in file.tensor_names
-    return ModelConfig.from_gguf(file.fields, tied=tied, rope_factors=factors, source=str(file.path))
-
-
 def unpermute_heads(rows: torch.Tensor, heads: int) -> torch.Tensor:
     """Undoes llama.cpp's order of a Llama q or k projection, [heads * D, H].
 
@@ -64,21 +56,25 @@ def load_gguf_weights(
 
     Raises ModelError, naming the file and the tensor, where one is missing, of another shape, or would be ignored.
     """
+    _check_tensors(file, {gguf_name(name): slot.shape for name, slot in weight_slots(config, empty_weights(config, dtype, "meta"))})
     weights = empty_weights(config, dtype, device)
-    slots = {gguf_name(name): slot for name, slot in weight_slots(config, weights)}
-    missing, extra = (
-        sorted(slots.keys() - file.tensor_names),
-        sorted(file.tensor_names - slots.keys() - {_ROPE_FACTORS}),
-    )
-    if missing:
-        raise ModelError(f"{file.path}: {len(missing)} of {len(slots)} tensors are missing, first {missing[0]!r}; download it again")
-    if extra:
-        raise ModelError(f"{file.path}: {len(extra)} tensors would be ignored, first {extra[0]!r}; this variant is not supported")
-    for name, slot in slots.items():
+    for hf_name, slot in weight_slots(config, weights):
+        name = gguf_name(hf_name)
         tensor = file.tensor(name)
-        if tensor.shape != slot.shape:
-            raise ModelError(f"{file.path}: {name} has shape {list(tensor.shape)}, its metadata asks for {list(slot.shape)}")
         if config.family is Family.LLAMA and name.endswith((".attn_q.weight", ".attn_k.weight")):
             tensor = unpermute_heads(tensor, config.q_heads if "attn_q" in name else config.kv_heads)
         slot.copy_(tensor)
     return weights
+
+
+def _check_tensors(file: GgufFile, expected: dict[str, torch.Size]) -> None:
+    """Before anything is allocated: a damaged size would ask for all the memory there is."""
+    missing = sorted(expected.keys() - file.tensor_names)
+    extra = sorted(file.tensor_names - expected.keys() - {ROPE_FACTORS})
+    if missing:
+        raise ModelError(f"{file.path}: {len(missing)} of {len(expected)} tensors are missing, first {missing[0]!r}; download it again")
+    if extra:
+        raise ModelError(f"{file.path}: {len(extra)} tensors would be ignored, first {extra[0]!r}; this variant is not supported")
+    for name, shape in expected.items():
+        if file.shape(name) != tuple(shape):
+            raise ModelError(f"{file.path}: {name} has shape {list(file.shape(name))}, its metadata asks for {list(shape)}")

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from photon_ext.errors import ModelError
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.json_file import read_json
+from photon_ext.models.text_files import read_json
 from photon_ext.models.weights import DecoderWeights, empty_weights, weight_slots
 
 SINGLE_FILE = "model.safetensors"
@@ -27,12 +27,14 @@ def load_hf_weights(
     another shape or quantized, or where the files hold parameters that the model as configured would ignore.
     """
     files = _weight_files(directory)
-    weights = empty_weights(config, dtype, device)
+    expected = {name: slot.shape for name, slot in weight_slots(config, empty_weights(config, dtype, "meta"))}
     with ExitStack() as stack:
         tensors = {name: handle for path in files for name, handle in _open(path, stack).items()}
-        expected = dict(weight_slots(config, weights))
         _check_names(directory, config, set(tensors), set(expected))
-        for name, slot in expected.items():
+        for name, shape in expected.items():  # before anything is allocated: a damaged size would ask for all the memory there is
+            _check_shape(tensors[name], name, shape, directory)
+        weights = empty_weights(config, dtype, device)
+        for name, slot in weight_slots(config, weights):
             _copy(tensors[name], name, slot, directory)
     return weights
 
@@ -41,8 +43,8 @@ def _weight_files(directory: Path) -> list[Path]:
     index_path = directory / INDEX_FILE
     if index_path.exists():
         shards = read_json(index_path).get("weight_map")
-        if not isinstance(shards, dict) or not shards:
-            raise ModelError(f"{index_path}: has no 'weight_map' object that names the shards; download it again")
+        if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
+            raise ModelError(f"{index_path}: has no 'weight_map' object that names a shard for each tensor; download it again")
         files = [directory / name for name in sorted(set(shards.values()))]
         missing = [path.name for path in files if not path.exists()]
         if missing:
@@ -80,12 +82,14 @@ def _check_names(directory: Path, config: ModelConfig, found: set[str], expected
         )
 
 
+def _check_shape(handle: Any, name: str, expected: torch.Size, directory: Path) -> None:
+    shape = handle.get_slice(name).get_shape()
+    if tuple(shape) != tuple(expected):
+        raise ModelError(f"{directory}: {name} has shape {shape}, config.json asks for {list(expected)}; they do not belong together")
+
+
 def _copy(handle: Any, name: str, slot: torch.Tensor, directory: Path) -> None:
     tensor = handle.get_tensor(name)
-    if tensor.shape != slot.shape:
-        raise ModelError(
-            f"{directory}: {name} has shape {list(tensor.shape)}, config.json asks for {list(slot.shape)}; they do not belong together"
-        )
     if not tensor.is_floating_point() or tensor.element_size() < 2:
         raise ModelError(f"{directory}: {name} is stored as {tensor.dtype}; use a checkpoint in float32, float16 or bfloat16")
     slot.copy_(tensor)

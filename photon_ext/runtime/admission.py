@@ -60,6 +60,8 @@ def checked_admission(
         )
     if len(stops) > limits.max_stop_ids:
         raise RequestError(f"{len(stops)} stop ids given; this runtime holds {limits.max_stop_ids} per row (max_stop_ids)")
+    if not isinstance(temperature, (int, float)):
+        raise RequestError(f"temperature is {temperature!r}; a number is needed")
     if temperature != 0 and not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
         raise RequestError(f"temperature is {temperature}; use 0 for greedy, or a number from {MIN_TEMPERATURE} to {MAX_TEMPERATURE:g}")
     held = _pages(pages, len(prompt) + new_tokens - 1, limits)

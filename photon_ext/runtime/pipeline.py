@@ -94,13 +94,18 @@ class Pipeline:
         on_release: Callable[[Row], None] | None = None,
     ) -> None:
         rows = runtime.table.max_rows
-        if chunk < 1:
-            raise ConfigError(f"chunk is {chunk}; a prefill step carries at least 1 token")
         if prefill_buckets is None:
             prefill_buckets = (chunk,) if runtime.captures_prefill else ()
         buckets, prefill_buckets = tuple(buckets), tuple(prefill_buckets)
-        if min((*buckets, *prefill_buckets), default=1) < 1:
-            raise ConfigError(f"buckets {buckets} and prefill_buckets {prefill_buckets} must be positive batch sizes and token counts")
+        for name, values in (
+            ("vocab_size", (vocab_size,)),
+            ("chunk", (chunk,)),
+            ("buckets", buckets),
+            ("prefill_buckets", prefill_buckets),
+        ):
+            bad = next((value for value in values if not isinstance(value, int) or value < 1), None)
+            if bad is not None:
+                raise ConfigError(f"{name}: {bad!r} is not a positive integer")
         decode_buckets = tuple(sorted({bucket for bucket in buckets if bucket < rows} | {rows}))
         prefills = tuple(sorted({bucket for bucket in prefill_buckets if bucket <= chunk}))
         spec = StepSpec(forward, sample, vocab_size, decode_buckets, prefills, chunk, graph)
@@ -170,6 +175,8 @@ class Pipeline:
         """Ends a row now: tokens in flight are skipped, its lease is released when no step uses it. False if it had ended already."""
         if not row.lease.running:
             return False
+        if self._rows.get(row.index) is not row:
+            raise PipelineError(f"{row} was admitted by another pipeline; abort it there")
         row.lease.finalize()
         self._runtime.table.kill(row.index)
         self._release_if_idle(row)
@@ -308,8 +315,13 @@ class Pipeline:
             return RowEvent(row, None, FinishReason.ERROR, self._fault_text(row, flags, segment.sampled_position))
         if tokens != 1:
             raise PipelineError(f"{row}: a sampled segment reports {tokens} tokens, flags {flags}")
+        token = record[RECORD_TOKENS]
+        if not 0 <= token < self._limits.vocab_size:
+            raise PipelineError(
+                f"{row}: sampling gave token {token}; ids lie in [0, {self._limits.vocab_size}); look at the sample function"
+            )
         row.committed += 1
-        return RowEvent(row, record[RECORD_TOKENS], _finish_reason(flags))
+        return RowEvent(row, token, _finish_reason(flags))
 
     @staticmethod
     def _fault_text(row: Row, flags: int, position: int) -> str:

@@ -4,20 +4,35 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from photon_ext.errors import CaptureError
 
+# They return what was just made from host data, which their schemas do not tell from a view.
+FRESH = ("aten::lift_fresh", "aten::lift")
+
 
 class RecordGuard(TorchDispatchMode):
-    """Lets photon_ext ops and views through; any other torch op would run now, once, and be missing from every replay."""
+    """Lets photon_ext ops and views through; any other torch op would run now, once, and be missing from every replay.
+
+    Attributes:
+        tensors: arguments of the ops that passed, by id. Their addresses are in the record, so whoever replays it keeps them alive.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tensors: dict[int, torch.Tensor] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled under this mode; torch would import its compiler (seconds) to say so
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace != "photon_ext" and not _is_view(func):
+        if func.namespace == "photon_ext":
+            arguments = (*args, *(kwargs or {}).values())
+            self.tensors.update((id(value), value) for value in arguments if isinstance(value, torch.Tensor))
+        elif not _is_view(func):
             raise CaptureError(
                 f"{func} cannot be recorded into a CPU graph, which replays photon_ext ops only; "
                 "use those in forward, or build the Pipeline with graph=False"
@@ -27,4 +42,5 @@ class RecordGuard(TorchDispatchMode):
 
 def _is_view(func: Any) -> bool:
     returns = func._schema.returns
-    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+    aliases = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+    return aliases and func._schema.name not in FRESH

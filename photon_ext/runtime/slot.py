@@ -70,10 +70,11 @@ class Slot:
 
     def write_mask(self, index: int, row: Row, position: int, fill: Fill) -> None:
         """See SlotPort.write_mask."""
-        start = self._mask_layout.mask_offset + index * self._mask_layout.row_words
-        words = self._mask[start : start + self._mask_layout.row_words]
-        words[:] = array("i", bytes(words.nbytes))
-        fill(row, words)
+        width = self._mask_layout.row_words
+        start = self._mask_layout.mask_offset + index * width
+        words = array("i", bytes(4 * width))  # not the pinned words themselves: whoever keeps the view could write into later masks
+        fill(row, memoryview(words))
+        self._mask[start : start + width] = words
         key = index * MASK_KEY_COLUMNS
         self._mask[key : key + MASK_KEY_COLUMNS] = array("i", (row.index, position))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +14,8 @@ from photon_ext.runtime.step import StepKey, StepKind, StepTensors
 from photon_ext.runtime.step_program import StepProgram
 
 if TYPE_CHECKING:
+    import torch
+
     from photon_ext import _C
     from photon_ext.runtime.streams import Streams
 
@@ -50,6 +52,7 @@ class StepGraph:
         self._forward: dict[tuple[int, StepKey], _C.Graph] = {}
         self._sampling: dict[tuple[int, StepKey], _C.Graph] = {}
         self._pending: dict[int, StepTensors] = {}
+        self._in_use: dict[int, list[Mapping[int, torch.Tensor]]] = {}
         self.seconds = 0.0
         self.bytes = 0
 
@@ -86,7 +89,8 @@ class StepGraph:
 
     def run_eagerly(self, slot: int, key: StepKey) -> None:
         """Enqueues a step that has no graph; a split one keeps its tensors for ``sample_eagerly``."""
-        with self._streams.on_compute():
+        with self._streams.on_compute() as tensors:
+            self._in_use[slot] = [tensors]  # the slot is free, so what its last eager step used is not needed any more
             step = self._programs[slot].forward(key)
             if key.split:
                 self._pending[slot] = step
@@ -95,7 +99,8 @@ class StepGraph:
 
     def sample_eagerly(self, slot: int) -> None:
         """Enqueues the sampling of the split step that this slot launched eagerly."""
-        with self._streams.on_compute():
+        with self._streams.on_compute() as tensors:
+            self._in_use[slot].append(tensors)
             self._programs[slot].sample(self._pending.pop(slot), masked=True)
 
     def _keys(self) -> Iterable[StepKey]:

@@ -20,6 +20,8 @@ from photon_ext.layout import (
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.step import StepKey, StepTensors
 
+LOGITS_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
 
 @dataclass(frozen=True, slots=True)
 class Tables:
@@ -119,12 +121,14 @@ class StepProgram:
         return self._slot.mask[self._masks.mask_offset :].view(-1, self._masks.row_words)[:count]
 
     def _check_logits(self, step: StepTensors, key: StepKey) -> None:
-        expected = (key.segments, self._spec.vocab_size)
-        if step.logits is None:
-            raise ConfigError(f"forward() did not assign step.logits; it must be a tensor of shape {expected}")
-        if tuple(step.logits.shape) != expected:
+        shape, logits = (key.segments, self._spec.vocab_size), step.logits
+        if not isinstance(logits, torch.Tensor):
+            raise ConfigError(f"forward() left step.logits {logits!r}; it must assign a tensor of shape {shape} (segments, vocab_size)")
+        found = (tuple(logits.shape), logits.dtype, logits.device, logits.stride(-1) if logits.dim() else 0)
+        if found[0] != shape or logits.dtype not in LOGITS_DTYPES or logits.device != step.decode_meta.device or found[3] != 1:
             raise ConfigError(
-                f"forward() assigned step.logits of shape {tuple(step.logits.shape)}, expected {expected} (segments, vocab_size)"
+                f"forward() assigned step.logits of shape {found[0]}, {found[1]}, on {found[2]}, last stride {found[3]}; expected shape "
+                f"{shape} (segments, vocab_size), float32, float16 or bfloat16, on {step.decode_meta.device}, last stride 1"
             )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -31,8 +31,11 @@ class Streams(ABC):
             stream.synchronize()
 
     @abstractmethod
-    def on_compute(self) -> AbstractContextManager[object]:
-        """Ops called inside are enqueued on the compute stream."""
+    def on_compute(self) -> AbstractContextManager[Mapping[int, torch.Tensor]]:
+        """Ops called inside are enqueued on the compute stream.
+
+        Gives the tensors that the caller has to keep until that work is done; empty where the allocator is ordered by the stream.
+        """
 
     @abstractmethod
     def capture(self, body: Callable[[], None]) -> _C.Graph:
@@ -52,20 +55,21 @@ class HostStreams(Streams):
         super().__init__("inline" if inline else "host", 0)
 
     @contextmanager
-    def on_compute(self) -> Iterator[None]:
+    def on_compute(self) -> Iterator[Mapping[int, torch.Tensor]]:
         if self.backend == "inline":
-            yield
+            yield {}
             return
-        with self.compute.claim(), RecordGuard():  # type: ignore[no-untyped-call]
-            yield
+        with self.compute.claim(), RecordGuard() as guard:
+            yield guard.tensors
 
     def capture(self, body: Callable[[], None]) -> _C.Graph:
         self.compute.begin_capture()
         try:
-            with self.on_compute():
+            with self.on_compute() as tensors:
                 body()
         finally:
             graph = self.compute.end_capture()
+        graph.keep_alive(tensors)
         return graph
 
     def free_bytes(self) -> int:
@@ -86,8 +90,10 @@ class CudaStreams(Streams):
         self._torch = stream if stream is not None else torch.cuda.ExternalStream(self.compute.handle, device=index)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def on_compute(self) -> AbstractContextManager[object]:
-        return torch.cuda.stream(self._torch)
+    @contextmanager
+    def on_compute(self) -> Iterator[Mapping[int, torch.Tensor]]:
+        with torch.cuda.stream(self._torch):
+            yield {}
 
     def capture(self, body: Callable[[], None]) -> _C.Graph:
         captured = torch.cuda.CUDAGraph(keep_graph=True)

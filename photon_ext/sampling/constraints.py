@@ -57,7 +57,7 @@ class AllowedIds:
         self._positions = positions
         self._repeat = repeat
         self._done = 0
-        self._packed: dict[int, array[int]] = {}
+        self._packed: dict[tuple[int, int], array[int]] = {}  # by position and number of words, of which vocabularies differ
 
     @property
     def finished(self) -> bool:
@@ -68,13 +68,14 @@ class AllowedIds:
 
     def fill_bitmask(self, words: memoryview) -> None:
         position = 0 if self._repeat else self._done
-        if position not in self._packed:
-            self._packed[position] = pack_ids(self._positions[position], len(words))
-        words[:] = memoryview(self._packed[position])
+        key = position, len(words)
+        if key not in self._packed:
+            self._packed[key] = pack_ids(self._positions[position], len(words))
+        words[:] = memoryview(self._packed[key])
 
     def fresh(self) -> AllowedIds:
         other = AllowedIds(self._positions, self._repeat)
-        other._packed = self._packed  # the words depend on the ids and the vocabulary alone
+        other._packed = self._packed  # shared: the words depend on the key alone
         return other
 
 

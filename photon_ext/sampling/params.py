@@ -6,11 +6,9 @@ import math
 from dataclasses import dataclass
 
 from photon_ext.errors import ConfigError
+from photon_ext.runtime.admission import MAX_TEMPERATURE, MIN_TEMPERATURE
 from photon_ext.sampling.constraints import Constraint
 
-# Below this a float32 logit divided by the temperature may overflow; above it the distribution is flat to float32 precision.
-MIN_TEMPERATURE = 1e-3
-MAX_TEMPERATURE = 1e4
 MAX_SEED = 2**64 - 1
 
 

@@ -14,7 +14,7 @@ from photon_ext.scheduling.sequence import Sequence
 
 
 class Mail(NamedTuple):
-    """What the engine thread takes at the begin of a turn. A cancel may be for a request that has ended, or comes with the same mail."""
+    """What the engine thread takes at the begin of a turn. A cancel may be for a request that has ended, or comes in the same mail."""
 
     submitted: tuple[Sequence, ...]
     cancelled: tuple[Request, ...]
@@ -49,9 +49,9 @@ class Mailbox:
             self._changed.notify()
 
     def cancel(self, request: Request) -> None:
-        """Queues a cancel; nothing to do for a request that has ended."""
+        """Queues a cancel; nothing to do for a request that has ended, or where all end."""
         with self._changed:
-            if not request.done:
+            if not (request.done or self._closing or self._cause is not None):
                 self._cancelled.append(request)
                 self._changed.notify()
 

@@ -9,15 +9,6 @@ import torch
 from photon_ext import _C
 from photon_ext.errors import ConfigError
 
-_DTYPES = {
-    "float32": torch.float32,
-    "fp32": torch.float32,
-    "float16": torch.float16,
-    "fp16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "bf16": torch.bfloat16,
-}
-
 
 @dataclass(frozen=True)
 class EngineOptions:
@@ -83,16 +74,3 @@ def choose_device(device: str) -> str:
     if device != "auto":
         return device
     return "cuda" if _C.cuda_compiled and torch.cuda.is_available() else "cpu"
-
-
-def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """A dtype by name, torch's own, or None.
-
-    Raises:
-        ConfigError: it is not one that the kernels know.
-    """
-    if dtype is None or dtype in _DTYPES.values():
-        return dtype  # type: ignore[return-value]
-    if dtype not in _DTYPES:
-        raise ConfigError(f"dtype is {dtype!r}; give one of {', '.join(_DTYPES)}")
-    return _DTYPES[dtype]  # type: ignore[index]

@@ -129,7 +129,8 @@ class Request:
             try:
                 wake()
             except RuntimeError:  # the reader's event loop is closed: nobody waits there any more
-                self._wakers.discard(wake)
+                with self._changed:
+                    self._wakers.discard(wake)
 
 
 @dataclass(slots=True)

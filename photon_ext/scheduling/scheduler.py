@@ -15,7 +15,7 @@ class Scheduler:
     """Every live sequence: the one registry, the waiting queue, and the rows and pages of those that run.
 
     A sequence is live from `add` to `drop`; its row and pages are returned by `release`, which may come later (zombies).
-    Not thread-safe: the engine thread owns it, except for `check`, which reads constants only.
+    Not thread-safe: the engine thread owns it, except for `fit`, which reads constants only.
 
     Args:
         pool: the KV pages.

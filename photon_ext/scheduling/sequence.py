@@ -81,12 +81,9 @@ class Sequence:
                 verdict = FinishReason.STOP
         return verdict
 
-    def end(self) -> bool:
-        """No token counts from here on. False if that was so already."""
-        if self.state is SequenceState.ENDED:
-            return False
+    def end(self) -> None:
+        """No token counts from here on."""
         self.state = SequenceState.ENDED
-        return True
 
     def deliver(self, token: int, is_stop: bool) -> bool:
         """Shows one committed token to the caller; a stop token has no text. True if it completed a stop string."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import torch
 
 from photon_ext.errors import ConfigError
 from photon_ext.models.config import ModelConfig
+from photon_ext.scheduling.memory import available_bytes
 from photon_ext.scheduling.options import EngineOptions
 
 DEFAULT_MAX_LEN = 4096
-CUDA_SHARE = 0.9  # of the free memory; the rest is for torch's workspaces and captured graphs
+CUDA_SHARE = 0.9  # of the available memory; the rest is for torch's workspaces and captured graphs
 CPU_SHARE = 0.5  # of the available memory, which others use too
 
 
@@ -57,9 +57,7 @@ def _activation_bytes(config: ModelConfig, lines: int, rows: int, dtype: torch.d
 
 
 def _usable_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * CUDA_SHARE)
-    return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * CPU_SHARE)
+    return int(available_bytes(device) * (CUDA_SHARE if device.type == "cuda" else CPU_SHARE))
 
 
 def _gib(size: int) -> str:

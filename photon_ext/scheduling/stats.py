@@ -52,7 +52,7 @@ class EngineStats:
         step_gap_us: median step gap of the latest steps, microseconds; None unless the engine keeps timing.
         host_us: microseconds of host time per step, by phase (Phase).
         live, waiting: requests without a final event; of them, those without a row.
-        pages_free, pages_held, pages_cached: the KV pages.
+        pages_free, pages_held: the KV pages.
     """
 
     steps: int
@@ -66,4 +66,3 @@ class EngineStats:
     waiting: int
     pages_free: int
     pages_held: int
-    pages_cached: int

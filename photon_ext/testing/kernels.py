@@ -33,6 +33,7 @@ from photon_ext.testing.model import ToyModel, pick
 from photon_ext.testing.state import DeviceState, SlotState, clean
 
 DEAD_LINE = (0, 0, 0, 0)
+INT32_MAX = 2**31 - 1
 SAMPLE, STAGED = int(SegmentFlag.SAMPLE), int(SegmentFlag.STAGED)
 
 
@@ -119,28 +120,35 @@ class StepKernels:
         extent = [0, 0]
         for index, segment in self._live_segments(key, access):
             access.write("lease", segment.row)
-            position = self._device.row_state[segment.row][RowColumn.POSITION]
-            for i in range(segment.lines):
-                line = segment.first + i
-                if line >= key.lines:
-                    break
-                token = self._line_token(segment, line)
-                if token != NO_TOKEN:
-                    meta[line] = (token, position + i, position + i + 1, segment.row)
-                    extent[0] = max(extent[0], line + 1)
+            state = self._device.row_state[segment.row]
+            position = state[RowColumn.POSITION]
+            tokens = self._take_tokens(segment, key.lines)
+            if NO_TOKEN in tokens:
+                access.write("row", segment.row)
+                state[RowColumn.ALIVE] = 0
+                continue
+            for i, token in enumerate(tokens):
+                meta[segment.first + i] = (token, position + i, position + i + 1, segment.row)
+            extent[0] = max(extent[0], segment.first + segment.lines)
             if segment.flags & SAMPLE:
                 extent[1] = max(extent[1], index + 1)
         self._device.decode_meta = meta
         self._device.extent = extent
 
-    def _line_token(self, segment: _Segment, line: int) -> int:
+    def _take_tokens(self, segment: _Segment, lines: int) -> list[int]:
+        """The tokens of a live row's segment, those that were staged consumed; NO_TOKEN alone where it does not fit step or row."""
+        state = self._device.row_state[segment.row]
+        fits = segment.lines > 0 and segment.first >= 0 and segment.first + segment.lines <= lines
+        if not fits or not 0 <= state[RowColumn.POSITION] <= INT32_MAX - segment.lines:
+            return [NO_TOKEN]
         if not segment.flags & STAGED:
-            return self._device.row_state[segment.row][RowColumn.LAST_TOKEN]
-        at = self._inputs.staged_offset + line
-        token = clean(self._slot.input[at], f"staged id {line} of slot {self._index}")
+            return [state[RowColumn.LAST_TOKEN] if segment.lines == 1 else NO_TOKEN]
+        start = self._inputs.staged_offset + segment.first
+        places = slice(start, start + segment.lines)
+        tokens = [clean(token, f"a staged id of lines {segment.first}+ of slot {self._index}") for token in self._slot.input[places]]
         if self._fault is not Fault.STAGED_REUSED:
-            self._slot.input[at] = NO_TOKEN
-        return token
+            self._slot.input[places] = [NO_TOKEN] * segment.lines
+        return tokens
 
     # --- forward ----------------------------------------------------------------------------------------------------------------
 
@@ -158,7 +166,7 @@ class StepKernels:
             length, row = device.decode_meta[segment.first + segment.lines - 1][2:]
             for start in range(0, length, device.page_size):
                 access.read("page", device.page_of(row, start))
-            logits[index] = self._model.logits(device.context(row, length)) if length else [0.0] * self._model.vocab_size
+            logits[index] = self._model.logits(device.context(row, length))
         device.logits, device.logits_of = logits, launch
 
     # --- sampling ---------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 from benchmarks import activity, cpu, decode, floor
 from benchmarks.common.result import BenchmarkError
 from benchmarks.common.session import Session, random_prompts
-from benchmarks.common.shapes import SHAPES, TINY, kv_bytes_per_token, open_model, weight_bytes_read
+from benchmarks.common.shapes import SHAPES, TINY, open_model, weight_bytes_read
 
 DEVICE = torch.device("cpu")
 
@@ -45,8 +45,8 @@ def test_decode_counts_the_bytes_a_step_reads(measured: dict[str, Any]) -> None:
     config, weights = open_model("tiny", torch.float32, DEVICE)
     entry = measured["entries"][-1]
     assert entry["bytes_per_step"]["weights"] == weights.nbytes == weight_bytes_read(config, weights)
-    assert kv_bytes_per_token(config, weights) == 2 * 2 * 2 * 16 * 4
-    assert entry["bytes_per_step"]["kv"] == round(3 * entry["context"] * kv_bytes_per_token(config, weights))
+    assert config.kv_bytes_per_token(4) == 2 * 2 * 2 * 16 * 4
+    assert entry["bytes_per_step"]["kv"] == round(3 * entry["context"] * config.kv_bytes_per_token(4))
     floor_entry = measured["entries"][0]
     expected = sum(entry["bytes_per_step"].values()) / floor_entry["bytes_per_s"] * 1e3
     assert entry["floor_ms"] == pytest.approx(expected, rel=1e-4)

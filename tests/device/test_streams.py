@@ -253,3 +253,32 @@ def test_without_a_device_cuda_says_what_to_do():
     for create in (lambda: _C.Stream.create("cuda"), lambda: _C.Event("cuda"), lambda: _C.PinnedBuffer(64, "cuda")):
         with pytest.raises(RuntimeError, match=r"use backend 'host'|update the driver"):
             create()
+
+
+FORK = """
+import os, sys
+from photon_ext import _C
+stream = _C.Stream.create("host")
+child = os.fork()
+if child == 0:
+    try:
+        stream.synchronize()
+    except RuntimeError as error:
+        print(error, flush=True)
+    fresh = _C.Stream.create("host")
+    fresh.synchronize()
+    del stream
+    sys.exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+stream.synchronize()
+print("parent goes on")
+"""
+
+
+def test_a_forked_child_is_told_and_ends_and_the_parent_goes_on() -> None:
+    done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "this host stream belongs to the process that was forked; after a fork make a new Runtime, or Engine",
+        "parent goes on",
+    ]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 from photon_ext.engine import Engine
-from photon_ext.models.loader import LoadedModel, load_model
+from photon_ext.models.loader import load_model
 from photon_ext.sampling import SamplingParams, from_allowed_ids
 from tests.engine.test_engine_models import (
     LENGTHS,
@@ -20,9 +20,8 @@ from tests.engine.test_engine_models import (
     TEXTS,
     argmax_after,
     prompt_of,
-    reference,  # noqa: F401 - fixtures of the CPU tests: the weights, and transformers over them
+    reference,  # noqa: F401 - a fixture of the CPU tests: transformers over our weights
     run,
-    smollm2,  # noqa: F401
 )
 from tests.models.harness import Chunk, Harness
 from tests.models.tiny import TINY, VOCAB, greedy_ids, saved_tiny_model
@@ -102,7 +101,7 @@ def test_half_precision_is_as_near_to_float32_as_transformers(name: str, dtype: 
     assert (ours - exact).norm() < 1.5 * (rounded - exact).norm()
 
 
-def test_smollm2_tokens_equal_transformers(smollm2: LoadedModel, reference: LlamaForCausalLM) -> None:  # noqa: F811
+def test_smollm2_tokens_equal_transformers(reference: LlamaForCausalLM) -> None:  # noqa: F811
     """Over 20 prompts, alone and batched, depth 1 and 2: four runs that agree, each token transformers' own choice."""
     loaded = load_model("smollm2", torch.float32, torch.device("cuda"))
     assert loaded.tokenizer is not None

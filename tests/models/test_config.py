@@ -10,8 +10,12 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from photon_ext.errors import ModelError
-from photon_ext.models.config import NAMED_SHAPES, Family, ModelConfig, RopeScaling, RopeScalingKind
-from photon_ext.models.rope import rope_tables
+from photon_ext.models.config import Family, ModelConfig, RopeScaling, RopeScalingKind
+from photon_ext.models.gguf_config import metadata_config
+from photon_ext.models.hf_config import hf_config
+from photon_ext.models.rope import inverse_frequencies, rope_tables
+from photon_ext.models.shapes import NAMED_SHAPES
+from photon_ext.models.weights import empty_weights
 from tests.models.tiny import LLAMA3_ROPE, TINY, tiny_model
 
 LLAMA = {
@@ -35,6 +39,7 @@ GGUF = {
     "qwen3.attention.key_length": 32,
     "qwen3.feed_forward_length": 96,
     "qwen3.context_length": 512,
+    "qwen3.attention.layer_norm_rms_epsilon": 1e-6,
     "tokenizer.ggml.tokens": ["a"] * 70,
     "tokenizer.ggml.eos_token_id": 5,
     "tokenizer.ggml.eot_token_id": 6,
@@ -47,26 +52,28 @@ GGUF = {
 )
 def test_named_shapes_read_the_published_bytes(name: str, gigabytes: float, kib_per_token: int) -> None:
     config = NAMED_SHAPES[name]
-    assert config.weight_bytes_per_step(2) / 1e9 == pytest.approx(gigabytes, rel=5e-4)
+    weights = empty_weights(config, torch.bfloat16, "meta")
+    read = weights.nbytes - (0 if config.tied_embeddings else weights.embedding.nbytes)
+    assert read / 1e9 == pytest.approx(gigabytes, rel=5e-4)
     assert config.kv_bytes_per_token(2) == kib_per_token * 1024
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_from_hf_reads_what_transformers_writes(name: str) -> None:
+def test_hf_config_reads_what_transformers_writes(name: str) -> None:
     model = tiny_model(name)
-    config = ModelConfig.from_hf(json.loads(model.config.to_json_string()))
+    config = hf_config(json.loads(model.config.to_json_string()))
     assert (config.hidden, config.layers, config.vocab) == (model.config.hidden_size, 3, model.config.vocab_size)
     assert (config.q_heads, config.kv_heads) == (model.config.num_attention_heads, model.config.num_key_value_heads)
     assert (config.head_dim, config.intermediate) == (model.config.head_dim, model.config.intermediate_size)
     assert config.tied_embeddings == model.config.tie_word_embeddings
     assert config.qk_norm == (model.config.model_type == "qwen3")
-    assert (config.eos_ids, config.bos_id) == ((2,), 1)
+    assert config.eos_ids == (2,)
 
 
 @pytest.mark.parametrize("name", TINY)
 def test_rope_tables_equal_transformers_bitwise(name: str) -> None:
     reference = tiny_model(name)
-    config = ModelConfig.from_hf(json.loads(reference.config.to_json_string()))
+    config = hf_config(json.loads(reference.config.to_json_string()))
     rotary = type(reference.model.rotary_emb)(reference.config)
     cos, sin = rotary(torch.zeros(1), torch.arange(200)[None])
     ours = rope_tables(config, 200, "cpu")
@@ -76,8 +83,8 @@ def test_rope_tables_equal_transformers_bitwise(name: str) -> None:
 
 def test_older_rope_spelling_means_the_same() -> None:
     scaling = {key: value for key, value in LLAMA3_ROPE.items() if key not in ("rope_theta", "rope_type")}
-    older = ModelConfig.from_hf({**LLAMA, "rope_theta": 10000.0, "rope_scaling": {**scaling, "type": "llama3"}})
-    assert older == ModelConfig.from_hf({**LLAMA, "rope_parameters": LLAMA3_ROPE})
+    older = hf_config({**LLAMA, "rope_theta": 10000.0, "rope_scaling": {**scaling, "type": "llama3"}})
+    assert older == hf_config({**LLAMA, "rope_parameters": LLAMA3_ROPE})
     assert older.rope_scaling.kind is RopeScalingKind.LLAMA3
 
 
@@ -89,16 +96,14 @@ def test_gguf_frequency_factors_carry_llama3_scaling() -> None:
     reference = tiny_model("llama-plain").config
     reference.head_dim, reference.rope_parameters["rope_theta"] = 64, config.rope_theta
     unscaled = plain(reference)[0]
-    from photon_ext.models.rope import inverse_frequencies
-
     factors = (unscaled / inverse_frequencies(config)).tolist()
     assert max(factors) == pytest.approx(32.0)
     by_factors = replace(config, rope_scaling=RopeScaling(RopeScalingKind.FACTORS, factors=tuple(factors)))
     torch.testing.assert_close(rope_tables(by_factors, 64, "cpu")[0], scaled_cos, atol=1e-5, rtol=0)
 
 
-def test_from_gguf() -> None:
-    config = ModelConfig.from_gguf(GGUF, tied=True)
+def test_metadata_config() -> None:
+    config = metadata_config(GGUF, tied=True, source="m.gguf")
     assert config == ModelConfig(Family.QWEN3, 64, 2, 4, 2, 32, 96, 70, tied_embeddings=True, max_positions=512, eos_ids=(5, 6))
 
 
@@ -107,15 +112,15 @@ def test_from_gguf() -> None:
     [
         ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "MambaForCausalLM.*supported.*LlamaForCausalLM.*Qwen3ForCausalLM"),
         ({"architectures": None, "model_type": "gpt2"}, "gpt2.*supported"),
-        ({"hidden_size": "64"}, "hidden_size is '64', expected an integer"),
+        ({"hidden_size": "64"}, "hidden_size is '64', expected an integer from 1"),
         ({"num_hidden_layers": None}, "num_hidden_layers is None"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"num_key_value_heads": 3}, "4 query heads are not a multiple of 3"),
         ({"head_dim": 15}, "head_dim is 15"),
         ({"head_dim": 512}, "head_dim is 512"),
-        ({"vocab_size": 0}, "vocab is 0"),
+        ({"vocab_size": 0}, "vocab_size is 0"),
         ({"rope_scaling": {"type": "yarn", "factor": 2}}, "'yarn' is not supported"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "lacks 'low_freq_factor'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "rope_scaling.low_freq_factor is None, expected a finite number"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"use_sliding_window": True, "sliding_window": 32}, "sliding-window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
@@ -123,8 +128,8 @@ def test_from_gguf() -> None:
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(change: dict, message: str) -> None:
-    with pytest.raises(ModelError, match=rf"some/config\.json: .*{message}|model config: .*{message}"):
-        ModelConfig.from_hf({**LLAMA, **change}, "some/config.json")
+    with pytest.raises(ModelError, match=rf"some/config\.json: .*{message}"):
+        hf_config({**LLAMA, **change}, "some/config.json")
 
 
 @pytest.mark.parametrize(
@@ -132,15 +137,15 @@ def test_what_is_not_supported_is_refused_by_name(change: dict, message: str) ->
     [
         ({"general.architecture": "gemma3"}, "'gemma3'.*supported"),
         ({"qwen3.expert_count": 8}, "8 experts"),
-        ({"qwen3.rope.dimension_count": 16}, "16 of 32"),
-        ({"qwen3.attention.value_length": 16}, "value heads of 16"),
+        ({"qwen3.rope.dimension_count": 16}, "rotary embeddings over 16 dimensions and key heads of 32"),
+        ({"qwen3.attention.value_length": 16}, "value heads of 16 dimensions"),
         ({"qwen3.rope.scaling.type": "yarn"}, "'yarn'"),
-        ({"qwen3.block_count": 0}, "layers is 0"),
+        ({"qwen3.block_count": 0}, "qwen3.block_count is 0"),
     ],
 )
 def test_gguf_that_is_not_supported_is_refused_by_name(change: dict, message: str) -> None:
-    with pytest.raises(ModelError, match=message):
-        ModelConfig.from_gguf({**GGUF, **change}, tied=False)
+    with pytest.raises(ModelError, match=rf"some/m\.gguf: .*{message}"):
+        metadata_config({**GGUF, **change}, tied=False, source="some/m.gguf")
 
 
 def test_with_eos_adds_without_duplicates() -> None:

@@ -10,8 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from photon_ext.errors import ConfigError
-from photon_ext.models.config import ModelConfig
 from photon_ext.models.decoder import Decoder
+from photon_ext.models.hf_config import hf_config
 from photon_ext.models.loader import load_model
 from photon_ext.models.weights import random_weights
 from photon_ext.runtime.step import StepKind
@@ -149,7 +149,7 @@ def test_buffers_are_one_arena_at_fixed_addresses(tmp_path: Path) -> None:
     ],
 )
 def test_sizes_that_cannot_be_are_refused(sizes: tuple[int, int, int, int, int], message: str) -> None:
-    config = ModelConfig.from_hf(tiny_model("llama-plain").config.to_dict())
+    config = hf_config(tiny_model("llama-plain").config.to_dict())
     with pytest.raises(ConfigError, match=message):
         Decoder(config, random_weights(config), *sizes)
 

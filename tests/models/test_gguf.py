@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from photon_ext.errors import ModelError
-from photon_ext.models.config import ModelConfig, RopeScaling
+from photon_ext.models.config import RopeScaling
+from photon_ext.models.gguf_config import gguf_config
 from photon_ext.models.gguf_file import GgufFile
-from photon_ext.models.gguf_weights import gguf_config, load_gguf_weights
+from photon_ext.models.gguf_weights import load_gguf_weights
+from photon_ext.models.hf_config import hf_config
 from photon_ext.models.loader import load_model
 from photon_ext.models.rope import inverse_frequencies
 from photon_ext.models.weights import weight_slots
@@ -26,9 +28,9 @@ def test_parameters_equal_the_original(name: str, tmp_path: Path) -> None:
     model = tiny_model(name)
     write_tiny_gguf(model, tmp_path / "m.gguf")
     loaded = load_model(tmp_path / "m.gguf")
-    reference = ModelConfig.from_hf(model.config.to_dict())
-    assert replace(loaded.config, rms_eps=reference.rms_eps, eos_ids=(), bos_id=None) == replace(
-        reference, rope_scaling=RopeScaling(), eos_ids=(), bos_id=None, prefers_float32=True
+    reference = hf_config(model.config.to_dict())
+    assert replace(loaded.config, rms_eps=reference.rms_eps, eos_ids=()) == replace(
+        reference, rope_scaling=RopeScaling(), eos_ids=(), prefers_float32=True
     )
     assert loaded.config.rms_eps == pytest.approx(reference.rms_eps)
     parameters = dict(model.named_parameters())

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from photon_ext.errors import ModelError
+from photon_ext.errors import ConfigError, ModelError
 from photon_ext.models import loader
-from photon_ext.models.loader import load_model, resolve_model
+from photon_ext.models.loader import checked_dtype, load_model, resolve_model
 from tests.models.tiny import saved_tiny_model
 
 
@@ -41,8 +41,16 @@ def test_generation_config_adds_stop_tokens(tmp_path: Path) -> None:
 
 
 def test_a_dtype_without_kernels_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"dtype is torch\.float64, expected one of torch\.float32"):
-        load_model(tmp_path, torch.float64)
+    for dtype in (torch.float64, "int8", 32):
+        with pytest.raises(ConfigError, match=rf"dtype is {dtype!r}; give one of float32"):
+            load_model(tmp_path, dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("bf16", torch.bfloat16), ("float32", torch.float32), (torch.float16, torch.float16), (None, None)]
+)
+def test_dtypes_have_names(name: object, dtype: torch.dtype | None) -> None:
+    assert checked_dtype(name) is dtype
 
 
 def test_paths_that_hold_no_model(tmp_path: Path) -> None:

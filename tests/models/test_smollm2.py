@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from photon_ext.models.loader import LoadedModel, load_model, resolve_model
+from photon_ext.models.loader import LoadedModel, resolve_model
 from tests.models.harness import Chunk, Harness
 from tests.models.tiny import greedy_ids
 
@@ -30,11 +30,6 @@ PUBLISHED = LlamaConfig(
 
 
 @pytest.fixture(scope="module")
-def model() -> LoadedModel:
-    return load_model("smollm2", torch.float32)
-
-
-@pytest.fixture(scope="module")
 def reference() -> LlamaForCausalLM:
     with torch.device("meta"):
         network = LlamaForCausalLM(PUBLISHED)
@@ -51,23 +46,23 @@ def reference_logits(reference: LlamaForCausalLM, ids: list[int]) -> torch.Tenso
         return reference(torch.tensor([ids])).logits[0]
 
 
-def test_logits_equal_transformers(model: LoadedModel, reference: LlamaForCausalLM) -> None:
-    assert model.tokenizer is not None
-    ids = model.tokenizer.encode(" ".join(PROMPTS))
+def test_logits_equal_transformers(smollm2: LoadedModel, reference: LlamaForCausalLM) -> None:
+    assert smollm2.tokenizer is not None
+    ids = smollm2.tokenizer.encode(" ".join(PROMPTS))
     expected = reference_logits(reference, ids)
-    harness = Harness(model.config, model.weights)
+    harness = Harness(smollm2.config, smollm2.weights)
     torch.testing.assert_close(harness.prefill([Chunk(1, 0, ids[:-1])])[0], expected[-2], atol=1e-3, rtol=1e-4)
     torch.testing.assert_close(harness.decode([1], [len(ids) - 1], ids[-1:])[0], expected[-1], atol=1e-3, rtol=1e-4)
 
 
-def test_greedy_tokens_equal_transformers(model: LoadedModel, reference: LlamaForCausalLM) -> None:
+def test_greedy_tokens_equal_transformers(smollm2: LoadedModel, reference: LlamaForCausalLM) -> None:
     """One prompt against `generate`; for the others the reference is run once, over what we produced: each token must be its argmax."""
-    assert model.tokenizer is not None
-    prompts = [model.tokenizer.encode(text) for text in PROMPTS]
-    prompts.append(model.tokenizer.encode_chat([{"role": "user", "content": "Why is the sky blue?"}]))
-    outputs = Harness(model.config, model.weights, max_len=96).greedy(prompts, TOKENS)
+    assert smollm2.tokenizer is not None
+    prompts = [smollm2.tokenizer.encode(text) for text in PROMPTS]
+    prompts.append(smollm2.tokenizer.encode_chat([{"role": "user", "content": "Why is the sky blue?"}]))
+    outputs = Harness(smollm2.config, smollm2.weights, max_len=96).greedy(prompts, TOKENS)
     assert outputs[0] == greedy_ids(reference, prompts[0], TOKENS)
     for prompt, output in zip(prompts[1:], outputs[1:], strict=True):
         logits = reference_logits(reference, prompt + output[:-1])
         assert logits[len(prompt) - 1 :].argmax(-1).tolist() == output
-    assert "Paris" in model.tokenizer.decode(outputs[1])
+    assert "Paris" in smollm2.tokenizer.decode(outputs[1])

@@ -17,7 +17,7 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 from photon_ext.errors import ModelError, RequestError
 from photon_ext.models.gguf_file import GgufFile
 from photon_ext.models.gguf_tokenizer import _PRE_TOKENIZERS, _pre_tokenizer
-from photon_ext.models.loader import resolve_model
+from photon_ext.models.loader import LoadedModel, resolve_model
 from photon_ext.models.tokenizer import Tokenizer
 from tests.models.tiny import tiny_model
 from tests.models.tiny_gguf import write_tiny_gguf
@@ -38,8 +38,9 @@ MESSAGES = [
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> Tokenizer:
-    return Tokenizer.from_gguf(GgufFile(resolve_model("smollm2")))
+def tokenizer(smollm2: LoadedModel) -> Tokenizer:
+    assert smollm2.tokenizer is not None
+    return smollm2.tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -49,40 +50,40 @@ def smollm2_reference() -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_smollm2_ids_equal_transformers(text: str, smollm2: Tokenizer, smollm2_reference: PreTrainedTokenizerFast) -> None:
-    ids = smollm2.encode(text)
+def test_smollm2_ids_equal_transformers(text: str, tokenizer: Tokenizer, smollm2_reference: PreTrainedTokenizerFast) -> None:
+    ids = tokenizer.encode(text)
     assert ids == smollm2_reference(text).input_ids
-    assert smollm2.decode(ids, skip_special_tokens=False) == text
-    assert smollm2.decode(ids) == smollm2_reference.decode(ids, skip_special_tokens=True)
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    assert tokenizer.decode(ids) == smollm2_reference.decode(ids, skip_special_tokens=True)
 
 
-def test_smollm2_cuts_digits_before_words_as_its_original_does(smollm2: Tokenizer) -> None:
+def test_smollm2_cuts_digits_before_words_as_its_original_does(tokenizer: Tokenizer) -> None:
     """The original isolates digits first, so two blanks before a digit stay one token; transformers' GGUF reader does not."""
-    double_blank = smollm2.token_id("ĠĠ")
-    assert smollm2.encode("a  12") == [smollm2.token_id("a"), double_blank, smollm2.token_id("1"), smollm2.token_id("2")]
+    double_blank = tokenizer.token_id("ĠĠ")
+    assert tokenizer.encode("a  12") == [tokenizer.token_id("a"), double_blank, tokenizer.token_id("1"), tokenizer.token_id("2")]
 
 
-def test_smollm2_chat_equals_transformers(smollm2: Tokenizer, smollm2_reference: PreTrainedTokenizerFast) -> None:
+def test_smollm2_chat_equals_transformers(tokenizer: Tokenizer, smollm2_reference: PreTrainedTokenizerFast) -> None:
     for prompted in (False, True):
         expected = smollm2_reference.apply_chat_template(MESSAGES, add_generation_prompt=prompted, tokenize=False)
-        assert smollm2.chat_template is not None
-        assert smollm2.chat_template.render(MESSAGES, prompted) == expected
-        assert smollm2.decode(smollm2.encode_chat(MESSAGES, prompted), skip_special_tokens=False) == expected
-    assert smollm2.eos_id == smollm2.token_id("<|im_end|>") == 2
-    assert smollm2.encode_chat(MESSAGES)[0] == smollm2.bos_id == 1
-    assert smollm2.vocab_size == 49152
+        assert tokenizer.chat_template is not None
+        assert tokenizer.chat_template.render(MESSAGES, prompted) == expected
+        assert tokenizer.decode(tokenizer.encode_chat(MESSAGES, prompted), skip_special_tokens=False) == expected
+    assert tokenizer.eos_id == tokenizer.token_id("<|im_end|>") == 2
+    assert tokenizer.encode_chat(MESSAGES)[0] == tokenizer.bos_id == 1
+    assert tokenizer.vocab_size == 49152
 
 
 @given(text=st.text(st.characters(categories=["L", "N", "P", "S", "Zs"], max_codepoint=0x1FFFF)))
-def test_any_text_comes_back(text: str, smollm2: Tokenizer) -> None:
-    assert smollm2.decode(smollm2.encode(text), skip_special_tokens=False) == text
+def test_any_text_comes_back(text: str, tokenizer: Tokenizer) -> None:
+    assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
 
 
-def test_a_prompt_with_a_bad_chat_is_refused(smollm2: Tokenizer) -> None:
+def test_a_prompt_with_a_bad_chat_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match=r"refuses these 1 messages .*expected a list such as"):
-        smollm2.encode_chat([{"role": "user"}])
+        tokenizer.encode_chat([{"role": "user"}])
     with pytest.raises(RequestError, match="a conversation has no messages"):
-        smollm2.encode_chat([])
+        tokenizer.encode_chat([])
 
 
 def saved_tokenizer(folder: Path) -> PreTrainedTokenizerFast:

@@ -79,8 +79,9 @@ def random_step(device: str, seed: int) -> Step:
         segments.append([row, first, count, flags])
         first += count
     step = empty_step(device, state.to(device), segments, lines)
+    missing = rng.choice([0.0, 0.0, 0.2])
     for line in range(lines):
-        step.staged_ids[line] = rng.choice([NO_TOKEN, rng.randrange(50), -1])
+        step.staged_ids[line] = NO_TOKEN if rng.random() < missing else rng.randrange(-2, 50)
     step.deltas = ints(_random_deltas(rng, rows), device)
     return step
 

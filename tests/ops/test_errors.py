@@ -142,3 +142,17 @@ def test_an_error_leaves_the_op_usable() -> None:
     with pytest.raises(RuntimeError):
         call("linear_into", {2: narrower})
     call("linear_into", {})
+
+
+def test_a_tensor_whose_storage_is_gone_is_refused() -> None:
+    x, weight, out = torch.randn(4, 16), torch.randn(8, 16), torch.empty(4, 8)
+    x.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match=r"^linear_into: x has shape \[4, 16\] and no memory"):
+        torch.ops.photon_ext.linear_into(out, x, weight)
+
+
+def test_views_of_one_layout_that_begin_together_share_memory() -> None:
+    buffer = torch.randn(4, 20)
+    view = buffer[:, :16]
+    with pytest.raises(RuntimeError, match=r"^linear_into: out shares memory with x"):
+        torch.ops.photon_ext.linear_into(view, view, torch.randn(16, 16))

@@ -60,3 +60,15 @@ def test_large_values_do_not_overflow_float16(device: str) -> None:
     x = torch.full((2, 64), 6e4, dtype=torch.float16, device=device)
     weight = torch.ones(64, dtype=torch.float16, device=device)
     torch.testing.assert_close(ops.rms_norm(x, weight, EPS), torch.ones_like(x))
+
+
+@pytest.mark.gpu
+def test_more_lines_than_a_grid_has_blocks_are_an_error() -> None:
+    """2^32 + 1 lines: narrowed to 32 bits they would be one, and all others silently left as they are."""
+    lines = 2**32 + 1
+    if torch.cuda.mem_get_info()[0] < 10 * 2**30:
+        pytest.skip("needs 10 GiB of GPU memory")
+    x = torch.ones(1, 1, dtype=torch.bfloat16, device="cuda")
+    out = torch.empty(lines, 1, dtype=torch.bfloat16, device="cuda")
+    with pytest.raises(RuntimeError, match="rms_norm_into: CUDA said: invalid configuration argument"):
+        ops.rms_norm_into(out, x.expand(lines, 1), x[0], EPS)

@@ -37,8 +37,66 @@ def test_a_chunk_reads_staged_ids_once(device: str) -> None:
     assert step.decode_meta.tolist() == [[50, 4, 5, 1], [51, 5, 6, 1], [52, 6, 7, 1], [8, 0, 1, 3], DEAD]
     assert step.staged_ids.tolist() == [NO_TOKEN] * 5
     assert step.extent.tolist() == [4, 2]
-    ops.begin_step_(*step.tensors())  # the same slot again, nothing staged: the chunk is dead
+    ops.begin_step_(*step.tensors())  # the same slot again, nothing staged: the chunk is dead, and its row with it
     assert step.decode_meta.tolist() == [DEAD, DEAD, DEAD, [8, 0, 1, 3], DEAD]
+    assert step.row_state[:, RowColumn.ALIVE].tolist() == [0, 0, 0, 1]
+
+
+CHUNK = STAGED | SAMPLE
+
+
+@pytest.mark.parametrize(
+    ("segment", "staged", "columns"),
+    [
+        ([1, 1, 2, CHUNK], [NO_TOKEN, NO_TOKEN], {}),  # consumed already
+        ([1, 1, 2, CHUNK], [30, NO_TOKEN], {}),
+        ([1, 1, 2, CHUNK], [NO_TOKEN, 30], {}),  # the last line alone would do for sampling, and its past would lack a token
+        ([1, 1, 2, STAGED], [30, NO_TOKEN], {}),
+        ([1, 1, 1, SAMPLE], [30, 31], {RowColumn.LAST_TOKEN: NO_TOKEN}),
+        ([1, 1, 2, SAMPLE], [30, 31], {}),  # one token cannot fill two lines
+        ([1, 1, 0, SAMPLE], [30, 31], {}),
+        ([1, 1, 0, CHUNK], [30, 31], {}),
+        ([1, 1, -1, CHUNK], [30, 31], {}),
+        ([1, -1, 2, CHUNK], [30, 31], {}),
+        ([1, 2, 2, CHUNK], [30, 31], {}),  # past the step's last line
+        ([1, 2**31 - 1, 2**31 - 1, CHUNK], [30, 31], {}),
+        ([1, 1, 2, CHUNK], [30, 31], {RowColumn.POSITION: -1}),
+        ([1, 1, 2, CHUNK], [30, 31], {RowColumn.POSITION: 2**31 - 2}),
+    ],
+)
+def test_a_live_row_that_cannot_be_fed_ends_and_is_never_sampled(
+    device: str, segment: list[int], staged: list[int], columns: dict[RowColumn, int]
+) -> None:
+    """Its logits are those of another step: a token sampled from them would be recorded as if it were the row's."""
+    state = row_state(device, {1: {RowColumn.LAST_TOKEN: 7, RowColumn.POSITION: 4, RowColumn.GENERATION: 3, **columns}, 2: {}}, 3)
+    before = state[1].tolist()
+    step = empty_step(device, state, [[2, 0, 1, SAMPLE], segment], lines=3)
+    step.staged_ids[1:] = ints(staged, device)
+    expected = step.clone()
+    ops.begin_step_(*step.tensors())
+    reference.begin_step_(*expected.tensors())
+    assert_same_tensors(step.tensors(), expected.tensors())
+    assert step.decode_meta.tolist() == [[0, 0, 1, 2], DEAD, DEAD]
+    assert step.extent.tolist() == [1, 1]
+
+    stale = torch.ones(2, 50, device=device)
+    errors = ints([0, 0], device)
+    sampled = ops.sample(stale, step.segments, state, errors)
+    record = poisoned(2, 5, dtype=torch.int32, device=device)
+    ops.publish_(state, record, sampled, step.segments, step.stop_ids, errors)
+    assert sampled.tolist() == [0, -1]
+    assert record[1].tolist() == [1, 3, 0, RecordFlag.DEAD, -1]
+    before[RowColumn.ALIVE] = 0
+    assert state[1].tolist() == before
+
+
+def test_the_last_position_that_fits_is_fed(device: str) -> None:
+    state = row_state(device, {1: {RowColumn.POSITION: 2**31 - 3}}, 2)
+    step = empty_step(device, state, [[1, 0, 2, CHUNK]], lines=2)
+    step.staged_ids[:] = ints([-1, -2], device)  # embeddings
+    ops.begin_step_(*step.tensors())
+    assert step.decode_meta.tolist() == [[-1, 2**31 - 3, 2**31 - 2, 1], [-2, 2**31 - 2, 2**31 - 1, 1]]
+    assert step.extent.tolist() == [2, 1]
 
 
 def test_dead_rows_and_padding_make_dead_lines(device: str) -> None:

@@ -138,8 +138,8 @@ def test_every_fault_is_tried() -> None:
     assert {case[0] for case in mark.args[1]} == set(Fault)
 
 
-def test_staged_tokens_that_were_consumed_are_dead_not_repeated() -> None:
-    """The device's half of the protection: with it in place, a slot that forgets to send a chunk writes no wrong tokens."""
+def test_staged_tokens_that_were_consumed_end_the_row_loudly() -> None:
+    """The device's half of the protection: a slot that forgets to send a chunk writes no wrong tokens, and the commit says so."""
 
     class Forgetful(Driver):
         def tick(self) -> None:
@@ -149,8 +149,8 @@ def test_staged_tokens_that_were_consumed_are_dead_not_repeated() -> None:
             super().tick()
 
     error = finding(scenario(LONG_PROMPT, driver=Forgetful, chunk=1))
-    assert isinstance(error, SimPoison)
-    assert "never written" in str(error)
+    assert isinstance(error, PipelineError)
+    assert "the step's outputs are not its own" in str(error)
 
 
 # --- bugs in the pipeline -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import torch
 
 from photon_ext.layout import InputLayout, MaskLayout
 from photon_ext.models.activations import allocate_activations
-from photon_ext.models.config import NAMED_SHAPES
+from photon_ext.models.shapes import NAMED_SHAPES
 from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.step_program import slot_memory
 

@@ -393,7 +393,7 @@ def test_pages_are_asked_for_where_a_row_has_several() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"chunk": 0}, "chunk is 0"),
+        ({"chunk": 0}, "chunk: 0 is not a positive integer"),
         ({"buckets": (0,)}, "buckets"),
         ({"prefill_buckets": (-3,)}, "prefill_buckets"),
     ],

@@ -11,10 +11,10 @@ from photon_ext.sampling.constraints import pack_ids
 WORDS = 4
 
 
-def allowed_by(constraint: Constraint) -> set[int]:
-    words = memoryview(bytearray(4 * WORDS)).cast("i")
+def allowed_by(constraint: Constraint, num_words: int = WORDS) -> set[int]:
+    words = memoryview(bytearray(4 * num_words)).cast("i")
     constraint.fill_bitmask(words)
-    return {token for token in range(32 * WORDS) if words[token >> 5] >> (token & 31) & 1}
+    return {token for token in range(32 * num_words) if words[token >> 5] >> (token & 31) & 1}
 
 
 @given(st.sets(st.integers(0, 32 * WORDS - 1)))
@@ -51,6 +51,13 @@ def test_fresh_starts_over_and_leaves_the_original_alone() -> None:
     fresh = constraint.fresh()
     assert allowed_by(fresh) == {1}
     assert allowed_by(constraint) == {2}
+
+
+@pytest.mark.parametrize("ids", [{1, 40}, [{1, 40}, {2}]])
+def test_one_constraint_serves_engines_of_different_vocabularies(ids: object) -> None:
+    constraint = from_allowed_ids(ids)
+    for num_words in (WORDS, WORDS + 3, 2):
+        assert allowed_by(constraint.fresh(), num_words) == {1, 40}
 
 
 @pytest.mark.parametrize("bad", [[1, {2}], ["a"], [[1, "b"]], [-1], [True]])

@@ -46,7 +46,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert (
                 not self.waiting
                 or len(self.running) + len(self.zombies) == ROWS
-                or self.scheduler.pages_for(self.waiting[0].max_lines) > self.scheduler.pool.available
+                or self.scheduler.pages_for(self.waiting[0].max_lines) > self.scheduler.pool.free
             ), "the first in line waits only while no row or not enough pages are free"
             return
         sequence, pages = taken
@@ -85,7 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         held = [page for row in self.zombies for page in row.lease.pages]
         held += [page for sequence in self.running if sequence.row for page in sequence.row.lease.pages]
         assert len(held) == len(set(held)) == pool.held
-        assert pool.free + pool.held + pool.cached == PAGES
+        assert pool.free + pool.held == PAGES
         assert set(self.scheduler.live) == {*self.waiting, *self.running}
         assert self.scheduler.waiting == len(self.waiting)
         assert all(sequence.state is SequenceState.RUNNING for sequence in self.running)

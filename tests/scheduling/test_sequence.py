@@ -105,6 +105,22 @@ def test_readers_in_threads_and_coroutines_see_the_same_events() -> None:
     assert len(seen[0]) == 6
 
 
+def test_a_reader_whose_event_loop_is_closed_is_forgotten_under_the_lock() -> None:
+    request = make().request
+
+    class Guarded(set):
+        def discard(self, waker: object) -> None:
+            assert request._changed._is_owned()
+            super().discard(waker)
+
+    def wake() -> None:
+        raise RuntimeError("Event loop is closed")
+
+    request._wakers = Guarded([wake])
+    request.publish(StreamEvent("a", (97,)))
+    assert not request._wakers
+
+
 def test_a_reader_that_left_does_not_disturb_the_engine() -> None:
     sequence = make()
 

@@ -6,7 +6,7 @@ import torch
 from photon_ext.errors import ConfigError
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.scheduling import sizing
-from photon_ext.scheduling.options import EngineOptions, checked_dtype
+from photon_ext.scheduling.options import EngineOptions
 from photon_ext.scheduling.sizing import EngineSize, size_engine
 
 CPU = torch.device("cpu")
@@ -56,10 +56,3 @@ def test_what_does_not_fit_says_how_much_is_needed_and_how_much_is_there(
 
 def test_memory_of_this_machine_is_found() -> None:
     assert size_engine(EngineOptions(max_rows=1, max_len=64), CONFIG, torch.float32, CPU).num_pages == 4
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("bf16", torch.bfloat16), ("float32", torch.float32), (torch.float16, torch.float16), (None, None)]
-)
-def test_dtypes_have_names(name: object, dtype: torch.dtype | None) -> None:
-    assert checked_dtype(name) is dtype

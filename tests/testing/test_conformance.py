@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import struct
+from typing import Any
 
 import pytest
 import torch
 
 from photon_ext import ops
+from photon_ext.errors import PipelineError
 from photon_ext.layout import (
     DELTA_HEADER,
     MASK_KEY_COLUMNS,
@@ -19,6 +21,7 @@ from photon_ext.layout import (
     SEGMENT_COLUMNS,
     InputLayout,
     MaskLayout,
+    RecordFlag,
     RowColumn,
     SegmentFlag,
 )
@@ -72,7 +75,7 @@ class World:
 
     def row(self, row: int) -> list[int]:
         rng, words = self.rng, [0] * ROW_COLUMNS
-        words[RowColumn.LAST_TOKEN] = rng.choice([NO_TOKEN, *range(VOCAB)])
+        words[RowColumn.LAST_TOKEN] = rng.choice([*[NO_TOKEN] * 5, *range(VOCAB)])
         words[RowColumn.POSITION] = rng.randrange(5)
         words[RowColumn.REMAINING] = rng.randint(1, 3)
         words[RowColumn.ALIVE] = int(row > 0 and rng.random() < 0.75)
@@ -88,7 +91,7 @@ class World:
         rows = rng.sample([*range(1, ROWS), ROWS + 3, -2], SEGMENTS)
         for row in rows:
             staged = rng.random() < 0.5
-            lines = rng.randint(1, 2) if staged else 1
+            lines = rng.choice([0, 1, 1, 2, 2, 2] if staged else [1, 1, 1, 1, 1, 2])
             flags = rng.choice([0, SegmentFlag.SAMPLE]) | (SegmentFlag.STAGED if staged else 0)
             words += [row, line, lines, int(flags)]
             line += lines
@@ -96,7 +99,7 @@ class World:
 
     def staged(self) -> list[int]:
         width = INPUTS.delta_offset - INPUTS.staged_offset
-        return [self.rng.choice([NO_TOKEN, *range(VOCAB)]) for _ in range(width)]
+        return [self.rng.choice([*[NO_TOKEN] * 5, *range(VOCAB)]) for _ in range(width)]
 
     def deltas(self) -> list[int]:
         """A few good runs, and some that point outside a table or the packet."""
@@ -160,6 +163,26 @@ def test_masks_sampling_and_publish_are_the_ops(seed: int) -> None:
     assert world.errors.tolist() == world.device.row_errors
     assert world.sampled.tolist() == world.device.sampled
     assert world.records.flatten().tolist() == world.slot.records
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_a_step_without_its_tokens_is_an_error_and_no_token(monkeypatch: pytest.MonkeyPatch, simulated: bool) -> None:
+    runtime: RuntimePort
+    if simulated:
+        runtime = SimRuntime(2, 32, 2, page_size=4, max_stop_ids=2)
+    else:
+        runtime = Runtime(max_rows=2, max_len=32, depth=2, device="cpu", page_size=4, max_stop_ids=2)
+    driver = Driver(runtime, forward=TorchToy(VOCAB, 4), pages=20, vocab_size=VOCAB, chunk=4, graph=False)
+    kind: type[Any] = type(driver.pipeline._slots[0])
+    launch = kind.launch
+
+    def launch_with_consumed_ids(slot: object, key: StepKey, segments: object, staged: list[int], *rest: object) -> object:
+        return launch(slot, key, segments, [NO_TOKEN] * len(staged), *rest)
+
+    monkeypatch.setattr(kind, "launch", launch_with_consumed_ids)
+    with pytest.raises(PipelineError, match=f"flags {int(RecordFlag.DEAD)};"):
+        driver.run(Request((1, 2, 3), 4))
+    assert [outcome.tokens for outcome in driver.outcomes] == [[]]
 
 
 class TorchToy:

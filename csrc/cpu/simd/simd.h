@@ -76,7 +76,10 @@ struct SimdKernels {
   Candidate (*argmax)(const void* values, int64_t n, DType dtype);
 };
 
-// The best set this machine can run; PHOTON_CPU_ISA=baseline|avx2|avx512 asks for a lower one.
+// The best set this machine can run; PHOTON_CPU_ISA=baseline|avx2|avx512 asks for a lower one. Chosen at the first call.
 const SimdKernels& simd();
+
+// What is wrong with the value of PHOTON_CPU_ISA, or null. simd() is the baseline then; the Python package refuses to load.
+const char* simd_error();
 
 }  // namespace photon::cpu

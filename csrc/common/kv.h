@@ -1,28 +1,21 @@
-// Where a line and its past live: decode_meta and the page table, read with every index checked.
+// Where a line and its past live in KV memory, with every index checked.
 #pragma once
+#include <climits>
 #include <cstdint>
 
-#include "common/decode_meta.h"
-#include "common/params.h"
+#include "host_device.h"
+#include "line.h"
+#include "params.h"
 
-namespace photon::cuda {
-
-struct Line {
-  int32_t position, length, row;
-};
-
-__device__ inline Line load_line(const int32_t* decode_meta, int64_t index) {
-  const int32_t* meta = decode_meta + index * kMetaColumns;
-  return {meta[kMetaPosition], meta[kMetaLength], meta[kMetaRow]};
-}
+namespace photon {
 
 // The line is alive and its position has angles in the tables.
-__device__ inline bool can_rotate(const RopeParams& rope, const Line& line) {
+PHOTON_HOST_DEVICE inline bool can_rotate(const RopeParams& rope, const Line& line) {
   return line.length > 0 && line.position >= 0 && line.position < rope.max_len;
 }
 
 // How much of a line's past its row can hold: its length, or 0 if it is dead or its row is outside the tables.
-__device__ inline int32_t past_length(const KvCache& cache, const Line& line) {
+PHOTON_HOST_DEVICE inline int32_t past_length(const KvCache& cache, const Line& line) {
   const int64_t rows = cache.page_table != nullptr ? cache.rows : cache.num_pages;
   if (line.length <= 0 || line.row < 0 || line.row >= rows) return 0;
   const int64_t capacity = cache.page_table != nullptr ? cache.pages_per_row * cache.page_size : cache.page_size;
@@ -32,17 +25,17 @@ __device__ inline int32_t past_length(const KvCache& cache, const Line& line) {
 struct KvPlace {
   int32_t page, token;  // page < 0: there is no such place
 
-  __device__ int64_t k_offset(const KvCache& c, int64_t head) const {
+  PHOTON_HOST_DEVICE int64_t k_offset(const KvCache& c, int64_t head) const {
     return page * c.k_page_stride + token * c.k_token_stride + head * c.k_head_stride;
   }
-  __device__ int64_t v_offset(const KvCache& c, int64_t head) const {
+  PHOTON_HOST_DEVICE int64_t v_offset(const KvCache& c, int64_t head) const {
     return page * c.v_page_stride + token * c.v_token_stride + head * c.v_head_stride;
   }
 };
 
-// The place of one position of a row that is in the tables. 32-bit division: page_size and positions fit, and the wide one is slow.
-__device__ inline KvPlace find_place(const KvCache& cache, int32_t row, int32_t position) {
-  const int32_t page_size = static_cast<int32_t>(cache.page_size);
+// The place of one position of a row that is in the tables. 32-bit division, because a GPU's wide one is slow; no position is beyond it.
+PHOTON_HOST_DEVICE inline KvPlace find_place(const KvCache& cache, int32_t row, int32_t position) {
+  const int32_t page_size = cache.page_size < INT32_MAX ? static_cast<int32_t>(cache.page_size) : INT32_MAX;
   if (position < 0) return {-1, 0};
   const int32_t slot = position / page_size;
   if (cache.page_table == nullptr) return {slot == 0 ? row : -1, position};
@@ -51,4 +44,10 @@ __device__ inline KvPlace find_place(const KvCache& cache, int32_t row, int32_t 
   return {page >= 0 && page < cache.num_pages ? page : -1, position - slot * page_size};
 }
 
-}  // namespace photon::cuda
+// Where a line's own key and value go.
+PHOTON_HOST_DEVICE inline KvPlace own_place(const KvCache& cache, const Line& line) {
+  if (past_length(cache, line) == 0) return {-1, 0};
+  return find_place(cache, line.row, line.position);
+}
+
+}  // namespace photon

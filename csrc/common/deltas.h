@@ -1,0 +1,44 @@
+// The runs of words that the host packs into a step's deltas, with every index checked.
+#pragma once
+#include <cstdint>
+
+#include "host_device.h"
+#include "params.h"
+#include "row_state.h"
+
+namespace photon {
+
+// How many runs there are; a count that the buffer has no room for is cut.
+PHOTON_HOST_DEVICE inline int64_t num_delta_runs(const BeginStepParams& p) {
+  if (p.delta_words < 1) return 0;
+  const int64_t room = (p.delta_words - kDeltaHeader) / kDeltaRunWords;
+  return p.deltas[0] < room ? p.deltas[0] : room;
+}
+
+struct DeltaRun {
+  int32_t* to;
+  const int32_t* from;
+  int64_t count;  // 0 for a run that would leave its table or the buffer
+};
+
+PHOTON_HOST_DEVICE inline DeltaRun delta_run(const BeginStepParams& p, int64_t index) {
+  const int32_t* run = p.deltas + kDeltaHeader + index * kDeltaRunWords;
+  const int64_t offset = run[1], count = run[2], payload = run[3];
+  int32_t* table = nullptr;
+  int64_t size = -1;
+  if (run[0] == kTableRowState) {
+    table = p.row_state;
+    size = p.rows * kRowColumns;
+  } else if (run[0] == kTablePages) {
+    table = p.page_table;
+    size = p.rows * p.pages_per_row;
+  } else if (run[0] == kTableStopIds) {
+    table = p.stop_ids;
+    size = p.rows * p.stops_per_row;
+  }
+  const bool fits = offset >= 0 && count >= 0 && payload >= 0 && offset + count <= size && payload + count <= p.delta_words;
+  if (!fits) return {nullptr, nullptr, 0};
+  return {table + offset, p.deltas + payload, count};
+}
+
+}  // namespace photon

@@ -1,0 +1,72 @@
+"""ModelConfig from the metadata of a GGUF file; what the decoder does not do is refused here, by name, before any weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from photon_ext.errors import ModelError
+from photon_ext.models.config import Family, ModelConfig, RopeScaling, RopeScalingKind, unsupported
+from photon_ext.models.fields import MAX_LAYERS, MAX_POSITIONS, Fields
+from photon_ext.models.gguf_file import GgufFile
+
+ROPE_FACTORS = "rope_freqs.weight"
+OUTPUT = "output.weight"
+_EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+_FLOAT32_FILE = 0  # general.file_type
+
+
+def gguf_config(file: GgufFile) -> ModelConfig:
+    """The model's shape. An absent output head means tied embeddings; a rope_freqs tensor carries Llama 3 scaling."""
+    factors = tuple(file.tensor(ROPE_FACTORS).flatten().tolist()) if ROPE_FACTORS in file.tensor_names else ()
+    return metadata_config(file.fields, tied=OUTPUT not in file.tensor_names, rope_factors=factors, source=str(file.path))
+
+
+def metadata_config(metadata: Mapping[str, Any], *, tied: bool, rope_factors: tuple[float, ...] = (), source: str) -> ModelConfig:
+    """Reads GGUF metadata. `tied`: the file has no output head. `rope_factors`: its rope_freqs.weight, if any.
+
+    Raises ModelError, naming `source`, for an unsupported architecture or option, and for a key that is missing or damaged.
+    """
+    fields = Fields(metadata, source)
+    architecture = fields.get("general.architecture")
+    family = next((f for f in Family if f.value == architecture), None)
+    if family is None:
+        raise unsupported(f"general.architecture is {architecture!r}", source)
+    prefix = f"{family.value}."
+    own = Fields({key[len(prefix) :]: value for key, value in metadata.items() if key.startswith(prefix)}, source, prefix)
+    if own.get("expert_count"):
+        raise ModelError(f"{source}: a mixture of {own.get('expert_count')} experts is not supported; use a dense model")
+    hidden, q_heads = own.positive("embedding_length"), own.positive("attention.head_count")
+    head_dim = own.positive("attention.key_length", hidden // q_heads)
+    for key, what in (("rope.dimension_count", "rotary embeddings over"), ("attention.value_length", "value heads of")):
+        if own.positive(key, head_dim) != head_dim:
+            raise ModelError(f"{source}: {what} {own.get(key)} dimensions and key heads of {head_dim}: not supported")
+    return ModelConfig(
+        family=family,
+        hidden=hidden,
+        layers=own.positive("block_count", most=MAX_LAYERS),
+        q_heads=q_heads,
+        kv_heads=own.positive("attention.head_count_kv", q_heads),
+        head_dim=head_dim,
+        intermediate=own.positive("feed_forward_length"),
+        vocab=own.positive("vocab_size", len(fields.items("tokenizer.ggml.tokens")) or None),
+        rms_eps=own.number("attention.layer_norm_rms_epsilon"),
+        rope_theta=own.number("rope.freq_base", 10000.0),
+        rope_scaling=_rope_scaling(own, rope_factors, source),
+        tied_embeddings=tied,
+        max_positions=own.positive("context_length", most=MAX_POSITIONS),
+        eos_ids=tuple(dict.fromkeys(token for key in _EOS_KEYS for token in fields.token_ids(key))),
+        prefers_float32=fields.get("general.file_type") == _FLOAT32_FILE,
+        source=source,
+    )
+
+
+def _rope_scaling(own: Fields, factors: tuple[float, ...], source: str) -> RopeScaling:
+    name = own.get("rope.scaling.type") or "none"
+    if factors and name == "none":
+        return RopeScaling(RopeScalingKind.FACTORS, factors=factors)
+    if name == "none":
+        return RopeScaling()
+    if name == "linear" and not factors:
+        return RopeScaling(RopeScalingKind.LINEAR, factor=own.number("rope.scaling.factor", 1.0))
+    raise ModelError(f"{source}: rope scaling {name!r} is not supported; supported are 'none', 'linear' and a rope_freqs tensor")

@@ -1,0 +1,49 @@
+"""Shapes of published models, for benchmarks with random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from photon_ext.models.config import Family, ModelConfig, RopeScaling, RopeScalingKind
+
+_LLAMA32_SCALING = RopeScaling(RopeScalingKind.LLAMA3, 32.0, 1.0, 4.0, 8192)
+
+
+def _qwen3(hidden: int, layers: int, q_heads: int, intermediate: int, tied: bool) -> ModelConfig:
+    return ModelConfig(
+        family=Family.QWEN3,
+        hidden=hidden,
+        layers=layers,
+        q_heads=q_heads,
+        kv_heads=8,
+        head_dim=128,
+        intermediate=intermediate,
+        vocab=151936,
+        rope_theta=1e6,
+        tied_embeddings=tied,
+        max_positions=40960,
+        eos_ids=(151645, 151643),
+    )
+
+
+NAMED_SHAPES: Mapping[str, ModelConfig] = {
+    "qwen3-0.6b": _qwen3(1024, 28, 16, 3072, tied=True),
+    "qwen3-4b": _qwen3(2560, 36, 32, 9728, tied=True),
+    "qwen3-8b": _qwen3(4096, 36, 32, 12288, tied=False),
+    "llama-3.2-1b": ModelConfig(
+        family=Family.LLAMA,
+        hidden=2048,
+        layers=16,
+        q_heads=32,
+        kv_heads=8,
+        head_dim=64,
+        intermediate=8192,
+        vocab=128256,
+        rms_eps=1e-5,
+        rope_theta=5e5,
+        rope_scaling=_LLAMA32_SCALING,
+        tied_embeddings=True,
+        max_positions=131072,
+        eos_ids=(128001,),
+    ),
+}
