@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MODEL ?=
+RESULTS ?= benchmarks/results
 export PROMPT ?= Why is the sky blue?
 CXX_SOURCES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
@@ -13,7 +14,7 @@ CXX_SOURCES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o 
 SANITIZED := tests/ops/test_step.py tests/ops/test_sample.py tests/ops/test_attention.py tests/ops/test_linear.py tests/ops/test_norm.py \
 	tests/ops/test_mlp.py tests/ops/test_embedding.py tests/engine/test_engine_cuda.py::test_graphs_and_eager_steps_agree
 
-.PHONY: demo test test-gpu gpu sanitize build lint format clean
+.PHONY: demo test test-gpu gpu sanitize bench-gpu build lint format clean
 
 demo: build
 	@.ci/demo "$(BIN)/python" "$(MODEL)"
@@ -32,6 +33,16 @@ sanitize: gpu
 	  compute-sanitizer --tool $$tool --error-exitcode 9 $(BIN)/python -m pytest -m gpu -q -x $(SANITIZED) \
 	    -k "float32 or not (bfloat16 or float16)" || exit 1; \
 	done
+
+# One process per model: what one of them breaks, the others are spared.
+bench-gpu: gpu
+	for model in qwen3-0.6b llama-3.2-1b qwen3-4b qwen3-8b; do \
+	  $(BIN)/python -m benchmarks.decode --model $$model --json $(RESULTS)/decode-$$model.json; \
+	done
+	for model in qwen3-0.6b qwen3-4b; do \
+	  $(BIN)/python -m benchmarks.activity --model $$model --steps 1000 --json $(RESULTS)/activity-$$model.json; \
+	done
+	$(BIN)/python -m benchmarks.adoption --device cuda --model qwen3-0.6b --tokens 32,160 --json $(RESULTS)/adoption-qwen3-0.6b.json
 
 build: $(READY)
 	$(BIN)/python setup.py build_ext --inplace

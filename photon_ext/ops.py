@@ -7,7 +7,8 @@ current stream) or Meta (checks only). The twins without a suffix allocate their
 Words used below. A *line* is one token of a step: ``decode_meta`` is int32 [T, 4], (token, position, length, row) a line; length 0 marks a
 dead line, which reads and writes no KV. A *segment* is one row's lines: ``segments`` is int32 [R, 4], (row, first line, number of lines,
 flags). ``row_state`` is int32 [rows, 16]. All integer tensors are int32 and contiguous; floating ones are float32, bfloat16 or float16, of
-one dtype a call, with neighbouring elements in the last dimension and free strides before it. T = 0 is fine everywhere.
+one dtype a call, with neighbouring elements in the last dimension and free strides before it. T = 0 is fine everywhere. All of it is for
+inference: no gradient is recorded, and the twins refuse tensors that ask for one.
 
 A wrong argument raises RuntimeError that names the op, the argument, what it has and what was expected. ``photon_ext.reference`` has
 every op in plain PyTorch.
@@ -59,6 +60,11 @@ _fused_mlp = _op["fused_mlp_into"]
 _rope_append_kv = _op["rope_append_kv_"]
 _paged_attention = _op["paged_attention_into"]
 _fused_attention_decode = _op["fused_attention_decode_into"]
+
+
+def _refuse_gradients(op: str, *inputs: Tensor | None) -> None:
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs):
+        raise RuntimeError(f"{op}: an input requires grad, and no gradient would be recorded; call it under torch.no_grad(), or detach()")
 
 
 # --- step: the head and the tail ------------------------------------------------------------------------------------------------------
@@ -192,6 +198,7 @@ def embedding_into(out: Tensor, decode_meta: Tensor, weight: Tensor) -> None:
 
 def embedding(decode_meta: Tensor, weight: Tensor) -> Tensor:
     """:func:`embedding_into` a new [T, hidden]."""
+    _refuse_gradients("embedding", weight)
     out = weight.new_empty(decode_meta.shape[0], weight.shape[1])
     _embedding(out, decode_meta, weight)
     return out
@@ -225,6 +232,7 @@ def rms_norm_into(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """:func:`rms_norm_into` a new [T, hidden]."""
+    _refuse_gradients("rms_norm", x, weight)
     out = torch.empty_like(x)
     _rms_norm(out, x, weight, eps)
     return out
@@ -261,6 +269,7 @@ def linear_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = No
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """:func:`linear_into` a new [T, n]."""
+    _refuse_gradients("linear", x, weight, bias)
     out = x.new_empty(x.shape[0], weight.shape[0])
     _linear(out, x, weight, bias, None)
     return out
@@ -278,6 +287,7 @@ def silu_mul_into(out: Tensor, gate_up: Tensor) -> None:
 
 def silu_mul(gate_up: Tensor) -> Tensor:
     """:func:`silu_mul_into` a new [T, width]."""
+    _refuse_gradients("silu_mul", gate_up)
     out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
     _silu_mul(out, gate_up)
     return out
@@ -306,6 +316,7 @@ def fused_mlp_into(
 
 def fused_mlp(x: Tensor, gate_up_weight: Tensor, down_weight: Tensor) -> Tensor:
     """:func:`fused_mlp_into` a new [T, hidden]."""
+    _refuse_gradients("fused_mlp", x, gate_up_weight, down_weight)
     out = torch.empty_like(x)
     act = x.new_empty(x.shape[0], down_weight.shape[1])
     _fused_mlp(out, act, x, gate_up_weight, down_weight, None)
@@ -388,6 +399,7 @@ def paged_attention(
     scale: float,
 ) -> Tensor:
     """:func:`paged_attention_into` a new contiguous [T, q heads, head_dim]."""
+    _refuse_gradients("paged_attention", q, k_cache, v_cache)
     out = q.new_empty(q.shape)
     _paged_attention(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale)
     return out

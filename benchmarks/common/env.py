@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+COMMIT = "PHOTON_COMMIT"  # an environment variable that names the commit where the tree is a copy without its history
 GENERATED = frozenset({"photon_ext/_build_info.py"})  # written by setup.py, differs by machine
 
 
@@ -30,8 +31,8 @@ def environment(root: Path = REPOSITORY) -> dict[str, Any]:
         "load": os.getloadavg()[0],
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
         "driver": _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"),
-        "commit": _run("git", "rev-parse", "HEAD", cwd=root),
-        "dirty": _dirty(root),
+        "commit": os.environ.get(COMMIT) or _run("git", "rev-parse", "HEAD", cwd=root),
+        "dirty": None if COMMIT in os.environ else _dirty(root),
         "sources": source_digest(root),
     }
 

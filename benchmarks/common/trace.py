@@ -148,7 +148,7 @@ def idle(trace: Trace) -> dict[str, Any]:
     gaps = [(after.start - before.end) * 1e-3 for before, after in pairwise(steps)]
     by_name: dict[str, float] = defaultdict(float)
     for kernel in trace.kernels:
-        by_name[kernel.name.split("<")[0].split("(")[0]] += (kernel.end - kernel.start) * 1e-3
+        by_name[short_name(kernel.name)] += (kernel.end - kernel.start) * 1e-3
     total = sum(by_name.values())
     return {
         "steps": len(steps),
@@ -159,3 +159,11 @@ def idle(trace: Trace) -> dict[str, Any]:
         "kernels": median(step.kernels for step in steps),
         "share_by_kernel": {name: us / total for name, us in sorted(by_name.items(), key=lambda item: -item[1])[:12]},
     }
+
+
+def short_name(kernel: str) -> str:
+    """A demangled kernel's name without return type, namespaces, template arguments and parameters.
+
+    "void photon::cuda::(anonymous namespace)::linear_kernel<float, 4>(photon::LinearParams)" is "linear_kernel".
+    """
+    return kernel.replace("(anonymous namespace)::", "").split("<")[0].split("(")[0].split("::")[-1].split(" ")[-1]

@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import pytest
 import torch
 
-from benchmarks.common.trace import Call, Kernel, Trace, counts, idle, outermost, parse, step_times, window
+from benchmarks.common.trace import Call, Kernel, Trace, counts, idle, outermost, parse, short_name, step_times, window
 
 CPU, CUDA = torch.autograd.DeviceType.CPU, torch.autograd.DeviceType.CUDA
 
@@ -98,3 +99,15 @@ def test_overlapping_kernels_are_not_counted_twice() -> None:
 
 def test_no_kernels_no_figures() -> None:
     assert idle(Trace([], [], [])) == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void photon::cuda::(anonymous namespace)::linear_kernel<float, 4>(photon::LinearParams)",
+        "photon::cuda::(anonymous namespace)::linear_kernel(photon::LinearParams)",
+        "linear_kernel",
+    ],
+)
+def test_kernels_are_told_apart_by_their_own_names(name: str) -> None:
+    assert short_name(name) == "linear_kernel"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from photon_ext import ops
 from photon_ext.layout import ROW_COLUMNS
 from tests.ops.test_opcheck import CASES, overload
 
@@ -156,3 +157,22 @@ def test_views_of_one_layout_that_begin_together_share_memory() -> None:
     view = buffer[:, :16]
     with pytest.raises(RuntimeError, match=r"^linear_into: out shares memory with x"):
         torch.ops.photon_ext.linear_into(view, view, torch.randn(16, 16))
+
+
+@pytest.mark.parametrize(
+    "call_twin",
+    [
+        lambda x: ops.linear(x, torch.ones(3, 4)),
+        lambda x: ops.rms_norm(x, torch.ones(4), 1e-6),
+        lambda x: ops.silu_mul(x),
+        lambda x: ops.embedding(torch.zeros(1, 4, dtype=torch.int32), x),
+        lambda x: ops.fused_mlp(x, torch.ones(6, 4), torch.ones(4, 3)),
+    ],
+)
+def test_a_twin_refuses_to_lose_a_gradient(call_twin: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = torch.ones(2, 4, requires_grad=True)
+    with pytest.raises(RuntimeError, match=r"requires grad.*torch\.no_grad\(\), or detach\(\)"):
+        call_twin(x)
+    with torch.no_grad():
+        call_twin(x)
+    call_twin(x.detach())
