@@ -14,27 +14,44 @@ from photon_ext import ops
 from photon_ext._library import cpu_isa, num_threads, set_num_threads
 
 if TYPE_CHECKING:
+    from photon_ext._C import DecodeSlot, Event, Graph, PinnedBuffer, Stream
     from photon_ext.engine import Engine
-    from photon_ext.runtime import Pipeline, Runtime
-    from photon_ext.sampling import Constraint, SamplingParams
+    from photon_ext.runtime import Pipeline, RowTable, Runtime
+    from photon_ext.sampling import Constraint, SamplingParams, from_allowed_ids, from_callable
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "Constraint": "photon_ext.sampling",
+    "DecodeSlot": "photon_ext._C",
     "Engine": "photon_ext.engine",
+    "Event": "photon_ext._C",
+    "Graph": "photon_ext._C",
+    "PinnedBuffer": "photon_ext._C",
     "Pipeline": "photon_ext.runtime",
+    "RowTable": "photon_ext.runtime",
     "Runtime": "photon_ext.runtime",
     "SamplingParams": "photon_ext.sampling",
+    "Stream": "photon_ext._C",
+    "from_allowed_ids": "photon_ext.sampling",
+    "from_callable": "photon_ext.sampling",
 }
 
 __all__ = [
     "Constraint",
+    "DecodeSlot",
     "Engine",
+    "Event",
+    "Graph",
+    "PinnedBuffer",
     "Pipeline",
+    "RowTable",
     "Runtime",
     "SamplingParams",
+    "Stream",
     "cpu_isa",
+    "from_allowed_ids",
+    "from_callable",
     "num_threads",
     "ops",
     "set_num_threads",

@@ -6,22 +6,22 @@ Exit codes: 0 done, 1 the request ended with an error, 2 wrong input or set-up (
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-import torch
+import photon_ext
+from photon_ext.errors import ModelError, PhotonError
 
-from photon_ext.engine import Engine
-from photon_ext.errors import PhotonError
-from photon_ext.info import describe
-from photon_ext.sampling import SamplingParams
-from photon_ext.scheduling import Output, Request
-from photon_ext.scheduling.stats import EngineStats
+if TYPE_CHECKING:
+    from photon_ext.scheduling import Output, Request
+    from photon_ext.scheduling.stats import EngineStats
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
+TOKENIZER_FILE = "tokenizer.json"
 
 
 class Parser(argparse.ArgumentParser):
@@ -36,18 +36,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         return _info() if arguments.command == "info" else _generate(arguments)
-    except (PhotonError, torch.OutOfMemoryError, MemoryError) as error:
+    except (PhotonError, MemoryError, RuntimeError) as error:
+        if not (isinstance(error, PhotonError) or _is_out_of_memory(error)):
+            raise
         print(f"photon-ext {arguments.command}: {_one_line(error)}", file=sys.stderr)
         return WRONG
     except BrokenPipeError:  # the reader of our output has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
         return INTERRUPTED
 
 
 def _parser() -> Parser:
     parser = Parser(prog="photon-ext", description="Text from a language model, without the idle gap between steps.")
+    parser.add_argument("--version", action="version", version=f"photon-ext {photon_ext.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     generate = commands.add_parser("generate", help="generate text from a prompt")
     generate.add_argument("prompt", help="the user's message")
@@ -66,12 +70,23 @@ def _parser() -> Parser:
 
 
 def _info() -> int:
-    print(describe())
+    from photon_ext.info import describe  # here, as in _generate: an interrupt while it is imported is an interrupt like any other
+
+    print(describe(), flush=True)
     return DONE
 
 
 def _generate(arguments: argparse.Namespace) -> int:
+    from photon_ext.engine import Engine
+    from photon_ext.models.loader import resolve_model
+    from photon_ext.sampling import SamplingParams
+
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a character that the terminal does not have is no reason to stop
     params = SamplingParams(max_new_tokens=arguments.max_new_tokens, temperature=arguments.temperature, seed=arguments.seed)
+    path = resolve_model(arguments.model)
+    if path.is_dir() and not (path / TOKENIZER_FILE).exists():
+        raise ModelError(f"{path} has no {TOKENIZER_FILE}; copy it there (save_pretrained of the tokenizer)")
     engine = Engine.from_pretrained(
         arguments.model,
         device=arguments.device,
@@ -87,7 +102,7 @@ def _generate(arguments: argparse.Namespace) -> int:
             _stream(request)
         output = request.result()
         stats = engine.stats()
-    print(_as_json(output, stats) if arguments.json else "")
+    print(_as_json(output, stats) if arguments.json else "", flush=True)  # before the summary, where both go to one file
     if not arguments.json:
         print(_summary(output, stats), file=sys.stderr)
     if output.error is not None:
@@ -98,8 +113,7 @@ def _generate(arguments: argparse.Namespace) -> int:
 
 def _stream(request: Request) -> None:
     for event in request.iter():
-        sys.stdout.write(event.text)
-        sys.stdout.flush()
+        print(event.text, end="", flush=True)
 
 
 def _summary(output: Output, stats: EngineStats) -> str:
@@ -119,8 +133,9 @@ def _as_json(output: Output, stats: EngineStats) -> str:
             "token_ids": output.token_ids,
             "finish_reason": output.finish_reason,
             "prompt_tokens": output.prompt_tokens,
-            "ttft_ms": output.ttft_ms,
-            "tokens_per_s": output.tokens_per_s,
+            "ttft_ms": _rounded(output.ttft_ms, 3),
+            "tokens_per_s": _rounded(output.tokens_per_s, 2),
+            "step_gap_us": _rounded(stats.step_gap_us, 2),
             "steps": stats.steps,
             "zombie_rows": stats.zombie_rows,
             "depth": stats.depth,
@@ -129,6 +144,16 @@ def _as_json(output: Output, stats: EngineStats) -> str:
     )
 
 
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    import torch
+
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError))
+
+
 def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
-    return f"out of memory: {text}; lower --max-len" if isinstance(error, (torch.OutOfMemoryError, MemoryError)) else text
+    return f"out of memory: {text}; lower --max-len" if _is_out_of_memory(error) else text

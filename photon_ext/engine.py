@@ -79,7 +79,15 @@ class Engine:
         self.device = device
         self._scheduler = Scheduler(PagePool(num_pages), runtime.page_size, runtime.table.max_rows, runtime.max_len)
         self._mailbox = Mailbox()
-        self._intake = Intake(tokenizer, vocab_size, tuple(eos_ids), runtime.table.max_stop_ids, self._scheduler.fit, self._mailbox.cancel)
+        self._intake = Intake(
+            tokenizer,
+            vocab_size,
+            tuple(eos_ids),
+            runtime.table.max_stop_ids,
+            self._scheduler.fit,
+            self._mailbox.cancel,
+            self._mailbox.check_wait,
+        )
         released: list[Row] = []
         self._pipeline = Pipeline(
             runtime,
@@ -126,7 +134,7 @@ class Engine:
             depth=chosen.depth,
             device=weights.device,
             page_size=chosen.page_size,
-            max_stop_ids=chosen.max_stop_ids,
+            max_stop_ids=max(chosen.max_stop_ids, len(set(config.eos_ids))),
             timing=chosen.timing,
             blocking=chosen.blocking,
         )
@@ -168,10 +176,12 @@ class Engine:
             One output per prompt, in order. What goes wrong while a request runs ends that request alone, with finish reason "error".
 
         Raises:
-            RequestError, ConfigError: an argument is invalid; nothing has been queued then. The message names the prompt.
-            EngineDeadError: the engine was closed, or has crashed.
+            RequestError, ConfigError: an argument is invalid; nothing has been queued then. The message names the prompt. Or a constraint
+                of this engine calls this: it would wait for itself.
+            EngineDeadError: the engine was closed or has crashed, or this is a fork of its process.
         """
-        if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Seq):
+        self._mailbox.check_wait()
+        if isinstance(prompts, (str, bytes, bytearray, memoryview)) or not isinstance(prompts, Seq):
             raise ConfigError(f"prompts is a {type(prompts).__name__}; give a list of prompts, for instance generate(['Hello'])")
         if isinstance(params, Seq) and len(params) != len(prompts):
             raise ConfigError(f"{len(params)} sampling params for {len(prompts)} prompts; give one for all, or one for each")
@@ -181,7 +191,7 @@ class Engine:
             try:
                 sequences.append(self._intake.make(prompt, own, raw))
             except RequestError as error:
-                raise RequestError(f"prompt {index}: {error}") from None
+                raise RequestError(f"prompt {index}: {error}") from error.__cause__
         try:
             self._post(sequences)
             return [sequence.request.result() for sequence in sequences]
@@ -194,7 +204,7 @@ class Engine:
 
         Raises:
             RequestError, ConfigError: the request can never be served; others are unaffected.
-            EngineDeadError: the engine was closed, or has crashed.
+            EngineDeadError: the engine was closed or has crashed, or this is a fork of its process.
         """
         sequence = self._intake.make(prompt, params, raw)
         try:
@@ -223,8 +233,13 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Cancels what is left, waits for the steps in flight and ends the engine thread. Idempotent."""
+        """Cancels what is left, waits for the steps in flight and ends the engine thread. Idempotent.
+
+        Called by a constraint, on the engine thread itself, it does not wait; in a fork of the engine's process it does nothing.
+        """
         self._mailbox.close()
+        if self._mailbox.owned or self._mailbox.forked:
+            return
         with self._starting:
             started = self._thread.ident is not None
         if started:

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections import deque
 from typing import NamedTuple
 
-from photon_ext.errors import PipelineError, RequestError
+from photon_ext.errors import PipelineError, RequestError, describe
 from photon_ext.runtime import FinishReason, Pipeline, Row, RowEvent, Step
-from photon_ext.scheduling.mailbox import Mailbox, describe
+from photon_ext.scheduling.mailbox import Mailbox
 from photon_ext.scheduling.scheduler import Scheduler
 from photon_ext.scheduling.sequence import Sequence, SequenceState
 from photon_ext.scheduling.stats import Phase, PhaseClock
@@ -54,6 +54,7 @@ class EngineLoop:
 
     def run(self) -> None:
         """The thread's whole life: turns, until the mailbox is closed and nothing is left, or until a crash, of which all callers hear."""
+        self._mailbox.own()
         try:
             while self._collect():
                 self._turn()
@@ -135,7 +136,7 @@ class EngineLoop:
         self._undelivered.append(Delivery(sequence, event.token, event.finish is FinishReason.STOP))
         try:
             reason = sequence.commit(event.token, event.finish)
-        except Exception as error:  # the constraint is the caller's code: its fault is that request's alone
+        except BaseException as error:  # the constraint is the caller's code and may raise anything: its fault is that request's alone
             self._end(sequence, FinishReason.ERROR, f"the constraint raised on token {event.token}: {describe(error)}")
             return
         if reason is not None:
@@ -157,7 +158,7 @@ class EngineLoop:
                 elif sequence.deliver(delivery.token, delivery.is_stop):
                     self._end(sequence, FinishReason.STOP)
                     sequence.close(FinishReason.STOP)
-            except Exception as error:  # no text for these tokens: that is no reason to stop the others
+            except BaseException as error:  # no text for these tokens (tokenizers panic with a BaseException): no reason to stop the others
                 self._end(sequence, FinishReason.ERROR)
                 sequence.close(FinishReason.ERROR, f"the text could not be made: {describe(error)}")
 

@@ -40,3 +40,11 @@ class NoFreeRow(PhotonError, RuntimeError):
 
 class CaptureError(PhotonError, RuntimeError):
     """A step function cannot be recorded into a graph."""
+
+
+def describe(error: BaseException) -> str:
+    """An exception in a few words. It may be anybody's: where its own text cannot be made, its type has to do."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException:
+        return f"{type(error).__name__} (whose text cannot be made)"

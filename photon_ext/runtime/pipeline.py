@@ -26,12 +26,13 @@ Slot occupancy is derived from the steps in flight, never stored beside them.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from photon_ext.errors import ConfigError, PipelineError
+from photon_ext.errors import ConfigError, PipelineError, describe
 from photon_ext.layout import RECORD_TOKENS, RECORD_WIDTH, RecordFlag, SegmentFlag
 from photon_ext.runtime.admission import Limits, checked_admission
 from photon_ext.runtime.lease import Lease
@@ -326,7 +327,7 @@ class Pipeline:
     @staticmethod
     def _fault_text(row: Row, flags: int, position: int) -> str:
         if row.fault is not None:
-            return f"the constraint raised at position {position}: {type(row.fault).__name__}: {row.fault}"
+            return f"the constraint raised at position {position}: {describe(row.fault)}"
         if flags & RecordFlag.MASK_ERROR:
             return f"no mask arrived for position {position}; a constrained row is never sampled without one"
         return f"no token can be sampled at position {position}: the constraint allows nothing, or the logits are not finite"
@@ -352,7 +353,9 @@ class Pipeline:
             raise PipelineError(f"{segment.row} is constrained: finalize() needs a fill callback")
         try:
             slot.write_mask(index, segment.row, segment.sampled_position, fill)
-        except Exception as error:  # the user's callback: its fault is that row's alone
+        except BaseException as error:  # the user's callback, which may raise anything: its fault is that row's alone
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise  # Ctrl-C, which Python raises wherever the main thread happens to be
             segment.row.fault = error
 
     def _require_working(self) -> None:

@@ -36,7 +36,7 @@ class Row:
         self.prefilled = 0
         self.sampled = 0
         self.committed = 0
-        self.fault: Exception | None = None
+        self.fault: BaseException | None = None
 
     @property
     def index(self) -> int:

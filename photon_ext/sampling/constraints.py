@@ -9,11 +9,14 @@ closed: a constraint that forgets to write allows nothing, which ends its reques
 
 from __future__ import annotations
 
+import inspect
 from array import array
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 from photon_ext.errors import ConfigError, RequestError
+
+_BYTES_OR_TEXT = (str, bytes, bytearray, memoryview)
 
 
 @runtime_checkable
@@ -33,6 +36,13 @@ class Constraint(Protocol):
 
     def fill_bitmask(self, words: memoryview) -> None:
         """Sets the bits of the allowed tokens in `words` (int32, zeroed, ceil(vocab / 32) of them)."""
+
+
+def is_constraint(value: object) -> bool:
+    """Whether `value` has what a Constraint needs. Nothing of it is called: `finished` may be a property that counts or computes."""
+    if isinstance(value, type):
+        return False
+    return all(inspect.getattr_static(value, name, None) is not None for name in ("advance", "fill_bitmask", "finished"))
 
 
 def pack_ids(ids: Iterable[int], num_words: int) -> array[int]:
@@ -109,12 +119,14 @@ def from_allowed_ids(allowed: Collection[int] | Sequence[Collection[int]]) -> Al
     Raises:
         ConfigError: the two forms are mixed, or something is not a token id.
     """
+    if isinstance(allowed, _BYTES_OR_TEXT):
+        raise ConfigError(f"from_allowed_ids: got a {type(allowed).__name__}; give token ids, or one collection of token ids per position")
     items = list(allowed)
     if all(_is_id(item) for item in items):
         return AllowedIds((frozenset(items),), repeat=True)  # type: ignore[arg-type]
     positions = []
     for index, item in enumerate(items):
-        ids = None if _is_id(item) or isinstance(item, str) or not isinstance(item, Iterable) else frozenset(item)
+        ids = frozenset(item) if isinstance(item, Iterable) and not isinstance(item, _BYTES_OR_TEXT) else None
         if ids is None or not all(_is_id(token) for token in ids):
             raise ConfigError(f"from_allowed_ids: item {index} is {item!r}; give only token ids (>= 0), or only collections of token ids")
         positions.append(ids)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from photon_ext.errors import ConfigError
 from photon_ext.runtime.admission import MAX_TEMPERATURE, MIN_TEMPERATURE
-from photon_ext.sampling.constraints import Constraint
+from photon_ext.sampling.constraints import Constraint, is_constraint
 
 MAX_SEED = 2**64 - 1
 
@@ -50,7 +50,7 @@ class SamplingParams:
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise ConfigError(f"stop holds {text!r}; give non-empty strings")
-        if self.constraint is not None and not isinstance(self.constraint, Constraint):
+        if self.constraint is not None and not is_constraint(self.constraint):
             raise ConfigError(
                 f"constraint is a {type(self.constraint).__name__}; give an object with advance(token), fill_bitmask(words) and "
                 "finished, for instance from_allowed_ids(...) or from_callable(...)"
@@ -62,6 +62,8 @@ def _is_int(value: object) -> bool:
 
 
 def _as_tuple(name: str, value: object) -> tuple[object, ...]:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        raise ConfigError(f"{name} is {value!r}; give a list or a tuple")
     try:
         return tuple(value)  # type: ignore[arg-type]
     except TypeError:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from photon_ext.errors import ConfigError, RequestError
-from photon_ext.sampling import SamplingParams
+from photon_ext.errors import ConfigError, RequestError, describe
+from photon_ext.sampling import Constraint, SamplingParams
+from photon_ext.sampling.constraints import is_constraint
 from photon_ext.scheduling.prompts import Prompt, encode_prompt
 from photon_ext.scheduling.request import Request
 from photon_ext.scheduling.sequence import Sequence
@@ -29,6 +30,7 @@ class Intake:
         max_stop_ids: stop ids of a request, end tokens included.
         fit: (prompt tokens, max_new_tokens) -> the cap within the context; raises RequestError for what can never fit.
         cancel: what Request.cancel calls.
+        check_wait: what a request calls before it waits.
     """
 
     tokenizer: Tokenizer | None
@@ -37,6 +39,7 @@ class Intake:
     max_stop_ids: int
     fit: Callable[[int, int], int]
     cancel: Callable[[Request], None]
+    check_wait: Callable[[], None]
 
     def make(self, prompt: Prompt, params: SamplingParams | None, raw: bool) -> Sequence:
         """One sequence, not queued yet.
@@ -50,16 +53,15 @@ class Intake:
         prompt_ids = encode_prompt(prompt, self.tokenizer, self.vocab_size, raw)
         if params.stop and self.tokenizer is None:
             raise RequestError(f"stop holds {params.stop[0]!r}, and this engine has no tokenizer; use stop_token_ids")
-        fresh = getattr(params.constraint, "fresh", None)
         return Sequence(
             prompt_ids=prompt_ids,
             max_new_tokens=self.fit(len(prompt_ids), params.max_new_tokens),
             stop_ids=self._stop_ids(() if params.ignore_eos else self.eos_ids, params.stop_token_ids),
             temperature=params.temperature,
             seed=secrets.randbits(64) if params.seed is None else params.seed,
-            constraint=params.constraint if fresh is None else fresh(),
+            constraint=_started(params.constraint),
             text=TextStream(None if self.tokenizer is None else self.tokenizer.detokenizer(), params.stop),
-            request=Request(self.cancel),
+            request=Request(self.cancel, self.check_wait),
         )
 
     def _stop_ids(self, eos_ids: Iterable[int], own: Iterable[int]) -> tuple[int, ...]:
@@ -68,5 +70,27 @@ class Intake:
         if outside is not None:
             raise RequestError(f"stop_token_ids holds {outside}; ids of this model are 0 to {self.vocab_size - 1}")
         if len(ids) > self.max_stop_ids:
-            raise RequestError(f"{len(ids)} stop token ids, the model's own included; a request has {self.max_stop_ids} at most")
+            raise RequestError(
+                f"{len(ids)} stop token ids, the model's own included; a request has {self.max_stop_ids} at most (max_stop_ids)"
+            )
         return ids
+
+
+def _started(constraint: Constraint | None) -> Constraint | None:
+    """The constraint that a request takes: a fresh one where it knows how to make one. It must be one: without it all would be allowed."""
+    if constraint is None:
+        return None
+    name = type(constraint).__name__
+    try:
+        fresh = getattr(constraint, "fresh", None)
+        made = constraint if fresh is None else fresh()
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):  # meant for the caller, whose thread this is
+        raise
+    except BaseException as error:
+        raise RequestError(f"fresh() of the constraint {name} raised {describe(error)}") from error
+    if not is_constraint(made):
+        raise RequestError(
+            f"fresh() of the constraint {name} returned {'None' if made is None else 'a ' + type(made).__name__}; "
+            "it must return a constraint: an object with advance(token), fill_bitmask(words) and finished"
+        )
+    return made

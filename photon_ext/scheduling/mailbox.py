@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
-from photon_ext.errors import EngineDeadError, RequestError
+from photon_ext.errors import EngineDeadError, RequestError, describe
 from photon_ext.sampling import Constraint
 from photon_ext.scheduling.request import Request
 from photon_ext.scheduling.sequence import Sequence
@@ -31,6 +32,36 @@ class Mailbox:
         self._borrowed: set[int] = set()  # ids of constraint objects that serve a live request
         self._closing = False
         self._cause: BaseException | None = None
+        self._owner: int | None = None
+        self._process = os.getpid()
+
+    def own(self) -> None:
+        """The calling thread is the engine thread."""
+        self._owner = threading.get_ident()
+
+    @property
+    def owned(self) -> bool:
+        """Whether the calling thread is the engine thread: it must not wait for itself."""
+        return self._owner == threading.get_ident()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the engine's: there is no engine thread here, and locks may be held for ever."""
+        return self._process != os.getpid()
+
+    def check_wait(self) -> None:
+        """To be called before waiting for a request.
+
+        Raises:
+            RequestError: on the engine thread.
+            EngineDeadError: in a forked process.
+        """
+        self._check_fork()
+        if self.owned:
+            raise RequestError(
+                "a constraint, which runs on the engine's own thread, cannot wait for a request of this engine: it would wait for ever; "
+                "submit() and read the result elsewhere, or use another engine"
+            )
 
     def post(self, sequences: Seq[Sequence]) -> None:
         """Queues sequences together, so that they are admitted in the same turn.
@@ -39,6 +70,7 @@ class Mailbox:
             EngineDeadError: closed, or failed.
             RequestError: a constraint object serves another request; nothing has been queued then.
         """
+        self._check_fork()
         with self._changed:
             if self._cause is not None:
                 raise EngineDeadError(f"the engine has crashed ({describe(self._cause)}); make a new one") from self._cause
@@ -50,6 +82,8 @@ class Mailbox:
 
     def cancel(self, request: Request) -> None:
         """Queues a cancel; nothing to do for a request that has ended, or where all end."""
+        if self.forked:
+            return
         with self._changed:
             if not (request.done or self._closing or self._cause is not None):
                 self._cancelled.append(request)
@@ -57,6 +91,8 @@ class Mailbox:
 
     def close(self) -> None:
         """Nothing is taken any more; the engine thread learns of it with its next mail."""
+        if self.forked:
+            return
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -82,6 +118,13 @@ class Mailbox:
         with self._changed:
             self._borrowed.discard(id(constraint))
 
+    def _check_fork(self) -> None:
+        if self.forked:
+            raise EngineDeadError(
+                f"this engine was made in process {self._process} and its thread runs there; process {os.getpid()} is a fork of it: "
+                "make a new Engine after the fork"
+            )
+
     def _borrow(self, constraints: Seq[Constraint]) -> None:
         """A constraint holds the state of one request, so it serves one at a time."""
         taken = set(self._borrowed)
@@ -93,8 +136,3 @@ class Mailbox:
                 )
             taken.add(id(constraint))
         self._borrowed = taken
-
-
-def describe(error: BaseException) -> str:
-    """An exception in one line."""
-    return f"{type(error).__name__}: {error}"

@@ -9,6 +9,8 @@ import torch
 from photon_ext import _C
 from photon_ext.errors import ConfigError
 
+MAX_STOP_IDS = 4096  # the device looks through all of a row's for each token
+
 
 @dataclass(frozen=True)
 class EngineOptions:
@@ -26,7 +28,7 @@ class EngineOptions:
         graph: capture steps into graphs, or run them eagerly.
         exact: keep tokens bit for bit independent of the traffic on CUDA as well: long prefill chunks stay on our own kernels, which are
             slower there than torch's matrix products, whose order of summation depends on the batch. On the CPU it is always so.
-        max_stop_ids: stop ids of a request, the model's end tokens included.
+        max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to their number where a model has more.
         timing: measure step gaps.
         blocking: the wait for a step yields the CPU; False spins, which reacts sooner where steps are short or depth is 1.
 
@@ -54,6 +56,8 @@ class EngineOptions:
             optional = name in ("max_len", "num_pages")
             if not (value is None and optional) and not _is_positive(value):
                 raise ConfigError(f"{name} is {value!r}; give a positive integer")
+        if self.max_stop_ids > MAX_STOP_IDS:
+            raise ConfigError(f"max_stop_ids is {self.max_stop_ids}; give at most {MAX_STOP_IDS}")
         for name in ("buckets", "prefill_buckets"):
             values = getattr(self, name)
             if values is None and name == "prefill_buckets":

@@ -27,7 +27,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int, 
     """
     if isinstance(prompt, str):
         ids = _encode_text(prompt, tokenizer, raw)
-    elif not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
+    elif not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray, memoryview)):
         raise RequestError(f"the prompt is a {type(prompt).__name__}; {_EXPECTED}")
     elif prompt and isinstance(prompt[0], Mapping):
         ids = _tokenizer(tokenizer).encode_chat([_checked_message(message) for message in prompt])

@@ -48,8 +48,10 @@ class Output:
 class Request:
     """A submitted prompt. Events are kept, so any number of readers may start at any time and each sees them all, in order."""
 
-    def __init__(self, cancel: Callable[[Request], None]) -> None:
+    def __init__(self, cancel: Callable[[Request], None], check_wait: Callable[[], None] = lambda: None) -> None:
+        """`check_wait` is called before waiting, and raises where that would be for ever."""
         self._cancel = cancel
+        self._check_wait = check_wait
         self._changed = threading.Condition()
         self._events: list[StreamEvent] = []
         self._output: Output | None = None
@@ -72,7 +74,11 @@ class Request:
 
         Raises:
             TimeoutError: the request is still running; it goes on.
+            RequestError: called by a constraint of the same engine, which would wait for itself.
+            EngineDeadError: called in a fork of the engine's process.
         """
+        if not self.done:
+            self._check_wait()
         with self._changed:
             if not self._changed.wait_for(lambda: self._output is not None, timeout):
                 raise TimeoutError(f"the request has not ended within {timeout} s; wait longer, or cancel() it")
@@ -83,6 +89,8 @@ class Request:
         """Events as they come, to the final one. Blocks the calling thread; in async code use stream()."""
         position = 0
         while True:
+            if len(self._events) == position:
+                self._check_wait()
             with self._changed:
                 self._changed.wait_for(lambda at=position: len(self._events) > at)  # type: ignore[misc]
                 fresh = self._events[position:]
@@ -93,6 +101,8 @@ class Request:
 
     async def stream(self) -> AsyncIterator[StreamEvent]:
         """Events as they come, to the final one, without blocking the event loop. Leaving early does not cancel the request."""
+        if not self.done:
+            self._check_wait()
         loop = asyncio.get_running_loop()
         arrived = asyncio.Event()
 
@@ -128,7 +138,7 @@ class Request:
         for wake in wakers:
             try:
                 wake()
-            except RuntimeError:  # the reader's event loop is closed: nobody waits there any more
+            except BaseException:  # the reader's event loop is closed, or is broken: nobody can be woken there any more
                 with self._changed:
                     self._wakers.discard(wake)
 

@@ -97,8 +97,8 @@ class Sequence:
         """The final event, once; later calls do nothing. After an error, text that was held back stays so."""
         if self._closed:
             return
-        self._closed = True
         piece = "" if reason is FinishReason.ERROR else self.text.finish()
+        self._closed = True  # not before: where there is no text, the caller is still to hear of it
         self._shown.append(piece)
         output = Output(
             text="".join(self._shown),

@@ -88,7 +88,7 @@ def test_gaps_between_and_inside_steps() -> None:
         assert found["kernel_us"] == 30.0
         assert found["node_gap_us"] == 4.0
         assert found["kernels"] == 3
-        assert set(found["share_by_kernel"]) == {"begin_step_kernel", "void linear_kernel", "publish_kernel"}
+        assert set(found["share_by_kernel"]) == {"begin_step_kernel", "linear_kernel", "publish_kernel"}
 
 
 def test_overlapping_kernels_are_not_counted_twice() -> None:

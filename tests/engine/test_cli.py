@@ -1,14 +1,20 @@
-"""The command line, run in this process: what it prints where, and what it says to mistakes."""
+"""The command line: what it prints where, and what it says to mistakes."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
+import photon_ext
+from photon_ext import info
 from photon_ext.cli import main
 from tests.models.tiny import VOCAB, saved_tiny_model
 
@@ -19,6 +25,7 @@ KEYS = {
     "prompt_tokens",
     "ttft_ms",
     "tokens_per_s",
+    "step_gap_us",
     "steps",
     "zombie_rows",
     "depth",
@@ -30,12 +37,16 @@ KEYS = {
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A tiny model with a tokenizer of words: "w3" is token 3."""
     folder: Path = tmp_path_factory.mktemp("tiny")
+    save_with_words(folder, "w")
+    return str(folder)
+
+
+def save_with_words(folder: Path, letter: str) -> None:
     saved_tiny_model("llama-plain", folder)
-    backend = Backend(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
+    backend = Backend(models.WordLevel({f"{letter}{i}": i for i in range(VOCAB)}, unk_token=f"{letter}0"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.decoder = decoders.WordPiece(prefix="##")
     backend.save(str(folder / "tokenizer.json"))
-    return str(folder)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -60,7 +71,8 @@ def test_json_is_one_object_and_nothing_else(capsys: pytest.CaptureFixture[str],
     shown = result["token_ids"][:-1] if result["finish_reason"] == "stop" else result["token_ids"]
     assert result["text"] == " ".join(f"w{token}" for token in shown)
     assert result["steps"] >= len(result["token_ids"])
-    assert result["ttft_ms"] > 0
+    assert result["ttft_ms"] == round(result["ttft_ms"], 3) > 0
+    assert result["step_gap_us"] is None or result["step_gap_us"] == round(result["step_gap_us"], 2)
 
 
 def test_text_goes_to_stdout_and_the_summary_to_stderr(capsys: pytest.CaptureFixture[str], model: str) -> None:
@@ -122,3 +134,84 @@ def test_info_names_versions_devices_kernels_and_gaps(capsys: pytest.CaptureFixt
     assert (code, err) == (0, "")
     for part in ("photon_ext ", "torch ", "build:", "devices:", "kernel threads", "kernels:", "cuda:", "missing:"):
         assert part in out
+
+
+def test_info_without_cuda_calls_it_none_and_optional(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(info.BUILD_INFO, "cuda", None)
+    monkeypatch.setitem(info.BUILD_INFO, "cuda_archs", [])
+    monkeypatch.setattr(info, "_C", SimpleNamespace(cuda_compiled=False))
+    code, out, _ = run(capsys, "info")
+    lines = [line.strip() for line in out.splitlines()]
+    assert code == 0
+    assert "cuda: none" in lines
+    assert "cuda_archs: none" in lines
+    missing = lines[lines.index("missing:") :]
+    assert any(line.startswith("for a GPU: the CUDA kernels") for line in missing)
+    assert all(line.startswith("for a GPU: ") for line in missing if "CUDA" in line or "GPU" in line)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--version") == (0, f"photon-ext {photon_ext.__version__}\n", "")
+
+
+def test_a_prompt_that_is_no_text_is_a_mistake(capsys: pytest.CaptureFixture[str], model: str) -> None:
+    code, out, err = run(capsys, "generate", "w5 \udcff", "--model", model, "--device", "cpu")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "the prompt holds a lone surrogate, U+DCFF" in err
+
+
+def test_a_model_without_its_tokenizer_says_where_to_put_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    saved_tiny_model("llama-plain", tmp_path)
+    code, _, err = run(capsys, "generate", "w5", "--model", str(tmp_path), "--device", "cpu")
+    assert code == 2
+    assert err == f"photon-ext generate: {tmp_path} has no tokenizer.json; copy it there (save_pretrained of the tokenizer)\n"
+
+
+# --- in a process of its own: what a terminal, a pipe or a script sees ---------------------------------------------------------------
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "photon_ext", "generate", *arguments, "--device", "cpu"]
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | more
+
+
+def test_the_summary_has_a_line_of_its_own_where_both_streams_are_one_pipe(model: str) -> None:
+    line = command("w5 w6", "--model", model, "--max-new-tokens", "5")
+    done = subprocess.run(line, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+    text, summary = done.stdout.splitlines()
+    assert done.returncode == 0
+    assert text.startswith("w")
+    assert summary.startswith("[5 tokens (")
+
+
+def test_an_output_that_lacks_a_character_shows_a_question_mark(tmp_path: Path) -> None:
+    save_with_words(tmp_path, "\u00e4")
+    line = command("\u00e45 \u00e46", "--model", str(tmp_path), "--max-new-tokens", "5", "--raw")
+    done = subprocess.run(line, env=environment(PYTHONIOENCODING="ascii", PYTHONUTF8="0"), capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b"?")
+
+
+@pytest.mark.parametrize("when", ["while it is imported", "while it runs"])
+def test_ctrl_c_says_so_in_one_line(model: str, when: str) -> None:
+    """The signal comes from within, at a known place."""
+    program = f"""
+import importlib.abc, os, signal, sys
+class Interrupt(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "photon_ext.engine" and {when == "while it is imported"}:
+            os.kill(os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupt())
+from photon_ext import cli
+def stream(request):
+    next(request.iter())
+    os.kill(os.getpid(), signal.SIGINT)
+cli._stream = stream
+sys.exit(cli.main(["generate", "w5", "--model", {model!r}, "--device", "cpu", "--max-new-tokens", "200"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")

@@ -6,6 +6,7 @@ import pytest
 
 from photon_ext.errors import ConfigError
 from photon_ext.sampling import SamplingParams, from_allowed_ids
+from photon_ext.sampling.constraints import AllowedIds
 
 
 def test_defaults_are_greedy_without_stops() -> None:
@@ -34,7 +35,11 @@ def test_defaults_are_greedy_without_stops() -> None:
         ("stop_token_ids", 3),
         ("stop", ("",)),
         ("stop", (3,)),
+        ("stop_token_ids", b"ab"),
+        ("stop_token_ids", bytearray(b"ab")),
+        ("stop", b"ab"),
         ("constraint", "json"),
+        ("constraint", AllowedIds),
     ],
 )
 def test_a_bad_value_is_named_with_what_is_allowed(name: str, value: object) -> None:
@@ -60,3 +65,18 @@ def test_lists_become_tuples_so_that_params_stay_hashable_and_frozen() -> None:
 def test_edges_of_the_ranges_are_accepted() -> None:
     SamplingParams(max_new_tokens=1, temperature=0.001, seed=2**64 - 1, constraint=from_allowed_ids([1]))
     SamplingParams(temperature=10000)
+
+
+def test_a_constraint_is_not_asked_anything_before_its_request_runs() -> None:
+    class Untouchable:
+        """`finished` as a property that raises, and methods as attributes of the object."""
+
+        def __init__(self) -> None:
+            self.advance = self.fill_bitmask = lambda _: None
+
+        @property
+        def finished(self) -> bool:
+            raise AssertionError("asked too early")
+
+    constraint = Untouchable()
+    assert SamplingParams(constraint=constraint).constraint is constraint
