@@ -170,7 +170,7 @@ class HostStream final : public CpuStream {
   std::atomic<bool> failed_{false};                // written by the worker
   SharedError error_;                              // written once by the worker, before failed_
   const std::shared_ptr<HostEvent> fence_;
-  const uint64_t born_;  // forks before this stream was made
+  const uint64_t born_;                  // forks before this stream was made
   std::unique_ptr<std::thread> worker_;  // given up in a forked child
 };
 
