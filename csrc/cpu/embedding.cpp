@@ -14,7 +14,8 @@ constexpr int64_t kCopyGrainBytes = 256 * 1024;  // less is not worth waking a h
 // out[i] = source(i), or zeros where source returns null.
 template <typename Source>
 void copy_lines(void* out, int64_t lines, int64_t line_bytes, int64_t out_stride_bytes, const Source& source) {
-  const int64_t grain = 1 + kCopyGrainBytes / (line_bytes + 1);
+  if (line_bytes == 0) return;  // an empty tensor has no address to copy to
+  const int64_t grain = 1 + kCopyGrainBytes / line_bytes;
   parallel_for(lines, grain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       char* to = static_cast<char*>(out) + i * out_stride_bytes;
