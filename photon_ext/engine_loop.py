@@ -166,12 +166,12 @@ class EngineLoop:
         """The sequence ends now; its row follows when no step in flight uses it, its final event with the next delivery."""
         if sequence.state is SequenceState.ENDED:
             return
+        self._undelivered.append(Delivery(sequence, reason=reason, error=error))  # first: from here on a crash finds it there
         self._scheduler.drop(sequence)
         sequence.end()
         if sequence.row is not None:
             self._pipeline.abort(sequence.row)
         self._mailbox.give_back(sequence.constraint)
-        self._undelivered.append(Delivery(sequence, reason=reason, error=error))
 
     def _die(self, error: BaseException) -> None:
         """The loop has crashed: nobody waits for ever, and everybody learns why. The runtime keeps the memory of steps still in flight."""

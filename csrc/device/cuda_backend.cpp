@@ -175,11 +175,13 @@ class CudaStream final : public Stream, public std::enable_shared_from_this<Cuda
   void synchronize() override {
     refuse_in_capture("synchronize");
     const DeviceScope scope(device());
+    const RelaxedCapture relaxed;
     check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
   }
 
   bool query() override {
     refuse_in_capture("query");
+    const RelaxedCapture relaxed;
     const cudaError_t status = cudaStreamQuery(stream_);
     if (status == cudaErrorNotReady) {
       cudaGetLastError();

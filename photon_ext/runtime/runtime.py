@@ -140,7 +140,7 @@ class Runtime:
 
 
 def checked_device(device: str | torch.device) -> torch.device:
-    """``device`` as a torch device that exists and that this build has kernels for."""
+    """``device`` as a torch device that exists, that this build has kernels for, and whose index is settled."""
     try:
         checked = torch.device(device)
     except RuntimeError as error:
@@ -160,4 +160,4 @@ def checked_device(device: str | torch.device) -> torch.device:
         )
     if checked.index is not None and checked.index >= torch.cuda.device_count():
         raise DeviceError(f"device {str(checked)!r} does not exist; torch sees {torch.cuda.device_count()} GPU(s)")
-    return checked
+    return checked if checked.index is not None else torch.device("cuda", torch.cuda.current_device())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from photon_ext.layout import (
     MASK_KEY_COLUMNS,
+    NO_TOKEN,
     RECORD_WIDTH,
     SEGMENT_COLUMNS,
     InputLayout,
@@ -52,6 +53,7 @@ class Slot:
         self._mask_layout = mask_layout
         self._timing = timing
         self._segments: list[int] = []
+        self._staged = 0
 
     def launch(self, key: StepKey, segments: Sequence[int], staged: Sequence[int], deltas: Sequence[int], finish: bool) -> int:
         """See SlotPort.launch."""
@@ -113,9 +115,13 @@ class Slot:
             self._input[:width] = array("i", segments + [0] * (width - len(segments)))
             self._segments = segments
             words = layout.staged_offset
+        if staged or self._staged:
+            # Also over what an earlier step staged: it was consumed, and may not reach the device again.
+            count = max(len(staged), self._staged)
+            self._input[layout.staged_offset : layout.staged_offset + count] = array("i", [*staged, *[NO_TOKEN] * (count - len(staged))])
+            self._staged = len(staged)
         if staged:
             words = layout.staged_offset + len(staged)
-            self._input[layout.staged_offset : words] = array("i", staged)
         if deltas:
             words = layout.delta_offset + len(deltas)
             self._input[layout.delta_offset : words] = array("i", deltas)

@@ -69,9 +69,9 @@ class StepGraph:
         if not self._spec.graph:
             return
         start = time.perf_counter()
-        free_before = self._streams.free_bytes()
         keys = sorted(self._keys(), key=lambda key: key.lines, reverse=True)
         self._warm_up(keys)
+        free_before = self._streams.free_bytes()
         with _no_garbage_collection():
             for key in keys:
                 for slot, program in enumerate(self._programs):
@@ -121,9 +121,9 @@ class StepGraph:
             self._forward[slot, key] = self._capture(program, lambda: program.sample(program.forward(key), masked=False))
 
     def _capture(self, program: StepProgram, body: Callable[[], None]) -> _C.Graph:
-        """A graph that keeps the memory its kernels point to, as long as it may run."""
+        """A graph that keeps the step's memory, as long as it may run. Memory only: the collector does not see through a native graph."""
         graph = self._streams.capture(body)
-        graph.keep_alive(program)
+        graph.keep_alive(program.memory)
         return graph
 
     def _warm_up(self, keys: Sequence[StepKey]) -> None:
@@ -131,11 +131,13 @@ class StepGraph:
         if not self._streams.needs_warm_up:
             return
         eager_chunk = StepKey(StepKind.PREFILL, self._warm_up_lines, self._spec.decode_buckets[-1], False)
-        for key in (eager_chunk, *keys):
-            self.run_eagerly(0, key)
-            if key.split:
-                self.sample_eagerly(0)
-        self._streams.synchronize()
+        try:
+            for key in (eager_chunk, *keys):
+                self.run_eagerly(0, key)
+                if key.split:
+                    self.sample_eagerly(0)
+        finally:
+            self._streams.synchronize()  # if a key fails, too: what was enqueued still uses memory that goes with the failure
 
 
 @contextmanager

@@ -75,6 +75,11 @@ class StepProgram:
         self._staged = slot.input[inputs.staged_offset : inputs.staged_offset + inputs.max_lines]
         self._deltas = slot.input[inputs.delta_offset :]
 
+    @property
+    def memory(self) -> tuple[Tables, SharedMemory, SlotMemory]:
+        """What the step's own kernels read and write, the forward's buffers apart."""
+        return self._tables, self._shared, self._slot
+
     def forward(self, key: StepKey) -> StepTensors:
         """Head and forward; the result's ``logits`` are set."""
         step = StepTensors(

@@ -82,7 +82,7 @@ class CudaStreams(Streams):
     needs_warm_up = True
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
-        index = device.index if device.index is not None else torch.cuda.current_device()
+        index = device.index
         if stream is not None:
             _check_stream(stream, index)
         wrapped = None if stream is None else _C.Stream.wrap(stream.cuda_stream, index)

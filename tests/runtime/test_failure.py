@@ -7,6 +7,7 @@ import gc
 import struct
 import time
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ class Forward:
         step.logits = logits
 
 
-def make(forward: Forward, graph: bool, depth: int = 2) -> Pipeline:
+def make(forward: Callable[[StepTensors], None], graph: bool, depth: int = 2) -> Pipeline:
     runtime = Runtime(max_rows=2, max_len=32, depth=depth, device="cpu")
     return Pipeline(runtime, forward, vocab_size=VOCAB, chunk=8, graph=graph)
 
@@ -106,3 +107,22 @@ def test_memory_outlives_the_work_of_a_pipeline_that_is_dropped(depth: int, cons
     gc.collect()
     assert freed
     assert freed[0] - begin > 0.29
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_an_engine_that_owns_its_pipeline_and_its_forward_is_collected(graph: bool) -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.inner = Forward()
+            self.pipeline = make(self.forward, graph)
+
+        def forward(self, step: StepTensors) -> None:
+            self.inner(step)
+
+    owner = Owner()
+    owner.pipeline.admit([1, 2], max_new_tokens=3)
+    owner.pipeline.tick()
+    alive = weakref.ref(owner)
+    del owner
+    gc.collect()
+    assert alive() is None
