@@ -14,41 +14,27 @@ from photon_ext.engine import Engine
 from photon_ext.models.loader import load_model
 from photon_ext.sampling import SamplingParams, from_allowed_ids
 from tests.engine.test_engine_models import (
-    LENGTHS,
     NEW,
     REQUEST,
-    TEXTS,
-    argmax_after,
+    check_greedy,
+    check_smollm2,
     prompt_of,
     reference,  # noqa: F401 - a fixture of the CPU tests: transformers over our weights
     run,
+    tiny_engine,
 )
 from tests.models.harness import Chunk, Harness
 from tests.models.tiny import TINY, VOCAB, greedy_ids, saved_tiny_model
 
 pytestmark = pytest.mark.gpu
 
-SIZES = {"max_rows": 4, "max_len": 64, "page_size": 5, "chunk": 9, "buckets": (1, 2), "exact": True}
 SMOL_NEW = 24
-
-
-def cuda_engine(folder: Path, depth: int, **options: object) -> Engine:
-    return Engine.from_pretrained(folder, device="cuda", dtype="float32", depth=depth, **{**SIZES, **options})
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("name", sorted(TINY))
 def test_greedy_tokens_equal_transformers(name: str, seed: int, tmp_path: Path) -> None:
-    model = saved_tiny_model(name, tmp_path, seed)
-    prompts = [prompt_of(length, VOCAB, seed) for length in LENGTHS]
-    expected = [greedy_ids(model, prompt, NEW) for prompt in prompts]
-    params = SamplingParams(max_new_tokens=NEW, ignore_eos=True)
-    for depth in (1, 2):
-        with cuda_engine(tmp_path, depth) as engine:
-            batched = engine.generate(prompts, params)
-            alone = [engine.generate([prompt], params)[0] for prompt in prompts]
-        assert [list(output.token_ids) for output in batched] == expected
-        assert [list(output.token_ids) for output in alone] == expected
+    check_greedy(name, seed, tmp_path, "cuda")
 
 
 @pytest.mark.parametrize("prefill_buckets", [(), (4, 9)])
@@ -56,7 +42,7 @@ def test_greedy_tokens_equal_transformers(name: str, seed: int, tmp_path: Path) 
 def test_graphs_and_eager_steps_agree(graph: bool, prefill_buckets: tuple[int, ...], tmp_path: Path) -> None:
     model = saved_tiny_model("qwen3-tied", tmp_path)
     prompt = prompt_of(20, VOCAB)
-    with cuda_engine(tmp_path, 2, graph=graph, prefill_buckets=prefill_buckets) as engine:
+    with tiny_engine(tmp_path, 2, "cuda", graph=graph, prefill_buckets=prefill_buckets) as engine:
         (output,) = engine.generate([prompt], SamplingParams(max_new_tokens=NEW, ignore_eos=True))
     assert list(output.token_ids) == greedy_ids(model, prompt, NEW)
 
@@ -65,7 +51,7 @@ def test_graphs_and_eager_steps_agree(graph: bool, prefill_buckets: tuple[int, .
 def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Engine]:
     folder = tmp_path_factory.mktemp("tiny")
     saved_tiny_model("qwen3-6-3-24", folder)
-    engines = cuda_engine(folder, 1), cuda_engine(folder, 2, max_rows=3)
+    engines = tiny_engine(folder, 1, "cuda"), tiny_engine(folder, 2, "cuda", max_rows=3)
     yield engines
     for engine in engines:
         engine.close()
@@ -102,28 +88,16 @@ def test_half_precision_is_as_near_to_float32_as_transformers(name: str, dtype: 
 
 
 def test_smollm2_tokens_equal_transformers(reference: LlamaForCausalLM) -> None:  # noqa: F811
-    """Over 20 prompts, alone and batched, depth 1 and 2: four runs that agree, each token transformers' own choice."""
     loaded = load_model("smollm2", torch.float32, torch.device("cuda"))
-    assert loaded.tokenizer is not None
-    prompts = [loaded.tokenizer.encode(text) for text in TEXTS]
-    params = SamplingParams(max_new_tokens=SMOL_NEW, ignore_eos=True)
-    runs = []
-    for depth in (1, 2):
-        options = {"max_rows": 8, "max_len": 256, "buckets": (1, 4, 8), "chunk": 64, "depth": depth, "exact": True}
-        with Engine.from_weights(loaded.config, loaded.weights, loaded.tokenizer, **options) as engine:
-            runs.append(engine.generate(prompts, params))
-            runs.append([engine.generate([prompt], params)[0] for prompt in prompts])
-    for prompt, *outputs in zip(prompts, *runs, strict=True):
-        (tokens,) = {output.token_ids for output in outputs}
-        assert list(tokens) == argmax_after(reference, prompt, list(tokens))
+    check_smollm2(loaded, reference, SMOL_NEW)
 
 
 def test_hazard_34_a_blocked_default_stream_delays_nothing(tmp_path: Path) -> None:
     """Captured and eager steps, prefill through torch's GEMM, and late sampling: none of it may wait for the default stream."""
     saved_tiny_model("qwen3-tied", tmp_path)
-    options = {"exact": False, "chunk": 64, "max_len": 128, "dtype": "float32"}
+    options = {"exact": False, "chunk": 64, "max_len": 128}
     constrained = SamplingParams(max_new_tokens=NEW, ignore_eos=True, constraint=from_allowed_ids(list(range(VOCAB))))
-    with Engine.from_pretrained(tmp_path, device="cuda", **{**SIZES, **options}) as engine:
+    with tiny_engine(tmp_path, 2, "cuda", **options) as engine:
         prompts = [prompt_of(60, VOCAB), prompt_of(3, VOCAB)]
         expected = engine.generate(prompts, SamplingParams(max_new_tokens=NEW, ignore_eos=True))
         torch.cuda._sleep(4_000_000_000)  # about two seconds

@@ -8,12 +8,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers import LlamaForCausalLM
 
+from benchmarks.cpu import reference_model
 from photon_ext.engine import Engine
 from photon_ext.models.loader import LoadedModel
-from photon_ext.models.weights import weight_slots
 from photon_ext.sampling import SamplingParams, from_allowed_ids
 from tests.models.tiny import TINY, VOCAB, greedy_ids, saved_tiny_model
 
@@ -27,24 +26,29 @@ def prompt_of(length: int, vocab: int, seed: int = 0) -> list[int]:
     return torch.randint(3, vocab, (length,), generator=generator).tolist()
 
 
-def tiny_engine(folder: Path, depth: int, **options: object) -> Engine:
-    sizes = {"max_rows": 4, "max_len": 64, "page_size": 5, "chunk": 9, "buckets": (1, 2)}
-    return Engine.from_pretrained(folder, device="cpu", dtype="float32", depth=depth, **{**sizes, **options})
+def tiny_engine(folder: Path, depth: int, device: str = "cpu", **options: object) -> Engine:
+    sizes = {"max_rows": 4, "max_len": 64, "page_size": 5, "chunk": 9, "buckets": (1, 2), "exact": True}
+    return Engine.from_pretrained(folder, device=device, dtype="float32", depth=depth, **{**sizes, **options})
+
+
+def check_greedy(name: str, seed: int, folder: Path, device: str) -> None:
+    """Tokens equal transformers', alone and batched, at depth 1 and 2."""
+    model = saved_tiny_model(name, folder, seed)
+    prompts = [prompt_of(length, VOCAB, seed) for length in LENGTHS]
+    expected = [greedy_ids(model, prompt, NEW) for prompt in prompts]
+    params = SamplingParams(max_new_tokens=NEW, ignore_eos=True)
+    for depth in (1, 2):
+        with tiny_engine(folder, depth, device) as engine:
+            batched = engine.generate(prompts, params)
+            alone = [engine.generate([prompt], params)[0] for prompt in prompts]
+        assert [list(output.token_ids) for output in batched] == expected
+        assert [list(output.token_ids) for output in alone] == expected
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("name", sorted(TINY))
 def test_greedy_tokens_equal_transformers_alone_and_batched_at_both_depths(name: str, seed: int, tmp_path: Path) -> None:
-    model = saved_tiny_model(name, tmp_path, seed)
-    prompts = [prompt_of(length, VOCAB, seed) for length in LENGTHS]
-    expected = [greedy_ids(model, prompt, NEW) for prompt in prompts]
-    params = SamplingParams(max_new_tokens=NEW, ignore_eos=True)
-    for depth in (1, 2):
-        with tiny_engine(tmp_path, depth) as engine:
-            batched = engine.generate(prompts, params)
-            alone = [engine.generate([prompt], params)[0] for prompt in prompts]
-        assert [list(output.token_ids) for output in batched] == expected
-        assert [list(output.token_ids) for output in alone] == expected
+    check_greedy(name, seed, tmp_path, "cpu")
 
 
 @pytest.mark.parametrize("graph", [True, False])
@@ -159,26 +163,7 @@ SMOL_NEW = 16
 @pytest.fixture(scope="module")
 def reference(smollm2: LoadedModel) -> LlamaForCausalLM:
     """transformers' own maths over our weights; that these are the file's is shown in tests/models."""
-    config = smollm2.config
-    described = LlamaConfig(
-        hidden_size=config.hidden,
-        intermediate_size=config.intermediate,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.q_heads,
-        num_key_value_heads=config.kv_heads,
-        vocab_size=config.vocab,
-        max_position_embeddings=config.max_positions,
-        rms_norm_eps=config.rms_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-        tie_word_embeddings=True,
-    )
-    with torch.device("meta"):  # no random start for parameters that are replaced anyway
-        network = LlamaForCausalLM(described)
-    missing, unexpected = network.load_state_dict(dict(weight_slots(config, smollm2.weights)), strict=False, assign=True)
-    assert (missing, unexpected) == (["lm_head.weight"], [])
-    network.tie_weights()
-    network.model.rotary_emb = LlamaRotaryEmbedding(described)
-    return network.eval()
+    return reference_model("smollm2", smollm2.config, smollm2.weights)
 
 
 def argmax_after(reference: LlamaForCausalLM, prompt: list[int], tokens: list[int]) -> list[int]:
@@ -188,22 +173,26 @@ def argmax_after(reference: LlamaForCausalLM, prompt: list[int], tokens: list[in
     return logits[len(prompt) - 1 :].argmax(-1).tolist()
 
 
-def test_smollm2_tokens_equal_transformers_over_twenty_prompts(smollm2: LoadedModel, reference: LlamaForCausalLM) -> None:
+def check_smollm2(loaded: LoadedModel, reference: LlamaForCausalLM, new_tokens: int) -> None:
     """Alone and batched, at depth 1 and 2: four runs that agree, and each of their tokens is transformers' own choice."""
-    assert smollm2.tokenizer is not None
-    prompts = [smollm2.tokenizer.encode(text) for text in TEXTS]
+    assert loaded.tokenizer is not None
+    prompts = [loaded.tokenizer.encode(text) for text in TEXTS]
     assert len(prompts) >= 20
     assert len({len(prompt) for prompt in prompts}) >= 10
-    params = SamplingParams(max_new_tokens=SMOL_NEW, ignore_eos=True)
+    params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
     runs = []
     for depth in (1, 2):
-        options = {"max_rows": 8, "max_len": 256, "buckets": (1, 4, 8), "chunk": 64, "depth": depth}
-        with Engine.from_weights(smollm2.config, smollm2.weights, smollm2.tokenizer, **options) as engine:
+        options = {"max_rows": 8, "max_len": 256, "buckets": (1, 4, 8), "chunk": 64, "depth": depth, "exact": True}
+        with Engine.from_weights(loaded.config, loaded.weights, loaded.tokenizer, **options) as engine:
             runs.append(engine.generate(prompts, params))
             runs.append([engine.generate([prompt], params)[0] for prompt in prompts])
     for prompt, *outputs in zip(prompts, *runs, strict=True):
         (tokens,) = {output.token_ids for output in outputs}
         assert list(tokens) == argmax_after(reference, prompt, list(tokens))
+
+
+def test_smollm2_tokens_equal_transformers_over_twenty_prompts(smollm2: LoadedModel, reference: LlamaForCausalLM) -> None:
+    check_smollm2(smollm2, reference, SMOL_NEW)
 
 
 def test_smollm2_streams_its_chat_answer(smollm2: LoadedModel) -> None:
