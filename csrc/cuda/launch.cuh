@@ -14,13 +14,69 @@ constexpr int kWarpSize = 32;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+struct LaunchShape {
+  int64_t blocks;
+  int threads;
+  size_t shared_bytes = 0;  // dynamic shared memory of a block
+  unsigned cluster = 1;     // blocks per cluster; more than one needs compute capability 9.0
+  bool early = false;       // may start while the kernel before it still runs, and must call wait_for_earlier(); needs 9.0
+};
+
+constexpr size_t kDefaultSharedBytes = 48 * 1024;  // beyond it a kernel has to ask
+
 // Enqueues `kernel` and returns the error of the launch. The runtime is linked statically, so the last error is never anybody else's.
 // A grid that has too many blocks is an error here, before its count is narrowed to what a launch takes.
 template <typename... Params, typename... Args>
+int launch(void (*kernel)(Params...), const LaunchShape& shape, void* stream, const Args&... args) {
+  if (shape.blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
+  if (shape.shared_bytes > kDefaultSharedBytes) {
+    const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                   static_cast<int>(shape.shared_bytes));
+    if (error != cudaSuccess) return error;
+  }
+  cudaLaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (shape.cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count].val.clusterDim = {shape.cluster, 1, 1};
+    ++count;
+  }
+  if (shape.early) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count].val.programmaticStreamSerializationAllowed = 1;
+    ++count;
+  }
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = attributes;
+  config.numAttrs = count;
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, args...);
+  const cudaError_t last = cudaGetLastError();
+  return error != cudaSuccess ? error : last;
+}
+
+template <typename... Params, typename... Args>
 int launch(void (*kernel)(Params...), int64_t blocks, int threads, void* stream, const Args&... args) {
-  if (blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  kernel<<<static_cast<unsigned>(blocks), threads, 0, static_cast<cudaStream_t>(stream)>>>(args...);
-  return cudaGetLastError();
+  return launch(kernel, LaunchShape{blocks, threads}, stream, args...);
+}
+
+// An attribute of the current device; 0 where it cannot be told.
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess) return 0;
+  return value;
+}
+
+inline int multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
+
+// Whether the current device has machine code of ours that uses the instructions of compute capability 9.0 (ptx.cuh): 9.0 and 10.0 have;
+// on any other device the code for 8.0 runs, whose fast kernels would trap.
+inline bool fast_kernels_run() {
+  const int major = device_attribute(cudaDevAttrComputeCapabilityMajor), minor = device_attribute(cudaDevAttrComputeCapabilityMinor);
+  return (major == 9 || major == 10) && minor == 0;
 }
 
 template <typename T>

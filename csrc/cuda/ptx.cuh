@@ -1,0 +1,151 @@
+// The instructions that C++ has no words for, one function each, named for what they do. The kernels that call them are compiled for every
+// architecture; where an instruction is missing (below compute capability 9.0) its function traps, and fast_kernels_run() keeps such a
+// device away from it. tests/emulator has the same functions for the host.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace photon::cuda {
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+#define PHOTON_HOPPER(statement) __trap()
+#else
+#define PHOTON_HOPPER(statement) statement
+#endif
+
+__device__ inline uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
+
+// The block's dynamic shared memory, aligned to 128 bytes.
+__device__ inline unsigned char* dynamic_shared() {
+  extern __shared__ __align__(128) unsigned char photon_dynamic_shared[];
+  return photon_dynamic_shared;
+}
+
+// --- programmatic dependent launch ---------------------------------------------------------------------------------------------------
+
+// The kernel that follows may start once every block of this one has called this, or ended.
+__device__ inline void let_next_start() { PHOTON_HOPPER(asm volatile("griddepcontrol.launch_dependents;" :: : "memory")); }
+
+// Returns when the kernel before this one has ended and its writes are visible. Every kernel of a chain calls it before it writes anything,
+// and before it reads what a kernel of the same chain writes: then "the one before has ended" means that all earlier ones have.
+__device__ inline void wait_for_earlier() { PHOTON_HOPPER(asm volatile("griddepcontrol.wait;" :: : "memory")); }
+
+// --- barriers in shared memory -------------------------------------------------------------------------------------------------------
+
+using Barrier = uint64_t;
+
+// One thread, before any use; then fence_barriers(), then a block (or cluster) barrier.
+__device__ inline void init_barrier(Barrier* barrier, uint32_t arrivals) {
+  PHOTON_HOPPER(asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory"));
+}
+
+__device__ inline void fence_barriers() { PHOTON_HOPPER(asm volatile("fence.mbarrier_init.release.cluster;" :: : "memory")); }
+
+__device__ inline void arrive(Barrier* barrier) {
+  PHOTON_HOPPER(asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory"));
+}
+
+// Arrives, and announces `bytes` that copies will bring before the phase is complete.
+__device__ inline void arrive_expecting(Barrier* barrier, uint32_t bytes) {
+  PHOTON_HOPPER(
+      asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory"));
+}
+
+// Waits until the phase of this parity is complete. A fresh barrier counts as if the phase of parity 1 were.
+__device__ inline void wait_barrier(Barrier* barrier, uint32_t parity) {
+  PHOTON_HOPPER(
+      asm volatile("{\n.reg .pred p;\nWAIT_%=:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra DONE_%=;\nbra WAIT_%=;\n"
+                   "DONE_%=:\n}" ::"r"(shared_address(barrier)),
+                   "r"(parity) : "memory"));
+}
+
+// A barrier of `threads` threads of the block, by number; number 0 is __syncthreads().
+__device__ inline void sync_threads(int number, int threads) {
+  __syncwarp();
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+// --- copies into shared memory -------------------------------------------------------------------------------------------------------
+
+// How L2 treats what a copy brings: weights are read once a step, so they make room first.
+__device__ inline uint64_t evict_first() {
+  uint64_t policy = 0;
+  PHOTON_HOPPER(asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy)));
+  return policy;
+}
+
+// One thread: starts a copy of `bytes` (a multiple of 16; both ends aligned to 16) that counts towards `barrier` as it lands.
+__device__ inline void bulk_copy(void* shared, const void* global, uint32_t bytes, Barrier* barrier, uint64_t policy) {
+  PHOTON_HOPPER(
+      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+                       shared_address(shared)),
+                   "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy) : "memory"));
+}
+
+// This thread: starts a copy of 16 bytes, or writes zeros where not `valid` (`global` must be a valid address even then).
+__device__ inline void async_copy16(void* shared, const void* global, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(valid ? 16 : 0) : "memory");
+}
+
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most kPending of this thread's committed groups are under way.
+template <int kPending>
+__device__ inline void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// --- matrix instructions: d[16][8] += a[16][16] b[16][8] -----------------------------------------------------------------------------
+// With g = lane / 4, t = lane % 4, two bf16 a register, the lower half first:
+// a[0]: a(g, 2t..2t+1), a[1]: a(g + 8, 2t..), a[2]: a(g, 2t + 8..), a[3]: a(g + 8, 2t + 8..); b[0]: b(2t..2t+1, g), b[1]: b(2t + 8.., g);
+// d[0], d[1]: d(g, 2t..2t+1), d[2], d[3]: d(g + 8, 2t..).
+
+__device__ inline void multiply_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Four 8 x 8 matrices of 16-bit elements from shared memory: lane i gives the address of row i % 8 of matrix i / 8 (16 bytes, aligned);
+// register j gets row g, elements 2t..2t+1 of matrix j.
+__device__ inline void load_matrices(uint32_t (&registers)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+// The same, each matrix transposed: register j gets rows 2t..2t+1, column g of matrix j.
+__device__ inline void load_matrices_transposed(uint32_t (&registers)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+// --- clusters ------------------------------------------------------------------------------------------------------------------------
+
+__device__ inline uint32_t cluster_rank() {
+  uint32_t rank = 0;
+  PHOTON_HOPPER(asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank)));
+  return rank;
+}
+
+// A barrier of all threads of the cluster; writes to shared memory before it are visible after it, the neighbours' included.
+__device__ inline void sync_cluster() {
+  PHOTON_HOPPER(asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" :: : "memory"));
+}
+
+// Writes to the place that `pointer` names in the shared memory of block `rank` of the cluster.
+__device__ inline void store_in_block(float* pointer, uint32_t rank, float value) {
+  PHOTON_HOPPER(
+      asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\nst.shared::cluster.f32 [remote], %2;\n}" ::"r"(
+                       shared_address(pointer)),
+                   "r"(rank), "f"(value) : "memory"));
+}
+
+#undef PHOTON_HOPPER
+
+}  // namespace photon::cuda
