@@ -36,6 +36,9 @@ _NAMES = (
     "gemv_into",
     "silu_mul_into",
     "fused_mlp_into",
+    "norm_linear_into",
+    "linear_residual_",
+    "norm_swiglu_into",
     "rope_append_kv_",
     "paged_attention_into",
     "fused_attention_decode_into",
@@ -57,6 +60,9 @@ _linear = _op["linear_into"]
 _gemv = _op["gemv_into"]
 _silu_mul = _op["silu_mul_into"]
 _fused_mlp = _op["fused_mlp_into"]
+_norm_linear = _op["norm_linear_into"]
+_linear_residual = _op["linear_residual_"]
+_norm_swiglu = _op["norm_swiglu_into"]
 _rope_append_kv = _op["rope_append_kv_"]
 _paged_attention = _op["paged_attention_into"]
 _fused_attention_decode = _op["fused_attention_decode_into"]
@@ -320,6 +326,97 @@ def fused_mlp(x: Tensor, gate_up_weight: Tensor, down_weight: Tensor) -> Tensor:
     out = torch.empty_like(x)
     act = x.new_empty(x.shape[0], down_weight.shape[1])
     _fused_mlp(out, act, x, gate_up_weight, down_weight, None)
+    return out
+
+
+# --- fused linears: a linear with what comes before or after it in a decode step -------------------------------------------------------
+
+
+def norm_linear_into(
+    out: Tensor,
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    extent: Tensor | None = None,
+    fast: bool = False,
+) -> None:
+    """``out = rms_norm(x, norm_weight, eps) @ weight.T + bias``, with the bits of :func:`rms_norm_into` and :func:`linear_into`.
+
+    Args:
+        out: [T, n], written.
+        x: [T, k].
+        norm_weight: [k].
+        eps: added to the mean square.
+        weight: [n, k].
+        bias: [n], or None.
+        extent: as in :func:`linear_into`.
+        fast: may use the kernels made for Hopper where dtype, device and shape allow, which sum in another order; a line's result never
+            depends on the other lines. On the CPU it changes nothing.
+    """
+    _norm_linear(out, x, norm_weight, eps, weight, bias, extent, fast)
+
+
+def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None, *, fast: bool = False) -> Tensor:
+    """:func:`norm_linear_into` a new [T, n]."""
+    _refuse_gradients("norm_linear", x, norm_weight, weight, bias)
+    out = x.new_empty(x.shape[0], weight.shape[0])
+    _norm_linear(out, x, norm_weight, eps, weight, bias, None, fast)
+    return out
+
+
+def linear_residual_(
+    residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, extent: Tensor | None = None, fast: bool = False
+) -> None:
+    """``residual += x @ weight.T + bias``, with the bits of :func:`linear_into` and an addition: the product is rounded, then the sum.
+
+    Args:
+        residual: [T, n], updated.
+        x: [T, k].
+        weight: [n, k].
+        bias: [n], or None.
+        extent: as in :func:`linear_into`.
+        fast: as in :func:`norm_linear_into`.
+    """
+    _linear_residual(residual, x, weight, bias, extent, fast)
+
+
+def norm_swiglu_into(
+    out: Tensor,
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    gate_up_weight: Tensor,
+    bias: Tensor | None = None,
+    extent: Tensor | None = None,
+    fast: bool = False,
+) -> None:
+    """``out = silu(h @ gate.T) * (h @ up.T)`` where ``h = rms_norm(x, norm_weight, eps)``: the first half of a gated MLP.
+
+    The bits are those of :func:`rms_norm_into`, :func:`linear_into` and :func:`silu_mul_into`: h, gate and up are rounded to the dtype
+    (Shazeer, "GLU Variants Improve Transformer", 2020).
+
+    Args:
+        out: [T, intermediate], written.
+        x: [T, hidden].
+        norm_weight: [hidden].
+        eps: added to the mean square.
+        gate_up_weight: [2 * intermediate, hidden], gate rows first; contiguous.
+        bias: [2 * intermediate], the gate's first, or None.
+        extent: as in :func:`linear_into`.
+        fast: as in :func:`norm_linear_into`.
+    """
+    _norm_swiglu(out, x, norm_weight, eps, gate_up_weight, bias, extent, fast)
+
+
+def norm_swiglu(
+    x: Tensor, norm_weight: Tensor, eps: float, gate_up_weight: Tensor, bias: Tensor | None = None, *, fast: bool = False
+) -> Tensor:
+    """:func:`norm_swiglu_into` a new [T, intermediate]."""
+    _refuse_gradients("norm_swiglu", x, norm_weight, gate_up_weight, bias)
+    out = x.new_empty(x.shape[0], gate_up_weight.shape[0] // 2)
+    _norm_swiglu(out, x, norm_weight, eps, gate_up_weight, bias, None, fast)
     return out
 
 

@@ -305,6 +305,53 @@ def fused_mlp_into(
     out[:lines] = linear(act[:lines], down_weight)
 
 
+# --- fused linears: `fast` is a choice among kernels, and nothing here --------------------------------------------------------------
+
+
+def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None, *, fast: bool = False) -> Tensor:
+    return linear(rms_norm(x, norm_weight, eps), weight, bias)
+
+
+def norm_linear_into(
+    out: Tensor,
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    extent: Tensor | None = None,
+    fast: bool = False,
+) -> None:
+    linear_into(out, rms_norm(x, norm_weight, eps), weight, bias, extent)
+
+
+def linear_residual_(
+    residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, extent: Tensor | None = None, fast: bool = False
+) -> None:
+    lines = _leading_lines(x, extent)
+    residual[:lines] = _wide(residual[:lines]) + _wide(linear(x[:lines], weight, bias))
+
+
+def norm_swiglu(
+    x: Tensor, norm_weight: Tensor, eps: float, gate_up_weight: Tensor, bias: Tensor | None = None, *, fast: bool = False
+) -> Tensor:
+    return silu_mul(norm_linear(x, norm_weight, eps, gate_up_weight, bias))
+
+
+def norm_swiglu_into(
+    out: Tensor,
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    gate_up_weight: Tensor,
+    bias: Tensor | None = None,
+    extent: Tensor | None = None,
+    fast: bool = False,
+) -> None:
+    lines = _leading_lines(x, extent)
+    out[:lines] = norm_swiglu(x[:lines], norm_weight, eps, gate_up_weight, bias)
+
+
 # --- attention ------------------------------------------------------------------------------------------------------------------------
 
 

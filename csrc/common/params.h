@@ -108,6 +108,43 @@ struct LinearParams {
   DType dtype;
 };
 
+struct NormLinearParams {
+  void* out;                // [lines, n]
+  const void* x;            // [lines, k]
+  const void* norm_weight;  // [k]
+  const void* weight;       // [n, k]
+  const void* bias;         // [n] or null
+  const int32_t* extent;    // [1] or null
+  int64_t lines, n, k, out_stride, x_stride, weight_stride;
+  float eps;
+  bool fast;  // here and below: kernels that sum in another order may run
+  DType dtype;
+};
+
+struct LinearResidualParams {
+  void* residual;         // [lines, n] += x W^T + bias, the product rounded before it is added
+  const void* x;          // [lines, k]
+  const void* weight;     // [n, k]
+  const void* bias;       // [n] or null
+  const int32_t* extent;  // [1] or null
+  int64_t lines, n, k, residual_stride, x_stride, weight_stride;
+  bool fast;
+  DType dtype;
+};
+
+struct NormSwigluParams {
+  void* out;                // [lines, intermediate]
+  const void* x;            // [lines, hidden]
+  const void* norm_weight;  // [hidden]
+  const void* weight;       // [2 * intermediate, hidden], contiguous: gate rows, then up rows
+  const void* bias;         // [2 * intermediate] or null
+  const int32_t* extent;    // [1] or null
+  int64_t lines, intermediate, hidden, out_stride, x_stride;
+  float eps;
+  bool fast;
+  DType dtype;
+};
+
 struct SiluMulParams {
   void* out;            // [lines, width] = silu(gate_up[:, :width]) * gate_up[:, width:]
   const void* gate_up;  // [lines, 2 * width]

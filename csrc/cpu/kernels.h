@@ -22,6 +22,10 @@ void linear(const LinearParams& p);
 void silu_mul(const SiluMulParams& p);
 void fused_mlp(const FusedMlpParams& p);
 
+void norm_linear(const NormLinearParams& p);
+void linear_residual(const LinearResidualParams& p);
+void norm_swiglu(const NormSwigluParams& p);
+
 void rope_append_kv(const RopeAppendKvParams& p);
 void paged_attention(const PagedAttentionParams& p);
 void fused_attention_decode(const FusedAttentionDecodeParams& p);

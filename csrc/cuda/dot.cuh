@@ -29,52 +29,46 @@ __device__ inline void add_products(const T* const (&x)[kLines], const Pack<T> (
   }
 }
 
-// sums[t][r] = x[t] . w[r], in every lane. All 32 lanes must call it.
-template <typename T, int kLines, int kRows, bool kVector>
-__device__ inline void dot_tile(const T* const (&x)[kLines], const T* const (&w)[kRows], int64_t k, float (&sums)[kLines][kRows]) {
-  constexpr int kAhead = kRows == 1 ? 4 : kLines < 8 ? 2 : 1;  // packs of each row in flight, as registers allow
-  constexpr int64_t kStep = kWarpSize * kPack;
+template <int kLines, int kRows>
+__device__ inline void clear_sums(float (&sums)[kLines][kRows]) {
 #pragma unroll
   for (int t = 0; t < kLines; ++t) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) sums[t][r] = 0.0f;
   }
+}
+
+// sums[t][r] += the lane's share of x[t] . w[r], over `count` elements. A longer product may be added piece by piece: where every piece but
+// the last is a multiple of kDotStep long, a lane adds the same products in the same order.
+constexpr int64_t kDotStep = kWarpSize * kPack;
+
+template <typename T, int kLines, int kRows, bool kVector>
+__device__ inline void add_dots(const T* const (&x)[kLines], const T* const (&w)[kRows], int64_t count, float (&sums)[kLines][kRows]) {
+  constexpr int kAhead = kRows == 1 ? 4 : kLines < 8 ? 2 : 1;  // packs of each row in flight, as registers allow
   const int64_t first = static_cast<int64_t>(threadIdx.x % kWarpSize) * kPack;
-  for (int64_t at = first; at < k; at += kAhead * kStep) {
+  for (int64_t at = first; at < count; at += kAhead * kDotStep) {
     Pack<T> packs[kAhead][kRows];
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) packs[a][r] = load_pack<kVector>(w[r] + at + a * kStep, k - (at + a * kStep));
+      for (int r = 0; r < kRows; ++r) packs[a][r] = load_pack<kVector>(w[r] + at + a * kDotStep, count - (at + a * kDotStep));
     }
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
-      if (at + a * kStep < k) add_products<T, kLines, kRows, kVector>(x, packs[a], at + a * kStep, k - (at + a * kStep), sums);
+      const int64_t here = at + a * kDotStep;
+      if (here < count) add_products<T, kLines, kRows, kVector>(x, packs[a], here, count - here, sums);
     }
   }
+}
+
+// Every lane gets the sums over the lanes. All 32 lanes must call it.
+template <int kLines, int kRows>
+__device__ inline void sum_lanes(float (&sums)[kLines][kRows]) {
 #pragma unroll
   for (int t = 0; t < kLines; ++t) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) sums[t][r] = warp_sum(sums[t][r]);
   }
-}
-
-// Where a warp of a linear works. Blocks that share weight rows are neighbours, so that the rows come out of L2 after the first of them.
-struct TilePlace {
-  int64_t first_line, first_row;
-};
-
-template <int kLines, int kRows, int kWarps>
-__device__ inline TilePlace tile_place(int64_t line_tiles) {
-  const int64_t row_block = blockIdx.x / line_tiles, line_tile = blockIdx.x % line_tiles;
-  return {line_tile * kLines, (row_block * kWarps + threadIdx.x / kWarpSize) * kRows};
-}
-
-// Pointers to the tile's lines. A tile that reaches past the last active line repeats its first one; the caller drops those results.
-template <typename T, int kLines>
-__device__ inline void tile_lines(const T* x, int64_t stride, int64_t first_line, int64_t lines, const T* (&out)[kLines]) {
-#pragma unroll
-  for (int t = 0; t < kLines; ++t) out[t] = x + (first_line + t < lines ? first_line + t : first_line) * stride;
 }
 
 }  // namespace photon::cuda

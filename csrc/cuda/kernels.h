@@ -23,6 +23,10 @@ int linear(const LinearParams& p, void* stream);
 int silu_mul(const SiluMulParams& p, void* stream);
 int fused_mlp(const FusedMlpParams& p, void* stream);
 
+int norm_linear(const NormLinearParams& p, void* stream);
+int linear_residual(const LinearResidualParams& p, void* stream);
+int norm_swiglu(const NormSwigluParams& p, void* stream);
+
 int rope_append_kv(const RopeAppendKvParams& p, void* stream);
 int paged_attention(const PagedAttentionParams& p, void* stream);
 int fused_attention_decode(const FusedAttentionDecodeParams& p, void* stream);

@@ -1,15 +1,12 @@
 // rms_norm and add_rms_norm: one block per line, whose size depends on the width alone.
-#include <cmath>
-
 #include "cuda/element.cuh"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
+#include "cuda/norm.cuh"
 #include "cuda/reduce.cuh"
 
 namespace photon::cuda {
 namespace {
-
-constexpr int64_t kMaxThreads = 1024;
 
 // The pack that is normalized: x itself, or the new residual, which is stored here.
 template <typename T, bool kVector>
@@ -26,27 +23,21 @@ __device__ Pack<T> load_input(const RmsNormParams& p, int64_t line, int64_t firs
 }
 
 template <typename T, bool kVector>
-__global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const RmsNormParams p) {
+__global__ void __launch_bounds__(kMaxNormThreads) rms_norm_kernel(const RmsNormParams p) {
   __shared__ float partial[kWarpSize];
   const int64_t line = blockIdx.x;
   const int64_t first = static_cast<int64_t>(threadIdx.x) * kPack, step = static_cast<int64_t>(blockDim.x) * kPack;
-  float squares = 0.0f;
-  for (int64_t d = first; d < p.hidden; d += step) {
-    const Pack<T> pack = load_input<T, kVector>(p, line, d);
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) squares = fmaf(to_float(pack.e[i]), to_float(pack.e[i]), squares);
-  }
-  const float scale = 1.0f / sqrtf(block_sum(squares, partial) / static_cast<float>(p.hidden) + p.eps);
+  const auto load = [&](int64_t d) { return load_input<T, kVector>(p, line, d); };
+  const float squares = block_sum(sum_squares(load, p.hidden, threadIdx.x, blockDim.x), partial);
+  const float scale = norm_scale(squares, p.hidden, p.eps);
 
   // The input again, out of the cache: a thread reads back only what it read or wrote itself.
   const T* input =
       p.residual != nullptr ? static_cast<const T*>(p.residual) + line * p.residual_stride : static_cast<const T*>(p.x) + line * p.x_stride;
   for (int64_t d = first; d < p.hidden; d += step) {
-    Pack<T> pack = load_pack<kVector>(input + d, p.hidden - d);
-    const Pack<T> weight = load_pack<kVector>(static_cast<const T*>(p.weight) + d, p.hidden - d);
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) pack.e[i] = from_float<T>(to_float(weight.e[i]) * rounded<T>(to_float(pack.e[i]) * scale));
-    store_pack<kVector>(static_cast<T*>(p.out) + line * p.out_stride + d, pack, p.hidden - d);
+    const int64_t count = p.hidden - d;
+    const Pack<T> pack = normalized<kVector>(load_pack<kVector>(input + d, count), static_cast<const T*>(p.weight) + d, count, scale);
+    store_pack<kVector>(static_cast<T*>(p.out) + line * p.out_stride + d, pack, count);
   }
 }
 
@@ -60,11 +51,9 @@ bool can_use_vectors(const RmsNormParams& p) {
 
 int rms_norm(const RmsNormParams& p, void* stream) {
   if (p.lines == 0 || p.hidden == 0) return 0;
-  const int64_t wanted = ceil_div(ceil_div(p.hidden, kPack), kWarpSize) * kWarpSize;
-  const int threads = static_cast<int>(wanted < kMaxThreads ? wanted : kMaxThreads);
   return with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    return launch(can_use_vectors(p) ? rms_norm_kernel<T, true> : rms_norm_kernel<T, false>, p.lines, threads, stream, p);
+    return launch(can_use_vectors(p) ? rms_norm_kernel<T, true> : rms_norm_kernel<T, false>, p.lines, norm_threads(p.hidden), stream, p);
   });
 }
 

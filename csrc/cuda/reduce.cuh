@@ -14,6 +14,12 @@ __device__ inline float warp_sum(float v) {
   return v;
 }
 
+// Every lane gets the sum of what `warps` warps, 32 at most, have each left in partial[warp]. All lanes of the warp must call it.
+__device__ inline float sum_partials(const float* partial, int warps) {
+  const int lane = threadIdx.x % kWarpSize;
+  return warp_sum(lane < warps ? partial[lane] : 0.0f);
+}
+
 // Every thread gets the sum over the block, whose size is a multiple of 32 and at most 1024. `partial` is shared memory of 32 floats that
 // nothing else uses before the next barrier.
 __device__ inline float block_sum(float v, float* partial) {
@@ -22,8 +28,7 @@ __device__ inline float block_sum(float v, float* partial) {
   v = warp_sum(v);
   if (lane == 0) partial[warp] = v;
   __syncthreads();
-  const int warps = blockDim.x / kWarpSize;
-  return warp_sum(lane < warps ? partial[lane] : 0.0f);
+  return sum_partials(partial, blockDim.x / kWarpSize);
 }
 
 }  // namespace photon::cuda

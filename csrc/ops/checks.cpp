@@ -186,6 +186,12 @@ Arg Args::operator()(const char* name, const Tensor& tensor) {
   return Arg(op_, name, tensor, device);
 }
 
+OptionalArg extent_argument(Args& arg, const std::optional<Tensor>& extent_) {
+  const OptionalArg extent = arg("extent", extent_);
+  if (extent) extent->int32().rank(1, "[lines to compute]").at_least(0, 1, "the number of lines to compute").contiguous();
+  return extent;
+}
+
 float check_epsilon(const char* op, double eps) {
   if (!std::isfinite(eps) || eps < 0) fail(op, "eps is ", eps, ", expected a finite number, 0 or more");
   return static_cast<float>(eps);

@@ -12,8 +12,7 @@ void linear(const Tensor& out_, const Tensor& x_, const Tensor& weight_, const s
   const Arg out = arg("out", out_).dtype_of(x).shape({x.size(0), weight.size(0)}, "[lines of x, n of weight]").last_contiguous();
   const OptionalArg bias = arg("bias", bias_);
   if (bias) bias->dtype_of(x).shape({weight.size(0)}, "[n of weight]").contiguous();
-  const OptionalArg extent = arg("extent", extent_);
-  if (extent) extent->int32().rank(1, "[lines to compute]").at_least(0, 1, "the number of lines to compute").contiguous();
+  const OptionalArg extent = extent_argument(arg, extent_);
   out.written({&x, &weight, bias.get(), extent.get()});
 
   LinearParams p{};

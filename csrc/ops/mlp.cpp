@@ -33,8 +33,7 @@ void fused_mlp(const Tensor& out_, const Tensor& act_, const Tensor& x_, const T
   gate_up.shape({2 * intermediate, hidden}, "[2 x intermediate of down_weight, hidden of x]").contiguous();
   const Arg act = arg("act", act_).dtype_of(x).shape({lines, intermediate}, "[lines of x, intermediate of down_weight]").last_contiguous();
   const Arg out = arg("out", out_).dtype_of(x).shape({lines, hidden}, "the shape of x").last_contiguous();
-  const OptionalArg extent = arg("extent", extent_);
-  if (extent) extent->int32().rank(1, "[lines to compute]").at_least(0, 1, "the number of lines to compute").contiguous();
+  const OptionalArg extent = extent_argument(arg, extent_);
   out.written({&act, &x, &gate_up, &down, extent.get()});
   act.written({&x, &gate_up, &down, extent.get()});
 

@@ -31,6 +31,16 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
   m.def(
       "fused_mlp_into(Tensor(a!) out, Tensor(b!) act, Tensor x, Tensor gate_up_weight, Tensor down_weight, "
       "Tensor? extent=None) -> ()");
+  // fused_linear
+  m.def(
+      "norm_linear_into(Tensor(a!) out, Tensor x, Tensor norm_weight, float eps, Tensor weight, Tensor? bias=None, "
+      "Tensor? extent=None, bool fast=False) -> ()");
+  m.def(
+      "linear_residual_(Tensor(a!) residual, Tensor x, Tensor weight, Tensor? bias=None, Tensor? extent=None, "
+      "bool fast=False) -> ()");
+  m.def(
+      "norm_swiglu_into(Tensor(a!) out, Tensor x, Tensor norm_weight, float eps, Tensor gate_up_weight, Tensor? bias=None, "
+      "Tensor? extent=None, bool fast=False) -> ()");
   // attention
   m.def(
       "rope_append_kv_(Tensor(a!) q, Tensor k, Tensor v, Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor decode_meta, "

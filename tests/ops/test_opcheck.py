@@ -93,6 +93,20 @@ def fused_mlp(device: str, size: int) -> Arguments:
     return out, act, x.clone(), floats(8, 6, device=device, seed=1), floats(6, 4, device=device, seed=2), None
 
 
+def norm_linear(device: str, size: int) -> Arguments:
+    out, x, weight, bias, extent = linear(device, size)
+    return out, x, floats(6, device=device, seed=3), 1e-5, weight, bias, extent, True
+
+
+def linear_residual(device: str, size: int) -> Arguments:
+    return *linear(device, size), True
+
+
+def norm_swiglu(device: str, size: int) -> Arguments:
+    out, x, norm = (floats(*shape, device=device, seed=3) for shape in ((size, 4), (size, 6), (6,)))
+    return out, x, norm, 1e-5, floats(8, 6, device=device, seed=1), floats(8, device=device, seed=2), ints([size], device), False
+
+
 def attention_parts(device: str, size: int) -> dict[str, Any]:
     cache = paged_cache(size + 1, 2, 4, 2, 8, torch.float32, device)
     cache.k.fill_(0.5)
@@ -136,6 +150,9 @@ CASES: dict[str, Callable[[str, int], Arguments]] = {
     "gemv_into": gemv,
     "silu_mul_into": silu_mul,
     "fused_mlp_into": fused_mlp,
+    "norm_linear_into": norm_linear,
+    "linear_residual_": linear_residual,
+    "norm_swiglu_into": norm_swiglu,
     "rope_append_kv_": rope_append_kv,
     "paged_attention_into": paged_attention,
     "fused_attention_decode_into": fused_attention_decode,

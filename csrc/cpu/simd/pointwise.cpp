@@ -1,4 +1,4 @@
-// Conversions, RMS norm, SiLU and argmax: one pass or two over a line.
+// Conversions, RMS norm, sums, SiLU and argmax: one pass or two over a line.
 #include "cpu/simd/functions.h"
 
 namespace photon::cpu::PHOTON_ISA {
@@ -28,6 +28,11 @@ void rms_norm_of(const NormLine& line) {
   const Lanes scale = splat(1.0f / __builtin_sqrtf(sum(squares) / static_cast<float>(line.size) + line.eps));
   for_lanes(line.size,
             [&](int64_t i, const auto& get, const auto& put) { put(out + i, get(weight + i) * rounded_to(x, get(from + i) * scale)); });
+}
+
+template <typename T>
+void add_of(T* to, const T* x, int64_t n) {
+  for_lanes(n, [&](int64_t i, const auto& get, const auto& put) { put(to + i, get(to + i) + get(x + i)); });
 }
 
 template <typename T>
@@ -79,6 +84,13 @@ void to_float(float* to, const void* from, int64_t n, DType dtype) {
 
 void rms_norm(const NormLine& line) {
   with_type(line.dtype, [&](auto element) { rms_norm_of<decltype(element)>(line); });
+}
+
+void add(void* to, const void* x, int64_t n, DType dtype) {
+  with_type(dtype, [&](auto element) {
+    using T = decltype(element);
+    add_of(static_cast<T*>(to), static_cast<const T*>(x), n);
+  });
 }
 
 void silu_mul(void* out, const void* gate, const void* up, int64_t n, DType dtype) {

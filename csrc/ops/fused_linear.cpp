@@ -1,0 +1,109 @@
+// norm_linear_into, linear_residual_, norm_swiglu_into: a linear with what comes before or after it in a decode step.
+#include "ops/dispatch.h"
+
+namespace photon::ops {
+namespace {
+
+void norm_linear(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight_, double eps, const Tensor& weight_,
+                 const std::optional<Tensor>& bias_, const std::optional<Tensor>& extent_, bool fast) {
+  Args arg("norm_linear_into");
+  const Arg x = arg("x", x_).floating().rank(2, "[lines, k]").last_contiguous();
+  const Arg norm_weight = arg("norm_weight", norm_weight_).dtype_of(x).shape({x.size(1)}, "[k of x]").contiguous();
+  const Arg weight = arg("weight", weight_).dtype_of(x).shape({Arg::kAny, x.size(1)}, "[n, k of x]").last_contiguous();
+  const Arg out = arg("out", out_).dtype_of(x).shape({x.size(0), weight.size(0)}, "[lines of x, n of weight]").last_contiguous();
+  const OptionalArg bias = arg("bias", bias_);
+  if (bias) bias->dtype_of(x).shape({weight.size(0)}, "[n of weight]").contiguous();
+  const OptionalArg extent = extent_argument(arg, extent_);
+  out.written({&x, &norm_weight, &weight, bias.get(), extent.get()});
+
+  NormLinearParams p{};
+  p.out = out.data<void>();
+  p.x = x.data<void>();
+  p.norm_weight = norm_weight.data<void>();
+  p.weight = weight.data<void>();
+  p.bias = bias.data<void>();
+  p.extent = extent.data<int32_t>();
+  p.lines = x.size(0);
+  p.n = weight.size(0);
+  p.k = x.size(1);
+  p.out_stride = out.stride(0);
+  p.x_stride = x.stride(0);
+  p.weight_stride = weight.stride(0);
+  p.eps = check_epsilon(out.op(), eps);
+  p.fast = fast;
+  p.dtype = x.dtype();
+  PHOTON_DISPATCH(norm_linear, out, p);
+}
+
+void linear_residual(const Tensor& residual_, const Tensor& x_, const Tensor& weight_, const std::optional<Tensor>& bias_,
+                     const std::optional<Tensor>& extent_, bool fast) {
+  Args arg("linear_residual_");
+  const Arg x = arg("x", x_).floating().rank(2, "[lines, k]").last_contiguous();
+  const Arg weight = arg("weight", weight_).dtype_of(x).shape({Arg::kAny, x.size(1)}, "[n, k of x]").last_contiguous();
+  const Arg residual = arg("residual", residual_).dtype_of(x).shape({x.size(0), weight.size(0)}, "[lines of x, n of weight]");
+  residual.last_contiguous();
+  const OptionalArg bias = arg("bias", bias_);
+  if (bias) bias->dtype_of(x).shape({weight.size(0)}, "[n of weight]").contiguous();
+  const OptionalArg extent = extent_argument(arg, extent_);
+  residual.written({&x, &weight, bias.get(), extent.get()});
+
+  LinearResidualParams p{};
+  p.residual = residual.data<void>();
+  p.x = x.data<void>();
+  p.weight = weight.data<void>();
+  p.bias = bias.data<void>();
+  p.extent = extent.data<int32_t>();
+  p.lines = x.size(0);
+  p.n = weight.size(0);
+  p.k = x.size(1);
+  p.residual_stride = residual.stride(0);
+  p.x_stride = x.stride(0);
+  p.weight_stride = weight.stride(0);
+  p.fast = fast;
+  p.dtype = x.dtype();
+  PHOTON_DISPATCH(linear_residual, residual, p);
+}
+
+void norm_swiglu(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight_, double eps, const Tensor& gate_up_weight_,
+                 const std::optional<Tensor>& bias_, const std::optional<Tensor>& extent_, bool fast) {
+  Args arg("norm_swiglu_into");
+  const Arg x = arg("x", x_).floating().rank(2, "[lines, hidden]").last_contiguous();
+  const int64_t lines = x.size(0), hidden = x.size(1);
+  const Arg norm_weight = arg("norm_weight", norm_weight_).dtype_of(x).shape({hidden}, "[hidden of x]").contiguous();
+  const Arg out = arg("out", out_).dtype_of(x).shape({lines, Arg::kAny}, "[lines of x, intermediate]").last_contiguous();
+  const int64_t intermediate = out.size(1);
+  const Arg gate_up = arg("gate_up_weight", gate_up_weight_).dtype_of(x);
+  gate_up.shape({2 * intermediate, hidden}, "[2 x intermediate of out, hidden of x]").contiguous();
+  const OptionalArg bias = arg("bias", bias_);
+  if (bias) bias->dtype_of(x).shape({2 * intermediate}, "[2 x intermediate of out]").contiguous();
+  const OptionalArg extent = extent_argument(arg, extent_);
+  out.written({&x, &norm_weight, &gate_up, bias.get(), extent.get()});
+
+  NormSwigluParams p{};
+  p.out = out.data<void>();
+  p.x = x.data<void>();
+  p.norm_weight = norm_weight.data<void>();
+  p.weight = gate_up.data<void>();
+  p.bias = bias.data<void>();
+  p.extent = extent.data<int32_t>();
+  p.lines = lines;
+  p.intermediate = intermediate;
+  p.hidden = hidden;
+  p.out_stride = out.stride(0);
+  p.x_stride = x.stride(0);
+  p.eps = check_epsilon(out.op(), eps);
+  p.fast = fast;
+  p.dtype = x.dtype();
+  PHOTON_DISPATCH(norm_swiglu, out, p);
+}
+
+void register_ops(torch::stable::detail::StableLibrary& m) {
+  m.impl("norm_linear_into", TORCH_BOX(&norm_linear));
+  m.impl("linear_residual_", TORCH_BOX(&linear_residual));
+  m.impl("norm_swiglu_into", TORCH_BOX(&norm_swiglu));
+}
+
+}  // namespace
+}  // namespace photon::ops
+
+PHOTON_REGISTER(photon::ops::register_ops)
