@@ -1,11 +1,13 @@
-// norm_linear, linear_residual and norm_swiglu: what the separate ops compute, bit for bit, in one kernel.
+// norm_linear, linear_residual and norm_swiglu: what the separate ops compute, bit for bit, in one kernel; or the fast kernels.
 #include "cuda/kernels.h"
 #include "cuda/linear_tile.cuh"
+#include "cuda/stream_linear.h"
 
 namespace photon::cuda {
 
 int norm_linear(const NormLinearParams& p, void* stream) {
   if (p.lines == 0 || p.n == 0) return 0;
+  if (streams(p)) return stream_norm_linear(p, stream);
   return multiply<Finish::kStore, true>(
       {p.out, p.x, p.norm_weight, p.weight, p.bias, p.extent, p.lines, p.n, p.k, p.out_stride, p.x_stride, p.weight_stride, p.eps, p.dtype},
       stream);
@@ -13,6 +15,7 @@ int norm_linear(const NormLinearParams& p, void* stream) {
 
 int linear_residual(const LinearResidualParams& p, void* stream) {
   if (p.lines == 0 || p.n == 0) return 0;
+  if (streams(p)) return stream_linear_residual(p, stream);
   return multiply<Finish::kAdd, false>({p.residual, p.x, nullptr, p.weight, p.bias, p.extent, p.lines, p.n, p.k, p.residual_stride,
                                         p.x_stride, p.weight_stride, 0.0f, p.dtype},
                                        stream);
@@ -20,6 +23,7 @@ int linear_residual(const LinearResidualParams& p, void* stream) {
 
 int norm_swiglu(const NormSwigluParams& p, void* stream) {
   if (p.lines == 0 || p.intermediate == 0) return 0;
+  if (streams(p)) return stream_norm_swiglu(p, stream);
   return multiply<Finish::kSwiglu, true>({p.out, p.x, p.norm_weight, p.weight, p.bias, p.extent, p.lines, p.intermediate, p.hidden,
                                           p.out_stride, p.x_stride, p.hidden, p.eps, p.dtype},
                                          stream);

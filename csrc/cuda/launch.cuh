@@ -12,7 +12,7 @@ namespace photon::cuda {
 
 constexpr int kWarpSize = 32;
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+__host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 struct LaunchShape {
   int64_t blocks;
@@ -30,8 +30,11 @@ template <typename... Params, typename... Args>
 int launch(void (*kernel)(Params...), const LaunchShape& shape, void* stream, const Args&... args) {
   if (shape.blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   if (shape.shared_bytes > kDefaultSharedBytes) {
-    const cudaError_t error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                   static_cast<int>(shape.shared_bytes));
+    const void* function = reinterpret_cast<const void*>(kernel);
+    cudaError_t error =
+        cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
+    // All of L1 as shared memory: else there may be no room for a block of the next kernel beside one of this.
+    if (error == cudaSuccess) error = cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
     if (error != cudaSuccess) return error;
   }
   cudaLaunchAttribute attributes[2] = {};

@@ -32,6 +32,20 @@ __device__ inline void let_next_start() { PHOTON_HOPPER(asm volatile("griddepcon
 // and before it reads what a kernel of the same chain writes: then "the one before has ended" means that all earlier ones have.
 __device__ inline void wait_for_earlier() { PHOTON_HOPPER(asm volatile("griddepcontrol.wait;" :: : "memory")); }
 
+// --- loads past L1, of what other kernels of the chain wrote: this block's L1 may hold what was there before ---------------------------
+
+__device__ inline uint4 load_fresh(const uint4* pointer) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(pointer) : "memory");
+  return v;
+}
+
+__device__ inline int32_t load_fresh(const int32_t* pointer) {
+  int32_t v;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(pointer) : "memory");
+  return v;
+}
+
 // --- barriers in shared memory -------------------------------------------------------------------------------------------------------
 
 using Barrier = uint64_t;
@@ -43,8 +57,10 @@ __device__ inline void init_barrier(Barrier* barrier, uint32_t arrivals) {
 
 __device__ inline void fence_barriers() { PHOTON_HOPPER(asm volatile("fence.mbarrier_init.release.cluster;" :: : "memory")); }
 
-__device__ inline void arrive(Barrier* barrier) {
-  PHOTON_HOPPER(asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory"));
+// Arrives once `after` has a value. Loads from shared memory return later than they are issued, and an arrival would overtake them: so
+// `after` is made of what they brought, and-ed with a zero that the compiler cannot know. Its value must be 0.
+__device__ inline void arrive(Barrier* barrier, uint32_t after = 0) {
+  PHOTON_HOPPER(asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier) + after) : "memory"));
 }
 
 // Arrives, and announces `bytes` that copies will bring before the phase is complete.

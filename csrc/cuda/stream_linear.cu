@@ -1,0 +1,175 @@
+// stream_linear: the kernel, and its launches by op, number of lines and shape.
+#include "cuda/stream_linear.cuh"
+
+#include "cuda/dot.cuh"
+#include "cuda/stream_epilogue.cuh"
+#include "cuda/stream_linear.h"
+
+namespace photon::cuda {
+namespace stream_linear {
+namespace {
+
+template <typename Size, Epilogue kEpilogue, bool kNormalizes>
+__device__ void multiply(const Params& p, const Share& share, const SharedLayout& at, const Ring& ring, Filler<Size, kEpilogue>& filler,
+                         int active) {
+  unsigned char* shared = dynamic_shared();
+  Multiplier<Size, kNormalizes> multiplier(p, ring, shared + at.gain, active);
+  const Finish<Size, kEpilogue, kNormalizes> finish{p, share, at, shared, static_cast<int>(threadIdx.x), active};
+  const Passes<Size, kEpilogue> passes(share);
+  for (int i = 0; i < passes.count; ++i) {
+    if constexpr (kEpilogue == Epilogue::kResidual) {
+      if (i > 0) __syncthreads();  // the residuals of the pass before have been read
+      finish.fetch_residual(passes[i]);
+    }
+    multiplier.run(share, passes[i], filler);
+    finish.run(multiplier, passes[i]);
+  }
+  if (p.split == 1) return;
+  sync_cluster();
+  if (passes.count > 0) finish.finish_split(passes[0]);
+}
+
+template <typename Size, Epilogue kEpilogue, bool kNormalizes>
+__global__ void __launch_bounds__(kThreads, Size::kResidents) stream_kernel(const __grid_constant__ Params p) {
+  let_next_start();
+  unsigned char* shared = dynamic_shared();
+  const SharedLayout at(Size::kLines, Size::kTiles, p.k, kNormalizes, kEpilogue == Epilogue::kResidual, p.split);
+  Barrier* barriers = reinterpret_cast<Barrier*>(shared + at.barriers);
+  const Ring ring{shared + at.ring, barriers, barriers + kMaxStages, p.stages};
+  int32_t* early_extent = reinterpret_cast<int32_t*>(shared + at.extent);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < p.stages; ++i) {
+      init_barrier(&ring.full[i], 1);
+      init_barrier(&ring.empty[i], kWarps);
+    }
+    fence_barriers();
+    *early_extent = p.extent != nullptr ? load_fresh(p.extent) : p.lines;
+  }
+  if constexpr (kNormalizes) {
+    for (int i = threadIdx.x; i < p.k / 8; i += kThreads) {
+      reinterpret_cast<uint4*>(shared + at.gain)[i] = reinterpret_cast<const uint4*>(p.gain)[i];
+    }
+  }
+  if (p.split > 1) sync_cluster();
+  __syncthreads();
+
+  // A step without live lines reads no weights. What the extent was before the wait is a guess, good enough to begin on.
+  const bool seems_idle = *early_extent <= 0;
+  const Share share = block_share(p);
+  Filler<Size, kEpilogue> filler(p, share, ring);
+  if (!seems_idle) filler.fill();
+  wait_for_earlier();
+  const int active = static_cast<int>(active_lines(p.extent, p.lines));
+  if (seems_idle) {
+    if (active == 0) return;
+    filler.fill();
+  }
+  multiply<Size, kEpilogue, kNormalizes>(p, share, at, ring, filler, active);
+}
+
+constexpr int64_t kMaxLines = 64;
+constexpr int64_t kMaxColumns = 16384;                               // the gain lies in shared memory
+constexpr int kSharedOfTwo = 113 * 1024, kSharedOfOne = 227 * 1024;  // bytes a block may have, where a multiprocessor holds two or one
+constexpr int kMaxSplitPanels = 6;                                   // of a cluster that splits: the outputs of one pass are exchanged
+constexpr double kWorthSplitting = 1.1;
+
+// The share of the multiprocessors' time that is used if `groups` of them divide `panels`.
+double balance(int64_t panels, int64_t groups) { return static_cast<double>(panels) / (groups * ceil_div(panels, groups)); }
+
+// Two blocks a cluster, where that divides the rows better. It depends on the shape and the device alone.
+int choose_split(int64_t n, int64_t k, int multiprocessors) {
+  const int64_t panels = ceil_div(n, kPanel), groups = multiprocessors / 2;
+  if (groups == 0 || ceil_div(k, kChunk) < 2 || ceil_div(panels, groups) > kMaxSplitPanels) return 1;
+  return balance(panels, groups) > kWorthSplitting * balance(panels, multiprocessors) ? 2 : 1;
+}
+
+template <typename Size, Epilogue kEpilogue>
+int launch_size(Params p, int multiprocessors, void* stream) {
+  constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
+  const SharedLayout at(Size::kLines, Size::kTiles, p.k, kNormalizes, kEpilogue == Epilogue::kResidual, p.split);
+  const int stages = ((Size::kResidents > 1 ? kSharedOfTwo : kSharedOfOne) - at.ring) / kStageBytes;
+  p.stages = stages < kMaxStages ? stages : kMaxStages;
+  LaunchShape shape{multiprocessors / p.split * p.split, kThreads};
+  shape.shared_bytes = at.ring + p.stages * kStageBytes;
+  shape.cluster = p.split;
+  shape.early = true;
+  return launch(stream_kernel<Size, kEpilogue, kNormalizes>, shape, stream, p);
+}
+
+template <Epilogue kEpilogue>
+int launch_lines(Params p, void* stream) {
+  const int count = multiprocessors();
+  p.split = kEpilogue == Epilogue::kResidual ? choose_split(p.n, p.k, count) : 1;
+  const int64_t tiles = ceil_div(ceil_div(ceil_div(p.n, kPanel), count / p.split), kTilePanels<kEpilogue>);
+  if (p.lines <= 8 && tiles <= 3) return launch_size<Size<1, 3, 4, 2>, kEpilogue>(p, count, stream);
+  if (p.lines <= 8) return launch_size<Size<1, 10, 2, 2>, kEpilogue>(p, count, stream);
+  if (p.lines <= 16) return launch_size<Size<2, 5, 1, 2>, kEpilogue>(p, count, stream);
+  if (p.lines <= 32) return launch_size<Size<4, 5, 2, 1>, kEpilogue>(p, count, stream);
+  return launch_size<Size<8, 3, 1, 1>, kEpilogue>(p, count, stream);
+}
+
+// What the three ops' params have in common; `out` and the rest are the op's own.
+template <typename OpParams>
+Params common_params(const OpParams& op, int64_t n, int64_t k) {
+  Params p = {};
+  p.x = static_cast<const Bf16*>(op.x);
+  p.weight = static_cast<const Bf16*>(op.weight);
+  p.bias = static_cast<const Bf16*>(op.bias);
+  p.extent = op.extent;
+  p.x_stride = op.x_stride;
+  p.lines = static_cast<int>(op.lines);
+  p.n = static_cast<int>(n);
+  p.k = static_cast<int>(k);
+  return p;
+}
+
+template <typename OpParams>
+bool fits(const OpParams& p, int64_t n, int64_t k, int64_t weight_stride) {
+  return p.fast && p.dtype == DType::kBF16 && p.lines > 0 && p.lines <= kMaxLines && n > 0 && k > 0 && k <= kMaxColumns && k % 8 == 0 &&
+         2 * n < INT32_MAX - 16 && is_vector_aligned(p.x) && is_vector_aligned(p.weight) &&
+         are_whole_vectors(p.dtype, p.x_stride, weight_stride) && fast_kernels_run();
+}
+
+}  // namespace
+}  // namespace stream_linear
+
+bool streams(const NormLinearParams& p) { return stream_linear::fits(p, p.n, p.k, p.weight_stride) && is_vector_aligned(p.norm_weight); }
+
+bool streams(const LinearResidualParams& p) {
+  return stream_linear::fits(p, p.n, p.k, p.weight_stride) && p.n % stream_linear::kPanel == 0 && is_vector_aligned(p.residual) &&
+         are_whole_vectors(p.dtype, p.residual_stride);
+}
+
+bool streams(const NormSwigluParams& p) {
+  return stream_linear::fits(p, p.intermediate, p.hidden, p.hidden) && is_vector_aligned(p.norm_weight);
+}
+
+int stream_norm_linear(const NormLinearParams& op, void* stream) {
+  stream_linear::Params p = stream_linear::common_params(op, op.n, op.k);
+  p.out = static_cast<stream_linear::Bf16*>(op.out);
+  p.gain = static_cast<const stream_linear::Bf16*>(op.norm_weight);
+  p.out_stride = op.out_stride;
+  p.weight_stride = op.weight_stride;
+  p.eps = op.eps;
+  return stream_linear::launch_lines<stream_linear::Epilogue::kStore>(p, stream);
+}
+
+int stream_linear_residual(const LinearResidualParams& op, void* stream) {
+  stream_linear::Params p = stream_linear::common_params(op, op.n, op.k);
+  p.out = static_cast<stream_linear::Bf16*>(op.residual);
+  p.out_stride = op.residual_stride;
+  p.weight_stride = op.weight_stride;
+  return stream_linear::launch_lines<stream_linear::Epilogue::kResidual>(p, stream);
+}
+
+int stream_norm_swiglu(const NormSwigluParams& op, void* stream) {
+  stream_linear::Params p = stream_linear::common_params(op, op.intermediate, op.hidden);
+  p.out = static_cast<stream_linear::Bf16*>(op.out);
+  p.gain = static_cast<const stream_linear::Bf16*>(op.norm_weight);
+  p.out_stride = op.out_stride;
+  p.weight_stride = op.hidden;
+  p.eps = op.eps;
+  return stream_linear::launch_lines<stream_linear::Epilogue::kSwiglu>(p, stream);
+}
+
+}  // namespace photon::cuda
