@@ -31,8 +31,7 @@ int launch(void (*kernel)(Params...), const LaunchShape& shape, void* stream, co
   if (shape.blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
   if (shape.shared_bytes > kDefaultSharedBytes) {
     const void* function = reinterpret_cast<const void*>(kernel);
-    cudaError_t error =
-        cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
+    cudaError_t error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
     // All of L1 as shared memory: else there may be no room for a block of the next kernel beside one of this.
     if (error == cudaSuccess) error = cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
     if (error != cudaSuccess) return error;
