@@ -16,7 +16,7 @@ class Event:
     def backend(self) -> str: ...
     def query(self) -> bool: ...
     def synchronize(self) -> None:
-        """Blocks without the GIL, asleep (blocking=True) or spinning. Raises the error of the work before it."""
+        """Blocks without the GIL: spins, with blocking=True for at most 1 ms, then sleeps. Raises the error of the work before it."""
     def elapsed_ms(self, since: Event) -> float:
         """Milliseconds from ``since`` to this event; both were made with timing=True and are reached."""
 

@@ -5,11 +5,13 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
+#include "common/spin.h"
 #include "device/cuda_error.h"
 #include "device/text.h"
 
@@ -38,9 +40,12 @@ Derived& of_cuda(const std::shared_ptr<Base>& object, const char* call) {
   return static_cast<Derived&>(*object);
 }
 
+// A thread that sleeps in the driver was seen to wake half a millisecond late on a virtual machine, as long as a whole step may take.
+constexpr std::chrono::microseconds kSpinBeforeSleep{1000};
+
 class CudaEvent final : public Event {
  public:
-  CudaEvent(bool timing, bool blocking, int device) : Event(Backend::kCuda), device_(device) {
+  CudaEvent(bool timing, bool blocking, int device) : Event(Backend::kCuda), device_(device), blocking_(blocking) {
     const DeviceScope scope(device);
     const unsigned flags = (timing ? 0u : cudaEventDisableTiming) | (blocking ? cudaEventBlockingSync : 0u);
     check(cudaEventCreateWithFlags(&event_, flags), "cudaEventCreateWithFlags");
@@ -64,6 +69,7 @@ class CudaEvent final : public Event {
   }
 
   void synchronize() override {
+    if (blocking_) spin_until([this] { return query(); }, kSpinBeforeSleep);
     const DeviceScope scope(device_);
     const RelaxedCapture relaxed;
     check(cudaEventSynchronize(event_), "cudaEventSynchronize");
@@ -80,6 +86,7 @@ class CudaEvent final : public Event {
 
  private:
   const int device_;
+  const bool blocking_;
   cudaEvent_t event_ = nullptr;
 };
 

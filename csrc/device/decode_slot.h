@@ -28,7 +28,7 @@ struct DecodeSlotConfig {
   std::shared_ptr<Stream> compute, in_copy, out_copy;
   Transfer input, output, mask;
   bool timing = false;
-  bool blocking = true;  // how wait() waits: sleeping, or spinning
+  bool blocking = true;  // wait() spins for a while, then sleeps; else it spins on
 };
 
 using Span = std::pair<std::shared_ptr<Event>, std::shared_ptr<Event>>;

@@ -31,7 +31,7 @@ class Runtime:
         page_size: tokens per KV page; None is one page of ``max_len`` tokens per row (a contiguous cache).
         max_stop_ids: stop ids a row can have.
         timing: records events around each step, so that the pipeline can report step gaps.
-        blocking: the commit's wait yields the CPU (an interrupt wakes it) instead of spinning; spinning reacts sooner.
+        blocking: the commit's wait yields the CPU after spinning for a while (1 ms on CUDA, less on the host), instead of spinning on.
 
     Raises:
         ConfigError: a number is out of range; DeviceError: the device is not there.
