@@ -6,6 +6,7 @@
 #include "cuda/element.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/norm.cuh"
+#include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
 
 namespace photon::cuda {
@@ -38,23 +39,38 @@ struct TileParams {
   DType dtype;
 };
 
-// scales[t] = what line t is multiplied with, for the first `active` lines from x on. All threads of the block must call it.
+// Shared memory of a block that normalizes its lines: this, then the packs of a piece of each line, one line after the other.
+template <int kLines>
+struct alignas(16) NormShared {
+  float partial[kLines][kWarpSize];  // sums of squares, one a warp of the norm's
+  float scales[kLines];
+};
+
+// Packs of a line that are in shared memory at once. Pieces of whole steps leave the order of a sum as it is.
+template <typename T, int kLines>
+PHOTON_HOST_DEVICE inline int64_t piece_packs(int64_t k) {
+  constexpr int64_t kMost = kNormedBytes / (kLines * sizeof(Pack<T>));
+  static_assert(kMost * kPack % kDotStep == 0);
+  const int64_t packs = (k + kPack - 1) / kPack;
+  return packs < kMost ? packs : kMost;
+}
+
+// shared.scales[t] = what line t is multiplied with, for the `active` lines from x on. All threads of the block must call it.
 template <typename T, int kLines, bool kVector>
-__device__ inline void norm_scales(const TileParams& p, const T* x, int active, float (&scales)[kLines]) {
+__device__ inline void norm_scales(const TileParams& p, const T* x, int active, NormShared<kLines>& shared) {
   static_assert(kLines <= kTileWarps, "one warp adds up one line");
-  __shared__ float partial[kLines][kWarpSize];
   const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
   const int threads = norm_threads(p.k), warps = threads / kWarpSize;
   for (int i = warp; i < active * warps; i += kTileWarps) {
     const int t = i / warps, part = i % warps;
     const auto load = [&](int64_t d) { return load_pack<kVector>(x + t * p.x_stride + d, p.k - d); };
     const float squares = warp_sum(sum_squares(load, p.k, part * kWarpSize + lane, threads));
-    if (lane == 0) partial[t][part] = squares;
+    if (lane == 0) shared.partial[t][part] = squares;
   }
   __syncthreads();
   if (warp < active) {
-    const float squares = sum_partials(partial[warp], warps);
-    if (lane == 0) scales[warp] = norm_scale(squares, p.k, p.eps);
+    const float squares = sum_partials(shared.partial[warp], warps);
+    if (lane == 0) shared.scales[warp] = norm_scale(squares, p.k, p.eps);
   }
   __syncthreads();
 }
@@ -64,24 +80,24 @@ __device__ inline void norm_scales(const TileParams& p, const T* x, int active, 
 template <typename T, int kLines, int kRows, bool kVector>
 __device__ inline void add_normed_dots(const TileParams& p, const T* x, int active, bool has_rows, const T* const (&w)[kRows],
                                        float (&sums)[kLines][kRows]) {
-  constexpr int64_t kPiece = kNormedBytes / (kLines * sizeof(T));
-  static_assert(kPiece % kDotStep == 0, "pieces leave the order of a sum as it is");
-  __shared__ Pack<T> normed[kLines][kPiece / kPack];
-  __shared__ float scales[kLines];
-  norm_scales<T, kLines, kVector>(p, x, active, scales);
+  auto& shared = *reinterpret_cast<NormShared<kLines>*>(dynamic_shared());
+  Pack<T>* const normed = reinterpret_cast<Pack<T>*>(&shared + 1);
+  const int line_packs = static_cast<int>(piece_packs<T, kLines>(p.k));
+  norm_scales<T, kLines, kVector>(p, x, active, shared);
   const T* lines[kLines];
 #pragma unroll
-  for (int t = 0; t < kLines; ++t) lines[t] = normed[t < active ? t : 0][0].e;
+  for (int t = 0; t < kLines; ++t) lines[t] = normed[(t < active ? t : 0) * line_packs].e;
 
-  for (int64_t begin = 0; begin < p.k; begin += kPiece) {
-    const int64_t count = p.k - begin < kPiece ? p.k - begin : kPiece;
+  const int64_t piece = static_cast<int64_t>(line_packs) * kPack;
+  for (int64_t begin = 0; begin < p.k; begin += piece) {
+    const int64_t count = p.k - begin < piece ? p.k - begin : piece;
     const int packs = static_cast<int>((count + kPack - 1) / kPack);
     if (begin > 0) __syncthreads();  // all have read the piece before
     for (int i = threadIdx.x; i < active * packs; i += kTileThreads) {
       const int t = i / packs, pack = i % packs;
       const int64_t d = begin + pack * kPack, rest = p.k - d;
-      normed[t][pack] =
-          normalized<kVector>(load_pack<kVector>(x + t * p.x_stride + d, rest), static_cast<const T*>(p.norm_weight) + d, rest, scales[t]);
+      const Pack<T> raw = load_pack<kVector>(x + t * p.x_stride + d, rest);
+      normed[t * line_packs + pack] = normalized<kVector>(raw, static_cast<const T*>(p.norm_weight) + d, rest, shared.scales[t]);
     }
     __syncthreads();
     if (!has_rows) continue;
@@ -153,7 +169,9 @@ int launch_tiles(const TileParams& p, void* stream) {
   static_assert(kLines * kOutputs <= kWarpSize, "one lane writes one output");
   const int64_t line_tiles = ceil_div(p.lines, kLines);
   const int64_t blocks = ceil_div(p.n, kTileWarps * kOutputs) * line_tiles;
-  return launch(tile_kernel<kFinish, kNorm, T, kLines, kOutputs, kVector>, blocks, kTileThreads, stream, p, line_tiles);
+  const size_t shared = kNorm ? sizeof(NormShared<kLines>) + kLines * piece_packs<T, kLines>(p.k) * sizeof(Pack<T>) : 0;
+  return launch(tile_kernel<kFinish, kNorm, T, kLines, kOutputs, kVector>, LaunchShape{blocks, kTileThreads, shared}, stream, p,
+                line_tiles);
 }
 
 template <Finish kFinish, bool kNorm, typename T, int kOutputs>

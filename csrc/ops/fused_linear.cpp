@@ -1,5 +1,6 @@
 // norm_linear_into, linear_residual_, norm_swiglu_into: a linear with what comes before or after it in a decode step.
 #include "ops/dispatch.h"
+#include "ops/linear_args.h"
 
 namespace photon::ops {
 namespace {
@@ -7,61 +8,31 @@ namespace {
 void norm_linear(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight_, double eps, const Tensor& weight_,
                  const std::optional<Tensor>& bias_, const std::optional<Tensor>& extent_, bool fast) {
   Args arg("norm_linear_into");
-  const Arg x = arg("x", x_).floating().rank(2, "[lines, k]").last_contiguous();
-  const Arg norm_weight = arg("norm_weight", norm_weight_).dtype_of(x).shape({x.size(1)}, "[k of x]").contiguous();
-  const Arg weight = arg("weight", weight_).dtype_of(x).shape({Arg::kAny, x.size(1)}, "[n, k of x]").last_contiguous();
-  const Arg out = arg("out", out_).dtype_of(x).shape({x.size(0), weight.size(0)}, "[lines of x, n of weight]").last_contiguous();
-  const OptionalArg bias = arg("bias", bias_);
-  if (bias) bias->dtype_of(x).shape({weight.size(0)}, "[n of weight]").contiguous();
-  const OptionalArg extent = extent_argument(arg, extent_);
-  out.written({&x, &norm_weight, &weight, bias.get(), extent.get()});
+  const LinearArgs args(arg, "out", out_, x_, weight_, bias_, extent_);
+  const Arg norm_weight = arg("norm_weight", norm_weight_).dtype_of(args.x).shape({args.x.size(1)}, "[k of x]").contiguous();
+  args.out.written({&norm_weight});
 
   NormLinearParams p{};
-  p.out = out.data<void>();
-  p.x = x.data<void>();
+  args.fill(p);
+  p.out = args.out.data<void>();
+  p.out_stride = args.out.stride(0);
   p.norm_weight = norm_weight.data<void>();
-  p.weight = weight.data<void>();
-  p.bias = bias.data<void>();
-  p.extent = extent.data<int32_t>();
-  p.lines = x.size(0);
-  p.n = weight.size(0);
-  p.k = x.size(1);
-  p.out_stride = out.stride(0);
-  p.x_stride = x.stride(0);
-  p.weight_stride = weight.stride(0);
-  p.eps = check_epsilon(out.op(), eps);
+  p.eps = check_epsilon(args.out.op(), eps);
   p.fast = fast;
-  p.dtype = x.dtype();
-  PHOTON_DISPATCH(norm_linear, out, p);
+  PHOTON_DISPATCH(norm_linear, args.out, p);
 }
 
 void linear_residual(const Tensor& residual_, const Tensor& x_, const Tensor& weight_, const std::optional<Tensor>& bias_,
                      const std::optional<Tensor>& extent_, bool fast) {
   Args arg("linear_residual_");
-  const Arg x = arg("x", x_).floating().rank(2, "[lines, k]").last_contiguous();
-  const Arg weight = arg("weight", weight_).dtype_of(x).shape({Arg::kAny, x.size(1)}, "[n, k of x]").last_contiguous();
-  const Arg residual = arg("residual", residual_).dtype_of(x).shape({x.size(0), weight.size(0)}, "[lines of x, n of weight]");
-  residual.last_contiguous();
-  const OptionalArg bias = arg("bias", bias_);
-  if (bias) bias->dtype_of(x).shape({weight.size(0)}, "[n of weight]").contiguous();
-  const OptionalArg extent = extent_argument(arg, extent_);
-  residual.written({&x, &weight, bias.get(), extent.get()});
+  const LinearArgs args(arg, "residual", residual_, x_, weight_, bias_, extent_);
 
   LinearResidualParams p{};
-  p.residual = residual.data<void>();
-  p.x = x.data<void>();
-  p.weight = weight.data<void>();
-  p.bias = bias.data<void>();
-  p.extent = extent.data<int32_t>();
-  p.lines = x.size(0);
-  p.n = weight.size(0);
-  p.k = x.size(1);
-  p.residual_stride = residual.stride(0);
-  p.x_stride = x.stride(0);
-  p.weight_stride = weight.stride(0);
+  args.fill(p);
+  p.residual = args.out.data<void>();
+  p.residual_stride = args.out.stride(0);
   p.fast = fast;
-  p.dtype = x.dtype();
-  PHOTON_DISPATCH(linear_residual, residual, p);
+  PHOTON_DISPATCH(linear_residual, args.out, p);
 }
 
 void norm_swiglu(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight_, double eps, const Tensor& gate_up_weight_,

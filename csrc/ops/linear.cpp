@@ -1,5 +1,6 @@
 // linear_into, gemv_into: out = x @ weight.T + bias.
 #include "ops/dispatch.h"
+#include "ops/linear_args.h"
 
 namespace photon::ops {
 namespace {
@@ -7,28 +8,13 @@ namespace {
 void linear(const Tensor& out_, const Tensor& x_, const Tensor& weight_, const std::optional<Tensor>& bias_,
             const std::optional<Tensor>& extent_) {
   Args arg("linear_into");
-  const Arg x = arg("x", x_).floating().rank(2, "[lines, k]").last_contiguous();
-  const Arg weight = arg("weight", weight_).dtype_of(x).shape({Arg::kAny, x.size(1)}, "[n, k of x]").last_contiguous();
-  const Arg out = arg("out", out_).dtype_of(x).shape({x.size(0), weight.size(0)}, "[lines of x, n of weight]").last_contiguous();
-  const OptionalArg bias = arg("bias", bias_);
-  if (bias) bias->dtype_of(x).shape({weight.size(0)}, "[n of weight]").contiguous();
-  const OptionalArg extent = extent_argument(arg, extent_);
-  out.written({&x, &weight, bias.get(), extent.get()});
+  const LinearArgs args(arg, "out", out_, x_, weight_, bias_, extent_);
 
   LinearParams p{};
-  p.out = out.data<void>();
-  p.x = x.data<void>();
-  p.weight = weight.data<void>();
-  p.bias = bias.data<void>();
-  p.extent = extent.data<int32_t>();
-  p.lines = x.size(0);
-  p.n = weight.size(0);
-  p.k = x.size(1);
-  p.out_stride = out.stride(0);
-  p.x_stride = x.stride(0);
-  p.weight_stride = weight.stride(0);
-  p.dtype = x.dtype();
-  PHOTON_DISPATCH(linear, out, p);
+  args.fill(p);
+  p.out = args.out.data<void>();
+  p.out_stride = args.out.stride(0);
+  PHOTON_DISPATCH(linear, args.out, p);
 }
 
 void gemv(const Tensor& out_, const Tensor& x_, const Tensor& weight_, const std::optional<Tensor>& bias_) {

@@ -47,6 +47,24 @@ def test_updates_are_seen_through_functionalization() -> None:
     torch.testing.assert_close(wanted, reference.rms_norm(expected, weight, 1e-5) + expected)
 
 
+def test_an_mlp_of_fused_linears_compiles_to_the_same_bits() -> None:
+    def step(residual: torch.Tensor, norm: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        act = residual.new_empty(len(residual), down.shape[1])
+        ops.norm_swiglu_into(act, residual, norm, 1e-5, gate_up, fast=True)
+        ops.linear_residual_(residual, act, down, fast=True)
+        logits = residual.new_empty(len(residual), len(gate_up))
+        ops.norm_linear_into(logits, residual, norm, 1e-5, gate_up, fast=True)
+        return logits
+
+    shapes = ((3, 8), (8,), (12, 8), (8, 6))
+    residual, *weights = (randn(*shape, dtype=torch.float32, device="cpu", seed=seed) for seed, shape in enumerate(shapes))
+    expected = residual.clone()
+    wanted = step(expected, *weights)
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    assert_same_bits(compiled(residual, *weights), wanted)
+    assert_same_bits(residual, expected)
+
+
 def test_a_wrong_call_fails_while_it_is_traced() -> None:
     compiled = torch.compile(normalized, backend="eager", fullgraph=True)
     with pytest.raises(Exception, match=r"rms_norm_into: weight has shape \[7\], expected \[8\]"):

@@ -58,6 +58,31 @@ def gapped(x: torch.Tensor) -> torch.Tensor:
         ("silu_mul_into", {1: narrower}, "gate_up has shape [3, 7], expected [3, 8]"),
         ("fused_mlp_into", {3: narrower}, "gate_up_weight has shape [8, 5], expected [8, 6]"),
         ("fused_mlp_into", {1: narrower}, "act has shape [3, 3], expected [3, 4]"),
+        ("norm_linear_into", {1: torch.Tensor.flatten}, "x has shape [18], expected 2 dimensions [lines, k]"),
+        ("norm_linear_into", {1: gapped}, "x has strides [12, 2], expected the last one to be 1"),
+        ("norm_linear_into", {2: narrower}, "norm_weight has shape [5], expected [6] ([k of x])"),
+        ("norm_linear_into", {2: gapped}, "norm_weight has shape [6] with strides [2], expected a contiguous tensor"),
+        ("norm_linear_into", {3: -1.0}, "eps is -1, expected a finite number, 0 or more"),
+        ("norm_linear_into", {4: narrower}, "weight has shape [5, 5], expected [*, 6] ([n, k of x])"),
+        ("norm_linear_into", {4: torch.Tensor.half}, "weight has dtype float16, expected float32, the dtype of x"),
+        ("norm_linear_into", {0: longer}, "out has shape [4, 5], expected [3, 5] ([lines of x, n of weight])"),
+        ("norm_linear_into", {5: longer}, "bias has shape [6], expected [5] ([n of weight])"),
+        ("norm_linear_into", {6: torch.Tensor.long}, "extent has dtype int64, expected int32"),
+        ("linear_residual_", {1: torch.Tensor.double}, "x has dtype float64, expected float32, float16 or bfloat16"),
+        ("linear_residual_", {2: gapped}, "weight has strides [12, 2], expected the last one to be 1"),
+        ("linear_residual_", {0: narrower}, "residual has shape [3, 4], expected [3, 5] ([lines of x, n of weight])"),
+        ("linear_residual_", {0: torch.Tensor.bfloat16}, "residual has dtype bfloat16, expected float32, the dtype of x"),
+        ("linear_residual_", {0: lambda x: x[:1].expand(3, 5)}, "residual has strides [0, 1], expected none to be 0"),
+        ("linear_residual_", {3: torch.Tensor.half}, "bias has dtype float16, expected float32, the dtype of x"),
+        ("linear_residual_", {4: torch.zeros(0, dtype=torch.int32)}, "extent has shape [0], expected dimension 0 to be at least 1"),
+        ("norm_swiglu_into", {0: narrower}, "gate_up_weight has shape [8, 6], expected [6, 6] ([2 x intermediate of out, hidden of x])"),
+        ("norm_swiglu_into", {0: longer}, "out has shape [4, 4], expected [3, *] ([lines of x, intermediate])"),
+        ("norm_swiglu_into", {2: narrower}, "norm_weight has shape [5], expected [6] ([hidden of x])"),
+        ("norm_swiglu_into", {3: float("inf")}, "eps is inf, expected a finite number, 0 or more"),
+        ("norm_swiglu_into", {4: gapped}, "gate_up_weight has shape [8, 6] with strides [12, 2], expected a contiguous tensor"),
+        ("norm_swiglu_into", {5: narrower}, "bias has shape [7], expected [8] ([2 x intermediate of out])"),
+        ("norm_swiglu_into", {5: gapped}, "bias has shape [8] with strides [2], expected a contiguous tensor"),
+        ("norm_swiglu_into", {6: lambda extent: extent[None]}, "extent has shape [1, 1], expected 1 dimensions [lines to compute]"),
         ("embedding_into", {2: torch.Tensor.bfloat16}, "out has dtype float32, expected bfloat16, the dtype of weight"),
         ("embedding_into", {1: narrower}, "decode_meta has shape [3, 3], expected [*, 4] ([lines, 4])"),
         ("select_lines_into", {2: longer}, "out has shape [3, 6], expected [4, 6] ([segments, hidden of x])"),
@@ -120,6 +145,26 @@ def test_written_tensors_are_apart(name: str, written: int, other: int, message:
             run()
 
 
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("norm_linear_into", {1: "x", 2: "norm_weight", 4: "weight", 5: "bias", 6: "extent"}),
+        ("linear_residual_", {1: "x", 2: "weight", 3: "bias", 4: "extent"}),
+        ("norm_swiglu_into", {1: "x", 2: "norm_weight", 4: "gate_up_weight", 5: "bias", 6: "extent"}),
+    ],
+)
+def test_a_fused_linear_writes_apart_from_all_it_reads(name: str, others: dict[int, str]) -> None:
+    """Each argument in turn begins inside the written one."""
+    for place, argument in others.items():
+        arguments = list(CASES[name]("cpu", LINES))
+        buffer = torch.zeros(2 * max(tensor.numel() for tensor in (arguments[0], arguments[place])) + 1)
+        written, read = arguments[0], arguments[place]
+        arguments[0] = buffer[: written.numel()].view(written.shape)
+        arguments[place] = buffer[1:].view(read.dtype)[: read.numel()].view(read.shape)
+        with pytest.raises(RuntimeError, match=f"^{name}: (out|residual) shares memory with {argument}, expected separate tensors"):
+            overload(name)(*arguments)
+
+
 def test_neighbours_in_one_buffer_are_apart() -> None:
     """Halves of a buffer, and interleaved views of a fused projection, share a storage but no element."""
     buffer = torch.zeros(2, 3, 6)
@@ -167,6 +212,8 @@ def test_views_of_one_layout_that_begin_together_share_memory() -> None:
         lambda x: ops.silu_mul(x),
         lambda x: ops.embedding(torch.zeros(1, 4, dtype=torch.int32), x),
         lambda x: ops.fused_mlp(x, torch.ones(6, 4), torch.ones(4, 3)),
+        lambda x: ops.norm_linear(x, torch.ones(4), 1e-6, torch.ones(3, 4)),
+        lambda x: ops.norm_swiglu(x, torch.ones(4), 1e-6, torch.ones(6, 4)),
     ],
 )
 def test_a_twin_refuses_to_lose_a_gradient(call_twin: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""norm_linear, linear_residual and norm_swiglu: the bits of the separate ops, and near the float64 reference however they are computed."""
+"""norm_linear, linear_residual and norm_swiglu: the bits of the separate ops, and near the float64 reference whichever kernels run."""
 
 from __future__ import annotations
 
@@ -8,30 +8,35 @@ import pytest
 import torch
 from torch import Tensor
 
-from photon_ext import ops
-from tests.ops.numeric import DTYPES, assert_same_bits, poisoned, randn
+from photon_ext import num_threads, ops, reference, set_num_threads
+from tests.ops.numeric import DTYPES, assert_close, assert_same_bits, in_wider_lines, ints, poisoned, randn
 
 EPS = 1e-5
-LINES = [0, 1, 2, 3, 5, 8, 9, 33, 64]
-# (n, k): odd ones, k not a multiple of 8 or of 32, one whole pack of 32 lanes and a bit, and one that shared memory takes in pieces.
-SHAPES = [(1, 1), (7, 40), (100, 577), (70, 576), (7, 4360)]
+# (n, k): one element; k of whole packs of 8 but not of 32; neither; many packs; and lines that shared memory takes in pieces, in packs and
+# not. In the last, a warp has more than one row.
+SHAPES = [(1, 1), (7, 40), (100, 577), (100, 576), (7, 4360), (5, 4361), (8195, 24)]
+ALIGNED = [(64, 64), (96, 256), (256, 576)]  # for kernels that want aligned shapes
 
 
 class Operands(NamedTuple):
-    """What the three ops take, for n outputs of k inputs. The SwiGLU has n gate rows and n up rows."""
+    """What the three ops take, for n outputs of k inputs."""
 
     x: Tensor  # [lines, k]
     norm: Tensor  # [k]
-    weight: Tensor  # [2n, k]; the other ops take the first n rows
-    bias: Tensor  # [2n]
+    weight: Tensor  # [n, k]
+    bias: Tensor | None  # [n]
+    gate_up: Tensor  # [2n, k]
+    gate_up_bias: Tensor | None  # [2n]
     residual: Tensor  # [lines, n]
 
 
-def operands(lines: int, n: int, k: int, dtype: torch.dtype, device: str) -> Operands:
-    shapes = ((lines, k), (k,), (2 * n, k), (2 * n,), (lines, n))
-    made = [randn(*shape, dtype=dtype, device=device, seed=seed) for seed, shape in enumerate(shapes)]
-    made[2].div_(k**0.5)  # products near 1, so that no activation saturates
-    return Operands(*made)
+def operands(lines: int, n: int, k: int, dtype: torch.dtype, device: str, with_bias: bool = True) -> Operands:
+    x, norm, weight, bias, residual = (
+        randn(*shape, dtype=dtype, device=device, seed=seed)
+        for seed, shape in enumerate([(lines, k), (k,), (2 * n, k), (2 * n,), (lines, n)])
+    )
+    weight /= k**0.5  # products near 1, so that no activation saturates
+    return Operands(x, norm, weight[n:], bias[n:] if with_bias else None, weight, bias if with_bias else None, residual)
 
 
 class Results(NamedTuple):
@@ -40,29 +45,37 @@ class Results(NamedTuple):
     norm_swiglu: Tensor
 
 
-def fused(o: Operands, with_bias: bool, fast: bool = False, extent: Tensor | None = None) -> Results:
-    """The three ops, into memory that tells what was not written."""
-    n = o.residual.shape[1]
-    bias = o.bias if with_bias else None
-    half = o.bias[:n] if with_bias else None
-    out, residual, act = (poisoned(len(o.x), n, dtype=o.x.dtype, device=str(o.x.device)) for _ in range(3))
-    residual.copy_(o.residual)
-    ops.norm_linear_into(out, o.x, o.norm, EPS, o.weight[:n], half, extent, fast)
-    ops.linear_residual_(residual, o.x, o.weight[:n], half, extent, fast)
-    ops.norm_swiglu_into(act, o.x, o.norm, EPS, o.weight, bias, extent, fast)
+def fused(o: Operands, fast: bool = False, extent: Tensor | None = None, gap: int = 0) -> Results:
+    """The three ops, into memory that tells what was not written, its lines `gap` elements apart."""
+    lines, n = o.residual.shape
+    out, act = (poisoned(lines, n, dtype=o.x.dtype, device=str(o.x.device)) for _ in range(2))
+    residual = o.residual.clone()
+    if gap:
+        out, residual, act = (in_wider_lines(x, gap) for x in (out, residual, act))
+    ops.norm_linear_into(out, o.x, o.norm, EPS, o.weight, o.bias, extent, fast)
+    ops.linear_residual_(residual, o.x, o.weight, o.bias, extent, fast)
+    ops.norm_swiglu_into(act, o.x, o.norm, EPS, o.gate_up, o.gate_up_bias, extent, fast)
     return Results(out, residual, act)
 
 
-def separate(o: Operands, with_bias: bool) -> Results:
+def separate(o: Operands) -> Results:
     """What they stand for, an op at a time."""
-    n = o.residual.shape[1]
-    bias = o.bias if with_bias else None
-    half = o.bias[:n] if with_bias else None
     normed = ops.rms_norm(o.x, o.norm, EPS)
     return Results(
-        ops.linear(normed, o.weight[:n], half),
-        o.residual + ops.linear(o.x, o.weight[:n], half),
-        ops.silu_mul(ops.linear(normed, o.weight, bias)),
+        ops.linear(normed, o.weight, o.bias),
+        o.residual + ops.linear(o.x, o.weight, o.bias),
+        ops.silu_mul(ops.linear(normed, o.gate_up, o.gate_up_bias)),
+    )
+
+
+def exact(o: Operands) -> Results:
+    wide = Operands(*(None if tensor is None else tensor.double() for tensor in o))
+    residual = wide.residual.clone()
+    reference.linear_residual_(residual, wide.x, wide.weight, wide.bias)
+    return Results(
+        reference.norm_linear(wide.x, wide.norm, EPS, wide.weight, wide.bias),
+        residual,
+        reference.norm_swiglu(wide.x, wide.norm, EPS, wide.gate_up, wide.gate_up_bias),
     )
 
 
@@ -72,9 +85,109 @@ def assert_same_results(actual: Results, expected: Results) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("lines", LINES)
+@pytest.mark.parametrize("lines", [0, 1, 2, 3, 5, 8, 9, 33])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 @pytest.mark.parametrize("with_bias", [False, True])
 def test_the_bits_are_those_of_the_separate_ops(device: str, dtype: torch.dtype, lines: int, n: int, k: int, with_bias: bool) -> None:
-    o = operands(lines, n, k, dtype, device)
-    assert_same_results(fused(o, with_bias), separate(o, with_bias))
+    o = operands(lines, n, k, dtype, device, with_bias)
+    assert_same_results(fused(o), separate(o))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("lines", [0, 1, 3, 8, 33, 64])
+@pytest.mark.parametrize(("n", "k"), [(7, 61), (100, 577), *ALIGNED])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("fast", [False, True])
+def test_results_are_near_the_float64_reference(
+    device: str, dtype: torch.dtype, lines: int, n: int, k: int, with_bias: bool, fast: bool
+) -> None:
+    o = operands(lines, n, k, dtype, device, with_bias)
+    for actual, expected in zip(fused(o, fast), exact(o), strict=True):
+        assert_close(actual, expected, slack=2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("n", "k"), [(33, 61), *ALIGNED])
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_line_has_the_same_bits_in_every_batch_and_every_run(device: str, dtype: torch.dtype, n: int, k: int, fast: bool) -> None:
+    o = operands(64, n, k, dtype, device)
+    together = fused(o, fast)
+    for size in (1, 2, 3, 5, 8, 9, 17, 33, 64):
+        pieces = [fused(o._replace(x=o.x[i : i + size], residual=o.residual[i : i + size]), fast) for i in range(0, 64, size)]
+        assert_same_results(Results(*map(torch.cat, zip(*pieces, strict=True))), together)
+    strangers = torch.where(torch.arange(64, device=device)[:, None] == 9, o.x, -3 * o.x.flip(0))
+    for one, other in zip(fused(o._replace(x=strangers), fast), together, strict=True):
+        assert_same_bits(one[9], other[9])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("extent", [-1, 0, 1, 4, 5, 99])
+@pytest.mark.parametrize("fast", [False, True])
+def test_extent_computes_the_leading_lines_only(device: str, dtype: torch.dtype, extent: int, fast: bool) -> None:
+    o = operands(5, 64, 128, dtype, device)
+    done = min(max(extent, 0), 5)
+    actual, whole = fused(o, fast, ints([extent, 7], device)), fused(o, fast)
+    for one, other in zip(actual, whole, strict=True):
+        assert_same_bits(one[:done], other[:done])
+    assert actual.norm_linear[done:].isnan().all()
+    assert actual.norm_swiglu[done:].isnan().all()
+    assert_same_bits(actual.linear_residual[done:], o.residual[done:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("n", "k"), [(21, 40), (64, 128)])
+@pytest.mark.parametrize("gap", [5, 16])  # 16: lines stay aligned
+@pytest.mark.parametrize("fast", [False, True])
+def test_strided_lines_leave_the_gaps_alone(device: str, dtype: torch.dtype, n: int, k: int, gap: int, fast: bool) -> None:
+    o = operands(9, n, k, dtype, device)
+    strided = o._replace(x=in_wider_lines(o.x, gap), weight=in_wider_lines(o.weight, gap))
+    actual, dense = fused(strided, fast, gap=gap), fused(o)
+    for one, other in zip(actual, dense, strict=True):
+        assert_close(one, other.double(), slack=2)
+        buffer = one.as_strided((9, n + gap), (n + gap, 1), 0)
+        assert int(buffer.isnan().sum()) == 9 * gap
+    if not fast:
+        assert_same_results(actual, dense)
+
+
+@pytest.mark.parametrize("extent", [None, 2])
+def test_the_reference_writes_what_the_ops_write(device: str, extent: int | None) -> None:
+    o = operands(3, 10, 24, torch.float32, device)
+    lines = None if extent is None else ints([extent], device)
+    expected = Results(poisoned(3, 10, dtype=torch.float32, device=device), o.residual.clone(), torch.full_like(o.residual, torch.nan))
+    reference.norm_linear_into(expected.norm_linear, o.x, o.norm, EPS, o.weight, o.bias, lines, fast=True)
+    reference.linear_residual_(expected.linear_residual, o.x, o.weight, o.bias, lines, fast=True)
+    reference.norm_swiglu_into(expected.norm_swiglu, o.x, o.norm, EPS, o.gate_up, o.gate_up_bias, lines, fast=True)
+    for one, other in zip(fused(o, extent=lines), expected, strict=True):
+        torch.testing.assert_close(one, other, equal_nan=True)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_the_twins_have_the_bits_of_the_ops(device: str, fast: bool) -> None:
+    o = operands(3, 10, 24, torch.float32, device)
+    into = fused(o, fast)
+    assert_same_bits(ops.norm_linear(o.x, o.norm, EPS, o.weight, o.bias, fast=fast), into.norm_linear)
+    assert_same_bits(ops.norm_swiglu(o.x, o.norm, EPS, o.gate_up, o.gate_up_bias, fast=fast), into.norm_swiglu)
+
+
+def test_large_values_do_not_overflow_float16(device: str) -> None:
+    """The normalized lines are near 1 however large x is."""
+    o = operands(2, 16, 64, torch.float16, device)
+    o = o._replace(x=torch.full_like(o.x, 6e4), norm=torch.ones_like(o.norm))
+    ones = o._replace(x=torch.ones_like(o.x))
+    assert_close(fused(o).norm_linear, exact(ones).norm_linear, slack=2)
+    assert_close(fused(o).norm_swiglu, exact(ones).norm_swiglu, slack=2)
+
+
+def test_cpu_results_depend_neither_on_the_number_of_threads_nor_on_fast() -> None:
+    o = operands(5, 900, 576, torch.bfloat16, "cpu")
+    before = num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 5):
+            set_num_threads(threads)
+            results += [fused(o, fast=False), fused(o, fast=True)]
+    finally:
+        set_num_threads(before)
+    for result in results[1:]:
+        assert_same_results(result, results[0])
