@@ -3,6 +3,7 @@
     python setup.py build_ext --inplace             the daily loop: compiles what changed, into photon_ext/
     pip install -e . --no-build-isolation           an editable install (the same build directory, so nothing is compiled twice)
     python setup.py develop                         the same, by its old name
+    python setup.py build_emulator                  for tests without a GPU: the CUDA kernels by the C++ compiler, into build/emulated/
 
 PHOTON_CUDA=1 insists on the CUDA kernels, PHOTON_CUDA=0 leaves them out; otherwise they are built where nvcc is found. A GPU is not needed
 to build them, and neither is a torch with CUDA: _ops speaks torch's stable ABI and links the CUDA runtime statically.
@@ -41,6 +42,10 @@ CUDA_ARCHS = {  # compute capability to compile for -> the codes to keep; PTX of
 OLDEST_NVCC = (12, 8)  # the first that knows compute_100a
 TORCH_TARGET = "0x020b000000000000"  # the stable ABI of torch 2.11: what is built runs on that version and later ones
 PYTHON_TARGET = "0x030a0000"  # the limited API of Python 3.10
+# CUDA sources for the emulator in tests/emulator, whose headers come before csrc. As with nvcc, a load by another type reads what is there;
+# and nothing fuses but fmaf.
+EMULATOR_FLAGS = "-O2 -march=native -fno-strict-aliasing -ffp-contract=off -Wno-unknown-pragmas "
+EMULATOR_FLAGS += "-iquote tests/emulator/include -Itests/emulator/include"
 SIMD_ISAS = {"baseline": "-march=x86-64-v2", "avx2": "-march=x86-64-v3", "avx512": "-march=x86-64-v4"}
 
 
@@ -132,6 +137,14 @@ def import_build_tools() -> None:
             ) from None
 
 
+def find_cxx() -> str:
+    import_build_tools()
+    cxx = os.environ.get("CXX", "g++")
+    if shutil.which(cxx) is None:
+        raise SetupError(f"no C++ compiler: {cxx} was not found; install g++ (Debian: apt install g++), or set CXX")
+    return cxx
+
+
 def find_ninja() -> list[str]:
     try:
         import ninja
@@ -147,19 +160,36 @@ def find_ninja() -> list[str]:
 # --- The ninja file -------------------------------------------------------------------------------------------------------------------
 
 
+def sources(*patterns: str) -> list[Path]:
+    return [source for pattern in patterns for source in sorted(path.relative_to(ROOT) for path in ROOT.glob(pattern))]
+
+
+def object_file(source: Path, variant: str) -> str:
+    return f"build/obj/{source}{'.' + variant if variant else ''}.o"
+
+
+def cpu_variants(source: Path) -> dict[str, str]:
+    """What a source of csrc/cpu is compiled to: variant -> flags. It sees neither torch nor CUDA."""
+    if source.parent.name != "simd":
+        return {"": ""}
+    isas = SIMD_ISAS if platform.machine() == "x86_64" else {"baseline": ""}
+    return {isa: f"-DPHOTON_ISA={isa} {march}" for isa, march in isas.items()}
+
+
 @dataclass
 class Plan:
     """What to compile and link, as lines of a ninja file whose paths are relative to the repository."""
 
     cuda: Cuda | None
     cxx: str
+    directory: str = "build"
     lines: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
 
     def write_rules(self) -> None:
         archs = " ".join(f"-gencode arch={arch},code={code}" for arch, code in CUDA_ARCHS.items())
         self.lines += [
-            "builddir = build",
+            f"builddir = {self.directory}",
             *("rule cxx", f"  command = {self.cxx} -MMD -MF $out.d {CXX_FLAGS} $flags -c $in -o $out"),
             *("  depfile = $out.d", "  deps = gcc", "  description = c++ $out"),
             *("rule link", f"  command = {self.cxx} {LINK_FLAGS} $in -o $out $flags", "  description = link $out"),
@@ -169,25 +199,50 @@ class Plan:
             self.lines += ["rule nvcc", f"  command = {command}", "  depfile = $out.d", "  deps = gcc", "  description = nvcc $out"]
 
     def compile(self, rule: str, source: Path, flags: str = "", variant: str = "") -> str:
-        target = f"build/obj/{source}{'.' + variant if variant else ''}.o"
+        target = object_file(source, variant)
         self.lines += [f"build {target}: {rule} {source}"] + ([f"  flags = {flags}"] if flags else [])
         return target
+
+    def link(self, output: str, objects: list[str], flags: str) -> None:
+        self.lines += [f"build {output}: link {' '.join(objects)}", f"  flags = {flags}"]
+        self.outputs.append(output)
 
     def add(self, library: Library) -> None:
         flags, link_flags = self.flags(library)
         objects: list[str] = []
-        for pattern in library.sources:
-            for source in sorted(path.relative_to(ROOT) for path in ROOT.glob(pattern)):
-                if source.suffix == ".cu":
-                    objects += [self.compile("nvcc", source)] if self.cuda else []
-                elif source.parent.name == "simd":
-                    isas = SIMD_ISAS if platform.machine() == "x86_64" else {"baseline": ""}
-                    objects += [self.compile("cxx", source, f"{flags} -DPHOTON_ISA={isa} {march}", isa) for isa, march in isas.items()]
-                else:
-                    objects.append(self.compile("cxx", source, flags))
-        output = f"photon_ext/{library.file}"
-        self.lines += [f"build {output}: link {' '.join(objects)}", f"  flags = {link_flags}"]
-        self.outputs.append(output)
+        for source in sources(*library.sources):
+            if source.suffix == ".cu":
+                objects += [self.compile("nvcc", source)] if self.cuda else []
+            elif "cpu" in source.parts:
+                objects += [self.compile("cxx", source, own_flags, variant) for variant, own_flags in cpu_variants(source).items()]
+            else:
+                objects.append(self.compile("cxx", source, flags))
+        self.link(f"photon_ext/{library.file}", objects, link_flags)
+
+    def add_emulated(self, library: Library, sanitizer: str) -> None:
+        """The library with emulated CUDA kernels in the place of its CPU kernels, and the kernels that the emulator is tested with."""
+        flags, link_flags = self.flags(library)
+        variant = Path(self.directory).name
+        sanitize = f"-fsanitize={sanitizer} -g" if sanitizer else ""
+        flags += f" {EMULATOR_FLAGS} -DPHOTON_EMULATED_CUDA {sanitize}"
+        engine = [self.compile("cxx", source, f"{EMULATOR_FLAGS} {sanitize}", variant) for source in sources("tests/emulator/engine/*.cpp")]
+        objects: list[str] = []
+        for source in sources(*library.sources):
+            if "cpu" in source.parts:  # compiled already: what the library says about threads and instruction sets stays
+                objects += [object_file(source, isa) for isa in cpu_variants(source)]
+            else:
+                objects.append(self.compile("cxx", source, f"{flags} -x c++" if source.suffix == ".cu" else flags, variant))
+        self.link(f"{self.directory}/{library.file}", engine + objects, f"{link_flags} {sanitize}")
+        kernels = self.compile("cxx", Path("tests/emulator/kernels.cu"), f"{EMULATOR_FLAGS} {sanitize} -x c++", variant)
+        self.link(f"{self.directory}/kernels.so", [*engine, kernels], sanitize)
+
+    def run(self) -> None:
+        """Compiles and links what has changed."""
+        file = Path(self.directory) / "build.ninja"
+        write_if_changed(ROOT / file, "\n".join(self.lines) + "\n")
+        jobs = os.environ.get("MAX_JOBS", str(len(os.sched_getaffinity(0))))
+        if subprocess.run([*find_ninja(), "-f", str(file), "-k", "0", "-j", jobs], cwd=ROOT).returncode:
+            raise SetupError("the build failed; the compiler's messages are above")
 
     def flags(self, library: Library) -> tuple[str, str]:
         """Compiler and linker flags that this library needs besides the common ones."""
@@ -236,23 +291,16 @@ class NinjaBuild(build_ext):
     """build_ext by ninja, always into photon_ext/; a wheel gets copies."""
 
     def run(self) -> None:
-        import_build_tools()
-        cxx = os.environ.get("CXX", "g++")
-        if shutil.which(cxx) is None:
-            raise SetupError(f"no C++ compiler: {cxx} was not found; install g++ (Debian: apt install g++), or set CXX")
-        plan = Plan(find_cuda(), cxx)
+        plan = Plan(find_cuda(), find_cxx())
         plan.write_rules()
         for library in LIBRARIES:
             plan.add(library)
         BUILD.mkdir(exist_ok=True)
         with open(BUILD / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # ninja does not guard its directory against a second ninja
-            write_if_changed(BUILD / "build.ninja", "\n".join(plan.lines) + "\n")
-            jobs = os.environ.get("MAX_JOBS", str(len(os.sched_getaffinity(0))))
             (PACKAGE / "_build_info.py").unlink(missing_ok=True)  # it must not speak of an earlier build if this one fails
-            if subprocess.run([*find_ninja(), "-f", "build/build.ninja", "-k", "0", "-j", jobs], cwd=ROOT).returncode:
-                raise SetupError("the build failed; the compiler's messages are above")
-            (PACKAGE / "_build_info.py").write_text(build_record(plan.cuda, cxx))
+            plan.run()
+            (PACKAGE / "_build_info.py").write_text(build_record(plan.cuda, plan.cxx))
         if not (self.inplace or self.editable_mode):
             target = Path(self.build_lib) / "photon_ext"
             target.mkdir(parents=True, exist_ok=True)
@@ -266,8 +314,8 @@ class NinjaBuild(build_ext):
         return {}
 
 
-class Develop(Command):
-    """`setup.py develop` as people know it. setuptools' own isolates the build since version 80, and then misses the installed torch."""
+class PlainCommand(Command):
+    """A command without options."""
 
     user_options: ClassVar[list[tuple[str, str | None, str]]] = []
 
@@ -277,6 +325,28 @@ class Develop(Command):
     def finalize_options(self) -> None:
         pass
 
+
+class BuildEmulator(PlainCommand):
+    """The ops library of tests/emulator, after build_ext: see tests/emulator/README.md. PHOTON_EMULATOR_ASAN=1: with AddressSanitizer."""
+
+    def run(self) -> None:
+        asan = os.environ.get("PHOTON_EMULATOR_ASAN") == "1"
+        plan = Plan(None, find_cxx(), "build/emulated-asan" if asan else "build/emulated")
+        plan.write_rules()
+        plan.add_emulated(LIBRARIES[0], "address" if asan else "")
+        (ROOT / plan.directory).mkdir(parents=True, exist_ok=True)
+        with open(BUILD / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            needed = [object_file(source, isa) for source in sources("csrc/cpu/**/*.cpp") for isa in cpu_variants(source)]
+            missing = [file for file in needed if not (ROOT / file).exists()]
+            if missing:
+                raise SetupError(f"{missing[0]} is missing: run `python setup.py build_ext --inplace` first")
+            plan.run()
+
+
+class Develop(PlainCommand):
+    """`setup.py develop` as people know it. setuptools' own isolates the build since version 80, and then misses the installed torch."""
+
     def run(self) -> None:
         subprocess.run([sys.executable, "-m", "pip", "install", "-e", ".", "--no-build-isolation"], cwd=ROOT, check=True)
 
@@ -285,7 +355,7 @@ if __name__ == "__main__":
     setup(
         license="Apache-2.0",
         ext_modules=[Extension(f"photon_ext.{library.name}", []) for library in LIBRARIES],
-        cmdclass={"build_ext": NinjaBuild, "develop": Develop},
+        cmdclass={"build_ext": NinjaBuild, "build_emulator": BuildEmulator, "develop": Develop},
         # A plain .pth: scripts beside the checkout shall import the package, not its folder.
         options={"editable_wheel": {"mode": "compat"}},
     )

@@ -2,17 +2,21 @@
 
 _C's host streams need to claim the thread that calls an op; _ops holds that claim. Neither links the other: the address travels through
 here.
+
+PHOTON_OPS_LIBRARY, read at import, names another build of _ops to load. It is there for tests: the build of tests/emulator runs the CUDA
+kernels on CPU tensors.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from pathlib import Path
 
 import torch
 
-OPS_FILE = Path(__file__).with_name("_ops.abi3.so")
+OPS_FILE = Path(os.environ.get("PHOTON_OPS_LIBRARY") or Path(__file__).with_name("_ops.abi3.so"))
 _HOW_TO_BUILD = "build it with `python setup.py build_ext --inplace` or `pip install -e . --no-build-isolation` in the source directory"
 
 

@@ -3,6 +3,10 @@
 #pragma once
 #include <torch/csrc/stable/library.h>
 
+#ifdef PHOTON_EMULATED_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
 #include "common/host_queue.h"
 #include "cpu/kernels.h"
 #include "cuda/kernels.h"
@@ -53,7 +57,20 @@ void dispatch(const Arg& anchor, const Params& params, typename Launcher<Params>
 
 }  // namespace photon::ops
 
-#ifdef PHOTON_WITH_CUDA
+#if defined(PHOTON_EMULATED_CUDA)
+// For tests without a GPU: the CUDA kernel, compiled for tests/emulator, in the place of the CPU kernel.
+namespace photon::ops {
+
+template <auto kLauncher, typename Params>
+void emulate(const Params& params) {
+  const int error = kLauncher(params, nullptr);
+  if (error != 0) throw std::runtime_error(cudaGetErrorString(static_cast<cudaError_t>(error)));
+}
+
+}  // namespace photon::ops
+
+#define PHOTON_DISPATCH(kernel, anchor, params) dispatch<&emulate<&cuda::kernel, decltype(params)>>(anchor, params, nullptr)
+#elif defined(PHOTON_WITH_CUDA)
 #define PHOTON_DISPATCH(kernel, anchor, params) dispatch<&cpu::kernel>(anchor, params, &cuda::kernel)
 #else
 #define PHOTON_DISPATCH(kernel, anchor, params) dispatch<&cpu::kernel>(anchor, params, nullptr)

@@ -1,0 +1,175 @@
+// Barriers in shared memory, and copies that land as late as they may: when a thread cannot go on without them. Until then their
+// destination holds NaNs.
+#include <cstring>
+
+#include "machine.h"
+
+namespace emulator {
+namespace {
+
+constexpr uint64_t kTag = 0xba441e40u;  // what an initialized barrier's upper half holds; its lower half is its number in the block
+
+void land(const AsyncCopy& copy) {
+  if (copy.global != nullptr) {
+    std::memcpy(copy.shared, copy.global, copy.bytes);
+  } else {
+    std::memset(copy.shared, 0, copy.bytes);
+  }
+}
+
+std::string missing_arrivals(const void* subject) {
+  const MemoryBarrier& barrier = *static_cast<const MemoryBarrier*>(subject);
+  return format("phase %u lacks %u of %u arrivals and %lld bytes", barrier.phase, barrier.pending, barrier.arrivals,
+                static_cast<long long>(barrier.bytes));
+}
+
+MemoryBarrier& find_barrier(uint64_t* address, const char* name, Site site) {
+  Block& block = current_block();
+  const uint64_t number = *address & 0xffffffffu;
+  if (*address >> 32 == kTag && number < block.memory_barrier_count && block.memory_barriers[number].address == address) {
+    return block.memory_barriers[number];
+  }
+  fail(format("%s: %s %s finds no initialized barrier there: init_barrier has not run yet, or something was written over it",
+              thread_name(*machine.current).c_str(), name, at(site).c_str()));
+}
+
+void complete_phase_if_due(MemoryBarrier& barrier) {
+  if (barrier.pending != 0 || barrier.bytes != 0) return;
+  ++barrier.phase;
+  barrier.pending = barrier.arrivals;
+  barrier.waiting = 0;
+  make_ready(barrier.waiters);
+}
+
+}  // namespace
+
+void check_shared(const void* pointer, size_t bytes, size_t alignment, const char* name, Site site) {
+  const Block& block = current_block();
+  const auto* first = static_cast<const unsigned char*>(pointer);
+  if (reinterpret_cast<uintptr_t>(pointer) % alignment != 0) {
+    fail(format("%s: %s %s: address %p is not aligned to %zu bytes", thread_name(*machine.current).c_str(), name, at(site).c_str(), pointer,
+                alignment));
+  }
+  const bool dynamic = first >= block.shared && first + bytes <= block.shared + machine.launch->shared_bytes;
+  if (!dynamic && !in_static_shared(first, bytes)) {
+    fail(format("%s: %s %s: %zu bytes at %p are not in the block's shared memory", thread_name(*machine.current).c_str(), name,
+                at(site).c_str(), bytes, pointer));
+  }
+}
+
+void init_barrier(uint64_t* address, uint32_t arrivals, Site site) {
+  check_shared(address, sizeof(*address), sizeof(*address), "init_barrier", site);
+  if (arrivals == 0) fail(format("init_barrier %s: a barrier of no arrivals", at(site).c_str()));
+  Block& block = current_block();
+  const uint32_t number = block.memory_barrier_count++;
+  if (block.memory_barriers.size() < block.memory_barrier_count) block.memory_barriers.emplace_back();
+  MemoryBarrier& barrier = block.memory_barriers[number];
+  barrier.waiters.assign(machine.warps.size(), 0);
+  barrier.copies.clear();
+  barrier.address = address;
+  barrier.arrivals = barrier.pending = arrivals;
+  barrier.bytes = 0;
+  barrier.phase = barrier.waiting = 0;
+  barrier.fenced = false;
+  *address = kTag << 32 | number;
+}
+
+void fence_barriers() {
+  Block& block = current_block();
+  for (uint32_t i = 0; i < block.memory_barrier_count; ++i) block.memory_barriers[i].fenced = true;
+}
+
+void arrive(uint64_t* address, uint32_t expected_bytes, Site site) {
+  MemoryBarrier& barrier = find_barrier(address, "arrive", site);
+  if (barrier.pending == 0) {
+    fail(format("%s arrives %s at a barrier whose phase %u has had all its %u arrivals", thread_name(*machine.current).c_str(),
+                at(site).c_str(), barrier.phase, barrier.arrivals));
+  }
+  --barrier.pending;
+  barrier.bytes += expected_bytes;
+  complete_phase_if_due(barrier);
+  may_switch();
+}
+
+void wait_barrier(uint64_t* address, uint32_t parity, Site site) {
+  if (parity > 1) fail(format("wait_barrier %s: parity is %u, expected 0 or 1", at(site).c_str(), parity));
+  Thread& self = *machine.current;
+  while (true) {
+    MemoryBarrier& barrier = find_barrier(address, "wait_barrier", site);
+    if ((barrier.phase & 1u) != parity) break;
+    barrier.waiters[self.warp->number] |= 1u << self.lane;
+    ++barrier.waiting;
+    wait_here({"wait_barrier", site, missing_arrivals, &barrier});
+  }
+  may_switch();
+}
+
+void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* address, Site site) {
+  check_shared(shared, bytes, 16, "bulk_copy", site);
+  if (bytes == 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(global) % 16 != 0) {
+    fail(format("%s: bulk_copy %s of %u bytes from %p: size and address must be multiples of 16", thread_name(*machine.current).c_str(),
+                at(site).c_str(), bytes, global));
+  }
+  MemoryBarrier& barrier = find_barrier(address, "bulk_copy", site);
+  if (!barrier.fenced)
+    fail(format("bulk_copy %s: its barrier was initialized, but fence_barriers() has not been called since", at(site).c_str()));
+  std::memset(shared, 0xff, bytes);
+  barrier.copies.push_back({shared, global, bytes});
+  may_switch();
+}
+
+bool land_awaited_copy() {
+  for (Block& block : machine.blocks) {
+    const uint32_t count = block.memory_barrier_count, first = random_order() && count > 0 ? random_below(count) : 0;
+    for (uint32_t i = 0; i < count; ++i) {
+      MemoryBarrier& barrier = block.memory_barriers[(first + i) % count];
+      if (barrier.waiting == 0 || barrier.copies.empty()) continue;
+      const size_t which = random_order() ? random_below(static_cast<uint32_t>(barrier.copies.size())) : 0;
+      land(barrier.copies[which]);
+      barrier.bytes -= barrier.copies[which].bytes;
+      barrier.copies.erase(barrier.copies.begin() + static_cast<std::ptrdiff_t>(which));
+      complete_phase_if_due(barrier);
+      return true;
+    }
+  }
+  return false;
+}
+
+std::string leftovers(const Block& block) {
+  for (uint32_t i = 0; i < block.memory_barrier_count; ++i) {
+    if (!block.memory_barriers[i].copies.empty()) return "copies into its shared memory were still under way: nobody waited for them";
+  }
+  return "";
+}
+
+void async_copy16(void* shared, const void* global, bool valid, Site site) {
+  check_shared(shared, 16, 16, "async_copy16", site);
+  if (reinterpret_cast<uintptr_t>(global) % 16 != 0) {
+    fail(format("%s: async_copy16 %s from %p, which is not aligned to 16 bytes", thread_name(*machine.current).c_str(), at(site).c_str(),
+                global));
+  }
+  std::memset(shared, 0xff, 16);
+  machine.current->copies.push_back({shared, valid ? global : nullptr, 16});
+}
+
+void commit_copies() {
+  Thread& self = *machine.current;
+  uint32_t grouped = 0;
+  for (const uint32_t size : self.group_sizes) grouped += size;
+  self.group_sizes.push_back(static_cast<uint32_t>(self.copies.size()) - grouped);
+  may_switch();
+}
+
+void wait_copies(unsigned pending) {
+  Thread& self = *machine.current;
+  if (self.group_sizes.size() <= pending) return may_switch();
+  const auto groups = static_cast<std::ptrdiff_t>(self.group_sizes.size() - pending);
+  std::ptrdiff_t landed = 0;
+  for (std::ptrdiff_t i = 0; i < groups; ++i) landed += self.group_sizes[static_cast<size_t>(i)];
+  for (std::ptrdiff_t i = 0; i < landed; ++i) land(self.copies[static_cast<size_t>(i)]);
+  self.copies.erase(self.copies.begin(), self.copies.begin() + landed);
+  self.group_sizes.erase(self.group_sizes.begin(), self.group_sizes.begin() + groups);
+  may_switch();
+}
+
+}  // namespace emulator

@@ -1,0 +1,145 @@
+// What the engine holds while a grid runs: the blocks of one cluster, their warps and threads. One launch runs at a time, on the host
+// thread that made it; clusters run one after another.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <vector>
+
+#include "emulator/engine.h"
+#include "fiber.h"
+
+namespace emulator {
+
+constexpr unsigned kWarpSize = 32;
+constexpr int kBlockBarriers = 16;
+
+struct Block;
+
+struct AsyncCopy {
+  void* shared;
+  const void* global;  // null: zeros
+  uint32_t bytes;
+};
+
+// What a thread that is not ready waits at; null name: it is ready or has ended.
+struct Wait {
+  const char* name;
+  Site site;
+  std::string (*describe)(const void* subject);  // what is missing, for a deadlock's message
+  const void* subject;
+};
+
+struct Warp;
+
+struct Thread {
+  Fiber fiber;
+  Extent index;
+  Warp* warp;
+  unsigned lane;
+  bool ended;
+  Wait wait;
+  std::vector<AsyncCopy> copies;      // of async_copy16, oldest first
+  std::vector<uint32_t> group_sizes;  // of the committed groups that have not landed
+};
+
+// A warp intrinsic that some of its lanes have reached.
+struct Collective {
+  const char* name;
+  unsigned mask, arrived;
+  Complete complete;
+  Site site;
+  void* payloads[kWarpSize];
+};
+
+struct Warp {
+  Block* block;
+  Thread* threads;
+  unsigned number;  // in the cluster
+  unsigned slot;    // its place in the order of choice
+  unsigned lanes;   // bits of those that exist
+  unsigned ready, ended;
+  std::vector<Collective> collectives;
+};
+
+// Threads that wait for a barrier, as bits of lanes by warp of the cluster.
+using Waiters = std::vector<uint32_t>;
+
+struct BlockBarrier {
+  int expected, arrived;
+  Site site;
+  Waiters waiters;
+};
+
+struct MemoryBarrier {
+  uint64_t* address;
+  uint32_t arrivals, pending;
+  int64_t bytes;   // announced and not landed
+  uint32_t phase;  // how many are complete
+  bool fenced;
+  unsigned waiting;
+  Waiters waiters;
+  std::vector<AsyncCopy> copies;  // on their way
+};
+
+struct Block {
+  Extent index;
+  unsigned rank;
+  unsigned char* shared;
+  unsigned first_warp, warps;
+  int threads, live;
+  BlockBarrier barriers[kBlockBarriers];
+  std::deque<MemoryBarrier> memory_barriers;  // the first memory_barrier_count are in use
+  uint32_t memory_barrier_count;
+};
+
+struct Machine {
+  const Launch* launch = nullptr;
+  Fiber host;
+  Thread* current = nullptr;
+  std::vector<Thread> threads;
+  std::vector<Warp> warps;
+  std::vector<Block> blocks;
+  int live = 0;
+  bool waited_for_earlier = false;
+  bool failed = false;
+  std::string error;
+  BlockBarrier cluster_barrier;
+};
+
+extern Machine machine;
+
+// --- order: who goes on (order.cpp) --------------------------------------------------------------------------------------------------
+
+void begin_order(uint64_t blocks);            // of a launch
+uint64_t ordered_cluster(uint64_t position);  // which cluster runs at this position
+void begin_cluster_order();
+bool random_order();
+uint32_t random_below(uint32_t bound);
+void make_ready(Warp& warp, unsigned lanes);
+void make_ready(Waiters& waiters);  // and clears them
+
+// The calling thread waits until somebody makes it ready.
+void wait_here(const Wait& wait);
+// The calling thread made others ready, itself perhaps among them: in a random order somebody else may go on first.
+void give_way();
+[[noreturn]] void end_thread();
+void run_cluster();
+
+// --- the rest ------------------------------------------------------------------------------------------------------------------------
+
+void clear_barrier(BlockBarrier& barrier);
+void check_thread_end(Thread& thread);
+bool land_awaited_copy();                   // lets a copy arrive that somebody waits for; false if there is none
+std::string leftovers(const Block& block);  // what a block that has ended should not have left; empty: nothing
+std::string deadlock_message();
+// Ends the launch unless these bytes lie in the block's shared memory, aligned.
+void check_shared(const void* pointer, size_t bytes, size_t alignment, const char* name, Site site);
+bool in_static_shared(const unsigned char* first, size_t bytes);
+std::string at(const Site& site);
+std::string thread_name(const Thread& thread);
+std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
+
+inline Block& current_block() { return *machine.current->warp->block; }
+
+}  // namespace emulator

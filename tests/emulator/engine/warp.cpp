@@ -1,0 +1,135 @@
+// What the lanes of a warp do together.
+#include <cstring>
+
+#include "machine.h"
+
+namespace emulator {
+namespace {
+
+std::string missing_lanes(const void* subject) {
+  const Thread& thread = *static_cast<const Thread*>(subject);
+  for (const Collective& one : thread.warp->collectives) {
+    if ((one.arrived >> thread.lane & 1u) != 0)
+      return format("of mask 0x%08x, lanes 0x%08x have not come", one.mask, one.mask & ~one.arrived);
+  }
+  return "";
+}
+
+Collective& join(Warp& warp, const char* name, unsigned mask, Complete complete, Site site) {
+  for (Collective& one : warp.collectives) {
+    if (one.mask != mask) continue;
+    const bool same =
+        one.complete == complete && std::strcmp(one.name, name) == 0 && one.site.line == site.line && one.site.file == site.file;
+    if (same) return one;
+    fail(format("lanes of one warp disagree: %s is in %s %s, others of the same mask are in %s %s", thread_name(*machine.current).c_str(),
+                name, at(site).c_str(), one.name, at(one.site).c_str()));
+  }
+  warp.collectives.push_back({name, mask, 0, complete, site, {}});
+  return warp.collectives.back();
+}
+
+}  // namespace
+
+unsigned lane() { return machine.current->lane; }
+
+void collective(const char* name, unsigned mask, void* payload, Complete complete, Site site) {
+  Thread& self = *machine.current;
+  Warp& warp = *self.warp;
+  const unsigned bit = 1u << self.lane;
+  if ((mask & bit) == 0)
+    fail(format("%s calls %s %s with mask 0x%08x, which does not name it", thread_name(self).c_str(), name, at(site).c_str(), mask));
+  const unsigned gone = mask & (warp.ended | ~warp.lanes);
+  if (gone != 0) {
+    fail(format("%s calls %s %s with mask 0x%08x, but lanes 0x%08x have ended", thread_name(self).c_str(), name, at(site).c_str(), mask,
+                gone));
+  }
+  Collective& one = join(warp, name, mask, complete, site);
+  one.arrived |= bit;
+  one.payloads[self.lane] = payload;
+  if (one.arrived != mask) return wait_here({name, site, missing_lanes, &self});
+  if (complete != nullptr) complete(mask, one.payloads);
+  if (&one != &warp.collectives.back()) one = warp.collectives.back();
+  warp.collectives.pop_back();
+  make_ready(warp, mask & ~bit);
+  give_way();
+}
+
+// --- matrix instructions -------------------------------------------------------------------------------------------------------------
+
+namespace {
+
+float from_bf16(uint32_t bits) {
+  const uint32_t wide = bits << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof(value));
+  return value;
+}
+
+struct MultiplyLane {
+  float* d;
+  const uint32_t* a;
+  const uint32_t* b;
+};
+
+// One rounding of the exact products' sum, which doubles hold nearly exactly; the hardware's own order of summing is not documented.
+void complete_multiply(unsigned, void* const* payloads) {
+  double a[16][16], b[16][8];
+  for (int lane = 0; lane < 32; ++lane) {
+    const MultiplyLane& own = *static_cast<const MultiplyLane*>(payloads[lane]);
+    const int g = lane / 4, t = lane % 4 * 2;
+    for (int i = 0; i < 4; ++i) {
+      for (int half = 0; half < 2; ++half) a[g + i % 2 * 8][t + i / 2 * 8 + half] = from_bf16(own.a[i] >> half * 16 & 0xffffu);
+    }
+    for (int i = 0; i < 2; ++i) {
+      for (int half = 0; half < 2; ++half) b[t + i * 8 + half][g] = from_bf16(own.b[i] >> half * 16 & 0xffffu);
+    }
+  }
+  double sums[16][8] = {};
+  for (int row = 0; row < 16; ++row) {
+    for (int k = 0; k < 16; ++k) {
+      for (int column = 0; column < 8; ++column) sums[row][column] += a[row][k] * b[k][column];
+    }
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    float* d = static_cast<const MultiplyLane*>(payloads[lane])->d;
+    const int g = lane / 4, t = lane % 4 * 2;
+    for (int i = 0; i < 4; ++i) d[i] = static_cast<float>(d[i] + sums[g + i / 2 * 8][t + i % 2]);
+  }
+}
+
+struct MatrixLane {
+  uint32_t* registers;
+  const void* row;
+};
+
+template <bool kTransposed>
+void complete_load(unsigned, void* const* payloads) {
+  uint16_t matrices[4][8][8];
+  for (int lane = 0; lane < 32; ++lane) {
+    std::memcpy(matrices[lane / 8][lane % 8], static_cast<const MatrixLane*>(payloads[lane])->row, sizeof(matrices[0][0]));
+  }
+  for (int lane = 0; lane < 32; ++lane) {
+    uint32_t* registers = static_cast<const MatrixLane*>(payloads[lane])->registers;
+    const int g = lane / 4, t = lane % 4 * 2;
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t low = kTransposed ? matrices[i][t][g] : matrices[i][g][t];
+      const uint32_t high = kTransposed ? matrices[i][t + 1][g] : matrices[i][g][t + 1];
+      registers[i] = low | high << 16;
+    }
+  }
+}
+
+}  // namespace
+
+void multiply_bf16(float* d, const uint32_t* a, const uint32_t* b, Site site) {
+  MultiplyLane payload{d, a, b};
+  collective("multiply_bf16", ~0u, &payload, complete_multiply, site);
+}
+
+void load_matrices(uint32_t* registers, const void* row, bool transposed, Site site) {
+  check_shared(row, 16, 16, "load_matrices", site);
+  MatrixLane payload{registers, row};
+  collective("load_matrices", ~0u, &payload, transposed ? complete_load<true> : complete_load<false>, site);
+}
+
+}  // namespace emulator

@@ -1,0 +1,81 @@
+// csrc/cuda/ptx.cuh for the host: the same functions, done by the engine.
+#pragma once
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "emulator/engine.h"
+
+namespace photon::cuda {
+
+using emulator::Site;
+
+inline unsigned char* dynamic_shared() { return emulator::dynamic_shared(); }
+
+// --- programmatic dependent launch: kernels run one after another here ---------------------------------------------------------------
+
+inline void let_next_start() { emulator::may_switch(); }
+inline void wait_for_earlier() { emulator::wait_for_earlier(); }
+
+// --- barriers in shared memory -------------------------------------------------------------------------------------------------------
+
+using Barrier = uint64_t;
+
+inline void init_barrier(Barrier* barrier, uint32_t arrivals, Site site = emulator::here()) {
+  emulator::init_barrier(barrier, arrivals, site);
+}
+inline void fence_barriers() { emulator::fence_barriers(); }
+inline void arrive(Barrier* barrier, Site site = emulator::here()) { emulator::arrive(barrier, 0, site); }
+inline void arrive_expecting(Barrier* barrier, uint32_t bytes, Site site = emulator::here()) { emulator::arrive(barrier, bytes, site); }
+inline void wait_barrier(Barrier* barrier, uint32_t parity, Site site = emulator::here()) { emulator::wait_barrier(barrier, parity, site); }
+
+inline void sync_threads(int number, int threads, Site site = emulator::here()) {
+  __syncwarp(~0u, site);
+  emulator::sync_block("sync_threads", number, threads, site);
+}
+
+// --- copies into shared memory -------------------------------------------------------------------------------------------------------
+
+inline uint64_t evict_first() { return 0; }
+
+inline void bulk_copy(void* shared, const void* global, uint32_t bytes, Barrier* barrier, uint64_t, Site site = emulator::here()) {
+  emulator::bulk_copy(shared, global, bytes, barrier, site);
+}
+
+inline void async_copy16(void* shared, const void* global, bool valid, Site site = emulator::here()) {
+  emulator::async_copy16(shared, global, valid, site);
+}
+
+inline void commit_copies() { emulator::commit_copies(); }
+
+template <int kPending>
+inline void wait_copies() {
+  static_assert(kPending >= 0);
+  emulator::wait_copies(kPending);
+}
+
+// --- matrix instructions -------------------------------------------------------------------------------------------------------------
+
+inline void multiply_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Site site = emulator::here()) {
+  emulator::multiply_bf16(d, a, b, site);
+}
+
+inline void load_matrices(uint32_t (&registers)[4], const void* row, Site site = emulator::here()) {
+  emulator::load_matrices(registers, row, false, site);
+}
+
+inline void load_matrices_transposed(uint32_t (&registers)[4], const void* row, Site site = emulator::here()) {
+  emulator::load_matrices(registers, row, true, site);
+}
+
+// --- clusters ------------------------------------------------------------------------------------------------------------------------
+
+inline uint32_t cluster_rank() { return emulator::cluster_rank(); }
+inline void sync_cluster(Site site = emulator::here()) { emulator::sync_cluster(site); }
+
+inline void store_in_block(float* pointer, uint32_t rank, float value, Site site = emulator::here()) {
+  emulator::store_in_block(pointer, rank, &value, sizeof(value), site);
+}
+
+}  // namespace photon::cuda
