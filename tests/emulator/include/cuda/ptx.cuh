@@ -18,6 +18,11 @@ inline unsigned char* dynamic_shared() { return emulator::dynamic_shared(); }
 inline void let_next_start() { emulator::may_switch(); }
 inline void wait_for_earlier() { emulator::wait_for_earlier(); }
 
+// --- loads past L1: the host's caches are coherent ----------------------------------------------------------------------------------
+
+inline uint4 load_fresh(const uint4* pointer) { return *pointer; }
+inline int32_t load_fresh(const int32_t* pointer) { return *pointer; }
+
 // --- barriers in shared memory -------------------------------------------------------------------------------------------------------
 
 using Barrier = uint64_t;
@@ -26,7 +31,7 @@ inline void init_barrier(Barrier* barrier, uint32_t arrivals, Site site = emulat
   emulator::init_barrier(barrier, arrivals, site);
 }
 inline void fence_barriers() { emulator::fence_barriers(); }
-inline void arrive(Barrier* barrier, Site site = emulator::here()) { emulator::arrive(barrier, 0, site); }
+inline void arrive(Barrier* barrier, uint32_t after = 0, Site site = emulator::here()) { emulator::arrive(barrier + after, 0, site); }
 inline void arrive_expecting(Barrier* barrier, uint32_t bytes, Site site = emulator::here()) { emulator::arrive(barrier, bytes, site); }
 inline void wait_barrier(Barrier* barrier, uint32_t parity, Site site = emulator::here()) { emulator::wait_barrier(barrier, parity, site); }
 
