@@ -42,7 +42,7 @@ bench-gpu: gpu
 	for model in qwen3-0.6b qwen3-4b; do \
 	  $(BIN)/python -m benchmarks.activity --model $$model --steps 1000 --json $(RESULTS)/activity-$$model.json; \
 	done
-	$(BIN)/python -m benchmarks.adoption --device cuda --model qwen3-0.6b --tokens 32,160 --json $(RESULTS)/adoption-qwen3-0.6b.json
+	$(BIN)/python -m benchmarks.adopt --device cuda --model qwen3-0.6b --tokens 160 --json $(RESULTS)/adopt-qwen3-0.6b.json
 
 build: $(READY)
 	$(BIN)/python setup.py build_ext --inplace

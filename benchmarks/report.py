@@ -59,6 +59,8 @@ def headline(data: dict[str, Any]) -> str:
             parts.append(f"{entry['model']} B{entry['batch']} {entry['way']} {'pass' if entry['passed'] else 'FAIL'}")
         elif entry.get("what") == "single stream":
             parts += [f"{label} {own['tokens_per_s']:.3g} tok/s" for label, own in entry["rates"].items()]
+        elif entry.get("what") == "steps":
+            parts.append(f"{entry['loop']} {entry['stage']} {entry['ms_per_step']:.3g} ms")
         elif "bytes_per_s" in entry and len(entries) == 1:
             parts.append(f"{entry['bytes_per_s'] / 1e9:.0f} GB/s")
     return ", ".join(parts)

@@ -129,10 +129,11 @@ def step_times(kernels: Sequence[Kernel]) -> list[StepTime]:
         for kernel in kernels:
             step += HEAD_KERNEL in kernel.name
             groups[step].append(kernel)
-    return sorted(_step_time(group) for group in groups.values())
+    return sorted(step_time(group) for group in groups.values())
 
 
-def _step_time(kernels: Sequence[Kernel]) -> StepTime:
+def step_time(kernels: Sequence[Kernel]) -> StepTime:
+    """The step that these kernels are, at least one, sorted by start."""
     busy, reached = 0, 0
     for kernel in kernels:
         busy += max(0, kernel.end - max(kernel.start, reached))

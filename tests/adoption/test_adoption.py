@@ -2,41 +2,74 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
 
-from benchmarks import adoption, stock_loop  # noqa: E402
+from benchmarks.ladder.models import build_model  # noqa: E402
+from benchmarks.ladder.stages import LADDERS, code_lines  # noqa: E402
 
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-@pytest.fixture(params=DEVICES)
-def model(request: pytest.FixtureRequest):
-    return adoption.build_model("tiny", torch.float32, torch.device(request.param))
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
+BLOCK = re.search(r"<!-- adoption:.*?-->\n```python\n(.*?)```", README, re.DOTALL)
+STAGES = {stage.name: stage for stage in LADDERS["hf"]}
 
 
-def test_the_example_is_short():
-    lines = [line for line in adoption.readme_block().splitlines() if line.strip()]
-    assert len(lines) <= 40
+@pytest.fixture
+def model(device: str) -> Any:
+    return build_model("hf", "tiny", torch.float32, torch.device(device), 64)
+
+
+@pytest.fixture
+def block() -> str:
+    assert BLOCK is not None, "README.md has no ```python block after a comment <!-- adoption: ... -->"
+    return BLOCK.group(1)
+
+
+@pytest.fixture
+def decode(block: str) -> Callable[..., list[int]]:
+    """``decode`` as README defines it."""
+    namespace: dict[str, Any] = {}
+    exec(compile(block, "README.md", "exec"), namespace)
+    return namespace["decode"]
+
+
+def stock(*arguments: Any) -> list[int]:
+    """The loop that README's replaces: the same static cache, and one blocking read per token."""
+    return list(STAGES["preallocate"].decode(*arguments))
+
+
+def test_the_example_is_short(block: str) -> None:
+    assert len(code_lines(block)) <= 40
 
 
 @pytest.mark.parametrize("prompt", [[3], [3, 5, 7, 11, 13], list(range(40))])
-def test_same_tokens(model, prompt):
-    assert adoption.readme_decode()(model, prompt, 24, ()) == stock_loop.decode(model, prompt, 24, ())
+def test_same_tokens(model: Any, decode: Callable[..., list[int]], prompt: list[int]) -> None:
+    assert decode(model, prompt, 24, ()) == stock(model, prompt, 24, ())
 
 
-def test_same_end_at_a_stop_id(model):
-    free = stock_loop.decode(model, [1, 2, 3], 24, ())
+def test_same_end_at_a_stop_id(model: Any, decode: Callable[..., list[int]]) -> None:
+    free = stock(model, [1, 2, 3], 24, ())
     stop = free[9]
-    stopped = adoption.readme_decode()(model, [1, 2, 3], 24, (stop,))
-    assert stopped == stock_loop.decode(model, [1, 2, 3], 24, (stop,)) == free[: free.index(stop) + 1]
+    stopped = decode(model, [1, 2, 3], 24, (stop,))
+    assert stopped == stock(model, [1, 2, 3], 24, (stop,)) == free[: free.index(stop) + 1]
 
 
-def test_measures_before_and_after(model):
-    entry = adoption.measure(model, [1, 2, 3], (4, 24))
-    assert entry["tokens_equal"] == 24
-    print(f"ms/step before {entry['ms_per_step_before']:.2f}, after {entry['ms_per_step_after']:.2f}")
-    assert entry["ms_per_step_before"] > 0
-    assert entry["ms_per_step_after"] > 0
+def test_the_ladder_measures_the_example(block: str) -> None:
+    """Its pipeline stage is the example, but for how tokens are handed out."""
+    example, stage = ({line.strip() for line in code_lines(source)} for source in (block, STAGES["pipeline"].path.read_text()))
+    assert stage - example == {
+        "@torch.inference_mode()",
+        "yield from (event.token for event in pipeline.tick() if event.token is not None)",
+    }
+    assert example - stage == {
+        "with torch.inference_mode():",
+        "tokens = []",
+        "tokens += [event.token for event in pipeline.tick() if event.token is not None]",
+        "return tokens",
+    }

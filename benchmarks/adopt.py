@@ -1,0 +1,172 @@
+"""The ladder: a loop as people write it, stage by stage into ours; equal tokens, ms per step, gap share and lines changed at each stage.
+
+    python -m benchmarks.adopt --loop stock,hf --model qwen3-0.6b --device cuda --tokens 160 --json FILE
+
+The stages are files that can be read and compared: benchmarks/ladder. A stage that fails becomes an entry with its error, and the ladder
+goes on. Everything is timed before anything is traced, because a profiler slows what runs after it.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.common.options import DTYPES, device_of, names, parser
+from benchmarks.common.result import ResultFile
+from benchmarks.common.table import print_table
+from benchmarks.ladder.measure import Subject, check_tokens, count_allocations, device_time, time_steps
+from benchmarks.ladder.models import build_model
+from benchmarks.ladder.stages import LADDERS, Stage, changed
+from benchmarks.ladder.verdict import Figures, verdict
+
+HEADER = ("stage", "what changes", "lines", "ms/step", "first 8 ms", "gap share", "allocations", "tokens equal")
+MIN_TOKENS = 32  # three windows after the first one, and enough steps in half of it
+
+
+class Ladder:
+    """One loop's model and the stages that could be measured so far."""
+
+    def __init__(self, loop: str, subject: Subject, dtype: torch.dtype) -> None:
+        self.loop, self.subject, self.dtype = loop, subject, dtype
+        self.reference: list[int] | None = None
+        self.steps: dict[Stage, dict[str, Any]] = {}
+        self.records: dict[Stage, dict[str, Any]] = {}
+
+    def time(self, stage: Stage, repeats: int) -> dict[str, Any]:
+        """Tokens and times of a stage. Raises BenchmarkError where its tokens are not those of the first stage."""
+        decode = stage.decode
+        tokens = self.subject.run(decode)
+        expected = self.reference or tokens
+        equal = check_tokens(expected, tokens, self.dtype)
+        timed = time_steps(self.subject, decode, repeats)
+        self.reference = expected
+        return {"tokens": len(tokens), "tokens_equal": equal, "distinct_tokens": len(set(tokens)), **timed}
+
+    def observe(self, stage: Stage) -> dict[str, Any]:
+        """Allocations per step, and on CUDA the device's own time."""
+        decode = stage.decode
+        allocations = {"allocations_per_step": count_allocations(self.subject, decode)}
+        if self.subject.device.type != "cuda":
+            return allocations
+        return allocations | device_time(self.subject, decode, self.steps[stage]["ms_per_step"])
+
+    def figures(self, stage: Stage) -> Figures:
+        """What `verdict` compares."""
+        steps, records = self.steps[stage], self.records.get(stage, {})
+        runs = steps["runs_ms_per_step"]
+        return Figures(
+            ms=steps["ms_per_step"],
+            spread=(max(runs) - min(runs)) / 2,
+            allocations=records.get("allocations_per_step"),
+            kernel_ms=records.get("kernel_ms"),
+        )
+
+
+def climb(ladder: Ladder, repeats: int, result: ResultFile) -> None:
+    """Times every stage of a ladder, adding an entry for each."""
+    below = ""
+    for stage in LADDERS[ladder.loop]:
+        source = stage.path.read_text()
+        lines = changed(below, source)
+        labels = {"what": "steps", "loop": ladder.loop, "stage": stage.name, "changes": stage.what, "lines": lines._asdict()}
+        entry = result.measure(labels, partial(ladder.time, stage, repeats))
+        below = source
+        if entry is not None:
+            ladder.steps[stage] = entry
+            print(f"{ladder.loop} {stage.name}: {entry['ms_per_step']:.3g} ms/step", flush=True)
+        if ladder.subject.device.type == "cuda" and not result.lost:
+            torch.cuda.empty_cache()
+
+
+def observe(ladder: Ladder, result: ResultFile) -> None:
+    """Counts allocations and reads activity records of every stage that was timed, adding an entry for each."""
+    for stage in ladder.steps:
+        entry = result.measure({"what": "records", "loop": ladder.loop, "stage": stage.name}, partial(ladder.observe, stage))
+        if entry is not None:
+            ladder.records[stage] = entry
+
+
+def judge(ladder: Ladder) -> None:
+    """Gives every timed stage its sentence, and prints the ladder."""
+    on_cpu = ladder.subject.device.type == "cpu"
+    before: Figures | None = None
+    for stage, steps in ladder.steps.items():
+        after = ladder.figures(stage)
+        steps["verdict"] = verdict(stage, before, after, on_cpu)
+        before = after
+    print(f"\n{ladder.loop} loop")
+    print_table(HEADER, [_table_row(ladder, stage) for stage in LADDERS[ladder.loop]])
+    for stage, steps in ladder.steps.items():
+        print(f"{stage.name}: {steps['verdict']}")
+
+
+def _table_row(ladder: Ladder, stage: Stage) -> list[object]:
+    steps, records = ladder.steps.get(stage), ladder.records.get(stage, {})
+    if steps is None:
+        return [stage.name, stage.what, "-", None, None, None, None, "failed"]
+    share = records.get("gap_share")
+    return [
+        stage.name,
+        stage.what,
+        "+{added} -{removed}".format(**steps["lines"]),
+        steps["ms_per_step"],
+        steps["first_ms"],
+        None if share is None else f"{share:.1%}",
+        records.get("allocations_per_step"),
+        f"{steps['tokens_equal']} of {steps['tokens']}",
+    ]
+
+
+def run(args: Namespace) -> ResultFile:
+    """Measures the ladders that `args` asks for."""
+    device, dtype = device_of(args.device), DTYPES[args.dtype]
+    result = ResultFile("adopt", args, args.json)
+    print(f"{args.model} (random weights), {args.dtype}, {device}")
+    prompt = [(7 * i + 3) % 250 for i in range(args.prompt)]
+    ladders: list[Ladder] = []
+
+    def build(loop: str) -> dict[str, Any]:
+        model = build_model(loop, args.model, dtype, device, args.prompt + args.tokens)
+        ladders.append(Ladder(loop, Subject(model, prompt, args.tokens), dtype))
+        return {}
+
+    for loop in args.loop:
+        if result.measure({"what": "model", "loop": loop, "model": args.model}, partial(build, loop)) is not None:
+            climb(ladders[-1], args.repeats, result)
+    for ladder in ladders:
+        observe(ladder, result)
+    for ladder in ladders:
+        judge(ladder)
+    result.set(finished=True)
+    return result
+
+
+def arguments(given: Sequence[str] | None) -> Namespace:
+    options = parser(__doc__.splitlines()[0])
+    options.add_argument("--loop", type=names, default=list(LADDERS), help=f"one or more of {', '.join(LADDERS)}")
+    options.add_argument("--model", default="tiny", help="tiny, qwen3-0.6b, ...: a named shape, with random weights")
+    options.add_argument("--dtype", choices=DTYPES, default="float32", help="float32: all tokens must be equal; else it is counted")
+    options.add_argument("--prompt", type=int, default=16, help="prompt tokens")
+    options.add_argument("--tokens", type=int, default=128, help=f"new tokens, at least {MIN_TOKENS}")
+    options.add_argument("--repeats", type=int, default=3, help="timed runs of each stage")
+    args = options.parse_args(given)
+    unknown = [loop for loop in args.loop if loop not in LADDERS]
+    if unknown or not args.loop:
+        options.error(f"--loop has {unknown or 'nothing'}; use one or more of {', '.join(LADDERS)}")
+    for name, least in (("tokens", MIN_TOKENS), ("prompt", 1), ("repeats", 1)):
+        if getattr(args, name) < least:
+            options.error(f"--{name} is {getattr(args, name)}; use at least {least}")
+    return args
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    result = run(arguments(given))
+    return 0 if all(entry["status"] == "ok" for entry in result.entries) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,153 @@
+"""A stage from outside: its tokens, ms per step, allocations, and on CUDA how long the device worked for a step.
+
+A stage has no clock in it. The time of a step is the time between tokens as they come out, over eight of them: a stage may hand them out in
+bursts. The first eight tokens (prompt, capture, first steps) are left out, and their time is given beside it.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.common.result import BenchmarkError
+from benchmarks.common.trace import Kernel, record, step_time
+from benchmarks.ladder.stages import Decode
+
+WINDOW = 8  # steps that are timed together; carry_over.BURST
+MARKERS = ("ArgMax", "publish_kernel")  # one per step: torch's greedy choice, and the end of a step of the runtime
+SKIPPED = 3  # steps at the beginning that are not steady: the prompt's, the first one, the one that is recorded
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: a model, its prompt, and how many new tokens a run has."""
+
+    model: Any
+    prompt: Sequence[int]
+    tokens: int
+
+    @property
+    def device(self) -> torch.device:
+        found: torch.device = self.model.device
+        return found
+
+    def run(self, decode: Decode, tokens: int | None = None) -> list[int]:
+        """The tokens of one run without stop ids, up to the moment when the device has nothing left to do; None: of full length."""
+        result = list(decode(self.model, self.prompt, tokens or self.tokens, ()))
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return result
+
+
+def check_tokens(expected: Sequence[int], found: Sequence[int], dtype: torch.dtype) -> int:
+    """How many tokens are equal from the first on. In float32 they must all be: else BenchmarkError names the first that is not.
+
+    In half precision two ways of summing round differently, and from the first near-tie on the texts part; that is no error.
+    """
+    pairs = zip(expected, found, strict=False)
+    equal = next((i for i, pair in enumerate(pairs) if pair[0] != pair[1]), min(len(expected), len(found)))
+    if len(found) != len(expected):
+        raise BenchmarkError(f"{len(found)} tokens came, {len(expected)} were expected")
+    if dtype == torch.float32 and equal < len(expected):
+        raise BenchmarkError(f"tokens differ from index {equal} on: {found[equal:][:6]}, expected {expected[equal:][:6]}")
+    return equal
+
+
+def time_steps(subject: Subject, decode: Decode, repeats: int) -> dict[str, Any]:
+    """Milliseconds of a steady step: the median over windows of eight steps in `repeats` runs; and of the first eight, all included."""
+    windows, medians, firsts = [], [], []
+    for _ in range(repeats):
+        first, steady = _windows(subject, decode)
+        firsts.append(first)
+        windows += steady
+        medians.append(median(steady))
+    return {"ms_per_step": median(windows), "runs_ms_per_step": medians, "first_ms": median(firsts)}
+
+
+def _windows(subject: Subject, decode: Decode) -> tuple[float, list[float]]:
+    """Milliseconds of a run's first eight tokens, and per step of every window of eight after them."""
+    gc.collect()  # what an earlier run left in cycles is not collected in this one
+    start = time.perf_counter()
+    came = [time.perf_counter() for _ in decode(subject.model, subject.prompt, subject.tokens, ())]
+    marks = came[WINDOW - 1 :: WINDOW]
+    return (marks[0] - start) * 1e3, [(after - before) * 1e3 / WINDOW for before, after in pairwise(marks)]
+
+
+def count_allocations(subject: Subject, decode: Decode) -> float:
+    """Requests to torch's allocator in a steady step. On CUDA they are served from its cache, as a rule without a cudaMalloc."""
+    count = _cuda_requests if subject.device.type == "cuda" else _cpu_requests
+    half = subject.tokens // 2
+    return (count(subject, decode, subject.tokens) - count(subject, decode, half)) / (subject.tokens - half)
+
+
+def _cuda_requests(subject: Subject, decode: Decode, tokens: int) -> int:
+    def total() -> int:
+        return int(torch.cuda.memory_stats(subject.device)["allocation.all.allocated"])
+
+    before = total()
+    subject.run(decode, tokens)
+    return total() - before
+
+
+def _cpu_requests(subject: Subject, decode: Decode, tokens: int) -> int:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        subject.run(decode, tokens)
+    results = profile.profiler.kineto_results if profile.profiler is not None else None
+    if results is None:
+        raise BenchmarkError("torch.profiler returned no records; this torch was built without kineto")
+    return sum(event.name() == "[memory]" and event.nbytes() > 0 for event in results.events())
+
+
+class DeviceSteps(NamedTuple):
+    """What activity records say about steps, microseconds each; `skipped` are the steps that are not steady, in order."""
+
+    busy: list[float]
+    period: list[float]
+    skipped: list[float]
+
+
+def device_time(subject: Subject, decode: Decode, ms_per_step: float) -> dict[str, Any]:
+    """How long the device worked for a steady step, from its own records, and what share of `ms_per_step` that leaves idle.
+
+    Records slow the host down, and with it the gaps of a loop that launches kernel by kernel. So idle time is not taken from them: it is
+    what is left of the step as it was timed without them. The traced period is given beside it.
+    """
+    steps = device_steps(record(lambda: subject.run(decode, subject.tokens // 2)).kernels)
+    busy_ms = median(steps.busy) * 1e-3
+    return {
+        "kernel_ms": busy_ms,
+        "gap_share": max(0.0, 1 - busy_ms / ms_per_step),
+        "traced": {
+            "steps": len(steps.busy),
+            "ms_per_step": median(steps.period) * 1e-3,
+            "skipped_ms": [period * 1e-3 for period in steps.skipped],
+        },
+    }
+
+
+def device_steps(kernels: Sequence[Kernel]) -> DeviceSteps:
+    """Cuts records, sorted by start, into steps that end with a marker kernel; steps with an odd number of kernels are not steady.
+
+    Raises BenchmarkError without at least three steady steps.
+    """
+    ends = [index for index, kernel in enumerate(kernels) if any(marker in kernel.name for marker in MARKERS)]
+    counts = [after - before for before, after in pairwise(ends)]
+    usual = max(set(counts[SKIPPED:]), key=counts.count, default=0)
+    steps = DeviceSteps([], [], [])
+    for index, (before, after) in enumerate(pairwise(ends)):
+        period = (kernels[after].end - kernels[before].end) * 1e-3
+        if index < SKIPPED or counts[index] != usual:
+            steps.skipped.append(period)
+            continue
+        steps.busy.append(step_time(kernels[before + 1 : after + 1]).busy * 1e-3)
+        steps.period.append(period)
+    if len(steps.busy) < 3:
+        raise BenchmarkError(f"the records hold {len(ends)} steps and {len(steps.busy)} steady ones, expected at least 3")
+    return steps

@@ -1,0 +1,1 @@
+"""A plain PyTorch decode loop, stage by stage."""

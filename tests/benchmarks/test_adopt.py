@@ -1,0 +1,275 @@
+"""The ladder: every stage of both loops gives the tokens of the first one, and the figures beside it are what they say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import adopt
+from benchmarks.common.result import BenchmarkError
+from benchmarks.common.trace import Kernel
+from benchmarks.ladder.measure import SKIPPED, Subject, check_tokens, count_allocations, device_steps, time_steps
+from benchmarks.ladder.models import build_model
+from benchmarks.ladder.stages import LADDERS, Changed, Stage, changed
+from benchmarks.ladder.verdict import Figures, verdict
+
+NO_TRANSFORMERS = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
+LOOPS = [pytest.param(loop, marks=[NO_TRANSFORMERS] if loop == "hf" else []) for loop in LADDERS]
+NAMES = [stage.name for stage in LADDERS["stock"]]
+PROMPT = [3, 5, 7, 11, 13]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny matrices: more threads would wait for each other longer than they work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[tuple[str, str], Any]:
+    return {}
+
+
+@pytest.fixture
+def model(models: dict[tuple[str, str], Any], loop: str, device: str) -> Any:
+    if (loop, device) not in models:
+        models[loop, device] = build_model(loop, "tiny", torch.float32, torch.device(device), 96)
+    return models[loop, device]
+
+
+def stage_of(loop: str, name: str) -> Stage:
+    return next(stage for stage in LADDERS[loop] if stage.name == name)
+
+
+def tokens_of(loop: str, name: str, *arguments: Any) -> list[int]:
+    return list(stage_of(loop, name).decode(*arguments))
+
+
+# --- the stages ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_a_stage_gives_the_tokens_of_the_first(model: Any, loop: str, name: str) -> None:
+    for prompt, count in (([3], 20), (PROMPT, 41), (list(range(40)), 24), (PROMPT, 1)):
+        expected = tokens_of(loop, "measure", model, prompt, count, ())
+        assert len(expected) == count
+        assert tokens_of(loop, name, model, prompt, count, ()) == expected
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_stage_ends_at_a_stop_id(model: Any, loop: str, name: str) -> None:
+    free = tokens_of(loop, "measure", model, PROMPT, 30, ())
+    unused = next(token for token in range(256) if token not in free)
+    for index in (0, 1, 2, 11, 29):
+        expected = free[: free.index(free[index]) + 1]
+        assert tokens_of(loop, name, model, PROMPT, 30, (unused, free[index])) == expected
+
+
+@NO_TRANSFORMERS
+def test_both_loops_run_the_same_model(models: dict[tuple[str, str], Any], device: str) -> None:
+    streams = []
+    for loop in LADDERS:
+        model = build_model(loop, "tiny", torch.float32, torch.device(device), 96)
+        streams.append(tokens_of(loop, "measure", model, PROMPT, 60, ()))
+    assert streams[0] == streams[1]
+    assert len(set(streams[0])) > 20, "tokens that hardly vary show little when they are equal"
+
+
+@NO_TRANSFORMERS
+def test_the_models_attention_is_put_back(device: str) -> None:
+    model = build_model("hf", "tiny", torch.float32, torch.device(device), 64)
+    own = model.config._attn_implementation
+    tokens_of("hf", "attention", model, PROMPT, 4, ())
+    assert model.config._attn_implementation == own
+
+
+def test_an_unknown_model_and_too_many_positions_are_refused() -> None:
+    cpu = torch.device("cpu")
+    with pytest.raises(BenchmarkError, match="'small' is unknown; use one of tiny"):
+        build_model("stock", "small", torch.float32, cpu, 64)
+    with pytest.raises(BenchmarkError, match="4097 positions, tiny was made for 4096"):
+        build_model("stock", "tiny", torch.float32, cpu, 4097)
+
+
+# --- lines changed ------------------------------------------------------------------------------------------------------------------
+
+
+def test_lines_changed_are_lines_of_code() -> None:
+    before = '"""Says something."""\n\nimport a\n\n# why\nx = 1\ny = 2\n'
+    after = '"""Says something else,\n\nat length.\n"""\nimport a\nx = 1  # noted\n\n\nz = 3\ny = 2\n'
+    assert changed(before, after) == Changed(added=2, removed=1)
+    assert changed(after, before) == Changed(added=1, removed=2)
+    assert changed("", before) == Changed(added=3, removed=0)
+    assert changed(before, before) == Changed(0, 0)
+
+
+@pytest.mark.parametrize("loop", list(LADDERS))
+def test_every_stage_is_a_small_change(loop: str) -> None:
+    sources = [stage.path.read_text() for stage in LADDERS[loop]]
+    for before, after in pairwise(sources):
+        lines = changed(before, after)
+        assert 0 < lines.added <= 40
+
+
+# --- figures ------------------------------------------------------------------------------------------------------------------------
+
+
+class CountingModel:
+    """Stands in for a model: a decode loop of three allocations a token, and one before the first."""
+
+    device = torch.device("cpu")
+
+
+def counting_decode(model: CountingModel, prompt: list[int], tokens: int, stops: tuple[int, ...]) -> Iterator[int]:
+    kept = [torch.empty(4)]
+    for token in range(tokens):
+        kept = [torch.empty(8) for _ in range(3)]
+        yield token
+    del kept
+
+
+def test_allocations_are_counted_per_step() -> None:
+    assert count_allocations(Subject(CountingModel(), PROMPT, 32), counting_decode) == 3
+
+
+def test_steady_steps_exclude_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+
+    def decode(model: CountingModel, prompt: list[int], tokens: int, stops: tuple[int, ...]) -> Iterator[int]:
+        clock[0] += 5.0  # the prompt
+        for token in range(tokens):
+            if token % 8 == 0:  # a burst
+                clock[0] += 0.016
+            yield token
+
+    monkeypatch.setattr("benchmarks.ladder.measure.time.perf_counter", lambda: clock[0])
+    timed = time_steps(Subject(CountingModel(), PROMPT, 32), decode, repeats=2)
+    assert timed["ms_per_step"] == pytest.approx(2.0)
+    assert timed["first_ms"] == pytest.approx(5016.0)
+    assert len(timed["runs_ms_per_step"]) == 2
+
+
+def test_tokens_must_be_equal_in_float32_only() -> None:
+    assert check_tokens([1, 2, 3], [1, 2, 3], torch.float32) == 3
+    assert check_tokens([1, 2, 3], [1, 9, 3], torch.bfloat16) == 1
+    with pytest.raises(BenchmarkError, match=r"differ from index 1 on: \[9, 3\], expected \[2, 3\]"):
+        check_tokens([1, 2, 3], [1, 9, 3], torch.float32)
+    with pytest.raises(BenchmarkError, match="2 tokens came, 3 were expected"):
+        check_tokens([1, 2, 3], [1, 2], torch.bfloat16)
+
+
+def records(steps: int, marker: str, odd: int | None = None) -> list[Kernel]:
+    """Steps of two kernels of 10 µs that overlap by 4, and a marker of 2 µs after 1; 7 µs between steps. One step may have one more."""
+    made, now = [], 0
+    for step in range(steps):
+        names = ["linear", "norm", *(["norm"] if step == odd else []), marker]
+        for name, start, length in zip(names, (0, 6, 12, 17) if step == odd else (0, 6, 17), (10, 10, 4, 2), strict=False):
+            length = 2 if name == marker else length
+            made.append(Kernel(name, (now + start) * 1000, (now + start + length) * 1000, step))
+        now += 26
+    return made
+
+
+@pytest.mark.parametrize(
+    "marker", ["void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::ArgMaxOps>>", "sample_kernel"]
+)
+def test_device_steps_are_cut_at_the_marker(marker: str) -> None:
+    steps = device_steps(records(12, marker, odd=8))
+    assert steps.busy == [18.0] * (11 - SKIPPED - 1)
+    assert steps.period == [26.0] * (11 - SKIPPED - 1)
+    assert steps.skipped == [26.0] * (SKIPPED + 1)
+
+
+def test_records_without_steps_are_an_error() -> None:
+    with pytest.raises(BenchmarkError, match="hold 0 steps and 0 steady ones"):
+        device_steps([Kernel("linear", 0, 10, 0)])
+    with pytest.raises(BenchmarkError, match="hold 4 steps"):
+        device_steps(records(4, "publish_kernel"))
+
+
+def test_the_verdict_follows_the_figures() -> None:
+    graph = stage_of("stock", "graph")
+    slow = Figures(ms=10.0, spread=0.1, allocations=40, kernel_ms=4.0)
+    assert verdict(graph, slow, Figures(5.0, 0.1, 0, 4.0), on_cpu=False) == "helps, x2.00: idle 6 to 1 ms, kernels 4 to 4 ms"
+    assert verdict(graph, slow, Figures(5.0, 0.1, 0), on_cpu=True) == "helps, x2.00: 10 to 5 ms, 40 to 0 allocations"
+    assert "the device waits as long as before" in verdict(graph, slow, Figures(10.1, 0.1, 40, 4.0), on_cpu=False)
+    assert "goes into longer kernels" in verdict(graph, slow, Figures(10.1, 0.1, 40, 8.0), on_cpu=False)
+    assert "busy already" in verdict(graph, Figures(10.0, 0.1, 40, 9.9), Figures(9.9, 0.1, 40, 9.9), on_cpu=False)
+    assert verdict(graph, slow, Figures(20.0, 0.1), on_cpu=True).startswith("slower, x0.50: torch code runs eagerly on a CPU")
+    assert verdict(graph, Figures(10.0, 6.0), Figures(5.0, 0.1), on_cpu=True).startswith("no help here, x2.00 and within noise")
+    assert "no activity records" in verdict(graph, Figures(10.0, 0.1), Figures(20.0, 0.1), on_cpu=False)
+
+
+# --- the command --------------------------------------------------------------------------------------------------------------------
+
+
+def climbed(tmp_path: Path, loop: str, device: str) -> tuple[int, dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Exit status, and the entries for times and for records by stage."""
+    file = tmp_path / "adopt.json"
+    status = adopt.main(["--loop", loop, "--device", device, "--tokens", "32", "--prompt", "5", "--repeats", "1", "--json", str(file)])
+    entries = json.loads(file.read_text())["entries"]
+    by_stage = ({entry["stage"]: entry for entry in entries if entry["what"] == what} for what in ("steps", "records"))
+    return (status, *by_stage)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_ladder_is_climbed(tmp_path: Path, loop: str, device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, steps, found = climbed(tmp_path, loop, device)
+    assert status == 0
+    assert list(steps) == list(found) == NAMES
+    for name in NAMES:
+        assert steps[name]["tokens_equal"] == 32
+        assert steps[name]["ms_per_step"] > 0
+        assert steps[name]["verdict"]
+        if device == "cuda":
+            assert 0 <= found[name]["gap_share"] < 1
+            assert found[name]["kernel_ms"] > 0
+    assert found["step"]["allocations_per_step"] == 0 < found["measure"]["allocations_per_step"]
+    printed = capsys.readouterr().out
+    for stage in LADDERS[loop]:
+        assert f"{stage.name}: {steps[stage.name]['verdict']}" in printed
+
+
+def test_a_stage_that_fails_is_an_entry_and_the_ladder_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*arguments: object) -> Iterator[int]:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    def wrong(*arguments: object) -> Iterator[int]:
+        return iter([1] * 32)
+
+    monkeypatch.setattr("benchmarks.ladder.stock.graph.decode", refuses)
+    monkeypatch.setattr("benchmarks.ladder.stock.slots.decode", wrong)
+    status, steps, found = climbed(tmp_path, "stock", "cpu")
+    assert status == 1
+    assert [name for name in NAMES if steps[name]["status"] == "failed"] == ["slots", "graph"]
+    assert "operation not permitted" in steps["graph"]["error"]
+    assert "tokens differ from index 0" in steps["slots"]["error"]
+    assert list(found) == [name for name in NAMES if name not in ("slots", "graph")]
+    assert "verdict" in steps["pipeline"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "complaint"),
+    [
+        ("--loop", "stock,jax", r"--loop has \['jax'\]"),
+        ("--tokens", "31", "--tokens is 31; use at least 32"),
+        ("--prompt", "0", "--prompt is 0"),
+    ],
+)
+def test_bad_options_are_named(option: str, value: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        adopt.main([option, value])
+    assert re.search(complaint, capsys.readouterr().err)
