@@ -106,28 +106,38 @@ def _cpu_requests(subject: Subject, decode: Decode, tokens: int) -> int:
 
 
 class DeviceSteps(NamedTuple):
-    """What activity records say about steps, microseconds each; `skipped` are the steps that are not steady, in order."""
+    """What activity records say about steps, milliseconds each.
+
+    Attributes:
+        busy: time with at least one kernel running.
+        period: from the end of the step before to the end of this one.
+        gap: of it, before the step's first kernel.
+        skipped: periods of the steps that are not steady, in order.
+    """
 
     busy: list[float]
     period: list[float]
+    gap: list[float]
     skipped: list[float]
 
 
 def device_time(subject: Subject, decode: Decode, ms_per_step: float) -> dict[str, Any]:
-    """How long the device worked for a steady step, from its own records, and what share of `ms_per_step` that leaves idle.
+    """How long the device worked for a steady step, from its own records, and what share of `ms_per_step` that leaves idle: between steps
+    and between kernels.
 
     Records slow the host down, and with it the gaps of a loop that launches kernel by kernel. So idle time is not taken from them: it is
     what is left of the step as it was timed without them. The traced period is given beside it.
     """
     steps = device_steps(record(lambda: subject.run(decode, subject.tokens // 2)).kernels)
-    busy_ms = median(steps.busy) * 1e-3
+    busy_ms = median(steps.busy)
     return {
         "kernel_ms": busy_ms,
         "gap_share": max(0.0, 1 - busy_ms / ms_per_step),
         "traced": {
             "steps": len(steps.busy),
-            "ms_per_step": median(steps.period) * 1e-3,
-            "skipped_ms": [period * 1e-3 for period in steps.skipped],
+            "ms_per_step": median(steps.period),
+            "step_gap_ms": median(steps.gap),
+            "skipped_ms": steps.skipped,
         },
     }
 
@@ -140,13 +150,14 @@ def device_steps(kernels: Sequence[Kernel]) -> DeviceSteps:
     ends = [index for index, kernel in enumerate(kernels) if any(marker in kernel.name for marker in MARKERS)]
     counts = [after - before for before, after in pairwise(ends)]
     usual = max(set(counts[SKIPPED:]), key=counts.count, default=0)
-    steps = DeviceSteps([], [], [])
+    steps = DeviceSteps([], [], [], [])
     for index, (before, after) in enumerate(pairwise(ends)):
-        period = (kernels[after].end - kernels[before].end) * 1e-3
+        period = (kernels[after].end - kernels[before].end) * 1e-6
         if index < SKIPPED or counts[index] != usual:
             steps.skipped.append(period)
             continue
-        steps.busy.append(step_time(kernels[before + 1 : after + 1]).busy * 1e-3)
+        steps.busy.append(step_time(kernels[before + 1 : after + 1]).busy * 1e-6)
+        steps.gap.append(max(0, kernels[before + 1].start - kernels[before].end) * 1e-6)
         steps.period.append(period)
     if len(steps.busy) < 3:
         raise BenchmarkError(f"the records hold {len(ends)} steps and {len(steps.busy)} steady ones, expected at least 3")

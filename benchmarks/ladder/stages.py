@@ -56,13 +56,13 @@ HOST_IS_DEVICE = "the host is the device here, and nothing runs while it looks a
 NO_GAP = "torch code runs eagerly on a CPU, which has no launch gap to close"
 _STAGES = (
     ("measure", "torch.cat cache, .item()", "growing cache, .item()", ""),
-    ("preallocate", "fixed cache and buffers", "static cache, fixed inputs", "memory costs a CPU little to get, nor a short cache to copy"),
+    ("preallocate", "fixed cache and buffers", "static cache, fixed inputs", "memory is cheap to get on a CPU, and the cache short"),
     ("carry_over", "token and position on the device", None, HOST_IS_DEVICE),
     ("slots", "two pinned outputs, read a step late", None, HOST_IS_DEVICE),
     ("graph", "one CUDA graph per step", None, NO_GAP),
     ("pipeline", "slots, graphs, stops by the runtime", None, NO_GAP),
     ("attention", "fused_attention_decode_into", "paged_attention_into", "attention is a small part of these steps"),
-    ("step", "photon_ext's decoder", None, "calls into torch cost little here beside the work, which is the same"),
+    ("step", "photon_ext's decoder", None, "the work is the same, and calls into torch are a small part of it"),
 )
 """Name; what changes in the plain loop; in the Hugging Face loop, where that is something else; why it may not help on a CPU."""
 LADDERS = {

@@ -34,10 +34,11 @@ def verdict(stage: Stage, before: Figures | None, after: Figures, on_cpu: bool) 
     """Help, or why not. `before` is the stage below that could be measured, None for the first one."""
     if before is None:
         return "the start" + (f": {_device(None, after)}" if after.kernel_ms is not None else "")
-    ratio = before.ms / after.ms
-    noise = max(NOISE * before.ms, before.spread, after.spread)
-    if abs(before.ms - after.ms) <= noise:
-        return f"no help here, x{ratio:.2f} and within noise: {_reason(stage, before, after, on_cpu)}"
+    ratio, difference, spread = before.ms / after.ms, abs(before.ms - after.ms), max(before.spread, after.spread)
+    if difference <= NOISE * before.ms:
+        return f"no help here, x{ratio:.2f}: {_reason(stage, before, after, on_cpu)}"
+    if difference <= spread:
+        return f"cannot be told, x{ratio:.2f}: runs differ by up to {2 * spread:.3g} ms a step; measure on a quieter machine"
     if ratio < 1:
         return f"slower, x{ratio:.2f}: {_reason(stage, before, after, on_cpu)}"
     return f"helps, x{ratio:.2f}: {_change(before, after)}"

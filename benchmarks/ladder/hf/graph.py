@@ -1,4 +1,4 @@
-"""One CUDA graph per step: the second step, recorded once, is replayed for every further token. On a CPU the steps stay eager.
+"""One CUDA graph per step: the second decode step is recorded, and replayed for every token from there on. On a CPU the steps stay eager.
 
 The first decode step runs as it is, so that libraries initialize themselves outside of the recording; recording runs nothing.
 """

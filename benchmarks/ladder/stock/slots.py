@@ -1,7 +1,7 @@
 """Two slots: every token travels to pinned memory of its own slot, behind its step, and is read one step late.
 
-While the host reads the token of step t, step t + 1 is queued already. Tokens come one by one again, and at most
-one step runs past the end.
+While the host reads the token of step t, step t + 1 is queued already. Tokens come one by one again, and one step at
+most runs past the end.
 """
 
 from __future__ import annotations
