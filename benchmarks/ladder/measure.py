@@ -122,11 +122,11 @@ class DeviceSteps(NamedTuple):
 
 
 def device_time(subject: Subject, decode: Decode, ms_per_step: float) -> dict[str, Any]:
-    """How long the device worked for a steady step, from its own records, and what share of `ms_per_step` that leaves idle: between steps
-    and between kernels.
+    """How long the device worked for a steady step, from its own records, and what share of `ms_per_step` that leaves idle.
 
-    Records slow the host down, and with it the gaps of a loop that launches kernel by kernel. So idle time is not taken from them: it is
-    what is left of the step as it was timed without them. The traced period is given beside it.
+    Idle is all time between kernels, within a step and before it. Records slow the host down, and with it the gaps of a loop that launches
+    kernel by kernel. So idle time is not taken from them: it is what is left of the step as it was timed without them. The traced period is
+    given beside it.
     """
     steps = device_steps(record(lambda: subject.run(decode, subject.tokens // 2)).kernels)
     busy_ms = median(steps.busy)
