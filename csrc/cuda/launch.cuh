@@ -34,7 +34,10 @@ int launch(void (*kernel)(Params...), const LaunchShape& shape, void* stream, co
     cudaError_t error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
     // All of L1 as shared memory: else there may be no room for a block of the next kernel beside one of this.
     if (error == cudaSuccess) error = cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
-    if (error != cudaSuccess) return error;
+    if (error != cudaSuccess) {
+      cudaGetLastError();  // or the next launch would find it
+      return error;
+    }
   }
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;

@@ -1,1 +1,307 @@
+// Small kernels that the emulator is tested with: what the fast kernels are made of, right and with planted bugs. Plain CUDA.
+#include <cstdint>
+
 #include "cuda/launch.cuh"
+#include "cuda/ptx.cuh"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace photon::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr unsigned kAll = 0xffffffffu;
+
+enum Bug : int {
+  kNoBug = 0,
+  kMissingBarrier,
+  kUseBeforeLanding,
+  kOverwriteInUse,
+  kMissingArrival,
+  kMissingFence,
+  kTooManyBytes,
+  kTooManyArrivals,
+  kNeverAwaited,
+  kUninitialized,
+  kEndsTooEarly,
+};
+
+// --- warps ---------------------------------------------------------------------------------------------------------------------------
+
+// out[i][lane], one line per operation.
+__global__ void shuffle_kernel(float* out) {
+  const int lane = threadIdx.x;
+  const float v = 1.5f * lane;
+  int i = 0;
+  const auto put = [&](float result) { out[i++ * kWarpSize + lane] = result; };
+  put(__shfl_sync(kAll, v, lane * 7 % kWarpSize));
+  put(__shfl_sync(kAll, v, 3, 8));
+  put(__shfl_up_sync(kAll, v, 3));
+  put(__shfl_up_sync(kAll, v, 3, 16));
+  put(__shfl_down_sync(kAll, v, 5));
+  put(__shfl_down_sync(kAll, v, 5, 8));
+  put(__shfl_xor_sync(kAll, v, 9));
+  put(__shfl_xor_sync(kAll, v, 9, 4));
+  put(static_cast<float>(__shfl_xor_sync(kAll, static_cast<double>(v), 1)));
+  if (lane % 16 < 8) {  // two masks at once
+    const unsigned mask = lane < 16 ? 0x000000ffu : 0x00ff0000u;
+    put(__shfl_xor_sync(mask, v, 2));
+    put(static_cast<float>(__ballot_sync(mask, lane % 3 == 0)));
+  } else {
+    put(-1.0f);
+    put(-1.0f);
+  }
+  put(static_cast<float>(__any_sync(kAll, lane == 17)));
+  put(static_cast<float>(__all_sync(kAll, lane != 17)));
+  put(static_cast<float>(__reduce_add_sync(kAll, lane)));
+  put(static_cast<float>(__reduce_max_sync(kAll, lane - 40)));
+}
+
+// Lanes of a warp that part at `how`: 0: not at all, 1: some have ended, 2: two calls for one, 3: a mask that does not name the caller,
+// 4: a read from a lane outside of the mask.
+__global__ void divergent_kernel(int* out, int how) {
+  const int lane = threadIdx.x;
+  if (how == 1 && lane == 5) return;
+  int value = lane;
+  if (how == 2 && lane >= 16) {
+    value = __shfl_xor_sync(kAll, value, 1);
+  } else if (how == 3) {
+    value = __shfl_sync(0x7fffffffu, value, 0);
+  } else if (how == 4) {
+    if (lane < 4) value = __shfl_sync(0xfu, value, 4);
+  } else {
+    value = __shfl_xor_sync(kAll, value, 1);
+  }
+  out[lane] = value;
+}
+
+// --- blocks --------------------------------------------------------------------------------------------------------------------------
+
+// Passes values around the block, round after round, through one buffer: both barriers of a round are needed.
+__global__ void rotate_kernel(int* out, int rounds, int bug) {
+  __shared__ int buffer[kThreads];
+  const int t = threadIdx.x;
+  int value = t + blockIdx.x * kThreads;
+  for (int round = 0; round < rounds; ++round) {
+    buffer[t] = value;
+    __syncthreads();
+    value = buffer[(t + 33) % kThreads];
+    if (bug != kMissingBarrier) __syncthreads();
+  }
+  out[blockIdx.x * kThreads + t] = value;
+}
+
+// The first 32 threads wait for barrier 1 alone, the others as well where they should not, or elsewhere, or they end.
+__global__ void barrier_kernel(int* out, int first_number, int first_count, int other_number, int other_count) {
+  const bool first = threadIdx.x < kWarpSize;
+  const int number = first ? first_number : other_number, count = first ? first_count : other_count;
+  if (count > 0) sync_threads(number, count);
+  out[threadIdx.x] = number;
+}
+
+__global__ void unfinished_barrier_kernel(int* out) {
+  if (threadIdx.x < kWarpSize) __syncthreads();
+  out[threadIdx.x] = 1;
+}
+
+__global__ void static_shared_kernel(float* out) {
+  __shared__ float left_over[kThreads];
+  out[blockIdx.x * kThreads + threadIdx.x] = left_over[threadIdx.x];
+  left_over[threadIdx.x] = 1.0f;
+}
+
+__global__ void dynamic_shared_kernel(float* out, int writes) {
+  float* shared = reinterpret_cast<float*>(dynamic_shared());
+  out[threadIdx.x] = shared[threadIdx.x];
+  if (threadIdx.x == 0) shared[writes] = 1.0f;
+}
+
+// The sum of all blocks' numbers by the block that is last to come.
+__global__ void last_block_kernel(float* out, float* partial, unsigned* counter) {
+  if (threadIdx.x != 0) return;
+  partial[blockIdx.x] = static_cast<float>(blockIdx.x + 1);
+  __threadfence();
+  if (atomicInc(counter, gridDim.x - 1) != gridDim.x - 1) return;
+  float sum = 0.0f;
+  for (unsigned i = 0; i < gridDim.x; ++i) sum += partial[i];
+  *out = sum;
+}
+
+// --- copies --------------------------------------------------------------------------------------------------------------------------
+
+constexpr int kStages = 3, kTileFloats = 64;
+constexpr uint32_t kTileBytes = kTileFloats * sizeof(float);
+
+struct Ring {
+  alignas(16) float tiles[kStages][kTileFloats];
+  Barrier full[kStages], empty[kStages];
+};
+
+// One producer warp, two consumer warps: out[i] = sum over the tiles of in[tile][i].
+__global__ void ring_kernel(float* out, const float* in, int tiles, int bug) {
+  Ring& ring = *reinterpret_cast<Ring*>(dynamic_shared());
+  const int warp = threadIdx.x / kWarpSize;
+  if (threadIdx.x == 0 && bug != kUninitialized) {
+    for (int i = 0; i < kStages; ++i) {
+      init_barrier(&ring.full[i], bug == kTooManyArrivals ? 2 : 1);
+      init_barrier(&ring.empty[i], 2 * kWarpSize);
+    }
+    if (bug != kMissingFence) fence_barriers();
+  }
+  __syncthreads();
+  if (warp == 2) {
+    if (threadIdx.x % kWarpSize != 0) return;
+    for (int tile = 0; tile < tiles; ++tile) {
+      const int stage = tile % kStages, round = tile / kStages;
+      if (bug != kOverwriteInUse) wait_barrier(&ring.empty[stage], (round & 1) ^ 1);
+      arrive_expecting(&ring.full[stage], bug == kTooManyBytes ? kTileBytes + 16 : kTileBytes);
+      bulk_copy(ring.tiles[stage], in + tile * kTileFloats, kTileBytes, &ring.full[stage], evict_first());
+      if (bug == kTooManyArrivals) {
+        for (int i = 0; i < 3; ++i) arrive(&ring.full[stage]);
+      }
+    }
+    return;
+  }
+  float sum = 0.0f;
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int stage = tile % kStages, round = tile / kStages;
+    if (bug != kUseBeforeLanding && (bug != kNeverAwaited || tile + 1 < tiles)) wait_barrier(&ring.full[stage], round & 1);
+    sum += ring.tiles[stage][threadIdx.x];
+    if (bug != kMissingArrival) arrive(&ring.empty[stage]);
+  }
+  out[threadIdx.x] = sum;
+}
+
+// out[i] = sum over the tiles of in[tile][i], by one warp that keeps one group under way; invalid copies bring zeros.
+__global__ void async_kernel(float* out, const float* in, int tiles, int valid_tiles, int bug) {
+  float(&buffer)[2][kTileFloats * 2] = *reinterpret_cast<float(*)[2][kTileFloats * 2]>(dynamic_shared());
+  const int lane = threadIdx.x;
+  const auto start = [&](int tile) {
+    const float* source = in + (tile < valid_tiles ? tile : 0) * kTileFloats * 2;
+    if (tile < tiles) async_copy16(buffer[tile % 2] + lane * 4, source + lane * 4, tile < valid_tiles);
+    commit_copies();
+  };
+  float sums[4] = {};
+  start(0);
+  for (int tile = 0; tile < tiles; ++tile) {
+    start(tile + 1);
+    if (bug == kUseBeforeLanding) {
+      wait_copies<2>();
+    } else {
+      wait_copies<1>();
+    }
+    if (bug != kMissingBarrier) __syncwarp();
+    for (int i = 0; i < 4; ++i) sums[i] += buffer[tile % 2][i * kWarpSize + (lane ^ 1)];
+    __syncwarp();
+  }
+  for (int i = 0; i < 4; ++i) out[i * kWarpSize + (lane ^ 1)] = sums[i];
+}
+
+// --- matrices ------------------------------------------------------------------------------------------------------------------------
+
+// d[16][8] += a[16][16] b[16][8]; the fragments come from global memory (`way` 0), or by load_matrices, b as [8][16] (1) or [16][8] (2).
+__global__ void matrix_kernel(float* d, const uint16_t* a, const uint16_t* b, int way) {
+  uint16_t* shared_a = reinterpret_cast<uint16_t*>(dynamic_shared());
+  uint16_t* shared_b = shared_a + 16 * 16;
+  const int lane = threadIdx.x, g = lane / 4, t = lane % 4 * 2;
+  const auto pair = [](uint16_t low, uint16_t high) { return static_cast<uint32_t>(high) << 16 | low; };
+  float sums[4];
+  uint32_t left[4], right[2], loaded[4];
+  for (int i = 0; i < 4; ++i) sums[i] = d[(g + i / 2 * 8) * 8 + t + i % 2];
+  for (int i = lane; i < 16 * 16; i += kWarpSize) shared_a[i] = a[i];
+  for (int i = lane; i < 16 * 8; i += kWarpSize) shared_b[way == 1 ? i % 8 * 16 + i / 8 : i] = b[i];
+  __syncwarp();
+  if (way == 0) {
+    for (int i = 0; i < 4; ++i) {
+      const int row = g + i % 2 * 8, column = t + i / 2 * 8;
+      left[i] = pair(a[row * 16 + column], a[row * 16 + column + 1]);
+    }
+    for (int i = 0; i < 2; ++i) right[i] = pair(b[(t + i * 8) * 8 + g], b[(t + i * 8 + 1) * 8 + g]);
+  } else {
+    load_matrices(left, shared_a + lane % 16 * 16 + lane / 16 * 8);
+    if (way == 1) {
+      load_matrices(loaded, shared_b + lane % 8 * 16 + lane / 8 % 2 * 8);
+    } else {
+      load_matrices_transposed(loaded, shared_b + lane % 16 * 8);
+    }
+    right[0] = loaded[0];
+    right[1] = loaded[1];
+  }
+  multiply_bf16(sums, left, right);
+  for (int i = 0; i < 4; ++i) d[(g + i / 2 * 8) * 8 + t + i % 2] = sums[i];
+}
+
+// --- clusters ------------------------------------------------------------------------------------------------------------------------
+
+// Every block gets from every block of its cluster that one's number, and writes the sum of (rank + 1) * number.
+__global__ void cluster_kernel(float* out, int size, int bug) {
+  float* shared = reinterpret_cast<float*>(dynamic_shared());
+  if (threadIdx.x < static_cast<unsigned>(size)) {
+    store_in_block(shared + cluster_rank(), threadIdx.x, static_cast<float>(blockIdx.x));
+  }
+  if (bug == kEndsTooEarly && cluster_rank() == 0) return;
+  if (bug != kMissingBarrier) sync_cluster();
+  if (threadIdx.x != 0) return;
+  float sum = 0.0f;
+  for (int i = 0; i < size; ++i) sum += static_cast<float>(i + 1) * shared[i];
+  out[blockIdx.x] = sum;
+}
+
+// --- launches and types --------------------------------------------------------------------------------------------------------------
+
+__global__ void early_kernel(int* out, int waits) {
+  let_next_start();
+  if (waits != 0) wait_for_earlier();
+  out[threadIdx.x] = 1;
+}
+
+__global__ void convert_kernel(const float* in, float* bf16, float* f16, int n) {
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  bf16[i] = __bfloat162float(__float2bfloat16_rn(in[i]));
+  f16[i] = __half2float(__float2half_rn(in[i]));
+}
+
+__global__ void fill_kernel(int* out) { out[blockIdx.x * blockDim.x + threadIdx.x] = static_cast<int>(blockIdx.x); }
+
+}  // namespace
+
+EXPORT const char* message(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
+
+EXPORT int shuffle(float* out) { return launch(shuffle_kernel, 1, kWarpSize, nullptr, out); }
+EXPORT int divergent(int* out, int how) { return launch(divergent_kernel, 1, kWarpSize, nullptr, out, how); }
+EXPORT int rotate(int* out, int blocks, int rounds, int bug) { return launch(rotate_kernel, blocks, kThreads, nullptr, out, rounds, bug); }
+EXPORT int barrier(int* out, int first_number, int first_count, int other_number, int other_count) {
+  return launch(barrier_kernel, 1, 2 * kWarpSize, nullptr, out, first_number, first_count, other_number, other_count);
+}
+EXPORT int unfinished_barrier(int* out) { return launch(unfinished_barrier_kernel, 1, kThreads, nullptr, out); }
+EXPORT int static_shared(float* out, int blocks) { return launch(static_shared_kernel, blocks, kThreads, nullptr, out); }
+EXPORT int dynamic_shared_past(float* out, int writes) {
+  return launch(dynamic_shared_kernel, LaunchShape{1, kThreads, kThreads * sizeof(float)}, nullptr, out, writes);
+}
+EXPORT int last_block(float* out, float* partial, unsigned* counter, int blocks) {
+  return launch(last_block_kernel, blocks, kWarpSize, nullptr, out, partial, counter);
+}
+EXPORT int ring(float* out, const float* in, int tiles, int bug) {
+  return launch(ring_kernel, LaunchShape{1, 3 * kWarpSize, sizeof(Ring)}, nullptr, out, in, tiles, bug);
+}
+EXPORT int async(float* out, const float* in, int tiles, int valid_tiles, int bug) {
+  return launch(async_kernel, LaunchShape{1, kWarpSize, 4 * kTileBytes}, nullptr, out, in, tiles, valid_tiles, bug);
+}
+EXPORT int matrix(float* d, const uint16_t* a, const uint16_t* b, int way) {
+  return launch(matrix_kernel, LaunchShape{1, kWarpSize, (16 * 16 + 16 * 8) * sizeof(uint16_t)}, nullptr, d, a, b, way);
+}
+EXPORT int cluster(float* out, int blocks, int size, int bug) {
+  return launch(cluster_kernel, LaunchShape{blocks, kWarpSize, 64, static_cast<unsigned>(size)}, nullptr, out, size, bug);
+}
+EXPORT int early(int* out, int waits) { return launch(early_kernel, LaunchShape{1, kThreads, 0, 1, true}, nullptr, out, waits); }
+EXPORT int convert(const float* in, float* bf16, float* f16, int n) {
+  return launch(convert_kernel, ceil_div(n, kThreads), kThreads, nullptr, in, bf16, f16, n);
+}
+EXPORT int fill(int* out, int64_t blocks, int threads, int64_t shared_bytes, int cluster) {
+  const LaunchShape shape{blocks, threads, static_cast<size_t>(shared_bytes), static_cast<unsigned>(cluster)};
+  return launch(fill_kernel, shape, nullptr, out);
+}
+EXPORT int attribute(int which) { return device_attribute(static_cast<cudaDeviceAttr>(which)); }
+
+}  // namespace photon::cuda

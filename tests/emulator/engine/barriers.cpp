@@ -8,7 +8,7 @@ namespace {
 
 std::string missing_threads(const void* subject) {
   const BlockBarrier& barrier = *static_cast<const BlockBarrier*>(subject);
-  return format("%d of %d threads have come", barrier.arrived, barrier.expected);
+  return format("barrier %d, where %d of %d threads have come", barrier.number, barrier.arrived, barrier.expected);
 }
 
 void arrive_and_wait(BlockBarrier& barrier, int expected, const char* name, Site site) {
@@ -39,7 +39,8 @@ void arrive_and_wait(BlockBarrier& barrier, int expected, const char* name, Site
 
 }  // namespace
 
-void clear_barrier(BlockBarrier& barrier) {
+void clear_barrier(BlockBarrier& barrier, int number) {
+  barrier.number = number;
   barrier.arrived = 0;
   barrier.waiters.assign(machine.warps.size(), 0);
 }
@@ -72,7 +73,8 @@ void check_thread_end(Thread& thread) {
   const auto refuse = [&](const char* name, const Site& site, const char* waits) {
     fail(format("%s has ended, but %s %s waits for %s", thread_name(thread).c_str(), name, at(site).c_str(), waits));
   };
-  for (const Collective& one : thread.warp->collectives) {
+  for (unsigned i = 0; i < thread.warp->collective_count; ++i) {
+    const Collective& one = thread.warp->collectives[i];
     if ((one.mask >> thread.lane & 1u) != 0) refuse(one.name, one.site, "its lane");
   }
   const Block& block = *thread.warp->block;

@@ -78,8 +78,6 @@ emulator_switch:
 #error "the emulator of CUDA knows how to switch stacks on x86-64 and aarch64 only"
 #endif
 
-extern "C" void emulator_switch(void** save, void* load);
-
 namespace emulator {
 namespace {
 
@@ -149,8 +147,6 @@ void switch_fiber(Fiber& from, Fiber& to, bool for_good) {
 }
 #else
 void fiber_started() {}
-
-void switch_fiber(Fiber& from, Fiber& to, bool) { emulator_switch(&from.stack_pointer, to.stack_pointer); }
 #endif
 
 }  // namespace emulator

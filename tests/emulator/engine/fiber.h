@@ -14,8 +14,14 @@ struct Fiber {
 // Makes `fiber` start at `entry`, which never returns, when it is switched to. `index` names one of the pooled stacks.
 void prepare_fiber(Fiber& fiber, size_t index, void (*entry)());
 
+extern "C" void emulator_switch(void** save, void* load);
+
 // Leaves `from` where it is and continues `to`. `for_good`: nobody switches back.
+#if defined(__SANITIZE_ADDRESS__)
 void switch_fiber(Fiber& from, Fiber& to, bool for_good = false);
+#else
+inline void switch_fiber(Fiber& from, Fiber& to, bool = false) { emulator_switch(&from.stack_pointer, to.stack_pointer); }
+#endif
 
 // The first thing that an entry function calls.
 void fiber_started();

@@ -5,7 +5,6 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "emulator/keywords.h"
 #include "machine.h"
 
 // The section that __shared__ variables are put into; absent where no kernel has any.
@@ -141,8 +140,7 @@ void prepare_threads(const Extent& size) {
     prepare_fiber(thread.fiber, i, thread_main);
   }
   for (Warp& warp : machine.warps) {
-    warp.ready = warp.ended = 0;
-    warp.collectives.clear();
+    warp.ready = warp.ended = warp.collective_count = 0;
   }
   machine.live = static_cast<int>(machine.threads.size());
 }
@@ -156,9 +154,9 @@ void prepare_blocks(const Launch& launch, uint64_t first_block) {
     block.live = block.threads;
     block.memory_barrier_count = 0;
     block.shared = arena(i, launch.shared_bytes);
-    for (BlockBarrier& barrier : block.barriers) clear_barrier(barrier);
+    for (int number = 0; number < kBlockBarriers; ++number) clear_barrier(block.barriers[number], number);
   }
-  clear_barrier(machine.cluster_barrier);
+  clear_barrier(machine.cluster_barrier, 0);
 }
 
 void note_failure(const std::string& message) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "emulator/engine.h"
+#include "emulator/keywords.h"
 #include "fiber.h"
 
 namespace emulator {
@@ -59,15 +60,15 @@ struct Warp {
   unsigned slot;    // its place in the order of choice
   unsigned lanes;   // bits of those that exist
   unsigned ready, ended;
-  std::vector<Collective> collectives;
+  unsigned collective_count;
+  Collective collectives[kWarpSize];  // of different masks
 };
 
 // Threads that wait for a barrier, as bits of lanes by warp of the cluster.
 using Waiters = std::vector<uint32_t>;
 
 struct BlockBarrier {
-  int expected, arrived;
-  Site site;
+  int number, expected, arrived;
   Waiters waiters;
 };
 
@@ -119,16 +120,35 @@ uint32_t random_below(uint32_t bound);
 void make_ready(Warp& warp, unsigned lanes);
 void make_ready(Waiters& waiters);  // and clears them
 
-// The calling thread waits until somebody makes it ready.
-void wait_here(const Wait& wait);
 // The calling thread made others ready, itself perhaps among them: in a random order somebody else may go on first.
 void give_way();
 [[noreturn]] void end_thread();
 void run_cluster();
 
+// Takes who goes on next out of the ready ones; where nobody can, copies land, or the launch fails.
+Thread* choose();
+
+// Continues `thread` in the place of the fiber that calls, until somebody continues that.
+inline void continue_with(Fiber& from, Thread& thread, bool for_good = false) {
+  const Extent &index = thread.index, &block = thread.warp->block->index;
+  machine.current = &thread;
+  threadIdx = {index.x, index.y, index.z};
+  blockIdx = {block.x, block.y, block.z};
+  switch_fiber(from, thread.fiber, for_good);
+}
+
+// The calling thread waits until somebody makes it ready. Inline, because a return behind a switch is never predicted.
+inline void wait_here(const Wait& wait) {
+  Thread& self = *machine.current;
+  self.wait = wait;
+  Thread* next = choose();
+  if (next != &self) continue_with(self.fiber, *next);
+  self.wait.name = nullptr;
+}
+
 // --- the rest ------------------------------------------------------------------------------------------------------------------------
 
-void clear_barrier(BlockBarrier& barrier);
+void clear_barrier(BlockBarrier& barrier, int number);
 void check_thread_end(Thread& thread);
 bool land_awaited_copy();                   // lets a copy arrive that somebody waits for; false if there is none
 std::string leftovers(const Block& block);  // what a block that has ended should not have left; empty: nothing

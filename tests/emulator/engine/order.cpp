@@ -1,10 +1,10 @@
-// In which order threads, warps and clusters go on. Seed 0: round robin. Any other seed: random clusters, and in each cluster one of two
+// In which order threads, warps and clusters go on. Seed 0: round robin, a warp
+// at a time. Any other seed: random clusters, and in each cluster one of two
 // ways, drawn anew: a random thread at every switch, or warps with random priorities, so that one warp runs as far ahead of another as the
 // barriers let it.
 #include <cstdlib>
 #include <numeric>
 
-#include "emulator/keywords.h"
 #include "machine.h"
 
 namespace emulator {
@@ -57,38 +57,23 @@ unsigned lane_from(unsigned lanes, unsigned from) {
 
 // Takes the thread that goes on out of the ready ones; null: there is none.
 Thread* take_next() {
-  unsigned from = order.last_slot, lane = order.last_lane + 1;
+  unsigned slot = order.last_slot, lane = order.last_lane + 1;
   if (order.seed != 0) {
-    from = order.by_priority ? 0 : random_below(static_cast<uint32_t>(order.warp_of_slot.size()));
+    slot = order.by_priority ? 0 : random_below(static_cast<uint32_t>(order.warp_of_slot.size()));
     lane = random_below(kWarpSize);
-  } else if (lane == kWarpSize || order.warp_of_slot[from]->ready >> lane == 0) {
-    from = (from + 1) % order.warp_of_slot.size();
-    lane = 0;
   }
-  const int slot = ready_slot(from);
-  if (slot < 0) return nullptr;
+  if (order.seed != 0 || order.warp_of_slot[slot]->ready == 0) {
+    const int found = ready_slot(slot);
+    if (found < 0) return nullptr;
+    slot = static_cast<unsigned>(found);
+  }
   Warp& warp = *order.warp_of_slot[slot];
   lane = lane_from(warp.ready, lane);
   warp.ready &= ~(1u << lane);
   if (warp.ready == 0) order.ready_slots[slot / 64] &= ~(uint64_t{1} << slot % 64);
-  order.last_slot = static_cast<unsigned>(slot);
+  order.last_slot = slot;
   order.last_lane = lane;
   return warp.threads + lane;
-}
-
-void continue_with(Fiber& from, Thread& thread, bool for_good = false) {
-  machine.current = &thread;
-  threadIdx = {thread.index.x, thread.index.y, thread.index.z};
-  const Extent& block = thread.warp->block->index;
-  blockIdx = {block.x, block.y, block.z};
-  switch_fiber(from, thread.fiber, for_good);
-}
-
-// Whoever goes on next, once copies have landed where only they can help; null: nobody can.
-Thread* choose() {
-  Thread* next = take_next();
-  while (next == nullptr && land_awaited_copy()) next = take_next();
-  return next;
 }
 
 }  // namespace
@@ -118,7 +103,7 @@ void begin_cluster_order() {
   }
   order.ready_slots.assign((warps + 63) / 64, 0);
   for (size_t i = 0; i < warps; ++i) order.warp_of_slot[i]->slot = static_cast<unsigned>(i);
-  order.last_slot = static_cast<unsigned>(warps - 1);  // so that thread 0 is the first
+  order.last_slot = 0;
   order.last_lane = kWarpSize - 1;
   for (Warp& warp : machine.warps) make_ready(warp, warp.lanes);
 }
@@ -135,14 +120,13 @@ void make_ready(Waiters& waiters) {
   }
 }
 
-void wait_here(const Wait& wait) {
-  Thread& self = *machine.current;
-  self.wait = wait;
-  Thread* next = choose();
-  if (next == nullptr) fail(deadlock_message());
-  if (next != &self) continue_with(self.fiber, *next);
-  machine.current = &self;
-  self.wait.name = nullptr;
+Thread* choose() {
+  Thread* next = take_next();
+  while (next == nullptr) {
+    if (!land_awaited_copy()) fail(deadlock_message());
+    next = take_next();
+  }
+  return next;
 }
 
 void give_way() {
@@ -163,11 +147,7 @@ void end_thread() {
   self.ended = true;
   self.warp->ended |= 1u << self.lane;
   --self.warp->block->live;
-  if (--machine.live > 0) {
-    Thread* next = choose();
-    if (next == nullptr) fail(deadlock_message());
-    continue_with(self.fiber, *next, true);
-  }
+  if (--machine.live > 0) continue_with(self.fiber, *choose(), true);
   switch_fiber(self.fiber, machine.host, true);
   __builtin_unreachable();
 }

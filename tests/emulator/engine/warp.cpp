@@ -8,24 +8,38 @@ namespace {
 
 std::string missing_lanes(const void* subject) {
   const Thread& thread = *static_cast<const Thread*>(subject);
-  for (const Collective& one : thread.warp->collectives) {
-    if ((one.arrived >> thread.lane & 1u) != 0)
-      return format("of mask 0x%08x, lanes 0x%08x have not come", one.mask, one.mask & ~one.arrived);
+  const Warp& warp = *thread.warp;
+  for (unsigned i = 0; i < warp.collective_count; ++i) {
+    const Collective& one = warp.collectives[i];
+    if ((one.arrived >> thread.lane & 1u) != 0) return format("of mask 0x%08x, lanes 0x%08x have not come", one.mask, one.mask & ~one.arrived);
   }
   return "";
 }
 
+bool same_place(const Site& a, const Site& b) { return a.line == b.line && a.file == b.file; }
+
+[[noreturn]] void refuse_mask(const char* name, unsigned mask, Site site) {
+  const Thread& self = *machine.current;
+  const std::string call = format("%s calls %s %s with mask 0x%08x, ", thread_name(self).c_str(), name, at(site).c_str(), mask);
+  if ((mask >> self.lane & 1u) == 0) fail(call + "which does not name it");
+  fail(call + format("but lanes 0x%08x have ended", mask & (self.warp->ended | ~self.warp->lanes)));
+}
+
 Collective& join(Warp& warp, const char* name, unsigned mask, Complete complete, Site site) {
-  for (Collective& one : warp.collectives) {
+  for (unsigned i = 0; i < warp.collective_count; ++i) {
+    Collective& one = warp.collectives[i];
     if (one.mask != mask) continue;
-    const bool same =
-        one.complete == complete && std::strcmp(one.name, name) == 0 && one.site.line == site.line && one.site.file == site.file;
-    if (same) return one;
-    fail(format("lanes of one warp disagree: %s is in %s %s, others of the same mask are in %s %s", thread_name(*machine.current).c_str(),
-                name, at(site).c_str(), one.name, at(one.site).c_str()));
+    if (one.complete == complete && same_place(one.site, site)) return one;
+    fail(format("lanes of one warp disagree: %s is in %s %s, others of the same mask are in %s %s", thread_name(*machine.current).c_str(), name,
+                at(site).c_str(), one.name, at(one.site).c_str()));
   }
-  warp.collectives.push_back({name, mask, 0, complete, site, {}});
-  return warp.collectives.back();
+  Collective& one = warp.collectives[warp.collective_count++];
+  one.name = name;
+  one.mask = mask;
+  one.arrived = 0;
+  one.complete = complete;
+  one.site = site;
+  return one;
 }
 
 }  // namespace
@@ -36,20 +50,15 @@ void collective(const char* name, unsigned mask, void* payload, Complete complet
   Thread& self = *machine.current;
   Warp& warp = *self.warp;
   const unsigned bit = 1u << self.lane;
-  if ((mask & bit) == 0)
-    fail(format("%s calls %s %s with mask 0x%08x, which does not name it", thread_name(self).c_str(), name, at(site).c_str(), mask));
-  const unsigned gone = mask & (warp.ended | ~warp.lanes);
-  if (gone != 0) {
-    fail(format("%s calls %s %s with mask 0x%08x, but lanes 0x%08x have ended", thread_name(self).c_str(), name, at(site).c_str(), mask,
-                gone));
-  }
+  if ((mask & bit) == 0 || (mask & (warp.ended | ~warp.lanes)) != 0) refuse_mask(name, mask, site);
   Collective& one = join(warp, name, mask, complete, site);
   one.arrived |= bit;
   one.payloads[self.lane] = payload;
   if (one.arrived != mask) return wait_here({name, site, missing_lanes, &self});
   if (complete != nullptr) complete(mask, one.payloads);
-  if (&one != &warp.collectives.back()) one = warp.collectives.back();
-  warp.collectives.pop_back();
+  Collective& last = warp.collectives[--warp.collective_count];
+  if (&one != &last) one = last;
+  if (mask == bit) return;
   make_ready(warp, mask & ~bit);
   give_way();
 }

@@ -1,9 +1,6 @@
 // The 16-bit floating types of cuda_bf16.h and cuda_fp16.h: bits, converted to and from float32 with rounding to nearest, ties to even.
 #pragma once
 #include <cstdint>
-#if defined(__F16C__)
-#include <immintrin.h>
-#endif
 
 #include "emulator/keywords.h"
 #include "emulator/math.h"
@@ -18,11 +15,6 @@ inline uint16_t float_to_bf16(float value) {
   return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
-#if defined(__F16C__)
-inline float f16_to_float(uint16_t bits) { return _cvtsh_ss(bits); }
-
-inline uint16_t float_to_f16(float value) { return value != value ? 0x7fff : static_cast<uint16_t>(_cvtss_sh(value, 0)); }
-#else
 inline float f16_to_float(uint16_t bits) {
   const uint32_t sign = uint32_t{bits & 0x8000u} << 16, exponent = bits >> 10 & 0x1fu, fraction = bits & 0x3ffu;
   if (exponent == 0) return bit_cast<float>(sign | bit_cast<uint32_t>(static_cast<float>(fraction) * 0x1p-24f));
@@ -39,7 +31,6 @@ inline uint16_t float_to_f16(float value) {
   }
   return static_cast<uint16_t>(sign | ((magnitude + 0xfffu + (magnitude >> 13 & 1u) - 0x38000000u) >> 13));
 }
-#endif
 
 }  // namespace emulator
 
