@@ -1,0 +1,327 @@
+"""The emulator of CUDA itself: what is right gives the right result in every order of threads, and planted bugs are found."""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.conftest import ROOT
+from tests.emulator.conftest import SEEDS, Emulator, EmulatorError
+from tests.ops.numeric import ints, poisoned, randn
+
+THREADS = 128  # of most blocks in kernels.cu
+LANES = range(32)
+
+# enum Bug in kernels.cu
+NO_BUG, MISSING_BARRIER, USE_BEFORE_LANDING, OVERWRITE_IN_USE, MISSING_ARRIVAL, MISSING_FENCE = range(6)
+TOO_MANY_BYTES, TOO_MANY_ARRIVALS, NEVER_AWAITED, UNINITIALIZED, ENDS_TOO_EARLY = range(6, 11)
+
+
+def floats(*shape: int) -> Tensor:
+    return poisoned(*shape, dtype=torch.float32, device="cpu")
+
+
+# --- warps ----------------------------------------------------------------------------------------------------------------------------
+
+
+def segment_source(lane: int, source: int, width: int) -> int:
+    """Where a shuffle by more or fewer lanes reads from: its own lane if the source is outside of its segment."""
+    return source if source // width == lane // width else lane
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_shuffles_votes_and_sums(emulator: Emulator, seed: int) -> None:
+    out = floats(15, 32)
+    emulator.launch("shuffle", out, seed=seed)
+    pairs = [lane % 16 < 8 for lane in LANES]
+    ballots = {0: sum(1 << lane for lane in range(8) if lane % 3 == 0), 1: sum(1 << lane for lane in range(16, 24) if lane % 3 == 0)}
+    expected = [
+        [1.5 * (lane * 7 % 32) for lane in LANES],
+        [1.5 * (lane // 8 * 8 + 3) for lane in LANES],
+        [1.5 * (lane - 3 if lane >= 3 else lane) for lane in LANES],
+        [1.5 * segment_source(lane, lane - 3, 16) for lane in LANES],
+        [1.5 * (lane + 5 if lane < 27 else lane) for lane in LANES],
+        [1.5 * segment_source(lane, lane + 5, 8) for lane in LANES],
+        [1.5 * (lane ^ 9) for lane in LANES],
+        [1.5 * (lane ^ 9 if lane ^ 9 < lane // 4 * 4 + 4 else lane) for lane in LANES],
+        [1.5 * (lane ^ 1) for lane in LANES],
+        [1.5 * (lane ^ 2) if pairs[lane] else -1.0 for lane in LANES],
+        [float(ballots[lane // 16]) if pairs[lane] else -1.0 for lane in LANES],
+        [1.0] * 32,
+        [0.0] * 32,
+        [float(sum(LANES))] * 32,
+        [-9.0] * 32,
+    ]
+    assert out.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (1, r"__shfl_xor_sync .*kernels\.cu:\d+.*(lanes 0x00000020 have ended|waits for its lane)"),
+        (2, r"lanes of one warp disagree: thread \d+ of block 0 is in __shfl_xor_sync at .*kernels\.cu:\d+, others"),
+        (3, r"with mask 0x7fffffff, which does not name it"),
+        (4, r"__shfl_sync: a lane reads from one that is not in the mask"),
+    ],
+)
+def test_lanes_that_part_are_an_error(emulator: Emulator, how: int, message: str) -> None:
+    for failure in emulator.failures("divergent", ints([0] * 32, "cpu"), how):
+        assert re.search(message, failure), failure
+    emulator.launch("divergent", ints([0] * 32, "cpu"), 0)
+
+
+# --- blocks ---------------------------------------------------------------------------------------------------------------------------
+
+
+def rotated(emulator: Emulator, bug: int, seed: int) -> bool:
+    out = ints([[-1] * THREADS] * 3, "cpu")
+    emulator.launch("rotate", out, 3, 5, bug, seed=seed)
+    expected = (torch.arange(THREADS) + 5 * 33) % THREADS + torch.arange(3)[:, None] * THREADS
+    return torch.equal(out.long(), expected)
+
+
+def test_a_missing_barrier_gives_wrong_results_in_some_order(emulator: Emulator) -> None:
+    assert all(rotated(emulator, NO_BUG, seed) for seed in SEEDS)
+    assert not any(rotated(emulator, MISSING_BARRIER, seed) for seed in SEEDS)
+
+
+def test_a_seed_fixes_the_order(emulator: Emulator) -> None:
+    def result(seed: int) -> list[int]:
+        out = ints([0] * THREADS, "cpu")
+        emulator.launch("rotate", out, 1, 5, MISSING_BARRIER, seed=seed)
+        return out.tolist()
+
+    assert [result(seed) for seed in SEEDS] == [result(seed) for seed in SEEDS]
+    assert len({tuple(result(seed)) for seed in SEEDS}) > 3
+
+
+def test_named_barriers(emulator: Emulator) -> None:
+    for seed in SEEDS:
+        emulator.launch("barrier", ints([0] * 64, "cpu"), 1, 32, 2, 32, seed=seed)
+        emulator.launch("barrier", ints([0] * 64, "cpu"), 3, 64, 3, 64, seed=seed)
+        emulator.launch("barrier", ints([0] * 64, "cpu"), 15, 32, 1, 0, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            (1, 64, 2, 64),
+            r"no thread can go on:(\n  block 0, 32 threads from \d+ to \d+: at sync_threads .*: barrier [12], where 32 of 64 threads have come){2}",
+        ),
+        ((1, 64, 1, 0), r"sync_threads at .* waits for (every|all 64) thread"),
+        ((1, 64, 1, 32), r"brings (32|64) threads to sync_threads .*, but others wait there for (32|64)"),
+        ((1, 33, 1, 33), r"33 threads, expected a multiple of 32 up to the block's 64"),
+        ((16, 32, 1, 32), r"there is no barrier 16, only 0 to 15"),
+    ],
+)
+def test_barriers_of_a_wrong_count(emulator: Emulator, arguments: tuple[int, ...], message: str) -> None:
+    failures = emulator.failures("barrier", ints([0] * 64, "cpu"), *arguments)
+    assert any(re.search(message, failure, re.DOTALL) for failure in failures), failures
+    assert all(failures)
+
+
+def test_a_barrier_that_some_threads_never_reach(emulator: Emulator) -> None:
+    for failure in emulator.failures("unfinished_barrier", ints([0] * THREADS, "cpu")):
+        assert re.search(
+            r"__syncthreads at .*kernels\.cu:\d+|a barrier at .*kernels\.cu:\d+ waits for every thread of the block", failure
+        ), failure
+
+
+def test_shared_memory_holds_nans_at_first(emulator: Emulator) -> None:
+    for seed in SEEDS:
+        out = torch.zeros(9, THREADS)
+        emulator.launch("static_shared", out, 9, seed=seed)
+        assert out.isnan().all()
+    out = torch.zeros(THREADS)
+    emulator.launch("dynamic_shared_past", out, 0)
+    assert out.isnan().all()
+
+
+@pytest.mark.parametrize("place", [THREADS, THREADS + 200, -1])
+def test_writes_past_the_shared_memory_are_found(emulator: Emulator, place: int) -> None:
+    with pytest.raises(EmulatorError, match="block 0 wrote outside its 512 bytes of dynamic shared memory"):
+        emulator.launch("dynamic_shared_past", torch.zeros(THREADS), place)
+
+
+def test_the_last_block_finds_what_the_others_wrote(emulator: Emulator) -> None:
+    counter = ints([0], "cpu")
+    for seed in SEEDS:
+        out = floats(1)
+        emulator.launch("last_block", out, floats(7), counter, 7, seed=seed)
+        assert out.item() == 28
+        assert counter.item() == 0
+
+
+# --- copies ---------------------------------------------------------------------------------------------------------------------------
+
+
+def ring_is_right(emulator: Emulator, bug: int, seed: int) -> bool:
+    tiles = randn(11, 64, dtype=torch.float32, device="cpu")
+    out = floats(64)
+    emulator.launch("ring", out, tiles, len(tiles), bug, seed=seed)
+    return torch.allclose(out, tiles.sum(0), atol=1e-5)
+
+
+def test_a_ring_of_bulk_copies(emulator: Emulator) -> None:
+    assert all(ring_is_right(emulator, NO_BUG, seed) for seed in SEEDS)
+
+
+@pytest.mark.parametrize(
+    ("bug", "message"),
+    [
+        (MISSING_ARRIVAL, r"no thread can go on:(.|\n)*at wait_barrier .*: phase 0 lacks 64 of 64 arrivals and 0 bytes"),
+        (MISSING_FENCE, r"bulk_copy .*: its barrier was initialized, but fence_barriers\(\) has not been called"),
+        (TOO_MANY_BYTES, r"no thread can go on:(.|\n)*at wait_barrier .*: phase 0 lacks 0 of 1 arrivals and 16 bytes"),
+        (NEVER_AWAITED, r"block 0 has ended, but copies into its shared memory were still under way"),
+        (UNINITIALIZED, r"finds no initialized barrier there"),
+    ],
+)
+def test_a_ring_that_is_run_wrongly_is_an_error(emulator: Emulator, bug: int, message: str) -> None:
+    for failure in emulator.failures("ring", floats(64), torch.zeros(11, 64), 11, bug):
+        assert re.search(message, failure), failure
+
+
+def test_an_arrival_too_many_is_an_error(emulator: Emulator) -> None:
+    """It opens a stage too early, or meets a phase that is complete, whichever the order brings about."""
+    assert all(emulator.failures("ring", floats(64), torch.zeros(11, 64), 11, TOO_MANY_ARRIVALS))
+
+
+@pytest.mark.parametrize("bug", [USE_BEFORE_LANDING, OVERWRITE_IN_USE])
+def test_a_ring_without_a_wait_gives_wrong_results(emulator: Emulator, bug: int) -> None:
+    def is_found(seed: int) -> bool:
+        try:
+            return not ring_is_right(emulator, bug, seed)
+        except EmulatorError:
+            return True
+
+    assert all(is_found(seed) for seed in SEEDS)
+
+
+@pytest.mark.parametrize(("tiles", "valid"), [(1, 1), (6, 6), (7, 4)])
+def test_groups_of_asynchronous_copies(emulator: Emulator, tiles: int, valid: int) -> None:
+    values = randn(tiles, 128, dtype=torch.float32, device="cpu")
+    for seed in SEEDS:
+        out = floats(128)
+        emulator.launch("async", out, values, tiles, valid, NO_BUG, seed=seed)
+        assert torch.allclose(out, values[:valid].sum(0), atol=1e-5)
+
+
+@pytest.mark.parametrize("bug", [USE_BEFORE_LANDING, MISSING_BARRIER])
+def test_asynchronous_copies_used_too_early(emulator: Emulator, bug: int) -> None:
+    for seed in SEEDS:
+        out = torch.zeros(128)
+        emulator.launch("async", out, torch.ones(6, 128), 6, 6, bug, seed=seed)
+        assert out.isnan().any()
+
+
+# --- matrices -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", [0, 1, 2], ids=["by hand", "load_matrices", "load_matrices_transposed"])
+def test_multiply(emulator: Emulator, way: int) -> None:
+    """A wrong place of any element would be seen: all are random."""
+    for seed in SEEDS:
+        a, b = (randn(16, n, dtype=torch.bfloat16, device="cpu", seed=seed + n) for n in (16, 8))
+        d = randn(16, 8, dtype=torch.float32, device="cpu", seed=seed)
+        exact = d.double() + a.double() @ b.double()
+        emulator.launch("matrix", d, a, b, way, seed=seed)
+        assert torch.equal(d, exact.float())
+
+
+# --- clusters -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_clusters_share_their_memory(emulator: Emulator, size: int) -> None:
+    first = torch.arange(16) // size * size
+    expected = sum((rank + 1) * (first + rank) for rank in range(size))
+    assert isinstance(expected, Tensor)
+    for seed in SEEDS:
+        out = floats(16)
+        emulator.launch("cluster", out, 16, size, NO_BUG, seed=seed)
+        assert torch.equal(out, expected.float())
+
+
+def test_clusters_without_their_barriers(emulator: Emulator) -> None:
+    failures = emulator.failures("cluster", floats(16), 16, 4, MISSING_BARRIER)
+    assert any("where threads have ended" in failure for failure in failures)
+    for failure in emulator.failures("cluster", floats(16), 16, 4, ENDS_TOO_EARLY):
+        assert re.search("sync_cluster .*(threads of the cluster, but|every thread of the cluster)|where threads have ended", failure), (
+            failure
+        )
+
+
+# --- launches and types ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_that_starts_early_has_to_wait(emulator: Emulator) -> None:
+    emulator.launch("early", ints([0] * THREADS, "cpu"), 1)
+    with pytest.raises(EmulatorError, match=r"the emulated kernel \(int\*, int\) .*without any thread having called wait_for_earlier"):
+        emulator.launch("early", ints([0] * THREADS, "cpu"), 0)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "threads", "shared_bytes", "cluster", "message"),
+    [
+        (1, 1025, 0, 1, "invalid configuration argument"),
+        (1, 0, 0, 1, "invalid configuration argument"),
+        (0, 32, 0, 1, "invalid configuration argument"),
+        (2**31, 32, 0, 1, "invalid configuration argument"),
+        (6, 32, 0, 4, "invalid configuration argument"),
+        (16, 32, 0, 16, "invalid configuration argument"),
+        (1, 32, 227 * 1024 + 1, 1, "invalid argument"),
+    ],
+)
+def test_launches_that_a_device_refuses(
+    emulator: Emulator, blocks: int, threads: int, shared_bytes: int, cluster: int, message: str
+) -> None:
+    with pytest.raises(EmulatorError, match=message):
+        emulator.launch("fill", ints([0] * 64, "cpu"), blocks, threads, shared_bytes, cluster)
+
+
+def test_blocks_of_any_size_run_all_their_threads(emulator: Emulator) -> None:
+    for threads in (1, 31, 33, 1000, 1024):
+        for seed in SEEDS:
+            out = ints([[-1] * threads] * 5, "cpu")
+            emulator.launch("fill", out, 5, threads, 227 * 1024, 1, seed=seed)
+            assert torch.equal(out, torch.arange(5, dtype=torch.int32)[:, None].expand(5, threads))
+
+
+def test_the_device_is_small_and_settable(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    multiprocessors, major, minor = 16, 75, 76  # cudaDeviceAttr
+    assert [emulator.attribute(which) for which in (multiprocessors, major, minor)] == [4, 9, 0]
+    monkeypatch.setenv("PHOTON_EMULATOR_MULTIPROCESSORS", "7")
+    monkeypatch.setenv("PHOTON_EMULATOR_COMPUTE_CAPABILITY", "8.6")
+    assert [emulator.attribute(which) for which in (multiprocessors, major, minor)] == [7, 8, 6]
+
+
+def test_conversions_round_to_nearest_even(emulator: Emulator) -> None:
+    generator = torch.Generator().manual_seed(0)
+    patterns = torch.randint(-(2**31), 2**31, (200_000,), generator=generator, dtype=torch.int64)
+    halfway = (torch.arange(65536) << 16 | 0x8000) - 2**31  # of two bf16
+    halves = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.float16).float()
+    of_halves = torch.cat([torch.nextafter(halves, torch.tensor(end)) for end in (-torch.inf, torch.inf)])
+    between = (halves[:-1] + halves[1:]) / 2
+    values = torch.cat(
+        [patterns.to(torch.int32).view(torch.float32), halfway.to(torch.int32).view(torch.float32), halves, of_halves, between]
+    )
+    bf16, f16 = floats(len(values)), floats(len(values))
+    emulator.launch("convert", values, bf16, f16, len(values))
+    assert torch.equal(bf16.nan_to_num(nan=7e30), values.bfloat16().float().nan_to_num(nan=7e30))
+    assert torch.equal(f16.nan_to_num(nan=7e30), values.half().float().nan_to_num(nan=7e30))
+    assert struct.pack("<f", bf16[values.isnan()][0].item()) == b"\x00\x00\xff\x7f"
+
+
+def test_it_has_every_function_of_ptx(emulated: Path) -> None:
+    def names(path: str) -> set[str]:
+        return set(re.findall(r"inline \w[\w ]*?[\w*&]+ (\w+)\(", (ROOT / path).read_text()))
+
+    real, standing_in = names("csrc/cuda/ptx.cuh"), names("tests/emulator/include/cuda/ptx.cuh")
+    assert {"wait_barrier", "multiply_bf16", "dynamic_shared"} <= real
+    assert real - {"shared_address"} == standing_in
