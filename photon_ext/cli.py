@@ -11,14 +11,16 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, NoReturn
 
 import photon_ext
 from photon_ext.errors import ModelError, PhotonError
 
 if TYPE_CHECKING:
+    from photon_ext.observe.live import View
+    from photon_ext.observe.meter import MeterSnapshot
     from photon_ext.scheduling import Output, Request
-    from photon_ext.scheduling.stats import EngineStats
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
 TOKENIZER_FILE = "tokenizer.json"
@@ -65,6 +67,7 @@ def _parser() -> Parser:
     generate.add_argument("--seed", type=int, help="repeats an answer at a temperature above 0")
     generate.add_argument("--raw", action="store_true", help="use the prompt as it stands, without the chat template")
     generate.add_argument("--json", action="store_true", help="print one JSON object at the end instead of streaming text")
+    generate.add_argument("--meter", action="store_true", help="show on stderr what the engine is doing")
     commands.add_parser("info", help="versions, devices, build, and what is missing")
     return parser
 
@@ -79,6 +82,7 @@ def _info() -> int:
 def _generate(arguments: argparse.Namespace) -> int:
     from photon_ext.engine import Engine
     from photon_ext.models.loader import resolve_model
+    from photon_ext.observe.live import open_view
     from photon_ext.sampling import SamplingParams
 
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -96,9 +100,11 @@ def _generate(arguments: argparse.Namespace) -> int:
         max_rows=1,
         timing=True,
     )
-    with engine:
+    with engine, open_view(engine.meter, sys.stderr) if arguments.meter else nullcontext() as view:
         request = engine.submit(arguments.prompt, params, raw=arguments.raw)
-        if not arguments.json:
+        if view is not None and view.redraws and sys.stdout.isatty() and not arguments.json:
+            _stream_in(view, request)
+        elif not arguments.json:
             _stream(request)
         output = request.result()
         stats = engine.stats()
@@ -116,7 +122,19 @@ def _stream(request: Request) -> None:
         print(event.text, end="", flush=True)
 
 
-def _summary(output: Output, stats: EngineStats) -> str:
+def _stream_in(view: View, request: Request) -> None:
+    """The text as it comes, in a view that redraws the terminal it goes to; when that is closed, all of it."""
+    pieces = []
+    try:
+        for event in request.iter():
+            pieces.append(event.text)
+            view.show(event.text)
+    finally:
+        view.close()
+        print("".join(pieces), end="", flush=True)
+
+
+def _summary(output: Output, stats: MeterSnapshot) -> str:
     gap = "not measured" if stats.step_gap_us is None else f"{stats.step_gap_us:.0f} us"
     rate = "-" if output.tokens_per_s is None else f"{output.tokens_per_s:.1f}"
     first = "-" if output.ttft_ms is None else f"{output.ttft_ms:.0f} ms"
@@ -126,7 +144,7 @@ def _summary(output: Output, stats: EngineStats) -> str:
     )
 
 
-def _as_json(output: Output, stats: EngineStats) -> str:
+def _as_json(output: Output, stats: MeterSnapshot) -> str:
     return json.dumps(
         {
             "text": output.text,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import statistics
 import threading
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
@@ -17,6 +16,7 @@ from photon_ext.engine_loop import EngineLoop
 from photon_ext.errors import ConfigError, RequestError
 from photon_ext.models.decoder import GEMM_LINES, Decoder
 from photon_ext.models.loader import load_model
+from photon_ext.observe.meter import Meter, MeterSnapshot
 from photon_ext.runtime import Pipeline, Row, Runtime
 from photon_ext.runtime.runtime import checked_device
 from photon_ext.sampling import SamplingParams
@@ -29,7 +29,6 @@ from photon_ext.scheduling.request import Output, Request
 from photon_ext.scheduling.scheduler import Scheduler
 from photon_ext.scheduling.sequence import Sequence
 from photon_ext.scheduling.sizing import size_engine
-from photon_ext.scheduling.stats import EngineStats
 
 if TYPE_CHECKING:
     from photon_ext.models.config import ModelConfig
@@ -60,6 +59,7 @@ class Engine:
         chunk: int = 256,
         graph: bool = True,
         device: str = "cpu",
+        meter: bool = True,
     ) -> None:
         """Makes an engine from parts; `from_pretrained` makes the parts.
 
@@ -71,7 +71,8 @@ class Engine:
             tokenizer: for string prompts, text and stop strings; None serves token ids.
             eos_ids: the model's end tokens.
             buckets, prefill_buckets, chunk, graph: see Pipeline.
-            device: what `stats` says about where it runs.
+            device: what the meter says about where it runs.
+            meter: see EngineOptions.
         """
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
@@ -98,8 +99,10 @@ class Engine:
             chunk=chunk,
             graph=graph,
             on_release=released.append,
+            stalls=meter,
         )
-        self._loop = EngineLoop(self._pipeline, released, self._scheduler, self._mailbox, runtime.depth)
+        self.meter = Meter(self._pipeline.stats, self._scheduler, runtime.depth, device, meter)
+        self._loop = EngineLoop(self._pipeline, released, self._scheduler, self._mailbox, runtime.depth, self.meter)
         self._thread = threading.Thread(target=self._loop.run, name="photon-engine", daemon=True)
         self._starting = threading.Lock()
 
@@ -160,6 +163,7 @@ class Engine:
             chunk=chosen.chunk,
             graph=chosen.graph,
             device=str(weights.device),
+            meter=chosen.meter,
         )
 
     def generate(
@@ -214,23 +218,9 @@ class Engine:
             raise
         return sequence.request
 
-    def stats(self) -> EngineStats:
-        """A snapshot of counters and timings."""
-        pipeline, pool = self._pipeline.stats, self._scheduler.pool
-        gaps = list(pipeline.gaps_us)
-        return EngineStats(
-            steps=pipeline.steps,
-            decode_steps=pipeline.decode_steps,
-            zombie_rows=pipeline.zombie_rows,
-            depth=self.depth,
-            device=self.device,
-            step_gap_us=statistics.median(gaps) if gaps else None,
-            host_us=self._loop.clock.per_step_us(pipeline.steps),
-            live=len(self._scheduler.live),
-            waiting=self._scheduler.waiting,
-            pages_free=pool.free,
-            pages_held=pool.held,
-        )
+    def stats(self) -> MeterSnapshot:
+        """A snapshot of counters, timings and rates; the same as `meter.snapshot()`."""
+        return self.meter.snapshot()
 
     def close(self) -> None:
         """Cancels what is left, waits for the steps in flight and ends the engine thread. Idempotent.

@@ -15,11 +15,12 @@ from collections import deque
 from typing import NamedTuple
 
 from photon_ext.errors import PipelineError, RequestError, describe
+from photon_ext.observe.meter import Meter
 from photon_ext.runtime import FinishReason, Pipeline, Row, RowEvent, Step
 from photon_ext.scheduling.mailbox import Mailbox
 from photon_ext.scheduling.scheduler import Scheduler
 from photon_ext.scheduling.sequence import Sequence, SequenceState
-from photon_ext.scheduling.stats import Phase, PhaseClock
+from photon_ext.scheduling.stats import Phase
 
 
 class Delivery(NamedTuple):
@@ -41,10 +42,11 @@ class EngineLoop:
         scheduler: the registry of sequences.
         mailbox: what callers send.
         depth: steps in flight.
+        meter: told of every turn; its clock takes the host's time.
     """
 
-    def __init__(self, pipeline: Pipeline, released: list[Row], scheduler: Scheduler, mailbox: Mailbox, depth: int) -> None:
-        self.clock = PhaseClock()
+    def __init__(self, pipeline: Pipeline, released: list[Row], scheduler: Scheduler, mailbox: Mailbox, depth: int, meter: Meter) -> None:
+        self._meter = meter
         self._pipeline = pipeline
         self._released = released
         self._scheduler = scheduler
@@ -62,8 +64,8 @@ class EngineLoop:
             self._die(error)
 
     def _turn(self) -> None:
-        clock = self.clock
-        clock.start()
+        clock = self._meter.clock
+        self._meter.turn()
         self._admit()
         clock.lap(Phase.PLAN)
         launched = self._launch()

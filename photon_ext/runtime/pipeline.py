@@ -27,6 +27,7 @@ Slot occupancy is derived from the steps in flight, never stored beside them.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -52,14 +53,30 @@ class PipelineStats:
         steps: steps launched.
         decode_steps: of them, decode steps.
         quiet_steps: steps without a host-to-device copy, neither of input nor of masks.
-        zombie_rows: committed segments whose sequence had already ended.
+        committed_rows: segments of committed steps, zombies included.
+        zombie_rows: of them, those whose sequence had already ended.
+        zombie_steps: committed steps that held nothing but zombies.
+        tokens: tokens committed.
+        host_waits: commits that found their step unfinished, so that the host had to wait for the device; 0 without ``stalls``.
+        host_wait_ns: how long all commits waited, nanoseconds; 0 without ``stalls``.
+        device_waits: launches that found the device done with everything before, though there had been work all along; at depth 1 that is
+            every step. 0 without ``stalls``.
+        gap_count, gap_sum_us: step gaps measured so far, and their sum in microseconds; 0 unless the runtime keeps timing.
         gaps_us: step gaps of the latest steps, microseconds; empty unless the runtime keeps timing.
     """
 
     steps: int = 0
     decode_steps: int = 0
     quiet_steps: int = 0
+    committed_rows: int = 0
     zombie_rows: int = 0
+    zombie_steps: int = 0
+    tokens: int = 0
+    host_waits: int = 0
+    host_wait_ns: int = 0
+    device_waits: int = 0
+    gap_count: int = 0
+    gap_sum_us: float = 0.0
     gaps_us: deque[float] = field(default_factory=lambda: deque(maxlen=GAP_WINDOW))
 
 
@@ -79,6 +96,8 @@ class Pipeline:
         chunk: prompt tokens per prefill step at most.
         graph: capture steps into graphs at start-up (default), or run them eagerly.
         on_release: called once with each row whose lease is released.
+        stalls: count who waits for whom: two event queries and two clock readings per step, none of which waits. False is for measuring
+            what that costs.
     """
 
     def __init__(
@@ -93,6 +112,7 @@ class Pipeline:
         chunk: int = 256,
         graph: bool = True,
         on_release: Callable[[Row], None] | None = None,
+        stalls: bool = True,
     ) -> None:
         rows = runtime.table.max_rows
         if prefill_buckets is None:
@@ -115,6 +135,8 @@ class Pipeline:
         self._limits = Limits(vocab_size, runtime.max_len, runtime.page_size, runtime.table.pages_per_row, runtime.table.max_stop_ids)
         self._slots: Sequence[SlotPort] = runtime.open_slots(spec)
         self._on_release = on_release
+        self._stalls = stalls
+        self._fed = False  # whether there has been work ever since the last launch: a device that idles then waits for the host
         self._rows: dict[int, Row] = {}
         self._inflight: deque[Step] = deque()
         self._last_kind: StepKind | None = None
@@ -195,6 +217,7 @@ class Pipeline:
         planned = plan(self._rows.values(), self._last_kind, self._spec.chunk)
         if planned is None:
             self._last_span = self._last_span if self._inflight else None  # idle for want of work is no gap
+            self._fed = self._fed and bool(self._inflight)
             return None
         with self._no_way_back():
             return self._enqueue(*planned)
@@ -211,13 +234,17 @@ class Pipeline:
         if not step.finalized:
             raise PipelineError(f"step {step.index} waits for its masks: call finalize() before commit()")
         with self._no_way_back():
-            records = self._slots[step.slot].wait(len(step.segments))
+            records = self._wait(step)
             self._inflight.popleft()
             self._measure_gap(step)
+            zombies = self.stats.zombie_rows
             read = (
                 self._commit_segment(segment, records[i * RECORD_WIDTH : (i + 1) * RECORD_WIDTH]) for i, segment in enumerate(step.segments)
             )
-            return [event for event in read if event is not None]
+            events = [event for event in read if event is not None]
+            self.stats.committed_rows += len(step.segments)
+            self.stats.zombie_steps += self.stats.zombie_rows - zombies == len(step.segments)
+            return events
 
     def finalize(self, fill: Fill | None = None) -> None:
         """Samples the step that waits for masks, once every step before it is committed (I6); otherwise does nothing.
@@ -260,6 +287,8 @@ class Pipeline:
         split = any(segment.sample and segment.row.constrained for segment in segments)
         key = self._key(kind, segments, split)
         slot = self._free_slot()
+        if self._stalls and self._fed and (not self._inflight or self._slots[self._inflight[-1].slot].done()):
+            self.stats.device_waits += 1
         words, staged = _segment_words(segments)
         sent = self._slots[slot].launch(key, words, staged, self._runtime.table.take_deltas(), not split)
         for segment in segments:
@@ -268,6 +297,7 @@ class Pipeline:
             segment.row.sampled += segment.sample
         step = Step(self.stats.steps, slot, key, segments, self._slots[slot].span, finalized=not split)
         self._inflight.append(step)
+        self._fed = True
         self._last_kind = kind
         self.stats.steps += 1
         self.stats.decode_steps += kind is StepKind.DECODE
@@ -289,6 +319,16 @@ class Pipeline:
         return next(slot for slot in range(len(self._slots)) if slot not in taken)
 
     # --- commit -----------------------------------------------------------------------------------------------------------------
+
+    def _wait(self, step: Step) -> Sequence[int]:
+        slot = self._slots[step.slot]
+        if not self._stalls:
+            return slot.wait(len(step.segments))
+        self.stats.host_waits += not slot.done()
+        begin = time.perf_counter_ns()
+        records = slot.wait(len(step.segments))
+        self.stats.host_wait_ns += time.perf_counter_ns() - begin
+        return records
 
     def _commit_segment(self, segment: Segment, record: Sequence[int]) -> RowEvent | None:
         row = segment.row
@@ -322,6 +362,7 @@ class Pipeline:
                 f"{row}: sampling gave token {token}; ids lie in [0, {self._limits.vocab_size}); look at the sample function"
             )
         row.committed += 1
+        self.stats.tokens += 1
         return RowEvent(row, token, _finish_reason(flags))
 
     @staticmethod
@@ -343,7 +384,10 @@ class Pipeline:
 
     def _measure_gap(self, step: Step) -> None:
         if self._last_span is not None and step.span is not None:
-            self.stats.gaps_us.append(step.span.gap_us(self._last_span))
+            gap = step.span.gap_us(self._last_span)
+            self.stats.gaps_us.append(gap)
+            self.stats.gap_sum_us += gap
+            self.stats.gap_count += 1
         self._last_span = step.span
 
     # --- masks and failure -------------------------------------------------------------------------------------------------------

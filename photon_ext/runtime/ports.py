@@ -40,6 +40,9 @@ class Span(Protocol):
     def gap_us(self, previous: Span) -> float:
         """Microseconds between the end of ``previous`` and the begin of this one."""
 
+    def length_us(self) -> float:
+        """Microseconds from the begin to the end."""
+
 
 class SlotPort(Protocol):
     """One of the ping-pong slots. Every call but ``wait`` only enqueues."""
@@ -55,6 +58,9 @@ class SlotPort(Protocol):
 
     def finalize(self, key: StepKey) -> None:
         """Sends the masks written since the last call, replays the sampling graph, enqueues the copy of the output records."""
+
+    def done(self) -> bool:
+        """Whether ``wait`` would return at once, for counting only. Never blocks, and never raises: ``wait`` says what went wrong."""
 
     def wait(self, segments: int) -> Sequence[int]:
         """Blocks until the step's records are on the host: ``segments * RECORD_WIDTH`` words."""

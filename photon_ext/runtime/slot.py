@@ -91,6 +91,13 @@ class Slot:
             self._graphs.sample_eagerly(self._index)
             self._native.end(key.segments * RECORD_WIDTH, True)
 
+    def done(self) -> bool:
+        """See SlotPort.done."""
+        try:
+            return self._native.done()
+        except RuntimeError:  # the device's error, which stays: the wait for this step raises it again
+            return True
+
     def wait(self, segments: int) -> Sequence[int]:
         """See SlotPort.wait."""
         self._native.wait()

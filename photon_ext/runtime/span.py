@@ -22,3 +22,7 @@ class EventSpan:
         """Microseconds the compute stream was idle between ``previous`` and this step."""
         assert isinstance(previous, EventSpan)
         return self.begin.elapsed_ms(previous.end) * 1e3
+
+    def length_us(self) -> float:
+        """Microseconds from the begin to the end."""
+        return self.end.elapsed_ms(self.begin) * 1e3

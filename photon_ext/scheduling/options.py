@@ -30,6 +30,7 @@ class EngineOptions:
             slower there than torch's matrix products, whose order of summation depends on the batch. On the CPU it is always so.
         max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to their number where a model has more.
         timing: measure step gaps.
+        meter: keep the counts that need a clock or an event (see observe.meter). False is for measuring what they cost.
         blocking: the wait for a step yields the CPU; False spins, which reacts sooner where steps are short or depth is 1.
 
     Raises:
@@ -48,6 +49,7 @@ class EngineOptions:
     exact: bool = False
     max_stop_ids: int = 16
     timing: bool = False
+    meter: bool = True
     blocking: bool = True
 
     def __post_init__(self) -> None:

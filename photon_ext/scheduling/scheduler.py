@@ -27,7 +27,7 @@ class Scheduler:
     def __init__(self, pool: PagePool, page_size: int, max_rows: int, max_len: int) -> None:
         self.pool = pool
         self._page_size = page_size
-        self._max_rows = max_rows
+        self.max_rows = max_rows
         self._max_len = max_len
         self._live: dict[Request, Sequence] = {}
         self._waiting: deque[Sequence] = deque()
@@ -41,6 +41,11 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def rows_held(self) -> int:
+        """Rows in use, those of ended sequences whose steps are still in flight included."""
+        return len(self._in_rows)
 
     def pages_for(self, max_lines: int) -> int:
         """Pages that hold `max_lines` KV lines."""
@@ -86,7 +91,7 @@ class Scheduler:
 
         The caller follows up with `place`, or with `give_back` if admission failed.
         """
-        if not self._waiting or len(self._in_rows) >= self._max_rows:
+        if not self._waiting or len(self._in_rows) >= self.max_rows:
             return None
         pages = self.pool.allocate(self.pages_for(self._waiting[0].max_lines))
         return None if pages is None else (self._waiting.popleft(), pages)

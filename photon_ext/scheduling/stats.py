@@ -1,9 +1,8 @@
-"""What the engine counts and times about itself."""
+"""Where the host's time goes."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from enum import Enum
 
 
@@ -34,35 +33,21 @@ class PhaseClock:
         self._ns[phase] += now - self._last
         self._last = now
 
-    def per_step_us(self, steps: int) -> dict[str, float]:
-        """Microseconds per step, by phase."""
-        return {phase.value: ns / 1e3 / max(steps, 1) for phase, ns in self._ns.items()}
+    @property
+    def last_ns(self) -> int:
+        """The latest reading, of `time.perf_counter_ns`."""
+        return self._last
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds since the engine was made, by phase. May be called from any thread."""
+        return {phase.value: ns / 1e9 for phase, ns in self._ns.items()}
 
 
-@dataclass(frozen=True)
-class EngineStats:
-    """A snapshot.
+class StoppedClock(PhaseClock):
+    """Measures nothing, at no cost."""
 
-    Attributes:
-        steps: steps launched since the engine was made.
-        decode_steps: of them, decode steps.
-        zombie_rows: rows of committed steps whose sequence had already ended.
-        depth: steps in flight at most.
-        device: where it runs.
-        step_gap_us: median step gap of the latest steps, microseconds; None unless the engine keeps timing.
-        host_us: microseconds of host time per step, by phase (Phase).
-        live, waiting: requests without a final event; of them, those without a row.
-        pages_free, pages_held: the KV pages.
-    """
+    def start(self) -> None:
+        """See PhaseClock.start."""
 
-    steps: int
-    decode_steps: int
-    zombie_rows: int
-    depth: int
-    device: str
-    step_gap_us: float | None
-    host_us: dict[str, float]
-    live: int
-    waiting: int
-    pages_free: int
-    pages_held: int
+    def lap(self, phase: Phase) -> None:
+        """See PhaseClock.lap."""

@@ -114,6 +114,9 @@ class SimDecodeSlot:
         if self._fault is not Fault.DROP_MASK_WAIT:
             self._device.compute.wait(self._mask_ready)
 
+    def done(self) -> bool:
+        return self._copied_out.done
+
     def wait(self) -> None:
         if self._late_words:
             self._copy_out(self._late_words)

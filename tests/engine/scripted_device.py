@@ -43,7 +43,7 @@ def expected_tokens(prompt: Sequence[int], count: int, vocab: int) -> list[int]:
 
 
 class ScriptedDevice:
-    """RuntimePort. `on_step` is called at every launch and may raise, to crash the engine loop."""
+    """RuntimePort. `on_step` is called at every launch and may raise, to crash the engine loop; `finished` is what slots say they are."""
 
     def __init__(self, max_rows: int = 4, max_len: int = 64, depth: int = 2, page_size: int = 4, max_stop_ids: int = 4) -> None:
         self.depth = depth
@@ -60,6 +60,7 @@ class ScriptedDevice:
         self.captures_prefill = True
         self.vocab = 0
         self.launches = 0
+        self.finished = True
         self.on_step: Callable[[], None] = lambda: None
 
     def open_slots(self, spec: StepSpec) -> Sequence[ScriptedSlot]:
@@ -127,6 +128,9 @@ class ScriptedSlot:
 
     def finalize(self, key: StepKey) -> None:
         self._records = [word for index, segment in enumerate(self._segments) for word in self._publish(index, *segment)]
+
+    def done(self) -> bool:
+        return self._device.finished
 
     def wait(self, segments: int) -> Sequence[int]:
         return self._records[: segments * RECORD_WIDTH]
