@@ -1,0 +1,370 @@
+"""What pipelining is worth, predicted from measured times; and what a step takes, predicted from its bytes.
+
+Two models, both in plain arithmetic:
+
+*The bubble.* A blocking loop runs forward, sampling and bookkeeping one after the other; a pipelined one hides the bookkeeping of one step
+under the next step's forward. Moondream's post "Photon: pipelined decoding" writes the gain as
+
+    speedup = T_block / T_pipe x (1 - z)
+
+with z, the zombie tax: a step that was launched before its sequence was known to have ended. There, z is one forward per L tokens at one
+stream and nearly nothing in a batch; `Prediction.formula_gain` is that. `Prediction.gain` counts as this engine's loop does:
+
+- The device sees the stop token itself. At one stream the wasted step reads no weights, and costs `Periods.dead_ms`, not a forward.
+- A zombie holds its row until its step is committed. In a batch that is full, its successor starts up to two steps later than at depth 1
+  (one where rows are spare). Those are steps of one row, not of the batch.
+- Prefill steps take their share of the time, at both depths.
+
+*The step.* `T = bytes / bandwidth + nodes x e + layers x a`: a decode step reads every weight and the KV of every row once, and pays for
+each dependency between kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from photon_ext.errors import ConfigError
+
+if TYPE_CHECKING:
+    from photon_ext.models.config import ModelConfig
+
+PAYS = 0.05  # gain from which pipelining pays
+HARDLY = 0.02  # gain below which it hardly does
+NODE_US = {"plain graph": 3.0, "programmatic launch": 1.0, "persistent kernel": 0.3}
+"""Microseconds per dependency between two kernels (e), estimates, by how kernels follow each other."""
+
+
+class Turnover(Enum):
+    """What bounds how many sequences run, and thereby how many row-steps a zombie costs in a batch, at depth 2 over depth 1."""
+
+    ROWS = 2
+    """As many rows as sequences, and more requests wait: the zombie's step, and the one launched before its row is free again."""
+    STREAMS = 1
+    """Rows are spare; each stream sends its next request when the last one ends: the zombie's step alone."""
+    NONE = 0
+    """Rows are spare and always filled: the zombie rides along free."""
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """What a decode step is made of, measured one by one, milliseconds.
+
+    Attributes:
+        forward_ms: device time of the forward.
+        sampling_ms: device time of sampling, stop checks and the copy out.
+        bookkeeping_ms: host time that the device waits for in a blocking loop: plan, launch, commit, deliver, and the wait's own latency.
+        residue_ms: idle time that stays between two pipelined steps.
+        overlap: share of the bookkeeping that can run beside the device, 0..1. 1 on a GPU; 0 where the device is the CPU itself, and the
+            kernels have all its cores.
+        dead_ms: device time of a step whose rows are all dead.
+    """
+
+    forward_ms: float
+    sampling_ms: float
+    bookkeeping_ms: float
+    residue_ms: float = 0.0
+    overlap: float = 1.0
+    dead_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_positive("forward_ms", self.forward_ms)
+        for name in ("sampling_ms", "bookkeeping_ms", "residue_ms", "dead_ms"):
+            _check_not_negative(name, getattr(self, name))
+        if not 0 <= self.overlap <= 1:
+            raise ConfigError(f"overlap is {self.overlap}; it is a share, give a number from 0 to 1")
+
+    @property
+    def device_ms(self) -> float:
+        """Device time of a step."""
+        return self.forward_ms + self.sampling_ms
+
+    @property
+    def block_ms(self) -> float:
+        """Period of a blocking loop: everything in series."""
+        return self.device_ms + self.bookkeeping_ms
+
+    @property
+    def pipe_ms(self) -> float:
+        """Period of a pipelined loop: what is hidden costs nothing, until there is more to hide than there is to hide it under."""
+        hidden = self.bookkeeping_ms * self.overlap
+        return max(self.device_ms + self.residue_ms + self.bookkeeping_ms - hidden, self.bookkeeping_ms)
+
+    @property
+    def host_bound(self) -> bool:
+        """Whether the pipelined period is the host's."""
+        return self.bookkeeping_ms > self.device_ms + self.residue_ms
+
+    def periods(self, depth: int, streams: int) -> Periods:
+        """Periods of a loop at a depth, where nothing but these parts is known: a prefill step is taken for as long as a decode step."""
+        if depth not in (1, 2):
+            raise ConfigError(f"depth is {depth!r}; give 1 or 2")
+        decode = self.block_ms if depth == 1 else self.pipe_ms
+        turnover = self.block_ms if streams == 1 else decode  # nothing else is in flight when a single stream begins anew
+        return Periods(decode_ms=decode, prefill_ms=turnover, dead_ms=self.dead_ms if depth == 2 else 0.0)
+
+
+@dataclass(frozen=True)
+class Periods:
+    """Steady periods of one loop: from one commit to the next, by what was committed. Milliseconds.
+
+    Attributes:
+        decode_ms: a decode step.
+        prefill_ms: a prefill step.
+        dead_ms: a step of nothing but zombies; 0 at depth 1, where there is none.
+    """
+
+    decode_ms: float
+    prefill_ms: float
+    dead_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_positive("decode_ms", self.decode_ms)
+        _check_not_negative("prefill_ms", self.prefill_ms)
+        _check_not_negative("dead_ms", self.dead_ms)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is asked of the engine, without an end: a queue that never runs dry.
+
+    Attributes:
+        streams: sequences that run at once.
+        tokens_per_request: L, tokens a request generates before its stop token ends it, the stop token included; about geometric.
+        turnover: see Turnover.
+    """
+
+    streams: int
+    tokens_per_request: float
+    turnover: Turnover = Turnover.ROWS
+
+    def __post_init__(self) -> None:
+        if isinstance(self.streams, bool) or not isinstance(self.streams, int) or self.streams < 1:
+            raise ConfigError(f"streams is {self.streams!r}; give a positive integer")
+        if not (math.isfinite(self.tokens_per_request) and self.tokens_per_request >= 1):
+            raise ConfigError(f"tokens_per_request is {self.tokens_per_request!r}; a request generates at least 1 token")
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps of a loop per request, of its share where several requests ride in one.
+
+    Attributes:
+        decode, prefill, dead: steps per request, by kind.
+        lost_rows: row-steps per request in which its row waited or was a zombie, in a batch.
+    """
+
+    decode: float
+    prefill: float
+    dead: float
+    lost_rows: float
+
+    def time_ms(self, periods: Periods) -> float:
+        """Milliseconds per request."""
+        return self.decode * periods.decode_ms + self.prefill * periods.prefill_ms + self.dead * periods.dead_ms
+
+
+def steps_per_request(work: Workload, depth: int) -> Steps:
+    """How many steps a request costs at a depth (1 or 2).
+
+    A request takes one prefill step, which samples its first token, and L - 1 decode steps. In a batch, requests that end in the same step
+    are admitted in the same prefill step, and one is due after each decode step in which any of the streams ended.
+    """
+    length, streams = work.tokens_per_request, work.streams
+    if streams == 1:
+        return Steps(length - 1, 1.0, float(depth == 2), 0.0)
+    if length == 1:
+        return Steps(0.0, 1 / streams, 0.0, 0.0)
+    due, lost = _ends(length, streams), 0.0
+    for _ in range(8 if depth == 2 else 0):  # rows lost to zombies end nobody's sequence: the two depend on each other, weakly
+        due, lost = _pipelined(_ends(length, streams * (length - 1) / (length - 1 + lost)), work.turnover)
+    decode = (length - 1 + lost) / streams
+    return Steps(decode, min(1.0, max(due * decode, 1 / streams)), 0.0, lost)
+
+
+def _ends(length: float, rows: float) -> float:
+    """The chance that a decode step ends a sequence, for lengths without memory."""
+    return min(1 - (1 - 1 / length) ** rows, 1 - 1e-9)
+
+
+def _pipelined(ends: float, turnover: Turnover) -> tuple[float, float]:
+    """Prefill steps per decode step, and row-steps lost per request, at depth 2, where a decode step ends a sequence with chance `ends`.
+
+    Where the zombie holds its row, a quiet time ends so: the step that ends a sequence, two more, of which the first has the zombie, and
+    then its successor's prefill. Who ends in those two shares the next prefill, one decode step on; from there, prefill and decode take
+    turns for as long as each decode step ends somebody. Whoever ends right before a prefill leaves no zombie in it.
+    """
+    if turnover is not Turnover.ROWS:
+        return ends, float(turnover.value)
+    more = (1 - (1 - ends) ** 2) / (1 - ends)  # prefills after the first, until a decode step ends nobody
+    decode = 1 / ends + 2 + more
+    return (1 + more) / decode, (2 * (1 / ends + 1) + 1 + more) / decode
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What pipelining is worth.
+
+    Attributes:
+        block_ms, pipe_ms: T_block and T_pipe, the decode periods.
+        formula_gain: T_block / T_pipe x (1 - z) - 1 with z of the published formula.
+        gain: tokens/s at depth 2 over depth 1, minus 1, with prefill steps and this engine's zombies.
+        zombie_share: share of the pipelined loop's time that zombies cost.
+        published_z: the formula's z.
+        host_ms: bookkeeping, where it is known. host_bound: whether it is longer than what it is to be hidden under.
+    """
+
+    block_ms: float
+    pipe_ms: float
+    formula_gain: float
+    gain: float
+    zombie_share: float
+    published_z: float
+    host_ms: float | None = None
+    host_bound: bool = False
+
+    @property
+    def verdict(self) -> str:
+        """Whether it pays, in a sentence."""
+        hidden = self.block_ms - self.pipe_ms
+        figures = f"{self.gain:+.1%}: {max(hidden, 0.0):.2f} ms of a step of {self.block_ms:.2f} ms are hidden"
+        if self.host_bound:
+            idle = 1 - (self.block_ms - (self.host_ms or 0.0)) / self.pipe_ms
+            return (
+                f"the host is the bottleneck ({figures}): its {self.host_ms:.2f} ms are longer than the device's part, which idles for "
+                f"{idle:.0%} of the time at depth 2 as well; make the bookkeeping cheaper first"
+            )
+        if self.gain >= PAYS:
+            return f"pipelining pays ({figures})"
+        if self.gain >= HARDLY:
+            return f"pipelining pays a little ({figures})"
+        return (
+            f"pipelining hardly pays ({figures}); of a step of {self.pipe_ms:.1f} ms the device needs nearly all, and faster kernels, "
+            "fewer bytes or a larger batch give more"
+        )
+
+
+def predict(block: Periods, pipe: Periods, work: Workload) -> Prediction:
+    """What depth 2 is worth over depth 1, from the measured periods of both."""
+    blocking, pipelined = steps_per_request(work, 1), steps_per_request(work, 2)
+    block_ms, pipe_ms = blocking.time_ms(block), pipelined.time_ms(pipe)
+    published = 1 / work.tokens_per_request if work.streams == 1 else 0.0
+    return Prediction(
+        block_ms=block.decode_ms,
+        pipe_ms=pipe.decode_ms,
+        formula_gain=block.decode_ms / pipe.decode_ms * (1 - published) - 1,
+        gain=block_ms / pipe_ms - 1,
+        zombie_share=(pipe_ms - blocking.time_ms(pipe)) / pipe_ms,
+        published_z=published,
+    )
+
+
+def predict_from_parts(parts: StepParts, work: Workload) -> Prediction:
+    """What depth 2 would be worth, before anybody has built it: from the parts of a blocking step alone."""
+    found = predict(parts.periods(1, work.streams), parts.periods(2, work.streams), work)
+    return Prediction(**{**vars(found), "host_ms": parts.bookkeeping_ms, "host_bound": parts.host_bound})
+
+
+# --- the step ------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What a decode step reads.
+
+    Attributes:
+        weight_bytes: bytes of weights per step, whatever the batch.
+        kv_bytes_per_token: bytes of keys and values per token of context, all layers.
+        layers: decoder layers.
+    """
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+    layers: int
+
+    def __post_init__(self) -> None:
+        for name in ("weight_bytes", "kv_bytes_per_token", "layers"):
+            _check_positive(name, getattr(self, name))
+
+    @classmethod
+    def of(cls, config: ModelConfig, element_size: int) -> StepShape:
+        """The shape of a model with parameters and KV of `element_size` bytes.
+
+        Norms and biases are left out (below 0.1 %), and so is the embedding, of which a step reads a row per line; a tied one is the head.
+        """
+        _check_positive("element_size", element_size)
+        layer = config.hidden * (config.qkv_size + config.q_size + 3 * config.intermediate)
+        elements = config.layers * layer + config.vocab * config.hidden
+        return cls(elements * element_size, config.kv_bytes_per_token(element_size), config.layers)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a device does.
+
+    Attributes:
+        bytes_per_s: measured read bandwidth (`python -m benchmarks.floor`).
+        node_us: microseconds per dependency between two kernels, e; see NODE_US.
+        layer_us: microseconds per layer that neither bytes nor nodes explain, a: attention's chain of softmax and merge, for one.
+    """
+
+    bytes_per_s: float
+    node_us: float = NODE_US["plain graph"]
+    layer_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_positive("bytes_per_s", self.bytes_per_s)
+        _check_not_negative("node_us", self.node_us)
+        _check_not_negative("layer_us", self.layer_us)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """A predicted decode step, milliseconds by cause."""
+
+    weights_ms: float
+    kv_ms: float
+    nodes_ms: float
+    layers_ms: float
+
+    @property
+    def floor_ms(self) -> float:
+        """Bytes over bandwidth: no step is faster."""
+        return self.weights_ms + self.kv_ms
+
+    @property
+    def total_ms(self) -> float:
+        """The whole step."""
+        return self.floor_ms + self.nodes_ms + self.layers_ms
+
+
+def predict_step(shape: StepShape, machine: Machine, rows: int, context: float, nodes: int) -> StepTime:
+    """The time of a decode step.
+
+    Args:
+        shape: the model. machine: the device.
+        rows: sequences in the batch.
+        context: tokens that each attends to, on average.
+        nodes: kernels in the step's graph, one after another (`runtime.report.nodes`).
+    """
+    for name, value in (("rows", rows), ("context", context), ("nodes", nodes)):
+        _check_not_negative(name, value)
+    per_ms = machine.bytes_per_s / 1e3
+    return StepTime(
+        weights_ms=shape.weight_bytes / per_ms,
+        kv_ms=rows * context * shape.kv_bytes_per_token / per_ms,
+        nodes_ms=nodes * machine.node_us / 1e3,
+        layers_ms=shape.layers * machine.layer_us / 1e3,
+    )
+
+
+def _check_positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"{name} is {value!r}; give a positive number")
+
+
+def _check_not_negative(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ConfigError(f"{name} is {value!r}; give a number from 0 on")

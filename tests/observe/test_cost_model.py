@@ -1,0 +1,210 @@
+"""The cost model against published figures, against the loop's own step counts, and against bad input."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from photon_ext.engine import Engine
+from photon_ext.errors import ConfigError
+from photon_ext.models.shapes import NAMED_SHAPES
+from photon_ext.observe.cost_model import (
+    NODE_US,
+    Machine,
+    Periods,
+    StepParts,
+    StepShape,
+    Turnover,
+    Workload,
+    predict,
+    predict_from_parts,
+    predict_step,
+    steps_per_request,
+)
+from photon_ext.observe.meter import MeterSnapshot
+from photon_ext.sampling import SamplingParams
+from tests.engine.scripted_device import ScriptedDevice
+
+# blocking ms, pipelined ms, streams, L, published prediction: moondream2 on an RTX 3090 and a B200.
+PUBLISHED = [
+    (5.44, 5.10, 1, 104, 0.057),
+    (7.52, 6.97, 8, 113, 0.076),
+    (11.74, 10.52, 32, 113, 0.111),
+    (3.11, 2.63, 1, 115, 0.172),
+    (4.04, 3.30, 8, 115, 0.222),
+    (5.55, 3.98, 32, 104, 0.391),
+]
+H200 = 4.53e12
+
+
+# --- the bubble ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("block", "pipe", "streams", "length", "published"), PUBLISHED)
+def test_the_formula_gives_the_published_predictions(block: float, pipe: float, streams: int, length: int, published: float) -> None:
+    found = predict(Periods(block, block), Periods(pipe, pipe, pipe), Workload(streams, length))
+    assert found.formula_gain == pytest.approx(published, abs=0.005)
+    assert found.published_z == (1 / length if streams == 1 else 0)
+
+
+def test_a_step_of_dead_rows_makes_the_tax_of_one_stream_small() -> None:
+    """The same loop with stops seen by the host, whose zombie is a whole forward, and by the device, whose zombie is none."""
+    work = Workload(1, 110)
+    host = predict(Periods(2.5, 2.5), Periods(2.0, 2.0, 2.0), work)
+    device = predict(Periods(2.5, 2.5), Periods(2.0, 2.0, 0.1), work)
+    assert host.zombie_share == pytest.approx(1 / 111)
+    assert device.zombie_share == pytest.approx(0.1 / 220.1)
+    assert host.gain == pytest.approx(2.5 * 110 / (2.0 * 111) - 1)
+    assert host.gain < device.gain < 0.25
+
+
+def test_a_batch_pays_in_row_steps_and_only_where_rows_are_short() -> None:
+    block, pipe = Periods(2.5, 2.5), Periods(2.0, 2.0)
+    tax = {turnover: predict(block, pipe, Workload(32, 110, turnover)).zombie_share for turnover in Turnover}
+    assert tax[Turnover.NONE] == 0
+    assert 0 < tax[Turnover.STREAMS] < 1 / 110
+    assert 0 < tax[Turnover.ROWS] < 2 / 110
+    lost = {turnover: steps_per_request(Workload(32, 110, turnover), 2).lost_rows for turnover in Turnover}
+    assert lost[Turnover.NONE] == 0 < lost[Turnover.STREAMS] == 1 < lost[Turnover.ROWS] < 2
+    assert predict(block, pipe, Workload(32, 110, Turnover.NONE)).gain == pytest.approx(0.25)
+
+
+def serve(depth: int, streams: int, requests: int, mean_length: int) -> tuple[MeterSnapshot, float]:
+    """The real loop on a scripted device: its counters, and the mean length of what it generated."""
+    vocab, choose = 997, random.Random(1)
+    device = ScriptedDevice(max_rows=streams, max_len=900, depth=depth, page_size=16, max_stop_ids=64)
+    stops = tuple(choose.sample(range(1, vocab), vocab // mean_length))
+    with Engine(device, lambda step: None, vocab_size=vocab, num_pages=streams * 60, buckets=(1, 8), chunk=64) as engine:
+        prompts = [[choose.randrange(1, vocab)] * 3 for _ in range(requests)]
+        params = [SamplingParams(max_new_tokens=800, stop_token_ids=stops, temperature=1.0, seed=i) for i in range(requests)]
+        outputs = engine.generate(prompts, params)
+        engine.close()
+        assert all(output.finish_reason == "stop" for output in outputs)
+        return engine.meter.snapshot(), sum(len(output.token_ids) for output in outputs) / requests
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(("streams", "requests", "mean_length"), [(1, 30, 20), (8, 800, 20), (16, 600, 30)])
+def test_steps_are_those_of_the_loop(depth: int, streams: int, requests: int, mean_length: int) -> None:
+    counted, length = serve(depth, streams, requests, mean_length)
+    steps = steps_per_request(Workload(streams, length), depth)
+    decode = counted.decode_steps - counted.zombie_steps
+    if streams == 1:
+        assert (decode, counted.zombie_steps) == (pytest.approx(requests * steps.decode), requests * steps.dead)
+    else:
+        assert decode == pytest.approx(requests * steps.decode, rel=0.06)  # the end of the run, when rows run empty, is not in the model
+    assert counted.steps - counted.decode_steps == pytest.approx(requests * steps.prefill, rel=0.08)
+
+
+def test_rows_lost_to_zombies_are_those_of_the_loop() -> None:
+    """What depth 2 costs in a full batch: more decode steps for the same tokens."""
+    (blocking, length), (pipelined, same) = serve(1, 8, 800, 20), serve(2, 8, 800, 20)
+    assert length == same
+    lost = (pipelined.decode_steps - blocking.decode_steps) * 8 / 800
+    assert lost == pytest.approx(steps_per_request(Workload(8, length), 2).lost_rows, abs=0.25)
+
+
+# --- from parts ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_bookkeeping_is_hidden_under_the_device() -> None:
+    parts = StepParts(forward_ms=3.80, sampling_ms=0.14, bookkeeping_ms=1.61, residue_ms=0.04)  # B200, 32 streams
+    assert parts.block_ms == pytest.approx(5.55)
+    assert parts.pipe_ms == pytest.approx(3.98)
+    found = predict_from_parts(parts, Workload(32, 104, Turnover.NONE))
+    assert found.gain == pytest.approx(0.39, abs=0.01)
+    assert found.verdict.startswith("pipelining pays (+39")
+
+
+def test_a_long_forward_leaves_little_to_win() -> None:
+    """The critics' case: a forward of 30 to 40 ms."""
+    for forward in (30.0, 35.0, 40.0):
+        found = predict_from_parts(StepParts(forward, 0.2, 0.5), Workload(32, 200, Turnover.STREAMS))
+        assert found.gain < 0.02
+        assert "hardly pays" in found.verdict
+        assert "faster kernels" in found.verdict
+
+
+def test_a_small_gain_is_called_one() -> None:
+    assert "pays a little" in predict_from_parts(StepParts(10.0, 0.2, 0.4), Workload(8, 500, Turnover.NONE)).verdict
+
+
+def test_a_host_that_is_slower_than_the_device_bounds_the_pipeline() -> None:
+    parts = StepParts(forward_ms=0.8, sampling_ms=0.2, bookkeeping_ms=4.0)
+    found = predict_from_parts(parts, Workload(32, 110, Turnover.NONE))
+    assert parts.pipe_ms == 4.0
+    assert found.gain == pytest.approx(0.25)
+    assert "the host is the bottleneck" in found.verdict
+    assert "75%" in found.verdict
+
+
+def test_a_cpu_that_is_its_own_device_gains_nothing() -> None:
+    parts = StepParts(forward_ms=6.0, sampling_ms=0.2, bookkeeping_ms=0.5, overlap=0.0)
+    assert parts.pipe_ms == parts.block_ms
+    found = predict_from_parts(parts, Workload(8, 110))
+    assert found.gain <= 0
+    assert "hardly pays" in found.verdict
+
+
+def test_a_single_stream_begins_anew_with_a_bubble() -> None:
+    parts = StepParts(2.0, 0.2, 0.5, dead_ms=0.1)
+    assert parts.periods(2, 1) == Periods(decode_ms=2.2, prefill_ms=2.7, dead_ms=0.1)
+    assert parts.periods(2, 8) == Periods(decode_ms=2.2, prefill_ms=2.2, dead_ms=0.1)
+    assert parts.periods(1, 8) == Periods(decode_ms=2.7, prefill_ms=2.7)
+
+
+# --- the step ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "gigabytes", "kib", "floors"),
+    [
+        ("qwen3-0.6b", 1.192, 112, (0.28, 0.37, 0.68)),
+        ("llama-3.2-1b", 2.472, 32, (0.55, 0.58, 0.66)),
+        ("qwen3-4b", 8.045, 144, (1.79, 1.91, 2.31)),
+        ("qwen3-8b", 15.14, 144, (3.36, 3.47, 3.88)),
+    ],
+)
+def test_bytes_and_floors_are_those_computed_by_hand(model: str, gigabytes: float, kib: int, floors: tuple[float, ...]) -> None:
+    shape = StepShape.of(NAMED_SHAPES[model], 2)
+    assert shape.weight_bytes == pytest.approx(gigabytes * 1e9, rel=1e-3)
+    assert shape.kv_bytes_per_token == kib * 1024
+    for rows, floor in zip((1, 8, 32), floors, strict=True):
+        step = predict_step(shape, Machine(H200, node_us=0), rows, 512, nodes=300)
+        assert step.floor_ms == step.total_ms == pytest.approx(floor, abs=0.006)
+
+
+def test_nodes_and_layers_are_paid_for_one_by_one() -> None:
+    shape = StepShape.of(NAMED_SHAPES["qwen3-0.6b"], 2)
+    step = predict_step(shape, Machine(H200, NODE_US["programmatic launch"], layer_us=4.0), 1, 512, nodes=200)
+    assert (step.nodes_ms, step.layers_ms) == (pytest.approx(0.2), pytest.approx(28 * 0.004))
+    assert step.total_ms == pytest.approx(step.floor_ms + 0.312)
+
+
+# --- bad input -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: StepParts(0.0, 0.1, 0.1), "forward_ms is 0.0; give a positive number"),
+        (lambda: StepParts(1.0, -0.1, 0.1), "sampling_ms is -0.1"),
+        (lambda: StepParts(1.0, 0.1, float("nan")), "bookkeeping_ms is nan"),
+        (lambda: StepParts(1.0, 0.1, 0.1, overlap=1.5), "overlap is 1.5; it is a share"),
+        (lambda: StepParts(1.0, 0.1, 0.1).periods(3, 1), "depth is 3; give 1 or 2"),
+        (lambda: Periods(0, 1), "decode_ms is 0"),
+        (lambda: Workload(0, 110), "streams is 0; give a positive integer"),
+        (lambda: Workload(True, 110), "streams is True"),
+        (lambda: Workload(8, 0.5), "tokens_per_request is 0.5"),
+        (lambda: Workload(8, float("inf")), "tokens_per_request is inf"),
+        (lambda: Machine(0), "bytes_per_s is 0"),
+        (lambda: Machine(1e12, node_us=-1), "node_us is -1"),
+        (lambda: StepShape(0, 1, 1), "weight_bytes is 0"),
+        (lambda: predict_step(StepShape(1, 1, 1), Machine(1e12), -1, 0, 0), "rows is -1"),
+    ],
+)
+def test_wrong_numbers_are_named(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        make()
