@@ -61,6 +61,8 @@ def headline(data: dict[str, Any]) -> str:
             parts += [f"{label} {own['tokens_per_s']:.3g} tok/s" for label, own in entry["rates"].items()]
         elif entry.get("what") == "steps":
             parts.append(f"{entry['loop']} {entry['stage']} {entry['ms_per_step']:.3g} ms")
+        elif entry.get("what") == "gain":
+            parts.append(f"{entry['model']} x{entry['streams']} {entry['observed']:+.1%} (predicted {entry['predicted']:+.1%})")
         elif "bytes_per_s" in entry and len(entries) == 1:
             parts.append(f"{entry['bytes_per_s'] / 1e9:.0f} GB/s")
     return ", ".join(parts)

@@ -15,6 +15,12 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
         print("  ".join(parts).rstrip(), flush=True)
 
 
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """The same table in Markdown."""
+    lines = [header, ["---"] * len(header), *([_text(cell) for cell in row] for row in rows)]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
 def _text(cell: object) -> str:
     if cell is None:
         return "-"

@@ -22,7 +22,7 @@ each dependency between kernels.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -186,7 +186,7 @@ def steps_per_request(work: Workload, depth: int) -> Steps:
 
 def _ends(length: float, rows: float) -> float:
     """The chance that a decode step ends a sequence, for lengths without memory."""
-    return min(1 - (1 - 1 / length) ** rows, 1 - 1e-9)
+    return min(1 - math.pow(1 - 1 / length, rows), 1 - 1e-9)
 
 
 def _pipelined(ends: float, turnover: Turnover) -> tuple[float, float]:
@@ -264,7 +264,7 @@ def predict(block: Periods, pipe: Periods, work: Workload) -> Prediction:
 def predict_from_parts(parts: StepParts, work: Workload) -> Prediction:
     """What depth 2 would be worth, before anybody has built it: from the parts of a blocking step alone."""
     found = predict(parts.periods(1, work.streams), parts.periods(2, work.streams), work)
-    return Prediction(**{**vars(found), "host_ms": parts.bookkeeping_ms, "host_bound": parts.host_bound})
+    return replace(found, host_ms=parts.bookkeeping_ms, host_bound=parts.host_bound)
 
 
 # --- the step ------------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,57 @@
+"""Bars of blocking and pipelined steps, with what was predicted and observed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from photon_ext.errors import ConfigError
+
+# Okabe and Ito's palette, which people who see colours differently can tell apart.
+BLOCKING, PIPELINED, PREDICTED, OBSERVED = "#D55E00", "#0072B2", "#999999", "#009E73"
+WIDTH = 0.38
+
+
+def require_matplotlib() -> Any:
+    """matplotlib's pyplot, drawing to files. Raises ConfigError that says how to get it."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise ConfigError("--plot needs matplotlib; pip install matplotlib (it is in the extra `trace`), or leave --plot out") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def plot_gains(entries: Sequence[dict[str, Any]], path: Path, title: str) -> None:
+    """Writes a PNG: above, ms per step of both depths; below, the gain predicted and observed. `entries` as `Gain.as_dict` has them."""
+    pyplot = require_matplotlib()
+    labels = [f"{entry['model']}\n{entry['streams']} stream{'s' if entry['streams'] > 1 else ''}" for entry in entries]
+    figure, (steps, gains) = pyplot.subplots(2, 1, figsize=(max(6.4, 1.3 * len(entries) + 2), 7.6), dpi=120, layout="constrained")
+    figure.suptitle(title, fontsize=11)
+    block, pipe = ([entry[name] for entry in entries] for name in ("block_ms", "pipe_ms"))
+    _pairs(steps, block, pipe, ("depth 1, blocking", "depth 2, pipelined"), (BLOCKING, PIPELINED), "{:.3g}")
+    steps.set_ylabel("ms per decode step (median)")
+    predicted, observed = ([100 * entry[name] for entry in entries] for name in ("predicted", "observed"))
+    _pairs(gains, predicted, observed, ("predicted from medians", "observed from wall time"), (PREDICTED, OBSERVED), "{:+.1f}")
+    beside = [i - 1.05 * WIDTH for i in range(len(entries))]
+    allowed = [100 * entry["tolerance"] for entry in entries]
+    gains.errorbar(beside, predicted, yerr=allowed, fmt="none", ecolor="black", capsize=3, label="allowed difference")
+    gains.axhline(0, color="black", linewidth=0.8)
+    gains.set_ylabel("gain in tokens/s, %")
+    for axes in (steps, gains):
+        axes.set_xticks(range(len(entries)), labels)
+        axes.margins(y=0.15)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(0, 1.12), ncols=3)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def _pairs(axes: Any, left: list[float], right: list[float], names: tuple[str, str], colors: tuple[str, str], form: str) -> None:
+    for side, values, name, color in zip((-1, 1), (left, right), names, colors, strict=True):
+        bars = axes.bar([i + side * WIDTH / 2 for i in range(len(values))], values, WIDTH, label=name, color=color)
+        axes.bar_label(bars, [form.format(value) for value in values], padding=3, fontsize=8)

@@ -1,0 +1,180 @@
+"""The benchmark of depth 1 against depth 2, whole, on a tiny model and the CPU."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import bubble
+from benchmarks.common.progress import Progress
+from benchmarks.common.sampling_time import sampling_ms
+from benchmarks.common.serving import Load, Server, medians, serve
+from benchmarks.common.shapes import open_model
+from benchmarks.common.table import markdown_table
+from benchmarks.report import headline
+
+DEVICE = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    folder = tmp_path_factory.mktemp("bubble")
+    arguments = (
+        "--model tiny,nonesuch --device cpu --dtype float32 --streams 1,3 --requests 4 --calibrate 3 --rounds 2 --length 16 --prompt 8 "
+        "--long tiny --long-tokens 40 --long-sequences 3 --meter-cost"
+    )
+    files = ["--json", str(folder / "bubble.json"), "--markdown", str(folder / "bubble.md")]
+    assert bubble.main([*arguments.split(), *files]) == 1, "nonesuch is no model"
+    data: dict[str, Any] = json.loads((folder / "bubble.json").read_text())
+    return data, (folder / "bubble.md").read_text()
+
+
+def of(data: dict[str, Any], what: str) -> list[dict[str, Any]]:
+    return [entry for entry in data["entries"] if entry["what"] == what]
+
+
+def test_every_entry_is_there_and_the_wrong_model_fails_alone(made: tuple[dict[str, Any], str]) -> None:
+    data, _ = made
+    assert [entry["what"] for entry in data["entries"]] == ["model", "gain", "gain", "meter", "meter", "long", "long", "model"]
+    assert [entry["status"] for entry in data["entries"]] == ["ok"] * 7 + ["failed"]
+    assert "nonesuch" in data["entries"][-1]["error"]
+
+
+def test_gains_are_wall_times_and_predictions_are_medians(made: tuple[dict[str, Any], str]) -> None:
+    for entry in of(made[0], "gain"):
+        rates = entry["tokens_per_s"]
+        assert entry["observed"] == pytest.approx(rates["pipe"] / rates["block"] - 1, abs=1e-4)
+        assert entry["requests"] == entry["streams"] * 4 * 2
+        assert entry["tokens_equal"]
+        assert entry["stopped"] >= 0.9 * entry["requests"]
+        assert 5 < entry["length"] < 50
+        assert entry["met"] == (abs(entry["observed"] - entry["predicted"]) <= entry["tolerance"])
+        assert entry["tolerance"] == pytest.approx(max(0.005, 0.1 * abs(entry["predicted"])), rel=1e-4)
+        assert (entry["cause"] is None) == entry["met"]
+        assert entry["block_ms"] > 0 < entry["pipe_ms"]
+        assert entry["verdict"]
+        assert entry["from_parts"]["overlap"] == 0, "on a CPU the model hides nothing"
+    one, three = of(made[0], "gain")
+    assert one["periods"]["pipe"]["dead_ms"] > 0 == one["periods"]["block"]["dead_ms"]
+    assert (one["short"], three["short"]["requests"]) == (None, 3 * 2)
+
+
+def test_parts_add_up_to_the_device_time(made: tuple[dict[str, Any], str]) -> None:
+    for entry in of(made[0], "gain"):
+        parts = entry["parts"]
+        assert parts["forward_ms"] + parts["sampling_ms"] == pytest.approx(parts["device_ms"], rel=1e-3)
+        assert parts["left_over_us"] == pytest.approx((parts["period_ms"] - parts["device_ms"]) * 1e3, abs=0.1)
+        assert parts["gap_us"] >= 0
+
+
+def test_long_answers_have_an_active_share(made: tuple[dict[str, Any], str]) -> None:
+    depths = of(made[0], "long")
+    assert [entry["depth"] for entry in depths] == [1, 2]
+    for entry in depths:
+        assert entry["tokens_in_all"] == 3 * 40
+        assert 0 < entry["active_share"] < 1
+        assert entry["wall_s"] == pytest.approx(entry["tokens_in_all"] / entry["tokens_per_s"], rel=1e-4)
+
+
+def test_the_meter_is_compared_with_none(made: tuple[dict[str, Any], str]) -> None:
+    for entry in of(made[0], "meter"):
+        assert entry["ratio"] == pytest.approx(entry["on_ms"] / entry["off_ms"], rel=1e-4)
+        assert len(entry["rounds"]["on"]) == len(entry["rounds"]["off"]) == bubble.METER_ROUNDS
+
+
+def test_tables_are_markdown_with_the_published_rows(made: tuple[dict[str, Any], str]) -> None:
+    _, text = made
+    for title in ("a pipelined step, medians", "depth 2 over depth 1", "40 tokens in each of 3 sequences", "the meter's cost"):
+        assert f"## tiny: {title}" in text
+    assert "| published: transformers, asynchronous | - | 234.5 | 99.4% |" in text
+    assert "| tiny | 3 | 1 each |" in text
+    for block in text.split("\n\n"):
+        if block.startswith("|"):
+            assert len({line.count("|") for line in block.strip().splitlines()}) == 1
+
+
+def test_the_report_has_a_line_for_it(made: tuple[dict[str, Any], str]) -> None:
+    assert "tiny x3 " in headline(made[0])
+
+
+def test_depths_and_rounds_generate_what_they_should() -> None:
+    """Equal tokens at both depths; other seeds, other tokens."""
+    config, weights = open_model("tiny", torch.float32, DEVICE)
+    load, digests = Load(3, 3, 8, 16, 96, 1.0), []
+    for depth in (1, 2):
+        with Server(config, weights, load, depth) as server:
+            digests += [serve(server.engine, load, seed).digest for seed in (1, 2)]
+    assert digests[:2] == digests[2:]
+    assert digests[0] != digests[1]
+
+
+def test_timing_gives_device_times_and_gaps() -> None:
+    config, weights = open_model("tiny", torch.float32, DEVICE)
+    load = Load(2, 3, 8, None, 40, 1.0)
+    with Server(config, weights, load, 2, timing=True) as server:
+        served = serve(server.engine, load, 1)
+    found = medians(served.log, 2)
+    assert found.device is not None
+    assert found.decode is not None
+    assert 0 < found.device < found.decode * 2
+    assert 0 < served.gap_s < served.log.wall_s
+    assert found.dead is None
+
+
+def test_a_request_that_fails_is_an_error() -> None:
+    config, weights = open_model("tiny", torch.float32, DEVICE)
+    weights.final_norm[:] = math.nan
+    load = Load(1, 1, 8, None, 8, 1.0)
+    with Server(config, weights, load, 2) as server, pytest.raises(bubble.BenchmarkError, match="a request failed: no token can be"):
+        serve(server.engine, load, 1)
+
+
+def test_sampling_alone_takes_longer_for_more_rows() -> None:
+    one, many = (sampling_ms(DEVICE, rows, 5000, torch.float32, 4, 1.0) for rows in (1, 64))
+    assert 0 < one < many
+
+
+def test_a_plot_without_matplotlib_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    original = builtins.__import__
+
+    def without(name: str, *rest: Any, **named: Any) -> Any:
+        if name.split(".")[0] == "matplotlib":
+            raise ImportError(name)
+        return original(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(SystemExit):
+        bubble.main(["--model", "tiny", "--plot", "x.png"])
+    assert "--plot needs matplotlib; pip install matplotlib" in capsys.readouterr().err
+
+
+def test_a_plot_is_a_png(made: tuple[dict[str, Any], str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from benchmarks.common.bubble_plot import plot_gains
+
+    plot_gains(of(made[0], "gain"), tmp_path / "new" / "bars.png", "title")
+    assert (tmp_path / "new" / "bars.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("arguments", ["--requests 0", "--requests 1,2", "--length x", "--streams 0"])
+def test_wrong_numbers_are_refused(arguments: str) -> None:
+    with pytest.raises(SystemExit):
+        bubble.main(arguments.split())
+
+
+def test_markdown_escapes_bars() -> None:
+    assert markdown_table(("a|b", "c"), [[1, None]]) == "| a\\|b | c |\n| --- | --- |\n| 1 | - |\n"
+
+
+def test_progress_prints_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with Progress(3) as progress:
+        progress.show("first")
+        progress.step()
+        progress.show("second, too soon for a line")
+    assert capsys.readouterr().err == "[0/3, 0 s] first\n"
