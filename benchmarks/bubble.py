@@ -109,14 +109,15 @@ class Bench:
         load = Load(streams, 1, self.args.prompt, None, METER_TOKENS, self.temperature)
         times: dict[bool, list[float]] = {True: [], False: []}
         with ExitStack() as stack:
-            servers = {on: stack.enter_context(self._server(load, 2, meter=on)) for on in (False, True)}
+            servers = {metered: stack.enter_context(self._server(load, 2, meter=metered)) for metered in (False, True)}
             for round_ in range(METER_ROUNDS):
-                for on, server in servers.items():
+                for metered, server in servers.items():
                     found = medians(self._serve(server, load, round_, f"{self.name} meter").log, streams).decode
                     assert found is not None  # a run of METER_TOKENS full steps
-                    times[on].append(found)
-        off, on_ = median(times[False]), median(times[True])
-        return {"off_ms": off, "on_ms": on_, "ratio": on_ / off, "rounds": {"off": times[False], "on": times[True]}}
+                    times[metered].append(found)
+        off, on = times[False], times[True]
+        ratios = [with_ / without for without, with_ in zip(off, on, strict=True)]
+        return {"off_ms": median(off), "on_ms": median(on), "ratio": median(ratios), "rounds": {"off": off, "on": on}}
 
     def _server(self, load: Load, depth: int, *, timing: bool = False, meter: bool = True) -> Server:
         self.progress.show(f"{self.name} depth {depth}, streams {load.streams}: capture")

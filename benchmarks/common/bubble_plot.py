@@ -29,8 +29,9 @@ def plot_gains(entries: Sequence[dict[str, Any]], path: Path, title: str) -> Non
     """Writes a PNG: above, ms per step of both depths; below, the gain predicted and observed. `entries` as `Gain.as_dict` has them."""
     pyplot = require_matplotlib()
     labels = [f"{entry['model']}\n{entry['streams']} stream{'s' if entry['streams'] > 1 else ''}" for entry in entries]
-    figure, (steps, gains) = pyplot.subplots(2, 1, figsize=(max(6.4, 1.3 * len(entries) + 2), 7.6), dpi=120, layout="constrained")
-    figure.suptitle(title, fontsize=11)
+    figure, (steps, gains) = pyplot.subplots(2, 1, figsize=(max(6.4, 1.1 * len(entries) + 2), 7.6), dpi=120, layout="constrained")
+    figure.suptitle(title + "\n", fontsize=11)  # the empty line is the legend's
+    figure.get_layout_engine().set(hspace=0.08)
     block, pipe = ([entry[name] for entry in entries] for name in ("block_ms", "pipe_ms"))
     _pairs(steps, block, pipe, ("depth 1, blocking", "depth 2, pipelined"), (BLOCKING, PIPELINED), "{:.3g}")
     steps.set_ylabel("ms per decode step (median)")
@@ -45,7 +46,8 @@ def plot_gains(entries: Sequence[dict[str, Any]], path: Path, title: str) -> Non
         axes.set_xticks(range(len(entries)), labels)
         axes.margins(y=0.15)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(0, 1.12), ncols=3)
+        legend = axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, fontsize=8)
+        legend.set_in_layout(False)  # wider than a few bars: it may not squeeze them
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
     pyplot.close(figure)

@@ -240,6 +240,10 @@ class Prediction:
             return f"pipelining pays ({figures})"
         if self.gain >= HARDLY:
             return f"pipelining pays a little ({figures})"
+        if self.gain < 0:
+            return (
+                f"pipelining does not pay ({figures}): zombies cost {self.zombie_share:.1%}; a blocking loop is as good here, and simpler"
+            )
         return (
             f"pipelining hardly pays ({figures}); of a step of {self.pipe_ms:.1f} ms the device needs nearly all, and faster kernels, "
             "fewer bytes or a larger batch give more"

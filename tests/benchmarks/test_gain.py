@@ -101,7 +101,7 @@ def test_a_slow_forward_hardly_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     (gain,) = gains(Costs(decode=35.0, prefill=36.0, dead=0.2), 8, [60], monkeypatch)
     assert gain.met
     assert gain.observed < 0.02
-    assert "hardly pays" in gain.prediction.verdict
+    assert "does not pay" in gain.prediction.verdict  # a full batch of short answers: the row-steps lost are more than what is hidden
 
 
 def test_the_meter_sees_the_bubble_in_virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
