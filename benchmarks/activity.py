@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.common.api_counter import ApiCounter
 from benchmarks.common.calls import CallKind, Counts
-from benchmarks.common.options import DTYPES, device_of, integers, names, parser
+from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, integers, names, parser, running_kernels
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.session import Session, random_prompts
 from benchmarks.common.shapes import open_model
@@ -73,6 +73,7 @@ class Model(NamedTuple):
     name: str
     config: ModelConfig
     weights: DecoderWeights
+    fast: bool
 
 
 class Plants:
@@ -115,7 +116,7 @@ class Plants:
 def open_session(model: Model, batch: int, depth: int, steps: int) -> Session:
     """A warm session with room for `steps` more steps."""
     prompts = random_prompts(model.config.vocab, batch, PROMPT)
-    session = Session(model.config, model.weights, prompts, WARM_UP + steps + 16, depth=depth)
+    session = Session(model.config, model.weights, prompts, WARM_UP + steps + 16, depth=depth, fast=model.fast)
     session.prefill()
     session.run(WARM_UP)
     return session
@@ -200,9 +201,11 @@ def main(given: list[str] | None = None) -> int:
     options.add_argument("--batches", type=integers, default=[1, 8, 32])
     options.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     options.add_argument("--steps", type=int, default=1000, help="steps per count")
+    fast_kernels_option(options)
     options.add_argument("--sources", type=names, default=list(SOURCES), help=f"of {', '.join(SOURCES)}")
     options.add_argument("--no-gaps", dest="gaps", action="store_false", help="skip the step gaps from kernel records")
     args = options.parse_args(given)
+    args.kernels = running_kernels(args)
     unknown = [source for source in args.sources if source not in SOURCES]
     if unknown:
         options.error(f"--sources: {unknown[0]!r} is not one of {', '.join(SOURCES)}")
@@ -211,7 +214,7 @@ def main(given: list[str] | None = None) -> int:
         print("benchmarks.activity counts CUDA calls: it needs a GPU; nothing was measured")
         result.set(skipped="no GPU")
         return 0
-    models = [Model(name, *open_model(name, DTYPES[args.dtype], device_of(args.device))) for name in args.model]
+    models = [Model(name, *open_model(name, DTYPES[args.dtype], device_of(args.device)), args.fast_kernels) for name in args.model]
     count_all(models, args, result)
     if args.gaps:
         trace_gaps(models, args, result)

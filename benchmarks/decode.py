@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.common.host_meter import host_split
 from benchmarks.common.numbers import summary
-from benchmarks.common.options import DTYPES, device_of, integers, names, parser
+from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, integers, names, parser, running_kernels
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.session import Memory, Session, agree, random_prompts
 from benchmarks.common.shapes import SHAPES, open_model, weight_bytes_read
@@ -46,6 +46,7 @@ class Bench:
         self.config, self.weights = open_model(name, None if args.dtype is None else DTYPES[args.dtype], device)
         self.steps, self.warm_up, self.seconds = args.steps, args.warm_up, args.seconds
         self.blocking = not args.spin
+        self.fast: bool = args.fast_kernels
         self.prompt_len = max(1, args.context - self.warm_up - self.steps // 2)
         self.bytes_per_s = bytes_per_s
         self._tokens: dict[int, list[list[int]]] = {}
@@ -63,7 +64,7 @@ class Bench:
         prompts = random_prompts(self.config.vocab, 3, 24)
         streams = []
         for depth in (1, 2):
-            with Session(self.config, self.weights, prompts, CHECKED_STEPS + 4, depth=depth, exact=True) as session:
+            with Session(self.config, self.weights, prompts, CHECKED_STEPS + 4, depth=depth, exact=True, fast=self.fast) as session:
                 session.prefill()
                 session.run(CHECKED_STEPS - 2)
                 session.check()
@@ -80,7 +81,7 @@ class Bench:
         captures: dict[str, Any] = {}
         for depth in (1, 2):
             prompts = [[0]] * batch
-            with Session(self.config, self.weights, prompts, 8, depth=depth, chunk=ENGINE_CHUNK) as session:
+            with Session(self.config, self.weights, prompts, 8, depth=depth, chunk=ENGINE_CHUNK, fast=self.fast) as session:
                 held[depth] = session.memory
                 report = session.runtime.report
                 assert report is not None
@@ -104,7 +105,7 @@ class Bench:
     def nodes(self, batch: int) -> dict[str, Any]:
         """Idle time inside one replay, from kernel records, at depth 2. The profiler may slow what runs after it: last of all."""
         prompts = random_prompts(self.config.vocab, batch, self.prompt_len)
-        with Session(self.config, self.weights, prompts, self.warm_up + TRACED_STEPS + 16, depth=2) as session:
+        with Session(self.config, self.weights, prompts, self.warm_up + TRACED_STEPS + 16, depth=2, fast=self.fast) as session:
             session.prefill()
             session.run(self.warm_up)
             found = idle(record(lambda: session.run(TRACED_STEPS)))
@@ -116,7 +117,7 @@ class Bench:
         batch, host_steps = len(prompts), max(8, self.steps // 4)
         self._reset_peak()
         new_tokens = self.warm_up + self.steps + host_steps + 16
-        with Session(self.config, self.weights, prompts, new_tokens, depth=depth, blocking=self.blocking) as session:
+        with Session(self.config, self.weights, prompts, new_tokens, depth=depth, blocking=self.blocking, fast=self.fast) as session:
             session.prefill()
             first_steps = session.run(self.warm_up)
             quiet, begin = session.pipeline.stats.quiet_steps, session.context
@@ -156,7 +157,8 @@ class Bench:
     def _gaps(self, prompts: list[list[int]], depth: int) -> tuple[dict[str, Any] | None, dict[str, Any]]:
         """Step gaps between timing events, and ms/step while they are recorded."""
         new_tokens = self.warm_up + self.steps + 16
-        with Session(self.config, self.weights, prompts, new_tokens, depth=depth, timing=True, blocking=self.blocking) as session:
+        options: dict[str, Any] = {"timing": True, "blocking": self.blocking, "fast": self.fast}
+        with Session(self.config, self.weights, prompts, new_tokens, depth=depth, **options) as session:
             session.prefill()
             session.run(self.warm_up)
             session.pipeline.stats.gaps_us.clear()
@@ -217,7 +219,7 @@ def run_model(name: str, args: Namespace, result: ResultFile, bytes_per_s: float
     rows = []
     for batch in args.batches:
         for depth in args.depth:
-            labels = {"what": "decode", "model": name, "dtype": bench.dtype, "batch": batch, "depth": depth}
+            labels = {"what": "decode", "model": name, "dtype": bench.dtype, "batch": batch, "depth": depth, "kernels": args.kernels}
             entry = result.measure(labels, partial(bench.measure, batch, depth))
             if entry is not None:
                 rows.append(table_row(entry))
@@ -249,6 +251,7 @@ def arguments(given: list[str] | None) -> Namespace:
     options.add_argument("--warm-up", type=int, default=16, help="steps before the first window")
     options.add_argument("--seconds", type=float, default=4.0, help="a window ends after this time (but not before 8 steps)")
     options.add_argument("--floor-gib", type=float, help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU")
+    fast_kernels_option(options)
     options.add_argument("--spin", action="store_true", help="wait for steps by spinning instead of yielding the CPU")
     options.add_argument("--skip-memory", action="store_true", help="do not compare the memory of one slot and two")
     options.add_argument("--no-nodes", dest="nodes", action="store_false", help="skip the profile for the node gap")
@@ -257,6 +260,7 @@ def arguments(given: list[str] | None) -> Namespace:
 
 def main(given: list[str] | None = None) -> int:
     args = arguments(given)
+    args.kernels = running_kernels(args)
     result = ResultFile("decode", args, args.json)
     nbytes = None if args.floor_gib is None else int(args.floor_gib * (1 << 30))
     floor = result.measure({"what": "floor"}, lambda: read_floor(device_of(args.device), nbytes))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from photon_ext import _library as _library
 from photon_ext import ops
-from photon_ext._library import cpu_isa, num_threads, set_num_threads
+from photon_ext._library import cpu_isa, fast_kernels_run, num_threads, set_num_threads
 
 if TYPE_CHECKING:
     from photon_ext._C import DecodeSlot, Event, Graph, PinnedBuffer, Stream
@@ -50,6 +50,7 @@ __all__ = [
     "SamplingParams",
     "Stream",
     "cpu_isa",
+    "fast_kernels_run",
     "from_allowed_ids",
     "from_callable",
     "num_threads",

@@ -40,6 +40,7 @@ def _load() -> ctypes.CDLL:
     assert address is not None
     _C.bind_ops(address)
     library.photon_ext_num_threads.restype = ctypes.c_int
+    library.photon_ext_has_fast_kernels.restype = ctypes.c_bool
     library.photon_ext_cpu_isa.restype = ctypes.c_char_p
     library.photon_ext_cpu_isa_error.restype = ctypes.c_char_p
     library.photon_ext_set_num_threads.argtypes = [ctypes.c_int]
@@ -63,6 +64,11 @@ def set_num_threads(threads: int) -> None:
     if threads < 1:
         raise ValueError(f"set_num_threads: threads is {threads}, expected 1 or more")
     _ops_library.photon_ext_set_num_threads(threads)
+
+
+def fast_kernels_run() -> bool:
+    """Whether the current GPU runs the fast kernels, those that ops choose with ``fast=True``: compute capability 9.0 and 10.0."""
+    return bool(_ops_library.photon_ext_has_fast_kernels())
 
 
 def cpu_isa() -> str:

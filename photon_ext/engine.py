@@ -150,6 +150,7 @@ class Engine:
             page_size=chosen.page_size,
             num_pages=size.num_pages + 1,
             gemm_lines=None if chosen.exact else GEMM_LINES,
+            fast=chosen.fast_kernels,
         )
         return cls(
             runtime,

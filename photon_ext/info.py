@@ -57,6 +57,8 @@ def _kernels() -> Iterator[str]:
         yield "cuda: not in this build"
     elif torch.cuda.is_available():
         yield "cuda: compiled, and used with --device cuda or auto"
+        run = "run with --fast-kernels" if photon_ext.fast_kernels_run() else "are for compute capability 9.0 and 10.0, not for this GPU"
+        yield f"cuda: fast kernels {run}"
     else:
         yield "cuda: compiled, and not used, because torch sees no GPU"
 

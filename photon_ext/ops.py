@@ -165,7 +165,9 @@ def apply_token_mask_(logits: Tensor, mask: Tensor, mask_keys: Tensor, segments:
     _apply_token_mask(logits, mask, mask_keys, segments, row_state, row_errors)
 
 
-def sample_into(out: Tensor, logits: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor | None = None) -> None:
+def sample_into(
+    out: Tensor, logits: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor | None = None, fast: bool = False
+) -> None:
     """One token a segment: greedy (ties to the lowest id) at temperature 0, else Gumbel-max with noise keyed by (seed, position, id).
 
     NaN and -inf are never chosen. Segments that are dead, not to be sampled, or in error get -1; so do those without any candidate, whose
@@ -177,14 +179,15 @@ def sample_into(out: Tensor, logits: Tensor, segments: Tensor, row_state: Tensor
         segments: int32 [R, 4].
         row_state: int32 [rows, 16]: temperature, seed and position.
         row_errors: int32 [R], updated; None: no errors in or out.
+        fast: on GPUs of compute capability 9.0 and 10.0 a cluster of blocks shares a row. The token is the same.
     """
-    _sample(out, logits, segments, row_state, row_errors)
+    _sample(out, logits, segments, row_state, row_errors, fast)
 
 
-def sample(logits: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor | None = None) -> Tensor:
+def sample(logits: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor | None = None, fast: bool = False) -> Tensor:
     """:func:`sample_into` a new int32 [R]."""
     out = torch.empty(logits.shape[0], dtype=torch.int32, device=logits.device)
-    _sample(out, logits, segments, row_state, row_errors)
+    _sample(out, logits, segments, row_state, row_errors, fast)
     return out
 
 

@@ -187,7 +187,9 @@ def token_uniforms(seed_low: int, seed_high: int, position: int, vocab: int, dev
     return ((bits >> 9).float() + 0.5) / 2**23
 
 
-def sample_into(out: Tensor, logits: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor | None = None) -> None:
+def sample_into(
+    out: Tensor, logits: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor | None = None, fast: bool = False
+) -> None:
     out.fill_(-1)
     for index, (row, _, lines, flags) in enumerate(segments.tolist()):
         failed = row_errors is not None and int(row_errors[index]) != 0

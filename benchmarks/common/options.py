@@ -6,6 +6,8 @@ import argparse
 
 import torch
 
+from photon_ext import fast_kernels_run
+
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -31,6 +33,16 @@ def parser(description: str) -> argparse.ArgumentParser:
     made.add_argument("--device", default="auto", help="auto (the GPU if torch sees one), cpu, cuda or cuda:N")
     made.add_argument("--json", metavar="FILE", help="write the result here")
     return made
+
+
+def fast_kernels_option(options: argparse.ArgumentParser) -> None:
+    """--fast-kernels."""
+    options.add_argument("--fast-kernels", action="store_true", help="decode with the kernels made for Hopper, where they fit")
+
+
+def running_kernels(args: argparse.Namespace) -> str:
+    """Which kernels --fast-kernels leads to on --device: "fast" or "portable"."""
+    return "fast" if args.fast_kernels and device_of(args.device).type == "cuda" and fast_kernels_run() else "portable"
 
 
 def device_of(name: str) -> torch.device:

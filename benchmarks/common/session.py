@@ -54,6 +54,7 @@ class Session:
         timing: record events around each step (adds their cost to it).
         chunk: tokens per prefill step; None: all prompts.
         blocking: the wait for a step yields the CPU; else it spins.
+        fast: decode with the fast kernels, where they fit.
         exact: prefill with our own linears, whose results do not depend on what else is in the step; torch's are faster on a GPU.
     """
 
@@ -69,6 +70,7 @@ class Session:
         chunk: int | None = None,
         blocking: bool = True,
         exact: bool = False,
+        fast: bool = False,
     ) -> None:
         self.batch = len(prompts)
         self.prompt_len = len(prompts[0])
@@ -93,6 +95,7 @@ class Session:
             page_size=PAGE_SIZE,
             num_pages=1 + self.batch * pages,
             gemm_lines=None if exact else GEMM_LINES,
+            fast=fast,
         )
         self._forward = _Forward(self.decoder)
         self.pipeline = Pipeline(

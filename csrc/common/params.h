@@ -67,6 +67,7 @@ struct SampleParams {
   const int32_t* row_state;  // [rows, kRowColumns]
   int32_t* row_errors;       // [num_segments] or null; kRecordNoCandidate is added where no logit is finite
   int64_t rows, num_segments, vocab, logits_stride;
+  bool fast;
   DType dtype;
 };
 

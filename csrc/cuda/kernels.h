@@ -6,6 +6,9 @@
 
 namespace photon::cuda {
 
+// Whether the current device has the fast kernels: those that ops run where `fast` is asked for and shapes fit.
+bool has_fast_kernels();
+
 int begin_step(const BeginStepParams& p, void* stream);
 int carry_over_ids(const CarryOverIdsParams& p, void* stream);
 int decode_meta_set(const DecodeMetaSetParams& p, void* stream);

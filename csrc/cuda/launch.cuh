@@ -71,8 +71,9 @@ int launch(void (*kernel)(Params...), int64_t blocks, int threads, void* stream,
 // An attribute of the current device; 0 where it cannot be told.
 inline int device_attribute(cudaDeviceAttr attribute) {
   int device = 0, value = 0;
-  if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess) return 0;
-  return value;
+  if (cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess) return value;
+  cudaGetLastError();  // leaves no error for a launch to find
+  return 0;
 }
 
 inline int multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }

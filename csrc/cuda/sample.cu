@@ -9,6 +9,7 @@
 #include "cuda/element.cuh"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
+#include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
 
 namespace photon::cuda {
@@ -18,7 +19,8 @@ constexpr int kMaskThreads = 256;
 constexpr int64_t kMaskChunk = 4096;  // ids per block
 constexpr int kSampleThreads = 1024;
 constexpr int kSampleWarps = kSampleThreads / kWarpSize;
-constexpr int kPhiloxIds = 4;  // ids that share one Philox block
+constexpr int kPhiloxIds = 4;      // ids that share one Philox block
+constexpr int kSampleCluster = 8;  // blocks that share a row in the fast kernel: one alone cannot load fast enough
 
 template <typename T>
 __global__ void __launch_bounds__(kMaskThreads) apply_token_mask_kernel(const ApplyTokenMaskParams p, int64_t chunks) {
@@ -56,13 +58,34 @@ __device__ Candidate warp_best(Candidate best) {
   return best;
 }
 
+// A block's shared memory: the best of each of its warps; and, in the first block of a cluster, of each block.
+struct SampleShared {
+  Candidate of_warp[kSampleWarps];
+  float score_of_block[kSampleCluster], id_of_block[kSampleCluster];  // an id as the bits of a float
+};
+
 // Thread 0's result is the block's.
-__device__ Candidate block_best(Candidate best) {
-  __shared__ Candidate of_warp[kSampleWarps];
+__device__ Candidate block_best(Candidate best, SampleShared& shared) {
   best = warp_best(best);
-  if (threadIdx.x % kWarpSize == 0) of_warp[threadIdx.x / kWarpSize] = best;
+  if (threadIdx.x % kWarpSize == 0) shared.of_warp[threadIdx.x / kWarpSize] = best;
   __syncthreads();
-  return threadIdx.x < kSampleWarps ? warp_best(of_warp[threadIdx.x]) : best;
+  return threadIdx.x < kSampleWarps ? warp_best(shared.of_warp[threadIdx.x]) : best;
+}
+
+// Thread 0's result in the first block is the cluster's. All threads of the cluster must call it.
+__device__ Candidate cluster_best(Candidate best, SampleShared& shared) {
+  const uint32_t rank = cluster_rank();
+  if (threadIdx.x == 0) {
+    store_in_block(&shared.score_of_block[rank], 0, best.score);
+    store_in_block(&shared.id_of_block[rank], 0, __int_as_float(best.id));
+  }
+  sync_cluster();
+  if (rank != 0) return best;
+  for (int block = 1; block < kSampleCluster; ++block) {
+    const Candidate other = {shared.score_of_block[block], __float_as_int(shared.id_of_block[block])};
+    if (is_better(other, best)) best = other;
+  }
+  return best;
 }
 
 __device__ float gumbel(uint32_t bits) { return -logf(-logf(open_uniform(bits))); }
@@ -88,26 +111,34 @@ __device__ Candidate best_of_four(const T* logits, int64_t first, int64_t vocab,
   return best;
 }
 
-// One block per segment.
-template <typename T>
+// kBlocks blocks per segment; more than one are a cluster.
+template <typename T, int kBlocks>
 __global__ void __launch_bounds__(kSampleThreads) sample_kernel(const SampleParams p) {
-  const int64_t r = blockIdx.x;
+  const int64_t r = blockIdx.x / kBlocks, part = blockIdx.x % kBlocks;
+  SampleShared& shared = *reinterpret_cast<SampleShared*>(dynamic_shared());
+  if constexpr (kBlocks > 1) {
+    let_next_start();
+    sync_cluster();  // all blocks are there, and may be written to
+    wait_for_earlier();
+  }
   const Segment s = load_segment(p.segments, r);
   const int32_t errors = p.row_errors != nullptr ? p.row_errors[r] : 0;
   if (errors != 0 || !is_sampled(s, p.row_state, p.rows)) {
-    if (threadIdx.x == 0) p.out[r] = -1;
+    if (threadIdx.x == 0 && part == 0) p.out[r] = -1;
     return;
   }
   const T* logits = static_cast<const T*>(p.logits) + r * p.logits_stride;
   const Noise noise = load_noise(s, p.row_state);
   Candidate best = {0.0f, -1};
 #pragma unroll 4
-  for (int64_t first = static_cast<int64_t>(threadIdx.x) * kPhiloxIds; first < p.vocab; first += kSampleThreads * kPhiloxIds) {
+  for (int64_t first = (part * kSampleThreads + threadIdx.x) * kPhiloxIds; first < p.vocab;
+       first += kBlocks * kSampleThreads * kPhiloxIds) {
     const Candidate candidate = best_of_four(logits, first, p.vocab, noise);
     if (is_better(candidate, best)) best = candidate;
   }
-  best = block_best(best);
-  if (threadIdx.x != 0) return;
+  best = block_best(best, shared);
+  if constexpr (kBlocks > 1) best = cluster_best(best, shared);
+  if (threadIdx.x != 0 || part != 0) return;
   p.out[r] = best.id;
   if (best.id < 0 && p.row_errors != nullptr) p.row_errors[r] = kRecordNoCandidate;
 }
@@ -127,7 +158,12 @@ int sample(const SampleParams& p, void* stream) {
   if (p.num_segments == 0) return 0;
   return with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    return launch(sample_kernel<T>, p.num_segments, kSampleThreads, stream, p);
+    LaunchShape shape{p.num_segments, kSampleThreads, sizeof(SampleShared)};
+    if (!p.fast || !fast_kernels_run()) return launch(sample_kernel<T, 1>, shape, stream, p);
+    shape.blocks *= kSampleCluster;
+    shape.cluster = kSampleCluster;
+    shape.early = true;
+    return launch(sample_kernel<T, kSampleCluster>, shape, stream, p);
   });
 }
 

@@ -133,6 +133,8 @@ bool fits(const OpParams& p, int64_t n, int64_t k, int64_t weight_stride) {
 }  // namespace
 }  // namespace stream_linear
 
+bool has_fast_kernels() { return fast_kernels_run(); }
+
 bool streams(const NormLinearParams& p) { return stream_linear::fits(p, p.n, p.k, p.weight_stride) && is_vector_aligned(p.norm_weight); }
 
 bool streams(const LinearResidualParams& p) {

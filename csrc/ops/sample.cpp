@@ -40,7 +40,7 @@ void apply_token_mask(const Tensor& logits_, const Tensor& mask_, const Tensor& 
 }
 
 void sample(const Tensor& out_, const Tensor& logits_, const Tensor& segments_, const Tensor& row_state_,
-            const std::optional<Tensor>& row_errors_) {
+            const std::optional<Tensor>& row_errors_, bool fast) {
   Args arg("sample_into");
   const Arg logits = arg("logits", logits_).floating().rank(2, "[segments, vocab]").at_least(1, 1, "a vocabulary").last_contiguous();
   const int64_t count = logits.size(0);
@@ -61,6 +61,7 @@ void sample(const Tensor& out_, const Tensor& logits_, const Tensor& segments_, 
   p.num_segments = count;
   p.vocab = logits.size(1);
   p.logits_stride = logits.stride(0);
+  p.fast = fast;
   p.dtype = logits.dtype();
   PHOTON_DISPATCH(sample, out, p);
 }

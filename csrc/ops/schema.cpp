@@ -16,7 +16,8 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
   m.def(
       "apply_token_mask_(Tensor(a!) logits, Tensor mask, Tensor mask_keys, Tensor segments, Tensor row_state, "
       "Tensor(b!) row_errors) -> ()");
-  m.def("sample_into(Tensor(a!) out, Tensor logits, Tensor segments, Tensor row_state, Tensor(b!)? row_errors=None) -> ()");
+  m.def(
+      "sample_into(Tensor(a!) out, Tensor logits, Tensor segments, Tensor row_state, Tensor(b!)? row_errors=None, bool fast=False) -> ()");
   // embedding
   m.def("embedding_into(Tensor(a!) out, Tensor decode_meta, Tensor weight) -> ()");
   m.def("select_lines_into(Tensor(a!) out, Tensor x, Tensor segments) -> ()");

@@ -1,7 +1,8 @@
-"""Decoder: the forward of Llama and Qwen3 models on the photon_ext ops; one code path for decode steps and prefill chunks.
+"""Decoder: the forward of Llama and Qwen3 models on the photon_ext ops.
 
 A step is described on the device only (decode_meta, segments, extent, page_table), buffers have fixed addresses, and nothing is
-allocated, so a forward can be captured once per shape and replayed at any position. Residual adds are folded into the norm that follows.
+allocated, so a forward can be captured once per shape and replayed at any position. There are two ways through a layer: op by op, with
+residual adds folded into the norm that follows, for every step and device; and, with the fast kernels, decode steps in five ops a layer.
 """
 
 from __future__ import annotations
@@ -46,11 +47,13 @@ class Decoder:
         page_size: int,
         num_pages: int,
         gemm_lines: int | None = GEMM_LINES,
+        fast: bool = False,
     ) -> None:
         """Allocates everything that steps will use.
 
         `gemm_lines`: on CUDA, steps of more lines that are not being captured multiply through torch, which is fast but sums in an
         order that depends on T; None: never, so that a row's result depends on its own tokens alone.
+        `fast`: use the fused ops with their fast kernels, see photon_ext.ops; a row's result still depends on its own tokens alone.
         Raises ConfigError for a size that is not positive, or a `max_len` beyond what the model was trained for.
         """
         sizes = {
@@ -71,11 +74,14 @@ class Decoder:
         self.max_lines, self.max_segments, self.max_len = max_lines, max_segments, max_len
         self.page_size, self.num_pages = page_size, num_pages
         self._gemm_lines = gemm_lines
+        self._fast = fast
         self._scale = config.head_dim**-0.5
         self._cos, self._sin = rope_tables(config, max_len, weights.device)
         self._kv = allocate_kv_pool(config, num_pages, page_size, weights.dtype, weights.device)
         self._arena = allocate_activations(config, max_lines, max_segments, weights.dtype, weights.device)
         self._head = Linear(weights.lm_head)
+        words = ops.attention_workspace_words(max_segments, config.q_heads, config.kv_heads, config.head_dim) if fast else 0
+        self._workspace = torch.zeros(words, dtype=torch.float32, device=weights.device) if fast else None
 
     @property
     def vocab_size(self) -> int:
@@ -84,7 +90,7 @@ class Decoder:
 
     @property
     def activation_bytes(self) -> int:
-        return self._arena.memory.nbytes
+        return self._arena.memory.nbytes + (0 if self._workspace is None else self._workspace.nbytes)
 
     @property
     def kv_bytes(self) -> int:
@@ -102,13 +108,16 @@ class Decoder:
                 f"made for up to {self.max_lines} and {self.max_segments}; raise max_lines or max_segments"
             )
         buffers = self._arena.activations.leading(lines, segments)
-        through_torch = self._through_torch(lines)
-        self._layers(step, buffers, step.extent[0:1], through_torch)
-        sampled = buffers.normed
-        if step.kind is not StepKind.DECODE:  # decode lines are one to one with segments already
-            sampled = buffers.selected
-            ops.select_lines_into(sampled, buffers.normed, step.segments)
-        _linear(buffers.logits, sampled, self._head, step.extent[1:2], through_torch=False)
+        ops.embedding_into(buffers.residual, step.decode_meta, self.weights.embedding)
+        if self._fast and step.kind is StepKind.DECODE:
+            self._fused_layers(step, buffers, step.extent[0:1])
+        else:
+            self._layers(step, buffers, step.extent[0:1], self._through_torch(lines))
+            sampled = buffers.normed
+            if step.kind is not StepKind.DECODE:  # decode lines are one to one with segments already
+                sampled = buffers.selected
+                ops.select_lines_into(sampled, buffers.normed, step.segments)
+            _linear(buffers.logits, sampled, self._head, step.extent[1:2], through_torch=False)
         step.logits = buffers.logits
 
     def _through_torch(self, lines: int) -> bool:
@@ -117,9 +126,8 @@ class Decoder:
         return not torch.cuda.is_current_stream_capturing()
 
     def _layers(self, step: StepTensors, buffers: Activations, extent: torch.Tensor, through_torch: bool) -> None:
-        """From token ids to `buffers.normed`, the normalized output of the last layer."""
+        """From `buffers.residual`, the embeddings, to `buffers.normed`, the normalized output of the last layer."""
         eps = self.config.rms_eps
-        ops.embedding_into(buffers.residual, step.decode_meta, self.weights.embedding)
         for index, layer in enumerate(self.weights.layers):
             if index == 0:
                 ops.rms_norm_into(buffers.normed, buffers.residual, layer.input_norm, eps)
@@ -134,11 +142,50 @@ class Decoder:
             _linear(buffers.projected, buffers.act, layer.down, extent, through_torch)
         ops.add_rms_norm_into(buffers.normed, buffers.residual, buffers.projected, self.weights.final_norm, eps)
 
-    def _attend(self, index: int, layer: LayerWeights, step: StepTensors, buffers: Activations) -> None:
-        """Rotates q and k, appends k and v to the row's pages, and attends: `buffers.qkv` to `buffers.attention`."""
-        config, keys, values = self.config, self._kv.keys[index], self._kv.values[index]
+    def _fused_layers(self, step: StepTensors, buffers: Activations, extent: torch.Tensor) -> None:
+        """From `buffers.residual`, the embeddings, to `buffers.logits`. Five kernels a layer, where the fast ones run."""
+        eps, residual = self.config.rms_eps, buffers.residual
+        for index, layer in enumerate(self.weights.layers):
+            ops.norm_linear_into(buffers.qkv, residual, layer.input_norm, eps, *layer.qkv, extent, fast=True)
+            self._attend_fused(index, layer, step, buffers)
+            ops.linear_residual_(residual, buffers.attention, *layer.o, extent, fast=True)
+            ops.norm_swiglu_into(buffers.act, residual, layer.post_norm, eps, *layer.gate_up, extent, fast=True)
+            ops.linear_residual_(residual, buffers.act, *layer.down, extent, fast=True)
+        ops.norm_linear_into(buffers.logits, residual, self.weights.final_norm, eps, *self._head, step.extent[1:2], fast=True)
+
+    def _heads(self, buffers: Activations) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q, k, v as views of `buffers.qkv`, and `buffers.attention`: [T, heads, D] each."""
+        config = self.config
         heads = buffers.qkv.view(-1, config.q_heads + 2 * config.kv_heads, config.head_dim)
         q, k, v = torch.split(heads, [config.q_heads, config.kv_heads, config.kv_heads], dim=1)
+        return q, k, v, buffers.attention.view(-1, config.q_heads, config.head_dim)
+
+    def _attend_fused(self, index: int, layer: LayerWeights, step: StepTensors, buffers: Activations) -> None:
+        """`_attend` for a decode step, in one op."""
+        q, k, v, attention = self._heads(buffers)
+        ops.fused_attention_decode_into(
+            attention,
+            q,
+            k,
+            v,
+            self._kv.keys[index],
+            self._kv.values[index],
+            step.decode_meta,
+            step.page_table,
+            self._cos,
+            self._sin,
+            self._scale,
+            layer.q_norm,
+            layer.k_norm,
+            self.config.rms_eps,
+            self._workspace,
+            fast=True,
+        )
+
+    def _attend(self, index: int, layer: LayerWeights, step: StepTensors, buffers: Activations) -> None:
+        """Rotates q and k, appends k and v to the row's pages, and attends: `buffers.qkv` to `buffers.attention`."""
+        keys, values = self._kv.keys[index], self._kv.values[index]
+        q, k, v, attention = self._heads(buffers)
         ops.rope_append_kv_(
             q,
             k,
@@ -151,10 +198,9 @@ class Decoder:
             self._sin,
             layer.q_norm,
             layer.k_norm,
-            config.rms_eps,
+            self.config.rms_eps,
         )
-        attention = buffers.attention.view(-1, config.q_heads, config.head_dim)
-        ops.paged_attention_into(attention, q, keys, values, step.decode_meta, step.segments, step.page_table, self._scale)
+        ops.paged_attention_into(attention, q, keys, values, step.decode_meta, step.segments, step.page_table, self._scale, fast=self._fast)
 
 
 def _linear(out: torch.Tensor, x: torch.Tensor, linear: Linear, extent: torch.Tensor, through_torch: bool) -> None:

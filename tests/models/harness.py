@@ -22,16 +22,22 @@ class Chunk(NamedTuple):
 
 
 class Harness:
-    """A decoder of a few rows, each with `max_len` positions over pages in random order; row 0 is padding."""
+    """A decoder of `rows` rows, each with `max_len` positions over pages in random order; row 0 is padding."""
 
     def __init__(
-        self, config: ModelConfig, weights: DecoderWeights, max_len: int = 64, page_size: int = 4, gemm_lines: int | None = GEMM_LINES
+        self,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        max_len: int = 64,
+        page_size: int = 4,
+        gemm_lines: int | None = GEMM_LINES,
+        fast: bool = False,
+        rows: int = 4,
     ) -> None:
-        rows = 4
         self.device = weights.device
         pages_per_row = -(-max_len // page_size)
         num_pages = 1 + rows * pages_per_row
-        self.decoder = Decoder(config, weights, 64, 8, max_len, page_size, num_pages, gemm_lines)
+        self.decoder = Decoder(config, weights, 64, 2 * rows, max_len, page_size, num_pages, gemm_lines, fast)
         order = 1 + torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(7))
         self.page_table = torch.zeros(rows + 1, pages_per_row, dtype=torch.int32)
         self.page_table[1:] = order.view(rows, pages_per_row)

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 
@@ -43,16 +46,23 @@ def test_philox_of_the_reference_gives_the_known_answers(counter: list[int], key
 
 # --- sample_into ----------------------------------------------------------------------------------------------------------------------
 
+Sample = Callable[..., torch.Tensor]
+
+
+@pytest.fixture(params=[False, True], ids=["portable", "fast"])
+def sample(request: pytest.FixtureRequest) -> Sample:
+    return partial(ops.sample, fast=request.param)
+
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("vocab", [1, 7, 1000, 50257])
-def test_greedy_takes_the_largest_logit(device: str, dtype: torch.dtype, vocab: int) -> None:
+def test_greedy_takes_the_largest_logit(device: str, sample: Sample, dtype: torch.dtype, vocab: int) -> None:
     state, segments = greedy_rows(device, 3)
     logits = in_wider_lines(randn(3, vocab, dtype=dtype, device=device))
     out = poisoned(3, dtype=torch.int32, device=device)
     ops.sample_into(out, logits, segments, state)
     assert_same_bits(out, reference.sample(logits, segments, state))
-    assert_same_bits(ops.sample(logits, segments, state), out)
+    assert_same_bits(sample(logits, segments, state), out)
 
 
 @pytest.mark.parametrize(
@@ -69,74 +79,74 @@ def test_greedy_takes_the_largest_logit(device: str, dtype: torch.dtype, vocab: 
     ],
 )
 @pytest.mark.parametrize("repeat", [1, 1500])
-def test_greedy_ties_and_odd_values(device: str, logits: list[float], expected: int, repeat: int) -> None:
+def test_greedy_ties_and_odd_values(device: str, sample: Sample, logits: list[float], expected: int, repeat: int) -> None:
     state, segments = greedy_rows(device, 1)
     row = torch.tensor([logits * repeat], device=device)
     errors = ints([0], device)
-    assert ops.sample(row, segments, state, errors).tolist() == [expected]
+    assert sample(row, segments, state, errors).tolist() == [expected]
     assert errors.tolist() == [0 if expected >= 0 else RecordFlag.NO_CANDIDATE]
 
 
-def test_segments_that_are_not_sampled_get_minus_one(device: str) -> None:
+def test_segments_that_are_not_sampled_get_minus_one(device: str, sample: Sample) -> None:
     state, _ = greedy_rows(device, 4)
     state[2, RowColumn.ALIVE] = 0
     segments = ints([[1, 0, 1, 0], [2, 1, 1, SAMPLE], [0, 2, 1, SAMPLE], [9, 3, 1, SAMPLE], [3, 4, 1, SAMPLE], [4, 5, 1, SAMPLE]], device)
     errors = ints([0, 0, 0, 0, int(RecordFlag.MASK_ERROR), 0], device)
-    assert ops.sample(torch.ones(6, 5, device=device), segments, state, errors).tolist() == [-1] * 5 + [0]
+    assert sample(torch.ones(6, 5, device=device), segments, state, errors).tolist() == [-1] * 5 + [0]
     assert errors.tolist() == [0, 0, 0, 0, int(RecordFlag.MASK_ERROR), 0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("vocab", [3, 257, 20000])
-def test_temperature_equals_the_reference(device: str, dtype: torch.dtype, vocab: int) -> None:
+def test_temperature_equals_the_reference(device: str, sample: Sample, dtype: torch.dtype, vocab: int) -> None:
     rows = {row: warm_row(0.4 * row, seed=1000 + row, position=3 * row) for row in range(1, 9)}
     state = row_state(device, rows, 9)
     segments = ints([[row, row, 1 + row % 3, SAMPLE] for row in range(1, 9)], device)
     logits = randn(8, vocab, dtype=dtype, device=device)
-    assert_same_bits(ops.sample(logits, segments, state), reference.sample(logits, segments, state))
+    assert_same_bits(sample(logits, segments, state), reference.sample(logits, segments, state))
 
 
-def test_temperature_draws_from_the_softmax(device: str) -> None:
+def test_temperature_draws_from_the_softmax(device: str, sample: Sample) -> None:
     """Frequencies over 4,000 positions against exp(logit / t): the sum of squared errors in units of variance (chi-square, 4 degrees)."""
     draws, temperature = 4000, 0.7
     logits = torch.tensor([0.5, -1.0, 1.0, 0.0, -0.3], device=device)
     state = row_state(device, {row: warm_row(temperature, seed=5, position=row) for row in range(1, draws + 1)}, draws + 1)
     segments = ints([[row, row, 1, SAMPLE] for row in range(1, draws + 1)], device)
-    tokens = ops.sample(logits.expand(draws, -1).contiguous(), segments, state)
+    tokens = sample(logits.expand(draws, -1).contiguous(), segments, state)
     expected = (logits / temperature).softmax(0).double() * draws
     counted = torch.bincount(tokens.long(), minlength=5).double()
     assert ((counted - expected) ** 2 / expected).sum() < 20  # exceeded by chance once in 2,000 seeds
 
 
-def test_noise_depends_on_seed_and_position_not_on_the_batch(device: str) -> None:
+def test_noise_depends_on_seed_and_position_not_on_the_batch(device: str, sample: Sample) -> None:
     rows = {row: warm_row(1.0, seed=7, position=11) for row in (1, 2, 3)}
     rows[3][RowColumn.SEED_LOW] = 8
     state = row_state(device, rows, 4)
     logits = torch.zeros(3, 4096, device=device)
     segments = ints([[1, 0, 1, SAMPLE], [2, 1, 1, SAMPLE], [3, 2, 1, SAMPLE]], device)
-    together = ops.sample(logits, segments, state)
+    together = sample(logits, segments, state)
     assert together[0] == together[1]
     assert together[0] != together[2]
-    assert ops.sample(logits[2:], segments[2:], state).tolist() == together[2:].tolist()
+    assert sample(logits[2:], segments[2:], state).tolist() == together[2:].tolist()
     state[2, RowColumn.POSITION] = 12
-    assert ops.sample(logits, segments, state)[1] != together[1]
+    assert sample(logits, segments, state)[1] != together[1]
     moved = ints([[2, 0, 2, SAMPLE]], device)  # a chunk that ends at the same position
     state[2, RowColumn.POSITION] = 10
-    assert ops.sample(logits[:1], moved, state).tolist() == together[:1].tolist()
+    assert sample(logits[:1], moved, state).tolist() == together[:1].tolist()
 
 
-def test_temperature_never_takes_what_is_masked(device: str) -> None:
+def test_temperature_never_takes_what_is_masked(device: str, sample: Sample) -> None:
     state = row_state(device, {row: warm_row(50.0, seed=row, position=0) for row in range(1, 65)}, 65)
     segments = ints([[row, row, 1, SAMPLE] for row in range(1, 65)], device)
     logits = torch.full((64, 300), -INF, device=device)
     logits[:, 17] = -3.0
     logits[:, 18] = NAN
-    assert ops.sample(logits, segments, state).tolist() == [17] * 64
+    assert sample(logits, segments, state).tolist() == [17] * 64
 
 
-def test_sampling_no_segments(device: str) -> None:
+def test_sampling_no_segments(device: str, sample: Sample) -> None:
     state, segments = greedy_rows(device, 0)
-    assert ops.sample(torch.ones(0, 5, device=device), segments, state).tolist() == []
+    assert sample(torch.ones(0, 5, device=device), segments, state).tolist() == []
 
 
 # --- apply_token_mask_ ----------------------------------------------------------------------------------------------------------------

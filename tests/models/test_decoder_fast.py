@@ -1,0 +1,85 @@
+"""The decoder with the fused ops and their fast kernels, against the one that goes op by op; needs neither transformers nor files."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from photon_ext.models.config import Family, ModelConfig
+from photon_ext.models.weights import DecoderWeights, empty_weights, random_weights, weight_slots
+from tests.models.harness import Chunk, Harness
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+# Shapes that the fast kernels take, none of them round: head sizes and groups, widths that are no multiple of 32, vocabularies of 8.
+CONFIGS = {
+    "llama-6-2-64-tied": ModelConfig(Family.LLAMA, 72, 2, 6, 2, 64, 200, 131, tied_embeddings=True),
+    "llama-7-1-96-biased": ModelConfig(Family.LLAMA, 104, 2, 7, 1, 96, 88, 131, attention_bias=True, mlp_bias=True),
+    "qwen3-4-2-128": ModelConfig(Family.QWEN3, 576, 2, 4, 2, 128, 96, 131),
+}
+PROMPT = [(7 * i) % 131 for i in range(40)]
+BATCHES = (1, 2, 7, 8, 9, 16, 31, 33, 64)
+
+
+@cache
+def source(name: str) -> DecoderWeights:
+    return random_weights(CONFIGS[name], torch.float32)
+
+
+def harness(name: str, device: str, dtype: torch.dtype, fast: bool, rows: int = 4) -> Harness:
+    """Random weights, ten times larger than those of benchmarks so that logits differ; in float32 those of the other dtypes, rounded."""
+    config = CONFIGS[name]
+    weights = empty_weights(config, dtype, device)
+    for (slot_name, slot), (_, values) in zip(weight_slots(config, weights), weight_slots(config, source(name)), strict=True):
+        slot.copy_((values if slot_name.endswith("norm.weight") else 10 * values).bfloat16())
+    return Harness(config, weights, gemm_lines=None, fast=fast, rows=rows)
+
+
+def next_logits(decoder: Harness, count: int = 3) -> torch.Tensor:
+    """Logits of decode steps after a prompt, [count, vocab], on the CPU."""
+    decoder.prefill([Chunk(1, 0, PROMPT)])
+    return torch.cat([decoder.decode([1], [len(PROMPT) + i], [5 + i]) for i in range(count)]).cpu()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_on_a_cpu_fused_ops_change_no_bit(name: str, dtype: torch.dtype) -> None:
+    assert torch.equal(next_logits(harness(name, "cpu", dtype, fast=True)), next_logits(harness(name, "cpu", dtype, fast=False)))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_as_near_to_float32_as_op_by_op(name: str, device: str) -> None:
+    exact = next_logits(harness(name, "cpu", torch.float32, fast=False))
+    rounded = next_logits(harness(name, device, torch.bfloat16, fast=False)).float()
+    ours = next_logits(harness(name, device, torch.bfloat16, fast=True)).float()
+    assert (rounded - exact).norm() > 0
+    assert (ours - exact).norm() < 1.5 * (rounded - exact).norm()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_row_has_the_same_bits_in_every_batch(name: str, device: str) -> None:
+    decoder = harness(name, device, torch.bfloat16, fast=True, rows=max(BATCHES))
+    texts = [PROMPT[: 1 + row % len(PROMPT)] for row in range(max(BATCHES))]
+    for row, text in enumerate(texts):
+        decoder.prefill([Chunk(row + 1, 0, text)])
+
+    def step(rows: list[int], padding: int = 0) -> torch.Tensor:
+        return decoder.decode([row + 1 for row in rows], [len(texts[row]) for row in rows], [row % 131 for row in rows], padding)
+
+    alone = {row: step([row])[0] for row in range(0, max(BATCHES), 5)}
+    for batch in BATCHES:
+        rows = [(3 * batch + i) % max(BATCHES) for i in range(batch)]  # not in the same place of every batch
+        logits = step(rows, padding=min(2, 64 - batch))
+        for place, row in enumerate(rows):
+            if row in alone:
+                assert torch.equal(logits[place], alone[row]), (batch, place, row)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_steps_repeat_to_the_bit(device: str) -> None:
+    decoder = harness("qwen3-4-2-128", device, torch.bfloat16, fast=True)
+    first = next_logits(decoder)
+    assert all(torch.equal(next_logits(decoder), first) for _ in range(3))
