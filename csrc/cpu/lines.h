@@ -1,4 +1,4 @@
-// What the linears and the gated MLPs share: the leading lines that count, x as float32, and gate, up and their product.
+// What linear, linear_residual and fused_mlp share: the leading lines that count, and x as float32.
 #pragma once
 #include <cstdint>
 
@@ -16,17 +16,6 @@ struct FloatLines {
 
 // x itself if it is float32, else a converted copy in the calling thread's scratch, valid until the next call.
 FloatLines float_lines(const void* x, int64_t lines, int64_t size, int64_t stride, DType dtype);
-
-// out = silu(x . gate) * (x . up), every factor rounded as linear and silu_mul round it.
-struct Swiglu {
-  void* out;           // [lines, intermediate]
-  const void* x;       // [lines, hidden]
-  const void* weight;  // [2 * intermediate, hidden]: gate rows, then up rows
-  const void* bias;    // [2 * intermediate] or null
-  int64_t lines, hidden, intermediate, out_stride, x_stride;
-  DType dtype;
-};
-void swiglu(const Swiglu& p);
 
 // Weight rows per grain, so that a chunk is worth handing to another thread; a multiple of 8.
 int64_t rows_grain(int64_t lines, int64_t row_size);

@@ -10,28 +10,25 @@ namespace photon::cpu {
 namespace {
 
 constexpr int64_t kSiluGrainElements = 8 * 1024;
-constexpr int64_t kMlpRows = 32;            // gate rows, and as many up rows: a grain
-constexpr int64_t kMlpProducts = 3 * 1024;  // of gate rows with lines, and as many of up rows, in hand at once
+constexpr int64_t kMlpRows = 32;   // gate rows, and as many up rows, whose results are in hand at once
+constexpr int64_t kMlpLines = 24;  // lines per pass over those rows
 
-// out[:, begin .. end], at most kMlpProducts of them.
-void swiglu_rows(const Swiglu& p, const FloatLines& x, int64_t begin, int64_t end) {
+// act[:, begin .. end] = silu(x . gate) * (x . up), every factor rounded as linear and silu_mul round it.
+void gate_and_up(const FusedMlpParams& p, const FloatLines& x, int64_t lines, int64_t begin, int64_t end) {
   const SimdKernels& kernels = simd();
-  const int64_t size = size_of(p.dtype), rows = end - begin, block = kMlpProducts / rows;
-  const char* weight = static_cast<const char*>(p.weight);
-  const char* bias = static_cast<const char*>(p.bias);
-  float gate[kMlpProducts], up[kMlpProducts];  // of dtype; as floats there is room enough
-  for (int64_t first = 0; first < p.lines; first += block) {
-    const int64_t count = std::min(block, p.lines - first);
-    const auto multiply = [&](void* out, int64_t row) {
-      kernels.linear({out, x.data + first * x.stride, weight + row * p.hidden * size, bias != nullptr ? bias + row * size : nullptr, count,
-                      rows, p.hidden, rows, x.stride, p.hidden, p.dtype});
-    };
-    multiply(gate, begin);
-    multiply(up, p.intermediate + begin);
+  const int64_t size = size_of(p.dtype), rows = end - begin;
+  const char* gate_weight = static_cast<const char*>(p.gate_up_weight) + begin * p.hidden * size;
+  const char* up_weight = gate_weight + p.intermediate * p.hidden * size;
+  float gate[kMlpLines * kMlpRows], up[kMlpLines * kMlpRows];  // of dtype; as floats there is room enough
+  for (int64_t first = 0; first < lines; first += kMlpLines) {
+    const int64_t count = std::min(kMlpLines, lines - first);
+    const float* from = x.data + first * x.stride;
+    kernels.linear({gate, from, gate_weight, nullptr, count, rows, p.hidden, kMlpRows, x.stride, p.hidden, p.dtype});
+    kernels.linear({up, from, up_weight, nullptr, count, rows, p.hidden, kMlpRows, x.stride, p.hidden, p.dtype});
     for (int64_t i = 0; i < count; ++i) {
-      kernels.silu_mul(static_cast<char*>(p.out) + ((first + i) * p.out_stride + begin) * size,
-                       reinterpret_cast<const char*>(gate) + i * rows * size, reinterpret_cast<const char*>(up) + i * rows * size, rows,
-                       p.dtype);
+      kernels.silu_mul(static_cast<char*>(p.act) + ((first + i) * p.act_stride + begin) * size,
+                       reinterpret_cast<const char*>(gate) + i * kMlpRows * size, reinterpret_cast<const char*>(up) + i * kMlpRows * size,
+                       rows, p.dtype);
     }
   }
 }
@@ -49,18 +46,13 @@ void silu_mul(const SiluMulParams& p) {
   });
 }
 
-void swiglu(const Swiglu& p) {
-  const FloatLines x = float_lines(p.x, p.lines, p.hidden, p.x_stride, p.dtype);
-  const int64_t rows = std::max(kMlpRows, kMlpProducts / p.lines / kMlpRows * kMlpRows);  // few lines: long runs of weights, read fastest
-  parallel_for(p.intermediate, kMlpRows, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; row += rows) swiglu_rows(p, x, row, std::min(row + rows, end));
-  });
-}
-
 void fused_mlp(const FusedMlpParams& p) {
   const int64_t lines = leading_lines(p.lines, p.extent);
   if (lines == 0) return;
-  swiglu({p.act, p.x, p.gate_up_weight, nullptr, lines, p.hidden, p.intermediate, p.act_stride, p.x_stride, p.dtype});
+  const FloatLines x = float_lines(p.x, lines, p.hidden, p.x_stride, p.dtype);
+  parallel_for(p.intermediate, kMlpRows, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row += kMlpRows) gate_and_up(p, x, lines, row, std::min(row + kMlpRows, end));
+  });
   linear({p.out, p.act, p.down_weight, nullptr, nullptr, lines, p.hidden, p.intermediate, p.out_stride, p.act_stride, p.intermediate,
           p.dtype});
 }
