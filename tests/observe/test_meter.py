@@ -13,6 +13,7 @@ import pytest
 from photon_ext.engine import Engine
 from photon_ext.observe.meter import WINDOW_S, Meter, MeterSnapshot
 from photon_ext.runtime.pipeline import PipelineStats
+from photon_ext.runtime.slot import Slot
 from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling.pages import PagePool
 from photon_ext.scheduling.scheduler import Scheduler
@@ -105,6 +106,20 @@ def test_an_engine_without_requests_makes_nobody_wait(depth: int) -> None:
             while engine.meter.snapshot().rows_held and time.monotonic() < deadline:
                 time.sleep(0.001)  # the turn that takes the row back also finds that there is no work
         assert engine.meter.snapshot().device_waits == 0
+
+
+def test_an_error_of_the_device_is_left_to_the_wait() -> None:
+    class Broken:
+        def done(self) -> bool:
+            raise RuntimeError("an illegal address")
+
+        wait = done
+
+    slot = object.__new__(Slot)
+    slot._native = Broken()  # type: ignore[assignment]
+    assert slot.done()
+    with pytest.raises(RuntimeError, match="an illegal address"):
+        slot.wait(1)
 
 
 def test_without_the_meter_only_plain_counts_are_left() -> None:
