@@ -63,6 +63,10 @@ def headline(data: dict[str, Any]) -> str:
             parts.append(f"{entry['loop']} {entry['stage']} {entry['ms_per_step']:.3g} ms")
         elif entry.get("what") == "gain":
             parts.append(f"{entry['model']} x{entry['streams']} {entry['observed']:+.1%} (predicted {entry['predicted']:+.1%})")
+        elif entry.get("what") == "peer":
+            parts.append(f"{entry['peer']} B{entry['batch']} {entry['ms_per_step']:.3g} ms")
+        elif entry.get("what") == "layers":
+            parts.append(f"{entry['model']} B{entry['batch']} {entry['way']} {entry['share']:.0%}")
         elif "bytes_per_s" in entry and len(entries) == 1:
             parts.append(f"{entry['bytes_per_s'] / 1e9:.0f} GB/s")
     return ", ".join(parts)
@@ -77,10 +81,11 @@ def main(given: list[str] | None = None) -> int:
     for path, state, data in results:
         environment = data.get("environment", {})
         entries = data.get("entries", [])
-        failed = sum(entry.get("status") != "ok" for entry in entries)
+        statuses = [entry.get("status") for entry in entries]
+        failed = statuses.count("failed")
         rows.append([
             path.relative_to(args.directory).as_posix(), data.get("benchmark", "?"), data.get("started", "?"),
-            environment.get("gpu") or environment.get("cpu") or "?", (environment.get("commit") or "?")[:10], f"{len(entries) - failed}",
+            environment.get("gpu") or environment.get("cpu") or "?", (environment.get("commit") or "?")[:10], f"{statuses.count('ok')}",
             f"{failed}", state.value, headline(data)[:100],
         ])  # fmt: skip
     if rows:

@@ -74,6 +74,16 @@ class ResultFile:
         self._write()
         return entry
 
+    def absent(self, labels: dict[str, Any], status: str, reason: str) -> None:
+        """Adds an entry for what was not measured and is no failure: status "missing" or "skipped", and why."""
+        self.entries.append({**labels, "status": status, "reason": reason})
+        self._write()
+
+    @property
+    def failed(self) -> bool:
+        """Whether an entry has failed."""
+        return any(entry["status"] == "failed" for entry in self.entries)
+
     def _failed(self, labels: dict[str, Any], error: str, trace: str) -> None:
         print(f"failed: {labels}: {error}\n{trace}", flush=True)
         self.entries.append({**labels, "status": "failed", "error": error, "trace": trace})

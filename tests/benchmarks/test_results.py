@@ -45,6 +45,8 @@ def test_report_lists_results_and_finds_stale_ones(tmp_path: Path, capsys: pytes
     data = json.loads((tmp_path / "now.json").read_text())
     data["environment"]["sources"] = "0" * 64
     data["entries"].append({"status": "failed"})
+    data["entries"].append({"status": "missing", "reason": "not in this build"})
+    data["entries"].append({"status": "ok", "what": "peer", "peer": "vllm", "batch": 1, "ms_per_step": 1.57})
     (tmp_path / "old.json").write_text(json.dumps(data))
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "foreign.json").write_text("[1]")
@@ -53,6 +55,8 @@ def test_report_lists_results_and_finds_stale_ones(tmp_path: Path, capsys: pytes
     assert "current" in lines["now.json"]
     assert "qwen3-4b B8 d2 2.5 ms" in lines["now.json"]
     assert "stale" in lines["old.json"]
+    assert lines["old.json"].partition(" stale")[0].split()[-2:] == ["2", "1"]
+    assert "vllm B1 1.57 ms" in lines["old.json"]
     assert "unreadable" in lines["broken.json"]
     assert "unreadable" in lines["foreign.json"]
     assert "3 of them stale or unreadable" in lines["4"]

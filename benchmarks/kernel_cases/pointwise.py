@@ -1,0 +1,134 @@
+"""The small ops of a decode step: embedding, norms, sampling, and the head and tail that keep the row table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.kernel_cases.case import Baseline, Case, Plan, Setting, bind, ints, normal, unwritten, verify_call
+from photon_ext.layout import NO_TOKEN, RECORD_WIDTH, ROW_COLUMNS, RowColumn, SegmentFlag
+from photon_ext.models.config import ModelConfig
+
+POSITION, REMAINING = 511, 1 << 30  # rows that no replay brings to their end
+PAGES_PER_ROW, STOP_IDS = 256, 16
+STATE_RUNS = 16  # ops on tables of a few KiB: nothing to rotate
+
+
+def pointwise_groups(config: ModelConfig, setting: Setting, batches: list[int]) -> Iterator[list[Plan]]:
+    """One group per op."""
+    for op, (make, what) in _MAKERS.items():
+        memory = config.vocab * config.hidden * setting.dtype.itemsize if op == "embedding_into" else 0
+        plans = []
+        for batch in batches:
+            plans.append(Plan((op,), what, {"batch": batch}, "plain", partial(make, config, setting, batch), memory))
+        yield plans
+
+
+def _embedding(config: ModelConfig, setting: Setting, batch: int) -> Case:
+    table, out = normal(setting, config.vocab, config.hidden), unwritten(setting, batch, config.hidden)
+    copies = setting.rotation.copies(out.nbytes)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(config.vocab, (copies, batch), generator=generator, dtype=torch.int32).to(setting.device)
+    metas = torch.zeros(copies, batch, 4, dtype=torch.int32, device=setting.device)
+    metas[..., 0], metas[..., 1], metas[..., 2], metas[..., 3] = ids, POSITION, POSITION + 1, 1
+    runs = [bind("embedding_into", out, meta, table) for meta in metas]
+
+    def baseline() -> Baseline:
+        return Baseline("torch.index_select", [partial(torch.index_select, table, 0, each, out=out) for each in ids])
+
+    verify = partial(verify_call, "embedding_into", (out, metas[0], table), (0,), "plain")
+    return Case(runs, 2 * out.nbytes, verify, baseline, setting.rotation.cold(out.nbytes))
+
+
+def _rms_norm(config: ModelConfig, setting: Setting, batch: int) -> Case:
+    gain, out = 1 + normal(setting, config.hidden, deviation=0.1), unwritten(setting, batch, config.hidden)
+    xs = normal(setting, setting.rotation.copies(out.nbytes), batch, config.hidden)
+    runs = [bind("rms_norm_into", out, x, gain, config.rms_eps) for x in xs]
+
+    def baseline() -> Baseline:
+        return Baseline("F.rms_norm", [partial(F.rms_norm, x, (config.hidden,), gain, config.rms_eps) for x in xs])
+
+    verify = partial(verify_call, "rms_norm_into", (out, xs[0], gain, config.rms_eps), (0,), "plain")
+    return Case(runs, 2 * out.nbytes + gain.nbytes, verify, baseline, setting.rotation.cold(out.nbytes))
+
+
+def _add_rms_norm(config: ModelConfig, setting: Setting, batch: int) -> Case:
+    gain, out = 1 + normal(setting, config.hidden, deviation=0.1), unwritten(setting, batch, config.hidden)
+    residual = normal(setting, batch, config.hidden)
+    xs = normal(setting, setting.rotation.copies(out.nbytes), batch, config.hidden)
+    runs = [bind("add_rms_norm_into", out, residual, x, gain, config.rms_eps) for x in xs]
+
+    def composed(x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(residual.add_(x), (config.hidden,), gain, config.rms_eps)
+
+    def baseline() -> Baseline:
+        return Baseline("add_, F.rms_norm", [partial(composed, x) for x in xs])
+
+    verify = partial(verify_call, "add_rms_norm_into", (out, residual, xs[0], gain, config.rms_eps), (0, 1), "plain")
+    return Case(runs, 4 * out.nbytes + gain.nbytes, verify, baseline, setting.rotation.cold(out.nbytes))
+
+
+def _sample(config: ModelConfig, setting: Setting, batch: int) -> Case:
+    state, segments = _table(setting, batch)
+    out = torch.empty(batch, dtype=torch.int32, device=setting.device)
+    nbytes = batch * config.vocab * setting.dtype.itemsize
+    logits = normal(setting, setting.rotation.copies(nbytes), batch, config.vocab)
+    runs = [bind("sample_into", out, each, segments, state) for each in logits]
+
+    def baseline() -> Baseline:
+        return Baseline("torch.argmax", [partial(torch.argmax, each, dim=-1) for each in logits])
+
+    verify = partial(verify_call, "sample_into", (out, logits[0], segments, state), (0,), "plain")
+    return Case(runs, nbytes, verify, baseline, setting.rotation.cold(nbytes))
+
+
+def _begin_step(config: ModelConfig, setting: Setting, batch: int) -> Case:
+    state, segments = _table(setting, batch)
+    pages, stops = _side_tables(setting, batch)
+    deltas = torch.zeros(64, dtype=torch.int32, device=setting.device)
+    staged = torch.full((batch,), NO_TOKEN, dtype=torch.int32, device=setting.device)
+    meta, extent = ints(setting, [[-1] * 4] * batch), ints(setting, [-1, -1])
+    args = (state, pages, stops, deltas, segments, staged, meta, extent)
+    verify = partial(verify_call, "begin_step_", args, (0, 1, 2, 3, 5, 6, 7), "plain")
+    nbytes = segments.nbytes + meta.nbytes + batch * state[0].nbytes
+    return Case([bind("begin_step_", *args)] * STATE_RUNS, nbytes, verify, None, cold=False)
+
+
+def _publish(config: ModelConfig, setting: Setting, batch: int) -> Case:
+    state, segments = _table(setting, batch)
+    _, stops = _side_tables(setting, batch)
+    record = torch.full((batch, RECORD_WIDTH), -7, dtype=torch.int32, device=setting.device)
+    sampled = ints(setting, [i % config.vocab for i in range(batch)])
+    args = (state, record, sampled, segments, stops)
+    verify = partial(verify_call, "publish_", args, (0, 1), "plain")
+    nbytes = segments.nbytes + record.nbytes + 2 * batch * state[0].nbytes
+    return Case([bind("publish_", *args)] * STATE_RUNS, nbytes, verify, None, cold=False)
+
+
+def _table(setting: Setting, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """row_state of `batch` live greedy rows (row 0 is nobody's), and one decode segment for each."""
+    state = torch.zeros(batch + 1, ROW_COLUMNS, dtype=torch.int32)
+    state[1:, RowColumn.ALIVE] = 1
+    state[1:, RowColumn.POSITION] = POSITION
+    state[1:, RowColumn.REMAINING] = REMAINING
+    segments = [[1 + i, i, 1, int(SegmentFlag.SAMPLE)] for i in range(batch)]
+    return state.to(setting.device), ints(setting, segments)
+
+
+def _side_tables(setting: Setting, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A page table, and stop ids that no row has."""
+    pages = torch.zeros(batch + 1, PAGES_PER_ROW, dtype=torch.int32, device=setting.device)
+    return pages, torch.full((batch + 1, STOP_IDS), -1, dtype=torch.int32, device=setting.device)
+
+
+_MAKERS = {
+    "embedding_into": (_embedding, "embedding"),
+    "rms_norm_into": (_rms_norm, "norm"),
+    "add_rms_norm_into": (_add_rms_norm, "norm"),
+    "sample_into": (_sample, "greedy"),
+    "begin_step_": (_begin_step, "head"),
+    "publish_": (_publish, "tail"),
+}

@@ -1,0 +1,227 @@
+"""benchmarks.kernels on a tiny model and the CPU: every case runs, is checked, and a wrong or impossible one fails alone."""
+
+import json
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import kernels
+from benchmarks.common.replay import Patience, Rotation, time_runs
+from benchmarks.common.result import BenchmarkError, ResultFile
+from benchmarks.common.shapes import TINY
+from benchmarks.kernel_cases.case import Case, Plan, Setting, compare, way_arguments
+from benchmarks.kernel_cases.linears import projections
+from photon_ext import reference
+
+CPU = torch.device("cpu")
+SMALL = "--models tiny --device cpu --quick --floor-gib 0.01 --batches 1,3 --contexts 16,40 --chunks 8,32"
+FUSED = {"norm_linear_into", "linear_residual_", "norm_swiglu_into"}
+KNOWN = {name for name in FUSED if hasattr(torch.ops.photon_ext, name)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """torch's pool and ours wait for work by spinning: on few cores they would take turns at being in each other's way."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def run(path: Path, *more: str) -> tuple[int, list[dict[str, Any]]]:
+    code = kernels.main([*SMALL.split(), *more, "--json", str(path)])
+    entries: list[dict[str, Any]] = json.loads(path.read_text())["entries"]
+    return code, entries[1:]
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def entries(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    code, found = run(tmp_path_factory.mktemp("results") / "kernels.json", "--dtype", request.param)
+    assert code == 0
+    return found
+
+
+def test_every_op_is_measured_or_reported_as_missing(entries: list[dict[str, Any]]) -> None:
+    measured = {entry["op"] for entry in entries if entry["status"] == "ok"}
+    missing = {entry["op"] for entry in entries if entry["status"] == "missing"}
+    plain = {"embedding_into", "rms_norm_into", "add_rms_norm_into", "linear_into", "sample_into", "begin_step_", "publish_", "chain"}
+    assert plain | KNOWN | {"fused_attention_decode_into", "paged_attention_into"} <= measured
+    assert measured | missing >= plain | FUSED
+    assert {entry["status"] for entry in entries} <= {"ok", "missing"}
+
+
+def test_every_matrix_is_measured_at_every_batch(entries: list[dict[str, Any]]) -> None:
+    linear = [(entry["what"], entry["batch"]) for entry in entries if entry["op"] == "linear_into" and entry["what"] != "dependency"]
+    assert linear == [(what, batch) for what in ("qkv", "o", "gate_up", "down", "lm_head") for batch in (1, 3)]
+    contexts = {(e["batch"], e["context"]) for e in entries if e["op"] == "fused_attention_decode_into"}
+    assert contexts == {(1, 16), (3, 16), (1, 40), (3, 40)}
+    chunks = {(e["chunk"], e["context"]) for e in entries if e["op"] == "paged_attention_into"}
+    assert chunks == {(8, 16), (8, 40), (32, 40)}
+
+
+def test_figures_belong_together(entries: list[dict[str, Any]]) -> None:
+    for entry in (entry for entry in entries if entry["status"] == "ok"):
+        assert 0 < entry["us_best"] <= entry["us"] <= entry["us_worst"]
+        assert entry["tb_per_s"] == pytest.approx(entry["bytes"] / entry["us"] * 1e-6, rel=1e-4)
+        assert entry["loss_us"] == pytest.approx(entry["us"] * (1 - entry["share"]), rel=1e-3, abs=1e-3)
+        assert entry["loss_us_per_dependency"] == pytest.approx(entry["loss_us"] / entry["dependencies"], rel=1e-4)
+        assert entry["checked"]["error"] <= 3 * entry["checked"]["bound"]
+        assert "error" not in entry.get("baseline", {})
+        if "ratio" in entry:
+            assert entry["ratio"] == pytest.approx(entry["baseline"]["us"] / entry["us"], rel=1e-4)
+    compared = {entry["op"] for entry in entries if "ratio" in entry}
+    assert {"linear_into", "sample_into", "fused_attention_decode_into", "paged_attention_into", "rms_norm_into"} <= compared
+
+
+def test_bytes_are_those_of_the_operands(entries: list[dict[str, Any]]) -> None:
+    size = 4 if entries[0]["checked"]["bound"] < 1e-3 else 2
+    qkv = next(projection for projection in projections(TINY) if projection.what == "qkv")
+    entry = next(e for e in entries if e["op"] == "linear_into" and e["what"] == "qkv" and e["batch"] == 3)
+    assert entry["bytes"] == size * (qkv.n * qkv.k + 3 * (qkv.n + qkv.k))
+    attention = next(e for e in entries if e["op"] == "fused_attention_decode_into" and e["context"] == 40 and e["batch"] == 3)
+    assert attention["bytes"] == size * 3 * (2 * 40 * TINY.kv_size + 2 * TINY.q_size + 2 * TINY.kv_size)
+
+
+def test_a_wrong_result_is_an_error_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = reference.linear_into
+    monkeypatch.setattr(reference, "linear_into", lambda out, x, weight: right(out, 1.1 * x, weight))
+    code, entries = run(tmp_path / "k.json", "--ops", "linear_into,rms_norm_into,attention", "--dtype", "float32")
+    assert code == 1
+    failed = {(entry["op"], entry["what"]) for entry in entries if entry["status"] == "failed"}
+    assert failed == {("linear_into", what) for what in ("qkv", "o", "gate_up", "down", "lm_head")}
+    assert all("relative error 0.09" in entry["error"] for entry in entries if entry["status"] == "failed")
+    assert {entry["op"] for entry in entries if entry["status"] == "ok"} >= {"rms_norm_into", "fused_attention_decode_into"}
+
+
+def test_a_torch_that_cannot_do_it_costs_the_ratio_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise RuntimeError("not on this chip")
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", refuse)
+    code, entries = run(tmp_path / "k.json", "--ops", "attention")
+    assert code == 0
+    measured = [entry for entry in entries if entry["status"] == "ok"]
+    assert measured
+    assert all(entry["ratio"] is None and "not on this chip" in entry["baseline"]["error"] for entry in measured)
+
+
+def test_what_the_build_lacks_is_missing_and_what_memory_lacks_is_skipped(tmp_path: Path) -> None:
+    result = ResultFile("kernels", Namespace(), tmp_path / "k.json")
+    bench = kernels.Bench(Setting(CPU, torch.float32, Rotation(1 << 20, 8)), Patience(3, 0.01), 1e9)
+
+    def never() -> Case:
+        raise AssertionError("was made")
+
+    assert bench.add("tiny", Plan(("nonesuch_into",), "x", {"batch": 1}, "plain", never), result) is None
+    assert bench.add("tiny", Plan(("rms_norm_into",), "x", {"batch": 1}, "fast", never), result) is None
+    assert bench.add("tiny", Plan(("rms_norm_into",), "x", {"batch": 1}, "plain", never, 1 << 60), result) is None
+    assert [entry["status"] for entry in result.entries] == ["missing", "missing", "skipped"]
+    assert "no nonesuch_into" in result.entries[0]["reason"]
+    assert "no argument fast" in result.entries[1]["reason"]
+    assert not result.failed
+    assert way_arguments("rms_norm_into", "fast") == {}
+
+
+def test_copies_are_larger_than_the_cache() -> None:
+    rotation = Rotation(cache_bytes=50 << 20, most=4096)
+    assert rotation.copies(1 << 20) == 200
+    assert rotation.copies(1 << 30) == 2
+    assert rotation.cold(1 << 20)
+    assert rotation.cold(1 << 30)
+    assert rotation.copies(256) == 4096
+    assert not rotation.cold(256)
+
+
+def test_every_run_has_its_turn() -> None:
+    calls: list[int] = []
+    timing = time_runs([lambda: calls.append(0), lambda: calls.append(1)], CPU, Patience(4, 10.0))
+    assert timing.replays == 4
+    assert calls == [0, 1] * 5
+
+
+class FakeEvent:
+    """A CUDA event whose clock is a counter of replays."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.time = FakeEvent.now
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: "FakeEvent") -> float:
+        return end.time - self.time
+
+
+class FakeGraph:
+    def replay(self) -> None:
+        FakeEvent.now += 0.8  # ms
+
+
+class FakeStream:
+    def wait_stream(self, other: object) -> None:
+        assert other == "current"
+
+
+def test_a_replay_is_divided_by_the_runs_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way of CUDA with a device that only counts."""
+    cuda: Any = torch.cuda
+    for name, fake in {
+        "Stream": FakeStream,
+        "CUDAGraph": FakeGraph,
+        "Event": FakeEvent,
+        "current_stream": lambda: "current",
+        "stream": lambda stream: nullcontext(),
+        "graph": lambda graph: nullcontext(),
+        "synchronize": lambda: None,
+        "_sleep": lambda cycles: None,
+    }.items():
+        monkeypatch.setattr(cuda, name, fake)
+    calls: list[int] = []
+    runs = [lambda i=i: calls.append(i) for i in range(5)]  # type: ignore[misc]
+    timing = time_runs(runs, torch.device("cuda"), Patience(7, 10.0))
+    assert timing.replays == 7
+    assert timing.us == pytest.approx(800 / 20)  # 4 rounds of 5 runs: at least 16
+    assert calls == [0, 1] + 4 * [0, 1, 2, 3, 4]
+
+
+def test_comparisons_see_what_is_wrong() -> None:
+    exact = torch.ones(100)
+    assert compare("x", exact.clone(), exact) == 0
+    with pytest.raises(BenchmarkError, match="NaN or inf"):
+        compare("x", torch.full((100,), float("nan")), exact)
+    with pytest.raises(BenchmarkError, match=r"relative error 0\.001"):
+        compare("x", exact * 1.001, exact)
+    with pytest.raises(BenchmarkError, match="1 of 2 integers"):
+        compare("x", torch.tensor([1, 2]), torch.tensor([1, 3]))
+
+
+def test_the_markdown_table_has_a_column_per_batch(tmp_path: Path) -> None:
+    path = tmp_path / "table.md"
+    run(tmp_path / "k.json", "--ops", "linear_into,sample_into", "--markdown", str(path))
+    lines = path.read_text().splitlines()
+    assert lines[2] == "| op | what | way |  | B=1 | B=3 |"
+    row = next(line for line in lines if line.startswith("| linear_into | down"))
+    assert row.count("µs") == 2
+    assert row.count("×") == 2
+
+
+def test_a_model_without_a_shape_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        kernels.main(["--models", "nonesuch"])
+    assert "known are tiny" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_replays_on_a_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "k.json"
+    assert kernels.main(["--models", "tiny", "--quick", "--batches", "1,3", "--contexts", "40", "--chunks", "8", "--json", str(path)]) == 0
