@@ -19,14 +19,15 @@ from typing import Any
 import torch
 
 import photon_ext
+from benchmarks.common.checkpoint import transformers_model
 from benchmarks.common.options import parser
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.session import Session
 from benchmarks.common.shapes import SHAPES, open_model
 from benchmarks.common.table import print_table
-from photon_ext.models.config import Family, ModelConfig
+from photon_ext.models.config import ModelConfig
 from photon_ext.models.loader import load_model, resolve_model
-from photon_ext.models.weights import DecoderWeights, weight_slots
+from photon_ext.models.weights import DecoderWeights
 
 PROMPT = "The first thing that a traveller sees on coming over the pass is the lake, and behind it"
 SPARE = 8
@@ -90,33 +91,12 @@ class Transformers:
 
 def reference_model(name: str, config: ModelConfig, weights: DecoderWeights) -> Any:
     """transformers' model in float32: from its own loader for a directory, else around our float32 weights, which it shares."""
-    import transformers
-
     if name not in SHAPES and resolve_model(name).is_dir():
+        import transformers
+
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(Path(name).expanduser(), dtype=torch.float32)
         return loaded.eval()
-    qwen3 = config.family is Family.QWEN3
-    config_class: Any = transformers.Qwen3Config if qwen3 else transformers.LlamaConfig
-    made: Any = (transformers.Qwen3ForCausalLM if qwen3 else transformers.LlamaForCausalLM)(
-        config_class(
-            hidden_size=config.hidden,
-            num_hidden_layers=config.layers,
-            num_attention_heads=config.q_heads,
-            num_key_value_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            intermediate_size=config.intermediate,
-            vocab_size=config.vocab,
-            rms_norm_eps=config.rms_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-            tie_word_embeddings=config.tied_embeddings,
-            max_position_embeddings=config.max_positions,
-        )
-    )
-    missing, unexpected = made.load_state_dict(dict(weight_slots(config, weights)), strict=False, assign=True)
-    made.tie_weights()
-    if unexpected or set(missing) - {"lm_head.weight"}:
-        raise BenchmarkError(f"weights do not fit transformers' model: missing {missing}, unexpected {unexpected}")
-    return made.eval()
+    return transformers_model(config, weights)
 
 
 def encode(name: str, prompt: str, vocab: int) -> list[int]:

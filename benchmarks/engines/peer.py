@@ -1,0 +1,134 @@
+"""Peer: an engine that generates greedily, how its steps are timed, and the window in which they are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import NamedTuple, Protocol
+
+import torch
+
+from benchmarks.common.result import BenchmarkError
+
+Prompts = list[list[int]]
+Tokens = list[list[int]]
+REPEATS = 3
+
+# How ms per step was found: the median of single steps in the window; (t(last) - t(first)) / (last - first) from medians of whole runs;
+# or the time of all of the window's steps over their number, median of runs.
+BY_STEP = "median step"
+BY_DIFFERENCE = "long run - short run"
+BY_LOOP = "loop over the window"
+
+
+class Window(NamedTuple):
+    """New tokens `first` to `last` of every row are what is timed; rows have a prompt of `prompt` tokens."""
+
+    prompt: int
+    first: int
+    last: int
+
+    @property
+    def context(self) -> float:
+        """Tokens that a step attends to, in the middle of the window."""
+        return self.prompt + (self.first + self.last) / 2
+
+
+class Setup(NamedTuple):
+    """What every peer is given.
+
+    Attributes:
+        directory: a checkpoint as transformers writes it.
+        dtype: its name.
+        device: "cpu" or "cuda".
+        window: what will be measured.
+        load_format: for engines that can do without the checkpoint's weights: "auto" or "dummy".
+        spin: for ours: wait for steps by spinning.
+    """
+
+    directory: str
+    dtype: str
+    device: str
+    window: Window
+    load_format: str = "auto"
+    spin: bool = False
+
+
+class Measured(NamedTuple):
+    """What a peer took for one batch.
+
+    Attributes:
+        ms_per_step: in the window.
+        ms_spread: the least and the most that a sample gave.
+        samples: steps or runs behind it.
+        tokens: the new tokens of each row.
+    """
+
+    ms_per_step: float
+    ms_spread: tuple[float, float]
+    samples: int
+    tokens: Tokens
+
+
+class Peer(Protocol):
+    """An engine that has loaded its model.
+
+    Attributes:
+        version: of the package that does the work.
+        mode: how it runs: processes, graphs, kernels, as far as it says.
+        method: one of the BY_... above.
+    """
+
+    version: str
+    mode: str
+    method: str
+
+    def measure(self, prompts: Prompts, window: Window) -> Measured:
+        """Generates `window.last` tokens for every prompt, at once, and times the window."""
+
+    def close(self) -> None:
+        """Gives back what it holds."""
+
+
+def by_steps(step_ms: Sequence[float], tokens: Tokens, window: Window) -> Measured:
+    """From the time of every step up to the one that gives each row its token `window.last`."""
+    check_tokens(tokens, window.last)
+    steps = window.last - window.first
+    if len(step_ms) < steps:
+        raise BenchmarkError(f"{len(step_ms)} steps were timed, the window has {steps}")
+    inside = step_ms[-steps:]
+    return Measured(median(inside), (min(inside), max(inside)), len(inside), tokens)
+
+
+def by_difference(generate: Callable[[Prompts, int], Tokens], prompts: Prompts, window: Window) -> Measured:
+    """From whole runs of two lengths, after one for warm-up: what both have, start and prefill, cancels."""
+    generate(prompts, window.last)
+    seconds: dict[int, list[float]] = {window.first: [], window.last: []}
+    tokens: Tokens = []
+    for _ in range(REPEATS):
+        for count, times in seconds.items():
+            begin = time.perf_counter()
+            tokens = generate(prompts, count)
+            times.append(time.perf_counter() - begin)
+            check_tokens(tokens, count)
+    steps = window.last - window.first
+    short, long = seconds[window.first], seconds[window.last]
+    ms = (median(long) - median(short)) * 1e3 / steps
+    pairs = [(b - a) * 1e3 / steps for a, b in zip(short, long, strict=True)]
+    if ms <= 0:
+        raise BenchmarkError(f"{window.last} tokens took no longer than {window.first}: {long} and {short} s; measure more tokens")
+    return Measured(ms, (min(pairs), max(pairs)), REPEATS, tokens)
+
+
+def check_tokens(tokens: Tokens, count: int) -> None:
+    """Raises BenchmarkError unless every row has `count` tokens."""
+    lengths = sorted({len(row) for row in tokens})
+    if lengths != [count]:
+        raise BenchmarkError(f"rows have {lengths} new tokens, expected {count} each: the engine stopped early")
+
+
+def synchronize(device: str) -> None:
+    """Waits for the device."""
+    if device == "cuda":
+        torch.cuda.synchronize()

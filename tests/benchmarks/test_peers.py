@@ -1,0 +1,218 @@
+"""benchmarks.peers on a tiny model and the CPU: each peer in its own process, the same tokens, and what goes wrong is told."""
+
+import json
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from benchmarks import peers
+from benchmarks.common import checkpoint
+from benchmarks.common.env import REPOSITORY
+from benchmarks.common.result import BenchmarkError, ResultFile
+from benchmarks.common.session import random_prompts
+from benchmarks.common.shapes import SHAPES, open_model
+from benchmarks.engines import process
+from benchmarks.engines.catalog import CATALOG, missing
+from benchmarks.engines.compiled import Compiled
+from benchmarks.engines.ours import Ours
+from benchmarks.engines.peer import Setup, Tokens, Window, by_difference, by_steps
+from photon_ext.models.loader import load_model
+from tests.models.tiny import TINY, VOCAB, greedy_ids, saved_tiny_model
+
+HERE = ("ours", "ours-engine", "hf-cb", "hf-static", "compiled")
+WINDOW = Window(prompt=5, first=3, last=12)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    saved_tiny_model("llama-plain", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def entries(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    path = tmp_path_factory.mktemp("results") / "peers.json"
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # torch's threads wait by spinning, in the way of everything else on few cores
+    given = f"--model {directory} --device cpu --dtype float32 --batches 2 --new-tokens 16 --floor-gib 0.01 --timeout 300"
+    code = peers.main([*given.split(), "--peers", ",".join([*HERE, "vllm"]), "--json", str(path)])
+    monkeypatch.undo()
+    assert code == 0
+    found: list[dict[str, Any]] = json.loads(path.read_text())["entries"]
+    return found
+
+
+def test_every_peer_here_is_measured_and_the_others_are_missing(entries: list[dict[str, Any]]) -> None:
+    assert [entry["status"] for entry in entries] == ["ok"] * 6 + ["missing"]
+    assert [entry["peer"] for entry in entries[1:]] == [*HERE, "vllm"]
+    assert "pip install vllm" in entries[-1]["reason"] or "on a GPU only" in entries[-1]["reason"]
+
+
+def test_all_peers_give_the_same_tokens(entries: list[dict[str, Any]], directory: Path) -> None:
+    measured = entries[1:-1]
+    assert [entry["same_tokens"] for entry in measured] == [1.0] * len(HERE)
+    prompt = random_prompts(VOCAB, 2, peers.PROMPT)[0]
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+    assert measured[0]["first_tokens"] == greedy_ids(model, prompt, 8)
+    assert len(set(measured[0]["first_tokens"])) >= 3
+
+
+def test_figures_belong_together_and_say_how_they_were_made(entries: list[dict[str, Any]], directory: Path) -> None:
+    floor, *measured = entries[:-1]
+    config, weights, _ = load_model(directory, torch.float32)
+    for entry in measured:
+        assert entry["window"] == {"prompt": 64, "first": 4, "last": 16}
+        assert entry["context"] == 74
+        assert entry["tokens_per_s"] == pytest.approx(2e3 / entry["ms_per_step"], rel=1e-4)
+        nbytes = weights.nbytes - weights.embedding.nbytes + 2 * 74 * config.kv_bytes_per_token(4)
+        assert entry["floor_ms"] == pytest.approx(nbytes / floor["bytes_per_s"] * 1e3, rel=1e-4)
+        assert entry["floor_share"] == pytest.approx(entry["floor_ms"] / entry["ms_per_step"], rel=1e-4)
+        assert entry["against_ours"] == pytest.approx(entry["ms_per_step"] / measured[0]["ms_per_step"], rel=1e-4)
+        assert entry["mode"]
+        assert entry["method"]
+    assert {entry["version"] for entry in measured if entry["peer"].startswith("hf")} == {transformers.__version__}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_compiled_step_is_the_model(name: str, tmp_path: Path) -> None:
+    model = saved_tiny_model(name, tmp_path)
+    setup = Setup(str(tmp_path), "float32", "cpu", WINDOW)
+    prompts = random_prompts(VOCAB, 3, WINDOW.prompt)
+    measured = Compiled(setup, compiles=False).measure(prompts, WINDOW)
+    assert measured.tokens == [greedy_ids(model, prompt, WINDOW.last) for prompt in prompts]
+    assert measured.tokens == Ours(setup).measure(prompts, WINDOW).tokens
+
+
+@pytest.mark.parametrize("name", ["tiny", "llama-small"])
+def test_a_written_checkpoint_is_the_model(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llama = SHAPES["llama-3.2-1b"]
+    sizes = {
+        "hidden": 32,
+        "layers": 2,
+        "q_heads": 4,
+        "kv_heads": 2,
+        "head_dim": 8,
+        "intermediate": 48,
+        "vocab": 64,
+        "eos_ids": (),
+        "tied_embeddings": False,
+    }
+    monkeypatch.setitem(SHAPES, "llama-small", llama.__class__(**{**vars(llama), **sizes}))
+    monkeypatch.setattr(checkpoint, "SHARD_SIZE", "20KB")
+    assert checkpoint.main(["--model", name, "--dtype", "bfloat16", "--device", "cpu", str(tmp_path)]) == 0
+    loaded = load_model(tmp_path)
+    config, weights = open_model(name, torch.bfloat16, torch.device("cpu"))
+    assert loaded.config == config
+    assert loaded.weights.dtype == torch.bfloat16
+    assert all(torch.equal(a, b) for a, b in zip(loaded.weights.tensors(), weights.tensors(), strict=True))
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+
+
+def test_the_checkpoint_is_gone_afterwards(tmp_path: Path) -> None:
+    with peers.checkpoint("tiny", "float32", "cpu", str(tmp_path), 200) as model:
+        assert (model.directory / "config.json").exists()
+        assert model.weight_bytes == load_model(model.directory).weights.nbytes
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_steps_are_taken_from_the_window() -> None:
+    tokens: Tokens = [[1] * 12]
+    measured = by_steps([9.0] * 2 + [1.0] * 4 + [3.0] * 5, tokens, WINDOW)
+    assert (measured.ms_per_step, measured.ms_spread, measured.samples) == (3.0, (1.0, 3.0), 9)
+    with pytest.raises(BenchmarkError, match="8 steps were timed, the window has 9"):
+        by_steps([1.0] * 8, tokens, WINDOW)
+    with pytest.raises(BenchmarkError, match=r"\[11, 12\] new tokens, expected 12"):
+        by_steps([1.0] * 11, [[1] * 12, [1] * 11], WINDOW)
+
+
+def test_differences_cancel_what_both_runs_have() -> None:
+    def generate(prompts: list[list[int]], count: int) -> Tokens:
+        time.sleep(0.05 + 0.004 * count)
+        return [[1] * count for _ in prompts]
+
+    assert by_difference(generate, [[1]], WINDOW).ms_per_step == pytest.approx(4.0, abs=1.5)
+    with pytest.raises(BenchmarkError, match="stopped early"):
+        by_difference(lambda prompts, count: [[1] for _ in prompts], [[1]], WINDOW)
+
+
+def test_a_worker_that_breaks_leaves_its_last_words(directory: Path, tmp_path: Path) -> None:
+    setup = Setup(str(tmp_path / "nowhere"), "float32", "cpu", WINDOW)
+    report = process.run_worker("ours", setup, [[[1] * 5]], 120)
+    assert report.loaded is None
+    with pytest.raises(BenchmarkError, match=r"exit status 1: .*nowhere.*no such file"):
+        report.of(1)
+
+
+def test_a_batch_that_breaks_leaves_the_others(directory: Path) -> None:
+    bad, good = [[VOCAB + 1] * 5], random_prompts(VOCAB, 2, 5)
+    report = process.run_worker("ours-engine", Setup(str(directory), "float32", "cpu", WINDOW), [bad, good], 120, sys.executable)
+    with pytest.raises(BenchmarkError, match="RequestError: prompt 0"):
+        report.of(1)
+    assert len(report.of(2)["tokens"]) == 2
+    with pytest.raises(BenchmarkError, match="without a word"):
+        report.of(3)
+
+
+def test_a_worker_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
+    begin = time.perf_counter()
+    failure = process.run_module(
+        "timeit", ["-n", "1", "-r", "1", "import time; print('waiting', flush=True); time.sleep(60)"], tmp_path / "log", 4
+    )
+    assert failure == "still running after 4 s; last words: waiting"
+    assert time.perf_counter() - begin < 30
+
+
+def test_a_failed_peer_fails_the_run_and_not_the_others(tmp_path: Path) -> None:
+    args = Namespace(python=[], batches=[1, 2], new_tokens=16, dtype="float32", load_format="auto", spin=False, timeout=60.0)
+    result = ResultFile("peers", args, tmp_path / "p.json")
+    line = {"batch": 1, "ms_per_step": 2.0, "ms_spread": [1.0, 3.0], "samples": 3, "tokens": [[1] * 16], "seconds": 1.0}
+    model = peers.Model("tiny", SHAPES["tiny"], tmp_path, 1000)
+    comparison = peers.Comparison(model, args, "cpu", 1e9, result)
+    report = process.Report({"version": "1"}, {1: line, 2: {"batch": 2, "error": "RuntimeError: no room"}}, None)
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patch:
+        patch.setattr(peers, "run_worker", lambda *given: report)
+        assert [entry["batch"] for entry in comparison.add("ours")] == [1]
+    assert [entry["status"] for entry in result.entries] == ["ok", "failed"]
+    assert result.entries[1]["error"] == "BenchmarkError: RuntimeError: no room"
+    assert result.failed
+
+
+def test_a_worker_needs_no_build_of_ours() -> None:
+    """A peer may live in an environment of its own."""
+    code = "import sys, benchmarks.engines.worker; sys.exit('photon_ext' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, timeout=120).returncode == 0
+
+
+def test_common_prefixes() -> None:
+    assert peers.common_prefix([[1, 2, 3, 4]], [[1, 2, 3, 4]]) == 1.0
+    assert peers.common_prefix([[1, 2, 3, 4], [1, 1, 1, 1]], [[1, 2, 0, 4], [0, 1, 1, 1]]) == 0.25
+
+
+def test_what_is_missing_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert missing("ours", "cpu") is None
+    monkeypatch.setitem(CATALOG, "vllm", CATALOG["vllm"]._replace(package="surely_not_installed"))
+    assert (missing("vllm", "cuda") or "").startswith("surely_not_installed is not installed: pip install vllm")
+    assert "not installed for /nowhere/python" in (missing("vllm", "cuda", "/nowhere/python") or "")
+    assert missing("ours", "cpu", sys.executable) is None
+    assert "on a GPU only" in (missing("hf-cb-graphs", "cpu") or "")
+    for wrong in (["--peers", "nonesuch"], ["--python", "vllm"], ["--python", "nonesuch=/bin/python"], ["--device", "cuda:1"]):
+        with pytest.raises(SystemExit):
+            peers.main(wrong)
+
+
+def test_a_model_that_does_not_exist_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "floor_rate", lambda *given: {"bytes_per_s": 1e9, "method": "none"})
+    path = tmp_path / "peers.json"
+    assert peers.main(["--model", "nonesuch", "--peers", "vllm", "--device", "cpu", "--json", str(path)]) == 1
+    entry = json.loads(path.read_text())["entries"][-1]
+    assert entry["status"] == "failed"
+    assert "nonesuch" in entry["error"]
