@@ -1,0 +1,143 @@
+"""A plot of the share of the read floor by model and batch, from result files of benchmarks.decode and benchmarks.peers.
+
+    python -m benchmarks.plots benchmarks/results/decode-*.json benchmarks/results/peers-*.json --output floor.png
+
+A panel per model and machine, a group of bars per batch, a bar per engine; its height is floor / time of a step, and the time is written
+on it. Needs matplotlib.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# Okabe and Ito's colours for colour-blind readers ("Color Universal Design", 2008), with hatches for those who see none.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++", "oo")
+PANEL_WIDTH, PANEL_HEIGHT, DPI = 8.0, 4.4, 110
+COLUMNS = 2
+GROUP = 0.84  # of the distance between two batches
+
+
+class Point(NamedTuple):
+    """One bar: what ran where, its share of the floor, and the milliseconds of a step."""
+
+    model: str
+    machine: str
+    engine: str
+    batch: int
+    share: float
+    ms: float
+
+
+def read_points(path: Path) -> list[Point]:
+    """The bars of one result file; none where it is of another benchmark. Raises ValueError for a file that is no result."""
+    try:
+        data = json.loads(path.read_text())
+        entries, environment, benchmark = data["entries"], data["environment"], data["benchmark"]
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: not a result file of benchmarks ({type(error).__name__}: {error})") from error
+    machine = None if data.get("arguments", {}).get("device") == "cpu" else environment.get("gpu")
+    where = machine or environment.get("cpu") or "unknown machine"
+    points = []
+    for entry in entries:
+        engine = _engine(benchmark, entry, data.get("arguments", {}))
+        if engine is not None:
+            ms = entry["ms_per_step"]
+            ms = ms["median"] if isinstance(ms, dict) else ms
+            points.append(Point(entry["model"], where, engine, entry["batch"], entry["floor_share"], ms))
+    return points
+
+
+def _engine(benchmark: str, entry: dict[str, Any], arguments: dict[str, Any]) -> str | None:
+    """The name of what an entry measured; None for entries without a bar."""
+    if entry.get("status") != "ok":
+        return None
+    if benchmark == "peers" and entry.get("what") == "peer":
+        return f"{entry['title']} {entry['version']}"
+    if benchmark == "decode" and entry.get("what") == "decode":
+        return f"photon_ext, depth {entry['depth']}" + (", spinning" if arguments.get("spin") else "")
+    return None
+
+
+def draw(points: Sequence[Point], output: Path) -> None:
+    """Writes the PNG. Raises ImportError, with the command that helps, where matplotlib is missing, and ValueError without points."""
+    pyplot = _pyplot()
+    panels: dict[tuple[str, str], list[Point]] = {}
+    for point in points:
+        panels.setdefault((point.model, point.machine), []).append(point)
+    if not panels:
+        raise ValueError("no decode steps in these files; give results of benchmarks.decode or benchmarks.peers")
+    engines = list(dict.fromkeys(point.engine for group in panels.values() for point in group))
+    columns = min(COLUMNS, len(panels))
+    rows = -(-len(panels) // columns)
+    legend = 0.35 * -(-len(engines) // 3) + 0.3
+    size = PANEL_WIDTH * columns, PANEL_HEIGHT * rows + legend
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    highest = max(point.share for group in panels.values() for point in group)
+    for axis, (title, group) in zip(axes.flat, panels.items(), strict=False):
+        _panel(axis, f"{title[0]} on {title[1]}", group, engines, 100 * max(1.0, highest))
+    for axis in list(axes.flat)[len(panels) :]:
+        axis.set_axis_off()
+    handles = {label: bar for axis in axes.flat for bar, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, fontsize=10, frameon=False)
+    figure.savefig(output, dpi=DPI)
+    pyplot.close(figure)
+
+
+def _panel(axis: Any, title: str, points: list[Point], engines: list[str], top: float) -> None:
+    """Bars of one model: groups by batch, engines in the order of the legend."""
+    batches = sorted({point.batch for point in points})
+    present = [engine for engine in engines if any(point.engine == engine for point in points)]
+    width = GROUP / len(present)
+    for place, engine in enumerate(present):
+        style = engines.index(engine)
+        own = {point.batch: point for point in points if point.engine == engine}
+        xs = [batches.index(batch) + (place - (len(present) - 1) / 2) * width for batch in own]
+        heights = [100 * point.share for point in own.values()]
+        colour, hatch = COLOURS[style % len(COLOURS)], HATCHES[(style + style // len(COLOURS)) % len(HATCHES)]
+        axis.bar(xs, heights, 0.92 * width, label=engine, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5)
+        for x, height, point in zip(xs, heights, own.values(), strict=True):
+            axis.text(x, height + 1, f"{point.ms:.3g}", ha="center", va="bottom", fontsize=9, rotation=90 if width < 0.16 else 0)
+    axis.axhline(100, color="black", linewidth=1, linestyle="--")
+    axis.set_title(title, fontsize=12)
+    axis.set_xticks(range(len(batches)), [str(batch) for batch in batches])
+    axis.set_xlabel("batch (rows decoded at once)", fontsize=11)
+    axis.set_ylabel("share of the read floor (%)\nnumbers: ms per step", fontsize=11)
+    axis.set_ylim(0, top * 1.12)
+    axis.tick_params(labelsize=10)
+    axis.grid(axis="y", alpha=0.3)
+    axis.set_axisbelow(True)
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ImportError("plots need matplotlib: pip install 'photon_ext[trace]', or pip install matplotlib") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def main(given: list[str] | None = None) -> int:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("files", nargs="+", type=Path, help="JSON of benchmarks.decode and benchmarks.peers")
+    options.add_argument("--output", type=Path, default=Path("floor.png"), help="the PNG")
+    args = options.parse_args(given)
+    try:
+        draw([point for path in args.files for point in read_points(path)], args.output)
+    except (ImportError, OSError, ValueError) as error:
+        print(f"plots: {error}", file=sys.stderr)
+        return 1
+    print(f"wrote {args.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,71 @@
+"""benchmarks.plots: which entries become bars, and a PNG where matplotlib is installed."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import plots
+from benchmarks.report import RESULTS
+
+DECODES = sorted(RESULTS.glob("decode-*.json"))
+
+
+def write(path: Path, benchmark: str, entries: list[dict[str, Any]], device: str = "auto", gpu: str | None = "H200") -> Path:
+    environment = {"gpu": gpu, "cpu": "EPYC"}
+    path.write_text(json.dumps({"benchmark": benchmark, "arguments": {"device": device}, "environment": environment, "entries": entries}))
+    return path
+
+
+def peer(title: str, batch: int, ms: float, status: str = "ok") -> dict[str, Any]:
+    labels = {"what": "peer", "model": "qwen3-4b", "title": title, "version": "1.0", "batch": batch}
+    return {**labels, "status": status, "ms_per_step": ms, "floor_share": 2 / ms}
+
+
+def test_points_of_a_decode_result() -> None:
+    points = plots.read_points(RESULTS / "decode-qwen3-0.6b.json")
+    assert {point.engine for point in points} == {"photon_ext, depth 1", "photon_ext, depth 2"}
+    assert {point.machine for point in points} == {"NVIDIA H200"}
+    best = next(point for point in points if point.batch == 1 and point.engine.endswith("2"))
+    assert best.ms == pytest.approx(1.89, abs=0.01)
+    assert best.share == pytest.approx(0.145, abs=0.01)
+
+
+def test_points_of_peers_leave_out_what_was_not_measured(tmp_path: Path) -> None:
+    entries = [peer("vLLM", 1, 4.0), peer("vLLM", 8, 5.0, "failed"), {"what": "floor", "status": "ok"}, peer("ours", 1, 2.5)]
+    points = plots.read_points(write(tmp_path / "p.json", "peers", entries))
+    assert points == [
+        plots.Point("qwen3-4b", "H200", "vLLM 1.0", 1, 0.5, 4.0),
+        plots.Point("qwen3-4b", "H200", "ours 1.0", 1, 0.8, 2.5),
+    ]
+    on_cpu = plots.read_points(write(tmp_path / "c.json", "peers", entries, device="cpu"))
+    assert {point.machine for point in on_cpu} == {"EPYC"}
+
+
+def test_a_file_that_is_no_result_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "foreign.json"
+    path.write_text("[1]")
+    assert plots.main([str(path)]) == 1
+    assert "foreign.json: not a result file" in capsys.readouterr().err
+
+
+def test_without_matplotlib_the_error_says_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert plots.main([str(DECODES[0]), "--output", str(tmp_path / "floor.png")]) == 1
+    assert "pip install 'photon_ext[trace]'" in capsys.readouterr().err
+    assert not (tmp_path / "floor.png").exists()
+
+
+def test_a_png_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "floor.png"
+    peers = write(tmp_path / "p.json", "peers", [peer(f"engine {i}", batch, 2.5 + i) for i in range(9) for batch in (1, 8, 32)])
+    assert plots.main([*map(str, DECODES), str(peers), "--output", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.stat().st_size > 20_000
+    assert plots.main([str(RESULTS / "cpu-smollm2.json"), "--output", str(path)]) == 1
+    assert "no decode steps" in capsys.readouterr().err
