@@ -206,7 +206,7 @@ def main(given: list[str] | None = None) -> int:
         print(f"\n{name}, {args.dtype}", flush=True)
         if entries:
             print_table(HEADER, [table_row(entry) for entry in entries])
-            texts.append(f"{name}, {args.dtype}:\n\n{markdown(entries)}\n")
+            texts.append(f"{name}, {args.dtype}:\n\n{markdown(entries)}")
     if args.markdown is not None:
         Path(args.markdown).write_text("\n".join(texts))
     absent = [entry for entry in result.entries if entry["status"] in ("missing", "skipped")]

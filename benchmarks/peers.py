@@ -235,7 +235,7 @@ def run_model(name: str, args: Namespace, device: str, bytes_per_s: float, resul
     print(f"\n{name}, {args.dtype}", flush=True)
     if measured:
         print_table(HEADER, [table_row(entry) for entry in measured])
-    return f"{name}, {args.dtype}:\n\n{markdown(measured, args.batches)}\n"
+    return f"{name}, {args.dtype}:\n\n{markdown(measured, args.batches)}"
 
 
 def main(given: list[str] | None = None) -> int:
