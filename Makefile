@@ -8,19 +8,31 @@ READY := $(VENV)/.ready
 MODEL ?=
 RESULTS ?= benchmarks/results
 export PROMPT ?= Why is the sky blue?
-CXX_SOURCES = $(shell find csrc -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+CXX_SOURCES = $(shell find csrc tests/emulator -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 # One dtype is enough for the sanitizers: what differs between dtypes is arithmetic, not indexes or barriers.
 SANITIZED := tests/ops/test_step.py tests/ops/test_sample.py tests/ops/test_attention.py tests/ops/test_linear.py tests/ops/test_norm.py \
 	tests/ops/test_mlp.py tests/ops/test_embedding.py tests/engine/test_engine_cuda.py::test_graphs_and_eager_steps_agree
 
-.PHONY: demo test test-gpu gpu sanitize bench-gpu build lint format clean
+# What runs on the CUDA kernels without a GPU: the ops, a decoder, graphs on the host and an engine at depth 2.
+EMULATED_OPS := $(addprefix tests/ops/test_,attention.py embedding.py errors.py linear.py mlp.py norm.py opcheck.py sample.py step.py)
+EMULATED_MODELS := tests/models/test_decoder.py tests/runtime/test_replay.py tests/engine/test_engine_models.py tests/testing/test_conformance.py
+EMULATED := PHOTON_OPS_LIBRARY=build/emulated/_ops.abi3.so
+
+.PHONY: demo test test-emulated test-gpu gpu sanitize bench-gpu build lint format clean
 
 demo: build
 	@.ci/demo "$(BIN)/python" "$(MODEL)"
 
 test: build
 	$(BIN)/python -m pytest -m "not gpu"
+
+# PHOTON_EMULATOR_SEED: 0 is round robin, any other number a random order of threads.
+test-emulated: build
+	$(BIN)/python setup.py build_emulator
+	for seed in 0 2; do $(EMULATED) PHOTON_EMULATOR_SEED=$$seed $(BIN)/python -m pytest -q -m "not gpu" $(EMULATED_OPS) || exit 1; done
+	$(EMULATED) $(BIN)/python -m pytest -q -m "not gpu" $(EMULATED_MODELS) \
+	  -k "half or (bitwise and not scaled) or pinned_memory or eager_steps or sampled_tokens or real_runtime or are_the_ops"
 
 test-gpu: gpu
 	$(BIN)/python -m pytest -m gpu

@@ -16,11 +16,14 @@ from pathlib import Path
 
 import torch
 
-OPS_FILE = Path(os.environ.get("PHOTON_OPS_LIBRARY") or Path(__file__).with_name("_ops.abi3.so"))
+_WISH = os.environ.get("PHOTON_OPS_LIBRARY")
+OPS_FILE = Path(_WISH) if _WISH else Path(__file__).with_name("_ops.abi3.so")
 _HOW_TO_BUILD = "build it with `python setup.py build_ext --inplace` or `pip install -e . --no-build-isolation` in the source directory"
 
 
 def _load() -> ctypes.CDLL:
+    if _WISH and not OPS_FILE.exists():
+        raise ImportError(f"PHOTON_OPS_LIBRARY is {_WISH!r}, and there is no such file")
     if not OPS_FILE.exists():
         raise ImportError(f"photon_ext is not built: {OPS_FILE} is missing; {_HOW_TO_BUILD}")
     try:

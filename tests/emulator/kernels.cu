@@ -174,7 +174,7 @@ __global__ void ring_kernel(float* out, const float* in, int tiles, int bug) {
 
 // out[i] = sum over the tiles of in[tile][i], by one warp that keeps one group under way; invalid copies bring zeros.
 __global__ void async_kernel(float* out, const float* in, int tiles, int valid_tiles, int bug) {
-  float(&buffer)[2][kTileFloats * 2] = *reinterpret_cast<float(*)[2][kTileFloats * 2]>(dynamic_shared());
+  float (&buffer)[2][kTileFloats * 2] = *reinterpret_cast<float (*)[2][kTileFloats * 2]>(dynamic_shared());
   const int lane = threadIdx.x;
   const auto start = [&](int tile) {
     const float* source = in + (tile < valid_tiles ? tile : 0) * kTileFloats * 2;

@@ -112,7 +112,7 @@ def test_named_barriers(emulator: Emulator) -> None:
     [
         (
             (1, 64, 2, 64),
-            r"no thread can go on:(\n  block 0, 32 threads from \d+ to \d+: at sync_threads .*: barrier [12], where 32 of 64 threads have come){2}",
+            r"no thread can go on:(\n  block 0, 32 threads from \d+ to \d+: at sync_threads .*: barrier [12], where 32 of 64 have come){2}",
         ),
         ((1, 64, 1, 0), r"sync_threads at .* waits for (every|all 64) thread"),
         ((1, 64, 1, 32), r"brings (32|64) threads to sync_threads .*, but others wait there for (32|64)"),

@@ -8,7 +8,7 @@ namespace {
 
 std::string missing_threads(const void* subject) {
   const BlockBarrier& barrier = *static_cast<const BlockBarrier*>(subject);
-  return format("barrier %d, where %d of %d threads have come", barrier.number, barrier.arrived, barrier.expected);
+  return format("barrier %d, where %d of %d have come", barrier.number, barrier.arrived, barrier.expected);
 }
 
 void arrive_and_wait(BlockBarrier& barrier, int expected, const char* name, Site site) {

@@ -1,7 +1,6 @@
-// In which order threads, warps and clusters go on. Seed 0: round robin, a warp
-// at a time. Any other seed: random clusters, and in each cluster one of two
-// ways, drawn anew: a random thread at every switch, or warps with random priorities, so that one warp runs as far ahead of another as the
-// barriers let it.
+// In which order threads, warps and clusters go on. Seed 0: round robin, a warp at a time. Any other seed: random clusters, and in each
+// cluster one of two ways, drawn anew: a random thread at every switch, or warps with random priorities, so that one warp runs as far ahead
+// of another as the barriers let it.
 #include <cstdlib>
 #include <numeric>
 

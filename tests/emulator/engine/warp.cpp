@@ -11,7 +11,8 @@ std::string missing_lanes(const void* subject) {
   const Warp& warp = *thread.warp;
   for (unsigned i = 0; i < warp.collective_count; ++i) {
     const Collective& one = warp.collectives[i];
-    if ((one.arrived >> thread.lane & 1u) != 0) return format("of mask 0x%08x, lanes 0x%08x have not come", one.mask, one.mask & ~one.arrived);
+    if ((one.arrived >> thread.lane & 1u) != 0)
+      return format("of mask 0x%08x, lanes 0x%08x have not come", one.mask, one.mask & ~one.arrived);
   }
   return "";
 }
@@ -30,8 +31,8 @@ Collective& join(Warp& warp, const char* name, unsigned mask, Complete complete,
     Collective& one = warp.collectives[i];
     if (one.mask != mask) continue;
     if (one.complete == complete && same_place(one.site, site)) return one;
-    fail(format("lanes of one warp disagree: %s is in %s %s, others of the same mask are in %s %s", thread_name(*machine.current).c_str(), name,
-                at(site).c_str(), one.name, at(one.site).c_str()));
+    fail(format("lanes of one warp disagree: %s is in %s %s, others of the same mask are in %s %s", thread_name(*machine.current).c_str(),
+                name, at(site).c_str(), one.name, at(one.site).c_str()));
   }
   Collective& one = warp.collectives[warp.collective_count++];
   one.name = name;
