@@ -470,6 +470,7 @@ def paged_attention_into(
     segments: Tensor,
     page_table: Tensor | None,
     scale: float,
+    fast: bool = False,
 ) -> None:
     """Causal attention of each line over positions 0 .. length - 1 of its row, grouped queries, softmax in float32.
 
@@ -481,12 +482,15 @@ def paged_attention_into(
         k_cache: [pages, page size, kv heads, head_dim]; q heads is a multiple of kv heads.
         v_cache: like k_cache.
         decode_meta: int32 [T, 4].
-        segments: int32 [R, 4]; checked, and not read yet: each line is computed on its own. Reserved for kernels that share the reads of a
-            chunk's lines.
+        segments: int32 [R, 4]: which lines stand together, for speed; no result depends on them.
         page_table: int32 [rows, pages per row], or None as in :func:`rope_append_kv_`.
         scale: of the scores, as a rule 1 / sqrt(head_dim).
+        fast: may compute the lines of a chunk together by matrix instructions (Dao, "FlashAttention-2", 2023), in another order of
+            summation, weights rounded to bfloat16. A line's bits still depend on its own inputs and length alone, not on how its prompt
+            was cut into chunks. On CUDA from compute capability 8.0, in bfloat16, head_dim 64, 96, 128 or 256, all pointers and strides
+            multiples of 16 bytes; elsewhere it changes nothing.
     """
-    _paged_attention(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale)
+    _paged_attention(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale, fast)
 
 
 def paged_attention(
@@ -497,11 +501,12 @@ def paged_attention(
     segments: Tensor,
     page_table: Tensor | None,
     scale: float,
+    fast: bool = False,
 ) -> Tensor:
     """:func:`paged_attention_into` a new contiguous [T, q heads, head_dim]."""
     _refuse_gradients("paged_attention", q, k_cache, v_cache)
     out = q.new_empty(q.shape)
-    _paged_attention(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale)
+    _paged_attention(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale, fast)
     return out
 
 

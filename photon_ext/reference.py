@@ -407,8 +407,9 @@ def paged_attention(
     segments: Tensor,
     page_table: Tensor | None,
     scale: float,
+    fast: bool = False,
 ) -> Tensor:
-    del segments  # a line's own length says what it may see; segments are reserved for kernels that share reads
+    del segments, fast  # a line's own row and length say what it sees
     out = torch.zeros_like(q)
     group = q.shape[1] // k_cache.shape[2]
     for line in range(len(q)):
@@ -431,8 +432,9 @@ def paged_attention_into(
     segments: Tensor,
     page_table: Tensor | None,
     scale: float,
+    fast: bool = False,
 ) -> None:
-    out.copy_(paged_attention(q, k_cache, v_cache, decode_meta, segments, page_table, scale))
+    out.copy_(paged_attention(q, k_cache, v_cache, decode_meta, segments, page_table, scale, fast))
 
 
 def fused_attention_decode_into(

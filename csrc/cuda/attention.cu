@@ -1,6 +1,7 @@
 // Everything that touches KV memory: rope_append_kv, paged_attention, and fused_attention_decode, which is both of them in one kernel.
 #include "common/kv.h"
 #include "cuda/attend.cuh"
+#include "cuda/chunk_attention.h"
 #include "cuda/element.cuh"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
@@ -174,7 +175,9 @@ int rope_append_kv(const RopeAppendKvParams& p, void* stream) {
   });
 }
 
-int paged_attention(const PagedAttentionParams& p, void* stream) { return launch_attention(p, stream); }
+int paged_attention(const PagedAttentionParams& p, void* stream) {
+  return p.fast && chunk_attention_fits(p) ? chunk_attention(p, stream) : launch_attention(p, stream);
+}
 
 int fused_attention_decode(const FusedAttentionDecodeParams& p, void* stream) { return launch_attention(p, stream); }
 

@@ -48,7 +48,7 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
       "Tensor? page_table, Tensor cos, Tensor sin, Tensor? q_norm=None, Tensor? k_norm=None, float eps=1e-6) -> ()");
   m.def(
       "paged_attention_into(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor decode_meta, Tensor segments, "
-      "Tensor? page_table, float scale) -> ()");
+      "Tensor? page_table, float scale, bool fast=False) -> ()");
   m.def(
       "fused_attention_decode_into(Tensor(a!) out, Tensor q, Tensor k, Tensor v, Tensor(b!) k_cache, Tensor(c!) v_cache, "
       "Tensor decode_meta, Tensor? page_table, Tensor cos, Tensor sin, float scale, Tensor? q_norm=None, Tensor? k_norm=None, "

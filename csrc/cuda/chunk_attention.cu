@@ -1,0 +1,287 @@
+// Attention of chunks of lines over their paged past. A block takes one KV head and a tile of consecutive lines, whose query heads of that
+// KV head are its rows, and walks the past of their row of the table in tiles of keys that arrive while the last one is worked on.
+//
+// Segments only say where tiles start. Which lines share a pass over the past is read from decode_meta, so that every line is computed as
+// its own row and length say, whatever the segments hold; lines of many rows in one tile are right too, a pass for each row.
+#include "cuda/chunk_attention.h"
+
+#include "common/segment.h"
+#include "cuda/chunk_copies.cuh"
+#include "cuda/chunk_tile.cuh"
+
+namespace photon::cuda {
+namespace {
+
+// Fills task.first_line and task.lines: tile number `wanted` of the step. Tiles of at most `tile_lines` lines start at line 0, and anew at
+// each segment's first line; a segment that starts before an earlier one starts none. One warp calls it, 32 segments at a time.
+__device__ void find_tile(const PagedAttentionParams& p, int wanted, int tile_lines, ChunkTask& task) {
+  const int lane = threadIdx.x % kWarpSize, lines = static_cast<int>(p.lines);
+  int last_end = 0, tiles = 0;
+  for (int64_t base = 0; base <= p.num_segments; base += kWarpSize) {  // the lines before segment i, and those from the last one on
+    const int64_t index = base + lane;
+    int end = index < p.num_segments ? min(load_segment(p.segments, index).first_line, lines) : lines;
+    end = max(end, last_end);
+#pragma unroll
+    for (int offset = 1; offset < kWarpSize; offset *= 2) {
+      const int before = __shfl_up_sync(kFullWarp, end, offset);
+      if (lane >= offset) end = max(end, before);
+    }
+    int begin = __shfl_up_sync(kFullWarp, end, 1);
+    if (lane == 0) begin = last_end;
+    const int own = (end - begin + tile_lines - 1) / tile_lines;
+    int upto = own;
+#pragma unroll
+    for (int offset = 1; offset < kWarpSize; offset *= 2) {
+      const int before = __shfl_up_sync(kFullWarp, upto, offset);
+      if (lane >= offset) upto += before;
+    }
+    upto += tiles;
+    if (wanted < upto && wanted >= upto - own) {
+      task.first_line = begin + (wanted - upto + own) * tile_lines;
+      task.lines = min(tile_lines, end - task.first_line);
+    }
+    last_end = __shfl_sync(kFullWarp, end, kWarpSize - 1);
+    tiles = __shfl_sync(kFullWarp, upto, kWarpSize - 1);
+    if (wanted < tiles) return;
+  }
+}
+
+// Blocks go through the tiles from the last line to the first: the longest pasts start first, and the last ones to end are short.
+template <typename Plan>
+__device__ void find_task(const PagedAttentionParams& p, int tiles, ChunkTask& task) {
+  const int kv_heads = static_cast<int>(p.kv_heads), group = static_cast<int>(p.q_heads) / kv_heads;
+  const int block = static_cast<int>(blockIdx.x);
+  if (threadIdx.x == 0) task = {0, 0, block % kv_heads, group};
+  __syncwarp();
+  find_tile(p, tiles - 1 - block / kv_heads, Plan::kRows / group, task);
+}
+
+template <typename Plan>
+__device__ void load_lines(const PagedAttentionParams& p, ChunkShared<Plan>& shared) {
+  for (int i = threadIdx.x; i < shared.task.lines; i += Plan::kThreads) {
+    const Line line = load_line(p.decode_meta, shared.task.first_line + i);
+    const int32_t length = past_length(p.cache, line);
+    shared.rows[i] = length > 0 ? line.row : -1;
+    shared.lengths[i] = length;
+  }
+}
+
+__device__ int32_t warp_min(int32_t v) {
+#pragma unroll
+  for (int offset = kWarpSize / 2; offset > 0; offset /= 2) v = min(v, __shfl_xor_sync(kFullWarp, v, offset));
+  return v;
+}
+
+// The run that begins at line `first` of the tile, for every lane of the warp that calls it.
+template <typename Plan>
+__device__ Run find_run(const ChunkShared<Plan>& shared, int first) {
+  const int32_t row = shared.rows[first];
+  int32_t end = shared.task.lines, least = INT_MAX, most = 0;
+  for (int i = first + threadIdx.x % kWarpSize; i < shared.task.lines; i += kWarpSize) {
+    if (shared.rows[i] != row) end = min(end, i);
+  }
+  end = warp_min(end);
+  for (int i = first + threadIdx.x % kWarpSize; i < end; i += kWarpSize) {
+    least = min(least, shared.lengths[i]);
+    most = max(most, shared.lengths[i]);
+  }
+  return {first, end, row, warp_min(least), -warp_min(-most)};
+}
+
+// Makes shared.run the one that begins at line `first`, and forgets what was noted for the last one. All threads must call it.
+template <typename Plan>
+__device__ void start_run(ChunkShared<Plan>& shared, int first) {
+  __syncthreads();  // the last run is done with
+  if (threadIdx.x < kWarpSize) {
+    const Run run = find_run(shared, first);
+    if (threadIdx.x == 0) shared.run = run;
+  }
+  for (int d = threadIdx.x; d < Plan::kHeadDim; d += Plan::kThreads) shared.poisoned[d] = INT_MAX;
+  __syncthreads();
+}
+
+// The shortest and the longest past among the run's rows of this warp; longest 0: it has none.
+struct WarpLengths {
+  int32_t least, most;
+};
+
+// Writes the warp's part of shared.own_lengths.
+template <typename Plan>
+__device__ WarpLengths find_lengths(ChunkShared<Plan>& shared) {
+  const int row = threadIdx.x / kWarpSize * Plan::kWarpRows + threadIdx.x % kWarpSize % Plan::kWarpRows;
+  const int line = row / shared.task.group;
+  const int32_t length = shared.run.has(line) ? shared.lengths[line] : 0;
+  if (threadIdx.x % kWarpSize < Plan::kWarpRows) shared.own_lengths[row] = length;
+  __syncwarp();
+  return {warp_min(length > 0 ? length : INT_MAX), -warp_min(-length)};
+}
+
+// Walks the past of the run. All threads must call it, and have their queries copied or under way.
+template <typename Plan>
+__device__ void scan_run(const PagedAttentionParams& p, const WarpLengths& own, ChunkShared<Plan>& shared, RowSoftmax<Plan>& state) {
+  const float scale = p.scale * 1.44269504f;  // of exp2
+  KvPlace place = look_up<Plan>(p.cache, shared.run, 0);
+  copy_keys<Plan>(p.cache, shared.task.kv_head, place, shared.k, shared.v);
+  commit_copies();
+  place = look_up<Plan>(p.cache, shared.run, kTileKeys);
+  for (int32_t first = 0; first < shared.run.most; first += kTileKeys) {
+    const int32_t end = first + kTileKeys;
+    const int stage = first / kTileKeys % 2;
+    wait_copies<0>();
+    if (end > shared.run.least) hide_values<Plan>(shared.v + stage * Plan::kTile, first, shared.poisoned);
+    __syncthreads();  // the tile is there for all, and nobody reads the other stage any more
+    if (end < shared.run.most) {
+      const int next = (stage ^ 1) * Plan::kTile;
+      copy_keys<Plan>(p.cache, shared.task.kv_head, place, shared.k + next, shared.v + next);
+      commit_copies();
+      place = look_up<Plan>(p.cache, shared.run, end + kTileKeys);
+    }
+    if (first >= own.most) continue;
+    Scores<Plan> scores;
+    Weights<Plan> weights;
+    multiply_keys<Plan>(scores, shared.q, shared.k + stage * Plan::kTile);
+    if (end > own.least) hide_scores<Plan>(scores, shared.own_lengths, first);
+    weigh_scores<Plan>(weights, scores, state, scale);
+    multiply_values<Plan>(state, weights, shared.v + stage * Plan::kTile);
+  }
+}
+
+// The sums of the run's rows become outputs, in the place of the rows' queries.
+template <typename Plan>
+__device__ void finish_rows(ChunkShared<Plan>& shared, const RowSoftmax<Plan>& state) {
+  const int pair = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int f = 0; f < Plan::kFragments; ++f) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float total = state.total[f][half];
+      total += __shfl_xor_sync(kFullWarp, total, 1);
+      total += __shfl_xor_sync(kFullWarp, total, 2);
+      const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+      const int row = lane_row<Plan>(f) + half * 8;
+      if (shared.own_lengths[row] == 0) continue;
+#pragma unroll
+      for (int n = 0; n < Plan::kColumns; ++n) {  // + 0: a zero has one sign, whatever tiles it went through
+        const float left = fmaf(state.sum[f][n][2 * half], inverse, 0.0f), right = fmaf(state.sum[f][n][2 * half + 1], inverse, 0.0f);
+        *reinterpret_cast<uint32_t*>(shared.q + Plan::place(row, n) + pair) = packed(left, right);
+      }
+    }
+  }
+  __syncwarp();
+}
+
+// Part of a row's output from finish_rows, NaN where the row attends to a value that hide_values hid.
+template <typename Plan>
+__device__ uint4 finished(const ChunkShared<Plan>& shared, int row, int vector) {
+  const uint4 values = *reinterpret_cast<const uint4*>(shared.q + Plan::place(row, vector));
+  uint32_t words[4] = {values.x, values.y, values.z, values.w};
+#pragma unroll
+  for (int e = 0; e < kVector; ++e) {
+    if (shared.poisoned[vector * kVector + e] < shared.own_lengths[row]) words[e / 2] |= 0x7fffu << (e % 2 * 16);
+  }
+  return uint4{words[0], words[1], words[2], words[3]};
+}
+
+// Writes the warp's rows of the run, or zeros if the run is dead.
+template <typename Plan>
+__device__ void store_rows(const PagedAttentionParams& p, const ChunkShared<Plan>& shared) {
+  const int lane = threadIdx.x % kWarpSize, first_row = threadIdx.x / kWarpSize * Plan::kWarpRows, vector = lane % Plan::kVectors;
+  const ChunkTask task = shared.task;
+  const Run run = shared.run;
+  if (lane >= Plan::kStepRows * Plan::kVectors) return;
+  for (int row = first_row + lane / Plan::kVectors; row < first_row + Plan::kWarpRows; row += Plan::kStepRows) {
+    if (!run.has(row / task.group)) continue;
+    Bf16* out = static_cast<Bf16*>(p.out) + task.offset(row, p.out_line_stride, p.out_head_stride) + vector * kVector;
+    *reinterpret_cast<uint4*>(out) = run.most > 0 ? finished(shared, row, vector) : uint4{0, 0, 0, 0};
+  }
+}
+
+template <typename Plan>
+__global__ void __launch_bounds__(Plan::kThreads, 1) chunk_attention_kernel(const PagedAttentionParams p, int tiles) {
+  auto& shared = *reinterpret_cast<ChunkShared<Plan>*>(dynamic_shared());
+  if (threadIdx.x < kWarpSize) find_task<Plan>(p, tiles, shared.task);
+  __syncthreads();
+  if (shared.task.lines == 0) return;
+  copy_queries(p, shared);  // waited for with the first tile of keys
+  load_lines(p, shared);
+  for (int first = 0; first < shared.task.lines; first = shared.run.end) {
+    start_run(shared, first);
+    if (shared.run.most > 0) {
+      RowSoftmax<Plan> state;
+      state.clear();
+      scan_run(p, find_lengths(shared), shared, state);
+      finish_rows(shared, state);
+    }
+    store_rows(p, shared);
+  }
+  wait_copies<0>();  // a tile without a live line waited for nothing
+}
+
+template <typename Plan>
+bool has_room() {
+  return sizeof(ChunkShared<Plan>) <= static_cast<size_t>(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
+}
+
+// Tiles that a step may have at most: one more for each segment, because lines of two segments share none.
+template <typename Plan>
+int64_t count_tiles(const PagedAttentionParams& p) {
+  return ceil_div(p.lines, Plan::kRows / (p.q_heads / p.kv_heads)) + p.num_segments;
+}
+
+template <typename Plan>
+int launch_plan(const PagedAttentionParams& p, void* stream) {
+  const int64_t tiles = count_tiles<Plan>(p);
+  if (tiles > INT_MAX) return cudaErrorInvalidConfiguration;
+  const LaunchShape shape{tiles * p.kv_heads, Plan::kThreads, sizeof(ChunkShared<Plan>)};
+  return launch(chunk_attention_kernel<Plan>, shape, stream, p, static_cast<int>(tiles));
+}
+
+// Large tiles read keys and values less often; small ones keep all multiprocessors busy where the step has few lines. No bit differs.
+template <typename Large, typename Small>
+int launch_chunks(const PagedAttentionParams& p, void* stream) {
+  const int64_t large_tiles = ceil_div(p.lines * p.q_heads, Large::kRows);
+  if (has_room<Large>() && large_tiles >= multiprocessors()) return launch_plan<Large>(p, stream);
+  return launch_plan<Small>(p, stream);
+}
+
+// Calls `body` with the large and the small plan of a head_dim; `otherwise` where there is none.
+template <typename Result, typename Body>
+Result with_plans(int64_t head_dim, Result otherwise, const Body& body) {
+  switch (head_dim) {
+    case 64:
+      return body(TypeTag<ChunkPlan<64, 4, 2>>{}, TypeTag<ChunkPlan<64, 4, 1>>{});
+    case 96:
+      return body(TypeTag<ChunkPlan<96, 4, 2>>{}, TypeTag<ChunkPlan<96, 4, 1>>{});
+    case 128:
+      return body(TypeTag<ChunkPlan<128, 4, 2>>{}, TypeTag<ChunkPlan<128, 4, 1>>{});
+    case 256:
+      return body(TypeTag<ChunkPlan<256, 8, 1>>{}, TypeTag<ChunkPlan<256, 4, 1>>{});
+    default:
+      return otherwise;
+  }
+}
+
+}  // namespace
+
+bool chunk_attention_fits(const PagedAttentionParams& p) {
+  const KvCache& c = p.cache;
+  const bool aligned = is_vector_aligned(p.out) && is_vector_aligned(p.q) && is_vector_aligned(c.k) && is_vector_aligned(c.v) &&
+                       are_whole_vectors(p.dtype, p.q_line_stride, p.q_head_stride, p.out_line_stride, p.out_head_stride, c.k_page_stride,
+                                         c.k_token_stride, c.k_head_stride, c.v_page_stride, c.v_token_stride, c.v_head_stride);
+  const bool is_small = p.lines <= INT_MAX / 2 && c.pages_per_row * c.page_size <= INT_MAX / 2;  // positions and lines are counted by int
+  if (p.dtype != DType::kBF16 || !aligned || !is_small || !(p.scale > 0.0f) || c.num_pages == 0) return false;
+  if (device_attribute(cudaDevAttrComputeCapabilityMajor) < 8) return false;
+  return with_plans(p.head_dim, false, [&](auto, auto small) {
+    using Small = typename decltype(small)::type;
+    return p.q_heads <= Small::kRows * p.kv_heads && has_room<Small>();
+  });
+}
+
+int chunk_attention(const PagedAttentionParams& p, void* stream) {
+  if (p.lines == 0 || p.q_heads == 0) return 0;
+  return with_plans(p.head_dim, static_cast<int>(cudaErrorInvalidValue), [&](auto large, auto small) {
+    return launch_chunks<typename decltype(large)::type, typename decltype(small)::type>(p, stream);
+  });
+}
+
+}  // namespace photon::cuda

@@ -1,0 +1,13 @@
+// Attention of chunks of lines by matrix instructions: what paged_attention runs for PagedAttentionParams::fast where it fits.
+#pragma once
+#include "common/params.h"
+
+namespace photon::cuda {
+
+// bfloat16, head_dim 64, 96, 128 or 256, at most 64 query heads a KV head, every pointer and stride a whole number of 16-byte vectors,
+// scale > 0, and a current device of compute capability 8.0 or above with room for a tile.
+bool chunk_attention_fits(const PagedAttentionParams& p);
+
+int chunk_attention(const PagedAttentionParams& p, void* stream);
+
+}  // namespace photon::cuda

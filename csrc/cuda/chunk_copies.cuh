@@ -1,0 +1,70 @@
+// How queries, keys and values come into the shared memory of a block of chunk_attention. A warp copies rows of a tile by kStepRows at a
+// time, a vector a lane.
+#pragma once
+#include "cuda/chunk_tile.cuh"
+
+namespace photon::cuda {
+
+// The warp's own rows; those past the tile's lines become zeros.
+template <typename Plan>
+__device__ void copy_queries(const PagedAttentionParams& p, ChunkShared<Plan>& shared) {
+  const int lane = threadIdx.x % kWarpSize, first_row = threadIdx.x / kWarpSize * Plan::kWarpRows;
+  const ChunkTask task = shared.task;
+  if (lane >= Plan::kStepRows * Plan::kVectors) return;
+  for (int i = lane / Plan::kVectors; i < Plan::kWarpRows; i += Plan::kStepRows) {
+    const int row = first_row + i, vector = lane % Plan::kVectors;
+    const bool valid = row / task.group < task.lines;
+    const int64_t from = valid ? task.offset(row, p.q_line_stride, p.q_head_stride) + vector * kVector : 0;
+    async_copy16(shared.q + Plan::place(row, vector), static_cast<const Bf16*>(p.q) + from, valid);
+  }
+}
+
+// The place that this lane looks up for its warp's part of the tile of keys that starts at `position`.
+template <typename Plan>
+__device__ KvPlace look_up(const KvCache& cache, const Run& run, int32_t position) {
+  const int lane = threadIdx.x % kWarpSize;
+  position += threadIdx.x / kWarpSize * Plan::kWarpKeys + lane;
+  if (lane >= Plan::kWarpKeys || position >= run.most) return {-1, 0};
+  return find_place(cache, run.row, position);
+}
+
+// Starts the warp's part of the copies of a tile of keys and values, from the places its lanes looked up; zeros where there is none.
+template <typename Plan>
+__device__ void copy_keys(const KvCache& cache, int kv_head, const KvPlace& place, Bf16* k, Bf16* v) {
+  const int lane = threadIdx.x % kWarpSize, first_key = threadIdx.x / kWarpSize * Plan::kWarpKeys;
+  const long long own_k = place.page < 0 ? -1 : place.k_offset(cache, kv_head);
+  const long long own_v = place.page < 0 ? -1 : place.v_offset(cache, kv_head);
+#pragma unroll
+  for (int i = 0; i < Plan::kWarpKeys; i += Plan::kStepRows) {
+    const int key = i + lane / Plan::kVectors, vector = lane % Plan::kVectors, to = Plan::place(first_key + key, vector);
+    const long long from_k = __shfl_sync(kFullWarp, own_k, key), from_v = __shfl_sync(kFullWarp, own_v, key);
+    const bool valid = from_k >= 0;
+    if (lane >= Plan::kStepRows * Plan::kVectors) continue;
+    async_copy16(k + to, static_cast<const Bf16*>(cache.k) + (valid ? from_k + vector * kVector : 0), valid);
+    async_copy16(v + to, static_cast<const Bf16*>(cache.v) + (valid ? from_v + vector * kVector : 0), valid);
+  }
+}
+
+// Zero times a value that is not finite would be NaN, in rows that do not attend to it: such values become zeros, and are noted for the
+// rows that do. Each thread looks at what it copied itself, so that no barrier is needed between.
+template <typename Plan>
+__device__ void hide_values(Bf16* v, int32_t first_position, int32_t* poisoned) {
+  const int lane = threadIdx.x % kWarpSize, first_key = threadIdx.x / kWarpSize * Plan::kWarpKeys, vector = lane % Plan::kVectors;
+  if (lane >= Plan::kStepRows * Plan::kVectors) return;
+  for (int i = lane / Plan::kVectors; i < Plan::kWarpKeys; i += Plan::kStepRows) {
+    uint4* own = reinterpret_cast<uint4*>(v + Plan::place(first_key + i, vector));
+    uint32_t words[4] = {own->x, own->y, own->z, own->w};
+    bool changed = false;
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) {
+      const uint32_t exponent = 0x7f80u << (e % 2 * 16);
+      if ((words[e / 2] & exponent) != exponent) continue;
+      words[e / 2] &= e % 2 == 0 ? 0xffff0000u : 0xffffu;
+      atomicMin(poisoned + vector * kVector + e, first_position + first_key + i);
+      changed = true;
+    }
+    if (changed) *own = uint4{words[0], words[1], words[2], words[3]};
+  }
+}
+
+}  // namespace photon::cuda

@@ -1,0 +1,272 @@
+"""paged_attention_into with fast=True: chunks by matrix instructions, near the float64 reference and free of what else is in the step.
+
+On the CPU `fast` changes nothing, and these tests hold for the portable kernel; they are written for the CUDA one, on a GPU or emulated.
+"""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from photon_ext import ops, reference
+from photon_ext.layout import Meta
+from tests.ops.caches import Cache, contiguous_cache, lines_and_segments, paged_cache
+from tests.ops.numeric import assert_close, assert_same_bits, ints, poisoned, randn
+
+BF16 = torch.bfloat16
+HEAD_DIMS = [64, 96, 128, 256]
+GROUPS = [1, 2, 3, 4, 7, 8, 16]  # query heads of a KV head
+CHUNKS = [1, 2, 5, 16, 63, 64, 65, 130, 300]
+PASTS = [0, 1, 15, 64, 100, 700]
+PAGE_SIZES = [16, 64, 1, 23]
+Span = tuple[int, int, int]  # row, first position, lines
+
+
+def queries(lines: int, q_heads: int, head_dim: int, device: str, seed: int = 0) -> Tensor:
+    """A view of a fused projection, as a decoder has it: lines are further apart than their heads are long."""
+    return randn(lines, q_heads + 4, head_dim, dtype=BF16, device=device, seed=seed)[:, 2 : q_heads + 2]
+
+
+def filled_rows(spans: list[Span], kv_heads: int, head_dim: int, device: str, page_size: int = 16) -> Cache:
+    """A cache whose rows hold just the positions that the spans reach; the rest is NaN. Values depend on row and position alone."""
+    ends: dict[int, int] = {}
+    for row, first, count in spans:
+        ends[row] = max(ends.get(row, 0), first + count)
+    cache = paged_cache(max(ends) + 1, -(-max(ends.values()) // page_size), page_size, kv_heads, head_dim, BF16, device)
+    for row, end in ends.items():
+        if row:
+            cache.fill(row, end, seed=row)
+    return cache
+
+
+def attend(q: Tensor, cache: Cache, meta: Tensor, segments: Tensor, scale: float | None = None, fast: bool = True) -> Tensor:
+    out = poisoned(*q.shape, dtype=q.dtype, device=str(q.device))
+    ops.paged_attention_into(out, q, cache.k, cache.v, meta, segments, cache.page_table, scale or q.shape[2] ** -0.5, fast)
+    return out
+
+
+def check_near_the_reference(spans: list[Span], group: int, kv_heads: int, head_dim: int, device: str, page_size: int) -> None:
+    meta, segments = lines_and_segments(spans, device, dead_after=3)
+    segments = torch.cat([segments, torch.zeros_like(segments[:2])])  # a bucket's unused segments
+    q, cache = queries(len(meta), group * kv_heads, head_dim, device), filled_rows(spans, kv_heads, head_dim, device, page_size)
+    out, exact = attend(q, cache, meta, segments), cache.double()
+    expected = reference.paged_attention(q.double(), exact.k, exact.v, meta, segments, cache.page_table, head_dim**-0.5)
+    dead = meta[:, Meta.LENGTH] == 0
+    assert_same_bits(out[dead], torch.zeros_like(out[dead]))
+    for line in range(len(meta)):  # line by line: one wrong line among hundreds must not hide
+        assert_close(out[line], expected[line], slack=2)
+
+
+# --- right ----------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_mixed_steps_are_near_the_float64_reference(device: str, head_dim: int, group: int) -> None:
+    """Two chunks, decode lines, a dead segment and padding; the sizes go round, so that each meets each in some case."""
+    case = HEAD_DIMS.index(head_dim) * len(GROUPS) + GROUPS.index(group)
+    chunk, other = CHUNKS[case % 8], CHUNKS[(3 * case + 1) % 7]
+    past, other_past = PASTS[case % 5], PASTS[(case + 2) % 5]
+    spans = [(2, past, chunk), (1, 40, 1), (0, 0, 1), (4, 77, 1), (3, other_past, other)]
+    check_near_the_reference(spans, group, 1 + case % 2, head_dim, device, PAGE_SIZES[case % 4])
+
+
+@pytest.mark.parametrize("past", PASTS)
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_chunks_over_pasts_are_near_the_float64_reference(device: str, chunk: int, past: int) -> None:
+    case = CHUNKS.index(chunk) + PASTS.index(past)
+    check_near_the_reference([(1, past, chunk)], 1 + case % 3, 1, HEAD_DIMS[case % 3], device, PAGE_SIZES[case % 4])
+
+
+def test_many_rows_of_one_line_are_near_the_float64_reference(device: str) -> None:
+    spans = [(row, 5 * row % 90, 1) for row in range(1, 34)]
+    check_near_the_reference(spans, 4, 2, 64, device, 16)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_a_contiguous_cache(device: str, head_dim: int) -> None:
+    cache = contiguous_cache(3, 90, 2, head_dim, BF16, device)
+    cache.fill(1, 80, seed=1)
+    cache.fill(2, 21, seed=2)
+    meta, segments = lines_and_segments([(2, 20, 1), (1, 10, 70)], device)
+    q, exact = queries(71, 6, head_dim, device), cache.double()
+    expected = reference.paged_attention(q.double(), exact.k, exact.v, meta, segments, None, head_dim**-0.5)
+    assert_close(attend(q, cache, meta, segments), expected, slack=2)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-9])
+def test_scores_of_any_size(device: str, scale: float) -> None:
+    """Up to some hundreds, where a softmax that does not subtract the maximum overflows; and all alike."""
+    cache = filled_rows([(1, 200, 70)], 1, 64, device)
+    meta, segments = lines_and_segments([(1, 200, 70)], device)
+    q, exact = 12 * queries(70, 2, 64, device), cache.double()
+    expected = reference.paged_attention(q.double(), exact.k, exact.v, meta, segments, cache.page_table, scale)
+    assert_close(attend(q, cache, meta, segments, scale), expected, slack=2)
+
+
+# --- the same bits, whatever else is in the step --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("head_dim", "group"), [(64, 3), (96, 1), (128, 2), (128, 8), (256, 2), (64, 16)])
+def test_a_prompt_has_the_same_bits_however_it_is_cut(device: str, head_dim: int, group: int) -> None:
+    """One chunk, several, single lines, among other rows and alone; in few lines and in many, over pages of other sizes."""
+    past, lines, kv_heads = 30, 150, 2
+    whole = [(1, past, lines)]
+    cache, q = filled_rows(whole, kv_heads, head_dim, device), queries(lines, group * kv_heads, head_dim, device)
+    together = attend(q, cache, *lines_and_segments(whole, device))
+    for cuts in ([0, 64, 128, 150], [0, 1, 2, 7, 23, 86, 150], [0, 33, 34, 97, 98, 149, 150]):
+        for begin, end in pairwise(cuts):
+            part = attend(q[begin:end], cache, *lines_and_segments([(1, past + begin, end - begin)], device))
+            assert_same_bits(part, together[begin:end])
+
+    spans = [(3, 0, 5), (1, past, lines), (2, 90, 1), (4, 9, 70)]
+    crowd = filled_rows(spans, kv_heads, head_dim, device, page_size=23)
+    all_q = torch.cat([queries(5, group * kv_heads, head_dim, device, 1), q, queries(71, group * kv_heads, head_dim, device, 2)])
+    assert_same_bits(attend(all_q, crowd, *lines_and_segments(spans, device))[5 : 5 + lines], together)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_a_step_that_fills_the_device_has_the_bits_of_small_ones(device: str, head_dim: int) -> None:
+    """Many lines are cut into larger tiles than few are, by the number of multiprocessors."""
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device == "cuda" else 4
+    lines, heads = -(-multiprocessors * 128 // 16) + 5, 16
+    cache, q = filled_rows([(1, 3, lines)], 2, head_dim, device), queries(lines, heads, head_dim, device)
+    together = attend(q, cache, *lines_and_segments([(1, 3, lines)], device))
+    for begin in range(0, lines, 13):
+        part = q[begin : begin + 13]
+        assert_same_bits(attend(part, cache, *lines_and_segments([(1, 3 + begin, len(part))], device)), together[begin : begin + 13])
+
+
+@pytest.mark.parametrize(
+    "segments",
+    [
+        [],
+        [[0, 0, 0, 0]] * 40,
+        [[1, 0, 200, 0]],
+        [[2, 80, 50, 0], [1, 0, 80, 0], [3, 130, 1, 0]],
+        [[1, -7, 3, 0], [99, 2**31 - 1, -4, 0], [2, 3, 2**31 - 1, 0], [1, -(2**31), 9, 0], [2, 100, 1, 0]],
+        [[1, line, 1, 0] for line in range(131)],
+    ],
+    ids=["none", "unused", "one", "unsorted", "garbage", "line by line"],
+)
+def test_segments_change_no_bit(device: str, segments: list[list[int]]) -> None:
+    spans = [(1, 20, 80), (2, 0, 50), (3, 60, 1)]
+    meta, right = lines_and_segments(spans, device, dead_after=2)
+    cache, q = filled_rows(spans, 1, 64, device), queries(len(meta), 4, 64, device)
+    assert_same_bits(attend(q, cache, meta, ints(segments, device).reshape(-1, 4)), attend(q, cache, meta, right))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_what_a_later_position_holds_reaches_no_earlier_line(device: str, head_dim: int, bad: float) -> None:
+    spans, later = [(1, 40, 60)], 75
+    cache, q = filled_rows(spans, 2, head_dim, device), queries(60, 6, head_dim, device)
+    step = lines_and_segments(spans, device)
+    before = attend(q, cache, *step)
+    cache.k[cache.place(1, later)] = bad
+    cache.v[cache.place(1, later)] = bad
+    after = attend(q, cache, *step)
+    assert_same_bits(after[: later - 40], before[: later - 40])
+    assert not after[later - 40 :].isfinite().any()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_stays_in_its_column(device: str, bad: float) -> None:
+    spans, later, column = [(1, 0, 90)], 33, 13
+    cache, q = filled_rows(spans, 1, 64, device), queries(90, 2, 64, device)
+    step = lines_and_segments(spans, device)
+    before = attend(q, cache, *step)
+    cache.v[(*cache.place(1, later), 0, column)] = bad
+    after = attend(q, cache, *step)
+    assert not after[later:, :, column].isfinite().any()
+    after[later:, :, column] = before[later:, :, column]
+    assert_same_bits(after, before)
+
+
+# --- where it does not fit ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_fast_is_another_kernel(device: str, head_dim: int) -> None:
+    if device == "cpu" and "PHOTON_OPS_LIBRARY" not in os.environ:
+        pytest.skip("the CPU has one kernel")
+    cache, q = filled_rows([(1, 0, 64)], 1, head_dim, device), queries(64, 4, head_dim, device)
+    step = lines_and_segments([(1, 0, 64)], device)
+    assert not torch.equal(attend(q, cache, *step), attend(q, cache, *step, fast=False))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_other_dtypes_run_the_portable_kernel(device: str, dtype: torch.dtype) -> None:
+    cache = paged_cache(2, 2, 16, 1, 64, dtype, device)
+    cache.fill(1, 20, seed=1)
+    q, step = randn(20, 2, 64, dtype=dtype, device=device), lines_and_segments([(1, 0, 20)], device)
+    assert_same_bits(attend(q, cache, *step), attend(q, cache, *step, fast=False))
+
+
+@pytest.mark.parametrize("head_dim", [2, 32, 80, 192])
+def test_other_head_dims_run_the_portable_kernel(device: str, head_dim: int) -> None:
+    cache, q = filled_rows([(1, 0, 20)], 1, head_dim, device), queries(20, 2, head_dim, device)
+    step = lines_and_segments([(1, 0, 20)], device)
+    assert_same_bits(attend(q, cache, *step), attend(q, cache, *step, fast=False))
+
+
+def test_unaligned_tensors_and_odd_scales_run_the_portable_kernel(device: str) -> None:
+    cache, q = filled_rows([(1, 0, 20)], 1, 64, device), queries(20, 2, 64, device)
+    step = lines_and_segments([(1, 0, 20)], device)
+    portable = attend(q, cache, *step, fast=False)
+    shifted_q = torch.empty(20, 2, 65, dtype=BF16, device=device)[:, :, 1:].copy_(q)
+    assert_same_bits(attend(shifted_q, cache, *step), portable)
+    out = torch.empty(20, 2, 68, dtype=BF16, device=device)[:, :, :64]
+    ops.paged_attention_into(out, q, cache.k, cache.v, *step, cache.page_table, 0.125, fast=True)
+    assert_same_bits(out, portable)
+    wide = torch.empty(*cache.k.shape[:3], 66, dtype=BF16, device=device)[..., :64].copy_(cache.k)
+    assert_same_bits(attend(q, Cache(wide, cache.v, cache.page_table, 16), *step), portable)
+    for scale in (-0.3, 0.0):
+        arguments = q, cache.k, cache.v, *step, cache.page_table, scale
+        assert_same_bits(ops.paged_attention(*arguments, fast=True), ops.paged_attention(*arguments))
+
+
+def test_strided_outputs_and_nothing_between(device: str) -> None:
+    spans = [(1, 3, 40), (2, 5, 1)]
+    cache, q, step = filled_rows(spans, 2, 64, device), queries(41, 4, 64, device), lines_and_segments(spans, device)
+    buffer = poisoned(41, 4, 80, dtype=BF16, device=device)
+    ops.paged_attention_into(buffer[:, :, 8:72], q, cache.k, cache.v, *step, cache.page_table, 0.125, fast=True)
+    assert_same_bits(buffer[:, :, 8:72], attend(q, cache, *step))
+    assert buffer[:, :, :8].isnan().all()
+    assert buffer[:, :, 72:].isnan().all()
+
+
+# --- garbage in the tables ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [[7, 3, 4, 99], [7, 3, 4, -1], [7, 500, 501, 1], [7, 3, -4, 1], [7, 2**31 - 1, 2**31 - 1, 1], [7, 3, 2**31 - 1, 2]],
+)
+@pytest.mark.parametrize("paged", [True, False])
+def test_garbage_in_decode_meta_touches_no_other_line(device: str, line: list[int], paged: bool) -> None:
+    cache = paged_cache(3, 5, 4, 1, 64, BF16, device) if paged else contiguous_cache(3, 20, 1, 64, BF16, device)
+    cache.fill(1, 20, seed=1)
+    meta, segments = lines_and_segments([(1, 2, 18)], device)
+    q = queries(18, 3, 64, device)
+    right = attend(q, cache, meta, segments)
+    meta[7] = ints(line, device)
+    others = [index for index in range(18) if index != 7]
+    assert_same_bits(attend(q, cache, meta, segments)[others], right[others])
+
+
+@pytest.mark.parametrize("page", [-1, 99, 2**31 - 1])
+def test_garbage_in_the_page_table_touches_no_other_row(device: str, page: int) -> None:
+    spans = [(1, 0, 40), (2, 10, 30)]
+    cache, q, step = filled_rows(spans, 1, 64, device), queries(70, 2, 64, device), lines_and_segments(spans, device)
+    right = attend(q, cache, *step)
+    assert cache.page_table is not None
+    cache.page_table[1, 1] = page
+    out = attend(q, cache, *step)
+    assert_same_bits(out[:16], right[:16])
+    assert_same_bits(out[40:], right[40:])
+    assert out.isfinite().all()
