@@ -34,10 +34,12 @@ from dataclasses import dataclass, field
 
 from photon_ext.errors import ConfigError, PipelineError, describe
 from photon_ext.layout import RECORD_TOKENS, RECORD_WIDTH, RecordFlag, SegmentFlag
+from photon_ext.runtime import probe
 from photon_ext.runtime.admission import Limits, checked_admission
 from photon_ext.runtime.lease import Lease
 from photon_ext.runtime.planner import plan
 from photon_ext.runtime.ports import RuntimePort, SlotPort, Span, StepSpec
+from photon_ext.runtime.probe import Phase
 from photon_ext.runtime.row import Row, initial_state
 from photon_ext.runtime.step import Fill, FinishReason, Forward, RowEvent, Sample, Segment, Step, StepKey, StepKind
 
@@ -192,7 +194,9 @@ class Pipeline:
             return None
         if self._inflight and not self._inflight[-1].finalized:
             raise PipelineError(f"step {self._inflight[-1].index} waits for its masks: call finalize() before the next launch() (I11)")
+        probe.begin(Phase.PLAN)
         planned = plan(self._rows.values(), self._last_kind, self._spec.chunk)
+        probe.end()
         if planned is None:
             self._last_span = self._last_span if self._inflight else None  # idle for want of work is no gap
             return None
@@ -211,13 +215,20 @@ class Pipeline:
         if not step.finalized:
             raise PipelineError(f"step {step.index} waits for its masks: call finalize() before commit()")
         with self._no_way_back():
+            probe.begin(Phase.WAIT, step.index)
             records = self._slots[step.slot].wait(len(step.segments))
+            probe.end()
+            probe.begin(Phase.COMMIT, step.index)
             self._inflight.popleft()
             self._measure_gap(step)
+            zombies = self.stats.zombie_rows
             read = (
                 self._commit_segment(segment, records[i * RECORD_WIDTH : (i + 1) * RECORD_WIDTH]) for i, segment in enumerate(step.segments)
             )
-            return [event for event in read if event is not None]
+            events = [event for event in read if event is not None]
+            probe.committed(step, self.stats.zombie_rows - zombies)
+            probe.end()
+            return events
 
     def finalize(self, fill: Fill | None = None) -> None:
         """Samples the step that waits for masks, once every step before it is committed (I6); otherwise does nothing.
@@ -231,11 +242,15 @@ class Pipeline:
         if step is None or step.finalized or len(self._inflight) > 1:
             return
         slot = self._slots[step.slot]
+        probe.begin(Phase.MASK, step.index)
         for i, segment in enumerate(step.segments):
             if segment.sample and segment.row.constrained and segment.row.lease.running:
                 self._write_mask(slot, i, segment, fill)
+        probe.end()
+        probe.begin(Phase.FINALIZE, step.index)
         with self._no_way_back():
             slot.finalize(step.key)
+        probe.end()
         step.finalized = True
 
     def tick(self, fill: Fill | None = None, on_event: Callable[[RowEvent], None] | None = None) -> list[RowEvent]:
@@ -249,8 +264,10 @@ class Pipeline:
         self.finalize(fill)
         events = self.commit() if launched is None or len(self._inflight) >= self._runtime.depth else []
         if on_event is not None:
+            probe.begin(Phase.COMMIT)
             for event in events:
                 on_event(event)
+            probe.end()
         self.finalize(fill)
         return events
 
@@ -260,6 +277,7 @@ class Pipeline:
         split = any(segment.sample and segment.row.constrained for segment in segments)
         key = self._key(kind, segments, split)
         slot = self._free_slot()
+        probe.begin(Phase.LAUNCH, self.stats.steps)
         words, staged = _segment_words(segments)
         sent = self._slots[slot].launch(key, words, staged, self._runtime.table.take_deltas(), not split)
         for segment in segments:
@@ -272,6 +290,8 @@ class Pipeline:
         self.stats.steps += 1
         self.stats.decode_steps += kind is StepKind.DECODE
         self.stats.quiet_steps += sent == 0 and not split
+        probe.launched(step, sent)
+        probe.end()
         return step
 
     def _key(self, kind: StepKind, segments: tuple[Segment, ...], split: bool) -> StepKey:

@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from enum import Enum
 
+from photon_ext.runtime import probe
+from photon_ext.runtime.probe import Phase
 
-class Phase(Enum):
-    """Parts of one turn of the engine loop; `commit` includes its wait for the device."""
-
-    PLAN = "plan"
-    LAUNCH = "launch"
-    COMMIT = "commit"
-    FINALIZE = "finalize"
-    DELIVER = "deliver"
+TURN = (Phase.PLAN, Phase.LAUNCH, Phase.COMMIT, Phase.FINALIZE, Phase.DELIVER)
+"""Parts of one turn of the engine loop; `commit` includes its wait for the device, `finalize` its masks."""
 
 
 class PhaseClock:
-    """Host time per phase: one clock reading per lap, nothing else."""
+    """Host time per phase of TURN: one clock reading per change, and a check whether somebody observes."""
 
     def __init__(self) -> None:
-        self._ns = dict.fromkeys(Phase, 0)
+        self._ns = dict.fromkeys(TURN, 0)
+        self._phase: Phase | None = None
         self._last = 0
 
-    def start(self) -> None:
-        """A turn begins; the time since the last lap belongs to no phase."""
-        self._last = time.perf_counter_ns()
-
-    def lap(self, phase: Phase) -> None:
-        """What happened since the last lap was `phase`."""
+    def enter(self, phase: Phase | None) -> None:
+        """`phase` begins, and the one before it ends; None: the turn is over."""
         now = time.perf_counter_ns()
-        self._ns[phase] += now - self._last
-        self._last = now
+        if self._phase is not None:
+            self._ns[self._phase] += now - self._last
+        self._phase, self._last = phase, now
+        probe.turn(phase)
 
     def per_step_us(self, steps: int) -> dict[str, float]:
         """Microseconds per step, by phase."""
@@ -50,7 +44,7 @@ class EngineStats:
         depth: steps in flight at most.
         device: where it runs.
         step_gap_us: median step gap of the latest steps, microseconds; None unless the engine keeps timing.
-        host_us: microseconds of host time per step, by phase (Phase).
+        host_us: microseconds of host time per step, by phase (TURN).
         live, waiting: requests without a final event; of them, those without a row.
         pages_free, pages_held: the KV pages.
     """
