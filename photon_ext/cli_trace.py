@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +46,7 @@ def trace(arguments: argparse.Namespace) -> Output | None:
     from photon_ext.sampling import SamplingParams
     from photon_ext.scheduling.options import EngineOptions, choose_device
 
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler says on stderr that it starts and stops
     if arguments.batch < 1:
         raise ConfigError(f"batch is {arguments.batch}; trace at least 1 request")
     _check_directory(Path(arguments.out))

@@ -15,7 +15,7 @@ from collections import deque
 from typing import NamedTuple
 
 from photon_ext.errors import PipelineError, RequestError, describe
-from photon_ext.runtime import FinishReason, Pipeline, Row, RowEvent, Step
+from photon_ext.runtime import FinishReason, Pipeline, Row, RowEvent, Step, probe
 from photon_ext.runtime.probe import Phase
 from photon_ext.scheduling.mailbox import Mailbox
 from photon_ext.scheduling.scheduler import Scheduler
@@ -82,7 +82,9 @@ class EngineLoop:
 
     def _collect(self) -> bool:
         """Takes the mail; sleeps while there is nothing to do. False: the engine is to end, and nothing is left."""
+        probe.begin(Phase.COLLECT)
         mail = self._mailbox.collect(self._has_work)
+        probe.end()
         for sequence in mail.submitted:
             self._scheduler.add(sequence)
         for request in mail.cancelled:

@@ -48,6 +48,8 @@ class Timeline:
         with _starting:
             if probe.active is not None:
                 raise ConfigError("a timeline is being recorded already, and there is one at a time; end it first")
+            if torch.autograd._profiler_enabled():
+                raise ConfigError("torch.profiler is running, and a timeline needs it for itself; end the profile first")
             host_work.start(self._capacity)
             try:
                 self._recorder.start()
@@ -93,6 +95,8 @@ class Timeline:
         converter = self._converter(found)
         moved = shifted(found, converter)
         calls = [call for call in moved.calls if self._start <= call.start < end]
+        if host and not any(span.kind is DeviceKind.KERNEL for span in (*host, *moved.device)):
+            host = [*host, *host_work.eager_spans(self._tape.spans, moved.ops)]
         device = sorted((*host, *moved.device), key=lambda span: span.start)
         streams = {stream: name for stream, name in stream_names.items() if any(span.stream == stream for span in host)}
         streams |= {span.stream: f"stream {span.stream}" for span in moved.device}
@@ -106,7 +110,7 @@ class Timeline:
             ops=[op for op in moved.ops if self._start <= op.start < end],
             launches=self._tape.launches,
             commits=self._tape.commits,
-            threads=self._tape.threads,
+            threads={thread.native_id: thread.name for thread in threading.enumerate() if thread.native_id} | self._tape.threads,
             streams=streams,
             allocator=None if allocated is None or self._allocated is None else allocated - self._allocated,
             dropped=dropped + self._tape.dropped,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from photon_ext import _C
-from photon_ext.observe.records import DeviceKind, DeviceSpan
+from photon_ext.observe.analysis.intervals import Cover, by_thread, flatten
+from photon_ext.observe.records import DeviceKind, DeviceSpan, HostSpan, Op, OpKind
+from photon_ext.runtime.probe import Phase
 from photon_ext.runtime.streams import stream_names
 
 _KINDS = {"kernel": DeviceKind.KERNEL, "graph": DeviceKind.GRAPH, "copy": DeviceKind.COPY, "wait": DeviceKind.WAIT}
@@ -50,4 +52,18 @@ def spans(found: Iterable[WorkTuple], names: Mapping[int, str]) -> list[DeviceSp
         if kind is DeviceKind.GRAPH:
             replay[stream] = span
         made.append(span)
+    return made
+
+
+def eager_spans(host: Sequence[HostSpan], ops: Sequence[Op]) -> list[DeviceSpan]:
+    """Kernels of steps that ran at the call, on the thread that launched them: the outermost torch ops of its launches. There the host is
+    the device."""
+    made = []
+    mine = by_thread([op for op in ops if op.kind is OpKind.TORCH])
+    for thread, spans_of_thread in by_thread(host).items():
+        cover = Cover[HostSpan](spans_of_thread)
+        for op in {piece.path[0] for piece in flatten(mine.get(thread, []))}:
+            path = cover.at(op.start)
+            if path and path[-1].phase in (Phase.LAUNCH, Phase.FINALIZE):
+                made.append(DeviceSpan(op.name.split("::")[-1], DeviceKind.KERNEL, op.start, op.end, 0))
     return made

@@ -23,6 +23,7 @@ class Phase(Enum):
     MASK = "mask"
     FINALIZE = "finalize"
     DELIVER = "deliver"
+    COLLECT = "collect"  # takes new requests, and sleeps while there is nothing to do
 
 
 class Probe(Protocol):

@@ -55,7 +55,7 @@ def waits(steps: Steps, gaps: Iterable[Gap]) -> list[Finding]:
     total: dict[str, list[int]] = defaultdict(list)
     for gap in gaps:
         for share in gap.shares:
-            if gap.step in steady:
+            if gap.step in steady and gap.kind is not GapKind.REST:
                 total[share_name(share)].append(share.ns)
     made = []
     for name, ns in total.items():
@@ -174,4 +174,4 @@ def zombies(records: Records, steps: Steps) -> list[Finding]:
 
 def step_gaps(gaps: Iterable[Gap]) -> list[Gap]:
     """The gaps that count as idle: between steps, and before a late sampling."""
-    return [gap for gap in gaps if gap.kind is not GapKind.NODE]
+    return [gap for gap in gaps if gap.kind in (GapKind.STEP, GapKind.SPLIT)]

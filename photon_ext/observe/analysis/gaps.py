@@ -1,6 +1,7 @@
 """Gaps on the device, and whom it waited for in each of them.
 
 A gap lies between two steps (step gap), between the forward and the late sampling of one step (split gap), or inside a step (node gap).
+A step gap in which the engine mostly waited for requests is none: it is rest.
 Where its next kernel was launched before the gap began, the device waited for a copy, or only for itself. Otherwise it waited for the host:
 the gap is shared out over what the launching thread did meanwhile. API calls count before phases of ours, those before torch ops.
 """
@@ -27,6 +28,7 @@ class GapKind(Enum):
     STEP = "step gap"
     SPLIT = "split gap"
     NODE = "node gap"
+    REST = "no work"
 
 
 class Cause(Enum):
@@ -42,6 +44,7 @@ class Cause(Enum):
     SYNC = "synchronizing call"
     PAGEABLE = "pageable copy"
     ALLOCATION = "allocation"
+    COLLECT = "requests"
     CALLER = "other code of the host"
     DEVICE = "nobody: the next work was queued"
 
@@ -54,6 +57,7 @@ _PHASES = {
     Phase.MASK: Cause.MASK,
     Phase.FINALIZE: Cause.LAUNCH,
     Phase.DELIVER: Cause.DELIVER,
+    Phase.COLLECT: Cause.COLLECT,
 }
 _LAUNCHES = (CallKind.GRAPH_LAUNCH, CallKind.KERNEL_LAUNCH)
 
@@ -176,10 +180,16 @@ def find_gaps(steps: Steps, records: Records) -> list[Gap]:
             if kernel.start > reached and previous is not None:
                 kind = _kind(step, index, previous, kernel, split)
                 shares = explain(reached, kernel) if kind is not GapKind.NODE or kernel.start - reached >= NODE_FLOOR else ()
-                gaps.append(Gap(reached, kernel.start, kind, short_name(previous.name), short_name(kernel.name), step.number, shares))
+                gap = Gap(reached, kernel.start, kind, short_name(previous.name), short_name(kernel.name), step.number, shares)
+                gaps.append(gap._replace(kind=GapKind.REST) if _is_rest(gap) else gap)
             if kernel.end >= reached:
                 reached, previous = kernel.end, kernel
     return gaps
+
+
+def _is_rest(gap: Gap) -> bool:
+    waited = sum(share.ns for share in gap.shares if share.cause is Cause.COLLECT)
+    return gap.kind is GapKind.STEP and 2 * waited > gap.ns
 
 
 def _kind(step: DeviceStep, index: int, previous: DeviceSpan, kernel: DeviceSpan, split: set[int]) -> GapKind:

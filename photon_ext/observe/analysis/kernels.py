@@ -85,7 +85,7 @@ def step_figures(steps: Steps, gaps: Iterable[Gap]) -> StepFigures | None:
     starts = {step.number: step.start for step in steps.steps}
     idle: dict[int, int] = defaultdict(int)
     for gap in gaps:
-        idle[gap.step - 1 if gap.kind is GapKind.STEP else gap.step] += gap.ns
+        idle[gap.step - 1 if gap.kind in (GapKind.STEP, GapKind.REST) else gap.step] += gap.ns
     rows = [
         (starts[step.number + 1] - step.start, step.busy, idle[step.number], step.kernels)
         for step in steps.steady

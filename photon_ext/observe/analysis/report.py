@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from photon_ext.observe.analysis.findings import Finding, find_all, step_gaps
 from photon_ext.observe.analysis.gaps import Gap, GapKind, find_gaps
+from photon_ext.observe.analysis.host import OpCost, op_costs, phase_costs
 from photon_ext.observe.analysis.kernels import (
     Bin,
     CallCost,
@@ -24,6 +25,7 @@ from photon_ext.observe.analysis.kernels import (
     step_figures,
     transitions,
 )
+from photon_ext.observe.analysis.phases import phase_times
 from photon_ext.observe.analysis.steps import Steps, find_steps
 from photon_ext.observe.records import Records
 
@@ -51,10 +53,12 @@ class Report:
     """What the records say.
 
     Attributes:
-        wall_us: from the first step's start to the last one's end.
+        wall_us: from the first step's start to the last one's end, without the time when there was no work.
         active: share of that time outside of step gaps (split gaps count as such); None without steps.
         busy: share of it with at least one kernel running.
         waited_us: microseconds per steady step by what the device waited for, step and split gaps.
+        phases_us: median time on the device, by phase of a step of ours.
+        host_us: host time per step, by phase.
         excluded: steps that are not steady: number, reason, wall time and gap before them, microseconds.
     """
 
@@ -78,7 +82,9 @@ class Report:
     allocator_per_step: float | None
     copies: list[CopyCost]
     bandwidth_gb_s: float | None
+    phases_us: dict[str, float]
     host_us: dict[str, float]
+    ops: list[OpCost]
     rows: int
     zombies: int
     findings: list[Finding]
@@ -88,7 +94,7 @@ class Report:
     def as_dict(self) -> dict[str, Any]:
         """For JSON: everything but single gaps and kernels."""
         plain = {name: value for name, value in vars(self).items() if name not in ("steps", "gaps")}
-        for name in ("shares", "histogram", "transitions", "allocations", "copies"):
+        for name in ("shares", "histogram", "transitions", "allocations", "copies", "ops"):
             plain[name] = [item._asdict() for item in plain[name]]
         for name in ("figures", "step_gap", "node_gap"):
             plain[name] = plain[name]._asdict() if plain[name] is not None else None
@@ -113,9 +119,10 @@ def make_report(records: Records, options: Options = NO_OPTIONS) -> Report:
     gaps = find_gaps(steps, records)
     steady = {step.number for step in steps.steady}
     count = len(steady)
-    inside = [gap for gap in gaps if gap.step in steady]
+    inside = [gap for gap in gaps if gap.step in steady and gap.kind is not GapKind.REST]
     figures = step_figures(steps, gaps)
-    wall = steps.steps[-1].end - steps.steps[0].start if steps.steps else 0
+    rest = sum(gap.ns for gap in gaps if gap.kind is GapKind.REST)
+    wall = steps.steps[-1].end - steps.steps[0].start - rest if steps.steps else 0
     idle = sum(gap.ns for gap in step_gaps(gaps))
     nodes: dict[int, int] = dict.fromkeys(steady, 0)
     for gap in inside:
@@ -129,7 +136,7 @@ def make_report(records: Records, options: Options = NO_OPTIONS) -> Report:
         gaps=gaps,
         wall_us=wall / 1e3,
         active=1 - idle / wall if wall else None,
-        busy=1 - sum(gap.ns for gap in gaps) / wall if wall else None,
+        busy=1 - (sum(gap.ns for gap in gaps) - rest) / wall if wall else None,
         figures=figures,
         step_gap=_gap_figures([gap.ns for gap in step_gaps(inside)]),
         node_gap=_gap_figures(list(nodes.values())),
@@ -142,7 +149,9 @@ def make_report(records: Records, options: Options = NO_OPTIONS) -> Report:
         allocator_per_step=records.allocator / len(steps.steps) if records.allocator is not None and steps.steps else None,
         copies=copies(records),
         bandwidth_gb_s=options.bytes_per_step / figures.wall_us / 1e3 if options.bytes_per_step and figures else None,
-        host_us=_host(records),
+        phases_us=phase_times(steps, records),
+        host_us=phase_costs(records),
+        ops=op_costs(records),
         rows=sum(commit.rows for commit in records.commits),
         zombies=sum(commit.zombies for commit in records.commits),
         findings=find_all(records, steps, gaps),
@@ -168,26 +177,9 @@ def _waited(gaps: Iterable[Gap], steps: int) -> dict[str, float]:
 
 
 def _excluded(steps: Steps, gaps: Iterable[Gap]) -> list[tuple[int, str, float, float]]:
-    before = {gap.step: gap.ns for gap in gaps if gap.kind is GapKind.STEP}
+    before = {gap.step: gap.ns for gap in gaps if gap.kind in (GapKind.STEP, GapKind.REST)}
     return [
         (step.number, step.excluded, (step.end - step.start) / 1e3, before.get(step.number, 0) / 1e3)
         for step in steps.steps
         if step.excluded is not None
     ]
-
-
-def _host(records: Records) -> dict[str, float]:
-    """Host time per launched step, by innermost phase, microseconds."""
-    own: dict[str, float] = defaultdict(float)
-    for span in records.host:
-        own[span.phase.value] += (span.end - span.start) / 1e3
-    inner: dict[str, float] = defaultdict(float)
-    stack: list[Any] = []
-    for span in sorted(records.host, key=lambda span: (span.thread, span.start, span.depth)):
-        while stack and (stack[-1].thread != span.thread or stack[-1].end <= span.start):
-            stack.pop()
-        if stack:
-            inner[stack[-1].phase.value] += (span.end - span.start) / 1e3
-        stack.append(span)
-    steps = max(len(records.launches), 1)
-    return {phase: (us - inner[phase]) / steps for phase, us in sorted(own.items(), key=lambda item: -item[1])}

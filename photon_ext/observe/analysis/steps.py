@@ -154,11 +154,11 @@ def periodic_bounds(kernels: Sequence[DeviceSpan]) -> tuple[StepMethod, str | No
     found = places[name]
     gaps = _gaps_before(kernels)
 
-    def typical_gap(shift: int) -> float:
-        return median(gaps[index + shift] for index in found if 0 < index + shift < len(gaps))
+    def typical_gap(back: int) -> float:
+        return median(gaps[index - back] for index in found if index >= back)
 
-    shift = max(range(period), key=lambda shift: (typical_gap(shift), -shift)) if len(found) > 1 else 0
-    shifted = [index + shift for index in found if index + shift < len(kernels)]
+    back = max(range(period), key=lambda back: (typical_gap(back), -back))
+    shifted = [index - back for index in found if index >= back]
     return StepMethod.PERIOD, short_name(kernels[shifted[0]].name), shifted
 
 

@@ -20,6 +20,7 @@ def lines(report: Report) -> Iterator[str]:
         yield "\nfound: nothing that costs a step 10 us or more"
     yield from _table("the device waited, per steady step, for", ("", "us"), [(name, f"{us:.1f}") for name, us in report.waited_us.items()])
     yield from _table("host time per step, by phase", ("", "us"), [(name, f"{us:.1f}") for name, us in report.host_us.items()])
+    yield from _table("on the device, median of steady steps", ("", "us"), [(name, f"{us:.1f}") for name, us in report.phases_us.items()])
     shares = [(s.name, f"{100 * s.share:.1f} %", f"{s.mean_us:.1f}", f"{s.per_step:.1f}") for s in report.shares[:SHOWN]]
     yield from _table("kernels of steady steps", ("", "share", "mean us", "per step"), shares)
     bins = [(b.label, f"{b.times}", f"{100 * b.share:.1f} %", f"{b.us_per_step:.1f}") for b in report.histogram if report.gaps]
@@ -33,6 +34,8 @@ def lines(report: Report) -> Iterator[str]:
     yield from _table("copies", ("", "count", "bytes", "mean us", "GB/s"), copied)
     calls = [(a.name, f"{a.calls}", f"{a.mean_us:.1f}", f"{a.per_step:.1f}") for a in report.allocations]
     yield from _table("allocating calls", ("", "calls", "mean us", "per step"), calls)
+    ops = [(op.name, f"{op.calls}", f"{op.own_us:.1f}") for op in report.ops[:SHOWN]]
+    yield from _table("torch ops by their own time on the host", ("", "calls", "us"), ops)
     others = [(f"{number}", why, f"{wall:.0f}", f"{gap:.0f}") for number, why, wall, gap in report.excluded[:SHOWN]]
     yield from _table(f"steps kept out of steady figures ({len(report.excluded)})", ("step", "why", "us", "gap before us"), others)
 

@@ -1,6 +1,6 @@
 """What the pictures show, and in which colours: lanes of coloured spans, made once for PNG, HTML and Perfetto.
 
-Colours are those of Okabe and Ito, which people with colour-blindness can tell apart; idle is hatched, too.
+Colours are those of Okabe and Ito, and of Paul Tol, which people with colour-blindness can tell apart; idle is hatched, too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from photon_ext.observe.analysis.gaps import Gap, GapKind, share_name
 from photon_ext.observe.analysis.intervals import flatten
+from photon_ext.observe.analysis.phases import DevicePhase, phase_spans
 from photon_ext.observe.analysis.report import Report
 from photon_ext.observe.analysis.steps import DeviceStep, short_name
 from photon_ext.observe.records import DeviceKind, HostSpan, Op, OpKind, Records
@@ -24,11 +25,16 @@ COLOURS = {
     "launch": "#332288",
     "wait": "#DDDDDD",
     "commit": "#F0E442",
-    "mask": "#009E73",
+    "mask": "#117733",
     "finalize": "#882255",
     "deliver": "#E69F00",
     "torch op": "#999999",
     "prefill": "#44AA99",
+    DevicePhase.CARRY_OVER.value: "#AA4499",
+    DevicePhase.FORWARD.value: "#88CCEE",
+    DevicePhase.PREFILL.value: "#44AA99",
+    DevicePhase.SAMPLING.value: "#DDCC77",
+    "collect": "#F5F5F5",
 }
 SLOTS = ("slot A", "slot B")
 
@@ -54,6 +60,7 @@ def make_lanes(records: Records, report: Report) -> list[Lane]:
     """Host threads with phases of ours, or torch ops; steps with the idle time between them; kernels; copies. Empty ones are left out."""
     lanes = list(_host_lanes(records))
     lanes.append(Lane("device: steps", list(_step_boxes(report))))
+    lanes.append(Lane("device: phases", list(_phase_boxes(report))))
     lanes.append(Lane("device: kernels", list(_kernel_boxes(report))))
     lanes += _copy_lanes(records)
     return [lane for lane in lanes if lane.boxes]
@@ -125,13 +132,19 @@ def _step_boxes(report: Report) -> Iterator[Box]:
             yield Box(hole.end, step.end, colour, title, f"late sampling; {text}")
 
 
+def _phase_boxes(report: Report) -> Iterator[Box]:
+    for step in report.steps.steps:
+        for span in phase_spans(report.steps, step):
+            yield Box(span.start, span.end, span.phase.value, span.phase.value, f"{step_title(step)}, {span.kernels} kernels")
+
+
 def _kernel_boxes(report: Report) -> Iterator[Box]:
     for step in report.steps.steps:
         colour = slot_name(step)
         for kernel in report.steps.of(step):
             yield Box(kernel.start, kernel.end, colour, short_name(kernel.name), kernel.name if "(" in kernel.name else "")
     if not report.steps.steps:
-        yield from (Box(kernel.start, kernel.end, "torch op", short_name(kernel.name)) for kernel in report.steps.kernels)
+        yield from (Box(kernel.start, kernel.end, SLOTS[0], short_name(kernel.name)) for kernel in report.steps.kernels)
 
 
 def _copy_lanes(records: Records) -> Iterator[Lane]:

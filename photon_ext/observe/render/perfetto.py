@@ -63,7 +63,7 @@ def _steps(report: Report, zero: int) -> Iterator[dict[str, Any]]:
         slot = step.launch.slot if step.launch is not None else step.number
         yield _event(STEPS, slot % 2, step_title(step), "step", step.start, step.end, zero, {"what": step_text(step)})
     for gap in report.gaps:
-        if gap.kind is not GapKind.NODE:
+        if gap.kind in (GapKind.STEP, GapKind.SPLIT):
             args = {"waited for": gap_text(gap), "from": gap.before, "to": gap.after}
             yield {**_event(STEPS, _GAP_LANE, gap.kind.value, "idle", gap.start, gap.end, zero, args), "cname": _IDLE_COLOUR}
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from photon_ext.observe.analysis.gaps import GapKind
 from photon_ext.observe.analysis.report import Report
 from photon_ext.observe.records import Records
 from photon_ext.observe.render.lanes import COLOURS, IDLE, Box, Lane, make_lanes
@@ -17,7 +18,7 @@ STEPS_SHOWN = 6
 STRIP_BINS = 400
 WIDTH, DPI = 14.0, 100
 LABEL_SHARE = 0.035  # of the width: narrower boxes carry no label
-_DARK = ("slot A", "launch", "finalize", "plan", IDLE, "mask", "copy", "prefill")
+_DARK = ("slot A", "launch", "finalize", "plan", IDLE, "mask", "copy", "prefill", "carry-over", "prefill chunk")
 
 
 def draw(records: Records, report: Report, path: Path) -> None:
@@ -79,7 +80,7 @@ def _draw_strip(axes: Axes, records: Records, report: Report, window: tuple[int,
     width = max(1, (end - begin) / STRIP_BINS)
     idle = [0.0] * STRIP_BINS
     for gap in report.gaps:
-        if gap.kind.value == "node gap":
+        if gap.kind not in (GapKind.STEP, GapKind.SPLIT):
             continue
         place = int((gap.start - begin) / width)
         while place < STRIP_BINS and begin + place * width < gap.end:
