@@ -138,7 +138,8 @@ def timeline(
     """Records the phases of our engines and pipelines, CUDA API calls, kernels and copies, and torch ops, of all threads.
 
     Use it around any code: ``with photon_ext.observe.timeline() as t: ...``, then ``t.report.text()`` and ``t.save(directory)``. One at a
-    time. Recording slows the code down, most of all where graphs have many kernels: look here for causes, and take times elsewhere.
+    time. Recording slows the code down, most of all where graphs have many kernels: look here for causes, and take times elsewhere. Steps
+    are told apart within one engine or pipeline: let only one run at a time.
 
     Args:
         ops: record torch ops and record_function ranges, which name who caused a synchronization.

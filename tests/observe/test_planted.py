@@ -22,6 +22,8 @@ def test_a_clean_pipeline_has_no_findings() -> None:
     report = report_of(Loop(depth=2))
     assert report.findings == []
     assert report.active == pytest.approx(1.0, abs=1e-3)
+    assert report.step_gap is not None
+    assert (report.step_gap.steps, report.step_gap.max_us) == (10, 0)
 
 
 @pytest.mark.parametrize(("depth", "waits"), [(1, True), (2, False)])
@@ -53,6 +55,8 @@ def test_masks_without_a_pageable_copy_are_only_masks() -> None:
     assert of_kind(report, FindingKind.PAGEABLE) == []
     assert of_kind(report, FindingKind.GAP)[0].where == "mask"
     assert {gap.kind for gap in report.gaps if gap.ns > 100_000} == {GapKind.SPLIT}
+    assert report.split_gap is not None
+    assert report.split_gap.median_us > 200
 
 
 def test_masks_made_underneath_the_forward_cost_nothing() -> None:

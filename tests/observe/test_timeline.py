@@ -113,7 +113,7 @@ def test_a_window_may_begin_while_steps_are_in_flight() -> None:
     steps = recording.report.steps.steps
     known = {step.launch.step: step for step in steps if step.launch is not None}
     assert sorted(known) == [launch.step for launch in recording.records.launches]
-    assert len(steps) == STEPS
+    assert len(steps) in (STEPS - 1, STEPS)  # the first may have run before the window began
     assert all(step.start >= step.launch.start for step in known.values() if step.launch is not None)
 
 
@@ -272,17 +272,24 @@ def test_off_leaves_no_objects_behind() -> None:
     assert len(gc.get_objects()) - before < 10
 
 
-def test_off_costs_less_than_a_thousandth_of_a_short_step() -> None:
-    """What a turn calls when nobody observes: some 11 phases. The shortest step that a GPU was measured at takes 270 us and more."""
+def test_off_a_phase_costs_little_more_than_two_empty_calls() -> None:
+    """A check of one module variable each. By ratio: a shared machine has no microseconds to go by."""
 
-    def once() -> None:
-        for _ in range(11):
+    def nothing(phase: Phase, step: int | None = None) -> None:
+        del phase, step
+
+    def empty() -> None:
+        for _ in range(100):
+            nothing(Phase.WAIT, 1)
+            nothing(Phase.WAIT)
+
+    def off() -> None:
+        for _ in range(100):
             probe.begin(Phase.WAIT, 1)
             probe.end()
 
-    per_turn = min(timeit.repeat(once, number=2000, repeat=7)) / 2000
-    assert per_turn < 5e-6
-    assert per_turn * 1e6 / 270 < 0.02
+    pairs = [(timeit.timeit(off, number=50), timeit.timeit(empty, number=50)) for _ in range(15)]
+    assert min(cost for cost, _ in pairs) < 2.5 * min(cost for _, cost in pairs)
 
 
 def test_saved_files_can_be_read(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ class _Explainer:
         self._view = view
         self._calls = {call.correlation: call for call in records.calls}
         self._in_copies = [span for span in records.device if span.is_in_copy]
-        self._enqueues = {} if records.calls else enqueues(records)
+        self._enqueues = {} if records.backend == "cuda" else enqueues(records)
         threads = [launch.thread for launch in records.launches]
         threads = threads or [call.thread for call in records.calls if classify(call.name) in _LAUNCHES]
         self._thread = max(set(threads), key=threads.count) if threads else None

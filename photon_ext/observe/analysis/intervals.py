@@ -55,7 +55,7 @@ class Cover(Generic[T]):
 
 
 def flatten(spans: Iterable[T]) -> list[Piece]:
-    """Stretches that do not overlap, by time, of spans that nest. A span that outlives the one around it is cut with it."""
+    """Stretches that do not overlap, by time, of spans that nest. Of a span that outlives the one around it, both stay open."""
     pieces: list[Piece] = []
     stack: list[T] = []
     reached = 0

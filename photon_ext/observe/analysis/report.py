@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -39,9 +39,9 @@ class Options(NamedTuple):
 
 
 class GapFigures(NamedTuple):
-    """Step gaps (split gaps with them), or node gaps per step, of steady steps: microseconds."""
+    """Gaps of one kind in steady steps, summed per step (0 where there is none): microseconds."""
 
-    times: int
+    steps: int
     median_us: float
     mean_us: float
     p99_us: float
@@ -56,6 +56,7 @@ class Report:
         wall_us: from the first step's start to the last one's end, without the time when there was no work.
         active: share of that time outside of step gaps (split gaps count as such); None without steps.
         busy: share of it with at least one kernel running.
+        step_gap, split_gap, node_gap: see GapKind; split gaps are of steps with late sampling.
         waited_us: microseconds per steady step by what the device waited for, step and split gaps.
         phases_us: median time on the device, by phase of a step of ours.
         host_us: host time per step, by phase.
@@ -72,6 +73,7 @@ class Report:
     busy: float | None
     figures: StepFigures | None
     step_gap: GapFigures | None
+    split_gap: GapFigures | None
     node_gap: GapFigures | None
     waited_us: dict[str, float]
     excluded: list[tuple[int, str, float, float]]
@@ -96,7 +98,7 @@ class Report:
         plain = {name: value for name, value in vars(self).items() if name not in ("steps", "gaps")}
         for name in ("shares", "histogram", "transitions", "allocations", "copies", "ops"):
             plain[name] = [item._asdict() for item in plain[name]]
-        for name in ("figures", "step_gap", "node_gap"):
+        for name in ("figures", "step_gap", "split_gap", "node_gap"):
             plain[name] = plain[name]._asdict() if plain[name] is not None else None
         plain["findings"] = [{**finding._asdict(), "kind": finding.kind.value} for finding in self.findings]
         plain["excluded"] = [dict(zip(("step", "why", "wall_us", "gap_us"), row, strict=True)) for row in self.excluded]
@@ -124,10 +126,7 @@ def make_report(records: Records, options: Options = NO_OPTIONS) -> Report:
     rest = sum(gap.ns for gap in gaps if gap.kind is GapKind.REST)
     wall = steps.steps[-1].end - steps.steps[0].start - rest if steps.steps else 0
     idle = sum(gap.ns for gap in step_gaps(gaps))
-    nodes: dict[int, int] = dict.fromkeys(steady, 0)
-    for gap in inside:
-        if gap.kind is GapKind.NODE:
-            nodes[gap.step] += gap.ns
+    split = [step.number for step in steps.steady if step.launch is not None and step.launch.split]
     return Report(
         backend=records.backend,
         method=steps.method.value,
@@ -138,8 +137,9 @@ def make_report(records: Records, options: Options = NO_OPTIONS) -> Report:
         active=1 - idle / wall if wall else None,
         busy=1 - (sum(gap.ns for gap in gaps) - rest) / wall if wall else None,
         figures=figures,
-        step_gap=_gap_figures([gap.ns for gap in step_gaps(inside)]),
-        node_gap=_gap_figures(list(nodes.values())),
+        step_gap=_gap_figures(inside, GapKind.STEP, steady),
+        split_gap=_gap_figures(inside, GapKind.SPLIT, split),
+        node_gap=_gap_figures(inside, GapKind.NODE, steady),
         waited_us=_waited(step_gaps(inside), count),
         excluded=_excluded(steps, gaps),
         shares=kernel_shares(steps),
@@ -160,7 +160,12 @@ def make_report(records: Records, options: Options = NO_OPTIONS) -> Report:
     )
 
 
-def _gap_figures(ns: Sequence[int]) -> GapFigures | None:
+def _gap_figures(gaps: Iterable[Gap], kind: GapKind, steps: Iterable[int]) -> GapFigures | None:
+    per_step = dict.fromkeys(steps, 0)
+    for gap in gaps:
+        if gap.kind is kind:
+            per_step[gap.step] += gap.ns
+    ns = list(per_step.values())
     if not ns:
         return None
     ordered = sorted(ns)

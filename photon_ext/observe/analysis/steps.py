@@ -185,7 +185,8 @@ def match_launches(steps: Sequence[DeviceStep], kernels: Sequence[DeviceSpan], r
     if not records.launches or not steps:
         return list(steps)
     calls = {call.correlation: call.start for call in records.calls}
-    replays = {} if records.calls else enqueues(records)
+    on_gpu = records.backend == "cuda"
+    replays = {} if on_gpu else enqueues(records)
     starts = [launch.start for launch in records.launches]
 
     def launch_at(time: int | None) -> Launch | None:
@@ -199,7 +200,7 @@ def match_launches(steps: Sequence[DeviceStep], kernels: Sequence[DeviceSpan], r
         if kernel.correlation in replays:
             launch = replays[kernel.correlation].launch
         else:
-            launch = launch_at(calls.get(kernel.correlation) if records.calls else kernel.start)
+            launch = launch_at(calls.get(kernel.correlation) if on_gpu else kernel.start)
         matched.append(step._replace(launch=launch))
     return matched
 

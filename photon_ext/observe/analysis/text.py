@@ -54,6 +54,8 @@ def _head(report: Report) -> Iterator[str]:
     if report.step_gap is not None:
         g = report.step_gap
         yield f"step gap: {g.median_us:.1f} us median, {g.mean_us:.1f} mean, {g.p99_us:.1f} p99, {g.max_us:.1f} max"
+    if report.split_gap is not None:
+        yield f"split gap, before late sampling: {report.split_gap.median_us:.1f} us median, {report.split_gap.max_us:.1f} max"
     if report.node_gap is not None:
         yield f"node gaps per step: {report.node_gap.median_us:.1f} us median"
     if report.bandwidth_gb_s is not None:

@@ -19,6 +19,8 @@ IDLE = "idle"
 COLOURS = {
     "slot A": "#0072B2",
     "slot B": "#56B4E9",
+    "even step": "#0072B2",
+    "odd step": "#56B4E9",
     IDLE: "#D55E00",
     "copy": "#009E73",
     "plan": "#CC79A7",
@@ -36,7 +38,7 @@ COLOURS = {
     DevicePhase.SAMPLING.value: "#DDCC77",
     "collect": "#F5F5F5",
 }
-SLOTS = ("slot A", "slot B")
+SLOTS, TURNS = ("slot A", "slot B"), ("even step", "odd step")
 
 
 class Box(NamedTuple):
@@ -67,10 +69,10 @@ def make_lanes(records: Records, report: Report) -> list[Lane]:
 
 
 def slot_name(step: DeviceStep) -> str:
-    """The step's colour: its slot, or every second step where no slot is known."""
+    """The step's colour: its slot; where no slot is known, whether its number is even."""
     if step.launch is not None and step.launch.kind == "prefill":
         return "prefill"
-    return SLOTS[(step.launch.slot if step.launch is not None else step.number) % 2]
+    return SLOTS[step.launch.slot % 2] if step.launch is not None else TURNS[step.number % 2]
 
 
 def step_text(step: DeviceStep) -> str:
@@ -112,7 +114,8 @@ def _phase_box(start: int, end: int, span: HostSpan) -> Box:
 
 
 def _op_box(start: int, end: int, path: Sequence[Op]) -> Box:
-    return Box(start, end, "torch op", path[0].name, " > ".join(op.name for op in path[1:]))
+    title = next((op.name for op in path if op.kind is OpKind.TORCH), path[0].name)
+    return Box(start, end, "torch op", title, " > ".join(op.name for op in path))
 
 
 def _step_boxes(report: Report) -> Iterator[Box]:
@@ -144,7 +147,7 @@ def _kernel_boxes(report: Report) -> Iterator[Box]:
         for kernel in report.steps.of(step):
             yield Box(kernel.start, kernel.end, colour, short_name(kernel.name), kernel.name if "(" in kernel.name else "")
     if not report.steps.steps:
-        yield from (Box(kernel.start, kernel.end, SLOTS[0], short_name(kernel.name)) for kernel in report.steps.kernels)
+        yield from (Box(kernel.start, kernel.end, TURNS[0], short_name(kernel.name)) for kernel in report.steps.kernels)
 
 
 def _copy_lanes(records: Records) -> Iterator[Lane]:

@@ -18,7 +18,7 @@ STEPS_SHOWN = 6
 STRIP_BINS = 400
 WIDTH, DPI = 14.0, 100
 LABEL_SHARE = 0.035  # of the width: narrower boxes carry no label
-_DARK = ("slot A", "launch", "finalize", "plan", IDLE, "mask", "copy", "prefill", "carry-over", "prefill chunk")
+_DARK = ("slot A", "even step", "launch", "finalize", "plan", IDLE, "mask", "copy", "prefill", "carry-over", "prefill chunk")
 
 
 def draw(records: Records, report: Report, path: Path) -> None:
