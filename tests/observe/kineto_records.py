@@ -16,9 +16,10 @@ from photon_ext.runtime.probe import Phase
 BASE = 1_790_857_026_000_000_000
 PID, THREAD = 4242, 4250
 COMPUTE, IN, OUT = 20, 21, 22
-HEAD, LINEAR, PUBLISH = (
+HEAD, LINEAR, MASK, PUBLISH = (
     "photon::cuda::(anonymous namespace)::begin_step_kernel(photon::BeginStepParams)",
     "void photon::cuda::(anonymous namespace)::linear_kernel<float, 4>(photon::LinearParams)",
+    "photon::cuda::(anonymous namespace)::apply_token_mask_kernel(photon::ApplyTokenMaskParams)",
     "photon::cuda::(anonymous namespace)::publish_kernel(photon::PublishParams)",
 )
 
@@ -164,6 +165,8 @@ class Loop:
         correlation = self._call("cudaGraphLaunch", 12)
         self._span(Phase.FINALIZE, start, step)
         self.free = max(self.free, self.now + 3)
+        self.document.kernel(MASK, self.free, self.free + 5, correlation)
+        self.free += 5
         self._publish(step, correlation)
         self._copy_out(step, after=self.ends[step])
 

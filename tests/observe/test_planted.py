@@ -121,3 +121,17 @@ def test_a_step_held_back_by_a_copy_to_the_device_says_so() -> None:
         document.kernel(LINEAR, begin + 110, begin + 1000, graph, COMPUTE)
     report = make_report(records_of(document))
     assert report.waited_us["copy to the device"] == pytest.approx(80)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_records_without_the_launch_they_came_from_say_the_same(depth: int) -> None:
+    """Some profilers leave a graph's kernels without a correlation: steps are matched with their launches by order."""
+    loop = Loop(depth=depth, commit_us=320, late_copy=depth == 2)
+    whole = loop.records()
+    cut = make_report(whole._replace(device=[span._replace(correlation=0) for span in whole.device]))
+    full = make_report(whole)
+    assert [step.launch for step in cut.steps.steps] == [step.launch for step in full.steps.steps]
+    assert cut.waited_us.get("commit") == full.waited_us.get("commit")
+    assert [finding.kind for finding in cut.findings if finding.kind is FindingKind.OUT_COPY] == [
+        finding.kind for finding in full.findings if finding.kind is FindingKind.OUT_COPY
+    ]

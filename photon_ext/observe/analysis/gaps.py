@@ -19,6 +19,7 @@ from photon_ext.observe.api import CallKind, classify
 from photon_ext.observe.records import ApiCall, DeviceSpan, HostSpan, Op, OpKind, Records
 from photon_ext.runtime.probe import Phase
 
+MASK_KERNEL = "apply_token_mask"  # late sampling begins with it
 NODE_FLOOR = 2_000  # nanoseconds; shorter node gaps are the device's own and are counted, but not explained
 
 
@@ -169,7 +170,6 @@ def find_gaps(steps: Steps, records: Records) -> list[Gap]:
     """Every gap between the first and the last step, explained."""
     view = HostView(records)
     explain = _Explainer(records, view)
-    split = {step.number for step in steps.steps if step.launch is not None and step.launch.split}
     gaps: list[Gap] = []
     if not steps.steps:
         return gaps
@@ -178,8 +178,8 @@ def find_gaps(steps: Steps, records: Records) -> list[Gap]:
         for index in range(step.first, step.last):
             kernel = steps.kernels[index]
             if kernel.start > reached and previous is not None:
-                kind = _kind(step, index, previous, kernel, split)
-                shares = explain(reached, kernel) if kind is not GapKind.NODE or kernel.start - reached >= NODE_FLOOR else ()
+                kind = _kind(step, index, kernel)
+                shares = explain(reached, kernel, step) if kind is not GapKind.NODE or kernel.start - reached >= NODE_FLOOR else ()
                 gap = Gap(reached, kernel.start, kind, short_name(previous.name), short_name(kernel.name), step.number, shares)
                 gaps.append(gap._replace(kind=GapKind.REST) if _is_rest(gap) else gap)
             if kernel.end >= reached:
@@ -192,10 +192,10 @@ def _is_rest(gap: Gap) -> bool:
     return gap.kind is GapKind.STEP and 2 * waited > gap.ns
 
 
-def _kind(step: DeviceStep, index: int, previous: DeviceSpan, kernel: DeviceSpan, split: set[int]) -> GapKind:
+def _kind(step: DeviceStep, index: int, kernel: DeviceSpan) -> GapKind:
     if index == step.first:
         return GapKind.STEP
-    return GapKind.SPLIT if step.number in split and previous.correlation != kernel.correlation else GapKind.NODE
+    return GapKind.SPLIT if MASK_KERNEL in kernel.name else GapKind.NODE
 
 
 class _Explainer:
@@ -210,8 +210,8 @@ class _Explainer:
         threads = threads or [call.thread for call in records.calls if classify(call.name) in _LAUNCHES]
         self._thread = max(set(threads), key=threads.count) if threads else None
 
-    def __call__(self, start: int, kernel: DeviceSpan) -> tuple[Share, ...]:
-        thread, launched = self._launch_of(kernel)
+    def __call__(self, start: int, kernel: DeviceSpan, step: DeviceStep) -> tuple[Share, ...]:
+        thread, launched = self._launch_of(kernel, step)
         if launched is not None and launched <= start:
             return _merged(self._on_device(start, kernel.start))
         if thread is None:
@@ -222,13 +222,17 @@ class _Explainer:
             shares.append(Share(Cause.LAUNCH, "from the call to the first kernel", kernel.start - until))
         return _merged(shares)
 
-    def _launch_of(self, kernel: DeviceSpan) -> tuple[int | None, int | None]:
+    def _launch_of(self, kernel: DeviceSpan, step: DeviceStep) -> tuple[int | None, int | None]:
         """The thread that launched a kernel, and when its call was over."""
         call = self._calls.get(kernel.correlation)
         if call is not None:
             return call.thread, call.end
         enqueue = self._enqueues.get(kernel.correlation)
-        return (enqueue.thread, enqueue.end) if enqueue is not None else (self._thread, None)
+        if enqueue is not None:
+            return enqueue.thread, enqueue.end
+        if step.launch is not None and kernel.start == step.start:
+            return step.launch.thread, step.launch.end
+        return self._thread, None
 
     def _on_device(self, start: int, end: int) -> Iterator[Share]:
         """The next kernel was queued: a copy to the device may have held it back."""

@@ -181,7 +181,7 @@ def _step(kernels: Sequence[DeviceSpan], number: int, first: int, last: int) -> 
 
 def match_launches(steps: Sequence[DeviceStep], kernels: Sequence[DeviceSpan], records: Records) -> list[DeviceStep]:
     """Gives each step the note of its launch: by the API call that launched its first kernel; on the host backend by its replay's number,
-    or, for what ran at the call, by time."""
+    or, for what ran at the call, by time. GPU records without the call they came from are matched by order."""
     if not records.launches or not steps:
         return list(steps)
     calls = {call.correlation: call.start for call in records.calls}
@@ -202,7 +202,18 @@ def match_launches(steps: Sequence[DeviceStep], kernels: Sequence[DeviceSpan], r
         else:
             launch = launch_at(calls.get(kernel.correlation) if on_gpu else kernel.start)
         matched.append(step._replace(launch=launch))
+    if on_gpu and all(step.launch is None for step in matched):
+        return _match_by_order(steps, records.launches)
     return matched
+
+
+def _match_by_order(steps: Sequence[DeviceStep], launches: Sequence[Launch]) -> list[DeviceStep]:
+    """As `enqueues`: after the least number of steps for which none runs before its launch."""
+    for early in range(min(MAX_EARLY, len(steps)) + 1):
+        if all(step.start >= launch.start for step, launch in zip(steps[early:], launches, strict=False)):
+            notes = {early + place: launch for place, launch in enumerate(launches)}
+            return [step._replace(launch=notes.get(step.number)) for step in steps]
+    return list(steps)
 
 
 class Enqueue(NamedTuple):
