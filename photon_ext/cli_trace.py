@@ -47,6 +47,7 @@ def trace(arguments: argparse.Namespace) -> Output | None:
     from photon_ext.scheduling.options import EngineOptions, choose_device
 
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler says on stderr that it starts and stops
+    recording = timeline(stacks=arguments.stacks, nvtx=arguments.nvtx)  # refuses what cannot be recorded before a model is loaded
     if arguments.batch < 1:
         raise ConfigError(f"batch is {arguments.batch}; trace at least 1 request")
     _check_directory(Path(arguments.out))
@@ -59,7 +60,7 @@ def trace(arguments: argparse.Namespace) -> Output | None:
     unread = 0 if weights.lm_head is weights.embedding else weights.embedding.nbytes
     with Engine.from_weights(config, weights, tokenizer, **options) as engine:
         engine.generate(prompts, SamplingParams(max_new_tokens=WARM_UP_TOKENS, ignore_eos=True), raw=arguments.raw)
-        recording = timeline(stacks=arguments.stacks, nvtx=arguments.nvtx, bytes_per_step=weights.nbytes - unread)
+        recording.bytes_per_step = weights.nbytes - unread
         with recording:
             outputs = engine.generate(prompts, params, raw=arguments.raw)
     written = recording.save(arguments.out)

@@ -30,11 +30,13 @@ class Timeline:
 
     Attributes:
         records: everything that was recorded.
+        bytes_per_step: see `timeline`; it may be set until the report is first asked for.
     """
 
     records: Records
 
     def __init__(self, options: Options, *, ops: bool, stacks: bool, nvtx: bool, capacity: int) -> None:
+        self.bytes_per_step = options.bytes_per_step
         self._options = options
         self._tape = Tape(nvtx, capacity)
         self._recorder = Recorder(ops, stacks)
@@ -77,7 +79,7 @@ class Timeline:
     @cached_property
     def report(self) -> Report:
         """What the recording says: computed when first asked for."""
-        return make_report(self.records, self._options)
+        return make_report(self.records, self._options._replace(bytes_per_step=self.bytes_per_step))
 
     def save(self, directory: str | Path) -> list[Path]:
         """Writes trace.json (opens in ui.perfetto.dev), timeline.html, summary.txt and summary.json, and, where matplotlib is installed,

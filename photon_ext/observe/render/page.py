@@ -44,18 +44,21 @@ def _lane(lane: Lane, zero: int) -> dict[str, Any]:
 
 
 def _steps(report: Report, zero: int) -> list[dict[str, Any]]:
-    gaps = {gap.step: gap for gap in report.gaps if gap.kind is GapKind.STEP}
+    """The list of steps, microseconds: `before` is the gap before a step, `gaps` that and the one before its late sampling."""
+    before = {gap.step: gap for gap in report.gaps if gap.kind is GapKind.STEP}
+    split = {gap.step: gap for gap in report.gaps if gap.kind is GapKind.SPLIT}
     made = []
     for step in report.steps.steps:
-        gap = gaps.get(step.number)
+        gaps = [found[step.number] for found in (split, before) if step.number in found]
         made.append(
             {
                 "title": step_title(step),
                 "slot": slot_name(step),
                 "start": (step.start - zero) / 1e3,
                 "us": (step.end - step.start) / 1e3,
-                "gap": gap.ns / 1e3 if gap is not None else 0,
-                "cause": gap_text(gap) if gap is not None else "",
+                "before": before[step.number].ns / 1e3 if step.number in before else 0,
+                "gaps": sum(gap.ns for gap in gaps) / 1e3,
+                "cause": "; ".join(filter(None, map(gap_text, gaps))),
                 "text": step_text(step),
             }
         )
