@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.common.api_counter import ApiCounter
-from benchmarks.common.calls import CallKind, Counts
+from benchmarks.common.calls import Counts
 from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, integers, names, parser, running_kernels
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.session import Session, random_prompts
@@ -28,6 +28,7 @@ from benchmarks.common.trace import idle, record
 from photon_ext import _C
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.weights import DecoderWeights
+from photon_ext.observe.api import CallKind
 
 PROMPT = 64
 WARM_UP = 12

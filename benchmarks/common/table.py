@@ -18,8 +18,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """The same table in Markdown, with a newline at its end; numbers as :func:`print_table` writes them."""
     lines = [header, ["---"] * len(header), *([cell_text(cell) for cell in row] for row in rows)]
-    return "".join("| " + " | ".join(cell.replace("|", "\|") for cell in line) + " |
-" for line in lines)
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
 def cell_text(cell: object) -> str:

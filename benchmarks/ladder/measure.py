@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.common.result import BenchmarkError
-from benchmarks.common.trace import Kernel, record, step_time
+from benchmarks.common.trace import record
 from benchmarks.ladder.stages import Decode
+from photon_ext.observe.analysis.steps import busy_time, kernels_of
+from photon_ext.observe.records import DeviceSpan
 
 WINDOW = 8  # steps that are timed together; carry_over.BURST
 MARKERS = ("ArgMax", "publish_kernel")  # one per step: torch's greedy choice, and the end of a step of the runtime
@@ -128,7 +130,7 @@ def device_time(subject: Subject, decode: Decode, ms_per_step: float) -> dict[st
     kernel by kernel. So idle time is not taken from them: it is what is left of the step as it was timed without them. The traced period is
     given beside it.
     """
-    steps = device_steps(record(lambda: subject.run(decode, subject.tokens // 2)).kernels)
+    steps = device_steps(kernels_of(record(lambda: subject.run(decode, subject.tokens // 2))))
     busy_ms = median(steps.busy)
     return {
         "kernel_ms": busy_ms,
@@ -142,7 +144,7 @@ def device_time(subject: Subject, decode: Decode, ms_per_step: float) -> dict[st
     }
 
 
-def device_steps(kernels: Sequence[Kernel]) -> DeviceSteps:
+def device_steps(kernels: Sequence[DeviceSpan]) -> DeviceSteps:
     """Cuts records, sorted by start, into steps that end with a marker kernel; steps with an odd number of kernels are not steady.
 
     Raises BenchmarkError without at least three steady steps.
@@ -156,7 +158,7 @@ def device_steps(kernels: Sequence[Kernel]) -> DeviceSteps:
         if index < SKIPPED or counts[index] != usual:
             steps.skipped.append(period)
             continue
-        steps.busy.append(step_time(kernels[before + 1 : after + 1]).busy * 1e-6)
+        steps.busy.append(busy_time(kernels[before + 1 : after + 1]) * 1e-6)
         steps.gap.append(max(0, kernels[before + 1].start - kernels[before].end) * 1e-6)
         steps.period.append(period)
     if len(steps.busy) < 3:

@@ -9,8 +9,8 @@ namespace photon {
 using HostKernel = void (*)(const void* params);
 
 struct HostQueue {
-  // Copies `bytes` of `params` (trivially copyable) before it returns.
-  void (*push)(void* context, HostKernel kernel, const void* params, size_t bytes);
+  // Copies `bytes` of `params` (trivially copyable) before it returns. `name`, for traces, lives as long as the process; it may be null.
+  void (*push)(void* context, HostKernel kernel, const void* params, size_t bytes, const char* name);
   void* context;
 };
 

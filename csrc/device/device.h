@@ -80,6 +80,7 @@ class Stream {
   Backend backend() const { return backend_; }
   int device() const { return device_; }
   virtual uintptr_t handle() const { return 0; }  // the cudaStream_t; 0 for host and inline
+  virtual uint32_t id() const { return 0; }       // host and inline: its number in traces, from 1 on; 0 for cuda
 
   virtual void record(const std::shared_ptr<Event>& event) = 0;
   virtual void wait(const std::shared_ptr<Event>& event) = 0;

@@ -6,13 +6,14 @@
 #include <stdexcept>
 
 #include "common/spin.h"
+#include "device/host_trace.h"
 #include "device/text.h"
 
 namespace photon::device {
 
 // --- commands ---------------------------------------------------------------------------------------------------------------------
 
-KernelCommand::KernelCommand(HostKernel function, const void* source, size_t bytes) : kernel(function) {
+KernelCommand::KernelCommand(HostKernel function, const void* source, size_t bytes, const char* op) : kernel(function), name(op) {
   if (function == nullptr) throw std::invalid_argument("host stream: the kernel is a null pointer");
   if (bytes > kMaxParamBytes) {
     throw std::invalid_argument(
@@ -103,18 +104,22 @@ HostGraph::HostGraph(Backend backend) : Graph(backend), finished_(std::make_shar
 
 HostGraph::~HostGraph() { finished_->await(finished_->latest(), true); }
 
-void HostGraph::replay() const {
-  for (const GraphCommand& command : commands_) {
-    std::visit([](const auto& work) { execute(work); }, command);
-  }
+void HostGraph::replay(uint32_t stream) const {
+  const auto timed = [stream](const auto& work) {
+    const WorkTimer timer(work, stream);
+    execute(work);
+  };
+  for (const GraphCommand& command : commands_) std::visit(timed, command);
 }
 
 // --- CpuStream --------------------------------------------------------------------------------------------------------------------
 
 namespace {
 
-void push_to_stream(void* context, HostKernel kernel, const void* params, size_t bytes) {
-  static_cast<CpuStream*>(context)->push(kernel, params, bytes);
+std::atomic<uint32_t> last_stream{0};
+
+void push_to_stream(void* context, HostKernel kernel, const void* params, size_t bytes, const char* name) {
+  static_cast<CpuStream*>(context)->push(kernel, params, bytes, name);
 }
 
 template <class Derived, class Base>
@@ -129,7 +134,7 @@ std::shared_ptr<Derived> of_backend(const std::shared_ptr<Base>& object, Backend
 
 }  // namespace
 
-CpuStream::CpuStream(Backend backend) : Stream(backend, 0), queue_{push_to_stream, this} {}
+CpuStream::CpuStream(Backend backend) : Stream(backend, 0), queue_{push_to_stream, this}, id_(++last_stream) {}
 
 void CpuStream::refuse_in_capture(const char* call) const {
   if (capturing_.load(std::memory_order_acquire)) {
@@ -161,11 +166,11 @@ void CpuStream::check_copy(const void* dst, const void* src) const {
     throw std::invalid_argument(text("Stream.copy: ", dst == nullptr ? "dst" : "src", " is a null address"));
 }
 
-void CpuStream::push(HostKernel kernel, const void* params, size_t bytes) {
+void CpuStream::push(HostKernel kernel, const void* params, size_t bytes, const char* name) {
   if (capture_) {
-    capture_->append(KernelCommand(kernel, params, bytes));
+    capture_->append(KernelCommand(kernel, params, bytes, name));
   } else {
-    submit(KernelCommand(kernel, params, bytes));
+    submit(KernelCommand(kernel, params, bytes, name));
   }
 }
 
@@ -192,13 +197,14 @@ void CpuStream::launch(const std::shared_ptr<Graph>& graph) {
 namespace {
 
 struct RunNow {
+  uint32_t stream;
   void operator()(const KernelCommand& command) const { execute(command); }
   void operator()(const CopyCommand& command) const { execute(command); }
   void operator()(const RecordCommand& command) const { command.event->complete(command.sequence, nullptr); }
   void operator()(const WaitCommand&) const {}  // what was recorded has run
   void operator()(const ReplayCommand& command) const {
     try {
-      command.graph->replay();
+      command.graph->replay(stream);
     } catch (...) {
       command.finished->complete(command.sequence, nullptr);
       throw;
@@ -229,7 +235,13 @@ bool InlineStream::query() {
   return true;
 }
 
-void InlineStream::submit(StreamCommand command) { std::visit(RunNow{}, command); }
+void InlineStream::submit(StreamCommand command) {
+  const auto timed = [this](const auto& work) {
+    const WorkTimer timer(work, id());
+    RunNow{id()}(work);
+  };
+  std::visit(timed, command);
+}
 
 // --- factories --------------------------------------------------------------------------------------------------------------------
 

@@ -27,8 +27,9 @@ using SharedError = std::shared_ptr<const std::string>;  // null: no error
 constexpr size_t kMaxParamBytes = 512;  // the largest params struct of common/params.h takes about 300
 
 struct KernelCommand {
-  KernelCommand(HostKernel function, const void* source, size_t bytes);
+  KernelCommand(HostKernel function, const void* source, size_t bytes, const char* op);
   HostKernel kernel;
+  const char* name;  // see HostQueue::push
   alignas(16) std::byte params[kMaxParamBytes];
 };
 
@@ -98,7 +99,7 @@ class HostGraph final : public Graph {
   ~HostGraph() override;
   size_t nodes() const override { return commands_.size(); }
   void append(GraphCommand command) { commands_.push_back(std::move(command)); }
-  void replay() const;
+  void replay(uint32_t stream) const;  // the stream that runs it, for the trace
   const std::shared_ptr<HostEvent>& finished() const { return finished_; }
 
  private:
@@ -117,9 +118,10 @@ class CpuStream : public Stream {
   std::shared_ptr<Graph> end_capture() final;
   void launch(const std::shared_ptr<Graph>& graph) final;
   const HostQueue* queue() const final { return &queue_; }
+  uint32_t id() const final { return id_; }
 
   // Enqueues (or records) `kernel` with a copy of its params.
-  void push(HostKernel kernel, const void* params, size_t bytes);
+  void push(HostKernel kernel, const void* params, size_t bytes, const char* name);
 
  protected:
   explicit CpuStream(Backend backend);
@@ -128,6 +130,7 @@ class CpuStream : public Stream {
 
  private:
   const HostQueue queue_;
+  const uint32_t id_;
   std::atomic<bool> capturing_{false};  // read by threads that synchronize
   std::shared_ptr<HostGraph> capture_;
 };

@@ -9,6 +9,7 @@
 
 #include "common/spin.h"
 #include "device/host_backend.h"
+#include "device/host_trace.h"
 #include "device/text.h"
 
 namespace photon::device {
@@ -130,7 +131,11 @@ bool HostStream::take(std::vector<StreamCommand>& batch) {
 }
 
 void HostStream::run(StreamCommand& command) {
-  std::visit([this](const auto& work) { run_guarded(work); }, command);
+  const auto timed = [this](const auto& work) {
+    const WorkTimer timer(work, id());
+    run_guarded(work);
+  };
+  std::visit(timed, command);
 }
 
 void HostStream::run_guarded(const KernelCommand& command) {
@@ -158,7 +163,7 @@ void HostStream::run_guarded(const WaitCommand& command) {
 void HostStream::run_guarded(const ReplayCommand& command) {
   if (!error_) {
     try {
-      command.graph->replay();
+      command.graph->replay(id());
     } catch (const std::exception& error) {
       fail(text("host stream: a kernel of a replayed graph failed: ", error.what()));
     } catch (...) {

@@ -46,7 +46,7 @@ void dispatch(const Arg& anchor, const Params& params, typename Launcher<Params>
     const HostQueue* queue = claimed_queue();
     if (queue == nullptr) return kCpuKernel(params);
     const HostKernel kernel = [](const void* copy) { kCpuKernel(*static_cast<const Params*>(copy)); };
-    return queue->push(queue->context, kernel, &params, sizeof(Params));
+    return queue->push(queue->context, kernel, &params, sizeof(Params), anchor.op());
   }
   if (launch == nullptr) {
     fail(anchor.op(), anchor.name(), " is on a CUDA device, but photon_ext was built without CUDA kernels; build it where nvcc is found");

@@ -11,6 +11,7 @@
 #include "device/device.h"
 #include "device/host_backend.h"
 #include "device/host_claim.h"
+#include "device/host_trace.h"
 #include "device/text.h"
 
 namespace py = pybind11;
@@ -53,7 +54,7 @@ void enqueue(const Stream& stream, uintptr_t kernel, const py::bytes& params) {
   if (queue == nullptr) throw py::value_error("Stream.enqueue: C functions run on host and inline streams; on cuda launch a kernel");
   const std::string_view bytes = params;
   const ReleaseIfInline release(stream);
-  queue->push(queue->context, reinterpret_cast<photon::HostKernel>(kernel), bytes.data(), bytes.size());
+  queue->push(queue->context, reinterpret_cast<photon::HostKernel>(kernel), bytes.data(), bytes.size(), nullptr);
 }
 
 void launch_graph(Stream& stream, const std::shared_ptr<Graph>& graph) {
@@ -95,6 +96,7 @@ void bind_streams(py::module_& m) {
       .def_property_readonly("backend", [](const Stream& stream) { return backend_name(stream.backend()); })
       .def_property_readonly("handle", &Stream::handle)
       .def_property_readonly("device", &Stream::device)
+      .def_property_readonly("id", &Stream::id)
       .def("record", &Stream::record, py::arg("event").none(false))
       .def("wait", &Stream::wait, py::arg("event").none(false))
       .def("synchronize", &Stream::synchronize, released())
@@ -156,6 +158,41 @@ void bind_slot(py::module_& m) {
       .def("span", &DecodeSlot::span);
 }
 
+const char* work_name(Work work) {
+  switch (work) {
+    case Work::kKernel:
+      return "kernel";
+    case Work::kCopy:
+      return "copy";
+    case Work::kReplay:
+      return "graph";
+    case Work::kWait:
+      return "wait";
+  }
+  return "unknown";
+}
+
+// ([(work, name or None, stream id, begin ns, end ns, bytes)], records that were dropped)
+py::tuple host_trace_as_python(const WorkTrace& trace) {
+  py::list records;
+  for (const WorkRecord& record : trace.records) {
+    const py::object name = record.name == nullptr ? py::object(py::none()) : py::str(record.name);
+    records.append(py::make_tuple(work_name(record.work), name, record.stream, record.begin_ns, record.end_ns, record.bytes));
+  }
+  return py::make_tuple(records, trace.dropped);
+}
+
+size_t record_count(int64_t capacity) {
+  if (capacity < 1) throw py::value_error(text("start_host_trace: capacity is ", capacity, ", expected one record or more"));
+  return static_cast<size_t>(capacity);
+}
+
+void bind_trace(py::module_& m) {
+  m.def("start_host_trace", [](int64_t capacity) { start_host_trace(record_count(capacity)); }, py::arg("capacity"));
+  m.def("drain_host_streams", &drain_host_streams, py::call_guard<py::gil_scoped_release>());
+  m.def("stop_host_trace", [] { return host_trace_as_python(stop_host_trace()); });
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -163,6 +200,7 @@ PYBIND11_MODULE(_C, m) {
   bind_streams(m);
   bind_buffers(m);
   bind_slot(m);
+  bind_trace(m);
   m.attr("cuda_compiled") = cuda_compiled();
   m.def("cuda_device_count", &cuda_device_count);
   m.def("bind_ops", [](uintptr_t address) { bind_ops(reinterpret_cast<SetHostQueue>(address)); }, py::arg("set_host_queue_address"));

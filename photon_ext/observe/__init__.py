@@ -1,1 +1,30 @@
-"""What is going on: the meter, the cost model. Import the modules by name: each needs only what it uses."""
+"""Seeing the bubble: timelines and what they say, the meter, the cost model. Nothing here is imported before it is used.
+
+with photon_ext.observe.timeline() as t:
+    ...                      # any torch code, an Engine, a Pipeline
+print(t.report.text())
+t.save("trace")              # trace.json (Perfetto), timeline.png, timeline.html, summary.txt, summary.json
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from photon_ext.observe.capture import Timeline, timeline
+
+_LAZY = {
+    "Timeline": "photon_ext.observe.capture",
+    "timeline": "photon_ext.observe.capture",
+}
+
+__all__ = ["Timeline", "timeline"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'photon_ext.observe' has no attribute {name!r}")
+    value = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value

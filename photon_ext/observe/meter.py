@@ -129,8 +129,7 @@ class Meter:
         self._next_ns = self._begin_ns if enabled else 1 << 63
 
     def turn(self) -> None:
-        """A turn of the loop begins: starts the clock, and now and then keeps a sample of the counters."""
-        self.clock.start()
+        """A turn of the loop has begun: now and then keeps a sample of the counters."""
         now = self.clock.last_ns
         if now >= self._next_ns:
             self._next_ns = now + round(SAMPLE_S * 1e9)

@@ -35,10 +35,12 @@ from dataclasses import dataclass, field
 
 from photon_ext.errors import ConfigError, PipelineError, describe
 from photon_ext.layout import RECORD_TOKENS, RECORD_WIDTH, RecordFlag, SegmentFlag
+from photon_ext.runtime import probe
 from photon_ext.runtime.admission import Limits, checked_admission
 from photon_ext.runtime.lease import Lease
 from photon_ext.runtime.planner import plan
 from photon_ext.runtime.ports import RuntimePort, SlotPort, Span, StepSpec
+from photon_ext.runtime.probe import Phase
 from photon_ext.runtime.row import Row, initial_state
 from photon_ext.runtime.step import Fill, FinishReason, Forward, RowEvent, Sample, Segment, Step, StepKey, StepKind
 
@@ -214,7 +216,9 @@ class Pipeline:
             return None
         if self._inflight and not self._inflight[-1].finalized:
             raise PipelineError(f"step {self._inflight[-1].index} waits for its masks: call finalize() before the next launch() (I11)")
+        probe.begin(Phase.PLAN)
         planned = plan(self._rows.values(), self._last_kind, self._spec.chunk)
+        probe.end()
         if planned is None:
             self._last_span = self._last_span if self._inflight else None  # idle for want of work is no gap
             self._fed = self._fed and bool(self._inflight)
@@ -234,7 +238,10 @@ class Pipeline:
         if not step.finalized:
             raise PipelineError(f"step {step.index} waits for its masks: call finalize() before commit()")
         with self._no_way_back():
+            probe.begin(Phase.WAIT, step.index)
             records = self._wait(step)
+            probe.end()
+            probe.begin(Phase.COMMIT, step.index)
             self._inflight.popleft()
             self._measure_gap(step)
             zombies = self.stats.zombie_rows
@@ -244,6 +251,8 @@ class Pipeline:
             events = [event for event in read if event is not None]
             self.stats.committed_rows += len(step.segments)
             self.stats.zombie_steps += self.stats.zombie_rows - zombies == len(step.segments)
+            probe.committed(step, self.stats.zombie_rows - zombies)
+            probe.end()
             return events
 
     def finalize(self, fill: Fill | None = None) -> None:
@@ -258,11 +267,15 @@ class Pipeline:
         if step is None or step.finalized or len(self._inflight) > 1:
             return
         slot = self._slots[step.slot]
+        probe.begin(Phase.MASK, step.index)
         for i, segment in enumerate(step.segments):
             if segment.sample and segment.row.constrained and segment.row.lease.running:
                 self._write_mask(slot, i, segment, fill)
+        probe.end()
+        probe.begin(Phase.FINALIZE, step.index)
         with self._no_way_back():
             slot.finalize(step.key)
+        probe.end()
         step.finalized = True
 
     def tick(self, fill: Fill | None = None, on_event: Callable[[RowEvent], None] | None = None) -> list[RowEvent]:
@@ -276,8 +289,10 @@ class Pipeline:
         self.finalize(fill)
         events = self.commit() if launched is None or len(self._inflight) >= self._runtime.depth else []
         if on_event is not None:
+            probe.begin(Phase.COMMIT)
             for event in events:
                 on_event(event)
+            probe.end()
         self.finalize(fill)
         return events
 
@@ -289,6 +304,7 @@ class Pipeline:
         slot = self._free_slot()
         if self._stalls and self._fed and (not self._inflight or self._slots[self._inflight[-1].slot].done()):
             self.stats.device_waits += 1
+        probe.begin(Phase.LAUNCH, self.stats.steps)
         words, staged = _segment_words(segments)
         sent = self._slots[slot].launch(key, words, staged, self._runtime.table.take_deltas(), not split)
         for segment in segments:
@@ -302,6 +318,8 @@ class Pipeline:
         self.stats.steps += 1
         self.stats.decode_steps += kind is StepKind.DECODE
         self.stats.quiet_steps += sent == 0 and not split
+        probe.launched(step, sent)
+        probe.end()
         return step
 
     def _key(self, kind: StepKind, segments: tuple[Segment, ...], split: bool) -> StepKey:

@@ -12,6 +12,9 @@ from photon_ext import _C
 from photon_ext.errors import ConfigError
 from photon_ext.runtime.record_guard import RecordGuard
 
+stream_names: dict[int, str] = {}
+"""What each host and inline stream of this process is for, by its number in traces; numbers are not used again."""
+
 
 class Streams(ABC):
     """One compute stream for all forwards (I1), one stream per copy direction. Nothing runs on the default stream."""
@@ -25,6 +28,8 @@ class Streams(ABC):
         self.compute = compute if compute is not None else _C.Stream.create(backend, device)
         self.in_copy = _C.Stream.create(backend, device)
         self.out_copy = _C.Stream.create(backend, device)
+        if self.compute.id:
+            stream_names.update({self.compute.id: "compute", self.in_copy.id: "in-copy", self.out_copy.id: "out-copy"})
 
     def synchronize(self) -> None:
         for stream in (self.in_copy, self.compute, self.out_copy):

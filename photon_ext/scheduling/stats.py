@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import time
-from enum import Enum
 
+from photon_ext.runtime import probe
+from photon_ext.runtime.probe import Phase
 
-class Phase(Enum):
-    """Parts of one turn of the engine loop; `commit` includes its wait for the device."""
-
-    PLAN = "plan"
-    LAUNCH = "launch"
-    COMMIT = "commit"
-    FINALIZE = "finalize"
-    DELIVER = "deliver"
+TURN = (Phase.PLAN, Phase.LAUNCH, Phase.COMMIT, Phase.FINALIZE, Phase.DELIVER)
+"""Parts of one turn of the engine loop; `commit` includes its wait for the device, `finalize` its masks."""
 
 
 class PhaseClock:
-    """Host time per phase: one clock reading per lap, nothing else."""
+    """Host time per phase of TURN: one clock reading per change, and a check whether somebody observes."""
 
     def __init__(self) -> None:
-        self._ns = dict.fromkeys(Phase, 0)
+        self._ns = dict.fromkeys(TURN, 0)
+        self._phase: Phase | None = None
         self._last = 0
 
-    def start(self) -> None:
-        """A turn begins; the time since the last lap belongs to no phase."""
-        self._last = time.perf_counter_ns()
-
-    def lap(self, phase: Phase) -> None:
-        """What happened since the last lap was `phase`."""
+    def enter(self, phase: Phase | None) -> None:
+        """`phase` begins, and the one before it ends; None: the turn is over."""
         now = time.perf_counter_ns()
-        self._ns[phase] += now - self._last
-        self._last = now
+        if self._phase is not None:
+            self._ns[self._phase] += now - self._last
+        self._phase, self._last = phase, now
+        probe.turn(phase)
 
     @property
     def last_ns(self) -> int:
@@ -44,10 +38,8 @@ class PhaseClock:
 
 
 class StoppedClock(PhaseClock):
-    """Measures nothing, at no cost."""
+    """Measures nothing; it only tells whoever observes."""
 
-    def start(self) -> None:
-        """See PhaseClock.start."""
-
-    def lap(self, phase: Phase) -> None:
-        """See PhaseClock.lap."""
+    def enter(self, phase: Phase | None) -> None:
+        """See PhaseClock.enter."""
+        probe.turn(phase)

@@ -17,12 +17,12 @@ import torch
 from benchmarks import adopt
 from benchmarks.common.result import BenchmarkError
 from benchmarks.common.shapes import SHAPES
-from benchmarks.common.trace import Kernel
 from benchmarks.ladder.measure import SKIPPED, Subject, check_tokens, count_allocations, device_steps, time_steps
 from benchmarks.ladder.models import build_model
 from benchmarks.ladder.stages import LADDERS, Changed, Stage, changed
 from benchmarks.ladder.verdict import Figures, verdict
 from photon_ext.models.config import Family, RopeScaling, RopeScalingKind
+from photon_ext.observe.records import DeviceKind, DeviceSpan
 
 NO_TRANSFORMERS = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
 LOOPS = [pytest.param(loop, marks=[NO_TRANSFORMERS] if loop == "hf" else []) for loop in LADDERS]
@@ -184,14 +184,16 @@ def test_tokens_must_be_equal_in_float32_only() -> None:
         check_tokens([1, 2, 3], [1, 2], torch.bfloat16)
 
 
-def records(steps: int, marker: str, odd: int | None = None) -> list[Kernel]:
+def records(steps: int, marker: str, odd: int | None = None) -> list[DeviceSpan]:
     """Steps of two kernels of 10 µs that overlap by 4, and a marker of 2 µs after 1; 7 µs between steps. One step may have one more."""
     made, now = [], 0
     for step in range(steps):
         names = ["linear", "norm", *(["norm"] if step == odd else []), marker]
         for name, start, length in zip(names, (0, 6, 12, 17) if step == odd else (0, 6, 17), (10, 10, 4, 2), strict=False):
             length = 2 if name == marker else length
-            made.append(Kernel(name, (now + start) * 1000, (now + start + length) * 1000, step))
+            made.append(
+                DeviceSpan(name, DeviceKind.KERNEL, (now + start) * 1000, (now + start + length) * 1000, stream=7, correlation=step)
+            )
         now += 26
     return made
 
@@ -208,7 +210,7 @@ def test_device_steps_are_cut_at_the_marker(marker: str) -> None:
 
 def test_records_without_steps_are_an_error() -> None:
     with pytest.raises(BenchmarkError, match="hold 0 steps and 0 steady ones"):
-        device_steps([Kernel("linear", 0, 10, 0)])
+        device_steps([DeviceSpan("linear", DeviceKind.KERNEL, 0, 10, stream=7)])
     with pytest.raises(BenchmarkError, match="hold 4 steps"):
         device_steps(records(4, "publish_kernel"))
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.common import api_counter
 from benchmarks.common.api_counter import ApiCounter, CallbackData, CopyParams, CuptiError, copy_name
-from benchmarks.common.calls import CallKind
+from photon_ext.observe.api import CallKind
 
 ENTER, EXIT = 0, 1
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks.common.calls import CallKind, Counts, classify, is_api_call
+from benchmarks.common.calls import Counts
+from photon_ext.observe.api import CallKind, classify, is_api_call
 
 KINDS = {
     CallKind.GRAPH_LAUNCH: "cudaGraphLaunch cuGraphLaunch cuGraphLaunch_ptsz cudaGraphLaunch_v10000",

@@ -1,0 +1,80 @@
+"""`photon-ext trace`: an engine under the timeline, and what came of it as files and as text."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from photon_ext.errors import ConfigError
+
+if TYPE_CHECKING:
+    from photon_ext.scheduling import Output
+
+PROMPT = "Why is the sky blue?"
+WARM_UP_TOKENS = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("--out", required=True, metavar="DIR", help="where the files go; it is made if need be")
+    parser.add_argument("--model", default="smollm2", help="smollm2 (default), a Hugging Face directory, or a .gguf file")
+    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
+    parser.add_argument("--dtype", help="float32, float16 or bfloat16; by default what suits the model")
+    parser.add_argument("--depth", type=int, default=2, help="steps in flight: 2 (default), or 1 for the blocking loop")
+    parser.add_argument("--prompt", action="append", metavar="TEXT", help=f"may be given more than once (default: {PROMPT!r})")
+    parser.add_argument("--max-new-tokens", type=int, default=64, help="longest answer, in tokens (default 64)")
+    parser.add_argument("--batch", type=int, default=1, help="requests at once; prompts are repeated (default 1)")
+    parser.add_argument("--raw", action="store_true", help="use prompts as they stand, without the chat template")
+    parser.add_argument("--stacks", action="store_true", help="record Python functions, too (slow)")
+    parser.add_argument("--nvtx", action="store_true", help="mark the phases as NVTX ranges")
+
+
+def trace(arguments: argparse.Namespace) -> Output | None:
+    """Runs the command; returns the first output that ended with an error, if any.
+
+    Raises:
+        PhotonError: as Engine.from_pretrained and generate; ConfigError also where the files cannot be written.
+    """
+    from photon_ext.engine import Engine
+    from photon_ext.models.loader import load_model
+    from photon_ext.observe import timeline
+    from photon_ext.observe.render.save import has_matplotlib
+    from photon_ext.runtime.runtime import checked_device
+    from photon_ext.sampling import SamplingParams
+    from photon_ext.scheduling.options import EngineOptions, choose_device
+
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler says on stderr that it starts and stops
+    recording = timeline(stacks=arguments.stacks, nvtx=arguments.nvtx)  # refuses what cannot be recorded before a model is loaded
+    if arguments.batch < 1:
+        raise ConfigError(f"batch is {arguments.batch}; trace at least 1 request")
+    _check_directory(Path(arguments.out))
+    given = arguments.prompt or [PROMPT]
+    prompts = [given[index % len(given)] for index in range(max(arguments.batch, len(given)))]
+    options = {"depth": arguments.depth, "max_rows": len(prompts)}
+    EngineOptions(**options)  # a wrong option shows before the model is loaded
+    params = SamplingParams(max_new_tokens=arguments.max_new_tokens)
+    config, weights, tokenizer = load_model(arguments.model, arguments.dtype, checked_device(choose_device(arguments.device)))
+    unread = 0 if weights.lm_head is weights.embedding else weights.embedding.nbytes
+    with Engine.from_weights(config, weights, tokenizer, **options) as engine:
+        engine.generate(prompts, SamplingParams(max_new_tokens=WARM_UP_TOKENS, ignore_eos=True), raw=arguments.raw)
+        recording.bytes_per_step = weights.nbytes - unread
+        with recording:
+            outputs = engine.generate(prompts, params, raw=arguments.raw)
+    written = recording.save(arguments.out)
+    print(recording.report.text())
+    print("written: " + ", ".join(str(path) for path in written), flush=True)
+    if not has_matplotlib():
+        print("no timeline.png: matplotlib is not installed (pip install 'photon_ext[trace]')", file=sys.stderr)
+    return next((output for output in outputs if output.error is not None), None)
+
+
+def _check_directory(path: Path) -> None:
+    """Before minutes of work: the files can be written."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "summary.txt").touch()
+    except OSError as error:
+        raise ConfigError(f"--out {path}: {error.strerror or error}; name a directory that can be written") from error

@@ -1,0 +1,1 @@
+"""What records say: pure functions, which need neither a GPU nor torch to be tested."""

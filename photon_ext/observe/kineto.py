@@ -1,0 +1,141 @@
+"""torch.profiler as a recorder of API calls, kernels (those inside replayed graphs too), copies and torch ops.
+
+Its Chrome trace is read, not its event objects: only there a copy has its size and a kernel its stream. Kernel records inside a graph slow
+its replay down, so what comes from here explains steps; it does not time them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch._C._profiler import _ExperimentalConfig
+
+from photon_ext.observe.anchor import ANCHOR
+from photon_ext.observe.api import is_api_call, plain_name
+from photon_ext.observe.records import ApiCall, DeviceKind, DeviceSpan, Op, OpKind
+
+_DEVICE = {"kernel": DeviceKind.KERNEL, "gpu_memcpy": DeviceKind.COPY, "gpu_memset": DeviceKind.FILL}
+_OPS = {"cpu_op": OpKind.TORCH, "user_annotation": OpKind.ANNOTATION, "python_function": OpKind.PYTHON}
+_CALLS = ("cuda_runtime", "cuda_driver")
+_COPY_PREFIX = "Memcpy "
+_LOW = 0xFFFFFFFF
+
+
+class KinetoRecords(NamedTuple):
+    """What one profile holds, in order of start, in the profiler's own nanoseconds. `anchors` are (start, end)."""
+
+    device: list[DeviceSpan]
+    calls: list[ApiCall]
+    ops: list[Op]
+    anchors: list[tuple[int, int]]
+
+
+class Recorder:
+    """torch.profiler, started and stopped.
+
+    Args:
+        ops: record torch ops and the user's record_function ranges of all threads.
+        stacks: record Python functions, too; slow.
+    """
+
+    def __init__(self, ops: bool, stacks: bool) -> None:
+        # A profiler that tears CUPTI down and starts it again does not survive captured graphs.
+        os.environ.setdefault("TEARDOWN_CUPTI", "0")
+        os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
+        activities = [torch.profiler.ProfilerActivity.CPU] if ops or stacks else []
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profile = None
+        if activities:
+            config = _ExperimentalConfig(profile_all_threads=bool(ops or stacks))
+            self._profile = torch.profiler.profile(activities=activities, with_stack=stacks, experimental_config=config)
+
+    def start(self) -> None:
+        if self._profile is not None:
+            self._profile.start()
+
+    def stop(self, idents: Mapping[int, int]) -> KinetoRecords:
+        """Ends the recording. `idents`: see `parse`."""
+        if self._profile is None:
+            return KinetoRecords([], [], [], [])
+        self._profile.stop()
+        results = self._profile.profiler.kineto_results if self._profile.profiler is not None else None
+        if results is None:
+            raise RuntimeError("torch.profiler returned no records; this torch was built without kineto")
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "trace.json")
+            results.save(str(path))
+            return parse(json.loads(path.read_text(errors="replace")), idents)
+
+
+def parse(document: Mapping[str, Any], idents: Mapping[int, int] | None = None) -> KinetoRecords:
+    """Reads a Chrome trace of torch.profiler.
+
+    Args:
+        document: the decoded JSON.
+        idents: native thread ids by the low 32 bits of the pthread id, which is how CUPTI names a thread that the profiler has not met.
+    """
+    base = int(document.get("baseTimeNanoseconds", 0))
+    known = idents or {}
+    device: list[DeviceSpan] = []
+    calls: list[ApiCall] = []
+    ops: list[Op] = []
+    anchors: list[tuple[int, int]] = []
+    for event in _complete(document):
+        category, name, args = event.get("cat", ""), event["name"], event.get("args", {})
+        start = base + round(float(event["ts"]) * 1e3)
+        end = start + round(float(event.get("dur", 0)) * 1e3)
+        if category in _DEVICE:
+            kind = _DEVICE[category]
+            stream = int(args.get("stream", event["tid"]))
+            correlation, size = int(args.get("correlation", 0)), int(args.get("bytes", 0))
+            device.append(DeviceSpan(_device_name(name), kind, start, end, stream, correlation, size))
+        elif category in _CALLS and is_api_call(name):
+            calls.append(ApiCall(plain_name(name), start, end, _thread(event["tid"], known), int(args.get("correlation", 0))))
+        elif name == ANCHOR:
+            anchors.append((start, end))
+        elif category in _OPS:
+            ops.append(Op(name, _OPS[category], start, end, _thread(event["tid"], known)))
+    by_start = attrgetter("start")
+    return KinetoRecords(sorted(device, key=by_start), outermost(calls), sorted(ops, key=by_start), sorted(anchors))
+
+
+def outermost(calls: Iterable[ApiCall]) -> list[ApiCall]:
+    """Calls that are not part of another call of the same thread (a runtime call and the driver call inside it count once), by start."""
+    kept: list[ApiCall] = []
+    ends: dict[int, int] = {}
+    for call in sorted(calls, key=lambda call: (call.start, -call.end)):
+        if call.start >= ends.get(call.thread, call.start):
+            kept.append(call)
+            ends[call.thread] = call.end
+    return kept
+
+
+def shifted(records: KinetoRecords, to_ours: Callable[[int], int]) -> KinetoRecords:
+    """The records on our clock; anchors stay as they were."""
+
+    def moved(items: Iterable[Any]) -> list[Any]:
+        return [item._replace(start=to_ours(item.start), end=to_ours(item.end)) for item in items]
+
+    return KinetoRecords(moved(records.device), moved(records.calls), moved(records.ops), records.anchors)
+
+
+def _complete(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    return (event for event in document.get("traceEvents", ()) if event.get("ph") == "X" and "ts" in event)
+
+
+def _device_name(name: str) -> str:
+    """ "Memcpy HtoD (Pinned -> Device)" is "HtoD Pinned -> Device"; kernels keep their names."""
+    return name.removeprefix(_COPY_PREFIX).replace("(", "").replace(")", "") if name.startswith(_COPY_PREFIX) else name
+
+
+def _thread(tid: object, idents: Mapping[int, int]) -> int:
+    number = int(tid) if isinstance(tid, (int, float)) else 0
+    return idents.get(number & _LOW, number)

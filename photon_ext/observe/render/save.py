@@ -1,0 +1,39 @@
+"""Writes a timeline's files."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+from photon_ext.observe.analysis.report import Report
+from photon_ext.observe.records import Records
+from photon_ext.observe.render.page import page
+from photon_ext.observe.render.perfetto import trace_events
+
+
+def save(records: Records, report: Report, directory: Path) -> list[Path]:
+    """See Timeline.save."""
+    directory.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "trace.json": json.dumps(trace_events(records, report), separators=(",", ":")),
+        "timeline.html": page(records, report),
+        "summary.txt": report.text(),
+        "summary.json": json.dumps(report.as_dict(), indent=1) + "\n",
+    }
+    written = []
+    for name, text in texts.items():
+        path = directory / name
+        path.write_text(text)
+        written.append(path)
+    if has_matplotlib():
+        from photon_ext.observe.render.picture import draw
+
+        draw(records, report, directory / "timeline.png")
+        written.append(directory / "timeline.png")
+    return written
+
+
+def has_matplotlib() -> bool:
+    """Whether a PNG can be drawn: pip install 'photon_ext[trace]'."""
+    return importlib.util.find_spec("matplotlib") is not None

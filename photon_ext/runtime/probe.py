@@ -1,0 +1,81 @@
+"""Where the host tells an observer what it is doing. Off by default: then each call is one check of one module variable.
+
+The pipeline and the engine loop call `begin`, `end` and the rest below; `photon_ext.observe` sets `active` while a timeline is recorded.
+The calls come from whatever thread drives a pipeline.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from photon_ext.runtime.step import Step
+
+
+class Phase(Enum):
+    """What the host does for a step. Phases nest: a `wait` lies inside the engine's `commit`."""
+
+    PLAN = "plan"
+    LAUNCH = "launch"
+    WAIT = "wait"
+    COMMIT = "commit"
+    MASK = "mask"
+    FINALIZE = "finalize"
+    DELIVER = "deliver"
+    COLLECT = "collect"  # takes new requests, and sleeps while there is nothing to do
+
+
+class Probe(Protocol):
+    """An observer."""
+
+    def turn(self, phase: Phase | None) -> None:
+        """On this thread the engine loop goes over to `phase`, and everything open ends; None: its turn is over."""
+
+    def begin(self, phase: Phase, step: int | None) -> None:
+        """A phase begins on this thread, inside those that are open."""
+
+    def end(self) -> None:
+        """The innermost open phase of this thread ends."""
+
+    def launched(self, step: Step, words: int) -> None:
+        """`step` is enqueued; `words` int32 words go to the device for it. Called inside its `launch` phase."""
+
+    def committed(self, step: Step, zombies: int) -> None:
+        """`step` is read; `zombies` of its segments belong to sequences that had ended before."""
+
+
+active: Probe | None = None
+
+
+# Each reads `active` once: another thread may end the observation between a check and a call.
+
+
+def turn(phase: Phase | None) -> None:
+    """See Probe.turn."""
+    if (observer := active) is not None:
+        observer.turn(phase)
+
+
+def begin(phase: Phase, step: int | None = None) -> None:
+    """See Probe.begin."""
+    if (observer := active) is not None:
+        observer.begin(phase, step)
+
+
+def end() -> None:
+    """See Probe.end."""
+    if (observer := active) is not None:
+        observer.end()
+
+
+def launched(step: Step, words: int) -> None:
+    """See Probe.launched."""
+    if (observer := active) is not None:
+        observer.launched(step, words)
+
+
+def committed(step: Step, zombies: int) -> None:
+    """See Probe.committed."""
+    if (observer := active) is not None:
+        observer.committed(step, zombies)

@@ -1,0 +1,70 @@
+"""`photon-ext trace`: files, text, exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from photon_ext.observe.render.save import has_matplotlib
+from tests.engine.test_cli import run, save_with_words
+
+FILES = {"trace.json", "timeline.html", "summary.txt", "summary.json"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder: Path = tmp_path_factory.mktemp("tiny")
+    save_with_words(folder, "w")
+    return str(folder)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_it_writes_what_it_says_and_prints_the_summary(depth: int, capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path) -> None:
+    out = tmp_path / "made" / "here"
+    options = ("--model", model, "--device", "cpu", "--depth", str(depth), "--batch", "3", "--max-new-tokens", "9", "--prompt", "w5 w6")
+    code, printed, _ = run(capsys, "trace", "--out", str(out), *options)
+    assert code == 0
+    expected = FILES | ({"timeline.png"} if has_matplotlib() else set())
+    assert {path.name for path in out.iterdir()} == expected
+    text = (out / "summary.txt").read_text()
+    assert text in printed
+    assert all(part in text for part in ("steady", "active", "step gap", "zombies", "clocks agree", "effective bandwidth"))
+    assert all(str(out / name) in printed for name in expected)
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["rows"] >= 9  # of three requests that take up to nine steps
+
+
+def test_without_matplotlib_everything_else_is_written(
+    capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("photon_ext.observe.render.save.has_matplotlib", lambda: False)
+    code, _, err = run(capsys, "trace", "--out", str(tmp_path), "--model", model, "--device", "cpu", "--prompt", "w5")
+    assert code == 0
+    assert {path.name for path in tmp_path.iterdir()} == FILES
+    assert "no timeline.png: matplotlib is not installed (pip install 'photon_ext[trace]')" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--out"),
+        (("--out", "{file}"), "{file}"),
+        (("--out", "{folder}", "--batch", "0"), "batch is 0"),
+        (("--out", "{folder}", "--depth", "3"), "depth is 3"),
+        (("--out", "{folder}", "--max-new-tokens", "0"), "max_new_tokens is 0"),
+        (("--out", "{folder}", "--model", "/nowhere"), "/nowhere"),
+        (("--out", "{folder}", "--nvtx"), "nvtx=True needs a torch with CUDA"),
+    ],
+)
+def test_mistakes_are_told_in_one_line_with_exit_code_two(
+    capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("here already")
+    filled = [part.format(file=file, folder=tmp_path / "out") for part in arguments]
+    code, out, err = run(capsys, "trace", "--model", model, "--device", "cpu", "--prompt", "w5", *filled)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert message.format(file=file) in err

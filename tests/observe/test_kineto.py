@@ -1,0 +1,100 @@
+"""From torch.profiler's Chrome trace to records, on hand-made documents, and on one that torch makes here."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from photon_ext.observe.anchor import Bracket, Converter, Offset, drop_anchors, find_offset
+from photon_ext.observe.kineto import Recorder, outermost, parse
+from photon_ext.observe.records import ApiCall, DeviceKind, DeviceSpan, OpKind
+from tests.observe.kineto_records import BASE, COMPUTE, PID, Document
+
+
+def test_kernels_copies_and_calls_are_told_apart_and_sorted() -> None:
+    document = Document()
+    launch = document.call("cudaGraphLaunch", 1, 9)
+    document.call("cuGraphLaunch", 2, 8, "cuda_driver")  # inside the other
+    document.call("cuMemcpyHtoDAsync_v2", 10, 12, "cuda_driver")
+    document.kernel("linear_kernel", 20, 30.5, launch)
+    document.copy("HtoD (Pageable -> Device)", 14, 15, 3, 21, 4096)
+    document.add("gpu_memset", "Memset (Device)", 16, 17, COMPUTE, stream=COMPUTE, correlation=9, bytes=64)
+    document.add("cuda_sync", "Stream Sync", 1, 2, COMPUTE)
+    document.add("overhead", "Buffer Flush", 1, 2, 0)
+    document.op("aten::add", 0, 1)
+    document.op("my range", 0, 2, "user_annotation")
+    found = parse(document.json())
+    assert [(call.name, call.correlation) for call in found.calls] == [("cudaGraphLaunch", 1), ("cuMemcpyHtoDAsync", 3)]
+    copy, fill, kernel = found.device
+    assert kernel == DeviceSpan("linear_kernel", DeviceKind.KERNEL, BASE + 20_000, BASE + 30_500, COMPUTE, launch)
+    assert (copy.name, copy.bytes, copy.is_pageable, copy.is_in_copy, copy.stream) == ("HtoD Pageable -> Device", 4096, True, True, 21)
+    assert fill.kind is DeviceKind.FILL
+    assert {(op.name, op.kind) for op in found.ops} == {("aten::add", OpKind.TORCH), ("my range", OpKind.ANNOTATION)}
+
+
+def test_threads_that_cupti_names_by_their_pthread_id_are_found() -> None:
+    """It keeps the low 32 bits, with a sign."""
+    document = Document()
+    pthread = 0x7F12_F00D_1234
+    signed = (pthread & 0xFFFFFFFF) - 2**32
+    document.add("cuda_runtime", "cudaGraphLaunch", 0, 1, signed, correlation=1)
+    assert [call.thread for call in parse(document.json(), {pthread & 0xFFFFFFFF: PID}).calls] == [PID]
+
+
+def test_outermost_is_judged_per_thread() -> None:
+    calls = [ApiCall("cudaA", 0, 100, 1), ApiCall("cuA", 10, 90, 1), ApiCall("cuB", 20, 30, 2), ApiCall("cudaC", 100, 110, 1)]
+    assert [call.name for call in outermost(calls)] == ["cudaA", "cuB", "cudaC"]
+
+
+def test_an_anchor_bounds_the_offset_from_both_sides() -> None:
+    """Our clock reads 1000 when the profiler's reads 51000, and more."""
+    brackets = [Bracket(1000, 1400), Bracket(2000, 2100)]
+    offset = find_offset(brackets, [(51_120, 51_300), (52_010, 52_080)])
+    assert offset is not None
+    low, high = max(51_300 - 1400, 52_080 - 2100), min(51_120 - 1000, 52_010 - 2000)
+    assert low <= 50_000 <= high
+    assert (offset.value, offset.error) == ((low + high) // 2, (high - low + 1) // 2)
+
+
+def test_anchors_that_were_lost_give_no_offset() -> None:
+    assert find_offset([Bracket(0, 1)], []) is None
+    assert find_offset([], []) is None
+
+
+def test_drift_is_corrected_linearly() -> None:
+    to_ours = Converter(Offset(1000, 5, 0), Offset(1100, 7, 100_000))
+    assert (to_ours.error, to_ours.drift) == (7, 100)
+    assert [to_ours(time) for time in (1000, 51_050, 101_100)] == [0, 50_000, 100_000]
+
+
+def test_the_clocks_of_this_machine_agree_to_microseconds() -> None:
+    recorder = Recorder(ops=True, stacks=False)
+    recorder.start()
+    first, last = drop_anchors(), drop_anchors()
+    found = recorder.stop({}).anchors
+    offsets = find_offset(first, found[: len(first)]), find_offset(last, found[len(first) :])
+    assert offsets[0] is not None
+    assert offsets[1] is not None
+    assert offsets[0].error < 50_000
+    assert abs(offsets[0].value - offsets[1].value) <= offsets[0].error + offsets[1].error + 50_000
+
+
+def test_ops_of_all_threads_are_recorded() -> None:
+    recorder = Recorder(ops=True, stacks=False)
+    recorder.start()
+    thread = threading.Thread(target=lambda: torch.ones(4).sum().item())
+    thread.start()
+    thread.join()
+    torch.ones(4).add(1)
+    ops = recorder.stop({}).ops
+    assert {op.name for op in ops if op.thread == thread.native_id} >= {"aten::sum", "aten::item"}
+    assert {op.name for op in ops if op.thread == threading.get_native_id()} >= {"aten::add"}
+
+
+def test_without_anything_to_record_there_is_nothing() -> None:
+    recorder = Recorder(ops=False, stacks=False)
+    if torch.cuda.is_available():
+        return
+    recorder.start()
+    assert recorder.stop({}) == ([], [], [], [])

@@ -1,0 +1,122 @@
+"""On a GPU: the four planted bubbles are found and named in the device's own records, and a clean pipeline has none of them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from photon_ext.observe import Timeline, timeline
+from photon_ext.observe.analysis.findings import Finding, FindingKind
+from photon_ext.observe.analysis.steps import StepMethod
+from photon_ext.observe.records import DeviceKind
+from photon_ext.runtime import RowEvent
+from photon_ext.runtime.probe import Phase
+from tests.observe.planted import STEPS, VOCAB, allow_all, open_pipeline, postpone_out_copies, traced
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm_profiler() -> None:
+    """The first profile of a process sets CUPTI up, which takes long and shows."""
+    with timeline():
+        torch.ones(8, device="cuda").sum().item()
+
+
+def found(recording: Timeline, kind: FindingKind) -> list[Finding]:
+    return [finding for finding in recording.report.findings if finding.kind is kind]
+
+
+def sleep_300us(_: RowEvent) -> None:
+    time.sleep(300e-6)
+
+
+def test_a_clean_pipeline_has_no_findings_but_its_gap() -> None:
+    recording = traced(open_pipeline(2, "cuda"))
+    for kind in (FindingKind.SYNC, FindingKind.PAGEABLE, FindingKind.ALLOCATION, FindingKind.OUT_COPY):
+        assert found(recording, kind) == []
+    report = recording.report
+    assert report.backend == "cuda"
+    assert report.steps.method is StepMethod.HEAD
+    assert len(report.steps.steps) == STEPS
+    assert all(step.launch is not None for step in report.steps.steps)
+    assert set(report.phases_us) >= {"carry-over", "forward", "sampling", "copy out"}
+    assert report.step_gap is not None
+    assert report.step_gap.median_us < 100
+
+
+def test_host_and_gpu_are_on_one_clock() -> None:
+    """No step begins before its launch, nor ends after the wait for it: but for the error that the records state."""
+    recording = traced(open_pipeline(2, "cuda"))
+    records = recording.records
+    slack = records.clock.host_ns + records.clock.device_ns + 5_000
+    assert slack < 100_000
+    waits = {span.step: span.end for span in records.host if span.phase is Phase.WAIT}
+    for step in recording.report.steps.steps:
+        assert step.launch is not None
+        assert step.launch.start - slack <= step.start
+        assert step.end <= waits[step.launch.step] + slack
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_sleep_in_commit_is_named_at_depth_one_and_hidden_at_depth_two(depth: int) -> None:
+    recording = traced(open_pipeline(depth, "cuda"), on_event=sleep_300us)
+    named = [finding for finding in found(recording, FindingKind.GAP) if finding.where == "commit"]
+    if depth == 1:
+        assert named
+        assert recording.report.waited_us["commit"] >= 300
+    else:
+        assert named == []
+
+
+def test_a_pageable_copy_in_the_mask_path_is_named() -> None:
+    target, source = torch.empty(1 << 16, device="cuda"), torch.ones(1 << 16)
+
+    def fill(row: object, words: memoryview) -> None:
+        target.copy_(source)
+        allow_all(row, words)
+
+    recording = traced(open_pipeline(2, "cuda", constrained=True), fill)
+    (copy,) = found(recording, FindingKind.PAGEABLE)
+    assert copy.where.startswith("mask: aten::copy_")
+    assert copy.times >= STEPS - 1
+    assert "pageable copies in mask" in copy.text
+
+
+def test_masks_from_page_locked_memory_are_not() -> None:
+    recording = traced(open_pipeline(2, "cuda", constrained=True), allow_all)
+    assert found(recording, FindingKind.PAGEABLE) == []
+    assert any(span.kind is DeviceKind.COPY and span.is_in_copy for span in recording.records.device)
+
+
+def test_an_item_in_user_code_is_named() -> None:
+    """A loop that is not ours."""
+    weight, x = torch.randn(VOCAB, VOCAB, device="cuda"), torch.randn(1, VOCAB, device="cuda")
+    token = 0
+    with timeline() as recording:
+        for _ in range(STEPS):
+            with torch.profiler.record_function("decode one token"):
+                torch.cuda._sleep(500_000)
+                x = (x @ weight + token).softmax(dim=-1)
+                token = x.argmax().item()
+    (sync, *_) = found(recording, FindingKind.SYNC)
+    assert "aten::item in decode one token" in sync.where
+    assert sync.times >= STEPS
+    assert len(recording.report.steps.steady) >= STEPS // 2
+    assert any("aten::item" in finding.where for finding in found(recording, FindingKind.GAP))
+
+
+def test_an_out_copy_behind_the_next_forward_is_named() -> None:
+    pipeline = open_pipeline(2, "cuda")
+    postpone_out_copies(pipeline)
+    (late,) = found(traced(pipeline), FindingKind.OUT_COPY)
+    assert late.times >= STEPS // 2
+    assert late.us > 500
+
+
+def test_nvtx_ranges_do_no_harm_and_everything_can_be_saved(tmp_path: Path) -> None:
+    written = traced(open_pipeline(2, "cuda"), nvtx=True).save(tmp_path)
+    assert {path.name for path in written} >= {"trace.json", "timeline.html", "summary.txt", "summary.json"}

@@ -1,0 +1,300 @@
+"""`timeline()` around real code on this machine: what it records, that it is off by default, and what it costs then."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import threading
+import time
+import timeit
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import photon_ext
+from photon_ext import _C
+from photon_ext.engine import Engine
+from photon_ext.errors import ConfigError
+from photon_ext.models.config import Family, ModelConfig
+from photon_ext.models.weights import random_weights
+from photon_ext.observe import Timeline, timeline
+from photon_ext.observe.records import Commit, DeviceKind, DeviceSpan, HostSpan, Launch, OpKind
+from photon_ext.runtime import probe
+from photon_ext.runtime.probe import Phase
+from photon_ext.sampling import SamplingParams, from_allowed_ids
+from photon_ext.scheduling.stats import PhaseClock
+from tests.observe.planted import STEPS, open_pipeline
+
+CONFIG = ModelConfig(
+    family=Family.LLAMA, hidden=32, layers=2, q_heads=2, kv_heads=1, head_dim=16, intermediate=48, vocab=512, tied_embeddings=True
+)
+WEIGHTS = random_weights(CONFIG, torch.float32)
+NEW = 20
+PLAIN = SamplingParams(max_new_tokens=NEW, ignore_eos=True)
+
+
+def engine(depth: int = 2, **options: object) -> Engine:
+    return Engine.from_weights(CONFIG, WEIGHTS, max_rows=2, max_len=64, chunk=8, buckets=(1, 2), depth=depth, **options)
+
+
+def traced(depth: int, params: SamplingParams = PLAIN) -> Timeline:
+    with engine(depth) as served:
+        served.generate([[1, 2, 3]] * 2, params)
+        with timeline() as recording:
+            served.generate([[1, 2, 3]] * 2, params)
+    return recording
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_every_step_of_an_engine_is_there_with_its_phases(depth: int) -> None:
+    records = traced(depth).records
+    report = traced(depth).report
+    assert (records.backend, records.dropped) == ("host", 0)
+    assert len(report.steps.steps) == len(report.steps.steps) == NEW  # one prefill, which samples, then one step per token
+    assert [step.launch.slot for step in report.steps.steps if step.launch] == [step % depth for step in range(NEW)]
+    assert [launch.kind for launch in records.launches] == ["prefill", *["decode"] * (NEW - 1)]
+    assert [commit.rows for commit in records.commits] == [2] * NEW
+    assert {span.phase for span in records.host} >= set(Phase) - {Phase.MASK}
+    for wait in (span for span in records.host if span.phase is Phase.WAIT):
+        assert wait.step is not None
+        assert wait.depth == 1  # inside the engine's commit
+    assert set(report.phases_us) >= {"carry-over", "forward", "prefill chunk", "sampling", "copy out", "copy in"}
+
+
+def test_host_and_device_are_on_one_clock() -> None:
+    """No step runs before its launch begins, or after the wait for it is over; and every kernel lies inside a replay."""
+    recording = traced(2)
+    records, steps = recording.records, recording.report.steps
+    waits = {span.step: span.end for span in records.host if span.phase is Phase.WAIT}
+    for step in steps.steps:
+        assert step.launch is not None
+        assert step.launch.start <= step.start <= step.end <= waits[step.launch.step]
+    replays = {span.correlation: span for span in records.device if span.kind is DeviceKind.GRAPH}
+    kernels = [span for span in records.device if span.kind is DeviceKind.KERNEL]
+    assert len(replays) == NEW
+    for kernel in kernels:
+        assert replays[kernel.correlation].start <= kernel.start <= kernel.end <= replays[kernel.correlation].end
+    assert all(records.start <= span.start <= span.end for span in records.device)
+
+
+def test_late_sampling_is_two_replays_of_one_step_with_masks_between() -> None:
+    recording = traced(2, SamplingParams(max_new_tokens=NEW, ignore_eos=True, constraint=from_allowed_ids(range(100))))
+    records, report = recording.records, recording.report
+    assert sum(span.kind is DeviceKind.GRAPH for span in records.device) == 2 * NEW
+    assert len(report.steps.steps) == NEW
+    assert all(step.launch is not None and step.launch.split for step in report.steps.steps)
+    assert {span.phase for span in records.host} >= {Phase.MASK, Phase.FINALIZE}
+    assert {gap.kind.value for gap in report.gaps} >= {"split gap"}
+
+
+def test_two_runs_in_one_window_are_kept_apart_by_rest() -> None:
+    with engine() as served:
+        served.generate([[1, 2, 3]], PLAIN)
+        with timeline() as recording:
+            served.generate([[1, 2, 3]], PLAIN)
+            time.sleep(0.2)
+            served.generate([[1, 2, 3]], PLAIN)
+    rests = [gap.ns for gap in recording.report.gaps if gap.kind.value == "no work"]
+    assert len(rests) == 1
+    assert rests[0] > 150e6
+    assert recording.report.wall_us < (recording.records.end - recording.records.start) / 1e3 - 150e3
+
+
+def test_a_window_may_begin_while_steps_are_in_flight() -> None:
+    pipeline = open_pipeline(2)
+    pipeline.tick()
+    with timeline() as recording:
+        while pipeline.busy:
+            pipeline.tick()
+    steps = recording.report.steps.steps
+    known = {step.launch.step: step for step in steps if step.launch is not None}
+    assert sorted(known) == [launch.step for launch in recording.records.launches]
+    assert len(steps) in (STEPS - 1, STEPS)  # the first may have run before the window began
+    assert all(step.start >= step.launch.start for step in known.values() if step.launch is not None)
+
+
+def test_eager_steps_are_recorded_too() -> None:
+    """Without graphs everything runs at the call, on the caller's thread."""
+    with engine(graph=False) as served, timeline() as recording:
+        served.generate([[1, 2, 3]], PLAIN)
+    assert len(recording.report.steps.steps) == NEW
+    assert all(step.launch is not None for step in recording.report.steps.steps)
+
+
+def test_any_torch_code_can_be_looked_at() -> None:
+    with photon_ext.observe.timeline() as recording:
+        for _ in range(5):
+            with torch.profiler.record_function("one step"):
+                torch.ones(8, 8).matmul(torch.ones(8, 8)).sum().item()
+    records, report = recording.records, recording.report
+    assert records.backend is None
+    assert sum(op.name == "one step" and op.kind is OpKind.ANNOTATION for op in records.ops) == 5
+    assert next(op.calls for op in report.ops if op.name == "aten::item") == 5
+    assert "no steps were found on the device" in report.text()
+    assert "aten::item" in report.text()
+
+
+def test_stacks_name_the_function() -> None:
+    def ask_the_device() -> None:
+        torch.ones(3).sum().item()
+
+    with timeline(stacks=True) as recording:
+        ask_the_device()
+    assert any("ask_the_device" in op.name for op in recording.records.ops if op.kind is OpKind.PYTHON)
+
+
+def test_what_raises_inside_passes_and_the_records_are_kept() -> None:
+    recording = timeline()
+
+    def fail() -> None:
+        with recording:
+            torch.ones(3).add(1)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert probe.active is None
+    assert any(op.name == "aten::add" for op in recording.records.ops)
+    with timeline():  # and the next one can begin
+        pass
+
+
+def test_one_at_a_time_and_not_inside_a_profile() -> None:
+    with timeline(), pytest.raises(ConfigError, match="one at a time"):
+        timeline().__enter__()
+    with torch.profiler.profile() as profile:
+        with pytest.raises(ConfigError, match="profiler is running"):
+            timeline().__enter__()
+        torch.ones(3).add(1)
+    assert any(event.key == "aten::add" for event in profile.key_averages())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"capacity": 0}, "capacity is 0"), ({"bytes_per_step": -1}, "bytes_per_step is -1")],
+)
+def test_wrong_arguments_are_told(arguments: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        timeline(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="NVTX is there")
+def test_nvtx_without_cuda_says_so() -> None:
+    with pytest.raises(ConfigError, match="nvtx=True needs a torch with CUDA"):
+        timeline(nvtx=True)
+
+
+def test_what_does_not_fit_is_counted() -> None:
+    with engine() as served, timeline(capacity=30) as recording:
+        served.generate([[1, 2, 3]], PLAIN)
+    records = recording.records
+    assert len(records.host) == 30
+    assert len(records.device) == 30
+    assert records.dropped > 100
+    assert "found no room" in recording.report.text()
+
+
+def test_threads_may_serve_while_timelines_come_and_go() -> None:
+    """An engine thread between the check and the call must not see the observer vanish."""
+    with engine() as served:
+        done = threading.Event()
+        failed: list[str] = []
+
+        def serve() -> None:
+            while not done.is_set():
+                failed.extend(output.error for output in served.generate([[1, 2, 3]], PLAIN) if output.error)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        for _ in range(15):
+            with timeline(ops=False):
+                time.sleep(0.002)
+        done.set()
+        thread.join()
+    assert failed == []
+
+
+# --- off ------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_off_nothing_of_it_is_imported() -> None:
+    program = """
+import sys
+import photon_ext.engine, photon_ext.cli
+print([name for name in sys.modules if name.startswith("photon_ext.observe.") or name == "matplotlib"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+def test_off_no_span_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in Python nor by the host streams: the types are counted while an engine serves."""
+    made: list[type] = []
+    for kind in (HostSpan, DeviceSpan, Launch, Commit):
+        create = kind.__new__
+
+        def counted(cls: type, *args: object, create: Callable[..., object] = create, **kwargs: object) -> object:
+            made.append(cls)
+            return create(cls, *args, **kwargs)
+
+        monkeypatch.setattr(kind, "__new__", counted)
+    with engine() as served:
+        served.generate([[1, 2, 3]] * 2, PLAIN)
+        assert made == []
+        with timeline(ops=False):  # the count works
+            served.generate([[1, 2, 3]], PLAIN)
+        assert {HostSpan, DeviceSpan, Launch, Commit} <= set(made)
+        made.clear()
+        served.generate([[1, 2, 3]] * 2, PLAIN)  # off again
+        assert made == []
+    _C.start_host_trace(10)
+    assert _C.stop_host_trace() == ([], 0)
+
+
+def test_off_leaves_no_objects_behind() -> None:
+    clock = PhaseClock()
+
+    def turns(count: int) -> None:
+        for _ in range(count):
+            clock.enter(Phase.PLAN)
+            probe.begin(Phase.WAIT, 1)
+            probe.end()
+            clock.enter(None)
+
+    turns(10)
+    gc.collect()
+    before = len(gc.get_objects())
+    turns(10_000)
+    assert len(gc.get_objects()) - before < 10
+
+
+def test_off_a_phase_costs_little_more_than_two_empty_calls() -> None:
+    """A check of one module variable each. By ratio: a shared machine has no microseconds to go by."""
+
+    def nothing(phase: Phase, step: int | None = None) -> None:
+        del phase, step
+
+    def empty() -> None:
+        for _ in range(100):
+            nothing(Phase.WAIT, 1)
+            nothing(Phase.WAIT)
+
+    def off() -> None:
+        for _ in range(100):
+            probe.begin(Phase.WAIT, 1)
+            probe.end()
+
+    pairs = [(timeit.timeit(off, number=50), timeit.timeit(empty, number=50)) for _ in range(15)]
+    assert min(cost for cost, _ in pairs) < 2.5 * min(cost for _, cost in pairs)
+
+
+def test_saved_files_can_be_read(tmp_path: Path) -> None:
+    written = traced(2).save(tmp_path / "new" / "folder")
+    assert {path.name for path in written} >= {"trace.json", "timeline.html", "summary.txt", "summary.json"}
+    summary = json.loads((tmp_path / "new" / "folder" / "summary.json").read_text())
+    assert (summary["step_count"], summary["backend"]) == (NEW, "host")
+    assert set(summary) >= {"active", "step_gap", "node_gap", "waited_us", "zombies", "findings", "histogram", "transitions", "excluded"}
