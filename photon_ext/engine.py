@@ -140,6 +140,7 @@ class Engine:
             max_stop_ids=max(chosen.max_stop_ids, len(set(config.eos_ids))),
             timing=chosen.timing,
             blocking=chosen.blocking,
+            fast_kernels=chosen.fast_kernels,
         )
         decoder = Decoder(
             config,

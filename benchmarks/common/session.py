@@ -85,6 +85,7 @@ class Session:
             page_size=PAGE_SIZE,
             timing=timing,
             blocking=blocking,
+            fast_kernels=fast,
         )
         self.decoder = Decoder(
             config,

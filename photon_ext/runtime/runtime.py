@@ -32,6 +32,7 @@ class Runtime:
         max_stop_ids: stop ids a row can have.
         timing: records events around each step, so that the pipeline can report step gaps.
         blocking: the commit's wait yields the CPU after spinning for a while (1 ms on CUDA, less on the host), instead of spinning on.
+        fast_kernels: sample with the kernel made for Hopper where it runs; the tokens are the same. Your forward chooses its own kernels.
 
     Raises:
         ConfigError: a number is out of range; DeviceError: the device is not there.
@@ -48,6 +49,7 @@ class Runtime:
         max_stop_ids: int = 16,
         timing: bool = False,
         blocking: bool = True,
+        fast_kernels: bool = False,
     ) -> None:
         for name, value in (("max_rows", max_rows), ("max_len", max_len), ("max_stop_ids", max_stop_ids)):
             if value < 1:
@@ -67,6 +69,7 @@ class Runtime:
         self.report: CaptureReport | None = None
         self._stream = stream
         self._blocking = blocking
+        self._fast_kernels = fast_kernels
         self._streams: Streams | None = None
 
     @property
@@ -88,7 +91,7 @@ class Runtime:
         memory = [slot_memory(inputs, masks, self.device) for _ in range(self.depth)]
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the zeros above were written on torch's current stream
-        programs = [StepProgram(spec, self.tables, shared, slot, inputs, masks) for slot in memory]
+        programs = [StepProgram(spec, self.tables, shared, slot, inputs, masks, self._fast_kernels) for slot in memory]
         graphs = StepGraph(spec, programs, streams, warm_up_lines=min(spec.chunk, self.max_len))
         graphs.capture()
         self.report = CaptureReport(

@@ -65,12 +65,14 @@ class StepProgram:
         slot: SlotMemory,
         inputs: InputLayout,
         masks: MaskLayout,
+        fast_kernels: bool,
     ) -> None:
         self._spec = spec
         self._tables = tables
         self._shared = shared
         self._slot = slot
         self._masks = masks
+        self._fast_kernels = fast_kernels
         self._segments = slot.input[: inputs.staged_offset].view(-1, SEGMENT_COLUMNS)
         self._staged = slot.input[inputs.staged_offset : inputs.staged_offset + inputs.max_lines]
         self._deltas = slot.input[inputs.delta_offset :]
@@ -116,7 +118,7 @@ class StepProgram:
         if self._spec.sample is not None:
             self._spec.sample(step)
         else:
-            ops.sample_into(step.sampled, step.logits, step.segments, step.row_state, errors)
+            ops.sample_into(step.sampled, step.logits, step.segments, step.row_state, errors, self._fast_kernels)
         ops.publish_(step.row_state, self._slot.records[:count], step.sampled, step.segments, self._tables.stop_ids, errors)
 
     def _mask_keys(self, count: int) -> torch.Tensor:
