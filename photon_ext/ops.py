@@ -525,6 +525,27 @@ def fused_attention_decode_into(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    workspace: Tensor | None = None,
+    fast: bool = False,
 ) -> None:
-    """:func:`rope_append_kv_` and :func:`paged_attention_into` in one, for lines of distinct rows; q stays as it is."""
-    _fused_attention_decode(out, q, k, v, k_cache, v_cache, decode_meta, page_table, cos, sin, scale, q_norm, k_norm, eps)
+    """:func:`rope_append_kv_` and :func:`paged_attention_into` in one, for lines of distinct rows; q stays as it is.
+
+    Args, besides theirs:
+        workspace: float32 [words], contiguous, at least :func:`attention_workspace_words` of this call's shapes. Its owner zeroes it once;
+            then calls of all sizes share it, always as a whole, but never two at a time. What it holds between calls is the kernel's own.
+        fast: on GPUs of compute capability 9.0 and 10.0, bfloat16 with head_dim 64, 96, 128 or 256 and caches and outputs aligned to 16
+            bytes run a kernel that splits each row's past over many blocks ("Flash-Decoding", Dao et al., 2023). It sums in another order
+            than the portable kernel, one that depends on the line's own length and the shapes, never on the other lines. It may start
+            while the kernel before it in the stream still runs: that one must write neither decode_meta, nor page_table, nor earlier
+            positions of the cache. Everywhere else `fast` changes nothing. It needs a workspace.
+    """
+    _fused_attention_decode(
+        *(out, q, k, v, k_cache, v_cache, decode_meta, page_table, cos, sin, scale, q_norm, k_norm, eps, workspace, fast)
+    )
+
+
+def attention_workspace_words(lines: int, q_heads: int, kv_heads: int, head_dim: int) -> int:
+    """Words of the workspace that :func:`fused_attention_decode_into` needs for up to `lines` lines (csrc/common/kv_split.h: what for)."""
+    splits = min(max(128 // kv_heads, 4), 64)
+    partials = lines * q_heads * splits * (head_dim + 2)
+    return -(-partials // 508) * 512

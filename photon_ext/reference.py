@@ -452,7 +452,10 @@ def fused_attention_decode_into(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    workspace: Tensor | None = None,
+    fast: bool = False,
 ) -> None:
+    del workspace, fast  # they change the order of sums, and where kernels keep them
     rotated = q.clone()
     rope_append_kv_(rotated, k, v, k_cache, v_cache, decode_meta, page_table, cos, sin, q_norm, k_norm, eps)
     no_segments = decode_meta.new_empty(0, 4)

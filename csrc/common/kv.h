@@ -50,4 +50,9 @@ PHOTON_HOST_DEVICE inline KvPlace own_place(const KvCache& cache, const Line& li
   return find_place(cache, line.row, line.position);
 }
 
+// How much of its row a decode line attends to, its own position included; 0: it is dead, or has no angles or no place in the cache.
+PHOTON_HOST_DEVICE inline int32_t decode_length(const KvCache& cache, const RopeParams& rope, const Line& line) {
+  return can_rotate(rope, line) && own_place(cache, line).page >= 0 ? past_length(cache, line) : 0;
+}
+
 }  // namespace photon

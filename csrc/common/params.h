@@ -216,11 +216,13 @@ struct FusedAttentionDecodeParams {
   const void* k;               // [lines, kv_heads, head_dim]
   const void* v;               // [lines, kv_heads, head_dim]
   const int32_t* decode_meta;  // [lines, 4]
+  float* workspace;            // [workspace_words] (common/kv_split.h) or null: the fast kernel's, zeroed once by its owner
   KvCache cache;
   RopeParams rope;
-  int64_t lines, q_heads, kv_heads, head_dim;
+  int64_t lines, q_heads, kv_heads, head_dim, workspace_words;
   int64_t q_line_stride, q_head_stride, k_line_stride, k_head_stride, v_line_stride, v_head_stride, out_line_stride, out_head_stride;
   float scale;
+  bool fast;  // the split kernel may run, which sums in another order; then there is a workspace
   DType dtype;
 };
 

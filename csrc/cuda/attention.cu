@@ -6,6 +6,7 @@
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
 #include "cuda/rotate.cuh"
+#include "cuda/split_attention.h"
 
 namespace photon::cuda {
 namespace {
@@ -67,8 +68,7 @@ __device__ Line attended_line(const PagedAttentionParams& p, int64_t index) {
 
 __device__ Line attended_line(const FusedAttentionDecodeParams& p, int64_t index) {
   Line line = load_line(p.decode_meta, index);
-  line.length = can_rotate(p.rope, line) ? past_length(p.cache, line) : 0;
-  if (own_place(p.cache, line).page < 0) line.length = 0;
+  line.length = decode_length(p.cache, p.rope, line);
   return line;
 }
 
@@ -147,11 +147,6 @@ int launch_lanes(const Params& p, bool vectors, void* stream) {
   return launch_tiles<T, kLanes, true, 4>(p, stream);
 }
 
-bool can_use_vectors(const KvCache& c, int64_t head_dim, DType dtype) {
-  return head_dim % kPack == 0 && is_vector_aligned(c.k) && is_vector_aligned(c.v) &&
-         are_whole_vectors(dtype, c.k_page_stride, c.k_token_stride, c.k_head_stride, c.v_page_stride, c.v_token_stride, c.v_head_stride);
-}
-
 template <typename Params>
 int launch_attention(const Params& p, void* stream) {
   if (p.lines == 0 || p.q_heads == 0) return 0;
@@ -179,6 +174,8 @@ int paged_attention(const PagedAttentionParams& p, void* stream) {
   return p.fast && chunk_attention_fits(p) ? chunk_attention(p, stream) : launch_attention(p, stream);
 }
 
-int fused_attention_decode(const FusedAttentionDecodeParams& p, void* stream) { return launch_attention(p, stream); }
+int fused_attention_decode(const FusedAttentionDecodeParams& p, void* stream) {
+  return p.fast && can_split_attention(p) ? split_attention(p, stream) : launch_attention(p, stream);
+}
 
 }  // namespace photon::cuda

@@ -14,6 +14,19 @@ template <typename T>
 struct LanePairs {
   T low[kMaxPairs], high[kMaxPairs];
 
+  // Zeros past the head's end, or all over if it is not `present`.
+  __device__ static LanePairs load(const T* x, int head_dim, bool present = true) {
+    const int half = head_dim / 2;
+    LanePairs pairs;
+#pragma unroll
+    for (int j = 0; j < kMaxPairs; ++j) {
+      const int i = threadIdx.x % kWarpSize + j * kWarpSize;
+      pairs.low[j] = i < half && present ? x[i] : from_float<T>(0.0f);
+      pairs.high[j] = i < half && present ? x[i + half] : from_float<T>(0.0f);
+    }
+    return pairs;
+  }
+
   // Both halves of the head as this lane holds them, written to out[0 .. head_dim).
   __device__ void store(T* out, int head_dim) const {
     const int half = head_dim / 2;
@@ -27,46 +40,55 @@ struct LanePairs {
   }
 };
 
+// The angles of a position, inside the tables, that turn a lane's pairs.
+struct LaneAngles {
+  LanePairs<float> cos, sin;
+
+  __device__ static LaneAngles load(const RopeParams& rope, int32_t position, int head_dim) {
+    const int64_t at = static_cast<int64_t>(position) * head_dim;
+    return {LanePairs<float>::load(rope.cos + at, head_dim), LanePairs<float>::load(rope.sin + at, head_dim)};
+  }
+};
+
 // RMS norm of a head whose values the warp holds, with transformers' roundings: weight * round(x * scale), rounded.
 template <typename T>
-__device__ inline void norm_head(float (&low)[kMaxPairs], float (&high)[kMaxPairs], const T* weight, float eps, int head_dim) {
-  const int half = head_dim / 2;
+__device__ inline void norm_head(float (&low)[kMaxPairs], float (&high)[kMaxPairs], const LanePairs<T>& weight, float eps, int head_dim) {
   float squares = 0.0f;
 #pragma unroll
   for (int j = 0; j < kMaxPairs; ++j) squares = fmaf(high[j], high[j], fmaf(low[j], low[j], squares));
   const float scale = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(head_dim) + eps);
 #pragma unroll
   for (int j = 0; j < kMaxPairs; ++j) {
-    const int i = threadIdx.x % kWarpSize + j * kWarpSize;
-    if (i >= half) continue;
-    low[j] = rounded<T>(to_float(weight[i]) * rounded<T>(low[j] * scale));
-    high[j] = rounded<T>(to_float(weight[i + half]) * rounded<T>(high[j] * scale));
+    low[j] = rounded<T>(to_float(weight.low[j]) * rounded<T>(low[j] * scale));
+    high[j] = rounded<T>(to_float(weight.high[j]) * rounded<T>(high[j] * scale));
   }
 }
 
-// Norm (where `weight` is not null) and rotation in float32, rounded once to T. `position` is inside the tables.
+// Norm (where `normed`) and rotation in float32, rounded once to T.
 template <typename T>
-__device__ inline LanePairs<T> rotate_head(const T* x, const T* weight, const RopeParams& rope, int32_t position, int head_dim) {
-  const int half = head_dim / 2;
-  const float* cos = rope.cos + static_cast<int64_t>(position) * head_dim;
-  const float* sin = rope.sin + static_cast<int64_t>(position) * head_dim;
+__device__ inline LanePairs<T> rotate_pairs(const LanePairs<T>& x, bool normed, const LanePairs<T>& weight, const LaneAngles& angles,
+                                            float eps, int head_dim) {
   float low[kMaxPairs], high[kMaxPairs];
 #pragma unroll
   for (int j = 0; j < kMaxPairs; ++j) {
-    const int i = threadIdx.x % kWarpSize + j * kWarpSize;
-    low[j] = i < half ? to_float(x[i]) : 0.0f;
-    high[j] = i < half ? to_float(x[i + half]) : 0.0f;
+    low[j] = to_float(x.low[j]);
+    high[j] = to_float(x.high[j]);
   }
-  if (weight != nullptr) norm_head(low, high, weight, rope.eps, head_dim);
-  LanePairs<T> out = {};
+  if (normed) norm_head(low, high, weight, eps, head_dim);
+  LanePairs<T> out;
 #pragma unroll
   for (int j = 0; j < kMaxPairs; ++j) {
-    const int i = threadIdx.x % kWarpSize + j * kWarpSize;
-    if (i >= half) continue;
-    out.low[j] = from_float<T>(fmaf(low[j], cos[i], -(high[j] * sin[i])));
-    out.high[j] = from_float<T>(fmaf(high[j], cos[i + half], low[j] * sin[i + half]));
+    out.low[j] = from_float<T>(fmaf(low[j], angles.cos.low[j], -(high[j] * angles.sin.low[j])));
+    out.high[j] = from_float<T>(fmaf(high[j], angles.cos.high[j], low[j] * angles.sin.high[j]));
   }
   return out;
+}
+
+// The same for a head in memory. `position` is inside the tables.
+template <typename T>
+__device__ inline LanePairs<T> rotate_head(const T* x, const T* weight, const RopeParams& rope, int32_t position, int head_dim) {
+  return rotate_pairs(LanePairs<T>::load(x, head_dim), weight != nullptr, LanePairs<T>::load(weight, head_dim, weight != nullptr),
+                      LaneAngles::load(rope, position, head_dim), rope.eps, head_dim);
 }
 
 }  // namespace photon::cuda

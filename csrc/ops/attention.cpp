@@ -1,5 +1,6 @@
 // rope_append_kv_, paged_attention_into, fused_attention_decode_into: all over KV memory in pages.
 #include "common/decode_meta.h"
+#include "common/kv_split.h"
 #include "ops/dispatch.h"
 
 namespace photon::ops {
@@ -150,10 +151,19 @@ void paged_attention(const Tensor& out_, const Tensor& q_, const Tensor& k_cache
   PHOTON_DISPATCH(paged_attention, out, p);
 }
 
+// `words`: what the shapes of this call need.
+void check_workspace(const Arg& q, const OptionalArg& workspace, int64_t words, bool fast) {
+  if (!workspace) {
+    if (!fast) return;
+    fail(q.op(), "workspace is not given, expected float32 zeros [", words, "] or more (attention_workspace_words), because fast is set");
+  }
+  workspace->float32().rank(1, "[words]").contiguous().at_least(0, words, "attention_workspace_words of this call's shapes");
+}
+
 void fused_attention_decode(const Tensor& out_, const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& k_cache,
                             const Tensor& v_cache, const Tensor& decode_meta_, const std::optional<Tensor>& page_table, const Tensor& cos,
                             const Tensor& sin, double scale, const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm,
-                            double eps) {
+                            double eps, const std::optional<Tensor>& workspace_, bool fast) {
   Args arg("fused_attention_decode_into");
   const Arg q = arg("q", q_);
   const CacheArgs cache(arg, k_cache, v_cache, page_table);
@@ -165,9 +175,12 @@ void fused_attention_decode(const Tensor& out_, const Tensor& q_, const Tensor& 
   const Arg out = arg("out", out_).dtype_of(q).shape({lines, q_heads, head_dim}, "the shape of q").last_contiguous();
   const RopeArgs rope(arg, q, cos, sin, q_norm, k_norm);
   k.last_contiguous();
+  const OptionalArg workspace = arg("workspace", workspace_);
+  check_workspace(q, workspace, attention_workspace_words(lines, q_heads, kv_heads, head_dim), fast);
   out.written({&q, &k, &v, &cache.k, &cache.v, &decode_meta, cache.page_table.get(), &rope.cos, &rope.sin});
   cache.k.written({&q, &k, &v, &cache.v, &decode_meta, cache.page_table.get()});
   cache.v.written({&q, &k, &v, &decode_meta, cache.page_table.get()});
+  if (workspace) workspace->written({&out, &q, &k, &v, &cache.k, &cache.v, &decode_meta, cache.page_table.get(), &rope.cos, &rope.sin});
 
   FusedAttentionDecodeParams p{};
   p.out = out.data<void>();
@@ -189,6 +202,9 @@ void fused_attention_decode(const Tensor& out_, const Tensor& q_, const Tensor& 
   p.v_head_stride = v.stride(1);
   p.out_line_stride = out.stride(0);
   p.out_head_stride = out.stride(1);
+  p.workspace = workspace.data<float>();
+  p.workspace_words = workspace ? workspace->size(0) : 0;
+  p.fast = fast;
   p.scale = check_scale(out.op(), scale);
   p.dtype = q.dtype();
   PHOTON_DISPATCH(fused_attention_decode, out, p);

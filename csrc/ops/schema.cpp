@@ -52,5 +52,5 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
   m.def(
       "fused_attention_decode_into(Tensor(a!) out, Tensor q, Tensor k, Tensor v, Tensor(b!) k_cache, Tensor(c!) v_cache, "
       "Tensor decode_meta, Tensor? page_table, Tensor cos, Tensor sin, float scale, Tensor? q_norm=None, Tensor? k_norm=None, "
-      "float eps=1e-6) -> ()");
+      "float eps=1e-6, Tensor(d!)? workspace=None, bool fast=False) -> ()");
 }

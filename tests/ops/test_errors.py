@@ -112,6 +112,10 @@ def gapped(x: torch.Tensor) -> torch.Tensor:
         ("paged_attention_into", {2: lambda k: k[:, :0], 3: lambda v: v[:, :0]}, "k_cache has shape [9, 0, 2, 8], expected dimension 1"),
         ("paged_attention_into", {7: float("inf")}, "scale is inf, expected a finite number"),
         ("fused_attention_decode_into", {3: longer}, "v has shape [4, 2, 8], expected [3, 2, 8] (the shape of k)"),
+        ("fused_attention_decode_into", {14: None}, "workspace is not given, expected float32 zeros [8192] or more (attention_workspace"),
+        ("fused_attention_decode_into", {14: narrower}, "workspace has shape [8191], expected dimension 0 to be at least 8192"),
+        ("fused_attention_decode_into", {14: torch.Tensor.half}, "workspace has dtype float16, expected float32"),
+        ("fused_attention_decode_into", {14: gapped}, "workspace has shape [8192] with strides [2], expected a contiguous tensor"),
     ],
 )
 def test_message(name: str, changes: dict[int, Any], message: str) -> None:

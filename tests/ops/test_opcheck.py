@@ -132,7 +132,9 @@ def paged_attention(device: str, size: int) -> Arguments:
 def fused_attention_decode(device: str, size: int) -> Arguments:
     parts = attention_parts(device, size)
     cache, q = parts["cache"], parts["qkv"][0]
-    return torch.zeros_like(q), *parts["qkv"], cache.k, cache.v, parts["meta"], cache.page_table, *parts["tables"], 0.3, None, None, 1e-6
+    workspace = torch.zeros(ops.attention_workspace_words(size, 4, 2, 8), device=device)
+    inputs = *parts["qkv"], cache.k, cache.v, parts["meta"], cache.page_table, *parts["tables"]
+    return torch.zeros_like(q), *inputs, 0.3, None, None, 1e-6, workspace, True
 
 
 CASES: dict[str, Callable[[str, int], Arguments]] = {

@@ -1,0 +1,13 @@
+// The fast fused_attention_decode: see split_attention.cu.
+#pragma once
+#include "common/params.h"
+
+namespace photon::cuda {
+
+// Whether the split kernel can compute this call: bfloat16, head_dim 64, 96, 128 or 256, a cache and an output of whole 16-byte vectors,
+// a workspace, and a device that has the instructions.
+bool can_split_attention(const FusedAttentionDecodeParams& p);
+
+int split_attention(const FusedAttentionDecodeParams& p, void* stream);
+
+}  // namespace photon::cuda
