@@ -10,9 +10,10 @@ RESULTS ?= benchmarks/results
 export PROMPT ?= Why is the sky blue?
 CXX_SOURCES = $(shell find csrc tests/emulator -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-# One dtype is enough for the sanitizers: what differs between dtypes is arithmetic, not indexes or barriers.
+# One dtype is enough for the sanitizers: what differs between dtypes is arithmetic, not indexes or barriers. The fast kernels have one.
 SANITIZED := tests/ops/test_step.py tests/ops/test_sample.py tests/ops/test_attention.py tests/ops/test_linear.py tests/ops/test_norm.py \
-	tests/ops/test_mlp.py tests/ops/test_embedding.py tests/engine/test_engine_cuda.py::test_graphs_and_eager_steps_agree
+	tests/ops/test_mlp.py tests/ops/test_embedding.py tests/ops/test_fused_linear.py tests/ops/test_split_attention.py \
+	tests/ops/test_chunk_attention.py tests/models/test_decoder_fast.py tests/engine/test_engine_cuda.py::test_graphs_and_eager_steps_agree
 
 # What runs on the CUDA kernels without a GPU: the ops, a decoder, graphs on the host and an engine at depth 2.
 EMULATED_OPS := $(addprefix tests/ops/test_,attention.py embedding.py errors.py linear.py mlp.py norm.py opcheck.py sample.py step.py)
@@ -43,16 +44,22 @@ gpu: build
 sanitize: gpu
 	for tool in memcheck synccheck racecheck; do \
 	  compute-sanitizer --tool $$tool --error-exitcode 9 $(BIN)/python -m pytest -m gpu -q -x $(SANITIZED) \
-	    -k "float32 or not (bfloat16 or float16)" || exit 1; \
+	    -k "float32 or fast or not (bfloat16 or float16)" || exit 1; \
 	done
 
 # One process per model: what one of them breaks, the others are spared.
 bench-gpu: gpu
 	for model in qwen3-0.6b llama-3.2-1b qwen3-4b qwen3-8b; do \
 	  $(BIN)/python -m benchmarks.decode --model $$model --json $(RESULTS)/decode-$$model.json; \
+	  $(BIN)/python -m benchmarks.decode --model $$model --fast-kernels --json $(RESULTS)/decode-$$model-fast.json; \
+	  $(BIN)/python -m benchmarks.kernels --models $$model --json $(RESULTS)/kernels-$$model.json; \
+	  $(BIN)/python -m benchmarks.peers --model $$model --json $(RESULTS)/peers-$$model.json; \
 	done
 	for model in qwen3-0.6b qwen3-4b; do \
 	  $(BIN)/python -m benchmarks.activity --model $$model --steps 1000 --json $(RESULTS)/activity-$$model.json; \
+	done
+	for model in qwen3-0.6b qwen3-4b qwen3-8b; do \
+	  $(BIN)/python -m benchmarks.bubble --model $$model --requests 60 --json $(RESULTS)/bubble-$$model.json; \
 	done
 	$(BIN)/python -m benchmarks.adopt --device cuda --model qwen3-0.6b --tokens 160 --json $(RESULTS)/adopt-qwen3-0.6b.json
 

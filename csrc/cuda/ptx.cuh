@@ -9,9 +9,13 @@
 
 namespace photon::cuda {
 
+// kHopperCode: whether the code being compiled may use what is new in 9.0. A kernel that needs it has no body elsewhere: it would be
+// compiled for nothing.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr bool kHopperCode = false;
 #define PHOTON_HOPPER(statement) __trap()
 #else
+constexpr bool kHopperCode = true;
 #define PHOTON_HOPPER(statement) statement
 #endif
 

@@ -122,8 +122,7 @@ __device__ void merge(const FusedAttentionDecodeParams& p, const SplitGrid& grid
 }
 
 template <int kHeadDim, int kColumns>
-__global__ void __launch_bounds__(kSplitThreads, split_blocks(kHeadDim, kColumns))
-    split_attention_kernel(const FusedAttentionDecodeParams p, const SplitGrid grid, const Partials partials) {
+__device__ void attend_items(const FusedAttentionDecodeParams& p, const SplitGrid& grid, const Partials& partials) {
   __shared__ SplitShared<kHeadDim, kColumns> shared;
   let_next_start();
   SplitWork<kHeadDim, kColumns> work;
@@ -162,6 +161,12 @@ __global__ void __launch_bounds__(kSplitThreads, split_blocks(kHeadDim, kColumns
     if (more) work.load_vectors(p);
     if (attends) merge<kHeadDim>(p, grid, partials, shared);
   }
+}
+
+template <int kHeadDim, int kColumns>
+__global__ void __launch_bounds__(kSplitThreads, split_blocks(kHeadDim, kColumns))
+    split_attention_kernel(const __grid_constant__ FusedAttentionDecodeParams p, const SplitGrid grid, const Partials partials) {
+  if constexpr (kHopperCode) attend_items<kHeadDim, kColumns>(p, grid, partials);
 }
 
 int64_t capacity_of(const KvCache& c) { return c.page_table != nullptr ? c.pages_per_row * c.page_size : c.page_size; }

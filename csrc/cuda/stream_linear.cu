@@ -30,7 +30,7 @@ __device__ void multiply(const Params& p, const Share& share, const SharedLayout
 }
 
 template <typename Size, Epilogue kEpilogue, bool kNormalizes>
-__global__ void __launch_bounds__(kThreads, Size::kResidents) stream_kernel(const __grid_constant__ Params p) {
+__device__ void stream_block(const Params& p) {
   let_next_start();
   unsigned char* shared = dynamic_shared();
   const SharedLayout at(Size::kLines, Size::kTiles, p.k, kNormalizes, kEpilogue == Epilogue::kResidual, p.split);
@@ -65,6 +65,11 @@ __global__ void __launch_bounds__(kThreads, Size::kResidents) stream_kernel(cons
     filler.fill();
   }
   multiply<Size, kEpilogue, kNormalizes>(p, share, at, ring, filler, active);
+}
+
+template <typename Size, Epilogue kEpilogue, bool kNormalizes>
+__global__ void __launch_bounds__(kThreads, Size::kResidents) stream_kernel(const __grid_constant__ Params p) {
+  if constexpr (kHopperCode) stream_block<Size, kEpilogue, kNormalizes>(p);
 }
 
 constexpr int64_t kMaxLines = 64;

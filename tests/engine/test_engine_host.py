@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,12 +68,14 @@ def test_hazard_19_nothing_of_a_step_outlives_its_commit(graph: bool) -> None:
 def test_a_forward_that_raises_at_run_time_ends_every_open_request_once(depth: int) -> None:
     """Eager mode: the forward is the caller's code at every step, not only while it is captured."""
     decoder = Decoder(CONFIG, WEIGHTS, max_lines=8, max_segments=2, max_len=64, page_size=16, num_pages=9)
+    submitted = threading.Event()
     armed = False
     calls = 0
 
     def forward(step: object) -> None:
         nonlocal calls
         calls += armed
+        assert not armed or submitted.wait(60)
         if calls > 5:
             raise ZeroDivisionError("the model divides by zero")
         decoder.forward(step)
@@ -81,6 +84,7 @@ def test_a_forward_that_raises_at_run_time_ends_every_open_request_once(depth: i
     engine = Engine(runtime, forward, vocab_size=CONFIG.vocab, num_pages=8, chunk=8, graph=False)
     armed = True
     requests = [engine.submit([n, n + 1], SamplingParams(max_new_tokens=40)) for n in range(5)]  # two run, three wait
+    submitted.set()
     for request in requests:
         events = list(request.iter())
         assert [event.finish_reason for event in events if event.finish_reason is not None] == ["error"]

@@ -11,6 +11,8 @@ namespace photon::cuda {
 
 using emulator::Site;
 
+constexpr bool kHopperCode = true;
+
 inline unsigned char* dynamic_shared() { return emulator::dynamic_shared(); }
 
 // --- programmatic dependent launch: kernels run one after another here ---------------------------------------------------------------
