@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kQuad = 4;  // floats of one access
 
-// As many blocks as have registers: more bytes are in flight than it takes to keep the memory busy.
+// Blocks of a multiprocessor: as many as have registers. At head_dim 128 that is 12 warps, each with a tile of 8 KB on its way.
 constexpr int split_blocks(int head_dim, int columns) { return (head_dim <= 64 ? 4 : head_dim <= 128 ? 3 : 2) - (columns - 1); }
 
 // What a split leaves for the merge: of each query head the sums, which are of exp2(score - high) * v, and (high, weight).
