@@ -344,6 +344,7 @@ def norm_linear_into(
     bias: Tensor | None = None,
     extent: Tensor | None = None,
     fast: bool = False,
+    early: bool = False,
 ) -> None:
     """``out = rms_norm(x, norm_weight, eps) @ weight.T + bias``, with the bits of :func:`rms_norm_into` and :func:`linear_into`.
 
@@ -357,8 +358,10 @@ def norm_linear_into(
         extent: as in :func:`linear_into`.
         fast: may use the kernels made for Hopper where dtype, device and shape allow, which sum in another order; a line's result never
             depends on the other lines. On the CPU it changes nothing.
+        early: a fast kernel may start while the kernel before it in the stream still runs, and read its weights (norm_weight, weight); that
+            one must not write them. A chain of such kernels hides their starts ("programmatic dependent launch", CUDA Programming Guide).
     """
-    _norm_linear(out, x, norm_weight, eps, weight, bias, extent, fast)
+    _norm_linear(out, x, norm_weight, eps, weight, bias, extent, fast, early)
 
 
 def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None, *, fast: bool = False) -> Tensor:
@@ -370,7 +373,13 @@ def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias
 
 
 def linear_residual_(
-    residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, extent: Tensor | None = None, fast: bool = False
+    residual: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    extent: Tensor | None = None,
+    fast: bool = False,
+    early: bool = False,
 ) -> None:
     """``residual += x @ weight.T + bias``, with the bits of :func:`linear_into` and an addition: the product is rounded, then the sum.
 
@@ -380,9 +389,9 @@ def linear_residual_(
         weight: [n, k].
         bias: [n], or None.
         extent: as in :func:`linear_into`.
-        fast: as in :func:`norm_linear_into`.
+        fast, early: as in :func:`norm_linear_into`.
     """
-    _linear_residual(residual, x, weight, bias, extent, fast)
+    _linear_residual(residual, x, weight, bias, extent, fast, early)
 
 
 def norm_swiglu_into(
@@ -394,6 +403,7 @@ def norm_swiglu_into(
     bias: Tensor | None = None,
     extent: Tensor | None = None,
     fast: bool = False,
+    early: bool = False,
 ) -> None:
     """``out = silu(h @ gate.T) * (h @ up.T)`` where ``h = rms_norm(x, norm_weight, eps)``: the first half of a gated MLP.
 
@@ -408,9 +418,9 @@ def norm_swiglu_into(
         gate_up_weight: [2 * intermediate, hidden], gate rows first; contiguous.
         bias: [2 * intermediate], the gate's first, or None.
         extent: as in :func:`linear_into`.
-        fast: as in :func:`norm_linear_into`.
+        fast, early: as in :func:`norm_linear_into`.
     """
-    _norm_swiglu(out, x, norm_weight, eps, gate_up_weight, bias, extent, fast)
+    _norm_swiglu(out, x, norm_weight, eps, gate_up_weight, bias, extent, fast, early)
 
 
 def norm_swiglu(
@@ -527,6 +537,7 @@ def fused_attention_decode_into(
     eps: float = 1e-6,
     workspace: Tensor | None = None,
     fast: bool = False,
+    early: bool = False,
 ) -> None:
     """:func:`rope_append_kv_` and :func:`paged_attention_into` in one, for lines of distinct rows; q stays as it is.
 
@@ -535,12 +546,13 @@ def fused_attention_decode_into(
             then calls of all sizes share it, always as a whole, but never two at a time. What it holds between calls is the kernel's own.
         fast: on GPUs of compute capability 9.0 and 10.0, bfloat16 with head_dim 64, 96, 128 or 256 and caches and outputs aligned to 16
             bytes run a kernel that splits each row's past over many blocks ("Flash-Decoding", Dao et al., 2023). It sums in another order
-            than the portable kernel, one that depends on the line's own length and the shapes, never on the other lines. It may start
-            while the kernel before it in the stream still runs: that one must write neither decode_meta, nor page_table, nor earlier
-            positions of the cache. Everywhere else `fast` changes nothing. It needs a workspace.
+            than the portable kernel, one that depends on the line's own length and the shapes, never on the other lines. Everywhere else
+            `fast` changes nothing. It needs a workspace.
+        early: as in :func:`norm_linear_into`: the kernel before it must write nothing of this call's but q, k and v, so neither
+            decode_meta, nor page_table, nor earlier positions of the cache.
     """
     _fused_attention_decode(
-        *(out, q, k, v, k_cache, v_cache, decode_meta, page_table, cos, sin, scale, q_norm, k_norm, eps, workspace, fast)
+        *(out, q, k, v, k_cache, v_cache, decode_meta, page_table, cos, sin, scale, q_norm, k_norm, eps, workspace, fast, early)
     )
 
 

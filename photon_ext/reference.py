@@ -323,12 +323,19 @@ def norm_linear_into(
     bias: Tensor | None = None,
     extent: Tensor | None = None,
     fast: bool = False,
+    early: bool = False,
 ) -> None:
     linear_into(out, rms_norm(x, norm_weight, eps), weight, bias, extent)
 
 
 def linear_residual_(
-    residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, extent: Tensor | None = None, fast: bool = False
+    residual: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    extent: Tensor | None = None,
+    fast: bool = False,
+    early: bool = False,
 ) -> None:
     lines = _leading_lines(x, extent)
     residual[:lines] = _wide(residual[:lines]) + _wide(linear(x[:lines], weight, bias))
@@ -349,6 +356,7 @@ def norm_swiglu_into(
     bias: Tensor | None = None,
     extent: Tensor | None = None,
     fast: bool = False,
+    early: bool = False,
 ) -> None:
     lines = _leading_lines(x, extent)
     out[:lines] = norm_swiglu(x[:lines], norm_weight, eps, gate_up_weight, bias)
@@ -454,8 +462,9 @@ def fused_attention_decode_into(
     eps: float = 1e-6,
     workspace: Tensor | None = None,
     fast: bool = False,
+    early: bool = False,
 ) -> None:
-    del workspace, fast  # they change the order of sums, and where kernels keep them
+    del workspace, fast, early  # they change the order of sums, and where kernels keep them
     rotated = q.clone()
     rope_append_kv_(rotated, k, v, k_cache, v_cache, decode_meta, page_table, cos, sin, q_norm, k_norm, eps)
     no_segments = decode_meta.new_empty(0, 4)

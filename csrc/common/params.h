@@ -118,7 +118,8 @@ struct NormLinearParams {
   const int32_t* extent;    // [1] or null
   int64_t lines, n, k, out_stride, x_stride, weight_stride;
   float eps;
-  bool fast;  // here and below: kernels that sum in another order may run
+  bool fast;   // here and below: kernels that sum in another order may run
+  bool early;  // such a kernel may start while the one before it still runs, and read its weights
   DType dtype;
 };
 
@@ -129,7 +130,7 @@ struct LinearResidualParams {
   const void* bias;       // [n] or null
   const int32_t* extent;  // [1] or null
   int64_t lines, n, k, residual_stride, x_stride, weight_stride;
-  bool fast;
+  bool fast, early;
   DType dtype;
 };
 
@@ -142,7 +143,7 @@ struct NormSwigluParams {
   const int32_t* extent;    // [1] or null
   int64_t lines, intermediate, hidden, out_stride, x_stride;
   float eps;
-  bool fast;
+  bool fast, early;
   DType dtype;
 };
 
@@ -222,7 +223,8 @@ struct FusedAttentionDecodeParams {
   int64_t lines, q_heads, kv_heads, head_dim, workspace_words;
   int64_t q_line_stride, q_head_stride, k_line_stride, k_head_stride, v_line_stride, v_head_stride, out_line_stride, out_head_stride;
   float scale;
-  bool fast;  // the split kernel may run, which sums in another order; then there is a workspace
+  bool fast;   // the split kernel may run, which sums in another order; then there is a workspace
+  bool early;  // it may start while the kernel before it still runs, and read all but q, k and v
   DType dtype;
 };
 

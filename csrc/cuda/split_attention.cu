@@ -166,7 +166,7 @@ __device__ void attend_items(const FusedAttentionDecodeParams& p, const SplitGri
 template <int kHeadDim, int kColumns>
 __global__ void __launch_bounds__(kSplitThreads, split_blocks(kHeadDim, kColumns))
     split_attention_kernel(const __grid_constant__ FusedAttentionDecodeParams p, const SplitGrid grid, const Partials partials) {
-  if constexpr (kHopperCode) attend_items<kHeadDim, kColumns>(p, grid, partials);
+  attend_items<kHeadDim, kColumns>(p, grid, partials);
 }
 
 int64_t capacity_of(const KvCache& c) { return c.page_table != nullptr ? c.pages_per_row * c.page_size : c.page_size; }
@@ -189,7 +189,7 @@ int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
   const int64_t items = teams * splits_in(p), resident = static_cast<int64_t>(multiprocessors()) * split_blocks(kHeadDim, kColumns);
   const SplitGrid grid{static_cast<unsigned>(items), static_cast<unsigned>(teams), static_cast<unsigned>(tiles), most_splits(p.kv_heads)};
   LaunchShape shape{items < resident ? items : resident, kSplitThreads};
-  shape.early = true;
+  shape.early = p.early;
   return launch(split_attention_kernel<kHeadDim, kColumns>, shape, stream, p, grid, partials_in(p));
 }
 

@@ -97,7 +97,7 @@ int launch_size(Params p, int multiprocessors, void* stream) {
   LaunchShape shape{multiprocessors / p.split * p.split, kThreads};
   shape.shared_bytes = at.ring + p.stages * kStageBytes;
   shape.cluster = p.split;
-  shape.early = true;
+  shape.early = p.early;
   return launch(stream_kernel<Size, kEpilogue, kNormalizes>, shape, stream, p);
 }
 
@@ -122,6 +122,7 @@ Params common_params(const OpParams& op, int64_t n, int64_t k) {
   p.bias = static_cast<const Bf16*>(op.bias);
   p.extent = op.extent;
   p.x_stride = op.x_stride;
+  p.early = op.early;
   p.lines = static_cast<int>(op.lines);
   p.n = static_cast<int>(n);
   p.k = static_cast<int>(k);

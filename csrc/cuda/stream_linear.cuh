@@ -30,6 +30,7 @@ struct Params {
   int64_t out_stride, x_stride, weight_stride;
   int lines, n, k;
   float eps;
+  bool early;     // the launch is programmatic
   int split;      // blocks of a cluster, which share rows and split the columns
   int stages;     // tiles that the ring holds
   uint32_t zero;  // 0; see arrive()

@@ -163,7 +163,7 @@ void check_workspace(const Arg& q, const OptionalArg& workspace, int64_t words, 
 void fused_attention_decode(const Tensor& out_, const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& k_cache,
                             const Tensor& v_cache, const Tensor& decode_meta_, const std::optional<Tensor>& page_table, const Tensor& cos,
                             const Tensor& sin, double scale, const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm,
-                            double eps, const std::optional<Tensor>& workspace_, bool fast) {
+                            double eps, const std::optional<Tensor>& workspace_, bool fast, bool early) {
   Args arg("fused_attention_decode_into");
   const Arg q = arg("q", q_);
   const CacheArgs cache(arg, k_cache, v_cache, page_table);
@@ -205,6 +205,7 @@ void fused_attention_decode(const Tensor& out_, const Tensor& q_, const Tensor& 
   p.workspace = workspace.data<float>();
   p.workspace_words = workspace ? workspace->size(0) : 0;
   p.fast = fast;
+  p.early = early;
   p.scale = check_scale(out.op(), scale);
   p.dtype = q.dtype();
   PHOTON_DISPATCH(fused_attention_decode, out, p);

@@ -6,7 +6,7 @@ namespace photon::ops {
 namespace {
 
 void norm_linear(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight_, double eps, const Tensor& weight_,
-                 const std::optional<Tensor>& bias_, const std::optional<Tensor>& extent_, bool fast) {
+                 const std::optional<Tensor>& bias_, const std::optional<Tensor>& extent_, bool fast, bool early) {
   Args arg("norm_linear_into");
   const LinearArgs args(arg, "out", out_, x_, weight_, bias_, extent_);
   const Arg norm_weight = arg("norm_weight", norm_weight_).dtype_of(args.x).shape({args.x.size(1)}, "[k of x]").contiguous();
@@ -19,11 +19,12 @@ void norm_linear(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight
   p.norm_weight = norm_weight.data<void>();
   p.eps = check_epsilon(args.out.op(), eps);
   p.fast = fast;
+  p.early = early;
   PHOTON_DISPATCH(norm_linear, args.out, p);
 }
 
 void linear_residual(const Tensor& residual_, const Tensor& x_, const Tensor& weight_, const std::optional<Tensor>& bias_,
-                     const std::optional<Tensor>& extent_, bool fast) {
+                     const std::optional<Tensor>& extent_, bool fast, bool early) {
   Args arg("linear_residual_");
   const LinearArgs args(arg, "residual", residual_, x_, weight_, bias_, extent_);
 
@@ -32,11 +33,12 @@ void linear_residual(const Tensor& residual_, const Tensor& x_, const Tensor& we
   p.residual = args.out.data<void>();
   p.residual_stride = args.out.stride(0);
   p.fast = fast;
+  p.early = early;
   PHOTON_DISPATCH(linear_residual, args.out, p);
 }
 
 void norm_swiglu(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight_, double eps, const Tensor& gate_up_weight_,
-                 const std::optional<Tensor>& bias_, const std::optional<Tensor>& extent_, bool fast) {
+                 const std::optional<Tensor>& bias_, const std::optional<Tensor>& extent_, bool fast, bool early) {
   Args arg("norm_swiglu_into");
   const Arg x = arg("x", x_).floating().rank(2, "[lines, hidden]").last_contiguous();
   const int64_t lines = x.size(0), hidden = x.size(1);
@@ -64,6 +66,7 @@ void norm_swiglu(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight
   p.x_stride = x.stride(0);
   p.eps = check_epsilon(out.op(), eps);
   p.fast = fast;
+  p.early = early;
   p.dtype = x.dtype();
   PHOTON_DISPATCH(norm_swiglu, out, p);
 }

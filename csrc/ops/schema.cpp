@@ -35,13 +35,13 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
   // fused_linear
   m.def(
       "norm_linear_into(Tensor(a!) out, Tensor x, Tensor norm_weight, float eps, Tensor weight, Tensor? bias=None, "
-      "Tensor? extent=None, bool fast=False) -> ()");
+      "Tensor? extent=None, bool fast=False, bool early=False) -> ()");
   m.def(
       "linear_residual_(Tensor(a!) residual, Tensor x, Tensor weight, Tensor? bias=None, Tensor? extent=None, "
-      "bool fast=False) -> ()");
+      "bool fast=False, bool early=False) -> ()");
   m.def(
       "norm_swiglu_into(Tensor(a!) out, Tensor x, Tensor norm_weight, float eps, Tensor gate_up_weight, Tensor? bias=None, "
-      "Tensor? extent=None, bool fast=False) -> ()");
+      "Tensor? extent=None, bool fast=False, bool early=False) -> ()");
   // attention
   m.def(
       "rope_append_kv_(Tensor(a!) q, Tensor k, Tensor v, Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor decode_meta, "
@@ -52,5 +52,5 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
   m.def(
       "fused_attention_decode_into(Tensor(a!) out, Tensor q, Tensor k, Tensor v, Tensor(b!) k_cache, Tensor(c!) v_cache, "
       "Tensor decode_meta, Tensor? page_table, Tensor cos, Tensor sin, float scale, Tensor? q_norm=None, Tensor? k_norm=None, "
-      "float eps=1e-6, Tensor(d!)? workspace=None, bool fast=False) -> ()");
+      "float eps=1e-6, Tensor(d!)? workspace=None, bool fast=False, bool early=False) -> ()");
 }

@@ -143,15 +143,19 @@ class Decoder:
         ops.add_rms_norm_into(buffers.normed, buffers.residual, buffers.projected, self.weights.final_norm, eps)
 
     def _fused_layers(self, step: StepTensors, buffers: Activations, extent: torch.Tensor) -> None:
-        """From `buffers.residual`, the embeddings, to `buffers.logits`. Five kernels a layer, where the fast ones run."""
+        """From `buffers.residual`, the embeddings, to `buffers.logits`. Five kernels a layer, where the fast ones run.
+
+        Each starts early: none writes a weight, and what attention reads ahead (decode_meta, page table, old keys and values) was complete
+        when the embedding began, which starts no earlier than the head of the step has ended.
+        """
         eps, residual = self.config.rms_eps, buffers.residual
         for index, layer in enumerate(self.weights.layers):
-            ops.norm_linear_into(buffers.qkv, residual, layer.input_norm, eps, *layer.qkv, extent, fast=True)
+            ops.norm_linear_into(buffers.qkv, residual, layer.input_norm, eps, *layer.qkv, extent, fast=True, early=True)
             self._attend_fused(index, layer, step, buffers)
-            ops.linear_residual_(residual, buffers.attention, *layer.o, extent, fast=True)
-            ops.norm_swiglu_into(buffers.act, residual, layer.post_norm, eps, *layer.gate_up, extent, fast=True)
-            ops.linear_residual_(residual, buffers.act, *layer.down, extent, fast=True)
-        ops.norm_linear_into(buffers.logits, residual, self.weights.final_norm, eps, *self._head, step.extent[1:2], fast=True)
+            ops.linear_residual_(residual, buffers.attention, *layer.o, extent, fast=True, early=True)
+            ops.norm_swiglu_into(buffers.act, residual, layer.post_norm, eps, *layer.gate_up, extent, fast=True, early=True)
+            ops.linear_residual_(residual, buffers.act, *layer.down, extent, fast=True, early=True)
+        ops.norm_linear_into(buffers.logits, residual, self.weights.final_norm, eps, *self._head, step.extent[1:2], fast=True, early=True)
 
     def _heads(self, buffers: Activations) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k, v as views of `buffers.qkv`, and `buffers.attention`: [T, heads, D] each."""
@@ -180,6 +184,7 @@ class Decoder:
             self.config.rms_eps,
             self._workspace,
             fast=True,
+            early=True,
         )
 
     def _attend(self, index: int, layer: LayerWeights, step: StepTensors, buffers: Activations) -> None:
