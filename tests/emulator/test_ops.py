@@ -10,7 +10,7 @@ from pathlib import Path
 import photon_ext
 from tests.conftest import ROOT
 
-FAMILIES = ("attention", "embedding", "linear", "mlp", "norm", "sample", "step")
+FAMILIES = ("attention", "embedding", "fused_linear", "linear", "mlp", "norm", "sample", "step")
 
 
 PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not gpu")
@@ -22,8 +22,10 @@ def run(library: Path, *arguments: str, **environment: str) -> subprocess.Comple
 
 
 def test_the_cuda_kernels_pass_the_tests_of_the_ops_in_a_random_order(emulated: Path) -> None:
+    """make test-emulated runs more of the fused linears, which have many cases, and models."""
     files = [f"tests/ops/test_{family}.py" for family in FAMILIES]
-    done = run(emulated / "_ops.abi3.so", *PYTEST, *files, PHOTON_EMULATOR_SEED="1")
+    chosen = "not test_fused_linear or extent or strided"
+    done = run(emulated / "_ops.abi3.so", *PYTEST, *files, "-k", chosen, PHOTON_EMULATOR_SEED="1")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
     assert int(done.stdout.rsplit(" passed", 1)[0].split()[-1]) > 500
 
