@@ -29,11 +29,12 @@ demo: build
 test: build
 	$(BIN)/python -m pytest -m "not gpu"
 
-# Seed 0 is round robin, any other number a random order of threads: make test-emulated SEEDS="0 1 2 3".
+# Of the fused linears, which have many cases, bfloat16 alone. Seed 0 is round robin, any other number a random order of
+# threads: make test-emulated SEEDS="0 1 2 3".
 test-emulated: build
 	$(BIN)/python setup.py build_emulator
 	for seed in $(SEEDS); do $(EMULATED) PHOTON_EMULATOR_SEED=$$seed $(BIN)/python -m pytest -q -m "not gpu" $(EMULATED_OPS) \
-	  -k "not test_cpu_results" || exit 1; done
+	  -k "not test_cpu_results and not (test_fused_linear and (torch.float16 or torch.float32))" || exit 1; done
 	$(EMULATED) $(BIN)/python -m pytest -q -m "not gpu" $(EMULATED_MODELS) \
 	  -k "half or (bitwise and not scaled) or pinned_memory or eager_steps or sampled_tokens or real_runtime or are_the_ops"
 
