@@ -10,8 +10,18 @@ from pathlib import Path
 import photon_ext
 from tests.conftest import ROOT
 
-FAMILIES = ("attention", "embedding", "fused_linear", "linear", "mlp", "norm", "sample", "step")
-
+FAMILIES = (
+    "attention",
+    "chunk_attention",
+    "embedding",
+    "fused_linear",
+    "linear",
+    "mlp",
+    "norm",
+    "sample",
+    "split_attention",
+    "step",
+)
 
 PYTEST = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not gpu")
 
@@ -22,9 +32,9 @@ def run(library: Path, *arguments: str, **environment: str) -> subprocess.Comple
 
 
 def test_the_cuda_kernels_pass_the_tests_of_the_ops_in_a_random_order(emulated: Path) -> None:
-    """make test-emulated runs more of the fused linears, which have many cases, and models."""
-    files = [f"tests/ops/test_{family}.py" for family in FAMILIES]
-    chosen = "not test_fused_linear or extent or strided"
+    """make test-emulated runs more of the fused linears, which have many cases, and more of models."""
+    files = [*(f"tests/ops/test_{family}.py" for family in FAMILIES), "tests/models/test_decoder_fast.py"]
+    chosen = "not (test_fused_linear or test_decoder_fast) or extent or strided or as_near"
     done = run(emulated / "_ops.abi3.so", *PYTEST, *files, "-k", chosen, PHOTON_EMULATOR_SEED="1")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
     assert int(done.stdout.rsplit(" passed", 1)[0].split()[-1]) > 500

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
 import pytest
@@ -45,6 +46,8 @@ def next_logits(decoder: Harness, count: int = 3) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_on_a_cpu_fused_ops_change_no_bit(name: str, dtype: torch.dtype) -> None:
+    if dtype is torch.bfloat16 and "PHOTON_OPS_LIBRARY" in os.environ:
+        pytest.skip("the CUDA kernels run in the emulator, the fast ones too")
     assert torch.equal(next_logits(harness(name, "cpu", dtype, fast=True)), next_logits(harness(name, "cpu", dtype, fast=False)))
 
 

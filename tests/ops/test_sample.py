@@ -106,13 +106,13 @@ def test_temperature_equals_the_reference(device: str, sample: Sample, dtype: to
     assert_same_bits(sample(logits, segments, state), reference.sample(logits, segments, state))
 
 
-def test_temperature_draws_from_the_softmax(device: str, sample: Sample) -> None:
+def test_temperature_draws_from_the_softmax(device: str) -> None:
     """Frequencies over 4,000 positions against exp(logit / t): the sum of squared errors in units of variance (chi-square, 4 degrees)."""
     draws, temperature = 4000, 0.7
     logits = torch.tensor([0.5, -1.0, 1.0, 0.0, -0.3], device=device)
     state = row_state(device, {row: warm_row(temperature, seed=5, position=row) for row in range(1, draws + 1)}, draws + 1)
     segments = ints([[row, row, 1, SAMPLE] for row in range(1, draws + 1)], device)
-    tokens = sample(logits.expand(draws, -1).contiguous(), segments, state)
+    tokens = ops.sample(logits.expand(draws, -1).contiguous(), segments, state)
     expected = (logits / temperature).softmax(0).double() * draws
     counted = torch.bincount(tokens.long(), minlength=5).double()
     assert ((counted - expected) ** 2 / expected).sum() < 20  # exceeded by chance once in 2,000 seeds
