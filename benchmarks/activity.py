@@ -74,7 +74,7 @@ class Model(NamedTuple):
     name: str
     config: ModelConfig
     weights: DecoderWeights
-    fast: bool
+    fast: bool = False
 
 
 class Plants:

@@ -65,7 +65,6 @@ class EngineLoop:
 
     def _turn(self) -> None:
         clock = self._meter.clock
-        clock.enter(Phase.PLAN)
         self._meter.turn()
         self._admit()
         clock.enter(Phase.LAUNCH)

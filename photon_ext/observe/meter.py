@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from photon_ext.observe.prometheus import exposition
+from photon_ext.runtime.probe import Phase
 from photon_ext.scheduling.stats import PhaseClock, StoppedClock
 
 if TYPE_CHECKING:
@@ -129,7 +130,8 @@ class Meter:
         self._next_ns = self._begin_ns if enabled else 1 << 63
 
     def turn(self) -> None:
-        """A turn of the loop has begun: now and then keeps a sample of the counters."""
+        """A turn of the loop begins, with its planning; now and then keeps a sample of the counters."""
+        self.clock.enter(Phase.PLAN)
         now = self.clock.last_ns
         if now >= self._next_ns:
             self._next_ns = now + round(SAMPLE_S * 1e9)
