@@ -18,7 +18,7 @@ SANITIZED := tests/ops/test_step.py tests/ops/test_sample.py tests/ops/test_atte
 # What runs on the CUDA kernels without a GPU: the ops, a decoder, graphs on the host and an engine at depth 2.
 EMULATED_OPS := $(addprefix tests/ops/test_,attention.py chunk_attention.py embedding.py errors.py fused_linear.py linear.py mlp.py norm.py \
 	opcheck.py sample.py split_attention.py step.py)
-EMULATED_MODELS := tests/models/test_decoder_fast.py tests/models/test_decoder.py tests/runtime/test_replay.py tests/engine/test_engine_models.py tests/testing/test_conformance.py
+EMULATED_MODELS := tests/models/test_decoder_fast.py tests/engine/test_engine_fast.py tests/models/test_decoder.py tests/runtime/test_replay.py tests/engine/test_engine_models.py tests/testing/test_conformance.py
 SEEDS ?= 2
 EMULATED := PHOTON_OPS_LIBRARY=build/emulated/_ops.abi3.so
 
@@ -37,7 +37,7 @@ test-emulated: build
 	for seed in $(SEEDS); do $(EMULATED) PHOTON_EMULATOR_SEED=$$seed $(BIN)/python -m pytest -q -m "not gpu" $(EMULATED_OPS) \
 	  -k "not test_cpu_results and not (test_fused_linear and (torch.float16 or torch.float32))" || exit 1; done
 	$(EMULATED) $(BIN)/python -m pytest -q -m "not gpu" $(EMULATED_MODELS) \
-	  -k "test_decoder_fast or half or (bitwise and not scaled) or pinned_memory or eager_steps or sampled_tokens or real_runtime or are_the_ops"
+	  -k "test_decoder_fast or alone_batched or half or (bitwise and not scaled) or pinned_memory or eager_steps or sampled_tokens or real_runtime or are_the_ops"
 
 test-gpu: gpu
 	$(BIN)/python -m pytest -m gpu

@@ -1,0 +1,70 @@
+"""The engine with the fast kernels, in bfloat16: tokens depend on nothing but the request, and are those of float32 but for near ties."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from photon_ext.engine import Engine
+from photon_ext.models.config import Family, ModelConfig
+from photon_ext.models.loader import load_model
+from photon_ext.models.weights import random_weights
+from photon_ext.sampling import SamplingParams
+from tests.engine.test_engine_models import (
+    TEXTS,
+    prompt_of,
+    reference,  # noqa: F401 - a fixture: transformers in float32 over our weights
+)
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+CONFIG = ModelConfig(Family.QWEN3, 136, 2, 6, 2, 64, 104, 203)
+NEW = 12
+NEAR_TIE = 0.25  # of float32 logits: what bfloat16 may turn round
+
+
+def engine_on(device: str, depth: int) -> Engine:
+    weights = random_weights(CONFIG, torch.bfloat16, device)
+    for layer in weights.layers:
+        for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
+            linear.weight.mul_(10)  # so that tokens are not all alike
+    options = {"max_rows": 5, "max_len": 96, "page_size": 16, "buckets": (1, 2), "chunk": 40, "exact": True, "fast_kernels": True}
+    return Engine.from_weights(CONFIG, weights, depth=depth, **options)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_tokens_are_the_same_alone_batched_and_at_both_depths(device: str) -> None:
+    prompts = [prompt_of(length, CONFIG.vocab) for length in (1, 9, 33, 20, 47)]
+    params = [SamplingParams(max_new_tokens=NEW, temperature=0.7 * (i % 2), seed=i, ignore_eos=True) for i in range(len(prompts))]
+    runs = []
+    for depth in (1, 2):
+        with engine_on(device, depth) as engine:
+            runs.append([output.token_ids for output in engine.generate(prompts, params)])
+            runs.append([engine.generate([prompt], one)[0].token_ids for prompt, one in zip(prompts, params, strict=True)])
+    assert all(tokens == runs[0] for tokens in runs)
+    assert len({tokens[-4:] for tokens in runs[0]}) > 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_smollm2_leaves_the_tokens_of_float32_only_at_near_ties(
+    device: str,
+    reference: LlamaForCausalLM,  # noqa: F811
+    record_property: pytest.RecordProperty,
+) -> None:
+    loaded = load_model("smollm2", torch.bfloat16, torch.device(device))
+    assert loaded.tokenizer is not None
+    prompts = [loaded.tokenizer.encode(text) for text in TEXTS]
+    options = {"max_rows": 8, "max_len": 256, "buckets": (8,), "chunk": 64, "exact": True, "fast_kernels": True}
+    with Engine.from_weights(loaded.config, loaded.weights, loaded.tokenizer, **options) as engine:
+        outputs = engine.generate(prompts, SamplingParams(max_new_tokens=NEW, ignore_eos=True))
+    others, worst = 0, 0.0
+    for prompt, output in zip(prompts, outputs, strict=True):
+        tokens = list(output.token_ids)
+        with torch.no_grad():
+            logits = reference(torch.tensor([prompt + tokens[:-1]])).logits[0, len(prompt) - 1 :]
+        behind = logits.max(-1).values - logits[torch.arange(len(tokens)), tokens]
+        others += int((behind > 0).sum())
+        worst = max(worst, float(behind.max()))
+    record_property("tokens_that_are_not_float32's", others)
+    assert worst < NEAR_TIE, f"{others} of {NEW * len(prompts)} tokens are not float32's first choice, one by {worst:.2f}"
+    assert others < 0.1 * NEW * len(prompts)
