@@ -22,16 +22,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.common.bubble_plot import plot_gains, require_matplotlib
+from benchmarks.common.bubble_plot import plot_gains
 from benchmarks.common.gain import Gain, Side, periods
-from benchmarks.common.options import DTYPES, device_of, integers, names, parser
+from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, integers, names, parser, running_kernels
 from benchmarks.common.progress import Progress
+from benchmarks.common.pyplot import open_pyplot
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.sampling_time import sampling_ms
 from benchmarks.common.serving import LONGEST, Load, Medians, Served, Server, medians, serve
 from benchmarks.common.shapes import SHAPES, open_model
 from benchmarks.common.table import markdown_table, print_table
-from photon_ext.errors import ConfigError
 from photon_ext.observe.cost_model import StepParts, predict_from_parts
 from photon_ext.observe.meter import Meter
 
@@ -121,7 +121,8 @@ class Bench:
 
     def _server(self, load: Load, depth: int, *, timing: bool = False, meter: bool = True) -> Server:
         self.progress.show(f"{self.name} depth {depth}, streams {load.streams}: capture")
-        return Server(self.config, self.weights, load, depth, timing=timing, meter=meter, blocking=not self.args.spin)
+        options = {"timing": timing, "meter": meter, "blocking": not self.args.spin, "fast_kernels": self.args.fast_kernels}
+        return Server(self.config, self.weights, load, depth, **options)
 
     def _serve(self, server: Server, load: Load, seed: int, what: str) -> Served:
         with watched(self.progress, server.engine.meter, what):
@@ -303,6 +304,7 @@ def arguments(given: list[str] | None) -> Namespace:
     options.add_argument("--prompt", type=_positive, default=16, help="tokens of a prompt")
     options.add_argument("--temperature", type=float, help=f"default: 1 for random weights, {UNIFORM:g} for a loaded model")
     options.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 for shapes, the loader's choice for models")
+    fast_kernels_option(options)
     options.add_argument("--spin", action="store_true", help="wait for steps by spinning instead of yielding the CPU")
     options.add_argument("--no-gain", action="store_true", help="leave the tables of depth 1 and 2 out")
     options.add_argument("--long", type=names, default=[], help="models for the run of long answers")
@@ -314,9 +316,9 @@ def arguments(given: list[str] | None) -> Namespace:
     args = options.parse_args(given)
     if args.plot is not None:
         try:
-            require_matplotlib()  # now, and not after an hour
-        except ConfigError as error:
-            options.error(str(error))
+            open_pyplot()  # now, and not after an hour
+        except ImportError as error:
+            options.error(f"--plot: {error}")
     return args
 
 
@@ -329,6 +331,7 @@ def _positive(text: str) -> int:
 
 def main(given: list[str] | None = None) -> int:
     args = arguments(given)
+    args.kernels = running_kernels(args)
     result, report, gains = ResultFile("bubble", args, args.json), Report(), []
     with Progress(parts_of(args)) as progress:
         for name in dict.fromkeys([*args.model, *args.long]):

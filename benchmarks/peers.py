@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.common.options import DTYPES, device_of, integers, names, parser
+from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, integers, names, parser
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.session import random_prompts
 from benchmarks.common.shapes import SHAPES, weight_bytes_read
@@ -124,7 +124,8 @@ class Comparison:
             self._result.absent(labels, "missing", reason)
             return []
         print(f"{self._model.name}: {CATALOG[peer].title} ...", flush=True)
-        setup = Setup(str(self._model.directory), self._args.dtype, self._device, self._window, self._args.load_format, self._args.spin)
+        args = self._args
+        setup = Setup(str(self._model.directory), args.dtype, self._device, self._window, args.load_format, args.spin, args.fast_kernels)
         prompts = [random_prompts(self._model.config.vocab, batch, PROMPT) for batch in self._args.batches]
         report = run_worker(peer, setup, prompts, self._args.timeout, python)
         entries = []
@@ -192,6 +193,7 @@ def arguments(given: list[str] | None) -> Namespace:
     options.add_argument("--batches", type=integers, default=[1, 8, 32])
     options.add_argument("--new-tokens", type=int, default=512)
     options.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    fast_kernels_option(options)
     options.add_argument("--spin", action="store_true", help="ours waits for steps by spinning instead of yielding the CPU")
     options.add_argument("--load-format", choices=("auto", "dummy"), default="auto", help="dummy: vLLM and SGLang make their own weights")
     options.add_argument(

@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Okabe and Ito's colours for colour-blind readers ("Color Universal Design", 2008), with hatches for those who see none.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+from benchmarks.common.pyplot import COLOURS, open_pyplot
+
+# With hatches for those who see no colours.
 HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++", "oo")
 PANEL_WIDTH, PANEL_HEIGHT, DPI = 8.0, 4.4, 110
 COLUMNS = 2
@@ -60,13 +61,14 @@ def _engine(benchmark: str, entry: dict[str, Any], arguments: dict[str, Any]) ->
     if benchmark == "peers" and entry.get("what") == "peer":
         return f"{entry['title']} {entry['version']}"
     if benchmark == "decode" and entry.get("what") == "decode":
-        return f"photon_ext, depth {entry['depth']}" + (", spinning" if arguments.get("spin") else "")
+        fast = ", fast kernels" if entry.get("kernels") == "fast" else ""
+        return f"photon_ext, depth {entry['depth']}{fast}" + (", spinning" if arguments.get("spin") else "")
     return None
 
 
 def draw(points: Sequence[Point], output: Path) -> None:
     """Writes the PNG. Raises ImportError, with the command that helps, where matplotlib is missing, and ValueError without points."""
-    pyplot = _pyplot()
+    pyplot = open_pyplot()
     panels: dict[tuple[str, str], list[Point]] = {}
     for point in points:
         panels.setdefault((point.model, point.machine), []).append(point)
@@ -112,17 +114,6 @@ def _panel(axis: Any, title: str, points: list[Point], engines: list[str], top: 
     axis.tick_params(labelsize=10)
     axis.grid(axis="y", alpha=0.3)
     axis.set_axisbelow(True)
-
-
-def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ImportError("plots need matplotlib: pip install 'photon_ext[trace]', or pip install matplotlib") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
 
 
 def main(given: list[str] | None = None) -> int:

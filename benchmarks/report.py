@@ -54,7 +54,8 @@ def headline(data: dict[str, Any]) -> str:
     parts = []
     for entry in entries:
         if entry.get("what") == "decode":
-            parts.append(f"{entry['model']} B{entry['batch']} d{entry['depth']} {entry['ms_per_step']['median']:.3g} ms")
+            fast = " fast" if entry.get("kernels") == "fast" else ""
+            parts.append(f"{entry['model']} B{entry['batch']} d{entry['depth']}{fast} {entry['ms_per_step']['median']:.3g} ms")
         elif entry.get("what") == "counts":
             parts.append(f"{entry['model']} B{entry['batch']} {entry['way']} {'pass' if entry['passed'] else 'FAIL'}")
         elif entry.get("what") == "single stream":

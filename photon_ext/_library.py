@@ -70,7 +70,10 @@ def set_num_threads(threads: int) -> None:
 
 
 def fast_kernels_run() -> bool:
-    """Whether the current GPU runs the fast kernels, those that ops choose with ``fast=True``: compute capability 9.0 and 10.0."""
+    """Whether the current GPU runs the fast decode kernels, which ops choose with ``fast=True``: compute capability 9.0 and 10.0.
+
+    The fast attention of prefill chunks, see :func:`photon_ext.ops.paged_attention_into`, runs from 8.0 on.
+    """
     return bool(_ops_library.photon_ext_has_fast_kernels())
 
 

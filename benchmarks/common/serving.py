@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -18,7 +18,8 @@ from benchmarks.common.result import BenchmarkError
 from photon_ext.engine import Engine
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.weights import DecoderWeights
-from photon_ext.runtime import Pipeline, RowEvent, Step
+from photon_ext.runtime import Step, probe
+from photon_ext.runtime.probe import Phase
 from photon_ext.runtime.step import StepKind
 from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling.options import MAX_STOP_IDS
@@ -74,40 +75,55 @@ class StepLog:
         return [(step, (after - before) / 1e6) for step, before, after in zip(self.steps, [self.begin_ns, *stamps], stamps, strict=False)]
 
 
-@contextmanager
-def logged_steps() -> Iterator[StepLog]:
-    """Logs the steps of the one pipeline that works in the block; two clock readings a step."""
-    log = StepLog()
-    launch, wait, commit = Pipeline.launch, Pipeline._wait, Pipeline.commit
-    ready_ns = 0
+class StepRecorder:
+    """Implements `photon_ext.runtime.probe.Probe`: writes a StepLog of the one pipeline that works; two clock readings a step."""
 
-    def timed_launch(pipeline: Pipeline) -> Step | None:
-        if not log.begin_ns:
-            log.begin_ns, log.depth = time.perf_counter_ns(), pipeline._runtime.depth
-        return launch(pipeline)
+    def __init__(self, log: StepLog) -> None:
+        self._log = log
+        self._open: list[Phase] = []
+        self._ready_ns = 0
+        self._committed: tuple[Step, int] | None = None
 
-    def timed_wait(pipeline: Pipeline, step: Step) -> Sequence[int]:
-        nonlocal ready_ns
-        records = wait(pipeline, step)
-        ready_ns = time.perf_counter_ns()
-        return records
+    def turn(self, phase: Phase | None) -> None:
+        """See Probe.turn."""
 
-    def timed_commit(pipeline: Pipeline) -> list[RowEvent]:
-        step = pipeline._inflight[0] if pipeline._inflight else None
-        zombies = pipeline.stats.zombie_rows
-        events = commit(pipeline)
-        if step is not None:
+    def begin(self, phase: Phase, step: int | None) -> None:
+        """See Probe.begin."""
+        self._open.append(phase)
+        if phase is Phase.PLAN and not self._log.begin_ns:
+            self._log.begin_ns = time.perf_counter_ns()
+
+    def end(self) -> None:
+        """See Probe.end."""
+        phase = self._open.pop() if self._open else None
+        if phase is Phase.WAIT:
+            self._ready_ns = time.perf_counter_ns()
+        elif phase is Phase.COMMIT and self._committed is not None:
+            (step, zombies), self._committed = self._committed, None
             device_us = None if step.span is None else step.span.length_us()
-            zombies = pipeline.stats.zombie_rows - zombies
-            log.steps.append(StepRecord(ready_ns, time.perf_counter_ns(), step.key.kind, len(step.segments), zombies, device_us))
-        return events
+            self._log.steps.append(
+                StepRecord(self._ready_ns, time.perf_counter_ns(), step.key.kind, len(step.segments), zombies, device_us)
+            )
 
-    owner: Any = Pipeline
-    owner.launch, owner._wait, owner.commit = timed_launch, timed_wait, timed_commit
+    def launched(self, step: Step, words: int) -> None:
+        """See Probe.launched."""
+
+    def committed(self, step: Step, zombies: int) -> None:
+        """See Probe.committed."""
+        self._committed = step, zombies
+
+
+@contextmanager
+def logged_steps(depth: int) -> Iterator[StepLog]:
+    """Logs the steps of the one pipeline, of that depth, that works in the block. Raises BenchmarkError while a timeline is recorded."""
+    if probe.active is not None:
+        raise BenchmarkError("a timeline is being recorded, and its records slow steps down; end it first")
+    log = StepLog(depth=depth)
+    probe.active = StepRecorder(log)
     try:
         yield log
     finally:
-        owner.launch, owner._wait, owner.commit = launch, wait, commit
+        probe.active = None
 
 
 class Medians(NamedTuple):
@@ -218,7 +234,7 @@ class Server:
     Args:
         config, weights: the model, on the device it runs on.
         load: the largest that it is to serve.
-        depth: steps in flight. timing, meter, blocking: see EngineOptions.
+        depth: steps in flight. timing, meter, blocking, fast_kernels: see EngineOptions.
     """
 
     def __init__(
@@ -231,6 +247,7 @@ class Server:
         timing: bool = False,
         meter: bool = True,
         blocking: bool = True,
+        fast_kernels: bool = False,
     ) -> None:
         self._cuda = weights.device.type == "cuda"
         longest = load.prompt + load.new_tokens
@@ -249,6 +266,7 @@ class Server:
             timing=timing,
             meter=meter,
             blocking=blocking,
+            fast_kernels=fast_kernels,
         )
 
     @property
@@ -273,7 +291,7 @@ def serve(engine: Engine, load: Load, seed: int) -> Served:
     """Serves a load, all of it queued at once. Raises BenchmarkError where a request ends with an error."""
     prompts, params = load.asked(engine.vocab_size, seed)
     gap_s = engine.stats().gap_s
-    with logged_steps() as log:
+    with logged_steps(engine.depth) as log:
         outputs = engine.generate(prompts, params)
         failed = next((output.error for output in outputs if output.error is not None), None)
         if failed is not None:

@@ -20,13 +20,13 @@ class Ours:
 
     def __init__(self, setup: Setup) -> None:
         self.version = photon_ext.__version__
-        self.mode = f"one process, depth 2, {_wait(setup)}"
-        self._blocking = not setup.spin
+        self.mode = f"one process, depth 2, {_mode(setup)}"
+        self._options = {"blocking": not setup.spin, "fast": setup.fast}
         loaded = load_model(setup.directory, setup.dtype, setup.device)
         self._config, self._weights = loaded.config, loaded.weights
 
     def measure(self, prompts: Prompts, window: Window) -> Measured:
-        with Session(self._config, self._weights, prompts, window.last + SPARE, depth=2, blocking=self._blocking) as session:
+        with Session(self._config, self._weights, prompts, window.last + SPARE, depth=2, **self._options) as session:
             session.prefill()
             times = session.run(window.last - min(map(len, session.tokens.values())))
             session.check()
@@ -44,7 +44,7 @@ class OurEngine:
 
     def __init__(self, setup: Setup) -> None:
         self.version = photon_ext.__version__
-        self.mode = f"one process, engine thread, depth 2, {_wait(setup)}"
+        self.mode = f"one process, engine thread, depth 2, {_mode(setup)}"
         self._setup = setup
         loaded = load_model(setup.directory, setup.dtype, setup.device)
         self._config, self._weights = loaded.config, loaded.weights
@@ -52,8 +52,10 @@ class OurEngine:
     def measure(self, prompts: Prompts, window: Window) -> Measured:
         rows = len(prompts)
         length = window.prompt + window.last + SPARE
-        options = {"max_rows": rows, "max_len": length, "buckets": (rows,), "blocking": not self._setup.spin}
-        engine = Engine.from_weights(self._config, self._weights, None, **options)
+        sizes = {"max_rows": rows, "max_len": length, "buckets": (rows,)}
+        engine = Engine.from_weights(
+            self._config, self._weights, None, **sizes, blocking=not self._setup.spin, fast_kernels=self._setup.fast
+        )
         try:
             return by_difference(lambda given, count: _generate(engine, given, count), prompts, window)
         finally:
@@ -65,8 +67,9 @@ class OurEngine:
         del self._weights
 
 
-def _wait(setup: Setup) -> str:
-    return "spinning waits" if setup.spin else "blocking waits"
+def _mode(setup: Setup) -> str:
+    kernels = "fast" if setup.fast and setup.device == "cuda" and photon_ext.fast_kernels_run() else "portable"
+    return f"{'spinning' if setup.spin else 'blocking'} waits, {kernels} kernels"
 
 
 def _generate(engine: Engine, prompts: Prompts, count: int) -> Tokens:

@@ -45,6 +45,7 @@ class Setup(NamedTuple):
         window: what will be measured.
         load_format: for engines that can do without the checkpoint's weights: "auto" or "dummy".
         spin: for ours: wait for steps by spinning.
+        fast: for ours: decode with the fast kernels, where they fit.
     """
 
     directory: str
@@ -53,6 +54,7 @@ class Setup(NamedTuple):
     window: Window
     load_format: str = "auto"
     spin: bool = False
+    fast: bool = False
 
 
 class Measured(NamedTuple):

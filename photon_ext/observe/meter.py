@@ -11,9 +11,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from photon_ext.observe.phase_clock import PhaseClock, StoppedClock
 from photon_ext.observe.prometheus import exposition
 from photon_ext.runtime.probe import Phase
-from photon_ext.scheduling.stats import PhaseClock, StoppedClock
 
 if TYPE_CHECKING:
     from photon_ext.runtime.pipeline import PipelineStats

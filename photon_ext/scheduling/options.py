@@ -28,9 +28,9 @@ class EngineOptions:
         graph: capture steps into graphs, or run them eagerly.
         exact: keep tokens bit for bit independent of the traffic on CUDA as well: long prefill chunks stay on our own kernels, which are
             slower there than torch's matrix products, whose order of summation depends on the batch. On the CPU it is always so.
-        fast_kernels: decode, and attend in prefill, with the kernels made for Hopper where they fit (bfloat16, compute capability 9.0 or
-            10.0); elsewhere it changes nothing. They sum in another order than the portable ones, and their tokens too depend on a row's
-            own tokens alone. Off by default while they have not been measured.
+        fast_kernels: decode with the kernels made for Hopper where they fit (bfloat16, compute capability 9.0 or 10.0), and attend in
+            prefill by matrix instructions (bfloat16, 8.0 or newer); elsewhere it changes nothing. They sum in another order than the
+            portable ones, and their tokens too depend on a row's own tokens alone. Off by default while they have not been measured.
         max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to their number where a model has more.
         timing: measure step gaps.
         meter: keep the counts that need a clock or an event (see observe.meter). False is for measuring what they cost.

@@ -154,7 +154,7 @@ def test_a_plot_without_matplotlib_is_refused_at_once(monkeypatch: pytest.Monkey
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(SystemExit):
         bubble.main(["--model", "tiny", "--plot", "x.png"])
-    assert "--plot needs matplotlib; pip install matplotlib" in capsys.readouterr().err
+    assert "--plot: plots need matplotlib: pip install" in capsys.readouterr().err
 
 
 def test_a_plot_is_a_png(made: tuple[dict[str, Any], str], tmp_path: Path) -> None:

@@ -33,6 +33,16 @@ def test_points_of_a_decode_result() -> None:
     assert best.share == pytest.approx(0.145, abs=0.01)
 
 
+def test_fast_and_portable_kernels_are_bars_of_their_own(tmp_path: Path) -> None:
+    entries = [
+        {**decoded, "kernels": kernels}
+        for decoded in ({"what": "decode", "status": "ok", "model": "m", "depth": 2, "batch": 1, "ms_per_step": 2.0, "floor_share": 0.5},)
+        for kernels in ("portable", "fast")
+    ]
+    points = plots.read_points(write(tmp_path / "d.json", "decode", entries))
+    assert [point.engine for point in points] == ["photon_ext, depth 2", "photon_ext, depth 2, fast kernels"]
+
+
 def test_points_of_peers_leave_out_what_was_not_measured(tmp_path: Path) -> None:
     entries = [peer("vLLM", 1, 4.0), peer("vLLM", 8, 5.0, "failed"), {"what": "floor", "status": "ok"}, peer("ours", 1, 2.5)]
     points = plots.read_points(write(tmp_path / "p.json", "peers", entries))

@@ -13,11 +13,11 @@ import pytest
 from photon_ext.engine import Engine
 from photon_ext.observe.meter import WINDOW_S, Meter, MeterSnapshot
 from photon_ext.runtime.pipeline import PipelineStats
+from photon_ext.runtime.probe import Phase
 from photon_ext.runtime.slot import Slot
 from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling.pages import PagePool
 from photon_ext.scheduling.scheduler import Scheduler
-from photon_ext.scheduling.stats import Phase
 from tests.engine.byte_tokenizer import VOCAB
 from tests.engine.scripted_device import ScriptedDevice, expected_tokens
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from photon_ext.observe.analysis.findings import step_gaps
-from photon_ext.observe.analysis.gaps import Gap, GapKind, find_gaps
+from photon_ext.observe.analysis.gaps import Gap, GapKind, find_gaps, step_gaps
 from photon_ext.observe.analysis.intervals import Cover
 from photon_ext.observe.analysis.kernels import allocations, copies, histogram, kernel_shares, step_figures, transitions
 from photon_ext.observe.analysis.phases import phase_times

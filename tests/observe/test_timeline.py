@@ -22,11 +22,11 @@ from photon_ext.errors import ConfigError
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.weights import random_weights
 from photon_ext.observe import Timeline, timeline
+from photon_ext.observe.phase_clock import PhaseClock
 from photon_ext.observe.records import Commit, DeviceKind, DeviceSpan, HostSpan, Launch, OpKind
 from photon_ext.runtime import probe
 from photon_ext.runtime.probe import Phase
 from photon_ext.sampling import SamplingParams, from_allowed_ids
-from photon_ext.scheduling.stats import PhaseClock
 from tests.observe.planted import STEPS, open_pipeline
 
 CONFIG = ModelConfig(
@@ -51,10 +51,10 @@ def traced(depth: int, params: SamplingParams = PLAIN) -> Timeline:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_every_step_of_an_engine_is_there_with_its_phases(depth: int) -> None:
-    records = traced(depth).records
-    report = traced(depth).report
+    recording = traced(depth)
+    records, report = recording.records, recording.report
     assert (records.backend, records.dropped) == ("host", 0)
-    assert len(report.steps.steps) == len(report.steps.steps) == NEW  # one prefill, which samples, then one step per token
+    assert len(report.steps.steps) == len(records.launches) == NEW  # one prefill, which samples, then one step per token
     assert [step.launch.slot for step in report.steps.steps if step.launch] == [step % depth for step in range(NEW)]
     assert [launch.kind for launch in records.launches] == ["prefill", *["decode"] * (NEW - 1)]
     assert [commit.rows for commit in records.commits] == [2] * NEW
@@ -225,7 +225,7 @@ def test_off_nothing_of_it_is_imported() -> None:
     program = """
 import sys
 import photon_ext.engine, photon_ext.cli
-always = ("photon_ext.observe.meter", "photon_ext.observe.prometheus")
+always = tuple(f"photon_ext.observe.{name}" for name in ("meter", "phase_clock", "prometheus"))
 print([name for name in sys.modules if name.startswith("photon_ext.observe.") and name not in always or name == "matplotlib"])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)

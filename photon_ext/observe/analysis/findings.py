@@ -170,8 +170,3 @@ def zombies(records: Records, steps: Steps) -> list[Finding]:
         f"the other {rows - sum(c.rows for c in records.commits if c.step in dead)} rode along in steps that ran anyway"
     )
     return [Finding(FindingKind.ZOMBIES, rows, us / rows, "", text)]
-
-
-def step_gaps(gaps: Iterable[Gap]) -> list[Gap]:
-    """The gaps that count as idle: between steps, and before a late sampling."""
-    return [gap for gap in gaps if gap.kind in (GapKind.STEP, GapKind.SPLIT)]

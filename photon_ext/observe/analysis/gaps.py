@@ -9,7 +9,7 @@ the gap is shared out over what the launching thread did meanwhile. API calls co
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
@@ -185,6 +185,11 @@ def find_gaps(steps: Steps, records: Records) -> list[Gap]:
             if kernel.end >= reached:
                 reached, previous = kernel.end, kernel
     return gaps
+
+
+def step_gaps(gaps: Iterable[Gap]) -> list[Gap]:
+    """The gaps that count as idle: between steps, and before a late sampling."""
+    return [gap for gap in gaps if gap.kind in (GapKind.STEP, GapKind.SPLIT)]
 
 
 def _is_rest(gap: Gap) -> bool:

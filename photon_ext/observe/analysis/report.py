@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from photon_ext.observe.analysis.findings import Finding, find_all, step_gaps
-from photon_ext.observe.analysis.gaps import Gap, GapKind, find_gaps
+from photon_ext.observe.analysis.findings import Finding, find_all
+from photon_ext.observe.analysis.gaps import Gap, GapKind, find_gaps, step_gaps
 from photon_ext.observe.analysis.host import OpCost, op_costs, phase_costs
 from photon_ext.observe.analysis.kernels import (
     Bin,

@@ -1,4 +1,4 @@
-"""Where the host's time goes."""
+"""The host's time by phase of the engine loop."""
 
 from __future__ import annotations
 

@@ -1,0 +1,86 @@
+"""Imports run downward: each room imports only those named for it, and each room of csrc includes only those named for it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BASE = {"", "_C", "_build_info", "_fake", "_library", "errors", "layout", "ops"}  # "": photon_ext itself
+STATE = BASE | {"runtime", "sampling", "models"}
+ENGINE = STATE | {"scheduling", "observe", "engine_loop", "engine"}
+# What a room may import, for types and inside functions too. Below the runtime there is one level; `reference` is the ops' spec.
+ROOMS = {
+    **dict.fromkeys(sorted(BASE - {""}), BASE),
+    "reference": BASE,
+    "runtime": BASE | {"runtime"},
+    "testing": BASE | {"runtime", "testing"},
+    "sampling": BASE | {"runtime", "sampling"},
+    "models": BASE | {"runtime", "models"},
+    "scheduling": STATE | {"scheduling"},
+    "observe": STATE | {"scheduling", "observe"},
+    "engine_loop": ENGINE - {"engine"},
+    "engine": ENGINE,
+    "info": BASE,
+    "cli": ENGINE | {"cli_trace", "info"},
+    "cli_trace": ENGINE,
+    "__main__": {"cli"},
+    "": ENGINE,
+}
+CSRC = {
+    "common": {"common"},
+    "cuda": {"common", "cuda"},
+    "cpu": {"common", "cpu"},
+    "device": {"common", "device"},
+    "ops": {"common", "cpu", "cuda", "ops"},
+    "python": {"device", "python"},
+}
+TORCH = re.compile(r"#include [<\"](torch|ATen|c10)/")
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def room_of(module: str) -> str:
+    """The room of "photon_ext.runtime.probe"; "" for a name in photon_ext itself."""
+    name = [*module.split("."), ""][1]
+    return name if name in ROOMS else ""
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "photon_ext").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_python_imports_run_downward(path: Path) -> None:
+    parts = path.relative_to(ROOT / "photon_ext").with_suffix("").parts
+    room = "" if parts == ("__init__",) else parts[0]
+    assert room in ROOMS, f"{room} is a new room: say in ROOMS what it may import"
+    names = list(imported(ast.parse(path.read_text())))
+    found = {room_of(name) for name in names if name.split(".")[0] == "photon_ext"}
+    assert found <= ROOMS[room]
+    assert not {name.split(".")[0] for name in names} & {"benchmarks", "tests"}
+
+
+@pytest.mark.parametrize("room", CSRC)
+def test_includes_run_downward(room: str) -> None:
+    for path in sorted((ROOT / "csrc" / room).rglob("*.*")):
+        text = path.read_text()
+        included = {name.split("/")[0] for name in re.findall(r'#include "(\w+/)', text)} or {room}
+        assert {name.rstrip("/") for name in included} <= CSRC[room], path
+        assert room == "ops" or not TORCH.search(text), f"{path} includes torch; only csrc/ops may"
+
+
+def test_every_room_of_csrc_is_named() -> None:
+    assert {path.name for path in (ROOT / "csrc").iterdir() if path.is_dir()} == set(CSRC)
+
+
+def test_what_runs_upward_is_seen() -> None:
+    assert [room_of(name) for name in imported(ast.parse("def f():\n  from photon_ext.observe import meter"))] == ["observe"]
+    assert "observe" not in ROOMS["runtime"]
