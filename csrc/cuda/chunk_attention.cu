@@ -163,7 +163,7 @@ __device__ void finish_rows(ChunkShared<Plan>& shared, const RowSoftmax<Plan>& s
 #pragma unroll
       for (int n = 0; n < Plan::kColumns; ++n) {  // + 0: a zero has one sign, whatever tiles it went through
         const float left = fmaf(state.sum[f][n][2 * half], inverse, 0.0f), right = fmaf(state.sum[f][n][2 * half + 1], inverse, 0.0f);
-        *reinterpret_cast<uint32_t*>(shared.q + Plan::place(row, n) + pair) = packed(left, right);
+        *reinterpret_cast<uint32_t*>(shared.q + Plan::place(row, n) + pair) = pack_bf16(left, right);
       }
     }
   }

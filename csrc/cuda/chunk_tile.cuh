@@ -9,13 +9,12 @@
 #include <cmath>
 
 #include "common/kv.h"
+#include "cuda/bf16.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
 
 namespace photon::cuda {
-
-using Bf16 = __nv_bfloat16;
 
 constexpr int kTileKeys = 64;
 constexpr int kVector = kVectorBytes / sizeof(Bf16);  // elements
@@ -155,13 +154,6 @@ __device__ void hide_scores(Scores<Plan>& scores, const int32_t* own_lengths, in
   }
 }
 
-__device__ inline uint32_t packed(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  uint32_t bits;
-  memcpy(&bits, &pair, sizeof(bits));
-  return bits;
-}
-
 // Turns scores into weights relative to the highest score so far, and what is summed already with it. `scale` is in units of log 2.
 template <typename Plan>
 __device__ void weigh_scores(Weights<Plan>& weights, const Scores<Plan>& scores, RowSoftmax<Plan>& state, float scale) {
@@ -186,7 +178,7 @@ __device__ void weigh_scores(Weights<Plan>& weights, const Scores<Plan>& scores,
         const float left = exp2f(fmaf(scores[f][n][2 * half], scale, -base));
         const float right = exp2f(fmaf(scores[f][n][2 * half + 1], scale, -base));
         added += left + right;
-        weights[f][n][half] = packed(left, right);
+        weights[f][n][half] = pack_bf16(left, right);
       }
       state.total[f][half] = fmaf(state.total[f][half], keep[f][half], added);
     }

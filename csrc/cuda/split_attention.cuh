@@ -9,16 +9,14 @@
 //           rows g and g + 8 of an instruction stand for neighbouring dims of those 8. Where 32 dims remain, 4 g .. + 3 of them.
 #pragma once
 #include <cmath>
-#include <cstring>
 
 #include "common/kv.h"
+#include "cuda/bf16.cuh"
 #include "cuda/element.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
 
 namespace photon::cuda {
-
-using Bf16 = __nv_bfloat16;
 
 constexpr int kTileTokens = 16;
 constexpr int kColumnQueries = 8;         // queries of one instruction
@@ -117,16 +115,6 @@ struct KvTile {
 
 // exp2(x - high), where high is -inf as long as all x were.
 __device__ inline float weight2(float x, float high) { return exp2f(x - (high == -INFINITY ? 0.0f : high)); }
-
-__device__ inline uint32_t pack_bf16(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  uint32_t bits;
-  memcpy(&bits, &pair, sizeof(bits));
-  return bits;
-}
-
-__device__ inline float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ inline float high_bf16(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
 // An 8 x 8 matrix of bf16, lane (g, t) holding elements (g, 2t) and (g, 2t + 1), becomes (2t, g) and (2t + 1, g).
 __device__ inline uint32_t transpose(uint32_t pair, LaneId lane) {

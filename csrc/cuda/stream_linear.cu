@@ -154,8 +154,8 @@ bool streams(const NormSwigluParams& p) {
 
 int stream_norm_linear(const NormLinearParams& op, void* stream) {
   stream_linear::Params p = stream_linear::common_params(op, op.n, op.k);
-  p.out = static_cast<stream_linear::Bf16*>(op.out);
-  p.gain = static_cast<const stream_linear::Bf16*>(op.norm_weight);
+  p.out = static_cast<Bf16*>(op.out);
+  p.gain = static_cast<const Bf16*>(op.norm_weight);
   p.out_stride = op.out_stride;
   p.weight_stride = op.weight_stride;
   p.eps = op.eps;
@@ -164,7 +164,7 @@ int stream_norm_linear(const NormLinearParams& op, void* stream) {
 
 int stream_linear_residual(const LinearResidualParams& op, void* stream) {
   stream_linear::Params p = stream_linear::common_params(op, op.n, op.k);
-  p.out = static_cast<stream_linear::Bf16*>(op.residual);
+  p.out = static_cast<Bf16*>(op.residual);
   p.out_stride = op.residual_stride;
   p.weight_stride = op.weight_stride;
   return stream_linear::launch_lines<stream_linear::Epilogue::kResidual>(p, stream);
@@ -172,8 +172,8 @@ int stream_linear_residual(const LinearResidualParams& op, void* stream) {
 
 int stream_norm_swiglu(const NormSwigluParams& op, void* stream) {
   stream_linear::Params p = stream_linear::common_params(op, op.intermediate, op.hidden);
-  p.out = static_cast<stream_linear::Bf16*>(op.out);
-  p.gain = static_cast<const stream_linear::Bf16*>(op.norm_weight);
+  p.out = static_cast<Bf16*>(op.out);
+  p.gain = static_cast<const Bf16*>(op.norm_weight);
   p.out_stride = op.out_stride;
   p.weight_stride = op.hidden;
   p.eps = op.eps;

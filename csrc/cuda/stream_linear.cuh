@@ -9,14 +9,13 @@
 // Which columns a warp adds, and in which order sums meet, depends on the weight's shape and on the device, never on the number of lines;
 // and a line is a column of its own in every instruction. So a line has the same bits alone and in any batch.
 #pragma once
+#include "cuda/bf16.cuh"
 #include "cuda/element.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
 
 namespace photon::cuda::stream_linear {
-
-using Bf16 = __nv_bfloat16;
 
 enum class Epilogue { kStore, kResidual, kSwiglu };
 
@@ -207,19 +206,11 @@ struct Filler {
 
 // --- products ------------------------------------------------------------------------------------------------------------------------
 
-__device__ inline float low_half(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ inline float high_half(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
-
-__device__ inline uint32_t pack_pair(float low, float high) {
-  return static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(low))) |
-         static_cast<uint32_t>(__bfloat16_as_ushort(__float2bfloat16_rn(high))) << 16;
-}
-
 // x * gain, rounded; the squares of x are added to `squares`.
 __device__ inline uint32_t times_gain(uint32_t x, uint32_t gain, float& squares) {
-  const float low = low_half(x), high = high_half(x);
+  const float low = low_bf16(x), high = high_bf16(x);
   squares = fmaf(high, high, fmaf(low, low, squares));
-  return pack_pair(low * low_half(gain), high * high_half(gain));
+  return pack_bf16(low * low_bf16(gain), high * high_bf16(gain));
 }
 
 // What a lane holds of one chunk of x: with g = lane / 4 and t = lane % 4, of line 8i + g the columns 8t .. 8t + 7 of each block.

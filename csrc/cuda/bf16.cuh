@@ -1,0 +1,22 @@
+// Pairs of bfloat16 in a register, as matrix instructions take them: the first element in the low half.
+#pragma once
+#include <cuda_bf16.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace photon::cuda {
+
+using Bf16 = __nv_bfloat16;
+
+__device__ inline uint32_t pack_bf16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  uint32_t bits;
+  memcpy(&bits, &pair, sizeof(bits));
+  return bits;
+}
+
+__device__ inline float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
+__device__ inline float high_bf16(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+}  // namespace photon::cuda
