@@ -24,21 +24,37 @@ struct LaunchShape {
 
 constexpr size_t kDefaultSharedBytes = 48 * 1024;  // beyond it a kernel has to ask
 
+// An attribute of the current device; 0 where it cannot be told.
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  if (cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess) return value;
+  cudaGetLastError();  // leaves no error for a launch to find
+  return 0;
+}
+
+// Prepares a kernel for launches of this shape. The limit is the device's and not the shape's: it belongs to the kernel, which other
+// threads and graphs launch in other shapes.
+inline cudaError_t allow_shape(const void* kernel, const LaunchShape& shape) {
+  cudaError_t error = cudaSuccess;
+  if (shape.shared_bytes > kDefaultSharedBytes) {
+    const int limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limit);
+  }
+  // All of L1 as shared memory: else there may be no room for a block of the next kernel beside one of this. All kernels of a chain alike,
+  // because a multiprocessor has to be idle before it is divided in another way.
+  if (error == cudaSuccess && (shape.shared_bytes > kDefaultSharedBytes || shape.early)) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
+  }
+  if (error != cudaSuccess) cudaGetLastError();  // or the next launch would find it
+  return error;
+}
+
 // Enqueues `kernel` and returns the error of the launch. The runtime is linked statically, so the last error is never anybody else's.
 // A grid that has too many blocks is an error here, before its count is narrowed to what a launch takes.
 template <typename... Params, typename... Args>
 int launch(void (*kernel)(Params...), const LaunchShape& shape, void* stream, const Args&... args) {
   if (shape.blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  if (shape.shared_bytes > kDefaultSharedBytes) {
-    const void* function = reinterpret_cast<const void*>(kernel);
-    cudaError_t error = cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.shared_bytes));
-    // All of L1 as shared memory: else there may be no room for a block of the next kernel beside one of this.
-    if (error == cudaSuccess) error = cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
-    if (error != cudaSuccess) {
-      cudaGetLastError();  // or the next launch would find it
-      return error;
-    }
-  }
+  if (const cudaError_t refused = allow_shape(reinterpret_cast<const void*>(kernel), shape); refused != cudaSuccess) return refused;
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;
   if (shape.cluster > 1) {
@@ -66,14 +82,6 @@ int launch(void (*kernel)(Params...), const LaunchShape& shape, void* stream, co
 template <typename... Params, typename... Args>
 int launch(void (*kernel)(Params...), int64_t blocks, int threads, void* stream, const Args&... args) {
   return launch(kernel, LaunchShape{blocks, threads}, stream, args...);
-}
-
-// An attribute of the current device; 0 where it cannot be told.
-inline int device_attribute(cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
-  if (cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess) return value;
-  cudaGetLastError();  // leaves no error for a launch to find
-  return 0;
 }
 
 inline int multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
