@@ -21,16 +21,16 @@ struct Finish {
 
   __device__ int rank() const { return blockIdx.x % p.split; }
 
-  // Old residuals of the pass, fetched while the weights stream.
+  // Requests the old residuals of the pass; run() waits for them.
   __device__ void fetch_residual(const Pass& pass) const {
     const int vectors = pass.tiles * 2 * active;
     for (int i = thread; i < vectors; i += kThreads) {
       const int half = i % 2, line = i / 2 % active, m = i / 2 / active;
       const int output = output_of<kEpilogue>(p, share, pass.first_tile + m, half * kPanel);
       if (output < 0) continue;
-      place<uint4>(at.residual)[(m * kLines + line) * 2 + half] =
-          load_fresh(reinterpret_cast<const uint4*>(p.out + line * p.out_stride + output));
+      async_copy16(place<uint4>(at.residual) + (m * kLines + line) * 2 + half, p.out + line * p.out_stride + output, true);
     }
+    commit_copies();
   }
 
   // From the warps' sums to outputs; all threads together. With a split, rank 0's outputs wait for finish_split().
@@ -45,6 +45,7 @@ struct Finish {
       __syncthreads();  // the buffer's last readers are done
       put_partials(warp, pass, line_tiles, columns, first, last);
       if (kNormalizes && first == 0) put_scale();
+      if (kEpilogue == Epilogue::kResidual && first == 0) wait_copies<0>();
       __syncthreads();
       for (int i = thread; i < (last - first) * columns * kPanel; i += kThreads) {
         const int g = i % kPanel, column = i / kPanel % columns, fragment = i / kPanel / columns;
