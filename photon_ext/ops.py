@@ -358,8 +358,9 @@ def norm_linear_into(
         extent: as in :func:`linear_into`.
         fast: may use the kernels made for Hopper where dtype, device and shape allow, which sum in another order; a line's result never
             depends on the other lines. On the CPU it changes nothing.
-        early: a fast kernel may start while the kernel before it in the stream still runs, and read its weights (norm_weight, weight); that
-            one must not write them. A chain of such kernels hides their starts ("programmatic dependent launch", CUDA Programming Guide).
+        early: a fast kernel may start while kernels before it in the stream still run, and read its weights (norm_weight, weight) and the
+            extent: none of them may write these, back to and including the last one that was not itself launched early. A chain of such
+            kernels hides their starts ("programmatic dependent launch", CUDA Programming Guide).
     """
     _norm_linear(out, x, norm_weight, eps, weight, bias, extent, fast, early)
 
@@ -548,8 +549,8 @@ def fused_attention_decode_into(
             bytes run a kernel that splits each row's past over many blocks ("Flash-Decoding", Dao et al., 2023). It sums in another order
             than the portable kernel, one that depends on the line's own length and the shapes, never on the other lines. Everywhere else
             `fast` changes nothing. It needs a workspace.
-        early: as in :func:`norm_linear_into`: the kernel before it must write nothing of this call's but q, k and v, so neither
-            decode_meta, nor page_table, nor earlier positions of the cache.
+        early: as in :func:`norm_linear_into`: the kernels before it, back to the last that was not early, must write nothing of this
+            call's but q, k, v, out and the workspace, so neither decode_meta, nor page_table, nor earlier positions of the cache.
     """
     _fused_attention_decode(
         *(out, q, k, v, k_cache, v_cache, decode_meta, page_table, cos, sin, scale, q_norm, k_norm, eps, workspace, fast, early)

@@ -119,7 +119,7 @@ struct NormLinearParams {
   int64_t lines, n, k, out_stride, x_stride, weight_stride;
   float eps;
   bool fast;   // here and below: kernels that sum in another order may run
-  bool early;  // such a kernel may start while the one before it still runs, and read its weights
+  bool early;  // such a kernel may start while those before it still run, and read its weights and the extent
   DType dtype;
 };
 
@@ -224,7 +224,7 @@ struct FusedAttentionDecodeParams {
   int64_t q_line_stride, q_head_stride, k_line_stride, k_head_stride, v_line_stride, v_head_stride, out_line_stride, out_head_stride;
   float scale;
   bool fast;   // the split kernel may run, which sums in another order; then there is a workspace
-  bool early;  // it may start while the kernel before it still runs, and read all but q, k and v
+  bool early;  // it may start while those before it still run, and read all but q, k and v
   DType dtype;
 };
 

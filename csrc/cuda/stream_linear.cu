@@ -36,14 +36,14 @@ __device__ void stream_block(const Params& p) {
   const SharedLayout at(Size::kLines, Size::kTiles, p.k, kNormalizes, kEpilogue == Epilogue::kResidual, p.split);
   Barrier* barriers = reinterpret_cast<Barrier*>(shared + at.barriers);
   const Ring ring{shared + at.ring, barriers, barriers + kMaxStages, p.stages};
-  int32_t* early_extent = reinterpret_cast<int32_t*>(shared + at.extent);
+  int32_t* extent = reinterpret_cast<int32_t*>(shared + at.extent);
   if (threadIdx.x == 0) {
     for (int i = 0; i < p.stages; ++i) {
       init_barrier(&ring.full[i], 1);
       init_barrier(&ring.empty[i], kWarps);
     }
     fence_barriers();
-    *early_extent = p.extent != nullptr ? load_fresh(p.extent) : p.lines;
+    *extent = p.extent != nullptr ? load_fresh(p.extent) : p.lines;
   }
   if constexpr (kNormalizes) {
     for (int i = threadIdx.x; i < p.k / 8; i += kThreads) {
@@ -53,17 +53,14 @@ __device__ void stream_block(const Params& p) {
   if (p.split > 1) sync_cluster();
   __syncthreads();
 
-  // A step without live lines reads no weights. What the extent was before the wait is a guess, good enough to begin on.
-  const bool seems_idle = *early_extent <= 0;
+  // A step without live lines reads no weights. It waits all the same: to the next kernel this one's end means that all before have ended.
+  // The extent is from before the wait, like the weights: loads of x that depended on another load there would take twice as long.
+  const int active = static_cast<int>(active_lines(extent, p.lines));
   const Share share = block_share(p);
   Filler<Size, kEpilogue> filler(p, share, ring);
-  if (!seems_idle) filler.fill();
+  if (active > 0) filler.fill();
   wait_for_earlier();
-  const int active = static_cast<int>(active_lines(p.extent, p.lines));
-  if (seems_idle) {
-    if (active == 0) return;
-    filler.fill();
-  }
+  if (active == 0) return;
   multiply<Size, kEpilogue, kNormalizes>(p, share, at, ring, filler, active);
 }
 
