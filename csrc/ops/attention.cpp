@@ -177,10 +177,13 @@ void fused_attention_decode(const Tensor& out_, const Tensor& q_, const Tensor& 
   k.last_contiguous();
   const OptionalArg workspace = arg("workspace", workspace_);
   check_workspace(q, workspace, attention_workspace_words(lines, q_heads, kv_heads, head_dim), fast);
-  out.written({&q, &k, &v, &cache.k, &cache.v, &decode_meta, cache.page_table.get(), &rope.cos, &rope.sin});
-  cache.k.written({&q, &k, &v, &cache.v, &decode_meta, cache.page_table.get()});
-  cache.v.written({&q, &k, &v, &decode_meta, cache.page_table.get()});
-  if (workspace) workspace->written({&out, &q, &k, &v, &cache.k, &cache.v, &decode_meta, cache.page_table.get(), &rope.cos, &rope.sin});
+  const Arg *table = cache.page_table.get(), *q_norm_arg = rope.q_norm.get(), *k_norm_arg = rope.k_norm.get();
+  out.written({&q, &k, &v, &cache.k, &cache.v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg});
+  cache.k.written({&q, &k, &v, &cache.v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg});
+  cache.v.written({&q, &k, &v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg});
+  if (workspace) {
+    workspace->written({&out, &q, &k, &v, &cache.k, &cache.v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg});
+  }
 
   FusedAttentionDecodeParams p{};
   p.out = out.data<void>();

@@ -193,12 +193,13 @@ OptionalArg extent_argument(Args& arg, const std::optional<Tensor>& extent_) {
 }
 
 float check_epsilon(const char* op, double eps) {
-  if (!std::isfinite(eps) || eps < 0) fail(op, "eps is ", eps, ", expected a finite number, 0 or more");
+  if (!std::isfinite(static_cast<float>(eps)) || eps < 0) fail(op, "eps is ", eps, ", expected a finite number, 0 or more, of float32");
   return static_cast<float>(eps);
 }
 
 float check_scale(const char* op, double scale) {
-  if (!std::isfinite(scale)) fail(op, "scale is ", scale, ", expected a finite number such as 1 / sqrt(head_dim)");
+  if (!std::isfinite(static_cast<float>(scale)))
+    fail(op, "scale is ", scale, ", expected a finite number of float32, such as 1 / sqrt(head_dim)");
   return static_cast<float>(scale);
 }
 

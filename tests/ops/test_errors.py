@@ -227,3 +227,23 @@ def test_a_twin_refuses_to_lose_a_gradient(call_twin: Callable[[torch.Tensor], t
     with torch.no_grad():
         call_twin(x)
     call_twin(x.detach())
+
+
+@pytest.mark.parametrize("eps", [1e39, 1e300, -1e300, float("inf")])
+def test_an_epsilon_beyond_float32_is_refused(eps: float) -> None:
+    with pytest.raises(RuntimeError, match="eps is "):
+        ops.norm_linear(torch.ones(2, 8), torch.ones(8), eps, torch.ones(3, 8))
+
+
+@pytest.mark.parametrize("written", ["out", "k_cache", "workspace"])
+def test_decode_attention_writes_apart_from_its_norms(written: str) -> None:
+    cache, table, words = torch.zeros(1, 8, 1, 64), torch.zeros(8, 64), ops.attention_workspace_words(1, 1, 1, 64)
+    parts = {"out": torch.zeros(1, 1, 64), "k_cache": cache, "workspace": torch.zeros(words)}
+    q, k, v = torch.zeros(3, 1, 1, 64)
+    meta = torch.tensor([[1, 0, 1, 0]], dtype=torch.int32)
+    with pytest.raises(RuntimeError, match=f"{written} shares memory with q_norm"):
+        ops.fused_attention_decode_into(
+            *(parts["out"], q, k, v, cache, torch.zeros_like(cache), meta, None, table, table, 0.1),
+            q_norm=parts[written].view(-1)[:64],
+            workspace=parts["workspace"],
+        )
