@@ -22,6 +22,7 @@ from photon_ext.runtime import probe
 from photon_ext.runtime.streams import stream_names
 
 CAPACITY = 1_000_000
+MAX_CAPACITY = 100_000_000  # the host backend's records have their memory from the start
 _starting = threading.Lock()
 
 
@@ -29,11 +30,10 @@ class Timeline:
     """A recording; see `timeline`. Its attributes are there after the `with` block.
 
     Attributes:
-        records: everything that was recorded.
         bytes_per_step: see `timeline`; it may be set until the report is first asked for.
     """
 
-    records: Records
+    _records: Records | None = None
 
     def __init__(self, options: Options, *, ops: bool, stacks: bool, nvtx: bool, capacity: int) -> None:
         self.bytes_per_step = options.bytes_per_step
@@ -48,9 +48,11 @@ class Timeline:
 
     def __enter__(self) -> Timeline:
         with _starting:
+            if self._start:
+                raise ConfigError("this timeline has recorded already; make a new one with timeline()")
             if probe.active is not None:
                 raise ConfigError("a timeline is being recorded already, and there is one at a time; end it first")
-            if torch.autograd._profiler_enabled():
+            if torch.autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled:  # of this thread, or of any
                 raise ConfigError("torch.profiler is running, and a timeline needs it for itself; end the profile first")
             host_work.start(self._capacity)
             try:
@@ -66,6 +68,8 @@ class Timeline:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         end = time.perf_counter_ns()
+        if probe.active is not self._tape:
+            raise ConfigError("this timeline is not recording; put `with` before it")
         probe.active = None
         allocated = _allocator_requests()
         host_work.drain()  # what is still running belongs to the recording; these calls themselves come after its end
@@ -74,7 +78,14 @@ class Timeline:
         self._mark_clocks()
         host, dropped = host_work.stop()
         found = self._recorder.stop(self._tape.idents)
-        self.records = self._assemble(end, host, dropped, found, allocated)
+        self._records = self._assemble(end, host, dropped, found, allocated)
+
+    @property
+    def records(self) -> Records:
+        """Everything that was recorded."""
+        if self._records is None:
+            raise ConfigError("this timeline has recorded nothing yet; ask after the `with` block")
+        return self._records
 
     @cached_property
     def report(self) -> Report:
@@ -158,8 +169,8 @@ def timeline(
     """
     if nvtx and not torch.cuda.is_available():
         raise ConfigError("nvtx=True needs a torch with CUDA and a GPU that it sees; leave it out here")
-    if capacity < 1:
-        raise ConfigError(f"capacity is {capacity}; keep at least 1 record, or leave it out")
+    if not isinstance(capacity, int) or not 1 <= capacity <= MAX_CAPACITY:
+        raise ConfigError(f"capacity is {capacity!r}; give an integer from 1 to {MAX_CAPACITY}, or leave it out")
     if bytes_per_step is not None and bytes_per_step < 1:
         raise ConfigError(f"bytes_per_step is {bytes_per_step}; give a positive number of bytes, or None")
     return Timeline(Options(marker, marker_ends, bytes_per_step), ops=ops, stacks=stacks, nvtx=nvtx, capacity=capacity)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch._C._profiler import _ExperimentalConfig
 
+from photon_ext.errors import ConfigError
 from photon_ext.observe.anchor import ANCHOR
 from photon_ext.observe.api import is_api_call, plain_name
 from photon_ext.observe.records import ApiCall, DeviceKind, DeviceSpan, Op, OpKind
@@ -65,6 +66,8 @@ class Recorder:
         """Ends the recording. `idents`: see `parse`."""
         if self._profile is None:
             return KinetoRecords([], [], [], [])
+        if not torch.autograd.profiler._is_profiler_enabled:  # torch crashes where it stops what is not running
+            raise ConfigError("the timeline's profile was ended by another one; start no torch.profiler inside a timeline")
         self._profile.stop()
         results = self._profile.profiler.kineto_results if self._profile.profiler is not None else None
         if results is None:

@@ -299,3 +299,46 @@ def test_saved_files_can_be_read(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "new" / "folder" / "summary.json").read_text())
     assert (summary["step_count"], summary["backend"]) == (NEW, "host")
     assert set(summary) >= {"active", "step_gap", "node_gap", "waited_us", "zombies", "findings", "histogram", "transitions", "excluded"}
+
+
+def test_a_timeline_that_has_recorded_nothing_says_so(tmp_path: Path) -> None:
+    recording = timeline()
+    for ask in (lambda: recording.report, lambda: recording.save(tmp_path), lambda: recording.records):
+        with pytest.raises(ConfigError, match="nothing yet; ask after the `with` block"):
+            ask()
+    with pytest.raises(ConfigError, match="is not recording"):
+        recording.__exit__(None, None, None)
+
+
+def test_a_timeline_records_once() -> None:
+    """A second recording would have the first one's report."""
+    recording = timeline()
+    with recording:
+        torch.ones(3)
+    with pytest.raises(ConfigError, match="has recorded already"), recording:
+        pass
+    with timeline():
+        pass
+
+
+def test_a_profile_inside_a_timeline_is_an_error_and_no_crash() -> None:
+    code = """
+import torch
+from photon_ext.observe import timeline
+try:
+    with timeline():
+        with torch.profiler.profile(): torch.ones(3).sum()
+except ValueError as error: print(error)
+with timeline() as after: torch.ones(3).sum()
+print(len(after.records.ops) > 0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "start no torch.profiler inside a timeline" in done.stdout
+    assert done.stdout.endswith("True\n")
+
+
+@pytest.mark.parametrize("capacity", [0, 1.5, "x", 2**40])
+def test_a_capacity_that_cannot_be_is_named(capacity: int) -> None:
+    with pytest.raises(ConfigError, match=f"capacity is {capacity!r}"):
+        timeline(capacity=capacity)
