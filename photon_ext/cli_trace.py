@@ -63,7 +63,10 @@ def trace(arguments: argparse.Namespace) -> Output | None:
         recording.bytes_per_step = weights.nbytes - unread
         with recording:
             outputs = engine.generate(prompts, params, raw=arguments.raw)
-    written = recording.save(arguments.out)
+    try:
+        written = recording.save(arguments.out)
+    except OSError as error:
+        raise ConfigError(f"--out {arguments.out}: {error}; name a directory that can be written") from error
     print(recording.report.text())
     print("written: " + ", ".join(str(path) for path in written), flush=True)
     if not has_matplotlib():
@@ -72,9 +75,15 @@ def trace(arguments: argparse.Namespace) -> Output | None:
 
 
 def _check_directory(path: Path) -> None:
-    """Before minutes of work: the files can be written."""
+    """Before minutes of work: the files can be written. It leaves no file behind."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        (path / "summary.txt").touch()
+        for name in ("trace.json", "timeline.html", "summary.txt", "summary.json", "timeline.png"):
+            file = path / name
+            is_new = not file.exists()
+            with open(file, "ab"):
+                pass
+            if is_new:
+                file.unlink()
     except OSError as error:
-        raise ConfigError(f"--out {path}: {error.strerror or error}; name a directory that can be written") from error
+        raise ConfigError(f"--out {path}: {error}; name a directory that can be written") from error

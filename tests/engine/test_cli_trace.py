@@ -68,3 +68,14 @@ def test_mistakes_are_told_in_one_line_with_exit_code_two(
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert message.format(file=file) in err
+
+
+def test_a_file_in_the_way_is_told_before_the_work_and_nothing_is_left(
+    capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path
+) -> None:
+    (tmp_path / "timeline.png").mkdir()
+    code, printed, err = run(capsys, "trace", "--out", str(tmp_path), "--model", model, "--device", "cpu")
+    assert (code, printed) == (2, "")
+    assert "timeline.png" in err
+    assert "name a directory that can be written" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["timeline.png"]
