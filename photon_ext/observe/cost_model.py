@@ -186,7 +186,7 @@ def steps_per_request(work: Workload, depth: int) -> Steps:
 
 def _ends(length: float, rows: float) -> float:
     """The chance that a decode step ends a sequence, for lengths without memory."""
-    return min(1 - math.pow(1 - 1 / length, rows), 1 - 1e-9)
+    return min(-math.expm1(rows * math.log1p(-1 / length)), 1 - 1e-9)
 
 
 def _pipelined(ends: float, turnover: Turnover) -> tuple[float, float]:

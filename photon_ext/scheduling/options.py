@@ -71,7 +71,10 @@ class EngineOptions:
             if not isinstance(values, (list, tuple)) or not all(map(_is_positive, values)):
                 raise ConfigError(f"{name} is {values!r}; give a tuple of positive integers")
             object.__setattr__(self, name, tuple(values))
-        if isinstance(self.depth, bool) or self.depth not in (1, 2):
+        for name in ("graph", "exact", "fast_kernels", "timing", "meter", "blocking"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; give True or False")
+        if not _is_positive(self.depth) or self.depth > 2:
             raise ConfigError(f"depth is {self.depth!r}; give 1 (the blocking loop) or 2 (two steps in flight)")
 
 

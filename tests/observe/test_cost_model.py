@@ -209,3 +209,9 @@ def test_nodes_and_layers_are_paid_for_one_by_one() -> None:
 def test_wrong_numbers_are_named(make: Callable[[], object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make()
+
+
+@pytest.mark.parametrize("length", [1e15, 1e17, 1e300])
+def test_requests_of_any_length(length: float) -> None:
+    periods = Periods(decode_ms=2.0, prefill_ms=2.0)
+    assert predict(periods, Periods(1.0, 1.0), Workload(4, length)).gain == pytest.approx(1.0)
