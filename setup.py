@@ -348,7 +348,12 @@ class Develop(PlainCommand):
     """`setup.py develop` as people know it. setuptools' own isolates the build since version 80, and then misses the installed torch."""
 
     def run(self) -> None:
-        subprocess.run([sys.executable, "-m", "pip", "install", "-e", ".", "--no-build-isolation"], cwd=ROOT, check=True)
+        import_build_tools()
+        done = subprocess.run([sys.executable, "-m", "pip", "install", "-e", ".", "--no-build-isolation"], cwd=ROOT)
+        if done.returncode:
+            raise SetupError(
+                "pip could not install it; its messages are above. It needs setuptools, wheel and ninja installed beside torch"
+            )
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ entry with its error, and the ladder goes on. Everything is timed before anythin
 from __future__ import annotations
 
 import gc
+import math
 from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
@@ -62,7 +63,7 @@ class Ladder:
         runs = steps["runs_ms_per_step"]
         return Figures(
             ms=steps["ms_per_step"],
-            spread=(max(runs) - min(runs)) / 2,
+            spread=(max(runs) - min(runs)) / 2 if len(runs) > 1 else math.inf,
             allocations=records.get("allocations_per_step"),
             kernel_ms=records.get("kernel_ms"),
         )

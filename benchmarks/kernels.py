@@ -11,6 +11,7 @@ other, "dependency" tiny ones whose whole time is the wait for each other. What 
 from __future__ import annotations
 
 import os
+import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -133,11 +134,12 @@ def wanted(plan: Plan, chosen: list[str] | None) -> bool:
     return chosen is None or plan.what in chosen or any(op in chosen for op in plan.ops)
 
 
-def run_model(name: str, bench: Bench, args: Namespace, result: ResultFile) -> list[dict[str, Any]]:
-    """Adds all entries of one model; returns the measured ones."""
+def run_model(name: str, bench: Bench, args: Namespace, result: ResultFile, known: set[str]) -> list[dict[str, Any]]:
+    """Adds all entries of one model; returns the measured ones. `known` gets what --ops may name."""
     entries = []
     for group in groups(SHAPES[name], bench.setting, args):
         for plan in group:
+            known.update((plan.what, *plan.ops))
             if wanted(plan, args.ops):
                 entry = bench.add(name, plan, result)
                 entries += [] if entry is None else [entry]
@@ -200,9 +202,9 @@ def main(given: list[str] | None = None) -> int:
     print(
         f"read ceiling {floor['bytes_per_s'] / 1e9:.1f} GB/s ({floor['method']}), cache {rotation.cache_bytes / 2**20:.0f} MiB", flush=True
     )
-    texts = []
+    texts, known = [], set[str]()
     for name in args.models:
-        entries = run_model(name, bench, args, result)
+        entries = run_model(name, bench, args, result, known)
         print(f"\n{name}, {args.dtype}", flush=True)
         if entries:
             print_table(HEADER, [table_row(entry) for entry in entries])
@@ -212,7 +214,10 @@ def main(given: list[str] | None = None) -> int:
     absent = [entry for entry in result.entries if entry["status"] in ("missing", "skipped")]
     for reason in dict.fromkeys(entry["reason"] for entry in absent):
         print(f"{sum(entry['reason'] == reason for entry in absent)} entries not measured: {reason}")
-    return 1 if result.failed else 0
+    unknown = sorted(set(args.ops or ()) - known)
+    if unknown:
+        print(f"--ops {', '.join(unknown)}: unknown; known are {', '.join(sorted(known))}", file=sys.stderr)
+    return 1 if result.failed or unknown else 0
 
 
 if __name__ == "__main__":

@@ -57,6 +57,8 @@ class Model(NamedTuple):
 def checkpoint(name: str, dtype: str, device: str, folder: str | None, timeout: float) -> Iterator[Model]:
     """The model's directory; one with random weights is written, in a process of its own, and removed at the end."""
     if name not in SHAPES:
+        if not (Path(name) / "config.json").is_file():
+            raise BenchmarkError(f"{name}: neither a shape ({', '.join(SHAPES)}) nor a directory with a config.json")
         config = hf_config(json.loads((Path(name) / "config.json").read_text()), f"{name}/config.json")
         directory = Path(name).resolve()
         yield Model(directory.name, config, directory, _weight_bytes(config, dtype))

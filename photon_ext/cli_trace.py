@@ -19,7 +19,7 @@ WARM_UP_TOKENS = 8
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("--out", required=True, metavar="DIR", help="where the files go; it is made if need be")
+    parser.add_argument("--out", required=True, type=_directory, metavar="DIR", help="where the files go; it is made if need be")
     parser.add_argument("--model", default="smollm2", help="smollm2 (default), a Hugging Face directory, or a .gguf file")
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
     parser.add_argument("--dtype", help="float32, float16 or bfloat16; by default what suits the model")
@@ -30,6 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--raw", action="store_true", help="use prompts as they stand, without the chat template")
     parser.add_argument("--stacks", action="store_true", help="record Python functions, too (slow)")
     parser.add_argument("--nvtx", action="store_true", help="mark the phases as NVTX ranges")
+
+
+def _directory(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; name a directory")
+    return text
 
 
 def trace(arguments: argparse.Namespace) -> Output | None:

@@ -499,7 +499,8 @@ def paged_attention_into(
         fast: may compute the lines of a chunk together by matrix instructions (Dao, "FlashAttention-2", 2023), in another order of
             summation, weights rounded to bfloat16. A line's bits still depend on its own inputs and length alone, not on how its prompt
             was cut into chunks. On CUDA from compute capability 8.0, in bfloat16, head_dim 64, 96, 128 or 256, all pointers and strides
-            multiples of 16 bytes; elsewhere it changes nothing.
+            multiples of 16 bytes; elsewhere it changes nothing. Every page within a line's length must be one: where the portable kernel
+            leaves out the positions of a page that is none, this one takes zeros for their keys and values.
     """
     _paged_attention(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale, fast)
 
@@ -559,6 +560,9 @@ def fused_attention_decode_into(
 
 def attention_workspace_words(lines: int, q_heads: int, kv_heads: int, head_dim: int) -> int:
     """Words of the workspace that :func:`fused_attention_decode_into` needs for up to `lines` lines (csrc/common/kv_split.h: what for)."""
+    if lines < 0 or min(q_heads, kv_heads, head_dim) < 1:
+        sizes = f"lines {lines}, q_heads {q_heads}, kv_heads {kv_heads}, head_dim {head_dim}"
+        raise ValueError(f"attention_workspace_words: {sizes}; lines must not be negative, and the others must be at least 1")
     splits = min(max(128 // kv_heads, 4), 64)
     partials = lines * q_heads * splits * (head_dim + 2)
     return -(-partials // 508) * 512

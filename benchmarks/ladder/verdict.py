@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from benchmarks.ladder.stages import Stage
@@ -15,7 +16,7 @@ class Figures:
 
     Attributes:
         ms: milliseconds of a steady step.
-        spread: half the range of `ms` over repeated runs, milliseconds.
+        spread: half the range of `ms` over repeated runs, milliseconds; infinite after one run, which tells nothing.
         allocations: requests to torch's allocator per step; None if not counted.
         kernel_ms: how long the device worked for a step; None without activity records.
     """
@@ -37,6 +38,8 @@ def verdict(stage: Stage, before: Figures | None, after: Figures, on_cpu: bool) 
     ratio, difference, spread = before.ms / after.ms, abs(before.ms - after.ms), max(before.spread, after.spread)
     if difference <= NOISE * before.ms:
         return f"no help here, x{ratio:.2f}: {_reason(stage, before, after, on_cpu)}"
+    if spread == math.inf:
+        return f"cannot be told from one run, x{ratio:.2f}: give more --repeats"
     if difference <= spread:
         return f"cannot be told, x{ratio:.2f}: runs differ by up to {2 * spread:.3g} ms a step; measure on a quieter machine"
     if ratio < 1:
