@@ -104,6 +104,11 @@ def _generate(arguments: argparse.Namespace) -> int:
         max_rows=1,
         timing=True,
     )
+    if arguments.fast_kernels and not (engine.device.startswith("cuda") and photon_ext.fast_kernels_run()):
+        print(
+            f"photon-ext generate: --fast-kernels changes nothing on {engine.device}; photon-ext info says which kernels run",
+            file=sys.stderr,
+        )
     with engine, open_view(engine.meter, sys.stderr) if arguments.meter else nullcontext() as view:
         request = engine.submit(arguments.prompt, params, raw=arguments.raw)
         if view is not None and view.redraws and sys.stdout.isatty() and not arguments.json:

@@ -84,6 +84,15 @@ def test_text_goes_to_stdout_and_the_summary_to_stderr(capsys: pytest.CaptureFix
     assert all(part in err for part in ("tokens/s", "step gap", "depth 2", "cpu"))
 
 
+def test_fast_kernels_that_do_not_run_here_are_said_so_and_change_nothing(capsys: pytest.CaptureFixture[str], model: str) -> None:
+    arguments = ("generate", "w5 w6", "--model", model, "--device", "cpu", "--raw", "--max-new-tokens", "4", "--json")
+    _, plain, errors = run(capsys, *arguments)
+    assert errors == ""
+    code, out, errors = run(capsys, *arguments, "--fast-kernels")
+    assert (code, json.loads(out)["token_ids"]) == (0, json.loads(plain)["token_ids"])
+    assert errors == "photon-ext generate: --fast-kernels changes nothing on cpu; photon-ext info says which kernels run\n"
+
+
 def test_a_seed_repeats_a_sampled_answer(capsys: pytest.CaptureFixture[str], model: str) -> None:
     common = ("generate", "w5", "--model", model, "--device", "cpu", "--temperature", "1.5", "--json", "--seed")
     answers = [json.loads(run(capsys, *common, seed)[1])["token_ids"] for seed in ("1", "1", "2")]
