@@ -1,10 +1,10 @@
 // The decode linears as one stream of weights, for Hopper: norm_linear, linear_residual and norm_swiglu in bfloat16, for up to 64 lines.
 //
-// A block owns a run of weight rows and takes them in tiles of 16 rows by 512 columns. One warp copies tiles into a ring in shared memory;
-// it needs nothing of the kernel before, so with a programmatic launch the ring is full when that one ends. Eight warps multiply: a warp
-// takes the same 64 of the 512 columns of every tile, with the weights as the left operand of the matrix instruction and up to eight lines
-// as the right one. At the end the eight partial sums meet in shared memory. Where the rows do not divide well among the multiprocessors, a
-// cluster of blocks shares them and splits the columns.
+// A block owns a run of weight rows and takes them in tiles of 16 rows by 512 columns, which bulk copies bring into a ring in shared
+// memory; its eight warps request them by turns. They need nothing of the kernel before, so with a programmatic launch the ring is full
+// when that one ends. Each warp multiplies the same 64 of the 512 columns of every tile, with the weights as the left operand of the matrix
+// instruction and up to eight lines as the right one. At the end the eight partial sums meet in shared memory. Where the rows do not divide
+// well among the multiprocessors, a cluster of blocks shares them and splits the columns.
 //
 // Which columns a warp adds, and in which order sums meet, depends on the weight's shape and on the device, never on the number of lines;
 // and a line is a column of its own in every instruction. So a line has the same bits alone and in any batch.
@@ -48,7 +48,6 @@ constexpr int kLineTile = 8;       // lines of one matrix instruction
 constexpr int kPartialPitch = 20;  // floats per line of a partial tile: 16 rows, and 4 that keep the writers' banks apart
 constexpr int kPartialBytes = kWarps * kLineTile * kPartialPitch * 4 * 4;  // four tiles of eight lines
 constexpr int kMaxStages = 11;
-constexpr int kMaxSplit = 8;
 
 template <Epilogue kEpilogue>
 constexpr int kTilePanels = kEpilogue == Epilogue::kSwiglu ? 1 : 2;  // a SwiGLU tile is a panel of gate rows and the same one of up rows

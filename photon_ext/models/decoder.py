@@ -145,8 +145,8 @@ class Decoder:
     def _fused_layers(self, step: StepTensors, buffers: Activations, extent: torch.Tensor) -> None:
         """From `buffers.residual`, the embeddings, to `buffers.logits`. Five kernels a layer, where the fast ones run.
 
-        Each starts early: none writes a weight, and what attention reads ahead (decode_meta, page table, old keys and values) was complete
-        when the embedding began, which starts no earlier than the head of the step has ended.
+        Each starts early: none writes a weight, and what else they read ahead (extent, decode_meta, page table, old keys and values) was
+        complete when the embedding began, which starts no earlier than the head of the step has ended.
         """
         eps, residual = self.config.rms_eps, buffers.residual
         for index, layer in enumerate(self.weights.layers):
