@@ -16,6 +16,17 @@ __device__ inline uint32_t pack_bf16(float low, float high) {
   return bits;
 }
 
+// Two products, rounded once.
+__device__ inline uint32_t times_bf16(uint32_t a, uint32_t b) {
+  __nv_bfloat162 x, y;
+  memcpy(&x, &a, sizeof(a));
+  memcpy(&y, &b, sizeof(b));
+  const __nv_bfloat162 product = __hmul2(x, y);
+  uint32_t bits;
+  memcpy(&bits, &product, sizeof(bits));
+  return bits;
+}
+
 __device__ inline float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ inline float high_bf16(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 

@@ -2,6 +2,7 @@
 // architecture; where an instruction is missing (below compute capability 9.0) its function traps, and fast_kernels_run() keeps such a
 // device away from it. tests/emulator has the same functions for the host.
 #pragma once
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -104,6 +105,25 @@ __device__ inline void bulk_copy(void* shared, const void* global, uint32_t byte
                    "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy) : "memory"));
 }
 
+// Where a tensor copy begins: column, row, block of columns.
+struct TensorPlace {
+  int column, row, block;
+};
+
+// One thread: starts a copy of one box of a tensor of three dimensions. A box counts towards `barrier` with all its bytes, those outside of
+// the tensor too. The map is a kernel parameter.
+__device__ inline void tensor_copy(void* shared, const CUtensorMap* map, TensorPlace at, Barrier* barrier, uint64_t policy) {
+  PHOTON_HOPPER(
+      asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
+                   " [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(shared)),
+                   "l"(map), "r"(at.column), "r"(at.row), "r"(at.block), "r"(shared_address(barrier)), "l"(policy) : "memory"));
+}
+
+// One thread: fetches the map before the first copy needs it.
+__device__ inline void prefetch_tensor_map(const CUtensorMap* map) {
+  PHOTON_HOPPER(asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"));
+}
+
 // This thread: starts a copy of 16 bytes, or writes zeros where not `valid` (`global` must be a valid address even then).
 __device__ inline void async_copy16(void* shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(valid ? 16 : 0) : "memory");
@@ -157,6 +177,10 @@ __device__ inline uint32_t cluster_rank() {
 __device__ inline void sync_cluster() {
   PHOTON_HOPPER(asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" :: : "memory"));
 }
+
+// The same in two halves for a block's first barrier, before which it has written nothing: after meet_cluster() all its blocks are there.
+__device__ inline void enter_cluster() { PHOTON_HOPPER(asm volatile("barrier.cluster.arrive.relaxed.aligned;" :: : "memory")); }
+__device__ inline void meet_cluster() { PHOTON_HOPPER(asm volatile("barrier.cluster.wait.acquire.aligned;" :: : "memory")); }
 
 // Writes to the place that `pointer` names in the shared memory of block `rank` of the cluster.
 __device__ inline void store_in_block(float* pointer, uint32_t rank, float value) {

@@ -10,57 +10,57 @@ namespace stream_linear {
 namespace {
 
 template <typename Size, Epilogue kEpilogue, bool kNormalizes>
-__device__ void multiply(const Params& p, const Share& share, const SharedLayout& at, const Ring& ring, Filler<Size, kEpilogue>& filler,
-                         int active) {
+__device__ void multiply(const Params& p, const Share& share, const SharedLayout& at, const Ring& ring, Filler<kEpilogue>& filler, int active) {
   unsigned char* shared = dynamic_shared();
   Multiplier<Size, kNormalizes> multiplier(p, ring, shared + at.gain, active);
   const Finish<Size, kEpilogue, kNormalizes> finish{p, share, at, shared, static_cast<int>(threadIdx.x), active};
-  const Passes<Size, kEpilogue> passes(share);
-  for (int i = 0; i < passes.count; ++i) {
+#pragma unroll 1
+  for (int first = 0; first < share.tiles; first += p.pass_tiles) {
+    const Pass pass = pass_from(p, share, first);
     if constexpr (kEpilogue == Epilogue::kResidual) {
-      if (i > 0) __syncthreads();  // the residuals of the pass before have been read
-      finish.fetch_residual(passes[i]);
+      if (first > 0) __syncthreads();  // the residuals of the pass before have been read
+      finish.fetch_residual(pass);
     }
-    multiplier.run(share, passes[i], filler);
-    finish.run(multiplier, passes[i]);
+    multiplier.run(share, pass, filler);
+    if (kEpilogue == Epilogue::kResidual && p.split > 1) meet_cluster();  // before its shared memory is written to
+    finish.run(multiplier, pass);
   }
-  if (p.split == 1) return;
+  if (kEpilogue != Epilogue::kResidual || p.split == 1) return;
   sync_cluster();
-  if (passes.count > 0) finish.finish_split(passes[0]);
+  finish.finish_split(pass_from(p, share, 0));
 }
 
 template <typename Size, Epilogue kEpilogue, bool kNormalizes>
 __device__ void stream_block(const Params& p) {
   let_next_start();
+  // Like the weights, the extent is from before the wait: loads of x that depended on another load there would take twice as long.
+  const int extent = p.extent != nullptr ? load_fresh(p.extent) : p.lines;
   unsigned char* shared = dynamic_shared();
-  const SharedLayout at(Size::kLines, Size::kTiles, p.k, kNormalizes, kEpilogue == Epilogue::kResidual, p.split);
+  const SharedLayout at(p.stages, Size::kLines, Size::kTiles, p.k, kNormalizes, kEpilogue == Epilogue::kResidual, p.split);
   Barrier* barriers = reinterpret_cast<Barrier*>(shared + at.barriers);
   const Ring ring{shared + at.ring, barriers, barriers + kMaxStages, p.stages};
-  int32_t* extent = reinterpret_cast<int32_t*>(shared + at.extent);
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < p.stages; ++i) {
-      init_barrier(&ring.full[i], 1);
-      init_barrier(&ring.empty[i], kWarps);
-    }
+  if (threadIdx.x < p.stages) {
+    init_barrier(&ring.full[threadIdx.x], 1);
+    init_barrier(&ring.empty[threadIdx.x], kWarps);
     fence_barriers();
-    *extent = p.extent != nullptr ? load_fresh(p.extent) : p.lines;
   }
+  if (threadIdx.x == 0) prefetch_panel_map(p.weight);
   if constexpr (kNormalizes) {
+#pragma unroll 1
     for (int i = threadIdx.x; i < p.k / 8; i += kThreads) {
       reinterpret_cast<uint4*>(shared + at.gain)[i] = reinterpret_cast<const uint4*>(p.gain)[i];
     }
   }
-  if (p.split > 1) sync_cluster();
+  const Share share = block_share<kEpilogue>(p);
+  Filler<kEpilogue> filler(p, share, ring);
   __syncthreads();
 
   // A step without live lines reads no weights. It waits all the same: to the next kernel this one's end means that all before have ended.
-  // The extent is from before the wait, like the weights: loads of x that depended on another load there would take twice as long.
-  const int active = static_cast<int>(active_lines(extent, p.lines));
-  const Share share = block_share(p);
-  Filler<Size, kEpilogue> filler(p, share, ring);
+  const int active = min(extent, p.lines);
   if (active > 0) filler.fill();
   wait_for_earlier();
-  if (active == 0) return;
+  if (active <= 0) return;
+  if (kEpilogue == Epilogue::kResidual && p.split > 1) enter_cluster();
   multiply<Size, kEpilogue, kNormalizes>(p, share, at, ring, filler, active);
 }
 
@@ -80,34 +80,43 @@ double balance(int64_t panels, int64_t groups) { return static_cast<double>(pane
 
 // Two blocks a cluster, where that divides the rows better. It depends on the shape and the device alone.
 int choose_split(int64_t n, int64_t k, int multiprocessors) {
-  const int64_t panels = ceil_div(n, kPanel), groups = multiprocessors / 2;
+  const int64_t panels = ceil_div(n, kPanelRows), groups = multiprocessors / 2;
   if (groups == 0 || ceil_div(k, kChunk) < 2 || ceil_div(panels, groups) > kMaxSplitPanels) return 1;
   return balance(panels, groups) > kWorthSplitting * balance(panels, multiprocessors) ? 2 : 1;
 }
 
 template <typename Size, Epilogue kEpilogue>
-int launch_size(Params p, int multiprocessors, void* stream) {
-  constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
-  const SharedLayout at(Size::kLines, Size::kTiles, p.k, kNormalizes, kEpilogue == Epilogue::kResidual, p.split);
-  const int stages = ((Size::kResidents > 1 ? kSharedOfTwo : kSharedOfOne) - at.ring) / kStageBytes;
-  p.stages = stages < kMaxStages ? stages : kMaxStages;
-  LaunchShape shape{multiprocessors / p.split * p.split, kThreads};
-  shape.shared_bytes = at.ring + p.stages * kStageBytes;
+int launch_size(Params p, int clusters, bool early, void* stream) {
+  constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual, kAdds = kEpilogue == Epilogue::kResidual;
+  const auto shared_bytes = [&](int stages) {
+    return SharedLayout(stages, Size::kLines, Size::kTiles, p.k, kNormalizes, kAdds, p.split).end;
+  };
+  const int most = ((Size::kResidents > 1 ? kSharedOfTwo : kSharedOfOne) - shared_bytes(0)) / kStageBytes;
+  p.stages = most < kMaxStages ? most : kMaxStages;
+  const int64_t panels = ceil_div(p.n, kPanelRows), tiles = ceil_div(ceil_div(panels, clusters), kTilePanels<kEpilogue>);
+  p.panels_each = static_cast<int>(panels / clusters);
+  p.panels_extra = static_cast<int>(panels % clusters);
+  p.pass_tiles = static_cast<int>(ceil_div(tiles, ceil_div(tiles, Size::kTiles)));
+  LaunchShape shape{clusters * p.split, kThreads};
+  shape.shared_bytes = shared_bytes(p.stages);
   shape.cluster = p.split;
-  shape.early = p.early;
+  shape.early = early;
   return launch(stream_kernel<Size, kEpilogue, kNormalizes>, shape, stream, p);
 }
 
 template <Epilogue kEpilogue>
-int launch_lines(Params p, void* stream) {
+int launch_lines(Params p, bool early, void* stream) {
   const int count = multiprocessors();
   p.split = kEpilogue == Epilogue::kResidual ? choose_split(p.n, p.k, count) : 1;
-  const int64_t tiles = ceil_div(ceil_div(ceil_div(p.n, kPanel), count / p.split), kTilePanels<kEpilogue>);
-  if (p.lines <= 8 && tiles <= 3) return launch_size<Size<1, 3, 4, 2>, kEpilogue>(p, count, stream);
-  if (p.lines <= 8) return launch_size<Size<1, 10, 2, 2>, kEpilogue>(p, count, stream);
-  if (p.lines <= 16) return launch_size<Size<2, 5, 1, 2>, kEpilogue>(p, count, stream);
-  if (p.lines <= 32) return launch_size<Size<4, 5, 2, 1>, kEpilogue>(p, count, stream);
-  return launch_size<Size<8, 3, 1, 1>, kEpilogue>(p, count, stream);
+  p.chunks = static_cast<int>(ceil_div(p.k, kChunk));
+  p.chunks_each = static_cast<int>(ceil_div(p.chunks, p.split));
+  const int clusters = count / p.split;
+  const int64_t tiles = ceil_div(ceil_div(ceil_div(p.n, kPanelRows), clusters), kTilePanels<kEpilogue>);
+  if (p.lines <= 8 && tiles <= 3) return launch_size<Size<1, 3, 4, 2>, kEpilogue>(p, clusters, early, stream);
+  if (p.lines <= 8) return launch_size<Size<1, 10, 2, 2>, kEpilogue>(p, clusters, early, stream);
+  if (p.lines <= 16) return launch_size<Size<2, 5, 1, 2>, kEpilogue>(p, clusters, early, stream);
+  if (p.lines <= 32) return launch_size<Size<4, 5, 2, 1>, kEpilogue>(p, clusters, early, stream);
+  return launch_size<Size<8, 3, 1, 1>, kEpilogue>(p, clusters, early, stream);
 }
 
 // What the three ops' params have in common; `out` and the rest are the op's own.
@@ -115,11 +124,9 @@ template <typename OpParams>
 Params common_params(const OpParams& op, int64_t n, int64_t k) {
   Params p = {};
   p.x = static_cast<const Bf16*>(op.x);
-  p.weight = static_cast<const Bf16*>(op.weight);
   p.bias = static_cast<const Bf16*>(op.bias);
   p.extent = op.extent;
   p.x_stride = op.x_stride;
-  p.early = op.early;
   p.lines = static_cast<int>(op.lines);
   p.n = static_cast<int>(n);
   p.k = static_cast<int>(k);
@@ -128,7 +135,7 @@ Params common_params(const OpParams& op, int64_t n, int64_t k) {
 
 template <typename OpParams>
 bool fits(const OpParams& p, int64_t n, int64_t k, int64_t weight_stride) {
-  return p.fast && p.dtype == DType::kBF16 && p.lines > 0 && p.lines <= kMaxLines && n > 0 && k > 0 && k <= kMaxColumns && k % 8 == 0 &&
+  return p.fast && p.dtype == DType::kBF16 && p.lines > 0 && p.lines <= kMaxLines && n > 0 && k > 0 && k <= kMaxColumns && k % kBlockColumns == 0 &&
          2 * n < INT32_MAX - 16 && is_vector_aligned(p.x) && is_vector_aligned(p.weight) &&
          are_whole_vectors(p.dtype, p.x_stride, weight_stride) && fast_kernels_run();
 }
@@ -141,7 +148,7 @@ bool has_fast_kernels() { return fast_kernels_run(); }
 bool streams(const NormLinearParams& p) { return stream_linear::fits(p, p.n, p.k, p.weight_stride) && is_vector_aligned(p.norm_weight); }
 
 bool streams(const LinearResidualParams& p) {
-  return stream_linear::fits(p, p.n, p.k, p.weight_stride) && p.n % stream_linear::kPanel == 0 && is_vector_aligned(p.residual) &&
+  return stream_linear::fits(p, p.n, p.k, p.weight_stride) && p.n % kPanelRows == 0 && is_vector_aligned(p.residual) &&
          are_whole_vectors(p.dtype, p.residual_stride);
 }
 
@@ -154,17 +161,17 @@ int stream_norm_linear(const NormLinearParams& op, void* stream) {
   p.out = static_cast<Bf16*>(op.out);
   p.gain = static_cast<const Bf16*>(op.norm_weight);
   p.out_stride = op.out_stride;
-  p.weight_stride = op.weight_stride;
   p.eps = op.eps;
-  return stream_linear::launch_lines<stream_linear::Epilogue::kStore>(p, stream);
+  if (const int error = make_panel_map(p.weight, op.weight, op.n, op.k, op.weight_stride)) return error;
+  return stream_linear::launch_lines<stream_linear::Epilogue::kStore>(p, op.early, stream);
 }
 
 int stream_linear_residual(const LinearResidualParams& op, void* stream) {
   stream_linear::Params p = stream_linear::common_params(op, op.n, op.k);
   p.out = static_cast<Bf16*>(op.residual);
   p.out_stride = op.residual_stride;
-  p.weight_stride = op.weight_stride;
-  return stream_linear::launch_lines<stream_linear::Epilogue::kResidual>(p, stream);
+  if (const int error = make_panel_map(p.weight, op.weight, op.n, op.k, op.weight_stride)) return error;
+  return stream_linear::launch_lines<stream_linear::Epilogue::kResidual>(p, op.early, stream);
 }
 
 int stream_norm_swiglu(const NormSwigluParams& op, void* stream) {
@@ -172,9 +179,9 @@ int stream_norm_swiglu(const NormSwigluParams& op, void* stream) {
   p.out = static_cast<Bf16*>(op.out);
   p.gain = static_cast<const Bf16*>(op.norm_weight);
   p.out_stride = op.out_stride;
-  p.weight_stride = op.hidden;
   p.eps = op.eps;
-  return stream_linear::launch_lines<stream_linear::Epilogue::kSwiglu>(p, stream);
+  if (const int error = make_panel_map(p.weight, op.weight, 2 * op.intermediate, op.hidden, op.hidden)) return error;
+  return stream_linear::launch_lines<stream_linear::Epilogue::kSwiglu>(p, op.early, stream);
 }
 
 }  // namespace photon::cuda

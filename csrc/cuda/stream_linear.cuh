@@ -1,10 +1,13 @@
 // The decode linears as one stream of weights, for Hopper: norm_linear, linear_residual and norm_swiglu in bfloat16, for up to 64 lines.
 //
-// A block owns a run of weight rows and takes them in tiles of 16 rows by 512 columns, which bulk copies bring into a ring in shared
+// A block owns a run of weight rows and takes them in tiles of 16 rows by 512 columns, which tensor copies bring into a ring in shared
 // memory; its eight warps request them by turns. They need nothing of the kernel before, so with a programmatic launch the ring is full
 // when that one ends. Each warp multiplies the same 64 of the 512 columns of every tile, with the weights as the left operand of the matrix
 // instruction and up to eight lines as the right one. At the end the eight partial sums meet in shared memory. Where the rows do not divide
 // well among the multiprocessors, a cluster of blocks shares them and splits the columns.
+//
+// A chain runs several of these kernels one after the other, each for two or three microseconds: their code must stay in the instruction
+// cache together. So loops are kept as loops, and what can be computed on the host is.
 //
 // Which columns a warp adds, and in which order sums meet, depends on the weight's shape and on the device, never on the number of lines;
 // and a line is a column of its own in every instruction. So a line has the same bits alone and in any batch.
@@ -12,6 +15,7 @@
 #include "cuda/bf16.cuh"
 #include "cuda/element.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/panel_map.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
 
@@ -20,34 +24,35 @@ namespace photon::cuda::stream_linear {
 enum class Epilogue { kStore, kResidual, kSwiglu };
 
 struct Params {
-  Bf16* out;           // [lines, n]; kResidual: read, added to and written
-  const Bf16* x;       // [lines, k]
-  const Bf16* gain;    // [k]: x is normalized by its root mean square and multiplied by this; null: x is taken as it is
-  const Bf16* weight;  // [n, k]; kSwiglu: [2n, k], gate rows, then up rows
-  const Bf16* bias;    // a value per row of the weight, or null
+  PanelMap weight;   // [n, k]; kSwiglu: [2n, k], gate rows, then up rows
+  Bf16* out;         // [lines, n]; kResidual: read, added to and written
+  const Bf16* x;     // [lines, k]
+  const Bf16* gain;  // [k]: x is normalized by its root mean square and multiplied by this; null: x is taken as it is
+  const Bf16* bias;  // a value per row of the weight, or null
   const int32_t* extent;
-  int64_t out_stride, x_stride, weight_stride;
+  int64_t out_stride, x_stride;
   int lines, n, k;
   float eps;
-  bool early;     // the launch is programmatic
-  int split;      // blocks of a cluster, which share rows and split the columns
-  int stages;     // tiles that the ring holds
-  uint32_t zero;  // 0; see arrive()
+  int split;                      // blocks of a cluster, 1 or 2, which share rows and split the columns
+  int panels_each, panels_extra;  // panels of rows that every cluster has; and how many clusters have one more
+  int chunks, chunks_each;        // of 512 columns: in all, and of a block
+  int pass_tiles;                 // tiles that one pass over x serves
+  int stages;                     // tiles that the ring holds
+  uint32_t zero;                  // 0; see arrive()
 };
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
-constexpr int kBlock = 32;         // columns whose weights feed two matrix instructions: 16 bytes a lane and row
-constexpr int kBlocksPerWarp = 2;  // of a chunk
-constexpr int kChunk = kWarps * kBlocksPerWarp * kBlock;
-constexpr int kPanel = 8;  // rows; the grain in which blocks share them
+constexpr int kChunk = kPanelColumns;
 constexpr int kTileRows = 16;
-constexpr int kRowPitch = kChunk * 2 + 64;  // bytes; the 64 spread a quarter warp's 16-byte loads over all banks
-constexpr int kStageBytes = kTileRows * kRowPitch;
+constexpr int kStageBytes = 2 * kPanelBytes;
 constexpr int kLineTile = 8;       // lines of one matrix instruction
+constexpr int kHalves = 2;         // of a warp's columns: 32, whose weights are 16 bytes a lane and row and feed two matrix instructions
 constexpr int kPartialPitch = 20;  // floats per line of a partial tile: 16 rows, and 4 that keep the writers' banks apart
 constexpr int kPartialBytes = kWarps * kLineTile * kPartialPitch * 4 * 4;  // four tiles of eight lines
-constexpr int kMaxStages = 11;
+constexpr int kMaxStages = 12;
+
+static_assert(kPanelBlocks == kWarps, "a warp has a block of columns of its own");
 
 template <Epilogue kEpilogue>
 constexpr int kTilePanels = kEpilogue == Epilogue::kSwiglu ? 1 : 2;  // a SwiGLU tile is a panel of gate rows and the same one of up rows
@@ -57,27 +62,27 @@ template <int kLineTiles_, int kTiles_, int kAhead_, int kResidents_>
 struct Size {
   static constexpr int kLineTiles = kLineTiles_;
   static constexpr int kTiles = kTiles_;          // tiles of 16 rows that one pass over x serves
-  static constexpr int kAhead = kAhead_;          // chunks of x on their way
+  static constexpr int kAhead = kAhead_;          // chunks of x in registers
   static constexpr int kResidents = kResidents_;  // two, where registers allow: the next kernel's ring fills while this one works
   static constexpr int kLines = kLineTiles * kLineTile;
 };
 
 // Where things lie in a block's shared memory, in bytes from its start; the host sizes the launch with it.
 struct SharedLayout {
-  int gain, squares, scale, residual, own, peers, partial, extent, barriers, ring;
+  int ring, gain, squares, scale, residual, own, peer, partial, barriers, end;
 
-  __host__ __device__ SharedLayout(int lines, int tiles, int k, bool normalizes, bool adds, int split) {
-    const int outputs = tiles * kTileRows * lines * 4;
-    gain = 0;
+  __host__ __device__ SharedLayout(int stages, int lines, int tiles, int k, bool normalizes, bool adds, int split) {
+    const int outputs = tiles * kTileRows * lines;
+    ring = 0;
+    gain = ring + stages * kStageBytes;
     squares = gain + (normalizes ? round_up(k * 2) : 0);
     scale = squares + kWarps * lines * 4;
     residual = scale + lines * 4;
-    own = residual + (adds ? tiles * kTileRows * lines * 2 : 0);
-    peers = own + (split > 1 ? outputs : 0);
-    partial = peers + (split - 1) * outputs;
-    extent = partial + kPartialBytes;
-    barriers = extent + 16;
-    ring = round_up(barriers + 2 * kMaxStages * static_cast<int>(sizeof(Barrier)));
+    own = residual + (adds ? outputs * 2 : 0);
+    peer = own + (split > 1 ? outputs * 4 : 0);
+    partial = peer + (split > 1 ? outputs * 4 : 0);
+    barriers = partial + kPartialBytes;
+    end = barriers + 2 * kMaxStages * static_cast<int>(sizeof(Barrier));
   }
 
   static constexpr __host__ __device__ int round_up(int bytes) { return (bytes + 127) / 128 * 128; }
@@ -85,42 +90,41 @@ struct SharedLayout {
 
 // The part of the work that a block does: panels [first_panel, end_panel) of the rows, chunks [first_chunk, end_chunk) of the columns.
 struct Share {
-  int first_panel, end_panel, first_chunk, end_chunk;
+  int first_panel, end_panel, first_chunk, end_chunk, tiles;
 };
 
+template <Epilogue kEpilogue>
 __device__ inline Share block_share(const Params& p) {
-  const int64_t panels = ceil_div(p.n, kPanel), chunks = ceil_div(p.k, kChunk);
-  const int64_t group = blockIdx.x / p.split, groups = gridDim.x / p.split, rank = blockIdx.x % p.split;
-  return {static_cast<int>(group * panels / groups), static_cast<int>((group + 1) * panels / groups),
-          static_cast<int>(rank * chunks / p.split), static_cast<int>((rank + 1) * chunks / p.split)};
+  const int block = blockIdx.x, shift = p.split - 1, group = block >> shift, rank = block & shift;
+  Share share;
+  share.first_panel = group * p.panels_each + min(group, p.panels_extra);
+  share.end_panel = share.first_panel + p.panels_each + (group < p.panels_extra ? 1 : 0);
+  share.first_chunk = rank * p.chunks_each;
+  share.end_chunk = min(share.first_chunk + p.chunks_each, p.chunks);
+  share.tiles = (share.end_panel - share.first_panel + kTilePanels<kEpilogue> - 1) / kTilePanels<kEpilogue>;
+  return share;
 }
 
 // A run of tiles that is multiplied in one pass over x, in tiles of the block's share.
 struct Pass {
-  int first_tile, tiles;
+  int first, tiles;
 };
 
-template <typename Size, Epilogue kEpilogue>
-struct Passes {
-  int tiles, count;
-
-  __device__ explicit Passes(const Share& share)
-      : tiles((share.end_panel - share.first_panel + kTilePanels<kEpilogue> - 1) / kTilePanels<kEpilogue>),
-        count((tiles + Size::kTiles - 1) / Size::kTiles) {}
-
-  __device__ Pass operator[](int i) const {
-    const int first = tiles * i / count;
-    return {first, tiles * (i + 1) / count - first};
-  }
-};
+__device__ inline Pass pass_from(const Params& p, const Share& share, int first) {
+  return {first, min(p.pass_tiles, share.tiles - first)};
+}
 
 // The output (a column of out) that row r of a tile computes, or -1 where the tile reaches past the share or the weight.
 template <Epilogue kEpilogue>
 __device__ inline int output_of(const Params& p, const Share& share, int tile, int r) {
-  const int panel = share.first_panel + tile * kTilePanels<kEpilogue> + (kEpilogue == Epilogue::kSwiglu ? 0 : r / kPanel);
-  const int output = panel * kPanel + r % kPanel;
+  const int panel = share.first_panel + tile * kTilePanels<kEpilogue> + (kEpilogue == Epilogue::kSwiglu ? 0 : r / kPanelRows);
+  const int output = panel * kPanelRows + r % kPanelRows;
   return panel < share.end_panel && output < p.n ? output : -1;
 }
+
+// The row of a panel that lane group g multiplies. Neighbouring groups read their vectors in one cycle: their rows differ in bit 2, which
+// in shared memory puts them into different halves of the banks (see panel_map.cuh).
+__device__ inline int panel_row(int group) { return group >> 1 | (group & 1) << 2; }
 
 // --- the ring ------------------------------------------------------------------------------------------------------------------------
 
@@ -145,92 +149,80 @@ struct Stage {
 };
 
 // Fills the ring with the tiles of a share in the order in which they are multiplied. All warps count along, and take turns copying.
-template <typename Size, Epilogue kEpilogue>
+template <Epilogue kEpilogue>
 struct Filler {
   const Params& p;
   const Share& share;
   const Ring& ring;
-  Passes<Size, kEpilogue> passes;
-  int warp, lane;
   uint64_t policy;
   Stage stage;
   Pass pass;
-  int index = 0, chunk, tile = 0, turn = 0;
+  int chunk, tile = 0, turn;
 
   __device__ Filler(const Params& p, const Share& share, const Ring& ring)
       : p(p),
         share(share),
         ring(ring),
-        passes(share),
-        warp(threadIdx.x / kWarpSize),
-        lane(threadIdx.x % kWarpSize),
         policy(evict_first()),
-        pass(passes.count > 0 ? passes[0] : Pass{0, 0}),
-        chunk(share.first_chunk) {}
+        pass(pass_from(p, share, 0)),
+        chunk(share.first_chunk),
+        turn(threadIdx.x / kWarpSize) {}
 
   // Before the first tile is read: one stage stays free, that of the tile which would have been read last.
   __device__ void fill() {
+#pragma unroll 1
     for (int i = 0; i + 1 < ring.stages; ++i) fill_next();
   }
 
   // Requests the next tile, if there is one more, as soon as its stage has been read.
   __device__ void fill_next() {
-    if (index >= passes.count) return;
-    if (turn == warp) copy();
-    turn = (turn + 1) % kWarps;
+    if (pass.tiles <= 0) return;
+    if (turn == 0 && threadIdx.x % kWarpSize == 0) copy();
+    turn = turn == 0 ? kWarps - 1 : turn - 1;
     stage.advance(ring);
     if (++tile < pass.tiles) return;
     tile = 0;
     if (++chunk < share.end_chunk) return;
     chunk = share.first_chunk;
-    if (++index < passes.count) pass = passes[index];
+    pass = pass_from(p, share, pass.first + p.pass_tiles);
   }
 
  private:
-  // Lane r copies row r of the tile.
   __device__ void copy() const {
-    const int left = p.k - chunk * kChunk;
-    const uint32_t bytes = 2 * (left < kChunk ? left : kChunk);
-    const int output = lane < kTileRows ? output_of<kEpilogue>(p, share, pass.first_tile + tile, lane) : -1;
-    const int row = output + (kEpilogue == Epilogue::kSwiglu && lane >= kPanel ? p.n : 0);
-    const uint32_t rows = __popc(__ballot_sync(kFullWarp, output >= 0));
+    unsigned char* place = ring.tiles + stage.index * kStageBytes;
+    Barrier* full = &ring.full[stage.index];
+    const int panel = share.first_panel + (pass.first + tile) * kTilePanels<kEpilogue>, row = panel * kPanelRows;
+    const bool is_whole = kEpilogue == Epilogue::kSwiglu || panel + 1 < share.end_panel;
     wait_barrier(&ring.empty[stage.index], stage.parity ^ 1);
-    if (lane == 0) arrive_expecting(&ring.full[stage.index], rows * bytes);
-    __syncwarp();
-    if (output < 0) return;
-    bulk_copy(ring.tiles + stage.index * kStageBytes + lane * kRowPitch,
-              p.weight + row * p.weight_stride + static_cast<int64_t>(chunk) * kChunk, bytes, &ring.full[stage.index], policy);
+    arrive_expecting(full, is_whole ? 2 * kPanelBytes : kPanelBytes);
+    copy_panel(place, p.weight, row, chunk * kPanelBlocks, full, policy);
+    const int second = kEpilogue == Epilogue::kSwiglu ? p.n + row : row + kPanelRows;
+    if (is_whole) copy_panel(place + kPanelBytes, p.weight, second, chunk * kPanelBlocks, full, policy);
   }
 };
 
 // --- products ------------------------------------------------------------------------------------------------------------------------
 
-// x * gain, rounded; the squares of x are added to `squares`.
-__device__ inline uint32_t times_gain(uint32_t x, uint32_t gain, float& squares) {
-  const float low = low_bf16(x), high = high_bf16(x);
-  squares = fmaf(high, high, fmaf(low, low, squares));
-  return pack_bf16(low * low_bf16(gain), high * high_bf16(gain));
-}
-
-// What a lane holds of one chunk of x: with g = lane / 4 and t = lane % 4, of line 8i + g the columns 8t .. 8t + 7 of each block.
+// What a lane holds of one chunk of x: with g = lane / 4 and t = lane % 4, of line 8i + g the columns 8t .. 8t + 7 of each half of 32.
 template <typename Size>
 struct XChunk {
-  uint4 v[kBlocksPerWarp][Size::kLineTiles];
+  uint4 v[kHalves][Size::kLineTiles];
 };
 
 // A warp's sums over its columns, as seen from a lane.
 template <typename Size, bool kNormalizes>
 struct Multiplier {
-  static constexpr int kLineTiles = Size::kLineTiles, kTiles = Size::kTiles;
+  static constexpr int kLineTiles = Size::kLineTiles, kTiles = Size::kTiles, kAhead = Size::kAhead;
 
   const Params& p;
   const Ring& ring;
   const unsigned char* gain;  // in shared memory
   int warp, group, thread;    // group = lane / 4: line and row; thread = lane % 4: columns
   int active;                 // lines
+  int offset[kHalves];        // of the lane's weights in a panel
   Stage stage;
   float sums[kTiles][kLineTiles][4];
-  float squares[kLineTiles];
+  float squares[kLineTiles][2];  // the sum of squares of line 2t + i is squares[..][i] of lane group 2t + i
 
   __device__ Multiplier(const Params& p, const Ring& ring, const unsigned char* gain, int active)
       : p(p),
@@ -239,30 +231,29 @@ struct Multiplier {
         warp(threadIdx.x / kWarpSize),
         group(threadIdx.x % kWarpSize / 4),
         thread(threadIdx.x % 4),
-        active(active) {}
+        active(active) {
+    const int row = panel_row(group);
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) offset[h] = warp * kBlockBytes + row * kBlockColumns * 2 + ((h * 4 + thread) ^ row) * 16;
+  }
 
   // The sums of one pass over x.
   template <typename Filler>
   __device__ void run(const Share& share, const Pass& pass, Filler& filler) {
     clear();
-    XChunk<Size> x[Size::kAhead];
+    XChunk<Size> x[kAhead];
 #pragma unroll
-    for (int a = 0; a < Size::kAhead; ++a) {
-      if (share.first_chunk + a < share.end_chunk) load(x[a], share.first_chunk + a);
-    }
-    for (int first = share.first_chunk; first < share.end_chunk; first += Size::kAhead) {
+    for (int a = 0; a < kAhead; ++a) load(x[a], share.first_chunk + a, share.end_chunk);
+#pragma unroll 1
+    for (int chunk = share.first_chunk; chunk < share.end_chunk; ++chunk) {
+      if constexpr (kNormalizes) normalize(x[0], chunk);
 #pragma unroll
-      for (int a = 0; a < Size::kAhead; ++a) {
-        const int chunk = first + a;
-        if (chunk < share.end_chunk) {
-          if constexpr (kNormalizes) normalize(x[a], chunk);
-#pragma unroll
-          for (int m = 0; m < kTiles; ++m) {
-            if (m < pass.tiles) add_tile(x[a], chunk, sums[m], filler);
-          }
-          if (chunk + Size::kAhead < share.end_chunk) load(x[a], chunk + Size::kAhead);
-        }
+      for (int m = 0; m < kTiles; ++m) {
+        if (m < pass.tiles) add_tile(x[0], sums[m], filler);
       }
+#pragma unroll
+      for (int a = 1; a < kAhead; ++a) x[a - 1] = x[a];
+      load(x[kAhead - 1], chunk + kAhead, share.end_chunk);
     }
   }
 
@@ -270,7 +261,7 @@ struct Multiplier {
   __device__ void clear() {
 #pragma unroll
     for (int n = 0; n < kLineTiles; ++n) {
-      squares[n] = 0.0f;
+      squares[n][0] = squares[n][1] = 0.0f;
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
@@ -279,63 +270,68 @@ struct Multiplier {
     }
   }
 
-  // The first of the lane's eight columns in a block.
-  __device__ int column(int chunk, int block) const { return chunk * kChunk + (warp * kBlocksPerWarp + block) * kBlock + thread * 8; }
+  // The first of the lane's eight columns in a half.
+  __device__ int column(int chunk, int half) const { return chunk * kChunk + warp * kBlockColumns + half * 32 + thread * 8; }
 
-  __device__ void load(XChunk<Size>& x, int chunk) const {
+  __device__ void load(XChunk<Size>& x, int chunk, int end_chunk) const {
+    const bool is_inside = chunk < end_chunk && column(chunk, 0) < p.k;  // k is a multiple of 64, so the second half is where the first is
+    const Bf16* from = p.x + group * p.x_stride + column(chunk, 0);
 #pragma unroll
-    for (int b = 0; b < kBlocksPerWarp; ++b) {
-      const int k = column(chunk, b);
+    for (int n = 0; n < kLineTiles; ++n) {
+      const bool is_there = is_inside && n * kLineTile + group < active;
 #pragma unroll
-      for (int n = 0; n < kLineTiles; ++n) {
-        const int line = n * kLineTile + group;
-        x.v[b][n] = make_uint4(0, 0, 0, 0);
-        if (line < active && k < p.k) x.v[b][n] = load_fresh(reinterpret_cast<const uint4*>(p.x + line * p.x_stride + k));
+      for (int h = 0; h < kHalves; ++h) {
+        x.v[h][n] = make_uint4(0, 0, 0, 0);
+        if (is_there) x.v[h][n] = load_fresh(reinterpret_cast<const uint4*>(from + h * 32));
       }
+      from += kLineTile * p.x_stride;
     }
   }
 
+  // x * gain, rounded; and the squares of x: the diagonal of x times its transpose.
   __device__ void normalize(XChunk<Size>& x, int chunk) {
 #pragma unroll
-    for (int b = 0; b < kBlocksPerWarp; ++b) {
-      const int k = column(chunk, b);
+    for (int h = 0; h < kHalves; ++h) {
+      const int k = column(chunk, h);
       const uint4 gains = k < p.k ? *reinterpret_cast<const uint4*>(gain + 2 * k) : make_uint4(0, 0, 0, 0);
 #pragma unroll
       for (int n = 0; n < kLineTiles; ++n) {
-        uint4& v = x.v[b][n];
-        v = make_uint4(times_gain(v.x, gains.x, squares[n]), times_gain(v.y, gains.y, squares[n]), times_gain(v.z, gains.z, squares[n]),
-                       times_gain(v.w, gains.w, squares[n]));
+        uint4& v = x.v[h][n];
+        float products[4] = {squares[n][0], squares[n][1], 0.0f, 0.0f};
+        multiply_bf16(products, {v.x, 0, v.y, 0}, {v.x, v.y});
+        multiply_bf16(products, {v.z, 0, v.w, 0}, {v.z, v.w});
+        squares[n][0] = products[0];
+        squares[n][1] = products[1];
+        v = make_uint4(times_bf16(v.x, gains.x), times_bf16(v.y, gains.y), times_bf16(v.z, gains.z), times_bf16(v.w, gains.w));
       }
     }
   }
 
-  // Adds the products of one tile. The columns of a block are permuted in the same way on both sides: a lane's first eight bytes are what
+  // Adds the products of one tile. The columns of a half are permuted in the same way on both sides: a lane's first eight bytes are what
   // one instruction takes from it, its last eight what the next one takes.
   template <typename Filler>
-  __device__ void add_tile(const XChunk<Size>& x, int chunk, float (&sum)[kLineTiles][4], Filler& filler) {
-    uint4 low[kBlocksPerWarp], high[kBlocksPerWarp];  // rows g and g + 8
+  __device__ void add_tile(const XChunk<Size>& x, float (&sum)[kLineTiles][4], Filler& filler) {
+    uint4 low[kHalves], high[kHalves];  // of the first panel and the second
     wait_barrier(&ring.full[stage.index], stage.parity);
-    const unsigned char* tile =
-        ring.tiles + stage.index * kStageBytes + group * kRowPitch + (warp * kBlocksPerWarp * kBlock + thread * 8) * 2;
+    const unsigned char* tile = ring.tiles + stage.index * kStageBytes;
     uint32_t loaded = 0;
 #pragma unroll
-    for (int b = 0; b < kBlocksPerWarp; ++b) {
-      low[b] = *reinterpret_cast<const uint4*>(tile + b * kBlock * 2);
-      high[b] = *reinterpret_cast<const uint4*>(tile + kPanel * kRowPitch + b * kBlock * 2);
-      loaded |= low[b].w | high[b].w;
+    for (int h = 0; h < kHalves; ++h) {
+      low[h] = *reinterpret_cast<const uint4*>(tile + offset[h]);
+      high[h] = *reinterpret_cast<const uint4*>(tile + kPanelBytes + offset[h]);
+      loaded |= low[h].w | high[h].w;
     }
     __syncwarp();
     if (group == 0 && thread == 0) arrive(&ring.empty[stage.index], loaded & p.zero);
     stage.advance(ring);
     filler.fill_next();
 #pragma unroll
-    for (int b = 0; b < kBlocksPerWarp; ++b) {
-      if (column(chunk, b) >= p.k) low[b] = high[b] = make_uint4(0, 0, 0, 0);  // past the end of a row the ring holds anything
-      const uint32_t first[4] = {low[b].x, high[b].x, low[b].y, high[b].y}, second[4] = {low[b].z, high[b].z, low[b].w, high[b].w};
+    for (int h = 0; h < kHalves; ++h) {
+      const uint32_t first[4] = {low[h].x, high[h].x, low[h].y, high[h].y}, second[4] = {low[h].z, high[h].z, low[h].w, high[h].w};
 #pragma unroll
-      for (int n = 0; n < kLineTiles; ++n) multiply_bf16(sum[n], first, {x.v[b][n].x, x.v[b][n].y});
+      for (int n = 0; n < kLineTiles; ++n) multiply_bf16(sum[n], first, {x.v[h][n].x, x.v[h][n].y});
 #pragma unroll
-      for (int n = 0; n < kLineTiles; ++n) multiply_bf16(sum[n], second, {x.v[b][n].z, x.v[b][n].w});
+      for (int n = 0; n < kLineTiles; ++n) multiply_bf16(sum[n], second, {x.v[h][n].z, x.v[h][n].w});
     }
   }
 };
