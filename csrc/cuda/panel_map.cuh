@@ -34,9 +34,9 @@ inline int make_panel_map(PanelMap& panels, const void* weight, int64_t rows, in
   const cuuint64_t sizes[] = {kBlockColumns, static_cast<cuuint64_t>(rows), static_cast<cuuint64_t>(k / kBlockColumns)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(stride) * 2, kBlockColumns * 2};  // bytes; of rows and of blocks
   const cuuint32_t box[] = {kBlockColumns, kPanelRows, kPanelBlocks}, steps[] = {1, 1, 1};
-  const CUresult result =
-      encode(&panels.map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(weight), sizes, strides, box, steps,
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode(&panels.map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(weight), sizes, strides, box, steps,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 

@@ -37,6 +37,18 @@ __device__ inline void let_next_start() { PHOTON_HOPPER(asm volatile("griddepcon
 // and before it reads what a kernel of the same chain writes: then "the one before has ended" means that all earlier ones have.
 __device__ inline void wait_for_earlier() { PHOTON_HOPPER(asm volatile("griddepcontrol.wait;" :: : "memory")); }
 
+// Computes a value here and not where it is first used: before wait_for_earlier() there is time for it.
+__device__ inline int computed_now(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+template <typename T>
+__device__ inline const T* computed_now(const T* pointer) {
+  asm volatile("" : "+l"(pointer));
+  return pointer;
+}
+
 // --- loads past L1, of what other kernels of the chain wrote: this block's L1 may hold what was there before ---------------------------
 
 __device__ inline uint4 load_fresh(const uint4* pointer) {
@@ -45,10 +57,32 @@ __device__ inline uint4 load_fresh(const uint4* pointer) {
   return v;
 }
 
+// The same, or zeros where not `valid`: without a branch, so that many loads follow each other closely.
+__device__ inline uint4 load_fresh_if(bool valid, const uint4* pointer) {
+  uint4 v;
+  asm volatile(
+      "{\n.reg .pred valid;\nsetp.ne.b32 valid, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\nmov.b32 %3, 0;\n"
+      "@valid ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];\n}"
+      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
+      : "l"(pointer), "r"(static_cast<int>(valid))
+      : "memory");
+  return v;
+}
+
 __device__ inline int32_t load_fresh(const int32_t* pointer) {
   int32_t v;
   asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(pointer) : "memory");
   return v;
+}
+
+// --- counting blocks -----------------------------------------------------------------------------------------------------------------
+
+// Counts 0, 1, ... last, 0 and so on, and returns what the counter was. The block's writes before it (and a block barrier) are visible to
+// whoever counts later, after a barrier of its own block.
+__device__ inline unsigned count_round(unsigned* counter, unsigned last) {
+  unsigned before;
+  asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
+  return before;
 }
 
 // --- barriers in shared memory -------------------------------------------------------------------------------------------------------
@@ -143,9 +177,9 @@ __device__ inline void wait_copies() {
 // d[0], d[1]: d(g, 2t..2t+1), d[2], d[3]: d(g + 8, 2t..).
 
 __device__ inline void multiply_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 // Four 8 x 8 matrices of 16-bit elements from shared memory: lane i gives the address of row i % 8 of matrix i / 8 (16 bytes, aligned);
@@ -188,6 +222,14 @@ __device__ inline void store_in_block(float* pointer, uint32_t rank, float value
       asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\nst.shared::cluster.f32 [remote], %2;\n}" ::"r"(
                        shared_address(pointer)),
                    "r"(rank), "f"(value) : "memory"));
+}
+
+// Writes two values to the place that `pointer` names in the shared memory of block `rank`; their eight bytes count towards its `barrier`.
+__device__ inline void send_to_block(float* pointer, uint32_t rank, float first, float second, Barrier* barrier) {
+  PHOTON_HOPPER(asm volatile(
+      "{\n.reg .b32 remote, barrier;\nmapa.shared::cluster.u32 remote, %0, %2;\nmapa.shared::cluster.u32 barrier, %1, %2;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [remote], {%3, %4}, [barrier];\n}" ::"r"(shared_address(pointer)),
+      "r"(shared_address(barrier)), "r"(rank), "f"(first), "f"(second) : "memory"));
 }
 
 #undef PHOTON_HOPPER

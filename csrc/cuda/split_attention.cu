@@ -1,6 +1,7 @@
-// fused_attention_decode for Hopper and later: a line's past is cut into splits that depend on its length alone (common/kv_split.h), each a
-// block's work; the last block of a line's splits to finish merges them in order. So one line keeps the whole device busy, and its bits are
-// the same whichever step it rides in. After flash-decoding (Dao et al., 2023).
+// fused_attention_decode for Hopper and later: a line's past is cut into splits that depend on its length alone (common/kv_split.h). A
+// block takes a run of them, one where there are few lines; the last block of a line's runs to finish merges the splits in order. So one
+// line keeps the whole device busy, many lines cost no more merging than they must, and a line's bits are the same whichever step it rides
+// in. After flash-decoding (Dao et al., 2023).
 //
 // A kernel of a chain: before wait_for_earlier() it reads decode_meta, the page table and old positions of the cache, which is most of what
 // it reads at all.
@@ -12,7 +13,9 @@
 namespace photon::cuda {
 namespace {
 
-constexpr int kQuad = 4;  // floats of one access
+constexpr int kQuad = 4;          // floats of one access
+constexpr int kBusyBlocks = 2;    // of a multiprocessor, which the runs of a step are to make
+constexpr int kMergedAtOnce = 8;  // splits in flight
 
 // Blocks of a multiprocessor: as many as have registers. At head_dim 128 that is 12 warps, each with a tile of 8 KB on its way.
 constexpr int split_blocks(int head_dim, int columns) { return (head_dim <= 64 ? 4 : head_dim <= 128 ? 3 : 2) - (columns - 1); }
@@ -30,46 +33,58 @@ __device__ float4 add_scaled(float4 sum, float share, float4 v) {
 
 // Four neighbouring values of a head, and what they weigh.
 struct QuadSoftmax {
-  float high = -INFINITY, weight = 0.0f;
   float4 sum = {};
+  float2 weight = {-INFINITY, 0.0f};  // the highest score, and the sum of exp2(score - high)
 
-  __device__ void add(float other_high, float other_weight, float4 other_sum) {
-    const float before = high;
-    high = fmaxf(before, other_high);
-    const float keep = weight2(before, high), share = weight2(other_high, high);
-    weight = fmaf(weight, keep, share * other_weight);
+  __device__ void add(float2 other, float4 other_sum) {
+    const float before = weight.x;
+    weight.x = fmaxf(before, other.x);
+    const float keep = weight2(before, weight.x), share = weight2(other.x, weight.x);
+    weight.y = fmaf(weight.y, keep, share * other.y);
     sum = add_scaled(add_scaled({}, keep, sum), share, other_sum);
   }
 };
 
-// body(head of the item, first dim) for each quad of an item's results, one a thread at a time.
-template <typename Body>
-__device__ void for_quads(int heads, int head_dim, const Body& body) {
-  const int quads = head_dim / kQuad;
+// body(head of the run, first dim, its number) for each quad of a run's results, one a thread at a time, and always the same thread.
+template <int kHeadDim, typename Body>
+__device__ void for_quads(int heads, const Body& body) {
+  constexpr int kQuads = kHeadDim / kQuad;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < heads * quads; i += kSplitThreads) body(i / quads, i % quads * kQuad);
+  for (int i = threadIdx.x; i < heads * kQuads; i += kSplitThreads) body(i / kQuads, i % kQuads * kQuad, i);
 }
 
-__device__ void write_quad(const FusedAttentionDecodeParams& p, const SplitItem& item, int head, int dim, const QuadSoftmax& quad) {
-  Bf16* out = static_cast<Bf16*>(p.out) + item.line * p.out_line_stride + (item.first_head + head) * p.out_head_stride + dim;
-  const float4 v = add_scaled({}, quad.weight == 0.0f ? 0.0f : 1.0f / quad.weight, quad.sum);
+__device__ void write_quad(const FusedAttentionDecodeParams& p, const Run& run, int head, int dim, const QuadSoftmax& quad) {
+  Bf16* out = static_cast<Bf16*>(p.out) + run.line * p.out_line_stride + (run.first_head + head) * p.out_head_stride + dim;
+  const float4 v = add_scaled({}, quad.weight.y == 0.0f ? 0.0f : 1.0f / quad.weight.y, quad.sum);
   *reinterpret_cast<uint2*>(out) = {pack_bf16(v.x, v.y), pack_bf16(v.z, v.w)};
 }
 
-// Merges the warps in order: to the result, where the line has this split alone, or else to this split's part of it.
+// Where the partial results of a head of the run begin, in splits.
+__device__ int64_t partials_of(const FusedAttentionDecodeParams& p, const SplitGrid& grid, const Run& run, int head) {
+  return (run.line * p.q_heads + run.first_head + head) * grid.splits;
+}
+
+// Merges the warps in order. A line's only run keeps the sum of its splits so far; otherwise each split goes to the workspace.
 template <int kHeadDim, typename Shared>
-__device__ void merge_warps(const FusedAttentionDecodeParams& p, const SplitGrid& grid, const SplitItem& item, bool is_only,
-                            const Partials& partials, const Shared& shared) {
-  for_quads(item.heads, kHeadDim, [&](int h, int d) {
+__device__ void merge_warps(const FusedAttentionDecodeParams& p, const SplitGrid& grid, const Run& run, int split, const Partials& partials,
+                            Shared& shared) {
+  for_quads<kHeadDim>(run.heads, [&](int h, int d, int i) {
     QuadSoftmax quad;
 #pragma unroll
     for (int w = 0; w < kSplitWarps; ++w) {
-      quad.add(shared.highs[w][h], shared.weights[w][h], *reinterpret_cast<const float4*>(&shared.sums[w][h][d]));
+      quad.add({shared.highs[w][h], shared.weights[w][h]}, *reinterpret_cast<const float4*>(&shared.sums[w][h][d]));
     }
-    if (is_only) return write_quad(p, item, h, d, quad);
-    const int64_t at = (item.line * p.q_heads + item.first_head + h) * grid.splits + item.split;
+    if (run.runs == 1) {
+      QuadSoftmax sum;
+      if (split > 0) sum = {shared.run_sums[i], shared.run_weights[i]};
+      sum.add(quad.weight, quad.sum);
+      shared.run_sums[i] = sum.sum;
+      shared.run_weights[i] = sum.weight;
+      return;
+    }
+    const int64_t at = partials_of(p, grid, run, h) + split;
     *reinterpret_cast<float4*>(partials.sums + at * kHeadDim + d) = quad.sum;
-    if (d == 0) partials.weights[at] = {quad.high, quad.weight};
+    if (d == 0) partials.weights[at] = quad.weight;
   });
 }
 
@@ -77,47 +92,55 @@ __device__ void merge_warps(const FusedAttentionDecodeParams& p, const SplitGrid
 __device__ bool is_last_to_arrive(unsigned* arrived, int blocks, bool& shared_answer) {
   const unsigned last = static_cast<unsigned>(blocks) - 1;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    __threadfence();
-    shared_answer = atomicInc(arrived, last) == last;
-    __threadfence();
-  }
+  if (threadIdx.x == 0) shared_answer = count_round(arrived, last) == last;
   __syncthreads();
   return shared_answer;
 }
 
 // Merges the splits in order. What is read here was written by other blocks, before is_last_to_arrive().
 template <int kHeadDim>
-__device__ void merge_splits(const FusedAttentionDecodeParams& p, const SplitGrid& grid, const SplitItem& item, int splits,
+__device__ void merge_splits(const FusedAttentionDecodeParams& p, const SplitGrid& grid, const Run& run, int splits,
                              const Partials& partials) {
-  constexpr int kAhead = 8;  // splits in flight
-  for_quads(item.heads, kHeadDim, [&](int h, int d) {
-    const int64_t at = (item.line * p.q_heads + item.first_head + h) * grid.splits;
+  for_quads<kHeadDim>(run.heads, [&](int h, int d, int) {
+    const int64_t at = partials_of(p, grid, run, h);
     QuadSoftmax quad;
-    for (int from = 0; from < splits; from += kAhead) {
-      float4 sums[kAhead];
-      float2 weights[kAhead];
+#pragma unroll 1
+    for (int from = 0; from < splits; from += kMergedAtOnce) {
+      float4 sums[kMergedAtOnce];
+      float2 weights[kMergedAtOnce];
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
+      for (int i = 0; i < kMergedAtOnce; ++i) {
         const bool there = from + i < splits;
         weights[i] = there ? partials.weights[at + from + i] : float2{-INFINITY, 0.0f};
         sums[i] = there ? *reinterpret_cast<const float4*>(partials.sums + (at + from + i) * kHeadDim + d) : float4{};
       }
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) quad.add(weights[i].x, weights[i].y, sums[i]);
+      for (int i = 0; i < kMergedAtOnce; ++i) quad.add(weights[i], sums[i]);
     }
-    write_quad(p, item, h, d, quad);
+    write_quad(p, run, h, d, quad);
   });
 }
 
-// From the warps' sums in shared memory to the output, if not of this block then of the last one of its team.
-template <int kHeadDim, typename Shared>
-__device__ void merge(const FusedAttentionDecodeParams& p, const SplitGrid& grid, const Partials& partials, Shared& shared) {
-  __syncthreads();
-  const auto [item, splits] = shared.result;
-  merge_warps<kHeadDim>(p, grid, item, splits == 1, partials, shared);
-  if (splits > 1 && is_last_to_arrive(partials.arrived + item.team, splits, shared.is_last)) {
-    merge_splits<kHeadDim>(p, grid, item, splits, partials);
+// The splits of a run one after the other, and what follows when they are done.
+template <int kHeadDim, int kColumns>
+__device__ void attend_run(const FusedAttentionDecodeParams& p, const SplitGrid& grid, const Partials& partials,
+                           SplitWork<kHeadDim, kColumns>& work, SplitShared<kHeadDim, kColumns>& shared) {
+  const Run& run = work.run;
+#pragma unroll 1
+  for (int split = run.split; split < run.end_split; ++split) {
+    WarpSoftmax<kHeadDim, kColumns> state;
+    state.clear();
+    work.attend(p, shared, split, state);
+    if (split > run.split) __syncthreads();  // the sums of the split before have been read
+    const int warp = work.warp();
+    state.store(shared.sums[warp], shared.highs[warp], shared.weights[warp], lane_id());
+    __syncthreads();
+    merge_warps<kHeadDim>(p, grid, run, split, partials, shared);
+  }
+  if (run.runs == 1) {
+    for_quads<kHeadDim>(run.heads, [&](int h, int d, int i) { write_quad(p, run, h, d, {shared.run_sums[i], shared.run_weights[i]}); });
+  } else if (is_last_to_arrive(partials.arrived + run.team, run.runs, shared.is_last)) {
+    merge_splits<kHeadDim>(p, grid, run, RunSize::splits_of(work.length, grid), partials);
   }
 }
 
@@ -126,41 +149,30 @@ __device__ void attend_items(const FusedAttentionDecodeParams& p, const SplitGri
   __shared__ SplitShared<kHeadDim, kColumns> shared;
   let_next_start();
   SplitWork<kHeadDim, kColumns> work;
-  unsigned index = blockIdx.x;
-  const auto take_next = [&] {
+  const RunSize size = RunSize::of_step(p, grid);
+  bool has_waited = false;
 #pragma unroll 1
-    for (; index < grid.items; index += gridDim.x) {
-      if (work.take(p, grid, index)) return true;
+  for (unsigned item = blockIdx.x; item < grid.teams * size.most; item += gridDim.x) {
+    const bool has_work = work.take(p, grid, size, item);
+    if (!has_waited) {
+      work.stage_norms(p, shared);
+      wait_for_earlier();
+      has_waited = true;
     }
-    return false;
-  };
-  bool more = take_next();
-  if (!more) return;
-  work.stage_norms(p, shared);
-  wait_for_earlier();
-  work.load_vectors(p);
-  __syncthreads();
-#pragma unroll 1
-  while (more) {
-    const bool attends = work.alive;
-    if (attends) {
-      work.stage(p, shared);
-      __syncthreads();
-      if (threadIdx.x == 0) shared.result = {work.item, work.splits(grid)};  // there rather than in registers, which are full
-      WarpSoftmax<kHeadDim, kColumns> state;
-      state.clear();
-      work.attend(p, shared, state);
-      const int warp = work.warp();
-      state.store(shared.sums[warp], shared.highs[warp], shared.weights[warp], lane_id());
-    } else {
-      for_quads(work.item.heads, kHeadDim, [&](int h, int d) { write_quad(p, work.item, h, d, {}); });
+    if (!has_work) continue;
+    if (!work.alive) {
+      for_quads<kHeadDim>(work.run.heads, [&](int h, int d, int) { write_quad(p, work.run, h, d, {}); });
+      continue;
     }
-    // The next item's loads are under way while this one is merged.
-    index += gridDim.x;
-    more = take_next();
-    if (more) work.load_vectors(p);
-    if (attends) merge<kHeadDim>(p, grid, partials, shared);
+    work.load_vectors(p);
+    __syncthreads();  // the norms are there; what the item before left in shared memory has been read
+    work.stage(p, shared);
+    __syncthreads();
+    attend_run(p, grid, partials, work, shared);
   }
+  // A block without work stays until the kernels before have ended, too: to the next one this one's end means that all of them have, and
+  // where every multiprocessor has a block of this one, each gets one of the next and none gets two.
+  if (!has_waited) wait_for_earlier();
 }
 
 template <int kHeadDim, int kColumns>
@@ -186,9 +198,10 @@ Partials partials_in(const FusedAttentionDecodeParams& p) {
 template <int kHeadDim, int kColumns>
 int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
   const int64_t tiles = ceil_div(p.q_heads / p.kv_heads, kColumns * kColumnQueries), teams = p.lines * p.kv_heads * tiles;
-  const int64_t items = teams * splits_in(p), resident = static_cast<int64_t>(multiprocessors()) * split_blocks(kHeadDim, kColumns);
-  const SplitGrid grid{static_cast<unsigned>(items), static_cast<unsigned>(teams), static_cast<unsigned>(tiles), most_splits(p.kv_heads)};
-  LaunchShape shape{items < resident ? items : resident, kSplitThreads};
+  const int64_t count = multiprocessors(), items = teams * splits_in(p), resident = count * split_blocks(kHeadDim, kColumns);
+  const SplitGrid grid{static_cast<unsigned>(teams), static_cast<unsigned>(tiles), most_splits(p.kv_heads),
+                       static_cast<int>(count) * kBusyBlocks};
+  LaunchShape shape{items < count ? count : items < resident ? items : resident, kSplitThreads};
   shape.early = p.early;
   return launch(split_attention_kernel<kHeadDim, kColumns>, shape, stream, p, grid, partials_in(p));
 }

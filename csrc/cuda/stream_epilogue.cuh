@@ -19,8 +19,6 @@ struct Finish {
     return reinterpret_cast<T*>(shared + offset);
   }
 
-  __device__ int rank() const { return blockIdx.x & (p.split - 1); }
-
   // Requests the old residuals of the pass; run() waits for them.
   __device__ void fetch_residual(const Pass& pass) const {
 #pragma unroll 1
@@ -28,24 +26,25 @@ struct Finish {
       const int half = i % 2, line = i / 2 % kLines, m = i / 2 / kLines;
       const int output = output_of<kEpilogue>(p, share, pass.first + m, half * kPanelRows);
       if (output < 0 || line >= active) continue;
-      async_copy16(place<uint4>(at.residual) + (m * kLines + line) * 2 + half, p.out + line * p.out_stride + output, true);
+      async_copy16(place<uint4>(at.residual) + (m * kLines + line) * 2 + half, p.out + static_cast<int64_t>(line) * p.out_stride + output,
+                   true);
     }
     commit_copies();
   }
 
-  // From the warps' sums to outputs; all threads together. With a split, rank 0's outputs wait for finish_split(). The sums meet in rounds
-  // of as many fragments (a tile of 16 rows by eight lines) as there is room for; where few lines live, a fragment has fewer columns.
+  // From the warps' sums to outputs; all threads together. The sums meet in rounds of as many fragments (a tile of 16 rows by eight lines)
+  // as there is room for; where few lines live, a fragment has fewer columns.
   __device__ void run(const Multiplier<Size, kNormalizes>& warp, const Pass& pass) const {
     const int column_bits = active <= 1 ? 0 : active <= 2 ? 1 : active <= 4 ? 2 : 3;
     const int slot = kWarps * kPartialPitch << column_bits, at_once = kPartialBytes / 4 / (kWarps * kPartialPitch) >> column_bits;
     const int fragments = pass.tiles * kLineTiles;
+    if (pass.first > 0) __syncthreads();  // what the pass before left has been read
     if constexpr (kNormalizes) put_squares(warp);
 #pragma unroll 1
     for (int first = 0; first < fragments; first += at_once) {
       const int count = min(at_once, fragments - first);
-      __syncthreads();  // the buffer's last readers are done
+      if (first > 0) __syncthreads();  // the round before has been read
       put_partials(warp, column_bits, first, count);
-      if (kNormalizes && first == 0) put_scale();
       if (kEpilogue == Epilogue::kResidual && first == 0) wait_copies<0>();
       __syncthreads();
 #pragma unroll 1
@@ -60,57 +59,40 @@ struct Finish {
           low += partial[w * kPartialPitch << column_bits];
           high += partial[(w * kPartialPitch << column_bits) + kPanelRows];
         }
-        if (p.split == 1) {
-          emit(pass, m, g, line, low, high);
-        } else {
-          hand_over(m, g, line, low, high);
-        }
+        settle(pass, m, g, line, low, high);
       }
     }
   }
 
-  // After the cluster's barrier: rank 0 adds what the other block handed over.
-  __device__ void finish_split(const Pass& pass) const {
-    if (rank() != 0) return;
-#pragma unroll 1
-    for (int i = thread; i < pass.tiles * kLines * kPanelRows; i += kThreads) {
-      const int g = i % kPanelRows, line = i / kPanelRows % kLines, m = i / kPanelRows / kLines;
-      if (line >= active) continue;
-      const float *own = place<float>(at.own) + exchange_index(m, g, line), *peer = place<float>(at.peer) + exchange_index(m, g, line);
-      emit(pass, m, g, line, own[0] + peer[0], own[1] + peer[1]);
-    }
-  }
-
  private:
-  __device__ int exchange_index(int m, int g, int line) const { return ((m * kLines + line) * kPanelRows + g) * 2; }
-
-  __device__ void hand_over(int m, int g, int line, float low, float high) const {
-    if (rank() == 0) {
-      float* sum = place<float>(at.own) + exchange_index(m, g, line);
-      sum[0] = low;
-      sum[1] = high;
-    } else {
-      float* sum = place<float>(at.peer) + exchange_index(m, g, line);
-      store_in_block(sum, 0, low);
-      store_in_block(sum + 1, 0, high);
+  // Without a split, these are the sums. With one, the cluster's second block sends its own to the first, which adds them.
+  __device__ void settle(const Pass& pass, int m, int g, int line, float low, float high) const {
+    if (p.split > 1) {
+      float* peer = place<float>(at.peer) + (((pass.first + m) * kLines + line) * kPanelRows + g) * 2;
+      Barrier* arrived = place<Barrier>(at.barriers) + 2 * kMaxStages;
+      if (share.rank > 0) return send_to_block(peer, 0, low, high, arrived);
+      wait_barrier(arrived, 0);
+      low += peer[0];
+      high += peer[1];
     }
+    emit(pass, m, g, line, low, high);
   }
 
   __device__ void put_squares(const Multiplier<Size, kNormalizes>& warp) const {
     if (warp.group / 2 != warp.thread) return;
 #pragma unroll
     for (int n = 0; n < kLineTiles; ++n) {
-      place<float>(at.squares)[warp.warp * kLines + n * kLineTile + warp.group] = warp.group % 2 == 0 ? warp.squares[n][0] : warp.squares[n][1];
+      place<float>(at.squares)[warp.warp * kLines + n * kLineTile + warp.group] =
+          warp.group % 2 == 0 ? warp.squares[n][0] : warp.squares[n][1];
     }
   }
 
-  // One over the root mean square of each line.
-  __device__ void put_scale() const {
-    if (thread >= active) return;
+  // One over the root mean square of a line.
+  __device__ float scale(int line) const {
     float sum = 0.0f;
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum += place<float>(at.squares)[w * kLines + thread];
-    place<float>(at.scale)[thread] = 1.0f / sqrtf(sum / static_cast<float>(p.k) + p.eps);
+    for (int w = 0; w < kWarps; ++w) sum += place<float>(at.squares)[w * kLines + line];
+    return rsqrtf(fmaf(sum, p.per_column, p.eps));
   }
 
   // This warp's fragments first .. first + count - 1, as far as they have lines.
@@ -121,7 +103,7 @@ struct Finish {
     for (int f = 0; f < kTiles * kLineTiles; ++f) {
       if (f < first || f >= first + count || f % kLineTiles * kLineTile >= active) continue;
       float* slot = slots + ((f - first) * kWarps * kPartialPitch << column_bits);
-      const float(&sums)[4] = warp.sums[f / kLineTiles][f % kLineTiles];
+      const float (&sums)[4] = warp.sums[f / kLineTiles][f % kLineTiles];
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int column = 2 * warp.thread + j;
@@ -137,11 +119,11 @@ struct Finish {
   // Two rows of a tile, g and g + 8, of one line.
   __device__ void emit(const Pass& pass, int m, int g, int line, float low, float high) const {
     if constexpr (kNormalizes) {
-      const float scale = place<float>(at.scale)[line];
-      low *= scale;
-      high *= scale;
+      const float by = scale(line);
+      low *= by;
+      high *= by;
     }
-    Bf16* out = p.out + line * p.out_stride;
+    Bf16* out = p.out + static_cast<int64_t>(line) * p.out_stride;
     const int first = output_of<kEpilogue>(p, share, pass.first + m, g);
     if constexpr (kEpilogue == Epilogue::kSwiglu) {
       if (first >= 0) out[first] = silu_times<Bf16>(rounded<Bf16>(low + bias(first)), rounded<Bf16>(high + bias(p.n + first)));

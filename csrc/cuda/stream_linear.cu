@@ -1,6 +1,8 @@
 // stream_linear: the kernel, and its launches by op, number of lines and shape.
 #include "cuda/stream_linear.cuh"
 
+#include <algorithm>
+
 #include "cuda/dot.cuh"
 #include "cuda/stream_epilogue.cuh"
 #include "cuda/stream_linear.h"
@@ -10,58 +12,63 @@ namespace stream_linear {
 namespace {
 
 template <typename Size, Epilogue kEpilogue, bool kNormalizes>
-__device__ void multiply(const Params& p, const Share& share, const SharedLayout& at, const Ring& ring, Filler<kEpilogue>& filler, int active) {
-  unsigned char* shared = dynamic_shared();
-  Multiplier<Size, kNormalizes> multiplier(p, ring, shared + at.gain, active);
-  const Finish<Size, kEpilogue, kNormalizes> finish{p, share, at, shared, static_cast<int>(threadIdx.x), active};
-#pragma unroll 1
-  for (int first = 0; first < share.tiles; first += p.pass_tiles) {
-    const Pass pass = pass_from(p, share, first);
-    if constexpr (kEpilogue == Epilogue::kResidual) {
-      if (first > 0) __syncthreads();  // the residuals of the pass before have been read
-      finish.fetch_residual(pass);
-    }
-    multiplier.run(share, pass, filler);
-    if (kEpilogue == Epilogue::kResidual && p.split > 1) meet_cluster();  // before its shared memory is written to
-    finish.run(multiplier, pass);
-  }
-  if (kEpilogue != Epilogue::kResidual || p.split == 1) return;
-  sync_cluster();
-  finish.finish_split(pass_from(p, share, 0));
-}
-
-template <typename Size, Epilogue kEpilogue, bool kNormalizes>
 __device__ void stream_block(const Params& p) {
   let_next_start();
   // Like the weights, the extent is from before the wait: loads of x that depended on another load there would take twice as long.
   const int extent = p.extent != nullptr ? load_fresh(p.extent) : p.lines;
   unsigned char* shared = dynamic_shared();
+  const Share share = block_share<kEpilogue>(p);
   const SharedLayout at(p.stages, Size::kLines, Size::kTiles, p.k, kNormalizes, kEpilogue == Epilogue::kResidual, p.split);
   Barrier* barriers = reinterpret_cast<Barrier*>(shared + at.barriers);
   const Ring ring{shared + at.ring, barriers, barriers + kMaxStages, p.stages};
   if (threadIdx.x < p.stages) {
     init_barrier(&ring.full[threadIdx.x], 1);
     init_barrier(&ring.empty[threadIdx.x], kWarps);
-    fence_barriers();
   }
-  if (threadIdx.x == 0) prefetch_panel_map(p.weight);
+  if (threadIdx.x == 0) {
+    prefetch_panel_map(p.weight[share.rank]);
+    init_barrier(barriers + 2 * kMaxStages, 1);
+  }
+  fence_barriers();
   if constexpr (kNormalizes) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < p.k / 8; i += kThreads) {
       reinterpret_cast<uint4*>(shared + at.gain)[i] = reinterpret_cast<const uint4*>(p.gain)[i];
     }
   }
-  const Share share = block_share<kEpilogue>(p);
   Filler<kEpilogue> filler(p, share, ring);
   __syncthreads();
 
   // A step without live lines reads no weights. It waits all the same: to the next kernel this one's end means that all before have ended.
   const int active = min(extent, p.lines);
-  if (active > 0) filler.fill();
+  if (active <= 0) return wait_for_earlier();
+  filler.fill();
+  if (p.split > 1) {
+    if (share.rank == 0 && threadIdx.x == 0) {
+      arrive_expecting(barriers + 2 * kMaxStages, share.tiles * kTileRows * active * static_cast<int>(sizeof(float)));
+    }
+    enter_cluster();
+  }
+  Multiplier<Size, kNormalizes> multiplier(p, share, ring, shared + at.gain, active);
+  const Finish<Size, kEpilogue, kNormalizes> finish{p, share, at, shared, static_cast<int>(threadIdx.x), active};
+  XChunk<Size> x[Size::kAhead];
+  Pass pass = pass_from(p, share, 0);
   wait_for_earlier();
-  if (active <= 0) return;
-  if (kEpilogue == Epilogue::kResidual && p.split > 1) enter_cluster();
-  multiply<Size, kEpilogue, kNormalizes>(p, share, at, ring, filler, active);
+  multiplier.start(x);
+
+#pragma unroll 1
+  while (true) {
+    if constexpr (kEpilogue == Epilogue::kResidual) {
+      if (pass.first > 0) __syncthreads();  // the residuals of the pass before have been read
+      finish.fetch_residual(pass);
+    }
+    multiplier.run(x, pass, filler);
+    if (p.split > 1) meet_cluster();  // before its shared memory is written to; with a split there is one pass
+    finish.run(multiplier, pass);
+    if (pass.first + pass.tiles >= share.tiles) return;
+    pass = pass_from(p, share, pass.first + p.pass_tiles);
+    multiplier.start(x);
+  }
 }
 
 template <typename Size, Epilogue kEpilogue, bool kNormalizes>
@@ -81,7 +88,7 @@ double balance(int64_t panels, int64_t groups) { return static_cast<double>(pane
 // Two blocks a cluster, where that divides the rows better. It depends on the shape and the device alone.
 int choose_split(int64_t n, int64_t k, int multiprocessors) {
   const int64_t panels = ceil_div(n, kPanelRows), groups = multiprocessors / 2;
-  if (groups == 0 || ceil_div(k, kChunk) < 2 || ceil_div(panels, groups) > kMaxSplitPanels) return 1;
+  if (groups == 0 || k < 2 * kChunk || ceil_div(panels, groups) > kMaxSplitPanels) return 1;
   return balance(panels, groups) > kWorthSplitting * balance(panels, multiprocessors) ? 2 : 1;
 }
 
@@ -98,18 +105,24 @@ int launch_size(Params p, int clusters, bool early, void* stream) {
   p.panels_extra = static_cast<int>(panels % clusters);
   p.pass_tiles = static_cast<int>(ceil_div(tiles, ceil_div(tiles, Size::kTiles)));
   LaunchShape shape{clusters * p.split, kThreads};
-  shape.shared_bytes = shared_bytes(p.stages);
+  // Where two fit, no third block of any kind does: what runs before and after spreads evenly.
+  shape.shared_bytes = Size::kResidents > 1 ? kSharedOfTwo : shared_bytes(p.stages);
   shape.cluster = p.split;
   shape.early = early;
   return launch(stream_kernel<Size, kEpilogue, kNormalizes>, shape, stream, p);
 }
 
 template <Epilogue kEpilogue>
-int launch_lines(Params p, bool early, void* stream) {
+int launch_lines(Params p, const Bf16* weight, int64_t weight_stride, bool early, void* stream) {
   const int count = multiprocessors();
   p.split = kEpilogue == Epilogue::kResidual ? choose_split(p.n, p.k, count) : 1;
-  p.chunks = static_cast<int>(ceil_div(p.k, kChunk));
-  p.chunks_each = static_cast<int>(ceil_div(p.chunks, p.split));
+  p.k_each = static_cast<int>(ceil_div(p.k / kBlockColumns, p.split)) * kBlockColumns;
+  const int64_t rows = kEpilogue == Epilogue::kSwiglu ? 2 * static_cast<int64_t>(p.n) : p.n;
+  for (int rank = 0; rank < p.split; ++rank) {
+    const int column = rank * p.k_each;
+    if (const int error = make_panel_map(p.weight[rank], weight + column, rows, std::min(p.k_each, p.k - column), weight_stride))
+      return error;
+  }
   const int clusters = count / p.split;
   const int64_t tiles = ceil_div(ceil_div(ceil_div(p.n, kPanelRows), clusters), kTilePanels<kEpilogue>);
   if (p.lines <= 8 && tiles <= 3) return launch_size<Size<1, 3, 4, 2>, kEpilogue>(p, clusters, early, stream);
@@ -126,17 +139,18 @@ Params common_params(const OpParams& op, int64_t n, int64_t k) {
   p.x = static_cast<const Bf16*>(op.x);
   p.bias = static_cast<const Bf16*>(op.bias);
   p.extent = op.extent;
-  p.x_stride = op.x_stride;
+  p.x_stride = static_cast<int>(op.x_stride);
   p.lines = static_cast<int>(op.lines);
   p.n = static_cast<int>(n);
   p.k = static_cast<int>(k);
+  p.per_column = 1.0f / static_cast<float>(k);
   return p;
 }
 
 template <typename OpParams>
 bool fits(const OpParams& p, int64_t n, int64_t k, int64_t weight_stride) {
-  return p.fast && p.dtype == DType::kBF16 && p.lines > 0 && p.lines <= kMaxLines && n > 0 && k > 0 && k <= kMaxColumns && k % kBlockColumns == 0 &&
-         2 * n < INT32_MAX - 16 && is_vector_aligned(p.x) && is_vector_aligned(p.weight) &&
+  return p.fast && p.dtype == DType::kBF16 && p.lines > 0 && p.lines <= kMaxLines && n > 0 && k > 0 && k <= kMaxColumns &&
+         k % kBlockColumns == 0 && 2 * n < INT32_MAX - 16 && is_vector_aligned(p.x) && is_vector_aligned(p.weight) &&
          are_whole_vectors(p.dtype, p.x_stride, weight_stride) && fast_kernels_run();
 }
 
@@ -160,28 +174,27 @@ int stream_norm_linear(const NormLinearParams& op, void* stream) {
   stream_linear::Params p = stream_linear::common_params(op, op.n, op.k);
   p.out = static_cast<Bf16*>(op.out);
   p.gain = static_cast<const Bf16*>(op.norm_weight);
-  p.out_stride = op.out_stride;
+  p.out_stride = static_cast<int>(op.out_stride);
   p.eps = op.eps;
-  if (const int error = make_panel_map(p.weight, op.weight, op.n, op.k, op.weight_stride)) return error;
-  return stream_linear::launch_lines<stream_linear::Epilogue::kStore>(p, op.early, stream);
+  return stream_linear::launch_lines<stream_linear::Epilogue::kStore>(p, static_cast<const Bf16*>(op.weight), op.weight_stride, op.early,
+                                                                      stream);
 }
 
 int stream_linear_residual(const LinearResidualParams& op, void* stream) {
   stream_linear::Params p = stream_linear::common_params(op, op.n, op.k);
   p.out = static_cast<Bf16*>(op.residual);
-  p.out_stride = op.residual_stride;
-  if (const int error = make_panel_map(p.weight, op.weight, op.n, op.k, op.weight_stride)) return error;
-  return stream_linear::launch_lines<stream_linear::Epilogue::kResidual>(p, op.early, stream);
+  p.out_stride = static_cast<int>(op.residual_stride);
+  return stream_linear::launch_lines<stream_linear::Epilogue::kResidual>(p, static_cast<const Bf16*>(op.weight), op.weight_stride, op.early,
+                                                                         stream);
 }
 
 int stream_norm_swiglu(const NormSwigluParams& op, void* stream) {
   stream_linear::Params p = stream_linear::common_params(op, op.intermediate, op.hidden);
   p.out = static_cast<Bf16*>(op.out);
   p.gain = static_cast<const Bf16*>(op.norm_weight);
-  p.out_stride = op.out_stride;
+  p.out_stride = static_cast<int>(op.out_stride);
   p.eps = op.eps;
-  if (const int error = make_panel_map(p.weight, op.weight, 2 * op.intermediate, op.hidden, op.hidden)) return error;
-  return stream_linear::launch_lines<stream_linear::Epilogue::kSwiglu>(p, op.early, stream);
+  return stream_linear::launch_lines<stream_linear::Epilogue::kSwiglu>(p, static_cast<const Bf16*>(op.weight), op.hidden, op.early, stream);
 }
 
 }  // namespace photon::cuda

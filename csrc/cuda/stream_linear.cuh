@@ -24,18 +24,18 @@ namespace photon::cuda::stream_linear {
 enum class Epilogue { kStore, kResidual, kSwiglu };
 
 struct Params {
-  PanelMap weight;   // [n, k]; kSwiglu: [2n, k], gate rows, then up rows
-  Bf16* out;         // [lines, n]; kResidual: read, added to and written
-  const Bf16* x;     // [lines, k]
-  const Bf16* gain;  // [k]: x is normalized by its root mean square and multiplied by this; null: x is taken as it is
-  const Bf16* bias;  // a value per row of the weight, or null
+  PanelMap weight[2];  // by rank in the cluster: its columns of [n, k]; kSwiglu: of [2n, k], gate rows, then up rows
+  Bf16* out;           // [lines, n]; kResidual: read, added to and written
+  const Bf16* x;       // [lines, k]
+  const Bf16* gain;    // [k]: x is normalized by its root mean square and multiplied by this; null: x is taken as it is
+  const Bf16* bias;    // a value per row of the weight, or null
   const int32_t* extent;
-  int64_t out_stride, x_stride;
+  int out_stride, x_stride;
   int lines, n, k;
-  float eps;
+  float eps, per_column;          // per_column: 1 / k
   int split;                      // blocks of a cluster, 1 or 2, which share rows and split the columns
+  int k_each;                     // columns of a block; of a cluster's second one perhaps fewer
   int panels_each, panels_extra;  // panels of rows that every cluster has; and how many clusters have one more
-  int chunks, chunks_each;        // of 512 columns: in all, and of a block
   int pass_tiles;                 // tiles that one pass over x serves
   int stages;                     // tiles that the ring holds
   uint32_t zero;                  // 0; see arrive()
@@ -69,39 +69,39 @@ struct Size {
 
 // Where things lie in a block's shared memory, in bytes from its start; the host sizes the launch with it.
 struct SharedLayout {
-  int ring, gain, squares, scale, residual, own, peer, partial, barriers, end;
+  int ring, gain, squares, residual, peer, partial, barriers, end;
 
   __host__ __device__ SharedLayout(int stages, int lines, int tiles, int k, bool normalizes, bool adds, int split) {
     const int outputs = tiles * kTileRows * lines;
     ring = 0;
     gain = ring + stages * kStageBytes;
     squares = gain + (normalizes ? round_up(k * 2) : 0);
-    scale = squares + kWarps * lines * 4;
-    residual = scale + lines * 4;
-    own = residual + (adds ? outputs * 2 : 0);
-    peer = own + (split > 1 ? outputs * 4 : 0);
+    residual = squares + (normalizes ? kWarps * lines * 4 : 0);
+    peer = residual + (adds ? outputs * 2 : 0);
     partial = peer + (split > 1 ? outputs * 4 : 0);
     barriers = partial + kPartialBytes;
-    end = barriers + 2 * kMaxStages * static_cast<int>(sizeof(Barrier));
+    end = barriers + (2 * kMaxStages + 1) * static_cast<int>(sizeof(Barrier));
   }
 
   static constexpr __host__ __device__ int round_up(int bytes) { return (bytes + 127) / 128 * 128; }
 };
 
-// The part of the work that a block does: panels [first_panel, end_panel) of the rows, chunks [first_chunk, end_chunk) of the columns.
+// The part of the work that a block does: panels [first_panel, end_panel) of the rows, columns [column, column + k) in `chunks` chunks.
 struct Share {
-  int first_panel, end_panel, first_chunk, end_chunk, tiles;
+  int rank, first_panel, end_panel, tiles, column, k, chunks;
 };
 
 template <Epilogue kEpilogue>
 __device__ inline Share block_share(const Params& p) {
-  const int block = blockIdx.x, shift = p.split - 1, group = block >> shift, rank = block & shift;
+  const int block = blockIdx.x, shift = p.split - 1, cluster = block >> shift;
   Share share;
-  share.first_panel = group * p.panels_each + min(group, p.panels_extra);
-  share.end_panel = share.first_panel + p.panels_each + (group < p.panels_extra ? 1 : 0);
-  share.first_chunk = rank * p.chunks_each;
-  share.end_chunk = min(share.first_chunk + p.chunks_each, p.chunks);
+  share.rank = block & shift;
+  share.first_panel = cluster * p.panels_each + min(cluster, p.panels_extra);
+  share.end_panel = share.first_panel + p.panels_each + (cluster < p.panels_extra ? 1 : 0);
   share.tiles = (share.end_panel - share.first_panel + kTilePanels<kEpilogue> - 1) / kTilePanels<kEpilogue>;
+  share.column = share.rank * p.k_each;
+  share.k = min(p.k_each, p.k - share.column);
+  share.chunks = (share.k + kChunk - 1) / kChunk;
   return share;
 }
 
@@ -110,9 +110,7 @@ struct Pass {
   int first, tiles;
 };
 
-__device__ inline Pass pass_from(const Params& p, const Share& share, int first) {
-  return {first, min(p.pass_tiles, share.tiles - first)};
-}
+__device__ inline Pass pass_from(const Params& p, const Share& share, int first) { return {first, min(p.pass_tiles, share.tiles - first)}; }
 
 // The output (a column of out) that row r of a tile computes, or -1 where the tile reaches past the share or the weight.
 template <Epilogue kEpilogue>
@@ -146,58 +144,73 @@ struct Stage {
       parity ^= 1;
     }
   }
+
+  // Where the tile before this one was, for the tile that comes there after it.
+  __device__ Stage before(const Ring& ring) const { return index > 0 ? Stage{index - 1, parity ^ 1} : Stage{ring.stages - 1, parity}; }
 };
 
-// Fills the ring with the tiles of a share in the order in which they are multiplied. All warps count along, and take turns copying.
+// Fills the ring with the tiles of a share in the order in which they are multiplied. Of eight tiles in a row each warp copies one.
 template <Epilogue kEpilogue>
 struct Filler {
   const Params& p;
   const Share& share;
   const Ring& ring;
   uint64_t policy;
-  Stage stage;
-  Pass pass;
-  int chunk, tile = 0, turn;
+  Pass pass;  // of the tile that this warp copies next
+  int chunk = 0, tile = 0;
+  int turn;  // how many tiles the other warps copy before
 
   __device__ Filler(const Params& p, const Share& share, const Ring& ring)
-      : p(p),
-        share(share),
-        ring(ring),
-        policy(evict_first()),
-        pass(pass_from(p, share, 0)),
-        chunk(share.first_chunk),
-        turn(threadIdx.x / kWarpSize) {}
+      : p(p), share(share), ring(ring), policy(evict_first()), pass(pass_from(p, share, 0)), turn(threadIdx.x / kWarpSize) {
+    skip(turn);
+  }
 
   // Before the first tile is read: one stage stays free, that of the tile which would have been read last.
   __device__ void fill() {
+    Stage stage;
 #pragma unroll 1
-    for (int i = 0; i + 1 < ring.stages; ++i) fill_next();
+    for (int i = 0; i + 1 < ring.stages; ++i) {
+      if (turn-- == 0) copy(stage);
+      stage.advance(ring);
+    }
   }
 
-  // Requests the next tile, if there is one more, as soon as its stage has been read.
-  __device__ void fill_next() {
-    if (pass.tiles <= 0) return;
-    if (turn == 0 && threadIdx.x % kWarpSize == 0) copy();
-    turn = turn == 0 ? kWarps - 1 : turn - 1;
-    stage.advance(ring);
-    if (++tile < pass.tiles) return;
-    tile = 0;
-    if (++chunk < share.end_chunk) return;
-    chunk = share.first_chunk;
-    pass = pass_from(p, share, pass.first + p.pass_tiles);
+  // Called while the tile of `stage` is read: the one before it has been, or will soon have been, by all warps; its stage is filled again.
+  __device__ void refill(const Stage& stage) {
+    if (turn-- == 0) copy(stage.before(ring));
   }
 
  private:
-  __device__ void copy() const {
+  // Goes on by so many tiles.
+  __device__ void skip(int tiles) {
+    tile += tiles;
+#pragma unroll 1
+    while (pass.tiles > 0 && tile >= pass.tiles) {
+      tile -= pass.tiles;
+      if (++chunk < share.chunks) continue;
+      chunk = 0;
+      pass = pass_from(p, share, pass.first + p.pass_tiles);
+    }
+  }
+
+  __device__ void copy(const Stage& stage) {
+    turn = kWarps - 1;
+    if (pass.tiles <= 0) return;
+    if (threadIdx.x % kWarpSize == 0) copy_tile(stage);
+    skip(kWarps);
+  }
+
+  __device__ void copy_tile(const Stage& stage) const {
     unsigned char* place = ring.tiles + stage.index * kStageBytes;
     Barrier* full = &ring.full[stage.index];
+    const PanelMap& weight = p.weight[share.rank];
     const int panel = share.first_panel + (pass.first + tile) * kTilePanels<kEpilogue>, row = panel * kPanelRows;
     const bool is_whole = kEpilogue == Epilogue::kSwiglu || panel + 1 < share.end_panel;
     wait_barrier(&ring.empty[stage.index], stage.parity ^ 1);
     arrive_expecting(full, is_whole ? 2 * kPanelBytes : kPanelBytes);
-    copy_panel(place, p.weight, row, chunk * kPanelBlocks, full, policy);
+    copy_panel(place, weight, row, chunk * kPanelBlocks, full, policy);
     const int second = kEpilogue == Epilogue::kSwiglu ? p.n + row : row + kPanelRows;
-    if (is_whole) copy_panel(place + kPanelBytes, p.weight, second, chunk * kPanelBlocks, full, policy);
+    if (is_whole) copy_panel(place + kPanelBytes, weight, second, chunk * kPanelBlocks, full, policy);
   }
 };
 
@@ -209,43 +222,54 @@ struct XChunk {
   uint4 v[kHalves][Size::kLineTiles];
 };
 
-// A warp's sums over its columns, as seen from a lane.
+// A warp's sums over its columns, as seen from a lane. What it needs to find its way is computed before the wait.
 template <typename Size, bool kNormalizes>
 struct Multiplier {
   static constexpr int kLineTiles = Size::kLineTiles, kTiles = Size::kTiles, kAhead = Size::kAhead;
 
   const Params& p;
+  const Share& share;
   const Ring& ring;
-  const unsigned char* gain;  // in shared memory
   int warp, group, thread;    // group = lane / 4: line and row; thread = lane % 4: columns
   int active;                 // lines
+  const Bf16* x_at;           // the lane's first columns, in its first line
+  const unsigned char* gain;  // of those columns, in shared memory
+  int columns;                // from the warp's first one to the end of the share
   int offset[kHalves];        // of the lane's weights in a panel
   Stage stage;
   float sums[kTiles][kLineTiles][4];
-  float squares[kLineTiles][2];  // the sum of squares of line 2t + i is squares[..][i] of lane group 2t + i
+  float squares[kLineTiles][2];  // of lanes with group / 2 == thread: the sum of squares of line `group` is squares[..][group % 2]
 
-  __device__ Multiplier(const Params& p, const Ring& ring, const unsigned char* gain, int active)
+  __device__ Multiplier(const Params& p, const Share& share, const Ring& ring, const unsigned char* gains, int active)
       : p(p),
+        share(share),
         ring(ring),
-        gain(gain),
-        warp(threadIdx.x / kWarpSize),
-        group(threadIdx.x % kWarpSize / 4),
-        thread(threadIdx.x % 4),
+        warp(computed_now(threadIdx.x / kWarpSize)),
+        group(computed_now(threadIdx.x % kWarpSize / 4)),
+        thread(computed_now(threadIdx.x % 4)),
         active(active) {
-    const int row = panel_row(group);
+    const int column = share.column + warp * kBlockColumns + thread * 8, row = panel_row(group);
+    x_at = computed_now(p.x + static_cast<int64_t>(group) * p.x_stride + column);
+    gain = gains + computed_now(column * 2);
+    columns = computed_now(share.k - warp * kBlockColumns);
 #pragma unroll
-    for (int h = 0; h < kHalves; ++h) offset[h] = warp * kBlockBytes + row * kBlockColumns * 2 + ((h * 4 + thread) ^ row) * 16;
+    for (int h = 0; h < kHalves; ++h) {
+      offset[h] = computed_now(warp * kBlockBytes + row * kBlockColumns * 2 + ((h * 4 + thread) ^ row) * 16);
+    }
+  }
+
+  // The first chunks of x are on their way when this returns.
+  __device__ void start(XChunk<Size> (&x)[kAhead]) const {
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) load(x[a], a);
   }
 
   // The sums of one pass over x.
   template <typename Filler>
-  __device__ void run(const Share& share, const Pass& pass, Filler& filler) {
+  __device__ void run(XChunk<Size> (&x)[kAhead], const Pass& pass, Filler& filler) {
     clear();
-    XChunk<Size> x[kAhead];
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) load(x[a], share.first_chunk + a, share.end_chunk);
 #pragma unroll 1
-    for (int chunk = share.first_chunk; chunk < share.end_chunk; ++chunk) {
+    for (int chunk = 0; chunk < share.chunks; ++chunk) {
       if constexpr (kNormalizes) normalize(x[0], chunk);
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
@@ -253,7 +277,7 @@ struct Multiplier {
       }
 #pragma unroll
       for (int a = 1; a < kAhead; ++a) x[a - 1] = x[a];
-      load(x[kAhead - 1], chunk + kAhead, share.end_chunk);
+      load(x[kAhead - 1], chunk + kAhead);
     }
   }
 
@@ -270,19 +294,14 @@ struct Multiplier {
     }
   }
 
-  // The first of the lane's eight columns in a half.
-  __device__ int column(int chunk, int half) const { return chunk * kChunk + warp * kBlockColumns + half * 32 + thread * 8; }
-
-  __device__ void load(XChunk<Size>& x, int chunk, int end_chunk) const {
-    const bool is_inside = chunk < end_chunk && column(chunk, 0) < p.k;  // k is a multiple of 64, so the second half is where the first is
-    const Bf16* from = p.x + group * p.x_stride + column(chunk, 0);
+  __device__ void load(XChunk<Size>& x, int chunk) const {
+    const bool is_inside = chunk * kChunk < columns;  // a block of 64 columns is inside or outside as a whole
+    const Bf16* from = x_at + chunk * kChunk;
 #pragma unroll
     for (int n = 0; n < kLineTiles; ++n) {
-      const bool is_there = is_inside && n * kLineTile + group < active;
 #pragma unroll
       for (int h = 0; h < kHalves; ++h) {
-        x.v[h][n] = make_uint4(0, 0, 0, 0);
-        if (is_there) x.v[h][n] = load_fresh(reinterpret_cast<const uint4*>(from + h * 32));
+        x.v[h][n] = load_fresh_if(is_inside && n * kLineTile + group < active, reinterpret_cast<const uint4*>(from + h * 32));
       }
       from += kLineTile * p.x_stride;
     }
@@ -292,8 +311,8 @@ struct Multiplier {
   __device__ void normalize(XChunk<Size>& x, int chunk) {
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      const int k = column(chunk, h);
-      const uint4 gains = k < p.k ? *reinterpret_cast<const uint4*>(gain + 2 * k) : make_uint4(0, 0, 0, 0);
+      uint4 gains = make_uint4(0, 0, 0, 0);
+      if (chunk * kChunk < columns) gains = *reinterpret_cast<const uint4*>(gain + (chunk * kChunk + h * 32) * 2);
 #pragma unroll
       for (int n = 0; n < kLineTiles; ++n) {
         uint4& v = x.v[h][n];
@@ -323,8 +342,8 @@ struct Multiplier {
     }
     __syncwarp();
     if (group == 0 && thread == 0) arrive(&ring.empty[stage.index], loaded & p.zero);
+    filler.refill(stage);
     stage.advance(ring);
-    filler.fill_next();
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
       const uint32_t first[4] = {low[h].x, high[h].x, low[h].y, high[h].y}, second[4] = {low[h].z, high[h].z, low[h].w, high[h].w};
