@@ -18,9 +18,9 @@ __device__ void stream_block(const Params& p) {
   const int extent = p.extent != nullptr ? load_fresh(p.extent) : p.lines;
   unsigned char* shared = dynamic_shared();
   const Share share = block_share<kEpilogue>(p);
-  const SharedLayout at(p.stages, Size::kLines, Size::kTiles, p.k, kNormalizes, kEpilogue == Epilogue::kResidual, p.split);
+  const SharedLayout at(p.stages * p.stage_bytes, Size::kLines, Size::kTiles, p.k, kNormalizes, kEpilogue == Epilogue::kResidual, p.split);
   Barrier* barriers = reinterpret_cast<Barrier*>(shared + at.barriers);
-  const Ring ring{shared + at.ring, barriers, barriers + kMaxStages, p.stages};
+  const Ring ring{shared + at.ring, barriers, barriers + kMaxStages, p.stages, p.stage_bytes};
   if (threadIdx.x < p.stages) {
     init_barrier(&ring.full[threadIdx.x], 1);
     init_barrier(&ring.empty[threadIdx.x], kWarps);
@@ -95,18 +95,20 @@ int choose_split(int64_t n, int64_t k, int multiprocessors) {
 template <typename Size, Epilogue kEpilogue>
 int launch_size(Params p, int clusters, bool early, void* stream) {
   constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual, kAdds = kEpilogue == Epilogue::kResidual;
-  const auto shared_bytes = [&](int stages) {
-    return SharedLayout(stages, Size::kLines, Size::kTiles, p.k, kNormalizes, kAdds, p.split).end;
+  const int64_t panels = ceil_div(p.n, kPanelRows), most_panels = ceil_div(panels, clusters),
+                tiles = ceil_div(most_panels, kTilePanels<kEpilogue>);
+  const auto shared_bytes = [&](int ring_bytes) {
+    return SharedLayout(ring_bytes, Size::kLines, Size::kTiles, p.k, kNormalizes, kAdds, p.split).end;
   };
-  const int most = ((Size::kResidents > 1 ? kSharedOfTwo : kSharedOfOne) - shared_bytes(0)) / kStageBytes;
-  p.stages = most < kMaxStages ? most : kMaxStages;
-  const int64_t panels = ceil_div(p.n, kPanelRows), tiles = ceil_div(ceil_div(panels, clusters), kTilePanels<kEpilogue>);
+  p.stage_bytes = kTilePanels<kEpilogue> > most_panels ? kPanelBytes : 2 * kPanelBytes;
+  const int most_stages = ((Size::kResidents > 1 ? kSharedOfTwo : kSharedOfOne) - shared_bytes(0)) / p.stage_bytes;
+  p.stages = std::min(most_stages, kMaxStages);
   p.panels_each = static_cast<int>(panels / clusters);
   p.panels_extra = static_cast<int>(panels % clusters);
   p.pass_tiles = static_cast<int>(ceil_div(tiles, ceil_div(tiles, Size::kTiles)));
   LaunchShape shape{clusters * p.split, kThreads};
   // Where two fit, no third block of any kind does: what runs before and after spreads evenly.
-  shape.shared_bytes = Size::kResidents > 1 ? kSharedOfTwo : shared_bytes(p.stages);
+  shape.shared_bytes = Size::kResidents > 1 ? kSharedOfTwo : shared_bytes(p.stages * p.stage_bytes);
   shape.cluster = p.split;
   shape.early = early;
   return launch(stream_kernel<Size, kEpilogue, kNormalizes>, shape, stream, p);
@@ -128,7 +130,7 @@ int launch_lines(Params p, const Bf16* weight, int64_t weight_stride, bool early
   if (p.lines <= 8 && tiles <= 3) return launch_size<Size<1, 3, 4, 2>, kEpilogue>(p, clusters, early, stream);
   if (p.lines <= 8) return launch_size<Size<1, 10, 2, 2>, kEpilogue>(p, clusters, early, stream);
   if (p.lines <= 16) return launch_size<Size<2, 5, 1, 2>, kEpilogue>(p, clusters, early, stream);
-  if (p.lines <= 32) return launch_size<Size<4, 5, 2, 1>, kEpilogue>(p, clusters, early, stream);
+  if (p.lines <= 32) return launch_size<Size<4, 3, 1, 2>, kEpilogue>(p, clusters, early, stream);
   return launch_size<Size<8, 3, 1, 1>, kEpilogue>(p, clusters, early, stream);
 }
 

@@ -37,7 +37,7 @@ struct Params {
   int k_each;                     // columns of a block; of a cluster's second one perhaps fewer
   int panels_each, panels_extra;  // panels of rows that every cluster has; and how many clusters have one more
   int pass_tiles;                 // tiles that one pass over x serves
-  int stages;                     // tiles that the ring holds
+  int stages, stage_bytes;        // tiles that the ring holds; of one, which is a panel where no block has two
   uint32_t zero;                  // 0; see arrive()
 };
 
@@ -45,11 +45,10 @@ constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
 constexpr int kChunk = kPanelColumns;
 constexpr int kTileRows = 16;
-constexpr int kStageBytes = 2 * kPanelBytes;
 constexpr int kLineTile = 8;       // lines of one matrix instruction
 constexpr int kHalves = 2;         // of a warp's columns: 32, whose weights are 16 bytes a lane and row and feed two matrix instructions
-constexpr int kPartialPitch = 20;  // floats per line of a partial tile: 16 rows, and 4 that keep the writers' banks apart
-constexpr int kPartialBytes = kWarps * kLineTile * kPartialPitch * 4 * 4;  // four tiles of eight lines
+constexpr int kPartialPitch = 18;  // floats per line of a partial tile: 16 rows, and 2 that keep most of the writers' banks apart
+constexpr int kPartialBytes = kWarps * kLineTile * kPartialPitch * 4 * 3;  // three tiles of eight lines
 constexpr int kMaxStages = 12;
 
 static_assert(kPanelBlocks == kWarps, "a warp has a block of columns of its own");
@@ -62,7 +61,7 @@ template <int kLineTiles_, int kTiles_, int kAhead_, int kResidents_>
 struct Size {
   static constexpr int kLineTiles = kLineTiles_;
   static constexpr int kTiles = kTiles_;          // tiles of 16 rows that one pass over x serves
-  static constexpr int kAhead = kAhead_;          // chunks of x in registers
+  static constexpr int kAhead = kAhead_;          // chunks of x in registers; with one, its halves take turns
   static constexpr int kResidents = kResidents_;  // two, where registers allow: the next kernel's ring fills while this one works
   static constexpr int kLines = kLineTiles * kLineTile;
 };
@@ -71,10 +70,10 @@ struct Size {
 struct SharedLayout {
   int ring, gain, squares, residual, peer, partial, barriers, end;
 
-  __host__ __device__ SharedLayout(int stages, int lines, int tiles, int k, bool normalizes, bool adds, int split) {
+  __host__ __device__ SharedLayout(int ring_bytes, int lines, int tiles, int k, bool normalizes, bool adds, int split) {
     const int outputs = tiles * kTileRows * lines;
     ring = 0;
-    gain = ring + stages * kStageBytes;
+    gain = ring + ring_bytes;
     squares = gain + (normalizes ? round_up(k * 2) : 0);
     residual = squares + (normalizes ? kWarps * lines * 4 : 0);
     peer = residual + (adds ? outputs * 2 : 0);
@@ -130,7 +129,9 @@ struct Ring {
   unsigned char* tiles;
   Barrier* full;   // by stage: its tile has landed
   Barrier* empty;  // by stage: all warps have read its tile
-  int stages;
+  int stages, stage_bytes;
+
+  __device__ unsigned char* tile(int stage) const { return tiles + stage * stage_bytes; }
 };
 
 // A place in the ring, and how often it has gone round.
@@ -165,14 +166,15 @@ struct Filler {
     skip(turn);
   }
 
-  // Before the first tile is read: one stage stays free, that of the tile which would have been read last.
+  // Before the first tile is read.
   __device__ void fill() {
     Stage stage;
 #pragma unroll 1
-    for (int i = 0; i + 1 < ring.stages; ++i) {
+    for (int i = 0; i < ring.stages; ++i) {
       if (turn-- == 0) copy(stage);
       stage.advance(ring);
     }
+    ++turn;  // while the first tile is read, there is no tile before
   }
 
   // Called while the tile of `stage` is read: the one before it has been, or will soon have been, by all warps; its stage is filled again.
@@ -201,7 +203,7 @@ struct Filler {
   }
 
   __device__ void copy_tile(const Stage& stage) const {
-    unsigned char* place = ring.tiles + stage.index * kStageBytes;
+    unsigned char* place = ring.tile(stage.index);
     Barrier* full = &ring.full[stage.index];
     const PanelMap& weight = p.weight[share.rank];
     const int panel = share.first_panel + (pass.first + tile) * kTilePanels<kEpilogue>, row = panel * kPanelRows;
@@ -261,7 +263,10 @@ struct Multiplier {
   // The first chunks of x are on their way when this returns.
   __device__ void start(XChunk<Size> (&x)[kAhead]) const {
 #pragma unroll
-    for (int a = 0; a < kAhead; ++a) load(x[a], a);
+    for (int a = 0; a < kAhead; ++a) {
+      load(x[a], 0, a);
+      load(x[a], 1, a);
+    }
   }
 
   // The sums of one pass over x.
@@ -270,14 +275,15 @@ struct Multiplier {
     clear();
 #pragma unroll 1
     for (int chunk = 0; chunk < share.chunks; ++chunk) {
-      if constexpr (kNormalizes) normalize(x[0], chunk);
+      if constexpr (kAhead > 1) {
+        add_chunk(x[0], chunk, pass, filler);
 #pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
-        if (m < pass.tiles) add_tile(x[0], sums[m], filler);
+        for (int a = 1; a < kAhead; ++a) x[a - 1] = x[a];
+        load(x[kAhead - 1], 0, chunk + kAhead);
+        load(x[kAhead - 1], 1, chunk + kAhead);
+      } else {
+        add_by_halves(x[0], chunk, pass, filler);
       }
-#pragma unroll
-      for (int a = 1; a < kAhead; ++a) x[a - 1] = x[a];
-      load(x[kAhead - 1], chunk + kAhead);
     }
   }
 
@@ -294,63 +300,105 @@ struct Multiplier {
     }
   }
 
-  __device__ void load(XChunk<Size>& x, int chunk) const {
+  __device__ void load(XChunk<Size>& x, int half, int chunk) const {
     const bool is_inside = chunk * kChunk < columns;  // a block of 64 columns is inside or outside as a whole
-    const Bf16* from = x_at + chunk * kChunk;
+    const Bf16* from = x_at + chunk * kChunk + half * 32;
 #pragma unroll
     for (int n = 0; n < kLineTiles; ++n) {
-#pragma unroll
-      for (int h = 0; h < kHalves; ++h) {
-        x.v[h][n] = load_fresh_if(is_inside && n * kLineTile + group < active, reinterpret_cast<const uint4*>(from + h * 32));
-      }
+      x.v[half][n] = load_fresh_if(is_inside && n * kLineTile + group < active, reinterpret_cast<const uint4*>(from));
       from += kLineTile * p.x_stride;
     }
   }
 
   // x * gain, rounded; and the squares of x: the diagonal of x times its transpose.
-  __device__ void normalize(XChunk<Size>& x, int chunk) {
+  __device__ void normalize(XChunk<Size>& x, int half, int chunk) {
+    uint4 gains = make_uint4(0, 0, 0, 0);
+    if (chunk * kChunk < columns) gains = *reinterpret_cast<const uint4*>(gain + (chunk * kChunk + half * 32) * 2);
 #pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-      uint4 gains = make_uint4(0, 0, 0, 0);
-      if (chunk * kChunk < columns) gains = *reinterpret_cast<const uint4*>(gain + (chunk * kChunk + h * 32) * 2);
-#pragma unroll
-      for (int n = 0; n < kLineTiles; ++n) {
-        uint4& v = x.v[h][n];
-        float products[4] = {squares[n][0], squares[n][1], 0.0f, 0.0f};
-        multiply_bf16(products, {v.x, 0, v.y, 0}, {v.x, v.y});
-        multiply_bf16(products, {v.z, 0, v.w, 0}, {v.z, v.w});
-        squares[n][0] = products[0];
-        squares[n][1] = products[1];
-        v = make_uint4(times_bf16(v.x, gains.x), times_bf16(v.y, gains.y), times_bf16(v.z, gains.z), times_bf16(v.w, gains.w));
-      }
+    for (int n = 0; n < kLineTiles; ++n) {
+      uint4& v = x.v[half][n];
+      float products[4] = {squares[n][0], squares[n][1], 0.0f, 0.0f};
+      multiply_bf16(products, {v.x, 0, v.y, 0}, {v.x, v.y});
+      multiply_bf16(products, {v.z, 0, v.w, 0}, {v.z, v.w});
+      squares[n][0] = products[0];
+      squares[n][1] = products[1];
+      v = make_uint4(times_bf16(v.x, gains.x), times_bf16(v.y, gains.y), times_bf16(v.z, gains.z), times_bf16(v.w, gains.w));
     }
   }
 
-  // Adds the products of one tile. The columns of a half are permuted in the same way on both sides: a lane's first eight bytes are what
-  // one instruction takes from it, its last eight what the next one takes.
-  template <typename Filler>
-  __device__ void add_tile(const XChunk<Size>& x, float (&sum)[kLineTiles][4], Filler& filler) {
-    uint4 low[kHalves], high[kHalves];  // of the first panel and the second
-    wait_barrier(&ring.full[stage.index], stage.parity);
-    const unsigned char* tile = ring.tiles + stage.index * kStageBytes;
-    uint32_t loaded = 0;
-#pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-      low[h] = *reinterpret_cast<const uint4*>(tile + offset[h]);
-      high[h] = *reinterpret_cast<const uint4*>(tile + kPanelBytes + offset[h]);
-      loaded |= low[h].w | high[h].w;
+  // A lane's weights of half a tile: 16 bytes of a row of the first panel and of the second.
+  struct Weights {
+    uint4 low, high;
+
+    __device__ Weights(const unsigned char* tile, int offset, bool has_second) {
+      low = *reinterpret_cast<const uint4*>(tile + offset);
+      high = has_second ? *reinterpret_cast<const uint4*>(tile + kPanelBytes + offset) : make_uint4(0, 0, 0, 0);
     }
+    __device__ uint32_t loaded() const { return low.w | high.w; }
+  };
+
+  __device__ Weights weights_of(const Stage& of, int half) const {
+    return Weights(ring.tile(of.index), offset[half], ring.stage_bytes > kPanelBytes);
+  }
+
+  // All lanes have read the tile; `loaded` is made of what they read last.
+  __device__ void release(const Stage& of, uint32_t loaded) const {
     __syncwarp();
-    if (group == 0 && thread == 0) arrive(&ring.empty[stage.index], loaded & p.zero);
-    filler.refill(stage);
-    stage.advance(ring);
+    if (group == 0 && thread == 0) arrive(&ring.empty[of.index], loaded & p.zero);
+  }
+
+  // Adds the products of half a tile. Its 32 columns are permuted in the same way on both sides: a lane's first eight bytes are what one
+  // instruction takes from it, its last eight what the next one takes.
+  __device__ static void add(float (&sum)[kLineTiles][4], const Weights& w, const uint4 (&x)[kLineTiles]) {
+    const uint32_t first[4] = {w.low.x, w.high.x, w.low.y, w.high.y}, second[4] = {w.low.z, w.high.z, w.low.w, w.high.w};
 #pragma unroll
-    for (int h = 0; h < kHalves; ++h) {
-      const uint32_t first[4] = {low[h].x, high[h].x, low[h].y, high[h].y}, second[4] = {low[h].z, high[h].z, low[h].w, high[h].w};
+    for (int n = 0; n < kLineTiles; ++n) multiply_bf16(sum[n], first, {x[n].x, x[n].y});
 #pragma unroll
-      for (int n = 0; n < kLineTiles; ++n) multiply_bf16(sum[n], first, {x.v[h][n].x, x.v[h][n].y});
+    for (int n = 0; n < kLineTiles; ++n) multiply_bf16(sum[n], second, {x[n].z, x[n].w});
+  }
+
+  // The tiles of a chunk, one after the other.
+  template <typename Filler>
+  __device__ void add_chunk(XChunk<Size>& x, int chunk, const Pass& pass, Filler& filler) {
+    if constexpr (kNormalizes) {
+      normalize(x, 0, chunk);
+      normalize(x, 1, chunk);
+    }
 #pragma unroll
-      for (int n = 0; n < kLineTiles; ++n) multiply_bf16(sum[n], second, {x.v[h][n].z, x.v[h][n].w});
+    for (int m = 0; m < kTiles; ++m) {
+      if (m >= pass.tiles) break;
+      wait_barrier(&ring.full[stage.index], stage.parity);
+      const Weights first = weights_of(stage, 0), second = weights_of(stage, 1);
+      release(stage, first.loaded() | second.loaded());
+      filler.refill(stage);
+      stage.advance(ring);
+      add(sums[m], first, x.v[0]);
+      add(sums[m], second, x.v[1]);
+    }
+  }
+
+  // The same in two rounds over the tiles, one for each half of x: the next chunk's is under way while the other half is multiplied. The
+  // ring has room for the tiles of a chunk and more.
+  template <typename Filler>
+  __device__ void add_by_halves(XChunk<Size>& x, int chunk, const Pass& pass, Filler& filler) {
+    const Stage start = stage;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      if constexpr (kNormalizes) normalize(x, half, chunk);
+      stage = start;
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        if (m >= pass.tiles) break;
+        if (half == 0) wait_barrier(&ring.full[stage.index], stage.parity);
+        const Weights weights = weights_of(stage, half);
+        if (half == kHalves - 1) {
+          release(stage, weights.loaded());
+          filler.refill(stage);
+        }
+        stage.advance(ring);
+        add(sums[m], weights, x.v[half]);
+      }
+      load(x, half, chunk + 1);
     }
   }
 };
