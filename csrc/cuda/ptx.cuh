@@ -139,6 +139,13 @@ __device__ inline void bulk_copy(void* shared, const void* global, uint32_t byte
                    "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy) : "memory"));
 }
 
+// The opposite, for what many blocks read.
+__device__ inline uint64_t evict_last() {
+  uint64_t policy = 0;
+  PHOTON_HOPPER(asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy)));
+  return policy;
+}
+
 // Where a tensor copy begins: column, row, block of columns.
 struct TensorPlace {
   int column, row, block;

@@ -82,7 +82,7 @@ struct Finish {
     if (warp.group / 2 != warp.thread) return;
 #pragma unroll
     for (int n = 0; n < kLineTiles; ++n) {
-      place<float>(at.squares)[warp.warp * kLines + n * kLineTile + warp.group] =
+      place<float>(at.squares)[warp.warp * kLines + n * kLineTile + warp.line_of(warp.group)] =
           warp.group % 2 == 0 ? warp.squares[n][0] : warp.squares[n][1];
     }
   }
@@ -106,7 +106,7 @@ struct Finish {
       const float (&sums)[4] = warp.sums[f / kLineTiles][f % kLineTiles];
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int column = 2 * warp.thread + j;
+        const int column = warp.line_of(2 * warp.thread + j);
         if (column >= columns) continue;
         slot[column * kPartialPitch] = sums[j];
         slot[column * kPartialPitch + kPanelRows] = sums[j + 2];

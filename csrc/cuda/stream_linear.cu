@@ -18,15 +18,22 @@ __device__ void stream_block(const Params& p) {
   const int extent = p.extent != nullptr ? load_fresh(p.extent) : p.lines;
   unsigned char* shared = dynamic_shared();
   const Share share = block_share<kEpilogue>(p);
-  const SharedLayout at(p.stages * p.stage_bytes, Size::kLines, Size::kTiles, p.k, kNormalizes, kEpilogue == Epilogue::kResidual, p.split);
+  const SharedLayout at(p.stages * p.stage_bytes, Size::kXBytes, Size::kLines, Size::kTiles, p.k, kNormalizes,
+                        kEpilogue == Epilogue::kResidual, p.split);
   Barrier* barriers = reinterpret_cast<Barrier*>(shared + at.barriers);
+  Barrier* x_barriers = barriers + 2 * kMaxStages + 1;
   const Ring ring{shared + at.ring, barriers, barriers + kMaxStages, p.stages, p.stage_bytes};
   if (threadIdx.x < p.stages) {
     init_barrier(&ring.full[threadIdx.x], 1);
     init_barrier(&ring.empty[threadIdx.x], kWarps);
   }
+  if (threadIdx.x < Size::kXStages) {
+    init_barrier(&x_barriers[threadIdx.x], 1);
+    init_barrier(&x_barriers[kMaxXStages + threadIdx.x], kWarps);
+  }
   if (threadIdx.x == 0) {
     prefetch_panel_map(p.weight[share.rank]);
+    if (Size::kXStages > 0) prefetch_panel_map(p.lines_map);
     init_barrier(barriers + 2 * kMaxStages, 1);
   }
   fence_barriers();
@@ -39,9 +46,10 @@ __device__ void stream_block(const Params& p) {
   Filler<kEpilogue> filler(p, share, ring);
   __syncthreads();
 
-  // A step without live lines reads no weights. It waits all the same: to the next kernel this one's end means that all before have ended.
+  // A step without live lines reads no weights, and some blocks have no rows. They wait all the same: to the next kernel this one's end means
+  // that all before have ended.
   const int active = min(extent, p.lines);
-  if (active <= 0) return wait_for_earlier();
+  if (active <= 0 || share.tiles == 0) return wait_for_earlier();
   filler.fill();
   if (p.split > 1) {
     if (share.rank == 0 && threadIdx.x == 0) {
@@ -53,8 +61,11 @@ __device__ void stream_block(const Params& p) {
   const Finish<Size, kEpilogue, kNormalizes> finish{p, share, at, shared, static_cast<int>(threadIdx.x), active};
   XChunk<Size> x[Size::kAhead];
   Pass pass = pass_from(p, share, 0);
+  const int passes = (share.tiles + p.pass_tiles - 1) / p.pass_tiles;
+  XRing<Size> x_ring{p, share, shared + at.x_ring, x_barriers, x_barriers + kMaxXStages, passes * share.chunks};
   wait_for_earlier();
   multiplier.start(x);
+  if (Size::kXStages > 0) x_ring.fill();
 
 #pragma unroll 1
   while (true) {
@@ -62,7 +73,7 @@ __device__ void stream_block(const Params& p) {
       if (pass.first > 0) __syncthreads();  // the residuals of the pass before have been read
       finish.fetch_residual(pass);
     }
-    multiplier.run(x, pass, filler);
+    multiplier.run(x, x_ring, pass, filler);
     if (p.split > 1) meet_cluster();  // before its shared memory is written to; with a split there is one pass
     finish.run(multiplier, pass);
     if (pass.first + pass.tiles >= share.tiles) return;
@@ -98,7 +109,7 @@ int launch_size(Params p, int clusters, bool early, void* stream) {
   const int64_t panels = ceil_div(p.n, kPanelRows), most_panels = ceil_div(panels, clusters),
                 tiles = ceil_div(most_panels, kTilePanels<kEpilogue>);
   const auto shared_bytes = [&](int ring_bytes) {
-    return SharedLayout(ring_bytes, Size::kLines, Size::kTiles, p.k, kNormalizes, kAdds, p.split).end;
+    return SharedLayout(ring_bytes, Size::kXBytes, Size::kLines, Size::kTiles, p.k, kNormalizes, kAdds, p.split).end;
   };
   p.stage_bytes = kTilePanels<kEpilogue> > most_panels ? kPanelBytes : 2 * kPanelBytes;
   const int most_stages = ((Size::kResidents > 1 ? kSharedOfTwo : kSharedOfOne) - shared_bytes(0)) / p.stage_bytes;
@@ -127,11 +138,12 @@ int launch_lines(Params p, const Bf16* weight, int64_t weight_stride, bool early
   }
   const int clusters = count / p.split;
   const int64_t tiles = ceil_div(ceil_div(ceil_div(p.n, kPanelRows), clusters), kTilePanels<kEpilogue>);
-  if (p.lines <= 8 && tiles <= 3) return launch_size<Size<1, 3, 4, 2>, kEpilogue>(p, clusters, early, stream);
-  if (p.lines <= 8) return launch_size<Size<1, 10, 2, 2>, kEpilogue>(p, clusters, early, stream);
-  if (p.lines <= 16) return launch_size<Size<2, 5, 1, 2>, kEpilogue>(p, clusters, early, stream);
-  if (p.lines <= 32) return launch_size<Size<4, 3, 1, 2>, kEpilogue>(p, clusters, early, stream);
-  return launch_size<Size<8, 3, 1, 1>, kEpilogue>(p, clusters, early, stream);
+  if (p.lines <= 8 && tiles <= 3) return launch_size<Size<1, 3, 4, 0, 2>, kEpilogue>(p, clusters, early, stream);
+  if (p.lines <= 8) return launch_size<Size<1, 10, 2, 0, 2>, kEpilogue>(p, clusters, early, stream);
+  if (const int error = make_panel_map(p.lines_map, p.x, p.lines, p.k, p.x_stride)) return error;
+  if (p.lines <= 16) return launch_size<Size<2, 5, 1, 2, 2>, kEpilogue>(p, clusters, early, stream);
+  if (p.lines <= 32) return launch_size<Size<4, 6, 1, 3, 1>, kEpilogue>(p, clusters, early, stream);
+  return launch_size<Size<8, 3, 1, 2, 1>, kEpilogue>(p, clusters, early, stream);
 }
 
 // What the three ops' params have in common; `out` and the rest are the op's own.

@@ -24,6 +24,7 @@ namespace photon::cuda::stream_linear {
 enum class Epilogue { kStore, kResidual, kSwiglu };
 
 struct Params {
+  PanelMap lines_map;  // of x, where a ring brings it
   PanelMap weight[2];  // by rank in the cluster: its columns of [n, k]; kSwiglu: of [2n, k], gate rows, then up rows
   Bf16* out;           // [lines, n]; kResidual: read, added to and written
   const Bf16* x;       // [lines, k]
@@ -49,37 +50,40 @@ constexpr int kLineTile = 8;       // lines of one matrix instruction
 constexpr int kHalves = 2;         // of a warp's columns: 32, whose weights are 16 bytes a lane and row and feed two matrix instructions
 constexpr int kPartialPitch = 18;  // floats per line of a partial tile: 16 rows, and 2 that keep most of the writers' banks apart
 constexpr int kPartialBytes = kWarps * kLineTile * kPartialPitch * 4 * 3;  // three tiles of eight lines
-constexpr int kMaxStages = 12;
+constexpr int kMaxStages = 12, kMaxXStages = 4;
 
 static_assert(kPanelBlocks == kWarps, "a warp has a block of columns of its own");
 
 template <Epilogue kEpilogue>
 constexpr int kTilePanels = kEpilogue == Epilogue::kSwiglu ? 1 : 2;  // a SwiGLU tile is a panel of gate rows and the same one of up rows
 
-// How many lines and tiles a kernel holds in registers, and how many blocks of it a multiprocessor is to hold.
-template <int kLineTiles_, int kTiles_, int kAhead_, int kResidents_>
+// How many lines and tiles a kernel holds in registers, how x comes to them, and how many blocks of it a multiprocessor is to hold.
+template <int kLineTiles_, int kTiles_, int kAhead_, int kXStages_, int kResidents_>
 struct Size {
   static constexpr int kLineTiles = kLineTiles_;
   static constexpr int kTiles = kTiles_;          // tiles of 16 rows that one pass over x serves
-  static constexpr int kAhead = kAhead_;          // chunks of x in registers; with one, its halves take turns
+  static constexpr int kAhead = kAhead_;          // chunks of x in registers
+  static constexpr int kXStages = kXStages_;      // chunks of x in a ring of their own; 0: registers load them from global memory
   static constexpr int kResidents = kResidents_;  // two, where registers allow: the next kernel's ring fills while this one works
   static constexpr int kLines = kLineTiles * kLineTile;
+  static constexpr int kXBytes = kXStages * kLineTiles * kPanelBytes;
 };
 
 // Where things lie in a block's shared memory, in bytes from its start; the host sizes the launch with it.
 struct SharedLayout {
-  int ring, gain, squares, residual, peer, partial, barriers, end;
+  int ring, x_ring, gain, squares, residual, peer, partial, barriers, end;
 
-  __host__ __device__ SharedLayout(int ring_bytes, int lines, int tiles, int k, bool normalizes, bool adds, int split) {
+  __host__ __device__ SharedLayout(int ring_bytes, int x_bytes, int lines, int tiles, int k, bool normalizes, bool adds, int split) {
     const int outputs = tiles * kTileRows * lines;
     ring = 0;
-    gain = ring + ring_bytes;
+    x_ring = ring + ring_bytes;
+    gain = x_ring + x_bytes;
     squares = gain + (normalizes ? round_up(k * 2) : 0);
     residual = squares + (normalizes ? kWarps * lines * 4 : 0);
     peer = residual + (adds ? outputs * 2 : 0);
     partial = peer + (split > 1 ? outputs * 4 : 0);
     barriers = partial + kPartialBytes;
-    end = barriers + (2 * kMaxStages + 1) * static_cast<int>(sizeof(Barrier));
+    end = barriers + (2 * kMaxStages + 2 * kMaxXStages + 1) * static_cast<int>(sizeof(Barrier));
   }
 
   static constexpr __host__ __device__ int round_up(int bytes) { return (bytes + 127) / 128 * 128; }
@@ -216,6 +220,60 @@ struct Filler {
   }
 };
 
+// A ring of chunks of x, for many lines: their loads take long, since all blocks want the same at once, and registers have no room for
+// several chunks. It is filled after the wait.
+template <typename Size>
+struct XRing {
+  static constexpr int kStages = Size::kXStages, kStageBytes = Size::kLineTiles * kPanelBytes;
+
+  const Params& p;
+  const Share& share;
+  unsigned char* chunks;
+  Barrier *full, *empty;
+  int left;      // chunks that are to be copied yet, of all passes
+  int next = 0;  // of its pass, the chunk that is copied next
+  int index = 0;
+  uint32_t parity = 0;
+  bool is_first = true;
+
+  __device__ const unsigned char* chunk() const { return chunks + index * kStageBytes; }
+
+  __device__ void fill() {
+#pragma unroll 1
+    for (int i = 0; i < kStages; ++i) copy(i, 1);
+  }
+
+  // Waits for the next chunk; meanwhile the place of the one before is filled again.
+  __device__ void take() {
+    if (!is_first) copy(index > 0 ? index - 1 : kStages - 1, index > 0 ? parity : parity ^ 1);
+    is_first = false;
+    wait_barrier(&full[index], parity);
+  }
+
+  // All lanes of this warp have read the chunk; `after` is 0, made of what they read.
+  __device__ void release(uint32_t after) {
+    __syncwarp();
+    if (threadIdx.x % kWarpSize == 0) arrive(&empty[index], after);
+    if (++index < kStages) return;
+    index = 0;
+    parity ^= 1;
+  }
+
+ private:
+  // By one thread of the block; the others have nothing to do with it.
+  __device__ void copy(int stage, uint32_t empty_parity) {
+    if (threadIdx.x > 0 || left-- <= 0) return;
+    wait_barrier(&empty[stage], empty_parity);
+    arrive_expecting(&full[stage], kStageBytes);
+#pragma unroll 1
+    for (int n = 0; n < Size::kLineTiles; ++n) {
+      copy_panel(chunks + stage * kStageBytes + n * kPanelBytes, p.lines_map, n * kLineTile,
+                 share.column / kBlockColumns + next * kPanelBlocks, &full[stage], evict_last());
+    }
+    if (++next == share.chunks) next = 0;
+  }
+};
+
 // --- products ------------------------------------------------------------------------------------------------------------------------
 
 // What a lane holds of one chunk of x: with g = lane / 4 and t = lane % 4, of line 8i + g the columns 8t .. 8t + 7 of each half of 32.
@@ -260,29 +318,29 @@ struct Multiplier {
     }
   }
 
+  // The line, of a tile of eight, that an operand's column stands for: where a ring brings x, its rows lie like a weight's.
+  __device__ static int line_of(int column) { return Size::kXStages > 0 ? panel_row(column) : column; }
+
   // The first chunks of x are on their way when this returns.
   __device__ void start(XChunk<Size> (&x)[kAhead]) const {
+    if constexpr (Size::kXStages == 0) {
 #pragma unroll
-    for (int a = 0; a < kAhead; ++a) {
-      load(x[a], 0, a);
-      load(x[a], 1, a);
+      for (int a = 0; a < kAhead; ++a) load(x[a], a);
     }
   }
 
   // The sums of one pass over x.
   template <typename Filler>
-  __device__ void run(XChunk<Size> (&x)[kAhead], const Pass& pass, Filler& filler) {
+  __device__ void run(XChunk<Size> (&x)[kAhead], XRing<Size>& x_ring, const Pass& pass, Filler& filler) {
     clear();
 #pragma unroll 1
     for (int chunk = 0; chunk < share.chunks; ++chunk) {
-      if constexpr (kAhead > 1) {
-        add_chunk(x[0], chunk, pass, filler);
+      if constexpr (Size::kXStages > 0) read(x[0], x_ring, chunk);
+      add_chunk(x[0], chunk, pass, filler);
+      if constexpr (Size::kXStages == 0) {
 #pragma unroll
         for (int a = 1; a < kAhead; ++a) x[a - 1] = x[a];
-        load(x[kAhead - 1], 0, chunk + kAhead);
-        load(x[kAhead - 1], 1, chunk + kAhead);
-      } else {
-        add_by_halves(x[0], chunk, pass, filler);
+        load(x[kAhead - 1], chunk + kAhead);
       }
     }
   }
@@ -300,14 +358,32 @@ struct Multiplier {
     }
   }
 
-  __device__ void load(XChunk<Size>& x, int half, int chunk) const {
+  __device__ void load(XChunk<Size>& x, int chunk) const {
     const bool is_inside = chunk * kChunk < columns;  // a block of 64 columns is inside or outside as a whole
-    const Bf16* from = x_at + chunk * kChunk + half * 32;
+    const Bf16* from = x_at + chunk * kChunk;
 #pragma unroll
     for (int n = 0; n < kLineTiles; ++n) {
-      x.v[half][n] = load_fresh_if(is_inside && n * kLineTile + group < active, reinterpret_cast<const uint4*>(from));
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        x.v[h][n] = load_fresh_if(is_inside && n * kLineTile + group < active, reinterpret_cast<const uint4*>(from + h * 32));
+      }
       from += kLineTile * p.x_stride;
     }
+  }
+
+  // The same from the ring. Blocks of columns past the share may hold x; their weights are zeros.
+  __device__ void read(XChunk<Size>& x, XRing<Size>& x_ring, int chunk) const {
+    x_ring.take();
+    uint32_t loaded = 0;
+#pragma unroll
+    for (int n = 0; n < kLineTiles; ++n) {
+#pragma unroll
+      for (int h = 0; h < kHalves; ++h) {
+        x.v[h][n] = *reinterpret_cast<const uint4*>(x_ring.chunk() + n * kPanelBytes + offset[h]);
+        loaded |= x.v[h][n].w;
+      }
+    }
+    x_ring.release(loaded & p.zero);
   }
 
   // x * gain, rounded; and the squares of x: the diagonal of x times its transpose.
@@ -374,31 +450,6 @@ struct Multiplier {
       stage.advance(ring);
       add(sums[m], first, x.v[0]);
       add(sums[m], second, x.v[1]);
-    }
-  }
-
-  // The same in two rounds over the tiles, one for each half of x: the next chunk's is under way while the other half is multiplied. The
-  // ring has room for the tiles of a chunk and more.
-  template <typename Filler>
-  __device__ void add_by_halves(XChunk<Size>& x, int chunk, const Pass& pass, Filler& filler) {
-    const Stage start = stage;
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-      if constexpr (kNormalizes) normalize(x, half, chunk);
-      stage = start;
-#pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
-        if (m >= pass.tiles) break;
-        if (half == 0) wait_barrier(&ring.full[stage.index], stage.parity);
-        const Weights weights = weights_of(stage, half);
-        if (half == kHalves - 1) {
-          release(stage, weights.loaded());
-          filler.refill(stage);
-        }
-        stage.advance(ring);
-        add(sums[m], weights, x.v[half]);
-      }
-      load(x, half, chunk + 1);
     }
   }
 };
