@@ -108,6 +108,14 @@ __device__ inline void arrive_expecting(Barrier* barrier, uint32_t bytes) {
       asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory"));
 }
 
+// Arrives at the barrier that is at the same place in block `rank` of the cluster; `after` as above.
+__device__ inline void arrive_in_block(Barrier* barrier, uint32_t rank, uint32_t after) {
+  PHOTON_HOPPER(
+      asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+                   "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(shared_address(barrier) + after),
+                   "r"(rank) : "memory"));
+}
+
 // Waits until the phase of this parity is complete. A fresh barrier counts as if the phase of parity 1 were.
 __device__ inline void wait_barrier(Barrier* barrier, uint32_t parity) {
   PHOTON_HOPPER(
@@ -158,6 +166,16 @@ __device__ inline void tensor_copy(void* shared, const CUtensorMap* map, TensorP
       asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint"
                    " [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(shared)),
                    "l"(map), "r"(at.column), "r"(at.row), "r"(at.block), "r"(shared_address(barrier)), "l"(policy) : "memory"));
+}
+
+// The same into the shared memory of every block of the cluster whose bit is set in `ranks`, at the same place, and counted by the barrier
+// at the same place.
+__device__ inline void tensor_copy_to(uint16_t ranks, void* shared, const CUtensorMap* map, TensorPlace at, Barrier* barrier,
+                                      uint64_t policy) {
+  PHOTON_HOPPER(
+      asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint"
+                   " [%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(shared_address(shared)),
+                   "l"(map), "r"(at.column), "r"(at.row), "r"(at.block), "r"(shared_address(barrier)), "h"(ranks), "l"(policy) : "memory"));
 }
 
 // One thread: fetches the map before the first copy needs it.
@@ -219,8 +237,10 @@ __device__ inline void sync_cluster() {
   PHOTON_HOPPER(asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" :: : "memory"));
 }
 
-// The same in two halves for a block's first barrier, before which it has written nothing: after meet_cluster() all its blocks are there.
+// The same in two halves. After meet_cluster() all blocks have called enter_cluster() before it (where they need not have written anything
+// but barriers, which are fenced), or leave_cluster() (and what they did to their neighbours' shared memory is done).
 __device__ inline void enter_cluster() { PHOTON_HOPPER(asm volatile("barrier.cluster.arrive.relaxed.aligned;" :: : "memory")); }
+__device__ inline void leave_cluster() { PHOTON_HOPPER(asm volatile("barrier.cluster.arrive.release.aligned;" :: : "memory")); }
 __device__ inline void meet_cluster() { PHOTON_HOPPER(asm volatile("barrier.cluster.wait.acquire.aligned;" :: : "memory")); }
 
 // Writes to the place that `pointer` names in the shared memory of block `rank` of the cluster.

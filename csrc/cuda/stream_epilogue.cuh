@@ -12,7 +12,7 @@ struct Finish {
   const Share& share;
   const SharedLayout& at;
   unsigned char* shared;
-  int thread, active;  // active: lines
+  int thread, active;  // active: lines of the block
 
   template <typename T>
   __device__ T* place(int offset) const {
@@ -33,18 +33,20 @@ struct Finish {
   }
 
   // From the warps' sums to outputs; all threads together. The sums meet in rounds of as many fragments (a tile of 16 rows by eight lines)
-  // as there is room for; where few lines live, a fragment has fewer columns.
+  // as there is room for; where few lines live, a fragment has fewer columns. After the last pass the ring is free and has room for many.
   __device__ void run(const Multiplier<Size, kNormalizes>& warp, const Pass& pass) const {
     const int column_bits = active <= 1 ? 0 : active <= 2 ? 1 : active <= 4 ? 2 : 3;
-    const int slot = kWarps * kPartialPitch << column_bits, at_once = kPartialBytes / 4 / (kWarps * kPartialPitch) >> column_bits;
-    const int fragments = pass.tiles * kLineTiles;
-    if (pass.first > 0) __syncthreads();  // what the pass before left has been read
+    const int slot = kWarps * kPartialPitch << column_bits, fragments = pass.tiles * kLineTiles;
+    const bool uses_ring = fragments * slot * 4 > kPartialBytes && pass.first + pass.tiles == share.tiles;
+    float* const partials = place<float>(uses_ring ? at.ring : at.partial);
+    const int at_once = (uses_ring ? p.stages * p.stage_bytes : kPartialBytes) / 4 / slot;
+    if (pass.first > 0 || uses_ring) __syncthreads();  // what the pass before left has been read; and the ring
     if constexpr (kNormalizes) put_squares(warp);
 #pragma unroll 1
     for (int first = 0; first < fragments; first += at_once) {
       const int count = min(at_once, fragments - first);
       if (first > 0) __syncthreads();  // the round before has been read
-      put_partials(warp, column_bits, first, count);
+      put_partials(warp, partials, column_bits, first, count);
       if (kEpilogue == Epilogue::kResidual && first == 0) wait_copies<0>();
       __syncthreads();
 #pragma unroll 1
@@ -52,7 +54,7 @@ struct Finish {
         const int g = i % kPanelRows, column = i / kPanelRows & ((1 << column_bits) - 1), fragment = i / kPanelRows >> column_bits;
         const int m = (first + fragment) / kLineTiles, line = (first + fragment) % kLineTiles * kLineTile + column;
         if (line >= active) continue;
-        const float* partial = place<float>(at.partial) + fragment * slot + column * kPartialPitch + g;
+        const float* partial = partials + fragment * slot + column * kPartialPitch + g;
         float low = partial[0], high = partial[kPanelRows];
 #pragma unroll
         for (int w = 1; w < kWarps; ++w) {
@@ -70,7 +72,7 @@ struct Finish {
     if (p.split > 1) {
       float* peer = place<float>(at.peer) + (((pass.first + m) * kLines + line) * kPanelRows + g) * 2;
       Barrier* arrived = place<Barrier>(at.barriers) + 2 * kMaxStages;
-      if (share.rank > 0) return send_to_block(peer, 0, low, high, arrived);
+      if (share.part > 0) return send_to_block(peer, share.rank_of(p, 0, share.group), low, high, arrived);
       wait_barrier(arrived, 0);
       low += peer[0];
       high += peer[1];
@@ -96,9 +98,9 @@ struct Finish {
   }
 
   // This warp's fragments first .. first + count - 1, as far as they have lines.
-  __device__ void put_partials(const Multiplier<Size, kNormalizes>& warp, int column_bits, int first, int count) const {
+  __device__ void put_partials(const Multiplier<Size, kNormalizes>& warp, float* partials, int column_bits, int first, int count) const {
     const int columns = 1 << column_bits;
-    float* slots = place<float>(at.partial) + (warp.warp * kPartialPitch << column_bits) + panel_row(warp.group);
+    float* slots = partials + (warp.warp * kPartialPitch << column_bits) + panel_row(warp.group);
 #pragma unroll
     for (int f = 0; f < kTiles * kLineTiles; ++f) {
       if (f < first || f >= first + count || f % kLineTiles * kLineTile >= active) continue;
@@ -123,7 +125,7 @@ struct Finish {
       low *= by;
       high *= by;
     }
-    Bf16* out = p.out + static_cast<int64_t>(line) * p.out_stride;
+    Bf16* out = p.out + static_cast<int64_t>(share.first_line + line) * p.out_stride;
     const int first = output_of<kEpilogue>(p, share, pass.first + m, g);
     if constexpr (kEpilogue == Epilogue::kSwiglu) {
       if (first >= 0) out[first] = silu_times<Bf16>(rounded<Bf16>(low + bias(first)), rounded<Bf16>(high + bias(p.n + first)));

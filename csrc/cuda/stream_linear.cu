@@ -17,22 +17,22 @@ __device__ void stream_block(const Params& p) {
   // Like the weights, the extent is from before the wait: loads of x that depended on another load there would take twice as long.
   const int extent = p.extent != nullptr ? load_fresh(p.extent) : p.lines;
   unsigned char* shared = dynamic_shared();
-  const Share share = block_share<kEpilogue>(p);
-  const SharedLayout at(p.stages * p.stage_bytes, Size::kXBytes, Size::kLines, Size::kTiles, p.k, kNormalizes,
-                        kEpilogue == Epilogue::kResidual, p.split);
+  const Share share = block_share<Size, kEpilogue>(p);
+  const SharedLayout at(p.stages * p.stage_bytes, Size::kXBytes, Size::kLines, Size::kTiles, p.split > 1 ? p.most_tiles : 0, p.k,
+                        kNormalizes, kEpilogue == Epilogue::kResidual);
   Barrier* barriers = reinterpret_cast<Barrier*>(shared + at.barriers);
   Barrier* x_barriers = barriers + 2 * kMaxStages + 1;
   const Ring ring{shared + at.ring, barriers, barriers + kMaxStages, p.stages, p.stage_bytes};
   if (threadIdx.x < p.stages) {
     init_barrier(&ring.full[threadIdx.x], 1);
-    init_barrier(&ring.empty[threadIdx.x], kWarps);
+    init_barrier(&ring.empty[threadIdx.x], kWarps * p.groups);
   }
-  if (threadIdx.x < Size::kXStages) {
+  if (static_cast<int>(threadIdx.x) < Size::kXStages) {
     init_barrier(&x_barriers[threadIdx.x], 1);
     init_barrier(&x_barriers[kMaxXStages + threadIdx.x], kWarps);
   }
   if (threadIdx.x == 0) {
-    prefetch_panel_map(p.weight[share.rank]);
+    prefetch_panel_map(p.weight[share.part]);
     if (Size::kXStages > 0) prefetch_panel_map(p.lines_map);
     init_barrier(barriers + 2 * kMaxStages, 1);
   }
@@ -43,19 +43,20 @@ __device__ void stream_block(const Params& p) {
       reinterpret_cast<uint4*>(shared + at.gain)[i] = reinterpret_cast<const uint4*>(p.gain)[i];
     }
   }
-  Filler<kEpilogue> filler(p, share, ring);
+  Filler<Size, kEpilogue> filler(p, share, ring);
   __syncthreads();
 
-  // A step without live lines reads no weights, and some blocks have no rows. They wait all the same: to the next kernel this one's end means
-  // that all before have ended.
-  const int active = min(extent, p.lines);
-  if (active <= 0 || share.tiles == 0) return wait_for_earlier();
-  filler.fill();
-  if (p.split > 1) {
-    if (share.rank == 0 && threadIdx.x == 0) {
-      arrive_expecting(barriers + 2 * kMaxStages, share.tiles * kTileRows * active * static_cast<int>(sizeof(float)));
-    }
+  // A step without live lines reads no weights, and some blocks have no rows. They wait all the same: to the next kernel this one's end
+  // means that all before have ended.
+  const int lines = min(extent, p.lines), active = min(lines - share.first_line, Size::kLines);
+  if (lines <= 0 || share.tiles == 0) return wait_for_earlier();
+  if (p.split * p.groups > 1) {
     enter_cluster();
+    meet_cluster();
+  }
+  filler.fill();
+  if (p.split > 1 && share.part == 0 && threadIdx.x == 0) {
+    arrive_expecting(barriers + 2 * kMaxStages, share.tiles * kTileRows * max(active, 0) * static_cast<int>(sizeof(float)));
   }
   Multiplier<Size, kNormalizes> multiplier(p, share, ring, shared + at.gain, active);
   const Finish<Size, kEpilogue, kNormalizes> finish{p, share, at, shared, static_cast<int>(threadIdx.x), active};
@@ -74,12 +75,14 @@ __device__ void stream_block(const Params& p) {
       finish.fetch_residual(pass);
     }
     multiplier.run(x, x_ring, pass, filler);
-    if (p.split > 1) meet_cluster();  // before its shared memory is written to; with a split there is one pass
+    const bool is_last = pass.first + pass.tiles >= share.tiles;
+    if (Size::kGroups && is_last && p.groups > 1) leave_cluster();
     finish.run(multiplier, pass);
-    if (pass.first + pass.tiles >= share.tiles) return;
+    if (is_last) break;
     pass = pass_from(p, share, pass.first + p.pass_tiles);
     multiplier.start(x);
   }
+  if (Size::kGroups && p.groups > 1) meet_cluster();  // neighbours arrive at this block's barriers until they have read all tiles
 }
 
 template <typename Size, Epilogue kEpilogue, bool kNormalizes>
@@ -104,12 +107,15 @@ int choose_split(int64_t n, int64_t k, int multiprocessors) {
 }
 
 template <typename Size, Epilogue kEpilogue>
-int launch_size(Params p, int clusters, bool early, void* stream) {
+int launch_size(Params p, int multiprocessors, bool early, void* stream) {
+  p.groups = static_cast<int>(ceil_div(p.lines, Size::kLines));
+  const int clusters = multiprocessors / (p.split * p.groups);
   constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual, kAdds = kEpilogue == Epilogue::kResidual;
   const int64_t panels = ceil_div(p.n, kPanelRows), most_panels = ceil_div(panels, clusters),
                 tiles = ceil_div(most_panels, kTilePanels<kEpilogue>);
+  p.most_tiles = static_cast<int>(tiles);
   const auto shared_bytes = [&](int ring_bytes) {
-    return SharedLayout(ring_bytes, Size::kXBytes, Size::kLines, Size::kTiles, p.k, kNormalizes, kAdds, p.split).end;
+    return SharedLayout(ring_bytes, Size::kXBytes, Size::kLines, Size::kTiles, p.split > 1 ? p.most_tiles : 0, p.k, kNormalizes, kAdds).end;
   };
   p.stage_bytes = kTilePanels<kEpilogue> > most_panels ? kPanelBytes : 2 * kPanelBytes;
   const int most_stages = ((Size::kResidents > 1 ? kSharedOfTwo : kSharedOfOne) - shared_bytes(0)) / p.stage_bytes;
@@ -117,10 +123,10 @@ int launch_size(Params p, int clusters, bool early, void* stream) {
   p.panels_each = static_cast<int>(panels / clusters);
   p.panels_extra = static_cast<int>(panels % clusters);
   p.pass_tiles = static_cast<int>(ceil_div(tiles, ceil_div(tiles, Size::kTiles)));
-  LaunchShape shape{clusters * p.split, kThreads};
+  LaunchShape shape{clusters * p.split * p.groups, kThreads};
   // Where two fit, no third block of any kind does: what runs before and after spreads evenly.
   shape.shared_bytes = Size::kResidents > 1 ? kSharedOfTwo : shared_bytes(p.stages * p.stage_bytes);
-  shape.cluster = p.split;
+  shape.cluster = static_cast<unsigned>(p.split * p.groups);
   shape.early = early;
   return launch(stream_kernel<Size, kEpilogue, kNormalizes>, shape, stream, p);
 }
@@ -136,14 +142,12 @@ int launch_lines(Params p, const Bf16* weight, int64_t weight_stride, bool early
     if (const int error = make_panel_map(p.weight[rank], weight + column, rows, std::min(p.k_each, p.k - column), weight_stride))
       return error;
   }
-  const int clusters = count / p.split;
-  const int64_t tiles = ceil_div(ceil_div(ceil_div(p.n, kPanelRows), clusters), kTilePanels<kEpilogue>);
-  if (p.lines <= 8 && tiles <= 3) return launch_size<Size<1, 3, 4, 0, 2>, kEpilogue>(p, clusters, early, stream);
-  if (p.lines <= 8) return launch_size<Size<1, 10, 2, 0, 2>, kEpilogue>(p, clusters, early, stream);
+  const int64_t tiles = ceil_div(ceil_div(ceil_div(p.n, kPanelRows), count / p.split), kTilePanels<kEpilogue>);
+  if (p.lines <= 8 && tiles <= 3) return launch_size<Size<1, 3, 4, 0, 2>, kEpilogue>(p, count, early, stream);
+  if (p.lines <= 8) return launch_size<Size<1, 10, 2, 0, 2>, kEpilogue>(p, count, early, stream);
   if (const int error = make_panel_map(p.lines_map, p.x, p.lines, p.k, p.x_stride)) return error;
-  if (p.lines <= 16) return launch_size<Size<2, 5, 1, 2, 2>, kEpilogue>(p, clusters, early, stream);
-  if (p.lines <= 32) return launch_size<Size<4, 6, 1, 3, 1>, kEpilogue>(p, clusters, early, stream);
-  return launch_size<Size<8, 3, 1, 2, 1>, kEpilogue>(p, clusters, early, stream);
+  if (p.lines <= 32) return launch_size<Size<2, 5, 1, 2, 2>, kEpilogue>(p, count, early, stream);
+  return launch_size<Size<4, 6, 1, 3, 1>, kEpilogue>(p, count, early, stream);
 }
 
 // What the three ops' params have in common; `out` and the rest are the op's own.

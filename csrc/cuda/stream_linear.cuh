@@ -34,10 +34,11 @@ struct Params {
   int out_stride, x_stride;
   int lines, n, k;
   float eps, per_column;          // per_column: 1 / k
-  int split;                      // blocks of a cluster, 1 or 2, which share rows and split the columns
+  int split;                      // parts of the columns, 1 or 2, of which a block takes one
+  int groups;                     // of lines, a power of two, of which a block takes one. A cluster is a block for each part and group
   int k_each;                     // columns of a block; of a cluster's second one perhaps fewer
   int panels_each, panels_extra;  // panels of rows that every cluster has; and how many clusters have one more
-  int pass_tiles;                 // tiles that one pass over x serves
+  int most_tiles, pass_tiles;     // tiles of a block at most; and of them, what one pass over x serves
   int stages, stage_bytes;        // tiles that the ring holds; of one, which is a panel where no block has two
   uint32_t zero;                  // 0; see arrive()
 };
@@ -66,6 +67,7 @@ struct Size {
   static constexpr int kXStages = kXStages_;      // chunks of x in a ring of their own; 0: registers load them from global memory
   static constexpr int kResidents = kResidents_;  // two, where registers allow: the next kernel's ring fills while this one works
   static constexpr int kLines = kLineTiles * kLineTile;
+  static constexpr bool kGroups = kXStages > 0;  // more lines than that may be shared out to groups
   static constexpr int kXBytes = kXStages * kLineTiles * kPanelBytes;
 };
 
@@ -73,15 +75,16 @@ struct Size {
 struct SharedLayout {
   int ring, x_ring, gain, squares, residual, peer, partial, barriers, end;
 
-  __host__ __device__ SharedLayout(int ring_bytes, int x_bytes, int lines, int tiles, int k, bool normalizes, bool adds, int split) {
-    const int outputs = tiles * kTileRows * lines;
+  __host__ __device__ SharedLayout(int ring_bytes, int x_bytes, int lines, int pass_tiles, int peer_tiles, int k, bool normalizes,
+                                   bool adds) {
+    const int tile_outputs = kTileRows * lines;
     ring = 0;
     x_ring = ring + ring_bytes;
     gain = x_ring + x_bytes;
     squares = gain + (normalizes ? round_up(k * 2) : 0);
     residual = squares + (normalizes ? kWarps * lines * 4 : 0);
-    peer = residual + (adds ? outputs * 2 : 0);
-    partial = peer + (split > 1 ? outputs * 4 : 0);
+    peer = residual + (adds ? pass_tiles * tile_outputs * 2 : 0);
+    partial = peer + peer_tiles * tile_outputs * 4;
     barriers = partial + kPartialBytes;
     end = barriers + (2 * kMaxStages + 2 * kMaxXStages + 1) * static_cast<int>(sizeof(Barrier));
   }
@@ -89,22 +92,28 @@ struct SharedLayout {
   static constexpr __host__ __device__ int round_up(int bytes) { return (bytes + 127) / 128 * 128; }
 };
 
-// The part of the work that a block does: panels [first_panel, end_panel) of the rows, columns [column, column + k) in `chunks` chunks.
+// The part of the work that a block does: panels [first_panel, end_panel) of the rows, columns [column, column + k) in `chunks` chunks, and
+// the lines from first_line on.
 struct Share {
-  int rank, first_panel, end_panel, tiles, column, k, chunks;
+  int part, group;  // the block's rank in its cluster is part * groups + group
+  int first_panel, end_panel, tiles, column, k, chunks, first_line;
+
+  __device__ int rank_of(const Params& p, int of_part, int of_group) const { return of_part * p.groups + of_group; }
 };
 
-template <Epilogue kEpilogue>
+template <typename Size, Epilogue kEpilogue>
 __device__ inline Share block_share(const Params& p) {
-  const int block = blockIdx.x, shift = p.split - 1, cluster = block >> shift;
+  const int cluster = blockIdx.x / (p.split * p.groups), rank = blockIdx.x % (p.split * p.groups);
   Share share;
-  share.rank = block & shift;
+  share.part = rank / p.groups;
+  share.group = rank % p.groups;
   share.first_panel = cluster * p.panels_each + min(cluster, p.panels_extra);
   share.end_panel = share.first_panel + p.panels_each + (cluster < p.panels_extra ? 1 : 0);
   share.tiles = (share.end_panel - share.first_panel + kTilePanels<kEpilogue> - 1) / kTilePanels<kEpilogue>;
-  share.column = share.rank * p.k_each;
+  share.column = share.part * p.k_each;
   share.k = min(p.k_each, p.k - share.column);
   share.chunks = (share.k + kChunk - 1) / kChunk;
+  share.first_line = share.group * Size::kLines;
   return share;
 }
 
@@ -132,7 +141,7 @@ __device__ inline int panel_row(int group) { return group >> 1 | (group & 1) << 
 struct Ring {
   unsigned char* tiles;
   Barrier* full;   // by stage: its tile has landed
-  Barrier* empty;  // by stage: all warps have read its tile
+  Barrier* empty;  // by stage: all warps of all groups have read its tile
   int stages, stage_bytes;
 
   __device__ unsigned char* tile(int stage) const { return tiles + stage * stage_bytes; }
@@ -155,7 +164,7 @@ struct Stage {
 };
 
 // Fills the ring with the tiles of a share in the order in which they are multiplied. Of eight tiles in a row each warp copies one.
-template <Epilogue kEpilogue>
+template <typename Size, Epilogue kEpilogue>
 struct Filler {
   const Params& p;
   const Share& share;
@@ -206,17 +215,24 @@ struct Filler {
     skip(kWarps);
   }
 
+  // Groups of lines need the same tiles: each group's block copies some of the panels, for all of them.
   __device__ void copy_tile(const Stage& stage) const {
     unsigned char* place = ring.tile(stage.index);
     Barrier* full = &ring.full[stage.index];
-    const PanelMap& weight = p.weight[share.rank];
+    const PanelMap& weight = p.weight[share.part];
     const int panel = share.first_panel + (pass.first + tile) * kTilePanels<kEpilogue>, row = panel * kPanelRows;
+    const int second = kEpilogue == Epilogue::kSwiglu ? p.n + row : row + kPanelRows, block = chunk * kPanelBlocks;
     const bool is_whole = kEpilogue == Epilogue::kSwiglu || panel + 1 < share.end_panel;
     wait_barrier(&ring.empty[stage.index], stage.parity ^ 1);
     arrive_expecting(full, is_whole ? 2 * kPanelBytes : kPanelBytes);
-    copy_panel(place, weight, row, chunk * kPanelBlocks, full, policy);
-    const int second = kEpilogue == Epilogue::kSwiglu ? p.n + row : row + kPanelRows;
-    if (is_whole) copy_panel(place + kPanelBytes, weight, second, chunk * kPanelBlocks, full, policy);
+    if (!Size::kGroups || p.groups == 1) {
+      copy_panel(place, weight, row, block, full, policy);
+      if (is_whole) copy_panel(place + kPanelBytes, weight, second, block, full, policy);
+    } else {
+      const uint16_t ranks = static_cast<uint16_t>(((1 << p.groups) - 1) << share.rank_of(p, share.part, 0));
+      if (share.group == 0) copy_panel_to(ranks, place, weight, row, block, full, policy);
+      if (share.group == 1 && is_whole) copy_panel_to(ranks, place + kPanelBytes, weight, second, block, full, policy);
+    }
   }
 };
 
@@ -267,7 +283,7 @@ struct XRing {
     arrive_expecting(&full[stage], kStageBytes);
 #pragma unroll 1
     for (int n = 0; n < Size::kLineTiles; ++n) {
-      copy_panel(chunks + stage * kStageBytes + n * kPanelBytes, p.lines_map, n * kLineTile,
+      copy_panel(chunks + stage * kStageBytes + n * kPanelBytes, p.lines_map, share.first_line + n * kLineTile,
                  share.column / kBlockColumns + next * kPanelBlocks, &full[stage], evict_last());
     }
     if (++next == share.chunks) next = 0;
@@ -291,7 +307,7 @@ struct Multiplier {
   const Share& share;
   const Ring& ring;
   int warp, group, thread;    // group = lane / 4: line and row; thread = lane % 4: columns
-  int active;                 // lines
+  int active;                 // lines of the block
   const Bf16* x_at;           // the lane's first columns, in its first line
   const unsigned char* gain;  // of those columns, in shared memory
   int columns;                // from the warp's first one to the end of the share
@@ -309,7 +325,7 @@ struct Multiplier {
         thread(computed_now(threadIdx.x % 4)),
         active(active) {
     const int column = share.column + warp * kBlockColumns + thread * 8, row = panel_row(group);
-    x_at = computed_now(p.x + static_cast<int64_t>(group) * p.x_stride + column);
+    x_at = computed_now(p.x + static_cast<int64_t>(share.first_line + group) * p.x_stride + column);
     gain = gains + computed_now(column * 2);
     columns = computed_now(share.k - warp * kBlockColumns);
 #pragma unroll
@@ -420,7 +436,12 @@ struct Multiplier {
   // All lanes have read the tile; `loaded` is made of what they read last.
   __device__ void release(const Stage& of, uint32_t loaded) const {
     __syncwarp();
-    if (group == 0 && thread == 0) arrive(&ring.empty[of.index], loaded & p.zero);
+    const int lane = group * 4 + thread;
+    if (!Size::kGroups || p.groups == 1) {
+      if (lane == 0) arrive(&ring.empty[of.index], loaded & p.zero);
+    } else if (lane < p.groups) {
+      arrive_in_block(&ring.empty[of.index], share.rank_of(p, share.part, lane), loaded & p.zero);
+    }
   }
 
   // Adds the products of half a tile. Its 32 columns are permuted in the same way on both sides: a lane's first eight bytes are what one
