@@ -12,6 +12,7 @@ struct Finish {
   const Share& share;
   const SharedLayout& at;
   unsigned char* shared;
+  Barrier* arrived;    // what the cluster's other part of the columns has sent is there
   int thread, active;  // active: lines of the block
 
   template <typename T>
@@ -71,7 +72,6 @@ struct Finish {
   __device__ void settle(const Pass& pass, int m, int g, int line, float low, float high) const {
     if (p.split > 1) {
       float* peer = place<float>(at.peer) + (((pass.first + m) * kLines + line) * kPanelRows + g) * 2;
-      Barrier* arrived = place<Barrier>(at.barriers) + 2 * kMaxStages;
       if (share.part > 0) return send_to_block(peer, share.rank_of(p, 0, share.group), low, high, arrived);
       wait_barrier(arrived, 0);
       low += peer[0];

@@ -11,6 +11,57 @@ namespace photon::cuda {
 namespace stream_linear {
 namespace {
 
+// Where a block's barriers are. The first threads make them ready.
+struct Barriers {
+  Barrier *full, *empty, *x_full, *x_empty, *arrived;
+
+  __device__ explicit Barriers(unsigned char* at)
+      : full(reinterpret_cast<Barrier*>(at)),
+        empty(full + kMaxStages),
+        x_full(empty + kMaxStages),
+        x_empty(x_full + kMaxXStages),
+        arrived(x_empty + kMaxXStages) {}
+
+  template <typename Size>
+  __device__ void init(const Params& p) const {
+    const int i = threadIdx.x;
+    if (i < p.stages) {
+      init_barrier(&full[i], 1);
+      init_barrier(&empty[i], kWarps * p.groups);
+    }
+    if (i < Size::kXStages) {
+      init_barrier(&x_full[i], 1);
+      init_barrier(&x_empty[i], kWarps);
+    }
+    if (i == 0) init_barrier(arrived, 1);
+    if (i < kWarpSize) fence_barriers();
+  }
+};
+
+// Whatever does not depend on the kernel before: this block's first weights and its gains are on their way when this returns.
+template <typename Size, Epilogue kEpilogue, bool kNormalizes>
+__device__ void begin_block(const Params& p, const SharedLayout& at, const Barriers& barriers, const Share& share,
+                            Filler<Size, kEpilogue>& filler) {
+  if (threadIdx.x == 0) {
+    prefetch_panel_map(p.weight[share.part]);
+    if (Size::kXStages > 0) prefetch_panel_map(p.lines_map);
+  }
+  barriers.init<Size>(p);
+  __syncthreads();
+  if (p.split * p.groups > 1) {
+    enter_cluster();
+    meet_cluster();
+  }
+  filler.fill();
+  if constexpr (kNormalizes) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < p.k / 8; i += kThreads) {
+      async_copy16(dynamic_shared() + at.gain + i * 16, p.gain + i * 8, true);
+    }
+    commit_copies();
+  }
+}
+
 template <typename Size, Epilogue kEpilogue, bool kNormalizes>
 __device__ void stream_block(const Params& p) {
   let_next_start();
@@ -20,51 +71,27 @@ __device__ void stream_block(const Params& p) {
   const Share share = block_share<Size, kEpilogue>(p);
   const SharedLayout at(p.stages * p.stage_bytes, Size::kXBytes, Size::kLines, Size::kTiles, p.split > 1 ? p.most_tiles : 0, p.k,
                         kNormalizes, kEpilogue == Epilogue::kResidual);
-  Barrier* barriers = reinterpret_cast<Barrier*>(shared + at.barriers);
-  Barrier* x_barriers = barriers + 2 * kMaxStages + 1;
-  const Ring ring{shared + at.ring, barriers, barriers + kMaxStages, p.stages, p.stage_bytes};
-  if (threadIdx.x < p.stages) {
-    init_barrier(&ring.full[threadIdx.x], 1);
-    init_barrier(&ring.empty[threadIdx.x], kWarps * p.groups);
-  }
-  if (static_cast<int>(threadIdx.x) < Size::kXStages) {
-    init_barrier(&x_barriers[threadIdx.x], 1);
-    init_barrier(&x_barriers[kMaxXStages + threadIdx.x], kWarps);
-  }
-  if (threadIdx.x == 0) {
-    prefetch_panel_map(p.weight[share.part]);
-    if (Size::kXStages > 0) prefetch_panel_map(p.lines_map);
-    init_barrier(barriers + 2 * kMaxStages, 1);
-  }
-  fence_barriers();
-  if constexpr (kNormalizes) {
-#pragma unroll 1
-    for (int i = threadIdx.x; i < p.k / 8; i += kThreads) {
-      reinterpret_cast<uint4*>(shared + at.gain)[i] = reinterpret_cast<const uint4*>(p.gain)[i];
-    }
-  }
+  const Barriers barriers(shared + at.barriers);
+  const Ring ring{shared + at.ring, barriers.full, barriers.empty, p.stages, p.stage_bytes};
   Filler<Size, kEpilogue> filler(p, share, ring);
-  __syncthreads();
+  begin_block<Size, kEpilogue, kNormalizes>(p, at, barriers, share, filler);
 
-  // A step without live lines reads no weights, and some blocks have no rows. They wait all the same: to the next kernel this one's end
-  // means that all before have ended.
   const int lines = min(extent, p.lines), active = min(lines - share.first_line, Size::kLines);
-  if (lines <= 0 || share.tiles == 0) return wait_for_earlier();
-  if (p.split * p.groups > 1) {
-    enter_cluster();
-    meet_cluster();
-  }
-  filler.fill();
   if (p.split > 1 && share.part == 0 && threadIdx.x == 0) {
-    arrive_expecting(barriers + 2 * kMaxStages, share.tiles * kTileRows * max(active, 0) * static_cast<int>(sizeof(float)));
+    arrive_expecting(barriers.arrived, share.tiles * kTileRows * max(active, 0) * static_cast<int>(sizeof(float)));
   }
   Multiplier<Size, kNormalizes> multiplier(p, share, ring, shared + at.gain, active);
-  const Finish<Size, kEpilogue, kNormalizes> finish{p, share, at, shared, static_cast<int>(threadIdx.x), active};
+  const Finish<Size, kEpilogue, kNormalizes> finish{p, share, at, shared, barriers.arrived, static_cast<int>(threadIdx.x), active};
   XChunk<Size> x[Size::kAhead];
   Pass pass = pass_from(p, share, 0);
   const int passes = (share.tiles + p.pass_tiles - 1) / p.pass_tiles;
-  XRing<Size> x_ring{p, share, shared + at.x_ring, x_barriers, x_barriers + kMaxXStages, passes * share.chunks};
+  XRing<Size> x_ring{p, share, shared + at.x_ring, barriers.x_full, barriers.x_empty, passes * share.chunks};
+  wait_copies<0>();
+  __syncthreads();  // all gains are there
   wait_for_earlier();
+  // A step without live lines ends here, and so does a block without rows. They have waited all the same: to the next kernel this one's
+  // end means that all before have ended. Of the weights no more than fits the ring has been read, and no copy may outlive its block.
+  if (lines <= 0 || share.tiles == 0) return ring.drain(share.tiles * share.chunks);
   multiplier.start(x);
   if (Size::kXStages > 0) x_ring.fill();
 
@@ -95,6 +122,7 @@ constexpr int64_t kMaxColumns = 16384;                               // the gain
 constexpr int kSharedOfTwo = 113 * 1024, kSharedOfOne = 227 * 1024;  // bytes a block may have, where a multiprocessor holds two or one
 constexpr int kMaxSplitPanels = 6;                                   // of a cluster that splits: the outputs of one pass are exchanged
 constexpr double kWorthSplitting = 1.1;
+constexpr int64_t kFewSteps = 8;  // tiles of a block
 
 // The share of the multiprocessors' time that is used if `groups` of them divide `panels`.
 double balance(int64_t panels, int64_t groups) { return static_cast<double>(panels) / (groups * ceil_div(panels, groups)); }
@@ -146,7 +174,10 @@ int launch_lines(Params p, const Bf16* weight, int64_t weight_stride, bool early
   if (p.lines <= 8 && tiles <= 3) return launch_size<Size<1, 3, 4, 0, 2>, kEpilogue>(p, count, early, stream);
   if (p.lines <= 8) return launch_size<Size<1, 10, 2, 0, 2>, kEpilogue>(p, count, early, stream);
   if (const int error = make_panel_map(p.lines_map, p.x, p.lines, p.k, p.x_stride)) return error;
-  if (p.lines <= 32) return launch_size<Size<2, 5, 1, 2, 2>, kEpilogue>(p, count, early, stream);
+  // Up to 32 lines: two groups of 16 overlap with the kernels before and after, but read each tile twice from shared memory, which pays as
+  // long as there are few.
+  const int64_t steps = tiles * ceil_div(p.k_each, kChunk);
+  if (p.lines <= 16 || (p.lines <= 32 && steps <= kFewSteps)) return launch_size<Size<2, 5, 1, 2, 2>, kEpilogue>(p, count, early, stream);
   return launch_size<Size<4, 6, 1, 3, 1>, kEpilogue>(p, count, early, stream);
 }
 

@@ -145,6 +145,12 @@ struct Ring {
   int stages, stage_bytes;
 
   __device__ unsigned char* tile(int stage) const { return tiles + stage * stage_bytes; }
+
+  // Waits until the tiles that have been requested are there; `all`: the tiles of the share.
+  __device__ void drain(int all) const {
+#pragma unroll 1
+    for (int i = 0; i < min(stages, all); ++i) wait_barrier(&full[i], 0);
+  }
 };
 
 // A place in the ring, and how often it has gone round.
