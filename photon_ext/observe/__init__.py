@@ -1,4 +1,4 @@
-"""Seeing the bubble: timelines and what they say, the meter, the cost model. Nothing here is imported before it is used.
+"""Seeing the bubble: timelines and what they say, the meter, two cost models. Nothing here is imported before it is used.
 
 with photon_ext.observe.timeline() as t:
     ...                      # any torch code, an Engine, a Pipeline

@@ -1,9 +1,7 @@
-"""What pipelining is worth, predicted from measured times; and what a step takes, predicted from its bytes.
+"""What pipelining is worth, predicted from measured times.
 
-Two models, both in plain arithmetic:
-
-*The bubble.* A blocking loop runs forward, sampling and bookkeeping one after the other; a pipelined one hides the bookkeeping of one step
-under the next step's forward. Moondream's post "Photon: pipelined decoding" writes the gain as
+A blocking loop runs forward, sampling and bookkeeping one after the other; a pipelined one hides the bookkeeping of one step under the next
+step's forward. Moondream's post "Photon: pipelined decoding" writes the gain as
 
     speedup = T_block / T_pipe x (1 - z)
 
@@ -14,9 +12,6 @@ stream and nearly nothing in a batch; `Prediction.formula_gain` is that. `Predic
 - A zombie holds its row until its step is committed. In a batch that is full, its successor starts up to two steps later than at depth 1
   (one where rows are spare). Those are steps of one row, not of the batch.
 - Prefill steps take their share of the time, at both depths.
-
-*The step.* `T = bytes / bandwidth + nodes x e + layers x a`: a decode step reads every weight and the KV of every row once, and pays for
-each dependency between kernels.
 """
 
 from __future__ import annotations
@@ -24,17 +19,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from photon_ext.errors import ConfigError
-
-if TYPE_CHECKING:
-    from photon_ext.models.config import ModelConfig
+from photon_ext.observe.numbers import check_not_negative, check_positive
 
 PAYS = 0.05  # gain from which pipelining pays
 HARDLY = 0.02  # gain below which it hardly does
-NODE_US = {"plain graph": 3.0, "programmatic launch": 1.0, "persistent kernel": 0.3}
-"""Microseconds per dependency between two kernels (e), estimates, by how kernels follow each other."""
 
 
 class Turnover(Enum):
@@ -70,9 +60,9 @@ class StepParts:
     dead_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_positive("forward_ms", self.forward_ms)
+        check_positive("forward_ms", self.forward_ms)
         for name in ("sampling_ms", "bookkeeping_ms", "residue_ms", "dead_ms"):
-            _check_not_negative(name, getattr(self, name))
+            check_not_negative(name, getattr(self, name))
         if not 0 <= self.overlap <= 1:
             raise ConfigError(f"overlap is {self.overlap}; it is a share, give a number from 0 to 1")
 
@@ -121,9 +111,9 @@ class Periods:
     dead_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_positive("decode_ms", self.decode_ms)
-        _check_not_negative("prefill_ms", self.prefill_ms)
-        _check_not_negative("dead_ms", self.dead_ms)
+        check_positive("decode_ms", self.decode_ms)
+        check_not_negative("prefill_ms", self.prefill_ms)
+        check_not_negative("dead_ms", self.dead_ms)
 
 
 @dataclass(frozen=True)
@@ -269,106 +259,3 @@ def predict_from_parts(parts: StepParts, work: Workload) -> Prediction:
     """What depth 2 would be worth, before anybody has built it: from the parts of a blocking step alone."""
     found = predict(parts.periods(1, work.streams), parts.periods(2, work.streams), work)
     return replace(found, host_ms=parts.bookkeeping_ms, host_bound=parts.host_bound)
-
-
-# --- the step ------------------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class StepShape:
-    """What a decode step reads.
-
-    Attributes:
-        weight_bytes: bytes of weights per step, whatever the batch.
-        kv_bytes_per_token: bytes of keys and values per token of context, all layers.
-        layers: decoder layers.
-    """
-
-    weight_bytes: int
-    kv_bytes_per_token: int
-    layers: int
-
-    def __post_init__(self) -> None:
-        for name in ("weight_bytes", "kv_bytes_per_token", "layers"):
-            _check_positive(name, getattr(self, name))
-
-    @classmethod
-    def of(cls, config: ModelConfig, element_size: int) -> StepShape:
-        """The shape of a model with parameters and KV of `element_size` bytes.
-
-        Norms and biases are left out (below 0.1 %), and so is the embedding, of which a step reads a row per line; a tied one is the head.
-        """
-        _check_positive("element_size", element_size)
-        layer = config.hidden * (config.qkv_size + config.q_size + 3 * config.intermediate)
-        elements = config.layers * layer + config.vocab * config.hidden
-        return cls(elements * element_size, config.kv_bytes_per_token(element_size), config.layers)
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What a device does.
-
-    Attributes:
-        bytes_per_s: measured read bandwidth (`python -m benchmarks.floor`).
-        node_us: microseconds per dependency between two kernels, e; see NODE_US.
-        layer_us: microseconds per layer that neither bytes nor nodes explain, a: attention's chain of softmax and merge, for one.
-    """
-
-    bytes_per_s: float
-    node_us: float = NODE_US["plain graph"]
-    layer_us: float = 0.0
-
-    def __post_init__(self) -> None:
-        _check_positive("bytes_per_s", self.bytes_per_s)
-        _check_not_negative("node_us", self.node_us)
-        _check_not_negative("layer_us", self.layer_us)
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """A predicted decode step, milliseconds by cause."""
-
-    weights_ms: float
-    kv_ms: float
-    nodes_ms: float
-    layers_ms: float
-
-    @property
-    def floor_ms(self) -> float:
-        """Bytes over bandwidth: no step is faster."""
-        return self.weights_ms + self.kv_ms
-
-    @property
-    def total_ms(self) -> float:
-        """The whole step."""
-        return self.floor_ms + self.nodes_ms + self.layers_ms
-
-
-def predict_step(shape: StepShape, machine: Machine, rows: int, context: float, nodes: int) -> StepTime:
-    """The time of a decode step.
-
-    Args:
-        shape: the model. machine: the device.
-        rows: sequences in the batch.
-        context: tokens that each attends to, on average.
-        nodes: kernels in the step's graph, one after another (`runtime.report.nodes`).
-    """
-    for name, value in (("rows", rows), ("context", context), ("nodes", nodes)):
-        _check_not_negative(name, value)
-    per_ms = machine.bytes_per_s / 1e3
-    return StepTime(
-        weights_ms=shape.weight_bytes / per_ms,
-        kv_ms=rows * context * shape.kv_bytes_per_token / per_ms,
-        nodes_ms=nodes * machine.node_us / 1e3,
-        layers_ms=shape.layers * machine.layer_us / 1e3,
-    )
-
-
-def _check_positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"{name} is {value!r}; give a positive number")
-
-
-def _check_not_negative(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ConfigError(f"{name} is {value!r}; give a number from 0 on")

@@ -1,4 +1,4 @@
-"""The cost model against published figures, against the loop's own step counts, and against bad input."""
+"""The cost model of pipelining against published figures, against the loop's own step counts, and against bad input."""
 
 from __future__ import annotations
 
@@ -9,18 +9,13 @@ import pytest
 
 from photon_ext.engine import Engine
 from photon_ext.errors import ConfigError
-from photon_ext.models.shapes import NAMED_SHAPES
 from photon_ext.observe.cost_model import (
-    NODE_US,
-    Machine,
     Periods,
     StepParts,
-    StepShape,
     Turnover,
     Workload,
     predict,
     predict_from_parts,
-    predict_step,
     steps_per_request,
 )
 from photon_ext.observe.meter import MeterSnapshot
@@ -36,7 +31,6 @@ PUBLISHED = [
     (4.04, 3.30, 8, 115, 0.222),
     (5.55, 3.98, 32, 104, 0.391),
 ]
-H200 = 4.53e12
 
 
 # --- the bubble ----------------------------------------------------------------------------------------------------------------------
@@ -156,34 +150,6 @@ def test_a_single_stream_begins_anew_with_a_bubble() -> None:
     assert parts.periods(1, 8) == Periods(decode_ms=2.7, prefill_ms=2.7)
 
 
-# --- the step ------------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("model", "gigabytes", "kib", "floors"),
-    [
-        ("qwen3-0.6b", 1.192, 112, (0.28, 0.37, 0.68)),
-        ("llama-3.2-1b", 2.472, 32, (0.55, 0.58, 0.66)),
-        ("qwen3-4b", 8.045, 144, (1.79, 1.91, 2.31)),
-        ("qwen3-8b", 15.14, 144, (3.36, 3.47, 3.88)),
-    ],
-)
-def test_bytes_and_floors_are_those_computed_by_hand(model: str, gigabytes: float, kib: int, floors: tuple[float, ...]) -> None:
-    shape = StepShape.of(NAMED_SHAPES[model], 2)
-    assert shape.weight_bytes == pytest.approx(gigabytes * 1e9, rel=1e-3)
-    assert shape.kv_bytes_per_token == kib * 1024
-    for rows, floor in zip((1, 8, 32), floors, strict=True):
-        step = predict_step(shape, Machine(H200, node_us=0), rows, 512, nodes=300)
-        assert step.floor_ms == step.total_ms == pytest.approx(floor, abs=0.006)
-
-
-def test_nodes_and_layers_are_paid_for_one_by_one() -> None:
-    shape = StepShape.of(NAMED_SHAPES["qwen3-0.6b"], 2)
-    step = predict_step(shape, Machine(H200, NODE_US["programmatic launch"], layer_us=4.0), 1, 512, nodes=200)
-    assert (step.nodes_ms, step.layers_ms) == (pytest.approx(0.2), pytest.approx(28 * 0.004))
-    assert step.total_ms == pytest.approx(step.floor_ms + 0.312)
-
-
 # --- bad input -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -200,10 +166,6 @@ def test_nodes_and_layers_are_paid_for_one_by_one() -> None:
         (lambda: Workload(True, 110), "streams is True"),
         (lambda: Workload(8, 0.5), "tokens_per_request is 0.5"),
         (lambda: Workload(8, float("inf")), "tokens_per_request is inf"),
-        (lambda: Machine(0), "bytes_per_s is 0"),
-        (lambda: Machine(1e12, node_us=-1), "node_us is -1"),
-        (lambda: StepShape(0, 1, 1), "weight_bytes is 0"),
-        (lambda: predict_step(StepShape(1, 1, 1), Machine(1e12), -1, 0, 0), "rows is -1"),
     ],
 )
 def test_wrong_numbers_are_named(make: Callable[[], object], words: str) -> None:

@@ -1,0 +1,109 @@
+"""What a decode step takes, predicted from its bytes and from how often kernels wait for each other.
+
+    T = bytes / bandwidth + nodes x e + layers x a
+
+A step reads every weight and the KV of every row once, and pays for each dependency between kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from photon_ext.observe.numbers import check_not_negative, check_positive
+
+if TYPE_CHECKING:
+    from photon_ext.models.config import ModelConfig
+
+NODE_US = {"plain graph": 3.0, "programmatic launch": 1.0, "persistent kernel": 0.3}
+"""Microseconds per dependency between two kernels (e), estimates, by how kernels follow each other."""
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What a decode step reads.
+
+    Attributes:
+        weight_bytes: bytes of weights per step, whatever the batch.
+        kv_bytes_per_token: bytes of keys and values per token of context, all layers.
+        layers: decoder layers.
+    """
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+    layers: int
+
+    def __post_init__(self) -> None:
+        for name in ("weight_bytes", "kv_bytes_per_token", "layers"):
+            check_positive(name, getattr(self, name))
+
+    @classmethod
+    def of(cls, config: ModelConfig, element_size: int) -> StepShape:
+        """The shape of a model with parameters and KV of `element_size` bytes.
+
+        Norms and biases are left out (below 0.1 %), and so is the embedding, of which a step reads a row per line; a tied one is the head.
+        """
+        check_positive("element_size", element_size)
+        layer = config.hidden * (config.qkv_size + config.q_size + 3 * config.intermediate)
+        elements = config.layers * layer + config.vocab * config.hidden
+        return cls(elements * element_size, config.kv_bytes_per_token(element_size), config.layers)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a device does.
+
+    Attributes:
+        bytes_per_s: measured read bandwidth (`python -m benchmarks.floor`).
+        node_us: microseconds per dependency between two kernels, e; see NODE_US.
+        layer_us: microseconds per layer that neither bytes nor nodes explain, a: attention's chain of softmax and merge, for one.
+    """
+
+    bytes_per_s: float
+    node_us: float = NODE_US["plain graph"]
+    layer_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_positive("bytes_per_s", self.bytes_per_s)
+        check_not_negative("node_us", self.node_us)
+        check_not_negative("layer_us", self.layer_us)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """A predicted decode step, milliseconds by cause."""
+
+    weights_ms: float
+    kv_ms: float
+    nodes_ms: float
+    layers_ms: float
+
+    @property
+    def floor_ms(self) -> float:
+        """Bytes over bandwidth: no step is faster."""
+        return self.weights_ms + self.kv_ms
+
+    @property
+    def total_ms(self) -> float:
+        """The whole step."""
+        return self.floor_ms + self.nodes_ms + self.layers_ms
+
+
+def predict_step(shape: StepShape, machine: Machine, rows: int, context: float, nodes: int) -> StepTime:
+    """The time of a decode step.
+
+    Args:
+        shape: the model. machine: the device.
+        rows: sequences in the batch.
+        context: tokens that each attends to, on average.
+        nodes: kernels in the step's graph, one after another (`runtime.report.nodes`).
+    """
+    for name, value in (("rows", rows), ("context", context), ("nodes", nodes)):
+        check_not_negative(name, value)
+    per_ms = machine.bytes_per_s / 1e3
+    return StepTime(
+        weights_ms=shape.weight_bytes / per_ms,
+        kv_ms=rows * context * shape.kv_bytes_per_token / per_ms,
+        nodes_ms=nodes * machine.node_us / 1e3,
+        layers_ms=shape.layers * machine.layer_us / 1e3,
+    )
