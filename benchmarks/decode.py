@@ -22,7 +22,7 @@ from benchmarks.common.numbers import summary
 from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, integers, names, parser, running_kernels
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.session import Memory, Session, agree, random_prompts
-from benchmarks.common.shapes import SHAPES, open_model, weight_bytes_read
+from benchmarks.common.shapes import SHAPES, open_model
 from benchmarks.common.table import print_table
 from benchmarks.common.trace import idle, record
 from benchmarks.floor import read_floor
@@ -144,7 +144,7 @@ class Bench:
         return measured | self._against_floor(batch, context, measured["ms_per_step"])
 
     def _against_floor(self, batch: int, context: float, step: dict[str, float]) -> dict[str, Any]:
-        weights = weight_bytes_read(self.config, self.weights)
+        weights = self.weights.bytes_per_step
         kv = round(batch * context * self.config.kv_bytes_per_token(self.weights.dtype.itemsize))
         floor = (weights + kv) / self.bytes_per_s * 1e3
         return {

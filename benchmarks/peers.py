@@ -27,7 +27,7 @@ import torch
 from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, integers, names, parser
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.session import random_prompts
-from benchmarks.common.shapes import SHAPES, weight_bytes_read
+from benchmarks.common.shapes import SHAPES
 from benchmarks.common.table import markdown_table, print_table
 from benchmarks.engines.catalog import CATALOG, missing
 from benchmarks.engines.peer import Setup, Tokens, Window
@@ -75,7 +75,7 @@ def checkpoint(name: str, dtype: str, device: str, folder: str | None, timeout: 
 
 
 def _weight_bytes(config: ModelConfig, dtype: str) -> int:
-    return weight_bytes_read(config, empty_weights(config, DTYPES[dtype], "meta"))
+    return empty_weights(config, DTYPES[dtype], "meta").bytes_per_step
 
 
 def _roomy_folder(size: int) -> str:

@@ -64,10 +64,9 @@ def trace(arguments: argparse.Namespace) -> Output | None:
     EngineOptions(**options)  # a wrong option shows before the model is loaded
     params = SamplingParams(max_new_tokens=arguments.max_new_tokens)
     config, weights, tokenizer = load_model(arguments.model, arguments.dtype, checked_device(choose_device(arguments.device)))
-    unread = 0 if weights.lm_head is weights.embedding else weights.embedding.nbytes
     with Engine.from_weights(config, weights, tokenizer, **options) as engine:
         engine.generate(prompts, SamplingParams(max_new_tokens=WARM_UP_TOKENS, ignore_eos=True), raw=arguments.raw)
-        recording.bytes_per_step = weights.nbytes - unread
+        recording.bytes_per_step = weights.bytes_per_step
         with recording:
             outputs = engine.generate(prompts, params, raw=arguments.raw)
     try:

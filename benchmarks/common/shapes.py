@@ -22,8 +22,3 @@ def open_model(name: str, dtype: torch.dtype | None, device: torch.device) -> tu
         return config, random_weights(config, dtype or torch.bfloat16, device)
     loaded = load_model(name, dtype, device)
     return loaded.config, loaded.weights
-
-
-def weight_bytes_read(config: ModelConfig, weights: DecoderWeights) -> int:
-    """Bytes of weights that a decode step reads: all but the embedding table, of which it reads one row per line unless tied."""
-    return weights.nbytes - (0 if config.tied_embeddings else weights.embedding.nbytes)

@@ -69,6 +69,11 @@ class DecoderWeights:
         """Bytes of all parameters."""
         return sum(tensor.nbytes for tensor in self.tensors())
 
+    @property
+    def bytes_per_step(self) -> int:
+        """Bytes of them that a decode step reads: all but an embedding that is not the head too, of which it reads a row per line."""
+        return self.nbytes - (0 if self.lm_head is self.embedding else self.embedding.nbytes)
+
 
 def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> DecoderWeights:
     """Uninitialized parameters of the right shapes on `device`; a loader fills them through `weight_slots`."""

@@ -14,6 +14,7 @@ from photon_ext.observe.numbers import check_not_negative, check_positive
 
 if TYPE_CHECKING:
     from photon_ext.models.config import ModelConfig
+    from photon_ext.models.weights import DecoderWeights
 
 NODE_US = {"plain graph": 3.0, "programmatic launch": 1.0, "persistent kernel": 0.3}
 """Microseconds per dependency between two kernels (e), estimates, by how kernels follow each other."""
@@ -38,15 +39,9 @@ class StepShape:
             check_positive(name, getattr(self, name))
 
     @classmethod
-    def of(cls, config: ModelConfig, element_size: int) -> StepShape:
-        """The shape of a model with parameters and KV of `element_size` bytes.
-
-        Norms and biases are left out (below 0.1 %), and so is the embedding, of which a step reads a row per line; a tied one is the head.
-        """
-        check_positive("element_size", element_size)
-        layer = config.hidden * (config.qkv_size + config.q_size + 3 * config.intermediate)
-        elements = config.layers * layer + config.vocab * config.hidden
-        return cls(elements * element_size, config.kv_bytes_per_token(element_size), config.layers)
+    def of(cls, config: ModelConfig, weights: DecoderWeights) -> StepShape:
+        """The shape of a model with KV in the dtype of its weights, which may be on torch's meta device (`empty_weights`)."""
+        return cls(weights.bytes_per_step, config.kv_bytes_per_token(weights.dtype.itemsize), config.layers)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from photon_ext.errors import ConfigError
 from photon_ext.models.shapes import NAMED_SHAPES
+from photon_ext.models.weights import empty_weights
 from photon_ext.observe.step_time import NODE_US, Machine, StepShape, predict_step
 
 H200 = 4.53e12
+
+
+def shape_of(model: str) -> StepShape:
+    config = NAMED_SHAPES[model]
+    return StepShape.of(config, empty_weights(config, torch.bfloat16, "meta"))
 
 
 @pytest.mark.parametrize(
@@ -23,7 +30,7 @@ H200 = 4.53e12
     ],
 )
 def test_bytes_and_floors_are_those_computed_by_hand(model: str, gigabytes: float, kib: int, floors: tuple[float, ...]) -> None:
-    shape = StepShape.of(NAMED_SHAPES[model], 2)
+    shape = shape_of(model)
     assert shape.weight_bytes == pytest.approx(gigabytes * 1e9, rel=1e-3)
     assert shape.kv_bytes_per_token == kib * 1024
     for rows, floor in zip((1, 8, 32), floors, strict=True):
@@ -32,7 +39,7 @@ def test_bytes_and_floors_are_those_computed_by_hand(model: str, gigabytes: floa
 
 
 def test_nodes_and_layers_are_paid_for_one_by_one() -> None:
-    shape = StepShape.of(NAMED_SHAPES["qwen3-0.6b"], 2)
+    shape = shape_of("qwen3-0.6b")
     step = predict_step(shape, Machine(H200, NODE_US["programmatic launch"], layer_us=4.0), 1, 512, nodes=200)
     assert (step.nodes_ms, step.layers_ms) == (pytest.approx(0.2), pytest.approx(28 * 0.004))
     assert step.total_ms == pytest.approx(step.floor_ms + 0.312)
