@@ -5,11 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` (0..1) of `values` lie, by the nearest rank; `values` must not be empty."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+from photon_ext.observe.numbers import percentile
 
 
 def summary(values: Sequence[float]) -> dict[str, float | int] | None:

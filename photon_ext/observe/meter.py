@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from photon_ext.observe.numbers import percentile
 from photon_ext.observe.phase_clock import PhaseClock, StoppedClock
 from photon_ext.observe.prometheus import exposition
 from photon_ext.runtime.probe import Phase
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 WINDOW_S = 5.0  # what rates are taken over
 SAMPLE_S = 0.25
-TAIL = 0.99
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Meter:
         """What the engine is doing now."""
         stats, scheduler, pool = self._pipeline, self._scheduler, self._scheduler.pool
         zombie_steps, zombie_rows = stats.zombie_steps, stats.zombie_rows  # parts before wholes, which the loop may be adding to
-        gap_s, gap_count, gaps = stats.gap_sum_us / 1e6, stats.gap_count, sorted(stats.gaps_us.copy())
+        gap_s, gap_count, gaps = stats.gap_sum_us / 1e6, stats.gap_count, stats.gaps_us.copy()
         decode_steps, quiet_steps = stats.decode_steps, stats.quiet_steps
         now = time.perf_counter_ns()
         steps, tokens, rows = self._counts()
@@ -163,7 +163,7 @@ class Meter:
             host_wait_s=stats.host_wait_ns / 1e9,
             device_waits=stats.device_waits,
             step_gap_us=statistics.median(gaps) if gaps else None,
-            step_gap_p99_us=gaps[int(TAIL * (len(gaps) - 1))] if gaps else None,
+            step_gap_p99_us=percentile(gaps, 0.99) if gaps else None,
             gap_count=gap_count,
             gap_s=gap_s,
             host_s=self.clock.seconds(),

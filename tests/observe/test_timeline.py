@@ -225,7 +225,7 @@ def test_off_nothing_of_it_is_imported() -> None:
     program = """
 import sys
 import photon_ext.engine, photon_ext.cli
-always = tuple(f"photon_ext.observe.{name}" for name in ("meter", "phase_clock", "prometheus"))
+always = tuple(f"photon_ext.observe.{name}" for name in ("meter", "numbers", "phase_clock", "prometheus"))
 print([name for name in sys.modules if name.startswith("photon_ext.observe.") and name not in always or name == "matplotlib"])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)

@@ -27,6 +27,7 @@ from photon_ext.observe.analysis.kernels import (
 )
 from photon_ext.observe.analysis.phases import phase_times
 from photon_ext.observe.analysis.steps import Steps, find_steps
+from photon_ext.observe.numbers import percentile
 from photon_ext.observe.records import Records
 
 
@@ -168,9 +169,7 @@ def _gap_figures(gaps: Iterable[Gap], kind: GapKind, steps: Iterable[int]) -> Ga
     ns = list(per_step.values())
     if not ns:
         return None
-    ordered = sorted(ns)
-    p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
-    return GapFigures(len(ns), median(ns) / 1e3, fmean(ns) / 1e3, p99 / 1e3, ordered[-1] / 1e3)
+    return GapFigures(len(ns), median(ns) / 1e3, fmean(ns) / 1e3, percentile(ns, 0.99) / 1e3, max(ns) / 1e3)
 
 
 def _waited(gaps: Iterable[Gap], steps: int) -> dict[str, float]:
