@@ -206,8 +206,13 @@ def records_of(document: Document) -> Records:
     return Records("cuda", 0, end, device=device, calls=moved(found.calls), ops=moved(found.ops))
 
 
-def user_loop(item: bool, steps: int = 10) -> Records:
-    """A stock PyTorch loop: embedding, four layers, argmax, one launch each; then .item() (or not), and 50 us of Python."""
+def user_loop(items: int, steps: int = 10, wake_us: float = 10, python_us: float = 50) -> Records:
+    """A stock PyTorch loop: embedding, four layers, argmax, one launch each; then .item() so many times, and Python.
+
+    Args:
+        wake_us: from the end of an item's copy until the host goes on.
+        python_us: between the last item and the next step.
+    """
     document = Document()
     host = device = 0.0
     for _ in range(steps):
@@ -220,15 +225,15 @@ def user_loop(item: bool, steps: int = 10) -> Records:
             start = max(device, host)
             device = start + (4 if name == "rms_norm" else 60)
             document.kernel(name, start, device, correlation)
-        if item:
+        for _ in range(items):
             op = host
             correlation = document.call("cudaMemcpyAsync", host + 3, host + 6)
             device = max(device, host + 6) + 3
             document.copy("DtoH (Device -> Pinned)", device - 2, device, correlation, COMPUTE, 8)
-            document.call("cudaStreamSynchronize", host + 7, device + 10)
-            host = device + 12
+            document.call("cudaStreamSynchronize", host + 7, device + wake_us)
+            host = device + wake_us + 2
             document.op("aten::item", op, host)
             document.op("aten::_local_scalar_dense", op + 1, host - 1)
         document.op("decode one token", begin, host, "user_annotation")
-        host += 50
+        host += python_us
     return records_of(document)

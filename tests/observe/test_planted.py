@@ -66,7 +66,7 @@ def test_masks_made_underneath_the_forward_cost_nothing() -> None:
 
 def test_an_item_in_user_code_is_named() -> None:
     """A stock loop: kernels launched one by one, then argmax, then .item(), which waits for the device. No phases of ours."""
-    report = make_report(user_loop(item=True))
+    report = make_report(user_loop(items=1))
     (sync,) = of_kind(report, FindingKind.SYNC)
     assert (sync.times, sync.where) == (10, "aten::item in decode one token")
     assert "10 calls of cudaStreamSynchronize in aten::item" in sync.text
@@ -75,8 +75,31 @@ def test_an_item_in_user_code_is_named() -> None:
     assert "synchronizing call (cudaStreamSynchronize, aten::item in decode one token)" in waits
 
 
+def test_items_in_a_row_are_named_though_each_is_short() -> None:
+    """A token of each of eight rows: the host wakes up soon, eight times while the device has nothing to do."""
+    report = make_report(user_loop(items=8, wake_us=1))
+    (sync,) = of_kind(report, FindingKind.SYNC)
+    assert sync.times == 80
+    waits = {finding.where: finding for finding in of_kind(report, FindingKind.GAP)}
+    item = waits["synchronizing call (cudaStreamSynchronize, aten::item in decode one token)"]
+    assert item.times == 8, "once per gap"
+    assert item.us > 10
+
+
+def test_causes_that_are_small_one_by_one_are_named_together() -> None:
+    """A quick wake-up and little Python: no cause has 10 us of a step, and still the device idles for more than that."""
+    report = make_report(user_loop(items=1, wake_us=2, python_us=4))
+    (wait,) = of_kind(report, FindingKind.GAP)
+    assert report.step_gap is not None
+    assert wait.us == pytest.approx(report.step_gap.median_us)
+    assert wait.where.startswith("synchronizing call (cudaStreamSynchronize, aten::item in decode one token), ")
+    assert f"the device waits {wait.us:.0f} us per step for small things: synchronizing call" in wait.text
+    assert all(f", {cause} (" in wait.text for cause in ("launch", "other code of the host"))
+    assert " and 2 more, in 8 gaps of 8 steady steps" in wait.text
+
+
 def test_the_same_loop_without_item_has_no_synchronization() -> None:
-    assert of_kind(make_report(user_loop(item=False)), FindingKind.SYNC) == []
+    assert of_kind(make_report(user_loop(items=0)), FindingKind.SYNC) == []
 
 
 def test_an_out_copy_behind_the_next_forward_is_named() -> None:

@@ -72,7 +72,7 @@ def test_idle_time_is_an_event_that_says_whom_the_device_waited_for(blocking: tu
 
 
 def test_lanes_do_not_overlap_and_use_known_colours(blocking: tuple[Records, Report]) -> None:
-    for records in (blocking[0], Loop(depth=2, mask_us=1100, pageable=True).records(), user_loop(item=True)):
+    for records in (blocking[0], Loop(depth=2, mask_us=1100, pageable=True).records(), user_loop(items=1)):
         lanes = make_lanes(records, make_report(records))
         assert lanes
         for lane in lanes:

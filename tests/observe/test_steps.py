@@ -151,7 +151,7 @@ def test_phases_of_a_step_on_the_device() -> None:
         "sampling": pytest.approx(98),
         "copy out": pytest.approx(2),
     }
-    user = user_loop(item=False)
+    user = user_loop(items=0)
     assert phase_times(find_steps(user), user) == {}
 
 

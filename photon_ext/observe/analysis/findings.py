@@ -14,7 +14,8 @@ from photon_ext.observe.api import CallKind, classify
 from photon_ext.observe.records import ApiCall, DeviceSpan, HostSpan, Records
 from photon_ext.runtime.probe import Phase
 
-MIN_US = 10.0  # a cause that costs a step less is not worth a line
+MIN_US = 10.0  # a cause that costs a step less is not worth a line of its own
+SHOWN = 4  # of the smaller causes, which share one
 LATE_NS = 20_000  # an out-copy may start this much after its step without being late
 SHORT_NS = 50_000  # behind a step that is shorter than this, a copy may as well be late because its stream woke up late
 BLOCKING = (CallKind.SYNC, CallKind.EVENT_WAIT)
@@ -50,20 +51,31 @@ def find_all(records: Records, steps: Steps, gaps: Sequence[Gap]) -> list[Findin
 
 
 def waits(steps: Steps, gaps: Iterable[Gap]) -> list[Finding]:
-    """Whom the device waited for in the gaps of steady steps, by cause and place. Its own time between queued steps is no wait."""
+    """Whom the device waited for in the gaps of steady steps, by cause and place. Its own time between queued steps is no wait.
+
+    Causes too small for a line each are one line together, where that is not too small: a gap of 25 us in five pieces is no less idle.
+    """
     steady = {step.number for step in steps.steady}
-    total: dict[str, list[int]] = defaultdict(list)
-    for gap in gaps:
+    total: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))  # nanoseconds by the gap's place in `gaps`
+    for place, gap in enumerate(gaps):
         for share in gap.shares:
             if gap.step in steady and gap.kind is not GapKind.REST:
-                total[share_name(share)].append(share.ns)
+                total[share_name(share)][place] += share.ns
+    per_step = {name: sum(ns.values()) / 1e3 / len(steady) for name, ns in total.items()}
     made = []
     for name, ns in total.items():
-        us = sum(ns) / 1e3 / len(steady)
-        if us >= MIN_US:
+        if per_step[name] >= MIN_US:
             verb = "idles" if name == Cause.DEVICE.value else "waits"
-            text = f"the device {verb} {us:.0f} us per step for: {name}, in {len(ns)} gaps of {len(steady)} steady steps"
-            made.append(Finding(FindingKind.GAP, len(ns), sum(ns) / 1e3 / len(ns), name, text))
+            text = f"the device {verb} {per_step[name]:.0f} us per step for: {name}, in {len(ns)} gaps of {len(steady)} steady steps"
+            made.append(Finding(FindingKind.GAP, len(ns), per_step[name] * len(steady) / len(ns), name, text))
+    small = sorted((name for name, us in per_step.items() if us < MIN_US and name != Cause.DEVICE.value), key=lambda name: -per_step[name])
+    us = sum(per_step[name] for name in small)
+    if us >= MIN_US:
+        places = {place for name in small for place in total[name]}
+        parts = ", ".join(f"{name} {per_step[name]:.1f} us" for name in small[:SHOWN])
+        parts += f" and {len(small) - SHOWN} more" * (len(small) > SHOWN)
+        text = f"the device waits {us:.0f} us per step for small things: {parts}, in {len(places)} gaps of {len(steady)} steady steps"
+        made.append(Finding(FindingKind.GAP, len(places), us * len(steady) / len(places), ", ".join(small[:SHOWN]), text))
     return made
 
 
