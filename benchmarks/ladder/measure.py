@@ -83,28 +83,53 @@ def _windows(subject: Subject, decode: Decode) -> tuple[float, list[float]]:
 
 
 def count_allocations(subject: Subject, decode: Decode) -> float:
-    """Requests to torch's allocator in a steady step. On CUDA they are served from its cache, as a rule without a cudaMalloc."""
-    count = _cuda_requests if subject.device.type == "cuda" else _cpu_requests
-    half = subject.tokens // 2
-    return (count(subject, decode, subject.tokens) - count(subject, decode, half)) / (subject.tokens - half)
+    """Requests to torch's allocator in a steady step. On CUDA they are served from its cache, as a rule without a cudaMalloc.
+
+    Counted between two tokens of one run, the first and the last eight left out: what a loop sets up, and how much, hangs on its length.
+    """
+    counter = _CudaRequests(subject.device) if subject.device.type == "cuda" else _CpuRequests()
+    begin, end = WINDOW, subject.tokens - WINDOW
+    for came, _ in enumerate(decode(subject.model, subject.prompt, subject.tokens, ()), start=1):
+        if came == begin:
+            counter.start()
+        elif came == end:
+            counter.stop()
+    return counter.requests / (end - begin)
 
 
-def _cuda_requests(subject: Subject, decode: Decode, tokens: int) -> int:
-    def total() -> int:
-        return int(torch.cuda.memory_stats(subject.device)["allocation.all.allocated"])
+class _CudaRequests:
+    """Requests to the device's allocator from `start` to `stop`."""
 
-    before = total()
-    subject.run(decode, tokens)
-    return total() - before
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.requests = 0
+
+    def start(self) -> None:
+        self.requests = -self._total()
+
+    def stop(self) -> None:
+        self.requests += self._total()
+
+    def _total(self) -> int:
+        return int(torch.cuda.memory_stats(self._device)["allocation.all.allocated"])
 
 
-def _cpu_requests(subject: Subject, decode: Decode, tokens: int) -> int:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        subject.run(decode, tokens)
-    results = profile.profiler.kineto_results if profile.profiler is not None else None
-    if results is None:
-        raise BenchmarkError("torch.profiler returned no records; this torch was built without kineto")
-    return sum(event.name() == "[memory]" and event.nbytes() > 0 for event in results.events())
+class _CpuRequests:
+    """Requests of this thread for memory of the host from `start` to `stop`."""
+
+    def __init__(self) -> None:
+        self._profile = torch.autograd.profiler.profile(use_kineto=True, profile_memory=True)
+        self.requests = 0
+
+    def start(self) -> None:
+        self._profile.__enter__()
+
+    def stop(self) -> None:
+        self._profile.__exit__(None, None, None)
+        results = self._profile.kineto_results
+        if results is None:
+            raise BenchmarkError("torch's profiler returned no records; this torch was built without kineto")
+        self.requests = sum(event.name() == "[memory]" and event.nbytes() > 0 for event in results.events())
 
 
 class DeviceSteps(NamedTuple):

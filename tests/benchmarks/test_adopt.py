@@ -141,21 +141,22 @@ def test_every_stage_is_a_small_change(loop: str) -> None:
 
 
 class CountingModel:
-    """Stands in for a model: a decode loop of three allocations a token, and one before the first."""
+    """Stands in for a model: a decode loop of three allocations a token, and before the first as many as there will be tokens."""
 
-    device = torch.device("cpu")
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = torch.device(device)
 
 
 def counting_decode(model: CountingModel, prompt: list[int], tokens: int, stops: tuple[int, ...]) -> Iterator[int]:
-    kept = [torch.empty(4)]
+    kept = [torch.empty(4, device=model.device) for _ in range(tokens)]
     for token in range(tokens):
-        kept = [torch.empty(8) for _ in range(3)]
+        kept = [torch.empty(8, device=model.device) for _ in range(3)]
         yield token
     del kept
 
 
-def test_allocations_are_counted_per_step() -> None:
-    assert count_allocations(Subject(CountingModel(), PROMPT, 32), counting_decode) == 3
+def test_allocations_are_counted_in_steady_steps(device: str) -> None:
+    assert count_allocations(Subject(CountingModel(device), PROMPT, 32), counting_decode) == 3
 
 
 def test_steady_steps_exclude_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
