@@ -24,6 +24,13 @@ MEMORY_TYPE = 2
 MEMORY_NAMES = {1: "Pinned", 2: "Device", 4: "Managed"}
 LINEAR_COPIES = frozenset(f"Memcpy{kind}{tail}" for kind in ("", "HtoD", "DtoH", "DtoD") for tail in ("", "Async"))
 
+# CUPTI_ERROR_MAX_LIMIT_REACHED and CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED of cupti_result.h.
+SUBSCRIBER_ERRORS = (12, 39)
+HAS_SUBSCRIBER = (
+    "; CUPTI has one subscriber at a time, and this process has another: torch.profiler, which stays subscribed once it was used, or a "
+    "profiler that the process runs under; count in a process of its own, before torch.profiler is first used"
+)
+
 _Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p)
 
 
@@ -64,7 +71,8 @@ class ApiCounter:
 
     def __enter__(self) -> ApiCounter:
         self._cupti = load_cupti()
-        self._check(self._cupti.cuptiSubscribe(ctypes.byref(self._subscriber), self._callback, None), "cuptiSubscribe")
+        result = self._cupti.cuptiSubscribe(ctypes.byref(self._subscriber), self._callback, None)
+        self._check(result, "cuptiSubscribe", HAS_SUBSCRIBER if result in SUBSCRIBER_ERRORS else "")
         try:
             for domain in (RUNTIME_API, DRIVER_API):
                 self._check(self._cupti.cuptiEnableDomain(1, self._subscriber, domain), "cuptiEnableDomain")
@@ -109,12 +117,12 @@ class ApiCounter:
         elif classify(name) is CallKind.COPY:
             self.odd_copies[name] += 1
 
-    def _check(self, result: int, call: str) -> None:
+    def _check(self, result: int, call: str, remedy: str = "") -> None:
         if result == 0:
             return
         text = ctypes.c_char_p()
         self._cupti.cuptiGetResultString(result, ctypes.byref(text))
-        raise CuptiError(f"{call}: {(text.value or b'?').decode()} ({result})")
+        raise CuptiError(f"{call}: {(text.value or b'?').decode()} ({result}){remedy}")
 
 
 def load_cupti() -> Any:
