@@ -39,7 +39,7 @@ class KinetoRecords(NamedTuple):
 
 
 class Recorder:
-    """torch.profiler, started and stopped.
+    """torch's profiler, started and stopped.
 
     Args:
         ops: record torch ops and the user's record_function ranges of all threads.
@@ -50,17 +50,23 @@ class Recorder:
         # A profiler that tears CUPTI down and starts it again does not survive captured graphs.
         os.environ.setdefault("TEARDOWN_CUPTI", "0")
         os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
-        activities = [torch.profiler.ProfilerActivity.CPU] if ops or stacks else []
-        if torch.cuda.is_available():
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        on_host = bool(ops or stacks)
+        on_cuda = torch.cuda.is_available()
         self._profile = None
-        if activities:
-            config = _ExperimentalConfig(profile_all_threads=bool(ops or stacks))
-            self._profile = torch.profiler.profile(activities=activities, with_stack=stacks, experimental_config=config)
+        if on_host or on_cuda:
+            # Not torch.profiler.profile, which is a schedule around this: torch 2.11's warns of lost cycles though there is one, and with
+            # acc_events=True, which silences that, torch 2.13's makes a Python object of every event at the end.
+            self._profile = torch.autograd.profiler.profile(
+                use_kineto=True,
+                use_cpu=on_host,
+                use_device="cuda" if on_cuda else None,
+                with_stack=stacks,
+                experimental_config=_ExperimentalConfig(profile_all_threads=on_host),
+            )
 
     def start(self) -> None:
         if self._profile is not None:
-            self._profile.start()
+            self._profile.__enter__()
 
     def stop(self, idents: Mapping[int, int]) -> KinetoRecords:
         """Ends the recording. `idents`: see `parse`."""
@@ -68,8 +74,8 @@ class Recorder:
             return KinetoRecords([], [], [], [])
         if not torch.autograd.profiler._is_profiler_enabled:  # torch crashes where it stops what is not running
             raise ConfigError("the timeline's profile was ended by another one; start no torch.profiler inside a timeline")
-        self._profile.stop()
-        results = self._profile.profiler.kineto_results if self._profile.profiler is not None else None
+        self._profile.__exit__(None, None, None)
+        results = self._profile.kineto_results
         if results is None:
             raise RuntimeError("torch.profiler returned no records; this torch was built without kineto")
         with tempfile.TemporaryDirectory() as folder:

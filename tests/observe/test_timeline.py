@@ -338,6 +338,18 @@ print(len(after.records.ops) > 0)
     assert done.stdout.endswith("True\n")
 
 
+def test_a_timeline_warns_of_nothing() -> None:
+    code = """
+import warnings, torch
+from photon_ext.observe import timeline
+warnings.simplefilter("error")
+for options in ({}, {"ops": False}, {"stacks": True}):
+    with timeline(**options) as after: torch.ones(3).sum()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 @pytest.mark.parametrize("capacity", [0, 1.5, "x", 2**40])
 def test_a_capacity_that_cannot_be_is_named(capacity: int) -> None:
     with pytest.raises(ConfigError, match=f"capacity is {capacity!r}"):
