@@ -5,6 +5,7 @@
 The stages are files that can be read and compared: benchmarks/ladder. Up to the graph they are the steps of "pegainfer (4): From
 Pre-allocation to Graph Replay", 14.63, 13.58 and 12.29 ms a token there (Qwen3-4B, bfloat16, RTX 5070 Ti). A stage that fails becomes an
 entry with its error, and the ladder goes on. Everything is timed before anything is traced, because a profiler slows what runs after it.
+`--fast-kernels` with `--dtype bfloat16` gives the last stage the kernels made for Hopper.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.common.options import DTYPES, device_of, names, parser
+from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, names, parser, running_kernels
 from benchmarks.common.result import ResultFile
 from benchmarks.common.table import print_table
 from benchmarks.ladder.measure import Subject, check_tokens, count_allocations, device_time, time_steps
 from benchmarks.ladder.models import build_model
-from benchmarks.ladder.stages import LADDERS, Changed, Stage, changed
+from benchmarks.ladder.stages import LADDERS, Changed, Decode, Stage, changed
 from benchmarks.ladder.verdict import Figures, verdict
 
 HEADER = ("stage", "what changes", "lines", "ms/step", "in all", "first 8 ms", "gap share", "allocations", "tokens equal")
@@ -31,17 +32,17 @@ MIN_TOKENS = 32  # three windows after the first one, and enough steps in half o
 
 
 class Ladder:
-    """One loop's model and the stages that could be measured so far."""
+    """One loop's model and the stages that could be measured so far; `fast`: our step with the fast kernels."""
 
-    def __init__(self, loop: str, subject: Subject, dtype: torch.dtype) -> None:
-        self.loop, self.subject, self.dtype = loop, subject, dtype
+    def __init__(self, loop: str, subject: Subject, dtype: torch.dtype, fast: bool) -> None:
+        self.loop, self.subject, self.dtype, self.fast = loop, subject, dtype, fast
         self.reference: list[int] | None = None
         self.steps: dict[Stage, dict[str, Any]] = {}
         self.records: dict[Stage, dict[str, Any]] = {}
 
     def time(self, stage: Stage, repeats: int) -> dict[str, Any]:
         """Tokens and times of a stage. Raises BenchmarkError where its tokens are not those of the first stage."""
-        decode = stage.decode
+        decode = self._decode(stage)
         tokens = self.subject.run(decode)
         expected = self.reference or tokens
         equal = check_tokens(expected, tokens, self.dtype)
@@ -51,11 +52,14 @@ class Ladder:
 
     def observe(self, stage: Stage) -> dict[str, Any]:
         """Allocations per step, and on CUDA the device's own time."""
-        decode = stage.decode
+        decode = self._decode(stage)
         allocations = {"allocations_per_step": count_allocations(self.subject, decode)}
         if self.subject.device.type != "cuda":
             return allocations
         return allocations | device_time(self.subject, decode, self.steps[stage]["ms_per_step"])
+
+    def _decode(self, stage: Stage) -> Decode:
+        return partial(stage.decode, fast_kernels=True) if self.fast and stage.takes_fast_kernels else stage.decode
 
     def figures(self, stage: Stage) -> Figures:
         """What `verdict` compares."""
@@ -69,14 +73,16 @@ class Ladder:
         )
 
 
-def climb(ladder: Ladder, repeats: int, result: ResultFile) -> None:
+def climb(ladder: Ladder, args: Namespace, result: ResultFile) -> None:
     """Times every stage of a ladder, adding an entry for each."""
     below = ""
     for stage in LADDERS[ladder.loop]:
         source = stage.path.read_text()
         lines = changed(below, source)
         labels = {"what": "steps", "loop": ladder.loop, "stage": stage.name, "changes": stage.what, "lines": lines._asdict()}
-        entry = result.measure(labels, partial(ladder.time, stage, repeats))
+        if stage.takes_fast_kernels:
+            labels["kernels"] = args.kernels
+        entry = result.measure(labels, partial(ladder.time, stage, args.repeats))
         below = source
         if entry is not None:
             ladder.steps[stage] = entry
@@ -130,18 +136,18 @@ def run(args: Namespace) -> ResultFile:
     """Measures the ladders that `args` asks for."""
     device, dtype = device_of(args.device), DTYPES[args.dtype]
     result = ResultFile("adopt", args, args.json)
-    print(f"{args.model} (random weights), {args.dtype}, {device}")
+    print(f"{args.model} (random weights), {args.dtype}, {device}; our step with {args.kernels} kernels")
     prompt = [(7 * i + 3) % 250 for i in range(args.prompt)]
     ladders: list[Ladder] = []
 
     def build(loop: str) -> dict[str, Any]:
         model = build_model(loop, args.model, dtype, device, args.prompt + args.tokens)
-        ladders.append(Ladder(loop, Subject(model, prompt, args.tokens), dtype))
+        ladders.append(Ladder(loop, Subject(model, prompt, args.tokens), dtype, args.fast_kernels))
         return {}
 
     for loop in args.loop:
         if result.measure({"what": "model", "loop": loop, "model": args.model}, partial(build, loop)) is not None:
-            climb(ladders[-1], args.repeats, result)
+            climb(ladders[-1], args, result)
     for ladder in ladders:
         observe(ladder, result)
     for ladder in ladders:
@@ -157,6 +163,7 @@ def arguments(given: Sequence[str] | None) -> Namespace:
     options.add_argument("--dtype", choices=DTYPES, default="float32", help="float32: all tokens must be equal; else it is counted")
     options.add_argument("--prompt", type=int, default=16, help="prompt tokens")
     options.add_argument("--tokens", type=int, default=128, help=f"new tokens, at least {MIN_TOKENS}")
+    fast_kernels_option(options)
     options.add_argument("--repeats", type=int, default=3, help="timed runs of each stage")
     args = options.parse_args(given)
     unknown = [loop for loop in args.loop if loop not in LADDERS]
@@ -165,6 +172,7 @@ def arguments(given: Sequence[str] | None) -> Namespace:
     for name, least in (("tokens", MIN_TOKENS), ("prompt", 1), ("repeats", 1)):
         if getattr(args, name) < least:
             options.error(f"--{name} is {getattr(args, name)}; use at least {least}")
+    args.kernels = running_kernels(args)
     return args
 
 

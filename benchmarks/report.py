@@ -53,15 +53,15 @@ def headline(data: dict[str, Any]) -> str:
     entries = [entry for entry in data.get("entries", ()) if entry.get("status") == "ok"]
     parts = []
     for entry in entries:
+        fast = " fast" if entry.get("kernels") == "fast" else ""
         if entry.get("what") == "decode":
-            fast = " fast" if entry.get("kernels") == "fast" else ""
             parts.append(f"{entry['model']} B{entry['batch']} d{entry['depth']}{fast} {entry['ms_per_step']['median']:.3g} ms")
         elif entry.get("what") == "counts":
             parts.append(f"{entry['model']} B{entry['batch']} {entry['way']} {'pass' if entry['passed'] else 'FAIL'}")
         elif entry.get("what") == "single stream":
             parts += [f"{label} {own['tokens_per_s']:.3g} tok/s" for label, own in entry["rates"].items()]
         elif entry.get("what") == "steps":
-            parts.append(f"{entry['loop']} {entry['stage']} {entry['ms_per_step']:.3g} ms")
+            parts.append(f"{entry['loop']} {entry['stage']}{fast} {entry['ms_per_step']:.3g} ms")
         elif entry.get("what") == "gain":
             parts.append(f"{entry['model']} x{entry['streams']} {entry['observed']:+.1%} (predicted {entry['predicted']:+.1%})")
         elif entry.get("what") == "peer":

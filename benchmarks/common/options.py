@@ -41,8 +41,9 @@ def fast_kernels_option(options: argparse.ArgumentParser) -> None:
 
 
 def running_kernels(args: argparse.Namespace) -> str:
-    """Which kernels --fast-kernels leads to on --device: "fast" or "portable"."""
-    return "fast" if args.fast_kernels and device_of(args.device).type == "cuda" and fast_kernels_run() else "portable"
+    """Which kernels --fast-kernels leads to on --device with --dtype, None being bfloat16 as a rule: "fast" or "portable"."""
+    fits = args.dtype in (None, "bfloat16") and device_of(args.device).type == "cuda" and fast_kernels_run()
+    return "fast" if args.fast_kernels and fits else "portable"
 
 
 def device_of(name: str) -> torch.device:

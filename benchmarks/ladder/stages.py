@@ -41,6 +41,11 @@ class Stage:
         found: Decode = import_module(f"benchmarks.ladder.{self.loop}.{self.name}").decode
         return found
 
+    @property
+    def takes_fast_kernels(self) -> bool:
+        """Whether its `decode` has the argument `fast_kernels`: where the kernels of the whole step are ours."""
+        return self.name == "step"
+
 
 class Changed(NamedTuple):
     """Lines of code that a stage adds to the one before, and takes away. A line that is altered counts as both."""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+import photon_ext
 from benchmarks import adopt
 from benchmarks.common.result import BenchmarkError
 from benchmarks.common.shapes import SHAPES
@@ -22,6 +23,7 @@ from benchmarks.ladder.models import build_model
 from benchmarks.ladder.stages import LADDERS, Changed, Stage, changed
 from benchmarks.ladder.verdict import Figures, verdict
 from photon_ext.models.config import Family, RopeScaling, RopeScalingKind
+from photon_ext.models.decoder import Decoder
 from photon_ext.observe.records import DeviceKind, DeviceSpan
 
 NO_TRANSFORMERS = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
@@ -235,10 +237,11 @@ def test_the_verdict_follows_the_figures() -> None:
 # --- the command --------------------------------------------------------------------------------------------------------------------
 
 
-def climbed(tmp_path: Path, loop: str, device: str) -> tuple[int, dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+def climbed(tmp_path: Path, loop: str, device: str, *more: str) -> tuple[int, dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """Exit status, and the entries for times and for records by stage."""
     file = tmp_path / "adopt.json"
-    status = adopt.main(["--loop", loop, "--device", device, "--tokens", "32", "--prompt", "5", "--repeats", "1", "--json", str(file)])
+    given = f"--loop {loop} --device {device} --tokens 32 --prompt 5 --repeats 1"
+    status = adopt.main([*given.split(), *more, "--json", str(file)])
     entries = json.loads(file.read_text())["entries"]
     by_stage = ({entry["stage"]: entry for entry in entries if entry["what"] == what} for what in ("steps", "records"))
     return (status, *by_stage)
@@ -260,6 +263,24 @@ def test_the_ladder_is_climbed(tmp_path: Path, loop: str, device: str, capsys: p
     printed = capsys.readouterr().out
     for stage in LADDERS[loop]:
         assert f"{stage.name}: {steps[stage.name]['verdict']}" in printed
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_our_step_takes_the_fast_kernels(tmp_path: Path, loop: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bool] = []
+    create = Decoder.__init__
+
+    def noted(self: Decoder, *arguments: Any, fast: bool = False, **more: Any) -> None:
+        made.append(fast)
+        create(self, *arguments, fast=fast, **more)
+
+    monkeypatch.setattr(Decoder, "__init__", noted)
+    status, steps, found = climbed(tmp_path, loop, device, "--fast-kernels", "--dtype", "bfloat16")
+    assert status == 0
+    assert list(found) == NAMES
+    assert set(made) == {True}
+    kernels = "fast" if device == "cuda" and photon_ext.fast_kernels_run() else "portable"
+    assert {name: entry["kernels"] for name, entry in steps.items() if "kernels" in entry} == {"step": kernels}
 
 
 def test_a_stage_that_fails_is_an_entry_and_the_ladder_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from photon_ext.models.weights import empty_weights, weight_slots
 
 
 @torch.inference_mode()
-def decode(model, prompt_ids, max_new_tokens, stop_ids):
+def decode(model, prompt_ids, max_new_tokens, stop_ids, fast_kernels=False):
     config, device = hf_config(model.config.to_dict()), model.device
     max_len = len(prompt_ids) + max_new_tokens
     weights, parameters = empty_weights(config, model.dtype, device), dict(model.named_parameters())
@@ -20,8 +20,8 @@ def decode(model, prompt_ids, max_new_tokens, stop_ids):
     for name, slot in weight_slots(config, weights):
         slot.copy_(parameters[name])
     pages = {"page_size": max_len, "num_pages": 2}  # one for the sequence; page 0 is nobody's
-    decoder = Decoder(config, weights, max_lines=256, max_segments=1, max_len=max_len, **pages)
-    runtime = photon_ext.Runtime(max_rows=1, max_len=max_len, depth=2, device=device)
+    decoder = Decoder(config, weights, max_lines=256, max_segments=1, max_len=max_len, fast=fast_kernels, **pages)
+    runtime = photon_ext.Runtime(max_rows=1, max_len=max_len, depth=2, device=device, fast_kernels=fast_kernels)
     pipeline = photon_ext.Pipeline(runtime, decoder.forward, vocab_size=config.vocab)
     pipeline.admit(prompt_ids, max_new_tokens=max_new_tokens, stop_ids=stop_ids)
     while pipeline.busy:
