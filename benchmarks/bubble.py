@@ -16,7 +16,6 @@ from argparse import ArgumentTypeError, Namespace
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -24,10 +23,10 @@ import torch
 
 from benchmarks.common.bubble_plot import plot_gains
 from benchmarks.common.gain import Gain, Side, periods
-from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, integers, names, parser, running_kernels
+from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, integers, names, output_file, parser, running_kernels
 from benchmarks.common.progress import Progress
 from benchmarks.common.pyplot import open_pyplot
-from benchmarks.common.result import BenchmarkError, ResultFile
+from benchmarks.common.result import BenchmarkError, ResultFile, write_text
 from benchmarks.common.sampling_time import sampling_ms
 from benchmarks.common.serving import LONGEST, Load, Medians, Served, Server, medians, serve
 from benchmarks.common.shapes import SHAPES, open_model
@@ -311,8 +310,8 @@ def arguments(given: list[str] | None) -> Namespace:
     options.add_argument("--long-tokens", type=_positive, default=8192)
     options.add_argument("--long-sequences", type=_positive, default=32)
     options.add_argument("--meter-cost", action="store_true", help="measure steps with the meter on and off")
-    options.add_argument("--markdown", metavar="FILE", type=Path, help="write the tables here")
-    options.add_argument("--plot", metavar="FILE", type=Path, help="write bars as a PNG here (matplotlib)")
+    options.add_argument("--markdown", type=output_file, metavar="FILE", help="write the tables here")
+    options.add_argument("--plot", type=output_file, metavar="FILE", help="write bars as a PNG here (matplotlib)")
     args = options.parse_args(given)
     if args.plot is not None:
         try:
@@ -348,8 +347,7 @@ def main(given: list[str] | None = None) -> int:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
     if args.markdown is not None:
-        args.markdown.parent.mkdir(parents=True, exist_ok=True)
-        args.markdown.write_text(report.markdown)
+        write_text(args.markdown, report.markdown)
     if args.plot is not None and gains:
         environment = result.data["environment"]
         plot_gains(gains, args.plot, f"Depth 1 and depth 2 on {environment['gpu'] or environment['cpu']}")

@@ -16,14 +16,13 @@ from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common.options import DTYPES, device_of, integers, names, parser
+from benchmarks.common.options import DTYPES, device_of, integers, names, output_file, parser
 from benchmarks.common.replay import Patience, Rotation, Run, cache_bytes, time_runs
-from benchmarks.common.result import ResultFile
+from benchmarks.common.result import ResultFile, write_text
 from benchmarks.common.shapes import SHAPES
 from benchmarks.common.table import cell_text, markdown_table, print_table
 from benchmarks.floor import read_floor
@@ -179,7 +178,7 @@ def arguments(given: list[str] | None) -> Namespace:
     options.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     options.add_argument("--quick", action="store_true", help="few copies and replays: whether it runs, not how fast; caches may serve")
     options.add_argument("--floor-gib", type=float, help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU")
-    options.add_argument("--markdown", metavar="FILE", help="write the tables here as Markdown")
+    options.add_argument("--markdown", type=output_file, metavar="FILE", help="write the tables here as Markdown")
     args = options.parse_args(given)
     unknown = [name for name in args.models if name not in SHAPES]
     if unknown:
@@ -210,7 +209,7 @@ def main(given: list[str] | None = None) -> int:
             print_table(HEADER, [table_row(entry) for entry in entries])
             texts.append(f"{name}, {args.dtype}:\n\n{markdown(entries)}")
     if args.markdown is not None:
-        Path(args.markdown).write_text("\n".join(texts))
+        write_text(args.markdown, "\n".join(texts))
     absent = [entry for entry in result.entries if entry["status"] in ("missing", "skipped")]
     for reason in dict.fromkeys(entry["reason"] for entry in absent):
         print(f"{sum(entry['reason'] == reason for entry in absent)} entries not measured: {reason}")

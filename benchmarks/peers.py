@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, integers, names, parser
-from benchmarks.common.result import BenchmarkError, ResultFile
+from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, integers, names, output_file, parser
+from benchmarks.common.result import BenchmarkError, ResultFile, write_text
 from benchmarks.common.session import random_prompts
 from benchmarks.common.shapes import SHAPES
 from benchmarks.common.table import markdown_table, print_table
@@ -209,7 +209,7 @@ def arguments(given: list[str] | None) -> Namespace:
     options.add_argument("--folder", help="where checkpoints are written; default: shared memory if there is room")
     options.add_argument("--timeout", type=float, default=900.0, help="seconds for one peer, all batches")
     options.add_argument("--floor-gib", type=float, help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU")
-    options.add_argument("--markdown", metavar="FILE", help="write the tables here as Markdown")
+    options.add_argument("--markdown", type=output_file, metavar="FILE", help="write the tables here as Markdown")
     args = options.parse_args(given)
     unknown = [peer for peer in args.peers if peer not in CATALOG]
     if unknown:
@@ -256,7 +256,7 @@ def main(given: list[str] | None = None) -> int:
         if entry["status"] == "missing":
             print(f"{entry['model']}: {entry['title']} is missing: {entry['reason']}")
     if args.markdown is not None:
-        Path(args.markdown).write_text("\n".join(texts))
+        write_text(args.markdown, "\n".join(texts))
     return 1 if result.failed else 0
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+from pathlib import Path
 
 import torch
 
 from photon_ext import fast_kernels_run
+from photon_ext.errors import DeviceError
+from photon_ext.runtime.runtime import checked_device
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -27,11 +32,41 @@ def names(text: str) -> list[str]:
     return [part for part in text.split(",") if part]
 
 
+def device_name(text: str) -> str:
+    """ "auto", or the name of a device that is there."""
+    if text != "auto":
+        try:
+            checked_device(text)
+        except DeviceError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def output_file(text: str) -> Path:
+    """A file that can be written. It is not made yet, nor is its directory, which may be missing."""
+    path = Path(text)
+    try:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()  # a name that is too long: newer Pythons' `exists` does not tell
+        if path.is_dir() or not path.name:
+            raise argparse.ArgumentTypeError(f"{text!r} is a directory; name a file in it")
+        if path.exists() and not path.is_file():
+            raise argparse.ArgumentTypeError(f"{text!r} is no plain file; name another")
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error.strerror}") from None
+    if not folder.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be made: {str(folder)!r} is no directory")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be made: {str(folder)!r} is not writable")
+    return path
+
+
 def parser(description: str) -> argparse.ArgumentParser:
     """A parser with --device and --json."""
     made = argparse.ArgumentParser(description=description)
-    made.add_argument("--device", default="auto", help="auto (the GPU if torch sees one), cpu, cuda or cuda:N")
-    made.add_argument("--json", metavar="FILE", help="write the result here")
+    made.add_argument("--device", type=device_name, default="auto", help="auto (the GPU if torch sees one), cpu, cuda or cuda:N")
+    made.add_argument("--json", type=output_file, metavar="FILE", help="write the result here")
     return made
 
 

@@ -98,6 +98,12 @@ class ResultFile:
         os.replace(partial, self.path)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Writes a file; makes its directory if need be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
 def _plain(value: Any) -> Any:
     """`value` as JSON can hold it: floats that are not finite become None, floats keep 6 significant digits."""
     if isinstance(value, dict):

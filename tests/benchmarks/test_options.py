@@ -1,0 +1,77 @@
+"""Options that all benchmarks have: what cannot be is refused in a line, before anything is measured."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from argparse import ArgumentTypeError
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.common.options import device_name, output_file
+
+BENCHMARKS = ["activity", "adopt", "bubble", "cpu", "decode", "floor", "kernels", "peers"]
+PARSING = [*BENCHMARKS, "common.checkpoint"]
+
+
+def refusal(benchmark: str, given: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The last line of what a benchmark says, which it must say at once."""
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"benchmarks.{benchmark}").main(given)
+    assert ended.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    return said.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_a_result_that_cannot_be_written_is_refused(benchmark: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("kept")
+    assert refusal(benchmark, ["--json", str(tmp_path)], capsys).endswith(f"--json: {str(tmp_path)!r} is a directory; name a file in it")
+    below = refusal(benchmark, ["--json", str(tmp_path / "file" / "new" / "r.json")], capsys)
+    assert below.endswith(f"{str(tmp_path / 'file')!r} is no directory")
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize("benchmark", PARSING)
+def test_a_device_that_is_not_there_is_refused(benchmark: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--device: device 'gpu' is not one torch knows; use 'cpu', 'cuda' or 'cuda:N'" in refusal(benchmark, ["--device", "gpu"], capsys)
+    absent = "cuda:99" if torch.cuda.is_available() else "cuda"
+    assert f"'{absent}'" in refusal(benchmark, ["--device", absent], capsys)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "option"), [("bubble", "--markdown"), ("bubble", "--plot"), ("kernels", "--markdown"), ("peers", "--markdown")]
+)
+def test_so_are_other_files_that_cannot_be_written(benchmark: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"{option}: {str(tmp_path)!r} is a directory" in refusal(benchmark, [option, str(tmp_path)], capsys)
+
+
+def test_an_output_file_is_not_made_before_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "r.json"
+    assert output_file(str(path)) == path
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "old.json").write_text("")
+    assert output_file(str(tmp_path / "old.json")) == tmp_path / "old.json"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("", "is a directory"), (".", "is a directory"), ("/dev/null", "is no plain file"), ("x" * 300, "File name too long")],
+)
+def test_what_is_no_output_file_is_named(text: str, words: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=words):
+        output_file(text)
+
+
+def test_a_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # who is root may write everywhere
+    with pytest.raises(ArgumentTypeError, match="is not writable"):
+        output_file(str(tmp_path / "r.json"))
+
+
+def test_devices_that_are_there_keep_their_names() -> None:
+    assert [device_name(name) for name in ("auto", "cpu")] == ["auto", "cpu"]
