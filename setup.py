@@ -44,7 +44,7 @@ TORCH_TARGET = "0x020b000000000000"  # the stable ABI of torch 2.11: what is bui
 PYTHON_TARGET = "0x030a0000"  # the limited API of Python 3.10
 # CUDA sources for the emulator in tests/emulator, whose headers come before csrc. As with nvcc, a load by another type reads what is there;
 # and nothing fuses but fmaf.
-EMULATOR_FLAGS = "-O2 -march=native -fno-strict-aliasing -ffp-contract=off -Wno-unknown-pragmas "
+EMULATOR_FLAGS = "-O2 -march=native -fno-strict-aliasing -ffp-contract=off -Wno-unknown-pragmas -Wno-psabi "
 EMULATOR_FLAGS += "-iquote tests/emulator/include -Itests/emulator/include"
 SIMD_ISAS = {"baseline": "-march=x86-64-v2", "avx2": "-march=x86-64-v3", "avx512": "-march=x86-64-v4"}
 

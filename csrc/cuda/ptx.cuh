@@ -22,9 +22,9 @@ constexpr bool kHopperCode = true;
 
 __device__ inline uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(__cvta_generic_to_shared(pointer)); }
 
-// The block's dynamic shared memory, aligned to 128 bytes.
+// The block's dynamic shared memory, aligned to 1024 bytes: a swizzled tensor copy places vectors by their address.
 __device__ inline unsigned char* dynamic_shared() {
-  extern __shared__ __align__(128) unsigned char photon_dynamic_shared[];
+  extern __shared__ __align__(1024) unsigned char photon_dynamic_shared[];
   return photon_dynamic_shared;
 }
 
@@ -137,14 +137,6 @@ __device__ inline uint64_t evict_first() {
   uint64_t policy = 0;
   PHOTON_HOPPER(asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy)));
   return policy;
-}
-
-// One thread: starts a copy of `bytes` (a multiple of 16; both ends aligned to 16) that counts towards `barrier` as it lands.
-__device__ inline void bulk_copy(void* shared, const void* global, uint32_t bytes, Barrier* barrier, uint64_t policy) {
-  PHOTON_HOPPER(
-      asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-                       shared_address(shared)),
-                   "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(policy) : "memory"));
 }
 
 // The opposite, for what many blocks read.

@@ -1,7 +1,10 @@
 // Small kernels that the emulator is tested with: what the fast kernels are made of, right and with planted bugs. Plain CUDA.
+#include <cuda.h>
+
 #include <cstdint>
 
 #include "cuda/launch.cuh"
+#include "cuda/panel_map.cuh"
 #include "cuda/ptx.cuh"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -24,6 +27,9 @@ enum Bug : int {
   kNeverAwaited,
   kUninitialized,
   kEndsTooEarly,
+  kNeverEnters,
+  kNeverMeets,
+  kEntersTwice,
 };
 
 // --- warps ---------------------------------------------------------------------------------------------------------------------------
@@ -133,12 +139,33 @@ constexpr int kStages = 3, kTileFloats = 64;
 constexpr uint32_t kTileBytes = kTileFloats * sizeof(float);
 
 struct Ring {
-  alignas(16) float tiles[kStages][kTileFloats];
+  alignas(128) float tiles[kStages][kTileFloats];
   Barrier full[kStages], empty[kStages];
 };
 
+// A tensor of float32: sizes and boxes from the innermost dimension on, strides in bytes.
+struct Shape {
+  cuuint64_t sizes[3], strides[2];
+  cuuint32_t box[3];
+  bool swizzled;
+};
+
+int make_map(CUtensorMap& map, const float* tensor, const Shape& shape) {
+  const cuuint32_t steps[] = {1, 1, 1};
+  return cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, const_cast<float*>(tensor), shape.sizes, shape.strides, shape.box,
+                                steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                shape.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+                                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+// A tile is a row of the tensor.
+int make_tiles_map(CUtensorMap& map, const float* in, int tiles) {
+  const auto count = static_cast<cuuint64_t>(tiles);
+  return make_map(map, in, {{kTileFloats, count, 1}, {kTileBytes, count * kTileBytes}, {kTileFloats, 1, 1}, false});
+}
+
 // One producer warp, two consumer warps: out[i] = sum over the tiles of in[tile][i].
-__global__ void ring_kernel(float* out, const float* in, int tiles, int bug) {
+__global__ void ring_kernel(float* out, const __grid_constant__ CUtensorMap in, int tiles, int bug) {
   Ring& ring = *reinterpret_cast<Ring*>(dynamic_shared());
   const int warp = threadIdx.x / kWarpSize;
   if (threadIdx.x == 0 && bug != kUninitialized) {
@@ -155,7 +182,7 @@ __global__ void ring_kernel(float* out, const float* in, int tiles, int bug) {
       const int stage = tile % kStages, round = tile / kStages;
       if (bug != kOverwriteInUse) wait_barrier(&ring.empty[stage], (round & 1) ^ 1);
       arrive_expecting(&ring.full[stage], bug == kTooManyBytes ? kTileBytes + 16 : kTileBytes);
-      bulk_copy(ring.tiles[stage], in + tile * kTileFloats, kTileBytes, &ring.full[stage], evict_first());
+      tensor_copy(ring.tiles[stage], &in, {0, tile, 0}, &ring.full[stage], evict_first());
       if (bug == kTooManyArrivals) {
         for (int i = 0; i < 3; ++i) arrive(&ring.full[stage]);
       }
@@ -170,6 +197,74 @@ __global__ void ring_kernel(float* out, const float* in, int tiles, int bug) {
     if (bug != kMissingArrival) arrive(&ring.empty[stage]);
   }
   out[threadIdx.x] = sum;
+}
+
+// Four warps read every tile and request by turns, one stage behind: out[i] = sum over the tiles of in[tile][i % kTileFloats].
+__global__ void turns_kernel(float* out, const __grid_constant__ CUtensorMap in, int tiles, int bug) {
+  Ring& ring = *reinterpret_cast<Ring*>(dynamic_shared());
+  const int warp = threadIdx.x / kWarpSize, warps = kThreads / kWarpSize;
+  const bool is_first = threadIdx.x % kWarpSize == 0;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      init_barrier(&ring.full[i], 1);
+      init_barrier(&ring.empty[i], warps);
+    }
+    fence_barriers();
+  }
+  __syncthreads();
+  const auto request = [&](int tile) {
+    const int stage = tile % kStages, round = tile / kStages;
+    if (tile >= tiles || tile % warps != warp || !is_first) return;
+    if (bug != kOverwriteInUse) wait_barrier(&ring.empty[stage], (round & 1) ^ 1);
+    arrive_expecting(&ring.full[stage], kTileBytes);
+    tensor_copy(ring.tiles[stage], &in, {0, tile, 0}, &ring.full[stage], evict_first());
+  };
+  for (int tile = 0; tile + 1 < kStages; ++tile) request(tile);
+  float sum = 0.0f;
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int stage = tile % kStages, round = tile / kStages;
+    wait_barrier(&ring.full[stage], round & 1);
+    sum += ring.tiles[stage][threadIdx.x % kTileFloats];
+    __syncwarp();
+    if (is_first) arrive(&ring.empty[stage]);
+    request(tile + kStages - 1);
+  }
+  out[threadIdx.x] = sum;
+}
+
+// What kBoxBytes of shared memory hold when a copy of `bytes` bytes to `shift` has landed.
+constexpr int kBoxBytes = 16 * 1024;
+
+template <typename Copy>
+__device__ void show_copy(uint32_t* out, int bytes, int bug, const Copy& copy) {
+  unsigned char* shared = dynamic_shared();
+  Barrier* barrier = reinterpret_cast<Barrier*>(shared + kBoxBytes);
+  if (threadIdx.x == 0) {
+    init_barrier(barrier, 1);
+    fence_barriers();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    arrive_expecting(barrier, bytes);
+    copy(shared, barrier);
+  }
+  if (bug != kUseBeforeLanding && bug != kNeverAwaited) wait_barrier(barrier, 0);
+  for (int i = threadIdx.x; i < kBoxBytes / 4; i += kThreads) out[i] = reinterpret_cast<uint32_t*>(shared)[i];
+  if (bug == kUseBeforeLanding) wait_barrier(barrier, 0);
+}
+
+__global__ void box_kernel(uint32_t* out, const __grid_constant__ CUtensorMap in, TensorPlace place, int bytes, int shift, int bug) {
+  show_copy(out, bytes, bug, [&](unsigned char* shared, Barrier* barrier) {
+    if (bug != kUninitialized) prefetch_tensor_map(&in);
+    tensor_copy(shared + shift, &in, place, barrier, evict_first());
+  });
+}
+
+__global__ void panel_kernel(uint32_t* out, const __grid_constant__ PanelMap weight, int row, int block) {
+  show_copy(out, kPanelBytes, kNoBug, [&](unsigned char* shared, Barrier* barrier) {
+    prefetch_panel_map(weight);
+    copy_panel(shared + kPanelAlignment, weight, row, block, barrier, evict_first());
+  });
 }
 
 // out[i] = sum over the tiles of in[tile][i], by one warp that keeps one group under way; invalid copies bring zeros.
@@ -236,6 +331,7 @@ __global__ void matrix_kernel(float* d, const uint16_t* a, const uint16_t* b, in
 // Every block gets from every block of its cluster that one's number, and writes the sum of (rank + 1) * number.
 __global__ void cluster_kernel(float* out, int size, int bug) {
   float* shared = reinterpret_cast<float*>(dynamic_shared());
+  if (bug != kNeverMeets) sync_cluster();
   if (threadIdx.x < static_cast<unsigned>(size)) {
     store_in_block(shared + cluster_rank(), threadIdx.x, static_cast<float>(blockIdx.x));
   }
@@ -245,6 +341,33 @@ __global__ void cluster_kernel(float* out, int size, int bug) {
   float sum = 0.0f;
   for (int i = 0; i < size; ++i) sum += static_cast<float>(i + 1) * shared[i];
   out[blockIdx.x] = sum;
+}
+
+// All threads count before they enter, and see the whole cluster's count when they have met: round after round, the other barrier between.
+__global__ void halves_kernel(int* out, int* counters, int size, int rounds, int bug) {
+  const bool is_odd = cluster_rank() == 1 && bug != kNoBug;
+  int* counter = counters + blockIdx.x / static_cast<unsigned>(size);
+  int sum = 0;
+  for (int round = 0; round < rounds; ++round) {
+    atomicAdd(counter, 1);
+    if (!is_odd || bug != kNeverEnters) enter_cluster();
+    if (is_odd && bug == kEntersTwice) enter_cluster();
+    if (is_odd && bug == kEndsTooEarly) return;
+    if (!is_odd || bug != kNeverMeets) meet_cluster();
+    sum += *counter;
+    sync_cluster();
+  }
+  out[blockIdx.x * kWarpSize + threadIdx.x] = sum;
+}
+
+// Half of a warp enters the cluster's barrier elsewhere than the other half.
+__global__ void parted_cluster_kernel() {
+  if (threadIdx.x < kWarpSize / 2) {
+    enter_cluster();
+  } else {
+    enter_cluster();
+  }
+  meet_cluster();
 }
 
 // --- launches and types --------------------------------------------------------------------------------------------------------------
@@ -283,7 +406,36 @@ EXPORT int last_block(float* out, float* partial, unsigned* counter, int blocks)
   return launch(last_block_kernel, blocks, kWarpSize, nullptr, out, partial, counter);
 }
 EXPORT int ring(float* out, const float* in, int tiles, int bug) {
-  return launch(ring_kernel, LaunchShape{1, 3 * kWarpSize, sizeof(Ring)}, nullptr, out, in, tiles, bug);
+  CUtensorMap map;
+  if (const int error = make_tiles_map(map, in, tiles)) return error;
+  return launch(ring_kernel, LaunchShape{1, 3 * kWarpSize, sizeof(Ring)}, nullptr, out, map, tiles, bug);
+}
+EXPORT int turns(float* out, const float* in, int tiles, int bug) {
+  CUtensorMap map;
+  if (const int error = make_tiles_map(map, in, tiles)) return error;
+  return launch(turns_kernel, LaunchShape{1, kThreads, sizeof(Ring)}, nullptr, out, map, tiles, bug);
+}
+// `numbers`: sizes, strides, box, place, and whether it is swizzled.
+EXPORT int box(uint32_t* out, const float* in, const int64_t* numbers, int shift, int bug) {
+  Shape shape = {};
+  for (int i = 0; i < 3; ++i) {
+    shape.sizes[i] = static_cast<cuuint64_t>(numbers[i]);
+    if (i < 2) shape.strides[i] = static_cast<cuuint64_t>(numbers[3 + i]);
+    shape.box[i] = static_cast<cuuint32_t>(numbers[5 + i]);
+  }
+  shape.swizzled = numbers[11] != 0;
+  const TensorPlace place = {static_cast<int>(numbers[8]), static_cast<int>(numbers[9]), static_cast<int>(numbers[10])};
+  const auto bytes = static_cast<int>(4 * shape.box[0] * shape.box[1] * shape.box[2]);
+  CUtensorMap map = {};
+  if (bug != kUninitialized) {
+    if (const int error = make_map(map, in, shape)) return error;
+  }
+  return launch(box_kernel, LaunchShape{1, kThreads, kBoxBytes + sizeof(Barrier)}, nullptr, out, map, place, bytes, shift, bug);
+}
+EXPORT int panel(uint32_t* out, const void* weight, int64_t rows, int64_t k, int64_t stride, int row, int block) {
+  PanelMap map;
+  if (const int error = make_panel_map(map, weight, rows, k, stride)) return error;
+  return launch(panel_kernel, LaunchShape{1, kThreads, kBoxBytes + sizeof(Barrier)}, nullptr, out, map, row, block);
 }
 EXPORT int async(float* out, const float* in, int tiles, int valid_tiles, int bug) {
   return launch(async_kernel, LaunchShape{1, kWarpSize, 4 * kTileBytes}, nullptr, out, in, tiles, valid_tiles, bug);
@@ -294,6 +446,10 @@ EXPORT int matrix(float* d, const uint16_t* a, const uint16_t* b, int way) {
 EXPORT int cluster(float* out, int blocks, int size, int bug) {
   return launch(cluster_kernel, LaunchShape{blocks, kWarpSize, 64, static_cast<unsigned>(size)}, nullptr, out, size, bug);
 }
+EXPORT int halves(int* out, int* counters, int blocks, int size, int rounds, int bug) {
+  return launch(halves_kernel, LaunchShape{blocks, kWarpSize, 0, static_cast<unsigned>(size)}, nullptr, out, counters, size, rounds, bug);
+}
+EXPORT int parted_cluster() { return launch(parted_cluster_kernel, LaunchShape{2, kWarpSize, 0, 2}, nullptr); }
 EXPORT int early(int* out, int waits) { return launch(early_kernel, LaunchShape{1, kThreads, 0, 1, true}, nullptr, out, waits); }
 EXPORT int convert(const float* in, float* bf16, float* f16, int n) {
   return launch(convert_kernel, ceil_div(n, kThreads), kThreads, nullptr, in, bf16, f16, n);

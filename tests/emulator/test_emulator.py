@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from tests.conftest import ROOT
 from tests.emulator.conftest import SEEDS, Emulator, EmulatorError
-from tests.ops.numeric import ints, poisoned, randn
+from tests.ops.numeric import in_wider_lines, ints, poisoned, randn
 
 THREADS = 128  # of most blocks in kernels.cu
 LANES = range(32)
@@ -20,6 +21,7 @@ LANES = range(32)
 # enum Bug in kernels.cu
 NO_BUG, MISSING_BARRIER, USE_BEFORE_LANDING, OVERWRITE_IN_USE, MISSING_ARRIVAL, MISSING_FENCE = range(6)
 TOO_MANY_BYTES, TOO_MANY_ARRIVALS, NEVER_AWAITED, UNINITIALIZED, ENDS_TOO_EARLY = range(6, 11)
+NEVER_ENTERS, NEVER_MEETS, ENTERS_TWICE = range(11, 14)
 
 
 def floats(*shape: int) -> Tensor:
@@ -168,15 +170,23 @@ def ring_is_right(emulator: Emulator, bug: int, seed: int) -> bool:
     return torch.allclose(out, tiles.sum(0), atol=1e-5)
 
 
-def test_a_ring_of_bulk_copies(emulator: Emulator) -> None:
+def turns_are_right(emulator: Emulator, bug: int, seed: int) -> bool:
+    tiles = randn(40, 64, dtype=torch.float32, device="cpu")
+    out = floats(THREADS)
+    emulator.launch("turns", out, tiles, len(tiles), bug, seed=seed)
+    return torch.allclose(out, tiles.sum(0).repeat(2), atol=1e-4)
+
+
+def test_a_ring_of_tensor_copies(emulator: Emulator) -> None:
     assert all(ring_is_right(emulator, NO_BUG, seed) for seed in SEEDS)
+    assert all(turns_are_right(emulator, NO_BUG, seed) for seed in SEEDS)
 
 
 @pytest.mark.parametrize(
     ("bug", "message"),
     [
         (MISSING_ARRIVAL, r"no thread can go on:(.|\n)*at wait_barrier .*: phase 0 lacks 64 of 64 arrivals and 0 bytes"),
-        (MISSING_FENCE, r"bulk_copy .*: its barrier was initialized, but fence_barriers\(\) has not been called"),
+        (MISSING_FENCE, r"tensor_copy .*: its barrier was initialized, but fence_barriers\(\) has not been called"),
         (TOO_MANY_BYTES, r"no thread can go on:(.|\n)*at wait_barrier .*: phase 0 lacks 0 of 1 arrivals and 16 bytes"),
         (NEVER_AWAITED, r"block 0 has ended, but copies into its shared memory were still under way"),
         (UNINITIALIZED, r"finds no initialized barrier there"),
@@ -201,6 +211,143 @@ def test_a_ring_without_a_wait_gives_wrong_results(emulator: Emulator, bug: int)
             return True
 
     assert all(is_found(seed) for seed in SEEDS)
+
+
+def test_readers_of_a_ring_run_apart(emulator: Emulator) -> None:
+    """In some order: what one warp requests overwrites what another has still to read, though copies land only when awaited."""
+
+    def is_found(seed: int) -> bool:
+        try:
+            return not turns_are_right(emulator, OVERWRITE_IN_USE, seed)
+        except EmulatorError:
+            return True
+
+    assert any(is_found(seed) for seed in SEEDS)
+
+
+BOX_FLOATS = 4096  # of shared memory, as box and panel show it
+
+
+class Box(NamedTuple):
+    """A box of float32, from the innermost dimension on, and where it begins."""
+
+    size: tuple[int, int, int]
+    place: tuple[int, int, int] = (0, 0, 0)
+    swizzled: bool = False
+    shift: int = 0  # bytes from the start of shared memory
+
+
+def launch_box(emulator: Emulator, x: Tensor, box: Box, bug: int = NO_BUG, seed: int = 0) -> Tensor:
+    """What shared memory holds after a copy out of x [blocks, rows, columns]."""
+    out = torch.zeros(BOX_FLOATS)
+    strides = [4 * x.stride(1), 4 * x.stride(0)]
+    numbers = torch.tensor([*x.shape[::-1], *strides, *box.size, *box.place, int(box.swizzled)], dtype=torch.int64)
+    emulator.launch("box", out, x, numbers, box.shift, bug, seed=seed)
+    return out
+
+
+def cut_out(x: Tensor, box: Box) -> Tensor:
+    """The box of x, zeros where it reaches past x."""
+    result = x
+    for dimension, (first, count) in enumerate(zip(box.place[::-1], box.size[::-1], strict=True)):
+        places = torch.arange(first, first + count)
+        inside = (places >= 0) & (places < x.shape[dimension])
+        chosen = result.index_select(dimension, places.clamp(0, x.shape[dimension] - 1))
+        result = torch.where(inside.view([-1 if d == dimension else 1 for d in range(3)]), chosen, 0.0)
+    return result
+
+
+def swizzled(x: Tensor) -> Tensor:
+    """Lines of 128 bytes whose 16-byte vector v lies at v ^ (line % 8)."""
+    lines = x.reshape(-1, 8, 16 // x.element_size())
+    places = torch.arange(8) ^ torch.arange(len(lines))[:, None] % 8
+    return lines.gather(1, places[..., None].expand_as(lines))
+
+
+def assert_shown(shown: Tensor, box: Tensor, shift: int = 0) -> None:
+    """The box lies `shift` bytes from the start of shared memory, and NaNs around it."""
+    first, last = shift // box.element_size(), shift // box.element_size() + box.numel()
+    assert torch.equal(shown[first:last], box.flatten())
+    assert shown[:first].isnan().all()
+    assert shown[last:].isnan().all()
+
+
+BOXES = [
+    Box((64, 8, 2)),
+    Box((4, 1, 1), (2, 1, 1)),
+    Box((20, 3, 2), (1, 2, 1), shift=128),
+    Box((20, 3, 2), (55, 4, 1)),  # zeros at three ends
+    Box((8, 7, 4), (-3, -1, -2)),
+    Box((4, 2, 2), (64, 0, 0)),  # nothing but zeros
+    Box((4, 2, 2), (0, 5, 2**31 - 2)),
+    Box((4, 2, 2), (-(2**31), 0, 0)),
+    Box((32, 5, 3), swizzled=True),
+    Box((32, 8, 2), (25, 3, 1), swizzled=True, shift=1024),
+    Box((32, 16, 8), (-9, -4, -1), swizzled=True),
+]
+
+
+@pytest.mark.parametrize("box", BOXES, ids=str)
+def test_a_tensor_copy_brings_a_box(emulator: Emulator, box: Box) -> None:
+    """Of a tensor whose rows and blocks are farther apart than they are long."""
+    x = in_wider_lines(randn(3, 6 * 68, dtype=torch.float32, device="cpu"), 24).unflatten(1, (6, 68))[:, :, :64]
+    expected = cut_out(x, box)
+    for seed in SEEDS:
+        assert_shown(launch_box(emulator, x, box, seed=seed), swizzled(expected) if box.swizzled else expected, box.shift)
+
+
+def test_a_tensor_copy_lands_when_it_is_awaited(emulator: Emulator) -> None:
+    for seed in SEEDS:
+        is_nan = launch_box(emulator, torch.ones(1, 8, 64), Box((64, 8, 1)), USE_BEFORE_LANDING, seed).isnan()
+        assert is_nan.all() if seed == 0 else is_nan[:512].any()
+
+
+@pytest.mark.parametrize(
+    ("box", "bug", "message"),
+    [
+        (Box((64, 8, 1)), NEVER_AWAITED, r"copies into its shared memory were still under way: nobody waited for them"),
+        (Box((64, 8, 1)), UNINITIALIZED, r"tensor_copy .*: what is at .* is not the map of a tensor of three dimensions"),
+        (Box((64, 8, 1), shift=64), NO_BUG, r"tensor_copy .*: address .* is not aligned to 128 bytes"),
+        (Box((32, 8, 1), swizzled=True, shift=128), NO_BUG, r"tensor_copy .*: address .* is not aligned to 1024 bytes"),
+        (Box((64, 64, 1), shift=128), NO_BUG, r"tensor_copy .*: 16384 bytes at .* are not in the block's shared memory"),
+    ],
+    ids=str,
+)
+def test_a_wrong_tensor_copy_is_an_error(emulator: Emulator, box: Box, bug: int, message: str) -> None:
+    for seed in SEEDS:
+        with pytest.raises(EmulatorError, match=message):
+            launch_box(emulator, torch.ones(1, 8, 64), box, bug, seed)
+
+
+@pytest.mark.parametrize(
+    ("shape", "first", "box", "message"),
+    [
+        ((2, 6, 64), 1, Box((64, 8, 1)), "invalid argument"),  # an address that is not aligned
+        ((2, 6, 66), 0, Box((64, 8, 1)), "invalid argument"),  # strides
+        ((2, 6, 64), 0, Box((6, 8, 1)), "invalid argument"),
+        ((2, 6, 64), 0, Box((64, 0, 1)), "invalid argument"),
+        ((2, 6, 64), 0, Box((4, 257, 1)), "invalid argument"),
+        ((2, 0, 64), 0, Box((64, 8, 1)), "invalid argument"),
+        ((2, 6, 64), 0, Box((36, 8, 1), swizzled=True), "invalid argument"),
+        ((2, 6, 64), 0, Box((16, 8, 1), swizzled=True), "operation not supported"),
+    ],
+)
+def test_tensor_maps_that_the_driver_refuses(emulator: Emulator, shape: tuple[int, ...], first: int, box: Box, message: str) -> None:
+    x = torch.ones(BOX_FLOATS)[first:].as_strided(shape, (shape[1] * shape[2], shape[2], 1))
+    with pytest.raises(EmulatorError, match=f"^{message}$"):
+        launch_box(emulator, x, box)
+
+
+@pytest.mark.parametrize(("rows", "k", "row", "block"), [(24, 512, 8, 0), (21, 576, 16, 8), (3, 64, 0, 0)])
+def test_a_panel_of_a_weight(emulator: Emulator, rows: int, k: int, row: int, block: int) -> None:
+    """As panel_map.cuh has it: by blocks of 64 columns, swizzled, and zeros outside of the weight."""
+    weight = in_wider_lines(randn(rows, k, dtype=torch.bfloat16, device="cpu"), 16)
+    out = torch.zeros(2 * BOX_FLOATS, dtype=torch.bfloat16)
+    emulator.launch("panel", out, weight, rows, k, weight.stride(0), row, block)
+    panel = torch.zeros(8, 512, dtype=torch.bfloat16)
+    part = weight[row : row + 8, 64 * block : 64 * block + 512]
+    panel[: part.shape[0], : part.shape[1]] = part
+    assert_shown(out, swizzled(panel.unflatten(1, (8, 64)).transpose(0, 1)), shift=1024)
 
 
 @pytest.mark.parametrize(("tiles", "valid"), [(1, 1), (6, 6), (7, 4)])
@@ -255,6 +402,36 @@ def test_clusters_without_their_barriers(emulator: Emulator) -> None:
         assert re.search("sync_cluster .*(threads of the cluster, but|every thread of the cluster)|where threads have ended", failure), (
             failure
         )
+    for failure in emulator.failures("cluster", floats(16), 16, 4, NEVER_MEETS):
+        assert "before which the cluster has had no barrier: the block may not have started" in failure
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_the_two_halves_of_a_cluster_barrier(emulator: Emulator, size: int) -> None:
+    """Nobody meets before all have entered."""
+    for seed in SEEDS:
+        out, counters = ints([[-1] * 32] * 16, "cpu"), ints([0] * 16, "cpu")
+        emulator.launch("halves", out, counters, 16, size, 3, NO_BUG, seed=seed)
+        assert (out == size * 32 * (1 + 2 + 3)).all()
+
+
+@pytest.mark.parametrize(
+    ("bug", "message"),
+    [
+        (NEVER_ENTERS, r"thread \d+ of block [13] calls meet_cluster at .*, but it has not called enter_cluster\(\) before"),
+        (NEVER_MEETS, r"calls sync_cluster at .*, but it has called enter_cluster at .* and not meet_cluster\(\) since"),
+        (ENTERS_TWICE, r"calls enter_cluster at .*, but it has called enter_cluster at .* and not meet_cluster\(\) since"),
+        (ENDS_TOO_EARLY, r"thread \d+ of block [13] has ended, but enter_cluster at .* waits for its meet_cluster\(\)"),
+    ],
+)
+def test_halves_that_do_not_belong_together_are_an_error(emulator: Emulator, bug: int, message: str) -> None:
+    for failure in emulator.failures("halves", ints([0] * 128, "cpu"), ints([0] * 2, "cpu"), 4, 2, 1, bug):
+        assert re.search(message, failure), failure
+
+
+def test_lanes_that_enter_a_cluster_at_different_places(emulator: Emulator) -> None:
+    for failure in emulator.failures("parted_cluster"):
+        assert re.search(r"lanes of one warp disagree: thread \d+ of block [01] is in enter_cluster at", failure), failure
 
 
 # --- launches and types ---------------------------------------------------------------------------------------------------------------

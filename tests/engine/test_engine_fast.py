@@ -18,7 +18,7 @@ from tests.engine.test_engine_models import (
 )
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-CONFIG = ModelConfig(Family.QWEN3, 136, 2, 6, 2, 64, 104, 203)
+CONFIG = ModelConfig(Family.QWEN3, 192, 2, 6, 2, 64, 320, 203)
 NEW = 12
 NEAR_TIE = 0.25  # of float32 logits: what bfloat16 may turn round
 

@@ -14,7 +14,9 @@ from tests.ops.numeric import DTYPES, assert_close, assert_same_bits, in_wider_l
 EPS = 1e-5
 # (n, k): one element; k of whole packs of 8 but not of 32; k of neither; k of many packs.
 SHAPES = [(1, 1), (7, 40), (100, 577), (100, 576)]
-ALIGNED = [(64, 64), (96, 256), (64, 1152)]  # for kernels that want aligned shapes
+# For the fast kernels, which want k of whole blocks of 64: n of whole tiles of 16; of one panel of 8, whose columns two blocks share; of an
+# odd number of panels; of no whole panels; of several passes.
+ALIGNED = [(64, 64), (8, 1088), (72, 320), (21, 192), (264, 576)]
 
 
 class Operands(NamedTuple):
@@ -114,6 +116,12 @@ def test_results_are_near_the_float64_reference(
         assert_close(actual, expected, slack=2)
 
 
+@pytest.mark.parametrize("k", [8, 72, 104, 577])
+def test_widths_that_no_fast_kernel_takes_have_the_portable_bits(device: str, k: int) -> None:
+    o = operands(9, 40, k, torch.bfloat16, device)
+    assert_same_results(fused(o, fast=True), fused(o, fast=False))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("n", "k"), [(33, 61), *ALIGNED])
 @pytest.mark.parametrize("fast", [False, True])
@@ -143,7 +151,7 @@ def test_extent_computes_the_leading_lines_only(device: str, dtype: torch.dtype,
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("n", "k"), [(21, 40), (64, 128)])
+@pytest.mark.parametrize(("n", "k"), [(21, 40), (21, 192), (72, 192)])
 @pytest.mark.parametrize("gap", [5, 16])  # 16: lines stay aligned
 @pytest.mark.parametrize("fast", [False, True])
 def test_strided_lines_leave_the_gaps_alone(device: str, dtype: torch.dtype, n: int, k: int, gap: int, fast: bool) -> None:

@@ -1,4 +1,5 @@
 // Barriers of a block and of a cluster.
+#include <algorithm>
 #include <cstring>
 
 #include "machine.h"
@@ -11,30 +12,83 @@ std::string missing_threads(const void* subject) {
   return format("barrier %d, where %d of %d have come", barrier.number, barrier.arrived, barrier.expected);
 }
 
+std::string missing_in_cluster(const void*) {
+  return format("the cluster's barrier, where %d of %zu have come", machine.cluster_barrier.arrived, machine.threads.size());
+}
+
+// The instructions are `aligned`: a warp executes each as one.
+void check_aligned(const char* name, Site site, Site other) {
+  if (other.line == site.line && other.file == site.file) return;
+  fail(format("lanes of one warp disagree: %s is in %s %s, others %s", thread_name(*machine.current).c_str(), name, at(site).c_str(),
+              at(other).c_str()));
+}
+
+void check_waiters(const Waiters& waiters, const char* name, Site site) {
+  const Warp& warp = *machine.current->warp;
+  const uint32_t mates = waiters[warp.number];
+  if (mates != 0) check_aligned(name, site, warp.threads[__builtin_ctz(mates)].wait.site);
+}
+
 void arrive_and_wait(BlockBarrier& barrier, int expected, const char* name, Site site) {
   Thread& self = *machine.current;
-  Warp& warp = *self.warp;
   if (barrier.arrived == 0) {
     barrier.expected = expected;
   } else if (barrier.expected != expected) {
     fail(format("%s brings %d threads to %s %s, but others wait there for %d", thread_name(self).c_str(), expected, name, at(site).c_str(),
                 barrier.expected));
   }
-  const uint32_t mates = barrier.waiters[warp.number];
-  if (mates != 0) {  // the instruction is `aligned`: a warp executes it as one
-    const Site& other = warp.threads[__builtin_ctz(mates)].wait.site;
-    if (other.line != site.line || other.file != site.file) {
-      fail(format("lanes of one warp disagree: %s is in %s %s, others %s", thread_name(self).c_str(), name, at(site).c_str(),
-                  at(other).c_str()));
-    }
-  }
+  check_waiters(barrier.waiters, name, site);
   if (++barrier.arrived < expected) {
-    barrier.waiters[warp.number] |= 1u << self.lane;
+    barrier.waiters[self.warp->number] |= 1u << self.lane;
     return wait_here({name, site, missing_threads, &barrier});
   }
   barrier.arrived = 0;
   make_ready(barrier.waiters);
   give_way();
+}
+
+// The thread that is in this phase of the cluster's barrier, of those given; null: none is.
+const Thread* find_entered(const Thread* threads, size_t count) {
+  const auto has_entered = [](const Thread& one) { return one.entry.name != nullptr && one.entry.phase == machine.cluster_barrier.phase; };
+  const Thread* found = std::find_if(threads, threads + count, has_entered);
+  return found == threads + count ? nullptr : found;
+}
+
+void enter(const char* name, Site site) {
+  Thread& self = *machine.current;
+  ClusterBarrier& barrier = machine.cluster_barrier;
+  const int threads = static_cast<int>(machine.threads.size());
+  if (self.entry.name != nullptr) {
+    fail(format("%s calls %s %s, but it has called %s %s and not meet_cluster() since", thread_name(self).c_str(), name, at(site).c_str(),
+                self.entry.name, at(self.entry.site).c_str()));
+  }
+  if (machine.live < threads) {
+    fail(format("%s reaches %s %s, which waits for all %d threads of the cluster, but %d have ended", thread_name(self).c_str(), name,
+                at(site).c_str(), threads, threads - machine.live));
+  }
+  const Thread* mate = find_entered(self.warp->threads, static_cast<size_t>(__builtin_popcount(self.warp->lanes)));
+  if (mate != nullptr) check_aligned(name, site, mate->entry.site);
+  self.entry = {name, site, barrier.phase};
+  if (++barrier.arrived < threads) return;
+  barrier.arrived = 0;
+  ++barrier.phase;
+  make_ready(barrier.waiters);
+}
+
+void meet(const char* name, Site site) {
+  Thread& self = *machine.current;
+  ClusterBarrier& barrier = machine.cluster_barrier;
+  if (self.entry.name == nullptr) {
+    fail(format("%s calls %s %s, but it has not called enter_cluster() before", thread_name(self).c_str(), name, at(site).c_str()));
+  }
+  if (self.entry.phase == barrier.phase) {
+    check_waiters(barrier.waiters, name, site);
+    barrier.waiters[self.warp->number] |= 1u << self.lane;
+    wait_here({name, site, missing_in_cluster, nullptr});
+  } else {
+    give_way();
+  }
+  self.entry.name = nullptr;
 }
 
 }  // namespace
@@ -43,6 +97,12 @@ void clear_barrier(BlockBarrier& barrier, int number) {
   barrier.number = number;
   barrier.arrived = 0;
   barrier.waiters.assign(machine.warps.size(), 0);
+}
+
+void clear_cluster_barrier() {
+  machine.cluster_barrier.arrived = 0;
+  machine.cluster_barrier.phase = 0;
+  machine.cluster_barrier.waiters.assign(machine.warps.size(), 0);
 }
 
 void sync_block(const char* name, int number, int threads, Site site) {
@@ -61,13 +121,16 @@ void sync_block(const char* name, int number, int threads, Site site) {
 }
 
 void sync_cluster(Site site) {
-  const int threads = static_cast<int>(machine.threads.size());
-  if (machine.live < threads) {
-    fail(format("%s reaches sync_cluster %s, which waits for all %d threads of the cluster, but %d have ended",
-                thread_name(*machine.current).c_str(), at(site).c_str(), threads, threads - machine.live));
-  }
-  arrive_and_wait(machine.cluster_barrier, threads, "sync_cluster", site);
+  enter("sync_cluster", site);
+  meet("sync_cluster", site);
 }
+
+void enter_cluster(Site site) {
+  enter("enter_cluster", site);
+  may_switch();
+}
+
+void meet_cluster(Site site) { meet("meet_cluster", site); }
 
 void check_thread_end(Thread& thread) {
   const auto refuse = [&](const char* name, const Site& site, const char* waits) {
@@ -87,7 +150,9 @@ void check_thread_end(Thread& thread) {
   for (const BlockBarrier& barrier : block.barriers) {
     if (barrier.arrived > 0 && barrier.expected == block.threads) refuse("a barrier", site_of(barrier), "every thread of the block");
   }
-  if (machine.cluster_barrier.arrived > 0) refuse("sync_cluster", site_of(machine.cluster_barrier), "every thread of the cluster");
+  if (thread.entry.name != nullptr) refuse(thread.entry.name, thread.entry.site, "its meet_cluster()");
+  const Thread* entered = machine.cluster_barrier.arrived > 0 ? find_entered(machine.threads.data(), machine.threads.size()) : nullptr;
+  if (entered != nullptr) refuse(entered->entry.name, entered->entry.site, "every thread of the cluster");
 }
 
 unsigned cluster_rank() { return current_block().rank; }
@@ -98,6 +163,12 @@ void store_in_block(void* pointer, unsigned rank, const void* value, size_t byte
     fail(format("store_in_block %s: rank is %u, but the cluster has %zu blocks", at(site).c_str(), rank, machine.blocks.size()));
   }
   Block& target = machine.blocks[rank];
+  if (&target != &current_block() && machine.cluster_barrier.phase == 0) {
+    fail(
+        format("%s writes to the shared memory of block %u of its cluster %s, before which the cluster has had no barrier: the block may "
+               "not have started",
+               thread_name(*machine.current).c_str(), rank, at(site).c_str()));
+  }
   if (target.live < target.threads) {
     fail(
         format("%s writes to the shared memory of block %u of its cluster %s, where threads have ended: only a cluster barrier before its "

@@ -1,5 +1,5 @@
-// Barriers in shared memory, and copies that land as late as they may: when a thread cannot go on without them. Until then their
-// destination holds NaNs.
+// Barriers in shared memory, and copies that land when they are awaited: at once, in a random order, or when no thread can go on without
+// them. Until then their destination holds NaNs.
 #include <cstring>
 
 #include "machine.h"
@@ -8,12 +8,13 @@ namespace emulator {
 namespace {
 
 constexpr uint64_t kTag = 0xba441e40u;  // what an initialized barrier's upper half holds; its lower half is its number in the block
+constexpr size_t kAsyncBytes = 16;
 
 void land(const AsyncCopy& copy) {
   if (copy.global != nullptr) {
-    std::memcpy(copy.shared, copy.global, copy.bytes);
+    std::memcpy(copy.shared, copy.global, kAsyncBytes);
   } else {
-    std::memset(copy.shared, 0, copy.bytes);
+    std::memset(copy.shared, 0, kAsyncBytes);
   }
 }
 
@@ -39,6 +40,14 @@ void complete_phase_if_due(MemoryBarrier& barrier) {
   barrier.pending = barrier.arrivals;
   barrier.waiting = 0;
   make_ready(barrier.waiters);
+}
+
+void land_copy(MemoryBarrier& barrier) {
+  const size_t which = random_order() ? random_below(static_cast<uint32_t>(barrier.copies.size())) : 0;
+  land(barrier.copies[which]);
+  barrier.bytes -= box_bytes(barrier.copies[which].map);
+  barrier.copies.erase(barrier.copies.begin() + static_cast<std::ptrdiff_t>(which));
+  complete_phase_if_due(barrier);
 }
 
 }  // namespace
@@ -94,8 +103,11 @@ void arrive(uint64_t* address, uint32_t expected_bytes, Site site) {
 void wait_barrier(uint64_t* address, uint32_t parity, Site site) {
   if (parity > 1) fail(format("wait_barrier %s: parity is %u, expected 0 or 1", at(site).c_str(), parity));
   Thread& self = *machine.current;
+  bool is_fast = random_order() && random_below(2) == 0;  // so that this thread can leave behind others that wait for the same
   while (true) {
     MemoryBarrier& barrier = find_barrier(address, "wait_barrier", site);
+    while (is_fast && (barrier.phase & 1u) == parity && !barrier.copies.empty()) land_copy(barrier);
+    is_fast = false;
     if ((barrier.phase & 1u) != parity) break;
     barrier.waiters[self.warp->number] |= 1u << self.lane;
     ++barrier.waiting;
@@ -104,17 +116,14 @@ void wait_barrier(uint64_t* address, uint32_t parity, Site site) {
   may_switch();
 }
 
-void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* address, Site site) {
-  check_shared(shared, bytes, 16, "bulk_copy", site);
-  if (bytes == 0 || bytes % 16 != 0 || reinterpret_cast<uintptr_t>(global) % 16 != 0) {
-    fail(format("%s: bulk_copy %s of %u bytes from %p: size and address must be multiples of 16", thread_name(*machine.current).c_str(),
-                at(site).c_str(), bytes, global));
-  }
-  MemoryBarrier& barrier = find_barrier(address, "bulk_copy", site);
+void tensor_copy(void* shared, const CUtensorMap* map, const int (&begin)[3], uint64_t* address, Site site) {
+  check_tensor_map(map, "tensor_copy", site);
+  check_shared(shared, box_bytes(*map), box_alignment(*map), "tensor_copy", site);
+  MemoryBarrier& barrier = find_barrier(address, "tensor_copy", site);
   if (!barrier.fenced)
-    fail(format("bulk_copy %s: its barrier was initialized, but fence_barriers() has not been called since", at(site).c_str()));
-  std::memset(shared, 0xff, bytes);
-  barrier.copies.push_back({shared, global, bytes});
+    fail(format("tensor_copy %s: its barrier was initialized, but fence_barriers() has not been called since", at(site).c_str()));
+  std::memset(shared, 0xff, box_bytes(*map));
+  barrier.copies.push_back({shared, *map, {begin[0], begin[1], begin[2]}});
   may_switch();
 }
 
@@ -124,11 +133,7 @@ bool land_awaited_copy() {
     for (uint32_t i = 0; i < count; ++i) {
       MemoryBarrier& barrier = block.memory_barriers[(first + i) % count];
       if (barrier.waiting == 0 || barrier.copies.empty()) continue;
-      const size_t which = random_order() ? random_below(static_cast<uint32_t>(barrier.copies.size())) : 0;
-      land(barrier.copies[which]);
-      barrier.bytes -= barrier.copies[which].bytes;
-      barrier.copies.erase(barrier.copies.begin() + static_cast<std::ptrdiff_t>(which));
-      complete_phase_if_due(barrier);
+      land_copy(barrier);
       return true;
     }
   }
@@ -143,13 +148,13 @@ std::string leftovers(const Block& block) {
 }
 
 void async_copy16(void* shared, const void* global, bool valid, Site site) {
-  check_shared(shared, 16, 16, "async_copy16", site);
+  check_shared(shared, kAsyncBytes, kAsyncBytes, "async_copy16", site);
   if (reinterpret_cast<uintptr_t>(global) % 16 != 0) {
     fail(format("%s: async_copy16 %s from %p, which is not aligned to 16 bytes", thread_name(*machine.current).c_str(), at(site).c_str(),
                 global));
   }
-  std::memset(shared, 0xff, 16);
-  machine.current->copies.push_back({shared, valid ? global : nullptr, 16});
+  std::memset(shared, 0xff, kAsyncBytes);
+  machine.current->copies.push_back({shared, valid ? global : nullptr});
 }
 
 void commit_copies() {

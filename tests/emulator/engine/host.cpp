@@ -1,10 +1,12 @@
 // The runtime's host side.
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <string>
 #include <unordered_map>
 
+#include "cuda.h"
 #include "cuda_runtime_api.h"
 #include "emulator/engine.h"
 #include "emulator/launch.h"
@@ -104,6 +106,14 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
   return cudaSuccess;
 }
 
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* result) {
+  const bool is_known = std::strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
+  *function = is_known ? reinterpret_cast<void*>(cuTensorMapEncodeTiled) : nullptr;
+  if (result != nullptr) *result = is_known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  return cudaSuccess;
+}
+
 cudaError_t cudaGetLastError() {
   const cudaError_t error = last_error;
   last_error = cudaSuccess;
@@ -124,6 +134,8 @@ const char* cudaGetErrorString(cudaError_t error) {
       return "invalid device ordinal";
     case cudaErrorLaunchFailure:
       return failure.c_str();
+    case cudaErrorNotSupported:
+      return "operation not supported";
   }
   return "unrecognized error code";
 }

@@ -22,6 +22,7 @@ namespace {
 
 constexpr unsigned char kPoison = 0xff;  // NaN in every floating type
 constexpr size_t kGuardBytes = 1024;     // on both sides of a block's dynamic shared memory
+constexpr size_t kSharedAlignment = 1024;
 
 // --- static shared memory ------------------------------------------------------------------------------------------------------------
 
@@ -78,9 +79,9 @@ unsigned char* arena(size_t block, size_t bytes) {
   static std::vector<std::pair<std::unique_ptr<unsigned char, Free>, size_t>> arenas;
   if (arenas.size() <= block) arenas.resize(block + 1);
   auto& [memory, size] = arenas[block];
-  const size_t needed = (bytes + 2 * kGuardBytes + 127) / 128 * 128;
+  const size_t needed = (bytes + 2 * kGuardBytes + kSharedAlignment - 1) / kSharedAlignment * kSharedAlignment;
   if (size < needed) {
-    memory.reset(static_cast<unsigned char*>(std::aligned_alloc(128, needed)));
+    memory.reset(static_cast<unsigned char*>(std::aligned_alloc(kSharedAlignment, needed)));
     size = needed;
   }
   std::memset(memory.get(), kPoison, bytes + 2 * kGuardBytes);
@@ -134,7 +135,7 @@ void prepare_threads(const Extent& size) {
     const auto number = static_cast<unsigned>(i % static_cast<size_t>(machine.blocks[0].threads));
     thread.index = {number % size.x, number / size.x % size.y, number / size.x / size.y};
     thread.ended = false;
-    thread.wait.name = nullptr;
+    thread.wait.name = thread.entry.name = nullptr;
     thread.copies.clear();
     thread.group_sizes.clear();
     prepare_fiber(thread.fiber, i, thread_main);
@@ -156,7 +157,7 @@ void prepare_blocks(const Launch& launch, uint64_t first_block) {
     block.shared = arena(i, launch.shared_bytes);
     for (int number = 0; number < kBlockBarriers; ++number) clear_barrier(block.barriers[number], number);
   }
-  clear_barrier(machine.cluster_barrier, 0);
+  clear_cluster_barrier();
 }
 
 void note_failure(const std::string& message) {

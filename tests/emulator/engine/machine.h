@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda.h"
 #include "emulator/engine.h"
 #include "emulator/keywords.h"
 #include "fiber.h"
@@ -20,7 +21,12 @@ struct Block;
 struct AsyncCopy {
   void* shared;
   const void* global;  // null: zeros
-  uint32_t bytes;
+};
+
+struct TensorCopy {
+  void* shared;
+  CUtensorMap map;
+  int begin[3];  // column, row, block
 };
 
 // What a thread that is not ready waits at; null name: it is ready or has ended.
@@ -29,6 +35,13 @@ struct Wait {
   Site site;
   std::string (*describe)(const void* subject);  // what is missing, for a deadlock's message
   const void* subject;
+};
+
+// Where a thread entered the cluster's barrier that it has not met at yet; null name: nowhere.
+struct Entry {
+  const char* name;
+  Site site;
+  uint32_t phase;
 };
 
 struct Warp;
@@ -40,6 +53,7 @@ struct Thread {
   unsigned lane;
   bool ended;
   Wait wait;
+  Entry entry;
   std::vector<AsyncCopy> copies;      // of async_copy16, oldest first
   std::vector<uint32_t> group_sizes;  // of the committed groups that have not landed
 };
@@ -72,6 +86,12 @@ struct BlockBarrier {
   Waiters waiters;
 };
 
+struct ClusterBarrier {
+  int arrived;
+  uint32_t phase;  // how many are complete
+  Waiters waiters;
+};
+
 struct MemoryBarrier {
   uint64_t* address;
   uint32_t arrivals, pending;
@@ -80,7 +100,7 @@ struct MemoryBarrier {
   bool fenced;
   unsigned waiting;
   Waiters waiters;
-  std::vector<AsyncCopy> copies;  // on their way
+  std::vector<TensorCopy> copies;  // on their way
 };
 
 struct Block {
@@ -105,7 +125,7 @@ struct Machine {
   bool waited_for_earlier = false;
   bool failed = false;
   std::string error;
-  BlockBarrier cluster_barrier;
+  ClusterBarrier cluster_barrier;
 };
 
 extern Machine machine;
@@ -149,6 +169,7 @@ inline void wait_here(const Wait& wait) {
 // --- the rest ------------------------------------------------------------------------------------------------------------------------
 
 void clear_barrier(BlockBarrier& barrier, int number);
+void clear_cluster_barrier();
 void check_thread_end(Thread& thread);
 bool land_awaited_copy();                   // lets a copy arrive that somebody waits for; false if there is none
 std::string leftovers(const Block& block);  // what a block that has ended should not have left; empty: nothing
@@ -156,6 +177,9 @@ std::string deadlock_message();
 // Ends the launch unless these bytes lie in the block's shared memory, aligned.
 void check_shared(const void* pointer, size_t bytes, size_t alignment, const char* name, Site site);
 bool in_static_shared(const unsigned char* first, size_t bytes);
+uint32_t box_bytes(const CUtensorMap& map);
+size_t box_alignment(const CUtensorMap& map);  // of its place in shared memory
+void land(const TensorCopy& copy);
 std::string at(const Site& site);
 std::string thread_name(const Thread& thread);
 std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));

@@ -8,6 +8,7 @@ enum cudaError_t : int {  // the toolkit's numbers
   cudaErrorInvalidConfiguration = 9,
   cudaErrorInvalidDevice = 101,
   cudaErrorLaunchFailure = 719,
+  cudaErrorNotSupported = 801,
 };
 
 using cudaStream_t = struct CUstream_st*;
@@ -52,11 +53,21 @@ struct cudaLaunchConfig_t {
   unsigned numAttrs = 0;
 };
 
+enum cudaDriverEntryPointQueryResult : int {
+  cudaDriverEntryPointSuccess = 0,
+  cudaDriverEntryPointSymbolNotFound = 1,
+};
+
+constexpr unsigned long long cudaEnableDefault = 0;
+
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);
 // What PHOTON_EMULATOR_MULTIPROCESSORS (4) and PHOTON_EMULATOR_COMPUTE_CAPABILITY (9.0) say, and an H100's shared memory.
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
+// Finds the functions of the driver that cuda.h declares here.
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned version, unsigned long long flags,
+                                             cudaDriverEntryPointQueryResult* result = nullptr);
 cudaError_t cudaGetLastError();
 cudaError_t cudaPeekAtLastError();
 // Of cudaErrorLaunchFailure: what the last kernel that this thread launched did wrong.

@@ -1,5 +1,6 @@
 // csrc/cuda/ptx.cuh for the host: the same functions, done by the engine.
 #pragma once
+#include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -46,8 +47,16 @@ inline void sync_threads(int number, int threads, Site site = emulator::here()) 
 
 inline uint64_t evict_first() { return 0; }
 
-inline void bulk_copy(void* shared, const void* global, uint32_t bytes, Barrier* barrier, uint64_t, Site site = emulator::here()) {
-  emulator::bulk_copy(shared, global, bytes, barrier, site);
+struct TensorPlace {
+  int column, row, block;
+};
+
+inline void tensor_copy(void* shared, const CUtensorMap* map, TensorPlace at, Barrier* barrier, uint64_t, Site site = emulator::here()) {
+  emulator::tensor_copy(shared, map, {at.column, at.row, at.block}, barrier, site);
+}
+
+inline void prefetch_tensor_map(const CUtensorMap* map, Site site = emulator::here()) {
+  emulator::check_tensor_map(map, "prefetch_tensor_map", site);
 }
 
 inline void async_copy16(void* shared, const void* global, bool valid, Site site = emulator::here()) {
@@ -80,6 +89,8 @@ inline void load_matrices_transposed(uint32_t (&registers)[4], const void* row, 
 
 inline uint32_t cluster_rank() { return emulator::cluster_rank(); }
 inline void sync_cluster(Site site = emulator::here()) { emulator::sync_cluster(site); }
+inline void enter_cluster(Site site = emulator::here()) { emulator::enter_cluster(site); }
+inline void meet_cluster(Site site = emulator::here()) { emulator::meet_cluster(site); }
 
 inline void store_in_block(float* pointer, uint32_t rank, float value, Site site = emulator::here()) {
   emulator::store_in_block(pointer, rank, &value, sizeof(value), site);

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <string>
 
+struct CUtensorMap;
+
 namespace emulator {
 
 struct Site {
@@ -33,6 +35,8 @@ void collective(const char* name, unsigned mask, void* payload, Complete complet
 constexpr int kWholeBlock = 0;
 void sync_block(const char* name, int number, int threads, Site site);  // threads: how many, or kWholeBlock
 void sync_cluster(Site site);
+void enter_cluster(Site site);
+void meet_cluster(Site site);
 void store_in_block(void* pointer, unsigned rank, const void* value, size_t bytes, Site site);
 
 void init_barrier(uint64_t* barrier, uint32_t arrivals, Site site);
@@ -40,7 +44,8 @@ void fence_barriers();
 void arrive(uint64_t* barrier, uint32_t expected_bytes, Site site);
 void wait_barrier(uint64_t* barrier, uint32_t parity, Site site);
 
-void bulk_copy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier, Site site);
+void tensor_copy(void* shared, const CUtensorMap* map, const int (&begin)[3], uint64_t* barrier, Site site);
+void check_tensor_map(const CUtensorMap* map, const char* name, Site site);
 void async_copy16(void* shared, const void* global, bool valid, Site site);
 void commit_copies();
 void wait_copies(unsigned pending);
