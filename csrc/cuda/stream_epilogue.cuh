@@ -72,7 +72,7 @@ struct Finish {
   __device__ void settle(const Pass& pass, int m, int g, int line, float low, float high) const {
     if (p.split > 1) {
       float* peer = place<float>(at.peer) + (((pass.first + m) * kLines + line) * kPanelRows + g) * 2;
-      if (share.part > 0) return send_to_block(peer, share.rank_of(p, 0, share.group), low, high, arrived);
+      if (share.part > 0) return send_to_block(peer, share.group, low, high, arrived);
       wait_barrier(arrived, 0);
       low += peer[0];
       high += peer[1];

@@ -27,7 +27,7 @@ struct Barriers {
     const int i = threadIdx.x;
     if (i < p.stages) {
       init_barrier(&full[i], 1);
-      init_barrier(&empty[i], kWarps * p.groups);
+      init_barrier(&empty[i], kWarps * groups_of<Size>(p));
     }
     if (i < Size::kXStages) {
       init_barrier(&x_full[i], 1);
@@ -38,21 +38,19 @@ struct Barriers {
   }
 };
 
-// Whatever does not depend on the kernel before: this block's first weights and its gains are on their way when this returns.
-template <typename Size, Epilogue kEpilogue, bool kNormalizes>
-__device__ void begin_block(const Params& p, const SharedLayout& at, const Barriers& barriers, const Share& share,
-                            Filler<Size, kEpilogue>& filler) {
+// What comes before the first copy of a weight. The gains are on their way when this returns.
+template <typename Size, bool kNormalizes>
+__device__ void begin_block(const Params& p, const SharedLayout& at, const Barriers& barriers, const Share& share) {
   if (threadIdx.x == 0) {
     prefetch_panel_map(p.weight[share.part]);
     if (Size::kXStages > 0) prefetch_panel_map(p.lines_map);
   }
   barriers.init<Size>(p);
   __syncthreads();
-  if (p.split * p.groups > 1) {
+  if (p.split * groups_of<Size>(p) > 1) {
     enter_cluster();
     meet_cluster();
   }
-  filler.fill();
   if constexpr (kNormalizes) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < p.k / 8; i += kThreads) {
@@ -74,9 +72,16 @@ __device__ void stream_block(const Params& p) {
   const Barriers barriers(shared + at.barriers);
   const Ring ring{shared + at.ring, barriers.full, barriers.empty, p.stages, p.stage_bytes};
   Filler<Size, kEpilogue> filler(p, share, ring);
-  begin_block<Size, kEpilogue, kNormalizes>(p, at, barriers, share, filler);
+  begin_block<Size, kNormalizes>(p, at, barriers, share);
 
+  // A step without live lines reads no weights, and some blocks have no rows. They wait all the same: to the next kernel this one's end
+  // means that all before have ended.
   const int lines = min(extent, p.lines), active = min(lines - share.first_line, Size::kLines);
+  if (lines <= 0 || share.tiles == 0) {
+    wait_copies<0>();
+    return wait_for_earlier();
+  }
+  filler.fill();
   if (p.split > 1 && share.part == 0 && threadIdx.x == 0) {
     arrive_expecting(barriers.arrived, share.tiles * kTileRows * max(active, 0) * static_cast<int>(sizeof(float)));
   }
@@ -89,9 +94,6 @@ __device__ void stream_block(const Params& p) {
   wait_copies<0>();
   __syncthreads();  // all gains are there
   wait_for_earlier();
-  // A step without live lines ends here, and so does a block without rows. They have waited all the same: to the next kernel this one's
-  // end means that all before have ended. Of the weights no more than fits the ring has been read, and no copy may outlive its block.
-  if (lines <= 0 || share.tiles == 0) return ring.drain(share.tiles * share.chunks);
   multiplier.start(x);
   if (Size::kXStages > 0) x_ring.fill();
 
@@ -103,13 +105,13 @@ __device__ void stream_block(const Params& p) {
     }
     multiplier.run(x, x_ring, pass, filler);
     const bool is_last = pass.first + pass.tiles >= share.tiles;
-    if (Size::kGroups && is_last && p.groups > 1) leave_cluster();
+    if (is_last && groups_of<Size>(p) > 1) leave_cluster();
     finish.run(multiplier, pass);
     if (is_last) break;
     pass = pass_from(p, share, pass.first + p.pass_tiles);
     multiplier.start(x);
   }
-  if (Size::kGroups && p.groups > 1) meet_cluster();  // neighbours arrive at this block's barriers until they have read all tiles
+  if (groups_of<Size>(p) > 1) meet_cluster();  // neighbours arrive at this block's barriers until they have read all tiles
 }
 
 template <typename Size, Epilogue kEpilogue, bool kNormalizes>
@@ -122,16 +124,19 @@ constexpr int64_t kMaxColumns = 16384;                               // the gain
 constexpr int kSharedOfTwo = 113 * 1024, kSharedOfOne = 227 * 1024;  // bytes a block may have, where a multiprocessor holds two or one
 constexpr int kMaxSplitPanels = 6;                                   // of a cluster that splits: the outputs of one pass are exchanged
 constexpr double kWorthSplitting = 1.1;
-constexpr int64_t kFewSteps = 8;  // tiles of a block
+constexpr int64_t kFewSteps = 8;   // tiles of a block
+constexpr int64_t kFewChunks = 2;  // of a block that has half a tile of each
 
 // The share of the multiprocessors' time that is used if `groups` of them divide `panels`.
 double balance(int64_t panels, int64_t groups) { return static_cast<double>(panels) / (groups * ceil_div(panels, groups)); }
 
-// Two blocks a cluster, where that divides the rows better. It depends on the shape and the device alone.
+// Two parts of the columns, where that divides the rows better, or where a block would have one panel, which is half a tile, and many
+// chunks. It depends on the shape and the device alone.
 int choose_split(int64_t n, int64_t k, int multiprocessors) {
-  const int64_t panels = ceil_div(n, kPanelRows), groups = multiprocessors / 2;
-  if (groups == 0 || k < 2 * kChunk || ceil_div(panels, groups) > kMaxSplitPanels) return 1;
-  return balance(panels, groups) > kWorthSplitting * balance(panels, multiprocessors) ? 2 : 1;
+  const int64_t panels = ceil_div(n, kPanelRows), pairs = multiprocessors / 2;
+  if (pairs == 0 || k < 2 * kChunk || ceil_div(panels, pairs) > kMaxSplitPanels) return 1;
+  if (panels <= multiprocessors && k > kFewChunks * kChunk) return 2;
+  return balance(panels, pairs) > kWorthSplitting * balance(panels, multiprocessors) ? 2 : 1;
 }
 
 template <typename Size, Epilogue kEpilogue>

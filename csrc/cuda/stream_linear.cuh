@@ -67,7 +67,7 @@ struct Size {
   static constexpr int kXStages = kXStages_;      // chunks of x in a ring of their own; 0: registers load them from global memory
   static constexpr int kResidents = kResidents_;  // two, where registers allow: the next kernel's ring fills while this one works
   static constexpr int kLines = kLineTiles * kLineTile;
-  static constexpr bool kGroups = kXStages > 0;  // more lines than that may be shared out to groups
+  static constexpr bool kGroups = kXStages > 0;  // more lines than that may be dealt out to groups
   static constexpr int kXBytes = kXStages * kLineTiles * kPanelBytes;
 };
 
@@ -97,16 +97,20 @@ struct SharedLayout {
 struct Share {
   int part, group;  // the block's rank in its cluster is part * groups + group
   int first_panel, end_panel, tiles, column, k, chunks, first_line;
-
-  __device__ int rank_of(const Params& p, int of_part, int of_group) const { return of_part * p.groups + of_group; }
 };
+
+// The groups of lines; known to be one where the size has no more.
+template <typename Size>
+__device__ inline int groups_of(const Params& p) {
+  return Size::kGroups ? p.groups : 1;
+}
 
 template <typename Size, Epilogue kEpilogue>
 __device__ inline Share block_share(const Params& p) {
-  const int cluster = blockIdx.x / (p.split * p.groups), rank = blockIdx.x % (p.split * p.groups);
+  const int blocks = p.split * groups_of<Size>(p), cluster = blockIdx.x / blocks, rank = blockIdx.x % blocks;
   Share share;
-  share.part = rank / p.groups;
-  share.group = rank % p.groups;
+  share.part = rank / groups_of<Size>(p);
+  share.group = rank % groups_of<Size>(p);
   share.first_panel = cluster * p.panels_each + min(cluster, p.panels_extra);
   share.end_panel = share.first_panel + p.panels_each + (cluster < p.panels_extra ? 1 : 0);
   share.tiles = (share.end_panel - share.first_panel + kTilePanels<kEpilogue> - 1) / kTilePanels<kEpilogue>;
@@ -145,12 +149,6 @@ struct Ring {
   int stages, stage_bytes;
 
   __device__ unsigned char* tile(int stage) const { return tiles + stage * stage_bytes; }
-
-  // Waits until the tiles that have been requested are there; `all`: the tiles of the share.
-  __device__ void drain(int all) const {
-#pragma unroll 1
-    for (int i = 0; i < min(stages, all); ++i) wait_barrier(&full[i], 0);
-  }
 };
 
 // A place in the ring, and how often it has gone round.
@@ -231,11 +229,11 @@ struct Filler {
     const bool is_whole = kEpilogue == Epilogue::kSwiglu || panel + 1 < share.end_panel;
     wait_barrier(&ring.empty[stage.index], stage.parity ^ 1);
     arrive_expecting(full, is_whole ? 2 * kPanelBytes : kPanelBytes);
-    if (!Size::kGroups || p.groups == 1) {
+    if (groups_of<Size>(p) == 1) {
       copy_panel(place, weight, row, block, full, policy);
       if (is_whole) copy_panel(place + kPanelBytes, weight, second, block, full, policy);
     } else {
-      const uint16_t ranks = static_cast<uint16_t>(((1 << p.groups) - 1) << share.rank_of(p, share.part, 0));
+      const uint16_t ranks = static_cast<uint16_t>(((1 << p.groups) - 1) << share.part * p.groups);
       if (share.group == 0) copy_panel_to(ranks, place, weight, row, block, full, policy);
       if (share.group == 1 && is_whole) copy_panel_to(ranks, place + kPanelBytes, weight, second, block, full, policy);
     }
@@ -443,10 +441,10 @@ struct Multiplier {
   __device__ void release(const Stage& of, uint32_t loaded) const {
     __syncwarp();
     const int lane = group * 4 + thread;
-    if (!Size::kGroups || p.groups == 1) {
+    if (groups_of<Size>(p) == 1) {
       if (lane == 0) arrive(&ring.empty[of.index], loaded & p.zero);
     } else if (lane < p.groups) {
-      arrive_in_block(&ring.empty[of.index], share.rank_of(p, share.part, lane), loaded & p.zero);
+      arrive_in_block(&ring.empty[of.index], share.part * p.groups + lane, loaded & p.zero);
     }
   }
 
