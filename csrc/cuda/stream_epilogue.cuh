@@ -27,8 +27,8 @@ struct Finish {
       const int half = i % 2, line = i / 2 % kLines, m = i / 2 / kLines;
       const int output = output_of<kEpilogue>(p, share, pass.first + m, half * kPanelRows);
       if (output < 0 || line >= active) continue;
-      async_copy16(place<uint4>(at.residual) + (m * kLines + line) * 2 + half, p.out + static_cast<int64_t>(line) * p.out_stride + output,
-                   true);
+      async_copy16(place<uint4>(at.residual) + (m * kLines + line) * 2 + half,
+                   p.out + static_cast<int64_t>(share.first_line + line) * p.out_stride + output, true);
     }
     commit_copies();
   }

@@ -355,7 +355,7 @@ struct Multiplier {
     clear();
 #pragma unroll 1
     for (int chunk = 0; chunk < share.chunks; ++chunk) {
-      if constexpr (Size::kXStages > 0) read(x[0], x_ring, chunk);
+      if constexpr (Size::kXStages > 0) read(x[0], x_ring);
       add_chunk(x[0], chunk, pass, filler);
       if constexpr (Size::kXStages == 0) {
 #pragma unroll
@@ -392,7 +392,7 @@ struct Multiplier {
   }
 
   // The same from the ring. Blocks of columns past the share may hold x; their weights are zeros.
-  __device__ void read(XChunk<Size>& x, XRing<Size>& x_ring, int chunk) const {
+  __device__ void read(XChunk<Size>& x, XRing<Size>& x_ring) const {
     x_ring.take();
     uint32_t loaded = 0;
 #pragma unroll
