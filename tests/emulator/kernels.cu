@@ -30,6 +30,7 @@ enum Bug : int {
   kNeverEnters,
   kNeverMeets,
   kEntersTwice,
+  kWrongRank,
 };
 
 // --- warps ---------------------------------------------------------------------------------------------------------------------------
@@ -124,13 +125,21 @@ __global__ void dynamic_shared_kernel(float* out, int writes) {
 
 // The sum of all blocks' numbers by the block that is last to come.
 __global__ void last_block_kernel(float* out, float* partial, unsigned* counter) {
-  if (threadIdx.x != 0) return;
-  partial[blockIdx.x] = static_cast<float>(blockIdx.x + 1);
-  __threadfence();
-  if (atomicInc(counter, gridDim.x - 1) != gridDim.x - 1) return;
+  __shared__ unsigned before;
+  if (threadIdx.x == 1) partial[blockIdx.x] = static_cast<float>(blockIdx.x + 1);
+  __syncthreads();
+  if (threadIdx.x == 0) before = count_round(counter, gridDim.x - 1);
+  __syncthreads();
+  if (before != gridDim.x - 1 || threadIdx.x != kWarpSize - 1) return;
   float sum = 0.0f;
   for (unsigned i = 0; i < gridDim.x; ++i) sum += partial[i];
   *out = sum;
+}
+
+// Every third vector of `in`, zeros else, of which there is nothing to read.
+__global__ void fresh_kernel(uint4* out, const uint4* in) {
+  const int i = computed_now(static_cast<int>(threadIdx.x));
+  out[i] = load_fresh_if(i % 3 == 0, i % 3 == 0 ? computed_now(in + i) : nullptr);
 }
 
 // --- copies --------------------------------------------------------------------------------------------------------------------------
@@ -350,7 +359,11 @@ __global__ void halves_kernel(int* out, int* counters, int size, int rounds, int
   int sum = 0;
   for (int round = 0; round < rounds; ++round) {
     atomicAdd(counter, 1);
-    if (!is_odd || bug != kNeverEnters) enter_cluster();
+    if (round % 2 == 1) {
+      leave_cluster();
+    } else if (!is_odd || bug != kNeverEnters) {
+      enter_cluster();
+    }
     if (is_odd && bug == kEntersTwice) enter_cluster();
     if (is_odd && bug == kEndsTooEarly) return;
     if (!is_odd || bug != kNeverMeets) meet_cluster();
@@ -368,6 +381,81 @@ __global__ void parted_cluster_kernel() {
     enter_cluster();
   }
   meet_cluster();
+}
+
+// A ring whose tiles all blocks of a cluster read: the first two copy half of every tile each, for all of them.
+// out[block][i] = sum over the tiles of in[tile][i].
+__global__ void shared_ring_kernel(float* out, const __grid_constant__ CUtensorMap in, int tiles, int size, int bug) {
+  Ring& ring = *reinterpret_cast<Ring*>(dynamic_shared());
+  const int warps = 2, half = kTileFloats / 2, rank = static_cast<int>(cluster_rank());
+  const bool is_first = threadIdx.x % kWarpSize == 0;
+  if (threadIdx.x == 0 && (bug != kUninitialized || rank != 1)) {
+    for (int i = 0; i < kStages; ++i) {
+      init_barrier(&ring.full[i], 1);
+      init_barrier(&ring.empty[i], warps * size);
+    }
+    if (bug != kMissingFence || rank != 1) fence_barriers();
+  }
+  __syncthreads();
+  enter_cluster();
+  if (bug != kNeverMeets || rank != 0) meet_cluster();
+  const auto request = [&](int tile) {
+    const int stage = tile % kStages, round = tile / kStages;
+    if (tile >= tiles || threadIdx.x > 0) return;
+    if (bug != kOverwriteInUse) wait_barrier(&ring.empty[stage], (round & 1) ^ 1);
+    arrive_expecting(&ring.full[stage], kTileBytes);
+    if (rank > 1) return;
+    const unsigned ranks = bug == kWrongRank ? 2u << size : (1u << size) - 1;
+    tensor_copy_to(static_cast<uint16_t>(ranks), ring.tiles[stage] + rank * half, &in, {rank * half, tile, 0}, &ring.full[stage],
+                   evict_last());
+  };
+  for (int tile = 0; tile + 1 < kStages; ++tile) request(tile);
+  float sum = 0.0f;
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int stage = tile % kStages, round = tile / kStages;
+    wait_barrier(&ring.full[stage], round & 1);
+    sum += ring.tiles[stage][threadIdx.x];
+    __syncwarp();
+    if (bug == kMissingArrival) {
+      if (is_first) arrive(&ring.empty[stage]);
+    } else if (static_cast<int>(threadIdx.x % kWarpSize) < size) {
+      arrive_in_block(&ring.empty[stage], threadIdx.x % kWarpSize, 0);
+    }
+    request(tile + kStages - 1);
+  }
+  if (bug != kEndsTooEarly) leave_cluster();
+  out[blockIdx.x * kTileFloats + threadIdx.x] = sum;
+  if (bug != kEndsTooEarly) meet_cluster();
+}
+
+// Of a cluster of two, the second block sends the first two values a thread, which are announced when all have been sent.
+__global__ void send_kernel(float* out, int bug) {
+  float* values = reinterpret_cast<float*>(dynamic_shared());
+  Barrier* sent = reinterpret_cast<Barrier*>(values + 2 * kThreads);
+  Barrier* arrived = sent + 1;
+  const int t = threadIdx.x;
+  if (t == 0 && bug != kUninitialized) {
+    init_barrier(sent, kThreads);
+    init_barrier(arrived, 1);
+    if (bug != kMissingFence) fence_barriers();
+  }
+  __syncthreads();
+  enter_cluster();
+  meet_cluster();
+  if (cluster_rank() == 1) {
+    send_to_block(values + 2 * t, bug == kWrongRank ? 2 : 0, 1.0f + 2 * t, 2.0f + 2 * t, arrived);
+    return arrive_in_block(sent, 0, 0);
+  }
+  if (bug == kEndsTooEarly) return;
+  if (t == 0) {
+    wait_barrier(sent, 0);
+    arrive_expecting(arrived, (bug == kTooManyBytes ? kThreads + 1 : kThreads) * 8);
+  }
+  if (bug == kNeverAwaited) return;
+  if (bug != kUseBeforeLanding) wait_barrier(arrived, 0);
+  out[2 * t] = values[2 * t];
+  out[2 * t + 1] = values[2 * t + 1];
+  if (bug == kUseBeforeLanding) wait_barrier(arrived, 0);
 }
 
 // --- launches and types --------------------------------------------------------------------------------------------------------------
@@ -405,6 +493,7 @@ EXPORT int dynamic_shared_past(float* out, int writes) {
 EXPORT int last_block(float* out, float* partial, unsigned* counter, int blocks) {
   return launch(last_block_kernel, blocks, kWarpSize, nullptr, out, partial, counter);
 }
+EXPORT int fresh(uint4* out, const uint4* in) { return launch(fresh_kernel, 1, kWarpSize, nullptr, out, in); }
 EXPORT int ring(float* out, const float* in, int tiles, int bug) {
   CUtensorMap map;
   if (const int error = make_tiles_map(map, in, tiles)) return error;
@@ -450,6 +539,17 @@ EXPORT int halves(int* out, int* counters, int blocks, int size, int rounds, int
   return launch(halves_kernel, LaunchShape{blocks, kWarpSize, 0, static_cast<unsigned>(size)}, nullptr, out, counters, size, rounds, bug);
 }
 EXPORT int parted_cluster() { return launch(parted_cluster_kernel, LaunchShape{2, kWarpSize, 0, 2}, nullptr); }
+EXPORT int shared_ring(float* out, const float* in, int tiles, int blocks, int size, int bug) {
+  CUtensorMap map;
+  const auto count = static_cast<cuuint64_t>(tiles);
+  const Shape shape = {{kTileFloats, count, 1}, {kTileBytes, count * kTileBytes}, {kTileFloats / 2, 1, 1}, false};
+  if (const int error = make_map(map, in, shape)) return error;
+  const LaunchShape launched{blocks, 2 * kWarpSize, sizeof(Ring), static_cast<unsigned>(size)};
+  return launch(shared_ring_kernel, launched, nullptr, out, map, tiles, size, bug);
+}
+EXPORT int send(float* out, int bug) {
+  return launch(send_kernel, LaunchShape{2, kThreads, 8 * kThreads + 2 * sizeof(Barrier), 2}, nullptr, out, bug);
+}
 EXPORT int early(int* out, int waits) { return launch(early_kernel, LaunchShape{1, kThreads, 0, 1, true}, nullptr, out, waits); }
 EXPORT int convert(const float* in, float* bf16, float* f16, int n) {
   return launch(convert_kernel, ceil_div(n, kThreads), kThreads, nullptr, in, bf16, f16, n);

@@ -21,7 +21,7 @@ LANES = range(32)
 # enum Bug in kernels.cu
 NO_BUG, MISSING_BARRIER, USE_BEFORE_LANDING, OVERWRITE_IN_USE, MISSING_ARRIVAL, MISSING_FENCE = range(6)
 TOO_MANY_BYTES, TOO_MANY_ARRIVALS, NEVER_AWAITED, UNINITIALIZED, ENDS_TOO_EARLY = range(6, 11)
-NEVER_ENTERS, NEVER_MEETS, ENTERS_TWICE = range(11, 14)
+NEVER_ENTERS, NEVER_MEETS, ENTERS_TWICE, WRONG_RANK = range(11, 15)
 
 
 def floats(*shape: int) -> Tensor:
@@ -158,6 +158,14 @@ def test_the_last_block_finds_what_the_others_wrote(emulator: Emulator) -> None:
         emulator.launch("last_block", out, floats(7), counter, 7, seed=seed)
         assert out.item() == 28
         assert counter.item() == 0
+
+
+def test_loads_under_a_condition(emulator: Emulator) -> None:
+    x = torch.arange(1, 129, dtype=torch.int32).view(32, 4)
+    for seed in SEEDS:
+        out = torch.full_like(x, -1)
+        emulator.launch("fresh", out, x, seed=seed)
+        assert torch.equal(out, torch.where(torch.arange(32)[:, None] % 3 == 0, x, 0))
 
 
 # --- copies ---------------------------------------------------------------------------------------------------------------------------
@@ -418,7 +426,7 @@ def test_the_two_halves_of_a_cluster_barrier(emulator: Emulator, size: int) -> N
 @pytest.mark.parametrize(
     ("bug", "message"),
     [
-        (NEVER_ENTERS, r"thread \d+ of block [13] calls meet_cluster at .*, but it has not called enter_cluster\(\) before"),
+        (NEVER_ENTERS, r"thread \d+ of block [13] calls meet_cluster at .*, but it has not called enter_cluster\(\) or leave_cluster\(\)"),
         (NEVER_MEETS, r"calls sync_cluster at .*, but it has called enter_cluster at .* and not meet_cluster\(\) since"),
         (ENTERS_TWICE, r"calls enter_cluster at .*, but it has called enter_cluster at .* and not meet_cluster\(\) since"),
         (ENDS_TOO_EARLY, r"thread \d+ of block [13] has ended, but enter_cluster at .* waits for its meet_cluster\(\)"),
@@ -432,6 +440,80 @@ def test_halves_that_do_not_belong_together_are_an_error(emulator: Emulator, bug
 def test_lanes_that_enter_a_cluster_at_different_places(emulator: Emulator) -> None:
     for failure in emulator.failures("parted_cluster"):
         assert re.search(r"lanes of one warp disagree: thread \d+ of block [01] is in enter_cluster at", failure), failure
+
+
+def shared_ring_is_right(emulator: Emulator, size: int, bug: int, seed: int) -> bool:
+    tiles = randn(17, 64, dtype=torch.float32, device="cpu")
+    out = floats(16, 64)
+    emulator.launch("shared_ring", out, tiles, len(tiles), 16, size, bug, seed=seed)
+    return torch.allclose(out, tiles.sum(0).expand(16, 64), atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_copies_to_all_blocks_of_a_cluster(emulator: Emulator, size: int) -> None:
+    """Bytes often come to a block before it announces them."""
+    assert all(shared_ring_is_right(emulator, size, NO_BUG, seed) for seed in range(20))
+
+
+@pytest.mark.parametrize(
+    ("bug", "message"),
+    [
+        (NEVER_MEETS, r"reaches into .* of block [0-3] of its cluster by tensor_copy_to at .*, before .*may not have started"),
+        (MISSING_FENCE, r"(tensor_copy_to|arrive_in_block) .*: its barrier was initialized, but fence_barriers\(\) has not been called"),
+        (UNINITIALIZED, r"(tensor_copy_to|arrive_expecting|arrive|wait_barrier) .* finds no initialized barrier there"),
+        (WRONG_RANK, r"tensor_copy_to at .*: rank is 3, but the cluster has 2 blocks"),
+        (MISSING_ARRIVAL, r"no thread can go on:(.|\n)*at wait_barrier .*: phase 0 lacks 2 of 4 arrivals and 0 bytes"),
+    ],
+)
+def test_a_shared_ring_that_is_run_wrongly_is_an_error(emulator: Emulator, bug: int, message: str) -> None:
+    for failure in emulator.failures("shared_ring", floats(4, 64), torch.zeros(17, 64), 17, 4, 2, bug):
+        assert re.search(message, failure), failure
+
+
+def test_a_shared_ring_without_a_wait_gives_wrong_results(emulator: Emulator) -> None:
+    """In some order."""
+
+    def is_found(seed: int) -> bool:
+        try:
+            return not shared_ring_is_right(emulator, 4, OVERWRITE_IN_USE, seed)
+        except EmulatorError:
+            return True
+
+    assert sum(map(is_found, SEEDS)) > len(SEEDS) // 2
+
+
+def test_a_block_that_ends_before_its_neighbours_have_arrived(emulator: Emulator) -> None:
+    """In some order: where the blocks end together, nobody is late."""
+    failures = [f for f in emulator.failures("shared_ring", floats(16, 64), torch.zeros(17, 64), 17, 16, 4, ENDS_TOO_EARLY) if f]
+    assert failures
+    for failure in failures:
+        assert re.search(r"reaches into .* by arrive_in_block at .*, but the block has ended", failure), failure
+
+
+def test_values_sent_to_another_block(emulator: Emulator) -> None:
+    for seed in range(20):
+        out = floats(2 * THREADS)
+        emulator.launch("send", out, NO_BUG, seed=seed)
+        assert torch.equal(out, torch.arange(1, 2 * THREADS + 1).float())
+        out = torch.zeros(2 * THREADS)
+        emulator.launch("send", out, USE_BEFORE_LANDING, seed=seed)
+        assert out.isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("bug", "message"),
+    [
+        (UNINITIALIZED, r"send_to_block .* finds no initialized barrier there|wait_barrier .* finds no initialized barrier there"),
+        (MISSING_FENCE, r"send_to_block .*: its barrier was initialized, but fence_barriers\(\) has not been called"),
+        (TOO_MANY_BYTES, r"no thread can go on:(.|\n)*at wait_barrier .*: phase 0 lacks 0 of 1 arrivals and 8 bytes"),
+        (NEVER_AWAITED, r"block 0 has ended, but copies into its shared memory were still under way"),
+        (WRONG_RANK, r"send_to_block at .*: rank is 2, but the cluster has 2 blocks"),
+        (ENDS_TOO_EARLY, r"by (send_to|arrive_in)_block at .*, but the block has ended|copies into its shared memory were still under way"),
+    ],
+)
+def test_values_sent_wrongly_are_an_error(emulator: Emulator, bug: int, message: str) -> None:
+    for failure in emulator.failures("send", floats(2 * THREADS), bug):
+        assert re.search(message, failure), failure
 
 
 # --- launches and types ---------------------------------------------------------------------------------------------------------------

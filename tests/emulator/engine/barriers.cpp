@@ -79,7 +79,8 @@ void meet(const char* name, Site site) {
   Thread& self = *machine.current;
   ClusterBarrier& barrier = machine.cluster_barrier;
   if (self.entry.name == nullptr) {
-    fail(format("%s calls %s %s, but it has not called enter_cluster() before", thread_name(self).c_str(), name, at(site).c_str()));
+    fail(format("%s calls %s %s, but it has not called enter_cluster() or leave_cluster() before", thread_name(self).c_str(), name,
+                at(site).c_str()));
   }
   if (self.entry.phase == barrier.phase) {
     check_waiters(barrier.waiters, name, site);
@@ -125,8 +126,8 @@ void sync_cluster(Site site) {
   meet("sync_cluster", site);
 }
 
-void enter_cluster(Site site) {
-  enter("enter_cluster", site);
+void enter_cluster(const char* name, Site site) {
+  enter(name, site);
   may_switch();
 }
 
@@ -157,26 +158,42 @@ void check_thread_end(Thread& thread) {
 
 unsigned cluster_rank() { return current_block().rank; }
 
-void store_in_block(void* pointer, unsigned rank, const void* value, size_t bytes, Site site) {
-  check_shared(pointer, bytes, bytes, "store_in_block", site);
+Block& reach_block(unsigned rank, const char* name, Site site) {
+  const Thread& self = *machine.current;
   if (rank >= machine.blocks.size()) {
-    fail(format("store_in_block %s: rank is %u, but the cluster has %zu blocks", at(site).c_str(), rank, machine.blocks.size()));
+    fail(format("%s %s: rank is %u, but the cluster has %zu blocks", name, at(site).c_str(), rank, machine.blocks.size()));
   }
-  Block& target = machine.blocks[rank];
-  if (&target != &current_block() && machine.cluster_barrier.phase == 0) {
-    fail(
-        format("%s writes to the shared memory of block %u of its cluster %s, before which the cluster has had no barrier: the block may "
-               "not have started",
-               thread_name(*machine.current).c_str(), rank, at(site).c_str()));
+  Block& block = machine.blocks[rank];
+  if (&block == &current_block()) return block;
+  const auto refuse = [&](const char* why) {
+    fail(format("%s reaches into the shared memory of block %u of its cluster by %s %s, %s", thread_name(self).c_str(), rank, name,
+                at(site).c_str(), why));
+  };
+  if (machine.cluster_barrier.phase == 0) refuse("before which the cluster has had no barrier: the block may not have started");
+  if (self.entry.name != nullptr && self.entry.phase == 0) refuse("before its first meet_cluster(): the block may not have started");
+  if (block.live == 0) refuse("but the block has ended: only a cluster barrier before its end keeps a block's memory");
+  return block;
+}
+
+void* place_in(const Block& block, const void* pointer, size_t bytes, size_t alignment, const char* name, Site site) {
+  check_shared(pointer, bytes, alignment, name, site);
+  const auto* first = static_cast<const unsigned char*>(pointer);
+  if (in_static_shared(first, bytes)) {
+    fail(format("%s %s: the blocks of a cluster share one copy of static shared memory here, and cannot reach another's", name,
+                at(site).c_str()));
   }
+  return block.shared + (first - current_block().shared);
+}
+
+void store_in_block(void* pointer, unsigned rank, const void* value, size_t bytes, Site site) {
+  const Block& target = reach_block(rank, "store_in_block", site);
   if (target.live < target.threads) {
     fail(
         format("%s writes to the shared memory of block %u of its cluster %s, where threads have ended: only a cluster barrier before its "
-               "end keeps "
-               "a block's memory",
+               "end keeps a block's memory",
                thread_name(*machine.current).c_str(), rank, at(site).c_str()));
   }
-  std::memcpy(target.shared + (static_cast<unsigned char*>(pointer) - current_block().shared), value, bytes);
+  std::memcpy(place_in(target, pointer, bytes, bytes, "store_in_block", site), value, bytes);
 }
 
 }  // namespace emulator

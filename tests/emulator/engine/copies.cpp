@@ -24,14 +24,23 @@ std::string missing_arrivals(const void* subject) {
                 static_cast<long long>(barrier.bytes));
 }
 
-MemoryBarrier& find_barrier(uint64_t* address, const char* name, Site site) {
-  Block& block = current_block();
+MemoryBarrier& find_barrier(Block& block, uint64_t* address, const char* name, Site site) {
   const uint64_t number = *address & 0xffffffffu;
   if (*address >> 32 == kTag && number < block.memory_barrier_count && block.memory_barriers[number].address == address) {
     return block.memory_barriers[number];
   }
   fail(format("%s: %s %s finds no initialized barrier there: init_barrier has not run yet, or something was written over it",
               thread_name(*machine.current).c_str(), name, at(site).c_str()));
+}
+
+// The barrier that the block has where the calling thread's has `address`, to count bytes or arrivals from outside of the block's threads.
+MemoryBarrier& find_fenced(Block& block, uint64_t* address, const char* name, Site site) {
+  void* place = &block == &current_block() ? address : place_in(block, address, sizeof(*address), sizeof(*address), name, site);
+  MemoryBarrier& barrier = find_barrier(block, static_cast<uint64_t*>(place), name, site);
+  if (!barrier.fenced) {
+    fail(format("%s %s: its barrier was initialized, but fence_barriers() has not been called since", name, at(site).c_str()));
+  }
+  return barrier;
 }
 
 void complete_phase_if_due(MemoryBarrier& barrier) {
@@ -43,11 +52,36 @@ void complete_phase_if_due(MemoryBarrier& barrier) {
 }
 
 void land_copy(MemoryBarrier& barrier) {
-  const size_t which = random_order() ? random_below(static_cast<uint32_t>(barrier.copies.size())) : 0;
-  land(barrier.copies[which]);
-  barrier.bytes -= box_bytes(barrier.copies[which].map);
-  barrier.copies.erase(barrier.copies.begin() + static_cast<std::ptrdiff_t>(which));
+  const size_t which = random_order() ? random_below(static_cast<uint32_t>(barrier.under_way())) : 0, copies = barrier.copies.size();
+  if (which < copies) {
+    land(barrier.copies[which]);
+    barrier.bytes -= box_bytes(barrier.copies[which].map);
+    barrier.copies.erase(barrier.copies.begin() + static_cast<std::ptrdiff_t>(which));
+  } else {
+    const SentValues& sent = barrier.sent[which - copies];
+    std::memcpy(sent.shared, sent.values, sizeof(sent.values));
+    barrier.bytes -= sizeof(sent.values);
+    barrier.sent.erase(barrier.sent.begin() + static_cast<std::ptrdiff_t>(which - copies));
+  }
   complete_phase_if_due(barrier);
+}
+
+void arrive_at(MemoryBarrier& barrier, uint32_t expected_bytes, Site site) {
+  if (barrier.pending == 0) {
+    fail(format("%s arrives %s at a barrier whose phase %u has had all its %u arrivals", thread_name(*machine.current).c_str(),
+                at(site).c_str(), barrier.phase, barrier.arrivals));
+  }
+  --barrier.pending;
+  barrier.bytes += expected_bytes;
+  complete_phase_if_due(barrier);
+  may_switch();
+}
+
+// Copies of a box into one block.
+void start_copy(Block& block, void* place, const CUtensorMap& map, const int (&begin)[3], uint64_t* address, const char* name, Site site) {
+  MemoryBarrier& barrier = find_fenced(block, address, name, site);
+  std::memset(place, 0xff, box_bytes(map));
+  barrier.copies.push_back({place, map, {begin[0], begin[1], begin[2]}});
 }
 
 }  // namespace
@@ -75,6 +109,7 @@ void init_barrier(uint64_t* address, uint32_t arrivals, Site site) {
   MemoryBarrier& barrier = block.memory_barriers[number];
   barrier.waiters.assign(machine.warps.size(), 0);
   barrier.copies.clear();
+  barrier.sent.clear();
   barrier.address = address;
   barrier.arrivals = barrier.pending = arrivals;
   barrier.bytes = 0;
@@ -89,15 +124,11 @@ void fence_barriers() {
 }
 
 void arrive(uint64_t* address, uint32_t expected_bytes, Site site) {
-  MemoryBarrier& barrier = find_barrier(address, "arrive", site);
-  if (barrier.pending == 0) {
-    fail(format("%s arrives %s at a barrier whose phase %u has had all its %u arrivals", thread_name(*machine.current).c_str(),
-                at(site).c_str(), barrier.phase, barrier.arrivals));
-  }
-  --barrier.pending;
-  barrier.bytes += expected_bytes;
-  complete_phase_if_due(barrier);
-  may_switch();
+  arrive_at(find_barrier(current_block(), address, "arrive", site), expected_bytes, site);
+}
+
+void arrive_in_block(uint64_t* address, unsigned rank, Site site) {
+  arrive_at(find_fenced(reach_block(rank, "arrive_in_block", site), address, "arrive_in_block", site), 0, site);
 }
 
 void wait_barrier(uint64_t* address, uint32_t parity, Site site) {
@@ -105,8 +136,8 @@ void wait_barrier(uint64_t* address, uint32_t parity, Site site) {
   Thread& self = *machine.current;
   bool is_fast = random_order() && random_below(2) == 0;  // so that this thread can leave behind others that wait for the same
   while (true) {
-    MemoryBarrier& barrier = find_barrier(address, "wait_barrier", site);
-    while (is_fast && (barrier.phase & 1u) == parity && !barrier.copies.empty()) land_copy(barrier);
+    MemoryBarrier& barrier = find_barrier(current_block(), address, "wait_barrier", site);
+    while (is_fast && (barrier.phase & 1u) == parity && barrier.under_way() > 0) land_copy(barrier);
     is_fast = false;
     if ((barrier.phase & 1u) != parity) break;
     barrier.waiters[self.warp->number] |= 1u << self.lane;
@@ -119,11 +150,29 @@ void wait_barrier(uint64_t* address, uint32_t parity, Site site) {
 void tensor_copy(void* shared, const CUtensorMap* map, const int (&begin)[3], uint64_t* address, Site site) {
   check_tensor_map(map, "tensor_copy", site);
   check_shared(shared, box_bytes(*map), box_alignment(*map), "tensor_copy", site);
-  MemoryBarrier& barrier = find_barrier(address, "tensor_copy", site);
-  if (!barrier.fenced)
-    fail(format("tensor_copy %s: its barrier was initialized, but fence_barriers() has not been called since", at(site).c_str()));
-  std::memset(shared, 0xff, box_bytes(*map));
-  barrier.copies.push_back({shared, *map, {begin[0], begin[1], begin[2]}});
+  start_copy(current_block(), shared, *map, begin, address, "tensor_copy", site);
+  may_switch();
+}
+
+void tensor_copy_to(unsigned ranks, void* shared, const CUtensorMap* map, const int (&begin)[3], uint64_t* address, Site site) {
+  constexpr const char* kName = "tensor_copy_to";
+  check_tensor_map(map, kName, site);
+  if (ranks == 0) fail(format("%s %s: it names no block", kName, at(site).c_str()));
+  for (unsigned rank = 0; ranks >> rank != 0; ++rank) {
+    if ((ranks >> rank & 1u) == 0) continue;
+    Block& block = reach_block(rank, kName, site);
+    start_copy(block, place_in(block, shared, box_bytes(*map), box_alignment(*map), kName, site), *map, begin, address, kName, site);
+  }
+  may_switch();
+}
+
+void send_to_block(float* pointer, unsigned rank, const float (&values)[2], uint64_t* address, Site site) {
+  constexpr const char* kName = "send_to_block";
+  Block& block = reach_block(rank, kName, site);
+  void* place = place_in(block, pointer, sizeof(values), sizeof(values), kName, site);
+  MemoryBarrier& barrier = find_fenced(block, address, kName, site);
+  std::memset(place, 0xff, sizeof(values));
+  barrier.sent.push_back({place, {values[0], values[1]}});
   may_switch();
 }
 
@@ -132,7 +181,7 @@ bool land_awaited_copy() {
     const uint32_t count = block.memory_barrier_count, first = random_order() && count > 0 ? random_below(count) : 0;
     for (uint32_t i = 0; i < count; ++i) {
       MemoryBarrier& barrier = block.memory_barriers[(first + i) % count];
-      if (barrier.waiting == 0 || barrier.copies.empty()) continue;
+      if (barrier.waiting == 0 || barrier.under_way() == 0) continue;
       land_copy(barrier);
       return true;
     }
@@ -142,7 +191,7 @@ bool land_awaited_copy() {
 
 std::string leftovers(const Block& block) {
   for (uint32_t i = 0; i < block.memory_barrier_count; ++i) {
-    if (!block.memory_barriers[i].copies.empty()) return "copies into its shared memory were still under way: nobody waited for them";
+    if (block.memory_barriers[i].under_way() > 0) return "copies into its shared memory were still under way: nobody waited for them";
   }
   return "";
 }

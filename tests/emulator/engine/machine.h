@@ -29,6 +29,12 @@ struct TensorCopy {
   int begin[3];  // column, row, block
 };
 
+// Two values from another block.
+struct SentValues {
+  void* shared;
+  float values[2];
+};
+
 // What a thread that is not ready waits at; null name: it is ready or has ended.
 struct Wait {
   const char* name;
@@ -95,12 +101,15 @@ struct ClusterBarrier {
 struct MemoryBarrier {
   uint64_t* address;
   uint32_t arrivals, pending;
-  int64_t bytes;   // announced and not landed
+  int64_t bytes;   // announced and not landed; negative where more have landed than were announced yet
   uint32_t phase;  // how many are complete
   bool fenced;
   unsigned waiting;
   Waiters waiters;
   std::vector<TensorCopy> copies;  // on their way
+  std::vector<SentValues> sent;    // the same
+
+  size_t under_way() const { return copies.size() + sent.size(); }
 };
 
 struct Block {
@@ -176,6 +185,11 @@ std::string leftovers(const Block& block);  // what a block that has ended shoul
 std::string deadlock_message();
 // Ends the launch unless these bytes lie in the block's shared memory, aligned.
 void check_shared(const void* pointer, size_t bytes, size_t alignment, const char* name, Site site);
+// Block `rank` of the cluster, into whose shared memory the calling thread is about to reach. Ends the launch where that block may not have
+// started, or has ended.
+Block& reach_block(unsigned rank, const char* name, Site site);
+// What that block has in its dynamic shared memory where the calling thread's block has these bytes.
+void* place_in(const Block& block, const void* pointer, size_t bytes, size_t alignment, const char* name, Site site);
 bool in_static_shared(const unsigned char* first, size_t bytes);
 uint32_t box_bytes(const CUtensorMap& map);
 size_t box_alignment(const CUtensorMap& map);  // of its place in shared memory

@@ -21,10 +21,22 @@ inline unsigned char* dynamic_shared() { return emulator::dynamic_shared(); }
 inline void let_next_start() { emulator::may_switch(); }
 inline void wait_for_earlier() { emulator::wait_for_earlier(); }
 
+inline int computed_now(int value) { return value; }
+
+template <typename T>
+inline const T* computed_now(const T* pointer) {
+  return pointer;
+}
+
 // --- loads past L1: the host's caches are coherent ----------------------------------------------------------------------------------
 
 inline uint4 load_fresh(const uint4* pointer) { return *pointer; }
+inline uint4 load_fresh_if(bool valid, const uint4* pointer) { return valid ? *pointer : uint4{0, 0, 0, 0}; }
 inline int32_t load_fresh(const int32_t* pointer) { return *pointer; }
+
+// --- counting blocks -----------------------------------------------------------------------------------------------------------------
+
+inline unsigned count_round(unsigned* counter, unsigned last) { return atomicInc(counter, last); }
 
 // --- barriers in shared memory -------------------------------------------------------------------------------------------------------
 
@@ -36,6 +48,9 @@ inline void init_barrier(Barrier* barrier, uint32_t arrivals, Site site = emulat
 inline void fence_barriers() { emulator::fence_barriers(); }
 inline void arrive(Barrier* barrier, uint32_t after = 0, Site site = emulator::here()) { emulator::arrive(barrier + after, 0, site); }
 inline void arrive_expecting(Barrier* barrier, uint32_t bytes, Site site = emulator::here()) { emulator::arrive(barrier, bytes, site); }
+inline void arrive_in_block(Barrier* barrier, uint32_t rank, uint32_t after, Site site = emulator::here()) {
+  emulator::arrive_in_block(barrier + after, rank, site);
+}
 inline void wait_barrier(Barrier* barrier, uint32_t parity, Site site = emulator::here()) { emulator::wait_barrier(barrier, parity, site); }
 
 inline void sync_threads(int number, int threads, Site site = emulator::here()) {
@@ -46,6 +61,7 @@ inline void sync_threads(int number, int threads, Site site = emulator::here()) 
 // --- copies into shared memory -------------------------------------------------------------------------------------------------------
 
 inline uint64_t evict_first() { return 0; }
+inline uint64_t evict_last() { return 0; }
 
 struct TensorPlace {
   int column, row, block;
@@ -53,6 +69,11 @@ struct TensorPlace {
 
 inline void tensor_copy(void* shared, const CUtensorMap* map, TensorPlace at, Barrier* barrier, uint64_t, Site site = emulator::here()) {
   emulator::tensor_copy(shared, map, {at.column, at.row, at.block}, barrier, site);
+}
+
+inline void tensor_copy_to(uint16_t ranks, void* shared, const CUtensorMap* map, TensorPlace at, Barrier* barrier, uint64_t,
+                           Site site = emulator::here()) {
+  emulator::tensor_copy_to(ranks, shared, map, {at.column, at.row, at.block}, barrier, site);
 }
 
 inline void prefetch_tensor_map(const CUtensorMap* map, Site site = emulator::here()) {
@@ -89,11 +110,16 @@ inline void load_matrices_transposed(uint32_t (&registers)[4], const void* row, 
 
 inline uint32_t cluster_rank() { return emulator::cluster_rank(); }
 inline void sync_cluster(Site site = emulator::here()) { emulator::sync_cluster(site); }
-inline void enter_cluster(Site site = emulator::here()) { emulator::enter_cluster(site); }
+inline void enter_cluster(Site site = emulator::here()) { emulator::enter_cluster("enter_cluster", site); }
+inline void leave_cluster(Site site = emulator::here()) { emulator::enter_cluster("leave_cluster", site); }
 inline void meet_cluster(Site site = emulator::here()) { emulator::meet_cluster(site); }
 
 inline void store_in_block(float* pointer, uint32_t rank, float value, Site site = emulator::here()) {
   emulator::store_in_block(pointer, rank, &value, sizeof(value), site);
+}
+
+inline void send_to_block(float* pointer, uint32_t rank, float first, float second, Barrier* barrier, Site site = emulator::here()) {
+  emulator::send_to_block(pointer, rank, {first, second}, barrier, site);
 }
 
 }  // namespace photon::cuda

@@ -35,16 +35,20 @@ void collective(const char* name, unsigned mask, void* payload, Complete complet
 constexpr int kWholeBlock = 0;
 void sync_block(const char* name, int number, int threads, Site site);  // threads: how many, or kWholeBlock
 void sync_cluster(Site site);
-void enter_cluster(Site site);
+void enter_cluster(const char* name, Site site);  // or leave_cluster()
 void meet_cluster(Site site);
 void store_in_block(void* pointer, unsigned rank, const void* value, size_t bytes, Site site);
+void send_to_block(float* pointer, unsigned rank, const float (&values)[2], uint64_t* barrier, Site site);
 
 void init_barrier(uint64_t* barrier, uint32_t arrivals, Site site);
 void fence_barriers();
 void arrive(uint64_t* barrier, uint32_t expected_bytes, Site site);
+void arrive_in_block(uint64_t* barrier, unsigned rank, Site site);
 void wait_barrier(uint64_t* barrier, uint32_t parity, Site site);
 
 void tensor_copy(void* shared, const CUtensorMap* map, const int (&begin)[3], uint64_t* barrier, Site site);
+// To the same place in every block of the cluster whose bit is set.
+void tensor_copy_to(unsigned ranks, void* shared, const CUtensorMap* map, const int (&begin)[3], uint64_t* barrier, Site site);
 void check_tensor_map(const CUtensorMap* map, const char* name, Site site);
 void async_copy16(void* shared, const void* global, bool valid, Site site);
 void commit_copies();
