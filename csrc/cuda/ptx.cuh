@@ -216,6 +216,22 @@ __device__ inline void load_matrices_transposed(uint32_t (&registers)[4], const 
                : "memory");
 }
 
+// An 8 x 8 matrix of 16-bit elements, lane (g, t) holding elements (g, 2t..2t+1), becomes (2t..2t+1, g).
+__device__ inline uint32_t transpose_matrix(uint32_t pair) {
+  uint32_t transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
+  return transposed;
+}
+
+// --- maths ---------------------------------------------------------------------------------------------------------------------------
+
+// 2^x to about two units in the last place; 2^0 is 1, 2^-inf and what would be subnormal are 0.
+__device__ inline float exp2_approx(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+}
+
 // --- clusters ------------------------------------------------------------------------------------------------------------------------
 
 __device__ inline uint32_t cluster_rank() {

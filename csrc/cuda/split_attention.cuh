@@ -1,26 +1,25 @@
-// One warp's attention of up to 16 query heads over tiles of 16 positions, by matrix instructions.
+// One warp's attention of up to 16 query heads over steps of 16 or 32 positions, by matrix instructions.
 //
 // Both products are computed transposed, so that the queries are the 8 columns of an instruction and none of its rows is idle:
 // scores[token][query] = K Q^T and sums[dim][query] = V^T P^T. K and V go from global memory straight into A fragments, 16 bytes a lane and
 // load, because the order of the summed index, and which row stands for which dim, are free as long as both operands agree.
-// With g = lane / 4, t = lane % 4, as in ptx.cuh:
+// With g = lane / 4, t = lane % 4, as in ptx.cuh, of each tile of 16 positions:
 //   keys    a lane loads dims 32 b + 8 t .. + 7 of tokens g and g + 8: two instructions' worth of k, whose order inside the 32 is permuted;
 //   values  a lane loads dims 64 c + 8 g .. + 7 of tokens 2t, 2t + 1, 2t + 8, 2t + 9; pairs of tokens are put together by byte_perm, and
 //           rows g and g + 8 of an instruction stand for neighbouring dims of those 8. Where 32 dims remain, 4 g .. + 3 of them.
 #pragma once
 #include <cmath>
 
-#include "common/kv.h"
 #include "cuda/bf16.cuh"
 #include "cuda/element.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
+#include "cuda/split_cache.cuh"
 
 namespace photon::cuda {
 
 constexpr int kTileTokens = 16;
-constexpr int kColumnQueries = 8;         // queries of one instruction
-constexpr uint32_t kAbsent = UINT32_MAX;  // no position of the past, or not in the cache
+constexpr int kColumnQueries = 8;  // queries of one instruction
 constexpr float kLog2E = 1.44269504088896f;
 
 struct LaneId {
@@ -32,16 +31,8 @@ __device__ inline LaneId lane_id() {
   return {lane / 4, lane % 4};
 }
 
-// Where the 16 positions from `first` on are, in vectors of 16 bytes from the cache's base: lanes 0 to 15 know of their keys, lanes 16 to
-// 31 of their values. Absent: positions from `end` on, `new_position`, and those whose page is none.
-__device__ inline uint32_t find_tile(const KvCache& cache, int32_t row, int32_t head, int32_t first, int32_t end, int32_t new_position) {
-  const int lane = threadIdx.x % kWarpSize;
-  const int32_t position = first + lane % kTileTokens;
-  if (position >= end || position == new_position) return kAbsent;
-  const KvPlace place = find_place(cache, row, position);
-  if (place.page < 0) return kAbsent;
-  return static_cast<uint32_t>((lane < kTileTokens ? place.k_offset(cache, head) : place.v_offset(cache, head)) / kPack);
-}
+// Stands in for keys and values that are not there: a weight of zero times whatever memory holds need not be zero.
+static __device__ const uint4 kNothing[32] = {};
 
 // The elements from `p` on, as a lane's words. Keys and values come through here, whether they are in the cache or new.
 template <typename Words>
@@ -49,79 +40,97 @@ __device__ inline Words words_at(const Bf16* p) {
   return *reinterpret_cast<const Words*>(p);
 }
 
-// A lane's fragments of a tile's keys and values.
-template <int kHeadDim>
-struct KvTile {
+// A lane's fragments of the keys and values of a step.
+template <int kHeadDim, int kTiles>
+struct KvStep {
+  static constexpr int kTokens = kTiles * kTileTokens;
   static constexpr int kBlocks = kHeadDim / 32;  // of keys
   static constexpr int kChunks = kHeadDim / 64;  // of values
   static constexpr int kParts = kHeadDim / 32;   // halves of the chunks, and the 32 dims that may remain
   static constexpr bool kHasTail = kHeadDim % 64 != 0;
+  static constexpr int kKeys = 2 * kTiles, kValues = 4 * kTiles;  // of a lane
 
-  uint4 k[2][kBlocks];  // [token]
-  uint2 v[kParts][4];   // [part][token]
-  bool present[2];      // of the keys' tokens: the others' scores mean nothing
+  uint4 k[kKeys][kBlocks];
+  uint2 v[kParts][kValues];
 
   __device__ static int key_token(int i, LaneId lane) { return lane.g + 8 * i; }
   __device__ static int value_token(int i, LaneId lane) { return 2 * lane.t + i % 2 + i / 2 * 8; }
 
-  // One lane's share of the key (or value) at `p`, its token number i; nothing is there if not `present`.
-  __device__ void set_keys(int i, const Bf16* p, bool is_present, LaneId lane) {
-    present[i] = is_present;
+  // One lane's share of the key (or value) at `p`, its token number i.
+  __device__ void set_keys(int i, const Bf16* p, LaneId lane) {
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) k[i][b] = is_present ? words_at<uint4>(p + b * 32 + lane.t * 8) : uint4{};
+    for (int b = 0; b < kBlocks; ++b) k[i][b] = words_at<uint4>(p + b * 32 + lane.t * 8);
   }
 
-  __device__ void set_values(int i, const Bf16* p, bool is_present, LaneId lane) {
+  __device__ void set_values(int i, const Bf16* p, LaneId lane) {
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      const uint4 words = is_present ? words_at<uint4>(p + c * 64 + lane.g * 8) : uint4{};
+      const uint4 words = words_at<uint4>(p + c * 64 + lane.g * 8);
       v[2 * c][i] = {words.x, words.y};
       v[2 * c + 1][i] = {words.z, words.w};
     }
-    if constexpr (kHasTail) v[kParts - 1][i] = is_present ? words_at<uint2>(p + kChunks * 64 + lane.g * 4) : uint2{};
+    if constexpr (kHasTail) v[kParts - 1][i] = words_at<uint2>(p + kChunks * 64 + lane.g * 4);
   }
 
-  __device__ void load_keys(const KvCache& cache, uint32_t places, LaneId lane) {
+  // `place` of the base, in vectors.
+  __device__ static const Bf16* vector_at(const Bf16* base, uint32_t place) {
+    const Bf16* there = base + static_cast<size_t>(place) * kPack;
+    return place != kAbsent ? there : reinterpret_cast<const Bf16*>(kNothing);
+  }
+
+  // Lane i knows the places of token i % kTokens.
+  __device__ void load_keys(const Bf16* base, uint32_t places, LaneId lane) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t place = __shfl_sync(kFullWarp, places, key_token(i, lane));
-      set_keys(i, static_cast<const Bf16*>(cache.k) + static_cast<size_t>(place) * kPack, place != kAbsent, lane);
-    }
+    for (int i = 0; i < kKeys; ++i) set_keys(i, vector_at(base, __shfl_sync(kFullWarp, places, key_token(i, lane))), lane);
   }
 
-  __device__ void load_values(const KvCache& cache, uint32_t places, LaneId lane) {
+  __device__ void load_values(const Bf16* base, uint32_t places, LaneId lane) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t place = __shfl_sync(kFullWarp, places, kTileTokens + value_token(i, lane));
-      set_values(i, static_cast<const Bf16*>(cache.v) + static_cast<size_t>(place) * kPack, place != kAbsent, lane);
-    }
+    for (int i = 0; i < kValues; ++i) set_values(i, vector_at(base, __shfl_sync(kFullWarp, places, value_token(i, lane))), lane);
   }
 
-  // Puts the key (or value) of the tile's token `token` in its place; the other lanes have none of it.
+  // Puts the key (or value) of the step's token `token` in its place; the other lanes have none of it.
   __device__ void patch_keys(int token, const Bf16* key, LaneId lane) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (key_token(i, lane) == token) set_keys(i, key, true, lane);
+    for (int i = 0; i < kKeys; ++i) {
+      if (key_token(i, lane) == token) set_keys(i, key, lane);
     }
   }
 
   __device__ void patch_values(int token, const Bf16* value, LaneId lane) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (value_token(i, lane) == token) set_values(i, value, true, lane);
+    for (int i = 0; i < kValues; ++i) {
+      if (value_token(i, lane) == token) set_values(i, value, lane);
     }
   }
 };
 
 // exp2(x - high), where high is -inf as long as all x were.
-__device__ inline float weight2(float x, float high) { return exp2f(x - (high == -INFINITY ? 0.0f : high)); }
+__device__ inline float weight2(float x, float high) { return exp2_approx(x - (high == -INFINITY ? 0.0f : high)); }
 
-// An 8 x 8 matrix of bf16, lane (g, t) holding elements (g, 2t) and (g, 2t + 1), becomes (2t, g) and (2t + 1, g).
-__device__ inline uint32_t transpose(uint32_t pair, LaneId lane) {
-  const int source = lane.t * 8 + lane.g / 2;
-  const uint32_t first = __shfl_sync(kFullWarp, pair, source), second = __shfl_sync(kFullWarp, pair, source + 4);
-  return __byte_perm(first, second, lane.g % 2 == 0 ? 0x5410 : 0x7632);
-}
+// What a softmax over some positions has come to, in powers of two: the highest score, and the sum of exp2(score - high).
+struct Weight {
+  float high, sum;
+};
+
+// Two such softmaxes that become one. Wherever it happens, it happens here, and what is contracted to fmaf is written so: the bits depend
+// on the order alone.
+struct Merge {
+  Weight weight;
+  float keep, share;  // what the first one's and the second one's sums are scaled by
+
+  __device__ Merge(Weight first, Weight second) {
+    weight.high = fmaxf(first.high, second.high);
+    keep = weight2(first.high, weight.high);
+    share = weight2(second.high, weight.high);
+    weight.sum = sum(first.sum, second.sum);
+  }
+
+  __device__ float sum(float first, float second) const { return fmaf(share, second, fmaf(keep, first, 0.0f)); }
+  __device__ float4 sum(float4 first, float4 second) const {
+    return {sum(first.x, second.x), sum(first.y, second.y), sum(first.z, second.z), sum(first.w, second.w)};
+  }
+};
 
 // Over the eight lanes that have the same t.
 template <typename Combine>
@@ -132,118 +141,147 @@ __device__ inline float over_rows(float v, const Combine& combine) {
 }
 
 // What a lane holds of its warp's online softmax, in powers of two: queries 8 c + 2t and 8 c + 2t + 1 of each column c.
-template <int kHeadDim, int kColumns>
+template <int kHeadDim, int kColumns, int kTiles>
 struct WarpSoftmax {
-  using Tile = KvTile<kHeadDim>;
+  using Step = KvStep<kHeadDim, kTiles>;
 
   float high[kColumns][2];                  // the highest score, times log2(e)
-  float weight[kColumns][2];                // this lane's share of the sum of exp2(score - high)
-  float sum[kColumns][Tile::kParts][2][4];  // of exp2(score - high) * v: the part's dims 0, 1 and then 2, 3, as fragments of an instruction
-  uint32_t p[kColumns][2];                  // the tile's weights, as fragments
+  float weight[kColumns][4];                // the sum of exp2(score - high), as if there were one more dim whose values are 1
+  float sum[kColumns][Step::kParts][2][4];  // of exp2(score - high) * v: the part's dims 0, 1 and then 2, 3, as fragments of an instruction
+  uint32_t p[kColumns][kTiles][2];          // the step's weights, as fragments
+
+  // body(sums, that is four values of queries 2t, 2t + 1, 2t, 2t + 1), of the weights too.
+  template <typename Body>
+  __device__ void for_sums(int c, const Body& body) {
+    body(weight[c]);
+#pragma unroll
+    for (int part = 0; part < Step::kParts; ++part) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) body(sum[c][part][i]);
+    }
+  }
 
   __device__ void clear() {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        high[c][i] = -INFINITY;
-        weight[c][i] = 0.0f;
-#pragma unroll
-        for (int part = 0; part < Tile::kParts; ++part) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) sum[c][part][i][j] = 0.0f;
-        }
-      }
+      high[c][0] = high[c][1] = -INFINITY;
+      for_sums(c, [](float (&v)[4]) { v[0] = v[1] = v[2] = v[3] = 0.0f; });
     }
   }
 
-  // The tile's scores for the queries in shared memory, [query][stride].
+  // The step's scores for the queries in shared memory, [query][stride].
   template <int kStride>
-  __device__ static void score(float (&scores)[kColumns][4], const Tile& tile, const Bf16 (*q)[kStride], LaneId lane) {
+  __device__ static void score(float (&scores)[kColumns][kTiles][4], const Step& step, const Bf16 (*q)[kStride], LaneId lane) {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) scores[c][j] = 0.0f;
+      for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) scores[c][tile][j] = 0.0f;
+      }
     }
 #pragma unroll
-    for (int b = 0; b < Tile::kBlocks; ++b) {
-      const uint4 k0 = tile.k[0][b], k1 = tile.k[1][b];
+    for (int b = 0; b < Step::kBlocks; ++b) {
 #pragma unroll
       for (int c = 0; c < kColumns; ++c) {
         const uint4 query = words_at<uint4>(&q[c * kColumnQueries + lane.g][b * 32 + lane.t * 8]);
-        multiply_bf16(scores[c], {k0.x, k1.x, k0.y, k1.y}, {query.x, query.y});
-        multiply_bf16(scores[c], {k0.z, k1.z, k0.w, k1.w}, {query.z, query.w});
-      }
-    }
-  }
-
-  // From scores to weights: `present` says which of the lane's two tokens there are. Weights are rounded before they are summed, so that
-  // what the values are multiplied by adds up to one.
-  __device__ void weigh(const float (&scores)[kColumns][4], const bool (&present)[2], float scale_log2, LaneId lane) {
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      float weights[4], keep[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float first = present[0] ? scores[c][i] * scale_log2 : -INFINITY;
-        const float second = present[1] ? scores[c][2 + i] * scale_log2 : -INFINITY;
-        const float before = high[c][i];
-        high[c][i] = fmaxf(before, over_rows(fmaxf(first, second), [](float a, float b) { return fmaxf(a, b); }));
-        keep[i] = weight2(before, high[c][i]);
-        weights[i] = weight2(first, high[c][i]);
-        weights[2 + i] = weight2(second, high[c][i]);
-      }
-      const uint32_t first = pack_bf16(weights[0], weights[1]), second = pack_bf16(weights[2], weights[3]);
-      weight[c][0] = fmaf(weight[c][0], keep[0], low_bf16(first) + low_bf16(second));
-      weight[c][1] = fmaf(weight[c][1], keep[1], high_bf16(first) + high_bf16(second));
-      p[c][0] = transpose(first, lane);
-      p[c][1] = transpose(second, lane);
-#pragma unroll
-      for (int part = 0; part < Tile::kParts; ++part) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) sum[c][part][i][j] *= keep[j % 2];
+        for (int tile = 0; tile < kTiles; ++tile) {
+          const uint4 k0 = step.k[2 * tile][b], k1 = step.k[2 * tile + 1][b];
+          multiply_bf16(scores[c][tile], {k0.x, k1.x, k0.y, k1.y}, {query.x, query.y});
+          multiply_bf16(scores[c][tile], {k0.z, k1.z, k0.w, k1.w}, {query.z, query.w});
         }
       }
     }
   }
 
-  // Adds the tile's weighted values.
-  __device__ void add(const Tile& tile) {
+  // From scores to weights, of the tokens whose bits are set in `present`. Weights are rounded before they are summed, so that what the
+  // values are multiplied by adds up to one.
+  __device__ void weigh(const float (&scores)[kColumns][kTiles][4], uint32_t present, float scale_log2, LaneId lane) {
+    constexpr int kTokens = 2 * kTiles;
+    present >>= lane.g;
 #pragma unroll
-    for (int part = 0; part < Tile::kParts; ++part) {
-      const uint2(&v)[4] = tile.v[part];
-      const uint32_t words[2][4] = {{v[0].x, v[1].x, v[2].x, v[3].x}, {v[0].y, v[1].y, v[2].y, v[3].y}};
+    for (int c = 0; c < kColumns; ++c) {
+      float weights[2][kTokens], before[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const uint32_t (&word)[4] = words[i];
-        const uint32_t a[4] = {__byte_perm(word[0], word[1], 0x5410), __byte_perm(word[0], word[1], 0x7632),
-                               __byte_perm(word[2], word[3], 0x5410), __byte_perm(word[2], word[3], 0x7632)};
+        float highest = -INFINITY;
 #pragma unroll
-        for (int c = 0; c < kColumns; ++c) multiply_bf16(sum[c][part][i], a, p[c]);
+        for (int token = 0; token < kTokens; ++token) {
+          const float score = scores[c][token / 2][token % 2 * 2 + i] * scale_log2;
+          weights[i][token] = (present >> (8 * token) & 1) != 0 ? score : -INFINITY;
+          highest = fmaxf(highest, weights[i][token]);
+        }
+        before[i] = high[c][i];
+        high[c][i] = fmaxf(before[i], over_rows(highest, [](float a, float b) { return fmaxf(a, b); }));
+#pragma unroll
+        for (int token = 0; token < kTokens; ++token) weights[i][token] = weight2(weights[i][token], high[c][i]);
       }
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          p[c][tile][i] = transpose_matrix(pack_bf16(weights[0][2 * tile + i], weights[1][2 * tile + i]));
+        }
+      }
+      // Nothing to scale down while all sums are zero, or where no maximum has grown.
+      const bool grown = (before[0] != high[c][0] && before[0] != -INFINITY) || (before[1] != high[c][1] && before[1] != -INFINITY);
+      if (!__any_sync(kFullWarp, grown)) continue;
+      const float keep[2] = {weight2(before[0], high[c][0]), weight2(before[1], high[c][1])};
+      for_sums(c, [&](float (&v)[4]) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) v[j] *= keep[j % 2];
+      });
     }
   }
 
-  // Writes the warp's sums, [query][stride], and its highs and weights, [query].
-  template <int kStride>
-  __device__ void store(float (*sums)[kStride], float* highs, float* weights, LaneId lane) const {
+  // Adds the step's weighted values, and its weights.
+  __device__ void add(const Step& step) {
+    constexpr uint32_t kOnes = 0x3f803f80;
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int part = 0; part < Step::kParts; ++part) {
+        const uint2* v = &step.v[part][4 * tile];
+        const uint32_t words[2][4] = {{v[0].x, v[1].x, v[2].x, v[3].x}, {v[0].y, v[1].y, v[2].y, v[3].y}};
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t (&word)[4] = words[i];
+          const uint32_t a[4] = {__byte_perm(word[0], word[1], 0x5410), __byte_perm(word[0], word[1], 0x7632),
+                                 __byte_perm(word[2], word[3], 0x5410), __byte_perm(word[2], word[3], 0x7632)};
+#pragma unroll
+          for (int c = 0; c < kColumns; ++c) multiply_bf16(sum[c][part][i], a, p[c][tile]);
+        }
+      }
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) multiply_bf16(weight[c], {kOnes, kOnes, kOnes, kOnes}, p[c][tile]);
+    }
+  }
+
+  // Leaves the first `heads` queries' sums, [query * sum_stride + dim], and weights, [query], or adds them to what is there.
+  __device__ void leave(float* sums, int sum_stride, Weight* weights, int weight_stride, int heads, bool adds, LaneId lane) const {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int query = c * kColumnQueries + 2 * lane.t + i;
+        const bool is_head = query < heads;
+        const Weight own = {high[c][i], weight[c][i]};
+        Weight before = own;
+        if (adds && is_head) before = weights[query * weight_stride];
+        const Merge merge(before, own);
+        __syncwarp();  // the lanes have read what one of them writes
+        if (!is_head) continue;
+        if (lane.g == 0) weights[query * weight_stride] = adds ? merge.weight : own;
 #pragma unroll
-        for (int part = 0; part < Tile::kParts; ++part) {
+        for (int part = 0; part < Step::kParts; ++part) {
           const float (&s)[2][4] = sum[c][part];
-          const int dim = part / 2 * 64 + (part < 2 * Tile::kChunks ? lane.g * 8 + part % 2 * 4 : lane.g * 4);
-          *reinterpret_cast<float4*>(&sums[query][dim]) = {s[0][i], s[0][2 + i], s[1][i], s[1][2 + i]};
+          const int dim = part / 2 * 64 + (part < 2 * Step::kChunks ? lane.g * 8 + part % 2 * 4 : lane.g * 4);
+          float4* at = reinterpret_cast<float4*>(sums + query * sum_stride + dim);
+          float4 v = {s[0][i], s[0][2 + i], s[1][i], s[1][2 + i]};
+          if (adds) v = merge.sum(*at, v);
+          *at = v;
         }
-        const float total = over_rows(weight[c][i], [](float a, float b) { return a + b; });
-        if (lane.g != 0) continue;
-        highs[query] = high[c][i];
-        weights[query] = total;
       }
     }
   }

@@ -6,53 +6,61 @@
 
 namespace photon::cuda {
 
-constexpr int kSplitThreads = 128;
-constexpr int kSplitWarps = kSplitThreads / kWarpSize;
-constexpr int kSplitStep = kSplitWarps * kTileTokens;  // the warps of a block take its tiles in turn
+constexpr int kSplitThreads = kSplitWarps * kWarpSize;
 
-static_assert(kSplitUnit % kSplitStep == 0, "a warp's tiles are as far apart across splits as within one");
-
+// What the host has worked out, in 32 bits. A team: the runs of a tile of query heads of a line.
 struct SplitGrid {
-  unsigned teams, tiles;  // a team: the runs of a tile of query heads of a line
-  int splits;             // of a long past
-  int busy_blocks;        // how many blocks are to have work
+  unsigned teams;
+  int lines, q_heads, group;  // group: query heads of a KV head
+  Divisor line_teams, tiles;  // teams of a line, and of a KV head
+  Divisor splits;             // of a long past
+  float share;                // teams of a line for each block that is to have work
+  SplitCache cache;
 };
 
-// How long the runs of this step are: so that all lines together keep the device busy, whatever their lengths. That moves work between
-// blocks and no bit: what a split adds up to, and the order in which splits meet, depend on its line's length alone.
+// How a line's past is cut, in positions and in splits. `run_tokens` moves work between blocks and no bit: what a split adds up to, and the
+// order in which splits meet, depend on the line's length alone.
+struct LineCut {
+  int tokens, splits;  // of a split; of the line
+  int each, runs;      // splits of a run; runs of the line
+
+  __device__ static LineCut of(const SplitGrid& grid, int32_t length, int run_tokens) {
+    LineCut cut;
+    cut.tokens = split_tokens_of(grid, length);
+    cut.splits = divide_up(length, cut.tokens);
+    cut.each = max(divide_up(run_tokens, cut.tokens), 1);
+    cut.runs = divide_up(cut.splits, cut.each);
+    return cut;
+  }
+
+ private:
+  __device__ static int divide_up(unsigned a, unsigned b) { return static_cast<int>((a + b - 1) / b); }
+
+  // split_tokens() of common/kv_split.h.
+  __device__ static int split_tokens_of(const SplitGrid& grid, int32_t length) {
+    const unsigned even = grid.splits.divides(length + grid.splits.of - 1), unit = kSplitUnit;
+    return static_cast<int>(even <= unit ? unit : (even + unit - 1) / unit * unit);
+  }
+};
+
+// How long the runs of this step are: so that all lines together keep the device busy, whatever their lengths.
 struct RunSize {
-  int tokens;  // of a run, before it is rounded up to whole splits
-  int most;    // runs of a line
-
-  __device__ static int splits_of(int32_t length, const SplitGrid& grid) {
-    const int32_t tokens = split_tokens(length, grid.splits);
-    return (length + tokens - 1) / tokens;
-  }
-
-  __device__ int splits_each(int32_t length, const SplitGrid& grid) const {
-    const int32_t split = split_tokens(length, grid.splits);
-    return tokens <= split ? 1 : (tokens + split - 1) / split;
-  }
-
-  __device__ int runs_of(int32_t length, const SplitGrid& grid) const {
-    const int each = splits_each(length, grid);
-    return (splits_of(length, grid) + each - 1) / each;
-  }
+  int tokens;     // of a run, before it is rounded up to whole splits
+  unsigned most;  // runs of a line, at most
 
   // All warps compute the same.
-  __device__ static RunSize of_step(const FusedAttentionDecodeParams& p, const SplitGrid& grid) {
-    const int lane = threadIdx.x % kWarpSize, lines = static_cast<int>(p.lines);
+  __device__ static RunSize of_step(const int32_t* decode_meta, const SplitGrid& grid) {
     float total = 0.0f;
+    int longest = 0;
 #pragma unroll 1
-    for (int i = lane; i < lines; i += kWarpSize) total += static_cast<float>(past_length(p.cache, load_line(p.decode_meta, i)));
-    const float positions = warp_sum(total) * static_cast<float>(grid.teams) / static_cast<float>(lines);
-    RunSize size{static_cast<int>(positions / static_cast<float>(grid.busy_blocks)) + 1, 1};
-#pragma unroll 1
-    for (int i = lane; i < lines; i += kWarpSize) {
-      size.most = max(size.most, size.runs_of(past_length(p.cache, load_line(p.decode_meta, i)), grid));
+    for (int i = threadIdx.x % kWarpSize; i < grid.lines; i += kWarpSize) {
+      const int32_t length = grid.cache.past_length(load_line(decode_meta, i));
+      total += static_cast<float>(length);
+      longest = max(longest, length);
     }
-    size.most = __reduce_max_sync(kFullWarp, size.most);
-    return size;
+    const int tokens = static_cast<int>(warp_sum(total) * grid.share) + 1;
+    longest = __reduce_max_sync(kFullWarp, longest);
+    return {tokens, max(static_cast<unsigned>(longest + tokens - 1) / static_cast<unsigned>(tokens), 1u)};
   }
 };
 
@@ -60,23 +68,7 @@ struct RunSize {
 struct Run {
   unsigned team;
   int line, kv_head, first_head, heads;  // first_head: of the line's query heads
-  int index, split, end_split, runs;     // runs: of its line
-
-  template <int kQueries>
-  __device__ static Run of(const FusedAttentionDecodeParams& p, const SplitGrid& grid, unsigned item) {
-    const unsigned kv_heads = static_cast<unsigned>(p.kv_heads), group = static_cast<unsigned>(p.q_heads) / kv_heads;
-    const unsigned run = item / grid.teams, team = item % grid.teams, tile = team % grid.tiles, head = team / grid.tiles;
-    const unsigned kv_head = head % kv_heads, left = group - tile * kQueries;
-    return {team,
-            static_cast<int>(head / kv_heads),
-            static_cast<int>(kv_head),
-            static_cast<int>(kv_head * group + tile * kQueries),
-            static_cast<int>(left < kQueries ? left : kQueries),
-            static_cast<int>(run),
-            0,
-            0,
-            0};
-  }
+  int index, split, end_split;
 };
 
 template <int kHeadDim, int kColumns>
@@ -86,136 +78,151 @@ struct SplitShared {
   static constexpr int kSumStride = kHeadDim + 4;
 
   alignas(16) Bf16 q[kQueries][kQueryStride];
-  Bf16 q_norm[kHeadDim], k_norm[kHeadDim];  // the same for all items
   alignas(16) Bf16 new_k[kHeadDim];
   alignas(16) Bf16 new_v[kHeadDim];
-  alignas(16) float sums[kSplitWarps][kQueries][kSumStride];
-  float highs[kSplitWarps][kQueries];
-  float weights[kSplitWarps][kQueries];
-  // The run's splits so far, by quad (merge_splits in split_attention.cu); each is read and written by one thread alone.
-  alignas(16) float4 run_sums[kQueries * kHeadDim / 4];
-  float2 run_weights[kQueries * kHeadDim / 4];
+  alignas(16) float sums[kSplitWarps][kQueries][kSumStride];  // of each warp, over the run's splits so far
+  Weight weights[kSplitWarps][kQueries];
   bool is_last;
 };
 
-// A run as one lane sees it. What is read from memory is requested long before it is used: the warp's first tile, and the line's own
-// query, key and value. The last warp also has the new key, and the one before it the new value.
-template <int kHeadDim, int kColumns>
+// A run as one lane sees it. What is read from memory is requested long before it is used: the warp's first step, and the line's own
+// vectors, which are the queries, the new key and the new value, and which the warps take in turn.
+template <int kHeadDim, int kColumns, int kTiles>
 struct SplitWork {
   static constexpr int kQueries = kColumns * kColumnQueries;
-  static constexpr int kWarpQueries = kQueries / kSplitWarps;
+  static constexpr int kVectors = (kQueries + 2 + kSplitWarps - 1) / kSplitWarps;  // of a warp
+  static constexpr int kWarpTokens = kTiles * kTileTokens;
+  static constexpr int kStepTokens = kSplitWarps * kWarpTokens;
   using Shared = SplitShared<kHeadDim, kColumns>;
+  using Softmax = WarpSoftmax<kHeadDim, kColumns, kTiles>;
+
+  static_assert(kSplitUnit % kStepTokens == 0, "a warp's steps are as far apart across splits as within one");
 
   Run run;
+  LineCut cut;
   Line line;
-  int32_t length, tokens;  // of the past; of a split
-  int32_t first, end;      // the warp's next position, and the run's end
-  int32_t new_position;    // -1: it is not in the past
-  bool alive, owns_new;
-  uint32_t next;  // where the warp's next tile is
-  KvTile<kHeadDim> tile;
+  int32_t length;        // of the past
+  int32_t first, end;    // the warp's next position, and the run's end
+  int32_t new_position;  // -1: it is not in the past
+  int vectors;           // of all warps
+  KvPlaces own;          // the new position's
+  KvPlaces next;         // where the warp's next step is, and which of its tokens there are
+  uint32_t present, next_present;
+  KvStep<kHeadDim, kTiles> step;
   LaneAngles angles;
-  LanePairs<Bf16> q[kWarpQueries], own;
+  LanePairs<Bf16> q_norm, k_norm, vector[kVectors];
+  const Bf16* vector_at[kVectors];
 
   __device__ static int warp() { return threadIdx.x / kWarpSize; }
 
-  __device__ uint32_t find(const FusedAttentionDecodeParams& p, int32_t from) const {
-    return find_tile(p.cache, line.row, run.kv_head, from, end, new_position);
+  // Of the tokens from `from` on; the bits of `there` say which of them are in the cache.
+  __device__ KvPlaces find(const SplitGrid& grid, int32_t from, uint32_t& there) const {
+    const int32_t position = from + static_cast<int32_t>(threadIdx.x % kWarpTokens);
+    KvPlaces places = {kAbsent, kAbsent};
+    if (position < end && position != new_position) places = grid.cache.find(line.row, run.kv_head, position);
+    there = __ballot_sync(kFullWarp, places.k != kAbsent);
+    return places;
   }
 
-  // Takes up an item, from what no kernel of the chain writes; false if it has nothing to do. All threads agree.
-  __device__ bool take(const FusedAttentionDecodeParams& p, const SplitGrid& grid, const RunSize& size, unsigned item) {
-    run = Run::of<kQueries>(p, grid, item);
+  // Takes up an item, from what no kernel of the chain writes; false if it has nothing to do but to write zeros or nothing at all. All
+  // threads agree.
+  __device__ bool take(const FusedAttentionDecodeParams& p, const SplitGrid& grid, int run_tokens, unsigned team, int index) {
+    run.team = team;
+    run.index = index;
+    run.line = static_cast<int>(grid.line_teams.divides(team));
+    const unsigned in_line = team - run.line * grid.line_teams.of;
+    run.kv_head = static_cast<int>(grid.tiles.divides(in_line));
+    const int tile_head = static_cast<int>(in_line - run.kv_head * grid.tiles.of) * kQueries;
+    run.first_head = run.kv_head * grid.group + tile_head;
+    run.heads = min(grid.group - tile_head, kQueries);
     line = load_line(p.decode_meta, run.line);
-    length = past_length(p.cache, line);
-    tokens = split_tokens(length, grid.splits);
-    const int splits = size.splits_of(length, grid), each = size.splits_each(length, grid);
-    run.split = run.index * each;
-    run.end_split = min(run.split + each, splits);
-    run.runs = size.runs_of(length, grid);
-    if (run.split >= splits && run.index > 0) return false;
-    const int32_t begin = run.split * tokens;
-    first = begin + warp() * kTileTokens;
-    end = min(length, run.end_split * tokens);
+    length = grid.cache.past_length(line);
+    cut = LineCut::of(grid, length, run_tokens);
+    run.split = index * cut.each;
+    run.end_split = min(run.split + cut.each, cut.splits);
+    const int32_t begin = run.split * cut.tokens;
+    first = begin + warp() * kWarpTokens;
+    end = min(length, run.end_split * cut.tokens);
     new_position = line.position < length ? line.position : -1;
-    const uint32_t here = find(p, first);
-    next = find(p, first + kSplitStep);
-    alive = decode_length(p.cache, p.rope, line) > 0;  // one more page looked up, while those of the tiles are
-    if (!alive) return run.index == 0;
-    const int32_t owned = new_position >= 0 ? new_position : length - 1;
-    owns_new = owned >= begin && owned < end;
+    const KvPlaces here = find(grid, first, present);
+    next = find(grid, first + kStepTokens, next_present);
+    own = {kAbsent, kAbsent};  // one more page looked up, while those of the steps are
+    if (length > 0 && can_rotate(p.rope, line)) own = grid.cache.find(line.row, run.kv_head, line.position);
+    if (own.k == kAbsent || run.split >= cut.splits) return false;
     const LaneId lane = lane_id();
-    tile.load_keys(p.cache, here, lane);
-    tile.load_values(p.cache, here, lane);
+    step.load_keys(grid.cache.k, here.k, lane);
+    step.load_values(grid.cache.v, here.v, lane);
     angles = LaneAngles::load(p.rope, line.position, kHeadDim);
+    q_norm = LanePairs<Bf16>::load(static_cast<const Bf16*>(p.rope.q_norm), kHeadDim, p.rope.q_norm != nullptr);
+    k_norm = LanePairs<Bf16>::load(static_cast<const Bf16*>(p.rope.k_norm), kHeadDim, p.rope.k_norm != nullptr);
+    const int32_t owned = new_position >= 0 ? new_position : length - 1;
+    vectors = run.heads + (owned >= begin && owned < end ? 2 : 0);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      const int number = warp() + i * kSplitWarps;
+      const Bf16* at = static_cast<const Bf16*>(p.q) + run.line * p.q_line_stride + (run.first_head + number) * p.q_head_stride;
+      if (number == run.heads) at = static_cast<const Bf16*>(p.k) + run.line * p.k_line_stride + run.kv_head * p.k_head_stride;
+      if (number == run.heads + 1) at = static_cast<const Bf16*>(p.v) + run.line * p.v_line_stride + run.kv_head * p.v_head_stride;
+      vector_at[i] = computed_now(at);
+    }
     return true;
   }
 
   // Requests the line's own vectors, which the kernel before this one writes.
-  __device__ void load_vectors(const FusedAttentionDecodeParams& p) {
-    const Bf16* heads = static_cast<const Bf16*>(p.q) + run.line * p.q_line_stride + run.first_head * p.q_head_stride;
+  __device__ void load_vectors() {
 #pragma unroll
-    for (int i = 0; i < kWarpQueries; ++i) {
-      const int h = warp() + i * kSplitWarps;
-      q[i] = LanePairs<Bf16>::load(heads + h * p.q_head_stride, kHeadDim, h < run.heads);
-    }
-    const bool is_key = warp() == kSplitWarps - 1;
-    const Bf16* k = static_cast<const Bf16*>(p.k) + run.line * p.k_line_stride + run.kv_head * p.k_head_stride;
-    const Bf16* v = static_cast<const Bf16*>(p.v) + run.line * p.v_line_stride + run.kv_head * p.v_head_stride;
-    own = LanePairs<Bf16>::load(is_key ? k : v, kHeadDim, owns_new && warp() >= kSplitWarps - 2);
-  }
-
-  // What stage() of every item reads; a barrier must follow.
-  __device__ static void stage_norms(const FusedAttentionDecodeParams& p, Shared& shared) {
-    for (int d = threadIdx.x; d < kHeadDim; d += kSplitThreads) {
-      if (p.rope.q_norm != nullptr) shared.q_norm[d] = static_cast<const Bf16*>(p.rope.q_norm)[d];
-      if (p.rope.k_norm != nullptr) shared.k_norm[d] = static_cast<const Bf16*>(p.rope.k_norm)[d];
-    }
+    for (int i = 0; i < kVectors; ++i) vector[i] = LanePairs<Bf16>::load(vector_at[i], kHeadDim, warp() + i * kSplitWarps < vectors);
   }
 
   // Rotated queries to shared memory, and where this block owns the new position its key and value, there and (by one tile of heads) into
   // the cache. No block reads them back from there.
-  __device__ void stage(const FusedAttentionDecodeParams& p, Shared& shared) const {
-    const bool q_normed = p.rope.q_norm != nullptr, k_normed = p.rope.k_norm != nullptr;
-    const LanePairs<Bf16> q_norm = LanePairs<Bf16>::load(shared.q_norm, kHeadDim, q_normed);
+  __device__ void stage(const FusedAttentionDecodeParams& p, const SplitGrid& grid, Shared& shared) {
+    const bool appends = run.first_head == run.kv_head * grid.group;
+#pragma unroll 1
+    for (int number = warp(); number < vectors; number += kSplitWarps) {
+      const bool is_key = number == run.heads, is_value = number == run.heads + 1;
+      LanePairs<Bf16> v = vector[0];
+      if (!is_value) {
+        const bool normed = (is_key ? p.rope.k_norm : p.rope.q_norm) != nullptr;
+        LanePairs<Bf16> norm = q_norm;
+        if (is_key) norm = k_norm;
+        v = rotate_pairs(v, normed, norm, angles, p.rope.eps, kHeadDim);
+      }
+      v.store(is_value ? shared.new_v : is_key ? shared.new_k : shared.q[number], kHeadDim);
+      if ((is_key || is_value) && appends) {
+        Bf16* cache = is_value ? grid.cache.v : grid.cache.k;
+        v.store(cache + static_cast<size_t>(is_value ? own.v : own.k) * kPack, kHeadDim);
+      }
 #pragma unroll
-    for (int i = 0; i < kWarpQueries; ++i) {
-      rotate_pairs(q[i], q_normed, q_norm, angles, p.rope.eps, kHeadDim).store(shared.q[warp() + i * kSplitWarps], kHeadDim);
-    }
-    if (!owns_new || warp() < kSplitWarps - 2) return;
-    const bool appends = run.first_head % (p.q_heads / p.kv_heads) == 0;
-    const KvPlace place = find_place(p.cache, line.row, line.position);
-    if (warp() == kSplitWarps - 1) {
-      const LanePairs<Bf16> k_norm = LanePairs<Bf16>::load(shared.k_norm, kHeadDim, k_normed);
-      const LanePairs<Bf16> key = rotate_pairs(own, k_normed, k_norm, angles, p.rope.eps, kHeadDim);
-      key.store(shared.new_k, kHeadDim);
-      if (appends) key.store(static_cast<Bf16*>(p.cache.k) + place.k_offset(p.cache, run.kv_head), kHeadDim);
-    } else {
-      own.store(shared.new_v, kHeadDim);
-      if (appends) own.store(static_cast<Bf16*>(p.cache.v) + place.v_offset(p.cache, run.kv_head), kHeadDim);
+      for (int i = 1; i < kVectors; ++i) vector[i - 1] = vector[i];
     }
   }
 
-  // The warp's part of one split, its tile always one ahead, of the next split too.
-  __device__ void attend(const FusedAttentionDecodeParams& p, const Shared& shared, int split, WarpSoftmax<kHeadDim, kColumns>& state) {
+  // The warp's part of one split, its step always one ahead, of the next split too.
+  __device__ void attend(const SplitGrid& grid, float scale_log2, const Shared& shared, int split, Softmax& state) {
     const LaneId lane = lane_id();
-    const float scale_log2 = p.scale * kLog2E;
-    const int32_t stop = min(length, (split + 1) * tokens);
+    const int32_t stop = min(end, (split + 1) * cut.tokens);
 #pragma unroll 1
-    for (; first < stop; first += kSplitStep) {
-      const uint32_t after = find(p, first + 2 * kSplitStep);
+    while (first < stop) {
       const int32_t new_token = new_position - first;
-      const bool has_new = new_token >= 0 && new_token < kTileTokens;
-      if (has_new) tile.patch_keys(new_token, shared.new_k, lane);
-      float scores[kColumns][4];
-      state.score(scores, tile, shared.q, lane);
-      const bool present[2] = {tile.present[0], tile.present[1]};
-      tile.load_keys(p.cache, next, lane);
+      const bool has_new = new_token >= 0 && new_token < kWarpTokens;
+      first += kStepTokens;
+      uint32_t after_present;
+      const KvPlaces after = find(grid, first + kStepTokens, after_present);
+      if (has_new) {
+        step.patch_keys(new_token, shared.new_k, lane);
+        present |= 1u << new_token;
+      }
+      float scores[kColumns][kTiles][4];
+      state.score(scores, step, shared.q, lane);
+      if (first < end) step.load_keys(grid.cache.k, next.k, lane);
       state.weigh(scores, present, scale_log2, lane);
-      if (has_new) tile.patch_values(new_token, shared.new_v, lane);
-      state.add(tile);
-      tile.load_values(p.cache, next, lane);
+      if (has_new) step.patch_values(new_token, shared.new_v, lane);
+      state.add(step);
+      if (first < end) step.load_values(grid.cache.v, next.v, lane);
       next = after;
+      present = next_present;
+      next_present = after_present;
     }
   }
 };

@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#include <cmath>
 #include <cstdint>
 
 #include "emulator/engine.h"
@@ -105,6 +106,16 @@ inline void load_matrices(uint32_t (&registers)[4], const void* row, Site site =
 inline void load_matrices_transposed(uint32_t (&registers)[4], const void* row, Site site = emulator::here()) {
   emulator::load_matrices(registers, row, true, site);
 }
+
+inline uint32_t transpose_matrix(uint32_t pair, Site site = emulator::here()) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, source = t * 8 + g / 2;
+  const uint32_t first = __shfl_sync(~0u, pair, source, 32, site), second = __shfl_sync(~0u, pair, source + 4, 32, site);
+  return g % 2 == 0 ? (first & 0xffffu) | second << 16 : first >> 16 | (second & 0xffff0000u);
+}
+
+// --- maths ---------------------------------------------------------------------------------------------------------------------------
+
+inline float exp2_approx(float x) { return std::exp2(x); }
 
 // --- clusters ------------------------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,71 @@
+// KV memory as split attention indexes it: vectors of 16 bytes, counted in 32 bits, and divisions that the host prepared.
+#pragma once
+#include <algorithm>
+
+#include "common/kv.h"
+#include "cuda/bf16.cuh"
+#include "cuda/divisor.cuh"
+#include "cuda/element.cuh"
+#include "cuda/reduce.cuh"
+
+namespace photon::cuda {
+
+constexpr uint32_t kAbsent = UINT32_MAX;  // no position of the past, or not in the cache
+
+// Where the key and the value of one position of a KV head are, in vectors from the cache's bases.
+struct KvPlaces {
+  uint32_t k, v;
+};
+
+struct SplitCache {
+  Bf16 *k, *v;
+  const int32_t* page_table;  // null: a row's only page is the row's index
+  int32_t rows, num_pages, pages_per_row;
+  int32_t capacity;  // positions of a row
+  Divisor page_size;
+  uint32_t k_page, k_token, k_head, v_page, v_token, v_head;
+
+  static int64_t capacity_of(const KvCache& c) { return c.page_table != nullptr ? c.pages_per_row * c.page_size : c.page_size; }
+
+  static bool fits(const KvCache& c, int64_t kv_heads) {
+    const int64_t k_end = c.num_pages * c.k_page_stride + c.page_size * c.k_token_stride + kv_heads * c.k_head_stride;
+    const int64_t v_end = c.num_pages * c.v_page_stride + c.page_size * c.v_token_stride + kv_heads * c.v_head_stride;
+    return k_end / kPack < kAbsent && v_end / kPack < kAbsent && capacity_of(c) < INT32_MAX / 2 && c.page_size < INT32_MAX / 2;
+  }
+
+  explicit SplitCache(const KvCache& c)
+      : k(static_cast<Bf16*>(c.k)),
+        v(static_cast<Bf16*>(c.v)),
+        page_table(c.page_table),
+        rows(clamped(c.page_table != nullptr ? c.rows : c.num_pages)),
+        num_pages(clamped(c.num_pages)),
+        pages_per_row(clamped(c.pages_per_row)),
+        capacity(clamped(capacity_of(c))),
+        page_size(std::max<int64_t>(c.page_size, 1)),
+        k_page(vectors(c.k_page_stride)),
+        k_token(vectors(c.k_token_stride)),
+        k_head(vectors(c.k_head_stride)),
+        v_page(vectors(c.v_page_stride)),
+        v_token(vectors(c.v_token_stride)),
+        v_head(vectors(c.v_head_stride)) {}
+
+  // As past_length() in common/kv.h.
+  __device__ int32_t past_length(const Line& line) const {
+    return line.length > 0 && line.row >= 0 && line.row < rows ? min(line.length, capacity) : 0;
+  }
+
+  // Of a row that is in the tables.
+  __device__ KvPlaces find(int32_t row, int32_t head, int32_t position) const {
+    if (static_cast<uint32_t>(position) >= static_cast<uint32_t>(capacity)) return {kAbsent, kAbsent};
+    const uint32_t slot = page_size.divides(position), token = position - slot * page_size.of;
+    const int32_t page = page_table != nullptr ? page_table[static_cast<int64_t>(row) * pages_per_row + slot] : row;
+    if (static_cast<uint32_t>(page) >= static_cast<uint32_t>(num_pages)) return {kAbsent, kAbsent};
+    return {page * k_page + token * k_token + head * k_head, page * v_page + token * v_token + head * v_head};
+  }
+
+ private:
+  static int32_t clamped(int64_t n) { return static_cast<int32_t>(std::min<int64_t>(n, INT32_MAX)); }
+  static uint32_t vectors(int64_t stride) { return static_cast<uint32_t>(stride / kPack); }
+};
+
+}  // namespace photon::cuda
