@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.common.api_counter import ApiCounter
 from benchmarks.common.calls import Counts
-from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, integers, names, parser, running_kernels
+from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, integers, names, parser, running_kernels, use_fast_kernels
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.session import Session, random_prompts
 from benchmarks.common.shapes import open_model
@@ -215,7 +215,7 @@ def main(given: list[str] | None = None) -> int:
         print("benchmarks.activity counts CUDA calls: it needs a GPU; nothing was measured")
         result.set(skipped="no GPU")
         return 0
-    models = [Model(name, *open_model(name, DTYPES[args.dtype], device_of(args.device)), args.fast_kernels) for name in args.model]
+    models = [Model(name, *open_model(name, DTYPES[args.dtype], device_of(args.device)), use_fast_kernels(args)) for name in args.model]
     count_all(models, args, result)
     if args.gaps:
         trace_gaps(models, args, result)

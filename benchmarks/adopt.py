@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, names, parser, running_kernels
+from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, names, parser, running_kernels, use_fast_kernels
 from benchmarks.common.result import ResultFile
 from benchmarks.common.table import print_table
 from benchmarks.ladder.measure import Subject, check_tokens, count_allocations, device_time, time_steps
@@ -142,7 +142,7 @@ def run(args: Namespace) -> ResultFile:
 
     def build(loop: str) -> dict[str, Any]:
         model = build_model(loop, args.model, dtype, device, args.prompt + args.tokens)
-        ladders.append(Ladder(loop, Subject(model, prompt, args.tokens), dtype, args.fast_kernels))
+        ladders.append(Ladder(loop, Subject(model, prompt, args.tokens), dtype, use_fast_kernels(args)))
         return {}
 
     for loop in args.loop:

@@ -23,7 +23,17 @@ import torch
 
 from benchmarks.common.bubble_plot import plot_gains
 from benchmarks.common.gain import Gain, Side, periods
-from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, integers, names, output_file, parser, running_kernels
+from benchmarks.common.options import (
+    DTYPES,
+    device_of,
+    fast_kernels_option,
+    integers,
+    names,
+    output_file,
+    parser,
+    running_kernels,
+    use_fast_kernels,
+)
 from benchmarks.common.progress import Progress
 from benchmarks.common.pyplot import open_pyplot
 from benchmarks.common.result import BenchmarkError, ResultFile, write_text
@@ -120,7 +130,7 @@ class Bench:
 
     def _server(self, load: Load, depth: int, *, timing: bool = False, meter: bool = True) -> Server:
         self.progress.show(f"{self.name} depth {depth}, streams {load.streams}: capture")
-        options = {"timing": timing, "meter": meter, "blocking": not self.args.spin, "fast_kernels": self.args.fast_kernels}
+        options = {"timing": timing, "meter": meter, "blocking": not self.args.spin, "fast_kernels": use_fast_kernels(self.args)}
         return Server(self.config, self.weights, load, depth, **options)
 
     def _serve(self, server: Server, load: Load, seed: int, what: str) -> Served:

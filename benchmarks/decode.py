@@ -19,7 +19,7 @@ import torch
 
 from benchmarks.common.host_meter import host_split
 from benchmarks.common.numbers import summary
-from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, integers, names, parser, running_kernels
+from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, integers, names, parser, running_kernels, use_fast_kernels
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.session import Memory, Session, agree, random_prompts
 from benchmarks.common.shapes import SHAPES, open_model
@@ -46,7 +46,7 @@ class Bench:
         self.config, self.weights = open_model(name, None if args.dtype is None else DTYPES[args.dtype], device)
         self.steps, self.warm_up, self.seconds = args.steps, args.warm_up, args.seconds
         self.blocking = not args.spin
-        self.fast: bool = args.fast_kernels
+        self.fast = use_fast_kernels(args)
         self.prompt_len = max(1, args.context - self.warm_up - self.steps // 2)
         self.bytes_per_s = bytes_per_s
         self._tokens: dict[int, list[list[int]]] = {}

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, integers, names, output_file, parser
+from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, integers, names, output_file, parser, use_fast_kernels
 from benchmarks.common.result import BenchmarkError, ResultFile, write_text
 from benchmarks.common.session import random_prompts
 from benchmarks.common.shapes import SHAPES
@@ -127,7 +127,9 @@ class Comparison:
             return []
         print(f"{self._model.name}: {CATALOG[peer].title} ...", flush=True)
         args = self._args
-        setup = Setup(str(self._model.directory), args.dtype, self._device, self._window, args.load_format, args.spin, args.fast_kernels)
+        setup = Setup(
+            str(self._model.directory), args.dtype, self._device, self._window, args.load_format, args.spin, use_fast_kernels(args)
+        )
         prompts = [random_prompts(self._model.config.vocab, batch, PROMPT) for batch in self._args.batches]
         report = run_worker(peer, setup, prompts, self._args.timeout, python)
         entries = []

@@ -62,7 +62,11 @@ def _parser() -> Parser:
     generate.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
     generate.add_argument("--dtype", help="float32, float16 or bfloat16; by default what suits the model")
     generate.add_argument("--depth", type=int, default=2, help="steps in flight: 2 (default), or 1 for the blocking loop")
-    generate.add_argument("--fast-kernels", action="store_true", help="on a Hopper GPU, decode with the kernels made for it")
+    generate.add_argument(
+        "--fast-kernels",
+        action=argparse.BooleanOptionalAction,
+        help="decode with the kernels made for Hopper GPUs, or without; by default with them where they run",
+    )
     generate.add_argument("--max-len", type=int, help="longest prompt and answer, in tokens; by default the model's, up to 4096")
     generate.add_argument("--max-new-tokens", type=int, default=128, help="longest answer, in tokens (default 128)")
     generate.add_argument("--temperature", type=float, default=0.0, help="0 (default) always takes the likeliest token")

@@ -24,7 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
     parser.add_argument("--dtype", help="float32, float16 or bfloat16; by default what suits the model")
     parser.add_argument("--depth", type=int, default=2, help="steps in flight: 2 (default), or 1 for the blocking loop")
-    parser.add_argument("--fast-kernels", action="store_true", help="on a Hopper GPU, decode with the kernels made for it")
+    parser.add_argument(
+        "--fast-kernels",
+        action=argparse.BooleanOptionalAction,
+        help="decode with the kernels made for Hopper GPUs, or without; by default with them where they run",
+    )
     parser.add_argument("--prompt", action="append", metavar="TEXT", help=f"may be given more than once (default: {PROMPT!r})")
     parser.add_argument("--max-new-tokens", type=int, default=64, help="longest answer, in tokens (default 64)")
     parser.add_argument("--batch", type=int, default=1, help="requests at once; prompts are repeated (default 1)")

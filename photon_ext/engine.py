@@ -22,7 +22,7 @@ from photon_ext.runtime.runtime import checked_device
 from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling.intake import Intake
 from photon_ext.scheduling.mailbox import Mailbox
-from photon_ext.scheduling.options import EngineOptions, choose_device
+from photon_ext.scheduling.options import EngineOptions, choose_device, choose_kernels
 from photon_ext.scheduling.pages import PagePool
 from photon_ext.scheduling.prompts import Prompt
 from photon_ext.scheduling.request import Output, Request
@@ -131,6 +131,7 @@ class Engine:
         """An engine around weights that are loaded already, on their device and in their dtype; see `from_pretrained`."""
         chosen = EngineOptions(**options)
         size = size_engine(chosen, config, weights.dtype, weights.device)
+        fast = choose_kernels(chosen.fast_kernels, str(weights.device), weights.dtype)
         runtime = Runtime(
             max_rows=chosen.max_rows,
             max_len=size.max_len,
@@ -140,7 +141,7 @@ class Engine:
             max_stop_ids=max(chosen.max_stop_ids, len(set(config.eos_ids))),
             timing=chosen.timing,
             blocking=chosen.blocking,
-            fast_kernels=chosen.fast_kernels,
+            fast_kernels=fast,
         )
         decoder = Decoder(
             config,
@@ -151,7 +152,7 @@ class Engine:
             page_size=chosen.page_size,
             num_pages=size.num_pages + 1,
             gemm_lines=None if chosen.exact else GEMM_LINES,
-            fast=chosen.fast_kernels,
+            fast=fast,
         )
         return cls(
             runtime,

@@ -57,7 +57,11 @@ def _kernels() -> Iterator[str]:
         yield "cuda: not in this build"
     elif torch.cuda.is_available():
         yield "cuda: compiled, and used with --device cuda or auto"
-        run = "run with --fast-kernels" if photon_ext.fast_kernels_run() else "are for compute capability 9.0 and 10.0, not for this GPU"
+        run = (
+            "run bfloat16 models (--no-fast-kernels: portable ones do)"
+            if photon_ext.fast_kernels_run()
+            else "are for compute capability 9.0 and 10.0, not for this GPU"
+        )
         yield f"cuda: fast decode kernels {run}"
     else:
         yield "cuda: compiled, and not used, because torch sees no GPU"

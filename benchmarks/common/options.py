@@ -9,9 +9,9 @@ from pathlib import Path
 
 import torch
 
-from photon_ext import fast_kernels_run
 from photon_ext.errors import DeviceError
 from photon_ext.runtime.runtime import checked_device
+from photon_ext.scheduling.options import choose_kernels
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -71,14 +71,23 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def fast_kernels_option(options: argparse.ArgumentParser) -> None:
-    """--fast-kernels."""
-    options.add_argument("--fast-kernels", action="store_true", help="decode with the kernels made for Hopper, where they fit")
+    """--fast-kernels and --no-fast-kernels."""
+    options.add_argument(
+        "--fast-kernels",
+        action=argparse.BooleanOptionalAction,
+        help="decode with the kernels made for Hopper, or without; by default with them where they run",
+    )
+
+
+def use_fast_kernels(args: argparse.Namespace) -> bool:
+    """What --fast-kernels says; where it says nothing, whether they run on --device with --dtype, None being bfloat16 as a rule."""
+    return choose_kernels(args.fast_kernels, str(device_of(args.device)), DTYPES[args.dtype or "bfloat16"])
 
 
 def running_kernels(args: argparse.Namespace) -> str:
-    """Which kernels --fast-kernels leads to on --device with --dtype, None being bfloat16 as a rule: "fast" or "portable"."""
-    fits = args.dtype in (None, "bfloat16") and device_of(args.device).type == "cuda" and fast_kernels_run()
-    return "fast" if args.fast_kernels and fits else "portable"
+    """Which kernels that leads to: "fast" or "portable"."""
+    runs = choose_kernels(None, str(device_of(args.device)), DTYPES[args.dtype or "bfloat16"])
+    return "fast" if use_fast_kernels(args) and runs else "portable"
 
 
 def device_of(name: str) -> torch.device:

@@ -114,9 +114,9 @@ class Lazy:
         return self._made[0]
 
 
-def bind(op: str, *args: object, way: str = "plain") -> Run:
+def bind(op: str, *args: object, way: str = "plain", **options: object) -> Run:
     """A call of an op through torch's dispatcher, its overload resolved once."""
-    call, options = getattr(torch.ops.photon_ext, op).default, way_arguments(op, way)
+    call, options = getattr(torch.ops.photon_ext, op).default, way_arguments(op, way) | options
     return lambda: call(*args, **options)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from photon_ext import _C
+from photon_ext import _C, fast_kernels_run
 from photon_ext.errors import ConfigError
 
 MAX_STOP_IDS = 4096  # the device looks through all of a row's for each token
@@ -30,7 +30,7 @@ class EngineOptions:
             slower there than torch's matrix products, whose order of summation depends on the batch. On the CPU it is always so.
         fast_kernels: decode with the kernels made for Hopper where they fit (bfloat16, compute capability 9.0 or 10.0), and attend in
             prefill by matrix instructions (bfloat16, 8.0 or newer); elsewhere it changes nothing. They sum in another order than the
-            portable ones, and their tokens too depend on a row's own tokens alone. Off by default while they have not been measured.
+            portable ones, and their tokens too depend on a row's own tokens alone. None: where they run and the model is bfloat16.
         max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to their number where a model has more.
         timing: measure step gaps.
         meter: keep the counts that need a clock or an event (see observe.meter). False is for measuring what they cost.
@@ -50,7 +50,7 @@ class EngineOptions:
     prefill_buckets: tuple[int, ...] | None = None
     graph: bool = True
     exact: bool = False
-    fast_kernels: bool = False
+    fast_kernels: bool | None = None
     max_stop_ids: int = 16
     timing: bool = False
     meter: bool = True
@@ -71,11 +71,20 @@ class EngineOptions:
             if not isinstance(values, (list, tuple)) or not all(map(_is_positive, values)):
                 raise ConfigError(f"{name} is {values!r}; give a tuple of positive integers")
             object.__setattr__(self, name, tuple(values))
-        for name in ("graph", "exact", "fast_kernels", "timing", "meter", "blocking"):
+        for name in ("graph", "exact", "timing", "meter", "blocking"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; give True or False")
+        if not isinstance(self.fast_kernels, bool | None):
+            raise ConfigError(f"fast_kernels is {self.fast_kernels!r}; give True, False, or None to have them where they run")
         if not _is_positive(self.depth) or self.depth > 2:
             raise ConfigError(f"depth is {self.depth!r}; give 1 (the blocking loop) or 2 (two steps in flight)")
+
+
+def choose_kernels(fast: bool | None, device: str, dtype: torch.dtype) -> bool:
+    """`fast`, with None resolved: whether this device runs the fast kernels, and for this dtype."""
+    if fast is not None:
+        return fast
+    return device.startswith("cuda") and dtype is torch.bfloat16 and fast_kernels_run()
 
 
 def _is_positive(value: object) -> bool:

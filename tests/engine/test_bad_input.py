@@ -95,7 +95,7 @@ def test_a_damaged_model_is_refused(folder: Path, tmp_path: Path, damage: Callab
         ({"depth": 3}, ConfigError, "depth is 3; give 1 .* or 2"),
         ({"depth": "2"}, ConfigError, "depth is '2'"),
         ({"depth": 2.0}, ConfigError, "depth is 2.0"),
-        ({"fast_kernels": "no"}, ConfigError, "fast_kernels is 'no'; give True or False"),
+        ({"fast_kernels": "no"}, ConfigError, "fast_kernels is 'no'; give True, False, or None to have them where they run"),
         ({"max_rows": 0}, ConfigError, "max_rows is 0; give a positive integer"),
         ({"max_rows": 10**9}, ConfigError, "max_rows 1000000000 .*can be used on cpu: lower max_rows"),
         ({"num_pages": 10**12}, ConfigError, "at least 1000000000000 pages"),
