@@ -142,7 +142,7 @@ int choose_split(int64_t n, int64_t k, int multiprocessors) {
 template <typename Size, Epilogue kEpilogue>
 int launch_size(Params p, int multiprocessors, bool early, void* stream) {
   p.groups = static_cast<int>(ceil_div(p.lines, Size::kLines));
-  const int clusters = multiprocessors / (p.split * p.groups);
+  const int clusters = std::max(multiprocessors / (p.split * p.groups), 1);
   constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual, kAdds = kEpilogue == Epilogue::kResidual;
   const int64_t panels = ceil_div(p.n, kPanelRows), most_panels = ceil_div(panels, clusters),
                 tiles = ceil_div(most_panels, kTilePanels<kEpilogue>);
@@ -168,7 +168,7 @@ template <Epilogue kEpilogue>
 int launch_lines(Params p, const Bf16* weight, int64_t weight_stride, bool early, void* stream) {
   const int count = multiprocessors();
   p.split = kEpilogue == Epilogue::kResidual ? choose_split(p.n, p.k, count) : 1;
-  p.k_each = static_cast<int>(ceil_div(p.k / kBlockColumns, p.split)) * kBlockColumns;
+  p.k_each = static_cast<int>(ceil_div(ceil_div(p.k, kChunk), p.split)) * kChunk;
   const int64_t rows = kEpilogue == Epilogue::kSwiglu ? 2 * static_cast<int64_t>(p.n) : p.n;
   for (int rank = 0; rank < p.split; ++rank) {
     const int column = rank * p.k_each;

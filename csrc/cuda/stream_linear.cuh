@@ -36,7 +36,7 @@ struct Params {
   float eps, per_column;          // per_column: 1 / k
   int split;                      // parts of the columns, 1 or 2, of which a block takes one
   int groups;                     // of lines, a power of two, of which a block takes one. A cluster is a block for each part and group
-  int k_each;                     // columns of a block; of a cluster's second one perhaps fewer
+  int k_each;                     // columns of a part, of whole chunks; the last one ends with k
   int panels_each, panels_extra;  // panels of rows that every cluster has; and how many clusters have one more
   int most_tiles, pass_tiles;     // tiles of a block at most; and of them, what one pass over x serves
   int stages, stage_bytes;        // tiles that the ring holds; of one, which is a panel where no block has two
@@ -391,7 +391,7 @@ struct Multiplier {
     }
   }
 
-  // The same from the ring. Blocks of columns past the share may hold x; their weights are zeros.
+  // The same from the ring. What lies past the share lies past x too (see k_each), and is zeros.
   __device__ void read(XChunk<Size>& x, XRing<Size>& x_ring) const {
     x_ring.take();
     uint32_t loaded = 0;
