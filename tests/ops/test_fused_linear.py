@@ -18,6 +18,10 @@ SHAPES = [(1, 1), (7, 40), (100, 577), (100, 576)]
 # odd number of panels; of no whole panels; of several passes.
 ALIGNED = [(64, 64), (8, 1088), (72, 320), (21, 192), (264, 576)]
 
+# For the groups of lines: few tiles, which 17 lines share out; the same where two parts of the columns exchange sums; many tiles; and with
+# six multiprocessors two passes of an exchange.
+GROUPED = [(72, 320), (80, 1088), (264, 576), (120, 1088)]
+
 
 class Operands(NamedTuple):
     """What the three ops take, for n outputs of k inputs."""
@@ -134,6 +138,43 @@ def test_a_line_has_the_same_bits_in_every_batch_and_every_run(device: str, dtyp
     strangers = torch.where(torch.arange(64, device=device)[:, None] == 9, o.x, -3 * o.x.flip(0))
     for one, other in zip(fused(o._replace(x=strangers), fast), together, strict=True):
         assert_same_bits(one[9], other[9])
+
+
+@pytest.mark.parametrize(("n", "k"), [(8, 1088), *GROUPED])
+def test_any_number_of_lines_has_the_bits_of_each_alone(device: str, n: int, k: int) -> None:
+    o = operands(64, n, k, torch.bfloat16, device)
+
+    def leading(first: int, end: int) -> Results:
+        return fused(o._replace(x=o.x[first:end], residual=o.residual[first:end]), fast=True)
+
+    alone = Results(*map(torch.cat, zip(*[leading(i, i + 1) for i in range(64)], strict=True)))
+    for lines in range(2, 65):
+        assert_same_results(leading(0, lines), Results(*(one[:lines] for one in alone)))
+
+
+@pytest.mark.parametrize("lines", [1, 9, 32, 64])
+def test_what_is_not_finite_has_the_same_bits_in_every_batch(device: str, lines: int) -> None:
+    """Not even beside columns that another block multiplies does it meet a zero."""
+    o = operands(64, 8, 1088, torch.bfloat16, device)
+    for column in (0, 543, 544, 600, 1023, 1024, 1087):
+        o.x[column % 7, column] = torch.inf
+    first = fused(o._replace(x=o.x[:lines], residual=o.residual[:lines]), fast=True)
+    for one, other in zip(first, fused(o, fast=True), strict=True):
+        torch.testing.assert_close(one, other[:lines], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("lines", [32, 33, 64])
+@pytest.mark.parametrize(("n", "k"), GROUPED)
+def test_extents_around_the_groups_of_lines(device: str, lines: int, n: int, k: int) -> None:
+    o = operands(lines, n, k, torch.bfloat16, device)
+    whole = fused(o, fast=True)
+    for extent in (-1, 0, 1, 15, 16, 17, 31, 32, 33, 48, 63, 64, 99):
+        done = min(max(extent, 0), lines)
+        actual = fused(o, fast=True, extent=ints([extent], device))
+        assert_same_results(Results(*(one[:done] for one in actual)), Results(*(one[:done] for one in whole)))
+        assert actual.norm_linear[done:].isnan().all()
+        assert actual.norm_swiglu[done:].isnan().all()
+        assert_same_bits(actual.linear_residual[done:], o.residual[done:])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
