@@ -68,7 +68,8 @@ struct Finish {
   }
 
  private:
-  // Without a split, these are the sums. With one, the cluster's second block sends its own to the first, which adds them.
+  // Without a split, these are the sums. With one, the block of the second part sends its own to that of the first, which adds them. All
+  // passes' are one phase of the barrier: the first part's first pass waits for the second part's last, which waits for nobody.
   __device__ void settle(const Pass& pass, int m, int g, int line, float low, float high) const {
     if (p.split > 1) {
       float* peer = place<float>(at.peer) + (((pass.first + m) * kLines + line) * kPanelRows + g) * 2;

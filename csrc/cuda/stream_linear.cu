@@ -122,16 +122,18 @@ __global__ void __launch_bounds__(kThreads, Size::kResidents) stream_kernel(cons
 constexpr int64_t kMaxLines = 64;
 constexpr int64_t kMaxColumns = 16384;                               // the gain lies in shared memory
 constexpr int kSharedOfTwo = 113 * 1024, kSharedOfOne = 227 * 1024;  // bytes a block may have, where a multiprocessor holds two or one
-constexpr int kMaxSplitPanels = 6;                                   // of a cluster that splits: the outputs of one pass are exchanged
+constexpr int kMaxSplitPanels = 6;                                   // of a pair of blocks: what they exchange lies in shared memory
 constexpr double kWorthSplitting = 1.1;
 constexpr int64_t kFewSteps = 8;   // tiles of a block
 constexpr int64_t kFewChunks = 2;  // of a block that has half a tile of each
+// Two groups of lines make of two pairs one cluster. Of three pairs too, on six multiprocessors, of which four are used then.
+constexpr int kMaxPeerTiles = 3 * kMaxSplitPanels / kTilePanels<Epilogue::kResidual>;
 
 // The share of the multiprocessors' time that is used if `groups` of them divide `panels`.
 double balance(int64_t panels, int64_t groups) { return static_cast<double>(panels) / (groups * ceil_div(panels, groups)); }
 
 // Two parts of the columns, where that divides the rows better, or where a block would have one panel, which is half a tile, and many
-// chunks. It depends on the shape and the device alone.
+// chunks. It depends on the shape and the device alone, and each part has a chunk.
 int choose_split(int64_t n, int64_t k, int multiprocessors) {
   const int64_t panels = ceil_div(n, kPanelRows), pairs = multiprocessors / 2;
   if (pairs == 0 || k < 2 * kChunk || ceil_div(panels, pairs) > kMaxSplitPanels) return 1;
@@ -139,11 +141,19 @@ int choose_split(int64_t n, int64_t k, int multiprocessors) {
   return balance(panels, pairs) > kWorthSplitting * balance(panels, multiprocessors) ? 2 : 1;
 }
 
+// The bytes that a ring has at least.
+template <typename Size, bool kNormalizes, bool kAdds>
+constexpr int kRingRoom =
+    (Size::kResidents > 1 ? kSharedOfTwo : kSharedOfOne) -
+    SharedLayout(0, Size::kXBytes, Size::kLines, Size::kTiles, kAdds ? kMaxPeerTiles : 0, kMaxColumns, kNormalizes, kAdds).end;
+
 template <typename Size, Epilogue kEpilogue>
 int launch_size(Params p, int multiprocessors, bool early, void* stream) {
   p.groups = static_cast<int>(ceil_div(p.lines, Size::kLines));
   const int clusters = std::max(multiprocessors / (p.split * p.groups), 1);
   constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual, kAdds = kEpilogue == Epilogue::kResidual;
+  static_assert(kRingRoom<Size, kNormalizes, kAdds> >= 2 * 2 * kPanelBytes, "a stage is filled while the one after it is read");
+  static_assert(Size::kXStages != 1 && Size::kXStages <= kMaxXStages, "the same for x; and the barriers there are");
   const int64_t panels = ceil_div(p.n, kPanelRows), most_panels = ceil_div(panels, clusters),
                 tiles = ceil_div(most_panels, kTilePanels<kEpilogue>);
   p.most_tiles = static_cast<int>(tiles);

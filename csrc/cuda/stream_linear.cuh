@@ -35,7 +35,7 @@ struct Params {
   int lines, n, k;
   float eps, per_column;          // per_column: 1 / k
   int split;                      // parts of the columns, 1 or 2, of which a block takes one
-  int groups;                     // of lines, a power of two, of which a block takes one. A cluster is a block for each part and group
+  int groups;                     // of lines, 1 or 2, of which a block takes one. A cluster is a block for each part and group
   int k_each;                     // columns of a part, of whole chunks; the last one ends with k
   int panels_each, panels_extra;  // panels of rows that every cluster has; and how many clusters have one more
   int most_tiles, pass_tiles;     // tiles of a block at most; and of them, what one pass over x serves
@@ -75,19 +75,17 @@ struct Size {
 struct SharedLayout {
   int ring, x_ring, gain, squares, residual, peer, partial, barriers, end;
 
-  __host__ __device__ SharedLayout(int ring_bytes, int x_bytes, int lines, int pass_tiles, int peer_tiles, int k, bool normalizes,
-                                   bool adds) {
-    const int tile_outputs = kTileRows * lines;
-    ring = 0;
-    x_ring = ring + ring_bytes;
-    gain = x_ring + x_bytes;
-    squares = gain + (normalizes ? round_up(k * 2) : 0);
-    residual = squares + (normalizes ? kWarps * lines * 4 : 0);
-    peer = residual + (adds ? pass_tiles * tile_outputs * 2 : 0);
-    partial = peer + peer_tiles * tile_outputs * 4;
-    barriers = partial + kPartialBytes;
-    end = barriers + (2 * kMaxStages + 2 * kMaxXStages + 1) * static_cast<int>(sizeof(Barrier));
-  }
+  constexpr __host__ __device__ SharedLayout(int ring_bytes, int x_bytes, int lines, int pass_tiles, int peer_tiles, int k, bool normalizes,
+                                             bool adds)
+      : ring(0),
+        x_ring(ring + ring_bytes),
+        gain(x_ring + x_bytes),
+        squares(gain + (normalizes ? round_up(k * 2) : 0)),
+        residual(squares + (normalizes ? kWarps * lines * 4 : 0)),
+        peer(residual + (adds ? pass_tiles * kTileRows * lines * 2 : 0)),
+        partial(peer + peer_tiles * kTileRows * lines * 4),
+        barriers(partial + kPartialBytes),
+        end(barriers + (2 * kMaxStages + 2 * kMaxXStages + 1) * static_cast<int>(sizeof(Barrier))) {}
 
   static constexpr __host__ __device__ int round_up(int bytes) { return (bytes + 127) / 128 * 128; }
 };

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import photon_ext
 from tests.conftest import ROOT
 
@@ -38,6 +40,15 @@ def test_the_cuda_kernels_pass_the_tests_of_the_ops_in_a_random_order(emulated: 
     done = run(emulated / "_ops.abi3.so", *PYTEST, *files, "-k", chosen, PHOTON_EMULATOR_SEED="1")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
     assert int(done.stdout.rsplit(" passed", 1)[0].split()[-1]) > 500
+
+
+@pytest.mark.parametrize("multiprocessors", [3, 6, 8])
+def test_fused_linears_on_other_multiprocessors(emulated: Path, multiprocessors: int) -> None:
+    """Fewer than a cluster has blocks; two passes of an exchange, by one cluster; two clusters that split and group."""
+    chosen = "(any_number and 1088) or not_finite or (around_the_groups and 1088)"
+    variables = {"PHOTON_EMULATOR_SEED": "1", "PHOTON_EMULATOR_MULTIPROCESSORS": str(multiprocessors)}
+    done = run(emulated / "_ops.abi3.so", *PYTEST, "tests/ops/test_fused_linear.py", "-k", chosen, **variables)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
 
 
 def test_the_library_that_is_asked_for_is_loaded(emulated: Path) -> None:
