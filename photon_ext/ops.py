@@ -564,5 +564,5 @@ def attention_workspace_words(lines: int, q_heads: int, kv_heads: int, head_dim:
         sizes = f"lines {lines}, q_heads {q_heads}, kv_heads {kv_heads}, head_dim {head_dim}"
         raise ValueError(f"attention_workspace_words: {sizes}; lines must not be negative, and the others must be at least 1")
     splits = min(max(128 // kv_heads, 4), 64)
-    partials = lines * q_heads * splits * 4 * (head_dim + 2)  # of each warp
+    partials = lines * q_heads * splits * (head_dim + 2)
     return -(-partials // 508) * 512

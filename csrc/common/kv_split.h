@@ -8,7 +8,6 @@ namespace photon {
 
 constexpr int kMinSplits = 4, kMaxSplits = 64;
 constexpr int32_t kSplitUnit = 128;  // a split is a multiple of this many positions
-constexpr int kSplitWarps = 4;       // of a block; each has a part of every split
 
 // Splits of a long past: one line has work for about 128 blocks, however few KV heads there are.
 PHOTON_HOST_DEVICE constexpr int most_splits(int64_t kv_heads) {
@@ -28,10 +27,10 @@ constexpr int64_t kWorkspaceUnit = 512, kUnitCounters = 4;
 
 PHOTON_HOST_DEVICE constexpr int64_t workspace_counters(int64_t words) { return words / kWorkspaceUnit * kUnitCounters; }
 
-// For each query head, split and warp the sums of head_dim values, their maximum and their weight. The counters are far fewer than the
+// For each query head and split the sums of head_dim values, their maximum and their weight. The counters are far fewer than the
 // units.
 constexpr int64_t attention_workspace_words(int64_t lines, int64_t q_heads, int64_t kv_heads, int64_t head_dim) {
-  const int64_t partials = lines * q_heads * most_splits(kv_heads) * kSplitWarps * (head_dim + 2), room = kWorkspaceUnit - kUnitCounters;
+  const int64_t partials = lines * q_heads * most_splits(kv_heads) * (head_dim + 2), room = kWorkspaceUnit - kUnitCounters;
   return (partials + room - 1) / room * kWorkspaceUnit;
 }
 

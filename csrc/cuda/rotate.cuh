@@ -27,16 +27,21 @@ struct LanePairs {
     return pairs;
   }
 
-  // Both halves of the head as this lane holds them, written to out[0 .. head_dim).
-  __device__ void store(T* out, int head_dim) const {
+  // body(dim, element) for what this lane holds of the head.
+  template <typename Body>
+  __device__ void for_elements(int head_dim, const Body& body) const {
     const int half = head_dim / 2;
 #pragma unroll
     for (int j = 0; j < kMaxPairs; ++j) {
       const int i = threadIdx.x % kWarpSize + j * kWarpSize;
       if (i >= half) continue;
-      out[i] = low[j];
-      out[i + half] = high[j];
+      body(i, low[j]);
+      body(i + half, high[j]);
     }
+  }
+
+  __device__ void store(T* out, int head_dim) const {
+    for_elements(head_dim, [&](int d, T element) { out[d] = element; });
   }
 };
 

@@ -18,21 +18,36 @@ constexpr int kBusyBlocks = 2;    // of a multiprocessor, which the runs of a st
 constexpr int kMergedAtOnce = 4;  // splits in flight
 
 // Blocks of a multiprocessor: as many as have registers.
-constexpr int split_blocks(int head_dim, int columns) { return head_dim <= 64 && columns == 1 ? 4 : 2; }
+constexpr int split_blocks(int head_dim, int columns) { return head_dim <= 64 && columns == 1 ? 3 : 2; }
 
 // Tiles of a warp's step: two where there are registers for them.
 PHOTON_HOST_DEVICE constexpr int step_tiles(int head_dim, int columns) { return head_dim <= 128 && columns == 1 ? 2 : 1; }
 
-// What the warps of a block leave of a split where another block may merge it: [lines * q_heads, splits, kSplitWarps].
+// What a split leaves for the merge: of each query head the sums, which are of exp2(score - high) * v, and what they weigh.
 struct Partials {
-  float* sums;        // [.., head_dim], which are of exp2(score - high) * v
-  Weight* weights;    // [..]
+  float* sums;        // [lines * q_heads, splits, head_dim]
+  Weight* weights;    // [lines * q_heads, splits]
   unsigned* arrived;  // [teams]; zero between calls
 };
 
-// Where those of a head of the run begin.
+// Where those of a head of the run begin, in splits.
 __device__ int64_t partials_of(const SplitGrid& grid, const Run& run, int head) {
-  return static_cast<int64_t>(run.line * grid.q_heads + run.first_head + head) * (grid.splits.of * kSplitWarps);
+  return static_cast<int64_t>(run.line * grid.q_heads + run.first_head + head) * grid.splits.of;
+}
+
+// body(head of the run, first dim, its number) for each quad of a run's results, one a thread at a time, and always the same thread.
+template <int kHeadDim, typename Body>
+__device__ void for_quads(int heads, const Body& body) {
+  constexpr int kQuads = kHeadDim / kQuad;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < heads * kQuads; i += kSplitThreads) body(i / kQuads, i % kQuads * kQuad, i);
+}
+
+__device__ void write_quad(const SplitGrid& grid, const Run& run, int head, int dim, const QuadSoftmax& quad) {
+  const float share = quad.weight.sum == 0.0f ? 0.0f : 1.0f / quad.weight.sum;
+  const float4 v = quad.sum;
+  *reinterpret_cast<uint2*>(grid.out.at(run.line, run.first_head + head) + dim) = {pack_bf16(share * v.x, share * v.y),
+                                                                                   pack_bf16(share * v.z, share * v.w)};
 }
 
 // Whether this block is the last of its team's; then it sees what all of them wrote. All threads must call it, after writing.
@@ -44,68 +59,68 @@ __device__ bool is_last_to_arrive(unsigned* arrived, int blocks, bool& shared_an
   return shared_answer;
 }
 
-// Each warp's part of all splits, in order, as if this block had computed them. What is read here was written by other blocks, before
-// is_last_to_arrive().
+// Merges the warps' parts of splits [from, to) in order, each split by itself. A line's only run adds them up and at last writes the heads;
+// otherwise each split goes to the workspace.
 template <int kHeadDim, int kColumns>
-__device__ void merge_splits(const SplitGrid& grid, const Run& run, int splits, const Partials& partials,
-                             SplitShared<kHeadDim, kColumns>& shared) {
-  constexpr int kQuads = kHeadDim / kQuad;
-  const int warp = threadIdx.x / kWarpSize;
+__device__ void merge_warps(const SplitGrid& grid, const Run& run, bool alone, int from, int to, const Partials& partials,
+                            SplitShared<kHeadDim, kColumns>& shared) {
+  for_quads<kHeadDim>(run.heads, [&](int head, int dim, int i) {
+    QuadSoftmax total;
+    if (alone && from > 0) total = shared.totals[i];
 #pragma unroll 1
-  for (int i = threadIdx.x % kWarpSize; i < run.heads * kQuads; i += kWarpSize) {
-    const int head = i / kQuads, dim = i % kQuads * kQuad;
-    const int64_t begin = partials_of(grid, run, head) + warp;
-    const Weight* weights_at = partials.weights + begin;
-    const float* sums_at = partials.sums + begin * kHeadDim + dim;
-    float4 sum = {};
-    Weight weight = {};
-#pragma unroll 1
-    for (int from = 0; from < splits; from += kMergedAtOnce) {
-      float4 sums[kMergedAtOnce];
-      Weight weights[kMergedAtOnce];
-#pragma unroll
-      for (int j = 0; j < kMergedAtOnce; ++j) {
-        const int split = min(from + j, splits - 1) * kSplitWarps;
-        weights[j] = weights_at[split];
-        sums[j] = *reinterpret_cast<const float4*>(sums_at + split * kHeadDim);
-      }
-#pragma unroll
-      for (int j = 0; j < kMergedAtOnce; ++j) {
-        if (from + j >= splits) break;
-        const Merge merge(weight, weights[j]);
-        sum = from + j > 0 ? merge.sum(sum, sums[j]) : sums[j];
-        weight = from + j > 0 ? merge.weight : weights[j];
-      }
-    }
-    *reinterpret_cast<float4*>(&shared.sums[warp][head][dim]) = sum;
-    if (dim == 0) shared.weights[warp][head] = weight;
-  }
-}
-
-// Merges the warps in order and writes the heads; zeros if the line is not `alive`.
-template <int kHeadDim, int kColumns>
-__device__ void write_heads(const FusedAttentionDecodeParams& p, const Run& run, bool alive,
-                            const SplitShared<kHeadDim, kColumns>& shared) {
-  constexpr int kQuads = kHeadDim / kQuad;
-  Bf16* out = static_cast<Bf16*>(p.out) + run.line * p.out_line_stride + run.first_head * p.out_head_stride;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < run.heads * kQuads; i += kSplitThreads) {
-    const int head = i / kQuads, dim = i % kQuads * kQuad;
-    uint2 words = {0, 0};
-    if (alive) {
-      float4 sum = *reinterpret_cast<const float4*>(&shared.sums[0][head][dim]);
-      Weight weight = shared.weights[0][head];
+    for (int split = from; split < to; ++split) {
+      const int row = (split - from) * run.heads + head;
+      QuadSoftmax quad = {*reinterpret_cast<const float4*>(&shared.sums[0][row][dim]), shared.weights[0][row]};
 #pragma unroll
       for (int warp = 1; warp < kSplitWarps; ++warp) {
-        const Merge merge(weight, shared.weights[warp][head]);
-        sum = merge.sum(sum, *reinterpret_cast<const float4*>(&shared.sums[warp][head][dim]));
-        weight = merge.weight;
+        quad.add({*reinterpret_cast<const float4*>(&shared.sums[warp][row][dim]), shared.weights[warp][row]});
       }
-      const float share = weight.sum == 0.0f ? 0.0f : 1.0f / weight.sum;
-      words = {pack_bf16(share * sum.x, share * sum.y), pack_bf16(share * sum.z, share * sum.w)};
+      if (alone) {
+        if (split > 0) total.add(quad);
+        if (split == 0) total = quad;
+      } else {
+        const int64_t at = partials_of(grid, run, head) + split;
+        *reinterpret_cast<float4*>(partials.sums + at * kHeadDim + dim) = quad.sum;
+        if (dim == 0) partials.weights[at] = quad.weight;
+      }
     }
-    *reinterpret_cast<uint2*>(out + head * p.out_head_stride + dim) = words;
-  }
+    if (!alone) return;
+    if (to < run.end_split) {
+      shared.totals[i] = total;
+    } else {
+      write_quad(grid, run, head, dim, total);
+    }
+  });
+}
+
+// Merges the splits in order. What is read here was written by other blocks, before is_last_to_arrive().
+template <int kHeadDim>
+__device__ void merge_splits(const SplitGrid& grid, const Run& run, int splits, const Partials& partials) {
+  for_quads<kHeadDim>(run.heads, [&](int head, int dim, int) {
+    const int64_t begin = partials_of(grid, run, head);
+    const Weight* weights = partials.weights + begin;
+    const float* sums = partials.sums + begin * kHeadDim + dim;
+    QuadSoftmax total;
+#pragma unroll 1
+    for (int from = 0; from < splits; from += kMergedAtOnce) {
+      QuadSoftmax quads[kMergedAtOnce];
+#pragma unroll
+      for (int j = 0; j < kMergedAtOnce; ++j) {
+        const int split = min(from + j, splits - 1);
+        quads[j] = {*reinterpret_cast<const float4*>(sums + split * kHeadDim), weights[split]};
+      }
+      if (from == 0) {
+        total = quads[0];
+      } else {
+        total.add(quads[0]);
+      }
+#pragma unroll
+      for (int j = 1; j < kMergedAtOnce; ++j) {
+        if (from + j < splits) total.add(quads[j]);
+      }
+    }
+    write_quad(grid, run, head, dim, total);
+  });
 }
 
 // The splits of a run one after the other, and what follows when they are done.
@@ -115,33 +130,27 @@ __device__ void attend_run(const FusedAttentionDecodeParams& p, const SplitGrid&
   const Run& run = work.run;
   const bool alone = work.cut.runs == 1;
   const int warp = work.warp();
-  float* sums = &shared.sums[warp][0][0];
-  Weight* weights = shared.weights[warp];
-  int sum_stride = SplitShared<kHeadDim, kColumns>::kSumStride, weight_stride = 1;
-  if (!alone) {
-    const int64_t begin = partials_of(grid, run, 0) + run.split * kSplitWarps + warp;
-    sums = partials.sums + begin * kHeadDim;
-    weights = partials.weights + begin;
-    weight_stride = static_cast<int>(grid.splits.of) * kSplitWarps;
-    sum_stride = weight_stride * kHeadDim;
-  }
   const float scale_log2 = p.scale * kLog2E;
+  int from = run.split, row = 0;
 #pragma unroll 1
   for (int split = run.split; split < run.end_split; ++split) {
     WarpSoftmax<kHeadDim, kColumns, kTiles> state;
     state.clear();
     work.attend(grid, scale_log2, shared, split, state);
-    state.leave(sums, sum_stride, weights, weight_stride, run.heads, alone && split > 0, lane_id());
-    if (alone) continue;
-    sums += kSplitWarps * kHeadDim;
-    weights += kSplitWarps;
+    state.store(&shared.sums[warp][row], &shared.weights[warp][row], run.heads, lane_id());
+    row += run.heads;
+    const bool is_end = split + 1 == run.end_split;
+    if (!is_end && row + run.heads <= kColumns * kColumnQueries) continue;
+    __syncthreads();
+    merge_warps<kHeadDim>(grid, run, alone, from, split + 1, partials, shared);
+    if (is_end) break;
+    __syncthreads();
+    from = split + 1;
+    row = 0;
   }
-  if (!alone) {
-    if (!is_last_to_arrive(partials.arrived + run.team, work.cut.runs, shared.is_last)) return;
-    merge_splits<kHeadDim>(grid, run, work.cut.splits, partials, shared);
+  if (!alone && is_last_to_arrive(partials.arrived + run.team, work.cut.runs, shared.is_last)) {
+    merge_splits<kHeadDim>(grid, run, work.cut.splits, partials);
   }
-  __syncthreads();
-  write_heads<kHeadDim>(p, run, true, shared);
 }
 
 template <int kHeadDim, int kColumns>
@@ -166,7 +175,7 @@ __device__ void attend_items(const FusedAttentionDecodeParams& p, const SplitGri
       __syncthreads();
       attend_run(p, grid, partials, work, shared);
     } else if (index == 0) {
-      write_heads<kHeadDim>(p, work.run, false, shared);
+      for_quads<kHeadDim>(work.run.heads, [&](int head, int dim, int) { write_quad(grid, work.run, head, dim, {}); });
     }
     team += gridDim.x;
   }
@@ -187,7 +196,7 @@ int64_t splits_in(const FusedAttentionDecodeParams& p) {
 
 Partials partials_in(const FusedAttentionDecodeParams& p) {
   float* sums = p.workspace + workspace_counters(p.workspace_words);
-  float* weights = sums + p.lines * p.q_heads * most_splits(p.kv_heads) * kSplitWarps * p.head_dim;
+  float* weights = sums + p.lines * p.q_heads * most_splits(p.kv_heads) * p.head_dim;
   return {sums, reinterpret_cast<Weight*>(weights), reinterpret_cast<unsigned*>(p.workspace)};
 }
 
@@ -203,7 +212,11 @@ int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
                        Divisor(tiles),
                        Divisor(most_splits(p.kv_heads)),
                        static_cast<float>(p.kv_heads * tiles) / static_cast<float>(count * kBusyBlocks),
-                       SplitCache(p.cache)};
+                       SplitCache(p.cache),
+                       {static_cast<const Bf16*>(p.q), p.q_line_stride, p.q_head_stride},
+                       {static_cast<const Bf16*>(p.k), p.k_line_stride, p.k_head_stride},
+                       {static_cast<const Bf16*>(p.v), p.v_line_stride, p.v_head_stride},
+                       {static_cast<Bf16*>(p.out), p.out_line_stride, p.out_head_stride}};
   LaunchShape shape{items < count ? count : items < resident ? items : resident, kSplitThreads};
   shape.early = p.early;
   return launch(split_attention_kernel<kHeadDim, kColumns>, shape, stream, p, grid, partials_in(p));
@@ -217,9 +230,14 @@ int launch_columns(const FusedAttentionDecodeParams& p, void* stream) {
   return launch_split<kHeadDim, 1>(p, stream);
 }
 
-// Indices in the kernel are of 32 bits: vectors of 16 bytes in the cache, positions of a row, partial results.
+// Indices in the kernel are of 32 bits: vectors of 16 bytes in the cache, positions of a row, partial results, strides.
 bool fits_indices(const FusedAttentionDecodeParams& p) {
-  return SplitCache::fits(p.cache, p.kv_heads) && p.lines * p.q_heads < INT32_MAX / (kMaxSplits * kSplitWarps);
+  const int64_t strides[] = {p.q_line_stride, p.q_head_stride, p.k_line_stride,   p.k_head_stride,
+                             p.v_line_stride, p.v_head_stride, p.out_line_stride, p.out_head_stride};
+  for (const int64_t stride : strides) {
+    if (stride > INT32_MAX) return false;
+  }
+  return SplitCache::fits(p.cache, p.kv_heads) && p.lines * p.q_heads < INT32_MAX / kMaxSplits;
 }
 
 }  // namespace

@@ -1,9 +1,9 @@
 // One warp's attention of up to 16 query heads over steps of 16 or 32 positions, by matrix instructions.
 //
-// Both products are computed transposed, so that the queries are the 8 columns of an instruction and none of its rows is idle:
-// scores[token][query] = K Q^T and sums[dim][query] = V^T P^T. K and V go from global memory straight into A fragments, 16 bytes a lane and
-// load, because the order of the summed index, and which row stands for which dim, are free as long as both operands agree.
-// With g = lane / 4, t = lane % 4, as in ptx.cuh, of each tile of 16 positions:
+// scores[query][token] = Q K^T and sums[dim][query] = V^T P^T: the second one transposed, so that the queries are the 8 columns of an
+// instruction and none of its rows is idle, and because then the first one's results are the second one's operand as they are. K and V go
+// from global memory straight into fragments, 16 bytes a lane and load, because the order of the summed index, and which row stands for
+// which dim, are free as long as both operands agree. With g = lane / 4, t = lane % 4, as in ptx.cuh, of each tile of 16 positions:
 //   keys    a lane loads dims 32 b + 8 t .. + 7 of tokens g and g + 8: two instructions' worth of k, whose order inside the 32 is permuted;
 //   values  a lane loads dims 64 c + 8 g .. + 7 of tokens 2t, 2t + 1, 2t + 8, 2t + 9; pairs of tokens are put together by byte_perm, and
 //           rows g and g + 8 of an instruction stand for neighbouring dims of those 8. Where 32 dims remain, 4 g .. + 3 of them.
@@ -113,39 +113,50 @@ struct Weight {
   float high, sum;
 };
 
-// Two such softmaxes that become one. Wherever it happens, it happens here, and what is contracted to fmaf is written so: the bits depend
-// on the order alone.
-struct Merge {
+// Four neighbouring values of a head, which are sums of exp2(score - high) * v, and what they weigh.
+struct QuadSoftmax {
+  float4 sum;
   Weight weight;
-  float keep, share;  // what the first one's and the second one's sums are scaled by
 
-  __device__ Merge(Weight first, Weight second) {
-    weight.high = fmaxf(first.high, second.high);
-    keep = weight2(first.high, weight.high);
-    share = weight2(second.high, weight.high);
-    weight.sum = sum(first.sum, second.sum);
-  }
-
-  __device__ float sum(float first, float second) const { return fmaf(share, second, fmaf(keep, first, 0.0f)); }
-  __device__ float4 sum(float4 first, float4 second) const {
-    return {sum(first.x, second.x), sum(first.y, second.y), sum(first.z, second.z), sum(first.w, second.w)};
+  // What is contracted to fmaf is written so: the bits depend on the order alone, wherever it happens.
+  __device__ void add(const QuadSoftmax& other) {
+    const float high = fmaxf(weight.high, other.weight.high);
+    const float keep = weight2(weight.high, high), share = weight2(other.weight.high, high);
+    const auto merged = [&](float a, float b) { return fmaf(share, b, fmaf(keep, a, 0.0f)); };
+    weight = {high, merged(weight.sum, other.weight.sum)};
+    sum = {merged(sum.x, other.sum.x), merged(sum.y, other.sum.y), merged(sum.z, other.sum.z), merged(sum.w, other.sum.w)};
   }
 };
 
-// Over the eight lanes that have the same t.
+// Over the four lanes that have the same g.
 template <typename Combine>
-__device__ inline float over_rows(float v, const Combine& combine) {
+__device__ inline float over_row(float v, const Combine& combine) {
 #pragma unroll
-  for (int offset = 4; offset < kWarpSize; offset *= 2) v = combine(v, __shfl_xor_sync(kFullWarp, v, offset));
+  for (int offset = 1; offset < 4; offset *= 2) v = combine(v, __shfl_xor_sync(kFullWarp, v, offset));
   return v;
 }
 
-// What a lane holds of its warp's online softmax, in powers of two: queries 8 c + 2t and 8 c + 2t + 1 of each column c.
+// Queries as the warps read them, in fragments: [block of 16 dims][lane], the 8 queries of the first column in x and z, of the second in y
+// and w. One column leaves the others as they are: a row of the product depends on its own row alone.
+template <int kHeadDim>
+struct QueryFragments {
+  uint4 at[kHeadDim / 16][kWarpSize];
+
+  // Where the elements from an even `dim` on are.
+  __device__ Bf16* place(int query, int dim) {
+    const int within = dim % 32, lane = query % kColumnQueries * 4 + within / 8;
+    const int word = within / 2 % 2 * 2 + query / kColumnQueries;
+    return reinterpret_cast<Bf16*>(&at[dim / 32 * 2 + within / 4 % 2][lane]) + word * 2;
+  }
+};
+
+// What a lane holds of its warp's online softmax, in powers of two: queries 8 c + 2t and 8 c + 2t + 1 of each
+// column c.
 template <int kHeadDim, int kColumns, int kTiles>
 struct WarpSoftmax {
   using Step = KvStep<kHeadDim, kTiles>;
 
-  float high[kColumns][2];                  // the highest score, times log2(e)
+  float high[kColumns];                     // of query 8 c + g the highest score, times log2(e)
   float weight[kColumns][4];                // the sum of exp2(score - high), as if there were one more dim whose values are 1
   float sum[kColumns][Step::kParts][2][4];  // of exp2(score - high) * v: the part's dims 0, 1 and then 2, 3, as fragments of an instruction
   uint32_t p[kColumns][kTiles][2];          // the step's weights, as fragments
@@ -164,32 +175,26 @@ struct WarpSoftmax {
   __device__ void clear() {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      high[c][0] = high[c][1] = -INFINITY;
+      high[c] = -INFINITY;
       for_sums(c, [](float (&v)[4]) { v[0] = v[1] = v[2] = v[3] = 0.0f; });
     }
   }
 
-  // The step's scores for the queries in shared memory, [query][stride].
-  template <int kStride>
-  __device__ static void score(float (&scores)[kColumns][kTiles][4], const Step& step, const Bf16 (*q)[kStride], LaneId lane) {
+  // The step's scores: [tokens 8 i .. + 7][queries g, tokens 2t and 2t + 1, then queries 8 + g].
+  using Scores = float[Step::kKeys][4];
+
+  __device__ static void score(Scores& scores, const Step& step, const QueryFragments<kHeadDim>& queries) {
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) scores[c][tile][j] = 0.0f;
-      }
-    }
+    for (int i = 0; i < Step::kKeys; ++i) scores[i][0] = scores[i][1] = scores[i][2] = scores[i][3] = 0.0f;
 #pragma unroll
     for (int b = 0; b < Step::kBlocks; ++b) {
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        const uint4 query = words_at<uint4>(&q[c * kColumnQueries + lane.g][b * 32 + lane.t * 8]);
+      for (int half = 0; half < 2; ++half) {
+        const uint4 q = queries.at[2 * b + half][threadIdx.x % kWarpSize];
 #pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) {
-          const uint4 k0 = step.k[2 * tile][b], k1 = step.k[2 * tile + 1][b];
-          multiply_bf16(scores[c][tile], {k0.x, k1.x, k0.y, k1.y}, {query.x, query.y});
-          multiply_bf16(scores[c][tile], {k0.z, k1.z, k0.w, k1.w}, {query.z, query.w});
+        for (int i = 0; i < Step::kKeys; ++i) {
+          const uint4 k = step.k[i][b];
+          multiply_bf16(scores[i], {q.x, q.y, q.z, q.w}, {half == 0 ? k.x : k.z, half == 0 ? k.y : k.w});
         }
       }
     }
@@ -197,43 +202,38 @@ struct WarpSoftmax {
 
   // From scores to weights, of the tokens whose bits are set in `present`. Weights are rounded before they are summed, so that what the
   // values are multiplied by adds up to one.
-  __device__ void weigh(const float (&scores)[kColumns][kTiles][4], uint32_t present, float scale_log2, LaneId lane) {
-    constexpr int kTokens = 2 * kTiles;
-    present >>= lane.g;
+  __device__ void weigh(const Scores& scores, uint32_t present, float scale_log2, LaneId lane) {
+    constexpr int kTokens = 2 * Step::kKeys;  // of a lane
+    present >>= 2 * lane.t;
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      float weights[2][kTokens], before[2];
+      float weights[kTokens], highest = -INFINITY;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float highest = -INFINITY;
-#pragma unroll
-        for (int token = 0; token < kTokens; ++token) {
-          const float score = scores[c][token / 2][token % 2 * 2 + i] * scale_log2;
-          weights[i][token] = (present >> (8 * token) & 1) != 0 ? score : -INFINITY;
-          highest = fmaxf(highest, weights[i][token]);
-        }
-        before[i] = high[c][i];
-        high[c][i] = fmaxf(before[i], over_rows(highest, [](float a, float b) { return fmaxf(a, b); }));
-#pragma unroll
-        for (int token = 0; token < kTokens; ++token) weights[i][token] = weight2(weights[i][token], high[c][i]);
+      for (int i = 0; i < kTokens; ++i) {
+        const float score = scores[i / 2][2 * c + i % 2] * scale_log2;
+        weights[i] = (present >> (i / 2 * 8 + i % 2) & 1) != 0 ? score : -INFINITY;
+        highest = fmaxf(highest, weights[i]);
       }
+      const float before = high[c];
+      high[c] = fmaxf(before, over_row(highest, [](float a, float b) { return fmaxf(a, b); }));
+      const float base = high[c] == -INFINITY ? 0.0f : high[c];
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
+      for (int i = 0; i < kTokens; ++i) weights[i] = exp2_approx(weights[i] - base);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          p[c][tile][i] = transpose_matrix(pack_bf16(weights[0][2 * tile + i], weights[1][2 * tile + i]));
-        }
-      }
+      for (int i = 0; i < Step::kKeys; ++i) p[c][i / 2][i % 2] = pack_bf16(weights[2 * i], weights[2 * i + 1]);
       // Nothing to scale down while all sums are zero, or where no maximum has grown.
-      const bool grown = (before[0] != high[c][0] && before[0] != -INFINITY) || (before[1] != high[c][1] && before[1] != -INFINITY);
-      if (!__any_sync(kFullWarp, grown)) continue;
-      const float keep[2] = {weight2(before[0], high[c][0]), weight2(before[1], high[c][1])};
+      if (!__any_sync(kFullWarp, before != high[c] && before != -INFINITY)) continue;
+      const float keep = weight2(before, high[c]);
+      const float keeps[2] = {of_query(keep, 0, lane), of_query(keep, 1, lane)};
       for_sums(c, [&](float (&v)[4]) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) v[j] *= keep[j % 2];
+        for (int j = 0; j < 4; ++j) v[j] *= keeps[j % 2];
       });
     }
   }
+
+  // What lanes know of query g, as lanes need it whose sums are of query 2t + i.
+  __device__ static float of_query(float v, int i, LaneId lane) { return __shfl_sync(kFullWarp, v, lane.t * 8 + i * 4); }
 
   // Adds the step's weighted values, and its weights.
   __device__ void add(const Step& step) {
@@ -258,29 +258,22 @@ struct WarpSoftmax {
     }
   }
 
-  // Leaves the first `heads` queries' sums, [query * sum_stride + dim], and weights, [query], or adds them to what is there.
-  __device__ void leave(float* sums, int sum_stride, Weight* weights, int weight_stride, int heads, bool adds, LaneId lane) const {
+  // Writes the first `heads` queries' sums, [query][stride], and weights, [query].
+  template <int kStride>
+  __device__ void store(float (*sums)[kStride], Weight* weights, int heads, LaneId lane) const {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int query = c * kColumnQueries + 2 * lane.t + i;
-        const bool is_head = query < heads;
-        const Weight own = {high[c][i], weight[c][i]};
-        Weight before = own;
-        if (adds && is_head) before = weights[query * weight_stride];
-        const Merge merge(before, own);
-        __syncwarp();  // the lanes have read what one of them writes
-        if (!is_head) continue;
-        if (lane.g == 0) weights[query * weight_stride] = adds ? merge.weight : own;
+        const Weight own = {of_query(high[c], i, lane), weight[c][i]};
+        if (query >= heads) continue;
+        if (lane.g == 0) weights[query] = own;
 #pragma unroll
         for (int part = 0; part < Step::kParts; ++part) {
           const float (&s)[2][4] = sum[c][part];
           const int dim = part / 2 * 64 + (part < 2 * Step::kChunks ? lane.g * 8 + part % 2 * 4 : lane.g * 4);
-          float4* at = reinterpret_cast<float4*>(sums + query * sum_stride + dim);
-          float4 v = {s[0][i], s[0][2 + i], s[1][i], s[1][2 + i]};
-          if (adds) v = merge.sum(*at, v);
-          *at = v;
+          *reinterpret_cast<float4*>(&sums[query][dim]) = {s[0][i], s[0][2 + i], s[1][i], s[1][2 + i]};
         }
       }
     }

@@ -6,7 +6,22 @@
 
 namespace photon::cuda {
 
-constexpr int kSplitThreads = kSplitWarps * kWarpSize;
+constexpr int kSplitThreads = 128;
+constexpr int kSplitWarps = kSplitThreads / kWarpSize;
+
+// Vectors of lines and heads, in the strides of a tensor.
+template <typename T>
+struct LineHeads {
+  T* base;
+  int line_stride, head_stride;
+
+  LineHeads(T* base, int64_t line_stride, int64_t head_stride)
+      : base(base), line_stride(static_cast<int>(line_stride)), head_stride(static_cast<int>(head_stride)) {}
+
+  __device__ T* at(int line, int head) const {
+    return base + static_cast<int64_t>(line) * line_stride + static_cast<int64_t>(head) * head_stride;
+  }
+};
 
 // What the host has worked out, in 32 bits. A team: the runs of a tile of query heads of a line.
 struct SplitGrid {
@@ -16,6 +31,8 @@ struct SplitGrid {
   Divisor splits;             // of a long past
   float share;                // teams of a line for each block that is to have work
   SplitCache cache;
+  LineHeads<const Bf16> q, k, v;
+  LineHeads<Bf16> out;
 };
 
 // How a line's past is cut, in positions and in splits. `run_tokens` moves work between blocks and no bit: what a split adds up to, and the
@@ -74,14 +91,16 @@ struct Run {
 template <int kHeadDim, int kColumns>
 struct SplitShared {
   static constexpr int kQueries = kColumns * kColumnQueries;
-  static constexpr int kQueryStride = kHeadDim + (kHeadDim % 64 == 0 ? 32 : 0);  // 64 bytes off a multiple of all banks
   static constexpr int kSumStride = kHeadDim + 4;
 
-  alignas(16) Bf16 q[kQueries][kQueryStride];
+  QueryFragments<kHeadDim> queries;
   alignas(16) Bf16 new_k[kHeadDim];
   alignas(16) Bf16 new_v[kHeadDim];
-  alignas(16) float sums[kSplitWarps][kQueries][kSumStride];  // of each warp, over the run's splits so far
+  // Of each warp, for as many splits as there is room: [split * heads + head]. The warps meet when it is full.
+  alignas(16) float sums[kSplitWarps][kQueries][kSumStride];
   Weight weights[kSplitWarps][kQueries];
+  // Of the run so far, by quad; each is read and written by one thread alone.
+  QuadSoftmax totals[kQueries * kHeadDim / 4];
   bool is_last;
 };
 
@@ -157,13 +176,14 @@ struct SplitWork {
     k_norm = LanePairs<Bf16>::load(static_cast<const Bf16*>(p.rope.k_norm), kHeadDim, p.rope.k_norm != nullptr);
     const int32_t owned = new_position >= 0 ? new_position : length - 1;
     vectors = run.heads + (owned >= begin && owned < end ? 2 : 0);
+    const Bf16 *key = grid.k.at(run.line, run.kv_head), *value = grid.v.at(run.line, run.kv_head);
+    const Bf16* query = grid.q.at(run.line, run.first_head);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       const int number = warp() + i * kSplitWarps;
-      const Bf16* at = static_cast<const Bf16*>(p.q) + run.line * p.q_line_stride + (run.first_head + number) * p.q_head_stride;
-      if (number == run.heads) at = static_cast<const Bf16*>(p.k) + run.line * p.k_line_stride + run.kv_head * p.k_head_stride;
-      if (number == run.heads + 1) at = static_cast<const Bf16*>(p.v) + run.line * p.v_line_stride + run.kv_head * p.v_head_stride;
-      vector_at[i] = computed_now(at);
+      const Bf16* at = query + static_cast<int64_t>(number) * grid.q.head_stride;
+      at = number == run.heads ? key : at;
+      vector_at[i] = computed_now(number > run.heads ? value : at);
     }
     return true;
   }
@@ -188,10 +208,12 @@ struct SplitWork {
         if (is_key) norm = k_norm;
         v = rotate_pairs(v, normed, norm, angles, p.rope.eps, kHeadDim);
       }
-      v.store(is_value ? shared.new_v : is_key ? shared.new_k : shared.q[number], kHeadDim);
-      if ((is_key || is_value) && appends) {
+      if (number < run.heads) {
+        v.for_elements(kHeadDim, [&](int d, Bf16 element) { shared.queries.place(number, d & ~1)[d % 2] = element; });
+      } else {
+        v.store(is_value ? shared.new_v : shared.new_k, kHeadDim);
         Bf16* cache = is_value ? grid.cache.v : grid.cache.k;
-        v.store(cache + static_cast<size_t>(is_value ? own.v : own.k) * kPack, kHeadDim);
+        if (appends) v.store(cache + static_cast<size_t>(is_value ? own.v : own.k) * kPack, kHeadDim);
       }
 #pragma unroll
       for (int i = 1; i < kVectors; ++i) vector[i - 1] = vector[i];
@@ -213,8 +235,8 @@ struct SplitWork {
         step.patch_keys(new_token, shared.new_k, lane);
         present |= 1u << new_token;
       }
-      float scores[kColumns][kTiles][4];
-      state.score(scores, step, shared.q, lane);
+      typename Softmax::Scores scores;
+      state.score(scores, step, shared.queries);
       if (first < end) step.load_keys(grid.cache.k, next.k, lane);
       state.weigh(scores, present, scale_log2, lane);
       if (has_new) step.patch_values(new_token, shared.new_v, lane);

@@ -276,4 +276,4 @@ def test_words_grow_with_the_lines() -> None:
     words = [ops.attention_workspace_words(lines, 32, 8, 128) for lines in (0, 1, 2, 32)]
     assert words[0] == 0
     assert words == sorted(words)
-    assert math.isclose(words[3], 32 * 32 * 16 * 4 * 130, rel_tol=0.02)
+    assert math.isclose(words[3], 32 * 32 * 16 * 130, rel_tol=0.02)
