@@ -156,7 +156,7 @@ __device__ void attend_run(const FusedAttentionDecodeParams& p, const SplitGrid&
 template <int kHeadDim, int kColumns>
 __device__ void attend_items(const FusedAttentionDecodeParams& p, const SplitGrid& grid, const Partials& partials) {
   constexpr int kTiles = step_tiles(kHeadDim, kColumns);
-  __shared__ SplitShared<kHeadDim, kColumns> shared;
+  SplitShared<kHeadDim, kColumns>& shared = *reinterpret_cast<SplitShared<kHeadDim, kColumns>*>(dynamic_shared());
   let_next_start();
   const RunSize size = RunSize::of_step(p.decode_meta, grid);
   unsigned team = blockIdx.x, index = 0;
@@ -167,15 +167,18 @@ __device__ void attend_items(const FusedAttentionDecodeParams& p, const SplitGri
     // where every multiprocessor has a block of this one, each gets one of the next and none gets two.
     if (index >= size.most) return wait_for_earlier();
     SplitWork<kHeadDim, kColumns, kTiles> work;
-    const bool has_work = work.take(p, grid, size.tokens, team, static_cast<int>(index));
+    const bool has_work = work.take(p, grid, size.tokens, team, static_cast<int>(index), shared);
     wait_for_earlier();
     if (has_work) {
-      work.load_vectors();
+      work.load_vectors(grid);
+      wait_copies<0>();
+      __syncthreads();
       work.stage(p, grid, shared);
       __syncthreads();
       attend_run(p, grid, partials, work, shared);
-    } else if (index == 0) {
-      for_quads<kHeadDim>(work.run.heads, [&](int head, int dim, int) { write_quad(grid, work.run, head, dim, {}); });
+    } else {
+      wait_copies<0>();  // before the next item's are under way to the same place
+      if (index == 0) for_quads<kHeadDim>(work.run.heads, [&](int head, int dim, int) { write_quad(grid, work.run, head, dim, {}); });
     }
     team += gridDim.x;
   }
@@ -218,6 +221,7 @@ int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
                        {static_cast<const Bf16*>(p.v), p.v_line_stride, p.v_head_stride},
                        {static_cast<Bf16*>(p.out), p.out_line_stride, p.out_head_stride}};
   LaunchShape shape{items < count ? count : items < resident ? items : resident, kSplitThreads};
+  shape.shared_bytes = sizeof(SplitShared<kHeadDim, kColumns>);
   shape.early = p.early;
   return launch(split_attention_kernel<kHeadDim, kColumns>, shape, stream, p, grid, partials_in(p));
 }
@@ -245,7 +249,8 @@ bool fits_indices(const FusedAttentionDecodeParams& p) {
 bool can_split_attention(const FusedAttentionDecodeParams& p) {
   const bool fits_tiles = p.head_dim == 64 || p.head_dim == 96 || p.head_dim == 128 || p.head_dim == 256;
   return p.dtype == DType::kBF16 && fits_tiles && p.workspace != nullptr && is_vector_aligned(p.workspace) &&
-         can_use_vectors(p.cache, p.head_dim, p.dtype) && is_vector_aligned(p.out) &&
+         is_vector_aligned(p.rope.cos) && is_vector_aligned(p.rope.sin) && is_vector_aligned(p.rope.q_norm) &&
+         is_vector_aligned(p.rope.k_norm) && can_use_vectors(p.cache, p.head_dim, p.dtype) && is_vector_aligned(p.out) &&
          are_whole_vectors(p.dtype, p.out_line_stride, p.out_head_stride) && fits_indices(p) && fast_kernels_run();
 }
 

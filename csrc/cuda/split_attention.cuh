@@ -56,20 +56,23 @@ struct KvStep {
   __device__ static int key_token(int i, LaneId lane) { return lane.g + 8 * i; }
   __device__ static int value_token(int i, LaneId lane) { return 2 * lane.t + i % 2 + i / 2 * 8; }
 
-  // One lane's share of the key (or value) at `p`, its token number i.
-  __device__ void set_keys(int i, const Bf16* p, LaneId lane) {
+  // A lane's share of the key (or value) that begins at `p`.
+  __device__ static const Bf16* key_share(const Bf16* p, LaneId lane) { return p + lane.t * 8; }
+  __device__ static const Bf16* value_share(const Bf16* p, LaneId lane) { return p + lane.g * 8; }
+
+  __device__ void set_keys(int i, const Bf16* share) {
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) k[i][b] = words_at<uint4>(p + b * 32 + lane.t * 8);
+    for (int b = 0; b < kBlocks; ++b) k[i][b] = words_at<uint4>(share + b * 32);
   }
 
-  __device__ void set_values(int i, const Bf16* p, LaneId lane) {
+  __device__ void set_values(int i, const Bf16* share, LaneId lane) {
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      const uint4 words = words_at<uint4>(p + c * 64 + lane.g * 8);
+      const uint4 words = words_at<uint4>(share + c * 64);
       v[2 * c][i] = {words.x, words.y};
       v[2 * c + 1][i] = {words.z, words.w};
     }
-    if constexpr (kHasTail) v[kParts - 1][i] = words_at<uint2>(p + kChunks * 64 + lane.g * 4);
+    if constexpr (kHasTail) v[kParts - 1][i] = words_at<uint2>(share + kChunks * 64 - lane.g * 4);
   }
 
   // `place` of the base, in vectors.
@@ -80,11 +83,13 @@ struct KvStep {
 
   // Lane i knows the places of token i % kTokens.
   __device__ void load_keys(const Bf16* base, uint32_t places, LaneId lane) {
+    base = key_share(base, lane);
 #pragma unroll
-    for (int i = 0; i < kKeys; ++i) set_keys(i, vector_at(base, __shfl_sync(kFullWarp, places, key_token(i, lane))), lane);
+    for (int i = 0; i < kKeys; ++i) set_keys(i, vector_at(base, __shfl_sync(kFullWarp, places, key_token(i, lane))));
   }
 
   __device__ void load_values(const Bf16* base, uint32_t places, LaneId lane) {
+    base = value_share(base, lane);
 #pragma unroll
     for (int i = 0; i < kValues; ++i) set_values(i, vector_at(base, __shfl_sync(kFullWarp, places, value_token(i, lane))), lane);
   }
@@ -93,14 +98,14 @@ struct KvStep {
   __device__ void patch_keys(int token, const Bf16* key, LaneId lane) {
 #pragma unroll
     for (int i = 0; i < kKeys; ++i) {
-      if (key_token(i, lane) == token) set_keys(i, key, lane);
+      if (key_token(i, lane) == token) set_keys(i, key_share(key, lane));
     }
   }
 
   __device__ void patch_values(int token, const Bf16* value, LaneId lane) {
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
-      if (value_token(i, lane) == token) set_values(i, value, lane);
+      if (value_token(i, lane) == token) set_values(i, value_share(value, lane), lane);
     }
   }
 };

@@ -54,13 +54,25 @@ struct SplitCache {
     return line.length > 0 && line.row >= 0 && line.row < rows ? min(line.length, capacity) : 0;
   }
 
-  // Of a row that is in the tables.
-  __device__ KvPlaces find(int32_t row, int32_t head, int32_t position) const {
-    if (static_cast<uint32_t>(position) >= static_cast<uint32_t>(capacity)) return {kAbsent, kAbsent};
-    const uint32_t slot = page_size.divides(position), token = position - slot * page_size.of;
-    const int32_t page = page_table != nullptr ? page_table[static_cast<int64_t>(row) * pages_per_row + slot] : row;
-    if (static_cast<uint32_t>(page) >= static_cast<uint32_t>(num_pages)) return {kAbsent, kAbsent};
-    return {page * k_page + token * k_token + head * k_head, page * v_page + token * v_token + head * v_head};
+  // Where the pages of a row that is in the tables are listed; null: the row is its only page.
+  __device__ const int32_t* pages_of(int32_t row) const {
+    return page_table != nullptr ? page_table + static_cast<int64_t>(row) * pages_per_row : nullptr;
+  }
+
+  // Requests the page of a position of a row with these pages, if it is `wanted`; its places are another matter, so that nothing waits
+  // here.
+  __device__ int32_t request(const int32_t* pages, int32_t row, int32_t position, bool wanted) const {
+    wanted = wanted && static_cast<uint32_t>(position) < static_cast<uint32_t>(capacity);
+    int32_t page = wanted ? row : -1;
+    if (wanted && pages != nullptr) page = pages[page_size.divides(position)];
+    return page;
+  }
+
+  __device__ KvPlaces places(int32_t page, int32_t head, int32_t position) const {
+    const uint32_t token = position - page_size.divides(position) * page_size.of;
+    const KvPlaces places = {page * k_page + token * k_token + head * k_head, page * v_page + token * v_token + head * v_head};
+    const bool is_there = static_cast<uint32_t>(page) < static_cast<uint32_t>(num_pages);
+    return {is_there ? places.k : kAbsent, is_there ? places.v : kAbsent};
   }
 
  private:

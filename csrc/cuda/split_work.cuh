@@ -94,6 +94,8 @@ struct SplitShared {
   static constexpr int kSumStride = kHeadDim + 4;
 
   QueryFragments<kHeadDim> queries;
+  alignas(16) float angles[2][kHeadDim];  // cosines, sines
+  alignas(16) Bf16 norms[2][kHeadDim];    // of queries, of keys
   alignas(16) Bf16 new_k[kHeadDim];
   alignas(16) Bf16 new_v[kHeadDim];
   // Of each warp, for as many splits as there is room: [split * heads + head]. The warps meet when it is full.
@@ -105,11 +107,11 @@ struct SplitShared {
 };
 
 // A run as one lane sees it. What is read from memory is requested long before it is used: the warp's first step, and the line's own
-// vectors, which are the queries, the new key and the new value, and which the warps take in turn.
+// queries, which the warps take in turn; the last warp also has the new key, and the one before it the new value.
 template <int kHeadDim, int kColumns, int kTiles>
 struct SplitWork {
   static constexpr int kQueries = kColumns * kColumnQueries;
-  static constexpr int kVectors = (kQueries + 2 + kSplitWarps - 1) / kSplitWarps;  // of a warp
+  static constexpr int kWarpQueries = kQueries / kSplitWarps;
   static constexpr int kWarpTokens = kTiles * kTileTokens;
   static constexpr int kStepTokens = kSplitWarps * kWarpTokens;
   using Shared = SplitShared<kHeadDim, kColumns>;
@@ -123,29 +125,34 @@ struct SplitWork {
   int32_t length;        // of the past
   int32_t first, end;    // the warp's next position, and the run's end
   int32_t new_position;  // -1: it is not in the past
-  int vectors;           // of all warps
+  const int32_t* pages;  // of the row
+  bool owns_new;         // this warp has the new key or value
   KvPlaces own;          // the new position's
   KvPlaces next;         // where the warp's next step is, and which of its tokens there are
   uint32_t present, next_present;
   KvStep<kHeadDim, kTiles> step;
-  LaneAngles angles;
-  LanePairs<Bf16> q_norm, k_norm, vector[kVectors];
-  const Bf16* vector_at[kVectors];
+  LanePairs<Bf16> vectors[kWarpQueries + 1];  // the last one: the new key or value
+  const Bf16 *query_at, *own_at;
 
   __device__ static int warp() { return threadIdx.x / kWarpSize; }
 
-  // Of the tokens from `from` on; the bits of `there` say which of them are in the cache.
-  __device__ KvPlaces find(const SplitGrid& grid, int32_t from, uint32_t& there) const {
+  // The page of this lane's token of those from `from` on.
+  __device__ int32_t request(const SplitGrid& grid, int32_t from) const {
     const int32_t position = from + static_cast<int32_t>(threadIdx.x % kWarpTokens);
-    KvPlaces places = {kAbsent, kAbsent};
-    if (position < end && position != new_position) places = grid.cache.find(line.row, run.kv_head, position);
+    return grid.cache.request(pages, line.row, position, position < end && position != new_position);
+  }
+
+  // Where they are; the bits of `there` say which of them are in the cache.
+  __device__ KvPlaces places(const SplitGrid& grid, int32_t page, int32_t from, uint32_t& there) const {
+    const KvPlaces places = grid.cache.places(page, run.kv_head, from + static_cast<int32_t>(threadIdx.x % kWarpTokens));
     there = __ballot_sync(kFullWarp, places.k != kAbsent);
     return places;
   }
 
   // Takes up an item, from what no kernel of the chain writes; false if it has nothing to do but to write zeros or nothing at all. All
   // threads agree.
-  __device__ bool take(const FusedAttentionDecodeParams& p, const SplitGrid& grid, int run_tokens, unsigned team, int index) {
+  __device__ bool take(const FusedAttentionDecodeParams& p, const SplitGrid& grid, int run_tokens, unsigned team, int index,
+                       Shared& shared) {
     run.team = team;
     run.index = index;
     run.line = static_cast<int>(grid.line_teams.divides(team));
@@ -163,60 +170,79 @@ struct SplitWork {
     first = begin + warp() * kWarpTokens;
     end = min(length, run.end_split * cut.tokens);
     new_position = line.position < length ? line.position : -1;
-    const KvPlaces here = find(grid, first, present);
-    next = find(grid, first + kStepTokens, next_present);
-    own = {kAbsent, kAbsent};  // one more page looked up, while those of the steps are
-    if (length > 0 && can_rotate(p.rope, line)) own = grid.cache.find(line.row, run.kv_head, line.position);
+    pages = grid.cache.pages_of(line.row);
+    const bool can_be = length > 0 && can_rotate(p.rope, line);
+    const int32_t page = request(grid, first), next_page = request(grid, first + kStepTokens);
+    const int32_t own_page = grid.cache.request(pages, line.row, line.position, can_be);
+    if (can_be) request_angles(p.rope, shared);
+    const int32_t owned = new_position >= 0 ? new_position : length - 1;
+    owns_new = owned >= begin && owned < end && warp() >= kSplitWarps - 2;
+    query_at = computed_now(grid.q.at(run.line, run.first_head + warp()));
+    own_at = computed_now(is_key() ? grid.k.at(run.line, run.kv_head) : grid.v.at(run.line, run.kv_head));
+    own = grid.cache.places(own_page, run.kv_head, line.position);
+    const KvPlaces here = places(grid, page, first, present);
+    next = places(grid, next_page, first + kStepTokens, next_present);
     if (own.k == kAbsent || run.split >= cut.splits) return false;
     const LaneId lane = lane_id();
     step.load_keys(grid.cache.k, here.k, lane);
     step.load_values(grid.cache.v, here.v, lane);
-    angles = LaneAngles::load(p.rope, line.position, kHeadDim);
-    q_norm = LanePairs<Bf16>::load(static_cast<const Bf16*>(p.rope.q_norm), kHeadDim, p.rope.q_norm != nullptr);
-    k_norm = LanePairs<Bf16>::load(static_cast<const Bf16*>(p.rope.k_norm), kHeadDim, p.rope.k_norm != nullptr);
-    const int32_t owned = new_position >= 0 ? new_position : length - 1;
-    vectors = run.heads + (owned >= begin && owned < end ? 2 : 0);
-    const Bf16 *key = grid.k.at(run.line, run.kv_head), *value = grid.v.at(run.line, run.kv_head);
-    const Bf16* query = grid.q.at(run.line, run.first_head);
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const int number = warp() + i * kSplitWarps;
-      const Bf16* at = query + static_cast<int64_t>(number) * grid.q.head_stride;
-      at = number == run.heads ? key : at;
-      vector_at[i] = computed_now(number > run.heads ? value : at);
-    }
     return true;
   }
 
-  // Requests the line's own vectors, which the kernel before this one writes.
-  __device__ void load_vectors() {
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) vector[i] = LanePairs<Bf16>::load(vector_at[i], kHeadDim, warp() + i * kSplitWarps < vectors);
+  // Copies of what turns and norms the vectors, 16 bytes a thread.
+  __device__ void request_angles(const RopeParams& rope, Shared& shared) const {
+    constexpr int kFloats = kHeadDim / 4, kNorms = kHeadDim / 8;  // copies
+    const int i = threadIdx.x;
+    const int64_t at = static_cast<int64_t>(line.position) * kHeadDim;
+    for (int j = i; j < 2 * kFloats; j += kSplitThreads) {
+      async_copy16(&shared.angles[0][4 * j], j < kFloats ? rope.cos + at + 4 * j : rope.sin + at + 4 * (j - kFloats), true);
+    }
+    if (i < 2 * kNorms) {
+      const void* norm = i < kNorms ? rope.q_norm : rope.k_norm;
+      if (norm != nullptr) async_copy16(&shared.norms[0][8 * i], static_cast<const Bf16*>(norm) + 8 * (i % kNorms), true);
+    }
+    commit_copies();
   }
 
-  // Rotated queries to shared memory, and where this block owns the new position its key and value, there and (by one tile of heads) into
-  // the cache. No block reads them back from there.
+  __device__ static bool is_key() { return warp() == kSplitWarps - 1; }
+
+  // Requests the line's own vectors, which the kernel before this one writes.
+  __device__ void load_vectors(const SplitGrid& grid) {
+#pragma unroll
+    for (int i = 0; i < kWarpQueries; ++i) {
+      const Bf16* at = query_at + static_cast<int64_t>(grid.q.head_stride) * (i * kSplitWarps);
+      vectors[i] = LanePairs<Bf16>::load(at, kHeadDim, warp() + i * kSplitWarps < run.heads);
+    }
+    vectors[kWarpQueries] = LanePairs<Bf16>::load(own_at, kHeadDim, owns_new);
+  }
+
+  // Rotated queries to shared memory, after a barrier behind wait_copies(), and where this block owns the new position its key and value,
+  // there and (by one tile of heads) into the cache. No block reads them back from there.
   __device__ void stage(const FusedAttentionDecodeParams& p, const SplitGrid& grid, Shared& shared) {
     const bool appends = run.first_head == run.kv_head * grid.group;
 #pragma unroll 1
-    for (int number = warp(); number < vectors; number += kSplitWarps) {
-      const bool is_key = number == run.heads, is_value = number == run.heads + 1;
-      LanePairs<Bf16> v = vector[0];
-      if (!is_value) {
-        const bool normed = (is_key ? p.rope.k_norm : p.rope.q_norm) != nullptr;
-        LanePairs<Bf16> norm = q_norm;
-        if (is_key) norm = k_norm;
-        v = rotate_pairs(v, normed, norm, angles, p.rope.eps, kHeadDim);
-      }
-      if (number < run.heads) {
-        v.for_elements(kHeadDim, [&](int d, Bf16 element) { shared.queries.place(number, d & ~1)[d % 2] = element; });
-      } else {
-        v.store(is_value ? shared.new_v : shared.new_k, kHeadDim);
-        Bf16* cache = is_value ? grid.cache.v : grid.cache.k;
-        if (appends) v.store(cache + static_cast<size_t>(is_value ? own.v : own.k) * kPack, kHeadDim);
+    for (int i = 0; i <= kWarpQueries; ++i) {
+      const bool is_own = i == kWarpQueries;
+      const int query = warp() + i * kSplitWarps;
+      if (is_own ? owns_new : query < run.heads) {
+        LanePairs<Bf16> v = vectors[0];
+        if (!is_own || is_key()) {
+          const bool normed = (is_own ? p.rope.k_norm : p.rope.q_norm) != nullptr;
+          const LanePairs<Bf16> norm = LanePairs<Bf16>::load(shared.norms[is_own ? 1 : 0], kHeadDim, normed);
+          const LaneAngles angles = {LanePairs<float>::load(shared.angles[0], kHeadDim),
+                                     LanePairs<float>::load(shared.angles[1], kHeadDim)};
+          v = rotate_pairs(v, normed, norm, angles, p.rope.eps, kHeadDim);
+        }
+        if (is_own) {
+          v.store(is_key() ? shared.new_k : shared.new_v, kHeadDim);
+          Bf16* cache = is_key() ? grid.cache.k : grid.cache.v;
+          if (appends) v.store(cache + static_cast<size_t>(is_key() ? own.k : own.v) * kPack, kHeadDim);
+        } else {
+          v.for_elements(kHeadDim, [&](int d, Bf16 element) { shared.queries.place(query, d & ~1)[d % 2] = element; });
+        }
       }
 #pragma unroll
-      for (int i = 1; i < kVectors; ++i) vector[i - 1] = vector[i];
+      for (int j = 0; j < kWarpQueries; ++j) vectors[j] = vectors[j + 1];
     }
   }
 
@@ -229,8 +255,7 @@ struct SplitWork {
       const int32_t new_token = new_position - first;
       const bool has_new = new_token >= 0 && new_token < kWarpTokens;
       first += kStepTokens;
-      uint32_t after_present;
-      const KvPlaces after = find(grid, first + kStepTokens, after_present);
+      const int32_t after = request(grid, first + kStepTokens);
       if (has_new) {
         step.patch_keys(new_token, shared.new_k, lane);
         present |= 1u << new_token;
@@ -242,9 +267,8 @@ struct SplitWork {
       if (has_new) step.patch_values(new_token, shared.new_v, lane);
       state.add(step);
       if (first < end) step.load_values(grid.cache.v, next.v, lane);
-      next = after;
       present = next_present;
-      next_present = after_present;
+      next = places(grid, after, first + kStepTokens, next_present);
     }
   }
 };

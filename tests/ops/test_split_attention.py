@@ -181,6 +181,19 @@ def test_a_line_has_the_same_bits_in_every_batch(device: str, q_heads: int, kv_h
         assert_same_bits(step.run(at), together[at.to(device)])
 
 
+@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(4, 2, 128), (10, 2, 64), (3, 1, 96), (24, 2, 128), (4, 2, 256)])
+def test_a_line_has_the_same_bits_in_one_run_and_in_several(device: str, q_heads: int, kv_heads: int, head_dim: int) -> None:
+    """Alone a line has a run for each of its splits; the more lines there are beside it, the fewer and longer its runs, at last one."""
+    lengths = [900, 1, 128, 129, 385, 640, 0, 700] + [500 + i for i in range(56)]
+    step = decode(device, lengths, q_heads, kv_heads, head_dim, normed=True)
+    step.q.mul_(4)  # weights of many sizes: a split's highest score is not the next one's
+    together = step.run()
+    for count in (1, 2, 3, 5, 8, 16, 33):
+        for first in (0, 2, 4, 5):
+            lines = torch.tensor([*range(first, min(first + count, 64))])
+            assert_same_bits(step.run(lines), together[lines.to(device)])
+
+
 # --- the workspace --------------------------------------------------------------------------------------------------------------------
 
 
