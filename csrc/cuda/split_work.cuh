@@ -192,14 +192,14 @@ struct SplitWork {
   // Copies of what turns and norms the vectors, 16 bytes a thread.
   __device__ void request_angles(const RopeParams& rope, Shared& shared) const {
     constexpr int kFloats = kHeadDim / 4, kNorms = kHeadDim / 8;  // copies
-    const int i = threadIdx.x;
-    const int64_t at = static_cast<int64_t>(line.position) * kHeadDim;
-    for (int j = i; j < 2 * kFloats; j += kSplitThreads) {
-      async_copy16(&shared.angles[0][4 * j], j < kFloats ? rope.cos + at + 4 * j : rope.sin + at + 4 * (j - kFloats), true);
-    }
-    if (i < 2 * kNorms) {
-      const void* norm = i < kNorms ? rope.q_norm : rope.k_norm;
-      if (norm != nullptr) async_copy16(&shared.norms[0][8 * i], static_cast<const Bf16*>(norm) + 8 * (i % kNorms), true);
+    static_assert(2 * kFloats <= kSplitThreads);
+    const int i = threadIdx.x, within = i % kFloats * 4;
+    const int64_t at = static_cast<int64_t>(line.position) * kHeadDim + within;
+    if (i < 2 * kFloats) async_copy16(&shared.angles[i / kFloats][within], (i < kFloats ? rope.cos : rope.sin) + at, true);
+    const void* norm = i < kNorms ? rope.q_norm : rope.k_norm;
+    if (i < 2 * kNorms && norm != nullptr) {
+      const int from = i % kNorms * kPack;
+      async_copy16(&shared.norms[i / kNorms][from], static_cast<const Bf16*>(norm) + from, true);
     }
     commit_copies();
   }
