@@ -14,7 +14,6 @@ namespace photon::cuda {
 namespace {
 
 constexpr int kQuad = 4;          // floats of one access
-constexpr int kBusyBlocks = 2;    // of a multiprocessor, which the runs of a step are to make
 constexpr int kMergedAtOnce = 4;  // splits in flight
 
 // Blocks of a multiprocessor: as many as have registers.
@@ -191,6 +190,12 @@ __global__ void __launch_bounds__(kSplitThreads, split_blocks(kHeadDim, kColumns
   attend_items<kHeadDim, kColumns>(p, grid, partials);
 }
 
+// How many blocks the runs of a step are to make: two a multiprocessor where the teams alone make about one, else one. While it has one of
+// this kernel's, the next kernel's block has room beside it, and those spread evenly.
+int64_t busy_blocks(int64_t teams, int64_t multiprocessors) {
+  return teams * 4 >= multiprocessors * 3 ? 2 * multiprocessors : multiprocessors;
+}
+
 // Splits that the longest past the cache can hold has: no more need blocks.
 int64_t splits_in(const FusedAttentionDecodeParams& p) {
   const int64_t needed = ceil_div(SplitCache::capacity_of(p.cache), kSplitUnit), most = most_splits(p.kv_heads);
@@ -214,7 +219,7 @@ int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
                        Divisor(p.kv_heads * tiles),
                        Divisor(tiles),
                        Divisor(most_splits(p.kv_heads)),
-                       static_cast<float>(p.kv_heads * tiles) / static_cast<float>(count * kBusyBlocks),
+                       static_cast<float>(p.kv_heads * tiles) / static_cast<float>(busy_blocks(teams, count)),
                        SplitCache(p.cache),
                        {static_cast<const Bf16*>(p.q), p.q_line_stride, p.q_head_stride},
                        {static_cast<const Bf16*>(p.k), p.k_line_stride, p.k_head_stride},

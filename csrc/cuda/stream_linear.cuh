@@ -3,11 +3,15 @@
 // A block owns a run of weight rows and takes them in tiles of 16 rows by 512 columns, which tensor copies bring into a ring in shared
 // memory; its eight warps request them by turns. They need nothing of the kernel before, so with a programmatic launch the ring is full
 // when that one ends. Each warp multiplies the same 64 of the 512 columns of every tile, with the weights as the left operand of the matrix
-// instruction and up to eight lines as the right one. At the end the eight partial sums meet in shared memory. Where the rows do not divide
-// well among the multiprocessors, a cluster of blocks shares them and splits the columns.
+// instruction and up to eight lines as the right one. At the end the eight partial sums meet in shared memory.
 //
-// A chain runs several of these kernels one after the other, each for two or three microseconds: their code must stay in the instruction
-// cache together. So loops are kept as loops, and what can be computed on the host is.
+// Blocks form clusters for two reasons. Where the rows do not divide well among the multiprocessors, two blocks take the same rows and half
+// of the columns each, and the second sends its sums to the first. And many lines may be dealt out to groups: their blocks take the same
+// rows, and each tile is read once for all of them.
+//
+// A chain runs several of these kernels one after the other, each for a few microseconds: their code must stay in the instruction cache
+// together, and between the wait and the last store every dependent instruction counts. So loops are kept as loops, what can be computed on
+// the host is, and addresses are computed before the wait.
 //
 // Which columns a warp adds, and in which order sums meet, depends on the weight's shape and on the device, never on the number of lines;
 // and a line is a column of its own in every instruction. So a line has the same bits alone and in any batch.
