@@ -5,7 +5,7 @@
 The stages are files that can be read and compared: benchmarks/ladder. Up to the graph they are the steps of "pegainfer (4): From
 Pre-allocation to Graph Replay", 14.63, 13.58 and 12.29 ms a token there (Qwen3-4B, bfloat16, RTX 5070 Ti). A stage that fails becomes an
 entry with its error, and the ladder goes on. Everything is timed before anything is traced, because a profiler slows what runs after it.
-`--fast-kernels` with `--dtype bfloat16` gives the last stage the kernels made for Hopper.
+With `--dtype bfloat16` the last stage has the kernels made for Hopper, where they run; `--no-fast-kernels` takes them away.
 """
 
 from __future__ import annotations

@@ -346,7 +346,7 @@ def norm_linear_into(
     fast: bool = False,
     early: bool = False,
 ) -> None:
-    """``out = rms_norm(x, norm_weight, eps) @ weight.T + bias``, with the bits of :func:`rms_norm_into` and :func:`linear_into`.
+    """``out = rms_norm(x, norm_weight, eps) @ weight.T + bias``. Without `fast`: the bits of :func:`rms_norm_into` and :func:`linear_into`.
 
     Args:
         out: [T, n], written.
@@ -356,8 +356,9 @@ def norm_linear_into(
         weight: [n, k].
         bias: [n], or None.
         extent: as in :func:`linear_into`.
-        fast: may use the kernels made for Hopper where dtype, device and shape allow, which sum in another order; a line's result never
-            depends on the other lines. On the CPU it changes nothing.
+        fast: up to 64 lines of bfloat16 run the kernels made for compute capability 9.0 and 10.0, where k is a multiple of 64 up to 16384,
+            and pointers and row strides are multiples of 16 bytes. They sum in another order and apply the norm's scale to the sum; a
+            line's result never depends on the other lines. Elsewhere, and for more lines, the portable kernel runs.
         early: a fast kernel may start while kernels before it in the stream still run, and read its weights (norm_weight, weight) and the
             extent: none of them may write these, back to and including the last one that was not itself launched early. A chain of such
             kernels hides their starts ("programmatic dependent launch", CUDA Programming Guide).
@@ -382,7 +383,7 @@ def linear_residual_(
     fast: bool = False,
     early: bool = False,
 ) -> None:
-    """``residual += x @ weight.T + bias``, with the bits of :func:`linear_into` and an addition: the product is rounded, then the sum.
+    """``residual += x @ weight.T + bias``: the product is rounded, then the sum. Without `fast`, it has the bits of :func:`linear_into`.
 
     Args:
         residual: [T, n], updated.
@@ -390,7 +391,7 @@ def linear_residual_(
         weight: [n, k].
         bias: [n], or None.
         extent: as in :func:`linear_into`.
-        fast, early: as in :func:`norm_linear_into`.
+        fast, early: as in :func:`norm_linear_into`; for `fast`, n is a multiple of 8.
     """
     _linear_residual(residual, x, weight, bias, extent, fast, early)
 
@@ -408,8 +409,8 @@ def norm_swiglu_into(
 ) -> None:
     """``out = silu(h @ gate.T) * (h @ up.T)`` where ``h = rms_norm(x, norm_weight, eps)``: the first half of a gated MLP.
 
-    The bits are those of :func:`rms_norm_into`, :func:`linear_into` and :func:`silu_mul_into`: h, gate and up are rounded to the dtype
-    (Shazeer, "GLU Variants Improve Transformer", 2020).
+    Without `fast`, the bits are those of :func:`rms_norm_into`, :func:`linear_into` and :func:`silu_mul_into`: h, gate and up are rounded
+    to the dtype (Shazeer, "GLU Variants Improve Transformer", 2020).
 
     Args:
         out: [T, intermediate], written.
@@ -546,10 +547,10 @@ def fused_attention_decode_into(
     Args, besides theirs:
         workspace: float32 [words], contiguous, at least :func:`attention_workspace_words` of this call's shapes. Its owner zeroes it once;
             then calls of all sizes share it, always as a whole, but never two at a time. What it holds between calls is the kernel's own.
-        fast: on GPUs of compute capability 9.0 and 10.0, bfloat16 with head_dim 64, 96, 128 or 256 and caches and outputs aligned to 16
-            bytes run a kernel that splits each row's past over many blocks ("Flash-Decoding", Dao et al., 2023). It sums in another order
-            than the portable kernel, one that depends on the line's own length and the shapes, never on the other lines. Everywhere else
-            `fast` changes nothing. It needs a workspace.
+        fast: on GPUs of compute capability 9.0 and 10.0, bfloat16 with head_dim 64, 96, 128 or 256, and pointers and strides that are
+            multiples of 16 bytes, run a kernel that splits a row's past over many blocks ("Flash-Decoding", Dao et al., 2023). It sums in
+            another order than the portable kernel, one that depends on the line's own length and the shapes, never on the other lines.
+            Everywhere else `fast` changes nothing. It needs a workspace.
         early: as in :func:`norm_linear_into`: the kernels before it, back to the last that was not early, must write nothing of this
             call's but q, k, v, out and the workspace, so neither decode_meta, nor page_table, nor earlier positions of the cache.
     """

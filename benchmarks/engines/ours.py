@@ -68,7 +68,8 @@ class OurEngine:
 
 
 def _mode(setup: Setup) -> str:
-    kernels = "fast" if setup.fast and setup.device == "cuda" and photon_ext.fast_kernels_run() else "portable"
+    runs = setup.dtype == "bfloat16" and setup.device == "cuda" and photon_ext.fast_kernels_run()
+    kernels = "fast" if setup.fast and runs else "portable"
     return f"{'spinning' if setup.spin else 'blocking'} waits, {kernels} kernels"
 
 

@@ -15,20 +15,14 @@ PHOTON_HOST_DEVICE constexpr int most_splits(int64_t kv_heads) {
   return static_cast<int>(even < kMinSplits ? kMinSplits : even > kMaxSplits ? kMaxSplits : even);
 }
 
-// Positions of every split but the last. It depends on the length alone, never on the other lines of the step.
-PHOTON_HOST_DEVICE constexpr int32_t split_tokens(int32_t length, int splits) {
-  const int32_t even = (length + splits - 1) / splits;
-  return even <= kSplitUnit ? kSplitUnit : (even + kSplitUnit - 1) / kSplitUnit * kSplitUnit;
-}
-
 // A workspace of W words begins with 4 * (W / 512) counters, one for the lines' tiles of query heads each, zero whenever no call runs;
 // the other words are partial results. Where the counters end depends on the workspace alone: calls of any size can share it.
 constexpr int64_t kWorkspaceUnit = 512, kUnitCounters = 4;
 
 PHOTON_HOST_DEVICE constexpr int64_t workspace_counters(int64_t words) { return words / kWorkspaceUnit * kUnitCounters; }
 
-// For each query head and split the sums of head_dim values, their maximum and their weight. The counters are far fewer than the
-// units.
+// For each query head and split the sums of head_dim values, their maximum and their weight. The counters are far fewer than
+// the units.
 constexpr int64_t attention_workspace_words(int64_t lines, int64_t q_heads, int64_t kv_heads, int64_t head_dim) {
   const int64_t partials = lines * q_heads * most_splits(kv_heads) * (head_dim + 2), room = kWorkspaceUnit - kUnitCounters;
   return (partials + room - 1) / room * kWorkspaceUnit;

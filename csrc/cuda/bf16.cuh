@@ -27,7 +27,4 @@ __device__ inline uint32_t times_bf16(uint32_t a, uint32_t b) {
   return bits;
 }
 
-__device__ inline float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
-__device__ inline float high_bf16(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
-
 }  // namespace photon::cuda

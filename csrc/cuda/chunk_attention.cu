@@ -150,6 +150,7 @@ __device__ void scan_run(const PagedAttentionParams& p, const WarpLengths& own, 
 template <typename Plan>
 __device__ void finish_rows(ChunkShared<Plan>& shared, const RowSoftmax<Plan>& state) {
   const int pair = threadIdx.x % 4 * 2;
+  __syncwarp();  // all lanes have read the queries
 #pragma unroll
   for (int f = 0; f < Plan::kFragments; ++f) {
 #pragma unroll

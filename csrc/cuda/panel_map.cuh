@@ -1,4 +1,5 @@
-// A weight as tensor copies see it: panels of 8 rows by 512 columns, each brought into shared memory by one instruction.
+// A matrix as tensor copies see it, a weight or many lines: panels of 8 rows by 512 columns, each brought into shared memory by one
+// instruction.
 //
 // In shared memory a panel is 8 blocks of 64 columns, a block 8 rows of 128 bytes, and the 16-byte vector v of row r lies at v ^ r, so that
 // loads down a column of vectors meet all banks. What lies outside of the weight arrives as zeros.
@@ -28,6 +29,7 @@ inline int make_panel_map(PanelMap& panels, const void* weight, int64_t rows, in
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result;
     const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+    if (error != cudaSuccess) cudaGetLastError();  // or the next launch would find it
     return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(found) : nullptr;
   }();
   if (encode == nullptr) return cudaErrorNotSupported;

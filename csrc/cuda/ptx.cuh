@@ -51,13 +51,7 @@ __device__ inline const T* computed_now(const T* pointer) {
 
 // --- loads past L1, of what other kernels of the chain wrote: this block's L1 may hold what was there before ---------------------------
 
-__device__ inline uint4 load_fresh(const uint4* pointer) {
-  uint4 v;
-  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(pointer) : "memory");
-  return v;
-}
-
-// The same, or zeros where not `valid`: without a branch, so that many loads follow each other closely.
+// Zeros where not `valid`: without a branch, so that many loads follow each other closely.
 __device__ inline uint4 load_fresh_if(bool valid, const uint4* pointer) {
   uint4 v;
   asm volatile(
@@ -214,13 +208,6 @@ __device__ inline void load_matrices_transposed(uint32_t (&registers)[4], const 
                : "=r"(registers[0]), "=r"(registers[1]), "=r"(registers[2]), "=r"(registers[3])
                : "r"(shared_address(row))
                : "memory");
-}
-
-// An 8 x 8 matrix of 16-bit elements, lane (g, t) holding elements (g, 2t..2t+1), becomes (2t..2t+1, g).
-__device__ inline uint32_t transpose_matrix(uint32_t pair) {
-  uint32_t transposed;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(pair));
-  return transposed;
 }
 
 // --- maths ---------------------------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ struct LineCut {
  private:
   __device__ static int divide_up(unsigned a, unsigned b) { return static_cast<int>((a + b - 1) / b); }
 
-  // split_tokens() of common/kv_split.h.
+  // Positions of every split but the last. It depends on the length alone, never on the other lines of the step.
   __device__ static int split_tokens_of(const SplitGrid& grid, int32_t length) {
     const unsigned even = grid.splits.divides(length + grid.splits.of - 1), unit = kSplitUnit;
     return static_cast<int>(even <= unit ? unit : (even + unit - 1) / unit * unit);

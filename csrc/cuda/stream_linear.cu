@@ -211,11 +211,14 @@ Params common_params(const OpParams& op, int64_t n, int64_t k) {
   return p;
 }
 
+// Of rows that lie apart, and near enough for offsets of a few lines in 32 bits.
+bool is_stride(int64_t stride) { return stride > 0 && stride <= INT32_MAX / kLineTile; }
+
 template <typename OpParams>
 bool fits(const OpParams& p, int64_t n, int64_t k, int64_t weight_stride) {
   return p.fast && p.dtype == DType::kBF16 && p.lines > 0 && p.lines <= kMaxLines && n > 0 && k > 0 && k <= kMaxColumns &&
-         k % kBlockColumns == 0 && 2 * n < INT32_MAX - 16 && is_vector_aligned(p.x) && is_vector_aligned(p.weight) &&
-         are_whole_vectors(p.dtype, p.x_stride, weight_stride) && fast_kernels_run();
+         k % kBlockColumns == 0 && 2 * n < INT32_MAX - 16 && is_stride(p.x_stride) && is_stride(weight_stride) && is_vector_aligned(p.x) &&
+         is_vector_aligned(p.weight) && are_whole_vectors(p.dtype, p.x_stride, weight_stride) && fast_kernels_run();
 }
 
 }  // namespace
@@ -223,15 +226,18 @@ bool fits(const OpParams& p, int64_t n, int64_t k, int64_t weight_stride) {
 
 bool has_fast_kernels() { return fast_kernels_run(); }
 
-bool streams(const NormLinearParams& p) { return stream_linear::fits(p, p.n, p.k, p.weight_stride) && is_vector_aligned(p.norm_weight); }
+bool streams(const NormLinearParams& p) {
+  return stream_linear::fits(p, p.n, p.k, p.weight_stride) && stream_linear::is_stride(p.out_stride) && is_vector_aligned(p.norm_weight);
+}
 
 bool streams(const LinearResidualParams& p) {
-  return stream_linear::fits(p, p.n, p.k, p.weight_stride) && p.n % kPanelRows == 0 && is_vector_aligned(p.residual) &&
-         are_whole_vectors(p.dtype, p.residual_stride);
+  return stream_linear::fits(p, p.n, p.k, p.weight_stride) && stream_linear::is_stride(p.residual_stride) && p.n % kPanelRows == 0 &&
+         is_vector_aligned(p.residual) && are_whole_vectors(p.dtype, p.residual_stride);
 }
 
 bool streams(const NormSwigluParams& p) {
-  return stream_linear::fits(p, p.intermediate, p.hidden, p.hidden) && is_vector_aligned(p.norm_weight);
+  return stream_linear::fits(p, p.intermediate, p.hidden, p.hidden) && stream_linear::is_stride(p.out_stride) &&
+         is_vector_aligned(p.norm_weight);
 }
 
 int stream_norm_linear(const NormLinearParams& op, void* stream) {

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from photon_ext.runtime.step import StepTensors
 
 GEMM_LINES = 32  # eager CUDA steps of more lines than this multiply through torch (cuBLAS)
+FAST_LINES = 64  # the fast kernels of the linears take no more
 
 
 class Decoder:
@@ -53,7 +54,8 @@ class Decoder:
 
         `gemm_lines`: on CUDA, steps of more lines that are not being captured multiply through torch, which is fast but sums in an
         order that depends on T; None: never, so that a row's result depends on its own tokens alone.
-        `fast`: use the fused ops with their fast kernels, see photon_ext.ops; a row's result still depends on its own tokens alone.
+        `fast`: use the fused ops with their fast kernels, see photon_ext.ops; a row's result still depends on its own tokens alone. Those
+        of the linears take up to 64 rows: where `max_segments` is more, steps of every size use the portable ones, which sum differently.
         Raises ConfigError for a size that is not positive, or a `max_len` beyond what the model was trained for.
         """
         sizes = {
@@ -74,7 +76,7 @@ class Decoder:
         self.max_lines, self.max_segments, self.max_len = max_lines, max_segments, max_len
         self.page_size, self.num_pages = page_size, num_pages
         self._gemm_lines = gemm_lines
-        self._fast = fast
+        self._fast, self._fast_linears = fast, fast and max_segments <= FAST_LINES
         self._scale = config.head_dim**-0.5
         self._cos, self._sin = rope_tables(config, max_len, weights.device)
         self._kv = allocate_kv_pool(config, num_pages, page_size, weights.dtype, weights.device)
@@ -148,14 +150,14 @@ class Decoder:
         Each starts early: none writes a weight, and what else they read ahead (extent, decode_meta, page table, old keys and values) was
         complete when the embedding began, which starts no earlier than the head of the step has ended.
         """
-        eps, residual = self.config.rms_eps, buffers.residual
+        eps, residual, fast = self.config.rms_eps, buffers.residual, self._fast_linears
         for index, layer in enumerate(self.weights.layers):
-            ops.norm_linear_into(buffers.qkv, residual, layer.input_norm, eps, *layer.qkv, extent, fast=True, early=True)
+            ops.norm_linear_into(buffers.qkv, residual, layer.input_norm, eps, *layer.qkv, extent, fast=fast, early=fast)
             self._attend_fused(index, layer, step, buffers)
-            ops.linear_residual_(residual, buffers.attention, *layer.o, extent, fast=True, early=True)
-            ops.norm_swiglu_into(buffers.act, residual, layer.post_norm, eps, *layer.gate_up, extent, fast=True, early=True)
-            ops.linear_residual_(residual, buffers.act, *layer.down, extent, fast=True, early=True)
-        ops.norm_linear_into(buffers.logits, residual, self.weights.final_norm, eps, *self._head, step.extent[1:2], fast=True, early=True)
+            ops.linear_residual_(residual, buffers.attention, *layer.o, extent, fast=fast, early=fast)
+            ops.norm_swiglu_into(buffers.act, residual, layer.post_norm, eps, *layer.gate_up, extent, fast=fast, early=fast)
+            ops.linear_residual_(residual, buffers.act, *layer.down, extent, fast=fast, early=fast)
+        ops.norm_linear_into(buffers.logits, residual, self.weights.final_norm, eps, *self._head, step.extent[1:2], fast=fast, early=fast)
 
     def _heads(self, buffers: Activations) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k, v as views of `buffers.qkv`, and `buffers.attention`: [T, heads, D] each."""

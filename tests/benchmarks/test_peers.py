@@ -172,7 +172,7 @@ def test_a_worker_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
 
 def test_a_failed_peer_fails_the_run_and_not_the_others(tmp_path: Path) -> None:
     options = {"load_format": "auto", "spin": False, "fast_kernels": False, "timeout": 60.0}
-    args = Namespace(python=[], batches=[1, 2], new_tokens=16, dtype="float32", **options)
+    args = Namespace(python=[], batches=[1, 2], new_tokens=16, dtype="float32", device="cpu", **options)
     result = ResultFile("peers", args, tmp_path / "p.json")
     line = {"batch": 1, "ms_per_step": 2.0, "ms_spread": [1.0, 3.0], "samples": 3, "tokens": [[1] * 16], "seconds": 1.0}
     model = peers.Model("tiny", SHAPES["tiny"], tmp_path, 1000)

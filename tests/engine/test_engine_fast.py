@@ -11,6 +11,8 @@ from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.loader import load_model
 from photon_ext.models.weights import random_weights
 from photon_ext.sampling import SamplingParams
+from photon_ext.scheduling import options
+from photon_ext.scheduling.options import choose_kernels
 from tests.engine.test_engine_models import (
     TEXTS,
     prompt_of,
@@ -68,3 +70,16 @@ def test_smollm2_leaves_the_tokens_of_float32_only_at_near_ties(
     record_property("tokens_that_are_not_float32's", others)
     assert worst < NEAR_TIE, f"{others} of {NEW * len(prompts)} tokens are not float32's first choice, one by {worst:.2f}"
     assert others < 0.1 * NEW * len(prompts)
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_choice_of_kernels_is_kept(chosen: bool) -> None:
+    assert choose_kernels(chosen, "cpu", torch.float32) == choose_kernels(chosen, "cuda:0", torch.bfloat16) == chosen
+
+
+def test_without_a_choice_the_fast_kernels_run_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "fast_kernels_run", lambda: True)
+    assert choose_kernels(None, "cuda:0", torch.bfloat16)
+    assert not any(choose_kernels(None, *other) for other in (("cuda", torch.float32), ("cuda", torch.float16), ("cpu", torch.bfloat16)))
+    monkeypatch.setattr(options, "fast_kernels_run", lambda: False)
+    assert not choose_kernels(None, "cuda", torch.bfloat16)

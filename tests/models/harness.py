@@ -37,7 +37,8 @@ class Harness:
         self.device = weights.device
         pages_per_row = -(-max_len // page_size)
         num_pages = 1 + rows * pages_per_row
-        self.decoder = Decoder(config, weights, 64, 2 * rows, max_len, page_size, num_pages, gemm_lines, fast)
+        lines, segments = max(64, rows), max(rows, min(2 * rows, 64))
+        self.decoder = Decoder(config, weights, lines, segments, max_len, page_size, num_pages, gemm_lines, fast)
         order = 1 + torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(7))
         self.page_table = torch.zeros(rows + 1, pages_per_row, dtype=torch.int32)
         self.page_table[1:] = order.view(rows, pages_per_row)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from photon_ext.models.config import Family, ModelConfig
+from photon_ext.models.decoder import FAST_LINES
 from photon_ext.models.weights import DecoderWeights, empty_weights, random_weights, weight_slots
 from tests.models.harness import Chunk, Harness
 
@@ -87,3 +88,13 @@ def test_steps_repeat_to_the_bit(device: str) -> None:
     decoder = harness("qwen3-4-2-128", device, torch.bfloat16, fast=True)
     first = next_logits(decoder)
     assert all(torch.equal(next_logits(decoder), first) for _ in range(3))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_with_more_rows_than_the_fast_linears_take_a_row_still_has_the_same_bits(device: str) -> None:
+    rows = FAST_LINES + 2
+    decoder = harness("qwen3-4-2-128", device, torch.bfloat16, fast=True, rows=rows)
+    for row in range(rows):
+        decoder.prefill([Chunk(row + 1, 0, PROMPT)])
+    alone, together = decoder.decode([1], [len(PROMPT)], [7]), decoder.decode([*range(1, rows + 1)], [len(PROMPT)] * rows, [7] * rows)
+    assert all(torch.equal(line, alone[0]) for line in together)

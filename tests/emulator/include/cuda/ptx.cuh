@@ -31,7 +31,6 @@ inline const T* computed_now(const T* pointer) {
 
 // --- loads past L1: the host's caches are coherent ----------------------------------------------------------------------------------
 
-inline uint4 load_fresh(const uint4* pointer) { return *pointer; }
 inline uint4 load_fresh_if(bool valid, const uint4* pointer) { return valid ? *pointer : uint4{0, 0, 0, 0}; }
 inline int32_t load_fresh(const int32_t* pointer) { return *pointer; }
 
@@ -105,12 +104,6 @@ inline void load_matrices(uint32_t (&registers)[4], const void* row, Site site =
 
 inline void load_matrices_transposed(uint32_t (&registers)[4], const void* row, Site site = emulator::here()) {
   emulator::load_matrices(registers, row, true, site);
-}
-
-inline uint32_t transpose_matrix(uint32_t pair, Site site = emulator::here()) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, source = t * 8 + g / 2;
-  const uint32_t first = __shfl_sync(~0u, pair, source, 32, site), second = __shfl_sync(~0u, pair, source + 4, 32, site);
-  return g % 2 == 0 ? (first & 0xffffu) | second << 16 : first >> 16 | (second & 0xffff0000u);
 }
 
 // --- maths ---------------------------------------------------------------------------------------------------------------------------
