@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import photon_ext
 from tests.conftest import ROOT
 
@@ -42,11 +40,10 @@ def test_the_cuda_kernels_pass_the_tests_of_the_ops_in_a_random_order(emulated: 
     assert int(done.stdout.rsplit(" passed", 1)[0].split()[-1]) > 500
 
 
-@pytest.mark.parametrize("multiprocessors", [3, 6, 8])
-def test_fused_linears_on_other_multiprocessors(emulated: Path, multiprocessors: int) -> None:
-    """Fewer than a cluster has blocks; two passes of an exchange, by one cluster; two clusters that split and group."""
+def test_fused_linears_on_six_multiprocessors(emulated: Path) -> None:
+    """Two passes of an exchange, by one cluster. `make test-emulated` has other numbers."""
     chosen = "(any_number and 1088) or not_finite or (around_the_groups and 1088)"
-    variables = {"PHOTON_EMULATOR_SEED": "1", "PHOTON_EMULATOR_MULTIPROCESSORS": str(multiprocessors)}
+    variables = {"PHOTON_EMULATOR_SEED": "1", "PHOTON_EMULATOR_MULTIPROCESSORS": "6"}
     done = run(emulated / "_ops.abi3.so", *PYTEST, "tests/ops/test_fused_linear.py", "-k", chosen, **variables)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
 
