@@ -1,8 +1,8 @@
-// A matrix as tensor copies see it, a weight or many lines: panels of 8 rows by 512 columns, each brought into shared memory by one
-// instruction.
+// A matrix as tensor copies see it, a weight or many lines: panels of 8 rows by some blocks of 64 columns, each brought into shared memory
+// by one instruction.
 //
-// In shared memory a panel is 8 blocks of 64 columns, a block 8 rows of 128 bytes, and the 16-byte vector v of row r lies at v ^ r, so that
-// loads down a column of vectors meet all banks. What lies outside of the weight arrives as zeros.
+// In shared memory a panel is its blocks one after the other, a block 8 rows of 128 bytes, and the 16-byte vector v of row r lies at v ^ r,
+// so that loads down a column of vectors meet all banks. What lies outside of the matrix arrives as zeros.
 #pragma once
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -11,10 +11,8 @@
 
 namespace photon::cuda {
 
-constexpr int kPanelRows = 8, kPanelBlocks = 8, kBlockColumns = 64;
-constexpr int kPanelColumns = kPanelBlocks * kBlockColumns;
+constexpr int kPanelRows = 8, kBlockColumns = 64;
 constexpr int kBlockBytes = kPanelRows * kBlockColumns * 2;
-constexpr int kPanelBytes = kPanelBlocks * kBlockBytes;
 constexpr int kPanelAlignment = 1024;  // in shared memory
 
 // A kernel parameter, __grid_constant__.
@@ -22,8 +20,10 @@ struct PanelMap {
   CUtensorMap map;
 };
 
-// Of a weight of bfloat16 [rows, k], k a multiple of 64, whose address and row stride (in elements) are of whole 16-byte vectors.
-inline int make_panel_map(PanelMap& panels, const void* weight, int64_t rows, int64_t k, int64_t stride) {
+// Panels of `blocks` blocks, of a matrix of bfloat16 [rows, k], k a multiple of 64, whose address and row stride (in elements) are of whole
+// 16-byte vectors.
+inline int make_panel_map(PanelMap& panels, int blocks, const void* matrix, int64_t rows, int64_t k, int64_t stride,
+                          int panel_rows = kPanelRows) {
   using Encode = decltype(&cuTensorMapEncodeTiled);
   static const Encode encode = [] {
     void* found = nullptr;
@@ -35,14 +35,14 @@ inline int make_panel_map(PanelMap& panels, const void* weight, int64_t rows, in
   if (encode == nullptr) return cudaErrorNotSupported;
   const cuuint64_t sizes[] = {kBlockColumns, static_cast<cuuint64_t>(rows), static_cast<cuuint64_t>(k / kBlockColumns)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(stride) * 2, kBlockColumns * 2};  // bytes; of rows and of blocks
-  const cuuint32_t box[] = {kBlockColumns, kPanelRows, kPanelBlocks}, steps[] = {1, 1, 1};
-  const CUresult result = encode(&panels.map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(weight), sizes, strides, box, steps,
+  const cuuint32_t box[] = {kBlockColumns, static_cast<cuuint32_t>(panel_rows), static_cast<cuuint32_t>(blocks)}, steps[] = {1, 1, 1};
+  const CUresult result = encode(&panels.map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(matrix), sizes, strides, box, steps,
                                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// One thread: starts the copy of the panel that begins at `row` and at column 64 * `block`; kPanelBytes count towards `barrier`.
+// One thread: starts the copy of the panel that begins at `row` and at column 64 * `block`; all its bytes count towards `barrier`.
 __device__ inline void copy_panel(void* shared, const PanelMap& panels, int row, int block, Barrier* barrier, uint64_t policy) {
   tensor_copy(shared, &panels.map, {0, row, block}, barrier, policy);
 }

@@ -124,6 +124,13 @@ __device__ inline void sync_threads(int number, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
+// What this thread wrote to shared memory is seen by copies and by instructions of a warpgroup that are started after it; by other threads,
+// after a barrier.
+__device__ inline void fence_async_shared() { PHOTON_HOPPER(asm volatile("fence.proxy.async.shared::cta;" :: : "memory")); }
+
+// What this thread knows others to have written to global memory is seen by copies that it starts after it.
+__device__ inline void fence_async_global() { PHOTON_HOPPER(asm volatile("fence.proxy.async.global;" :: : "memory")); }
+
 // --- copies into shared memory -------------------------------------------------------------------------------------------------------
 
 // How L2 treats what a copy brings: weights are read once a step, so they make room first.

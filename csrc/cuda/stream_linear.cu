@@ -1,177 +1,143 @@
-// stream_linear: the kernel, and its launches by op, number of lines and shape.
-#include "cuda/stream_linear.cuh"
+// stream_linear: the kernels, and their launches by op, number of lines and shape.
+#include "cuda/stream_linear.h"
 
 #include <algorithm>
 
-#include "cuda/dot.cuh"
-#include "cuda/stream_epilogue.cuh"
-#include "cuda/stream_linear.h"
+#include "cuda/stream_narrow.cuh"
+#include "cuda/stream_wide.cuh"
 
 namespace photon::cuda {
 namespace stream_linear {
 namespace {
 
-// Where a block's barriers are. The first threads make them ready.
-struct Barriers {
-  Barrier *full, *empty, *x_full, *x_empty, *arrived;
+constexpr int kNarrowResidents = 2;  // the next kernel's ring fills while this one works
 
-  __device__ explicit Barriers(unsigned char* at)
-      : full(reinterpret_cast<Barrier*>(at)),
-        empty(full + kMaxStages),
-        x_full(empty + kMaxStages),
-        x_empty(x_full + kMaxXStages),
-        arrived(x_empty + kMaxXStages) {}
-
-  template <typename Size>
-  __device__ void init(const Params& p) const {
-    const int i = threadIdx.x;
-    if (i < p.stages) {
-      init_barrier(&full[i], 1);
-      init_barrier(&empty[i], kWarps * groups_of<Size>(p));
-    }
-    if (i < Size::kXStages) {
-      init_barrier(&x_full[i], 1);
-      init_barrier(&x_empty[i], kWarps);
-    }
-    if (i == 0) init_barrier(arrived, 1);
-    if (i < kWarpSize) fence_barriers();
-  }
-};
-
-// What comes before the first copy of a weight. The gains are on their way when this returns.
-template <typename Size, bool kNormalizes>
-__device__ void begin_block(const Params& p, const SharedLayout& at, const Barriers& barriers, const Share& share) {
-  if (threadIdx.x == 0) {
-    prefetch_panel_map(p.weight[share.part]);
-    if (Size::kXStages > 0) prefetch_panel_map(p.lines_map);
-  }
-  barriers.init<Size>(p);
-  __syncthreads();
-  if (p.split * groups_of<Size>(p) > 1) {
-    enter_cluster();
-    meet_cluster();
-  }
-  if constexpr (kNormalizes) {
-#pragma unroll 1
-    for (int i = threadIdx.x; i < p.k / 8; i += kThreads) {
-      async_copy16(dynamic_shared() + at.gain + i * 16, p.gain + i * 8, true);
-    }
-    commit_copies();
-  }
+template <typename Size, Epilogue kEpilogue>
+__global__ void __launch_bounds__(narrow::kThreads, kNarrowResidents) narrow_kernel(const __grid_constant__ Params p) {
+  if constexpr (kHopperCode) narrow::run_block<Size, kEpilogue>(p);
 }
 
-template <typename Size, Epilogue kEpilogue, bool kNormalizes>
-__device__ void stream_block(const Params& p) {
-  let_next_start();
-  // Like the weights, the extent is from before the wait: loads of x that depended on another load there would take twice as long.
-  const int extent = p.extent != nullptr ? load_fresh(p.extent) : p.lines;
-  unsigned char* shared = dynamic_shared();
-  const Share share = block_share<Size, kEpilogue>(p);
-  const SharedLayout at(p.stages * p.stage_bytes, Size::kXBytes, Size::kLines, Size::kTiles, p.split > 1 ? p.most_tiles : 0, p.k,
-                        kNormalizes, kEpilogue == Epilogue::kResidual);
-  const Barriers barriers(shared + at.barriers);
-  const Ring ring{shared + at.ring, barriers.full, barriers.empty, p.stages, p.stage_bytes};
-  Filler<Size, kEpilogue> filler(p, share, ring);
-  begin_block<Size, kNormalizes>(p, at, barriers, share);
-
-  // A step without live lines reads no weights, and some blocks have no rows. They wait all the same: to the next kernel this one's end
-  // means that all before have ended.
-  const int lines = min(extent, p.lines), active = min(lines - share.first_line, Size::kLines);
-  if (lines <= 0 || share.tiles == 0) {
-    wait_copies<0>();
-    return wait_for_earlier();
-  }
-  filler.fill();
-  if (p.split > 1 && share.part == 0 && threadIdx.x == 0) {
-    arrive_expecting(barriers.arrived, share.tiles * kTileRows * max(active, 0) * static_cast<int>(sizeof(float)));
-  }
-  Multiplier<Size, kNormalizes> multiplier(p, share, ring, shared + at.gain, active);
-  const Finish<Size, kEpilogue, kNormalizes> finish{p, share, at, shared, barriers.arrived, static_cast<int>(threadIdx.x), active};
-  XChunk<Size> x[Size::kAhead];
-  Pass pass = pass_from(p, share, 0);
-  const int passes = (share.tiles + p.pass_tiles - 1) / p.pass_tiles;
-  XRing<Size> x_ring{p, share, shared + at.x_ring, barriers.x_full, barriers.x_empty, passes * share.chunks};
-  wait_copies<0>();
-  __syncthreads();  // all gains are there
-  wait_for_earlier();
-  multiplier.start(x);
-  if (Size::kXStages > 0) x_ring.fill();
-
-#pragma unroll 1
-  while (true) {
-    if constexpr (kEpilogue == Epilogue::kResidual) {
-      if (pass.first > 0) __syncthreads();  // the residuals of the pass before have been read
-      finish.fetch_residual(pass);
-    }
-    multiplier.run(x, x_ring, pass, filler);
-    const bool is_last = pass.first + pass.tiles >= share.tiles;
-    if (is_last && groups_of<Size>(p) > 1) leave_cluster();
-    finish.run(multiplier, pass);
-    if (is_last) break;
-    pass = pass_from(p, share, pass.first + p.pass_tiles);
-    multiplier.start(x);
-  }
-  if (groups_of<Size>(p) > 1) meet_cluster();  // neighbours arrive at this block's barriers until they have read all tiles
-}
-
-template <typename Size, Epilogue kEpilogue, bool kNormalizes>
-__global__ void __launch_bounds__(kThreads, Size::kResidents) stream_kernel(const __grid_constant__ Params p) {
-  if constexpr (kHopperCode) stream_block<Size, kEpilogue, kNormalizes>(p);
+template <typename Size, Epilogue kEpilogue>
+__global__ void __launch_bounds__(wide::kThreads, Size::kResidents) wide_kernel(const __grid_constant__ Params p) {
+  if constexpr (kHopperCode) wide::run_block<Size, kEpilogue>(p);
 }
 
 constexpr int64_t kMaxLines = 64;
 constexpr int64_t kMaxColumns = 16384;                               // the gain lies in shared memory
 constexpr int kSharedOfTwo = 113 * 1024, kSharedOfOne = 227 * 1024;  // bytes a block may have, where a multiprocessor holds two or one
-constexpr int kMaxSplitPanels = 6;                                   // of a pair of blocks: what they exchange lies in shared memory
-constexpr double kWorthSplitting = 1.1;
-constexpr int64_t kFewSteps = 8;   // tiles of a block
-constexpr int64_t kFewChunks = 2;  // of a block that has half a tile of each
-// Two groups of lines make of two pairs one cluster. Of three pairs too, on six multiprocessors, of which four are used then.
-constexpr int kMaxPeerTiles = 3 * kMaxSplitPanels / kTilePanels<Epilogue::kResidual>;
+constexpr int kMaxSplitPanels = 8;                                   // of a pair of blocks: what they exchange lies in shared memory
+constexpr double kWorthSplitting = 0.9;
+constexpr int kLeastWeights = 20 * 1024;  // bytes of a warpgroup's ring of weights, before x gets the rest
+
+constexpr int shared_room(int residents) { return residents > 1 ? kSharedOfTwo : kSharedOfOne; }
 
 // The share of the multiprocessors' time that is used if `groups` of them divide `panels`.
 double balance(int64_t panels, int64_t groups) { return static_cast<double>(panels) / (groups * ceil_div(panels, groups)); }
 
-// Two parts of the columns, where that divides the rows better, or where a block would have one panel, which is half a tile, and many
-// chunks. It depends on the shape and the device alone, and each part has a chunk.
+// Two parts of the columns, unless that divides the rows worse: of many lines, a block of half the columns reads half as much. It depends
+// on the shape and the device alone, and each part has a chunk.
 int choose_split(int64_t n, int64_t k, int multiprocessors) {
   const int64_t panels = ceil_div(n, kPanelRows), pairs = multiprocessors / 2;
   if (pairs == 0 || k < 2 * kChunk || ceil_div(panels, pairs) > kMaxSplitPanels) return 1;
-  if (panels <= multiprocessors && k > kFewChunks * kChunk) return 2;
-  return balance(panels, pairs) > kWorthSplitting * balance(panels, multiprocessors) ? 2 : 1;
+  return balance(panels, pairs) >= kWorthSplitting * balance(panels, multiprocessors) ? 2 : 1;
 }
 
-// The bytes that a ring has at least.
-template <typename Size, bool kNormalizes, bool kAdds>
-constexpr int kRingRoom =
-    (Size::kResidents > 1 ? kSharedOfTwo : kSharedOfOne) -
-    SharedLayout(0, Size::kXBytes, Size::kLines, Size::kTiles, kAdds ? kMaxPeerTiles : 0, kMaxColumns, kNormalizes, kAdds).end;
+// Deals the rows out to blocks; returns how many of them there are.
+template <Epilogue kEpilogue>
+int deal_rows(Params& p, int multiprocessors) {
+  const int64_t panels = ceil_div(p.n, kPanelRows);
+  const int row_blocks = std::max(multiprocessors / p.split, 1);
+  p.panels_each = static_cast<int>(panels / row_blocks);
+  p.panels_extra = static_cast<int>(panels % row_blocks);
+  p.most_tiles = static_cast<int>(ceil_div(ceil_div(panels, row_blocks), kTilePanels<kEpilogue>));
+  return row_blocks * p.split;
+}
+
+// `room` bytes of shared memory beside what a layout takes besides the ring.
+int fit_stages(const Params& p, int room) { return std::min(room / p.stage_bytes, kMaxStages); }
+
+// The size of the parts, if `all` are done in as few passes as can be, of at most `most` each.
+int even_passes(int all, int most) { return static_cast<int>(ceil_div(all, ceil_div(all, most))); }
 
 template <typename Size, Epilogue kEpilogue>
-int launch_size(Params p, int multiprocessors, bool early, void* stream) {
-  p.groups = static_cast<int>(ceil_div(p.lines, Size::kLines));
-  const int clusters = std::max(multiprocessors / (p.split * p.groups), 1);
-  constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual, kAdds = kEpilogue == Epilogue::kResidual;
-  static_assert(kRingRoom<Size, kNormalizes, kAdds> >= 2 * 2 * kPanelBytes, "a stage is filled while the one after it is read");
-  static_assert(Size::kXStages != 1 && Size::kXStages <= kMaxXStages, "the same for x; and the barriers there are");
-  const int64_t panels = ceil_div(p.n, kPanelRows), most_panels = ceil_div(panels, clusters),
-                tiles = ceil_div(most_panels, kTilePanels<kEpilogue>);
-  p.most_tiles = static_cast<int>(tiles);
-  const auto shared_bytes = [&](int ring_bytes) {
-    return SharedLayout(ring_bytes, Size::kXBytes, Size::kLines, Size::kTiles, p.split > 1 ? p.most_tiles : 0, p.k, kNormalizes, kAdds).end;
-  };
-  p.stage_bytes = kTilePanels<kEpilogue> > most_panels ? kPanelBytes : 2 * kPanelBytes;
-  const int most_stages = ((Size::kResidents > 1 ? kSharedOfTwo : kSharedOfOne) - shared_bytes(0)) / p.stage_bytes;
-  p.stages = std::min(most_stages, kMaxStages);
-  p.panels_each = static_cast<int>(panels / clusters);
-  p.panels_extra = static_cast<int>(panels % clusters);
-  p.pass_tiles = static_cast<int>(ceil_div(tiles, ceil_div(tiles, Size::kTiles)));
-  LaunchShape shape{clusters * p.split * p.groups, kThreads};
-  // Where two fit, no third block of any kind does: what runs before and after spreads evenly.
-  shape.shared_bytes = Size::kResidents > 1 ? kSharedOfTwo : shared_bytes(p.stages * p.stage_bytes);
-  shape.cluster = static_cast<unsigned>(p.split * p.groups);
+int launch_narrow(Params p, int blocks, bool early, void* stream) {
+  constexpr bool kAdds = kEpilogue == Epilogue::kResidual;
+  constexpr int kMostPeerTiles = kMaxSplitPanels / kTilePanels<Epilogue::kResidual>;
+  constexpr int kLeast = narrow::Layout(0, Size::kTiles, kAdds ? kMostPeerTiles : 0, kMaxColumns, !kAdds, kAdds).end;
+  static_assert(kSharedOfTwo - kLeast >= 2 * 2 * narrow::kPanelBytes, "a stage is filled while the one after it is read");
+  p.pass_tiles = even_passes(p.most_tiles, Size::kTiles);
+  const bool has_half_tiles = p.panels_each + (p.panels_extra > 0 ? 1 : 0) < kTilePanels<kEpilogue>;
+  p.stage_bytes = has_half_tiles ? narrow::kPanelBytes : 2 * narrow::kPanelBytes;
+  const narrow::Layout rest(0, Size::kTiles, p.split > 1 ? p.most_tiles : 0, p.k, !kAdds, kAdds);
+  p.stages = fit_stages(p, kSharedOfTwo - rest.end);
+  LaunchShape shape{blocks, narrow::kThreads};
+  // No third block of any kind fits: what runs before and after spreads evenly.
+  shape.shared_bytes = kSharedOfTwo;
+  shape.cluster = static_cast<unsigned>(p.split);
   shape.early = early;
-  return launch(stream_kernel<Size, kEpilogue, kNormalizes>, shape, stream, p);
+  return launch(narrow_kernel<Size, kEpilogue>, shape, stream, p);
+}
+
+// Tiles of a slab; the last one of a block may have fewer.
+int even_slab(int tiles) { return even_passes(tiles, wide::kSlabTiles); }
+
+template <typename Size, Epilogue kEpilogue>
+int launch_wide(Params p, int blocks, bool early, void* stream) {
+  constexpr bool kAdds = kEpilogue == Epilogue::kResidual;
+  constexpr int kRoom = shared_room(Size::kResidents);
+  using Layout = wide::Layout<Size>;
+  static_assert(Size::kPartialBytes >= wide::kSlabBytes / 2, "an instruction reads what lies behind the last stage");
+  if (const int error = make_panel_map(p.lines_map, wide::kStepSlices, p.x, p.lines, p.k, p.x_stride, Size::kLines)) return error;
+  p.slab_tiles = even_slab(p.most_tiles);
+  p.pass_tiles = even_passes(static_cast<int>(ceil_div(p.most_tiles, p.slab_tiles)), Size::kSlabs);
+  p.stage_bytes = p.slab_tiles * wide::kTileBytes;
+  const int room = (kRoom - Layout(0, 0, p.split > 1 ? p.most_tiles : 0, p.k, !kAdds, kAdds).end) / wide::kGroups;
+  const int steps = static_cast<int>(ceil_div(p.k_each, kChunk)) * wide::kChunkSteps;
+  const int items = p.pass_tiles * steps, few = std::min(items, std::max(2, kLeastWeights / p.stage_bytes));
+  p.x_stages = std::max(std::min({steps, wide::kMaxXStages, (room - few * p.stage_bytes) / Size::kXBytes}), 2);
+  p.stages = fit_stages(p, room - p.x_stages * Size::kXBytes);
+  LaunchShape shape{blocks, wide::kThreads};
+  shape.shared_bytes = kRoom;
+  shape.cluster = static_cast<unsigned>(p.split);
+  shape.early = early;
+  return launch(wide_kernel<Size, kEpilogue>, shape, stream, p);
+}
+
+// The weight, by parts of its columns.
+template <Epilogue kEpilogue>
+int make_weight_maps(Params& p, int blocks, const Bf16* weight, int64_t stride) {
+  const int64_t rows = kEpilogue == Epilogue::kSwiglu ? 2 * static_cast<int64_t>(p.n) : p.n;
+  for (int part = 0; part < p.split; ++part) {
+    const int column = part * p.k_each;
+    if (const int error = make_panel_map(p.weight[part], blocks, weight + column, rows, std::min(p.k_each, p.k - column), stride)) {
+      return error;
+    }
+  }
+  return cudaSuccess;
+}
+
+template <Epilogue kEpilogue>
+int launch_few_lines(Params p, int multiprocessors, const Bf16* weight, int64_t weight_stride, bool early, void* stream) {
+  const int blocks = deal_rows<kEpilogue>(p, multiprocessors);
+  if (const int error = make_weight_maps<kEpilogue>(p, kSlices, weight, weight_stride)) return error;
+  if (p.most_tiles <= 3) return launch_narrow<narrow::Size<3, 4>, kEpilogue>(p, blocks, early, stream);
+  return launch_narrow<narrow::Size<10, 2>, kEpilogue>(p, blocks, early, stream);
+}
+
+template <Epilogue kEpilogue>
+int launch_many_lines(Params p, int multiprocessors, const Bf16* weight, int64_t weight_stride, bool early, void* stream) {
+  const int blocks = deal_rows<kEpilogue>(p, multiprocessors);
+  if (const int error = make_weight_maps<kEpilogue>(p, wide::kStepSlices, weight, weight_stride)) return error;
+  const bool is_small = p.most_tiles <= wide::kSlabTiles && p.k <= kMaxColumns / 2;
+  if (p.lines <= 16) {
+    if (p.k <= kMaxColumns / 2) return launch_wide<wide::Size<16, 2, 2>, kEpilogue>(p, blocks, early, stream);
+    return launch_wide<wide::Size<16, 2, 1>, kEpilogue>(p, blocks, early, stream);
+  }
+  if (p.lines <= 32) {
+    if (is_small) return launch_wide<wide::Size<32, 1, 2>, kEpilogue>(p, blocks, early, stream);
+    return launch_wide<wide::Size<32, 3, 1>, kEpilogue>(p, blocks, early, stream);
+  }
+  return launch_wide<wide::Size<64, 1, 1>, kEpilogue>(p, blocks, early, stream);
 }
 
 template <Epilogue kEpilogue>
@@ -179,21 +145,8 @@ int launch_lines(Params p, const Bf16* weight, int64_t weight_stride, bool early
   const int count = multiprocessors();
   p.split = kEpilogue == Epilogue::kResidual ? choose_split(p.n, p.k, count) : 1;
   p.k_each = static_cast<int>(ceil_div(ceil_div(p.k, kChunk), p.split)) * kChunk;
-  const int64_t rows = kEpilogue == Epilogue::kSwiglu ? 2 * static_cast<int64_t>(p.n) : p.n;
-  for (int rank = 0; rank < p.split; ++rank) {
-    const int column = rank * p.k_each;
-    if (const int error = make_panel_map(p.weight[rank], weight + column, rows, std::min(p.k_each, p.k - column), weight_stride))
-      return error;
-  }
-  const int64_t tiles = ceil_div(ceil_div(ceil_div(p.n, kPanelRows), count / p.split), kTilePanels<kEpilogue>);
-  if (p.lines <= 8 && tiles <= 3) return launch_size<Size<1, 3, 4, 0, 2>, kEpilogue>(p, count, early, stream);
-  if (p.lines <= 8) return launch_size<Size<1, 10, 2, 0, 2>, kEpilogue>(p, count, early, stream);
-  if (const int error = make_panel_map(p.lines_map, p.x, p.lines, p.k, p.x_stride)) return error;
-  // Up to 32 lines: two groups of 16 overlap with the kernels before and after, but read each tile twice from shared memory, which pays as
-  // long as there are few.
-  const int64_t steps = tiles * ceil_div(p.k_each, kChunk);
-  if (p.lines <= 16 || (p.lines <= 32 && steps <= kFewSteps)) return launch_size<Size<2, 5, 1, 2, 2>, kEpilogue>(p, count, early, stream);
-  return launch_size<Size<4, 6, 1, 3, 1>, kEpilogue>(p, count, early, stream);
+  return p.lines <= narrow::kLines ? launch_few_lines<kEpilogue>(p, count, weight, weight_stride, early, stream)
+                                   : launch_many_lines<kEpilogue>(p, count, weight, weight_stride, early, stream);
 }
 
 // What the three ops' params have in common; `out` and the rest are the op's own.

@@ -269,8 +269,10 @@ __global__ void box_kernel(uint32_t* out, const __grid_constant__ CUtensorMap in
   });
 }
 
+constexpr int kMapBlocks = 8;
+
 __global__ void panel_kernel(uint32_t* out, const __grid_constant__ PanelMap weight, int row, int block) {
-  show_copy(out, kPanelBytes, kNoBug, [&](unsigned char* shared, Barrier* barrier) {
+  show_copy(out, kMapBlocks * kBlockBytes, kNoBug, [&](unsigned char* shared, Barrier* barrier) {
     prefetch_panel_map(weight);
     copy_panel(shared + kPanelAlignment, weight, row, block, barrier, evict_first());
   });
@@ -523,7 +525,7 @@ EXPORT int box(uint32_t* out, const float* in, const int64_t* numbers, int shift
 }
 EXPORT int panel(uint32_t* out, const void* weight, int64_t rows, int64_t k, int64_t stride, int row, int block) {
   PanelMap map;
-  if (const int error = make_panel_map(map, weight, rows, k, stride)) return error;
+  if (const int error = make_panel_map(map, kMapBlocks, weight, rows, k, stride)) return error;
   return launch(panel_kernel, LaunchShape{1, kThreads, kBoxBytes + sizeof(Barrier)}, nullptr, out, map, row, block);
 }
 EXPORT int async(float* out, const float* in, int tiles, int valid_tiles, int bug) {

@@ -58,6 +58,9 @@ inline void sync_threads(int number, int threads, Site site = emulator::here()) 
   emulator::sync_block("sync_threads", number, threads, site);
 }
 
+inline void fence_async_shared() {}
+inline void fence_async_global() {}
+
 // --- copies into shared memory -------------------------------------------------------------------------------------------------------
 
 inline uint64_t evict_first() { return 0; }

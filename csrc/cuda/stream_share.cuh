@@ -1,0 +1,234 @@
+// What the two kernels of the decode linears have in common (stream_narrow.cuh for up to 8 lines, stream_wide.cuh for up to 64): what a
+// block does of the work, the ring that brings it the weights, and how sums become outputs.
+//
+// A block owns a run of weight rows, in tiles of 16. Its columns go in chunks of 512, of which eight slices of 64 have a sum each, chunk
+// after chunk; in the end the eight sums are added in order. Where the rows do not divide well among the multiprocessors, two blocks take
+// the same rows and half of the columns each, and the second sends its sums to the first. All of that depends on the weight's shape and on
+// the device, never on the number of lines; a line is a column of its own in every matrix instruction; and one of a warp adds its 16
+// products to a sum as one of a warpgroup does, to the bit. So a line has the same bits alone and in any batch.
+#pragma once
+#include "cuda/bf16.cuh"
+#include "cuda/element.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/panel_map.cuh"
+#include "cuda/ptx.cuh"
+#include "cuda/reduce.cuh"
+
+namespace photon::cuda::stream_linear {
+
+enum class Epilogue { kStore, kResidual, kSwiglu };
+
+struct Params {
+  PanelMap lines_map;  // of x, for many lines
+  PanelMap weight[2];  // by part of the columns: those of [n, k]; kSwiglu: of [2n, k], gate rows, then up rows
+  Bf16* out;           // [lines, n]; kResidual: read, added to and written
+  const Bf16* x;       // [lines, k]
+  const Bf16* gain;    // [k]: x is normalized by its root mean square and multiplied by this; null: x is taken as it is
+  const Bf16* bias;    // a value per row of the weight, or null
+  const int32_t* extent;
+  int out_stride, x_stride;
+  int lines, n, k;
+  float eps, per_column;          // per_column: 1 / k
+  int split;                      // parts of the columns, 1 or 2, of which a block takes one. A cluster is a block for each
+  int k_each;                     // columns of a part, of whole chunks; the last one ends with k
+  int panels_each, panels_extra;  // panels of rows that every row block has; and how many have one more
+  int most_tiles, pass_tiles;     // tiles of a block at most; and of them, what one pass over x serves
+  int slab_tiles;                 // of a slab (stream_wide.cuh)
+  int stages, stage_bytes;        // of the ring; of a warpgroup's, for many lines
+  int x_stages;                   // the same of x
+  uint32_t zero;                  // 0; see arrive()
+};
+
+constexpr int kSlices = 8;
+constexpr int kSliceColumns = kBlockColumns;
+constexpr int kChunk = kSlices * kSliceColumns;
+constexpr int kDepths = kSliceColumns / 16;  // matrix instructions, of 16 columns, for a slice
+constexpr int kHalves = 2;                   // of a slice: what a lane holds of it, 16 bytes each
+constexpr int kTileRows = 16;
+constexpr int kLineTile = 8;
+constexpr int kMaxStages = 12;
+
+template <Epilogue kEpilogue>
+constexpr int kTilePanels = kEpilogue == Epilogue::kSwiglu ? 1 : 2;  // a SwiGLU tile is a panel of gate rows and the same one of up rows
+
+// The part of the work that a block does: panels [first_panel, end_panel) of the rows, columns [column, column + k).
+struct Share {
+  int part;  // the block's rank in its cluster
+  int first_panel, end_panel, tiles, column, k;
+};
+
+template <Epilogue kEpilogue>
+__device__ inline Share block_share(const Params& p) {
+  const int rows = blockIdx.x / p.split;
+  Share share;
+  share.part = blockIdx.x % p.split;
+  share.first_panel = rows * p.panels_each + min(rows, p.panels_extra);
+  share.end_panel = share.first_panel + p.panels_each + (rows < p.panels_extra ? 1 : 0);
+  share.tiles = (share.end_panel - share.first_panel + kTilePanels<kEpilogue> - 1) / kTilePanels<kEpilogue>;
+  share.column = share.part * p.k_each;
+  share.k = min(p.k_each, p.k - share.column);
+  return share;
+}
+
+// The two panels of a tile, as rows of the weight; and whether the second is in the share.
+struct TileRows {
+  int first, second;
+  bool is_whole;
+};
+
+template <Epilogue kEpilogue>
+__device__ inline TileRows tile_rows(const Params& p, const Share& share, int tile) {
+  const int panel = share.first_panel + tile * kTilePanels<kEpilogue>, row = panel * kPanelRows;
+  if (kEpilogue == Epilogue::kSwiglu) return {row, p.n + row, true};
+  return {row, row + kPanelRows, panel + 1 < share.end_panel};
+}
+
+// The output (a column of out) that row r of a tile computes, or -1 where the tile reaches past the share or the weight.
+template <Epilogue kEpilogue>
+__device__ inline int output_of(const Params& p, const Share& share, int tile, int r) {
+  const int panel = share.first_panel + tile * kTilePanels<kEpilogue> + (kEpilogue == Epilogue::kSwiglu ? 0 : r / kPanelRows);
+  const int output = panel * kPanelRows + r % kPanelRows;
+  return panel < share.end_panel && output < p.n ? output : -1;
+}
+
+// Parts of a block's work that one pass over x serves: tiles, or slabs.
+struct Pass {
+  int first, count;
+};
+
+__device__ inline Pass pass_from(int first, int each, int all) { return {first, min(each, all - first)}; }
+
+// Where a lane reads and writes lines or weights in a slice of a panel: with group = lane / 4 and thread = lane % 4, of one row the columns
+// 32 half + 8 thread .. + 7.
+struct LaneVectors {
+  int group, thread;
+
+  __device__ LaneVectors() : group(threadIdx.x % kWarpSize / 4), thread(threadIdx.x % 4) {}
+
+  // Neighbouring groups read their vectors in one cycle: their rows differ in bit 2, which in shared memory puts them into different halves
+  // of the banks (see panel_map.cuh).
+  __device__ int row() const { return group >> 1 | (group & 1) << 2; }
+  __device__ int column(int half) const { return half * 32 + thread * 8; }
+  __device__ int offset(int half) const { return row() * kSliceColumns * 2 + ((half * 4 + thread) ^ row()) * 16; }
+};
+
+// Eight values of a line for two matrix instructions, times their gains; adds the products of lines with lines to `squares`, whose diagonal
+// are sums of squares: the lane with group / 2 == thread has the one of its group in squares[group % 2].
+__device__ inline void normalize(uint4& x, uint4 gain, float (&squares)[2]) {
+  float products[4] = {squares[0], squares[1], 0.0f, 0.0f};
+  multiply_bf16(products, {x.x, 0, x.y, 0}, {x.x, x.y});
+  multiply_bf16(products, {x.z, 0, x.w, 0}, {x.z, x.w});
+  squares[0] = products[0];
+  squares[1] = products[1];
+  x = make_uint4(times_bf16(x.x, gain.x), times_bf16(x.y, gain.y), times_bf16(x.z, gain.z), times_bf16(x.w, gain.w));
+}
+
+// --- the ring ------------------------------------------------------------------------------------------------------------------------
+
+struct Ring {
+  unsigned char* at;
+  Barrier* full;   // by stage: what was copied there has landed
+  Barrier* empty;  // by stage: all who need it have read it; null where a barrier of threads tells
+  int stages, stage_bytes;
+
+  __device__ unsigned char* stage(int index) const { return at + index * stage_bytes; }
+};
+
+// A place in a ring, and how often it has gone round.
+struct Stage {
+  int index = 0;
+  uint32_t parity = 0;
+
+  __device__ void advance(int stages) {
+    if (++index == stages) {
+      index = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// --- outputs -------------------------------------------------------------------------------------------------------------------------
+
+// From sums to outputs.
+template <Epilogue kEpilogue>
+struct Output {
+  static constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
+
+  const Params& p;
+  const Share& share;
+  const float* squares;  // [slice][lines]: of the slices' columns
+  const Bf16* old;       // kResidual: of the pass [tile][lines][16 rows], what out holds
+  float* peer;           // [tile][lines][8 rows][2]: what the second part sends to the first
+  Barrier* arrived;      // that is there
+  int lines;             // of the arrays
+  int first_tile;        // of the pass
+
+  // One over the root mean square of a line, where it is normalized.
+  __device__ float scale(int line) const {
+    if (!kNormalizes) return 1.0f;
+    float sum = 0.0f;
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) sum += squares[slice * lines + line];
+    return rsqrtf(fmaf(sum, p.per_column, p.eps));
+  }
+
+  // Takes the sums of rows g and g + 8 of a tile of the pass. Without a split, they are whole. With one, the block of the second part sends
+  // its own to that of the first, which adds them. All passes' are one phase of the barrier: the first part's first pass waits for the
+  // second part's last, which waits for nobody.
+  __device__ void take(int tile, int g, int line, float scale, float low, float high) const {
+    if (p.split > 1) {
+      float* place = peer + (((first_tile + tile) * lines + line) * kPanelRows + g) * 2;
+      if (share.part > 0) return send_to_block(place, 0, low, high, arrived);
+      wait_barrier(arrived, 0);
+      low += place[0];
+      high += place[1];
+    }
+    if constexpr (kNormalizes) {
+      low *= scale;
+      high *= scale;
+    }
+    emit(tile, g, line, low, high);
+  }
+
+  // Announces what the second part will send: two values for each two rows of a tile and line.
+  __device__ void expect_peer(int active) const {
+    if (p.split > 1 && share.part == 0) {
+      arrive_expecting(arrived, share.tiles * kTileRows * max(active, 0) * static_cast<int>(sizeof(float)));
+    }
+  }
+
+  // Requests what out holds of the pass's tiles; wait_copies() and a barrier of the `threads` that have called this are to follow.
+  __device__ void fetch_old(Bf16* place, int tiles, int active, int threads) const {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < tiles * lines * 2; i += threads) {
+      const int half = i % 2, line = i / 2 % lines, tile = i / 2 / lines;
+      const int output = output_of<kEpilogue>(p, share, first_tile + tile, half * kPanelRows);
+      if (output < 0 || line >= active) continue;
+      async_copy16(place + i * kPanelRows, p.out + static_cast<int64_t>(line) * p.out_stride + output, true);
+    }
+    commit_copies();
+  }
+
+ private:
+  __device__ float bias(int row) const { return p.bias != nullptr ? to_float(p.bias[row]) : 0.0f; }
+
+  __device__ void emit(int tile, int g, int line, float low, float high) const {
+    Bf16* out = p.out + static_cast<int64_t>(line) * p.out_stride;
+    const int first = output_of<kEpilogue>(p, share, first_tile + tile, g);
+    if constexpr (kEpilogue == Epilogue::kSwiglu) {
+      if (first >= 0) out[first] = silu_times<Bf16>(rounded<Bf16>(low + bias(first)), rounded<Bf16>(high + bias(p.n + first)));
+    } else {
+      const int second = output_of<kEpilogue>(p, share, first_tile + tile, g + kPanelRows);
+      const Bf16* before = old + (tile * lines + line) * kTileRows + g;
+      if (first >= 0) out[first] = finished(low + bias(first), before);
+      if (second >= 0) out[second] = finished(high + bias(second), before + kPanelRows);
+    }
+  }
+
+  __device__ static Bf16 finished(float v, const Bf16* before) {
+    if constexpr (kEpilogue == Epilogue::kResidual) v = to_float(*before) + rounded<Bf16>(v);
+    return from_float<Bf16>(v);
+  }
+};
+
+}  // namespace photon::cuda::stream_linear

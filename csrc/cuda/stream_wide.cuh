@@ -1,0 +1,449 @@
+// The decode linears for more lines, up to 64.
+//
+// Of every chunk the first half of the slices belongs to the first of two warpgroups and the other half to the second; they have rings and
+// sums of their own, and meet at the end of a pass. They take two slices a step. Tiles go in slabs of four, the 64 rows of a warpgroup's
+// instruction, whose left operand are the weights in shared memory, as they came, and whose right one are the lines. A slab may have fewer
+// tiles than four; the instruction then multiplies whatever lies behind them, and nobody looks at what comes of it. A pass over x serves as
+// many slabs as registers hold sums for.
+//
+// What a step needs comes by tensor copies: the weights of a slab, a stage of one ring, of which as many as fit are requested before the
+// kernel before this one has ended; and after that all lines of x, a stage of another ring. A warpgroup that has read a stage has it filled
+// again, a tile by each warp. Where lines are to be normalized, the warps square the step's columns and multiply them by the gains, in
+// their place.
+#pragma once
+#include "cuda/stream_share.cuh"
+#include "cuda/warpgroup.cuh"
+
+namespace photon::cuda::stream_linear {
+
+namespace wide {
+
+constexpr int kGroups = 2;
+constexpr int kThreads = kGroups * kWarpgroupThreads;
+constexpr int kGroupWarps = kWarpgroupThreads / kWarpSize;
+constexpr int kGroupSlices = kSlices / kGroups;  // of a chunk
+constexpr int kStepSlices = 2;
+constexpr int kChunkSteps = kGroupSlices / kStepSlices;
+constexpr int kPanelBytes = kStepSlices * kBlockBytes;
+constexpr int kTileBytes = 2 * kPanelBytes;
+constexpr int kSlabTiles = kWarpgroupRows / kTileRows;
+constexpr int kSlabBytes = kSlabTiles * kTileBytes;  // what an instruction reads of a stage, whatever the stage holds
+constexpr int kMaxXStages = 8;
+constexpr int kPartialPitch = 18;  // floats per line of a tile's sums: 16 rows, and 2 for the writers' banks
+constexpr int kFirstGroup = 1;     // number of its barrier
+
+// How many lines and slabs a kernel holds in registers, and how many blocks of it a multiprocessor is to hold.
+template <int kLines_, int kSlabs_, int kResidents_>
+struct Size {
+  static constexpr int kLines = kLines_, kSlabs = kSlabs_, kResidents = kResidents_;
+  static constexpr int kLineTiles = kLines / kLineTile;
+  static constexpr int kXBlockBytes = kLines * kSliceColumns * 2;
+  static constexpr int kXBytes = kStepSlices * kXBlockBytes;  // of a stage
+  static constexpr int kSums = kLines / 2;                    // of a lane, for one slice of a slab
+  static constexpr int kPartialBytes = kSlabs * kSlabTiles * kLines * kPartialPitch * 4;
+};
+
+// Where things lie in a block's shared memory, in bytes from its start; the host sizes the launch with it.
+template <typename Size>
+struct Layout {
+  int ring, x_ring, partial, gain, squares, old, peer, barriers, end;
+
+  constexpr __host__ __device__ Layout(int ring_bytes, int x_bytes, int peer_tiles, int k, bool normalizes, bool adds)
+      : ring(0),
+        x_ring(ring + ring_bytes),
+        partial(x_ring + x_bytes),
+        gain(partial + Size::kPartialBytes),
+        squares(gain + (normalizes ? (k * 2 + 127) / 128 * 128 : 0)),
+        old(squares + (normalizes ? kSlices * Size::kLines * 4 : 0)),
+        peer(old + (adds ? Size::kSlabs * kWarpgroupRows * Size::kLines * 2 : 0)),
+        barriers(peer + peer_tiles * kTileRows * Size::kLines * 4),
+        end(barriers + (kGroups * (kMaxStages + kMaxXStages) + 1) * static_cast<int>(sizeof(Barrier))) {}
+};
+
+__device__ inline int slabs_of(const Params& p, const Share& share) { return (share.tiles + p.slab_tiles - 1) / p.slab_tiles; }
+
+// The first block of columns of a group's step, from that of the share.
+__device__ inline int block_of(int group, int step) {
+  return step / kChunkSteps * kSlices + group * kGroupSlices + step % kChunkSteps * kStepSlices;
+}
+
+// A value that is the same in all lanes, in a way that the compiler sees: addresses made of it are kept once for the warp.
+__device__ inline int of_warp(int value) { return __shfl_sync(kFullWarp, value, 0); }
+
+// What one of the warpgroups does.
+struct Group {
+  int index, warp;  // warp: in the group
+  int slabs, steps;
+
+  __device__ Group(const Params& p, const Share& share)
+      : index(of_warp(threadIdx.x / kWarpgroupThreads)), warp(of_warp(threadIdx.x / kWarpSize % kGroupWarps)), slabs(slabs_of(p, share)) {
+    const int before = index * kGroupSlices * kSliceColumns;  // columns of a chunk that are not the group's
+    steps = share.k > before ? (share.k - before + kChunk - 1) / kChunk * kChunkSteps : 0;
+  }
+
+  __device__ void sync() const { sync_threads(kFirstGroup + index, kWarpgroupThreads); }
+};
+
+// Fills the group's ring of weights: with the slabs of the steps of the passes, in this order. Each warp requests a tile of a slab, and the
+// first one announces all.
+template <Epilogue kEpilogue>
+struct Filler {
+  const Params& p;
+  const Share& share;
+  const Group& group;
+  const Ring& ring;
+  Pass pass;  // of what is copied next
+  int step = 0, slab = 0;
+  TileRows rows;  // of the warp's tile of the slab
+  int bytes;      // of the slab
+  bool has_tile;
+
+  __device__ Filler(const Params& p, const Share& share, const Group& group, const Ring& ring)
+      : p(p), share(share), group(group), ring(ring), pass(pass_from(0, p.pass_tiles, group.steps > 0 ? group.slabs : 0)) {
+    find_rows();
+  }
+
+  __device__ void fill() {
+#pragma unroll 1
+    for (int i = 0; i < ring.stages; ++i) refill(i);
+  }
+
+  __device__ bool is_done() const { return pass.count <= 0; }
+
+  // All of the group have read the stage.
+  __device__ void refill(int stage) {
+    if (is_done()) return;
+    if (has_tile && threadIdx.x % kWarpSize == 0) copy(stage);
+    if (++slab == pass.count) {
+      slab = 0;
+      if (++step == group.steps) {
+        step = 0;
+        pass = pass_from(pass.first + p.pass_tiles, p.pass_tiles, group.slabs);
+      } else if (pass.count == 1) {
+        return;  // the same rows
+      }
+    }
+    find_rows();
+  }
+
+ private:
+  __device__ void find_rows() {
+    const int first = (pass.first + slab) * p.slab_tiles, tiles = min(p.slab_tiles, share.tiles - first);
+    has_tile = group.warp < tiles;
+    rows = tile_rows<kEpilogue>(p, share, first + group.warp);
+    bytes = tiles * kTileBytes - (tile_rows<kEpilogue>(p, share, first + tiles - 1).is_whole ? 0 : kPanelBytes);
+  }
+
+  __device__ void copy(int stage) const {
+    unsigned char* place = ring.stage(stage) + group.warp * kTileBytes;
+    Barrier* full = &ring.full[stage];
+    const PanelMap& weight = p.weight[share.part];
+    const int block = block_of(group.index, step);
+    if (group.warp == 0) arrive_expecting(full, bytes);
+    copy_panel(place, weight, rows.first, block, full, evict_first());
+    if (rows.is_whole) copy_panel(place + kPanelBytes, weight, rows.second, block, full, evict_first());
+  }
+};
+
+// Fills the group's ring of x: with the steps of all passes. The first warp requests all lines at once.
+template <typename Size>
+struct XFiller {
+  const Params& p;
+  const Group& group;
+  const Ring& ring;
+  int block;           // the share's first one
+  int left, step = 0;  // steps to be copied, of all passes; the one that is copied next
+
+  __device__ XFiller(const Params& p, const Share& share, const Group& group, const Ring& ring)
+      : p(p),
+        group(group),
+        ring(ring),
+        block(share.column / kSliceColumns),
+        left((group.slabs + p.pass_tiles - 1) / p.pass_tiles * group.steps) {}
+
+  __device__ void fill() {
+#pragma unroll 1
+    for (int i = 0; i < ring.stages; ++i) refill(i);
+  }
+
+  __device__ bool is_done() const { return left <= 0; }
+
+  // All of the group have read the stage.
+  __device__ void refill(int stage) {
+    if (is_done()) return;
+    if (group.warp == 0 && threadIdx.x % kWarpSize == 0) {
+      arrive_expecting(&ring.full[stage], Size::kXBytes);
+      copy_panel(ring.stage(stage), p.lines_map, 0, block + block_of(group.index, step), &ring.full[stage], evict_last());
+    }
+    --left;
+    if (++step == group.steps) step = 0;
+  }
+};
+
+// A warpgroup's sums, as seen from a lane.
+template <typename Size, bool kNormalizes>
+struct Multiplier {
+  static constexpr int kSlabs = Size::kSlabs;
+  static constexpr int kSliceWarps = kGroupWarps / kStepSlices;  // that normalize a slice
+  static constexpr int kOwnTiles = Size::kLineTiles / kSliceWarps;
+
+  const Share& share;
+  const Group& group;
+  const Ring& ring;
+  const Ring& x_ring;
+  const unsigned char* gain;  // of the share's columns
+  Stage stage, x_stage;
+  float sums[kSlabs][kGroupSlices][Size::kSums];
+  float squares[kChunkSteps][kOwnTiles][2];  // of the warp's slice in each step of a chunk, and of the lines that are its own
+
+  __device__ Multiplier(const Share& share, const Group& group, const Ring& ring, const Ring& x_ring, const unsigned char* gains)
+      : share(share), group(group), ring(ring), x_ring(x_ring), gain(gains + share.column * 2) {}
+
+  // The slice of a step that the warp normalizes, and the first of its tiles of lines.
+  __device__ int own_slice() const { return group.warp / kSliceWarps; }
+  __device__ int own_lines() const { return group.warp % kSliceWarps * kOwnTiles; }
+
+  // The sums of one pass over x.
+  template <typename Filler, typename XFiller>
+  __device__ void run(const Pass& pass, Filler& filler, XFiller& x_filler) {
+    clear();
+#pragma unroll 1
+    for (int step = 0; step < group.steps; step += kChunkSteps) {
+#pragma unroll
+      for (int i = 0; i < kChunkSteps; ++i) add_step(step + i, i, pass, filler, x_filler);
+    }
+  }
+
+  // Adds up the sums of the group's slices, as d[i] of an instruction; to those of the slices before.
+  __device__ float total(int slab, int i, float before) const {
+#pragma unroll
+    for (int slice = 0; slice < kGroupSlices; ++slice) before += sums[slab][slice][i];
+    return before;
+  }
+
+  // Where there are none.
+  __device__ float total(int slab, int i) const {
+    float sum = sums[slab][0][i];
+#pragma unroll
+    for (int slice = 1; slice < kGroupSlices; ++slice) sum += sums[slab][slice][i];
+    return sum;
+  }
+
+ private:
+  __device__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kChunkSteps; ++i) {
+#pragma unroll
+      for (int n = 0; n < kOwnTiles; ++n) squares[i][n][0] = squares[i][n][1] = 0.0f;
+    }
+#pragma unroll
+    for (int m = 0; m < kSlabs; ++m) {
+#pragma unroll
+      for (int slice = 0; slice < kGroupSlices; ++slice) {
+#pragma unroll
+        for (int i = 0; i < Size::kSums; ++i) sums[m][slice][i] = 0.0f;
+      }
+    }
+  }
+
+  // `i`: of the steps of its chunk.
+  template <typename Filler, typename XFiller>
+  __device__ void add_step(int step, int i, const Pass& pass, Filler& filler, XFiller& x_filler) {
+    unsigned char* const x = x_ring.stage(x_stage.index);
+    wait_barrier(&x_ring.full[x_stage.index], x_stage.parity);
+    if constexpr (kNormalizes) {
+      normalize_step(x, step, squares[i]);
+      fence_async_shared();
+      group.sync();
+    }
+#pragma unroll
+    for (int m = 0; m < kSlabs; ++m) {
+      if (m >= pass.count) break;
+      wait_barrier(&ring.full[stage.index], stage.parity);
+      multiply(&sums[m][i * kStepSlices], ring.stage(stage.index), x);
+      group.sync();
+      filler.refill(stage.index);
+      stage.advance(ring.stages);
+    }
+    x_filler.refill(x_stage.index);
+    x_stage.advance(x_ring.stages);
+  }
+
+  __device__ static void multiply(float (*sums)[Size::kSums], const unsigned char* weights, const unsigned char* x) {
+    warpgroup_begin();
+#pragma unroll
+    for (int depth = 0; depth < kDepths; ++depth) {
+#pragma unroll
+      for (int slice = 0; slice < kStepSlices; ++slice) {
+        warpgroup_multiply<kPanelBytes, kBlockBytes>(sums[slice], weights + slice * kBlockBytes, x + slice * Size::kXBlockBytes, depth);
+      }
+    }
+    warpgroup_wait();
+  }
+
+  // Of the warp's slice, its lines.
+  __device__ void normalize_step(unsigned char* x, int step, float (&squares)[kOwnTiles][2]) const {
+    const LaneVectors at;
+    const int block = block_of(group.index, step) + own_slice();
+    const bool is_inside = block * kSliceColumns < share.k;
+    unsigned char* const lines = x + own_slice() * Size::kXBlockBytes + own_lines() * kBlockBytes;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      uint4 gains = make_uint4(0, 0, 0, 0);
+      if (is_inside) gains = *reinterpret_cast<const uint4*>(gain + (block * kSliceColumns + at.column(half)) * 2);
+#pragma unroll
+      for (int n = 0; n < kOwnTiles; ++n) {
+        uint4* place = reinterpret_cast<uint4*>(lines + n * kBlockBytes + at.offset(half));
+        uint4 v = *place;
+        normalize(v, gains, squares[n]);
+        *place = v;
+      }
+    }
+  }
+};
+
+// The end of a pass: the first group's sums meet the second's in shared memory and become outputs.
+template <typename Size, Epilogue kEpilogue>
+struct Finish {
+  static constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
+  using Sums = Multiplier<Size, kNormalizes>;
+
+  const Params& p;
+  const Share& share;
+  float* partial;  // [tile][line][kPartialPitch]
+  float* squares;  // [slice][lines]
+  int active;      // lines that live
+
+  // All threads together.
+  __device__ void run(const Sums& sums, const Pass& pass, const Output<kEpilogue>& output) const {
+    if constexpr (kNormalizes) put_squares(sums);
+    if (sums.group.index == 0) for_sums(sums, pass, [](float* place, const Sums& own, int m, int i) { *place = own.total(m, i); });
+    __syncthreads();
+    if (sums.group.index == 1) for_sums(sums, pass, [](float* place, const Sums& own, int m, int i) { *place = own.total(m, i, *place); });
+    if constexpr (!kNormalizes) wait_copies<0>();
+    __syncthreads();
+    const int tiles = min(pass.count * p.slab_tiles, share.tiles - output.first_tile);
+#pragma unroll 1
+    for (int i = threadIdx.x; i < tiles * Size::kLines * kPanelRows; i += kThreads) {
+      const int g = i % kPanelRows, line = i / kPanelRows % Size::kLines, tile = i / kPanelRows / Size::kLines;
+      if (line >= active) continue;
+      const float* sum = partial + (tile * Size::kLines + line) * kPartialPitch + g;
+      output.take(tile, g, line, output.scale(line), sum[0], sum[kPanelRows]);
+    }
+  }
+
+ private:
+  __device__ void put_squares(const Sums& sums) const {
+    const LaneVectors at;
+    if (at.group / 2 != at.thread) return;
+#pragma unroll
+    for (int i = 0; i < kChunkSteps; ++i) {
+      const int slice = block_of(sums.group.index, i) + sums.own_slice();
+#pragma unroll
+      for (int n = 0; n < Sums::kOwnTiles; ++n) {
+        squares[slice * Size::kLines + (sums.own_lines() + n) * kLineTile + at.row()] =
+            at.group % 2 == 0 ? sums.squares[i][n][0] : sums.squares[i][n][1];
+      }
+    }
+  }
+
+  // body(where it belongs, sums, slab, its number) for each sum of the lane; a warp has a tile of each slab.
+  template <typename Body>
+  __device__ void for_sums(const Sums& sums, const Pass& pass, const Body& body) const {
+    const int lane_group = threadIdx.x % kWarpSize / 4, thread = threadIdx.x % 4;
+    if (sums.group.warp >= p.slab_tiles) return;
+#pragma unroll
+    for (int m = 0; m < Size::kSlabs; ++m) {
+      if (m >= pass.count) break;
+      float* lines = partial + ((m * p.slab_tiles + sums.group.warp) * Size::kLines + 2 * thread) * kPartialPitch + lane_group;
+#pragma unroll
+      for (int i = 0; i < Size::kSums; ++i) {
+        body(lines + (i / 4 * kLineTile + i % 2) * kPartialPitch + i / 2 % 2 * kPanelRows, sums, m, i);
+      }
+    }
+  }
+};
+
+// The barriers of a group.
+struct Barriers {
+  Barrier *full, *x_full;
+
+  __device__ Barriers(unsigned char* at, int group)
+      : full(reinterpret_cast<Barrier*>(at) + group * (kMaxStages + kMaxXStages)), x_full(full + kMaxStages) {}
+};
+
+// What comes before the first copy of a weight. The gains are on their way when this returns.
+template <bool kNormalizes>
+__device__ void begin_block(const Params& p, unsigned char* gains, const Barriers& barriers, Barrier* arrived, int part) {
+  if (threadIdx.x == 0) {
+    prefetch_panel_map(p.weight[part]);
+    prefetch_panel_map(p.lines_map);
+    init_barrier(arrived, 1);
+  }
+  const int i = threadIdx.x % kWarpgroupThreads;
+  if (i < p.stages) init_barrier(&barriers.full[i], 1);
+  if (i < p.x_stages) init_barrier(&barriers.x_full[i], 1);
+  if (i < kWarpSize) fence_barriers();
+  __syncthreads();
+  if (p.split > 1) {
+    enter_cluster();
+    meet_cluster();
+  }
+  if constexpr (kNormalizes) {
+#pragma unroll 1
+    for (int j = threadIdx.x; j < p.k / 8; j += kThreads) async_copy16(gains + j * 16, p.gain + j * 8, true);
+    commit_copies();
+  }
+}
+
+template <typename Size, Epilogue kEpilogue>
+__device__ void run_block(const Params& p) {
+  constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
+  let_next_start();
+  const int extent = p.extent != nullptr ? load_fresh(p.extent) : p.lines;
+  unsigned char* shared = dynamic_shared();
+  const Share share = block_share<kEpilogue>(p);
+  const Group group(p, share);
+  const Layout<Size> at(kGroups * p.stages * p.stage_bytes, kGroups * p.x_stages * Size::kXBytes, p.split > 1 ? p.most_tiles : 0, p.k,
+                        kNormalizes, !kNormalizes);
+  const Barriers barriers(shared + at.barriers, group.index);
+  Barrier* const arrived = Barriers(shared + at.barriers, kGroups).full;
+  const Ring ring{shared + at.ring + group.index * p.stages * p.stage_bytes, barriers.full, nullptr, p.stages, p.stage_bytes};
+  const Ring x_ring{shared + at.x_ring + group.index * p.x_stages * Size::kXBytes, barriers.x_full, nullptr, p.x_stages, Size::kXBytes};
+  begin_block<kNormalizes>(p, shared + at.gain, barriers, arrived, share.part);
+
+  const int active = min(extent, p.lines);
+  if (active <= 0 || share.tiles == 0) {
+    wait_copies<0>();
+    return wait_for_earlier();
+  }
+  Filler<kEpilogue> filler(p, share, group, ring);
+  XFiller<Size> x_filler(p, share, group, x_ring);
+  filler.fill();
+  const auto floats = [&](int offset) { return reinterpret_cast<float*>(shared + offset); };
+  Bf16* const old = reinterpret_cast<Bf16*>(shared + at.old);
+  Output<kEpilogue> output{p, share, floats(at.squares), old, floats(at.peer), arrived, Size::kLines, 0};
+  if (threadIdx.x == 0) output.expect_peer(active);
+  Multiplier<Size, kNormalizes> multiplier(share, group, ring, x_ring, shared + at.gain);
+  const Finish<Size, kEpilogue> finish{p, share, floats(at.partial), floats(at.squares), active};
+  wait_copies<0>();
+  __syncthreads();  // all gains are there
+  wait_for_earlier();
+  fence_async_global();  // x is read by copies
+  x_filler.fill();
+
+#pragma unroll 1
+  for (Pass pass = pass_from(0, p.pass_tiles, group.slabs); pass.count > 0;
+       pass = pass_from(pass.first + p.pass_tiles, p.pass_tiles, group.slabs)) {
+    output.first_tile = pass.first * p.slab_tiles;
+    if (pass.first > 0) __syncthreads();  // what the pass before left has been read
+    if constexpr (!kNormalizes) {
+      output.fetch_old(old, min(pass.count * p.slab_tiles, share.tiles - output.first_tile), active, kThreads);
+    }
+    multiplier.run(pass, filler, x_filler);
+    finish.run(multiplier, pass, output);
+  }
+}
+
+}  // namespace wide
+}  // namespace photon::cuda::stream_linear

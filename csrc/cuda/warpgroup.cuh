@@ -1,0 +1,94 @@
+// Matrix instructions of a warpgroup: four warps in a row, from a multiple of four on. d[64][columns] += a[64][16] b[columns][16], both
+// operands in shared memory as a tensor copy leaves them (panel_map.cuh): panels of 8 rows, some bytes apart. `a` and `b` point to a
+// block of 64 columns of the first panel, and `depth` says which 16 of them are multiplied.
+//
+// Warp w of the group has rows 16 w .. + 15 of d, and of each eight columns n what multiply_bf16() has: d[4 n + i].
+//
+// Compute capability 9.0 has such instructions, and runs them beside the warps until they wait. Elsewhere a warp does its part with those
+// of a warp, at once; the sums are the same.
+#pragma once
+#include "cuda/panel_map.cuh"
+#include "cuda/ptx.cuh"
+
+namespace photon::cuda {
+
+constexpr int kWarpgroupThreads = 128;
+constexpr int kWarpgroupRows = 64;
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+// Before the first instruction, and where others have touched d.
+__device__ inline void warpgroup_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+// Returns when all instructions have read their operands and d has their sums.
+__device__ inline void warpgroup_wait() { asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+
+// What an instruction is to know of an operand, in units of 16 bytes: its address, the way from panel to panel, the swizzle.
+template <int kPanelStride>
+__device__ inline uint64_t describe_panels(const unsigned char* block, int depth) {
+  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kUnusedStride = uint64_t{1} << 16;
+  return (kSwizzle128 | kUnusedStride | uint64_t{kPanelStride / 16} << 32) + (shared_address(block) / 16 + depth * 2);
+}
+
+// One instruction for each count of columns: its registers are part of its text.
+__device__ inline void multiply_described(float (&d)[8], uint64_t a, uint64_t b) {
+  asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7}, %8, %9, 1, 1, 1, 0, 0;"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
+               : "l"(a), "l"(b));
+}
+
+__device__ inline void multiply_described(float (&d)[16], uint64_t a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15}, %16, %17, 1, 1, 1, "
+      "0, 0;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]),
+        "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+      : "l"(a), "l"(b));
+}
+
+__device__ inline void multiply_described(float (&d)[32], uint64_t a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"
+      "%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, 1, 1, 1, 0, 0;"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]),
+        "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]),
+        "+f"(d[31])
+      : "l"(a), "l"(b));
+}
+
+template <int kStrideOfA, int kStrideOfB, int kRegisters>
+__device__ inline void warpgroup_multiply(float (&d)[kRegisters], const unsigned char* a, const unsigned char* b, int depth) {
+  multiply_described(d, describe_panels<kStrideOfA>(a, depth), describe_panels<kStrideOfB>(b, depth));
+}
+
+#else
+
+__device__ inline void warpgroup_begin() {}
+__device__ inline void warpgroup_wait() { __syncwarp(); }
+
+// Eight columns of a row of a panel: the first or the second half of the 16.
+__device__ inline const unsigned char* swizzled_vector(const unsigned char* panel, int row, int depth, int half) {
+  return panel + row * kBlockColumns * 2 + ((depth * 2 + half) ^ row) * 16;
+}
+
+template <int kStrideOfA, int kStrideOfB, int kRegisters>
+__device__ inline void warpgroup_multiply(float (&d)[kRegisters], const unsigned char* a, const unsigned char* b, int depth) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, matrix = lane / 8, row = lane % 8;
+  uint32_t rows[4];
+  load_matrices(rows, swizzled_vector(a + (2 * warp + matrix % 2) * kStrideOfA, row, depth, matrix / 2));
+#pragma unroll
+  for (int n = 0; n < kRegisters / 4; n += 2) {
+    uint32_t columns[4];
+    load_matrices(columns, swizzled_vector(b + (n + matrix / 2) * kStrideOfB, row, depth, matrix % 2));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float (&sums)[4] = *reinterpret_cast<float (*)[4]>(&d[(n + i) * 4]);
+      multiply_bf16(sums, rows, {columns[2 * i], columns[2 * i + 1]});
+    }
+  }
+}
+
+#endif
+
+}  // namespace photon::cuda
