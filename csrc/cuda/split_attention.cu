@@ -1,26 +1,22 @@
 // fused_attention_decode for Hopper and later: a line's past is cut into splits that depend on its length alone (common/kv_split.h). A
-// block takes a run of them, one where there are few lines; the last block of a line's runs to finish merges the splits in order. So one
-// line keeps the whole device busy, many lines cost no more merging than they must, and a line's bits are the same whichever step it rides
-// in. After flash-decoding (Dao et al., 2023).
+// block takes runs of them (split_work.cuh), about as many positions as every other block; where a line's splits are in several blocks, the
+// last of them to finish merges the splits in order. So one line keeps the whole device busy, many lines cost no more merging than they
+// must, and a line's bits are the same whichever step it rides in. After flash-decoding (Dao et al., 2023).
 //
-// A kernel of a chain: before wait_for_earlier() it reads decode_meta, the page table and old positions of the cache, which is most of what
-// it reads at all.
+// A kernel of a chain: before wait_for_earlier() it reads decode_meta, the page table and old positions of the cache, as many as its ring
+// holds (split_ring.cuh), which at few lines is all that it reads at all.
+#include "cuda/split_attention.cuh"
+
 #include "cuda/attend.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/new_vectors.cuh"
 #include "cuda/split_attention.h"
-#include "cuda/split_work.cuh"
 
 namespace photon::cuda {
 namespace {
 
-constexpr int kQuad = 4;          // floats of one access
-constexpr int kMergedAtOnce = 4;  // splits in flight
-
-// Blocks of a multiprocessor: as many as have registers.
-constexpr int split_blocks(int head_dim, int columns) { return head_dim <= 64 && columns == 1 ? 3 : 2; }
-
-// Tiles of a warp's step: two where there are registers for them.
-PHOTON_HOST_DEVICE constexpr int step_tiles(int head_dim, int columns) { return head_dim <= 128 && columns == 1 ? 2 : 1; }
+constexpr int kSharedBytes = 113 * 1024;  // as many as the kernels before and after it have: a multiprocessor holds two blocks of any kind
+constexpr int kMergedAtOnce = 4;          // splits in flight
 
 // What a split leaves for the merge: of each query head the sums, which are of exp2(score - high) * v, and what they weigh.
 struct Partials {
@@ -29,25 +25,98 @@ struct Partials {
   unsigned* arrived;  // [teams]; zero between calls
 };
 
-// Where those of a head of the run begin, in splits.
-__device__ int64_t partials_of(const SplitGrid& grid, const Run& run, int head) {
-  return static_cast<int64_t>(run.line * grid.q_heads + run.first_head + head) * grid.splits.of;
-}
+// A run as the block's threads work on it, and where it ends.
+template <int kHeadDim, int kHalves>
+struct RunResults {
+  using Sums = DimSoftmax<kHeadDim, kHalves>;
+  using Part = typename Sums::Part;
 
-// body(head of the run, first dim, its number) for each quad of a run's results, one a thread at a time, and always the same thread.
-template <int kHeadDim, typename Body>
-__device__ void for_quads(int heads, const Body& body) {
-  constexpr int kQuads = kHeadDim / kQuad;
+  const SplitGrid& grid;
+  const Partials& partials;
+  const RunCursor& run;
+  TeamHeads heads;
+  bool is_live;  // else the line is zeros
+
+  // body(half, query head of the line) for those of this lane's queries that there are.
+  template <typename Body>
+  __device__ void for_queries(const Body& body) const {
+    if (!Sums::has_dims()) return;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const int query = Sums::query(half);
+      if (query < heads.count) body(half, heads.first + query);
+    }
+  }
+
+  __device__ int64_t partial_at(int head, int split) const {
+    return (static_cast<int64_t>(run.index) * grid.q_heads + head) * grid.splits.of + split;
+  }
+
+  // The line's result.
+  __device__ void write(const Sums& sums) const {
+    for_queries([&](int half, int head) {
+      const Part& part = sums.parts[half];
+      const float share = part.weight.sum == 0.0f ? 0.0f : 1.0f / part.weight.sum;
+      Bf16* out = grid.out.at(run.index, head);
+#pragma unroll
+      for (int piece = 0; piece < Sums::kPieces; ++piece) {
+        const uint32_t pair = pack_bf16(share * part.sum[2 * piece], share * part.sum[2 * piece + 1]);
+        *reinterpret_cast<uint32_t*>(out + Sums::dim(piece)) = is_live ? pair : 0;
+      }
+    });
+  }
+
+  // One split's, for the block that merges.
+  __device__ void leave(const Sums& sums, int split) const {
+    for_queries([&](int half, int head) {
+      const Part& part = sums.parts[half];
+      const int64_t at = partial_at(head, split);
+#pragma unroll
+      for (int piece = 0; piece < Sums::kPieces; ++piece) {
+        *reinterpret_cast<float2*>(partials.sums + at * kHeadDim + Sums::dim(piece)) = {part.sum[2 * piece], part.sum[2 * piece + 1]};
+      }
+      if (Sums::dim(0) == 0) partials.weights[at] = part.weight;
+    });
+  }
+
+  // Merges the splits in order. What is read here was written by other blocks, before is_last_to_arrive().
+  __device__ void merge() const {
+    Sums sums;
+    for_queries([&](int half, int head) {
+      Part& total = sums.parts[half];
 #pragma unroll 1
-  for (int i = threadIdx.x; i < heads * kQuads; i += kSplitThreads) body(i / kQuads, i % kQuads * kQuad, i);
-}
+      for (int from = 0; from < run.cut.splits; from += kMergedAtOnce) {
+        Part parts[kMergedAtOnce];
+#pragma unroll
+        for (int j = 0; j < kMergedAtOnce; ++j) parts[j] = left(head, min(from + j, run.cut.splits - 1));
+        if (from == 0) {
+          total = parts[0];
+        } else {
+          total.add(parts[0]);
+        }
+#pragma unroll
+        for (int j = 1; j < kMergedAtOnce; ++j) {
+          if (from + j < run.cut.splits) total.add(parts[j]);
+        }
+      }
+    });
+    write(sums);
+  }
 
-__device__ void write_quad(const SplitGrid& grid, const Run& run, int head, int dim, const QuadSoftmax& quad) {
-  const float share = quad.weight.sum == 0.0f ? 0.0f : 1.0f / quad.weight.sum;
-  const float4 v = quad.sum;
-  *reinterpret_cast<uint2*>(grid.out.at(run.line, run.first_head + head) + dim) = {pack_bf16(share * v.x, share * v.y),
-                                                                                   pack_bf16(share * v.z, share * v.w)};
-}
+ private:
+  __device__ Part left(int head, int split) const {
+    const int64_t at = partial_at(head, split);
+    Part part;
+    part.weight = partials.weights[at];
+#pragma unroll
+    for (int piece = 0; piece < Sums::kPieces; ++piece) {
+      const float2 pair = *reinterpret_cast<const float2*>(partials.sums + at * kHeadDim + Sums::dim(piece));
+      part.sum[2 * piece] = pair.x;
+      part.sum[2 * piece + 1] = pair.y;
+    }
+    return part;
+  }
+};
 
 // Whether this block is the last of its team's; then it sees what all of them wrote. All threads must call it, after writing.
 __device__ bool is_last_to_arrive(unsigned* arrived, int blocks, bool& shared_answer) {
@@ -58,148 +127,122 @@ __device__ bool is_last_to_arrive(unsigned* arrived, int blocks, bool& shared_an
   return shared_answer;
 }
 
-// Merges the warps' parts of splits [from, to) in order, each split by itself. A line's only run adds them up and at last writes the heads;
-// otherwise each split goes to the workspace.
-template <int kHeadDim, int kColumns>
-__device__ void merge_warps(const SplitGrid& grid, const Run& run, bool alone, int from, int to, const Partials& partials,
-                            SplitShared<kHeadDim, kColumns>& shared) {
-  for_quads<kHeadDim>(run.heads, [&](int head, int dim, int i) {
-    QuadSoftmax total;
-    if (alone && from > 0) total = shared.totals[i];
-#pragma unroll 1
-    for (int split = from; split < to; ++split) {
-      const int row = (split - from) * run.heads + head;
-      QuadSoftmax quad = {*reinterpret_cast<const float4*>(&shared.sums[0][row][dim]), shared.weights[0][row]};
-#pragma unroll
-      for (int warp = 1; warp < kSplitWarps; ++warp) {
-        quad.add({*reinterpret_cast<const float4*>(&shared.sums[warp][row][dim]), shared.weights[warp][row]});
-      }
-      if (alone) {
-        if (split > 0) total.add(quad);
-        if (split == 0) total = quad;
-      } else {
-        const int64_t at = partials_of(grid, run, head) + split;
-        *reinterpret_cast<float4*>(partials.sums + at * kHeadDim + dim) = quad.sum;
-        if (dim == 0) partials.weights[at] = quad.weight;
-      }
-    }
-    if (!alone) return;
-    if (to < run.end_split) {
-      shared.totals[i] = total;
-    } else {
-      write_quad(grid, run, head, dim, total);
-    }
-  });
-}
-
-// Merges the splits in order. What is read here was written by other blocks, before is_last_to_arrive().
+// Puts the new key (or value) into its row of the warp's tile.
 template <int kHeadDim>
-__device__ void merge_splits(const SplitGrid& grid, const Run& run, int splits, const Partials& partials) {
-  for_quads<kHeadDim>(run.heads, [&](int head, int dim, int) {
-    const int64_t begin = partials_of(grid, run, head);
-    const Weight* weights = partials.weights + begin;
-    const float* sums = partials.sums + begin * kHeadDim + dim;
-    QuadSoftmax total;
+__device__ void patch_tile(unsigned char* tile, int token, const Bf16* row) {
+  using Shape = SplitShape<kHeadDim>;
+  const int vector = threadIdx.x % kWarpSize;
+  if (vector < Shape::kVectors) {
+    *reinterpret_cast<uint4*>(tile + Shape::place(token, vector)) = reinterpret_cast<const uint4*>(row)[vector];
+  }
+  __syncwarp();
+}
+
+// Zeros for the lines that attend to nothing and have no run.
+template <int kHeadDim>
+__device__ void clear_dead_lines(const SplitGrid& grid) {
+  constexpr int kVectors = kHeadDim / kPack;
 #pragma unroll 1
-    for (int from = 0; from < splits; from += kMergedAtOnce) {
-      QuadSoftmax quads[kMergedAtOnce];
-#pragma unroll
-      for (int j = 0; j < kMergedAtOnce; ++j) {
-        const int split = min(from + j, splits - 1);
-        quads[j] = {*reinterpret_cast<const float4*>(sums + split * kHeadDim), weights[split]};
-      }
-      if (from == 0) {
-        total = quads[0];
-      } else {
-        total.add(quads[0]);
-      }
-#pragma unroll
-      for (int j = 1; j < kMergedAtOnce; ++j) {
-        if (from + j < splits) total.add(quads[j]);
-      }
+  for (int line = blockIdx.x; line < grid.lines; line += gridDim.x) {
+    if (grid.past_length(line) > 0) continue;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < grid.q_heads * kVectors; i += blockDim.x) {
+      reinterpret_cast<uint4*>(grid.out.at(line, i / kVectors))[i % kVectors] = {0, 0, 0, 0};
     }
-    write_quad(grid, run, head, dim, total);
-  });
-}
-
-// The splits of a run one after the other, and what follows when they are done.
-template <int kHeadDim, int kColumns, int kTiles>
-__device__ void attend_run(const FusedAttentionDecodeParams& p, const SplitGrid& grid, const Partials& partials,
-                           SplitWork<kHeadDim, kColumns, kTiles>& work, SplitShared<kHeadDim, kColumns>& shared) {
-  const Run& run = work.run;
-  const bool alone = work.cut.runs == 1;
-  const int warp = work.warp();
-  const float scale_log2 = p.scale * kLog2E;
-  int from = run.split, row = 0;
-#pragma unroll 1
-  for (int split = run.split; split < run.end_split; ++split) {
-    WarpSoftmax<kHeadDim, kColumns, kTiles> state;
-    state.clear();
-    work.attend(grid, scale_log2, shared, split, state);
-    state.store(&shared.sums[warp][row], &shared.weights[warp][row], run.heads, lane_id());
-    row += run.heads;
-    const bool is_end = split + 1 == run.end_split;
-    if (!is_end && row + run.heads <= kColumns * kColumnQueries) continue;
-    __syncthreads();
-    merge_warps<kHeadDim>(grid, run, alone, from, split + 1, partials, shared);
-    if (is_end) break;
-    __syncthreads();
-    from = split + 1;
-    row = 0;
-  }
-  if (!alone && is_last_to_arrive(partials.arrived + run.team, work.cut.runs, shared.is_last)) {
-    merge_splits<kHeadDim>(grid, run, work.cut.splits, partials);
   }
 }
 
-template <int kHeadDim, int kColumns>
-__device__ void attend_items(const FusedAttentionDecodeParams& p, const SplitGrid& grid, const Partials& partials) {
-  constexpr int kTiles = step_tiles(kHeadDim, kColumns);
-  SplitShared<kHeadDim, kColumns>& shared = *reinterpret_cast<SplitShared<kHeadDim, kColumns>*>(dynamic_shared());
+// A block's runs, one loop over all of them: what it does by the way has its code once.
+template <int kHeadDim, int kHalves>
+__device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid& grid, const Partials& partials) {
+  using Shape = SplitShape<kHeadDim>;
+  SplitShared<kHeadDim, kHalves>& shared = *reinterpret_cast<SplitShared<kHeadDim, kHalves>*>(dynamic_shared());
   let_next_start();
-  const RunSize size = RunSize::of_step(p.decode_meta, grid);
-  unsigned team = blockIdx.x, index = 0;
+  const Share share = Share::of_block(grid);
+  const float scale_log2 = scale * kLog2E;
+  const int warp = threadIdx.x / kWarpSize;
+  RunCursor first;
+  first.seek(grid, share);
+  KvRing<kHeadDim> ring(grid, first, shared.ring);
+  TeamHeads heads;
+  bool is_live, is_begin = true, keys = true;
+  int run_number = 0, split, slot = 0, requests = Shape::kSlots;
+  int32_t from, new_position;
+  DimSoftmax<kHeadDim, kHalves> sums, total;
 #pragma unroll 1
   while (true) {
-    for (; team >= grid.teams; team -= grid.teams) ++index;
-    // A block without work stays until the kernels before have ended, too: to the next one this one's end means that all of them have, and
-    // where every multiprocessor has a block of this one, each gets one of the next and none gets two.
-    if (index >= size.most) return wait_for_earlier();
-    SplitWork<kHeadDim, kColumns, kTiles> work;
-    const bool has_work = work.take(p, grid, size.tokens, team, static_cast<int>(index), shared);
-    wait_for_earlier();
-    if (has_work) {
-      work.load_vectors(grid);
-      wait_copies<0>();
+#pragma unroll 1
+    for (; requests > 0; --requests) ring.request(grid, share);
+    const RunCursor& run = shared.ring.run(run_number);
+    if (is_begin) {
+      if (!run.has_run(grid)) break;
+      NewVectors<kHeadDim, kHalves> vectors;
+      vectors.prepare(rope, grid, run);
+      wait_for_earlier();
+      vectors.load();
+      vectors.stage(rope, grid, shared);
       __syncthreads();
-      work.stage(p, grid, shared);
-      __syncthreads();
-      attend_run(p, grid, partials, work, shared);
-    } else {
-      wait_copies<0>();  // before the next item's are under way to the same place
-      if (index == 0) for_quads<kHeadDim>(work.run.heads, [&](int head, int dim, int) { write_quad(grid, work.run, head, dim, {}); });
+      heads = vectors.heads;
+      is_live = vectors.is_live;
+      is_begin = false;
+      split = run.split;
+      from = run.begin_position();
+      new_position = run.new_position();
+      sums.clear();
     }
-    team += gridDim.x;
+    unsigned char* tile = shared.ring.slots[slot][warp];
+    const unsigned new_token = new_position - (from + warp * kTileTokens);
+    const bool has_new = new_position >= 0 && new_token < kTileTokens;
+    ring.await();
+    if (has_new) patch_tile<kHeadDim>(tile, new_token, keys ? shared.new_k : shared.new_v);
+    if (keys) {
+      const uint32_t present = shared.ring.present[slot][warp] | (has_new ? 1u << new_token : 0);
+      TileScores scores;
+      score_tile(scores, shared, tile);
+      weigh_tile(scores, present, scale_log2, shared);
+      __syncwarp();
+    } else {
+      __syncthreads();
+      sums.add_step(shared, shared.ring.slots[slot]);
+      __syncthreads();
+      from += Shape::kStepTokens;
+      if (from >= min((split + 1) * run.cut.split_tokens(), run.length)) {
+        const RunResults<kHeadDim, kHalves> results = {grid, partials, run, heads, is_live};
+        if (!run.is_whole()) {
+          results.leave(sums, split);
+        } else if (split == 0) {
+          total = sums;
+        } else {
+          total.add(sums);
+        }
+        sums.clear();
+        if (++split == run.end_split) {
+          unsigned* arrived = partials.arrived + run.index * grid.line_teams + run.team;
+          if (run.is_whole()) {
+            results.write(total);
+          } else if (is_last_to_arrive(arrived, run.runs(share), shared.is_last)) {
+            results.merge();
+          }
+          ++run_number;
+          is_begin = true;
+        }
+      }
+    }
+    keys = !keys;
+    slot = slot + 1 == Shape::kSlots ? 0 : slot + 1;
+    requests = 1;
   }
+  // A block without work stays until the kernels before have ended, too: to the next one this one's end means that all of them have, and
+  // where every multiprocessor has a block of this one, each gets one of the next and none gets two.
+  wait_for_earlier();
+  clear_dead_lines<kHeadDim>(grid);
 }
 
-template <int kHeadDim, int kColumns>
-__global__ void __launch_bounds__(kSplitThreads, split_blocks(kHeadDim, kColumns))
-    split_attention_kernel(const __grid_constant__ FusedAttentionDecodeParams p, const __grid_constant__ SplitGrid grid,
+template <int kHeadDim, int kHalves>
+__global__ void __launch_bounds__(SplitShape<kHeadDim>::kThreads, 2)
+    split_attention_kernel(const __grid_constant__ RopeParams rope, const float scale, const __grid_constant__ SplitGrid grid,
                            const __grid_constant__ Partials partials) {
-  attend_items<kHeadDim, kColumns>(p, grid, partials);
-}
-
-// How many blocks the runs of a step are to make: two a multiprocessor where the teams alone make about one, else one. While it has one of
-// this kernel's, the next kernel's block has room beside it, and those spread evenly.
-int64_t busy_blocks(int64_t teams, int64_t multiprocessors) {
-  return teams * 4 >= multiprocessors * 3 ? 2 * multiprocessors : multiprocessors;
-}
-
-// Splits that the longest past the cache can hold has: no more need blocks.
-int64_t splits_in(const FusedAttentionDecodeParams& p) {
-  const int64_t needed = ceil_div(SplitCache::capacity_of(p.cache), kSplitUnit), most = most_splits(p.kv_heads);
-  return needed < 1 ? 1 : needed < most ? needed : most;
+  attend_runs<kHeadDim, kHalves>(rope, scale, grid, partials);
 }
 
 Partials partials_in(const FusedAttentionDecodeParams& p) {
@@ -208,45 +251,46 @@ Partials partials_in(const FusedAttentionDecodeParams& p) {
   return {sums, reinterpret_cast<Weight*>(weights), reinterpret_cast<unsigned*>(p.workspace)};
 }
 
-template <int kHeadDim, int kColumns>
+int64_t line_teams(const FusedAttentionDecodeParams& p) { return p.kv_heads * ceil_div(p.q_heads / p.kv_heads, kMaxTeamQueries); }
+
+template <int kHeadDim, int kHalves>
 int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
-  const int64_t group = p.q_heads / p.kv_heads, tiles = ceil_div(group, kColumns * kColumnQueries), teams = p.lines * p.kv_heads * tiles;
-  const int64_t count = multiprocessors(), items = teams * splits_in(p), resident = count * split_blocks(kHeadDim, kColumns);
-  const SplitGrid grid{static_cast<unsigned>(teams),
+  static_assert(sizeof(SplitShared<kHeadDim, kHalves>) <= kSharedBytes);
+  const int64_t group = p.q_heads / p.kv_heads;
+  const SplitGrid grid{p.decode_meta,
                        static_cast<int>(p.lines),
                        static_cast<int>(p.q_heads),
                        static_cast<int>(group),
-                       Divisor(p.kv_heads * tiles),
-                       Divisor(tiles),
+                       static_cast<unsigned>(line_teams(p)),
+                       Divisor(line_teams(p) / p.kv_heads),
                        Divisor(most_splits(p.kv_heads)),
-                       static_cast<float>(p.kv_heads * tiles) / static_cast<float>(busy_blocks(teams, count)),
                        SplitCache(p.cache),
                        {static_cast<const Bf16*>(p.q), p.q_line_stride, p.q_head_stride},
                        {static_cast<const Bf16*>(p.k), p.k_line_stride, p.k_head_stride},
                        {static_cast<const Bf16*>(p.v), p.v_line_stride, p.v_head_stride},
                        {static_cast<Bf16*>(p.out), p.out_line_stride, p.out_head_stride}};
-  LaunchShape shape{items < count ? count : items < resident ? items : resident, kSplitThreads};
-  shape.shared_bytes = sizeof(SplitShared<kHeadDim, kColumns>);
+  LaunchShape shape{multiprocessors(), SplitShape<kHeadDim>::kThreads};
+  shape.shared_bytes = kSharedBytes;
   shape.early = p.early;
-  return launch(split_attention_kernel<kHeadDim, kColumns>, shape, stream, p, grid, partials_in(p));
+  return launch(split_attention_kernel<kHeadDim, kHalves>, shape, stream, p.rope, p.scale, grid, partials_in(p));
 }
 
 template <int kHeadDim>
-int launch_columns(const FusedAttentionDecodeParams& p, void* stream) {
-  if constexpr (kHeadDim <= 128) {  // beyond it the registers hold one column
-    if (p.q_heads > kColumnQueries * p.kv_heads) return launch_split<kHeadDim, 2>(p, stream);
-  }
-  return launch_split<kHeadDim, 1>(p, stream);
+int launch_halves(const FusedAttentionDecodeParams& p, void* stream) {
+  return p.q_heads > kHalfQueries * p.kv_heads ? launch_split<kHeadDim, 2>(p, stream) : launch_split<kHeadDim, 1>(p, stream);
 }
 
-// Indices in the kernel are of 32 bits: vectors of 16 bytes in the cache, positions of a row, partial results, strides.
+// Indices in the kernel are of 32 bits: vectors of 16 bytes in the cache, positions of a row, partial results, strides,
+// units of all lines.
 bool fits_indices(const FusedAttentionDecodeParams& p) {
   const int64_t strides[] = {p.q_line_stride, p.q_head_stride, p.k_line_stride,   p.k_head_stride,
                              p.v_line_stride, p.v_head_stride, p.out_line_stride, p.out_head_stride};
   for (const int64_t stride : strides) {
     if (stride > INT32_MAX) return false;
   }
-  return SplitCache::fits(p.cache, p.kv_heads) && p.lines * p.q_heads < INT32_MAX / kMaxSplits;
+  const int64_t units = ceil_div(SplitCache::capacity_of(p.cache), kSplitUnit);
+  return SplitCache::fits(p.cache, p.kv_heads) && p.lines * p.q_heads < INT32_MAX / kMaxSplits &&
+         p.lines * p.q_heads * units < INT32_MAX / 2;
 }
 
 }  // namespace
@@ -263,13 +307,13 @@ int split_attention(const FusedAttentionDecodeParams& p, void* stream) {
   if (p.lines == 0 || p.q_heads == 0) return 0;
   switch (p.head_dim) {
     case 64:
-      return launch_columns<64>(p, stream);
+      return launch_halves<64>(p, stream);
     case 96:
-      return launch_columns<96>(p, stream);
+      return launch_halves<96>(p, stream);
     case 128:
-      return launch_columns<128>(p, stream);
+      return launch_halves<128>(p, stream);
     default:
-      return launch_columns<256>(p, stream);
+      return launch_halves<256>(p, stream);
   }
 }
 

@@ -1,0 +1,85 @@
+// A run's own vectors in split attention: the line's queries, and where the run has the new position its key and value. The warps take the
+// queries in turn; the last warp also has the new key, and the one before it the new value.
+#pragma once
+#include "cuda/rotate.cuh"
+#include "cuda/split_attention.cuh"
+
+namespace photon::cuda {
+
+template <int kHeadDim, int kHalves>
+struct NewVectors {
+  static constexpr int kWarps = SplitShape<kHeadDim>::kWarps;
+  static constexpr int kWarpQueries = kHalves * kHalfQueries / kWarps;
+
+  TeamHeads heads;
+  bool is_live;   // the line has a place and angles, else it comes to nothing
+  bool owns_new;  // this warp has the new key or value
+  bool writes;    // it also goes to the cache
+  KvPlaces own;
+  const Bf16 *query_at, *own_at;
+  int head_stride;
+  LaneAngles angles;
+  LanePairs<Bf16> query_norm, key_norm;
+  LanePairs<Bf16> vectors[kWarpQueries + 1];  // the last one: the new key or value
+
+  // Takes up a run, from what no kernel of the chain writes.
+  __device__ void prepare(const RopeParams& rope, const SplitGrid& grid, const RunCursor& run) {
+    heads = TeamHeads::of(grid, run.team, kHalves * kHalfQueries);
+    const bool can_be = can_rotate(rope, run.line);
+    const int32_t page = grid.cache.request(grid.cache.pages_of(run.line.row), run.line.row, run.line.position, can_be);
+    if (can_be) angles = LaneAngles::load(rope, run.line.position, kHeadDim);
+    query_norm = LanePairs<Bf16>::load(static_cast<const Bf16*>(rope.q_norm), kHeadDim, rope.q_norm != nullptr);
+    key_norm = LanePairs<Bf16>::load(static_cast<const Bf16*>(rope.k_norm), kHeadDim, rope.k_norm != nullptr);
+    const int32_t owned = run.new_position() >= 0 ? run.new_position() : run.length - 1;
+    own = grid.cache.places(page, heads.kv_head, run.line.position);
+    is_live = own.k != kAbsent;
+    owns_new = is_live && owned >= run.begin_position() && owned < run.end_position() && warp() >= kWarps - 2;
+    writes = heads.leads(grid);
+    head_stride = grid.q.head_stride;
+    query_at = computed_now(grid.q.at(run.index, heads.first + warp()));
+    own_at = computed_now(is_key() ? grid.k.at(run.index, heads.kv_head) : grid.v.at(run.index, heads.kv_head));
+  }
+
+  // Requests them. The kernel before this one writes them.
+  __device__ void load() {
+#pragma unroll
+    for (int i = 0; i < kWarpQueries; ++i) {
+      const Bf16* at = query_at + static_cast<int64_t>(head_stride) * (i * kWarps);
+      vectors[i] = LanePairs<Bf16>::load(at, kHeadDim, warp() + i * kWarps < heads.count);
+    }
+    vectors[kWarpQueries] = LanePairs<Bf16>::load(own_at, kHeadDim, owns_new);
+  }
+
+  // Rotated queries to shared memory, and the new key and value, there and (by one team of the KV head) into the cache. No block reads them
+  // back from there.
+  __device__ void stage(const RopeParams& rope, const SplitGrid& grid, SplitShared<kHeadDim, kHalves>& shared) {
+    LanePairs<Bf16> norm = query_norm;
+#pragma unroll 1
+    for (int i = 0; i <= kWarpQueries; ++i) {
+      const bool is_own = i == kWarpQueries;
+      const int query = warp() + i * kWarps;
+      LanePairs<Bf16> v = vectors[0];
+      if (is_own ? owns_new && is_key() : query < heads.count) {
+        const bool normed = (is_own ? rope.k_norm : rope.q_norm) != nullptr;
+        v = rotate_pairs(v, normed, norm, angles, rope.eps, kHeadDim);
+      }
+      if (is_own && owns_new) {
+        v.store(is_key() ? shared.new_k : shared.new_v, kHeadDim);
+        Bf16* cache = is_key() ? grid.cache.k : grid.cache.v;
+        if (writes) v.store(cache + static_cast<size_t>(is_key() ? own.k : own.v) * kPack, kHeadDim);
+      }
+      if (!is_own && query < heads.count) {
+        v.for_elements(kHeadDim, [&](int d, Bf16 e) { reinterpret_cast<Bf16*>(shared.queries.word(query, d / 16, d % 16))[d % 2] = e; });
+      }
+#pragma unroll
+      for (int j = 0; j < kWarpQueries; ++j) vectors[j] = vectors[j + 1];
+      if (i + 1 == kWarpQueries) norm = key_norm;
+    }
+  }
+
+ private:
+  __device__ static int warp() { return threadIdx.x / kWarpSize; }
+  __device__ static bool is_key() { return warp() == kWarps - 1; }
+};
+
+}  // namespace photon::cuda

@@ -1,0 +1,140 @@
+// Keys and values on their way into shared memory, in split attention: a ring of slots, the keys of a step of positions in one, its values in
+// the next. It runs ahead over all of a block's runs, whatever else the block does, and before wait_for_earlier() it fills: all it reads are
+// old positions.
+//
+// A step has a tile of 16 positions for each warp, which requests, awaits and patches its own tiles alone. Rows of a tile hold their
+// vectors of 16 bytes in an order of their own, so that the eight rows of a matrix that ldmatrix reads lie in different banks.
+#pragma once
+#include "cuda/ptx.cuh"
+#include "cuda/reduce.cuh"
+#include "cuda/split_work.cuh"
+
+namespace photon::cuda {
+
+constexpr int kTileTokens = 16;
+constexpr int kRingBytes = 96 * 1024;
+
+// How a block divides a head.
+template <int kHeadDim>
+struct SplitShape {
+  static constexpr int kWarps = kHeadDim <= 128 ? 8 : 4;
+  static constexpr int kThreads = kWarps * kWarpSize;
+  static constexpr int kStepTokens = kWarps * kTileTokens;
+  static constexpr int kVectors = kHeadDim / kPack;  // of a row
+  static constexpr int kPitch = kVectors <= 8 ? 8 : kVectors <= 16 ? 16 : 32;
+  static constexpr int kTileBytes = kTileTokens * kPitch * 16, kSlotBytes = kWarps * kTileBytes;
+  static constexpr int kSlots = kRingBytes / kSlotBytes;
+  static constexpr int kWarpDims = kHeadDim / kWarps < 16 ? 16 : kHeadDim / kWarps;  // of values; the last warps may have none
+
+  static_assert(kSplitUnit % kStepTokens == 0 && kSlots >= 3 && kHeadDim % kWarpDims == 0);
+
+  // Where a vector of a tile is. Because rows are powers of two apart, an exclusive or with 16 i leads i vectors on from a multiple of 2 i.
+  __device__ static int place(int token, int vector) { return (token * kPitch + (vector ^ token % 8)) * 16; }
+};
+
+template <int kHeadDim>
+struct RingMemory {
+  using Shape = SplitShape<kHeadDim>;
+
+  alignas(1024) unsigned char slots[Shape::kSlots][Shape::kWarps][Shape::kTileBytes];
+  uint32_t present[Shape::kSlots][Shape::kWarps];  // of keys: the bits of the positions that were in the cache
+
+  // Of each warp the runs from the one that it works on to the one whose steps it will request next, and then one without splits. They are
+  // here and not in registers because they are rarely looked at.
+  static constexpr int kRuns = 8;
+  RunCursor runs[kRuns][Shape::kWarps];
+
+  static_assert(kRuns >= Shape::kSlots / 2 + 2);
+
+  __device__ const RunCursor& run(int number) const { return runs[number % kRuns][threadIdx.x / kWarpSize]; }
+};
+
+// What requests the tiles of one warp.
+template <int kHeadDim>
+class KvRing {
+ public:
+  using Shape = SplitShape<kHeadDim>;
+  using Memory = RingMemory<kHeadDim>;
+
+  // From the block's first run on, which is number 0.
+  __device__ KvRing(const SplitGrid& grid, const RunCursor& run, Memory& memory) : memory_(memory) {
+    open_run(grid, run);
+    if (has_more_) request_page(grid, run);
+  }
+
+  // Requests the next keys, or the values that go with them, into the next slot, which no lane reads any more. Every call is a group of
+  // copies.
+  __device__ void request(const SplitGrid& grid, const Share& share) {
+    if (keys_) find_places(grid, share);
+    if (is_open_) copy(memory_.slots[slot_][warp()], keys_ ? grid.cache.k : grid.cache.v, keys_ ? places_.k : places_.v);
+    commit_copies();
+    keys_ = !keys_;
+    slot_ = slot_ + 1 == Shape::kSlots ? 0 : slot_ + 1;
+  }
+
+  // Waits for the warp's tile of the oldest request but those that have been used.
+  __device__ static void await() {
+    wait_copies<Shape::kSlots - 1>();
+    __syncwarp();
+  }
+
+ private:
+  __device__ static int warp() { return threadIdx.x / kWarpSize; }
+  __device__ static int token() { return threadIdx.x % kTileTokens; }
+
+  __device__ void open_run(const SplitGrid& grid, const RunCursor& run) {
+    if (threadIdx.x % kWarpSize == 0) memory_.runs[opened_ % Memory::kRuns][warp()] = run;
+    __syncwarp();
+    has_more_ = run.has_run(grid);
+    from_ = run.begin_position();
+  }
+
+  // Of this lane's position in the step from `from_` on. It is long under way when the places are asked for.
+  __device__ void request_page(const SplitGrid& grid, const RunCursor& run) {
+    const int32_t position = from_ + warp() * kTileTokens + token();
+    const bool wanted = position < run.end_position() && position != run.new_position();
+    page_ = grid.cache.request(grid.cache.pages_of(run.line.row), run.line.row, position, wanted);
+  }
+
+  // Takes the step from `from_` on and goes on to the next.
+  __device__ void find_places(const SplitGrid& grid, const Share& share) {
+    is_open_ = has_more_;
+    if (!has_more_) return;
+    RunCursor run = memory_.run(opened_);
+    places_ = grid.cache.places(page_, static_cast<int32_t>(grid.tiles.divides(run.team)), from_ + warp() * kTileTokens + token());
+    const uint32_t present = __ballot_sync(kFullWarp, places_.k != kAbsent);
+    if (threadIdx.x % kWarpSize == 0) memory_.present[slot_][warp()] = present % (1u << kTileTokens);
+    from_ += Shape::kStepTokens;
+    if (from_ >= run.end_position()) {
+      run.next(grid, share);
+      ++opened_;
+      open_run(grid, run);
+    }
+    if (has_more_) request_page(grid, run);
+  }
+
+  // Copies a tile whose row i is at lane i's place; zeros where there is none.
+  __device__ static void copy(unsigned char* tile, const Bf16* base, uint32_t place) {
+    constexpr int kRows = kWarpSize / Shape::kPitch;  // of all lanes at once
+    const int lane = threadIdx.x % kWarpSize, row = lane / Shape::kPitch, vector = lane % Shape::kPitch;
+    const int first = computed_now(Shape::place(row, vector));
+    base += vector * kPack;
+#pragma unroll
+    for (int i = 0; i < kTileTokens; i += kRows) {
+      const uint32_t there = __shfl_sync(kFullWarp, place, row + i);
+      const Bf16* source = base + static_cast<size_t>(there != kAbsent ? there : 0) * kPack;
+      if (vector < Shape::kVectors) async_copy16(tile + i * Shape::kPitch * 16 + (first ^ i % 8 * 16), source, there != kAbsent);
+    }
+  }
+
+  Memory& memory_;
+  int opened_ = 0;   // the run of the step that begins at `from_`
+  bool has_more_;    // there is such a step
+  int32_t from_;
+  int32_t page_;     // of that step
+  KvPlaces places_;  // of the step before, whose values may still be to be requested
+  bool is_open_ = false, keys_ = true;
+  int slot_ = 0;
+};
+
+}  // namespace photon::cuda
