@@ -166,8 +166,8 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
   KvRing<kHeadDim> ring(grid, first, shared.ring);
   TeamHeads heads;
   bool is_live, is_begin = true, keys = true;
-  int run_number = 0, split, slot = 0, requests = Shape::kSlots;
-  int32_t from, new_position;
+  int run_number = 0, blocks, split, slot = 0, requests = Shape::kSlots;  // blocks: that have runs of the team
+  int32_t from, split_end, new_position;
   DimSoftmax<kHeadDim, kHalves> sums, total;
 #pragma unroll 1
   while (true) {
@@ -178,6 +178,11 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
       if (!run.has_run(grid)) break;
       NewVectors<kHeadDim, kHalves> vectors;
       vectors.prepare(rope, grid, run);
+      blocks = run.runs(share);
+      split = run.split;
+      from = run.begin_position();
+      split_end = min(from + run.cut.split_tokens(), run.length);
+      new_position = run.new_position();
       wait_for_earlier();
       vectors.load();
       vectors.stage(rope, grid, shared);
@@ -185,9 +190,6 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
       heads = vectors.heads;
       is_live = vectors.is_live;
       is_begin = false;
-      split = run.split;
-      from = run.begin_position();
-      new_position = run.new_position();
       sums.clear();
     }
     unsigned char* tile = shared.ring.slots[slot][warp];
@@ -206,26 +208,27 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
       sums.add_step(shared, shared.ring.slots[slot]);
       __syncthreads();
       from += Shape::kStepTokens;
-      if (from >= min((split + 1) * run.cut.split_tokens(), run.length)) {
+      if (from >= split_end) {
         const RunResults<kHeadDim, kHalves> results = {grid, partials, run, heads, is_live};
-        if (!run.is_whole()) {
+        if (blocks > 1) {
           results.leave(sums, split);
         } else if (split == 0) {
           total = sums;
         } else {
           total.add(sums);
         }
-        sums.clear();
         if (++split == run.end_split) {
           unsigned* arrived = partials.arrived + run.index * grid.line_teams + run.team;
-          if (run.is_whole()) {
+          if (blocks == 1) {
             results.write(total);
-          } else if (is_last_to_arrive(arrived, run.runs(share), shared.is_last)) {
+          } else if (is_last_to_arrive(arrived, blocks, shared.is_last)) {
             results.merge();
           }
           ++run_number;
           is_begin = true;
         }
+        sums.clear();
+        split_end = min(split_end + run.cut.split_tokens(), run.length);
       }
     }
     keys = !keys;

@@ -101,7 +101,7 @@ using TileScores = float[2][4];
 
 template <int kHeadDim, int kHalves>
 __device__ inline void score_tile(TileScores& scores, const SplitShared<kHeadDim, kHalves>& shared, const unsigned char* tile) {
-  const int lane = threadIdx.x % kWarpSize, first = computed_now(SplitShape<kHeadDim>::place(lane / 16 * 8 + lane % 8, lane / 8 % 2));
+  const int lane = threadIdx.x % kWarpSize, first = SplitShape<kHeadDim>::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
   TileScores parts[2] = {};  // two chains of instructions each: one waits for the one before
 #pragma unroll
   for (int block = 0; block < kHeadDim / 16; ++block) {
@@ -118,8 +118,8 @@ __device__ inline void score_tile(TileScores& scores, const SplitShared<kHeadDim
   }
 }
 
-// From scores to the tile's weights, of the tokens whose bits are set in `present`. Weights are rounded before they are summed, so that what
-// the values are multiplied by adds up to one.
+// From scores to the tile's weights, of the tokens whose bits are set in `present`. Weights are rounded before they are summed, so that
+// what the values are multiplied by adds up to one.
 template <int kHeadDim, int kHalves>
 __device__ inline void weigh_tile(const TileScores& scores, uint32_t present, float scale_log2, SplitShared<kHeadDim, kHalves>& shared) {
   const LaneId lane = lane_id();

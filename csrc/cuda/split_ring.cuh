@@ -1,6 +1,6 @@
-// Keys and values on their way into shared memory, in split attention: a ring of slots, the keys of a step of positions in one, its values in
-// the next. It runs ahead over all of a block's runs, whatever else the block does, and before wait_for_earlier() it fills: all it reads are
-// old positions.
+// Keys and values on their way into shared memory, in split attention: a ring of slots, the keys of a step of positions in one, its values
+// in the next. It runs ahead over all of a block's runs, whatever else the block does, and before wait_for_earlier() it fills: all it reads
+// are old positions.
 //
 // A step has a tile of 16 positions for each warp, which requests, awaits and patches its own tiles alone. Rows of a tile hold their
 // vectors of 16 bytes in an order of their own, so that the eight rows of a matrix that ldmatrix reads lie in different banks.
@@ -117,7 +117,7 @@ class KvRing {
   __device__ static void copy(unsigned char* tile, const Bf16* base, uint32_t place) {
     constexpr int kRows = kWarpSize / Shape::kPitch;  // of all lanes at once
     const int lane = threadIdx.x % kWarpSize, row = lane / Shape::kPitch, vector = lane % Shape::kPitch;
-    const int first = computed_now(Shape::place(row, vector));
+    const int first = Shape::place(row, vector);
     base += vector * kPack;
 #pragma unroll
     for (int i = 0; i < kTileTokens; i += kRows) {
@@ -128,8 +128,8 @@ class KvRing {
   }
 
   Memory& memory_;
-  int opened_ = 0;   // the run of the step that begins at `from_`
-  bool has_more_;    // there is such a step
+  int opened_ = 0;  // the run of the step that begins at `from_`
+  bool has_more_;   // there is such a step
   int32_t from_;
   int32_t page_;     // of that step
   KvPlaces places_;  // of the step before, whose values may still be to be requested

@@ -109,7 +109,6 @@ struct RunCursor {
   }
 
   __device__ bool has_run(const SplitGrid& grid) const { return index < grid.lines; }
-  __device__ bool is_whole() const { return split == 0 && end_split == cut.splits; }
   __device__ int32_t begin_position() const { return split * cut.split_tokens(); }
   __device__ int32_t end_position() const { return min(length, end_split * cut.split_tokens()); }
 
