@@ -118,11 +118,11 @@ class KvRing {
     constexpr int kRows = kWarpSize / Shape::kPitch;  // of all lanes at once
     const int lane = threadIdx.x % kWarpSize, row = lane / Shape::kPitch, vector = lane % Shape::kPitch;
     const int first = Shape::place(row, vector);
-    base += vector * kPack;
+    const unsigned char* column = computed_now(reinterpret_cast<const unsigned char*>(base) + vector * 16);  // one addition a row
 #pragma unroll
     for (int i = 0; i < kTileTokens; i += kRows) {
       const uint32_t there = __shfl_sync(kFullWarp, place, row + i);
-      const Bf16* source = base + static_cast<size_t>(there != kAbsent ? there : 0) * kPack;
+      const unsigned char* source = column + static_cast<size_t>(there != kAbsent ? there : 0) * 16;
       if (vector < Shape::kVectors) async_copy16(tile + i * Shape::kPitch * 16 + (first ^ i % 8 * 16), source, there != kAbsent);
     }
   }
