@@ -108,7 +108,7 @@ def test_lines_longer_than_shared_memory_and_more_rows_than_the_gpu_holds(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("lines", [0, 1, 3, 8, 33, 64])
+@pytest.mark.parametrize("lines", [0, 1, 3, 8, 12, 21, 33, 64])
 @pytest.mark.parametrize(("n", "k"), [(7, 61), (100, 577), *ALIGNED])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("fast", [False, True])
