@@ -7,13 +7,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MODEL ?=
 RESULTS ?= benchmarks/results
+SANITIZE ?=
 export PROMPT ?= Why is the sky blue?
 CXX_SOURCES = $(shell find csrc tests/emulator -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
-
-# One dtype is enough for the sanitizers: what differs between dtypes is arithmetic, not indexes or barriers. The fast kernels have one.
-SANITIZED := tests/ops/test_step.py tests/ops/test_sample.py tests/ops/test_attention.py tests/ops/test_linear.py tests/ops/test_norm.py \
-	tests/ops/test_mlp.py tests/ops/test_embedding.py tests/ops/test_fused_linear.py tests/ops/test_split_attention.py \
-	tests/ops/test_chunk_attention.py tests/models/test_decoder_fast.py tests/engine/test_engine_cuda.py::test_graphs_and_eager_steps_agree
 
 # What runs on the CUDA kernels without a GPU: the ops, a decoder, graphs on the host and an engine at depth 2.
 EMULATED_OPS := $(addprefix tests/ops/test_,attention.py chunk_attention.py embedding.py errors.py fused_linear.py linear.py mlp.py norm.py \
@@ -47,11 +43,9 @@ test-gpu: gpu
 gpu: build
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "torch sees no GPU here: nothing to test on")'
 
+# All three tools side by side, in as many processes as there are cores: make sanitize SANITIZE="--tools racecheck=16 --limit 540".
 sanitize: gpu
-	for tool in memcheck synccheck racecheck; do \
-	  compute-sanitizer --tool $$tool --error-exitcode 9 $(BIN)/python -m pytest -m gpu -q -x $(SANITIZED) \
-	    -k "float32 or fast or not (bfloat16 or float16)" || exit 1; \
-	done
+	$(BIN)/python -m tests.sanitizer.run $(SANITIZE)
 
 # One process per model: what one of them breaks, the others are spared.
 bench-gpu: gpu

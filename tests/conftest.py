@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from tests.sanitizer.selection import Case, selected, shard
+
 if TYPE_CHECKING:
     from photon_ext.models.loader import LoadedModel
 
@@ -80,12 +82,35 @@ def pytest_report_header() -> str:
     return f"torch {torch.__version__}; CUDA device: {device}; not installed: {', '.join(sorted(MISSING)) or 'nothing'}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sanitized", action="store_true", help="of the tests that need a GPU those that run under compute-sanitizer")
+    parser.addoption("--shard", metavar="NUMBER/COUNT", help="one of so many parts of the tests")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _select(config, items)
     if torch.cuda.is_available():
         return
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keeps the tests that --sanitized and --shard ask for."""
+    names = [item.nodeid for item in items]
+    if config.getoption("--sanitized"):
+        names = selected(_case(item) for item in items if item.get_closest_marker("gpu"))
+    if (part := config.getoption("--shard")) is not None:
+        names = shard(names, part)
+    kept = set(names)
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+    items[:] = [item for item in items if item.nodeid in kept]
+
+
+def _case(item: pytest.Item) -> Case:
+    values = item.callspec.params if hasattr(item, "callspec") else {}
+    return Case(item.nodeid, getattr(item, "originalname", item.name), {name: str(value) for name, value in values.items()})
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
