@@ -3,8 +3,9 @@
     python -m benchmarks.peers --model qwen3-0.6b --batches 1,8,32 --json FILE [--peers ours,hf-cb,vllm] [--markdown FILE]
 
 A model is a named shape, whose random weights are written as a checkpoint that every peer loads and that is removed afterwards, or a
-Hugging Face directory. What is timed is the same for all: new tokens N / 4 to N after prompts of 64 tokens. How differs with what a peer
-tells, and is in its row. A peer that is not installed is reported as missing with how to get it, one that breaks as failed with its error.
+Hugging Face directory. What is timed is the same for all: new tokens N / 4 to N after prompts of 64 tokens; where a peer would take longer
+than --seconds for them, fewer, as its row says. How differs with what a peer tells, and is in its row. A peer that is not installed is
+reported as missing with how to get it, one that breaks as failed with its error.
 """
 
 from __future__ import annotations
@@ -101,11 +102,12 @@ def floor_rate(device: str, gib: float | None, timeout: float) -> dict[str, Any]
 
 
 def common_prefix(ours: Tokens, theirs: Tokens) -> float:
-    """The mean share of a row's tokens before the first that differs from ours."""
+    """The mean share of a row's tokens before the first that differs from ours; of the shorter where one has fewer."""
     shares = []
     for a, b in zip(ours, theirs, strict=True):
-        same = next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a))
-        shares.append(same / len(a))
+        length = min(len(a), len(b))
+        same = next((i for i in range(length) if a[i] != b[i]), length)
+        shares.append(same / length)
     return fmean(shares)
 
 
@@ -128,18 +130,34 @@ class Comparison:
         print(f"{self._model.name}: {CATALOG[peer].title} ...", flush=True)
         args = self._args
         setup = Setup(
-            str(self._model.directory), args.dtype, self._device, self._window, args.load_format, args.spin, use_fast_kernels(args)
+            str(self._model.directory),
+            args.dtype,
+            self._device,
+            self._window,
+            args.seconds,
+            args.load_format,
+            args.spin,
+            use_fast_kernels(args),
         )
-        prompts = [random_prompts(self._model.config.vocab, batch, PROMPT) for batch in self._args.batches]
-        report = run_worker(peer, setup, prompts, self._args.timeout, python)
-        entries = []
-        for batch in self._args.batches:
-            entry = self._result.measure({**labels, "batch": batch}, partial(self._figures, peer, batch, report))
-            entries += [] if entry is None else [entry]
-        return entries
+        prompts = [random_prompts(self._model.config.vocab, batch, PROMPT) for batch in args.batches]
+        rows: dict[int, dict[str, Any] | None] = {}
+
+        def add_row(report: Report, batch: int) -> None:
+            rows[batch] = self._result.measure({**labels, "batch": batch}, partial(self._figures, peer, batch, report))
+
+        def heard(report: Report) -> None:
+            for batch in report.batches.keys() - rows.keys():
+                add_row(report, batch)
+
+        report = run_worker(peer, setup, prompts, args.timeout, python, heard)
+        for batch in args.batches:
+            if batch not in rows:
+                add_row(report, batch)
+        return [row for row in rows.values() if row is not None]
 
     def _figures(self, peer: str, batch: int, report: Report) -> dict[str, Any]:
-        line, window = report.of(batch), self._window
+        line = report.of(batch)
+        window = Window(*line["window"])
         if peer == "ours":
             self._ours[batch] = line
         ours = self._ours.get(batch)
@@ -208,8 +226,9 @@ def arguments(given: list[str] | None) -> Namespace:
         metavar="PEER=PATH",
         help="run a peer with the interpreter it is installed for",
     )
+    options.add_argument("--seconds", type=float, default=10.0, help="for one batch of a peer, about; a slower one makes fewer tokens")
     options.add_argument("--folder", help="where checkpoints are written; default: shared memory if there is room")
-    options.add_argument("--timeout", type=float, default=900.0, help="seconds for one peer, all batches")
+    options.add_argument("--timeout", type=float, default=300.0, help="seconds for one peer, all batches")
     options.add_argument("--floor-gib", type=float, help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU")
     options.add_argument("--markdown", type=output_file, metavar="FILE", help="write the tables here as Markdown")
     args = options.parse_args(given)

@@ -40,6 +40,7 @@ CATALOG = {
     ),
     "hf-static": Entry("HF generate, static cache, eager", "hugging_face:StaticGenerate", "transformers", TRANSFORMERS),
     "compiled": Entry("torch.compile decode, gpt-fast style", "compiled:Compiled", "torch", "pip install torch"),
+    "compiled-tuned": Entry("torch.compile decode, gpt-fast's settings", "compiled:TunedCompiled", "torch", "pip install torch", gpu=True),
     "vllm": Entry(
         "vLLM",
         "vllm_peer:Vllm",

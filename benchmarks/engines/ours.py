@@ -57,7 +57,7 @@ class OurEngine:
             self._config, self._weights, None, **sizes, blocking=not self._setup.spin, fast_kernels=self._setup.fast
         )
         try:
-            return by_difference(lambda given, count: _generate(engine, given, count), prompts, window)
+            return by_difference(lambda given, count: _generate(engine, given, count), prompts, window, self._setup.seconds)
         finally:
             engine.close()
             if self._setup.device == "cuda":

@@ -14,6 +14,7 @@ from benchmarks.common.result import BenchmarkError
 Prompts = list[list[int]]
 Tokens = list[list[int]]
 REPEATS = 3
+LEAST_TOKENS = 32  # that even the slowest engine makes
 
 # How ms per step was found: the median of single steps in the window; (t(last) - t(first)) / (last - first) from medians of whole runs;
 # or the time of all of the window's steps over their number, median of runs.
@@ -34,6 +35,11 @@ class Window(NamedTuple):
         """Tokens that a step attends to, in the middle of the window."""
         return self.prompt + (self.first + self.last) / 2
 
+    def within(self, seconds: float, ms_per_step: float) -> Window:
+        """The window, or a shorter one in which a slow engine takes no more than so many seconds from the prompt to its end."""
+        last = min(self.last, max(LEAST_TOKENS, int(seconds * 1e3 / ms_per_step)))
+        return self if last == self.last else Window(self.prompt, max(1, last // 4), last)
+
 
 class Setup(NamedTuple):
     """What every peer is given.
@@ -43,6 +49,7 @@ class Setup(NamedTuple):
         dtype: its name.
         device: "cpu" or "cuda".
         window: what will be measured.
+        seconds: that a batch may take, about; engines that need more for the window are measured in a shorter one.
         load_format: for engines that can do without the checkpoint's weights: "auto" or "dummy".
         spin: for ours: wait for steps by spinning.
         fast: for ours: decode with the fast kernels, where they fit.
@@ -52,6 +59,7 @@ class Setup(NamedTuple):
     dtype: str
     device: str
     window: Window
+    seconds: float = 60.0
     load_format: str = "auto"
     spin: bool = False
     fast: bool = False
@@ -65,12 +73,14 @@ class Measured(NamedTuple):
         ms_spread: the least and the most that a sample gave.
         samples: steps or runs behind it.
         tokens: the new tokens of each row.
+        window: that was measured.
     """
 
     ms_per_step: float
     ms_spread: tuple[float, float]
     samples: int
     tokens: Tokens
+    window: Window
 
 
 class Peer(Protocol):
@@ -100,27 +110,37 @@ def by_steps(step_ms: Sequence[float], tokens: Tokens, window: Window) -> Measur
     if len(step_ms) < steps:
         raise BenchmarkError(f"{len(step_ms)} steps were timed, the window has {steps}")
     inside = step_ms[-steps:]
-    return Measured(median(inside), (min(inside), max(inside)), len(inside), tokens)
+    return Measured(median(inside), (min(inside), max(inside)), len(inside), tokens, window)
 
 
-def by_difference(generate: Callable[[Prompts, int], Tokens], prompts: Prompts, window: Window) -> Measured:
-    """From whole runs of two lengths, after one for warm-up: what both have, start and prefill, cancels."""
+def by_difference(generate: Callable[[Prompts, int], Tokens], prompts: Prompts, window: Window, seconds: float) -> Measured:
+    """From whole runs of two lengths, after some for warm-up: what both have, start and prefill, cancels. All in about `seconds`."""
+    few = window.within(0.0, 1.0).last
+    generate(prompts, few)
+    ms_per_step = _timed(generate, prompts, few)[0] / few * 1e3
+    window = window.within(seconds / (1 + REPEATS * (1 + window.first / window.last)), ms_per_step)
     generate(prompts, window.last)
-    seconds: dict[int, list[float]] = {window.first: [], window.last: []}
+    taken: dict[int, list[float]] = {window.first: [], window.last: []}
     tokens: Tokens = []
     for _ in range(REPEATS):
-        for count, times in seconds.items():
-            begin = time.perf_counter()
-            tokens = generate(prompts, count)
-            times.append(time.perf_counter() - begin)
-            check_tokens(tokens, count)
+        for count, times in taken.items():
+            duration, tokens = _timed(generate, prompts, count)
+            times.append(duration)
     steps = window.last - window.first
-    short, long = seconds[window.first], seconds[window.last]
+    short, long = taken[window.first], taken[window.last]
     ms = (median(long) - median(short)) * 1e3 / steps
     pairs = [(b - a) * 1e3 / steps for a, b in zip(short, long, strict=True)]
     if ms <= 0:
         raise BenchmarkError(f"{window.last} tokens took no longer than {window.first}: {long} and {short} s; measure more tokens")
-    return Measured(ms, (min(pairs), max(pairs)), REPEATS, tokens)
+    return Measured(ms, (min(pairs), max(pairs)), REPEATS, tokens, window)
+
+
+def _timed(generate: Callable[[Prompts, int], Tokens], prompts: Prompts, count: int) -> tuple[float, Tokens]:
+    begin = time.perf_counter()
+    tokens = generate(prompts, count)
+    duration = time.perf_counter() - begin
+    check_tokens(tokens, count)
+    return duration, tokens
 
 
 def check_tokens(tokens: Tokens, count: int) -> None:

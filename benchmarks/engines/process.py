@@ -9,12 +9,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common.env import REPOSITORY
 from benchmarks.common.result import BenchmarkError
 from benchmarks.engines.peer import Prompts, Setup
+
+POLL_SECONDS = 0.5
 
 
 class Report(NamedTuple):
@@ -34,23 +38,56 @@ class Report(NamedTuple):
         return line
 
 
-def run_worker(peer: str, setup: Setup, batches: list[Prompts], timeout: float, python: str | None = None) -> Report:
+def run_worker(
+    peer: str,
+    setup: Setup,
+    batches: list[Prompts],
+    timeout: float,
+    python: str | None = None,
+    heard: Callable[[Report], None] = lambda report: None,
+) -> Report:
     """Starts the worker (with another interpreter if `python` names one), waits up to `timeout` seconds, and ends what it has started.
 
-    `batches` are the prompts of each batch; a batch is known by its size.
+    `batches` are the prompts of each batch; a batch is known by its size. `heard` is called whenever a batch has got its line, with
+    all that was said so far.
     """
     with tempfile.TemporaryDirectory() as folder:
-        report, task, log = (Path(folder) / name for name in ("report.jsonl", "task.json", "log.txt"))
-        values = {"peer": peer, "setup": setup._asdict(), "prompts": batches, "report": str(report)}
+        path, task, log = (Path(folder) / name for name in ("report.jsonl", "task.json", "log.txt"))
+        values = {"peer": peer, "setup": setup._asdict(), "prompts": batches, "report": str(path)}
         task.write_text(json.dumps(values))
-        failure = run_module("benchmarks.engines.worker", [str(task)], log, timeout, python)
-        lines = [json.loads(line) for line in report.read_text().splitlines()] if report.exists() else []
+        said = 0
+
+        def listen() -> None:
+            nonlocal said
+            report = _read(path, None)
+            if len(report.batches) > said:
+                said = len(report.batches)
+                heard(report)
+
+        failure = run_module("benchmarks.engines.worker", [str(task)], log, timeout, python, listen)
+        return _read(path, failure)
+
+
+def _read(path: Path, failure: str | None) -> Report:
+    """A report as far as it is written; a line that is not whole yet is left out."""
+    text = path.read_text() if path.exists() else ""
+    lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
     loaded = next((line["loaded"] for line in lines if "loaded" in line), None)
     return Report(loaded, {line["batch"]: line for line in lines if "batch" in line}, failure)
 
 
-def run_module(module: str, arguments: list[str], log: Path, timeout: float, python: str | None = None) -> str | None:
-    """`python -m module arguments` with its output in `log`; why it failed, or None. Its whole process group ends with it."""
+def run_module(
+    module: str,
+    arguments: list[str],
+    log: Path,
+    timeout: float,
+    python: str | None = None,
+    listen: Callable[[], None] = lambda: None,
+) -> str | None:
+    """`python -m module arguments` with its output in `log`; why it failed, or None. Its whole process group ends with it.
+
+    `listen` is called now and then while it runs.
+    """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))}
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -62,12 +99,21 @@ def run_module(module: str, arguments: list[str], log: Path, timeout: float, pyt
             start_new_session=True,
         )
         try:
-            code = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            return f"still running after {timeout:.0f} s; last words: {last_line(log)}"
+            code = _wait(process, time.monotonic() + timeout, listen)
         finally:
             end_group(process)
+    if code is None:
+        return f"still running after {timeout:.0f} s; last words: {last_line(log)}"
     return None if code == 0 else f"exit status {code}: {last_line(log)}"
+
+
+def _wait(process: subprocess.Popen[bytes], end: float, listen: Callable[[], None]) -> int | None:
+    """The exit status; None where the process still runs at `end`."""
+    while time.monotonic() < end:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(min(POLL_SECONDS, max(0.0, end - time.monotonic())))
+        listen()
+    return None
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:

@@ -17,6 +17,7 @@ class Sglang:
 
     def __init__(self, setup: Setup) -> None:
         self.version = str(sglang.__version__)
+        self._seconds = setup.seconds
         length = setup.window.prompt + setup.window.last + SPARE
         self._engine = sglang.Engine(
             model_path=setup.directory,
@@ -28,7 +29,7 @@ class Sglang:
         )
 
     def measure(self, prompts: Prompts, window: Window) -> Measured:
-        return by_difference(self._generate, prompts, window)
+        return by_difference(self._generate, prompts, window, self._seconds)
 
     def _generate(self, prompts: Prompts, count: int) -> Tokens:
         params = {"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True}

@@ -17,13 +17,14 @@ class Vllm:
 
     def __init__(self, setup: Setup) -> None:
         self.version = str(vllm.__version__)
+        self._seconds = setup.seconds
         length = setup.window.prompt + setup.window.last + SPARE
         self._llm = vllm.LLM(
             model=setup.directory, load_format=setup.load_format, skip_tokenizer_init=True, dtype=setup.dtype, max_model_len=length
         )
 
     def measure(self, prompts: Prompts, window: Window) -> Measured:
-        return by_difference(self._generate, prompts, window)
+        return by_difference(self._generate, prompts, window, self._seconds)
 
     def _generate(self, prompts: Prompts, count: int) -> Tokens:
         params = vllm.SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)

@@ -20,7 +20,8 @@ from benchmarks.common.session import random_prompts
 from benchmarks.common.shapes import SHAPES, open_model
 from benchmarks.engines import process
 from benchmarks.engines.catalog import CATALOG, missing
-from benchmarks.engines.compiled import Compiled
+from benchmarks.engines.compiled import Compiled, TunedCompiled
+from benchmarks.engines.hugging_face import BLOCK_SIZE, sized
 from benchmarks.engines.ours import Ours
 from benchmarks.engines.peer import Setup, Tokens, Window, by_difference, by_steps
 from photon_ext.models.loader import load_model
@@ -91,6 +92,22 @@ def test_the_compiled_step_is_the_model(name: str, tmp_path: Path) -> None:
     assert measured.tokens == Ours(setup).measure(prompts, WINDOW).tokens
 
 
+@pytest.mark.parametrize(("peer", "graphs"), [(Compiled, 3), (TunedCompiled, 1)])
+def test_one_compiled_layer_serves_all(peer: type[Compiled], graphs: int, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        made.append(graph)
+        return graph.forward
+
+    compile_with = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda part, **_: compile_with(part, backend=backend, fullgraph=True, dynamic=False))
+    setup = Setup(str(directory), "float32", "cpu", WINDOW)
+    prompts = random_prompts(VOCAB, 3, WINDOW.prompt)
+    assert peer(setup).measure(prompts, WINDOW).tokens == Compiled(setup, compiles=False).measure(prompts, WINDOW).tokens
+    assert len(made) == graphs
+
+
 @pytest.mark.parametrize("name", ["tiny", "llama-small"])
 def test_a_written_checkpoint_is_the_model(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llama = SHAPES["llama-3.2-1b"]
@@ -138,9 +155,34 @@ def test_differences_cancel_what_both_runs_have() -> None:
         time.sleep(0.05 + 0.004 * count)
         return [[1] * count for _ in prompts]
 
-    assert by_difference(generate, [[1]], WINDOW).ms_per_step == pytest.approx(4.0, abs=1.5)
+    assert by_difference(generate, [[1]], WINDOW, 9.0).ms_per_step == pytest.approx(4.0, abs=1.5)
     with pytest.raises(BenchmarkError, match="stopped early"):
-        by_difference(lambda prompts, count: [[1] for _ in prompts], [[1]], WINDOW)
+        by_difference(lambda prompts, count: [[1] for _ in prompts], [[1]], WINDOW, 9.0)
+
+
+def test_a_slow_engine_is_measured_in_a_shorter_window() -> None:
+    window = Window(prompt=5, first=128, last=512)
+    assert window.within(60, 67.0) == window
+    assert window.within(10, 67.0) == Window(5, 37, 149)
+    assert window.within(0.1, 67.0) == Window(5, 8, 32)
+    counts: list[int] = []
+
+    def generate(prompts: list[list[int]], count: int) -> Tokens:
+        counts.append(count)
+        time.sleep(0.002 * count)
+        return [[1] * count for _ in prompts]
+
+    measured = by_difference(generate, [[1]], window, seconds=0.6)
+    assert measured.window.last < 128
+    assert measured.ms_per_step == pytest.approx(2.0, abs=0.7)
+    assert counts == [32, 32, measured.window.last, *[measured.window.first, measured.window.last] * 3]
+
+
+def test_a_cache_for_the_batch_holds_it_and_one_prompt_at_least_a_step() -> None:
+    options = sized(32, Window(prompt=64, first=128, last=512))
+    assert options[BLOCK_SIZE] * options["num_blocks"] > 32 * 576
+    assert options["max_batch_tokens"] == 128
+    assert sized(256, Window(64, 128, 512))["max_batch_tokens"] == 256  # a line for every row
 
 
 def test_a_worker_that_breaks_leaves_its_last_words(directory: Path, tmp_path: Path) -> None:
@@ -153,7 +195,10 @@ def test_a_worker_that_breaks_leaves_its_last_words(directory: Path, tmp_path: P
 
 def test_a_batch_that_breaks_leaves_the_others(directory: Path) -> None:
     bad, good = [[VOCAB + 1] * 5], random_prompts(VOCAB, 2, 5)
-    report = process.run_worker("ours-engine", Setup(str(directory), "float32", "cpu", WINDOW), [bad, good], 120, sys.executable)
+    heard: list[set[int]] = []
+    setup = Setup(str(directory), "float32", "cpu", WINDOW)
+    report = process.run_worker("ours-engine", setup, [bad, good], 120, sys.executable, lambda report: heard.append(set(report.batches)))
+    assert all(batches <= {1, 2} for batches in heard)
     with pytest.raises(BenchmarkError, match="RequestError: prompt 0"):
         report.of(1)
     assert len(report.of(2)["tokens"]) == 2
@@ -171,16 +216,22 @@ def test_a_worker_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
 
 
 def test_a_failed_peer_fails_the_run_and_not_the_others(tmp_path: Path) -> None:
-    options = {"load_format": "auto", "spin": False, "fast_kernels": False, "timeout": 60.0}
+    options = {"load_format": "auto", "spin": False, "fast_kernels": False, "timeout": 60.0, "seconds": 10.0}
     args = Namespace(python=[], batches=[1, 2], new_tokens=16, dtype="float32", device="cpu", **options)
     result = ResultFile("peers", args, tmp_path / "p.json")
-    line = {"batch": 1, "ms_per_step": 2.0, "ms_spread": [1.0, 3.0], "samples": 3, "tokens": [[1] * 16], "seconds": 1.0}
+    line = {"batch": 1, "ms_per_step": 2.0, "ms_spread": [1.0, 3.0], "samples": 3, "tokens": [[1] * 16], "window": WINDOW, "seconds": 1.0}
     model = peers.Model("tiny", SHAPES["tiny"], tmp_path, 1000)
     comparison = peers.Comparison(model, args, "cpu", 1e9, result)
     report = process.Report({"version": "1"}, {1: line, 2: {"batch": 2, "error": "RuntimeError: no room"}}, None)
+
+    def run_worker(*given: Any) -> process.Report:
+        given[-1](report._replace(batches={1: line}))
+        assert [entry["batch"] for entry in json.loads((tmp_path / "p.json").read_text())["entries"]] == [1]  # while it still runs
+        return report
+
     monkey = pytest.MonkeyPatch()
     with monkey.context() as patch:
-        patch.setattr(peers, "run_worker", lambda *given: report)
+        patch.setattr(peers, "run_worker", run_worker)
         assert [entry["batch"] for entry in comparison.add("ours")] == [1]
     assert [entry["status"] for entry in result.entries] == ["ok", "failed"]
     assert result.entries[1]["error"] == "BenchmarkError: RuntimeError: no room"
@@ -195,6 +246,7 @@ def test_a_worker_needs_no_build_of_ours() -> None:
 
 def test_common_prefixes() -> None:
     assert peers.common_prefix([[1, 2, 3, 4]], [[1, 2, 3, 4]]) == 1.0
+    assert peers.common_prefix([[1, 2, 3, 4]], [[1, 3]]) == 0.5
     assert peers.common_prefix([[1, 2, 3, 4], [1, 1, 1, 1]], [[1, 2, 0, 4], [0, 1, 1, 1]]) == 0.25
 
 
