@@ -57,8 +57,8 @@ class Bench:
         if missing is not None:
             result.absent(labels, "missing", missing)
             return None
-        needed, free = plan.memory * SPARE_MEMORY, free_bytes(self.setting.device)
-        if needed > free:
+        needed = plan.memory * SPARE_MEMORY
+        if not result.lost and needed > (free := free_bytes(self.setting.device)):  # a lost device does not say either
             result.absent(labels, "skipped", f"needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free")
             return None
         return result.measure(labels, partial(self._measure, model, plan))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -13,7 +14,8 @@ Run = Callable[[], object]
 
 CACHE_BYTES = 64 << 20  # taken for the last-level cache where torch does not tell
 COLD_FACTOR = 4  # rotated operands are this many times larger than the cache
-LEAST_NODES = 16  # runs in a graph at least, so that its launch is spread thin
+LEAST_US = 1000  # that a graph should take, so that its launch is spread thin; but no more than
+LEAST_NODES = 16  # runs for that
 SPIN_CYCLES = 200_000  # about 0.1 ms, in which the host queues the replay: the first node starts without waiting for it
 WARM_UP = 2
 
@@ -63,13 +65,13 @@ def time_runs(runs: Sequence[Run], device: torch.device, patience: Patience) -> 
 
 
 def _replay_times(runs: Sequence[Run], patience: Patience) -> list[float]:
-    rounds = -(-LEAST_NODES // len(runs))
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # libraries choose and allocate what they need before the capture
         for run in runs[:WARM_UP]:
             run()
     torch.cuda.synchronize()
+    rounds = _rounds(len(runs), _us(runs[0]))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(rounds):
@@ -81,16 +83,21 @@ def _replay_times(runs: Sequence[Run], patience: Patience) -> list[float]:
     times: list[float] = []
     start = time.perf_counter()
     while len(times) < 3 or (len(times) < patience.replays and time.perf_counter() - start < patience.seconds):
-        times.append(_replay_us(graph) / (rounds * len(runs)))
+        times.append(_us(graph.replay) / (rounds * len(runs)))
     return times
 
 
-def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
+def _rounds(runs: int, us: float) -> int:
+    """How often the runs go into a graph, if one takes about so long."""
+    return -(-min(LEAST_NODES, math.ceil(LEAST_US / max(us, 1.0))) // runs)
+
+
+def _us(run: Run) -> float:
     event: Any = torch.cuda.Event
     begin, end = event(enable_timing=True), event(enable_timing=True)
     torch.cuda._sleep(SPIN_CYCLES)
     begin.record()
-    graph.replay()
+    run()
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end)) * 1e3

@@ -23,6 +23,7 @@ from benchmarks.kernel_cases.case import (
     ints,
     normal,
     unwritten,
+    verify_call,
     way_arguments,
 )
 from photon_ext import ops, reference
@@ -31,6 +32,7 @@ from photon_ext.models.config import ModelConfig
 from photon_ext.models.rope import rope_tables
 
 WAYS = ("portable", "fast")
+APPEND_RUNS = 16
 CHECKED_LINES = 4  # the reference takes lines one by one
 
 
@@ -50,6 +52,7 @@ def decode_groups(config: ModelConfig, setting: Setting, batches: list[int], con
             memory = 2 * _kv_copies(config, setting, batch, context) * _kv_bytes(config, setting, batch, context)
             make = partial(_decode, config, setting, batch, context)
             yield [Plan(("fused_attention_decode_into",), "attention", labels, way, partial(make, way), memory) for way in WAYS]
+    yield [Plan(("rope_append_kv_",), "append", {"batch": batch}, "plain", partial(_append, config, setting, batch)) for batch in batches]
 
 
 def chunk_groups(config: ModelConfig, setting: Setting, chunks: list[int], contexts: list[int]) -> Iterator[list[Plan]]:
@@ -127,6 +130,18 @@ def _decode(config: ModelConfig, setting: Setting, batch: int, context: int, way
     runs = [partial(call, out, q, k, v, pages.k, pages.v, meta, table, *rest, **options) for table in pages.tables]
     nbytes = kv + sum(tensor.nbytes for tensor in (q, k, v, out))
     return Case(runs, nbytes, verify, baseline, setting.rotation.cold(kv), flops=4 * batch * context * config.q_size)
+
+
+def _append(config: ModelConfig, setting: Setting, batch: int) -> Case:
+    """Rotation of queries, and keys and values into their pages; all of it stays in the cache."""
+    q, k, v = (normal(setting, batch, heads, config.head_dim) for heads in (config.q_heads, config.kv_heads, config.kv_heads))
+    caches = [normal(setting, 1 + batch, PAGE_SIZE, config.kv_heads, config.head_dim) for _ in range(2)]
+    meta = ints(setting, [[7, PAGE_SIZE - 1, PAGE_SIZE, 1 + row] for row in range(batch)])
+    table = ints(setting, [[row] for row in range(batch + 1)])
+    gains = [1 + normal(setting, config.head_dim, deviation=0.1) if config.qk_norm else None for _ in range(2)]
+    args = (q, k, v, *caches, meta, table, *rope_tables(config, PAGE_SIZE, setting.device), *gains, config.rms_eps)
+    verify = partial(verify_call, "rope_append_kv_", args, (0, 3, 4), "plain")
+    return Case([bind("rope_append_kv_", *args)] * APPEND_RUNS, 2 * (q.nbytes + k.nbytes + v.nbytes), verify, None, cold=False)
 
 
 def _workspace(config: ModelConfig, setting: Setting, batch: int) -> dict[str, Any]:

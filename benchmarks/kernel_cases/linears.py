@@ -47,7 +47,11 @@ def linear_groups(config: ModelConfig, setting: Setting, batches: list[int]) -> 
                 for way in ("plain",) if op == "linear_into" else WAYS:
                     make = partial(_MAKERS[op], config, setting, projection, weights, batch, way)
                     plans.append(Plan((op,), projection.what, {"batch": batch}, way, make, memory))
+            if batch == 1:
+                make = partial(_gemv, config, setting, projection, weights)
+                plans.append(Plan(("gemv_into",), projection.what, {"batch": 1}, "plain", make, memory))
         yield plans
+    yield [Plan(("fused_mlp_into",), "mlp", {"batch": batch}, "plain", partial(_mlp, config, setting, batch), 1 << 30) for batch in batches]
 
 
 def _weight_bytes(setting: Setting, projection: Projection) -> int:
@@ -82,6 +86,41 @@ def _linear(config: ModelConfig, setting: Setting, projection: Projection, weigh
 
     verify = partial(verify_call, "linear_into", (out, x, weights()[0]), (0,), way)
     return _case(setting, projection, runs, (x, out), verify, baseline)
+
+
+def _gemv(config: ModelConfig, setting: Setting, projection: Projection, weights: Lazy) -> Case:
+    x, out = normal(setting, projection.k), unwritten(setting, projection.n)
+    runs = [bind("gemv_into", out, x, weight) for weight in weights()]
+
+    def baseline() -> Baseline:
+        return Baseline("torch.mv", [partial(torch.mv, weight, x, out=out) for weight in weights()])
+
+    verify = partial(verify_call, "gemv_into", (out, x, weights()[0]), (0,), "plain")
+    return _case(setting, projection, runs, (x, out), verify, baseline)
+
+
+def _mlp(config: ModelConfig, setting: Setting, batch: int) -> Case:
+    """Both matrices of a layer's MLP, copied together."""
+    _, _, gate_up, down, _ = projections(config)
+    nbytes = _weight_bytes(setting, gate_up) + _weight_bytes(setting, down)
+    copies = setting.rotation.copies(nbytes)
+    pairs = [
+        (normal(setting, gate_up.n, gate_up.k, deviation=gate_up.k**-0.5), normal(setting, down.n, down.k, deviation=down.k**-0.5))
+        for _ in range(copies)
+    ]
+    x, act = normal(setting, batch, config.hidden), unwritten(setting, batch, config.intermediate)
+    out = torch.empty_like(x)
+    runs = [bind("fused_mlp_into", out, act, x, *pair) for pair in pairs]
+
+    def composed(first: torch.Tensor, second: torch.Tensor) -> None:
+        gate, up = torch.mm(x, first.t()).chunk(2, dim=-1)
+        torch.mm(torch.mul(F.silu(gate), up, out=act), second.t(), out=out)
+
+    def baseline() -> Baseline:
+        return Baseline("torch.mm, F.silu, torch.mul, torch.mm", [partial(composed, *pair) for pair in pairs])
+
+    verify = partial(verify_call, "fused_mlp_into", (out, act, x, *pairs[0]), (0, 1), "plain")
+    return Case(runs, nbytes + x.nbytes + out.nbytes, verify, baseline, setting.rotation.cold(nbytes), dependencies=2)
 
 
 def _norm_linear(config: ModelConfig, setting: Setting, projection: Projection, weights: Lazy, batch: int, way: str) -> Case:

@@ -1,6 +1,7 @@
 """benchmarks.kernels on a tiny model and the CPU: every case runs, is checked, and a wrong or impossible one fails alone."""
 
 import json
+import re
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -11,7 +12,8 @@ import pytest
 import torch
 
 from benchmarks import kernels
-from benchmarks.common.replay import Patience, Rotation, time_runs
+from benchmarks.common.env import REPOSITORY
+from benchmarks.common.replay import Patience, Rotation, _rounds, time_runs
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.shapes import TINY
 from benchmarks.kernel_cases.case import Case, Plan, Setting, compare, way_arguments
@@ -20,8 +22,7 @@ from photon_ext import reference
 
 CPU = torch.device("cpu")
 SMALL = "--models tiny --device cpu --quick --floor-gib 0.01 --batches 1,3 --contexts 16,40 --chunks 8,32"
-FUSED = {"norm_linear_into", "linear_residual_", "norm_swiglu_into"}
-KNOWN = {name for name in FUSED if hasattr(torch.ops.photon_ext, name)}
+EVERY_OP = set(re.findall(r'"(\w+)\(Tensor', (REPOSITORY / "csrc" / "ops" / "schema.cpp").read_text()))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,9 +50,9 @@ def entries(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_every_op_is_measured_or_reported_as_missing(entries: list[dict[str, Any]]) -> None:
     measured = {entry["op"] for entry in entries if entry["status"] == "ok"}
     missing = {entry["op"] for entry in entries if entry["status"] == "missing"}
-    plain = {"embedding_into", "rms_norm_into", "add_rms_norm_into", "linear_into", "sample_into", "begin_step_", "publish_", "chain"}
-    assert plain | KNOWN | {"fused_attention_decode_into", "paged_attention_into"} <= measured
-    assert measured | missing >= plain | FUSED
+    assert measured == {"chain", *EVERY_OP}
+    assert not missing
+    assert len(EVERY_OP) >= 20
     assert {entry["status"] for entry in entries} <= {"ok", "missing"}
 
 
@@ -96,6 +97,26 @@ def test_a_wrong_result_is_an_error_and_the_others_go_on(tmp_path: Path, monkeyp
     assert failed == {("linear_into", what) for what in ("qkv", "o", "gate_up", "down", "lm_head")}
     assert all("relative error 0.09" in entry["error"] for entry in entries if entry["status"] == "failed")
     assert {entry["op"] for entry in entries if entry["status"] == "ok"} >= {"rms_norm_into", "fused_attention_decode_into"}
+
+
+def test_a_device_that_is_lost_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked how much memory is free such a device raises as well."""
+
+    def lost(*given: object) -> int:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    result = ResultFile("kernels", Namespace(), tmp_path / "k.json")
+    bench = kernels.Bench(Setting(CPU, torch.float32, Rotation(1 << 20, 8)), Patience(3, 0.01), 1e9)
+    assert bench.add("tiny", Plan(("linear_into",), "x", {"batch": 1}, "plain", lost), result) is None
+    monkeypatch.setattr(kernels, "free_bytes", lost)
+    assert bench.add("tiny", Plan(("linear_into",), "y", {"batch": 1}, "plain", lost), result) is None
+    assert [entry["status"] for entry in result.entries] == ["failed", "failed"]
+    assert "earlier entry left the CUDA device unusable" in result.entries[1]["error"]
+
+
+def test_short_runs_fill_a_graph_and_long_ones_do_not() -> None:
+    assert [_rounds(2, us) for us in (3.0, 80.0, 200.0, 2e3, 1e5)] == [8, 7, 3, 1, 1]
+    assert _rounds(100, 3.0) == 1
 
 
 def test_a_torch_that_cannot_do_it_costs_the_ratio_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +212,7 @@ def test_a_replay_is_divided_by_the_runs_in_it(monkeypatch: pytest.MonkeyPatch) 
     timing = time_runs(runs, torch.device("cuda"), Patience(7, 10.0))
     assert timing.replays == 7
     assert timing.us == pytest.approx(800 / 20)  # 4 rounds of 5 runs: at least 16
-    assert calls == [0, 1] + 4 * [0, 1, 2, 3, 4]
+    assert calls == [0, 1, 0] + 4 * [0, 1, 2, 3, 4]  # the third to see how long a run takes
 
 
 def test_comparisons_see_what_is_wrong() -> None:
