@@ -1,7 +1,7 @@
 """CUDA API calls and copies counted from CUPTI's activity records, through ctypes.
 
-Kernels are not recorded: the nodes of a graph run as they do unobserved, and there is little to read. torch.profiler takes such records to
-itself; count before it is first used in the process, or without it.
+Kernels are not recorded, nor is a wait's polling: the nodes of a graph run as they do unobserved, and there is little to read.
+torch.profiler takes such records to itself; count before it is first used in the process, or without it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import count, takewhile
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -19,6 +21,11 @@ from photon_ext.observe.api import plain_name
 # Numbers of cupti_activity.h and cupti_result.h (CUDA 11 to 13).
 MEMCPY, DRIVER, RUNTIME = 1, 4, 5
 DOMAINS = {DRIVER: DRIVER_API, RUNTIME: RUNTIME_API}
+ENABLE_ONE = {DRIVER: "cuptiActivityEnableDriverApi", RUNTIME: "cuptiActivityEnableRuntimeApi"}
+# What a spinning wait calls some thousand times a step. None of it blocks.
+POLLS = frozenset({
+    "cuEventQuery", "cudaEventQuery", "cuThreadExchangeStreamCaptureMode", "cudaThreadExchangeStreamCaptureMode", "cudaGetLastError",
+})  # fmt: skip
 MAX_LIMIT_REACHED = 12  # no record after this one
 FORCED = 1
 BUFFER_BYTES = 16 << 20
@@ -87,6 +94,7 @@ class ActivityRecords:
         _BUFFERS.take(self._cupti, self._filled)
         for kind in (MEMCPY, *DOMAINS):
             self._must("cuptiActivityEnable", kind)
+        self._leave_polls_out()
         self._begin = self._now()
         return self
 
@@ -111,7 +119,7 @@ class ActivityRecords:
         made = Counts("activity records", steps, copies=self.copies, copied_bytes=self.copied_bytes)
         inside = [call for call in self._calls if self._begin <= call.start and -call.minus_end <= self._end]
         for (kind, cbid), times in Counter((call.kind, call.cbid) for call in outermost(inside)).items():
-            made.calls[self._name(kind, cbid)] += times
+            made.calls[self._name(kind, cbid) or f"call {cbid}"] += times
         return made
 
     def _read(self, address: int, size: int) -> None:
@@ -136,10 +144,18 @@ class ActivityRecords:
         if result != MAX_LIMIT_REACHED:
             self._check(result, "cuptiActivityGetNextRecord")
 
+    def _leave_polls_out(self) -> None:
+        """After all calls are enabled, which enables these; where CUPTI cannot do it they are recorded, and counting takes longer."""
+        for kind, call in ENABLE_ONE.items():
+            for cbid in takewhile(partial(self._name, kind), count(1)):
+                if self._name(kind, cbid) in POLLS:
+                    getattr(self._cupti, call)(cbid, 0)
+
     def _name(self, kind: int, cbid: int) -> str:
+        """A call's name; empty where there is no such call."""
         name = ctypes.c_char_p()
-        self._must("cuptiGetCallbackName", DOMAINS[kind], cbid, ctypes.byref(name))
-        return plain_name((name.value or b"?").decode())
+        result = self._cupti.cuptiGetCallbackName(DOMAINS[kind], cbid, ctypes.byref(name))
+        return plain_name((name.value or b"").decode()) if result == 0 else ""
 
     def _now(self) -> int:
         time = ctypes.c_uint64()

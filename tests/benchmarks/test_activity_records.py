@@ -24,7 +24,9 @@ NAMES = {
     (2, 1): b"cudaGraphLaunch_v10000",
     (2, 2): b"cudaEventSynchronize_v3020",
     (2, 3): b"cudaDeviceSynchronize_v3020",
+    (2, 4): b"cudaEventQuery_v3020",
     (1, 1): b"cuGraphLaunch",
+    (1, 2): b"cuEventQuery",
 }
 COPY_BYTES = 96  # of CUpti_ActivityMemcpy6
 
@@ -43,6 +45,7 @@ class Cupti:
     def __init__(self, *records: bytes, dropped: int = 0, refuses: str = "") -> None:
         self.records, self.dropped, self.refuses = records, dropped, refuses
         self.enabled: set[int] = set()
+        self.silenced: list[tuple[str, int]] = []
         self.times = iter((100, 200))
 
     def cuptiActivityRegisterCallbacks(self, request: Any, complete: Any) -> int:
@@ -52,6 +55,16 @@ class Cupti:
     def cuptiActivityEnable(self, kind: int) -> int:
         self.enabled.add(kind)
         return 999 if self.refuses == "enable" else 0
+
+    def cuptiActivityEnableDriverApi(self, cbid: int, enable: int) -> int:
+        assert (DRIVER in self.enabled, enable) == (True, 0)
+        self.silenced.append(("driver", cbid))
+        return 0
+
+    def cuptiActivityEnableRuntimeApi(self, cbid: int, enable: int) -> int:
+        assert (RUNTIME in self.enabled, enable) == (True, 0)
+        self.silenced.append(("runtime", cbid))
+        return 0
 
     def cuptiActivityDisable(self, kind: int) -> int:
         self.enabled.remove(kind)
@@ -87,8 +100,8 @@ class Cupti:
         return 0
 
     def cuptiGetCallbackName(self, domain: int, cbid: int, name: Any) -> int:
-        name._obj.value = NAMES[domain, cbid]
-        return 0
+        name._obj.value = NAMES.get((domain, cbid))
+        return 0 if (domain, cbid) in NAMES else 1
 
     def cuptiGetResultString(self, result: int, text: Any) -> int:
         text._obj.value = b"CUPTI_ERROR_UNKNOWN"
@@ -99,6 +112,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, cupti: Cupti) -> ActivityRecords:
     monkeypatch.setattr(activity_records, "load_cupti", lambda: cupti)
     with ActivityRecords(lambda: None) as records:
         assert cupti.enabled == {MEMCPY, DRIVER, RUNTIME}
+        assert cupti.silenced == [("driver", 2), ("runtime", 4)]  # the polls of a spinning wait
     assert not cupti.enabled
     return records
 
