@@ -228,7 +228,7 @@ def arguments(given: list[str] | None) -> Namespace:
     )
     options.add_argument("--seconds", type=float, default=10.0, help="for one batch of a peer, about; a slower one makes fewer tokens")
     options.add_argument("--folder", help="where checkpoints are written; default: shared memory if there is room")
-    options.add_argument("--timeout", type=float, default=300.0, help="seconds for one peer, all batches")
+    options.add_argument("--timeout", type=float, default=600.0, help="seconds for one peer, all batches")
     options.add_argument("--floor-gib", type=float, help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU")
     options.add_argument("--markdown", type=output_file, metavar="FILE", help="write the tables here as Markdown")
     args = options.parse_args(given)

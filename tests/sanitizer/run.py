@@ -57,7 +57,7 @@ class Part(NamedTuple):
 
     def command(self, tests: list[str]) -> list[str]:
         tool = ["compute-sanitizer", "--tool", self.tool, "--error-exitcode", "9"]
-        pytest = ["-m", "pytest", "-v", "--sanitized", "--shard", f"{self.number}/{self.parts}", "-p", "no:cacheprovider"]
+        pytest = ["-m", "pytest", "-v", "--sanitized", "--shard", f"{self.number}/{self.parts}", "-p", "no:cacheprovider", "--durations=5"]
         return [*tool, sys.executable, *pytest, *tests]
 
 
