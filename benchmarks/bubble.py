@@ -5,8 +5,9 @@
 The engine serves requests that end by a stop token: temperature 1 and a stop set of 1/110 of the vocabulary, so that random weights
 generate about 110 tokens each and zombies occur as they would. Predictions come from steady medians of a run of their own, observations
 from the wall time of other requests. A row is met where they differ by no more than half a point, or a tenth of the gain; otherwise the
-cause is named. A run of few requests per stream shows what the batch's ramp-down does to a short benchmark. `--long` decodes 8,192 tokens
-in each of 32 sequences. `--meter-cost` compares steps with the meter on and off.
+causes are named, and a table shows them: how many steps of each depth, how many milliseconds, how many points. A run of few requests per
+stream shows what the batch's ramp-down does to a short benchmark. `--long` decodes 8,192 tokens in each of 32 sequences. `--meter-cost`
+compares steps with the meter on and off.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from benchmarks.common.bubble_plot import plot_gains
+from benchmarks.common.bubble_plot import plot_result
+from benchmarks.common.bubble_tables import bubble_sections, model_sections
+from benchmarks.common.calibration import Calibration
 from benchmarks.common.gain import Gain, Side, periods
 from benchmarks.common.options import (
     DTYPES,
@@ -38,23 +41,26 @@ from benchmarks.common.progress import Progress
 from benchmarks.common.pyplot import open_pyplot
 from benchmarks.common.result import BenchmarkError, ResultFile, write_text
 from benchmarks.common.sampling_time import sampling_ms
-from benchmarks.common.serving import LONGEST, Load, Medians, Served, Server, medians, serve
+from benchmarks.common.serving import LONGEST, Load, Served, Server, serve
 from benchmarks.common.shapes import SHAPES, open_model
-from benchmarks.common.table import markdown_table, print_table
+from benchmarks.common.steady import medians
+from benchmarks.common.step_log import StepLog
 from photon_ext.observe.cost_model import StepParts, predict_from_parts
 from photon_ext.observe.meter import Meter
 
+R = TypeVar("R")
+Runs = dict[int, list[R]]
+"""By depth, in the order they were made."""
 CALIBRATION_SEED, OBSERVED_SEED = 1, 1000
+WATCH_S = 2.0  # between looks at the meter, which take the engine's thread a moment
 UNIFORM = 1e4  # a temperature at which a real model's tokens are as uniform as those of random weights
 METER_ROUNDS, METER_TOKENS = 5, 200
 
-# Hugging Face, "Unlocking asynchronicity in continuous batching": 8B, 32 sequences, 8K tokens, H200. Seconds, active share.
-PUBLISHED_LONG = (("published: transformers, synchronous", 300.6, 0.760), ("published: transformers, asynchronous", 234.5, 0.994))
-
-PARTS = ("model", "streams", "forward ms", "sampling ms", "period ms", "left over us", "gap us")
-GAINS = ("model", "streams", "requests", "blocking ms", "pipelined ms", "L", "formula", "predicted", "observed", "while full", "met")
-LONG = ("what", "depth", "total s", "active share", "ms/step", "tokens/s")
-METER = ("model", "streams", "ms/step off", "ms/step on", "ratio")
+PUBLISHED_LONG = [
+    {"what": "published: transformers, synchronous", "wall_s": 300.6, "active_share": 0.760},
+    {"what": "published: transformers, asynchronous", "wall_s": 234.5, "active_share": 0.994},
+]
+"""Hugging Face, "Unlocking asynchronicity in continuous batching": 8B, 32 sequences, 8K tokens, H200."""
 
 
 class Bench:
@@ -77,13 +83,9 @@ class Bench:
         return Load(streams, requests, self.args.prompt, length, LONGEST * length, self.temperature)
 
     def gain(self, streams: int) -> dict[str, Any]:
-        """Depth 1 against depth 2: medians first, then other requests by wall time; and where --short asks for it, a few of them."""
-        load, short = self.load(streams, self.args.requests), self.load(streams, self.args.short)
-        with ExitStack() as stack:
-            servers = {depth: stack.enter_context(self._server(load, depth)) for depth in (1, 2)}
-            found = {depth: periods(self._calibrate(server, streams)) for depth, server in servers.items()}
-            gain = self._observe(servers, found, load)
-            brief = self._observe(servers, found, short) if self.args.short and streams == max(self.args.streams) else None
+        """Depth 1 against depth 2: medians of runs of their own, other requests by wall time; where --short asks for it, a few of them."""
+        load = self.load(streams, self.args.requests)
+        gain, brief = self._measured(load)
         parts = self._parts(load, gain)
         entry = {"parts": parts, **gain.as_dict(), "short": None if brief is None else brief.as_dict()}
         model = StepParts(
@@ -101,11 +103,13 @@ class Bench:
         args = self.args
         load = Load(args.long_sequences, 1, args.prompt, None, args.long_tokens, self.temperature)
         with self._server(load, depth, timing=True) as server:
-            served = self._serve(server, load, OBSERVED_SEED, f"{self.name} long")
+            served = self._serve(server, load, OBSERVED_SEED, f"{self.name} long, depth {depth}")
+            gap_us = server.engine.stats().step_gap_us
         steps = len(served.log.steps)
         return {
             "wall_s": served.log.wall_s,
             "active_share": 1 - served.gap_s / served.log.wall_s,
+            "gap_us": gap_us,
             "ms_per_step": served.log.wall_s * 1e3 / steps,
             "tokens_per_s": served.tokens_per_s,
             "sequences": args.long_sequences,
@@ -121,12 +125,35 @@ class Bench:
             servers = {metered: stack.enter_context(self._server(load, 2, meter=metered)) for metered in (False, True)}
             for round_ in range(METER_ROUNDS):
                 for metered, server in servers.items():
-                    found = medians(self._serve(server, load, round_, f"{self.name} meter").log, streams).decode
+                    found = medians([self._serve(server, load, round_, f"{self.name} meter").log], streams).decode
                     assert found is not None  # a run of METER_TOKENS full steps
                     times[metered].append(found)
         off, on = times[False], times[True]
         ratios = [with_ / without for without, with_ in zip(off, on, strict=True)]
         return {"off_ms": median(off), "on_ms": median(on), "ratio": median(ratios), "rounds": {"off": off, "on": on}}
+
+    def _measured(self, load: Load) -> tuple[Gain, Gain | None]:
+        """The gain, and that of the short run.
+
+        Depths take turns, and the runs of the medians lie before and behind what is observed: what changes on the machine meets all alike.
+        """
+        args, streams = self.args, load.streams
+        logs: Runs[StepLog] = {1: [], 2: []}
+        whole: Runs[Served] = {1: [], 2: []}
+        short: Runs[Served] = {1: [], 2: []}
+        with ExitStack() as stack:
+            servers = {depth: stack.enter_context(self._server(load, depth, timing=args.timing)) for depth in (1, 2)}
+            self._calibrate(servers, logs, streams)
+            for depth in logs:
+                periods(medians(logs[depth], streams, args.length))  # too few steps are an error now, and not after the long runs
+            for _ in range(args.rounds):
+                self._observe(servers, whole, load)
+                if args.short and streams == max(args.streams):
+                    self._observe(servers, short, self.load(streams, args.short))
+                self._calibrate(servers, logs, streams)
+        found = {depth: Calibration.of(logs[depth], streams, args.length) for depth in logs}
+        gain, brief = (Gain(*(Side(depth, found[depth], runs[depth]) for depth in (1, 2)), streams) for runs in (whole, short))
+        return gain, brief if short[1] else None
 
     def _server(self, load: Load, depth: int, *, timing: bool = False, meter: bool = True) -> Server:
         self.progress.show(f"{self.name} depth {depth}, streams {load.streams}: capture")
@@ -137,17 +164,15 @@ class Bench:
         with watched(self.progress, server.engine.meter, what):
             return serve(server.engine, load, seed)
 
-    def _calibrate(self, server: Server, streams: int) -> Medians:
-        return medians(self._serve(server, self.load(streams, self.args.calibrate), CALIBRATION_SEED, f"{self.name} medians").log, streams)
+    def _calibrate(self, servers: dict[int, Server], logs: Runs[StepLog], streams: int) -> None:
+        load, seed = self.load(streams, self.args.calibrate), CALIBRATION_SEED + len(logs[1])
+        for depth, server in _in_turns(servers, len(logs[1])):
+            logs[depth].append(self._serve(server, load, seed, f"{self.name} x{streams} depth {depth}, medians").log)
 
-    def _observe(self, servers: dict[int, Server], found: dict[int, Any], load: Load) -> Gain:
-        """Depths take turns, so that what changes on the machine meanwhile meets both."""
-        runs: dict[int, list[Served]] = {depth: [] for depth in servers}
-        for round_ in range(self.args.rounds):
-            for depth, server in servers.items():
-                runs[depth].append(self._serve(server, load, OBSERVED_SEED + round_, f"{self.name} depth {depth}"))
-        sides = {depth: Side(depth, found[depth], runs[depth]) for depth in servers}
-        return Gain(sides[1], sides[2], load.streams)
+    def _observe(self, servers: dict[int, Server], runs: Runs[Served], load: Load) -> None:
+        seed = OBSERVED_SEED + len(runs[1])
+        for depth, server in _in_turns(servers, len(runs[1])):
+            runs[depth].append(self._serve(server, load, seed, f"{self.name} x{load.streams} depth {depth}"))
 
     def _parts(self, load: Load, gain: Gain) -> dict[str, Any]:
         """What a pipelined step is made of: device time between events, and sampling by itself."""
@@ -155,7 +180,7 @@ class Bench:
         with self._server(load, 2, timing=True) as server:
             served = self._serve(server, calibration, CALIBRATION_SEED, f"{self.name} parts")
             gap_us = server.engine.stats().step_gap_us
-        device = medians(served.log, load.streams).device
+        device = medians([served.log], load.streams).device
         if device is None:
             raise BenchmarkError("no steady step was timed; use more requests, or longer ones")
         stops = len(load.stop_ids(self.config.vocab))
@@ -171,13 +196,18 @@ class Bench:
         }
 
 
+def _in_turns(servers: dict[int, Server], round_: int) -> list[tuple[int, Server]]:
+    """Depth 1 first, then depth 2 first, and so on: a drift of the machine cancels."""
+    return sorted(servers.items(), reverse=bool(round_ % 2))
+
+
 @contextmanager
 def watched(progress: Progress, meter: Meter, what: str) -> Iterator[None]:
     """Shows the meter's rates while the block runs."""
     done = threading.Event()
 
     def watch() -> None:
-        while not done.wait(0.5):
+        while not done.wait(WATCH_S):
             now = meter.snapshot()
             progress.show(f"{what}: {now.tokens} tokens, {now.tokens_per_s:.0f} a second, {now.waiting} requests wait")
 
@@ -191,94 +221,16 @@ def watched(progress: Progress, meter: Meter, what: str) -> Iterator[None]:
         progress.step()
 
 
-def part_row(entry: dict[str, Any]) -> list[object]:
-    """One line of the first table."""
-    parts = entry["parts"]
-    columns = (parts[name] for name in ("forward_ms", "sampling_ms", "period_ms", "left_over_us", "gap_us"))
-    return [entry["model"], entry["streams"], *columns]
-
-
-def gain_row(entry: dict[str, Any], found: dict[str, Any]) -> list[object]:
-    """One line of the second table; `found` is the entry itself, or its short run."""
-    named = (found[name] for name in ("formula", "predicted", "observed", "observed_full"))
-    shares = [None if value is None else f"{value:+.1%}" for value in named]
-    per_stream = found["requests"] // (entry["streams"] * found["rounds"])
-    return [
-        entry["model"], entry["streams"], f"{per_stream} each", found["block_ms"], found["pipe_ms"], round(found["length"], 1), *shares,
-        "yes" if found["met"] else "no",
-    ]  # fmt: skip
-
-
-def remarks(entry: dict[str, Any]) -> Iterator[str]:
-    """What has to be said about an entry, besides its figures."""
-    label = f"{entry['model']}, {entry['streams']} stream{'s' * (entry['streams'] > 1)}"
-    for name, found in (("", entry), (" (short run)", entry["short"])):
-        if found is None:
-            continue
-        if not found["met"]:
-            yield f"{label}{name}: {found['cause']}"
-        if not found["tokens_equal"]:
-            yield f"{label}{name}: depth 1 and depth 2 generated different tokens; gains compare tokens/s"
-        if found["stopped"] < 0.9 * found["requests"]:
-            yield f"{label}{name}: only {found['stopped']} of {found['requests']} requests met a stop token; zombies are rarer than meant"
-    yield f"{label}: {entry['verdict']}"
-
-
-class Report:
-    """Prints tables, and keeps them for --markdown."""
-
-    def __init__(self) -> None:
-        self.markdown = ""
-
-    def table(self, title: str, header: tuple[str, ...], rows: list[list[object]]) -> None:
-        """A table, unless it is empty."""
-        if not rows:
-            return
-        print(f"\n{title}", flush=True)
-        print_table(header, rows)
-        self.markdown += f"## {title}\n\n{markdown_table(header, rows)}\n"
-
-    def lines(self, lines: list[str]) -> None:
-        """Remarks under a table."""
-        print("\n".join(lines), flush=True)
-        self.markdown += "".join(f"- {line}\n" for line in lines) + ("\n" if lines else "")
-
-
-def run_gains(bench: Bench, result: ResultFile, report: Report) -> list[dict[str, Any]]:
-    """The first seed's two tables for one model."""
-    entries = []
-    for streams in bench.args.streams:
-        entry = result.measure({"what": "gain", "model": bench.name, "streams": streams}, partial(bench.gain, streams))
-        if entry is not None:
-            entries.append(entry)
-    report.table(f"{bench.name}: a pipelined step, medians", PARTS, [part_row(entry) for entry in entries])
-    rows = [gain_row(entry, found) for entry in entries for found in (entry, entry["short"]) if found is not None]
-    report.table(f"{bench.name}: depth 2 over depth 1", GAINS, rows)
-    report.lines([line for entry in entries for line in remarks(entry)])
-    return entries
-
-
-def run_long(bench: Bench, result: ResultFile, report: Report) -> None:
-    """The fourth seed's run, beside its published pair."""
-    rows: list[list[object]] = []
-    for depth in (1, 2):
-        entry = result.measure({"what": "long", "model": bench.name, "depth": depth}, partial(bench.long, depth))
-        if entry is not None:
-            rows.append([bench.name, depth, entry["wall_s"], f"{entry['active_share']:.1%}", entry["ms_per_step"], entry["tokens_per_s"]])
-    if rows:
-        rows += [[what, None, seconds, f"{share:.1%}", None, None] for what, seconds, share in PUBLISHED_LONG]
-    args = bench.args
-    report.table(f"{bench.name}: {args.long_tokens} tokens in each of {args.long_sequences} sequences", LONG, rows)
-
-
-def run_meter(bench: Bench, result: ResultFile, report: Report) -> None:
-    """What the meter costs."""
-    rows: list[list[object]] = []
-    for streams in bench.args.streams:
-        entry = result.measure({"what": "meter", "model": bench.name, "streams": streams}, partial(bench.meter_cost, streams))
-        if entry is not None:
-            rows.append([bench.name, streams, entry["off_ms"], entry["on_ms"], round(entry["ratio"], 4)])
-    report.table(f"{bench.name}: the meter's cost at depth 2", METER, rows)
+def measure_model(bench: Bench, result: ResultFile) -> None:
+    """All that is asked of one model; each row becomes an entry, also where it fails."""
+    args, name = bench.args, bench.name
+    asked = name in args.model
+    for streams in args.streams if asked and not args.no_gain else ():
+        result.measure({"what": "gain", "model": name, "streams": streams}, partial(bench.gain, streams))
+    for streams in args.streams if asked and args.meter_cost else ():
+        result.measure({"what": "meter", "model": name, "streams": streams}, partial(bench.meter_cost, streams))
+    for depth in (2, 1) if name in args.long else ():
+        result.measure({"what": "long", "model": name, "depth": depth}, partial(bench.long, depth))
 
 
 def open_bench(name: str, args: Namespace, progress: Progress, result: ResultFile) -> Bench | None:
@@ -292,11 +244,23 @@ def open_bench(name: str, args: Namespace, progress: Progress, result: ResultFil
     return made[0] if result.measure({"what": "model", "model": name}, load) is not None else None
 
 
+def models_of(args: Namespace) -> list[str]:
+    """The models that something is asked of."""
+    steps = [] if args.no_gain and not args.meter_cost else args.model
+    return list(dict.fromkeys([*steps, *args.long]))
+
+
 def parts_of(args: Namespace) -> int:
     """Runs in all, for the progress bar."""
-    gains = 0 if args.no_gain else sum(3 + 2 * args.rounds * (1 + bool(args.short and s == max(args.streams))) for s in args.streams)
+    gains = 0 if args.no_gain else sum(_runs(args, streams) for streams in args.streams)
     meter = 2 * METER_ROUNDS * len(args.streams) * args.meter_cost
     return len(args.model) * (gains + meter) + 2 * len(args.long)
+
+
+def _runs(args: Namespace, streams: int) -> int:
+    """Medians before and behind each round, the round itself, and the parts of a step."""
+    observed = 2 if args.short and streams == max(args.streams) else 1
+    return 2 * (args.rounds + 1 + args.rounds * observed) + 1
 
 
 def arguments(given: list[str] | None) -> Namespace:
@@ -307,7 +271,7 @@ def arguments(given: list[str] | None) -> Namespace:
         "--requests", type=_positive, default=30, help="requests per stream of the observed run; with 60 the ramp-down hardly shows"
     )
     options.add_argument("--short", type=int, default=1, help="requests per stream of the run that shows the ramp-down; 0: none")
-    options.add_argument("--calibrate", type=_positive, default=6, help="requests per stream of the run that the medians come from")
+    options.add_argument("--calibrate", type=_positive, default=5, help="requests per stream of each run that the medians come from")
     options.add_argument("--rounds", type=_positive, default=1, help="observed runs per depth, in turns")
     options.add_argument("--length", type=_positive, default=110, help="mean tokens of a request: the stop set is 1/N of the vocabulary")
     options.add_argument("--prompt", type=_positive, default=16, help="tokens of a prompt")
@@ -315,6 +279,9 @@ def arguments(given: list[str] | None) -> Namespace:
     options.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 for shapes, the loader's choice for models")
     fast_kernels_option(options)
     options.add_argument("--spin", action="store_true", help="wait for steps by spinning instead of yielding the CPU")
+    options.add_argument(
+        "--timing", action="store_true", help="time steps on the device as well: tells slow ones from late wake-ups; 3 µs each"
+    )
     options.add_argument("--no-gain", action="store_true", help="leave the tables of depth 1 and 2 out")
     options.add_argument("--long", type=names, default=[], help="models for the run of long answers")
     options.add_argument("--long-tokens", type=_positive, default=8192)
@@ -341,26 +308,24 @@ def _positive(text: str) -> int:
 def main(given: list[str] | None = None) -> int:
     args = arguments(given)
     args.kernels = running_kernels(args)
-    result, report, gains = ResultFile("bubble", args, args.json), Report(), []
+    result = ResultFile("bubble", args, args.json)
+    if args.long:
+        result.set(published=PUBLISHED_LONG)
     with Progress(parts_of(args)) as progress:
-        for name in dict.fromkeys([*args.model, *args.long]):
+        for name in models_of(args):
             bench = open_bench(name, args, progress, result)
             if bench is None:
                 continue
-            if name in args.model and not args.no_gain:
-                gains += run_gains(bench, result, report)
-            if name in args.model and args.meter_cost:
-                run_meter(bench, result, report)
-            if name in args.long:
-                run_long(bench, result, report)
+            measure_model(bench, result)
+            for section in model_sections(result.data, name):
+                section.show()
+            if args.markdown is not None:
+                write_text(args.markdown, "".join(section.markdown() for section in bubble_sections(result.data)))
             del bench  # before the next model is made
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-    if args.markdown is not None:
-        write_text(args.markdown, report.markdown)
-    if args.plot is not None and gains:
-        environment = result.data["environment"]
-        plot_gains(gains, args.plot, f"Depth 1 and depth 2 on {environment['gpu'] or environment['cpu']}")
+    if args.plot is not None:
+        plot_result(result.data, args.plot)
     return 0 if all(entry["status"] == "ok" for entry in result.entries) else 1
 
 

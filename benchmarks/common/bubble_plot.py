@@ -12,6 +12,15 @@ BLOCKING, PIPELINED, PREDICTED, OBSERVED = VERMILION, BLUE, "#999999", GREEN
 WIDTH = 0.38
 
 
+def plot_result(data: dict[str, Any], path: Path) -> bool:
+    """`plot_gains` of a result of `benchmarks.bubble`; False, and no file, where it has no gains."""
+    gains = [entry for entry in data["entries"] if entry["status"] == "ok" and entry["what"] == "gain"]
+    if gains:
+        environment = data["environment"]
+        plot_gains(gains, path, f"Depth 1 and depth 2 on {environment['gpu'] or environment['cpu']}")
+    return bool(gains)
+
+
 def plot_gains(entries: Sequence[dict[str, Any]], path: Path, title: str) -> None:
     """Writes a PNG: above, ms per step of both depths; below, the gain predicted and observed. `entries` as `Gain.as_dict` has them."""
     pyplot = open_pyplot()

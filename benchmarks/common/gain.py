@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
+from benchmarks.common.calibration import Calibration
+from benchmarks.common.cause import Cause, Excess, Tally
 from benchmarks.common.result import BenchmarkError
-from benchmarks.common.serving import Medians, Served, is_steady
+from benchmarks.common.serving import Served
+from benchmarks.common.steady import Medians
+from benchmarks.common.step_log import Part
 from photon_ext.observe.cost_model import Periods, Prediction, Steps, Workload, predict, steps_per_request
 from photon_ext.runtime.step import StepKind
 
 TOLERANCE = 0.005  # half a point, or
 TOLERANCE_SHARE = 0.1  # of the predicted gain, whichever is more
-
-
-class Cause(Enum):
-    """Where a run's wall time can differ from the model's."""
-
-    RAMP = "ramp-up and ramp-down: decode steps of a batch that is not full"
-    PREFILL = "prefill steps: more of them, or longer ones, than the model has"
-    TURNOVER = "steps of zombies alone: more of them, or longer ones, than the model has"
-    COUNT = "decode steps: another number of full ones than the model has"
-    UNEVEN = "uneven steps: full decode steps whose mean is not the steady median (noise of the machine, longer contexts)"
+MOST = 4  # causes named at most,
+REST = 0.2  # and no more than leave this share of the difference unexplained
+LEAST = 0.0005  # gain that is worth naming
 
 
 def periods(found: Medians) -> Periods:
@@ -35,11 +31,15 @@ def periods(found: Medians) -> Periods:
 
 @dataclass(frozen=True)
 class Side:
-    """One depth: its steady periods, and the runs that were observed."""
+    """One depth: its steady medians, and the runs that were observed."""
 
     depth: int
-    periods: Periods
+    calibration: Calibration
     runs: Sequence[Served]
+
+    @property
+    def periods(self) -> Periods:
+        return periods(self.calibration.usual)
 
     @property
     def tokens_per_s(self) -> float:
@@ -54,7 +54,7 @@ class Side:
         tokens, seconds = 0, 0.0
         for run in self.runs:
             timed = run.log.intervals_ms()
-            last = max((i for i, (step, _) in enumerate(timed) if is_steady(step, streams)), default=-1)
+            last = max((i for i, (step, _) in enumerate(timed) if step.steady(streams)), default=-1)
             tokens += sum(step.rows - step.zombies for step, _ in timed[: last + 1])
             seconds += sum(ms for _, ms in timed[: last + 1]) / 1e3
         return tokens / seconds if seconds else 0.0
@@ -67,38 +67,58 @@ class Side:
     def mean_length(self) -> float:
         return sum(run.tokens for run in self.runs) / self.requests
 
-    def excess_ms(self, work: Workload) -> dict[Cause, float]:
-        """Wall time over the model's, by cause, milliseconds; the causes add up."""
-        steps = steps_per_request(work, self.depth)
-        extra = dict.fromkeys(Cause, 0.0)
+    def excess(self, work: Workload) -> Tally:
+        """Wall time over the model's, by cause; the causes add up."""
+        steps, own, tally = steps_per_request(work, self.depth), self.periods, Tally()
         for run in self.runs:
-            for cause, value in _excess_ms(run, self.periods, steps, work.streams).items():
-                extra[cause] += value
-        return extra
+            tally.update(_other_steps(run, own, steps, work.streams))
+            tally.update(self.calibration.uneven(run.log, work.streams))
+        return tally
 
 
-def _excess_ms(run: Served, own: Periods, steps: Steps, streams: int) -> dict[Cause, float]:
-    time_of = dict.fromkeys(("steady", "ramp", "prefill", "dead"), 0.0)
+def _other_steps(run: Served, own: Periods, steps: Steps, streams: int) -> Tally:
+    """What the steps that are no full decode steps took over the model, and what the number of full ones did."""
+    times: dict[Cause, list[float]] = {Cause.RAMP: [], Cause.PREFILL: [], Cause.TURNOVER: []}
     steady, ramp_rows = 0, 0
     for step, ms in run.log.intervals_ms():
         if step.kind is StepKind.PREFILL:
-            time_of["prefill"] += ms
+            times[Cause.PREFILL].append(ms)
         elif step.dead:
-            time_of["dead"] += ms
-        elif is_steady(step, streams):
-            time_of["steady"] += ms
+            times[Cause.TURNOVER].append(ms)
+        elif step.steady(streams):
             steady += 1
         else:
-            time_of["ramp"] += ms
+            times[Cause.RAMP].append(ms)
             ramp_rows += step.rows - step.zombies
     count, ramp = len(run.lengths), ramp_rows / streams  # as many full steps would have made the ramp's tokens
-    return {
-        Cause.RAMP: time_of["ramp"] - ramp * own.decode_ms,
-        Cause.PREFILL: time_of["prefill"] - count * steps.prefill * own.prefill_ms,
-        Cause.TURNOVER: time_of["dead"] - count * steps.dead * own.dead_ms,
-        Cause.COUNT: (steady + ramp - count * steps.decode) * own.decode_ms,
-        Cause.UNEVEN: time_of["steady"] - steady * own.decode_ms,
-    }
+    prefills, dead = len(times[Cause.PREFILL]), len(times[Cause.TURNOVER])
+    more_prefills, more_decodes = prefills - count * steps.prefill, steady + ramp - count * steps.decode
+    tally = Tally()
+    tally.add(Cause.RAMP, sum(times[Cause.RAMP]) - ramp * own.decode_ms, len(times[Cause.RAMP]))
+    tally.add(Cause.PREFILLS, more_prefills * own.prefill_ms, more_prefills)
+    tally.add(Cause.PREFILL, sum(times[Cause.PREFILL]) - prefills * own.prefill_ms, prefills)
+    tally.add(Cause.TURNOVER, sum(times[Cause.TURNOVER]) - count * steps.dead * own.dead_ms, dead)
+    tally.add(Cause.COUNT, more_decodes * own.decode_ms, more_decodes)
+    return tally
+
+
+class Effect(NamedTuple):
+    """What a cause did: to each depth's wall time, and in points of gain (1 is 100 %)."""
+
+    cause: Cause
+    block: Excess
+    pipe: Excess
+    points: float
+
+    def text(self) -> str:
+        """With the figures that show it."""
+        depths = ((1, self.block), (2, self.pipe))
+        shown = ", ".join(f"{found.ms:+.1f} ms in {found.steps:.0f} steps at depth {depth}" for depth, found in depths if found != Excess())
+        return f"{self.points * 100:+.1f} by {self.cause.value} ({shown})"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a result file."""
+        return {"cause": self.cause.value, "points": self.points, "block": self.block._asdict(), "pipe": self.pipe._asdict()}
 
 
 @dataclass(frozen=True)
@@ -146,23 +166,29 @@ class Gain:
         """Whether both depths generated the same tokens."""
         return [run.digest for run in self.block.runs] == [run.digest for run in self.pipe.runs]
 
-    def effects(self) -> dict[Cause, float]:
+    def effects(self) -> list[Effect]:
         """What each cause adds to the observed gain; they add up to the whole difference where both depths made the same tokens."""
         work = self.work
-        shares = []
-        for side in (self.block, self.pipe):
-            model = side.requests * steps_per_request(work, side.depth).time_ms(side.periods)
-            shares.append({cause: ms / model for cause, ms in side.excess_ms(work).items()})
-        scale = (1 + self.prediction.gain) / (1 + sum(shares[1].values()))
-        return {cause: scale * (shares[0][cause] - shares[1][cause]) for cause in Cause}
+        models = [side.requests * steps_per_request(work, side.depth).time_ms(side.periods) for side in (self.block, self.pipe)]
+        block, pipe = (side.excess(work) for side in (self.block, self.pipe))
+        scale = (1 + self.prediction.gain) / (1 + pipe.total_ms / models[1])
+        return [
+            Effect(cause, block.of(cause), pipe.of(cause), scale * (block.of(cause).ms / models[0] - pipe.of(cause).ms / models[1]))
+            for cause in Cause
+            if cause in block.found or cause in pipe.found
+        ]
 
     def explained(self) -> str:
-        """The causes of a difference, the largest first, in points of gain."""
+        """The causes of a difference, the largest first, in points of gain, until they make up most of it."""
         off = self.observed - self.prediction.gain
-        effects = sorted(self.effects().items(), key=lambda item: -item[1] * (1 if off > 0 else -1))
-        named = [f"{points:+.1f} by {cause.value}" for cause, effect in effects if abs(points := effect * 100) >= 0.05 and effect * off > 0]
+        named, left = [], abs(off)
+        for effect in sorted(self.effects(), key=lambda each: -each.points * (1 if off > 0 else -1)):
+            if left <= REST * abs(off) or effect.points * off <= 0 or abs(effect.points) < LEAST:
+                break
+            named.append(effect.text())
+            left -= abs(effect.points)
         full = "" if self.observed_full is None else f" ({self.observed_full:+.1%} while the batch was full)"
-        return f"{off * 100:+.1f} points off{full}: " + ("; ".join(named[:2]) or "no single cause")
+        return f"{off * 100:+.1f} points off{full}: " + ("; ".join(named[:MOST]) or "no single cause")
 
     def as_dict(self) -> dict[str, Any]:
         """For a result file."""
@@ -171,6 +197,7 @@ class Gain:
             "block_ms": found.block_ms,
             "pipe_ms": found.pipe_ms,
             "periods": {"block": vars(self.block.periods), "pipe": vars(self.pipe.periods)},
+            "medians": {"block": _medians_dict(self.block.calibration.usual), "pipe": _medians_dict(self.pipe.calibration.usual)},
             "length": self.pipe.mean_length,
             "requests": self.pipe.requests,
             "rounds": len(self.pipe.runs),
@@ -183,8 +210,16 @@ class Gain:
             "tolerance": self.tolerance,
             "met": self.met,
             "cause": None if self.met else self.explained(),
-            "effects": {cause.name.lower(): value for cause, value in self.effects().items()},
+            "effects": {effect.cause.name.lower(): effect.as_dict() for effect in self.effects()},
             "tokens_per_s": {"block": self.block.tokens_per_s, "pipe": self.pipe.tokens_per_s},
             "wall_s": {"block": self.block.wall_s, "pipe": self.pipe.wall_s},
             "tokens_equal": self.tokens_equal,
         }
+
+
+def _medians_dict(usual: Medians) -> dict[str, Any]:
+    return {
+        **usual._asdict(),
+        "sorts": {beside.name.lower(): sort._asdict() for beside, sort in usual.sorts.items()},
+        "parts": {part.name.lower(): ms for part, ms in zip(Part, usual.parts, strict=True)},
+    }

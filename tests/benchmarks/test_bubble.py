@@ -15,8 +15,9 @@ import torch
 from benchmarks import bubble
 from benchmarks.common.progress import Progress
 from benchmarks.common.sampling_time import sampling_ms
-from benchmarks.common.serving import Load, Server, medians, serve
+from benchmarks.common.serving import Load, Server, serve
 from benchmarks.common.shapes import open_model
+from benchmarks.common.steady import medians
 from benchmarks.common.table import markdown_table
 from benchmarks.report import headline
 
@@ -61,6 +62,12 @@ def test_gains_are_wall_times_and_predictions_are_medians(made: tuple[dict[str, 
         assert entry["block_ms"] > 0 < entry["pipe_ms"]
         assert entry["verdict"]
         assert entry["from_parts"]["overlap"] == 0, "on a CPU the model hides nothing"
+        explained = sum(effect["points"] for effect in entry["effects"].values())
+        assert explained == pytest.approx(entry["observed"] - entry["predicted"], abs=0.02)
+        for side in ("block", "pipe"):
+            sorts = entry["medians"][side]["sorts"].values()
+            assert sum(sort["ms"] * sort["share"] for sort in sorts) == pytest.approx(entry["periods"][side]["decode_ms"], rel=1e-4)
+            assert all(ms >= 0 for ms in entry["medians"][side]["parts"].values())
     one, three = of(made[0], "gain")
     assert one["periods"]["pipe"]["dead_ms"] > 0 == one["periods"]["block"]["dead_ms"]
     assert (one["short"], three["short"]["requests"]) == (None, 3 * 2)
@@ -76,10 +83,12 @@ def test_parts_add_up_to_the_device_time(made: tuple[dict[str, Any], str]) -> No
 
 def test_long_answers_have_an_active_share(made: tuple[dict[str, Any], str]) -> None:
     depths = of(made[0], "long")
-    assert [entry["depth"] for entry in depths] == [1, 2]
+    assert [entry["depth"] for entry in depths] == [2, 1], "what matters more comes first"
+    assert [row["wall_s"] for row in made[0]["published"]] == [300.6, 234.5]
     for entry in depths:
         assert entry["tokens_in_all"] == 3 * 40
         assert 0 < entry["active_share"] < 1
+        assert entry["gap_us"] > 0
         assert entry["wall_s"] == pytest.approx(entry["tokens_in_all"] / entry["tokens_per_s"], rel=1e-4)
 
 
@@ -93,9 +102,12 @@ def test_the_meter_is_compared_with_none(made: tuple[dict[str, Any], str]) -> No
 
 def test_tables_are_markdown_with_the_published_rows(made: tuple[dict[str, Any], str]) -> None:
     _, text = made
-    for title in ("a pipelined step, medians", "depth 2 over depth 1", "40 tokens in each of 3 sequences", "the meter's cost"):
+    for title in ("a pipelined step, medians", "depth 2 over depth 1", "what the medians do not predict"):
+        assert f"## tiny: {title}" in text
+    for title in ("40 tokens in each of 3 sequences", "the meter's cost"):
         assert f"## tiny: {title}" in text
     assert "| published: transformers, asynchronous | - | 234.5 | 99.4% |" in text
+    assert text.index("| tiny | 1 | ") < text.index("| tiny | 2 | "), "blocking, then pipelined"
     assert "| tiny | 3 | 1 each |" in text
     for block in text.split("\n\n"):
         if block.startswith("|"):
@@ -122,7 +134,7 @@ def test_timing_gives_device_times_and_gaps() -> None:
     load = Load(2, 3, 8, None, 40, 1.0)
     with Server(config, weights, load, 2, timing=True) as server:
         served = serve(server.engine, load, 1)
-    found = medians(served.log, 2)
+    found = medians([served.log], 2)
     assert found.device is not None
     assert found.decode is not None
     assert 0 < found.device < found.decode * 2

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from photon_ext.layout import RowColumn
 from photon_ext.runtime.ports import StepSpec
@@ -28,20 +29,45 @@ class Costs:
     commit: float = 0.2
     per_row: float = 0.0  # of a decode step, per live row
     commit_per_row: float = 0.0
-    jitter: tuple[float, ...] = (0.0,)  # added to decode steps, in turns
+    per_token: float = 0.0  # of a decode step, per token that a row attends to, on average
+    after_prefill: float = 0.0  # of a decode step that follows a prefill step
+    jitter: tuple[float, ...] = (0.0,)  # added to decode steps, in turns;
+    launch_jitter: tuple[float, ...] = (0.0,)  # to the host's part in a launch;
+    commit_jitter: tuple[float, ...] = (0.0,)  # to that after a wait;
+    wake_up: tuple[float, ...] = (0.0,)  # and between the end of a step that was waited for and the end of the wait
+
+
+class VirtualSpan(NamedTuple):
+    """Implements Span."""
+
+    begin_ns: int
+    end_ns: int
+
+    def gap_us(self, previous: Any) -> float:
+        return (self.begin_ns - previous.end_ns) / 1e3
+
+    def length_us(self) -> float:
+        return (self.end_ns - self.begin_ns) / 1e3
 
 
 class VirtualDevice(ScriptedDevice):
-    """Its host clock moves at launches and waits alone."""
+    """Its host clock moves at launches and waits alone. `timing`: its slots tell when their steps ran."""
 
-    def __init__(self, costs: Costs, max_rows: int, depth: int, max_len: int) -> None:
+    def __init__(self, costs: Costs, max_rows: int, depth: int, max_len: int, timing: bool = False) -> None:
         super().__init__(max_rows=max_rows, max_len=max_len, depth=depth, page_size=16, max_stop_ids=64)
         self.costs = costs
         self.host_ns = MS
         self.free_ns = 0
+        self.waits = 0
+        self.timing = timing
+        self.last_kind = StepKind.PREFILL
 
     def now(self) -> int:
         return self.host_ns
+
+    def sleep(self, ms: float) -> None:
+        """The host does nothing for a while."""
+        self.host_ns += round(ms * MS)
 
     def open_slots(self, spec: StepSpec) -> Sequence[ScriptedSlot]:
         self.vocab = spec.vocab_size
@@ -53,28 +79,43 @@ class VirtualSlot(ScriptedSlot):
 
     def __init__(self, device: VirtualDevice) -> None:
         super().__init__(device)
-        self._virtual = device
-        self._end_ns = 0
+        self.device = device
+        self._begin_ns = self._end_ns = 0
+
+    @property
+    def span(self) -> VirtualSpan | None:  # type: ignore[override]
+        return VirtualSpan(self._begin_ns, self._end_ns) if self.device.timing else None
 
     def launch(self, key: StepKey, segments: Sequence[int], staged: Sequence[int], deltas: Sequence[int], finish: bool) -> int:
-        device, costs = self._virtual, self._virtual.costs
+        device, costs = self.device, self.device.costs
         device.apply(deltas)
         alive = sum(bool(device.row(row)[RowColumn.ALIVE]) for row in segments[::4])
-        device.host_ns += round(costs.launch * MS)
-        jitter = costs.jitter[device.launches % len(costs.jitter)]
-        decode = costs.decode + alive * costs.per_row + jitter
+        device.host_ns += round((costs.launch + in_turn(costs.launch_jitter, device.launches)) * MS)
+        context = fmean(device.row(row)[RowColumn.POSITION] for row in segments[::4])
+        decode = costs.decode + alive * costs.per_row + context * costs.per_token + in_turn(costs.jitter, device.launches)
+        decode += costs.after_prefill * (device.last_kind is StepKind.PREFILL)
+        device.last_kind = key.kind
         length = costs.dead if not alive else costs.prefill if key.kind is StepKind.PREFILL else decode
-        self._end_ns = max(device.host_ns, device.free_ns) + round(length * MS)
+        self._begin_ns = max(device.host_ns, device.free_ns)
+        self._end_ns = self._begin_ns + round(length * MS)
         device.free_ns = self._end_ns
         return super().launch(key, segments, staged, deltas, finish)
 
     def done(self) -> bool:
-        return self._end_ns <= self._virtual.host_ns
+        return self._end_ns <= self.device.host_ns
 
     def wait(self, segments: int) -> Sequence[int]:
-        device = self._virtual
-        device.host_ns = max(device.host_ns, self._end_ns)
-        return _Records(super().wait(segments), device, round((device.costs.commit + segments * device.costs.commit_per_row) * MS))
+        device = self.device
+        costs, device.waits = device.costs, device.waits + 1
+        if self._end_ns > device.host_ns:
+            device.host_ns = self._end_ns + round(in_turn(costs.wake_up, device.waits) * MS)
+        commit = costs.commit + segments * costs.commit_per_row + in_turn(costs.commit_jitter, device.waits)
+        return _Records(super().wait(segments), device, round(commit * MS))
+
+
+def in_turn(values: Sequence[float], count: int) -> float:
+    """One of `values` after the other, again and again."""
+    return values[count % len(values)]
 
 
 class _Records(list[int]):

@@ -1,0 +1,129 @@
+"""What a run is like while it is steady: medians of its steps' periods, by kind, and what they depend on.
+
+The period of a blocking step ends when the host has woken up, and that takes no fixed time: on a virtual machine a few microseconds once,
+most of a millisecond the next time. The median of single steps leaves such a distribution's long side out, though every run pays for it. So
+medians here are of means over WINDOW steps in a row: what happens all the time is in them, what happens now and then is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from statistics import fmean, median
+from typing import NamedTuple
+
+from benchmarks.common.step_log import Part, StepLog, StepRecord
+from photon_ext.runtime.step import StepKind
+
+WARM_UP = 8  # steps left out of medians
+WINDOW = 8  # steps whose mean is one value of a median,
+WINDOWS = 8  # unless that would leave fewer values than this
+SPREAD = 16.0  # tokens of context that two groups of steps are to be apart, to tell what a token costs
+
+
+class Beside(Enum):
+    """Whether prefill steps lie right before and behind a decode step: there requests end and are admitted, and the batch changes."""
+
+    NOTHING = "neither"
+    BEFORE = "before a prefill"
+    BEHIND = "behind a prefill"
+    BETWEEN = "between two"
+
+
+class Sort(NamedTuple):
+    """Full decode steps of one sort: their median, milliseconds, and their share of all of them, 0..1."""
+
+    ms: float
+    share: float
+
+
+class Medians(NamedTuple):
+    """Steady medians of runs at one depth, milliseconds; None where they had no such step.
+
+    Attributes:
+        sorts: decode steps of a full batch (`StepRecord.steady`), by what is beside them.
+        prefill: prefill steps after the first ones. dead: steps of nothing but zombies.
+        device: device time of full decode steps, with timing.
+        context: tokens that a row of the full decode steps attends to, on average.
+        per_token: milliseconds of a full decode step for a token more in every row's context.
+        parts: milliseconds of a full decode step by what the host does, in the order of Part.
+    """
+
+    sorts: Mapping[Beside, Sort] = {}
+    prefill: float | None = None
+    dead: float | None = None
+    device: float | None = None
+    context: float = 0.0
+    per_token: float = 0.0
+    parts: tuple[float, ...] = (0.0,) * len(Part)
+
+    @property
+    def decode(self) -> float | None:
+        """A decode step of a full batch: every sort as often as it came."""
+        return sum(sort.ms * sort.share for sort in self.sorts.values()) if self.sorts else None
+
+
+class Timed(NamedTuple):
+    """A step with its period, milliseconds."""
+
+    step: StepRecord
+    ms: float
+    beside: Beside
+
+
+def timed_steps(log: StepLog) -> list[Timed]:
+    """The steps of a run in order."""
+    intervals = log.intervals_ms()
+    prefills = [False, *(step.kind is StepKind.PREFILL for step, _ in intervals), False]
+    return [Timed(step, ms, _BESIDE[prefills[i], prefills[i + 2]]) for i, (step, ms) in enumerate(intervals)]
+
+
+_BESIDE = {(False, False): Beside.NOTHING, (False, True): Beside.BEFORE, (True, False): Beside.BEHIND, (True, True): Beside.BETWEEN}
+
+
+def medians(logs: Sequence[StepLog], streams: int, warm_up: int = WARM_UP) -> Medians:
+    """Steady medians of runs, `warm_up` steps of each left out: with as many as a request has, contexts are as long as they get."""
+    steps = [each for log in logs for each in begun(log, streams, warm_up)]
+    full = [each for each in steps if each.step.steady(streams)]
+    growing = [each for log in logs for each in begun(log, streams, WARM_UP) if each.step.steady(streams)]
+    return Medians(
+        sorts=_sorts(full),
+        prefill=typical([each.ms for each in steps if each.step.kind is StepKind.PREFILL and not each.step.dead]),
+        dead=typical([ms for log in logs for step, ms in log.intervals_ms() if step.kind is StepKind.DECODE and step.dead]),
+        device=typical([each.step.device_us / 1e3 for each in full if each.step.device_us is not None]),
+        context=fmean(each.step.context for each in full) if full else 0.0,
+        per_token=_per_token([each for each in growing if each.beside is Beside.NOTHING]),
+        parts=tuple(median(values) for values in zip(*(each.step.parts for each in full), strict=True)) or Medians().parts,
+    )
+
+
+def _sorts(full: Sequence[Timed]) -> dict[Beside, Sort]:
+    found = {beside: [each.ms for each in full if each.beside is beside] for beside in Beside}
+    return {beside: Sort(ms, len(values) / len(full)) for beside, values in found.items() if (ms := typical(values)) is not None}
+
+
+def begun(log: StepLog, streams: int, warm_up: int) -> list[Timed]:
+    """A run's steps without its first ones: `warm_up` from the first full one on, though never more than half of them."""
+    timed = timed_steps(log)
+    first = next((i for i, each in enumerate(timed) if each.step.steady(streams)), 0)
+    return timed[min(first + warm_up, len(timed) // 2) :]
+
+
+def typical(values: Sequence[float]) -> float | None:
+    """The median over windows of the mean; None without values."""
+    size = max(1, min(WINDOW, len(values) // WINDOWS))
+    means = [fmean(values[i : i + size]) for i in range(0, len(values) - size + 1, size)]
+    return median(means) if means else None
+
+
+def _per_token(steps: Sequence[Timed]) -> float:
+    """Milliseconds per token of context: the third of the steps with the longest contexts against that with the shortest."""
+    ordered = sorted(steps, key=lambda each: each.step.context)
+    third = len(ordered) // 3
+    if third < WINDOWS:
+        return 0.0
+    short, long = ordered[:third], ordered[-third:]
+    apart = fmean(each.step.context for each in long) - fmean(each.step.context for each in short)
+    if apart < SPREAD:
+        return 0.0
+    return max(0.0, (median(each.ms for each in long) - median(each.ms for each in short)) / apart)
