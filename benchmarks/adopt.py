@@ -1,6 +1,6 @@
 """The ladder: a loop as people write it, stage by stage into ours; equal tokens, ms per step, gap share and lines changed at each stage.
 
-    python -m benchmarks.adopt --loop stock,hf --model qwen3-0.6b --device cuda --tokens 160 --json FILE
+    python -m benchmarks.adopt --loop stock,hf --model qwen3-0.6b --device cuda --json FILE
 
 The stages are files that can be read and compared: benchmarks/ladder. Up to the graph they are the steps of "pegainfer (4): From
 Pre-allocation to Graph Replay", 14.63, 13.58 and 12.29 ms a token there (Qwen3-4B, bfloat16, RTX 5070 Ti). A stage that fails becomes an
@@ -19,15 +19,15 @@ from typing import Any
 
 import torch
 
+from benchmarks.common.adopt_tables import ladder_section
 from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, names, parser, running_kernels, use_fast_kernels
+from benchmarks.common.progress import Progress
 from benchmarks.common.result import ResultFile
-from benchmarks.common.table import print_table
-from benchmarks.ladder.measure import Subject, check_tokens, count_allocations, device_time, time_steps
+from benchmarks.ladder.measure import WARM_UP, Subject, check_tokens, count_allocations, device_time, step_times, timed_run
 from benchmarks.ladder.models import build_model
-from benchmarks.ladder.stages import LADDERS, Changed, Decode, Stage, changed
+from benchmarks.ladder.stages import LADDERS, Decode, Stage, changed
 from benchmarks.ladder.verdict import Figures, verdict
 
-HEADER = ("stage", "what changes", "lines", "ms/step", "in all", "first 8 ms", "gap share", "allocations", "tokens equal")
 MIN_TOKENS = 32  # three windows after the first one, and enough steps in half of it
 
 
@@ -41,14 +41,14 @@ class Ladder:
         self.records: dict[Stage, dict[str, Any]] = {}
 
     def time(self, stage: Stage, repeats: int) -> dict[str, Any]:
-        """Tokens and times of a stage. Raises BenchmarkError where its tokens are not those of the first stage."""
+        """Tokens and times of a stage. Raises BenchmarkError where its tokens are not those of the first stage, in any of its runs."""
         decode = self._decode(stage)
-        tokens = self.subject.run(decode)
-        expected = self.reference or tokens
-        equal = check_tokens(expected, tokens, self.dtype)
-        timed = time_steps(self.subject, decode, repeats)
+        self.subject.run(decode, WARM_UP)  # libraries initialize themselves, outside of what is timed
+        runs = [timed_run(self.subject, decode) for _ in range(repeats)]
+        expected = self.reference or runs[0].tokens
+        equal = min(check_tokens(expected, run.tokens, self.dtype) for run in runs)
         self.reference = expected
-        return {"tokens": len(tokens), "tokens_equal": equal, "distinct_tokens": len(set(tokens)), **timed}
+        return {"tokens": len(expected), "tokens_equal": equal, "distinct_tokens": len(set(runs[0].tokens)), **step_times(runs)}
 
     def observe(self, stage: Stage) -> dict[str, Any]:
         """Allocations per step, and on CUDA the device's own time."""
@@ -73,10 +73,11 @@ class Ladder:
         )
 
 
-def climb(ladder: Ladder, args: Namespace, result: ResultFile) -> None:
+def climb(ladder: Ladder, args: Namespace, result: ResultFile, progress: Progress) -> None:
     """Times every stage of a ladder, adding an entry for each."""
     below = ""
     for stage in LADDERS[ladder.loop]:
+        progress.show(f"{ladder.loop} {stage.name}: steps")
         source = stage.path.read_text()
         lines = changed(below, source)
         labels = {"what": "steps", "loop": ladder.loop, "stage": stage.name, "changes": stage.what, "lines": lines._asdict()}
@@ -90,46 +91,27 @@ def climb(ladder: Ladder, args: Namespace, result: ResultFile) -> None:
         if ladder.subject.device.type == "cuda" and not result.lost:
             gc.collect()  # pipelines are cycles
             torch.cuda.empty_cache()
+        progress.step()
 
 
-def observe(ladder: Ladder, result: ResultFile) -> None:
+def observe(ladder: Ladder, result: ResultFile, progress: Progress) -> None:
     """Counts allocations and reads activity records of every stage that was timed, adding an entry for each."""
     for stage in ladder.steps:
+        progress.show(f"{ladder.loop} {stage.name}: records")
         entry = result.measure({"what": "records", "loop": ladder.loop, "stage": stage.name}, partial(ladder.observe, stage))
         if entry is not None:
             ladder.records[stage] = entry
+        progress.step()
 
 
 def judge(ladder: Ladder) -> None:
-    """Gives every timed stage its sentence, and prints the ladder."""
+    """Gives every timed stage its sentence."""
     on_cpu = ladder.subject.device.type == "cpu"
     before: Figures | None = None
     for stage, steps in ladder.steps.items():
         after = ladder.figures(stage)
         steps["verdict"] = verdict(stage, before, after, on_cpu)
         before = after
-    print(f"\n{ladder.loop} loop")
-    print_table(HEADER, [_table_row(ladder, stage) for stage in LADDERS[ladder.loop]])
-    for stage, steps in ladder.steps.items():
-        print(f"{stage.name}: {steps['verdict']}")
-
-
-def _table_row(ladder: Ladder, stage: Stage) -> list[object]:
-    steps, records = ladder.steps.get(stage), ladder.records.get(stage, {})
-    if steps is None:
-        return [stage.name, stage.what, None, None, None, None, None, None, "failed"]
-    share, first = records.get("gap_share"), next(iter(ladder.steps.values()))
-    return [
-        stage.name,
-        stage.what,
-        str(Changed(**steps["lines"])),
-        steps["ms_per_step"],
-        f"x{first['ms_per_step'] / steps['ms_per_step']:.2f}",
-        steps["first_ms"],
-        None if share is None else f"{share:.1%}",
-        records.get("allocations_per_step"),
-        f"{steps['tokens_equal']} of {steps['tokens']}",
-    ]
 
 
 def run(args: Namespace) -> ResultFile:
@@ -145,14 +127,15 @@ def run(args: Namespace) -> ResultFile:
         ladders.append(Ladder(loop, Subject(model, prompt, args.tokens), dtype, use_fast_kernels(args)))
         return {}
 
-    for loop in args.loop:
-        if result.measure({"what": "model", "loop": loop, "model": args.model}, partial(build, loop)) is not None:
-            climb(ladders[-1], args, result)
-    for ladder in ladders:
-        observe(ladder, result)
-    for ladder in ladders:
-        judge(ladder)
-    result.set(finished=True)
+    with Progress(2 * sum(len(LADDERS[loop]) for loop in args.loop)) as progress:
+        for loop in args.loop:
+            if result.measure({"what": "model", "loop": loop, "model": args.model}, partial(build, loop)) is not None:
+                climb(ladders[-1], args, result, progress)
+        for ladder in ladders:
+            observe(ladder, result, progress)
+            judge(ladder)
+            result.set(finished=[each.loop for each in ladders[: ladders.index(ladder) + 1]])
+            ladder_section(result.entries, ladder.loop).show()
     return result
 
 
@@ -162,7 +145,7 @@ def arguments(given: Sequence[str] | None) -> Namespace:
     options.add_argument("--model", default="tiny", help="tiny, qwen3-0.6b, ...: a named shape, with random weights")
     options.add_argument("--dtype", choices=DTYPES, default="float32", help="float32: all tokens must be equal; else it is counted")
     options.add_argument("--prompt", type=int, default=16, help="prompt tokens")
-    options.add_argument("--tokens", type=int, default=128, help=f"new tokens, at least {MIN_TOKENS}")
+    options.add_argument("--tokens", type=int, default=64, help=f"new tokens of each timed run, at least {MIN_TOKENS}")
     fast_kernels_option(options)
     options.add_argument("--repeats", type=int, default=3, help="timed runs of each stage")
     args = options.parse_args(given)

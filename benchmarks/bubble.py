@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from benchmarks.common.bubble_plot import plot_result
+from benchmarks.common.bubble_plot import plot_results
 from benchmarks.common.bubble_tables import bubble_sections, model_sections
 from benchmarks.common.calibration import Calibration
 from benchmarks.common.gain import Gain, Side, periods
@@ -325,7 +325,7 @@ def main(given: list[str] | None = None) -> int:
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
     if args.plot is not None:
-        plot_result(result.data, args.plot)
+        plot_results([result.data], args.plot)
     return 0 if all(entry["status"] == "ok" for entry in result.entries) else 1
 
 

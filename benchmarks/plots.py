@@ -1,9 +1,10 @@
 """A plot of the share of the read floor by model and batch, from result files of benchmarks.decode and benchmarks.peers.
 
     python -m benchmarks.plots benchmarks/results/decode-*.json benchmarks/results/peers-*.json --output floor.png
+    python -m benchmarks.plots --gains benchmarks/results/bubble-*.json --output gains.png
 
 A panel per model and machine, a group of bars per batch, a bar per engine; its height is floor / time of a step, and the time is written
-on it. Needs matplotlib.
+on it. `--gains` draws steps of depth 1 and 2, and the gain as predicted and observed. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.common.bubble_plot import plot_results
 from benchmarks.common.pyplot import COLOURS, open_pyplot
 
 # With hatches for those who see no colours.
@@ -37,11 +39,8 @@ class Point(NamedTuple):
 
 def read_points(path: Path) -> list[Point]:
     """The bars of one result file; none where it is of another benchmark. Raises ValueError for a file that is no result."""
-    try:
-        data = json.loads(path.read_text())
-        entries, environment, benchmark = data["entries"], data["environment"], data["benchmark"]
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: not a result file of benchmarks ({type(error).__name__}: {error})") from error
+    data = _result(path)
+    entries, environment, benchmark = data["entries"], data["environment"], data["benchmark"]
     machine = None if data.get("arguments", {}).get("device") == "cpu" else environment.get("gpu")
     where = machine or environment.get("cpu") or "unknown machine"
     points = []
@@ -52,6 +51,16 @@ def read_points(path: Path) -> list[Point]:
             ms = ms["median"] if isinstance(ms, dict) else ms
             points.append(Point(entry["model"], where, engine, entry["batch"], entry["floor_share"], ms))
     return points
+
+
+def _result(path: Path) -> dict[str, Any]:
+    try:
+        data: dict[str, Any] = json.loads(path.read_text())
+        if missing := {"entries", "environment", "benchmark"} - set(data):
+            raise KeyError(", ".join(sorted(missing)))
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: not a result file of benchmarks ({type(error).__name__}: {error})") from error
+    return data
 
 
 def _engine(benchmark: str, entry: dict[str, Any], arguments: dict[str, Any]) -> str | None:
@@ -116,13 +125,24 @@ def _panel(axis: Any, title: str, points: list[Point], engines: list[str], top: 
     axis.set_axisbelow(True)
 
 
+def draw_gains(files: Sequence[Path], output: Path) -> None:
+    """Writes the PNG of results of benchmarks.bubble. Raises as `draw`."""
+    results = [data for path in files if (data := _result(path))["benchmark"] == "bubble"]
+    if not plot_results(results, output):
+        raise ValueError("no gains in these files; give results of benchmarks.bubble")
+
+
 def main(given: list[str] | None = None) -> int:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("files", nargs="+", type=Path, help="JSON of benchmarks.decode and benchmarks.peers")
+    options.add_argument("files", nargs="+", type=Path, help="JSON of benchmarks.decode and benchmarks.peers; for --gains of bubble")
+    options.add_argument("--gains", action="store_true", help="depth 1 and depth 2 instead of shares of the floor")
     options.add_argument("--output", type=Path, default=Path("floor.png"), help="the PNG")
     args = options.parse_args(given)
     try:
-        draw([point for path in args.files for point in read_points(path)], args.output)
+        if args.gains:
+            draw_gains(args.files, args.output)
+        else:
+            draw([point for path in args.files for point in read_points(path)], args.output)
     except (ImportError, OSError, ValueError) as error:
         print(f"plots: {error}", file=sys.stderr)
         return 1

@@ -1,19 +1,28 @@
 """What has been measured, and which results are stale: made from other sources than the present tree's.
 
-python -m benchmarks.report [DIRECTORY]
+    python -m benchmarks.report [DIRECTORY]
+    python -m benchmarks.report --markdown FILE.json
+
+Of a directory it lists the results; of a file of `benchmarks.bubble` or `benchmarks.adopt` it prints the tables.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.common.adopt_tables import adopt_sections
+from benchmarks.common.bubble_tables import bubble_sections
 from benchmarks.common.env import REPOSITORY, source_digest
+from benchmarks.common.section import Section
 from benchmarks.common.table import print_table
 
+TABLES: dict[str, Callable[[dict[str, Any]], list[Section]]] = {"bubble": bubble_sections, "adopt": adopt_sections}
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -64,6 +73,8 @@ def headline(data: dict[str, Any]) -> str:
             parts.append(f"{entry['loop']} {entry['stage']}{fast} {entry['ms_per_step']:.3g} ms")
         elif entry.get("what") == "gain":
             parts.append(f"{entry['model']} x{entry['streams']} {entry['observed']:+.1%} (predicted {entry['predicted']:+.1%})")
+        elif entry.get("what") == "long":
+            parts.append(f"{entry['model']} long d{entry['depth']} {entry['wall_s']:.1f} s, {entry['active_share']:.1%} active")
         elif entry.get("what") == "peer":
             parts.append(f"{entry['peer']} B{entry['batch']} {entry['ms_per_step']:.3g} ms")
         elif entry.get("what") == "layers":
@@ -73,11 +84,32 @@ def headline(data: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def show_tables(path: Path, markdown: bool) -> int:
+    """Prints the tables of one result."""
+    data = _read(path, "").data
+    sections = TABLES.get(data.get("benchmark", ""))
+    if sections is None:
+        print(f"report: {path} is no result of {' or '.join(TABLES)}; give the directory for a list", file=sys.stderr)
+        return 1
+    for section in sections(data):
+        if markdown:
+            print(section.markdown(), end="")
+        else:
+            section.show()
+    return 0
+
+
 def main(given: list[str] | None = None) -> int:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("directory", nargs="?", type=Path, default=RESULTS)
+    options.add_argument("path", nargs="?", type=Path, default=RESULTS, help="a directory of results, or one result whose tables to print")
+    options.add_argument("--markdown", action="store_true", help="tables of one result as Markdown")
     args = options.parse_args(given)
-    results = read_results(args.directory, source_digest(REPOSITORY))
+    return show_tables(args.path, args.markdown) if args.path.is_file() else list_results(args.path)
+
+
+def list_results(directory: Path) -> int:
+    """Prints a line per result."""
+    results = read_results(directory, source_digest(REPOSITORY))
     rows = []
     for path, state, data in results:
         environment = data.get("environment", {})
@@ -85,14 +117,14 @@ def main(given: list[str] | None = None) -> int:
         statuses = [entry.get("status") for entry in entries]
         failed = statuses.count("failed")
         rows.append([
-            path.relative_to(args.directory).as_posix(), data.get("benchmark", "?"), data.get("started", "?"),
+            path.relative_to(directory).as_posix(), data.get("benchmark", "?"), data.get("started", "?"),
             environment.get("gpu") or environment.get("cpu") or "?", (environment.get("commit") or "?")[:10], f"{statuses.count('ok')}",
             f"{failed}", state.value, headline(data)[:100],
         ])  # fmt: skip
     if rows:
         print_table(("file", "benchmark", "started", "on", "commit", "ok", "failed", "state", "figures"), rows)
     stale = sum(item.state is not State.CURRENT for item in results)
-    print(f"{len(results)} results in {args.directory}, {stale} of them stale or unreadable")
+    print(f"{len(results)} results in {directory}, {stale} of them stale or unreadable")
     return 0
 
 

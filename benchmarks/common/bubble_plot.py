@@ -12,11 +12,11 @@ BLOCKING, PIPELINED, PREDICTED, OBSERVED = VERMILION, BLUE, "#999999", GREEN
 WIDTH = 0.38
 
 
-def plot_result(data: dict[str, Any], path: Path) -> bool:
-    """`plot_gains` of a result of `benchmarks.bubble`; False, and no file, where it has no gains."""
-    gains = [entry for entry in data["entries"] if entry["status"] == "ok" and entry["what"] == "gain"]
+def plot_results(results: Sequence[dict[str, Any]], path: Path) -> bool:
+    """`plot_gains` of results of `benchmarks.bubble`, from one machine; False, and no file, where they have no gains."""
+    gains = [entry for data in results for entry in data["entries"] if entry["status"] == "ok" and entry["what"] == "gain"]
     if gains:
-        environment = data["environment"]
+        environment = results[0]["environment"]
         plot_gains(gains, path, f"Depth 1 and depth 2 on {environment['gpu'] or environment['cpu']}")
     return bool(gains)
 

@@ -24,6 +24,8 @@ from photon_ext.observe.records import DeviceSpan
 
 WINDOW = 8  # steps that are timed together; carry_over.BURST
 MARKERS = ("ArgMax", "publish_kernel")  # one per step: torch's greedy choice, and the end of a step of the runtime
+WARM_UP = 16  # tokens of the run before those that are timed
+LOOKED_AT = 40  # tokens at most of a run whose calls or kernels are looked at: one step is like the other
 SKIPPED = 3  # steps at the beginning that are not steady: the prompt's, the first one, the one that is recorded
 
 
@@ -62,24 +64,33 @@ def check_tokens(expected: Sequence[int], found: Sequence[int], dtype: torch.dty
     return equal
 
 
-def time_steps(subject: Subject, decode: Decode, repeats: int) -> dict[str, Any]:
-    """Milliseconds of a steady step: the median over windows of eight steps in `repeats` runs; and of the first eight, all included."""
-    windows, medians, firsts = [], [], []
-    for _ in range(repeats):
-        first, steady = _windows(subject, decode)
-        firsts.append(first)
-        windows += steady
-        medians.append(median(steady))
-    return {"ms_per_step": median(windows), "runs_ms_per_step": medians, "first_ms": median(firsts)}
+class TimedRun(NamedTuple):
+    """One run: its tokens, the milliseconds of its first WINDOW tokens, and those of a step in every window behind them."""
+
+    tokens: list[int]
+    first_ms: float
+    windows: list[float]
 
 
-def _windows(subject: Subject, decode: Decode) -> tuple[float, list[float]]:
-    """Milliseconds of a run's first eight tokens, and per step of every window of eight after them."""
+def timed_run(subject: Subject, decode: Decode) -> TimedRun:
+    """A run of full length."""
     gc.collect()  # what an earlier run left in cycles is not collected in this one
     start = time.perf_counter()
-    came = [time.perf_counter() for _ in decode(subject.model, subject.prompt, subject.tokens, ())]
-    marks = came[WINDOW - 1 :: WINDOW]
-    return (marks[0] - start) * 1e3, [(after - before) * 1e3 / WINDOW for before, after in pairwise(marks)]
+    came = [(token, time.perf_counter()) for token in decode(subject.model, subject.prompt, subject.tokens, ())]
+    if len(came) < 2 * WINDOW:
+        raise BenchmarkError(f"{len(came)} tokens came, {subject.tokens} were expected")
+    marks = [at for _, at in came[WINDOW - 1 :: WINDOW]]
+    steps = [(after - before) * 1e3 / WINDOW for before, after in pairwise(marks)]
+    return TimedRun([token for token, _ in came], (marks[0] - start) * 1e3, steps)
+
+
+def step_times(runs: Sequence[TimedRun]) -> dict[str, Any]:
+    """Milliseconds of a steady step: the median over the windows of all runs; and of the first eight tokens, all included."""
+    return {
+        "ms_per_step": median(ms for run in runs for ms in run.windows),
+        "runs_ms_per_step": [median(run.windows) for run in runs],
+        "first_ms": median(run.first_ms for run in runs),
+    }
 
 
 def count_allocations(subject: Subject, decode: Decode) -> float:
@@ -88,8 +99,9 @@ def count_allocations(subject: Subject, decode: Decode) -> float:
     Counted between two tokens of one run, the first and the last eight left out: what a loop sets up, and how much, hangs on its length.
     """
     counter = _CudaRequests(subject.device) if subject.device.type == "cuda" else _CpuRequests()
-    begin, end = WINDOW, subject.tokens - WINDOW
-    for came, _ in enumerate(decode(subject.model, subject.prompt, subject.tokens, ()), start=1):
+    tokens = min(subject.tokens, LOOKED_AT)
+    begin, end = WINDOW, tokens - WINDOW
+    for came, _ in enumerate(decode(subject.model, subject.prompt, tokens, ()), start=1):
         if came == begin:
             counter.start()
         elif came == end:
@@ -155,7 +167,7 @@ def device_time(subject: Subject, decode: Decode, ms_per_step: float) -> dict[st
     kernel by kernel. So idle time is not taken from them: it is what is left of the step as it was timed without them. The traced period is
     given beside it.
     """
-    steps = device_steps(kernels_of(record(lambda: subject.run(decode, subject.tokens // 2))))
+    steps = device_steps(kernels_of(record(lambda: subject.run(decode, min(subject.tokens, LOOKED_AT)))))
     busy_ms = median(steps.busy)
     return {
         "kernel_ms": busy_ms,

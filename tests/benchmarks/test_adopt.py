@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import photon_ext
-from benchmarks import adopt
+from benchmarks import adopt, report
 from benchmarks.common.result import BenchmarkError
 from benchmarks.common.shapes import SHAPES
-from benchmarks.ladder.measure import SKIPPED, Subject, check_tokens, count_allocations, device_steps, time_steps
+from benchmarks.ladder.measure import SKIPPED, Subject, check_tokens, count_allocations, device_steps, step_times, timed_run
 from benchmarks.ladder.models import build_model
 from benchmarks.ladder.stages import LADDERS, Changed, Stage, changed
 from benchmarks.ladder.verdict import Figures, verdict
@@ -172,10 +172,17 @@ def test_steady_steps_exclude_the_first(monkeypatch: pytest.MonkeyPatch) -> None
             yield token
 
     monkeypatch.setattr("benchmarks.ladder.measure.time.perf_counter", lambda: clock[0])
-    timed = time_steps(Subject(CountingModel(), PROMPT, 32), decode, repeats=2)
+    runs = [timed_run(Subject(CountingModel(), PROMPT, 32), decode) for _ in range(2)]
+    timed = step_times(runs)
+    assert runs[0].tokens == list(range(32))
     assert timed["ms_per_step"] == pytest.approx(2.0)
     assert timed["first_ms"] == pytest.approx(5016.0)
     assert len(timed["runs_ms_per_step"]) == 2
+
+
+def test_a_stage_that_ends_early_is_an_error() -> None:
+    with pytest.raises(BenchmarkError, match="9 tokens came, 32 were expected"):
+        timed_run(Subject(CountingModel(), PROMPT, 32), lambda *_: iter(range(9)))
 
 
 def test_tokens_must_be_equal_in_float32_only() -> None:
@@ -261,8 +268,11 @@ def test_the_ladder_is_climbed(tmp_path: Path, loop: str, device: str, capsys: p
             assert found[name]["kernel_ms"] > 0
     assert found["step"]["allocations_per_step"] == 0 < found["measure"]["allocations_per_step"]
     printed = capsys.readouterr().out
+    assert report.main([str(tmp_path / "adopt.json")]) == 0
+    again = capsys.readouterr().out
     for stage in LADDERS[loop]:
         assert f"{stage.name}: {steps[stage.name]['verdict']}" in printed
+    assert again.strip() in printed, "the table can be had from the file"
 
 
 @pytest.mark.parametrize("loop", LOOPS)

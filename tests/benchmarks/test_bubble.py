@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import bubble
+from benchmarks import bubble, plots, report
 from benchmarks.common.progress import Progress
 from benchmarks.common.sampling_time import sampling_ms
 from benchmarks.common.serving import Load, Server, serve
@@ -118,6 +118,48 @@ def test_the_report_has_a_line_for_it(made: tuple[dict[str, Any], str]) -> None:
     assert "tiny x3 " in headline(made[0])
 
 
+def test_the_report_shows_the_tables_of_a_result(
+    made: tuple[dict[str, Any], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "bubble.json"
+    file.write_text(json.dumps(made[0]))
+    assert report.main([str(file), "--markdown"]) == 0
+    assert capsys.readouterr().out == made[1]
+    assert report.main([str(file)]) == 0
+    assert "published: transformers, synchronous" in capsys.readouterr().out
+    file.write_text(json.dumps({**made[0], "benchmark": "decode"}))
+    assert report.main([str(file)]) == 1
+
+
+def test_a_row_that_fails_is_an_entry_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = bubble.serve
+
+    def fails_at_two_streams(engine: Any, load: Load, seed: int) -> Any:
+        if load.streams == 2:
+            raise RuntimeError("CUDA error: out of memory")
+        return original(engine, load, seed)
+
+    monkeypatch.setattr(bubble, "serve", fails_at_two_streams)
+    file = tmp_path / "bubble.json"
+    given = "--model tiny --device cpu --dtype float32 --streams 2,1 --requests 3 --calibrate 4 --short 0 --length 16 --prompt 8 --json"
+    assert bubble.main([*given.split(), str(file)]) == 1
+    entries = json.loads(file.read_text())["entries"]
+    assert [(entry["what"], entry["status"]) for entry in entries] == [("model", "ok"), ("gain", "failed"), ("gain", "ok")]
+    assert "out of memory" in entries[1]["error"]
+
+
+def test_a_model_of_which_nothing_is_asked_is_not_made() -> None:
+    args = bubble.arguments(["--model", "qwen3-4b", "--no-gain", "--long", "tiny"])
+    assert bubble.models_of(args) == ["tiny"]
+    assert bubble.models_of(bubble.arguments(["--model", "qwen3-4b", "--no-gain", "--meter-cost"])) == ["qwen3-4b"]
+
+
+def test_the_number_of_runs_is_known() -> None:
+    args = bubble.arguments(["--model", "a,b", "--streams", "1,8", "--rounds", "3", "--long", "a", "--meter-cost"])
+    one, eight = 2 * (4 + 3) + 1, 2 * (4 + 2 * 3) + 1
+    assert bubble.parts_of(args) == 2 * (one + eight + 2 * 2 * bubble.METER_ROUNDS) + 2
+
+
 def test_depths_and_rounds_generate_what_they_should() -> None:
     """Equal tokens at both depths; other seeds, other tokens."""
     config, weights = open_model("tiny", torch.float32, DEVICE)
@@ -175,6 +217,12 @@ def test_a_plot_is_a_png(made: tuple[dict[str, Any], str], tmp_path: Path) -> No
 
     plot_gains(of(made[0], "gain"), tmp_path / "new" / "bars.png", "title")
     assert (tmp_path / "new" / "bars.png").read_bytes().startswith(b"\x89PNG")
+    file = tmp_path / "bubble.json"
+    file.write_text(json.dumps(made[0]))
+    assert plots.main(["--gains", str(file), str(file), "--output", str(tmp_path / "gains.png")]) == 0
+    assert (tmp_path / "gains.png").read_bytes().startswith(b"\x89PNG")
+    file.write_text(json.dumps({**made[0], "entries": []}))
+    assert plots.main(["--gains", str(file)]) == 1
 
 
 @pytest.mark.parametrize("arguments", ["--requests 0", "--requests 1,2", "--length x", "--streams 0"])
