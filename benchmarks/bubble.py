@@ -77,10 +77,10 @@ class Bench:
     def on_cpu(self) -> bool:
         return self.weights.device.type == "cpu"
 
-    def load(self, streams: int, requests: int) -> Load:
+    def load(self, streams: int, requests: int, aged: bool = False) -> Load:
         """Requests of about --length tokens."""
         length = self.args.length
-        return Load(streams, requests, self.args.prompt, length, LONGEST * length, self.temperature)
+        return Load(streams, requests, self.args.prompt, length, LONGEST * length, self.temperature, aged)
 
     def gain(self, streams: int) -> dict[str, Any]:
         """Depth 1 against depth 2: medians of runs of their own, other requests by wall time; where --short asks for it, a few of them."""
@@ -145,13 +145,13 @@ class Bench:
             servers = {depth: stack.enter_context(self._server(load, depth, timing=args.timing)) for depth in (1, 2)}
             self._calibrate(servers, logs, streams)
             for depth in logs:
-                periods(medians(logs[depth], streams, args.length))  # too few steps are an error now, and not after the long runs
+                periods(medians(logs[depth], streams))  # too few steps are an error now, and not after the long runs
             for _ in range(args.rounds):
                 self._observe(servers, whole, load)
                 if args.short and streams == max(args.streams):
                     self._observe(servers, short, self.load(streams, args.short))
                 self._calibrate(servers, logs, streams)
-        found = {depth: Calibration.of(logs[depth], streams, args.length) for depth in logs}
+        found = {depth: Calibration.of(logs[depth], streams) for depth in logs}
         gain, brief = (Gain(*(Side(depth, found[depth], runs[depth]) for depth in (1, 2)), streams) for runs in (whole, short))
         return gain, brief if short[1] else None
 
@@ -165,7 +165,7 @@ class Bench:
             return serve(server.engine, load, seed)
 
     def _calibrate(self, servers: dict[int, Server], logs: Runs[StepLog], streams: int) -> None:
-        load, seed = self.load(streams, self.args.calibrate), CALIBRATION_SEED + len(logs[1])
+        load, seed = self.load(streams, self.args.calibrate, aged=True), CALIBRATION_SEED + len(logs[1])
         for depth, server in _in_turns(servers, len(logs[1])):
             logs[depth].append(self._serve(server, load, seed, f"{self.name} x{streams} depth {depth}, medians").log)
 
@@ -176,7 +176,7 @@ class Bench:
 
     def _parts(self, load: Load, gain: Gain) -> dict[str, Any]:
         """What a pipelined step is made of: device time between events, and sampling by itself."""
-        calibration = self.load(load.streams, self.args.calibrate)
+        calibration = self.load(load.streams, self.args.calibrate, aged=True)
         with self._server(load, 2, timing=True) as server:
             served = self._serve(server, calibration, CALIBRATION_SEED, f"{self.name} parts")
             gap_us = server.engine.stats().step_gap_us

@@ -28,10 +28,10 @@ class Calibration:
     habits: Mapping[Cause, float]
 
     @classmethod
-    def of(cls, logs: Sequence[StepLog], streams: int, warm_up: int) -> Calibration:
-        """From runs at one depth, `warm_up` steps of each left out."""
-        usual = medians(logs, streams, warm_up)
-        return cls(usual, _habits([(log.depth, begun(log, streams, warm_up)) for log in logs], usual, streams))
+    def of(cls, logs: Sequence[StepLog], streams: int) -> Calibration:
+        """From runs at one depth."""
+        usual = medians(logs, streams)
+        return cls(usual, _habits([(log.depth, begun(log, streams)) for log in logs], usual, streams))
 
     def uneven(self, log: StepLog, streams: int) -> Tally:
         """What the full decode steps of another run took more than their median, by cause."""
@@ -72,7 +72,9 @@ def _split(full: Sequence[Timed], usual: Medians, depth: int) -> Tally:
     """
     tally = Tally()
     excess = [each.ms - _median_of(each, usual) for each in full]
-    grown = [usual.per_token * (each.step.context - usual.context) for each in full]
+    grown = [
+        usual.per_token * (each.step.context - usual.context) + usual.per_longest * (each.step.longest - usual.longest) for each in full
+    ]
     level = {
         beside: median(over - more for over, more, each in zip(excess, grown, full, strict=True) if each.beside is beside)
         for beside in {each.beside for each in full}

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.common.calibration import Calibration
 from benchmarks.common.cause import Cause, Excess, Tally
+from benchmarks.common.course import course
 from benchmarks.common.result import BenchmarkError
 from benchmarks.common.serving import Served
 from benchmarks.common.steady import Medians
@@ -66,6 +67,10 @@ class Side:
     @property
     def mean_length(self) -> float:
         return sum(run.tokens for run in self.runs) / self.requests
+
+    def course(self, streams: int) -> dict[str, Any]:
+        """See `course`."""
+        return course([run.log for run in self.runs], streams)
 
     def excess(self, work: Workload) -> Tally:
         """Wall time over the model's, by cause; the causes add up."""
@@ -198,6 +203,7 @@ class Gain:
             "pipe_ms": found.pipe_ms,
             "periods": {"block": vars(self.block.periods), "pipe": vars(self.pipe.periods)},
             "medians": {"block": _medians_dict(self.block.calibration.usual), "pipe": _medians_dict(self.pipe.calibration.usual)},
+            "course": {"block": self.block.course(self.streams), "pipe": self.pipe.course(self.streams)},
             "length": self.pipe.mean_length,
             "requests": self.pipe.requests,
             "rounds": len(self.pipe.runs),

@@ -34,6 +34,7 @@ class Load:
         length: mean tokens of a request, from a stop set of 1/length of the vocabulary; None: no stop set, `new_tokens` each.
         new_tokens: cap of each request.
         temperature: of the sampling.
+        aged: the first requests are as far on as those of a batch that has run for long; see `asked`.
     """
 
     streams: int
@@ -42,6 +43,7 @@ class Load:
     length: int | None
     new_tokens: int
     temperature: float
+    aged: bool = False
 
     def stop_ids(self, vocab: int) -> tuple[int, ...]:
         """The stop set: the same for all requests and runs."""
@@ -53,21 +55,30 @@ class Load:
         return tuple(random.Random(0).sample(range(vocab), count))
 
     def asked(self, vocab: int, seed: int) -> tuple[list[list[int]], list[SamplingParams]]:
-        """Prompts and parameters; the same for the same seed."""
+        """Prompts and parameters; the same for the same seed.
+
+        A batch that begins anew has short contexts, and the longest of many takes four or five mean lengths to become as long as it gets.
+        Lengths have no memory, so that a sequence in the middle of a long run has as many tokens behind it, on average, as before it. With
+        `aged` the first prompts are longer by such a number, and their caps lower.
+        """
         choose, stops = random.Random(seed), self.stop_ids(vocab)
         count = self.streams * self.requests
-        prompts = [[choose.randrange(vocab) for _ in range(self.prompt)] for _ in range(count)]
+        ages = [self._age(choose) if i < self.streams else 0 for i in range(count)]
+        prompts = [[choose.randrange(vocab) for _ in range(self.prompt + age)] for age in ages]
         params = [
             SamplingParams(
-                max_new_tokens=self.new_tokens,
+                max_new_tokens=self.new_tokens - age,
                 temperature=self.temperature,
                 seed=choose.getrandbits(32),
                 stop_token_ids=stops,
                 ignore_eos=True,
             )
-            for _ in range(count)
+            for age in ages
         ]
         return prompts, params
+
+    def _age(self, choose: random.Random) -> int:
+        return min(int(choose.expovariate(1 / self.length)), self.new_tokens - self.length) if self.aged and self.length is not None else 0
 
 
 class Served(NamedTuple):

@@ -12,13 +12,16 @@ from enum import Enum
 from statistics import fmean, median
 from typing import NamedTuple
 
+import torch
+
 from benchmarks.common.step_log import Part, StepLog, StepRecord
 from photon_ext.runtime.step import StepKind
 
 WARM_UP = 8  # steps left out of medians
 WINDOW = 8  # steps whose mean is one value of a median,
 WINDOWS = 8  # unless that would leave fewer values than this
-SPREAD = 16.0  # tokens of context that two groups of steps are to be apart, to tell what a token costs
+FAR_OFF = 0.3  # of a step, from the middle one: no context does that
+FEWEST = 64  # steps from which it can be told what a token of context costs
 
 
 class Beside(Enum):
@@ -44,8 +47,8 @@ class Medians(NamedTuple):
         sorts: decode steps of a full batch (`StepRecord.steady`), by what is beside them.
         prefill: prefill steps after the first ones. dead: steps of nothing but zombies.
         device: device time of full decode steps, with timing.
-        context: tokens that a row of the full decode steps attends to, on average.
-        per_token: milliseconds of a full decode step for a token more in every row's context.
+        context: tokens that a row of the full decode steps attends to, on average. longest: that the longest one does.
+        per_token, per_longest: milliseconds of a full decode step for a token more of the one, and of the other.
         parts: milliseconds of a full decode step by what the host does, in the order of Part.
     """
 
@@ -54,7 +57,9 @@ class Medians(NamedTuple):
     dead: float | None = None
     device: float | None = None
     context: float = 0.0
+    longest: float = 0.0
     per_token: float = 0.0
+    per_longest: float = 0.0
     parts: tuple[float, ...] = (0.0,) * len(Part)
 
     @property
@@ -81,18 +86,20 @@ def timed_steps(log: StepLog) -> list[Timed]:
 _BESIDE = {(False, False): Beside.NOTHING, (False, True): Beside.BEFORE, (True, False): Beside.BEHIND, (True, True): Beside.BETWEEN}
 
 
-def medians(logs: Sequence[StepLog], streams: int, warm_up: int = WARM_UP) -> Medians:
-    """Steady medians of runs, `warm_up` steps of each left out: with as many as a request has, contexts are as long as they get."""
-    steps = [each for log in logs for each in begun(log, streams, warm_up)]
+def medians(logs: Sequence[StepLog], streams: int) -> Medians:
+    """Steady medians of runs."""
+    steps = [each for log in logs for each in begun(log, streams)]
     full = [each for each in steps if each.step.steady(streams)]
-    growing = [each for log in logs for each in begun(log, streams, WARM_UP) if each.step.steady(streams)]
+    per_token, per_longest = _slopes([each for each in full if each.beside is Beside.NOTHING])
     return Medians(
         sorts=_sorts(full),
         prefill=typical([each.ms for each in steps if each.step.kind is StepKind.PREFILL and not each.step.dead]),
         dead=typical([ms for log in logs for step, ms in log.intervals_ms() if step.kind is StepKind.DECODE and step.dead]),
         device=typical([each.step.device_us / 1e3 for each in full if each.step.device_us is not None]),
         context=fmean(each.step.context for each in full) if full else 0.0,
-        per_token=_per_token([each for each in growing if each.beside is Beside.NOTHING]),
+        longest=fmean(each.step.longest for each in full) if full else 0.0,
+        per_token=per_token,
+        per_longest=per_longest,
         parts=tuple(median(values) for values in zip(*(each.step.parts for each in full), strict=True)) or Medians().parts,
     )
 
@@ -102,11 +109,11 @@ def _sorts(full: Sequence[Timed]) -> dict[Beside, Sort]:
     return {beside: Sort(ms, len(values) / len(full)) for beside, values in found.items() if (ms := typical(values)) is not None}
 
 
-def begun(log: StepLog, streams: int, warm_up: int) -> list[Timed]:
-    """A run's steps without its first ones: `warm_up` from the first full one on, though never more than half of them."""
+def begun(log: StepLog, streams: int) -> list[Timed]:
+    """A run's steps without its first ones: WARM_UP from the first full one on, though never more than half of them."""
     timed = timed_steps(log)
     first = next((i for i, each in enumerate(timed) if each.step.steady(streams)), 0)
-    return timed[min(first + warm_up, len(timed) // 2) :]
+    return timed[min(first + WARM_UP, len(timed) // 2) :]
 
 
 def typical(values: Sequence[float]) -> float | None:
@@ -116,14 +123,13 @@ def typical(values: Sequence[float]) -> float | None:
     return median(means) if means else None
 
 
-def _per_token(steps: Sequence[Timed]) -> float:
-    """Milliseconds per token of context: the third of the steps with the longest contexts against that with the shortest."""
-    ordered = sorted(steps, key=lambda each: each.step.context)
-    third = len(ordered) // 3
-    if third < WINDOWS:
-        return 0.0
-    short, long = ordered[:third], ordered[-third:]
-    apart = fmean(each.step.context for each in long) - fmean(each.step.context for each in short)
-    if apart < SPREAD:
-        return 0.0
-    return max(0.0, (median(each.ms for each in long) - median(each.ms for each in short)) / apart)
+def _slopes(steps: Sequence[Timed]) -> tuple[float, float]:
+    """Milliseconds per token of the mean context and of the longest one: least squares, without steps that are far off."""
+    middle = median([each.ms for each in steps]) if steps else 0.0
+    usual = [each for each in steps if abs(each.ms - middle) <= FAR_OFF * middle]
+    if len(usual) < FEWEST:
+        return 0.0, 0.0
+    table = torch.tensor([[each.step.context, each.step.longest, each.ms] for each in usual], dtype=torch.float64)
+    table -= table.mean(0)
+    found = torch.linalg.lstsq(table[:, :2], table[:, 2:], driver="gelsd").solution  # at one stream both columns are the same
+    return float(found[0]), float(found[1])

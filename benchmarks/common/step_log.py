@@ -46,7 +46,7 @@ class StepRecord(NamedTuple):
         ready_ns: when its results were on the host, nanoseconds. end_ns: when its commit returned.
         kind: decode or prefill.
         rows: its rows, zombies included. zombies: of them, those whose sequence had ended.
-        context: tokens that each of its rows attends to, on average.
+        context: tokens that each of its rows attends to, on average. longest: that the row with the most of them does.
         device_us: how long it ran on the device; None without timing.
         parts: milliseconds of its period by Part, in its order. collected_ms: of them, garbage collection.
     """
@@ -57,6 +57,7 @@ class StepRecord(NamedTuple):
     rows: int
     zombies: int
     context: float
+    longest: int
     device_us: float | None
     parts: tuple[float, ...]
     collected_ms: float
@@ -101,7 +102,7 @@ class StepRecorder:
         self._open: list[Phase] = []
         self._ready_ns = 0
         self._committed: tuple[Step, int] | None = None
-        self._contexts: dict[int, float] = {}
+        self._contexts: dict[int, tuple[float, int]] = {}
         self._spent = dict.fromkeys(Part, 0)
         self._part, self._since = Part.BETWEEN, 0
         self._collected_ns = self._collecting_ns = 0
@@ -133,7 +134,8 @@ class StepRecorder:
 
     def launched(self, step: Step, words: int) -> None:
         """See Probe.launched. The device works on the step already: what is counted here delays nobody."""
-        self._contexts[step.index] = sum(segment.position for segment in step.segments) / len(step.segments)
+        positions = [segment.position for segment in step.segments]
+        self._contexts[step.index] = sum(positions) / len(positions), max(positions)
 
     def committed(self, step: Step, zombies: int) -> None:
         """See Probe.committed."""
@@ -163,9 +165,9 @@ class StepRecorder:
         if self._log.depth == 1:
             self._period = self._cut()
         device_us = None if step.span is None else step.span.length_us()
-        context = self._contexts.pop(step.index, 0.0)
+        context, longest = self._contexts.pop(step.index, (0.0, 0))
         self._log.steps.append(
-            StepRecord(self._ready_ns, end_ns, step.key.kind, len(step.segments), zombies, context, device_us, *self._period)
+            StepRecord(self._ready_ns, end_ns, step.key.kind, len(step.segments), zombies, context, longest, device_us, *self._period)
         )
 
 

@@ -68,6 +68,9 @@ def test_gains_are_wall_times_and_predictions_are_medians(made: tuple[dict[str, 
             sorts = entry["medians"][side]["sorts"].values()
             assert sum(sort["ms"] * sort["share"] for sort in sorts) == pytest.approx(entry["periods"][side]["decode_ms"], rel=1e-4)
             assert all(ms >= 0 for ms in entry["medians"][side]["parts"].values())
+            course = entry["course"][side]
+            assert min(course["stretches_ms"]) <= course["step_ms"]["median"] <= max(course["stretches_ms"])
+            assert 8 < course["context"] <= course["longest"] < 8 + 6 * 16
     one, three = of(made[0], "gain")
     assert one["periods"]["pipe"]["dead_ms"] > 0 == one["periods"]["block"]["dead_ms"]
     assert (one["short"], three["short"]["requests"]) == (None, 3 * 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from dataclasses import replace
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import pytest
@@ -41,7 +42,7 @@ def run(
     patch.setattr(time, "perf_counter_ns", device.now)
     engine = Engine(device, lambda step: None, vocab_size=VOCAB, num_pages=streams * 24, buckets=(1, 8), chunk=512)
     with engine:
-        found = Calibration.of([serve(engine, load(streams, 8), seed).log for seed in (1, 2)], streams, LENGTH)
+        found = Calibration.of([serve(engine, replace(load(streams, 8), aged=True), seed).log for seed in (1, 2)], streams)
         device.costs = change.costs or costs
         observed = [serve(engine, load(streams, each, change.prompt), 1000 + i) for i, each in enumerate(requests)]
         return found, observed, engine
@@ -112,7 +113,7 @@ def test_jitter_that_is_always_there_is_in_the_medians(monkeypatch: pytest.Monke
     """A blocking loop that wakes up late now and then pays for it in every run: the prediction is to say so."""
     (gain,) = gains(Costs(wake_up=(0.0, 0.1, 0.0, 1.2, 0.3)), streams, [30], monkeypatch)
     assert gain.met, gain.explained()
-    assert gain.prediction.gain > 0.35, "the mean wake-up, 0.32 ms, and not the median one, is hidden"
+    assert gain.prediction.gain > 0.3, "the mean wake-up, 0.32 ms, and not the median one, is hidden"
 
 
 def disturbed(costs: Costs, streams: int, patch: pytest.MonkeyPatch, timing: bool = False) -> Gain:
@@ -120,6 +121,27 @@ def disturbed(costs: Costs, streams: int, patch: pytest.MonkeyPatch, timing: boo
     changes = {1: Change(costs), 2: Change()}
     sides = [Side(depth, *run(FAST, streams, depth, [30], patch, change, timing)[:2]) for depth, change in changes.items()]
     return Gain(sides[0], sides[1], streams)
+
+
+def test_medians_are_taken_at_the_contexts_of_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a step takes as long as its longest row, a batch that has just begun would promise too much."""
+    (gain,) = gains(Costs(per_longest=0.01), 8, [30], monkeypatch)
+    assert gain.met, gain.explained()
+    periods_ms = [ms for step, ms in gain.pipe.runs[0].log.intervals_ms() if step.steady(8)]
+    assert gain.pipe.periods.decode_ms == pytest.approx(fmean(periods_ms), rel=0.03)
+    assert gain.pipe.calibration.usual.per_longest == pytest.approx(0.01, rel=0.01)
+    assert gain.pipe.calibration.usual.longest > 2 * LENGTH
+
+
+def test_aged_requests_are_the_first_ones_and_keep_within_the_cap() -> None:
+    young, aged = load(200, 2), replace(load(200, 2), aged=True)
+    assert all(len(prompt) == 8 for prompt in young.asked(VOCAB, 5)[0])
+    prompts, params = aged.asked(VOCAB, 5)
+    ages = [len(prompt) - 8 for prompt in prompts]
+    assert ages[200:] == [0] * 200
+    assert fmean(ages[:200]) == pytest.approx(LENGTH, rel=0.2)
+    assert all(age + one.max_new_tokens == LONGEST * LENGTH for age, one in zip(ages, params, strict=True))
+    assert min(one.max_new_tokens for one in params) >= LENGTH
 
 
 RARE = 97  # steps from one planted delay to the next

@@ -30,6 +30,7 @@ class Costs:
     per_row: float = 0.0  # of a decode step, per live row
     commit_per_row: float = 0.0
     per_token: float = 0.0  # of a decode step, per token that a row attends to, on average
+    per_longest: float = 0.0  # per token that its longest row does
     after_prefill: float = 0.0  # of a decode step that follows a prefill step
     jitter: tuple[float, ...] = (0.0,)  # added to decode steps, in turns;
     launch_jitter: tuple[float, ...] = (0.0,)  # to the host's part in a launch;
@@ -91,8 +92,9 @@ class VirtualSlot(ScriptedSlot):
         device.apply(deltas)
         alive = sum(bool(device.row(row)[RowColumn.ALIVE]) for row in segments[::4])
         device.host_ns += round((costs.launch + in_turn(costs.launch_jitter, device.launches)) * MS)
-        context = fmean(device.row(row)[RowColumn.POSITION] for row in segments[::4])
-        decode = costs.decode + alive * costs.per_row + context * costs.per_token + in_turn(costs.jitter, device.launches)
+        contexts = [device.row(row)[RowColumn.POSITION] for row in segments[::4]]
+        grown = fmean(contexts) * costs.per_token + max(contexts) * costs.per_longest
+        decode = costs.decode + alive * costs.per_row + grown + in_turn(costs.jitter, device.launches)
         decode += costs.after_prefill * (device.last_kind is StepKind.PREFILL)
         device.last_kind = key.kind
         length = costs.dead if not alive else costs.prefill if key.kind is StepKind.PREFILL else decode
