@@ -15,6 +15,7 @@
 namespace photon::cuda {
 namespace {
 
+constexpr int64_t kFewLines = 8;          // one block a multiprocessor; of more lines two, which hide each other's waits
 constexpr int kSharedBytes = 113 * 1024;  // as many as the kernels before and after it have: a multiprocessor holds two blocks of any kind
 constexpr int kMergedAtOnce = 4;          // splits in flight
 
@@ -272,7 +273,7 @@ int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
                        {static_cast<const Bf16*>(p.k), p.k_line_stride, p.k_head_stride},
                        {static_cast<const Bf16*>(p.v), p.v_line_stride, p.v_head_stride},
                        {static_cast<Bf16*>(p.out), p.out_line_stride, p.out_head_stride}};
-  LaunchShape shape{multiprocessors(), SplitShape<kHeadDim>::kThreads};
+  LaunchShape shape{multiprocessors() * (p.lines > kFewLines ? 2 : 1), SplitShape<kHeadDim>::kThreads};
   shape.shared_bytes = kSharedBytes;
   shape.early = p.early;
   return launch(split_attention_kernel<kHeadDim, kHalves>, shape, stream, p.rope, p.scale, grid, partials_in(p));

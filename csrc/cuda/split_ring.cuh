@@ -17,14 +17,14 @@ constexpr int kRingBytes = 96 * 1024;
 // How a block divides a head.
 template <int kHeadDim>
 struct SplitShape {
-  static constexpr int kWarps = kHeadDim <= 128 ? 8 : 4;
+  static constexpr int kWarps = 4;
   static constexpr int kThreads = kWarps * kWarpSize;
   static constexpr int kStepTokens = kWarps * kTileTokens;
   static constexpr int kVectors = kHeadDim / kPack;  // of a row
   static constexpr int kPitch = kVectors <= 8 ? 8 : kVectors <= 16 ? 16 : 32;
   static constexpr int kTileBytes = kTileTokens * kPitch * 16, kSlotBytes = kWarps * kTileBytes;
   static constexpr int kSlots = kRingBytes / kSlotBytes;
-  static constexpr int kWarpDims = kHeadDim / kWarps < 16 ? 16 : kHeadDim / kWarps;  // of values; the last warps may have none
+  static constexpr int kWarpDims = (kHeadDim / kWarps + 15) / 16 * 16;  // of values; the last warp may have none
 
   static_assert(kSplitUnit % kStepTokens == 0 && kSlots >= 3 && kHeadDim % kWarpDims == 0);
 

@@ -86,7 +86,7 @@ int launch_wide(Params p, int blocks, bool early, void* stream) {
   constexpr bool kAdds = kEpilogue == Epilogue::kResidual;
   constexpr int kRoom = shared_room(Size::kResidents);
   using Layout = wide::Layout<Size>;
-  static_assert(Size::kPartialBytes >= wide::kSlabBytes / 2, "an instruction reads what lies behind the last stage");
+  static_assert(2 * wide::kGroups * Size::kXBytes >= wide::kSlabBytes - wide::kTileBytes, "an instruction reads what lies behind a stage");
   if (const int error = make_panel_map(p.lines_map, wide::kStepSlices, p.x, p.lines, p.k, p.x_stride, Size::kLines)) return error;
   p.slab_tiles = even_slab(p.most_tiles);
   p.pass_tiles = even_passes(static_cast<int>(ceil_div(p.most_tiles, p.slab_tiles)), Size::kSlabs);

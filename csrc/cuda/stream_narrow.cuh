@@ -215,7 +215,6 @@ struct Multiplier {
   // The tiles of a chunk, one after the other.
   template <typename Filler>
   __device__ void add_chunk(XChunk& x, int chunk, const Pass& pass, Filler& filler) {
-    prepare(x, chunk);
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
       if (m >= pass.count) break;
@@ -227,7 +226,8 @@ struct Multiplier {
         load_matrices(w[d], ring.stage(stage.index) + offset[d]);
         loaded |= w[d][3];
       }
-      __syncwarp();  // all lanes have read the tile
+      if (m == 0) prepare(x, chunk);  // x is waited for when the first weights are under way to registers
+      __syncwarp();                   // all lanes have read the tile
       if (threadIdx.x % kWarpSize == 0) arrive(&ring.empty[stage.index], loaded & zero);
       filler.refill(stage);
       stage.advance(ring.stages);
