@@ -158,7 +158,9 @@ template <int kHeadDim, int kHalves>
 __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid& grid, const Partials& partials) {
   using Shape = SplitShape<kHeadDim>;
   SplitShared<kHeadDim, kHalves>& shared = *reinterpret_cast<SplitShared<kHeadDim, kHalves>*>(dynamic_shared());
-  let_next_start();
+  // The next kernel's blocks come early where each multiprocessor has one of this one. Where it has two, they would take the places of
+  // those that end first, two on one multiprocessor and none on another.
+  if (grid.lines <= kFewLines) let_next_start();
   const Share share = Share::of_block(grid);
   const float scale_log2 = scale * kLog2E;
   const int warp = threadIdx.x / kWarpSize;

@@ -128,7 +128,8 @@ template <Epilogue kEpilogue>
 int launch_many_lines(Params p, int multiprocessors, const Bf16* weight, int64_t weight_stride, bool early, void* stream) {
   const int blocks = deal_rows<kEpilogue>(p, multiprocessors);
   if (const int error = make_weight_maps<kEpilogue>(p, wide::kStepSlices, weight, weight_stride)) return error;
-  const bool is_small = p.most_tiles <= wide::kSlabTiles && p.k <= kMaxColumns / 2;
+  // Two passes over x, with the next kernel's blocks beside these, are better than one without them; three are not.
+  const bool is_small = p.most_tiles <= 2 * wide::kSlabTiles && p.k <= kMaxColumns / 2;
   if (p.lines <= 16) {
     if (p.k <= kMaxColumns / 2) return launch_wide<wide::Size<16, 2, 2>, kEpilogue>(p, blocks, early, stream);
     return launch_wide<wide::Size<16, 2, 1>, kEpilogue>(p, blocks, early, stream);
