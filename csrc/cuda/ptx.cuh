@@ -253,6 +253,23 @@ __device__ inline void store_in_block(float* pointer, uint32_t rank, float value
                    "r"(rank), "f"(value) : "memory"));
 }
 
+// Reads what is at the place that `pointer` names in the shared memory of block `rank` of the cluster.
+__device__ inline float2 load_from_block(const float2* pointer, uint32_t rank) {
+  float2 v = {};
+  PHOTON_HOPPER(asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %2, %3;\nld.shared::cluster.v2.f32 {%0,%1}, [remote];\n}" : "=f"(v.x),
+      "=f"(v.y) : "r"(shared_address(pointer)), "r"(rank) : "memory"));
+  return v;
+}
+
+__device__ inline float4 load_from_block(const float4* pointer, uint32_t rank) {
+  float4 v = {};
+  PHOTON_HOPPER(asm volatile(
+      "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %4, %5;\nld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [remote];\n}" : "=f"(v.x),
+      "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(shared_address(pointer)), "r"(rank) : "memory"));
+  return v;
+}
+
 // Writes two values to the place that `pointer` names in the shared memory of block `rank`; their eight bytes count towards its `barrier`.
 __device__ inline void send_to_block(float* pointer, uint32_t rank, float first, float second, Barrier* barrier) {
   PHOTON_HOPPER(asm volatile(

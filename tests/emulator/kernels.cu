@@ -354,6 +354,22 @@ __global__ void cluster_kernel(float* out, int size, int bug) {
   out[blockIdx.x] = sum;
 }
 
+// Every block shows what the next one of its cluster has: 32 lanes with four values each, then 32 with two.
+__global__ void next_block_kernel(float* out, int size, int bug) {
+  float* shared = reinterpret_cast<float*>(dynamic_shared());
+  const int t = threadIdx.x, rank = static_cast<int>(cluster_rank());
+  const unsigned next = bug == kWrongRank ? size : (rank + 1) % size;
+  for (int i = t; i < 6 * kWarpSize; i += kWarpSize) shared[i] = static_cast<float>(1000 * rank + i);
+  if (bug != kMissingBarrier) sync_cluster();
+  const float4 four = load_from_block(reinterpret_cast<const float4*>(shared) + t, next);
+  const float2 two = load_from_block(reinterpret_cast<const float2*>(shared + 4 * kWarpSize) + t, next);
+  if (bug == kEndsTooEarly && rank == 0) return;
+  if (bug != kNeverMeets) sync_cluster();  // the block before this one has read it
+  float* own = out + blockIdx.x * 6 * kWarpSize;
+  const float shown[6] = {four.x, four.y, four.z, four.w, two.x, two.y};
+  for (int i = 0; i < 6; ++i) own[i < 4 ? 4 * t + i : 4 * kWarpSize + 2 * t + i - 4] = shown[i];
+}
+
 // All threads count before they enter, and see the whole cluster's count when they have met: round after round, the other barrier between.
 __global__ void halves_kernel(int* out, int* counters, int size, int rounds, int bug) {
   const bool is_odd = cluster_rank() == 1 && bug != kNoBug;
@@ -536,6 +552,10 @@ EXPORT int matrix(float* d, const uint16_t* a, const uint16_t* b, int way) {
 }
 EXPORT int cluster(float* out, int blocks, int size, int bug) {
   return launch(cluster_kernel, LaunchShape{blocks, kWarpSize, 64, static_cast<unsigned>(size)}, nullptr, out, size, bug);
+}
+EXPORT int next_block(float* out, int blocks, int size, int bug) {
+  const LaunchShape shape{blocks, kWarpSize, 6 * kWarpSize * sizeof(float), static_cast<unsigned>(size)};
+  return launch(next_block_kernel, shape, nullptr, out, size, bug);
 }
 EXPORT int halves(int* out, int* counters, int blocks, int size, int rounds, int bug) {
   return launch(halves_kernel, LaunchShape{blocks, kWarpSize, 0, static_cast<unsigned>(size)}, nullptr, out, counters, size, rounds, bug);

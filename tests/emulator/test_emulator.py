@@ -414,6 +414,33 @@ def test_clusters_without_their_barriers(emulator: Emulator) -> None:
         assert "before which the cluster has had no barrier: the block may not have started" in failure
 
 
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_clusters_read_each_others_memory(emulator: Emulator, size: int) -> None:
+    ranks = torch.arange(24) % size
+    expected = 1000 * ((ranks + 1) % size)[:, None] + torch.arange(6 * 32)
+    for seed in SEEDS:
+        out = floats(24, 6 * 32)
+        emulator.launch("next_block", out, 24, size, NO_BUG, seed=seed)
+        assert torch.equal(out, expected.float())
+
+
+@pytest.mark.parametrize(
+    ("bug", "message"),
+    [
+        (MISSING_BARRIER, r"by load_from_block at .*, before which the cluster has had no barrier: the block may not have started"),
+        (NEVER_MEETS, r"by load_from_block at .*, (where threads have ended|but the block has ended)"),
+        (ENDS_TOO_EARLY, r"sync_cluster .*(threads of the cluster, but|every thread of the cluster)|load_from_block .* ha(s|ve) ended"),
+        (WRONG_RANK, r"load_from_block at .*: rank is 4, but the cluster has 4 blocks"),
+    ],
+)
+def test_reading_anothers_memory_wrongly_is_an_error(emulator: Emulator, bug: int, message: str) -> None:
+    """In some order: where the blocks end together, nobody is late."""
+    failures = [failure for failure in emulator.failures("next_block", floats(16, 6 * 32), 16, 4, bug) if failure]
+    assert failures
+    for failure in failures:
+        assert re.search(message, failure), failure
+
+
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_the_two_halves_of_a_cluster_barrier(emulator: Emulator, size: int) -> None:
     """Nobody meets before all have entered."""

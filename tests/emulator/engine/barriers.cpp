@@ -185,15 +185,29 @@ void* place_in(const Block& block, const void* pointer, size_t bytes, size_t ali
   return block.shared + (first - current_block().shared);
 }
 
-void store_in_block(void* pointer, unsigned rank, const void* value, size_t bytes, Site site) {
-  const Block& target = reach_block(rank, "store_in_block", site);
+namespace {
+
+// The same place in a block of which every thread is there yet.
+void* place_in_live_block(const void* pointer, unsigned rank, size_t bytes, const char* name, Site site) {
+  const Block& target = reach_block(rank, name, site);
   if (target.live < target.threads) {
     fail(
-        format("%s writes to the shared memory of block %u of its cluster %s, where threads have ended: only a cluster barrier before its "
-               "end keeps a block's memory",
-               thread_name(*machine.current).c_str(), rank, at(site).c_str()));
+        format("%s reaches into the shared memory of block %u of its cluster by %s %s, where threads have ended: only a cluster barrier "
+               "before its end keeps a block's memory",
+               thread_name(*machine.current).c_str(), rank, name, at(site).c_str()));
   }
-  std::memcpy(place_in(target, pointer, bytes, bytes, "store_in_block", site), value, bytes);
+  return place_in(target, pointer, bytes, bytes, name, site);
+}
+
+}  // namespace
+
+void store_in_block(void* pointer, unsigned rank, const void* value, size_t bytes, Site site) {
+  std::memcpy(place_in_live_block(pointer, rank, bytes, "store_in_block", site), value, bytes);
+}
+
+void load_from_block(void* value, const void* pointer, unsigned rank, size_t bytes, Site site) {
+  std::memcpy(value, place_in_live_block(pointer, rank, bytes, "load_from_block", site), bytes);
+  may_switch();
 }
 
 }  // namespace emulator

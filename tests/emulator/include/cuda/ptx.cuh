@@ -125,6 +125,17 @@ inline void store_in_block(float* pointer, uint32_t rank, float value, Site site
   emulator::store_in_block(pointer, rank, &value, sizeof(value), site);
 }
 
+inline float2 load_from_block(const float2* pointer, uint32_t rank, Site site = emulator::here()) {
+  float2 v;
+  emulator::load_from_block(&v, pointer, rank, sizeof(v), site);
+  return v;
+}
+inline float4 load_from_block(const float4* pointer, uint32_t rank, Site site = emulator::here()) {
+  float4 v;
+  emulator::load_from_block(&v, pointer, rank, sizeof(v), site);
+  return v;
+}
+
 inline void send_to_block(float* pointer, uint32_t rank, float first, float second, Barrier* barrier, Site site = emulator::here()) {
   emulator::send_to_block(pointer, rank, {first, second}, barrier, site);
 }

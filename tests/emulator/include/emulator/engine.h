@@ -38,6 +38,7 @@ void sync_cluster(Site site);
 void enter_cluster(const char* name, Site site);  // or leave_cluster()
 void meet_cluster(Site site);
 void store_in_block(void* pointer, unsigned rank, const void* value, size_t bytes, Site site);
+void load_from_block(void* value, const void* pointer, unsigned rank, size_t bytes, Site site);
 void send_to_block(float* pointer, unsigned rank, const float (&values)[2], uint64_t* barrier, Site site);
 
 void init_barrier(uint64_t* barrier, uint32_t arrivals, Site site);
