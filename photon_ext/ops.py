@@ -498,10 +498,11 @@ def paged_attention_into(
         page_table: int32 [rows, pages per row], or None as in :func:`rope_append_kv_`.
         scale: of the scores, as a rule 1 / sqrt(head_dim).
         fast: may compute the lines of a chunk together by matrix instructions (Dao, "FlashAttention-2", 2023), in another order of
-            summation, weights rounded to bfloat16. A line's bits still depend on its own inputs and length alone, not on how its prompt
-            was cut into chunks. On CUDA from compute capability 8.0, in bfloat16, head_dim 64, 96, 128 or 256, all pointers and strides
-            multiples of 16 bytes; elsewhere it changes nothing. Every page within a line's length must be one: where the portable kernel
-            leaves out the positions of a page that is none, this one takes zeros for their keys and values.
+            summation, weights rounded to bfloat16; on compute capability 9.0 and 10.0 a cluster of blocks shares a long past. A line's
+            bits still depend on its own inputs and length alone, not on how its prompt was cut into chunks. On CUDA from compute
+            capability 8.0, in bfloat16, head_dim 64, 96, 128 or 256, all pointers and strides multiples of 16 bytes; elsewhere it changes
+            nothing. Every page within a line's length must be one: where the portable kernel leaves out the positions of a page that is
+            none, this one takes zeros for their keys and values.
     """
     _paged_attention(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale, fast)
 

@@ -14,11 +14,16 @@ PHOTON_HOST_DEVICE inline bool can_rotate(const RopeParams& rope, const Line& li
   return line.length > 0 && line.position >= 0 && line.position < rope.max_len;
 }
 
+// Positions of a row at most.
+PHOTON_HOST_DEVICE inline int64_t row_capacity(const KvCache& cache) {
+  return cache.page_table != nullptr ? cache.pages_per_row * cache.page_size : cache.page_size;
+}
+
 // How much of a line's past its row can hold: its length, or 0 if it is dead or its row is outside the tables.
 PHOTON_HOST_DEVICE inline int32_t past_length(const KvCache& cache, const Line& line) {
   const int64_t rows = cache.page_table != nullptr ? cache.rows : cache.num_pages;
   if (line.length <= 0 || line.row < 0 || line.row >= rows) return 0;
-  const int64_t capacity = cache.page_table != nullptr ? cache.pages_per_row * cache.page_size : cache.page_size;
+  const int64_t capacity = row_capacity(cache);
   return line.length < capacity ? line.length : static_cast<int32_t>(capacity);
 }
 

@@ -1,5 +1,6 @@
 // Attention of chunks of lines over their paged past. A block takes one KV head and a tile of consecutive lines, whose query heads of that
-// KV head are its rows, and walks the past of their row of the table in tiles of keys that arrive while the last one is worked on.
+// KV head are its rows, and walks the past of their row of the table in tiles of keys that arrive while the last one is worked on. A long
+// past is cut into parts, one for each block of a cluster.
 //
 // Segments only say where tiles start. Which lines share a pass over the past is read from decode_meta, so that every line is computed as
 // its own row and length say, whatever the segments hold; lines of many rows in one tile are right too, a pass for each row.
@@ -7,6 +8,7 @@
 
 #include "common/segment.h"
 #include "cuda/chunk_copies.cuh"
+#include "cuda/chunk_merge.cuh"
 #include "cuda/chunk_tile.cuh"
 
 namespace photon::cuda {
@@ -46,14 +48,19 @@ __device__ void find_tile(const PagedAttentionParams& p, int wanted, int tile_li
   }
 }
 
-// Blocks go through the tiles from the last line to the first: the longest pasts start first, and the last ones to end are short.
+// What a launch has besides the op's own parameters.
+struct ChunkGrid {
+  int tiles, cluster;  // blocks of a cluster
+};
+
+// Clusters go through the tiles from the last line to the first: the longest pasts start first, and the last ones to end are short.
 template <typename Plan>
-__device__ void find_task(const PagedAttentionParams& p, int tiles, ChunkTask& task) {
+__device__ void find_task(const PagedAttentionParams& p, const ChunkGrid& grid, ChunkTask& task) {
   const int kv_heads = static_cast<int>(p.kv_heads), group = static_cast<int>(p.q_heads) / kv_heads;
-  const int block = static_cast<int>(blockIdx.x);
-  if (threadIdx.x == 0) task = {0, 0, block % kv_heads, group};
+  const int block = static_cast<int>(blockIdx.x), team = block / grid.cluster;
+  if (threadIdx.x == 0) task = {0, 0, team % kv_heads, group, block % grid.cluster, grid.cluster};
   __syncwarp();
-  find_tile(p, tiles - 1 - block / kv_heads, Plan::kRows / group, task);
+  find_tile(p, grid.tiles - 1 - team / kv_heads, Plan::kRows / group, task);
 }
 
 template <typename Plan>
@@ -72,20 +79,29 @@ __device__ int32_t warp_min(int32_t v) {
   return v;
 }
 
+__device__ int32_t warp_max(int32_t v) { return -warp_min(-v); }
+
 // The run that begins at line `first` of the tile, for every lane of the warp that calls it.
 template <typename Plan>
 __device__ Run find_run(const ChunkShared<Plan>& shared, int first) {
   const int32_t row = shared.rows[first];
-  int32_t end = shared.task.lines, least = INT_MAX, most = 0;
-  for (int i = first + threadIdx.x % kWarpSize; i < shared.task.lines; i += kWarpSize) {
+  const ChunkTask task = shared.task;
+  int32_t end = task.lines, least = INT_MAX, most = 0;
+  Span part = {INT_MAX, 0};
+  for (int i = first + threadIdx.x % kWarpSize; i < task.lines; i += kWarpSize) {
     if (shared.rows[i] != row) end = min(end, i);
   }
   end = warp_min(end);
   for (int i = first + threadIdx.x % kWarpSize; i < end; i += kWarpSize) {
-    least = min(least, shared.lengths[i]);
-    most = max(most, shared.lengths[i]);
+    const int32_t length = shared.lengths[i];
+    const Span own = task.part(length);
+    least = min(least, length);
+    most = max(most, length);
+    if (own.is_empty()) continue;
+    part = {min(part.first, own.first), max(part.end, own.end)};
   }
-  return {first, end, row, warp_min(least), -warp_min(-most)};
+  most = warp_max(most);
+  return {first, end, row, warp_min(least), most, task.parts(most), {warp_min(part.first), warp_max(part.end)}};
 }
 
 // Makes shared.run the one that begins at line `first`, and forgets what was noted for the last one. All threads must call it.
@@ -100,50 +116,72 @@ __device__ void start_run(ChunkShared<Plan>& shared, int first) {
   __syncthreads();
 }
 
-// The shortest and the longest past among the run's rows of this warp; longest 0: it has none.
-struct WarpLengths {
-  int32_t least, most;
+// The positions that all of the run's rows of this warp have in their parts, and where the last of these ends; 0: the warp has no row.
+struct WarpParts {
+  Span all;
+  int32_t end;
 };
 
-// Writes the warp's part of shared.own_lengths.
+// Writes the warp's part of shared.own_parts.
 template <typename Plan>
-__device__ WarpLengths find_lengths(ChunkShared<Plan>& shared) {
+__device__ WarpParts find_parts(ChunkShared<Plan>& shared) {
   const int row = threadIdx.x / kWarpSize * Plan::kWarpRows + threadIdx.x % kWarpSize % Plan::kWarpRows;
   const int line = row / shared.task.group;
-  const int32_t length = shared.run.has(line) ? shared.lengths[line] : 0;
-  if (threadIdx.x % kWarpSize < Plan::kWarpRows) shared.own_lengths[row] = length;
+  const bool is_in_run = shared.run.has(line);
+  const Span part = is_in_run ? shared.task.part(shared.lengths[line]) : Span{0, 0};
+  if (threadIdx.x % kWarpSize < Plan::kWarpRows) shared.own_parts[row] = part;
   __syncwarp();
-  return {warp_min(length > 0 ? length : INT_MAX), -warp_min(-length)};
+  return {{warp_max(part.first), warp_min(is_in_run ? part.end : INT_MAX)}, warp_max(part.end)};
 }
 
-// Walks the past of the run. All threads must call it, and have their queries copied or under way.
+// Sums of rows that attend to a value that hide_values hid become NaN. All tiles of the part have been there for all.
 template <typename Plan>
-__device__ void scan_run(const PagedAttentionParams& p, const WarpLengths& own, ChunkShared<Plan>& shared, RowSoftmax<Plan>& state) {
-  const float scale = p.scale * 1.44269504f;  // of exp2
-  KvPlace place = look_up<Plan>(p.cache, shared.run, 0);
-  copy_keys<Plan>(p.cache, shared.task.kv_head, place, shared.k, shared.v);
+__device__ void spoil_sums(const ChunkShared<Plan>& shared, RowSoftmax<Plan>& state) {
+  const int pair = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int f = 0; f < Plan::kFragments; ++f) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int32_t end = shared.own_parts[lane_row<Plan>(f) + half * 8].end;
+#pragma unroll
+      for (int n = 0; n < Plan::kColumns; ++n) {
+        if (shared.poisoned[n * 8 + pair] < end) state.sum[f][n][2 * half] = NAN;
+        if (shared.poisoned[n * 8 + pair + 1] < end) state.sum[f][n][2 * half + 1] = NAN;
+      }
+    }
+  }
+}
+
+// Walks the block's part of the run's past. All threads must call it.
+template <typename Plan>
+__device__ void scan_run(const PagedAttentionParams& p, ChunkShared<Plan>& shared, RowSoftmax<Plan>& state) {
+  const float scale = p.scale * kLog2E;  // of exp2
+  const int32_t begin = shared.run.part.first;
+  KvPlace place = look_up<Plan>(p.cache, shared.run, begin);
+  copy_queries(p, shared);
+  copy_keys<Plan>(p.cache, shared.task.kv_head, place, shared.keys(0), shared.values(0));
   commit_copies();
-  place = look_up<Plan>(p.cache, shared.run, kTileKeys);
-  for (int32_t first = 0; first < shared.run.most; first += kTileKeys) {
+  place = look_up<Plan>(p.cache, shared.run, begin + kTileKeys);
+  const WarpParts own = find_parts(shared);
+  for (int32_t first = begin, stage = 0; first < shared.run.part.end; first += kTileKeys, stage ^= 1) {
     const int32_t end = first + kTileKeys;
-    const int stage = first / kTileKeys % 2;
     wait_copies<0>();
-    if (end > shared.run.least) hide_values<Plan>(shared.v + stage * Plan::kTile, first, shared.poisoned);
+    if (end > shared.run.least) hide_values<Plan>(shared.values(stage), first, shared.poisoned);
     __syncthreads();  // the tile is there for all, and nobody reads the other stage any more
-    if (end < shared.run.most) {
-      const int next = (stage ^ 1) * Plan::kTile;
-      copy_keys<Plan>(p.cache, shared.task.kv_head, place, shared.k + next, shared.v + next);
+    if (end < shared.run.part.end) {
+      copy_keys<Plan>(p.cache, shared.task.kv_head, place, shared.keys(stage ^ 1), shared.values(stage ^ 1));
       commit_copies();
       place = look_up<Plan>(p.cache, shared.run, end + kTileKeys);
     }
-    if (first >= own.most) continue;
+    if (first >= own.end) continue;
     Scores<Plan> scores;
     Weights<Plan> weights;
-    multiply_keys<Plan>(scores, shared.q, shared.k + stage * Plan::kTile);
-    if (end > own.least) hide_scores<Plan>(scores, shared.own_lengths, first);
+    multiply_keys<Plan>(scores, shared.q, shared.keys(stage));
+    if (first < own.all.first || end > own.all.end) hide_scores<Plan>(scores, shared.own_parts, first);
     weigh_scores<Plan>(weights, scores, state, scale);
-    multiply_values<Plan>(state, weights, shared.v + stage * Plan::kTile);
+    multiply_values<Plan>(state, weights, shared.values(stage));
   }
+  spoil_sums(shared, state);
 }
 
 // The sums of the run's rows become outputs, in the place of the rows' queries.
@@ -155,12 +193,10 @@ __device__ void finish_rows(ChunkShared<Plan>& shared, const RowSoftmax<Plan>& s
   for (int f = 0; f < Plan::kFragments; ++f) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float total = state.total[f][half];
-      total += __shfl_xor_sync(kFullWarp, total, 1);
-      total += __shfl_xor_sync(kFullWarp, total, 2);
+      const float total = total_of(state, f, half);
       const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
       const int row = lane_row<Plan>(f) + half * 8;
-      if (shared.own_lengths[row] == 0) continue;
+      if (shared.own_parts[row].is_empty()) continue;
 #pragma unroll
       for (int n = 0; n < Plan::kColumns; ++n) {  // + 0: a zero has one sign, whatever tiles it went through
         const float left = fmaf(state.sum[f][n][2 * half], inverse, 0.0f), right = fmaf(state.sum[f][n][2 * half + 1], inverse, 0.0f);
@@ -169,18 +205,6 @@ __device__ void finish_rows(ChunkShared<Plan>& shared, const RowSoftmax<Plan>& s
     }
   }
   __syncwarp();
-}
-
-// Part of a row's output from finish_rows, NaN where the row attends to a value that hide_values hid.
-template <typename Plan>
-__device__ uint4 finished(const ChunkShared<Plan>& shared, int row, int vector) {
-  const uint4 values = *reinterpret_cast<const uint4*>(shared.q + Plan::place(row, vector));
-  uint32_t words[4] = {values.x, values.y, values.z, values.w};
-#pragma unroll
-  for (int e = 0; e < kVector; ++e) {
-    if (shared.poisoned[vector * kVector + e] < shared.own_lengths[row]) words[e / 2] |= 0x7fffu << (e % 2 * 16);
-  }
-  return uint4{words[0], words[1], words[2], words[3]};
 }
 
 // Writes the warp's rows of the run, or zeros if the run is dead.
@@ -193,29 +217,29 @@ __device__ void store_rows(const PagedAttentionParams& p, const ChunkShared<Plan
   for (int row = first_row + lane / Plan::kVectors; row < first_row + Plan::kWarpRows; row += Plan::kStepRows) {
     if (!run.has(row / task.group)) continue;
     Bf16* out = static_cast<Bf16*>(p.out) + task.offset(row, p.out_line_stride, p.out_head_stride) + vector * kVector;
-    *reinterpret_cast<uint4*>(out) = run.most > 0 ? finished(shared, row, vector) : uint4{0, 0, 0, 0};
+    *reinterpret_cast<uint4*>(out) = run.most > 0 ? *reinterpret_cast<const uint4*>(shared.q + Plan::place(row, vector)) : uint4{};
   }
 }
 
 template <typename Plan>
-__global__ void __launch_bounds__(Plan::kThreads, 1) chunk_attention_kernel(const PagedAttentionParams p, int tiles) {
+__global__ void __launch_bounds__(Plan::kThreads, 1) chunk_attention_kernel(const PagedAttentionParams p, const ChunkGrid grid) {
   auto& shared = *reinterpret_cast<ChunkShared<Plan>*>(dynamic_shared());
-  if (threadIdx.x < kWarpSize) find_task<Plan>(p, tiles, shared.task);
+  if (threadIdx.x < kWarpSize) find_task<Plan>(p, grid, shared.task);
   __syncthreads();
   if (shared.task.lines == 0) return;
-  copy_queries(p, shared);  // waited for with the first tile of keys
   load_lines(p, shared);
   for (int first = 0; first < shared.task.lines; first = shared.run.end) {
     start_run(shared, first);
-    if (shared.run.most > 0) {
-      RowSoftmax<Plan> state;
-      state.clear();
-      scan_run(p, find_lengths(shared), shared, state);
-      finish_rows(shared, state);
+    RowSoftmax<Plan> state;
+    state.clear();
+    if (!shared.run.part.is_empty()) scan_run(p, shared, state);
+    if (shared.run.parts > 1) {
+      meet(p, shared, state);
+    } else if (shared.task.rank == 0) {
+      if (shared.run.most > 0) finish_rows(shared, state);
+      store_rows(p, shared);
     }
-    store_rows(p, shared);
   }
-  wait_copies<0>();  // a tile without a live line waited for nothing
 }
 
 template <typename Plan>
@@ -229,19 +253,23 @@ int64_t count_tiles(const PagedAttentionParams& p) {
   return ceil_div(p.lines, Plan::kRows / (p.q_heads / p.kv_heads)) + p.num_segments;
 }
 
+// A block for each part that a past may have in these tables: their lengths are known on the device alone.
+int cluster_blocks(const PagedAttentionParams& p) { return fast_kernels_run() ? parts_of(row_capacity(p.cache)) : 1; }
+
 template <typename Plan>
 int launch_plan(const PagedAttentionParams& p, void* stream) {
   const int64_t tiles = count_tiles<Plan>(p);
   if (tiles > INT_MAX) return cudaErrorInvalidConfiguration;
-  const LaunchShape shape{tiles * p.kv_heads, Plan::kThreads, sizeof(ChunkShared<Plan>)};
-  return launch(chunk_attention_kernel<Plan>, shape, stream, p, static_cast<int>(tiles));
+  const int cluster = cluster_blocks(p);
+  const LaunchShape shape{tiles * p.kv_heads * cluster, Plan::kThreads, sizeof(ChunkShared<Plan>), static_cast<unsigned>(cluster)};
+  return launch(chunk_attention_kernel<Plan>, shape, stream, p, ChunkGrid{static_cast<int>(tiles), cluster});
 }
 
 // Large tiles read keys and values less often; small ones keep all multiprocessors busy where the step has few lines. No bit differs.
 template <typename Large, typename Small>
 int launch_chunks(const PagedAttentionParams& p, void* stream) {
-  const int64_t large_tiles = ceil_div(p.lines * p.q_heads, Large::kRows);
-  if (has_room<Large>() && large_tiles >= multiprocessors()) return launch_plan<Large>(p, stream);
+  const int64_t large_blocks = ceil_div(p.lines * p.q_heads, Large::kRows) * cluster_blocks(p);
+  if (has_room<Large>() && large_blocks >= multiprocessors()) return launch_plan<Large>(p, stream);
   return launch_plan<Small>(p, stream);
 }
 

@@ -5,17 +5,18 @@
 
 namespace photon::cuda {
 
-// The warp's own rows; those past the tile's lines become zeros.
+// The warp's own rows of the run; the other rows stay as they are.
 template <typename Plan>
 __device__ void copy_queries(const PagedAttentionParams& p, ChunkShared<Plan>& shared) {
   const int lane = threadIdx.x % kWarpSize, first_row = threadIdx.x / kWarpSize * Plan::kWarpRows;
   const ChunkTask task = shared.task;
+  const Run run = shared.run;
   if (lane >= Plan::kStepRows * Plan::kVectors) return;
   for (int i = lane / Plan::kVectors; i < Plan::kWarpRows; i += Plan::kStepRows) {
     const int row = first_row + i, vector = lane % Plan::kVectors;
-    const bool valid = row / task.group < task.lines;
-    const int64_t from = valid ? task.offset(row, p.q_line_stride, p.q_head_stride) + vector * kVector : 0;
-    async_copy16(shared.q + Plan::place(row, vector), static_cast<const Bf16*>(p.q) + from, valid);
+    if (!run.has(row / task.group)) continue;
+    const int64_t from = task.offset(row, p.q_line_stride, p.q_head_stride) + vector * kVector;
+    async_copy16(shared.q + Plan::place(row, vector), static_cast<const Bf16*>(p.q) + from, true);
   }
 }
 
@@ -24,7 +25,7 @@ template <typename Plan>
 __device__ KvPlace look_up(const KvCache& cache, const Run& run, int32_t position) {
   const int lane = threadIdx.x % kWarpSize;
   position += threadIdx.x / kWarpSize * Plan::kWarpKeys + lane;
-  if (lane >= Plan::kWarpKeys || position >= run.most) return {-1, 0};
+  if (lane >= Plan::kWarpKeys || position >= run.part.end) return {-1, 0};
   return find_place(cache, run.row, position);
 }
 

@@ -1,24 +1,26 @@
 // What one block of chunk_attention holds and computes: a tile of query rows, and tiles of kTileKeys keys and values in shared memory.
 //
 // The rows go through matrix instructions 16 at a time, with an online softmax over the tiles of keys (Dao, "FlashAttention-2", 2023). A
-// row's arithmetic is its own: tiles of keys start at multiples of kTileKeys, those past its length leave it as it was bit for bit, and no
-// step of it depends on the place of the row in the tile or on the size of the tile. Products that are added are written as fmaf: what the
-// compiler contracts could otherwise differ from one instance of the kernel to the next.
+// row's arithmetic is its own: tiles of keys start at multiples of kTileKeys, those outside of its part leave it as it was bit for bit, and
+// no step of it depends on the place of the row in the tile or on the size of the tile. Products that are added are written as fmaf: what
+// the compiler contracts could otherwise differ from one instance of the kernel to the next.
 #pragma once
 #include <climits>
 #include <cmath>
+#include <cstddef>
 
 #include "common/kv.h"
 #include "cuda/bf16.cuh"
+#include "cuda/chunk_parts.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
 
 namespace photon::cuda {
 
-constexpr int kTileKeys = 64;
 constexpr int kVector = kVectorBytes / sizeof(Bf16);  // elements
 constexpr int kFragment = 16;                         // rows and depth of a matrix instruction; two of its widths
+constexpr float kLog2E = 1.44269504f;
 
 // The sizes of one instance: each warp owns kFragments times 16 rows and all of head_dim.
 template <int kHeadDim_, int kWarps_, int kFragments_>
@@ -41,14 +43,22 @@ struct ChunkPlan {
     return (row * kVectors + (vector ^ turn)) * kVector;
   }
 
+  // Where eight columns of a row's sums stand: those of four consecutive rows lie in different banks.
+  static __device__ int sum_place(int row, int column_block) { return row * kHeadDim + (column_block ^ row % 4) * 8; }
+
   // From the place of vector 0 or 1 to that of vector `by` or `by` + 1 of the same row; `by` is even.
   static __device__ int along(int place, int by) { return (place ^ by % kTurns * kVector) + by / kTurns * kTurns * kVector; }
 };
 
-// What a block works on: some consecutive lines and a KV head. Row i of its tile is line i / group, head i % group of the KV head's.
+// What a block works on: some consecutive lines and a KV head. Row i of its tile is line i / group, head i % group of the KV head's. The
+// blocks of a cluster have the same tile, and each has one part of every past.
 struct ChunkTask {
   int first_line, lines;  // no lines: nothing to do
   int kv_head, group;     // group: query heads of a KV head
+  int rank, blocks;       // of the cluster; at least as many blocks as any past has parts, or one: then no past is cut
+
+  __device__ int parts(int32_t length) const { return min(parts_of(length), blocks); }
+  __device__ Span part(int32_t length) const { return part_of(length, rank, parts(length)); }
 
   // Where a row stands in a tensor of query heads with these strides.
   __device__ int64_t offset(int row, int64_t line_stride, int64_t head_stride) const {
@@ -60,20 +70,28 @@ struct ChunkTask {
 struct Run {
   int first, end;
   int32_t row, least, most;
+  int parts;  // of the longest
+  Span part;  // from the first position to the last that any of them has in the block's part
 
   __device__ bool has(int line) const { return line >= first && line < end; }
 };
 
 template <typename Plan>
 struct ChunkShared {
-  alignas(128) Bf16 q[Plan::kRows * Plan::kHeadDim];  // a warp reads and writes its own rows only; the output leaves through them
-  alignas(128) Bf16 k[2 * Plan::kTile];
-  alignas(128) Bf16 v[2 * Plan::kTile];
+  alignas(128) Bf16 q[Plan::kRows * Plan::kHeadDim];   // a warp reads and writes its own rows only; the output leaves through them
+  alignas(128) Bf16 keys_and_values[4 * Plan::kTile];  // two tiles of keys, two of values; at last the rows' sums, for the cluster
   ChunkTask task;
   Run run;                                          // the present one
   int32_t rows[Plan::kRows], lengths[Plan::kRows];  // of the tile's lines; length 0: dead, row -1
-  int32_t own_lengths[Plan::kRows];                 // of the rows' lines; 0: not in this run. A warp's own, like q
+  Span own_parts[Plan::kRows];                      // of the rows' lines; none: not in this run. A warp's own, like q
+  float2 weights[Plan::kRows];                      // of the block's part of a row: the highest score, the sum of weights
   int32_t poisoned[Plan::kHeadDim];                 // lowest position whose value was not finite there and was hidden, INT_MAX if none
+
+  __device__ Bf16* keys(int stage) { return keys_and_values + stage * Plan::kTile; }
+  __device__ Bf16* values(int stage) { return keys_and_values + (2 + stage) * Plan::kTile; }
+  __device__ float* sums() { return reinterpret_cast<float*>(keys_and_values); }
+  __device__ const float* sums() const { return reinterpret_cast<const float*>(keys_and_values); }
+  static_assert(Plan::kRows * Plan::kHeadDim * sizeof(float) <= 4 * Plan::kTile * sizeof(Bf16));
 };
 
 // The first row of a lane in its warp's fragment number `fragment`; the second is 8 further on.
@@ -136,19 +154,21 @@ __device__ void multiply_keys(Scores<Plan>& scores, const Bf16* q, const Bf16* k
   }
 }
 
-// Scores of positions that a row does not attend to become -inf. The tile of keys starts at `first_position`.
+// Scores of positions outside of a row's part become -inf. The tile of keys starts at `first_position`.
 template <typename Plan>
-__device__ void hide_scores(Scores<Plan>& scores, const int32_t* own_lengths, int32_t first_position) {
+__device__ void hide_scores(Scores<Plan>& scores, const Span* own_parts, int32_t first_position) {
   const int32_t own = first_position + threadIdx.x % 4 * 2;
 #pragma unroll
   for (int f = 0; f < Plan::kFragments; ++f) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int32_t length = own_lengths[lane_row<Plan>(f) + half * 8];
+      const Span part = own_parts[lane_row<Plan>(f) + half * 8];
+      const int32_t from = own - part.first;
+      const uint32_t count = part.end - part.first;  // what is before the part is a large number, unsigned
 #pragma unroll
       for (int n = 0; n < Plan::kScores; ++n) {
-        if (own + n * 8 >= length) scores[f][n][2 * half] = -INFINITY;
-        if (own + n * 8 + 1 >= length) scores[f][n][2 * half + 1] = -INFINITY;
+        if (static_cast<uint32_t>(from + n * 8) >= count) scores[f][n][2 * half] = -INFINITY;
+        if (static_cast<uint32_t>(from + n * 8 + 1) >= count) scores[f][n][2 * half + 1] = -INFINITY;
       }
     }
   }

@@ -49,6 +49,14 @@ def attend(q: Tensor, cache: Cache, meta: Tensor, segments: Tensor, scale: float
     return out
 
 
+def few_multiprocessors(monkeypatch: pytest.MonkeyPatch, device: str, count: int) -> int:
+    """As many as the emulated device has from now on; a GPU has what it has."""
+    if device == "cuda":
+        return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    monkeypatch.setenv("PHOTON_EMULATOR_MULTIPROCESSORS", str(count))
+    return count
+
+
 def check_near_the_reference(spans: list[Span], group: int, kv_heads: int, head_dim: int, device: str, page_size: int) -> None:
     meta, segments = lines_and_segments(spans, device, dead_after=3)
     segments = torch.cat([segments, torch.zeros_like(segments[:2])])  # a bucket's unused segments
@@ -85,6 +93,18 @@ def test_chunks_over_pasts_are_near_the_float64_reference(device: str, chunk: in
 def test_many_rows_of_one_line_are_near_the_float64_reference(device: str) -> None:
     spans = [(row, 5 * row % 90, 1) for row in range(1, 34)]
     check_near_the_reference(spans, 4, 2, 64, device, 16)
+
+
+@pytest.mark.parametrize("multiprocessors", [4, 1000])
+@pytest.mark.parametrize("past", [200, 450, 1780, 2500])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_pasts_in_parts_are_near_the_float64_reference(
+    device: str, head_dim: int, past: int, multiprocessors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a chunk the number of parts changes, and where they begin; a second row has fewer, and a third is not cut."""
+    few_multiprocessors(monkeypatch, device, multiprocessors)
+    group = 1 + HEAD_DIMS.index(head_dim)
+    check_near_the_reference([(1, past, 80), (2, 1, 1), (0, 0, 1), (3, past // 2, 3)], group, 1, head_dim, device, 16)
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
@@ -130,15 +150,47 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut(device: str, head_dim: int
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_a_step_that_fills_the_device_has_the_bits_of_small_ones(device: str, head_dim: int) -> None:
+def test_a_step_that_fills_the_device_has_the_bits_of_small_ones(device: str, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many lines are cut into larger tiles than few are, by the number of multiprocessors."""
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if device == "cuda" else 4
+    multiprocessors = few_multiprocessors(monkeypatch, device, 40)
     lines, heads = -(-multiprocessors * 128 // 16) + 5, 16
     cache, q = filled_rows([(1, 3, lines)], 2, head_dim, device), queries(lines, heads, head_dim, device)
     together = attend(q, cache, *lines_and_segments([(1, 3, lines)], device))
     for begin in range(0, lines, 13):
         part = q[begin : begin + 13]
         assert_same_bits(attend(part, cache, *lines_and_segments([(1, 3 + begin, len(part))], device)), together[begin : begin + 13])
+
+
+@pytest.mark.parametrize("past", [190, 440, 1730])
+@pytest.mark.parametrize(("head_dim", "group"), [(64, 3), (96, 1), (128, 2), (256, 2)])
+def test_a_long_past_has_the_same_parts_in_every_step(device: str, head_dim: int, group: int, past: int) -> None:
+    """However the prompt is cut, beside rows whose pasts are shorter and longer, and in a table that has room for longer ones."""
+    lines = 150
+    whole = [(1, past, lines)]
+    cache, q = filled_rows(whole, 1, head_dim, device), queries(lines, group, head_dim, device)
+    together = attend(q, cache, *lines_and_segments(whole, device))
+    for begin, end in pairwise([0, 1, 7, 64, 130, 150]):
+        part = attend(q[begin:end], cache, *lines_and_segments([(1, past + begin, end - begin)], device))
+        assert_same_bits(part, together[begin:end])
+    spans = [(3, 0, 2), (1, past, lines), (2, 2300, 3)]
+    crowd = filled_rows(spans, 1, head_dim, device, page_size=23)
+    all_q = torch.cat([queries(2, group, head_dim, device, 1), q, queries(3, group, head_dim, device, 2)])
+    assert_same_bits(attend(all_q, crowd, *lines_and_segments(spans, device))[2 : 2 + lines], together)
+
+
+def test_lines_of_any_length_share_a_tile(device: str) -> None:
+    """Lines of one row out of order, long ones beside short and dead ones: each has the bits that it has alone."""
+    lengths = [1700, 1, 0, 640, 257, 1793, 256, 64, 2000, 0, 65, 1200]
+    cache, q = filled_rows([(1, 0, 2000)], 2, 64, device), queries(len(lengths), 4, 64, device)
+    meta = ints([[7, max(length - 1, 0), length, 1] for length in lengths], device)
+    segments = ints([[1, 0, len(lengths), 0]], device)
+    together = attend(q, cache, meta, segments)
+    for line in range(len(lengths)):
+        alone = attend(q[line : line + 1], cache, meta[line : line + 1], segments)
+        assert_same_bits(alone, together[line : line + 1])
+    exact = cache.double()
+    expected = reference.paged_attention(q.double(), exact.k, exact.v, meta, segments, cache.page_table, 0.125)
+    assert_close(together, expected, slack=2)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +224,25 @@ def test_what_a_later_position_holds_reaches_no_earlier_line(device: str, head_d
     after = attend(q, cache, *step)
     assert_same_bits(after[: later - 40], before[: later - 40])
     assert not after[later - 40 :].isfinite().any()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("later", [3, 320, 612, 676])
+def test_what_is_not_finite_in_a_part_reaches_no_line_before_it(device: str, later: int, bad: float) -> None:
+    """In the first part, at the border of two that differs among the lines, and in the last, where lines end."""
+    spans, column = [(1, 600, 80)], 13
+    cache, q = filled_rows(spans, 1, 64, device), queries(80, 3, 64, device)
+    step = lines_and_segments(spans, device)
+    before = attend(q, cache, *step)
+    cache.v[(*cache.place(1, later), 0, column)] = bad
+    after, first = attend(q, cache, *step), max(later - 600, 0)
+    assert not after[first:, :, column].isfinite().any()
+    after[first:, :, column] = before[first:, :, column]
+    assert_same_bits(after, before)
+    cache.k[cache.place(1, later)] = bad
+    after = attend(q, cache, *step)
+    assert_same_bits(after[:first], before[:first])
+    assert not after[first:].isfinite().any()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

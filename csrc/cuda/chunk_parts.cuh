@@ -1,0 +1,38 @@
+// How chunk_attention cuts the past of a line into parts, of which a cluster's blocks take one each.
+//
+// A chunk of few lines has too few tiles to keep all multiprocessors busy. How a past is cut depends on its length alone, so that a line
+// has the same bits in every step: blocks that have no part of a short past end at once, or help where the parts meet.
+#pragma once
+#include <climits>
+#include <cstdint>
+
+#include "cuda/launch.cuh"
+
+namespace photon::cuda {
+
+constexpr int kTileKeys = 64;
+constexpr int kMostParts = 8;  // blocks of a cluster, which every device that has clusters can place
+constexpr int kPartTiles = 4;  // tiles of keys that are worth a block: it takes as long as one or two of them to begin and to meet
+
+// Parts of a past of this length; never fewer for a longer one.
+__host__ __device__ constexpr int parts_of(int64_t length) {
+  const int64_t parts = ceil_div(length, kTileKeys * kPartTiles);
+  return static_cast<int>(parts < kMostParts ? parts : kMostParts);
+}
+
+// Positions [first, end) of a past.
+struct Span {
+  int32_t first, end;
+
+  __device__ bool is_empty() const { return end <= first; }
+};
+
+// Part number `part` of a past that is cut into `parts`: whole tiles of keys, except where the past ends. Empty where there is no such
+// part.
+__device__ inline Span part_of(int32_t length, int part, int parts) {
+  if (part >= parts) return {0, 0};
+  const int tiles = (length + kTileKeys - 1) / kTileKeys;
+  return {tiles * part / parts * kTileKeys, min(tiles * (part + 1) / parts * kTileKeys, length)};
+}
+
+}  // namespace photon::cuda
