@@ -75,15 +75,17 @@ __device__ void merge_rows(const PagedAttentionParams& p, const ChunkShared<Plan
       const int slot = (step + lane) / kQuads, quad = (step + lane) % kQuads, row = first + slot;
       const bool valid = run.has(row / task.group);
       const float4* at = reinterpret_cast<const float4*>(shared.sums() + Plan::sum_place(row, quad / 2) + quad % 2 * 4);
+      float4 parts[kMostParts];
+#pragma unroll
+      for (int k = 0; k < kMostParts; ++k) parts[k] = valid && k < run.parts ? load_from_block(at, k) : float4{};
       float sum[4] = {};
 #pragma unroll
       for (int k = 0; k < kMostParts; ++k) {
         const float keep = __shfl_sync(kFullWarp, weight.keep, slot * kPartLanes + k);
-        const float4 v = valid && k < run.parts ? load_from_block(at, k) : float4{};
-        sum[0] = fmaf(v.x, keep, sum[0]);
-        sum[1] = fmaf(v.y, keep, sum[1]);
-        sum[2] = fmaf(v.z, keep, sum[2]);
-        sum[3] = fmaf(v.w, keep, sum[3]);
+        sum[0] = fmaf(parts[k].x, keep, sum[0]);
+        sum[1] = fmaf(parts[k].y, keep, sum[1]);
+        sum[2] = fmaf(parts[k].z, keep, sum[2]);
+        sum[3] = fmaf(parts[k].w, keep, sum[3]);
       }
       const float inverse = __shfl_sync(kFullWarp, weight.inverse, slot * kPartLanes);
 #pragma unroll
