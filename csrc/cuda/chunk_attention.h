@@ -8,6 +8,7 @@ namespace photon::cuda {
 // scale > 0, and a current device of compute capability 8.0 or above with room for a tile.
 bool chunk_attention_fits(const PagedAttentionParams& p);
 
+// Where there are clusters (9.0 and 10.0), their blocks share pasts of more than 256 positions.
 int chunk_attention(const PagedAttentionParams& p, void* stream);
 
 }  // namespace photon::cuda

@@ -49,8 +49,8 @@ def attend(q: Tensor, cache: Cache, meta: Tensor, segments: Tensor, scale: float
     return out
 
 
-def few_multiprocessors(monkeypatch: pytest.MonkeyPatch, device: str, count: int) -> int:
-    """As many as the emulated device has from now on; a GPU has what it has."""
+def set_multiprocessors(monkeypatch: pytest.MonkeyPatch, device: str, count: int) -> int:
+    """How many the device has: `count` from now on if it is emulated; a GPU has what it has."""
     if device == "cuda":
         return int(torch.cuda.get_device_properties(device).multi_processor_count)
     monkeypatch.setenv("PHOTON_EMULATOR_MULTIPROCESSORS", str(count))
@@ -102,7 +102,7 @@ def test_pasts_in_parts_are_near_the_float64_reference(
     device: str, head_dim: int, past: int, multiprocessors: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within a chunk the number of parts changes, and where they begin; a second row has fewer, and a third is not cut."""
-    few_multiprocessors(monkeypatch, device, multiprocessors)
+    set_multiprocessors(monkeypatch, device, multiprocessors)
     group = 1 + HEAD_DIMS.index(head_dim)
     check_near_the_reference([(1, past, 80), (2, 1, 1), (0, 0, 1), (3, past // 2, 3)], group, 1, head_dim, device, 16)
 
@@ -152,7 +152,7 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut(device: str, head_dim: int
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_a_step_that_fills_the_device_has_the_bits_of_small_ones(device: str, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many lines are cut into larger tiles than few are, by the number of multiprocessors."""
-    multiprocessors = few_multiprocessors(monkeypatch, device, 40)
+    multiprocessors = set_multiprocessors(monkeypatch, device, 40)
     lines, heads = -(-multiprocessors * 128 // 16) + 5, 16
     cache, q = filled_rows([(1, 3, lines)], 2, head_dim, device), queries(lines, heads, head_dim, device)
     together = attend(q, cache, *lines_and_segments([(1, 3, lines)], device))
