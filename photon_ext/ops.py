@@ -494,15 +494,17 @@ def paged_attention_into(
         k_cache: [pages, page size, kv heads, head_dim]; q heads is a multiple of kv heads.
         v_cache: like k_cache.
         decode_meta: int32 [T, 4].
-        segments: int32 [R, 4]: which lines stand together, for speed; no result depends on them.
+        segments: int32 [R, 4]: which lines stand together, for speed; without `fast` no result depends on them.
         page_table: int32 [rows, pages per row], or None as in :func:`rope_append_kv_`.
         scale: of the scores, as a rule 1 / sqrt(head_dim).
         fast: may compute the lines of a chunk together by matrix instructions (Dao, "FlashAttention-2", 2023), in another order of
-            summation, weights rounded to bfloat16; on compute capability 9.0 and 10.0 a cluster of blocks shares a long past. A line's
-            bits still depend on its own inputs and length alone, not on how its prompt was cut into chunks. On CUDA from compute
-            capability 8.0, in bfloat16, head_dim 64, 96, 128 or 256, all pointers and strides multiples of 16 bytes; elsewhere it changes
-            nothing. Every page within a line's length must be one: where the portable kernel leaves out the positions of a page that is
-            none, this one takes zeros for their keys and values.
+            summation, weights rounded to bfloat16. On CUDA from compute capability 8.0, in bfloat16, head_dim 64, 96, 128 or 256, all
+            pointers and strides multiples of 16 bytes; elsewhere it changes nothing. On 9.0 and 10.0 a cluster of blocks shares a past of
+            more than 256 positions, unless the line's chunk is long: its lines times q heads are at least 96 for each multiprocessor. A
+            line's bits depend on its own inputs, its length and, of such a past, on whether its chunk is long; not on where its prompt
+            was cut, nor on the step's other segments. The chunk is the segment's lines; where R is 1, all T lines. Every page within a
+            line's length must be one: where the portable kernel leaves out the positions of a page that is none, this one takes zeros
+            for their keys and values.
     """
     _paged_attention(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale, fast)
 

@@ -201,7 +201,7 @@ struct PagedAttentionParams {
   void* out;                   // [lines, q_heads, head_dim]; zeros for dead lines
   const void* q;               // [lines, q_heads, head_dim]
   const int32_t* decode_meta;  // [lines, 4]: a line attends to positions 0 .. length - 1 of its row
-  const int32_t* segments;     // [num_segments, 4]: where the fast path starts its tiles of lines; no result depends on them
+  const int32_t* segments;     // [num_segments, 4]: for the fast path: where its tiles of lines start, and how long a chunk is
   KvCache cache;
   int64_t lines, num_segments, q_heads, kv_heads, head_dim;
   int64_t q_line_stride, q_head_stride, out_line_stride, out_head_stride;

@@ -1,9 +1,10 @@
 // Attention of chunks of lines over their paged past. A block takes one KV head and a tile of consecutive lines, whose query heads of that
 // KV head are its rows, and walks the past of their row of the table in tiles of keys that arrive while the last one is worked on. A long
-// past is cut into parts, one for each block of a cluster.
+// past is cut into parts, one for each block of a cluster, unless the line's chunk has tiles enough.
 //
-// Segments only say where tiles start. Which lines share a pass over the past is read from decode_meta, so that every line is computed as
-// its own row and length say, whatever the segments hold; lines of many rows in one tile are right too, a pass for each row.
+// Segments only say where tiles start, and how many lines a chunk has. Which lines share a pass over the past is read from decode_meta, so
+// that every line is computed as its own row and length say, whatever the segments hold; lines of many rows in one tile are right too, a
+// pass for each row.
 #include "cuda/chunk_attention.h"
 
 #include "common/segment.h"
@@ -14,23 +15,49 @@
 namespace photon::cuda {
 namespace {
 
+// What a launch has besides the op's own parameters.
+struct ChunkGrid {
+  int tiles, cluster;  // blocks of a cluster
+  int whole_lines;     // of a chunk whose pasts stay whole, at least
+};
+
+// A segment's first line and how many it has, in the step, as one number: the later segment is the larger one, and of two that start at the
+// same line the longer, so that a bucket's unused segments count for nothing.
+struct Chunk {
+  long long number;
+
+  __device__ Chunk(int first, int lines) : number(static_cast<long long>(first) << 32 | lines) {}
+  __device__ explicit Chunk(long long number) : number(number) {}
+  __device__ int first() const { return static_cast<int>(number >> 32); }
+  __device__ int lines() const { return static_cast<int>(number); }
+};
+
+// Segment number `index` of a step of `lines` lines; after the last one, what starts where the step ends.
+__device__ Chunk load_chunk(const PagedAttentionParams& p, int64_t index, int lines) {
+  if (index >= p.num_segments) return Chunk(lines, 0);
+  const Segment segment = load_segment(p.segments, index);
+  const int first = min(max(segment.first_line, 0), lines);
+  return Chunk(first, min(max(segment.num_lines, 0), lines - first));
+}
+
 // Fills task.first_line and task.lines: tile number `wanted` of the step. Tiles of at most `tile_lines` lines start at line 0, and anew at
-// each segment's first line; a segment that starts before an earlier one starts none. One warp calls it, 32 segments at a time.
-__device__ void find_tile(const PagedAttentionParams& p, int wanted, int tile_lines, ChunkTask& task) {
+// each segment's first line; a segment that starts before an earlier one starts none. One block alone works on a tile whose segment has
+// lines enough; lines that no segment has go with the one before them. One warp calls it, 32 segments at a time.
+__device__ void find_tile(const PagedAttentionParams& p, const ChunkGrid& grid, int wanted, int tile_lines, ChunkTask& task) {
   const int lane = threadIdx.x % kWarpSize, lines = static_cast<int>(p.lines);
-  int last_end = 0, tiles = 0;
+  Chunk last(0, 0);
+  int tiles = 0;
   for (int64_t base = 0; base <= p.num_segments; base += kWarpSize) {  // the lines before segment i, and those from the last one on
-    const int64_t index = base + lane;
-    int end = index < p.num_segments ? min(load_segment(p.segments, index).first_line, lines) : lines;
-    end = max(end, last_end);
+    Chunk next = load_chunk(p, base + lane, lines);
+    next.number = max(next.number, last.number);
 #pragma unroll
     for (int offset = 1; offset < kWarpSize; offset *= 2) {
-      const int before = __shfl_up_sync(kFullWarp, end, offset);
-      if (lane >= offset) end = max(end, before);
+      const long long before = __shfl_up_sync(kFullWarp, next.number, offset);
+      if (lane >= offset) next.number = max(next.number, before);
     }
-    int begin = __shfl_up_sync(kFullWarp, end, 1);
-    if (lane == 0) begin = last_end;
-    const int own = (end - begin + tile_lines - 1) / tile_lines;
+    Chunk chunk(__shfl_up_sync(kFullWarp, next.number, 1));
+    if (lane == 0) chunk = last;
+    const int begin = chunk.first(), end = next.first(), own = (end - begin + tile_lines - 1) / tile_lines;
     int upto = own;
 #pragma unroll
     for (int offset = 1; offset < kWarpSize; offset *= 2) {
@@ -41,17 +68,13 @@ __device__ void find_tile(const PagedAttentionParams& p, int wanted, int tile_li
     if (wanted < upto && wanted >= upto - own) {
       task.first_line = begin + (wanted - upto + own) * tile_lines;
       task.lines = min(tile_lines, end - task.first_line);
+      if (chunk.lines() >= grid.whole_lines) task.blocks = 1;
     }
-    last_end = __shfl_sync(kFullWarp, end, kWarpSize - 1);
+    last.number = __shfl_sync(kFullWarp, next.number, kWarpSize - 1);
     tiles = __shfl_sync(kFullWarp, upto, kWarpSize - 1);
     if (wanted < tiles) return;
   }
 }
-
-// What a launch has besides the op's own parameters.
-struct ChunkGrid {
-  int tiles, cluster;  // blocks of a cluster
-};
 
 // Clusters go through the tiles from the last line to the first: the longest pasts start first, and the last ones to end are short.
 template <typename Plan>
@@ -60,7 +83,7 @@ __device__ void find_task(const PagedAttentionParams& p, const ChunkGrid& grid, 
   const int block = static_cast<int>(blockIdx.x), team = block / grid.cluster;
   if (threadIdx.x == 0) task = {0, 0, team % kv_heads, group, block % grid.cluster, grid.cluster};
   __syncwarp();
-  find_tile(p, grid.tiles - 1 - team / kv_heads, Plan::kRows / group, task);
+  find_tile(p, grid, grid.tiles - 1 - team / kv_heads, Plan::kRows / group, task);
 }
 
 template <typename Plan>
@@ -94,14 +117,14 @@ __device__ Run find_run(const ChunkShared<Plan>& shared, int first) {
   end = warp_min(end);
   for (int i = first + threadIdx.x % kWarpSize; i < end; i += kWarpSize) {
     const int32_t length = shared.lengths[i];
-    const Span own = task.part(length);
+    const Span own = shared.part(length);
     least = min(least, length);
     most = max(most, length);
     if (own.is_empty()) continue;
     part = {min(part.first, own.first), max(part.end, own.end)};
   }
   most = warp_max(most);
-  return {first, end, row, warp_min(least), most, task.parts(most), {warp_min(part.first), warp_max(part.end)}};
+  return {first, end, row, warp_min(least), most, shared.parts(most), {warp_min(part.first), warp_max(part.end)}};
 }
 
 // Makes shared.run the one that begins at line `first`, and forgets what was noted for the last one. All threads must call it.
@@ -128,7 +151,7 @@ __device__ WarpParts find_parts(ChunkShared<Plan>& shared) {
   const int row = threadIdx.x / kWarpSize * Plan::kWarpRows + threadIdx.x % kWarpSize % Plan::kWarpRows;
   const int line = row / shared.task.group;
   const bool is_in_run = shared.run.has(line);
-  const Span part = is_in_run ? shared.task.part(shared.lengths[line]) : Span{0, 0};
+  const Span part = is_in_run ? shared.part(shared.lengths[line]) : Span{0, 0};
   if (threadIdx.x % kWarpSize < Plan::kWarpRows) shared.own_parts[row] = part;
   __syncwarp();
   return {{warp_max(part.first), warp_min(is_in_run ? part.end : INT_MAX)}, warp_max(part.end)};
@@ -156,7 +179,7 @@ __device__ void spoil_sums(const ChunkShared<Plan>& shared, RowSoftmax<Plan>& st
 template <typename Plan>
 __device__ void scan_run(const PagedAttentionParams& p, ChunkShared<Plan>& shared, RowSoftmax<Plan>& state) {
   const float scale = p.scale * kLog2E;  // of exp2
-  const int32_t begin = shared.run.part.first;
+  const int32_t begin = Plan::kCuts ? shared.run.part.first : 0;
   KvPlace place = look_up<Plan>(p.cache, shared.run, begin);
   copy_queries(p, shared);
   copy_keys<Plan>(p.cache, shared.task.kv_head, place, shared.keys(0), shared.values(0));
@@ -177,7 +200,7 @@ __device__ void scan_run(const PagedAttentionParams& p, ChunkShared<Plan>& share
     Scores<Plan> scores;
     Weights<Plan> weights;
     multiply_keys<Plan>(scores, shared.q, shared.keys(stage));
-    if (first < own.all.first || end > own.all.end) hide_scores<Plan>(scores, shared.own_parts, first);
+    if ((Plan::kCuts && first < own.all.first) || end > own.all.end) hide_scores<Plan>(scores, shared.own_parts, first);
     weigh_scores<Plan>(weights, scores, state, scale);
     multiply_values<Plan>(state, weights, shared.values(stage));
   }
@@ -226,14 +249,14 @@ __global__ void __launch_bounds__(Plan::kThreads, 1) chunk_attention_kernel(cons
   auto& shared = *reinterpret_cast<ChunkShared<Plan>*>(dynamic_shared());
   if (threadIdx.x < kWarpSize) find_task<Plan>(p, grid, shared.task);
   __syncthreads();
-  if (shared.task.lines == 0) return;
+  if (shared.task.lines == 0 || shared.task.rank >= shared.task.blocks) return;
   load_lines(p, shared);
   for (int first = 0; first < shared.task.lines; first = shared.run.end) {
     start_run(shared, first);
     RowSoftmax<Plan> state;
     state.clear();
     if (!shared.run.part.is_empty()) scan_run(p, shared, state);
-    if (shared.run.parts > 1) {
+    if (Plan::kCuts && shared.run.parts > 1) {
       meet(p, shared, state);
     } else if (shared.task.rank == 0) {
       if (shared.run.most > 0) finish_rows(shared, state);
@@ -253,8 +276,15 @@ int64_t count_tiles(const PagedAttentionParams& p) {
   return ceil_div(p.lines, Plan::kRows / (p.q_heads / p.kv_heads)) + p.num_segments;
 }
 
-// A block for each part that a past may have in these tables: their lengths are known on the device alone.
-int cluster_blocks(const PagedAttentionParams& p) { return fast_kernels_run() ? parts_of(row_capacity(p.cache)) : 1; }
+// Lines of a chunk whose pasts stay whole, at least.
+int64_t whole_lines(const PagedAttentionParams& p) { return ceil_div(int64_t{kWholeRows} * multiprocessors(), p.q_heads); }
+
+// A block for each part that a past may have in these tables: their lengths are known on the device alone, and so are segments, but one
+// segment has all lines of the step.
+int cluster_blocks(const PagedAttentionParams& p) {
+  const bool is_whole = p.num_segments == 1 && p.lines >= whole_lines(p);
+  return fast_kernels_run() && !is_whole ? parts_of(row_capacity(p.cache)) : 1;
+}
 
 template <typename Plan>
 int launch_plan(const PagedAttentionParams& p, void* stream) {
@@ -262,7 +292,9 @@ int launch_plan(const PagedAttentionParams& p, void* stream) {
   if (tiles > INT_MAX) return cudaErrorInvalidConfiguration;
   const int cluster = cluster_blocks(p);
   const LaunchShape shape{tiles * p.kv_heads * cluster, Plan::kThreads, sizeof(ChunkShared<Plan>), static_cast<unsigned>(cluster)};
-  return launch(chunk_attention_kernel<Plan>, shape, stream, p, ChunkGrid{static_cast<int>(tiles), cluster});
+  const ChunkGrid grid{static_cast<int>(tiles), cluster, static_cast<int>(whole_lines(p))};
+  if (cluster == 1) return launch(chunk_attention_kernel<typename Plan::Whole>, shape, stream, p, grid);
+  return launch(chunk_attention_kernel<Plan>, shape, stream, p, grid);
 }
 
 // Large tiles read keys and values less often; small ones keep all multiprocessors busy where the step has few lines. No bit differs.

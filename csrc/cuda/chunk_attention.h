@@ -8,7 +8,8 @@ namespace photon::cuda {
 // scale > 0, and a current device of compute capability 8.0 or above with room for a tile.
 bool chunk_attention_fits(const PagedAttentionParams& p);
 
-// Where there are clusters (9.0 and 10.0), their blocks share pasts of more than 256 positions.
+// Where there are clusters (9.0 and 10.0), their blocks share pasts of more than 256 positions, except in chunks of lines enough to keep
+// all multiprocessors busy. A line's bits depend on which it is, but on no other segment. A step of one segment is one chunk.
 int chunk_attention(const PagedAttentionParams& p, void* stream);
 
 }  // namespace photon::cuda

@@ -1,7 +1,8 @@
 // How chunk_attention cuts the past of a line into parts, of which a cluster's blocks take one each.
 //
-// A chunk of few lines has too few tiles to keep all multiprocessors busy. How a past is cut depends on its length alone, so that a line
-// has the same bits in every step: blocks that have no part of a short past end at once, or help where the parts meet.
+// A chunk of few lines has too few tiles to keep all multiprocessors busy. Whether a past is cut depends on how many lines its chunk has,
+// and how it is cut on its length alone, so that a line has the same bits whatever else is in the step: blocks that have no part of a short
+// past end at once, or help where the parts meet.
 #pragma once
 #include <climits>
 #include <cstdint>
@@ -11,8 +12,14 @@
 namespace photon::cuda {
 
 constexpr int kTileKeys = 64;
-constexpr int kMostParts = 8;  // blocks of a cluster, which every device that has clusters can place
+constexpr int kMostParts = 7;  // blocks of a cluster: of 7, 32 fit on an H200 at a time, which is 256 lines of 16 heads; of 8, only 30
 constexpr int kPartTiles = 4;  // tiles of keys that are worth a block: it takes as long as one or two of them to begin and to meet
+
+// Query rows (lines times query heads) for each multiprocessor from which on the pasts of a chunk stay whole: three quarters of a large
+// tile. On an H200, with head_dim 128, tiles that walk whole pasts reach 2 TFLOP/s each until every multiprocessor has one, and clusters
+// 130 to 240 together, at pasts of 2,048 to 32,512, however many tiles there are: the two are even at 64 to 115 tiles for 132
+// multiprocessors.
+constexpr int kWholeRows = 96;
 
 // Parts of a past of this length; never fewer for a longer one.
 __host__ __device__ constexpr int parts_of(int64_t length) {

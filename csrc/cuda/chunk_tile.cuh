@@ -22,9 +22,12 @@ constexpr int kVector = kVectorBytes / sizeof(Bf16);  // elements
 constexpr int kFragment = 16;                         // rows and depth of a matrix instruction; two of its widths
 constexpr float kLog2E = 1.44269504f;
 
-// The sizes of one instance: each warp owns kFragments times 16 rows and all of head_dim.
-template <int kHeadDim_, int kWarps_, int kFragments_>
+// The sizes of one instance: each warp owns kFragments times 16 rows and all of head_dim. kCuts: it may cut pasts, for which it needs more
+// registers, and its blocks come in clusters.
+template <int kHeadDim_, int kWarps_, int kFragments_, bool kCuts_ = true>
 struct ChunkPlan {
+  using Whole = ChunkPlan<kHeadDim_, kWarps_, kFragments_, false>;
+  static constexpr bool kCuts = kCuts_;
   static constexpr int kHeadDim = kHeadDim_, kWarps = kWarps_, kFragments = kFragments_;
   static constexpr int kThreads = kWarps * kWarpSize;
   static constexpr int kWarpRows = kFragments * kFragment, kRows = kWarps * kWarpRows;
@@ -57,9 +60,6 @@ struct ChunkTask {
   int kv_head, group;     // group: query heads of a KV head
   int rank, blocks;       // of the cluster; at least as many blocks as any past has parts, or one: then no past is cut
 
-  __device__ int parts(int32_t length) const { return min(parts_of(length), blocks); }
-  __device__ Span part(int32_t length) const { return part_of(length, rank, parts(length)); }
-
   // Where a row stands in a tensor of query heads with these strides.
   __device__ int64_t offset(int row, int64_t line_stride, int64_t head_stride) const {
     return (first_line + row / group) * line_stride + (kv_head * group + row % group) * head_stride;
@@ -86,6 +86,9 @@ struct ChunkShared {
   Span own_parts[Plan::kRows];                      // of the rows' lines; none: not in this run. A warp's own, like q
   float2 weights[Plan::kRows];                      // of the block's part of a row: the highest score, the sum of weights
   int32_t poisoned[Plan::kHeadDim];                 // lowest position whose value was not finite there and was hidden, INT_MAX if none
+
+  __device__ int parts(int32_t length) const { return Plan::kCuts ? min(parts_of(length), task.blocks) : 1; }
+  __device__ Span part(int32_t length) const { return Plan::kCuts ? part_of(length, task.rank, parts(length)) : Span{0, length}; }
 
   __device__ Bf16* keys(int stage) { return keys_and_values + stage * Plan::kTile; }
   __device__ Bf16* values(int stage) { return keys_and_values + (2 + stage) * Plan::kTile; }
@@ -163,8 +166,8 @@ __device__ void hide_scores(Scores<Plan>& scores, const Span* own_parts, int32_t
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const Span part = own_parts[lane_row<Plan>(f) + half * 8];
-      const int32_t from = own - part.first;
-      const uint32_t count = part.end - part.first;  // what is before the part is a large number, unsigned
+      const int32_t begin = Plan::kCuts ? part.first : 0, from = own - begin;
+      const uint32_t count = part.end - begin;  // what is before the part is a large number, unsigned
 #pragma unroll
       for (int n = 0; n < Plan::kScores; ++n) {
         if (static_cast<uint32_t>(from + n * 8) >= count) scores[f][n][2 * half] = -INFINITY;

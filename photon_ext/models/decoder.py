@@ -54,8 +54,9 @@ class Decoder:
 
         `gemm_lines`: on CUDA, steps of more lines that are not being captured multiply through torch, which is fast but sums in an
         order that depends on T; None: never, so that a row's result depends on its own tokens alone.
-        `fast`: use the fused ops with their fast kernels, see photon_ext.ops; a row's result still depends on its own tokens alone. Those
-        of the linears take up to 64 rows: where `max_segments` is more, steps of every size use the portable ones, which sum differently.
+        `fast`: use the fused ops with their fast kernels, see photon_ext.ops; a row's result still depends on its own tokens alone, and, in
+        prefill, on whether its chunk is a long one, see paged_attention_into there. Those of the linears take up to 64 rows: where
+        `max_segments` is more, steps of every size use the portable ones, which sum differently.
         Raises ConfigError for a size that is not positive, or a `max_len` beyond what the model was trained for.
         """
         sizes = {

@@ -31,7 +31,9 @@ class EngineOptions:
         fast_kernels: decode with the kernels made for Hopper where they fit (bfloat16, compute capability 9.0 or 10.0), and attend in
             prefill by matrix instructions (bfloat16, 8.0 or newer); elsewhere it changes nothing. They sum in another order than the
             portable ones, and their tokens too depend on a row's own tokens alone; for that, with max_rows above 64 the linears stay
-            portable. None: on 9.0 and 10.0, where the model is bfloat16 (on 8.x, say True for prefill's).
+            portable, and `chunk` times the query heads has to be below 96 for each multiprocessor: longer chunks sum long pasts in
+            another order, and prompts that share a step are cut shorter. None: on 9.0 and 10.0, where the model is bfloat16 (on 8.x, say
+            True for prefill's).
         max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to their number where a model has more.
         timing: measure step gaps.
         meter: keep the counts that need a clock or an event (see observe.meter). False is for measuring what they cost.

@@ -23,6 +23,7 @@ GROUPS = [1, 2, 3, 4, 7, 8, 16]  # query heads of a KV head
 CHUNKS = [1, 2, 5, 16, 63, 64, 65, 130, 300]
 PASTS = [0, 1, 15, 64, 100, 700]
 PAGE_SIZES = [16, 64, 1, 23]
+WHOLE_ROWS = 96  # query rows for each multiprocessor: from there on no past of a chunk is cut
 Span = tuple[int, int, int]  # row, first position, lines
 
 
@@ -55,6 +56,11 @@ def set_multiprocessors(monkeypatch: pytest.MonkeyPatch, device: str, count: int
         return int(torch.cuda.get_device_properties(device).multi_processor_count)
     monkeypatch.setenv("PHOTON_EMULATOR_MULTIPROCESSORS", str(count))
     return count
+
+
+def set_whole_lines(monkeypatch: pytest.MonkeyPatch, device: str, q_heads: int) -> int:
+    """Lines of the shortest chunk whose pasts are not cut, on a device of few multiprocessors if it is emulated."""
+    return -(-WHOLE_ROWS * set_multiprocessors(monkeypatch, device, 8) // q_heads)
 
 
 def check_near_the_reference(spans: list[Span], group: int, kv_heads: int, head_dim: int, device: str, page_size: int) -> None:
@@ -155,16 +161,20 @@ def test_a_step_that_fills_the_device_has_the_bits_of_small_ones(device: str, he
     multiprocessors = set_multiprocessors(monkeypatch, device, 40)
     lines, heads = -(-multiprocessors * 128 // 16) + 5, 16
     cache, q = filled_rows([(1, 3, lines)], 2, head_dim, device), queries(lines, heads, head_dim, device)
-    together = attend(q, cache, *lines_and_segments([(1, 3, lines)], device))
-    for begin in range(0, lines, 13):
-        part = q[begin : begin + 13]
-        assert_same_bits(attend(part, cache, *lines_and_segments([(1, 3 + begin, len(part))], device)), together[begin : begin + 13])
+    spans = [(1, 3 + begin, min(13, lines - begin)) for begin in range(0, lines, 13)]
+    together = attend(q, cache, *lines_and_segments(spans, device))
+    for span in spans:
+        own = slice(span[1] - 3, span[1] - 3 + span[2])
+        assert_same_bits(attend(q[own], cache, *lines_and_segments([span], device)), together[own])
 
 
 @pytest.mark.parametrize("past", [190, 440, 1730])
 @pytest.mark.parametrize(("head_dim", "group"), [(64, 3), (96, 1), (128, 2), (256, 2)])
-def test_a_long_past_has_the_same_parts_in_every_step(device: str, head_dim: int, group: int, past: int) -> None:
+def test_a_long_past_has_the_same_parts_in_every_step(
+    device: str, head_dim: int, group: int, past: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However the prompt is cut, beside rows whose pasts are shorter and longer, and in a table that has room for longer ones."""
+    set_multiprocessors(monkeypatch, device, 40)
     lines = 150
     whole = [(1, past, lines)]
     cache, q = filled_rows(whole, 1, head_dim, device), queries(lines, group, head_dim, device)
@@ -176,6 +186,49 @@ def test_a_long_past_has_the_same_parts_in_every_step(device: str, head_dim: int
     crowd = filled_rows(spans, 1, head_dim, device, page_size=23)
     all_q = torch.cat([queries(2, group, head_dim, device, 1), q, queries(3, group, head_dim, device, 2)])
     assert_same_bits(attend(all_q, crowd, *lines_and_segments(spans, device))[2 : 2 + lines], together)
+
+
+@pytest.mark.parametrize("missing", [1, 0], ids=["cut", "whole"])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_a_chunk_has_the_same_bits_whatever_rides_along(device: str, head_dim: int, missing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line too few for its pasts to stay whole, and just long enough: alone, among chunks of either kind, after many decode lines, in a
+    bucket, and in a table that has room for longer pasts."""
+    heads, past = 32, 700
+    whole = set_whole_lines(monkeypatch, device, heads)
+    lines, long = whole - missing, (4, 9, whole + 5)
+    chunk, decode = (1, past, lines), [(2, 500 + i, 1) for i in range(40)]
+    q, crowd_q = queries(lines, heads, head_dim, device), queries(len(decode) + 3 * whole, heads, head_dim, device, seed=1)
+
+    def in_step(before: list[Span], after: list[Span], unused: int = 0, dead: int = 0) -> Tensor:
+        spans = [*before, chunk, *after]
+        cache, first = filled_rows(spans, 2, head_dim, device), sum(span[2] for span in before)
+        meta, segments = lines_and_segments(spans, device, dead_after=dead)
+        step_q = torch.cat([crowd_q[:first], q, crowd_q[: len(meta) - first - lines]])
+        return attend(step_q, cache, meta, torch.cat([segments, torch.zeros_like(segments[:1]).expand(unused, -1)]))[first:][:lines]
+
+    alone = in_step([], [])
+    assert_same_bits(in_step([(3, 0, 5)], [(0, 0, 1), long]), alone)
+    assert_same_bits(in_step([long], [(2, 2300, 3)]), alone)
+    assert_same_bits(in_step(decode, []), alone)
+    assert_same_bits(in_step([], [], unused=40, dead=whole), alone)
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_the_pasts_of_a_chunk_stay_whole_from_some_lines_on(device: str, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line less, and every line has the bits that it has as a chunk of its own."""
+    if device == "cpu" and "PHOTON_OPS_LIBRARY" not in os.environ:
+        pytest.skip("the CPU cuts no past")
+    heads, past = 32, 700
+    whole = set_whole_lines(monkeypatch, device, heads)
+    chunk = [(1, past, whole)]
+    cache, q = filled_rows(chunk, 2, head_dim, device), queries(whole, heads, head_dim, device)
+    one_by_one = attend(q, cache, *lines_and_segments([(1, past + i, 1) for i in range(whole)], device))
+    assert_same_bits(attend(q[:-1], cache, *lines_and_segments([(1, past, whole - 1)], device)), one_by_one[:-1])
+    meta, segments = lines_and_segments(chunk, device)
+    together, exact = attend(q, cache, meta, segments), cache.double()
+    assert all(not torch.equal(together[line], one_by_one[line]) for line in range(whole))
+    expected = reference.paged_attention(q.double(), exact.k, exact.v, meta, segments, cache.page_table, head_dim**-0.5)
+    assert_close(together, expected, slack=2)
 
 
 def test_lines_of_any_length_share_a_tile(device: str) -> None:
@@ -206,6 +259,7 @@ def test_lines_of_any_length_share_a_tile(device: str) -> None:
     ids=["none", "unused", "one", "unsorted", "garbage", "line by line"],
 )
 def test_segments_change_no_bit(device: str, segments: list[list[int]]) -> None:
+    """Of pasts that are too short to be cut."""
     spans = [(1, 20, 80), (2, 0, 50), (3, 60, 1)]
     meta, right = lines_and_segments(spans, device, dead_after=2)
     cache, q = filled_rows(spans, 1, 64, device), queries(len(meta), 4, 64, device)
