@@ -7,6 +7,8 @@
 // pass for each row.
 #include "cuda/chunk_attention.h"
 
+#include <algorithm>
+
 #include "common/segment.h"
 #include "cuda/chunk_copies.cuh"
 #include "cuda/chunk_merge.cuh"
@@ -17,7 +19,7 @@ namespace {
 
 // What a launch has besides the op's own parameters.
 struct ChunkGrid {
-  int tiles, cluster;  // blocks of a cluster
+  int tiles, cluster;  // cluster: blocks of one
   int whole_lines;     // of a chunk whose pasts stay whole, at least
 };
 
@@ -41,9 +43,10 @@ __device__ Chunk load_chunk(const PagedAttentionParams& p, int64_t index, int li
 }
 
 // Fills task.first_line and task.lines: tile number `wanted` of the step. Tiles of at most `tile_lines` lines start at line 0, and anew at
-// each segment's first line; a segment that starts before an earlier one starts none. One block alone works on a tile whose segment has
-// lines enough; lines that no segment has go with the one before them. One warp calls it, 32 segments at a time.
-__device__ void find_tile(const PagedAttentionParams& p, const ChunkGrid& grid, int wanted, int tile_lines, ChunkTask& task) {
+// each segment's first line; a segment that starts before an earlier one starts none. Lines that no segment has go with the one before
+// them. A tile whose pasts stay whole is one without lines to a kernel that cuts them, and the other way round. One warp calls it, 32
+// segments at a time.
+__device__ void find_tile(const PagedAttentionParams& p, const ChunkGrid& grid, int wanted, int tile_lines, bool cuts, ChunkTask& task) {
   const int lane = threadIdx.x % kWarpSize, lines = static_cast<int>(p.lines);
   Chunk last(0, 0);
   int tiles = 0;
@@ -67,8 +70,7 @@ __device__ void find_tile(const PagedAttentionParams& p, const ChunkGrid& grid, 
     upto += tiles;
     if (wanted < upto && wanted >= upto - own) {
       task.first_line = begin + (wanted - upto + own) * tile_lines;
-      task.lines = min(tile_lines, end - task.first_line);
-      if (chunk.lines() >= grid.whole_lines) task.blocks = 1;
+      task.lines = (chunk.lines() < grid.whole_lines) == cuts ? min(tile_lines, end - task.first_line) : 0;
     }
     last.number = __shfl_sync(kFullWarp, next.number, kWarpSize - 1);
     tiles = __shfl_sync(kFullWarp, upto, kWarpSize - 1);
@@ -83,7 +85,7 @@ __device__ void find_task(const PagedAttentionParams& p, const ChunkGrid& grid, 
   const int block = static_cast<int>(blockIdx.x), team = block / grid.cluster;
   if (threadIdx.x == 0) task = {0, 0, team % kv_heads, group, block % grid.cluster, grid.cluster};
   __syncwarp();
-  find_tile(p, grid, grid.tiles - 1 - team / kv_heads, Plan::kRows / group, task);
+  find_tile(p, grid, grid.tiles - 1 - team / kv_heads, Plan::kRows / group, Plan::kCuts, task);
 }
 
 template <typename Plan>
@@ -249,7 +251,7 @@ __global__ void __launch_bounds__(Plan::kThreads, 1) chunk_attention_kernel(cons
   auto& shared = *reinterpret_cast<ChunkShared<Plan>*>(dynamic_shared());
   if (threadIdx.x < kWarpSize) find_task<Plan>(p, grid, shared.task);
   __syncthreads();
-  if (shared.task.lines == 0 || shared.task.rank >= shared.task.blocks) return;
+  if (shared.task.lines == 0) return;
   load_lines(p, shared);
   for (int first = 0; first < shared.task.lines; first = shared.run.end) {
     start_run(shared, first);
@@ -287,14 +289,24 @@ int cluster_blocks(const PagedAttentionParams& p) {
 }
 
 template <typename Plan>
-int launch_plan(const PagedAttentionParams& p, void* stream) {
-  const int64_t tiles = count_tiles<Plan>(p);
-  if (tiles > INT_MAX) return cudaErrorInvalidConfiguration;
-  const int cluster = cluster_blocks(p);
-  const LaunchShape shape{tiles * p.kv_heads * cluster, Plan::kThreads, sizeof(ChunkShared<Plan>), static_cast<unsigned>(cluster)};
-  const ChunkGrid grid{static_cast<int>(tiles), cluster, static_cast<int>(whole_lines(p))};
-  if (cluster == 1) return launch(chunk_attention_kernel<typename Plan::Whole>, shape, stream, p, grid);
+int launch_kernel(const PagedAttentionParams& p, const ChunkGrid& grid, void* stream) {
+  const int64_t blocks = grid.tiles * p.kv_heads * grid.cluster;
+  const LaunchShape shape{blocks, Plan::kThreads, sizeof(ChunkShared<Plan>), static_cast<unsigned>(grid.cluster)};
   return launch(chunk_attention_kernel<Plan>, shape, stream, p, grid);
+}
+
+// Whole and cut pasts are the work of two kernels: the blocks of a cluster that have no part of a past would take the places of those that
+// have one.
+template <typename Plan>
+int launch_plan(const PagedAttentionParams& p, void* stream) {
+  const int64_t tiles = count_tiles<Plan>(p), whole = whole_lines(p);
+  if (tiles > INT_MAX) return cudaErrorInvalidConfiguration;
+  const int cluster = cluster_blocks(p), count = static_cast<int>(tiles);
+  if (cluster == 1) return launch_kernel<typename Plan::Whole>(p, {count, 1, 0}, stream);
+  if (p.lines >= whole) {
+    if (const int error = launch_kernel<typename Plan::Whole>(p, {count, 1, static_cast<int>(whole)}, stream)) return error;
+  }
+  return launch_kernel<Plan>(p, {count, cluster, static_cast<int>(std::min<int64_t>(whole, INT_MAX))}, stream);
 }
 
 // Large tiles read keys and values less often; small ones keep all multiprocessors busy where the step has few lines. No bit differs.

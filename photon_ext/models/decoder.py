@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 GEMM_LINES = 32  # eager CUDA steps of more lines than this multiply through torch (cuBLAS)
 FAST_LINES = 64  # the fast kernels of the linears take no more
+WHOLE_ROWS = 96  # query rows of a chunk, for each multiprocessor, from which on fast attention sums long pasts in another order
 
 
 class Decoder:
@@ -54,9 +55,10 @@ class Decoder:
 
         `gemm_lines`: on CUDA, steps of more lines that are not being captured multiply through torch, which is fast but sums in an
         order that depends on T; None: never, so that a row's result depends on its own tokens alone.
-        `fast`: use the fused ops with their fast kernels, see photon_ext.ops; a row's result still depends on its own tokens alone, and, in
-        prefill, on whether its chunk is a long one, see paged_attention_into there. Those of the linears take up to 64 rows: where
-        `max_segments` is more, steps of every size use the portable ones, which sum differently.
+        `fast`: use the fused ops with their fast kernels, see photon_ext.ops. Those of the linears take up to 64 rows: where
+        `max_segments` is more, steps of every size use the portable ones, which sum differently. That of a chunk's attention sums
+        long pasts in another order where the chunk is long (see paged_attention_into); where `gemm_lines` is None and `max_lines`
+        allow such a chunk, chunks use the portable one.
         Raises ConfigError for a size that is not positive, or a `max_len` beyond what the model was trained for.
         """
         sizes = {
@@ -78,6 +80,7 @@ class Decoder:
         self.page_size, self.num_pages = page_size, num_pages
         self._gemm_lines = gemm_lines
         self._fast, self._fast_linears = fast, fast and max_segments <= FAST_LINES
+        self._fast_chunks = fast and (gemm_lines is not None or not self._may_be_long(max_lines))
         self._scale = config.head_dim**-0.5
         self._cos, self._sin = rope_tables(config, max_len, weights.device)
         self._kv = allocate_kv_pool(config, num_pages, page_size, weights.dtype, weights.device)
@@ -85,6 +88,13 @@ class Decoder:
         self._head = Linear(weights.lm_head)
         words = ops.attention_workspace_words(max_segments, config.q_heads, config.kv_heads, config.head_dim) if fast else 0
         self._workspace = torch.zeros(words, dtype=torch.float32, device=weights.device) if fast else None
+
+    def _may_be_long(self, lines: int) -> bool:
+        """Whether fast attention may take a chunk of so many lines for a long one."""
+        device = self.weights.device
+        if device.type != "cuda":
+            return False
+        return lines * self.config.q_heads >= WHOLE_ROWS * torch.cuda.get_device_properties(device).multi_processor_count
 
     @property
     def vocab_size(self) -> int:
@@ -208,7 +218,9 @@ class Decoder:
             layer.k_norm,
             self.config.rms_eps,
         )
-        ops.paged_attention_into(attention, q, keys, values, step.decode_meta, step.segments, step.page_table, self._scale, fast=self._fast)
+        ops.paged_attention_into(
+            attention, q, keys, values, step.decode_meta, step.segments, step.page_table, self._scale, fast=self._fast_chunks
+        )
 
 
 def _linear(out: torch.Tensor, x: torch.Tensor, linear: Linear, extent: torch.Tensor, through_torch: bool) -> None:

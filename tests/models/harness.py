@@ -33,11 +33,12 @@ class Harness:
         gemm_lines: int | None = GEMM_LINES,
         fast: bool = False,
         rows: int = 4,
+        max_lines: int = 64,
     ) -> None:
         self.device = weights.device
         pages_per_row = -(-max_len // page_size)
         num_pages = 1 + rows * pages_per_row
-        lines, segments = max(64, rows), max(rows, min(2 * rows, 64))
+        lines, segments = max(max_lines, rows), max(rows, min(2 * rows, 64))
         self.decoder = Decoder(config, weights, lines, segments, max_len, page_size, num_pages, gemm_lines, fast)
         order = 1 + torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(7))
         self.page_table = torch.zeros(rows + 1, pages_per_row, dtype=torch.int32)

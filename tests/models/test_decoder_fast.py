@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from photon_ext.models.config import Family, ModelConfig
-from photon_ext.models.decoder import FAST_LINES
+from photon_ext.models.decoder import FAST_LINES, WHOLE_ROWS
 from photon_ext.models.weights import DecoderWeights, empty_weights, random_weights, weight_slots
 from tests.models.harness import Chunk, Harness
 
@@ -98,3 +98,16 @@ def test_with_more_rows_than_the_fast_linears_take_a_row_still_has_the_same_bits
         decoder.prefill([Chunk(row + 1, 0, PROMPT)])
     alone, together = decoder.decode([1], [len(PROMPT)], [7]), decoder.decode([*range(1, rows + 1)], [len(PROMPT)] * rows, [7] * rows)
     assert all(torch.equal(line, alone[0]) for line in together)
+
+
+@pytest.mark.gpu
+def test_without_torchs_products_no_bit_depends_on_how_a_long_prompt_is_cut() -> None:
+    """Where a chunk could be so long that fast attention sums in another order, attention is portable."""
+    config = CONFIGS["qwen3-4-2-128"]
+    count = WHOLE_ROWS * torch.cuda.get_device_properties("cuda").multi_processor_count // config.q_heads + 2
+    weights = harness("qwen3-4-2-128", "cuda", torch.bfloat16, fast=True).decoder.weights
+    decoder = Harness(config, weights, max_len=count, gemm_lines=None, fast=True, rows=2, max_lines=count)
+    tokens = [(7 * i) % config.vocab for i in range(count)]
+    whole = decoder.prefill([Chunk(1, 0, tokens)])
+    decoder.prefill([Chunk(2, 0, tokens[: count // 2])])
+    assert torch.equal(decoder.prefill([Chunk(2, count // 2, tokens[count // 2 :])]), whole)

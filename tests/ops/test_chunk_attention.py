@@ -14,6 +14,7 @@ from torch import Tensor
 
 from photon_ext import ops, reference
 from photon_ext.layout import Meta
+from photon_ext.models.decoder import WHOLE_ROWS
 from tests.ops.caches import Cache, contiguous_cache, lines_and_segments, paged_cache
 from tests.ops.numeric import assert_close, assert_same_bits, ints, poisoned, randn
 
@@ -23,7 +24,6 @@ GROUPS = [1, 2, 3, 4, 7, 8, 16]  # query heads of a KV head
 CHUNKS = [1, 2, 5, 16, 63, 64, 65, 130, 300]
 PASTS = [0, 1, 15, 64, 100, 700]
 PAGE_SIZES = [16, 64, 1, 23]
-WHOLE_ROWS = 96  # query rows for each multiprocessor: from there on no past of a chunk is cut
 Span = tuple[int, int, int]  # row, first position, lines
 
 
