@@ -151,7 +151,6 @@ def rarely(ms: float) -> tuple[float, ...]:
     return (*[0.0] * (RARE - 1), ms)
 
 
-@pytest.mark.parametrize("streams", [1, 8])
 @pytest.mark.parametrize(
     ("planted", "cause"),
     [
@@ -165,9 +164,9 @@ def rarely(ms: float) -> tuple[float, ...]:
     ],
     ids=["slow steps", "wake-ups", "launches", "commits", "clocks", "admissions", "prefills"],
 )
-def test_what_is_planted_is_named(monkeypatch: pytest.MonkeyPatch, planted: dict[str, Any], cause: Cause, streams: int) -> None:
+def test_what_is_planted_is_named(monkeypatch: pytest.MonkeyPatch, planted: dict[str, Any], cause: Cause) -> None:
     """In the observed run of one depth, so that the gain suffers; the medians know nothing of it."""
-    gain = disturbed(replace(FAST, **planted), streams, monkeypatch)
+    gain = disturbed(replace(FAST, **planted), 8, monkeypatch)
     largest = max(gain.effects(), key=lambda effect: effect.points)
     assert largest.cause is cause, gain.explained()
     assert largest.points > 0.6 * (gain.observed - gain.prediction.gain)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 import photon_ext
 from tests.conftest import ROOT
@@ -31,21 +35,48 @@ def run(library: Path, *arguments: str, **environment: str) -> subprocess.Comple
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, env=variables, capture_output=True, text=True)
 
 
-def test_the_cuda_kernels_pass_the_tests_of_the_ops_in_a_random_order(emulated: Path) -> None:
-    """make test-emulated runs more of the fused linears, which have many cases, and more of models."""
-    files = [*(f"tests/ops/test_{family}.py" for family in FAMILIES), "tests/models/test_decoder_fast.py"]
-    chosen = "not (test_fused_linear or test_decoder_fast) or extent or strided or as_near"
-    done = run(emulated / "_ops.abi3.so", *PYTEST, *files, "-k", chosen, PHOTON_EMULATOR_SEED="1")
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
-    assert int(done.stdout.rsplit(" passed", 1)[0].split()[-1]) > 500
+# What runs side by side: files, choice of tests, and, besides a random order, variables. `make test-emulated` runs more of the fused
+# linears, which have many cases, and more of models.
+RUNS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
+    "chunks": (("ops/test_chunk_attention", "models/test_decoder_fast"), "test_chunk_attention or as_near", {}),
+    "ops": (
+        tuple(f"ops/test_{family}" for family in FAMILIES if family != "chunk_attention"),
+        "not test_fused_linear or extent or strided or as_near",
+        {},
+    ),
+    # Two passes of an exchange, by one cluster.
+    "six multiprocessors": (
+        ("ops/test_fused_linear",),
+        "(any_number and 1088) or not_finite or (around_the_groups and 1088)",
+        {"PHOTON_EMULATOR_MULTIPROCESSORS": "6"},
+    ),
+}
 
 
-def test_fused_linears_on_six_multiprocessors(emulated: Path) -> None:
-    """Two passes of an exchange, by one cluster. `make test-emulated` has other numbers."""
-    chosen = "(any_number and 1088) or not_finite or (around_the_groups and 1088)"
-    variables = {"PHOTON_EMULATOR_SEED": "1", "PHOTON_EMULATOR_MULTIPROCESSORS": "6"}
-    done = run(emulated / "_ops.abi3.so", *PYTEST, "tests/ops/test_fused_linear.py", "-k", chosen, **variables)
+@pytest.fixture(scope="module")
+def runs(emulated: Path) -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
+    with ThreadPoolExecutor(2) as pool:
+        yield {
+            name: pool.submit(
+                run,
+                emulated / "_ops.abi3.so",
+                *PYTEST,
+                *(f"tests/{file}.py" for file in files),
+                "-k",
+                chosen,
+                **{"PHOTON_EMULATOR_SEED": "1", **variables},
+            )
+            for name, (files, chosen, variables) in RUNS.items()
+        }
+
+
+@pytest.mark.parametrize(("name", "least"), [("chunks", 200), ("ops", 300), ("six multiprocessors", 10)])
+def test_the_cuda_kernels_pass_the_tests_of_the_ops_in_a_random_order(
+    runs: dict[str, Future[subprocess.CompletedProcess[str]]], name: str, least: int
+) -> None:
+    done = runs[name].result()
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-1000:]
+    assert int(done.stdout.rsplit(" passed", 1)[0].split()[-1]) > least
 
 
 def test_the_library_that_is_asked_for_is_loaded(emulated: Path) -> None:

@@ -9,15 +9,20 @@ from typing import NamedTuple
 # What differs between dtypes is arithmetic, not indexes or barriers: the fast kernels have one, of the plain ones one is enough.
 FAST_DTYPE, PLAIN_DTYPE = "torch.bfloat16", "torch.float32"
 
-# Functions whose cases launch a kernel hundreds of times: every value once, not every pair of values.
+# Functions whose cases launch a kernel hundreds of times, or on thousands of positions: every value once, not every pair of values.
 LONG = frozenset({
+    "test_a_chunk_has_the_same_bits_whatever_rides_along",
     "test_a_line_alone_has_the_bits_it_has_in_a_batch",
     "test_a_line_has_the_same_bits_in_every_batch",
     "test_a_line_has_the_same_bits_in_one_run_and_in_several",
+    "test_a_long_past_has_the_same_parts_in_every_step",
     "test_a_prompt_has_the_same_bits_however_it_is_cut",
     "test_chunks_over_pasts_are_near_the_float64_reference",
     "test_extents_around_the_groups_of_lines",
+    "test_mixed_steps_are_near_the_float64_reference",
+    "test_pasts_in_parts_are_near_the_float64_reference",
     "test_what_a_later_position_holds_reaches_no_earlier_line",
+    "test_what_is_not_finite_in_a_part_reaches_no_line_before_it",
 })  # fmt: skip
 
 # Functions whose parameter is a seed: the first cases.
