@@ -75,10 +75,19 @@ def _integer(name: str, value: int) -> int:
         raise RequestError(f"{name} is {value!r}; an integer is needed") from None
 
 
+def _integers(name: str, values: Iterable[int]) -> tuple[int, ...]:
+    """All of them at once: a request may have thousands, and others wait meanwhile."""
+    values = tuple(values)
+    try:
+        return tuple(map(operator.index, values))
+    except TypeError:
+        return tuple(_integer(f"an entry of {name}", one) for one in values)
+
+
 def _token_ids(name: str, ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
-    checked = tuple(_integer(f"an entry of {name}", one) for one in ids)
-    bad = next((one for one in checked if not 0 <= one < vocab_size), None)
-    if bad is not None:
+    checked = _integers(name, ids)
+    if checked and not 0 <= min(checked) <= max(checked) < vocab_size:
+        bad = next(one for one in checked if not 0 <= one < vocab_size)
         raise RequestError(f"{name} contains {bad}; token ids of this model lie in [0, {vocab_size})")
     return checked
 
@@ -89,11 +98,11 @@ def _pages(pages: Iterable[int] | None, tokens: int, limits: Limits) -> tuple[in
         if limits.pages_per_row > 1:
             raise RequestError(f"pages are missing: with page_size {limits.page_size} this request needs {needed} pages")
         return None
-    held = tuple(_integer("an entry of pages", page) for page in pages)
+    held = _integers("pages", pages)
     if not needed <= len(held) <= limits.pages_per_row:
         raise RequestError(f"{len(held)} pages given; this request needs {needed}, and a row holds {limits.pages_per_row} at most")
-    bad = next((page for page in held if not 0 < page <= MAX_PAGE), None)
-    if bad is not None:
+    if not 0 < min(held) <= max(held) <= MAX_PAGE:
+        bad = next(page for page in held if not 0 < page <= MAX_PAGE)
         raise RequestError(f"pages contains {bad}; pages are numbered from 1 on, page 0 is nobody's")
     if len(set(held)) < len(held):
         raise RequestError(f"pages {held} names a page twice; each holds other tokens")

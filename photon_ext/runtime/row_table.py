@@ -14,7 +14,7 @@ class RowTable:
 
     The device tables (``row_state``, ``page_table``, ``stop_ids``) are written by the compute stream alone; the host says what it
     wants through deltas, which ride with the next launch and are consumed once. A later delta for the same word
-    replaces an earlier one that was not sent yet.
+    replaces an earlier one that was not sent yet. Words are kept by the run, never one by one: a row may have thousands of them.
 
     Args:
         max_rows: live sequences at most; row 0 is padding, so tables have ``max_rows + 1`` rows.
@@ -28,7 +28,7 @@ class RowTable:
         self.max_stop_ids = max_stop_ids
         self._free = deque(range(1, max_rows + 1))
         self._generation = [0] * (max_rows + 1)
-        self._pending: dict[tuple[int, int], int] = {}
+        self._pending: dict[tuple[int, int], list[int]] = {}  # words by (table, offset); no word is in two of them
 
     @property
     def rows(self) -> int:
@@ -59,13 +59,17 @@ class RowTable:
 
     def write_row(self, row: int, state: Sequence[int], pages: Sequence[int], stop_ids: Sequence[int]) -> None:
         """Replaces everything the device knows about ``row``."""
-        self._write(DeltaTable.ROW_STATE, row * ROW_COLUMNS, state)
-        self._write(DeltaTable.PAGES, row * self.pages_per_row, _padded(pages, self.pages_per_row, 0))
-        self._write(DeltaTable.STOP_IDS, row * self.max_stop_ids, _padded(stop_ids, self.max_stop_ids, -1))
+        self._pending.pop(_alive(row), None)
+        self._pending[_state(row)] = list(state)
+        self._pending[DeltaTable.PAGES, row * self.pages_per_row] = _padded(pages, self.pages_per_row, 0)
+        self._pending[DeltaTable.STOP_IDS, row * self.max_stop_ids] = _padded(stop_ids, self.max_stop_ids, -1)
 
     def kill(self, row: int) -> None:
         """Makes ``row`` dead from the next launch on."""
-        self._write(DeltaTable.ROW_STATE, row * ROW_COLUMNS + RowColumn.ALIVE, (0,))
+        if (state := self._pending.get(_state(row))) is not None:
+            state[RowColumn.ALIVE] = 0
+        else:
+            self._pending[_alive(row)] = [0]
 
     @property
     def has_deltas(self) -> bool:
@@ -77,13 +81,11 @@ class RowTable:
             return []
         runs: list[list[int]] = []
         payload: list[int] = []
-        previous: tuple[int, int] | None = None
-        for table, offset in sorted(self._pending):
-            if previous is None or previous != (table, offset - 1):
-                runs.append([table, offset, 0, len(payload)])
-            runs[-1][2] += 1
-            payload.append(self._pending[table, offset])
-            previous = (table, offset)
+        for (table, offset), words in sorted(self._pending.items()):
+            if not runs or (table, offset) != (runs[-1][0], runs[-1][1] + runs[-1][2]):
+                runs.append([int(table), offset, 0, len(payload)])
+            runs[-1][2] += len(words)
+            payload += words
         self._pending.clear()
         base = DELTA_HEADER + DELTA_RUN_WORDS * len(runs)
         packet = [len(runs), base + len(payload), 0, 0]
@@ -91,9 +93,15 @@ class RowTable:
             packet += (table, offset, count, base + start)
         return packet + payload
 
-    def _write(self, table: DeltaTable, offset: int, words: Sequence[int]) -> None:
-        for i, word in enumerate(words):
-            self._pending[int(table), offset + i] = word
+
+def _state(row: int) -> tuple[int, int]:
+    """Where a row's state begins."""
+    return DeltaTable.ROW_STATE, row * ROW_COLUMNS
+
+
+def _alive(row: int) -> tuple[int, int]:
+    """Where the word is that says whether a row lives."""
+    return DeltaTable.ROW_STATE, row * ROW_COLUMNS + RowColumn.ALIVE
 
 
 def _padded(words: Sequence[int], width: int, fill: int) -> list[int]:

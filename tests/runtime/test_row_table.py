@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,6 +89,19 @@ def test_hazard_36_deltas_are_taken_once() -> None:
     assert table.take_deltas() != []
     assert not table.has_deltas
     assert table.take_deltas() == []
+
+
+def test_a_row_of_many_words_makes_few_objects() -> None:
+    """A thousand stop ids, say: an object for each would take the loop most of a millisecond, and drive garbage collection."""
+    table, stops = RowTable(2, 500, 1500), list(range(1500))
+    gc.disable()
+    try:
+        before = gc.get_count()[0]
+        table.write_row(1, [1] * ROW_COLUMNS, range(1, 500), stops)
+        assert gc.get_count()[0] - before < 20
+    finally:
+        gc.enable()
+    assert runs(table.take_deltas())[2] == (DeltaTable.STOP_IDS, 1500, stops)
 
 
 @given(
