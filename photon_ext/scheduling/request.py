@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,14 +46,21 @@ class Output:
 
 
 class Request:
-    """A submitted prompt. Events are kept, so any number of readers may start at any time and each sees them all, in order."""
+    """A submitted prompt. Events are kept, so any number of readers may start at any time and each sees them all, in order.
+
+    They are kept as texts and tokens, and made where they are read: an object per token would be one more that every full garbage
+    collection looks at, and would bring it about.
+    """
 
     def __init__(self, cancel: Callable[[Request], None], check_wait: Callable[[], None] = lambda: None) -> None:
         """`check_wait` is called before waiting, and raises where that would be for ever."""
         self._cancel = cancel
         self._check_wait = check_wait
         self._changed = threading.Condition()
-        self._events: list[StreamEvent] = []
+        self._ended = threading.Event()  # apart from it, so that a token wakes nobody who waits for the end
+        self._texts: list[str] = []
+        self._tokens: list[int] = []
+        self._final: StreamEvent | None = None
         self._output: Output | None = None
         self._wakers: set[Callable[[], None]] = set()
 
@@ -79,21 +86,20 @@ class Request:
         """
         if not self.done:
             self._check_wait()
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._output is not None, timeout):
+            if not self._ended.wait(timeout):
                 raise TimeoutError(f"the request has not ended within {timeout} s; wait longer, or cancel() it")
-            assert self._output is not None
-            return self._output
+        assert self._output is not None
+        return self._output
 
     def iter(self) -> Iterator[StreamEvent]:
         """Events as they come, to the final one. Blocks the calling thread; in async code use stream()."""
         position = 0
         while True:
-            if len(self._events) == position:
+            if not self._holds(position):
                 self._check_wait()
             with self._changed:
-                self._changed.wait_for(lambda at=position: len(self._events) > at)  # type: ignore[misc]
-                fresh = self._events[position:]
+                self._changed.wait_for(lambda at=position: self._holds(at))  # type: ignore[misc]
+                fresh = self._events(position)
             position += len(fresh)
             yield from fresh
             if fresh[-1].finish_reason is not None:
@@ -116,7 +122,7 @@ class Request:
             while True:
                 arrived.clear()
                 with self._changed:
-                    fresh = self._events[position:]
+                    fresh = self._events(position)
                 position += len(fresh)
                 for event in fresh:
                     yield event
@@ -128,13 +134,38 @@ class Request:
             with self._changed:
                 self._wakers.discard(wake)
 
-    def publish(self, event: StreamEvent, output: Output | None = None) -> None:
-        """The engine's side: adds an event; the final one comes with the output."""
+    def publish(self, text: str, token: int) -> None:
+        """The engine's side: a token, and the text that became certain with it."""
         with self._changed:
-            self._events.append(event)
-            self._output = output
-            self._changed.notify_all()
-            wakers = tuple(self._wakers)
+            self._texts.append(text)
+            self._tokens.append(token)
+            wakers = self._notify()
+        self._wake(wakers)
+
+    def finish(self, final: StreamEvent, output: Output) -> None:
+        """The engine's side: the last event, and the result."""
+        with self._changed:
+            self._final, self._output = final, output
+            wakers = self._notify()
+        self._ended.set()
+        self._wake(wakers)
+
+    def _holds(self, position: int) -> bool:
+        """Whether there is an event at `position`."""
+        return self._final is not None or len(self._tokens) > position
+
+    def _events(self, position: int) -> list[StreamEvent]:
+        """Those from `position` on; under the lock."""
+        tokens = zip(self._texts[position:], self._tokens[position:], strict=True)
+        final = () if self._final is None else (self._final,)
+        return [*(StreamEvent(text, (token,)) for text, token in tokens), *final]
+
+    def _notify(self) -> tuple[Callable[[], None], ...]:
+        """Wakes the threads that read, and says how to wake the coroutines; under the lock."""
+        self._changed.notify_all()
+        return tuple(self._wakers)
+
+    def _wake(self, wakers: Iterable[Callable[[], None]]) -> None:
         for wake in wakers:
             try:
                 wake()

@@ -90,7 +90,8 @@ class Sequence:
         if self._closed:
             return False
         piece = "" if is_stop else self.text.push(token)
-        self._show(piece, (token,))
+        self._shown.append(piece)
+        self.request.publish(piece, token)
         return self.text.stopped
 
     def close(self, reason: FinishReason, error: str | None = None) -> None:
@@ -109,8 +110,4 @@ class Sequence:
             ttft_ms=self.timings.ttft_ms,
             tokens_per_s=self.timings.tokens_per_s(len(self.token_ids)),
         )
-        self.request.publish(StreamEvent(piece, (), reason.value, error), output)
-
-    def _show(self, piece: str, tokens: tuple[int, ...]) -> None:
-        self._shown.append(piece)
-        self.request.publish(StreamEvent(piece, tokens))
+        self.request.finish(StreamEvent(piece, (), reason.value, error), output)

@@ -1,6 +1,7 @@
 """Sequence and Request: two stations for a token, one final event, readers of every kind."""
 
 import asyncio
+import gc
 import threading
 
 import pytest
@@ -117,7 +118,7 @@ def test_a_reader_whose_event_loop_is_closed_is_forgotten_under_the_lock() -> No
         raise RuntimeError("Event loop is closed")
 
     request._wakers = Guarded([wake])
-    request.publish(StreamEvent("a", (97,)))
+    request.publish("a", 97)
     assert not request._wakers
 
 
@@ -134,3 +135,31 @@ def test_a_reader_that_left_does_not_disturb_the_engine() -> None:
     play(sequence, "b")
     sequence.close(FinishReason.LENGTH)
     assert sequence.request.result().text == "ab"
+
+
+def test_tokens_leave_no_objects_that_garbage_collection_looks_at() -> None:
+    """Else long answers bring full collections about, which take longer the more there is, and stall the loop."""
+    sequence = make()
+    gc.disable()
+    try:
+        before = gc.get_count()[0]
+        play(sequence, "a" * 1000)
+        assert gc.get_count()[0] - before < 50
+    finally:
+        gc.enable()
+    sequence.close(FinishReason.LENGTH)
+    events = list(sequence.request.iter())
+    assert events[:-1] == [StreamEvent("a", (97,))] * 1000
+    assert events[-1].finish_reason == "length"
+
+
+def test_a_result_is_waited_for_without_being_woken_by_tokens() -> None:
+    sequence = make()
+    found: list[str] = []
+    waiting = threading.Thread(target=lambda: found.append(sequence.request.result(timeout=10).text))
+    waiting.start()
+    play(sequence, "ab")
+    assert waiting.is_alive()
+    sequence.close(FinishReason.LENGTH)
+    waiting.join(10)
+    assert found == ["ab"]
