@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+import weakref
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -18,6 +19,7 @@ from photon_ext.models.decoder import GEMM_LINES, Decoder
 from photon_ext.models.loader import load_model
 from photon_ext.observe.meter import Meter, MeterSnapshot
 from photon_ext.runtime import Pipeline, Row, Runtime
+from photon_ext.runtime.heap_freeze import HeapFreeze
 from photon_ext.runtime.runtime import checked_device
 from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling.intake import Intake
@@ -43,6 +45,10 @@ class Engine:
 
     Everything here may be called from any thread. The work is done by the engine thread, which starts with the first request and ends with
     `close` (or the `with` block).
+
+    An engine made by `from_pretrained` or `from_weights` sets aside all objects that the process has by then (`gc.freeze`), until it is
+    closed, so that the loop does not stand still while Python's garbage collector looks at them; `freeze=False` leaves the collector as it
+    is. What of them becomes garbage in cycles waits for the last engine's end. A closed engine has no cycles: it is freed when dropped.
     """
 
     def __init__(
@@ -60,6 +66,7 @@ class Engine:
         graph: bool = True,
         device: str = "cpu",
         meter: bool = True,
+        freeze: bool = False,
     ) -> None:
         """Makes an engine from parts; `from_pretrained` makes the parts.
 
@@ -72,7 +79,7 @@ class Engine:
             eos_ids: the model's end tokens.
             buckets, prefill_buckets, chunk, graph: see Pipeline.
             device: what the meter says about where it runs.
-            meter: see EngineOptions.
+            meter, freeze: see EngineOptions.
         """
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
@@ -105,6 +112,9 @@ class Engine:
         self._loop = EngineLoop(self._pipeline, released, self._scheduler, self._mailbox, runtime.depth, self.meter)
         self._thread = threading.Thread(target=self._loop.run, name="photon-engine", daemon=True)
         self._starting = threading.Lock()
+        self._freeze = HeapFreeze(collect=not graph) if freeze else None  # captures begin with a collection
+        if self._freeze is not None:
+            weakref.finalize(self, self._freeze.release).atexit = False
 
     @classmethod
     def from_pretrained(
@@ -167,6 +177,7 @@ class Engine:
             graph=chosen.graph,
             device=str(weights.device),
             meter=chosen.meter,
+            freeze=chosen.freeze,
         )
 
     def generate(
@@ -231,7 +242,11 @@ class Engine:
         Called by a constraint, on the engine thread itself, it does not wait; in a fork of the engine's process it does nothing.
         """
         self._mailbox.close()
-        if self._mailbox.owned or self._mailbox.forked:
+        if self._mailbox.forked:
+            return
+        if self._freeze is not None:
+            self._freeze.release()
+        if self._mailbox.owned:
             return
         with self._starting:
             started = self._thread.ident is not None

@@ -36,6 +36,7 @@ class EngineOptions:
         max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to their number where a model has more.
         timing: measure step gaps.
         meter: keep the counts that need a clock or an event (see observe.meter). False is for measuring what they cost.
+        freeze: set aside what start-up made, so that garbage collections do not look at it while an engine is open (see Engine).
         blocking: the wait for a step spins for a while (1 ms on CUDA, less on the host), then yields the CPU; False spins on.
 
     Raises:
@@ -56,6 +57,7 @@ class EngineOptions:
     max_stop_ids: int = 16
     timing: bool = False
     meter: bool = True
+    freeze: bool = True
     blocking: bool = True
 
     def __post_init__(self) -> None:
@@ -73,7 +75,7 @@ class EngineOptions:
             if not isinstance(values, (list, tuple)) or not all(map(_is_positive, values)):
                 raise ConfigError(f"{name} is {values!r}; give a tuple of positive integers")
             object.__setattr__(self, name, tuple(values))
-        for name in ("graph", "exact", "timing", "meter", "blocking"):
+        for name in ("graph", "exact", "timing", "meter", "freeze", "blocking"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; give True or False")
         if not isinstance(self.fast_kernels, bool | None):

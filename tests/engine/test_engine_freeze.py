@@ -1,0 +1,90 @@
+"""Engines and the garbage collector: start-up is set aside while one is open, and nothing of a closed engine stays for it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from photon_ext.engine import Engine
+from photon_ext.errors import ConfigError
+from photon_ext.models.config import Family, ModelConfig
+from photon_ext.models.weights import random_weights
+from photon_ext.sampling import SamplingParams
+
+CONFIG = ModelConfig(
+    family=Family.LLAMA, hidden=32, layers=1, q_heads=2, kv_heads=1, head_dim=16, intermediate=48, vocab=512, tied_embeddings=True
+)
+WEIGHTS = random_weights(CONFIG, torch.float32)
+
+
+def make(**options: Any) -> Engine:
+    return Engine.from_weights(CONFIG, WEIGHTS, **{"max_rows": 2, "max_len": 32, "buckets": (2,), **options})
+
+
+def use(engine: Engine) -> None:
+    engine.generate([[1, 2], [3]], SamplingParams(max_new_tokens=4, ignore_eos=True))
+
+
+def memory_of(engine: Engine) -> list[weakref.ref[torch.Tensor]]:
+    """An engine's tensors: its row table, its KV pool."""
+    pipeline: Any = engine._pipeline
+    return [weakref.ref(pipeline._runtime.tables.row_state), weakref.ref(pipeline._spec.forward.__self__._kv)]
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_start_up_is_set_aside_until_the_engine_is_closed(graph: bool) -> None:
+    with make(graph=graph) as engine:
+        assert gc.get_freeze_count() > 10_000
+        assert not any(each is engine for each in gc.get_objects()), "the engine is set aside itself"
+        use(engine)
+    assert gc.get_freeze_count() == 0
+
+
+def test_an_engine_may_leave_the_collector_alone() -> None:
+    with make(freeze=False) as engine:
+        use(engine)
+        assert gc.get_freeze_count() == 0
+    with pytest.raises(ConfigError, match="freeze is 1; give True or False"):
+        make(freeze=1)
+
+
+def test_an_engine_is_freed_while_another_keeps_its_memory_set_aside() -> None:
+    """Refcounts alone free it: a cycle through a closed engine would keep device memory until the last engine ends."""
+    for used in (False, True):
+        first, second = make(), make()
+        if used:
+            use(first)
+        found = memory_of(first)
+        first.close()
+        del first
+        assert [ref() for ref in found] == [None, None]
+        assert gc.get_freeze_count() > 0, "the second is open"
+        second.close()
+        assert gc.get_freeze_count() == 0
+
+
+def test_an_engine_that_is_dropped_unused_ends_its_part() -> None:
+    engine = make()
+    found = memory_of(engine)
+    del engine
+    assert gc.get_freeze_count() == 0
+    assert [ref() for ref in found] == [None, None]
+
+
+def test_many_engines_leave_nothing() -> None:
+    def serve() -> None:
+        for _ in range(5):
+            with make() as engine:
+                use(engine)
+
+    serve()
+    gc.collect()
+    before = len(gc.get_objects())
+    serve()
+    gc.collect()
+    assert len(gc.get_objects()) - before < 50
+    assert gc.get_freeze_count() == 0
