@@ -6,8 +6,8 @@ The engine serves requests that end by a stop token: temperature 1 and a stop se
 generate about 110 tokens each and zombies occur as they would. Predictions come from steady medians of a run of their own, observations
 from the wall time of other requests. A row is met where they differ by no more than half a point, or a tenth of the gain; otherwise the
 causes are named, and a table shows them: how many steps of each depth, how many milliseconds, how many points. A run of few requests per
-stream shows what the batch's ramp-down does to a short benchmark. `--long` decodes 8,192 tokens in each of 32 sequences. `--meter-cost`
-compares steps with the meter on and off.
+stream shows what the batch's ramp-down does to a short benchmark. `--long` decodes 8,192 tokens in each of 32 sequences, and says where the
+device was idle for long. `--meter-cost` compares steps with the meter on and off.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from benchmarks.common.bubble_plot import plot_results
 from benchmarks.common.bubble_tables import bubble_sections, model_sections
 from benchmarks.common.calibration import Calibration
 from benchmarks.common.gain import Gain, Side, periods
+from benchmarks.common.long_gaps import long_gaps
 from benchmarks.common.options import (
     DTYPES,
     device_of,
@@ -99,7 +100,7 @@ class Bench:
         return {**entry, "from_parts": {**vars(model), "gain": before.gain, "verdict": before.verdict}, "verdict": gain.prediction.verdict}
 
     def long(self, depth: int) -> dict[str, Any]:
-        """Long answers: total time, and the share of it in which the device was not idle between steps."""
+        """Long answers: total time, the share of it in which the device was not idle between steps, and where it was for long."""
         args = self.args
         load = Load(args.long_sequences, 1, args.prompt, None, args.long_tokens, self.temperature)
         with self._server(load, depth, timing=True) as server:
@@ -110,6 +111,7 @@ class Bench:
             "wall_s": served.log.wall_s,
             "active_share": 1 - served.gap_s / served.log.wall_s,
             "gap_us": gap_us,
+            "long_gaps": long_gaps(served.log),
             "ms_per_step": served.log.wall_s * 1e3 / steps,
             "tokens_per_s": served.tokens_per_s,
             "sequences": args.long_sequences,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from benchmarks.common.long_gaps import long_gaps_text
 from benchmarks.common.section import Section
 
 PARTS = ("model", "streams", "forward ms", "sampling ms", "period ms", "left over us", "gap us")
@@ -42,7 +43,7 @@ def model_sections(data: Entry, model: str) -> list[Section]:
             [row for pair in pairs for row in effect_rows(*pair)],
         ),
         Section(f"{model}: the meter's cost at depth 2", METER, [meter_row(entry) for entry in found["meter"]]),
-        Section(f"{model}: {of_each}", LONG, long_rows(long, data.get("published", ()))),
+        Section(f"{model}: {of_each}", LONG, long_rows(long, data.get("published", ())), list(long_remarks(long))),
     ]
 
 
@@ -101,6 +102,13 @@ def long_rows(entries: Sequence[Entry], published: Sequence[Entry]) -> list[list
     ]
     theirs: list[list[object]] = [[e["what"], None, e["wall_s"], f"{e['active_share']:.1%}", None, None, None] for e in published]
     return own + theirs if own else []
+
+
+def long_remarks(entries: Sequence[Entry]) -> Iterator[str]:
+    """Where the long gaps are, the depth that is asked about first; older results do not say."""
+    for entry in sorted(entries, key=lambda entry: -entry["depth"]):
+        if text := long_gaps_text(entry.get("long_gaps", {"count": 0})):
+            yield f"{entry['model']}, depth {entry['depth']}: {text}"
 
 
 def _each(entry: Entry, found: Entry) -> str:

@@ -97,13 +97,13 @@ def _own(each: Timed, excess: float, usual: Medians, depth: int, before: Cause) 
     """The cause of what one step has over its like; two of them where the device's own time is known."""
     if abs(excess) <= LONG * _median_of(each, usual):
         yield Cause.LEVEL if each.beside is Beside.NOTHING else Cause.TURNING, excess
-    elif each.step.collected_ms > COLLECTED * abs(excess):
+    elif each.step.spent.collected_ms > COLLECTED * abs(excess):
         yield Cause.GARBAGE, excess
     elif excess < 0 and depth > 1 and before in SUDDEN:
         yield before, excess  # the step before was read late, and the device went on meanwhile
     else:
         sign = 1 if excess > 0 else -1
-        more = [sign * (own - normal) for own, normal in zip(each.step.parts, usual.parts, strict=True)]
+        more = [sign * (own - normal) for own, normal in zip(each.step.spent.parts, usual.parts, strict=True)]
         cause = HELD_UP[list(Part)[more.index(max(more))]]
         if cause is Cause.WAIT and each.step.device_us is not None and usual.device is not None:
             device = each.step.device_us / 1e3 - usual.device

@@ -100,7 +100,7 @@ def medians(logs: Sequence[StepLog], streams: int) -> Medians:
         longest=fmean(each.step.longest for each in full) if full else 0.0,
         per_token=per_token,
         per_longest=per_longest,
-        parts=tuple(median(values) for values in zip(*(each.step.parts for each in full), strict=True)) or Medians().parts,
+        parts=tuple(median(values) for values in zip(*(each.step.spent.parts for each in full), strict=True)) or Medians().parts,
     )
 
 

@@ -39,6 +39,13 @@ _PART_OF = {
 }
 
 
+class Spent(NamedTuple):
+    """A stretch of the host's time: milliseconds by Part, in its order, and how much of them was garbage collection."""
+
+    parts: tuple[float, ...] = (0.0,) * len(Part)
+    collected_ms: float = 0.0
+
+
 class StepRecord(NamedTuple):
     """One committed step.
 
@@ -48,7 +55,8 @@ class StepRecord(NamedTuple):
         rows: its rows, zombies included. zombies: of them, those whose sequence had ended.
         context: tokens that each of its rows attends to, on average. longest: that the row with the most of them does.
         device_us: how long it ran on the device; None without timing.
-        parts: milliseconds of its period by Part, in its order. collected_ms: of them, garbage collection.
+        gap_us: how long the device was idle before it; None without timing, and for the first one.
+        spent: what the host did in its period. ahead: what it did from the launch before to this step's, for which the device may wait.
     """
 
     ready_ns: int
@@ -59,8 +67,9 @@ class StepRecord(NamedTuple):
     context: float
     longest: int
     device_us: float | None
-    parts: tuple[float, ...]
-    collected_ms: float
+    gap_us: float | None
+    spent: Spent
+    ahead: Spent
 
     @property
     def dead(self) -> bool:
@@ -95,18 +104,19 @@ class StepLog:
 
 
 class StepRecorder:
-    """Implements `photon_ext.runtime.probe.Probe`: writes a StepLog of the one pipeline that works; nine clock readings a step."""
+    """Implements `photon_ext.runtime.probe.Probe`: writes a StepLog of the one pipeline that works; ten clock readings a step."""
 
     def __init__(self, log: StepLog) -> None:
         self._log = log
         self._open: list[Phase] = []
         self._ready_ns = 0
         self._committed: tuple[Step, int] | None = None
-        self._contexts: dict[int, tuple[float, int]] = {}
-        self._spent = dict.fromkeys(Part, 0)
+        self._launches: dict[int, tuple[float, int, Spent]] = {}
+        self._spent = dict.fromkeys(Part, 0)  # nanoseconds since the first launch
         self._part, self._since = Part.BETWEEN, 0
         self._collected_ns = self._collecting_ns = 0
-        self._period: tuple[tuple[float, ...], float] = (), 0.0
+        self._periods, self._leads = _Stretches(), _Stretches()
+        self._period = Spent()
 
     def turn(self, phase: Phase | None) -> None:
         """See Probe.turn."""
@@ -119,7 +129,7 @@ class StepRecorder:
             self._enter(Part.WAIT)
         elif phase is Phase.PLAN and not self._log.begin_ns:
             self._since = self._log.begin_ns = time.perf_counter_ns()
-            self._spent = dict.fromkeys(Part, 0)
+            self._spent, self._collected_ns = dict.fromkeys(Part, 0), 0
 
     def end(self) -> None:
         """See Probe.end."""
@@ -127,15 +137,16 @@ class StepRecorder:
         if phase is Phase.WAIT:
             self._ready_ns = self._enter(Part.COMMIT)
             if self._log.depth > 1:
-                self._period = self._cut()
+                self._period = self._cut(self._periods)
         elif phase is Phase.COMMIT and self._committed is not None:
             self._record(*self._committed)
             self._committed = None
 
     def launched(self, step: Step, words: int) -> None:
         """See Probe.launched. The device works on the step already: what is counted here delays nobody."""
+        self._enter(self._part)
         positions = [segment.position for segment in step.segments]
-        self._contexts[step.index] = sum(positions) / len(positions), max(positions)
+        self._launches[step.index] = sum(positions) / len(positions), max(positions), self._cut(self._leads)
 
     def committed(self, step: Step, zombies: int) -> None:
         """See Probe.committed."""
@@ -154,21 +165,42 @@ class StepRecorder:
         self._part, self._since = part, now
         return now
 
-    def _cut(self) -> tuple[tuple[float, ...], float]:
-        """The period that ends now: milliseconds of its parts, and of garbage collection."""
-        parts, collected = tuple(ns / 1e6 for ns in self._spent.values()), self._collected_ns / 1e6
-        self._spent, self._collected_ns = dict.fromkeys(Part, 0), 0
-        return parts, collected
+    def _cut(self, stretches: _Stretches) -> Spent:
+        return stretches.cut(list(self._spent.values()), self._collected_ns)
 
     def _record(self, step: Step, zombies: int) -> None:
         end_ns = self._enter(Part.COMMIT)
         if self._log.depth == 1:
-            self._period = self._cut()
-        device_us = None if step.span is None else step.span.length_us()
-        context, longest = self._contexts.pop(step.index, (0.0, 0))
-        self._log.steps.append(
-            StepRecord(self._ready_ns, end_ns, step.key.kind, len(step.segments), zombies, context, longest, device_us, *self._period)
+            self._period = self._cut(self._periods)
+        context, longest, ahead = self._launches.pop(step.index, (0.0, 0, Spent()))
+        record = StepRecord(
+            ready_ns=self._ready_ns,
+            end_ns=end_ns,
+            kind=step.key.kind,
+            rows=len(step.segments),
+            zombies=zombies,
+            context=context,
+            longest=longest,
+            device_us=None if step.span is None else step.span.length_us(),
+            gap_us=step.gap_us,
+            spent=self._period,
+            ahead=ahead,
         )
+        self._log.steps.append(record)
+
+
+class _Stretches:
+    """Cuts sums that grow into one stretch after the other."""
+
+    def __init__(self) -> None:
+        self._parts_ns, self._collected_ns = [0] * len(Part), 0
+
+    def cut(self, parts_ns: list[int], collected_ns: int) -> Spent:
+        """What was added since the last call; arguments are the sums up to now, nanoseconds."""
+        parts = tuple((now - before) / 1e6 for now, before in zip(parts_ns, self._parts_ns, strict=True))
+        collected_ms = (collected_ns - self._collected_ns) / 1e6
+        self._parts_ns, self._collected_ns = parts_ns, collected_ns
+        return Spent(parts, collected_ms)
 
 
 @contextmanager

@@ -402,7 +402,7 @@ class Pipeline:
 
     def _measure_gap(self, step: Step) -> None:
         if self._last_span is not None and step.span is not None:
-            gap = step.span.gap_us(self._last_span)
+            step.gap_us = gap = step.span.gap_us(self._last_span)
             self.stats.gaps_us.append(gap)
             self.stats.gap_sum_us += gap
             self.stats.gap_count += 1

@@ -56,7 +56,8 @@ class Segment(NamedTuple):
 
 @dataclass(slots=True)
 class Step:
-    """One launch in flight."""
+    """One launch in flight. ``gap_us``: how long the device was idle before it, microseconds, once it is committed; None where that was not
+    measured, or no step led up to it."""
 
     index: int
     slot: int
@@ -64,6 +65,7 @@ class Step:
     segments: tuple[Segment, ...]
     span: Span | None
     finalized: bool
+    gap_us: float | None = None
 
 
 class RowEvent(NamedTuple):

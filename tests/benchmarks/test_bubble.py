@@ -92,6 +92,11 @@ def test_long_answers_have_an_active_share(made: tuple[dict[str, Any], str]) -> 
         assert entry["tokens_in_all"] == 3 * 40
         assert 0 < entry["active_share"] < 1
         assert entry["gap_us"] > 0
+        gaps = entry["long_gaps"]
+        assert gaps["above_us"] == 50
+        assert gaps["sum_ms"] / 1e3 <= (1 - entry["active_share"]) * entry["wall_s"] * 1.001
+        assert [gap["gap_us"] for gap in gaps["longest"]] == sorted((gap["gap_us"] for gap in gaps["longest"]), reverse=True)
+        assert (f"tiny, depth {entry['depth']}: {gaps['count']} gaps above 50" in made[1]) == (gaps["count"] > 0)
         assert entry["wall_s"] == pytest.approx(entry["tokens_in_all"] / entry["tokens_per_s"], rel=1e-4)
 
 
