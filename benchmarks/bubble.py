@@ -147,14 +147,14 @@ class Bench:
             servers = {depth: stack.enter_context(self._server(load, depth, timing=args.timing)) for depth in (1, 2)}
             self._calibrate(servers, logs, streams)
             for depth in logs:
-                periods(medians(logs[depth], streams))  # too few steps are an error now, and not after the long runs
+                periods(medians(logs[depth], streams), {1: 1.0})  # too few steps are an error now, and not after the long runs
             for _ in range(args.rounds):
                 self._observe(servers, whole, load)
                 if args.short and streams == max(args.streams):
                     self._observe(servers, short, self.load(streams, args.short))
                 self._calibrate(servers, logs, streams)
         found = {depth: Calibration.of(logs[depth], streams) for depth in logs}
-        gain, brief = (Gain(*(Side(depth, found[depth], runs[depth]) for depth in (1, 2)), streams) for runs in (whole, short))
+        gain, brief = (Gain(*(Side(depth, found[depth], runs[depth], streams) for depth in (1, 2))) for runs in (whole, short))
         return gain, brief if short[1] else None
 
     def _server(self, load: Load, depth: int, *, timing: bool = False, meter: bool = True) -> Server:

@@ -14,8 +14,8 @@ class Cause(Enum):
     """The first five are of steps that the model counts; the others share the full decode steps that are not like their median."""
 
     RAMP = "ramp-up and ramp-down: decode steps of a batch that is not full"
-    PREFILLS = "prefill steps: another number of them than the model has"
-    PREFILL = "prefill steps: longer or shorter ones than their median"
+    PREFILLS = "prefill steps: another number of them, or of requests in them, than the model has"
+    PREFILL = "prefill steps: longer or shorter ones than the median of their size"
     TURNOVER = "steps of zombies alone: more of them, or longer ones, than the model has"
     COUNT = "decode steps: another number of full ones than the model has"
     CONTEXT = "growth of contexts: rows attend to more tokens than where the medians come from"

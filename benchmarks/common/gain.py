@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from benchmarks.common.calibration import Calibration
+from benchmarks.common.calibration import COLLECTED, Calibration
 from benchmarks.common.cause import Cause, Excess, Tally
 from benchmarks.common.course import course
 from benchmarks.common.result import BenchmarkError
 from benchmarks.common.serving import Served
 from benchmarks.common.steady import Medians
 from benchmarks.common.step_log import Part
-from photon_ext.observe.cost_model import Periods, Prediction, Steps, Workload, predict, steps_per_request
+from photon_ext.observe.cost_model import Periods, Prediction, Steps, Workload, predict, prefill_groups, steps_per_request
 from photon_ext.runtime.step import StepKind
 
 TOLERANCE = 0.005  # half a point, or
@@ -23,24 +23,34 @@ REST = 0.2  # and no more than leave this share of the difference unexplained
 LEAST = 0.0005  # gain that is worth naming
 
 
-def periods(found: Medians) -> Periods:
-    """The model's input from a run's medians. Raises BenchmarkError where the run was too short to have any."""
-    if found.decode is None or found.prefill is None:
+def periods(found: Medians, groups: Mapping[int, float]) -> Periods:
+    """The model's input from a run's medians; `groups` says how many requests prefill steps have (`prefill_groups`).
+
+    Raises BenchmarkError where the run was too short to have medians.
+    """
+    decode, prefill = found.decode, found.mean_prefill(groups)
+    if decode is None or prefill is None:
         raise BenchmarkError(f"too few steady steps for medians ({found}); use more requests, or longer ones")
-    return Periods(found.decode, found.prefill, found.dead or 0.0)
+    return Periods(decode, prefill, found.dead or 0.0)
 
 
 @dataclass(frozen=True)
 class Side:
-    """One depth: its steady medians, and the runs that were observed."""
+    """One depth: its steady medians, the runs that were observed, and how many sequences ran at once."""
 
     depth: int
     calibration: Calibration
     runs: Sequence[Served]
+    streams: int
 
     @property
     def periods(self) -> Periods:
-        return periods(self.calibration.usual)
+        return periods(self.calibration.usual, prefill_groups(self.work, self.depth))
+
+    @property
+    def work(self) -> Workload:
+        """What was asked of it, by the observed L."""
+        return Workload(self.streams, self.mean_length)
 
     @property
     def tokens_per_s(self) -> float:
@@ -50,12 +60,13 @@ class Side:
     def wall_s(self) -> float:
         return sum(run.log.wall_s for run in self.runs)
 
-    def full_tokens_per_s(self, streams: int) -> float:
+    @property
+    def full_tokens_per_s(self) -> float:
         """Tokens/s up to the last step of a full batch; 0 where there was none."""
         tokens, seconds = 0, 0.0
         for run in self.runs:
             timed = run.log.intervals_ms()
-            last = max((i for i, (step, _) in enumerate(timed) if step.steady(streams)), default=-1)
+            last = max((i for i, (step, _) in enumerate(timed) if step.steady(self.streams)), default=-1)
             tokens += sum(step.rows - step.zombies for step, _ in timed[: last + 1])
             seconds += sum(ms for _, ms in timed[: last + 1]) / 1e3
         return tokens / seconds if seconds else 0.0
@@ -68,27 +79,43 @@ class Side:
     def mean_length(self) -> float:
         return sum(run.tokens for run in self.runs) / self.requests
 
-    def course(self, streams: int) -> dict[str, Any]:
+    @property
+    def course(self) -> dict[str, Any]:
         """See `course`."""
-        return course([run.log for run in self.runs], streams)
+        return course([run.log for run in self.runs], self.streams)
 
     def excess(self, work: Workload) -> Tally:
         """Wall time over the model's, by cause; the causes add up."""
         steps, own, tally = steps_per_request(work, self.depth), self.periods, Tally()
         for run in self.runs:
+            tally.update(_prefill_steps(run, self.calibration.usual, own, steps))
             tally.update(_other_steps(run, own, steps, work.streams))
             tally.update(self.calibration.uneven(run.log, work.streams))
         return tally
 
 
+def _prefill_steps(run: Served, usual: Medians, own: Periods, steps: Steps) -> Tally:
+    """What prefill steps took over the model: their number and size, and each over the median of its size."""
+    tally, expected = Tally(), 0.0
+    prefills = [(step, ms) for step, ms in run.log.intervals_ms() if step.kind is StepKind.PREFILL]
+    for step, ms in prefills:
+        like = usual.prefill(step.rows) or 0.0
+        garbage = step.spent.collected_ms > COLLECTED * abs(ms - like)
+        tally.add(Cause.GARBAGE if garbage else Cause.PREFILL, ms - like)
+        expected += like
+    count = len(run.lengths) * steps.prefill
+    tally.add(Cause.PREFILLS, expected - count * own.prefill_ms, len(prefills) - count)
+    return tally
+
+
 def _other_steps(run: Served, own: Periods, steps: Steps, streams: int) -> Tally:
-    """What the steps that are no full decode steps took over the model, and what the number of full ones did."""
-    times: dict[Cause, list[float]] = {Cause.RAMP: [], Cause.PREFILL: [], Cause.TURNOVER: []}
+    """What decode steps that are no full ones took over the model, and what the number of full ones did."""
+    times: dict[Cause, list[float]] = {Cause.RAMP: [], Cause.TURNOVER: []}
     steady, ramp_rows = 0, 0
     for step, ms in run.log.intervals_ms():
         if step.kind is StepKind.PREFILL:
-            times[Cause.PREFILL].append(ms)
-        elif step.dead:
+            continue
+        if step.dead:
             times[Cause.TURNOVER].append(ms)
         elif step.steady(streams):
             steady += 1
@@ -96,13 +123,10 @@ def _other_steps(run: Served, own: Periods, steps: Steps, streams: int) -> Tally
             times[Cause.RAMP].append(ms)
             ramp_rows += step.rows - step.zombies
     count, ramp = len(run.lengths), ramp_rows / streams  # as many full steps would have made the ramp's tokens
-    prefills, dead = len(times[Cause.PREFILL]), len(times[Cause.TURNOVER])
-    more_prefills, more_decodes = prefills - count * steps.prefill, steady + ramp - count * steps.decode
+    more_decodes = steady + ramp - count * steps.decode
     tally = Tally()
     tally.add(Cause.RAMP, sum(times[Cause.RAMP]) - ramp * own.decode_ms, len(times[Cause.RAMP]))
-    tally.add(Cause.PREFILLS, more_prefills * own.prefill_ms, more_prefills)
-    tally.add(Cause.PREFILL, sum(times[Cause.PREFILL]) - prefills * own.prefill_ms, prefills)
-    tally.add(Cause.TURNOVER, sum(times[Cause.TURNOVER]) - count * steps.dead * own.dead_ms, dead)
+    tally.add(Cause.TURNOVER, sum(times[Cause.TURNOVER]) - count * steps.dead * own.dead_ms, len(times[Cause.TURNOVER]))
     tally.add(Cause.COUNT, more_decodes * own.decode_ms, more_decodes)
     return tally
 
@@ -132,16 +156,15 @@ class Gain:
 
     Attributes:
         block, pipe: depth 1 and depth 2.
-        work: streams and the observed L.
     """
 
     block: Side
     pipe: Side
-    streams: int
 
     @property
     def work(self) -> Workload:
-        return Workload(self.streams, self.pipe.mean_length)
+        """Streams and the observed L; both depths are given the same requests."""
+        return self.pipe.work
 
     @property
     def prediction(self) -> Prediction:
@@ -155,7 +178,7 @@ class Gain:
     @property
     def observed_full(self) -> float | None:
         """The same without the ramp-down: up to each depth's last step of a full batch. None where there was none."""
-        block, pipe = (side.full_tokens_per_s(self.streams) for side in (self.block, self.pipe))
+        block, pipe = self.block.full_tokens_per_s, self.pipe.full_tokens_per_s
         return pipe / block - 1 if block and pipe else None
 
     @property
@@ -203,7 +226,7 @@ class Gain:
             "pipe_ms": found.pipe_ms,
             "periods": {"block": vars(self.block.periods), "pipe": vars(self.pipe.periods)},
             "medians": {"block": _medians_dict(self.block.calibration.usual), "pipe": _medians_dict(self.pipe.calibration.usual)},
-            "course": {"block": self.block.course(self.streams), "pipe": self.pipe.course(self.streams)},
+            "course": {"block": self.block.course, "pipe": self.pipe.course},
             "length": self.pipe.mean_length,
             "requests": self.pipe.requests,
             "rounds": len(self.pipe.runs),

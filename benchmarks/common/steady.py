@@ -21,6 +21,7 @@ WARM_UP = 8  # steps left out of medians
 WINDOW = 8  # steps whose mean is one value of a median,
 WINDOWS = 8  # unless that would leave fewer values than this
 FAR_OFF = 0.3  # of a step, from the middle one: no context does that
+ENOUGH = 4  # prefill steps of a size; fewer have no median
 FEWEST = 64  # steps from which it can be told what a token of context costs
 
 
@@ -45,7 +46,8 @@ class Medians(NamedTuple):
 
     Attributes:
         sorts: decode steps of a full batch (`StepRecord.steady`), by what is beside them.
-        prefill: prefill steps after the first ones. dead: steps of nothing but zombies.
+        prefills: prefill steps after the first ones, by the requests in them, up to a power of two: those ride the same graph.
+        dead: steps of nothing but zombies.
         device: device time of full decode steps, with timing.
         context: tokens that a row of the full decode steps attends to, on average. longest: that the longest one does.
         per_token, per_longest: milliseconds of a full decode step for a token more of the one, and of the other.
@@ -53,7 +55,7 @@ class Medians(NamedTuple):
     """
 
     sorts: Mapping[Beside, Sort] = {}
-    prefill: float | None = None
+    prefills: Mapping[int, float] = {}
     dead: float | None = None
     device: float | None = None
     context: float = 0.0
@@ -66,6 +68,17 @@ class Medians(NamedTuple):
     def decode(self) -> float | None:
         """A decode step of a full batch: every sort as often as it came."""
         return sum(sort.ms * sort.share for sort in self.sorts.values()) if self.sorts else None
+
+    def prefill(self, requests: int) -> float | None:
+        """A prefill step of so many requests; where that size has no median, the nearest smaller one that has, or else the smallest."""
+        if not self.prefills:
+            return None
+        return self.prefills[max((size for size in self.prefills if size < 2 * requests), default=min(self.prefills))]
+
+    def mean_prefill(self, groups: Mapping[int, float]) -> float | None:
+        """A prefill step, where so large a share (0..1) of them have so many requests."""
+        times = [(self.prefill(requests), share) for requests, share in groups.items()]
+        return sum(ms * share for ms, share in times if ms is not None) if self.prefills else None
 
 
 class Timed(NamedTuple):
@@ -93,7 +106,7 @@ def medians(logs: Sequence[StepLog], streams: int) -> Medians:
     per_token, per_longest = _slopes([each for each in full if each.beside is Beside.NOTHING])
     return Medians(
         sorts=_sorts(full),
-        prefill=typical([each.ms for each in steps if each.step.kind is StepKind.PREFILL and not each.step.dead]),
+        prefills=_prefills([each for each in steps if each.step.kind is StepKind.PREFILL and not each.step.dead]),
         dead=typical([ms for log in logs for step, ms in log.intervals_ms() if step.kind is StepKind.DECODE and step.dead]),
         device=typical([each.step.device_us / 1e3 for each in full if each.step.device_us is not None]),
         context=fmean(each.step.context for each in full) if full else 0.0,
@@ -107,6 +120,15 @@ def medians(logs: Sequence[StepLog], streams: int) -> Medians:
 def _sorts(full: Sequence[Timed]) -> dict[Beside, Sort]:
     found = {beside: [each.ms for each in full if each.beside is beside] for beside in Beside}
     return {beside: Sort(ms, len(values) / len(full)) for beside, values in found.items() if (ms := typical(values)) is not None}
+
+
+def _prefills(steps: Sequence[Timed]) -> dict[int, float]:
+    """Medians by size; one for all, as if of the smallest, where no size has ENOUGH."""
+    times: dict[int, list[float]] = {}
+    for each in steps:
+        times.setdefault(1 << (each.step.rows - 1).bit_length(), []).append(each.ms)
+    enough = {size: values for size, values in times.items() if len(values) >= ENOUGH} or {1: [each.ms for each in steps]}
+    return {size: ms for size, values in sorted(enough.items()) if (ms := typical(values)) is not None}
 
 
 def begun(log: StepLog, streams: int) -> list[Timed]:

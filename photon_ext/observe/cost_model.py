@@ -11,7 +11,7 @@ stream and nearly nothing in a batch; `Prediction.formula_gain` is that. `Predic
 - The device sees the stop token itself. At one stream the wasted step reads no weights, and costs `Periods.dead_ms`, not a forward.
 - A zombie holds its row until its step is committed. In a batch that is full, its successor starts up to two steps later than at depth 1
   (one where rows are spare). Those are steps of one row, not of the batch.
-- Prefill steps take their share of the time, at both depths.
+- Prefill steps take their share of the time, at both depths. Prompts of requests that begin together share one: see `prefill_groups`.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Periods:
 
     Attributes:
         decode_ms: a decode step.
-        prefill_ms: a prefill step.
+        prefill_ms: a prefill step, on average.
         dead_ms: a step of nothing but zombies; 0 at depth 1, where there is none.
     """
 
@@ -191,6 +191,30 @@ def _pipelined(ends: float, turnover: Turnover) -> tuple[float, float]:
     more = (1 - (1 - ends) ** 2) / (1 - ends)  # prefills after the first, until a decode step ends nobody
     decode = 1 / ends + 2 + more
     return (1 + more) / decode, (2 * (1 / ends + 1) + 1 + more) / decode
+
+
+def prefill_groups(work: Workload, depth: int) -> dict[int, float]:
+    """The share of prefill steps in which so many requests begin, at a depth (1 or 2), where their prompts fit into one step.
+
+    At depth 2, where the zombie holds its row, the second prefill of a burst has those that ended in two decode steps, every other those of
+    one; see `_pipelined`. Requests that end in their prefill itself, one in L, are not counted with the group they join.
+    """
+    length, streams = work.tokens_per_request, work.streams
+    if streams == 1 or length == 1:
+        return {streams: 1.0}
+    of_one = _group(length, streams)
+    if depth == 1 or work.turnover is not Turnover.ROWS:
+        return of_one
+    ends, second, of_two = _ends(length, streams), _ends(length, 2 * streams), _group(length, 2 * streams)
+    others = 1 + second * ends / (1 - ends)
+    return {count: (others * of_one.get(count, 0.0) + second * share) / (others + second) for count, share in of_two.items()}
+
+
+def _group(length: float, rows: int) -> dict[int, float]:
+    """The chances that 1, 2, ... `rows` of so many row-steps end a sequence, where one does."""
+    ends, goes_on = -math.log(length), math.log1p(-1 / length)
+    ways = {count: math.lgamma(rows + 1) - math.lgamma(count + 1) - math.lgamma(rows - count + 1) for count in range(1, rows + 1)}
+    return {count: math.exp(of + count * ends + (rows - count) * goes_on) / _ends(length, rows) for count, of in ways.items()}
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import Counter
 from dataclasses import replace
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -18,10 +19,13 @@ from benchmarks.common.serving import LONGEST, Load, Served, serve
 from benchmarks.common.steady import Medians
 from photon_ext.engine import Engine
 from photon_ext.observe.cost_model import Periods, StepParts, predict_from_parts
+from photon_ext.runtime.step import StepKey, StepKind
 from tests.benchmarks.virtual_device import Costs, VirtualDevice, VirtualSlot
 
 VOCAB, LENGTH = 997, 40
 FAST = Costs()
+ALONE = {1: 1.0}
+"""A request in each prefill step."""
 
 
 class Change(NamedTuple):
@@ -57,8 +61,8 @@ def gains(costs: Costs, streams: int, requests: list[int], patch: pytest.MonkeyP
     sides = [run(costs, streams, depth, requests, patch, change)[:2] for depth in (1, 2)]
     made = []
     for i in range(len(requests)):
-        block, pipe = (Side(depth, found, [served[i]]) for depth, (found, served) in zip((1, 2), sides, strict=True))
-        made.append(Gain(block, pipe, streams))
+        block, pipe = (Side(depth, found, [served[i]], streams) for depth, (found, served) in zip((1, 2), sides, strict=True))
+        made.append(Gain(block, pipe))
     return made
 
 
@@ -68,10 +72,11 @@ def effect_of(gain: Gain, cause: Cause) -> Effect:
 
 
 def test_periods_are_those_of_the_device_and_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert vars(periods(run(FAST, 4, 1, [], monkeypatch)[0].usual)) == pytest.approx(vars(Periods(decode_ms=2.5, prefill_ms=2.7)))
-    four = periods(run(FAST, 4, 2, [], monkeypatch)[0].usual)
+    blocking = periods(run(FAST, 4, 1, [], monkeypatch)[0].usual, ALONE)
+    assert vars(blocking) == pytest.approx(vars(Periods(decode_ms=2.5, prefill_ms=2.7)))
+    four = periods(run(FAST, 4, 2, [], monkeypatch)[0].usual, ALONE)
     assert (four.decode_ms, four.prefill_ms) == pytest.approx((2.0, 2.2))
-    one = periods(run(FAST, 1, 2, [], monkeypatch)[0].usual)
+    one = periods(run(FAST, 1, 2, [], monkeypatch)[0].usual, ALONE)
     assert (one.decode_ms, one.prefill_ms) == pytest.approx((2.0, 2.7))  # a single stream begins anew with a bubble
     assert one.dead_ms == pytest.approx(0.2, abs=0.11)  # what is left of it after the commit before, and its own commit
 
@@ -119,8 +124,8 @@ def test_jitter_that_is_always_there_is_in_the_medians(monkeypatch: pytest.Monke
 def disturbed(costs: Costs, streams: int, patch: pytest.MonkeyPatch, timing: bool = False) -> Gain:
     """Depth 1 has other costs while it is observed."""
     changes = {1: Change(costs), 2: Change()}
-    sides = [Side(depth, *run(FAST, streams, depth, [30], patch, change, timing)[:2]) for depth, change in changes.items()]
-    return Gain(sides[0], sides[1], streams)
+    sides = [Side(depth, *run(FAST, streams, depth, [30], patch, change, timing)[:2], streams) for depth, change in changes.items()]
+    return Gain(sides[0], sides[1])
 
 
 def test_medians_are_taken_at_the_contexts_of_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +136,26 @@ def test_medians_are_taken_at_the_contexts_of_a_long_run(monkeypatch: pytest.Mon
     assert gain.pipe.periods.decode_ms == pytest.approx(fmean(periods_ms), rel=0.03)
     assert gain.pipe.calibration.usual.per_longest == pytest.approx(0.01, rel=0.01)
     assert gain.pipe.calibration.usual.longest > 2 * LENGTH
+
+
+@pytest.mark.parametrize("streams", [8, 16])
+def test_prefill_steps_are_predicted_by_the_requests_in_them(monkeypatch: pytest.MonkeyPatch, streams: int) -> None:
+    """Most have one; those of more take longer, and depth 2 has more of them. A median of all would be that of one request."""
+    (gain,) = gains(Costs(prefill=20.0, prefill_doubled=15.0), streams, [30], monkeypatch)
+    for side in (gain.block, gain.pipe):
+        assert side.calibration.usual.prefill(2) == pytest.approx((side.calibration.usual.prefill(1) or 0) + 15.0, abs=0.3)
+        later = [ms for step, ms in side.runs[0].log.intervals_ms() if step.kind is StepKind.PREFILL and step.rows < streams // 2]
+        assert side.periods.prefill_ms == pytest.approx(fmean(later), rel=0.03)
+    assert gain.pipe.periods.prefill_ms > gain.block.periods.prefill_ms - 0.5, "the host's part is hidden, and more requests share one"
+    assert abs(effect_of(gain, Cause.PREFILL).points) < 0.01
+    assert abs(gain.observed - gain.prediction.gain) < 0.015, gain.explained()
+
+
+def test_a_size_without_a_median_is_taken_for_the_nearest_smaller_one() -> None:
+    found = Medians(prefills={2: 3.0, 4: 5.0})
+    assert [found.prefill(requests) for requests in (1, 2, 3, 4, 5, 32)] == [3.0, 3.0, 5.0, 5.0, 5.0, 5.0]
+    assert found.mean_prefill({1: 0.5, 3: 0.25, 9: 0.25}) == 4.0
+    assert Medians().prefill(1) is None
 
 
 def test_aged_requests_are_the_first_ones_and_keep_within_the_cap() -> None:
@@ -194,17 +219,20 @@ def test_contexts_longer_than_those_of_the_medians_are_named(monkeypatch: pytest
     assert "by growth of contexts" in gain.explained()
 
 
-def test_garbage_collection_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", StepKind)
+def test_garbage_collection_is_named(monkeypatch: pytest.MonkeyPatch, kind: StepKind) -> None:
     """A collection every now and then that takes 30 ms at depth 1, on the run's own clock."""
-    launch = VirtualSlot.launch
+    launch, launches = VirtualSlot.launch, Counter[StepKind]()
 
-    def collecting(slot: VirtualSlot, *given: Any) -> int:
-        if not slot.device.launches % RARE and slot.device.depth == 1 and slot.device.costs != FAST:
+    def collecting(slot: VirtualSlot, key: StepKey, *given: Any) -> int:
+        launches[key.kind] += 1
+        rare = RARE if kind is StepKind.DECODE else 5
+        if key.kind is kind and not launches[kind] % rare and slot.device.depth == 1 and slot.device.costs != FAST:
             slow = [lambda phase, _: slot.device.sleep(30.0 * (phase == "stop"))]
             gc.callbacks[:0] = slow
             gc.collect()
             gc.callbacks.remove(slow[0])
-        return launch(slot, *given)
+        return launch(slot, key, *given)
 
     monkeypatch.setattr(VirtualSlot, "launch", collecting)
     gain = disturbed(replace(FAST, dead=0.11), 1, monkeypatch)
@@ -237,7 +265,7 @@ def test_the_meter_sees_the_bubble_in_virtual_time(monkeypatch: pytest.MonkeyPat
 
 def test_too_few_steps_are_an_error() -> None:
     with pytest.raises(BenchmarkError, match="too few steady steps"):
-        periods(Medians(prefill=1.0))
+        periods(Medians(prefills={1: 1.0}), ALONE)
 
 
 def test_a_stop_set_that_no_engine_takes_is_an_error() -> None:

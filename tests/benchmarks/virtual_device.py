@@ -24,6 +24,7 @@ class Costs:
 
     decode: float = 2.0
     prefill: float = 2.2
+    prefill_doubled: float = 0.0  # of a prefill step, each time that its requests double: as graphs of 1, 2, 4, 8 prompts take
     dead: float = 0.1
     launch: float = 0.3
     commit: float = 0.2
@@ -97,7 +98,8 @@ class VirtualSlot(ScriptedSlot):
         decode = costs.decode + alive * costs.per_row + grown + in_turn(costs.jitter, device.launches)
         decode += costs.after_prefill * (device.last_kind is StepKind.PREFILL)
         device.last_kind = key.kind
-        length = costs.dead if not alive else costs.prefill if key.kind is StepKind.PREFILL else decode
+        prefill = costs.prefill + costs.prefill_doubled * (len(contexts) - 1).bit_length()
+        length = costs.dead if not alive else prefill if key.kind is StepKind.PREFILL else decode
         self._begin_ns = max(device.host_ns, device.free_ns)
         self._end_ns = self._begin_ns + round(length * MS)
         device.free_ns = self._end_ns

@@ -16,6 +16,7 @@ from photon_ext.observe.cost_model import (
     Workload,
     predict,
     predict_from_parts,
+    prefill_groups,
     steps_per_request,
 )
 from photon_ext.observe.meter import MeterSnapshot
@@ -90,6 +91,25 @@ def test_steps_are_those_of_the_loop(depth: int, streams: int, requests: int, me
     else:
         assert decode == pytest.approx(requests * steps.decode, rel=0.06)  # the end of the run, when rows run empty, is not in the model
     assert counted.steps - counted.decode_steps == pytest.approx(requests * steps.prefill, rel=0.08)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(("streams", "length"), [(1, 20), (8, 20), (16, 30), (32, 110), (4, 1), (500, 110)])
+def test_prefill_steps_have_as_many_requests_as_there_are(depth: int, streams: int, length: float) -> None:
+    """Shares, and their mean is the requests by the steps; who ends in the prefill itself, one in L, is left out of groups."""
+    for turnover in Turnover:
+        work = Workload(streams, length, turnover)
+        groups = prefill_groups(work, depth)
+        assert sum(groups.values()) == pytest.approx(1)
+        mean = sum(requests * share for requests, share in groups.items())
+        assert mean == pytest.approx(1 / steps_per_request(work, depth).prefill, rel=0.02 + 1.2 / length)
+
+
+def test_two_requests_share_a_prefill_as_often_as_in_the_loop() -> None:
+    """By hand: of 8 rows that end with chance 1/20 each, where one does: 1 - 8 x 0.05 x 0.95^7 / (1 - 0.95^8) have company."""
+    work = Workload(8, 20)
+    assert 1 - prefill_groups(work, 1)[1] == pytest.approx(1 - 0.4 * 0.95**7 / (1 - 0.95**8))
+    assert prefill_groups(work, 2)[1] < prefill_groups(work, 1)[1], "who ends in two steps shares one"
 
 
 def test_rows_lost_to_zombies_are_those_of_the_loop() -> None:
