@@ -75,6 +75,22 @@ def test_an_engine_that_is_dropped_unused_ends_its_part() -> None:
     assert [ref() for ref in found] == [None, None]
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_tokens_leave_nothing_for_the_collector(depth: int) -> None:
+    """What a token keeps, its text and its id, the collector does not look at: long answers bring no collection about."""
+    params = SamplingParams(max_new_tokens=400, ignore_eos=True)
+    with make(max_len=512, depth=depth) as engine:
+        engine.generate([[1, 2], [3]], params)
+        gc.disable()
+        try:
+            before = len(gc.get_objects())
+            requests = [engine.submit(prompt, params) for prompt in ([1, 2], [3])]
+            assert [len(request.result().token_ids) for request in requests] == [400, 400]
+            assert len(gc.get_objects()) - before < 100, "800 tokens"
+        finally:
+            gc.enable()
+
+
 def test_many_engines_leave_nothing() -> None:
     def serve() -> None:
         for _ in range(5):
