@@ -332,7 +332,7 @@ def fused_mlp(x: Tensor, gate_up_weight: Tensor, down_weight: Tensor) -> Tensor:
     return out
 
 
-# --- fused linears: a linear with what comes before or after it in a decode step -------------------------------------------------------
+# --- fused linears: a linear with what comes before or after it in a layer -------------------------------------------------------------
 
 
 def norm_linear_into(
@@ -356,9 +356,10 @@ def norm_linear_into(
         weight: [n, k].
         bias: [n], or None.
         extent: as in :func:`linear_into`.
-        fast: up to 64 lines of bfloat16 run the kernels made for compute capability 9.0 and 10.0, where k is a multiple of 64 up to 16384,
-            and pointers and row strides are multiples of 16 bytes. They sum in another order and apply the norm's scale to the sum; a
-            line's result never depends on the other lines. Elsewhere, and for more lines, the portable kernel runs.
+        fast: bfloat16 runs the kernels made for compute capability 9.0 and 10.0, where k is a multiple of 64 up to 16384, and pointers
+            and row strides are multiples of 16 bytes. They sum in another order and apply the norm's scale to the sum; a line's result
+            never depends on the other lines, nor on their number. They read the weights once for each 64 lines: for many more,
+            torch's product takes less time. Elsewhere the portable kernel runs.
         early: a fast kernel may start while kernels before it in the stream still run, and read its weights (norm_weight, weight) and the
             extent: none of them may write these, back to and including the last one that was not itself launched early. A chain of such
             kernels hides their starts ("programmatic dependent launch", CUDA Programming Guide).

@@ -13,6 +13,7 @@
 #include "cuda/bf16.cuh"
 #include "cuda/chunk_parts.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/log2e.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
 
@@ -20,7 +21,6 @@ namespace photon::cuda {
 
 constexpr int kVector = kVectorBytes / sizeof(Bf16);  // elements
 constexpr int kFragment = 16;                         // rows and depth of a matrix instruction; two of its widths
-constexpr float kLog2E = 1.44269504f;
 
 // The sizes of one instance: each warp owns kFragments times 16 rows and all of head_dim. kCuts: it may cut pasts, for which it needs more
 // registers, and its blocks come in clusters.

@@ -8,12 +8,12 @@
 #include <cmath>
 
 #include "cuda/bf16.cuh"
+#include "cuda/log2e.cuh"
 #include "cuda/split_ring.cuh"
 
 namespace photon::cuda {
 
 constexpr int kHalfQueries = 8, kMaxTeamQueries = 16;  // queries of half an instruction, and of all of it
-constexpr float kLog2E = 1.44269504088896f;
 
 struct LaneId {
   int g, t;

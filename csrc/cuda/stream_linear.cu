@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(wide::kThreads, Size::kResidents) wide_kernel(
   if constexpr (kHopperCode) wide::run_block<Size, kEpilogue>(p);
 }
 
-constexpr int64_t kMaxLines = 64;
+constexpr int kGroupLines = 64;                                      // of a launch
 constexpr int64_t kMaxColumns = 16384;                               // the gain lies in shared memory
 constexpr int kSharedOfTwo = 113 * 1024, kSharedOfOne = 227 * 1024;  // bytes a block may have, where a multiprocessor holds two or one
 constexpr int kMaxSplitPanels = 8;                                   // of a pair of blocks: what they exchange lies in shared memory
@@ -142,12 +142,24 @@ int launch_many_lines(Params p, int multiprocessors, const Bf16* weight, int64_t
 }
 
 template <Epilogue kEpilogue>
+int launch_group(const Params& p, int multiprocessors, const Bf16* weight, int64_t weight_stride, bool early, void* stream) {
+  return p.lines <= narrow::kLines ? launch_few_lines<kEpilogue>(p, multiprocessors, weight, weight_stride, early, stream)
+                                   : launch_many_lines<kEpilogue>(p, multiprocessors, weight, weight_stride, early, stream);
+}
+
+// `p` is of all lines; they go in groups.
+template <Epilogue kEpilogue>
 int launch_lines(Params p, const Bf16* weight, int64_t weight_stride, bool early, void* stream) {
-  const int count = multiprocessors();
+  const int count = multiprocessors(), lines = p.lines;
   p.split = kEpilogue == Epilogue::kResidual ? choose_split(p.n, p.k, count) : 1;
   p.k_each = static_cast<int>(ceil_div(ceil_div(p.k, kChunk), p.split)) * kChunk;
-  return p.lines <= narrow::kLines ? launch_few_lines<kEpilogue>(p, count, weight, weight_stride, early, stream)
-                                   : launch_many_lines<kEpilogue>(p, count, weight, weight_stride, early, stream);
+  for (; p.first_line < lines; p.first_line += kGroupLines) {
+    p.lines = std::min(lines - p.first_line, kGroupLines);
+    if (const int error = launch_group<kEpilogue>(p, count, weight, weight_stride, early, stream)) return error;
+    p.x += kGroupLines * static_cast<int64_t>(p.x_stride);
+    p.out += kGroupLines * static_cast<int64_t>(p.out_stride);
+  }
+  return cudaSuccess;
 }
 
 // What the three ops' params have in common; `out` and the rest are the op's own.
@@ -170,7 +182,7 @@ bool is_stride(int64_t stride) { return stride > 0 && stride <= INT32_MAX / kLin
 
 template <typename OpParams>
 bool fits(const OpParams& p, int64_t n, int64_t k, int64_t weight_stride) {
-  return p.fast && p.dtype == DType::kBF16 && p.lines > 0 && p.lines <= kMaxLines && n > 0 && k > 0 && k <= kMaxColumns &&
+  return p.fast && p.dtype == DType::kBF16 && p.lines > 0 && p.lines <= INT32_MAX - kGroupLines && n > 0 && k > 0 && k <= kMaxColumns &&
          k % kBlockColumns == 0 && 2 * n < INT32_MAX - 16 && is_stride(p.x_stride) && is_stride(weight_stride) && is_vector_aligned(p.x) &&
          is_vector_aligned(p.weight) && are_whole_vectors(p.dtype, p.x_stride, weight_stride) && fast_kernels_run();
 }

@@ -338,7 +338,7 @@ __device__ void run_block(const Params& p) {
   constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
   let_next_start();
   // Like the weights, the extent is from before the wait: loads of x that depended on another load there would take twice as long.
-  const int extent = p.extent != nullptr ? load_fresh(p.extent) : p.lines;
+  const int extent = live_lines(p);
   unsigned char* shared = dynamic_shared();
   const Share share = block_share<kEpilogue>(p);
   const Layout at(p.stages * p.stage_bytes, Size::kTiles, p.split > 1 ? p.most_tiles : 0, p.k, kNormalizes, !kNormalizes);

@@ -1,11 +1,15 @@
-// What the two kernels of the decode linears have in common (stream_narrow.cuh for up to 8 lines, stream_wide.cuh for up to 64): what a
+// What the two kernels of the fast linears have in common (stream_narrow.cuh for up to 8 lines, stream_wide.cuh for up to 64): what a
 // block does of the work, the ring that brings it the weights, and how sums become outputs.
 //
 // A block owns a run of weight rows, in tiles of 16. Its columns go in chunks of 512, of which eight slices of 64 have a sum each, chunk
-// after chunk; in the end the eight sums are added in order. Where the rows do not divide well among the multiprocessors, two blocks take
-// the same rows and half of the columns each, and the second sends its sums to the first. All of that depends on the weight's shape and on
-// the device, never on the number of lines; a line is a column of its own in every matrix instruction; and one of a warp adds its 16
-// products to a sum as one of a warpgroup does, to the bit. So a line has the same bits alone and in any batch.
+// after chunk; in the end the eight sums are added in order. Where a residual is added, and pairs of blocks divide the rows about as well
+// as single ones, two blocks take the same rows and half of the columns each, and the second sends its sums to the first. All of that
+// depends on the op, the weight's shape and the device, never on the number of lines; a line is a column of its own in every matrix
+// instruction; and one of a warp adds its 16 products to a sum as one of a warpgroup does, to the bit. So a line has the same bits alone
+// and in any batch.
+//
+// More lines than 64 go in groups, a launch each. A group writes its own lines, and reads none that another writes: so it may start early
+// behind the one before it, like any kernel of a chain.
 #pragma once
 #include "cuda/bf16.cuh"
 #include "cuda/element.cuh"
@@ -27,6 +31,7 @@ struct Params {
   const Bf16* bias;    // a value per row of the weight, or null
   const int32_t* extent;
   int out_stride, x_stride;
+  int first_line;  // of the group, which x and out point to: the extent counts from the first line of all
   int lines, n, k;
   float eps, per_column;          // per_column: 1 / k
   int split;                      // parts of the columns, 1 or 2, of which a block takes one. A cluster is a block for each
@@ -69,6 +74,9 @@ __device__ inline Share block_share(const Params& p) {
   share.k = min(p.k_each, p.k - share.column);
   return share;
 }
+
+// How many lines of the group live; more than `lines`, or less than none, where the extent ends after or before the group.
+__device__ inline int live_lines(const Params& p) { return p.extent != nullptr ? max(load_fresh(p.extent), 0) - p.first_line : p.lines; }
 
 // The two panels of a tile, as rows of the weight; and whether the second is in the share.
 struct TileRows {

@@ -400,7 +400,7 @@ template <typename Size, Epilogue kEpilogue>
 __device__ void run_block(const Params& p) {
   constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
   let_next_start();
-  const int extent = p.extent != nullptr ? load_fresh(p.extent) : p.lines;
+  const int extent = live_lines(p);
   unsigned char* shared = dynamic_shared();
   const Share share = block_share<kEpilogue>(p);
   const Group group(p, share);

@@ -1,4 +1,4 @@
-// norm_linear_into, linear_residual_, norm_swiglu_into: a linear with what comes before or after it in a decode step.
+// norm_linear_into, linear_residual_, norm_swiglu_into: a linear with what comes before or after it in a layer.
 #include "ops/dispatch.h"
 #include "ops/linear_args.h"
 

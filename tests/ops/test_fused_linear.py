@@ -84,6 +84,16 @@ def exact(o: Operands) -> Results:
     )
 
 
+def assert_leading_lines_only(o: Operands, extent: Tensor, done: int, expected: Results, fast: bool = True) -> None:
+    """With this extent the ops compute the first `done` lines of `expected`, and write no other."""
+    actual = fused(o, fast, extent)
+    for one, other in zip(actual, expected, strict=True):
+        assert_same_bits(one[:done], other[:done])
+    assert actual.norm_linear[done:].isnan().all()
+    assert actual.norm_swiglu[done:].isnan().all()
+    assert_same_bits(actual.linear_residual[done:], o.residual[done:])
+
+
 def assert_same_results(actual: Results, expected: Results) -> None:
     for one, other in zip(actual, expected, strict=True):
         assert_same_bits(one, other)
@@ -169,12 +179,27 @@ def test_extents_around_the_groups_of_lines(device: str, lines: int, n: int, k: 
     o = operands(lines, n, k, torch.bfloat16, device)
     whole = fused(o, fast=True)
     for extent in (-1, 0, 1, 15, 16, 17, 31, 32, 33, 48, 63, 64, 99):
-        done = min(max(extent, 0), lines)
-        actual = fused(o, fast=True, extent=ints([extent], device))
-        assert_same_results(Results(*(one[:done] for one in actual)), Results(*(one[:done] for one in whole)))
-        assert actual.norm_linear[done:].isnan().all()
-        assert actual.norm_swiglu[done:].isnan().all()
-        assert_same_bits(actual.linear_residual[done:], o.residual[done:])
+        assert_leading_lines_only(o, ints([extent], device), min(max(extent, 0), lines), whole)
+
+
+@pytest.mark.parametrize("lines", [65, 100, 130])
+@pytest.mark.parametrize(("n", "k"), [(72, 320), (8, 1088)])
+def test_more_lines_than_a_launch_takes_have_the_bits_of_each_alone_at_any_extent(device: str, lines: int, n: int, k: int) -> None:
+    o = operands(lines, n, k, torch.bfloat16, device)
+    pieces = [fused(o._replace(x=o.x[i : i + 1], residual=o.residual[i : i + 1]), fast=True) for i in range(lines)]
+    alone = Results(*map(torch.cat, zip(*pieces, strict=True)))
+    assert_same_results(fused(o, fast=True), alone)
+    for extent in (-(2**31), 0, 37, 64, 65, 99, 128, 129, 2**31 - 1):
+        assert_leading_lines_only(o, ints([extent], device), min(max(extent, 0), lines), alone)
+
+
+@pytest.mark.parametrize("gap", [5, 16])
+def test_strided_lines_of_several_launches_leave_the_gaps_alone(device: str, gap: int) -> None:
+    o = operands(130, 72, 192, torch.bfloat16, device)
+    actual = fused(o._replace(x=in_wider_lines(o.x, gap)), fast=True, gap=gap)
+    for one, other in zip(actual, exact(o), strict=True):
+        assert_close(one, other, slack=2)
+        assert int(one.as_strided((130, 72 + gap), (72 + gap, 1), 0).isnan().sum()) == 130 * gap
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -182,13 +207,7 @@ def test_extents_around_the_groups_of_lines(device: str, lines: int, n: int, k: 
 @pytest.mark.parametrize("fast", [False, True])
 def test_extent_computes_the_leading_lines_only(device: str, dtype: torch.dtype, extent: int, fast: bool) -> None:
     o = operands(5, 64, 128, dtype, device)
-    done = min(max(extent, 0), 5)
-    actual, whole = fused(o, fast, ints([extent, 7], device)), fused(o, fast)
-    for one, other in zip(actual, whole, strict=True):
-        assert_same_bits(one[:done], other[:done])
-    assert actual.norm_linear[done:].isnan().all()
-    assert actual.norm_swiglu[done:].isnan().all()
-    assert_same_bits(actual.linear_residual[done:], o.residual[done:])
+    assert_leading_lines_only(o, ints([extent, 7], device), min(max(extent, 0), 5), fused(o, fast), fast)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
