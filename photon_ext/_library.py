@@ -70,7 +70,7 @@ def set_num_threads(threads: int) -> None:
 
 
 def fast_kernels_run() -> bool:
-    """Whether the current GPU runs the fast decode kernels, which ops choose with ``fast=True``: compute capability 9.0 and 10.0.
+    """Whether the current GPU runs the fast kernels made for Hopper, which ops choose with ``fast=True``: compute capability 9.0 and 10.0.
 
     The fast attention of prefill chunks, see :func:`photon_ext.ops.paged_attention_into`, runs from 8.0 on.
     """

@@ -65,7 +65,7 @@ def _parser() -> Parser:
     generate.add_argument(
         "--fast-kernels",
         action=argparse.BooleanOptionalAction,
-        help="decode with the kernels made for Hopper GPUs, or without; by default with them where they run",
+        help="run the kernels made for Hopper GPUs, or portable ones; by default the former where they run",
     )
     generate.add_argument("--max-len", type=int, help="longest prompt and answer, in tokens; by default the model's, up to 4096")
     generate.add_argument("--max-new-tokens", type=int, default=128, help="longest answer, in tokens (default 128)")

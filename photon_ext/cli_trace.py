@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fast-kernels",
         action=argparse.BooleanOptionalAction,
-        help="decode with the kernels made for Hopper GPUs, or without; by default with them where they run",
+        help="run the kernels made for Hopper GPUs, or portable ones; by default the former where they run",
     )
     parser.add_argument("--prompt", action="append", metavar="TEXT", help=f"may be given more than once (default: {PROMPT!r})")
     parser.add_argument("--max-new-tokens", type=int, default=64, help="longest answer, in tokens (default 64)")

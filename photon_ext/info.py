@@ -62,7 +62,7 @@ def _kernels() -> Iterator[str]:
             if photon_ext.fast_kernels_run()
             else "are for compute capability 9.0 and 10.0, not for this GPU"
         )
-        yield f"cuda: fast decode kernels {run}"
+        yield f"cuda: fast kernels {run}"
     else:
         yield "cuda: compiled, and not used, because torch sees no GPU"
 

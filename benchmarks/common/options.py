@@ -75,7 +75,7 @@ def fast_kernels_option(options: argparse.ArgumentParser) -> None:
     options.add_argument(
         "--fast-kernels",
         action=argparse.BooleanOptionalAction,
-        help="decode with the kernels made for Hopper, or without; by default with them where they run",
+        help="run the kernels made for Hopper, or portable ones; by default the former where they run",
     )
 
 

@@ -54,8 +54,8 @@ class Session:
         timing: record events around each step (adds their cost to it).
         chunk: tokens per prefill step; None: all prompts.
         blocking: the wait for a step yields the CPU; else it spins.
-        fast: decode with the fast kernels, where they fit.
-        exact: prefill with our own linears, whose results do not depend on what else is in the step; torch's are faster on a GPU.
+        fast: use the fast kernels, where they fit.
+        exact: prefill with our own linears, whose results do not depend on what else is in the step; torch's are faster for many tokens.
     """
 
     def __init__(

@@ -65,7 +65,7 @@ PHOTON_EXPORT const photon::HostQueue* photon_ext_set_host_queue(const photon::H
 PHOTON_EXPORT int photon_ext_num_threads() { return photon::cpu::num_threads(); }
 PHOTON_EXPORT void photon_ext_set_num_threads(int threads) { photon::cpu::set_num_threads(threads); }
 PHOTON_EXPORT bool photon_ext_has_fast_kernels() {
-#ifdef PHOTON_WITH_CUDA
+#if defined(PHOTON_WITH_CUDA) || defined(PHOTON_EMULATED_CUDA)
   return photon::cuda::has_fast_kernels();
 #else
   return false;

@@ -2,7 +2,8 @@
 
 A step is described on the device only (decode_meta, segments, extent, page_table), buffers have fixed addresses, and nothing is
 allocated, so a forward can be captured once per shape and replayed at any position. There are two ways through a layer: op by op, with
-residual adds folded into the norm that follows, for every step and device; and, with the fast kernels, decode steps in five ops a layer.
+residual adds folded into the norm that follows, on every device and with torch's matrix products; and, with the fast kernels, by linears
+fused with what comes before or after them, around the attention of a decode step (five ops a layer) or of chunks (six).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from photon_ext import ops
+from photon_ext import fast_kernels_run, ops
 from photon_ext.errors import ConfigError
 from photon_ext.models.activations import Activations, allocate_activations
 from photon_ext.models.config import ModelConfig
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from photon_ext.runtime.step import StepTensors
 
 GEMM_LINES = 32  # eager CUDA steps of more lines than this multiply through torch (cuBLAS)
-FAST_LINES = 64  # the fast kernels of the linears take no more
+FAST_GEMM_LINES = 64  # the same with the fast linears, which read each weight once for so many lines
 WHOLE_ROWS = 96  # query rows of a chunk, for each multiprocessor, from which on fast attention sums long pasts in another order
 
 
@@ -55,10 +56,11 @@ class Decoder:
 
         `gemm_lines`: on CUDA, steps of more lines that are not being captured multiply through torch, which is fast but sums in an
         order that depends on T; None: never, so that a row's result depends on its own tokens alone.
-        `fast`: use the fused ops with their fast kernels, see photon_ext.ops. Those of the linears take up to 64 rows: where
-        `max_segments` is more, steps of every size use the portable ones, which sum differently. That of a chunk's attention sums
-        long pasts in another order where the chunk is long (see paged_attention_into); where `gemm_lines` is None and `max_lines`
-        allow such a chunk, chunks use the portable one.
+        `fast`: use the fused ops with their fast kernels, see photon_ext.ops, in decode steps and, where these kernels run and the
+        weights are bfloat16, in prefill steps: then only eager ones of more than 64 lines (and of more than `gemm_lines`) multiply
+        through torch, all but the head. The fast linears give a line the same bits in every step, whatever its kind and size. The fast
+        attention of a chunk sums long pasts in another order where the chunk is long (see paged_attention_into); where `gemm_lines` is
+        None and `max_lines` allow such a chunk, chunks use the portable one.
         Raises ConfigError for a size that is not positive, or a `max_len` beyond what the model was trained for.
         """
         sizes = {
@@ -78,8 +80,8 @@ class Decoder:
         self.config, self.weights = config, weights
         self.max_lines, self.max_segments, self.max_len = max_lines, max_segments, max_len
         self.page_size, self.num_pages = page_size, num_pages
-        self._gemm_lines = gemm_lines
-        self._fast, self._fast_linears = fast, fast and max_segments <= FAST_LINES
+        self._fast, self._fast_prefill = fast, fast and weights.dtype is torch.bfloat16 and fast_kernels_run()
+        self._gemm_lines = max(gemm_lines, FAST_GEMM_LINES) if gemm_lines is not None and self._fast_prefill else gemm_lines
         self._fast_chunks = fast and (gemm_lines is not None or not self._may_be_long(max_lines))
         self._scale = config.head_dim**-0.5
         self._cos, self._sin = rope_tables(config, max_len, weights.device)
@@ -122,15 +124,14 @@ class Decoder:
             )
         buffers = self._arena.activations.leading(lines, segments)
         ops.embedding_into(buffers.residual, step.decode_meta, self.weights.embedding)
-        if self._fast and step.kind is StepKind.DECODE:
+        is_decode = step.kind is StepKind.DECODE
+        fused = self._fast if is_decode else self._fast_prefill
+        through_torch = not (fused and is_decode) and self._through_torch(lines)
+        if fused and not through_torch:
             self._fused_layers(step, buffers, step.extent[0:1])
         else:
-            self._layers(step, buffers, step.extent[0:1], self._through_torch(lines))
-            sampled = buffers.normed
-            if step.kind is not StepKind.DECODE:  # decode lines are one to one with segments already
-                sampled = buffers.selected
-                ops.select_lines_into(sampled, buffers.normed, step.segments)
-            _linear(buffers.logits, sampled, self._head, step.extent[1:2], through_torch=False)
+            self._layers(step, buffers, step.extent[0:1], through_torch)
+        self._write_logits(step, buffers, fused)
         step.logits = buffers.logits
 
     def _through_torch(self, lines: int) -> bool:
@@ -138,8 +139,20 @@ class Decoder:
             return False
         return not torch.cuda.is_current_stream_capturing()
 
+    def _write_logits(self, step: StepTensors, buffers: Activations, fused: bool) -> None:
+        """From the last layer's output to `buffers.logits`; norm and head in one op, or the head alone, from `buffers.normed`."""
+        sampled, extent = buffers.residual if fused else buffers.normed, step.extent[1:2]
+        if step.kind is not StepKind.DECODE:  # decode lines are one to one with segments already
+            ops.select_lines_into(buffers.selected, sampled, step.segments)
+            sampled = buffers.selected
+        if fused:
+            norm = self.weights.final_norm
+            ops.norm_linear_into(buffers.logits, sampled, norm, self.config.rms_eps, *self._head, extent, fast=True, early=True)
+        else:
+            _linear(buffers.logits, sampled, self._head, extent, through_torch=False)
+
     def _layers(self, step: StepTensors, buffers: Activations, extent: torch.Tensor, through_torch: bool) -> None:
-        """From `buffers.residual`, the embeddings, to `buffers.normed`, the normalized output of the last layer."""
+        """From `buffers.residual`, the embeddings, to the output of the last layer: there, and normalized in `buffers.normed`."""
         eps = self.config.rms_eps
         for index, layer in enumerate(self.weights.layers):
             if index == 0:
@@ -156,19 +169,20 @@ class Decoder:
         ops.add_rms_norm_into(buffers.normed, buffers.residual, buffers.projected, self.weights.final_norm, eps)
 
     def _fused_layers(self, step: StepTensors, buffers: Activations, extent: torch.Tensor) -> None:
-        """From `buffers.residual`, the embeddings, to `buffers.logits`. Five kernels a layer, where the fast ones run.
+        """From `buffers.residual`, the embeddings, to the output of the last layer, there.
 
-        Each starts early: none writes a weight, and what else they read ahead (extent, decode_meta, page table, old keys and values) was
-        complete when the embedding began, which starts no earlier than the head of the step has ended.
+        All but a chunk's attention start early: none writes a weight, and what else they read ahead (extent, decode_meta, page table, old
+        keys and values) was complete when the embedding began, which starts no earlier than the head of the step has ended. Behind a
+        kernel that does not let the next one start, one starts when that has ended.
         """
-        eps, residual, fast = self.config.rms_eps, buffers.residual, self._fast_linears
+        eps, residual = self.config.rms_eps, buffers.residual
+        attend = self._attend_fused if step.kind is StepKind.DECODE else self._attend
         for index, layer in enumerate(self.weights.layers):
-            ops.norm_linear_into(buffers.qkv, residual, layer.input_norm, eps, *layer.qkv, extent, fast=fast, early=fast)
-            self._attend_fused(index, layer, step, buffers)
-            ops.linear_residual_(residual, buffers.attention, *layer.o, extent, fast=fast, early=fast)
-            ops.norm_swiglu_into(buffers.act, residual, layer.post_norm, eps, *layer.gate_up, extent, fast=fast, early=fast)
-            ops.linear_residual_(residual, buffers.act, *layer.down, extent, fast=fast, early=fast)
-        ops.norm_linear_into(buffers.logits, residual, self.weights.final_norm, eps, *self._head, step.extent[1:2], fast=fast, early=fast)
+            ops.norm_linear_into(buffers.qkv, residual, layer.input_norm, eps, *layer.qkv, extent, fast=True, early=True)
+            attend(index, layer, step, buffers)
+            ops.linear_residual_(residual, buffers.attention, *layer.o, extent, fast=True, early=True)
+            ops.norm_swiglu_into(buffers.act, residual, layer.post_norm, eps, *layer.gate_up, extent, fast=True, early=True)
+            ops.linear_residual_(residual, buffers.act, *layer.down, extent, fast=True, early=True)
 
     def _heads(self, buffers: Activations) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k, v as views of `buffers.qkv`, and `buffers.attention`: [T, heads, D] each."""

@@ -26,13 +26,14 @@ class EngineOptions:
         buckets: batch sizes that decode graphs are captured for; max_rows is added.
         prefill_buckets: token counts that prefill graphs are captured for; other chunks run eagerly. None: see Pipeline.
         graph: capture steps into graphs, or run them eagerly.
-        exact: keep tokens bit for bit independent of the traffic on CUDA as well: long prefill chunks stay on our own kernels, which are
-            slower there than torch's matrix products, whose order of summation depends on the batch; and where `chunk` times the query
-            heads is 96 or more for each multiprocessor, on portable attention. On the CPU it is always so.
-        fast_kernels: decode with the kernels made for Hopper where they fit (bfloat16, compute capability 9.0 or 10.0), and attend in
-            prefill by matrix instructions (bfloat16, 8.0 or newer); elsewhere it changes nothing. They sum in another order than the
-            portable ones, and decoded tokens too depend on a row's own tokens alone; for that, with max_rows above 64 the linears stay
-            portable. None: on 9.0 and 10.0, where the model is bfloat16 (on 8.x, say True for prefill's).
+        exact: keep tokens bit for bit independent of the traffic on CUDA as well: long prefill chunks stay on our own kernels, fast or
+            portable, which are slower there than torch's matrix products, whose order of summation depends on the batch; and where
+            `chunk` times the query heads is 96 or more for each multiprocessor, on portable attention. On the CPU it is always so.
+        fast_kernels: run the kernels made for Hopper where they fit (bfloat16, compute capability 9.0 or 10.0), in decode steps and, but
+            for the layers of long eager chunks without `exact`, in prefill; and attend in prefill by matrix instructions (bfloat16, 8.0
+            or newer); elsewhere it changes nothing. They sum in another order than the portable ones, which does not depend on the
+            number of rows or tokens in a step either: what `exact` promises holds with them too, at any max_rows and chunk. None: on
+            9.0 and 10.0, where the model is bfloat16 (on 8.x, say True for prefill's attention).
         max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to their number where a model has more.
         timing: measure step gaps.
         meter: keep the counts that need a clock or an event (see observe.meter). False is for measuring what they cost.

@@ -25,13 +25,13 @@ NEW = 12
 NEAR_TIE = 0.25  # of float32 logits: what bfloat16 may turn round
 
 
-def engine_on(device: str, depth: int) -> Engine:
+def engine_on(device: str, depth: int, **changes: int) -> Engine:
     weights = random_weights(CONFIG, torch.bfloat16, device)
     for layer in weights.layers:
         for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
             linear.weight.mul_(10)  # so that tokens are not all alike
     options = {"max_rows": 5, "max_len": 96, "page_size": 16, "buckets": (1, 2), "chunk": 40, "exact": True, "fast_kernels": True}
-    return Engine.from_weights(CONFIG, weights, depth=depth, **options)
+    return Engine.from_weights(CONFIG, weights, depth=depth, **{**options, **changes})
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -45,6 +45,19 @@ def test_tokens_are_the_same_alone_batched_and_at_both_depths(device: str) -> No
             runs.append([engine.generate([prompt], one)[0].token_ids for prompt, one in zip(prompts, params, strict=True)])
     assert all(tokens == runs[0] for tokens in runs)
     assert len({tokens[-4:] for tokens in runs[0]}) > 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_tokens_are_the_same_alone_and_among_more_rows_than_a_launch_takes(device: str) -> None:
+    """And with another chunk: prompts of 67 tokens go in one step of two launches, or in two steps."""
+    prompts = [prompt_of(1 + row % 3, CONFIG.vocab) for row in range(65)] + [prompt_of(67, CONFIG.vocab)]
+    params = [SamplingParams(max_new_tokens=3, temperature=0.7, seed=i, ignore_eos=True) for i in range(len(prompts))]
+    with engine_on(device, 2, max_rows=len(prompts), chunk=70) as engine:
+        together = [output.token_ids for output in engine.generate(prompts, params)]
+    with engine_on(device, 1, chunk=40) as engine:
+        for row in (0, 1, 2, 64, 65):
+            (alone,) = engine.generate([prompts[row]], params[row])
+            assert alone.token_ids == together[row], row
 
 
 @pytest.mark.parametrize("device", DEVICES)

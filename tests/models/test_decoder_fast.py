@@ -8,9 +8,12 @@ from functools import cache
 import pytest
 import torch
 
+from photon_ext import fast_kernels_run
+from photon_ext.models import decoder as decoder_module
 from photon_ext.models.config import Family, ModelConfig
-from photon_ext.models.decoder import FAST_LINES, WHOLE_ROWS
+from photon_ext.models.decoder import FAST_GEMM_LINES, GEMM_LINES, WHOLE_ROWS, Decoder
 from photon_ext.models.weights import DecoderWeights, empty_weights, random_weights, weight_slots
+from photon_ext.runtime.step import StepKind
 from tests.models.harness import Chunk, Harness
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -22,6 +25,7 @@ CONFIGS = {
     "qwen3-4-2-128": ModelConfig(Family.QWEN3, 576, 2, 4, 2, 128, 100, 131),
 }
 PROMPT = [(7 * i) % 131 for i in range(40)]
+LONG = [(5 * i + i // 7) % 131 for i in range(140)]  # of three groups of lines
 BATCHES = (1, 2, 7, 8, 9, 16, 31, 33, 64)
 
 
@@ -30,26 +34,40 @@ def source(name: str) -> DecoderWeights:
     return random_weights(CONFIGS[name], torch.float32)
 
 
-def harness(name: str, device: str, dtype: torch.dtype, fast: bool, rows: int = 4) -> Harness:
+def harness(name: str, device: str, dtype: torch.dtype, fast: bool, **sizes: int | None) -> Harness:
     """Random weights, ten times larger than those of benchmarks so that logits differ; in float32 those of the other dtypes, rounded."""
     config = CONFIGS[name]
     weights = empty_weights(config, dtype, device)
     for (slot_name, slot), (_, values) in zip(weight_slots(config, weights), weight_slots(config, source(name)), strict=True):
         slot.copy_((values if slot_name.endswith("norm.weight") else 10 * values).bfloat16())
-    return Harness(config, weights, gemm_lines=None, fast=fast, rows=rows)
+    return Harness(config, weights, fast=fast, **{"gemm_lines": None, **sizes})
 
 
 def next_logits(decoder: Harness, count: int = 3) -> torch.Tensor:
-    """Logits of decode steps after a prompt, [count, vocab], on the CPU."""
-    decoder.prefill([Chunk(1, 0, PROMPT)])
-    return torch.cat([decoder.decode([1], [len(PROMPT) + i], [5 + i]) for i in range(count)]).cpu()
+    """Logits of a prompt and of the decode steps after it, [1 + count, vocab], on the CPU."""
+    prompt = decoder.prefill([Chunk(1, 0, PROMPT)])
+    return torch.cat([prompt, *(decoder.decode([1], [len(PROMPT) + i], [5 + i]) for i in range(count))]).cpu()
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """Shapes of the products that torch computes."""
+    shapes, mm = [], torch.mm
+
+    def counted(*factors: torch.Tensor, out: torch.Tensor) -> None:
+        shapes.append(out.shape)
+        mm(*factors, out=out)
+
+    monkeypatch.setattr(torch, "mm", counted)
+    return shapes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_on_a_cpu_fused_ops_change_no_bit(name: str, dtype: torch.dtype) -> None:
+def test_on_a_cpu_fused_ops_change_no_bit(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     if dtype is torch.bfloat16 and "PHOTON_OPS_LIBRARY" in os.environ:
         pytest.skip("the CUDA kernels run in the emulator, the fast ones too")
+    monkeypatch.setattr(decoder_module, "fast_kernels_run", lambda: True)  # prefill steps are fused where they do
     assert torch.equal(next_logits(harness(name, "cpu", dtype, fast=True)), next_logits(harness(name, "cpu", dtype, fast=False)))
 
 
@@ -91,13 +109,62 @@ def test_steps_repeat_to_the_bit(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_with_more_rows_than_the_fast_linears_take_a_row_still_has_the_same_bits(device: str) -> None:
-    rows = FAST_LINES + 2
-    decoder = harness("qwen3-4-2-128", device, torch.bfloat16, fast=True, rows=rows)
-    for row in range(rows):
-        decoder.prefill([Chunk(row + 1, 0, PROMPT)])
-    alone, together = decoder.decode([1], [len(PROMPT)], [7]), decoder.decode([*range(1, rows + 1)], [len(PROMPT)] * rows, [7] * rows)
-    assert all(torch.equal(line, alone[0]) for line in together)
+def test_a_row_has_the_same_bits_in_batches_of_several_launches(device: str) -> None:
+    rows = [*range(1, FAST_GEMM_LINES + 3)]
+    decoder = harness("llama-6-2-64-tied", device, torch.bfloat16, fast=True, rows=len(rows), max_lines=2 * len(rows))
+    prompts = decoder.prefill([Chunk(row, 0, PROMPT[:2]) for row in rows])
+    assert all(torch.equal(line, prompts[0]) for line in prompts)
+    alone = decoder.decode(rows[:1], [2], [7])
+    for count in (65, len(rows)):
+        assert all(torch.equal(line, alone[0]) for line in decoder.decode(rows[:count], [2] * count, [7] * count))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_prompt_has_the_same_bits_however_it_is_cut_and_whatever_rides_along(name: str, device: str) -> None:
+    decoder = harness(name, device, torch.bfloat16, fast=True, max_len=len(LONG), max_lines=len(LONG) + 60)
+    whole = decoder.prefill([Chunk(1, 0, LONG)])
+    for cut in (1, 70):
+        decoder.prefill([Chunk(2, 0, LONG[:cut])], padding=3)
+        assert torch.equal(decoder.prefill([Chunk(2, cut, LONG[cut:])]), whole), cut
+    together = decoder.prefill([Chunk(3, 0, PROMPT), Chunk(2, 0, LONG)], padding=5)
+    assert torch.equal(together[1:], whole)
+    assert torch.equal(together[:1], decoder.prefill([Chunk(1, 0, PROMPT)]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_through_torch_go_the_layers_of_a_long_chunk_and_not_its_head(
+    device: str, monkeypatch: pytest.MonkeyPatch, products: list[torch.Size]
+) -> None:
+    exact = harness("llama-6-2-64-tied", device, torch.bfloat16, fast=True).prefill([Chunk(1, 0, PROMPT)])
+    monkeypatch.setattr(Decoder, "_through_torch", lambda self, lines: True)
+    decoder = harness("llama-6-2-64-tied", device, torch.bfloat16, fast=True)
+    logits = decoder.prefill([Chunk(1, 0, PROMPT)])
+    assert len(products) == 4 * decoder.decoder.config.layers
+    assert (logits - exact).norm() < 0.05 * exact.norm()
+    decoder.decode([1], [len(PROMPT)], [7])
+    assert len(products) == 4 * decoder.decoder.config.layers
+
+
+@pytest.mark.gpu
+def test_eager_chunks_of_few_lines_and_captured_ones_of_any_number_are_exact(products: list[torch.Size]) -> None:
+    if not fast_kernels_run():
+        pytest.skip("the fast kernels do not run on this GPU")
+    sizes = {"max_len": len(LONG), "max_lines": len(LONG)}
+    exact = harness("qwen3-4-2-128", "cuda", torch.bfloat16, fast=True, **sizes)
+    usual = harness("qwen3-4-2-128", "cuda", torch.bfloat16, fast=True, **sizes, gemm_lines=GEMM_LINES)
+    short, whole = [Chunk(1, 0, LONG[:FAST_GEMM_LINES])], [Chunk(1, 0, LONG)]
+    assert torch.equal(usual.prefill(short), exact.prefill(short))
+    expected = exact.prefill(whole)  # now all that is captured is loaded
+    step, graph = usual.make_step(StepKind.PREFILL, whole), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        usual.decoder.forward(step)
+    graph.replay()
+    assert step.logits is not None
+    assert torch.equal(step.logits, expected)
+    assert not products
+    usual.prefill([Chunk(1, 0, LONG[: FAST_GEMM_LINES + 1])])
+    assert len(products) == 4 * usual.decoder.config.layers
 
 
 @pytest.mark.gpu
