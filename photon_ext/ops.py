@@ -568,6 +568,6 @@ def attention_workspace_words(lines: int, q_heads: int, kv_heads: int, head_dim:
     if lines < 0 or min(q_heads, kv_heads, head_dim) < 1:
         sizes = f"lines {lines}, q_heads {q_heads}, kv_heads {kv_heads}, head_dim {head_dim}"
         raise ValueError(f"attention_workspace_words: {sizes}; lines must not be negative, and the others must be at least 1")
-    splits = min(max(128 // kv_heads, 4), 64)
+    splits = min(max(128 // kv_heads, 8), 64)
     partials = lines * q_heads * splits * (head_dim + 2)
     return -(-partials // 508) * 512

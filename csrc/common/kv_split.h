@@ -6,8 +6,13 @@
 
 namespace photon {
 
-constexpr int kMinSplits = 4, kMaxSplits = 64;
-constexpr int32_t kSplitUnit = 128;  // a split is a multiple of this many positions
+constexpr int kMinSplits = 8, kMaxSplits = 64;
+constexpr int32_t kSplitUnit = 64;  // a split is a multiple of this many positions
+
+// A past of up to kFewUnits units has kFewSplits splits at most, one for each block of a cluster.
+constexpr int kFewSplits = 8;
+constexpr unsigned kFewUnits = 32;
+static_assert(kFewSplits <= kMinSplits);
 
 // Splits of a long past: one line has work for about 128 blocks, however few KV heads there are.
 PHOTON_HOST_DEVICE constexpr int most_splits(int64_t kv_heads) {

@@ -11,6 +11,7 @@
 #include "cuda/launch.cuh"
 #include "cuda/new_vectors.cuh"
 #include "cuda/split_attention.h"
+#include "cuda/split_meeting.cuh"
 
 namespace photon::cuda {
 namespace {
@@ -166,10 +167,15 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
   const int warp = threadIdx.x / kWarpSize;
   RunCursor first;
   first.seek(grid, share);
+  const ClusterMeeting<kHeadDim, kHalves> meeting(grid, share, first, shared);
+  if (grid.rank_bits > 0) {
+    meeting.open();
+    meeting.join();
+  }
   KvRing<kHeadDim> ring(grid, first, shared.ring);
   TeamHeads heads;
   bool is_live, is_begin = true, keys = true;
-  int run_number = 0, blocks, split, slot = 0, requests = Shape::kSlots;  // blocks: that have runs of the team
+  int run_number = 0, blocks, split, slot = 0, requests = Shape::kSlots;  // blocks: that have runs of the team; 0: a cluster's
   int32_t from, split_end, new_position;
   DimSoftmax<kHeadDim, kHalves> sums, total;
 #pragma unroll 1
@@ -181,7 +187,7 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
       if (!run.has_run(grid)) break;
       NewVectors<kHeadDim, kHalves> vectors;
       vectors.prepare(rope, grid, run);
-      blocks = run.runs(share);
+      blocks = share.in_clusters ? 0 : run.runs(share);
       split = run.split;
       from = run.begin_position();
       split_end = min(from + run.cut.split_tokens(), run.length);
@@ -209,11 +215,13 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
     } else {
       __syncthreads();
       sums.add_step(shared, shared.ring.slots[slot]);
-      __syncthreads();
       from += Shape::kStepTokens;
       if (from >= split_end) {
         const RunResults<kHeadDim, kHalves> results = {grid, partials, run, heads, is_live};
-        if (blocks > 1) {
+        if (blocks == 0) {
+          if (!is_live) sums.clear();
+          meeting.send(sums, split);
+        } else if (blocks > 1) {
           results.leave(sums, split);
         } else if (split == 0) {
           total = sums;
@@ -224,7 +232,7 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
           unsigned* arrived = partials.arrived + run.index * grid.line_teams + run.team;
           if (blocks == 1) {
             results.write(total);
-          } else if (is_last_to_arrive(arrived, blocks, shared.is_last)) {
+          } else if (blocks > 1 && is_last_to_arrive(arrived, blocks, shared.is_last)) {
             results.merge();
           }
           ++run_number;
@@ -233,6 +241,7 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
         sums.clear();
         split_end = min(split_end + run.cut.split_tokens(), run.length);
       }
+      __syncthreads();  // all have read the slot and the weights
     }
     keys = !keys;
     slot = slot + 1 == Shape::kSlots ? 0 : slot + 1;
@@ -241,7 +250,8 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
   // A block without work stays until the kernels before have ended, too: to the next one this one's end means that all of them have, and
   // where every multiprocessor has a block of this one, each gets one of the next and none gets two.
   wait_for_earlier();
-  clear_dead_lines<kHeadDim>(grid);
+  meeting.merge();
+  if (share.has_dead) clear_dead_lines<kHeadDim>(grid);
 }
 
 template <int kHeadDim, int kHalves>
@@ -257,12 +267,23 @@ Partials partials_in(const FusedAttentionDecodeParams& p) {
   return {sums, reinterpret_cast<Weight*>(weights), reinterpret_cast<unsigned*>(p.workspace)};
 }
 
+// Log2 of the blocks of a cluster: as many as each team can have of the device, up to one for each split; 0 where teams are too many.
+template <int kHeadDim, int kHalves>
+int rank_bits(const FusedAttentionDecodeParams& p, int64_t teams) {
+  int bits = 3;
+  static_assert(kFewSplits == 1 << 3);
+  while (bits > 0 && teams << bits > multiprocessors()) --bits;
+  const int64_t queries = std::min<int64_t>(p.q_heads / p.kv_heads, kHalves * kHalfQueries);
+  return can_meet<kHeadDim, kHalves>(queries, 1 << bits) ? bits : 0;
+}
+
 int64_t line_teams(const FusedAttentionDecodeParams& p) { return p.kv_heads * ceil_div(p.q_heads / p.kv_heads, kMaxTeamQueries); }
 
 template <int kHeadDim, int kHalves>
 int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
   static_assert(sizeof(SplitShared<kHeadDim, kHalves>) <= kSharedBytes);
   const int64_t group = p.q_heads / p.kv_heads;
+  const int bits = rank_bits<kHeadDim, kHalves>(p, p.lines * line_teams(p));
   const SplitGrid grid{p.decode_meta,
                        static_cast<int>(p.lines),
                        static_cast<int>(p.q_heads),
@@ -270,12 +291,15 @@ int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
                        static_cast<unsigned>(line_teams(p)),
                        Divisor(line_teams(p) / p.kv_heads),
                        Divisor(most_splits(p.kv_heads)),
+                       bits,
                        SplitCache(p.cache),
                        {static_cast<const Bf16*>(p.q), p.q_line_stride, p.q_head_stride},
                        {static_cast<const Bf16*>(p.k), p.k_line_stride, p.k_head_stride},
                        {static_cast<const Bf16*>(p.v), p.v_line_stride, p.v_head_stride},
                        {static_cast<Bf16*>(p.out), p.out_line_stride, p.out_head_stride}};
-  LaunchShape shape{multiprocessors() * (p.lines > kFewLines ? 2 : 1), SplitShape<kHeadDim>::kThreads};
+  const int64_t blocks = multiprocessors() * (p.lines > kFewLines ? 2 : 1);
+  LaunchShape shape{blocks >> bits << bits, SplitShape<kHeadDim>::kThreads};
+  shape.cluster = 1u << bits;
   shape.shared_bytes = kSharedBytes;
   shape.early = p.early;
   return launch(split_attention_kernel<kHeadDim, kHalves>, shape, stream, p.rope, p.scale, grid, partials_in(p));

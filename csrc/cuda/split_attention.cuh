@@ -81,11 +81,20 @@ struct LeftFragments {
   }
 };
 
+// What the blocks of a cluster send to this one: of a team's splits the sums of some dims, a pair in a place, and the weights.
+template <int kQueries, int kPlaces>
+struct MeetingMemory {
+  Barrier arrived;
+  Weight weights[kFewSplits][kQueries];
+  float2 sums[kFewSplits][kPlaces];
+};
+
 // What the block's warps leave for each other.
 template <int kHeadDim, int kHalves>
 struct SplitShared {
   using Shape = SplitShape<kHeadDim>;
   static constexpr int kQueries = kHalves * kHalfQueries;
+  static constexpr int kMeetingPlaces = kHalves == 2 && kHeadDim >= 128 ? 32 : Shape::kThreads;  // where the memory is short, too few
 
   RingMemory<kHeadDim> ring;
   alignas(16) LeftFragments<kHalves, kHeadDim / 16> queries;
@@ -93,6 +102,7 @@ struct SplitShared {
   float high[Shape::kWarps][kQueries];                        // of each tile the highest scores, times log2(e)
   alignas(16) Bf16 new_k[kHeadDim];
   alignas(16) Bf16 new_v[kHeadDim];
+  alignas(16) MeetingMemory<kQueries, kMeetingPlaces> meeting;
   bool is_last;
 };
 

@@ -1,9 +1,11 @@
 // Which splits of which lines a block of split attention takes. All teams' pasts, laid end to end in units of kSplitUnit positions, are cut
-// into as many equal shares as there are blocks, and a split is in the share in which it begins. That moves work between blocks and no bit:
-// what a split adds up to, and the order in which splits meet, depend on the line's length alone.
+// into as many equal shares as there are blocks, and a split is in the share in which it begins. Or, where there are few teams whose pasts
+// are about as long, each team has a cluster of blocks, among which its splits are divided (split_meeting.cuh). That moves work between
+// blocks and no bit: what a split adds up to, and the order in which splits meet, depend on the line's length alone.
 #pragma once
 #include "common/kv_split.h"
 #include "cuda/divisor.cuh"
+#include "cuda/ptx.cuh"
 #include "cuda/split_cache.cuh"
 
 namespace photon::cuda {
@@ -29,9 +31,14 @@ struct SplitGrid {
   unsigned line_teams;        // teams of a line
   Divisor tiles;              // teams of a KV head
   Divisor splits;             // of a long past
+  int rank_bits;              // log2 of a cluster's blocks
   SplitCache cache;
   LineHeads<const Bf16> q, k, v;
   LineHeads<Bf16> out;
+
+  __device__ int ranks() const { return 1 << rank_bits; }
+  // What falls to a rank, of so many things, at most.
+  __device__ int each_rank(int things) const { return (things + ranks() - 1) >> rank_bits; }
 
   // Positions that a line attends to, if it is live.
   __device__ int32_t past_length(int line) const { return cache.past_length(load_line(decode_meta, line)); }
@@ -47,26 +54,43 @@ struct LineCut {
   __device__ static LineCut of(const SplitGrid& grid, int32_t length) {
     LineCut cut;
     cut.units = divide_up(length, kSplitUnit);
-    cut.split_units = max(grid.splits.divides(cut.units + grid.splits.of - 1), 1u);
+    const bool is_few = cut.units <= kFewUnits;
+    cut.split_units = max(is_few ? divide_up(cut.units, kFewSplits) : grid.splits.divides(cut.units + grid.splits.of - 1), 1u);
     cut.splits = static_cast<int>(divide_up(cut.units, cut.split_units));
     return cut;
   }
 
   __device__ int32_t split_tokens() const { return static_cast<int32_t>(split_units * kSplitUnit); }
+
+  // The first split of a rank of a cluster that has all of them.
+  __device__ int split_of(const SplitGrid& grid, int rank) const { return splits * rank >> grid.rank_bits; }
+
+  // What the busiest rank has to do, in units.
+  __device__ unsigned rank_units(const SplitGrid& grid) const { return grid.each_rank(splits) * split_units; }
 };
 
 // A block's part of the units of all teams.
 struct Share {
-  unsigned each, begin, end;
+  static constexpr unsigned kMeetingUnits = 4;  // a cluster may take so much longer, because it saves the meeting in global memory
 
-  // All warps compute the same.
+  unsigned each, begin, end;
+  bool in_clusters;  // a cluster has a team
+  bool has_dead;     // there are lines that attend to nothing
+
+  // All warps compute the same, and all blocks.
   __device__ static Share of_block(const SplitGrid& grid) {
-    unsigned units = 0;
+    unsigned units = 0, rank_units = 0, shortest = 1;
 #pragma unroll 1
-    for (int i = threadIdx.x % kWarpSize; i < grid.lines; i += kWarpSize) units += divide_up(grid.past_length(i), kSplitUnit);
+    for (int i = threadIdx.x % kWarpSize; i < grid.lines; i += kWarpSize) {
+      const LineCut cut = LineCut::of(grid, grid.past_length(i));
+      units += cut.units;
+      shortest = min(shortest, cut.units);
+      rank_units = max(rank_units, cut.units <= kFewUnits ? cut.rank_units(grid) : INT32_MAX);
+    }
     units = __reduce_add_sync(kFullWarp, units) * grid.line_teams;
     const unsigned each = max(divide_up(units, gridDim.x), 1u);
-    return {each, blockIdx.x * each, blockIdx.x * each + each};
+    const bool in_clusters = grid.rank_bits > 0 && __reduce_max_sync(kFullWarp, rank_units) <= each + kMeetingUnits;
+    return {each, blockIdx.x * each, blockIdx.x * each + each, in_clusters, __reduce_min_sync(kFullWarp, shortest) == 0};
   }
 };
 
@@ -80,8 +104,9 @@ struct RunCursor {
   LineCut cut;
   int split, end_split;
 
-  // The share's first run.
+  // The share's first run, or the one that a block of the team's cluster has; all blocks know the team then, even those without splits.
   __device__ void seek(const SplitGrid& grid, const Share& share) {
+    if (share.in_clusters) return seek_cluster(grid);
     team_begin = 0;
     seek_line(grid, share);
     if (index >= grid.lines) return;
@@ -96,6 +121,10 @@ struct RunCursor {
   }
 
   __device__ void next(const SplitGrid& grid, const Share& share) {
+    if (share.in_clusters) {
+      index = grid.lines;
+      return;
+    }
     team_begin += cut.units;
     split = 0;
     if (++team == grid.line_teams) {
@@ -108,7 +137,7 @@ struct RunCursor {
     close_run(share);
   }
 
-  __device__ bool has_run(const SplitGrid& grid) const { return index < grid.lines; }
+  __device__ bool has_run(const SplitGrid& grid) const { return index < grid.lines && split < end_split; }
   __device__ int32_t begin_position() const { return split * cut.split_tokens(); }
   __device__ int32_t end_position() const { return min(length, end_split * cut.split_tokens()); }
 
@@ -123,6 +152,19 @@ struct RunCursor {
   }
 
  private:
+  __device__ void seek_cluster(const SplitGrid& grid) {
+    const unsigned cluster = blockIdx.x >> grid.rank_bits;
+    const int rank = static_cast<int>(cluster_rank());
+    index = static_cast<int>(cluster / grid.line_teams);
+    team = cluster % grid.line_teams;
+    team_begin = 0;
+    split = end_split = 0;
+    if (index >= grid.lines) return;
+    open_line(grid);
+    split = cut.split_of(grid, rank);
+    end_split = cut.split_of(grid, rank + 1);
+  }
+
   // The line in which the share begins, and that line's first unit. By the whole warp.
   __device__ void seek_line(const SplitGrid& grid, const Share& share) {
     const int lane = threadIdx.x % kWarpSize;

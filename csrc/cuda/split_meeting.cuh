@@ -1,0 +1,107 @@
+// The splits of a team meet in its cluster: whoever has a split sends it to the blocks' shared memory, of each block the dims that it
+// merges.
+#pragma once
+#include "cuda/split_attention.cuh"
+
+namespace photon::cuda {
+
+// Dims go round the blocks in pieces of 8, as instructions have them.
+constexpr int kPieceDims = 8, kPiecePairs = kPieceDims / 2;
+
+// Whether a block has a place, and a thread, for each pair of sums that it merges.
+template <int kHeadDim, int kHalves>
+bool can_meet(int64_t queries, int ranks) {
+  return queries * ceil_div(kHeadDim / kPieceDims, ranks) * kPiecePairs <= SplitShared<kHeadDim, kHalves>::kMeetingPlaces;
+}
+
+template <int kHeadDim, int kHalves>
+struct ClusterMeeting {
+  using Sums = DimSoftmax<kHeadDim, kHalves>;
+  using Shared = SplitShared<kHeadDim, kHalves>;
+  static constexpr int kPieces = kHeadDim / kPieceDims;
+
+  const SplitGrid& grid;
+  Shared& shared;
+  int line, splits, first_head, queries;  // queries: 0 where nothing meets
+  int rank, places;                       // places: pieces of a query in a block, at most
+
+  __device__ ClusterMeeting(const SplitGrid& grid, const Share& share, const RunCursor& run, Shared& shared) : grid(grid), shared(shared) {
+    const bool meets = share.in_clusters && run.index < grid.lines && run.length > 0;
+    const TeamHeads heads = TeamHeads::of(grid, run.team, kHalves * kHalfQueries);
+    line = run.index;
+    splits = run.cut.splits;
+    first_head = heads.first;
+    queries = meets ? heads.count : 0;
+    rank = static_cast<int>(cluster_rank());
+    places = grid.each_rank(kPieces);
+  }
+
+  // Before others send; all threads of the cluster must call both, the second after the first.
+  __device__ void open() const {
+    if (threadIdx.x == 0) {
+      init_barrier(&shared.meeting.arrived, 1);
+      fence_barriers();
+      arrive_expecting(&shared.meeting.arrived, splits_bytes());
+    }
+    __syncwarp();
+    enter_cluster();
+  }
+  __device__ static void join() { meet_cluster(); }
+
+  // One split's sums.
+  __device__ void send(const Sums& sums, int split) const {
+    if (!Sums::has_dims()) return;
+    const LaneId lane = lane_id();
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const int query = Sums::query(half);
+      if (query >= queries) continue;
+      const auto& part = sums.parts[half];
+#pragma unroll
+      for (int i = 0; i < Sums::kPieces; ++i) {
+        const int piece = Sums::first_dim() / kPieceDims + i;
+        float2* place = &shared.meeting.sums[split][(query * places + (piece >> grid.rank_bits)) * kPiecePairs + lane.t];
+        send_to_block(&place->x, piece & (grid.ranks() - 1), part.sum[2 * i], part.sum[2 * i + 1], &shared.meeting.arrived);
+      }
+      const int to = threadIdx.x / kWarpSize * 4 + lane.t;  // all lanes of a query have the weight, and each tells a block
+      if (to < grid.ranks()) {
+        send_to_block(&shared.meeting.weights[split][query].high, to, part.weight.high, part.weight.sum, &shared.meeting.arrived);
+      }
+    }
+  }
+
+  // Merges the splits in order and writes what they come to.
+  __device__ void merge() const {
+    const int pair = threadIdx.x % kPiecePairs, row = threadIdx.x / kPiecePairs;
+    const int query = row / places, piece = (row - query * places) * grid.ranks() + rank;
+    if (query >= queries || piece >= kPieces) return;
+    Bf16* out = grid.out.at(line, first_head + query) + piece * kPieceDims + 2 * pair;
+    wait_barrier(&shared.meeting.arrived, 0);
+    PartSoftmax<2> parts[kFewSplits];
+#pragma unroll
+    for (int i = 0; i < kFewSplits; ++i) parts[i] = sent(i, query);
+    PartSoftmax<2> total = parts[0];
+#pragma unroll
+    for (int i = 1; i < kFewSplits; ++i) {
+      PartSoftmax<2> more = total;
+      more.add(parts[i]);
+      if (i < splits) total = more;
+    }
+    const float share = total.weight.sum == 0.0f ? 0.0f : 1.0f / total.weight.sum;
+    *reinterpret_cast<uint32_t*>(out) = pack_bf16(share * total.sum[0], share * total.sum[1]);
+  }
+
+ private:
+  __device__ uint32_t splits_bytes() const {
+    const int pieces = grid.each_rank(kPieces - rank);
+    return queries * splits * (pieces * kPieceDims * static_cast<int>(sizeof(float)) + static_cast<int>(sizeof(Weight)));
+  }
+
+  // What has arrived of a split; where there is no such split, anything.
+  __device__ PartSoftmax<2> sent(int split, int query) const {
+    const float2 sums = shared.meeting.sums[split][threadIdx.x];
+    return {shared.meeting.weights[split][query], {sums.x, sums.y}};
+  }
+};
+
+}  // namespace photon::cuda
