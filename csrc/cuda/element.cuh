@@ -34,6 +34,19 @@ __device__ inline float rounded(float v) {
   return to_float(from_float<T>(v));
 }
 
+// The same of two values, which where T is bfloat16 is one instruction of less delay than two.
+template <typename T>
+__device__ inline void round_both(float& a, float& b) {
+  a = rounded<T>(a);
+  b = rounded<T>(b);
+}
+template <>
+__device__ inline void round_both<__nv_bfloat16>(float& a, float& b) {
+  const float2 pair = __bfloat1622float2(__floats2bfloat162_rn(a, b));
+  a = pair.x;
+  b = pair.y;
+}
+
 constexpr int kPack = 8;
 
 template <typename T>

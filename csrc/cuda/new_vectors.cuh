@@ -53,31 +53,36 @@ struct NewVectors {
   // Rotated queries to shared memory, and the new key and value, there and (by one team of the KV head) into the cache. No block reads them
   // back from there.
   __device__ void stage(const RopeParams& rope, const SplitGrid& grid, SplitShared<kHeadDim, kHalves>& shared) {
-    LanePairs<Bf16> norm = query_norm;
 #pragma unroll 1
-    for (int i = 0; i <= kWarpQueries; ++i) {
+    for (int i = following(-1); i <= kWarpQueries; i = following(i)) {
       const bool is_own = i == kWarpQueries;
-      const int query = warp() + i * kWarps;
-      LanePairs<Bf16> v = vectors[0];
-      if (is_own ? owns_new && is_key() : query < heads.count) {
+      LanePairs<Bf16> v = vectors[0], norm = query_norm;
+#pragma unroll
+      for (int j = 1; j <= kWarpQueries; ++j) v.replace_if(i == j, vectors[j]);
+      norm.replace_if(is_own, key_norm);
+      if (!is_own || is_key()) {
         const bool normed = (is_own ? rope.k_norm : rope.q_norm) != nullptr;
         v = rotate_pairs(v, normed, norm, angles, rope.eps, kHeadDim);
       }
-      if (is_own && owns_new) {
+      if (is_own) {
         v.store(is_key() ? shared.new_k : shared.new_v, kHeadDim);
         Bf16* cache = is_key() ? grid.cache.k : grid.cache.v;
         if (writes) v.store(cache + static_cast<size_t>(is_key() ? own.k : own.v) * kPack, kHeadDim);
+      } else {
+        const int lane = threadIdx.x % kWarpSize;  // its elements are whole blocks apart
+        Bf16* first = reinterpret_cast<Bf16*>(shared.queries.word(warp() + i * kWarps, lane / 16, lane % 16)) + lane % 2;
+        v.for_elements(kHeadDim, [&](int d, Bf16 e) { first[(d - lane) / 16 * (sizeof(shared.queries.at[0]) / sizeof(Bf16))] = e; });
       }
-      if (!is_own && query < heads.count) {
-        v.for_elements(kHeadDim, [&](int d, Bf16 e) { reinterpret_cast<Bf16*>(shared.queries.word(query, d / 16, d % 16))[d % 2] = e; });
-      }
-#pragma unroll
-      for (int j = 0; j < kWarpQueries; ++j) vectors[j] = vectors[j + 1];
-      if (i + 1 == kWarpQueries) norm = key_norm;
     }
   }
 
  private:
+  // The next one of this warp's vectors that there is.
+  __device__ int following(int i) const {
+    if (++i < kWarpQueries && warp() + i * kWarps < heads.count) return i;
+    return i <= kWarpQueries && owns_new ? kWarpQueries : kWarpQueries + 1;
+  }
+
   __device__ static int warp() { return threadIdx.x / kWarpSize; }
   __device__ static bool is_key() { return warp() == kWarps - 1; }
 };

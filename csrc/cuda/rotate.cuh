@@ -27,6 +27,15 @@ struct LanePairs {
     return pairs;
   }
 
+  // Element by element, so that both stay in registers.
+  __device__ void replace_if(bool condition, const LanePairs& other) {
+#pragma unroll
+    for (int j = 0; j < kMaxPairs; ++j) {
+      low[j] = condition ? other.low[j] : low[j];
+      high[j] = condition ? other.high[j] : high[j];
+    }
+  }
+
   // body(dim, element) for what this lane holds of the head.
   template <typename Body>
   __device__ void for_elements(int head_dim, const Body& body) const {
@@ -64,8 +73,12 @@ __device__ inline void norm_head(float (&low)[kMaxPairs], float (&high)[kMaxPair
   const float scale = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(head_dim) + eps);
 #pragma unroll
   for (int j = 0; j < kMaxPairs; ++j) {
-    low[j] = rounded<T>(to_float(weight.low[j]) * rounded<T>(low[j] * scale));
-    high[j] = rounded<T>(to_float(weight.high[j]) * rounded<T>(high[j] * scale));
+    low[j] *= scale;
+    high[j] *= scale;
+    round_both<T>(low[j], high[j]);
+    low[j] *= to_float(weight.low[j]);
+    high[j] *= to_float(weight.high[j]);
+    round_both<T>(low[j], high[j]);
   }
 }
 
