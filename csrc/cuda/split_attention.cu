@@ -267,23 +267,26 @@ Partials partials_in(const FusedAttentionDecodeParams& p) {
   return {sums, reinterpret_cast<Weight*>(weights), reinterpret_cast<unsigned*>(p.workspace)};
 }
 
-// Log2 of the blocks of a cluster: as many as each team can have of the device, up to one for each split; 0 where teams are too many.
+int64_t line_teams(const FusedAttentionDecodeParams& p) { return p.kv_heads * ceil_div(p.q_heads / p.kv_heads, kMaxTeamQueries); }
+
+// Log2 of the blocks of a cluster: as many as each team can have of the device, up to one for each split; 0 where teams are too many. Two
+// where a multiprocessor has two blocks: larger clusters would not fill the device, and its last ones would begin when others end.
 template <int kHeadDim, int kHalves>
-int rank_bits(const FusedAttentionDecodeParams& p, int64_t teams) {
-  int bits = 3;
+int rank_bits(const FusedAttentionDecodeParams& p, int64_t blocks) {
+  const int64_t teams = p.lines * line_teams(p);
+  int bits = p.lines > kFewLines ? 1 : 3;
   static_assert(kFewSplits == 1 << 3);
-  while (bits > 0 && teams << bits > multiprocessors()) --bits;
+  while (bits > 0 && teams << bits > blocks) --bits;
   const int64_t queries = std::min<int64_t>(p.q_heads / p.kv_heads, kHalves * kHalfQueries);
   return can_meet<kHeadDim, kHalves>(queries, 1 << bits) ? bits : 0;
 }
-
-int64_t line_teams(const FusedAttentionDecodeParams& p) { return p.kv_heads * ceil_div(p.q_heads / p.kv_heads, kMaxTeamQueries); }
 
 template <int kHeadDim, int kHalves>
 int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
   static_assert(sizeof(SplitShared<kHeadDim, kHalves>) <= kSharedBytes);
   const int64_t group = p.q_heads / p.kv_heads;
-  const int bits = rank_bits<kHeadDim, kHalves>(p, p.lines * line_teams(p));
+  const int64_t blocks = multiprocessors() * (p.lines > kFewLines ? 2 : 1);
+  const int bits = rank_bits<kHeadDim, kHalves>(p, blocks);
   const SplitGrid grid{p.decode_meta,
                        static_cast<int>(p.lines),
                        static_cast<int>(p.q_heads),
@@ -297,7 +300,6 @@ int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
                        {static_cast<const Bf16*>(p.k), p.k_line_stride, p.k_head_stride},
                        {static_cast<const Bf16*>(p.v), p.v_line_stride, p.v_head_stride},
                        {static_cast<Bf16*>(p.out), p.out_line_stride, p.out_head_stride}};
-  const int64_t blocks = multiprocessors() * (p.lines > kFewLines ? 2 : 1);
   LaunchShape shape{blocks >> bits << bits, SplitShape<kHeadDim>::kThreads};
   shape.cluster = 1u << bits;
   shape.shared_bytes = kSharedBytes;

@@ -14,6 +14,7 @@ from photon_ext import ops, reference
 from tests.ops.caches import Cache, contiguous_cache, lines_and_segments, paged_cache, rotary_tables
 from tests.ops.numeric import assert_close, assert_same_bits, ints, poisoned, randn
 from tests.ops.test_attention import qkv
+from tests.ops.test_chunk_attention import set_multiprocessors
 
 BF16 = torch.bfloat16
 GUARD = 64  # words beside a workspace; a multiple of the 16 bytes that the kernel wants it aligned to
@@ -191,6 +192,24 @@ def test_a_line_has_the_same_bits_in_one_run_and_in_several(device: str, q_heads
     for count in (1, 2, 3, 5, 8, 16, 33):
         for first in (0, 2, 4, 5):
             lines = torch.tensor([*range(first, min(first + count, 64))])
+            assert_same_bits(step.run(lines), together[lines.to(device)])
+
+
+@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(8, 4, 128), (8, 2, 64), (8, 1, 96), (12, 1, 64), (24, 2, 128), (4, 1, 256)])
+def test_a_line_has_the_same_bits_however_many_blocks_it_meets_in(
+    monkeypatch: pytest.MonkeyPatch, device: str, q_heads: int, kv_heads: int, head_dim: int
+) -> None:
+    """Splits meet in clusters of two to eight blocks, in global memory or in one block, by the number of lines and by how long they are."""
+    lengths = [512, 500, 449, 512, 64, 65, 0, 2048, 2049, 300, 400, 1, 350, 512, 400, 300]
+    step = decode(device, lengths, q_heads, kv_heads, head_dim, normed=True)
+    step.q.mul_(4)
+    set_multiprocessors(monkeypatch, device, 1)
+    together = step.run()
+    check(step)
+    for count in (4, 8, 32, 128):
+        set_multiprocessors(monkeypatch, device, count)
+        for first, end in ((0, 1), (0, 2), (0, 4), (3, 6), (4, 7), (6, 8), (7, 9), (9, 16), (0, 16)):
+            lines = torch.tensor([*range(first, end)])
             assert_same_bits(step.run(lines), together[lines.to(device)])
 
 
