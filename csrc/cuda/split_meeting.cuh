@@ -19,11 +19,13 @@ struct ClusterMeeting {
   using Sums = DimSoftmax<kHeadDim, kHalves>;
   using Shared = SplitShared<kHeadDim, kHalves>;
   static constexpr int kPieces = kHeadDim / kPieceDims;
+  static_assert(kPieces >= kFewSplits);  // every block merges something, and so stays until all has arrived
 
   const SplitGrid& grid;
   Shared& shared;
   int line, splits, first_head, queries;  // queries: 0 where nothing meets
   int rank, places;                       // places: pieces of a query in a block, at most
+  int own_query, own_piece;               // that this thread merges a pair of
 
   __device__ ClusterMeeting(const SplitGrid& grid, const Share& share, const RunCursor& run, Shared& shared) : grid(grid), shared(shared) {
     const bool meets = share.in_clusters && run.index < grid.lines && run.length > 0;
@@ -34,6 +36,9 @@ struct ClusterMeeting {
     queries = meets ? heads.count : 0;
     rank = static_cast<int>(cluster_rank());
     places = grid.each_rank(kPieces);
+    const int row = threadIdx.x / kPiecePairs;
+    own_query = computed_now(row / places);
+    own_piece = computed_now((row - own_query * places) * grid.ranks() + rank);
   }
 
   // Before others send; all threads of the cluster must call both, the second after the first.
@@ -72,14 +77,12 @@ struct ClusterMeeting {
 
   // Merges the splits in order and writes what they come to.
   __device__ void merge() const {
-    const int pair = threadIdx.x % kPiecePairs, row = threadIdx.x / kPiecePairs;
-    const int query = row / places, piece = (row - query * places) * grid.ranks() + rank;
-    if (query >= queries || piece >= kPieces) return;
-    Bf16* out = grid.out.at(line, first_head + query) + piece * kPieceDims + 2 * pair;
+    if (own_query >= queries || own_piece >= kPieces) return;
+    Bf16* out = grid.out.at(line, first_head + own_query) + own_piece * kPieceDims + 2 * (threadIdx.x % kPiecePairs);
     wait_barrier(&shared.meeting.arrived, 0);
     PartSoftmax<2> parts[kFewSplits];
 #pragma unroll
-    for (int i = 0; i < kFewSplits; ++i) parts[i] = sent(i, query);
+    for (int i = 0; i < kFewSplits; ++i) parts[i] = sent(i);
     PartSoftmax<2> total = parts[0];
 #pragma unroll
     for (int i = 1; i < kFewSplits; ++i) {
@@ -98,9 +101,9 @@ struct ClusterMeeting {
   }
 
   // What has arrived of a split; where there is no such split, anything.
-  __device__ PartSoftmax<2> sent(int split, int query) const {
+  __device__ PartSoftmax<2> sent(int split) const {
     const float2 sums = shared.meeting.sums[split][threadIdx.x];
-    return {shared.meeting.weights[split][query], {sums.x, sums.y}};
+    return {shared.meeting.weights[split][own_query], {sums.x, sums.y}};
   }
 };
 
