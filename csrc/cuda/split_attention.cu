@@ -11,15 +11,16 @@
 #include "cuda/attend.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/new_vectors.cuh"
+#include "cuda/residency.cuh"
 #include "cuda/split_attention.h"
 #include "cuda/split_meeting.cuh"
 
 namespace photon::cuda {
 namespace {
 
-constexpr int64_t kFewLines = 8;          // one block a multiprocessor; of more lines two, which hide each other's waits
-constexpr int kSharedBytes = 113 * 1024;  // as many as the kernels before and after it have: a multiprocessor holds two blocks of any kind
-constexpr int kMergedAtOnce = 4;          // splits in flight
+constexpr int64_t kFewLines = 8;   // one block a multiprocessor; of more lines two, which hide each other's waits
+constexpr int64_t kUnfilled = 16;  // of so many multiprocessors clusters of 4 and 8 leave one: of 4 blocks 31 fit on an H200, of 8 15
+constexpr int kMergedAtOnce = 4;   // splits in flight
 
 // What a split leaves for the merge: of each query head the sums, which are of exp2(score - high) * v, and what they weigh.
 struct Partials {
@@ -160,9 +161,6 @@ template <int kHeadDim, int kHalves>
 __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid& grid, const Partials& partials) {
   using Shape = SplitShape<kHeadDim>;
   SplitShared<kHeadDim, kHalves>& shared = *reinterpret_cast<SplitShared<kHeadDim, kHalves>*>(dynamic_shared());
-  // The next kernel's blocks come early where each multiprocessor has one of this one. Where it has two, they would take the places of
-  // those that end first, two on one multiprocessor and none on another.
-  if (grid.lines <= kFewLines) let_next_start();
   const Share share = Share::of_block(grid);
   const float scale_log2 = scale * kLog2E;
   const int warp = threadIdx.x / kWarpSize;
@@ -175,14 +173,15 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
   }
   KvRing<kHeadDim> ring(grid, first, shared.ring);
   TeamHeads heads;
-  bool is_live, is_begin = true, keys = true;
-  int run_number = 0, blocks, split, slot = 0, requests = Shape::kSlots;  // blocks: that have runs of the team; 0: a cluster's
-  int32_t from, split_end, new_position;
+  bool is_live = false, is_begin = true, keys = true;
+  int run_number = 0, blocks = 0, split = 0, slot = 0, requests = Shape::kSlots;  // blocks: that have runs of the team; 0: a cluster's
+  int32_t from = 0, split_end = 0, new_position = -1;
   DimSoftmax<kHeadDim, kHalves> sums, total;
 #pragma unroll 1
   while (true) {
 #pragma unroll 1
     for (; requests > 0; --requests) ring.request(grid, share);
+    if (ring.is_done()) let_next_start();  // the next kernel's weights come behind all keys and values
     const RunCursor& run = shared.ring.run(run_number);
     if (is_begin) {
       if (!run.has_run(grid)) break;
@@ -248,8 +247,7 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
     slot = slot + 1 == Shape::kSlots ? 0 : slot + 1;
     requests = 1;
   }
-  // A block without work stays until the kernels before have ended, too: to the next one this one's end means that all of them have, and
-  // where every multiprocessor has a block of this one, each gets one of the next and none gets two.
+  // A block without work stays until the kernels before have ended, too: to the next one this one's end means that all of them have.
   wait_for_earlier();
   meeting.merge();
   if (share.has_dead) clear_dead_lines<kHeadDim>(grid);
@@ -271,20 +269,21 @@ Partials partials_in(const FusedAttentionDecodeParams& p) {
 int64_t line_teams(const FusedAttentionDecodeParams& p) { return p.kv_heads * ceil_div(p.q_heads / p.kv_heads, kMaxTeamQueries); }
 
 // Log2 of the blocks of a cluster: as many as each team can have of the device, up to one for each split; 0 where teams are too many. Two
-// where a multiprocessor has two blocks: larger clusters would not fill the device, and its last ones would begin when others end.
+// where a multiprocessor has two blocks: larger clusters would not fill the device, and its last ones would begin when others end. One that
+// finds no place begins when the kernel before ends.
 template <int kHeadDim, int kHalves>
 int rank_bits(const FusedAttentionDecodeParams& p, int64_t blocks) {
   const int64_t teams = p.lines * line_teams(p);
   int bits = p.lines > kFewLines ? 1 : 3;
   static_assert(kFewSplits == 1 << 3);
-  while (bits > 0 && teams << bits > blocks) --bits;
+  while (bits > 0 && teams << bits > (bits > 1 ? blocks - blocks / kUnfilled : blocks)) --bits;
   const int64_t queries = std::min<int64_t>(p.q_heads / p.kv_heads, kHalves * kHalfQueries);
   return can_meet<kHeadDim, kHalves>(queries, 1 << bits) ? bits : 0;
 }
 
 template <int kHeadDim, int kHalves>
 int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
-  static_assert(sizeof(SplitShared<kHeadDim, kHalves>) <= kSharedBytes);
+  static_assert(sizeof(SplitShared<kHeadDim, kHalves>) <= kSmallerBlock);
   const int64_t group = p.q_heads / p.kv_heads;
   const int64_t blocks = multiprocessors() * (p.lines > kFewLines ? 2 : 1);
   const int bits = rank_bits<kHeadDim, kHalves>(p, blocks);
@@ -303,7 +302,7 @@ int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
                        {static_cast<Bf16*>(p.out), p.out_line_stride, p.out_head_stride}};
   LaunchShape shape{blocks >> bits << bits, SplitShape<kHeadDim>::kThreads};
   shape.cluster = 1u << bits;
-  shape.shared_bytes = kSharedBytes;
+  shape.shared_bytes = kSmallerBlock;
   shape.early = p.early;
   return launch(split_attention_kernel<kHeadDim, kHalves>, shape, stream, p.rope, p.scale, grid, partials_in(p));
 }

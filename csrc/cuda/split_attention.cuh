@@ -94,7 +94,8 @@ template <int kHeadDim, int kHalves>
 struct SplitShared {
   using Shape = SplitShape<kHeadDim>;
   static constexpr int kQueries = kHalves * kHalfQueries;
-  static constexpr int kMeetingPlaces = kHalves == 2 && kHeadDim >= 128 ? 32 : Shape::kThreads;  // where the memory is short, too few
+  // As many as threads, where there is room.
+  static constexpr int kMeetingPlaces = kHalves == 2 && kHeadDim >= 128 ? 16 : kHeadDim == 256 || kHeadDim == 96 ? 112 : Shape::kThreads;
 
   RingMemory<kHeadDim> ring;
   alignas(16) LeftFragments<kHalves, kHeadDim / 16> queries;

@@ -72,6 +72,9 @@ class KvRing {
     slot_ = slot_ + 1 == Shape::kSlots ? 0 : slot_ + 1;
   }
 
+  // Whether all of the block's keys and values have been requested.
+  __device__ bool is_done() const { return !has_more_ && keys_; }
+
   // Waits for the warp's tile of the oldest request but those that have been used.
   __device__ static void await() {
     wait_copies<Shape::kSlots - 1>();

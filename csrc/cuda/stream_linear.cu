@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "cuda/residency.cuh"
 #include "cuda/stream_narrow.cuh"
 #include "cuda/stream_wide.cuh"
 
@@ -22,14 +23,18 @@ __global__ void __launch_bounds__(wide::kThreads, Size::kResidents) wide_kernel(
   if constexpr (kHopperCode) wide::run_block<Size, kEpilogue>(p);
 }
 
-constexpr int kGroupLines = 64;                                      // of a launch
-constexpr int64_t kMaxColumns = 16384;                               // the gain lies in shared memory
-constexpr int kSharedOfTwo = 113 * 1024, kSharedOfOne = 227 * 1024;  // bytes a block may have, where a multiprocessor holds two or one
-constexpr int kMaxSplitPanels = 8;                                   // of a pair of blocks: what they exchange lies in shared memory
+constexpr int kGroupLines = 64;         // of a launch
+constexpr int64_t kMaxColumns = 16384;  // the gain lies in shared memory
+constexpr int kMaxSplitPanels = 8;      // of a pair of blocks: what they exchange lies in shared memory
 constexpr double kWorthSplitting = 0.9;
 constexpr int kLeastWeights = 20 * 1024;  // bytes of a warpgroup's ring of weights, before x gets the rest
 
-constexpr int shared_room(int residents) { return residents > 1 ? kSharedOfTwo : kSharedOfOne; }
+// Shared memory of a block, where a multiprocessor is to hold two or one.
+template <Epilogue kEpilogue>
+constexpr int shared_room(int residents) {
+  if (residents == 1) return kOnlyBlock;
+  return kEpilogue == Epilogue::kResidual ? kLargerBlock : kSmallerBlock;
+}
 
 // The share of the multiprocessors' time that is used if `groups` of them divide `panels`.
 double balance(int64_t panels, int64_t groups) { return static_cast<double>(panels) / (groups * ceil_div(panels, groups)); }
@@ -62,17 +67,17 @@ int even_passes(int all, int most) { return static_cast<int>(ceil_div(all, ceil_
 template <typename Size, Epilogue kEpilogue>
 int launch_narrow(Params p, int blocks, bool early, void* stream) {
   constexpr bool kAdds = kEpilogue == Epilogue::kResidual;
+  constexpr int kRoom = shared_room<kEpilogue>(kNarrowResidents);
   constexpr int kMostPeerTiles = kMaxSplitPanels / kTilePanels<Epilogue::kResidual>;
   constexpr int kLeast = narrow::Layout(0, Size::kTiles, kAdds ? kMostPeerTiles : 0, kMaxColumns, !kAdds, kAdds).end;
-  static_assert(kSharedOfTwo - kLeast >= 2 * 2 * narrow::kPanelBytes, "a stage is filled while the one after it is read");
+  static_assert(kRoom - kLeast >= 2 * 2 * narrow::kPanelBytes, "a stage is filled while the one after it is read");
   p.pass_tiles = even_passes(p.most_tiles, Size::kTiles);
   const bool has_half_tiles = p.panels_each + (p.panels_extra > 0 ? 1 : 0) < kTilePanels<kEpilogue>;
   p.stage_bytes = has_half_tiles ? narrow::kPanelBytes : 2 * narrow::kPanelBytes;
   const narrow::Layout rest(0, Size::kTiles, p.split > 1 ? p.most_tiles : 0, p.k, !kAdds, kAdds);
-  p.stages = fit_stages(p, kSharedOfTwo - rest.end);
+  p.stages = fit_stages(p, kRoom - rest.end);
   LaunchShape shape{blocks, narrow::kThreads};
-  // No third block of any kind fits: what runs before and after spreads evenly.
-  shape.shared_bytes = kSharedOfTwo;
+  shape.shared_bytes = kRoom;
   shape.cluster = static_cast<unsigned>(p.split);
   shape.early = early;
   return launch(narrow_kernel<Size, kEpilogue>, shape, stream, p);
@@ -84,7 +89,7 @@ int even_slab(int tiles) { return even_passes(tiles, wide::kSlabTiles); }
 template <typename Size, Epilogue kEpilogue>
 int launch_wide(Params p, int blocks, bool early, void* stream) {
   constexpr bool kAdds = kEpilogue == Epilogue::kResidual;
-  constexpr int kRoom = shared_room(Size::kResidents);
+  constexpr int kRoom = shared_room<kEpilogue>(Size::kResidents);
   using Layout = wide::Layout<Size>;
   static_assert(2 * wide::kGroups * Size::kXBytes >= wide::kSlabBytes - wide::kTileBytes, "an instruction reads what lies behind a stage");
   if (const int error = make_panel_map(p.lines_map, wide::kStepSlices, p.x, p.lines, p.k, p.x_stride, Size::kLines)) return error;
