@@ -118,6 +118,12 @@ __device__ inline void wait_barrier(Barrier* barrier, uint32_t parity) {
                    "r"(parity) : "memory"));
 }
 
+// A barrier of `threads` threads of the block, by number; number 0 is __syncthreads().
+__device__ inline void sync_threads(int number, int threads) {
+  __syncwarp();
+  asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
 // What this thread wrote to shared memory is seen by copies and by instructions of a warpgroup that are started after it; by other threads,
 // after a barrier.
 __device__ inline void fence_async_shared() { PHOTON_HOPPER(asm volatile("fence.proxy.async.shared::cta;" :: : "memory")); }

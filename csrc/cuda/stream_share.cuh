@@ -136,7 +136,7 @@ __device__ inline void normalize(uint4& x, uint4 gain, float (&squares)[2]) {
 struct Ring {
   unsigned char* at;
   Barrier* full;   // by stage: what was copied there has landed
-  Barrier* empty;  // by stage: all who need it have read it
+  Barrier* empty;  // by stage: all who need it have read it; null where a barrier of threads tells
   int stages, stage_bytes;
 
   __device__ unsigned char* stage(int index) const { return at + index * stage_bytes; }

@@ -7,12 +7,9 @@
 // many slabs as registers hold sums for.
 //
 // What a step needs comes by tensor copies: the weights of a slab, a stage of one ring, of which as many as fit are requested before the
-// kernel before this one has ended; and after that all lines of x, a stage of another ring. When all warps of a group have read a stage it
-// is filled again, a tile by each warp. Where lines are to be normalized, the warps square the step's columns and multiply them by the
-// gains, in their place.
-//
-// What the warps of a group have to tell each other they do by barriers in shared memory, not by numbered barriers of threads: groups
-// differ in how many steps they have, and racecheck loses count where some warps of a block have met more often than others.
+// kernel before this one has ended; and after that all lines of x, a stage of another ring. A warpgroup that has read a stage has it filled
+// again, a tile by each warp. Where lines are to be normalized, the warps square the step's columns and multiply them by the gains, in
+// their place.
 #pragma once
 #include "cuda/stream_share.cuh"
 #include "cuda/warpgroup.cuh"
@@ -33,7 +30,7 @@ constexpr int kSlabTiles = kWarpgroupRows / kTileRows;
 constexpr int kSlabBytes = kSlabTiles * kTileBytes;  // what an instruction reads of a stage, whatever the stage holds
 constexpr int kMaxXStages = 8;
 constexpr int kPartialPitch = 18;  // floats per line of a tile's sums: 16 rows, and 2 for the writers' banks
-constexpr int kGroupBarriers = 2 * kMaxStages + 3 * kMaxXStages;
+constexpr int kFirstGroup = 1;     // number of its barrier
 
 // How many lines and slabs a kernel holds in registers, and how many blocks of it a multiprocessor is to hold.
 template <int kLines_, int kSlabs_, int kResidents_>
@@ -60,7 +57,7 @@ struct Layout {
         old(squares + (normalizes ? kSlices * Size::kLines * 4 : 0)),
         peer(old + (adds ? Size::kSlabs * kWarpgroupRows * Size::kLines * 2 : 0)),
         barriers(peer + peer_tiles * kTileRows * Size::kLines * 4),
-        end(barriers + (kGroups * kGroupBarriers + 1) * static_cast<int>(sizeof(Barrier))) {}
+        end(barriers + (kGroups * (kMaxStages + kMaxXStages) + 1) * static_cast<int>(sizeof(Barrier))) {}
 };
 
 __device__ inline int slabs_of(const Params& p, const Share& share) { return (share.tiles + p.slab_tiles - 1) / p.slab_tiles; }
@@ -77,11 +74,20 @@ __device__ inline int of_warp(int value) { return __shfl_sync(kFullWarp, value, 
 struct Group {
   int index, warp;  // warp: in the group
   int slabs, steps;
+  int fewer_steps;  // than the other group
 
   __device__ Group(const Params& p, const Share& share)
       : index(of_warp(threadIdx.x / kWarpgroupThreads)), warp(of_warp(threadIdx.x / kWarpSize % kGroupWarps)), slabs(slabs_of(p, share)) {
+    steps = steps_of(index, share);
+    fewer_steps = steps_of(0, share) - steps;
+  }
+
+  __device__ void sync() const { sync_threads(kFirstGroup + index, kWarpgroupThreads); }
+
+ private:
+  __device__ static int steps_of(int index, const Share& share) {
     const int before = index * kGroupSlices * kSliceColumns;  // columns of a chunk that are not the group's
-    steps = share.k > before ? (share.k - before + kChunk - 1) / kChunk * kChunkSteps : 0;
+    return share.k > before ? (share.k - before + kChunk - 1) / kChunk * kChunkSteps : 0;
   }
 };
 
@@ -106,12 +112,14 @@ struct Filler {
 
   __device__ void fill() {
 #pragma unroll 1
-    for (int i = 0; i < ring.stages; ++i) refill({i, 1});
+    for (int i = 0; i < ring.stages; ++i) refill(i);
   }
 
-  // As soon as all of the group have read the stage.
-  __device__ void refill(const Stage& stage) {
-    if (pass.count <= 0) return;
+  __device__ bool is_done() const { return pass.count <= 0; }
+
+  // All of the group have read the stage.
+  __device__ void refill(int stage) {
+    if (is_done()) return;
     if (has_tile && threadIdx.x % kWarpSize == 0) copy(stage);
     if (++slab == pass.count) {
       slab = 0;
@@ -133,12 +141,11 @@ struct Filler {
     bytes = tiles * kTileBytes - (tile_rows<kEpilogue>(p, share, first + tiles - 1).is_whole ? 0 : kPanelBytes);
   }
 
-  __device__ void copy(const Stage& stage) const {
-    unsigned char* place = ring.stage(stage.index) + group.warp * kTileBytes;
-    Barrier* full = &ring.full[stage.index];
+  __device__ void copy(int stage) const {
+    unsigned char* place = ring.stage(stage) + group.warp * kTileBytes;
+    Barrier* full = &ring.full[stage];
     const PanelMap& weight = p.weight[share.part];
     const int block = block_of(group.index, step);
-    wait_barrier(&ring.empty[stage.index], stage.parity);
     if (group.warp == 0) arrive_expecting(full, bytes);
     copy_panel(place, weight, rows.first, block, full, evict_first());
     if (rows.is_whole) copy_panel(place + kPanelBytes, weight, rows.second, block, full, evict_first());
@@ -163,17 +170,17 @@ struct XFiller {
 
   __device__ void fill() {
 #pragma unroll 1
-    for (int i = 0; i < ring.stages; ++i) refill({i, 1});
+    for (int i = 0; i < ring.stages; ++i) refill(i);
   }
 
-  // As soon as all of the group have read the stage.
-  __device__ void refill(const Stage& stage) {
-    if (left <= 0) return;
+  __device__ bool is_done() const { return left <= 0; }
+
+  // All of the group have read the stage.
+  __device__ void refill(int stage) {
+    if (is_done()) return;
     if (group.warp == 0 && threadIdx.x % kWarpSize == 0) {
-      Barrier* full = &ring.full[stage.index];
-      wait_barrier(&ring.empty[stage.index], stage.parity);
-      arrive_expecting(full, Size::kXBytes);
-      copy_panel(ring.stage(stage.index), p.lines_map, 0, block + block_of(group.index, step), full, evict_last());
+      arrive_expecting(&ring.full[stage], Size::kXBytes);
+      copy_panel(ring.stage(stage), p.lines_map, 0, block + block_of(group.index, step), &ring.full[stage], evict_last());
     }
     --left;
     if (++step == group.steps) step = 0;
@@ -191,16 +198,13 @@ struct Multiplier {
   const Group& group;
   const Ring& ring;
   const Ring& x_ring;
-  Barrier* ready;             // by stage of x: all warps have normalized their part of it
-  uint32_t zero;              // see arrive()
   const unsigned char* gain;  // of the share's columns
   Stage stage, x_stage;
   float sums[kSlabs][kGroupSlices][Size::kSums];
   float squares[kChunkSteps][kOwnTiles][2];  // of the warp's slice in each step of a chunk, and of the lines that are its own
 
-  __device__ Multiplier(const Params& p, const Share& share, const Group& group, const Ring& ring, const Ring& x_ring, Barrier* ready,
-                        const unsigned char* gains)
-      : share(share), group(group), ring(ring), x_ring(x_ring), ready(ready), zero(p.zero), gain(gains + share.column * 2) {}
+  __device__ Multiplier(const Share& share, const Group& group, const Ring& ring, const Ring& x_ring, const unsigned char* gains)
+      : share(share), group(group), ring(ring), x_ring(x_ring), gain(gains + share.column * 2) {}
 
   // The slice of a step that the warp normalizes, and the first of its tiles of lines.
   __device__ int own_slice() const { return group.warp / kSliceWarps; }
@@ -215,6 +219,9 @@ struct Multiplier {
 #pragma unroll
       for (int i = 0; i < kChunkSteps; ++i) add_step(step + i, i, pass, filler, x_filler);
     }
+    // The groups meet equally often: else compute-sanitizer takes what lies before and behind a barrier of the whole block for a race.
+#pragma unroll 1
+    for (int meetings = group.fewer_steps * (pass.count + (kNormalizes ? 1 : 0)); meetings > 0; --meetings) group.sync();
   }
 
   // Adds up the sums of the group's slices, as d[i] of an instruction; to those of the slices before.
@@ -257,29 +264,19 @@ struct Multiplier {
     if constexpr (kNormalizes) {
       normalize_step(x, step, squares[i]);
       fence_async_shared();
-      tell(&ready[x_stage.index]);
-      wait_barrier(&ready[x_stage.index], x_stage.parity);
+      group.sync();
     }
-    float last = 0.0f;  // of what the step's instructions bring
 #pragma unroll
     for (int m = 0; m < kSlabs; ++m) {
       if (m >= pass.count) break;
       wait_barrier(&ring.full[stage.index], stage.parity);
       multiply(&sums[m][i * kStepSlices], ring.stage(stage.index), x);
-      last = sums[m][i * kStepSlices + kStepSlices - 1][Size::kSums - 1];
-      tell(&ring.empty[stage.index], last);
-      filler.refill(stage);
+      group.sync();
+      filler.refill(stage.index);
       stage.advance(ring.stages);
     }
-    tell(&x_ring.empty[x_stage.index], last);
-    x_filler.refill(x_stage);
+    x_filler.refill(x_stage.index);
     x_stage.advance(x_ring.stages);
-  }
-
-  // Arrives for the warp, once `after` has a value.
-  __device__ void tell(Barrier* barrier, float after = 0.0f) const {
-    __syncwarp();
-    if (threadIdx.x % kWarpSize == 0) arrive(barrier, __float_as_uint(after) & zero);
   }
 
   __device__ static void multiply(float (*sums)[Size::kSums], const unsigned char* weights, const unsigned char* x) {
@@ -379,14 +376,10 @@ struct Finish {
 
 // The barriers of a group.
 struct Barriers {
-  Barrier *full, *empty, *x_full, *x_empty, *x_ready;
+  Barrier *full, *x_full;
 
   __device__ Barriers(unsigned char* at, int group)
-      : full(reinterpret_cast<Barrier*>(at) + group * kGroupBarriers),
-        empty(full + kMaxStages),
-        x_full(empty + kMaxStages),
-        x_empty(x_full + kMaxXStages),
-        x_ready(x_empty + kMaxXStages) {}
+      : full(reinterpret_cast<Barrier*>(at) + group * (kMaxStages + kMaxXStages)), x_full(full + kMaxStages) {}
 };
 
 // What comes before the first copy of a weight. The gains are on their way when this returns.
@@ -398,15 +391,8 @@ __device__ void begin_block(const Params& p, unsigned char* gains, const Barrier
     init_barrier(arrived, 1);
   }
   const int i = threadIdx.x % kWarpgroupThreads;
-  if (i < p.stages) {
-    init_barrier(&barriers.full[i], 1);
-    init_barrier(&barriers.empty[i], kGroupWarps);
-  }
-  if (i < p.x_stages) {
-    init_barrier(&barriers.x_full[i], 1);
-    init_barrier(&barriers.x_empty[i], kGroupWarps);
-    init_barrier(&barriers.x_ready[i], kGroupWarps);
-  }
+  if (i < p.stages) init_barrier(&barriers.full[i], 1);
+  if (i < p.x_stages) init_barrier(&barriers.x_full[i], 1);
   if (i < kWarpSize) fence_barriers();
   __syncthreads();
   if (p.split > 1) {
@@ -432,9 +418,8 @@ __device__ void run_block(const Params& p) {
                         kNormalizes, !kNormalizes);
   const Barriers barriers(shared + at.barriers, group.index);
   Barrier* const arrived = Barriers(shared + at.barriers, kGroups).full;
-  const Ring ring{shared + at.ring + group.index * p.stages * p.stage_bytes, barriers.full, barriers.empty, p.stages, p.stage_bytes};
-  const Ring x_ring{shared + at.x_ring + group.index * p.x_stages * Size::kXBytes, barriers.x_full, barriers.x_empty, p.x_stages,
-                    Size::kXBytes};
+  const Ring ring{shared + at.ring + group.index * p.stages * p.stage_bytes, barriers.full, nullptr, p.stages, p.stage_bytes};
+  const Ring x_ring{shared + at.x_ring + group.index * p.x_stages * Size::kXBytes, barriers.x_full, nullptr, p.x_stages, Size::kXBytes};
   begin_block<kNormalizes>(p, shared + at.gain, barriers, arrived, share.part);
 
   const int active = min(extent, p.lines);
@@ -449,7 +434,7 @@ __device__ void run_block(const Params& p) {
   Bf16* const old = reinterpret_cast<Bf16*>(shared + at.old);
   Output<kEpilogue> output{p, share, floats(at.squares), old, floats(at.peer), arrived, Size::kLines, 0};
   if (threadIdx.x == 0) output.expect_peer(active);
-  Multiplier<Size, kNormalizes> multiplier(p, share, group, ring, x_ring, barriers.x_ready, shared + at.gain);
+  Multiplier<Size, kNormalizes> multiplier(share, group, ring, x_ring, shared + at.gain);
   const Finish<Size, kEpilogue> finish{p, share, floats(at.partial), floats(at.squares), active};
   wait_copies<0>();
   __syncthreads();  // all gains are there

@@ -98,6 +98,14 @@ __global__ void rotate_kernel(int* out, int rounds, int bug) {
   out[blockIdx.x * kThreads + t] = value;
 }
 
+// The first 32 threads wait for barrier 1 alone, the others as well where they should not, or elsewhere, or they end.
+__global__ void barrier_kernel(int* out, int first_number, int first_count, int other_number, int other_count) {
+  const bool first = threadIdx.x < kWarpSize;
+  const int number = first ? first_number : other_number, count = first ? first_count : other_count;
+  if (count > 0) sync_threads(number, count);
+  out[threadIdx.x] = number;
+}
+
 __global__ void unfinished_barrier_kernel(int* out) {
   if (threadIdx.x < kWarpSize) __syncthreads();
   out[threadIdx.x] = 1;
@@ -492,6 +500,9 @@ EXPORT const char* message(int error) { return cudaGetErrorString(static_cast<cu
 EXPORT int shuffle(float* out) { return launch(shuffle_kernel, 1, kWarpSize, nullptr, out); }
 EXPORT int divergent(int* out, int how) { return launch(divergent_kernel, 1, kWarpSize, nullptr, out, how); }
 EXPORT int rotate(int* out, int blocks, int rounds, int bug) { return launch(rotate_kernel, blocks, kThreads, nullptr, out, rounds, bug); }
+EXPORT int barrier(int* out, int first_number, int first_count, int other_number, int other_count) {
+  return launch(barrier_kernel, 1, 2 * kWarpSize, nullptr, out, first_number, first_count, other_number, other_count);
+}
 EXPORT int unfinished_barrier(int* out) { return launch(unfinished_barrier_kernel, 1, kThreads, nullptr, out); }
 EXPORT int static_shared(float* out, int blocks) { return launch(static_shared_kernel, blocks, kThreads, nullptr, out); }
 EXPORT int dynamic_shared_past(float* out, int writes) {

@@ -102,9 +102,37 @@ def test_a_seed_fixes_the_order(emulator: Emulator) -> None:
     assert len({tuple(result(seed)) for seed in SEEDS}) > 3
 
 
+def test_named_barriers(emulator: Emulator) -> None:
+    for seed in SEEDS:
+        emulator.launch("barrier", ints([0] * 64, "cpu"), 1, 32, 2, 32, seed=seed)
+        emulator.launch("barrier", ints([0] * 64, "cpu"), 3, 64, 3, 64, seed=seed)
+        emulator.launch("barrier", ints([0] * 64, "cpu"), 15, 32, 1, 0, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            (1, 64, 2, 64),
+            r"no thread can go on:(\n  block 0, 32 threads from \d+ to \d+: at sync_threads .*: barrier [12], where 32 of 64 have come){2}",
+        ),
+        ((1, 64, 1, 0), r"sync_threads at .* waits for (every|all 64) thread"),
+        ((1, 64, 1, 32), r"brings (32|64) threads to sync_threads .*, but others wait there for (32|64)"),
+        ((1, 33, 1, 33), r"33 threads, expected a multiple of 32 up to the block's 64"),
+        ((16, 32, 1, 32), r"there is no barrier 16, only 0 to 15"),
+    ],
+)
+def test_barriers_of_a_wrong_count(emulator: Emulator, arguments: tuple[int, ...], message: str) -> None:
+    failures = emulator.failures("barrier", ints([0] * 64, "cpu"), *arguments)
+    assert any(re.search(message, failure, re.DOTALL) for failure in failures), failures
+    assert all(failures)
+
+
 def test_a_barrier_that_some_threads_never_reach(emulator: Emulator) -> None:
     for failure in emulator.failures("unfinished_barrier", ints([0] * THREADS, "cpu")):
-        assert re.search(r"__syncthreads at .*kernels\.cu:\d+", failure), failure
+        assert re.search(
+            r"__syncthreads at .*kernels\.cu:\d+|a barrier at .*kernels\.cu:\d+ waits for every thread of the block", failure
+        ), failure
 
 
 def test_shared_memory_holds_nans_at_first(emulator: Emulator) -> None:

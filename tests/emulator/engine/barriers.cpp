@@ -9,7 +9,7 @@ namespace {
 
 std::string missing_threads(const void* subject) {
   const BlockBarrier& barrier = *static_cast<const BlockBarrier*>(subject);
-  return format("where %d of %d have come", barrier.arrived, barrier.expected);
+  return format("barrier %d, where %d of %d have come", barrier.number, barrier.arrived, barrier.expected);
 }
 
 std::string missing_in_cluster(const void*) {
@@ -27,6 +27,24 @@ void check_waiters(const Waiters& waiters, const char* name, Site site) {
   const Warp& warp = *machine.current->warp;
   const uint32_t mates = waiters[warp.number];
   if (mates != 0) check_aligned(name, site, warp.threads[__builtin_ctz(mates)].wait.site);
+}
+
+void arrive_and_wait(BlockBarrier& barrier, int expected, const char* name, Site site) {
+  Thread& self = *machine.current;
+  if (barrier.arrived == 0) {
+    barrier.expected = expected;
+  } else if (barrier.expected != expected) {
+    fail(format("%s brings %d threads to %s %s, but others wait there for %d", thread_name(self).c_str(), expected, name, at(site).c_str(),
+                barrier.expected));
+  }
+  check_waiters(barrier.waiters, name, site);
+  if (++barrier.arrived < expected) {
+    barrier.waiters[self.warp->number] |= 1u << self.lane;
+    return wait_here({name, site, missing_threads, &barrier});
+  }
+  barrier.arrived = 0;
+  make_ready(barrier.waiters);
+  give_way();
 }
 
 // The thread that is in this phase of the cluster's barrier, of those given; null: none is.
@@ -76,10 +94,10 @@ void meet(const char* name, Site site) {
 
 }  // namespace
 
-void clear_barrier(Block& block) {
-  block.barrier.expected = block.threads;
-  block.barrier.arrived = 0;
-  block.barrier.waiters.assign(machine.warps.size(), 0);
+void clear_barrier(BlockBarrier& barrier, int number) {
+  barrier.number = number;
+  barrier.arrived = 0;
+  barrier.waiters.assign(machine.warps.size(), 0);
 }
 
 void clear_cluster_barrier() {
@@ -88,22 +106,19 @@ void clear_cluster_barrier() {
   machine.cluster_barrier.waiters.assign(machine.warps.size(), 0);
 }
 
-void sync_block(Site site) {
-  Thread& self = *machine.current;
+void sync_block(const char* name, int number, int threads, Site site) {
   Block& block = current_block();
-  BlockBarrier& barrier = block.barrier;
-  if (block.live < block.threads) {
-    fail(format("%s reaches __syncthreads %s, which waits for all %d threads of the block, but %d have ended", thread_name(self).c_str(),
-                at(site).c_str(), block.threads, block.threads - block.live));
+  if (number < 0 || number >= kBlockBarriers) fail(format("%s %s: there is no barrier %d, only 0 to 15", name, at(site).c_str(), number));
+  if (threads == kWholeBlock || threads == block.threads) {
+    threads = block.threads;
+    if (block.live < threads) {
+      fail(format("%s reaches %s %s, which waits for all %d threads of the block, but %d have ended", thread_name(*machine.current).c_str(),
+                  name, at(site).c_str(), threads, threads - block.live));
+    }
+  } else if (threads <= 0 || threads > block.threads || threads % static_cast<int>(kWarpSize) != 0) {
+    fail(format("%s %s: %d threads, expected a multiple of 32 up to the block's %d", name, at(site).c_str(), threads, block.threads));
   }
-  check_waiters(barrier.waiters, "__syncthreads", site);
-  if (++barrier.arrived < barrier.expected) {
-    barrier.waiters[self.warp->number] |= 1u << self.lane;
-    return wait_here({"__syncthreads", site, missing_threads, &barrier});
-  }
-  barrier.arrived = 0;
-  make_ready(barrier.waiters);
-  give_way();
+  arrive_and_wait(block.barriers[number], threads, name, site);
 }
 
 void sync_cluster(Site site) {
@@ -126,10 +141,15 @@ void check_thread_end(Thread& thread) {
     const Collective& one = thread.warp->collectives[i];
     if ((one.mask >> thread.lane & 1u) != 0) refuse(one.name, one.site, "its lane");
   }
-  const BlockBarrier& barrier = thread.warp->block->barrier;
-  for (size_t i = 0; barrier.arrived > 0 && i < barrier.waiters.size(); ++i) {
-    if (barrier.waiters[i] == 0) continue;
-    refuse("__syncthreads", machine.warps[i].threads[__builtin_ctz(barrier.waiters[i])].wait.site, "every thread of the block");
+  const Block& block = *thread.warp->block;
+  const auto site_of = [](const BlockBarrier& barrier) {
+    for (size_t i = 0; i < barrier.waiters.size(); ++i) {
+      if (barrier.waiters[i] != 0) return machine.warps[i].threads[__builtin_ctz(barrier.waiters[i])].wait.site;
+    }
+    return Site{"", 0};
+  };
+  for (const BlockBarrier& barrier : block.barriers) {
+    if (barrier.arrived > 0 && barrier.expected == block.threads) refuse("a barrier", site_of(barrier), "every thread of the block");
   }
   if (thread.entry.name != nullptr) refuse(thread.entry.name, thread.entry.site, "its meet_cluster()");
   const Thread* entered = machine.cluster_barrier.arrived > 0 ? find_entered(machine.threads.data(), machine.threads.size()) : nullptr;

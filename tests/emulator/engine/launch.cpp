@@ -155,7 +155,7 @@ void prepare_blocks(const Launch& launch, uint64_t first_block) {
     block.live = block.threads;
     block.memory_barrier_count = 0;
     block.shared = arena(i, launch.shared_bytes);
-    clear_barrier(block);
+    for (int number = 0; number < kBlockBarriers; ++number) clear_barrier(block.barriers[number], number);
   }
   clear_cluster_barrier();
 }

@@ -14,6 +14,7 @@
 namespace emulator {
 
 constexpr unsigned kWarpSize = 32;
+constexpr int kBlockBarriers = 16;
 
 struct Block;
 
@@ -87,7 +88,7 @@ struct Warp {
 using Waiters = std::vector<uint32_t>;
 
 struct BlockBarrier {
-  int expected, arrived;
+  int number, expected, arrived;
   Waiters waiters;
 };
 
@@ -117,7 +118,7 @@ struct Block {
   unsigned char* shared;
   unsigned first_warp, warps;
   int threads, live;
-  BlockBarrier barrier;
+  BlockBarrier barriers[kBlockBarriers];
   std::deque<MemoryBarrier> memory_barriers;  // the first memory_barrier_count are in use
   uint32_t memory_barrier_count;
 };
@@ -176,7 +177,7 @@ inline void wait_here(const Wait& wait) {
 
 // --- the rest ------------------------------------------------------------------------------------------------------------------------
 
-void clear_barrier(Block& block);
+void clear_barrier(BlockBarrier& barrier, int number);
 void clear_cluster_barrier();
 void check_thread_end(Thread& thread);
 bool land_awaited_copy();                   // lets a copy arrive that somebody waits for; false if there is none

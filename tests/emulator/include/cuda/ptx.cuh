@@ -53,6 +53,11 @@ inline void arrive_in_block(Barrier* barrier, uint32_t rank, uint32_t after, Sit
 }
 inline void wait_barrier(Barrier* barrier, uint32_t parity, Site site = emulator::here()) { emulator::wait_barrier(barrier, parity, site); }
 
+inline void sync_threads(int number, int threads, Site site = emulator::here()) {
+  __syncwarp(~0u, site);
+  emulator::sync_block("sync_threads", number, threads, site);
+}
+
 inline void fence_async_shared() {}
 inline void fence_async_global() {}
 

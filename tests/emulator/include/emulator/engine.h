@@ -32,7 +32,8 @@ void may_switch();
 using Complete = void (*)(unsigned mask, void* const* payloads);
 void collective(const char* name, unsigned mask, void* payload, Complete complete, Site site);
 
-void sync_block(Site site);
+constexpr int kWholeBlock = 0;
+void sync_block(const char* name, int number, int threads, Site site);  // threads: how many, or kWholeBlock
 void sync_cluster(Site site);
 void enter_cluster(const char* name, Site site);  // or leave_cluster()
 void meet_cluster(Site site);

@@ -137,7 +137,7 @@ PHOTON_REDUCE(xor, unsigned, kXor)
 inline void __syncwarp(unsigned mask = ~0u, emulator::Site site = emulator::here()) {
   emulator::collective("__syncwarp", mask, nullptr, nullptr, site);
 }
-inline void __syncthreads(emulator::Site site = emulator::here()) { emulator::sync_block(site); }
+inline void __syncthreads(emulator::Site site = emulator::here()) { emulator::sync_block("__syncthreads", 0, emulator::kWholeBlock, site); }
 inline void __threadfence() { emulator::may_switch(); }
 inline void __threadfence_block() { emulator::may_switch(); }
 inline void __threadfence_system() { emulator::may_switch(); }
