@@ -19,6 +19,7 @@ namespace photon::cuda {
 namespace {
 
 constexpr int64_t kFewLines = 8;   // one block a multiprocessor; of more lines two, which hide each other's waits
+constexpr int kLoneLines = 2;      // whose keys and values are requested in a moment, so that the next kernel need not come behind them
 constexpr int64_t kUnfilled = 16;  // of so many multiprocessors clusters of 4 and 8 leave one: of 4 blocks 31 fit on an H200, of 8 15
 constexpr int kMergedAtOnce = 4;   // splits in flight
 
@@ -161,6 +162,7 @@ template <int kHeadDim, int kHalves>
 __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid& grid, const Partials& partials) {
   using Shape = SplitShape<kHeadDim>;
   SplitShared<kHeadDim, kHalves>& shared = *reinterpret_cast<SplitShared<kHeadDim, kHalves>*>(dynamic_shared());
+  if (grid.lines <= kLoneLines) let_next_start();
   const Share share = Share::of_block(grid);
   const float scale_log2 = scale * kLog2E;
   const int warp = threadIdx.x / kWarpSize;
@@ -181,7 +183,7 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
   while (true) {
 #pragma unroll 1
     for (; requests > 0; --requests) ring.request(grid, share);
-    if (ring.is_done()) let_next_start();  // the next kernel's weights come behind all keys and values
+    if (ring.is_done()) let_next_start();  // the next kernel's weights come behind the keys and values
     const RunCursor& run = shared.ring.run(run_number);
     if (is_begin) {
       if (!run.has_run(grid)) break;

@@ -1,4 +1,4 @@
-// The decode linears for up to 8 lines.
+// The fast linears for up to 8 lines.
 //
 // Tensor copies bring the weights into a ring in shared memory, a tile of 16 rows by 512 columns a stage; the block's eight warps request
 // them by turns. They need nothing of the kernel before, so with a programmatic launch the ring is full when that one ends. Each warp

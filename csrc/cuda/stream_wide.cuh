@@ -1,4 +1,4 @@
-// The decode linears for more lines, up to 64.
+// The fast linears for more lines, up to 64.
 //
 // Of every chunk the first half of the slices belongs to the first of two warpgroups and the other half to the second; they have rings and
 // sums of their own, and meet at the end of a pass. They take two slices a step. Tiles go in slabs of four, the 64 rows of a warpgroup's

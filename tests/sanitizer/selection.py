@@ -20,7 +20,7 @@ LONG = frozenset({
     "test_chunks_over_pasts_are_near_the_float64_reference",
     "test_extents_around_the_groups_of_lines",
     "test_mixed_steps_are_near_the_float64_reference",
-    "test_more_lines_than_a_launch_takes_have_the_bits_of_each_alone_at_any_extent",
+    "test_more_lines_than_a_launch_takes_have_the_bits_of_fewer_at_any_extent",
     "test_pasts_in_parts_are_near_the_float64_reference",
     "test_what_a_later_position_holds_reaches_no_earlier_line",
     "test_what_is_not_finite_in_a_part_reaches_no_line_before_it",
