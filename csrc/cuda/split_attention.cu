@@ -1,8 +1,8 @@
 // fused_attention_decode for Hopper and later: a line's past is cut into splits that depend on its length alone (common/kv_split.h). A
 // block takes runs of them (split_work.cuh), about as many positions as every other block; where a line's splits are in several blocks, the
-// last of them to finish merges the splits in order, or where lines are few and short, the blocks are a cluster, in whose shared memory the
-// splits meet (split_meeting.cuh). So one line keeps the whole device busy, many lines cost no more merging than they must, and a line's
-// bits are the same whichever step it rides in. After flash-decoding (Dao et al., 2023).
+// last of them to finish merges the splits in order, or where teams are few and pasts short, the blocks are a cluster, in whose shared
+// memory the splits meet (split_meeting.cuh). So one line keeps the whole device busy, many lines cost no more merging than they must, and
+// a line's bits are the same whichever step it rides in. After flash-decoding (Dao et al., 2023).
 //
 // A kernel of a chain: before wait_for_earlier() it reads decode_meta, the page table and old positions of the cache, as many as its ring
 // holds (split_ring.cuh), which at few lines is all that it reads at all.

@@ -8,6 +8,7 @@ fused with what comes before or after them, around the attention of a decode ste
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 GEMM_LINES = 32  # eager CUDA steps of more lines than this multiply through torch (cuBLAS)
 FAST_GEMM_LINES = 64  # the same with the fast linears, which read each weight once for so many lines
+FAST_BLOCK, FAST_WIDTH = 64, 16384  # the fast linears take rows of weights of whole blocks, up to so many elements
 WHOLE_ROWS = 96  # query rows of a chunk, for each multiprocessor, from which on fast attention sums long pasts in another order
 
 
@@ -80,7 +82,7 @@ class Decoder:
         self.config, self.weights = config, weights
         self.max_lines, self.max_segments, self.max_len = max_lines, max_segments, max_len
         self.page_size, self.num_pages = page_size, num_pages
-        self._fast, self._fast_prefill = fast, fast and weights.dtype is torch.bfloat16 and fast_kernels_run()
+        self._fast, self._fast_prefill = fast, fast and weights.dtype is torch.bfloat16 and self._has_fast_linears()
         self._gemm_lines = max(gemm_lines, FAST_GEMM_LINES) if gemm_lines is not None and self._fast_prefill else gemm_lines
         self._fast_chunks = fast and (gemm_lines is not None or not self._may_be_long(max_lines))
         self._scale = config.head_dim**-0.5
@@ -90,6 +92,15 @@ class Decoder:
         self._head = Linear(weights.lm_head)
         words = ops.attention_workspace_words(max_segments, config.q_heads, config.kv_heads, config.head_dim) if fast else 0
         self._workspace = torch.zeros(words, dtype=torch.float32, device=weights.device) if fast else None
+
+    def _has_fast_linears(self) -> bool:
+        """Whether the device has fast linears, and they take the model's widths."""
+        config, device = self.config, self.weights.device
+        widths = (config.hidden, config.q_heads * config.head_dim, config.intermediate)
+        if any(width % FAST_BLOCK or width > FAST_WIDTH for width in widths):
+            return False
+        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+            return fast_kernels_run()
 
     def _may_be_long(self, lines: int) -> bool:
         """Whether fast attention may take a chunk of so many lines for a long one."""

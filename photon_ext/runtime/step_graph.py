@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from photon_ext.runtime.collector import no_collection
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.step import StepKey, StepKind, StepTensors
 from photon_ext.runtime.step_program import StepProgram
@@ -72,7 +71,7 @@ class StepGraph:
         keys = sorted(self._keys(), key=lambda key: key.lines, reverse=True)
         self._warm_up(keys)
         free_before = self._streams.free_bytes()
-        with _no_garbage_collection():
+        with no_collection():  # one inside a capture could free somebody's device objects there, which a capture does not allow
             for key in keys:
                 for slot, program in enumerate(self._programs):
                     self._capture_key(slot, key, program)
@@ -138,16 +137,3 @@ class StepGraph:
                     self.sample_eagerly(0)
         finally:
             self._streams.synchronize()  # if a key fails, too: what was enqueued still uses memory that goes with the failure
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """A collection inside a capture could free somebody's device objects there, which a capture does not allow."""
-    gc.collect()
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

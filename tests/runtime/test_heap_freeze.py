@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from photon_ext.runtime.collector import is_enabled, no_collection
 from photon_ext.runtime.heap_freeze import HeapFreeze
 
 
@@ -101,3 +102,30 @@ def test_a_fork_goes_on_with_its_own() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     freeze.release()
     assert gc.get_freeze_count() == 0
+
+
+def test_an_engine_that_is_made_while_another_captures_freezes_too() -> None:
+    with no_collection(), no_collection():
+        assert not gc.isenabled()
+        freeze = HeapFreeze()
+        assert gc.get_freeze_count()
+    assert gc.isenabled()
+    freeze.release()
+    assert not gc.get_freeze_count()
+
+
+def test_the_collector_stays_off_until_the_last_pause_ends() -> None:
+    first, second = no_collection(), no_collection()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not gc.isenabled()
+    second.__exit__(None, None, None)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with no_collection():
+            assert not is_enabled()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
