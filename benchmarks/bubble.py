@@ -5,15 +5,17 @@
 The engine serves requests that end by a stop token: temperature 1 and a stop set of 1/110 of the vocabulary, so that random weights
 generate about 110 tokens each and zombies occur as they would. Predictions come from steady medians of a run of their own, observations
 from the wall time of other requests. A row is met where they differ by no more than half a point, or a tenth of the gain; otherwise the
-causes are named, and a table shows them: how many steps of each depth, how many milliseconds, how many points. A run of few requests per
-stream shows what the batch's ramp-down does to a short benchmark. `--long` decodes 8,192 tokens in each of 32 sequences, and says where the
-device was idle for long. `--meter-cost` compares steps with the meter on and off.
+causes are named, and a table shows them: how many steps of each depth, how many milliseconds, how many points. Steps are timed on the
+device too (`--no-timing` leaves that out): where ordinary ones are not like the medians, its events say how much of that is the device's
+and how much the host's, whose wake-ups a blocking step contains. A run of few requests per stream shows what the batch's ramp-down does to
+a short benchmark. `--long` decodes 8,192 tokens in each of 32 sequences, and says where the device was idle for long. `--meter-cost`
+compares steps with the meter on and off.
 """
 
 from __future__ import annotations
 
 import threading
-from argparse import ArgumentTypeError, Namespace
+from argparse import ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -282,7 +284,10 @@ def arguments(given: list[str] | None) -> Namespace:
     fast_kernels_option(options)
     options.add_argument("--spin", action="store_true", help="wait for steps by spinning instead of yielding the CPU")
     options.add_argument(
-        "--timing", action="store_true", help="time steps on the device as well: tells slow ones from late wake-ups; 3 µs each"
+        "--timing",
+        action=BooleanOptionalAction,
+        default=True,
+        help="time steps on the device as well: tells its part of a difference from the host's; 3 µs a step, at both depths",
     )
     options.add_argument("--no-gain", action="store_true", help="leave the tables of depth 1 and 2 out")
     options.add_argument("--long", type=names, default=[], help="models for the run of long answers")

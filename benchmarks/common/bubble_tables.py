@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from benchmarks.common.compared import Compared
 from benchmarks.common.long_gaps import long_gaps_text
 from benchmarks.common.section import Section
 
@@ -71,7 +72,14 @@ def effect_rows(entry: Entry, found: Entry) -> Iterator[list[object]]:
         if abs(effect["points"]) < LEAST_POINTS:
             return
         shown = (round(value, 1) for side in ("block", "pipe") for value in (effect[side]["steps"], effect[side]["ms"]))
-        yield [entry["model"], entry["streams"], _each(entry, found), f"{effect['points'] * 100:+.1f}", *shown, effect["cause"]]
+        yield [
+            entry["model"],
+            entry["streams"],
+            _each(entry, found),
+            f"{effect['points'] * 100:+.1f}",
+            *shown,
+            f"{effect['cause']}{_medians_text(effect)}",
+        ]
 
 
 def remarks(entry: Entry) -> Iterator[str]:
@@ -109,6 +117,14 @@ def long_remarks(entries: Sequence[Entry]) -> Iterator[str]:
     for entry in sorted(entries, key=lambda entry: -entry["depth"]):
         if text := long_gaps_text(entry.get("long_gaps", {"count": 0})):
             yield f"{entry['model']}, depth {entry['depth']}: {text}"
+
+
+def _medians_text(effect: Entry) -> str:
+    """The medians that show an effect, where there are some; older results have none."""
+    medians = effect.get("medians", {})
+    sides = [(depth, medians[side]) for depth, side in ((1, "block"), (2, "pipe")) if side in medians]
+    shown = "; ".join(f"at depth {depth} {Compared(**found).text()}" for depth, found in sides)
+    return f" ({medians['of']} {shown})" if shown else ""
 
 
 def _each(entry: Entry, found: Entry) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from benchmarks.common.cause import HELD_UP, SUDDEN, Cause, Tally
-from benchmarks.common.steady import Beside, Medians, Timed, begun, medians, timed_steps
+from benchmarks.common.cause import HELD_UP, LEVELS, SUDDEN, Cause, Tally
+from benchmarks.common.steady import Beside, Medians, Timed, begun, medians, timed_on_device, timed_steps
 from benchmarks.common.step_log import Part, StepLog
 
 LONG = 0.1  # of a step: what differs by less is an ordinary one
@@ -54,9 +54,12 @@ def _habits(runs: Sequence[tuple[int, Sequence[Timed]]], usual: Medians, streams
     total = sum(sudden.values())
     if not count or total <= 0:
         return {}
-    share = min(1.0, max(0.0, -tally.of(Cause.LEVEL).ms / total))  # ordinary steps lie below the medians by what these contain of the rest
+    below = -sum(tally.of(cause).ms for cause in LEVELS)
+    share = min(1.0, max(0.0, below / total))  # ordinary steps lie below the medians by what these contain of the rest
     found = {cause: share * ms / count for cause, ms in sudden.items() if ms}
-    return {**found, Cause.LEVEL: -sum(found.values())}
+    levels = Tally()
+    _add_level(levels, -sum(found.values()), None if Cause.LEVEL in tally.found else -found.get(Cause.DEVICE, 0.0))
+    return {**found, **{cause: each.ms for cause, each in levels.found.items()}}
 
 
 def _median_of(each: Timed, usual: Medians) -> float:
@@ -68,33 +71,63 @@ def _split(full: Sequence[Timed], usual: Medians, depth: int) -> Tally:
     """The excess of full decode steps, by cause.
 
     What the middle step of a run has over the medians, all have: that is the run's level. What the middle one of those beside a prefill has
-    besides, they have for being there. What a single step differs by from its like is that step's own.
+    besides, they have for being there. What a single step differs by from its like is that step's own. With the device's own times each of
+    these has a part that they show.
     """
     tally = Tally()
-    excess = [each.ms - _median_of(each, usual) for each in full]
-    grown = [
-        usual.per_token * (each.step.context - usual.context) + usual.per_longest * (each.step.longest - usual.longest) for each in full
-    ]
-    level = {
-        beside: median(over - more for over, more, each in zip(excess, grown, full, strict=True) if each.beside is beside)
-        for beside in {each.beside for each in full}
-    }
-    all_have = level.get(Beside.NOTHING, 0.0)
+    grown = [usual.grown(each.step) for each in full]
+    excess = _Over(full, [each.ms - _median_of(each, usual) - more for each, more in zip(full, grown, strict=True)])
+    on_device = _over_on_device(full, grown, usual)
     before = Cause.LEVEL
-    for each, over, more in zip(full, excess, grown, strict=True):
+    for i, (each, more) in enumerate(zip(full, grown, strict=True)):
         tally.add(Cause.CONTEXT, more)
-        tally.add(Cause.LEVEL, all_have)
+        _add_level(tally, excess.all_have, None if on_device is None else on_device.all_have)
         if each.beside is not Beside.NOTHING:
-            tally.add(Cause.TURNING, level[each.beside] - all_have)
-        own = list(_own(each, over - more - level[each.beside], usual, depth, before))
+            tally.add(Cause.TURNING, excess.level[each.beside] - excess.all_have)
+        device = None if on_device is None else on_device.own(i)
+        own = list(_own(each, excess.own(i), device, usual, depth, before))
         for cause, ms in own:
-            tally.add(cause, ms, cause in SUDDEN)
+            if cause is Cause.LEVEL:
+                _add_level(tally, ms, device, 0)
+            else:
+                tally.add(cause, ms, cause in SUDDEN)
         before = own[0][0]
     return tally
 
 
-def _own(each: Timed, excess: float, usual: Medians, depth: int, before: Cause) -> Iterator[tuple[Cause, float]]:
-    """The cause of what one step has over its like; two of them where the device's own time is known."""
+class _Over:
+    """What steps take more than their median, milliseconds: `level` is that of the middle one by what is beside it."""
+
+    def __init__(self, full: Sequence[Timed], over: Sequence[float]) -> None:
+        self._full, self._over = full, over
+        besides = {each.beside for each in full}
+        self.level = {beside: median(ms for each, ms in zip(full, over, strict=True) if each.beside is beside) for beside in besides}
+        self.all_have = self.level.get(Beside.NOTHING, 0.0)
+
+    def own(self, index: int) -> float:
+        """What one step has besides its like."""
+        return self._over[index] - self.level[self._full[index].beside]
+
+
+def _over_on_device(full: Sequence[Timed], grown: Sequence[float], usual: Medians) -> _Over | None:
+    """By the device's own events; None without them."""
+    if usual.pace is None or not timed_on_device(full):
+        return None
+    times = [(each.step.device_us or 0.0) / 1e3 for each in full]
+    return _Over(full, [ms - usual.pace.device_ms - more for ms, more in zip(times, grown, strict=True)])
+
+
+def _add_level(tally: Tally, ms: float, device_ms: float | None, steps: float = 1) -> None:
+    """What steps have in common: the device's part of it, where that is known, and the rest."""
+    if device_ms is None:
+        tally.add(Cause.LEVEL, ms, steps)
+    else:
+        tally.add(Cause.ORDINARY_DEVICE, device_ms, steps)
+        tally.add(Cause.ORDINARY_HOST, ms - device_ms, steps)
+
+
+def _own(each: Timed, excess: float, device: float | None, usual: Medians, depth: int, before: Cause) -> Iterator[tuple[Cause, float]]:
+    """The cause of what one step has over its like; two of them where it is known what it has so on the device."""
     if abs(excess) <= LONG * _median_of(each, usual):
         yield Cause.LEVEL if each.beside is Beside.NOTHING else Cause.TURNING, excess
     elif each.step.spent.collected_ms > COLLECTED * abs(excess):
@@ -105,8 +138,7 @@ def _own(each: Timed, excess: float, usual: Medians, depth: int, before: Cause) 
         sign = 1 if excess > 0 else -1
         more = [sign * (own - normal) for own, normal in zip(each.step.spent.parts, usual.parts, strict=True)]
         cause = HELD_UP[list(Part)[more.index(max(more))]]
-        if cause is Cause.WAIT and each.step.device_us is not None and usual.device is not None:
-            device = each.step.device_us / 1e3 - usual.device
+        if cause is Cause.WAIT and device is not None:
             yield Cause.WAKE_UP, excess - device
             yield Cause.DEVICE, device
         else:

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 from benchmarks.common.calibration import COLLECTED, Calibration
 from benchmarks.common.cause import Cause, Excess, Tally
+from benchmarks.common.compared import Compared
 from benchmarks.common.course import course
 from benchmarks.common.result import BenchmarkError
 from benchmarks.common.serving import Served
-from benchmarks.common.steady import Medians
+from benchmarks.common.steady import Medians, pace, timed_steps
 from benchmarks.common.step_log import Part
 from photon_ext.observe.cost_model import Periods, Prediction, Steps, Workload, predict, prefill_groups, steps_per_request
 from photon_ext.runtime.step import StepKind
@@ -21,6 +22,7 @@ TOLERANCE_SHARE = 0.1  # of the predicted gain, whichever is more
 MOST = 4  # causes named at most,
 REST = 0.2  # and no more than leave this share of the difference unexplained
 LEAST = 0.0005  # gain that is worth naming
+SHOWN_BY = {Cause.ORDINARY_DEVICE: "median time on the device", Cause.ORDINARY_HOST: "median gap"}
 
 
 def periods(found: Medians, groups: Mapping[int, float]) -> Periods:
@@ -84,6 +86,19 @@ class Side:
         """See `course`."""
         return course([run.log for run in self.runs], self.streams)
 
+    @property
+    def paces(self) -> Mapping[Cause, Compared]:
+        """What shows the parts of ordinary steps, at the contexts of the medians; empty without device times."""
+        usual = self.calibration.usual
+        full = [each for run in self.runs for each in timed_steps(run.log) if each.step.steady(self.streams)]
+        here, there = pace(full, usual), usual.pace
+        if here is None or there is None:
+            return {}
+        return {
+            Cause.ORDINARY_DEVICE: Compared(here.device_ms, there.device_ms),
+            Cause.ORDINARY_HOST: Compared(here.gap_ms, there.gap_ms),
+        }
+
     def excess(self, work: Workload) -> Tally:
         """Wall time over the model's, by cause; the causes add up."""
         steps, own, tally = steps_per_request(work, self.depth), self.periods, Tally()
@@ -132,22 +147,31 @@ def _other_steps(run: Served, own: Periods, steps: Steps, streams: int) -> Tally
 
 
 class Effect(NamedTuple):
-    """What a cause did: to each depth's wall time, and in points of gain (1 is 100 %)."""
+    """What a cause did: to each depth's wall time, and in points of gain (1 is 100 %); the medians that show it, where there are some."""
 
     cause: Cause
     block: Excess
     pipe: Excess
     points: float
+    block_medians: Compared | None = None
+    pipe_medians: Compared | None = None
 
     def text(self) -> str:
         """With the figures that show it."""
-        depths = ((1, self.block), (2, self.pipe))
-        shown = ", ".join(f"{found.ms:+.1f} ms in {found.steps:.0f} steps at depth {depth}" for depth, found in depths if found != Excess())
+        depths = ((1, self.block, self.block_medians), (2, self.pipe, self.pipe_medians))
+        shown = ", ".join(self._depth_text(*given) for given in depths if given[1] != Excess())
         return f"{self.points * 100:+.1f} by {self.cause.value} ({shown})"
+
+    def _depth_text(self, depth: int, found: Excess, medians: Compared | None) -> str:
+        beside = "" if medians is None else f" ({SHOWN_BY[self.cause]} {medians.text()})"
+        return f"{found.ms:+.1f} ms in {found.steps:.0f} steps at depth {depth}{beside}"
 
     def as_dict(self) -> dict[str, Any]:
         """For a result file."""
-        return {"cause": self.cause.value, "points": self.points, "block": self.block._asdict(), "pipe": self.pipe._asdict()}
+        found = {"cause": self.cause.value, "points": self.points, "block": self.block._asdict(), "pipe": self.pipe._asdict()}
+        medians = {"block": self.block_medians, "pipe": self.pipe_medians}
+        shown = {side: compared._asdict() for side, compared in medians.items() if compared is not None}
+        return {**found, "medians": {"of": SHOWN_BY[self.cause], **shown}} if shown else found
 
 
 @dataclass(frozen=True)
@@ -199,9 +223,16 @@ class Gain:
         work = self.work
         models = [side.requests * steps_per_request(work, side.depth).time_ms(side.periods) for side in (self.block, self.pipe)]
         block, pipe = (side.excess(work) for side in (self.block, self.pipe))
+        paces = [side.paces for side in (self.block, self.pipe)]
         scale = (1 + self.prediction.gain) / (1 + pipe.total_ms / models[1])
         return [
-            Effect(cause, block.of(cause), pipe.of(cause), scale * (block.of(cause).ms / models[0] - pipe.of(cause).ms / models[1]))
+            Effect(
+                cause,
+                block.of(cause),
+                pipe.of(cause),
+                scale * (block.of(cause).ms / models[0] - pipe.of(cause).ms / models[1]),
+                *(medians.get(cause) for medians in paces),
+            )
             for cause in Cause
             if cause in block.found or cause in pipe.found
         ]
@@ -249,6 +280,7 @@ class Gain:
 def _medians_dict(usual: Medians) -> dict[str, Any]:
     return {
         **usual._asdict(),
+        "pace": None if usual.pace is None else usual.pace._asdict(),
         "sorts": {beside.name.lower(): sort._asdict() for beside, sort in usual.sorts.items()},
         "parts": {part.name.lower(): ms for part, ms in zip(Part, usual.parts, strict=True)},
     }

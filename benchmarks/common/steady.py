@@ -41,6 +41,19 @@ class Sort(NamedTuple):
     share: float
 
 
+class Pace(NamedTuple):
+    """Ordinary full decode steps, those with nothing beside them, by the device's own events: medians, milliseconds.
+
+    Attributes:
+        device_ms: from a step's first event to its last. The first is recorded before the step is launched: where the device waits for the
+            host, as at depth 1, what the host takes to launch the graph lies in it.
+        gap_ms: from the last event of the step before to the first of its own.
+    """
+
+    device_ms: float
+    gap_ms: float
+
+
 class Medians(NamedTuple):
     """Steady medians of runs at one depth, milliseconds; None where they had no such step.
 
@@ -49,8 +62,11 @@ class Medians(NamedTuple):
         prefills: prefill steps after the first ones, by the requests in them, up to a power of two: those ride the same graph.
         dead: steps of nothing but zombies.
         device: device time of full decode steps, with timing.
+        pace: of the ordinary ones, with timing.
         context: tokens that a row of the full decode steps attends to, on average. longest: that the longest one does.
-        per_token, per_longest: milliseconds of a full decode step for a token more of the one, and of the other.
+        per_token, per_longest: milliseconds of a full decode step for a token more of the one, and of the other; with timing, of its time
+            on the device, where contexts matter and the host's wake-ups do not.
+        skew: milliseconds that the median of the ordinary ones differs by from one at the mean contexts, because of its own.
         parts: milliseconds of a full decode step by what the host does, in the order of Part.
     """
 
@@ -58,16 +74,22 @@ class Medians(NamedTuple):
     prefills: Mapping[int, float] = {}
     dead: float | None = None
     device: float | None = None
+    pace: Pace | None = None
     context: float = 0.0
     longest: float = 0.0
     per_token: float = 0.0
     per_longest: float = 0.0
+    skew: float = 0.0
     parts: tuple[float, ...] = (0.0,) * len(Part)
 
     @property
     def decode(self) -> float | None:
         """A decode step of a full batch: every sort as often as it came."""
         return sum(sort.ms * sort.share for sort in self.sorts.values()) if self.sorts else None
+
+    def grown(self, step: StepRecord) -> float:
+        """What a full decode step takes more because its contexts are longer than those of the medians, milliseconds."""
+        return self.per_token * (step.context - self.context) + self.per_longest * (step.longest - self.longest) - self.skew
 
     def prefill(self, requests: int) -> float | None:
         """A prefill step of so many requests; where that size has no median, the nearest smaller one that has, or else the smallest."""
@@ -79,6 +101,9 @@ class Medians(NamedTuple):
         """A prefill step, where so large a share (0..1) of them have so many requests."""
         times = [(self.prefill(requests), share) for requests, share in groups.items()]
         return sum(ms * share for ms, share in times if ms is not None) if self.prefills else None
+
+
+AT_ANY_CONTEXT = Medians()
 
 
 class Timed(NamedTuple):
@@ -103,18 +128,34 @@ def medians(logs: Sequence[StepLog], streams: int) -> Medians:
     """Steady medians of runs."""
     steps = [each for log in logs for each in begun(log, streams)]
     full = [each for each in steps if each.step.steady(streams)]
-    per_token, per_longest = _slopes([each for each in full if each.beside is Beside.NOTHING])
-    return Medians(
+    ordinary = [each for each in full if each.beside is Beside.NOTHING]
+    per_token, per_longest = _slopes(ordinary)
+    found = Medians(
         sorts=_sorts(full),
         prefills=_prefills([each for each in steps if each.step.kind is StepKind.PREFILL and not each.step.dead]),
         dead=typical([ms for log in logs for step, ms in log.intervals_ms() if step.kind is StepKind.DECODE and step.dead]),
         device=typical([each.step.device_us / 1e3 for each in full if each.step.device_us is not None]),
+        pace=pace(full),
         context=fmean(each.step.context for each in full) if full else 0.0,
         longest=fmean(each.step.longest for each in full) if full else 0.0,
         per_token=per_token,
         per_longest=per_longest,
         parts=tuple(median(values) for values in zip(*(each.step.spent.parts for each in full), strict=True)) or Medians().parts,
     )
+    return found._replace(skew=typical([found.grown(each.step) for each in ordinary]) or 0.0)
+
+
+def pace(full: Sequence[Timed], usual: Medians = AT_ANY_CONTEXT) -> Pace | None:
+    """Of the ordinary ones among full decode steps, as if their contexts were those of `usual`; None unless all were timed."""
+    ordinary = [each.step for each in full if each.beside is Beside.NOTHING]
+    device = typical([step.device_us / 1e3 - usual.grown(step) for step in ordinary if step.device_us is not None])
+    gap = typical([step.gap_us / 1e3 for step in ordinary if step.gap_us is not None])
+    return Pace(device, gap) if device is not None and gap is not None and timed_on_device(full) else None
+
+
+def timed_on_device(full: Sequence[Timed]) -> bool:
+    """Whether the device's own time of each step is known."""
+    return all(each.step.device_us is not None for each in full)
 
 
 def _sorts(full: Sequence[Timed]) -> dict[Beside, Sort]:
@@ -147,11 +188,13 @@ def typical(values: Sequence[float]) -> float | None:
 
 def _slopes(steps: Sequence[Timed]) -> tuple[float, float]:
     """Milliseconds per token of the mean context and of the longest one: least squares, without steps that are far off."""
-    middle = median([each.ms for each in steps]) if steps else 0.0
-    usual = [each for each in steps if abs(each.ms - middle) <= FAR_OFF * middle]
+    timed = timed_on_device(steps)
+    times = [each.step.device_us / 1e3 if timed and each.step.device_us is not None else each.ms for each in steps]
+    middle = median(times) if times else 0.0
+    usual = [(each.step, ms) for each, ms in zip(steps, times, strict=True) if abs(ms - middle) <= FAR_OFF * middle]
     if len(usual) < FEWEST:
         return 0.0, 0.0
-    table = torch.tensor([[each.step.context, each.step.longest, each.ms] for each in usual], dtype=torch.float64)
+    table = torch.tensor([[step.context, step.longest, ms] for step, ms in usual], dtype=torch.float64)
     table -= table.mean(0)
     found = torch.linalg.lstsq(table[:, :2], table[:, 2:], driver="gelsd").solution  # at one stream both columns are the same
     return float(found[0]), float(found[1])

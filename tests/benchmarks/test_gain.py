@@ -209,6 +209,52 @@ def test_device_times_tell_slow_steps_from_late_wake_ups(monkeypatch: pytest.Mon
         assert effect_of(gain, Cause.WAIT).points == 0
 
 
+@pytest.mark.parametrize(
+    ("planted", "device_ms", "host_ms"),
+    [
+        ({"launch": 0.4}, 0.0, 0.1),
+        ({"wake_up": (0.05, 0.1, 0.15)}, 0.0, 0.1),
+        ({"commit": 0.1}, 0.0, -0.1),
+        ({"decode": 2.1}, 0.1, 0.0),
+        ({"jitter": (-0.05, -0.1, -0.15)}, -0.1, 0.0),
+        ({"decode": 2.1, "launch": 0.2}, 0.1, -0.1),
+    ],
+    ids=["launches", "wake-ups", "shorter commits", "clocks", "faster steps", "both, against each other"],
+)
+def test_device_times_split_what_ordinary_steps_have(
+    monkeypatch: pytest.MonkeyPatch, planted: dict[str, Any], device_ms: float, host_ms: float
+) -> None:
+    """A drift of the one is not taken for the other's; together they are what has one name without device times."""
+    costs = replace(FAST, **planted)
+    gain = disturbed(costs, 8, monkeypatch, timing=True)
+    effects = effect_of(gain, Cause.ORDINARY_DEVICE), effect_of(gain, Cause.ORDINARY_HOST)
+    for effect, each_ms in zip(effects, (device_ms, host_ms), strict=True):
+        assert effect.block.ms == pytest.approx(each_ms * effect.block.steps, abs=0.01 * effect.block.steps)
+        assert effect.block_medians is not None
+        assert effect.block_medians.here - effect.block_medians.there == pytest.approx(each_ms, abs=0.01)
+        assert abs(effect.pipe.ms) < 0.01 * effect.pipe.steps
+    shown = effects[1].block_medians
+    assert shown is not None
+    assert f"(median gap {shown.here:.3f} ms here, 0.500 in the run of the medians)" in effects[1].text()
+    whole = effect_of(disturbed(costs, 8, monkeypatch), Cause.LEVEL)
+    assert sum(effect.block.ms for effect in effects) == pytest.approx(whole.block.ms, abs=0.5)
+    assert effect_of(gain, Cause.LEVEL).block == Excess()
+
+
+def test_longer_contexts_are_not_the_device_s_part_of_ordinary_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a token costs is seen on the device, whatever the wake-ups are like meanwhile."""
+    costs = Costs(per_token=0.005, wake_up=(0.0, 0.1, 0.05, 0.2))
+    found, observed, _ = run(costs, 8, 1, [20], monkeypatch, Change(prompt=48), timing=True)
+    assert found.usual.per_token == pytest.approx(0.005, rel=0.02)
+    side = Side(1, found, observed, 8)
+    tally = side.excess(side.work)
+    device, growth = tally.of(Cause.ORDINARY_DEVICE), tally.of(Cause.CONTEXT)
+    assert growth.ms == pytest.approx(growth.steps * 40 * 0.005, rel=0.3)
+    assert abs(device.ms) < 0.01 * growth.ms
+    compared = side.paces[Cause.ORDINARY_DEVICE]
+    assert compared.here == pytest.approx(compared.there, abs=0.001)
+
+
 def test_contexts_longer_than_those_of_the_medians_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     (gain,) = gains(Costs(per_token=0.02), 8, [20], monkeypatch, Change(prompt=48))
     growth = effect_of(gain, Cause.CONTEXT)
