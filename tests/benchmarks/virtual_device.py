@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from photon_ext.layout import RowColumn
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.step import StepKey, StepKind
-from tests.engine.scripted_device import ScriptedDevice, ScriptedSlot
+from tests.engine.scripted_device import NOTHING, ScriptedDevice, ScriptedSlot, folded
 
 MS = 1_000_000
 
@@ -63,9 +63,20 @@ class VirtualDevice(ScriptedDevice):
         self.waits = 0
         self.timing = timing
         self.last_kind = StepKind.PREFILL
+        self._folded: dict[int, tuple[int, int, int]] = {}  # row -> generation, length, and what so many tokens are folded to
 
     def now(self) -> int:
         return self.host_ns
+
+    def folded(self, row: int, length: int) -> int:
+        """Goes on from the step before: runs are long here."""
+        generation = self.row(row)[RowColumn.GENERATION]
+        known, done, value = self._folded.get(row, (generation, 0, NOTHING))
+        if known != generation or done > length:
+            done, value = 0, NOTHING
+        value = folded((self.kv[self.cell(row, position)] for position in range(done, length)), value)
+        self._folded[row] = generation, length, value
+        return value
 
     def sleep(self, ms: float) -> None:
         """The host does nothing for a while."""

@@ -40,12 +40,12 @@ def run(library: Path, *arguments: str, **environment: str) -> subprocess.Comple
 RUNS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
     "chunks": (
         ("ops/test_chunk_attention", "models/test_decoder_fast"),
-        "(test_chunk_attention and not ((in_parts or rides_along or stay_whole) and (96 or 256))) or as_near",
+        "(test_chunk_attention and not ((in_parts or rides_along or stay_whole) and (96 or 128 or 256))) or as_near",
         {},
     ),
     "ops": (
         tuple(f"ops/test_{family}" for family in FAMILIES if family != "chunk_attention"),
-        "not test_fused_linear or extent or strided or as_near",
+        "(not test_fused_linear or extent or strided or as_near) and not (in_one_run and 256)",
         {},
     ),
     # Two passes of an exchange, by one cluster.

@@ -7,7 +7,7 @@ torch nor a build. A page that is shared, lost or rewritten changes the tokens.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from photon_ext.layout import (
     DELTA_HEADER,
@@ -25,12 +25,22 @@ from photon_ext.runtime.row import Row
 from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.step import Fill, StepKey
 
+NOTHING = 7  # what no tokens are folded to
+
+
+def folded(tokens: Iterable[int], value: int = NOTHING) -> int:
+    """What the scripted model makes of `tokens` after those that came to `value`."""
+    for token in tokens:
+        value = (value * 31 + token + 1) % 1_000_003
+    return value
+
 
 def hashed_token(tokens: Sequence[int], vocab: int) -> int:
     """The scripted model: the next token after `tokens`, never 0."""
-    value = 7
-    for token in tokens:
-        value = (value * 31 + token + 1) % 1_000_003
+    return _token(folded(tokens), vocab)
+
+
+def _token(value: int, vocab: int) -> int:
     return 1 + value % (vocab - 1)
 
 
@@ -86,6 +96,10 @@ class ScriptedDevice:
 
     def history(self, row: int, length: int) -> list[int]:
         return [self.kv[self.cell(row, position)] for position in range(length)]
+
+    def folded(self, row: int, length: int) -> int:
+        """What the row's first tokens are folded to."""
+        return folded(self.history(row, length))
 
     def stops(self, row: int) -> list[int]:
         start = row * self.table.max_stop_ids
@@ -161,11 +175,11 @@ class ScriptedSlot:
 
     def _sample(self, index: int, row: int, length: int) -> tuple[int | None, int]:
         device, state = self._device, self._device.row(row)
-        history = device.history(row, length)
+        value = device.folded(row, length)
         if state[RowColumn.TEMPERATURE]:
             temperature = struct.unpack("<f", struct.pack("<i", state[RowColumn.TEMPERATURE]))[0]
-            history = [*history, state[RowColumn.SEED_LOW], int(temperature * 1000)]
-        token = hashed_token(history, device.vocab)
+            value = folded([state[RowColumn.SEED_LOW], int(temperature * 1000)], value)
+        token = _token(value, device.vocab)
         if state[RowColumn.CONSTRAINT] != HOST_MASK:
             return token, 0
         if index not in self._masks or self._masks[index][:2] != (row, length - 1):
