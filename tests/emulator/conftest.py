@@ -50,6 +50,11 @@ class Emulator:
         return int(self._library.attribute(which))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of the ops on the emulator run beside all others; what came of them is asked for at the end."""
+    items.sort(key=lambda item: item.name.startswith("test_the_cuda_kernels_pass"))
+
+
 @pytest.fixture(scope="session")
 def emulated() -> Path:
     """The directory of the libraries that `setup.py build_emulator` builds."""
