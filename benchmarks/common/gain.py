@@ -127,7 +127,7 @@ def _other_steps(run: Served, own: Periods, steps: Steps, streams: int) -> Tally
     """What decode steps that are no full ones took over the model, and what the number of full ones did."""
     times: dict[Cause, list[float]] = {Cause.RAMP: [], Cause.TURNOVER: []}
     steady, ramp_rows = 0, 0
-    for step, ms in run.log.intervals_ms():
+    for step, ms in run.log.counted_ms():
         if step.kind is StepKind.PREFILL:
             continue
         if step.dead:

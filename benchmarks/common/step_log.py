@@ -102,6 +102,11 @@ class StepLog:
         stamps = [step.end_ns if self.depth == 1 else step.ready_ns for step in self.steps]
         return [(step, (after - before) / 1e6) for step, before, after in zip(self.steps, [self.begin_ns, *stamps], stamps, strict=False)]
 
+    def counted_ms(self) -> list[tuple[StepRecord, float]]:
+        """The same up to the last step that brought a token: what `wall_s` is made of. Behind it zombies may run."""
+        last = max((i for i, step in enumerate(self.steps) if not step.dead), default=-1)
+        return self.intervals_ms()[: last + 1]
+
 
 class StepRecorder:
     """Implements `photon_ext.runtime.probe.Probe`: writes a StepLog of the one pipeline that works; ten clock readings a step."""
