@@ -70,6 +70,7 @@ class Ladder:
             spread=(max(runs) - min(runs)) / 2 if len(runs) > 1 else math.inf,
             allocations=records.get("allocations_per_step"),
             kernel_ms=records.get("kernel_ms"),
+            step_gap_ms=records.get("traced", {}).get("step_gap_ms"),
         )
 
 

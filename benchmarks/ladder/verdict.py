@@ -19,12 +19,14 @@ class Figures:
         spread: half the range of `ms` over repeated runs, milliseconds; infinite after one run, which tells nothing.
         allocations: requests to torch's allocator per step; None if not counted.
         kernel_ms: how long the device worked for a step; None without activity records.
+        step_gap_ms: by those records, how long it waited before a step's first kernel; None without them.
     """
 
     ms: float
     spread: float
     allocations: float | None = None
     kernel_ms: float | None = None
+    step_gap_ms: float | None = None
 
     @property
     def idle_ms(self) -> float | None:
@@ -64,10 +66,17 @@ def _reason(stage: Stage, before: Figures, after: Figures, on_cpu: bool) -> str:
     if was is None or now is None or before.kernel_ms is None or after.kernel_ms is None:
         return "there are no activity records to say why"
     if was < NOISE * before.ms:
-        return f"the device was busy already, {_device(before, after)}"
+        return f"the device was busy already, {_device(before, after)}{_within(after)}"
     if now < was and after.kernel_ms > before.kernel_ms:
         return f"the idle time it saves goes into longer kernels, {_device(before, after)}"
     return f"the device waits as long as before, {_device(before, after)}"
+
+
+def _within(after: Figures) -> str:
+    """Of idle time that a stage has added, what its steps wait for each other; the rest is between a step's own kernels."""
+    if after.idle_ms is None or after.step_gap_ms is None or after.idle_ms < NOISE * after.ms:
+        return ""
+    return f", {min(after.step_gap_ms, after.idle_ms):.3g} ms of it between steps"
 
 
 def _device(before: Figures | None, after: Figures) -> str:

@@ -233,6 +233,10 @@ def test_the_verdict_follows_the_figures() -> None:
     assert "the device waits as long as before" in verdict(graph, slow, Figures(10.1, 0.1, 40, 4.0), on_cpu=False)
     assert "goes into longer kernels" in verdict(graph, slow, Figures(10.1, 0.1, 40, 8.0), on_cpu=False)
     assert "busy already" in verdict(graph, Figures(10.0, 0.1, 40, 9.9), Figures(9.9, 0.1, 40, 9.9), on_cpu=False)
+    more_idle = Figures(11.0, 0.1, 0, 9.9, step_gap_ms=0.006)
+    assert verdict(graph, Figures(10.0, 0.1, 0, 9.9), more_idle, on_cpu=False) == (
+        "slower, x0.91: the device was busy already, idle 0.1 to 1.1 ms, kernels 9.9 to 9.9 ms, 0.006 ms of it between steps"
+    )
     assert verdict(graph, slow, Figures(20.0, 0.1), on_cpu=True).startswith("slower, x0.50: torch code runs eagerly on a CPU")
     assert verdict(graph, slow, Figures(9.9, 6.0), on_cpu=True).startswith("no help here, x1.01: torch code runs eagerly on a CPU")
     assert verdict(graph, Figures(10.0, 6.0), Figures(5.0, 0.1), on_cpu=True).startswith(
