@@ -59,9 +59,11 @@ bench-gpu: gpu
 	  $(BIN)/python -m benchmarks.activity --model $$model --steps 1000 --json $(RESULTS)/activity-$$model.json; \
 	done
 	for model in qwen3-0.6b qwen3-4b qwen3-8b; do \
-	  $(BIN)/python -m benchmarks.bubble --model $$model --requests 60 --json $(RESULTS)/bubble-$$model.json; \
+	  $(BIN)/python -m benchmarks.bubble --model $$model --requests 30 --rounds 2 --json $(RESULTS)/bubble-$$model.json; \
 	done
-	$(BIN)/python -m benchmarks.adopt --device cuda --model qwen3-0.6b --tokens 160 --json $(RESULTS)/adopt-qwen3-0.6b.json
+	$(BIN)/python -m benchmarks.bubble --no-gain --long qwen3-8b --json $(RESULTS)/bubble-long-qwen3-8b.json
+	$(BIN)/python -m benchmarks.bubble --no-gain --meter-cost --model qwen3-0.6b --streams 32 --json $(RESULTS)/meter-qwen3-0.6b.json
+	$(BIN)/python -m benchmarks.adopt --device cuda --model qwen3-0.6b --json $(RESULTS)/adopt-qwen3-0.6b.json
 
 build: $(READY)
 	$(BIN)/python setup.py build_ext --inplace

@@ -4,19 +4,24 @@
 
 A model is a named shape with random weights, a model directory, a .gguf file or "smollm2". Every figure comes from a window of its own,
 so that what is added to see one does not slow another: plain steps for ms/step, the host's split, a second pipeline with timing events
-for the step gap, and on CUDA, after everything else, a profile for the node gap. Use one process per model where a crash must not take
-others along.
+for the step gap, and on CUDA, after everything else, a profile for the node gap. Beside it stands what photon_ext.observe.step_time
+predicts from the floor and the number of kernels, and what each kernel then costs beyond the floor (us/node). `--timeline-cost` compares
+steps with the checks for a timeline, while none is recorded, and without. Use one process per model where a crash must not take others
+along.
 """
 
 from __future__ import annotations
 
 import resource
 from argparse import Namespace
+from contextlib import nullcontext
 from functools import partial
+from statistics import fmean, median
 from typing import Any
 
 import torch
 
+from benchmarks.common.bare_probe import bare_probe
 from benchmarks.common.host_meter import host_split
 from benchmarks.common.numbers import summary
 from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, integers, names, parser, running_kernels, use_fast_kernels
@@ -26,14 +31,16 @@ from benchmarks.common.shapes import SHAPES, open_model
 from benchmarks.common.table import print_table
 from benchmarks.common.trace import idle, record
 from benchmarks.floor import read_floor
+from photon_ext.observe.step_time import NODE_US, Machine, StepShape, predict_step
 
 TRACED_STEPS = 12
 CHECKED_STEPS = 16
+TIMELINE_ROUNDS, TIMELINE_STEPS = 20, 40  # pairs of windows, and the steps of each
 ENGINE_CHUNK = 256  # the default of Pipeline, for the memory report
 
 HEADER = (
-    "model", "B", "depth", "context", "ms/step", "tok/s", "floor ms", "share", "gap us", "p99", "plan", "launch", "commit",
-    "deliver", "wait", "quiet",
+    "model", "B", "depth", "context", "ms/step", "predicted", "tok/s", "floor ms", "share", "us/node", "gap us", "p99", "plan", "launch",
+    "commit", "deliver", "wait", "quiet",
 )  # fmt: skip
 
 
@@ -113,6 +120,23 @@ class Bench:
             raise BenchmarkError("the profile holds no kernel records of at least two steps")
         return found
 
+    def timeline_cost(self, batch: int) -> dict[str, Any]:
+        """Windows of steps at depth 2 with the checks for a timeline that nobody records over windows without, in turns; ms per step."""
+        prompts = random_prompts(self.config.vocab, batch, self.prompt_len)
+        new_tokens = self.warm_up + 2 * TIMELINE_ROUNDS * TIMELINE_STEPS + 16
+        off: list[float] = []
+        bare: list[float] = []
+        with Session(self.config, self.weights, prompts, new_tokens, depth=2, blocking=self.blocking, fast=self.fast) as session:
+            session.prefill()
+            session.run(self.warm_up)
+            for round_ in range(2 * TIMELINE_ROUNDS):
+                is_bare = round_ % 4 in (1, 2)  # off, bare, bare, off: contexts grow meanwhile
+                with bare_probe() if is_bare else nullcontext():
+                    (bare if is_bare else off).append(fmean(session.run(TIMELINE_STEPS)))
+            session.check()
+        ratios = [one / other for one, other in zip(off, bare, strict=True)]
+        return {"off_ms": median(off), "bare_ms": median(bare), "ratio": median(ratios), "ratios": ratios, "steps": TIMELINE_STEPS}
+
     def _plain(self, prompts: list[list[int]], depth: int) -> dict[str, Any]:
         batch, host_steps = len(prompts), max(8, self.steps // 4)
         self._reset_peak()
@@ -141,17 +165,21 @@ class Bench:
                 "kv_bytes": session.decoder.kv_bytes,
                 "peak_bytes": self._peak(),
             }
-        return measured | self._against_floor(batch, context, measured["ms_per_step"])
+        return measured | self._against_floor(batch, context, measured["ms_per_step"], measured["graph_nodes"])
 
-    def _against_floor(self, batch: int, context: float, step: dict[str, float]) -> dict[str, Any]:
-        weights = self.weights.bytes_per_step
-        kv = round(batch * context * self.config.kv_bytes_per_token(self.weights.dtype.itemsize))
-        floor = (weights + kv) / self.bytes_per_s * 1e3
+    def _against_floor(self, batch: int, context: float, step: dict[str, float], nodes: int | None) -> dict[str, Any]:
+        """Beside the read floor, and the step as `predict_step` has it from the floor and the nodes of its graph, on CUDA."""
+        shape = StepShape.of(self.config, self.weights)
+        node_us = NODE_US["programmatic launch" if self.fast else "plain graph"]
+        predicted = predict_step(shape, Machine(self.bytes_per_s, node_us), batch, context, nodes or 0)
+        floor = predicted.floor_ms
         return {
             "tokens_per_s": batch / step["mean"] * 1e3,
-            "bytes_per_step": {"weights": weights, "kv": kv},
+            "bytes_per_step": {"weights": shape.weight_bytes, "kv": round(batch * context * shape.kv_bytes_per_token)},
             "floor_ms": floor,
             "floor_share": floor / step["median"],
+            "predicted_ms": predicted.total_ms if nodes and self.on_cuda else None,
+            "us_per_node": (step["median"] - floor) * 1e3 / nodes if nodes else None,
         }
 
     def _gaps(self, prompts: list[list[int]], depth: int) -> tuple[dict[str, Any] | None, dict[str, Any]]:
@@ -192,8 +220,9 @@ def table_row(entry: dict[str, Any]) -> list[object]:
     host = entry["host_us"]
     gap = entry["step_gap_us"] or {}
     return [
-        entry["model"], entry["batch"], entry["depth"], round(entry["context"]), entry["ms_per_step"]["median"], entry["tokens_per_s"],
-        entry["floor_ms"], f"{entry['floor_share']:.0%}", gap.get("median"), gap.get("p99"),
+        entry["model"], entry["batch"], entry["depth"], round(entry["context"]), entry["ms_per_step"]["median"],
+        entry["predicted_ms"], entry["tokens_per_s"], entry["floor_ms"], f"{entry['floor_share']:.0%}", entry["us_per_node"],
+        gap.get("median"), gap.get("p99"),
         host.get("plan"), host.get("launch"), host.get("commit"), host.get("deliver"), host.get("wait"),
         f"{entry['quiet_steps']}/{entry['steps']}",
     ]  # fmt: skip
@@ -225,6 +254,12 @@ def run_model(name: str, args: Namespace, result: ResultFile, bytes_per_s: float
                 rows.append(table_row(entry))
     if rows:
         print_table(HEADER, rows)
+    for batch in args.batches if args.timeline_cost else ():
+        cost = result.measure({"what": "timeline", "model": name, "batch": batch}, partial(bench.timeline_cost, batch))
+        if cost is not None:
+            print(
+                f"{name}, B={batch}: {cost['off_ms']:.4g} ms with a timeline's checks, {cost['bare_ms']:.4g} without, x{cost['ratio']:.4f}"
+            )
     return bench
 
 
@@ -254,6 +289,7 @@ def arguments(given: list[str] | None) -> Namespace:
     fast_kernels_option(options)
     options.add_argument("--spin", action="store_true", help="wait for steps by spinning instead of yielding the CPU")
     options.add_argument("--skip-memory", action="store_true", help="do not compare the memory of one slot and two")
+    options.add_argument("--timeline-cost", action="store_true", help="compare steps with the checks for a timeline and without")
     options.add_argument("--no-nodes", dest="nodes", action="store_false", help="skip the profile for the node gap")
     return options.parse_args(given)
 

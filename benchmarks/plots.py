@@ -86,7 +86,8 @@ def draw(points: Sequence[Point], output: Path) -> None:
     engines = list(dict.fromkeys(point.engine for group in panels.values() for point in group))
     columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
-    legend = 0.35 * -(-len(engines) // 3) + 0.3
+    beside = 3 if columns > 1 else 1  # names are long
+    legend = 0.35 * -(-len(engines) // beside) + 0.3
     size = PANEL_WIDTH * columns, PANEL_HEIGHT * rows + legend
     figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     highest = max(point.share for group in panels.values() for point in group)
@@ -95,7 +96,7 @@ def draw(points: Sequence[Point], output: Path) -> None:
     for axis in list(axes.flat)[len(panels) :]:
         axis.set_axis_off()
     handles = {label: bar for axis in axes.flat for bar, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, fontsize=10, frameon=False)
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=beside, fontsize=10, frameon=False)
     figure.savefig(output, dpi=DPI)
     pyplot.close(figure)
 

@@ -43,7 +43,10 @@ def verdict(stage: Stage, before: Figures | None, after: Figures, on_cpu: bool) 
     if spread == math.inf:
         return f"cannot be told from one run, x{ratio:.2f}: give more --repeats"
     if difference <= spread:
-        return f"cannot be told, x{ratio:.2f}: runs differ by up to {2 * spread:.3g} ms a step; measure on a quieter machine"
+        reason = (
+            "measure on a quieter machine" if before.idle_ms is None or after.idle_ms is None else _reason(stage, before, after, on_cpu)
+        )
+        return f"cannot be told, x{ratio:.2f}: runs differ by up to {2 * spread:.3g} ms a step; {reason}"
     if ratio < 1:
         return f"slower, x{ratio:.2f}: {_reason(stage, before, after, on_cpu)}"
     return f"helps, x{ratio:.2f}: {_change(before, after)}"
@@ -65,10 +68,15 @@ def _reason(stage: Stage, before: Figures, after: Figures, on_cpu: bool) -> str:
     was, now = before.idle_ms, after.idle_ms
     if was is None or now is None or before.kernel_ms is None or after.kernel_ms is None:
         return "there are no activity records to say why"
+    saved, spread = was - now, max(before.spread, after.spread)
     if was < NOISE * before.ms:
         return f"the device was busy already, {_device(before, after)}{_within(after)}"
-    if now < was and after.kernel_ms > before.kernel_ms:
+    if saved > 0 and after.kernel_ms - before.kernel_ms > saved / 2:
         return f"the idle time it saves goes into longer kernels, {_device(before, after)}"
+    if saved < -spread:
+        return f"the device waits longer, {_device(before, after)}{_within(after)}"
+    if saved > spread:
+        return f"the device waits less, {_device(before, after)}"
     return f"the device waits as long as before, {_device(before, after)}"
 
 

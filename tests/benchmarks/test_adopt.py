@@ -231,6 +231,12 @@ def test_the_verdict_follows_the_figures() -> None:
     assert verdict(graph, slow, Figures(5.0, 0.1, 0, 4.0), on_cpu=False) == "helps, x2.00: idle 6 to 1 ms, kernels 4 to 4 ms"
     assert verdict(graph, slow, Figures(5.0, 0.1, 0), on_cpu=True) == "helps, x2.00: 10 to 5 ms, 40 to 0 allocations"
     assert "the device waits as long as before" in verdict(graph, slow, Figures(10.1, 0.1, 40, 4.0), on_cpu=False)
+    assert "the device waits longer, idle 6 to 6.5 ms" in verdict(graph, slow, Figures(10.5, 0.1, 40, 4.0), on_cpu=False)
+    noisy = verdict(graph, slow, Figures(9.5, 0.6, 40, 4.0), on_cpu=False)
+    assert noisy.startswith(
+        "cannot be told, x1.05: runs differ by up to 1.2 ms a step; the device waits as long as before, idle 6 to 5.5 ms"
+    )
+    assert "measure on a quieter machine" in verdict(graph, slow, Figures(9.5, 0.6), on_cpu=False)
     assert "goes into longer kernels" in verdict(graph, slow, Figures(10.1, 0.1, 40, 8.0), on_cpu=False)
     assert "busy already" in verdict(graph, Figures(10.0, 0.1, 40, 9.9), Figures(9.9, 0.1, 40, 9.9), on_cpu=False)
     more_idle = Figures(11.0, 0.1, 0, 9.9, step_gap_ms=0.006)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -21,14 +22,15 @@ DEVICE = torch.device("cpu")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("results") / "decode.json"
     arguments = "--model tiny --device cpu --dtype float32 --batches 1,3 --depth 1,2 --context 40 --steps 12 --warm-up 4 --floor-gib 0.01"
+    arguments += " --timeline-cost"
     assert decode.main([*arguments.split(), "--json", str(path)]) == 0
     data: dict[str, Any] = json.loads(path.read_text())
     return data
 
 
 def test_decode_measures_every_batch_and_depth(measured: dict[str, Any]) -> None:
-    assert [entry["what"] for entry in measured["entries"]] == ["floor", "check", "memory", *["decode"] * 4]
-    decodes = measured["entries"][3:]
+    assert [entry["what"] for entry in measured["entries"]] == ["floor", "check", "memory", *["decode"] * 4, *["timeline"] * 2]
+    decodes = measured["entries"][3:7]
     assert [(entry["batch"], entry["depth"]) for entry in decodes] == [(1, 1), (1, 2), (3, 1), (3, 2)]
     for entry in decodes:
         assert entry["steps"] == 12
@@ -45,13 +47,23 @@ def test_decode_measures_every_batch_and_depth(measured: dict[str, Any]) -> None
 
 def test_decode_counts_the_bytes_a_step_reads(measured: dict[str, Any]) -> None:
     config, weights = open_model("tiny", torch.float32, DEVICE)
-    entry = measured["entries"][-1]
+    entry = measured["entries"][6]
     assert entry["bytes_per_step"]["weights"] == weights.nbytes == weights.bytes_per_step
     assert config.kv_bytes_per_token(4) == 2 * 2 * 2 * 16 * 4
     assert entry["bytes_per_step"]["kv"] == round(3 * entry["context"] * config.kv_bytes_per_token(4))
     floor_entry = measured["entries"][0]
     expected = sum(entry["bytes_per_step"].values()) / floor_entry["bytes_per_s"] * 1e3
     assert entry["floor_ms"] == pytest.approx(expected, rel=1e-4)
+    beyond = entry["ms_per_step"]["median"] - entry["floor_ms"]
+    assert entry["us_per_node"] == pytest.approx(beyond / entry["graph_nodes"] * 1e3, rel=1e-3)
+    assert entry["predicted_ms"] is None, "the model's nodes are a GPU's"
+
+
+def test_the_checks_for_a_timeline_are_compared_with_none(measured: dict[str, Any]) -> None:
+    for entry in measured["entries"][7:]:
+        assert len(entry["ratios"]) == decode.TIMELINE_ROUNDS
+        assert entry["ratio"] == pytest.approx(median(entry["ratios"]), rel=1e-4)
+        assert 0.5 < entry["off_ms"] / entry["bare_ms"] < 2
 
 
 def test_two_slots_share_their_activations(measured: dict[str, Any]) -> None:
