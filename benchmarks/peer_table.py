@@ -6,10 +6,11 @@ python -m benchmarks.peer_table benchmarks/results/peers-*.json
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.result import read_result
 from benchmarks.common.table import cell_text, markdown_table
 
 
@@ -56,11 +57,23 @@ def _missing(peers: list[dict[str, Any]]) -> list[str]:
     return [f"- {title} was not there: {reason}." for title, reason in reasons.items()]
 
 
+def _entries(path: Path) -> list[dict[str, Any]]:
+    data = read_result(path)
+    if data["benchmark"] != "peers":
+        raise ValueError(f"{path}: a result of benchmarks.{data['benchmark']}; give files of benchmarks.peers")
+    entries: list[dict[str, Any]] = data["entries"]
+    return entries
+
+
 def main(given: list[str] | None = None) -> int:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("files", nargs="+", type=Path)
     args = options.parse_args(given)
-    print(table([entry for path in args.files for entry in json.loads(path.read_text())["entries"]]))
+    try:
+        print(table([entry for path in args.files for entry in _entries(path)]))
+    except ValueError as error:
+        print(f"peer_table: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -10,7 +10,6 @@ on it. `--gains` draws steps of depth 1 and 2, and the gain as predicted and obs
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.common.bubble_plot import plot_results
 from benchmarks.common.pyplot import COLOURS, open_pyplot
+from benchmarks.common.result import read_result
 
 # With hatches for those who see no colours.
 HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++", "oo")
@@ -39,7 +39,7 @@ class Point(NamedTuple):
 
 def read_points(path: Path) -> list[Point]:
     """The bars of one result file; none where it is of another benchmark. Raises ValueError for a file that is no result."""
-    data = _result(path)
+    data = read_result(path)
     entries, environment, benchmark = data["entries"], data["environment"], data["benchmark"]
     machine = None if data.get("arguments", {}).get("device") == "cpu" else environment.get("gpu")
     where = machine or environment.get("cpu") or "unknown machine"
@@ -53,16 +53,6 @@ def read_points(path: Path) -> list[Point]:
     return points
 
 
-def _result(path: Path) -> dict[str, Any]:
-    try:
-        data: dict[str, Any] = json.loads(path.read_text())
-        if missing := {"entries", "environment", "benchmark"} - set(data):
-            raise KeyError(", ".join(sorted(missing)))
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path}: not a result file of benchmarks ({type(error).__name__}: {error})") from error
-    return data
-
-
 def _engine(benchmark: str, entry: dict[str, Any], arguments: dict[str, Any]) -> str | None:
     """The name of what an entry measured; None for entries without a bar."""
     if entry.get("status") != "ok":
@@ -70,8 +60,8 @@ def _engine(benchmark: str, entry: dict[str, Any], arguments: dict[str, Any]) ->
     if benchmark == "peers" and entry.get("what") == "peer":
         return f"{entry['title']} {entry['version']}"
     if benchmark == "decode" and entry.get("what") == "decode":
-        fast = ", fast kernels" if entry.get("kernels") == "fast" else ""
-        return f"photon_ext, depth {entry['depth']}{fast}" + (", spinning" if arguments.get("spin") else "")
+        kernels = f", {entry['kernels']} kernels" if "kernels" in entry else ""
+        return f"photon_ext, depth {entry['depth']}{kernels}" + (", spinning" if arguments.get("spin") else "")
     return None
 
 
@@ -116,6 +106,7 @@ def _panel(axis: Any, title: str, points: list[Point], engines: list[str], top: 
         for x, height, point in zip(xs, heights, own.values(), strict=True):
             axis.text(x, height + 1, f"{point.ms:.3g}", ha="center", va="bottom", fontsize=9, rotation=90 if width < 0.16 else 0)
     axis.axhline(100, color="black", linewidth=1, linestyle="--")
+    axis.text(len(batches) - 0.5, 101, "read floor", ha="right", va="bottom", fontsize=9)
     axis.set_title(title, fontsize=12)
     axis.set_xticks(range(len(batches)), [str(batch) for batch in batches])
     axis.set_xlabel("batch (rows decoded at once)", fontsize=11)
@@ -128,7 +119,7 @@ def _panel(axis: Any, title: str, points: list[Point], engines: list[str], top: 
 
 def draw_gains(files: Sequence[Path], output: Path) -> None:
     """Writes the PNG of results of benchmarks.bubble. Raises as `draw`."""
-    results = [data for path in files if (data := _result(path))["benchmark"] == "bubble"]
+    results = [data for path in files if (data := read_result(path))["benchmark"] == "bubble"]
     if not plot_results(results, output):
         raise ValueError("no gains in these files; give results of benchmarks.bubble")
 

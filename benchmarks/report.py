@@ -104,6 +104,8 @@ def main(given: list[str] | None = None) -> int:
     options.add_argument("path", nargs="?", type=Path, default=RESULTS, help="a directory of results, or one result whose tables to print")
     options.add_argument("--markdown", action="store_true", help="tables of one result as Markdown")
     args = options.parse_args(given)
+    if not args.path.exists():
+        options.error(f"{args.path}: no such file or directory")
     return show_tables(args.path, args.markdown) if args.path.is_file() else list_results(args.path)
 
 

@@ -44,8 +44,8 @@ class ResultFile:
             "entries": self.entries,
         }
         load, cores = self.data["environment"]["load"], self.data["environment"]["cores"] or 1
-        if load > cores / 2:
-            print(f"warning: {load:.1f} processes are running on {cores} cores; times on the host mean little", flush=True)
+        if load > 0.75 * cores:  # more than one benchmark after another
+            print(f"warning: {load:.1f} processes ran on {cores} cores in the last minute; times on the host mean little", flush=True)
         self._write()
 
     def set(self, **values: Any) -> None:
@@ -67,7 +67,7 @@ class ResultFile:
         except Exception as error:
             message = f"{type(error).__name__}: {error}".strip()
             self.lost = any(text in message for text in DEVICE_LOST)
-            self._failed(labels, message.splitlines()[0], traceback.format_exc(limit=-4))
+            self._failed(labels, message.splitlines()[0], "" if _explained(error) else traceback.format_exc(limit=-4))
             return None
         entry = {**labels, "status": "ok", **measured, "seconds": time.perf_counter() - start}
         self.entries.append(entry)
@@ -85,7 +85,7 @@ class ResultFile:
         return any(entry["status"] == "failed" for entry in self.entries)
 
     def _failed(self, labels: dict[str, Any], error: str, trace: str) -> None:
-        print(f"failed: {labels}: {error}\n{trace}", flush=True)
+        print(f"failed: {labels}: {error}\n{trace}".rstrip(), flush=True)
         self.entries.append({**labels, "status": "failed", "error": error, "trace": trace})
         self._write()
 
@@ -96,6 +96,22 @@ class ResultFile:
         partial = self.path.with_name(self.path.name + ".partial")
         partial.write_text(json.dumps(_plain(self.data), indent=1, allow_nan=False) + "\n")
         os.replace(partial, self.path)
+
+
+def _explained(error: Exception) -> bool:
+    """Whether it says itself what is wrong and what to do. By name: peers run where photon_ext cannot be imported."""
+    return isinstance(error, BenchmarkError) or any(base.__name__ == "PhotonError" for base in type(error).__mro__)
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """What a ResultFile wrote. Raises ValueError, which names the file, where there is none or it is something else."""
+    try:
+        data: dict[str, Any] = json.loads(path.read_text())
+        if missing := {"entries", "environment", "benchmark"} - set(data):
+            raise KeyError(", ".join(sorted(missing)))
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: not a result file of benchmarks ({type(error).__name__}: {error})") from error
+    return data
 
 
 def write_text(path: Path, text: str) -> None:

@@ -37,7 +37,7 @@ ENTRIES = [
 def test_a_line_per_engine_and_what_the_figures_hide_beneath(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [tmp_path / "a.json", tmp_path / "b.json"]
     for file, entries in zip(files, (ENTRIES[:6], ENTRIES[6:]), strict=True):
-        file.write_text(json.dumps({"entries": entries}))
+        file.write_text(json.dumps({"benchmark": "peers", "environment": {}, "entries": entries}))
     assert peer_table.main([str(file) for file in files]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "| model | engine | version | B=1 | B=8 |",
@@ -50,3 +50,24 @@ def test_a_line_per_engine_and_what_the_figures_hide_beneath(tmp_path: Path, cap
         "- slow, a, B=8: failed: no room",
         "- vLLM was not there: vllm is not installed: pip install vllm.",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "a.json: not a result file of benchmarks (FileNotFoundError"),
+        ("[1]", "a.json: not a result file of benchmarks (KeyError"),
+        ("{", "a.json: not a result file of benchmarks (JSONDecodeError"),
+        (
+            '{"benchmark": "decode", "environment": {}, "entries": []}',
+            "a.json: a result of benchmarks.decode; give files of benchmarks.peers",
+        ),
+    ],
+)
+def test_a_file_that_is_no_result_of_peers_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, message: str
+) -> None:
+    if text is not None:
+        (tmp_path / "a.json").write_text(text)
+    assert peer_table.main([str(tmp_path / "a.json")]) == 1
+    assert message in capsys.readouterr().err

@@ -43,7 +43,7 @@ def test_fast_and_portable_kernels_are_bars_of_their_own(tmp_path: Path) -> None
         for kernels in ("portable", "fast")
     ]
     points = plots.read_points(write(tmp_path / "d.json", "decode", entries))
-    assert [point.engine for point in points] == ["photon_ext, depth 2", "photon_ext, depth 2, fast kernels"]
+    assert [point.engine for point in points] == ["photon_ext, depth 2, portable kernels", "photon_ext, depth 2, fast kernels"]
 
 
 def test_points_of_peers_leave_out_what_was_not_measured(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks import report
 from benchmarks.common.env import source_digest
-from benchmarks.common.result import ResultFile
+from benchmarks.common.result import BenchmarkError, ResultFile
+from photon_ext.errors import ModelError
 
 
 def fail(message: str) -> dict[str, Any]:
@@ -29,6 +30,18 @@ def test_each_entry_is_on_disk_as_soon_as_it_is_measured(tmp_path: Path) -> None
     assert data["entries"][1]["error"] == "RuntimeError: no room"
     assert data["arguments"] == {"batches": [1]}
     assert data["environment"]["sources"] == source_digest()
+
+
+def test_an_error_that_says_what_to_do_has_no_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    result = ResultFile("decode", Namespace(), None)
+
+    def raises(error: Exception) -> dict[str, Any]:
+        raise error
+
+    for error in (ModelError("'nope' is no model; use one of tiny"), BenchmarkError("tokens differ"), KeyError("x")):
+        result.measure({"model": "nope"}, lambda error=error: raises(error))
+    assert [bool(entry["trace"]) for entry in result.entries] == [False, False, True]
+    assert "failed: {'model': 'nope'}: ModelError: 'nope' is no model; use one of tiny\nfailed: " in capsys.readouterr().out
 
 
 def test_after_a_lost_device_the_rest_is_skipped_not_tried(tmp_path: Path) -> None:
