@@ -20,7 +20,17 @@ import torch
 from benchmarks.common.activity_records import ActivityRecords
 from benchmarks.common.api_counter import ApiCounter
 from benchmarks.common.calls import Counts
-from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, integers, names, parser, running_kernels, use_fast_kernels
+from benchmarks.common.options import (
+    DTYPES,
+    device_of,
+    fast_kernels_option,
+    integers,
+    names,
+    parser,
+    positive_integer,
+    running_kernels,
+    use_fast_kernels,
+)
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.session import Session, random_prompts
 from benchmarks.common.shapes import open_model
@@ -224,7 +234,7 @@ def main(given: list[str] | None = None) -> int:
     options.add_argument("--model", type=names, default=["qwen3-0.6b"])
     options.add_argument("--batches", type=integers, default=[1, 8, 32])
     options.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    options.add_argument("--steps", type=int, default=1000, help="steps per count")
+    options.add_argument("--steps", type=positive_integer, default=1000, help="steps per count")
     fast_kernels_option(options)
     options.add_argument("--sources", type=names, default=DEFAULT_SOURCES, help=f"of {', '.join(SOURCES)}")
     options.add_argument("--no-gaps", dest="gaps", action="store_false", help="skip the step gaps from kernel records")

@@ -23,6 +23,7 @@ from benchmarks.common.adopt_tables import ladder_section
 from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, names, parser, running_kernels, use_fast_kernels
 from benchmarks.common.progress import Progress
 from benchmarks.common.result import ResultFile
+from benchmarks.common.shapes import SHAPES
 from benchmarks.ladder.measure import WARM_UP, Subject, check_tokens, count_allocations, device_time, step_times, timed_run
 from benchmarks.ladder.models import build_model
 from benchmarks.ladder.stages import LADDERS, Decode, Stage, changed
@@ -153,6 +154,8 @@ def arguments(given: Sequence[str] | None) -> Namespace:
     unknown = [loop for loop in args.loop if loop not in LADDERS]
     if unknown or not args.loop:
         options.error(f"--loop has {unknown or 'nothing'}; use one or more of {', '.join(LADDERS)}")
+    if args.model not in SHAPES:
+        options.error(f"--model {args.model!r} is unknown; use one of {', '.join(SHAPES)}")
     for name, least in (("tokens", MIN_TOKENS), ("prompt", 1), ("repeats", 1)):
         if getattr(args, name) < least:
             options.error(f"--{name} is {getattr(args, name)}; use at least {least}")

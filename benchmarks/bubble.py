@@ -15,7 +15,7 @@ compares steps with the meter on and off.
 from __future__ import annotations
 
 import threading
-from argparse import ArgumentTypeError, BooleanOptionalAction, Namespace
+from argparse import BooleanOptionalAction, Namespace
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -33,10 +33,14 @@ from benchmarks.common.options import (
     DTYPES,
     device_of,
     fast_kernels_option,
+    integer_from_zero,
     integers,
     names,
+    number_from_zero,
     output_file,
     parser,
+    png_file,
+    positive_integer,
     running_kernels,
     use_fast_kernels,
 )
@@ -272,14 +276,18 @@ def arguments(given: list[str] | None) -> Namespace:
     options.add_argument("--model", type=names, default=["qwen3-0.6b"], help=f"one or more of {', '.join(SHAPES)}, or a model's path")
     options.add_argument("--streams", type=integers, default=[1, 8, 32], help="sequences that run at once")
     options.add_argument(
-        "--requests", type=_positive, default=30, help="requests per stream of the observed run; with 60 the ramp-down hardly shows"
+        "--requests", type=positive_integer, default=30, help="requests per stream of the observed run; with 60 the ramp-down hardly shows"
     )
-    options.add_argument("--short", type=int, default=1, help="requests per stream of the run that shows the ramp-down; 0: none")
-    options.add_argument("--calibrate", type=_positive, default=5, help="requests per stream of each run that the medians come from")
-    options.add_argument("--rounds", type=_positive, default=1, help="observed runs per depth, in turns")
-    options.add_argument("--length", type=_positive, default=110, help="mean tokens of a request: the stop set is 1/N of the vocabulary")
-    options.add_argument("--prompt", type=_positive, default=16, help="tokens of a prompt")
-    options.add_argument("--temperature", type=float, help=f"default: 1 for random weights, {UNIFORM:g} for a loaded model")
+    options.add_argument(
+        "--short", type=integer_from_zero, default=1, help="requests per stream of the run that shows the ramp-down; 0: none"
+    )
+    options.add_argument("--calibrate", type=positive_integer, default=5, help="requests per stream of each run that the medians come from")
+    options.add_argument("--rounds", type=positive_integer, default=1, help="observed runs per depth, in turns")
+    options.add_argument(
+        "--length", type=positive_integer, default=110, help="mean tokens of a request: the stop set is 1/N of the vocabulary"
+    )
+    options.add_argument("--prompt", type=positive_integer, default=16, help="tokens of a prompt")
+    options.add_argument("--temperature", type=number_from_zero, help=f"default: 1 for random weights, {UNIFORM:g} for a loaded model")
     options.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 for shapes, the loader's choice for models")
     fast_kernels_option(options)
     options.add_argument("--spin", action="store_true", help="wait for steps by spinning instead of yielding the CPU")
@@ -291,11 +299,11 @@ def arguments(given: list[str] | None) -> Namespace:
     )
     options.add_argument("--no-gain", action="store_true", help="leave the tables of depth 1 and 2 out")
     options.add_argument("--long", type=names, default=[], help="models for the run of long answers")
-    options.add_argument("--long-tokens", type=_positive, default=8192)
-    options.add_argument("--long-sequences", type=_positive, default=32)
+    options.add_argument("--long-tokens", type=positive_integer, default=8192)
+    options.add_argument("--long-sequences", type=positive_integer, default=32)
     options.add_argument("--meter-cost", action="store_true", help="measure steps with the meter on and off")
     options.add_argument("--markdown", type=output_file, metavar="FILE", help="write the tables here")
-    options.add_argument("--plot", type=output_file, metavar="FILE", help="write bars as a PNG here (matplotlib)")
+    options.add_argument("--plot", type=png_file, metavar="FILE", help="write bars as a PNG here (matplotlib)")
     args = options.parse_args(given)
     if args.plot is not None:
         try:
@@ -303,13 +311,6 @@ def arguments(given: list[str] | None) -> Namespace:
         except ImportError as error:
             options.error(f"--plot: {error}")
     return args
-
-
-def _positive(text: str) -> int:
-    values: list[int] = integers(text)
-    if len(values) != 1:
-        raise ArgumentTypeError(f"{text!r} is not one positive integer")
-    return values[0]
 
 
 def main(given: list[str] | None = None) -> int:

@@ -20,7 +20,7 @@ import torch
 
 import photon_ext
 from benchmarks.common.checkpoint import transformers_model
-from benchmarks.common.options import parser
+from benchmarks.common.options import parser, positive_integer
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.session import Session
 from benchmarks.common.shapes import SHAPES, open_model
@@ -163,9 +163,9 @@ def main(given: list[str] | None = None) -> int:
     options = parser(__doc__.splitlines()[0])
     options.add_argument("--model", default="smollm2", help=f"a real model, or one of {', '.join(SHAPES)} with random weights")
     options.add_argument("--prompt", default=PROMPT)
-    options.add_argument("--new-tokens", type=int, default=64)
-    options.add_argument("--repeats", type=int, default=3)
-    options.add_argument("--threads", type=int, help="for both sides; default: as many as our kernels take")
+    options.add_argument("--new-tokens", type=positive_integer, default=64)
+    options.add_argument("--repeats", type=positive_integer, default=3)
+    options.add_argument("--threads", type=positive_integer, help="for both sides; default: as many as our kernels take")
     args = options.parse_args(given)
     args.threads = args.threads or photon_ext.num_threads()
     photon_ext.set_num_threads(args.threads)

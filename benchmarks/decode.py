@@ -24,7 +24,18 @@ import torch
 from benchmarks.common.bare_probe import bare_probe
 from benchmarks.common.host_meter import host_split
 from benchmarks.common.numbers import summary
-from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, integers, names, parser, running_kernels, use_fast_kernels
+from benchmarks.common.options import (
+    DTYPES,
+    device_of,
+    fast_kernels_option,
+    integers,
+    names,
+    parser,
+    positive_integer,
+    positive_number,
+    running_kernels,
+    use_fast_kernels,
+)
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.session import Memory, Session, agree, random_prompts
 from benchmarks.common.shapes import SHAPES, open_model
@@ -279,13 +290,13 @@ def arguments(given: list[str] | None) -> Namespace:
     options = parser(__doc__.splitlines()[0])
     options.add_argument("--model", type=names, default=["qwen3-0.6b"], help=f"one or more of {', '.join(SHAPES)}, or a model's path")
     options.add_argument("--batches", type=integers, default=[1, 8, 32])
-    options.add_argument("--context", type=int, default=512, help="tokens attended to in the middle of the measured window")
+    options.add_argument("--context", type=positive_integer, default=512, help="tokens attended to in the middle of the measured window")
     options.add_argument("--depth", type=integers, default=[1, 2])
     options.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 for shapes, the loader's choice for models")
-    options.add_argument("--steps", type=int, default=200, help="steps per window at most")
-    options.add_argument("--warm-up", type=int, default=16, help="steps before the first window")
-    options.add_argument("--seconds", type=float, default=4.0, help="a window ends after this time (but not before 8 steps)")
-    options.add_argument("--floor-gib", type=float, help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU")
+    options.add_argument("--steps", type=positive_integer, default=200, help="steps per window at most")
+    options.add_argument("--warm-up", type=positive_integer, default=16, help="steps before the first window")
+    options.add_argument("--seconds", type=positive_number, default=4.0, help="a window ends after this time (but not before 8 steps)")
+    options.add_argument("--floor-gib", type=positive_number, help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU")
     fast_kernels_option(options)
     options.add_argument("--spin", action="store_true", help="wait for steps by spinning instead of yielding the CPU")
     options.add_argument("--skip-memory", action="store_true", help="do not compare the memory of one slot and two")

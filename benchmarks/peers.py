@@ -25,7 +25,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, integers, names, output_file, parser, use_fast_kernels
+from benchmarks.common.options import (
+    DTYPES,
+    device_of,
+    fast_kernels_option,
+    integers,
+    names,
+    output_file,
+    parser,
+    positive_integer,
+    positive_number,
+    use_fast_kernels,
+    writable_folder,
+)
 from benchmarks.common.result import BenchmarkError, ResultFile, write_text
 from benchmarks.common.session import random_prompts
 from benchmarks.common.shapes import SHAPES
@@ -213,7 +225,7 @@ def arguments(given: list[str] | None) -> Namespace:
     options.add_argument("--model", type=names, default=["qwen3-0.6b"], help=f"of {', '.join(SHAPES)}, or Hugging Face directories")
     options.add_argument("--peers", type=names, default=list(CATALOG), help=f"of {', '.join(CATALOG)}")
     options.add_argument("--batches", type=integers, default=[1, 8, 32])
-    options.add_argument("--new-tokens", type=int, default=512)
+    options.add_argument("--new-tokens", type=positive_integer, default=512)
     options.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     fast_kernels_option(options)
     options.add_argument("--spin", action="store_true", help="ours waits for steps by spinning instead of yielding the CPU")
@@ -226,10 +238,12 @@ def arguments(given: list[str] | None) -> Namespace:
         metavar="PEER=PATH",
         help="run a peer with the interpreter it is installed for",
     )
-    options.add_argument("--seconds", type=float, default=10.0, help="for one batch of a peer, about; a slower one makes fewer tokens")
-    options.add_argument("--folder", help="where checkpoints are written; default: shared memory if there is room")
-    options.add_argument("--timeout", type=float, default=600.0, help="seconds for one peer, all batches")
-    options.add_argument("--floor-gib", type=float, help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU")
+    options.add_argument(
+        "--seconds", type=positive_number, default=10.0, help="for one batch of a peer, about; a slower one makes fewer tokens"
+    )
+    options.add_argument("--folder", type=writable_folder, help="where checkpoints are written; default: shared memory if there is room")
+    options.add_argument("--timeout", type=positive_number, default=600.0, help="seconds for one peer, all batches")
+    options.add_argument("--floor-gib", type=positive_number, help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU")
     options.add_argument("--markdown", type=output_file, metavar="FILE", help="write the tables here as Markdown")
     args = options.parse_args(given)
     unknown = [peer for peer in args.peers if peer not in CATALOG]

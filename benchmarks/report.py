@@ -9,20 +9,22 @@ Of a directory it lists the results; of a file of `benchmarks.bubble` or `benchm
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple
 
 from benchmarks.common.adopt_tables import adopt_sections
 from benchmarks.common.bubble_tables import bubble_sections
 from benchmarks.common.env import REPOSITORY, source_digest
+from benchmarks.common.result import read_result
 from benchmarks.common.section import Section
 from benchmarks.common.table import print_table
 
 TABLES: dict[str, Callable[[dict[str, Any]], list[Section]]] = {"bubble": bubble_sections, "adopt": adopt_sections}
+DAMAGES = (ValueError, KeyError, TypeError, AttributeError, IndexError)  # what reading a file raises that holds something else
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
@@ -35,11 +37,12 @@ class State(Enum):
 
 
 class Listed(NamedTuple):
-    """One result file."""
+    """One result file; `figures` are its headline."""
 
     path: Path
     state: State
     data: dict[str, Any]
+    figures: str
 
 
 def read_results(directory: Path, digest: str) -> list[Listed]:
@@ -50,11 +53,11 @@ def read_results(directory: Path, digest: str) -> list[Listed]:
 
 def _read(path: Path, digest: str) -> Listed:
     try:
-        data = json.loads(path.read_text())
-        sources = data["environment"]["sources"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return Listed(path, State.UNREADABLE, {})
-    return Listed(path, State.CURRENT if sources == digest else State.STALE, data)
+        data = read_result(path)
+        state = State.CURRENT if data["environment"].get("sources") == digest else State.STALE
+        return Listed(path, state, data, headline(data))
+    except DAMAGES:
+        return Listed(path, State.UNREADABLE, {}, "")
 
 
 def headline(data: dict[str, Any]) -> str:
@@ -73,6 +76,10 @@ def headline(data: dict[str, Any]) -> str:
             parts.append(f"{entry['loop']} {entry['stage']}{fast} {entry['ms_per_step']:.3g} ms")
         elif entry.get("what") == "gain":
             parts.append(f"{entry['model']} x{entry['streams']} {entry['observed']:+.1%} (predicted {entry['predicted']:+.1%})")
+        elif entry.get("what") == "meter":
+            parts.append(f"{entry['model']} x{entry['streams']} meter on over off x{entry['ratio']:.3f}")
+        elif entry.get("what") == "timeline":
+            parts.append(f"{entry['model']} B{entry['batch']} timeline off over none x{entry['ratio']:.3f}")
         elif entry.get("what") == "long":
             parts.append(f"{entry['model']} long d{entry['depth']} {entry['wall_s']:.1f} s, {entry['active_share']:.1%} active")
         elif entry.get("what") == "peer":
@@ -86,12 +93,16 @@ def headline(data: dict[str, Any]) -> str:
 
 def show_tables(path: Path, markdown: bool) -> int:
     """Prints the tables of one result."""
-    data = _read(path, "").data
-    sections = TABLES.get(data.get("benchmark", ""))
-    if sections is None:
-        print(f"report: {path} is no result of {' or '.join(TABLES)}; give the directory for a list", file=sys.stderr)
+    try:
+        data = read_result(path)
+        if (tables := TABLES.get(data["benchmark"])) is None:
+            raise ValueError(f"{path} is no result of {' or '.join(TABLES)}; give the directory for a list")
+        sections = tables(data)
+    except DAMAGES as error:
+        told = str(error) if isinstance(error, ValueError) else f"{path} is damaged: {type(error).__name__}: {error}"
+        print(f"report: {told}", file=sys.stderr)
         return 1
-    for section in sections(data):
+    for section in sections:
         if markdown:
             print(section.markdown(), end="")
         else:
@@ -113,15 +124,15 @@ def list_results(directory: Path) -> int:
     """Prints a line per result."""
     results = read_results(directory, source_digest(REPOSITORY))
     rows = []
-    for path, state, data in results:
+    for path, state, data, figures in results:
         environment = data.get("environment", {})
         entries = data.get("entries", [])
         statuses = [entry.get("status") for entry in entries]
         failed = statuses.count("failed")
         rows.append([
             path.relative_to(directory).as_posix(), data.get("benchmark", "?"), data.get("started", "?"),
-            environment.get("gpu") or environment.get("cpu") or "?", (environment.get("commit") or "?")[:10], f"{statuses.count('ok')}",
-            f"{failed}", state.value, headline(data)[:100],
+            environment.get("gpu") or environment.get("cpu") or "?", str(environment.get("commit") or "?")[:10], f"{statuses.count('ok')}",
+            f"{failed}", state.value, shorten(figures, 100, placeholder=" ..."),
         ])  # fmt: skip
     if rows:
         print_table(("file", "benchmark", "started", "on", "commit", "ok", "failed", "state", "figures"), rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 from pathlib import Path
 
@@ -25,6 +26,50 @@ def integers(text: str) -> list[int]:
     if any(value < 1 for value in values):
         raise argparse.ArgumentTypeError(f"{text!r} has a value below 1")
     return values
+
+
+def positive_integer(text: str) -> int:
+    """One positive integer."""
+    values = integers(text)
+    if len(values) != 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not one positive integer")
+    return values[0]
+
+
+def integer_from_zero(text: str) -> int:
+    """One integer that may be 0."""
+    return 0 if text == "0" else positive_integer(text)
+
+
+def positive_number(text: str) -> float:
+    """A positive number: seconds, GiB."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value
+
+
+def number_from_zero(text: str) -> float:
+    """A number from 0 on."""
+    return 0.0 if text in ("0", "0.0") else positive_number(text)
+
+
+def png_file(text: str) -> Path:
+    """A PNG that can be written."""
+    path = output_file(text)
+    if path.suffix.lower() != ".png":
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in .png")
+    return path
+
+
+def writable_folder(text: str) -> str:
+    """A directory that can be written into."""
+    if not Path(text).is_dir() or not os.access(text, os.W_OK | os.X_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} is no directory that can be written into")
+    return text
 
 
 def names(text: str) -> list[str]:
@@ -52,13 +97,13 @@ def output_file(text: str) -> Path:
             raise argparse.ArgumentTypeError(f"{text!r} is a directory; name a file in it")
         if path.exists() and not path.is_file():
             raise argparse.ArgumentTypeError(f"{text!r} is no plain file; name another")
-        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        above = next(parent for parent in path.absolute().parents if parent.exists())
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error.strerror}") from None
-    if not folder.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be made: {str(folder)!r} is no directory")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be made: {str(folder)!r} is not writable")
+    if not above.is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be made: {str(above)!r} is no directory")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be made: {str(above)!r} is not writable")
     return path
 
 

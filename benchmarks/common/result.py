@@ -109,6 +109,8 @@ def read_result(path: Path) -> dict[str, Any]:
         data: dict[str, Any] = json.loads(path.read_text())
         if missing := {"entries", "environment", "benchmark"} - set(data):
             raise KeyError(", ".join(sorted(missing)))
+        if not all(isinstance(entry, dict) for entry in data["entries"]) or not isinstance(data["environment"], dict):
+            raise TypeError("entries and environment are not objects")
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: not a result file of benchmarks ({type(error).__name__}: {error})") from error
     return data

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.common.options import device_name, output_file
+from benchmarks.common.options import (
+    device_name,
+    integer_from_zero,
+    number_from_zero,
+    output_file,
+    png_file,
+    positive_integer,
+    positive_number,
+)
 
 BENCHMARKS = ["activity", "adopt", "bubble", "cpu", "decode", "floor", "kernels", "peers"]
 PARSING = [*BENCHMARKS, "common.checkpoint"]
@@ -75,3 +83,32 @@ def test_a_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytes
 
 def test_devices_that_are_there_keep_their_names() -> None:
     assert [device_name(name) for name in ("auto", "cpu")] == ["auto", "cpu"]
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "given", "said"),
+    [
+        ("bubble", "--short -1", "--short: '-1' has a value below 1"),
+        ("bubble", "--temperature nan", "--temperature: 'nan' is not a positive number"),
+        ("bubble", "--plot x.foo", "--plot: 'x.foo' does not end in .png"),
+        ("bubble", "--requests 3,4", "--requests: '3,4' is not one positive integer"),
+        ("peers", "--seconds nan", "--seconds: 'nan' is not a positive number"),
+        ("peers", "--timeout 0", "--timeout: '0' is not a positive number"),
+        ("peers", "--floor-gib -1", "--floor-gib: '-1' is not a positive number"),
+        ("peers", "--folder /dev/null", "--folder: '/dev/null' is no directory that can be written into"),
+        ("decode", "--steps 0", "--steps: '0' has a value below 1"),
+        ("decode", "--seconds inf", "--seconds: 'inf' is not a positive number"),
+        ("kernels", "--floor-gib x", "--floor-gib: 'x' is not a positive number"),
+        ("adopt", "--model nope", "--model 'nope' is unknown; use one of tiny"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused_before_anything_is_measured(
+    benchmark: str, given: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in refusal(benchmark, given.split(), capsys)
+
+
+def test_zero_and_usual_numbers_are_taken() -> None:
+    assert (integer_from_zero("0"), integer_from_zero("7"), positive_integer("1")) == (0, 7, 1)
+    assert (number_from_zero("0"), number_from_zero("0.7"), positive_number("2.5")) == (0.0, 0.7, 2.5)
+    assert png_file("a.PNG") == Path("a.PNG")

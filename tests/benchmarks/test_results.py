@@ -77,3 +77,26 @@ def test_report_lists_results_and_finds_stale_ones(tmp_path: Path, capsys: pytes
 
 def test_report_of_an_empty_directory_is_no_error(tmp_path: Path) -> None:
     assert report.main([str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "{}", '{"benchmark": "adopt", "environment": {}, "entries": [-1]}'])
+def test_a_file_that_is_no_result_is_named(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "x.json").write_text(text)
+    assert report.main([str(tmp_path / "x.json")]) == 1
+    assert "x.json: not a result file of benchmarks" in capsys.readouterr().err
+    assert report.main([str(tmp_path)]) == 0, "a list goes on"
+    assert "unreadable" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("benchmark", ["adopt", "bubble"])
+def test_a_damaged_result_is_named(tmp_path: Path, benchmark: str, capsys: pytest.CaptureFixture[str]) -> None:
+    entries = [{"what": "steps", "status": "ok"}]
+    (tmp_path / "x.json").write_text(json.dumps({"benchmark": benchmark, "environment": {"commit": 5}, "entries": entries}))
+    assert report.main([str(tmp_path / "x.json")]) == 1
+    assert "x.json is damaged: KeyError" in capsys.readouterr().err
+
+
+def test_a_place_without_results_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        report.main([str(tmp_path / "nowhere")])
+    assert "nowhere: no such file or directory" in capsys.readouterr().err
