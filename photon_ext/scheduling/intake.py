@@ -60,7 +60,7 @@ class Intake:
             temperature=params.temperature,
             seed=secrets.randbits(64) if params.seed is None else params.seed,
             constraint=_started(params.constraint),
-            text=TextStream(None if self.tokenizer is None else self.tokenizer.detokenizer(), params.stop),
+            text=TextStream(None if self.tokenizer is None else self.tokenizer.detokenizer(), params.stop_automaton),
             request=Request(self.cancel, self.check_wait),
         )
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from photon_ext.models.detokenizer import Detokenizer
+from photon_ext.sampling.stop_automaton import StopAutomaton
 
 
 class StopStrings:
@@ -14,45 +13,34 @@ class StopStrings:
     into pieces.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+    def __init__(self, automaton: StopAutomaton | None) -> None:
+        """`automaton`: of the stop strings; None: there are none, and all text is shown at once."""
+        self._automaton = automaton
+        self._state = 0
         self._held = ""
         self.hit = False
 
     def push(self, piece: str) -> str:
         """Takes a piece; returns what may be shown. After a hit it returns nothing."""
-        if self.hit or not self._stops:
+        if self.hit or self._automaton is None:
             return "" if self.hit else piece
-        text = self._held + piece
-        start = self._first_stop(text)
-        if start is not None:
-            self.hit, self._held = True, ""
-            return text[:start]
-        keep = self._open_suffix(text)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        self._state, read = self._automaton.scan(self._state, piece)
+        text = self._held + piece[:read]
+        self.hit = self._automaton.complete(self._state) > 0
+        certain = len(text) - (self._automaton.complete(self._state) or self._automaton.held(self._state))
+        self._held = "" if self.hit else text[certain:]
+        return text[:certain]
 
     def finish(self) -> str:
         """What was held back and turned out to be no stop string."""
-        held, self._held = self._held, ""
+        held, self._held, self._state = self._held, "", 0
         return held
-
-    def _first_stop(self, text: str) -> int | None:
-        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
-        return min(found)[1] if found else None
-
-    def _open_suffix(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
-        for length in range(min(len(text), max(map(len, self._stops)) - 1), 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self._stops):
-                return length
-        return 0
 
 
 class TextStream:
     """Text of one request: decoding, then stop strings. Without a detokenizer all text is empty."""
 
-    def __init__(self, detokenizer: Detokenizer | None, stops: Sequence[str] = ()) -> None:
+    def __init__(self, detokenizer: Detokenizer | None, stops: StopAutomaton | None = None) -> None:
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops)
 

@@ -7,6 +7,7 @@ import pytest
 from photon_ext.errors import ConfigError
 from photon_ext.sampling import SamplingParams, from_allowed_ids
 from photon_ext.sampling.constraints import AllowedIds
+from photon_ext.sampling.params import MAX_STOP_CHARACTERS
 
 
 def test_defaults_are_greedy_without_stops() -> None:
@@ -54,6 +55,13 @@ def test_a_bad_value_is_named_with_what_is_allowed(name: str, value: object) -> 
 
 def test_a_single_stop_string_is_a_stop_string_and_not_its_letters() -> None:
     assert SamplingParams(stop="END").stop == ("END",)
+
+
+def test_stop_strings_have_room_for_so_many_characters_and_no_more() -> None:
+    half = "x" * (MAX_STOP_CHARACTERS // 2)
+    assert SamplingParams(stop=[half, half]).stop == (half, half)
+    with pytest.raises(ConfigError, match="stop holds 3 strings of 16385 characters in all; give at most 16384"):
+        SamplingParams(stop=[half, half, "!"])
 
 
 def test_lists_become_tuples_so_that_params_stay_hashable_and_frozen() -> None:

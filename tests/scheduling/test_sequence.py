@@ -8,12 +8,12 @@ import pytest
 
 from photon_ext.models.detokenizer import Detokenizer
 from photon_ext.runtime import FinishReason
-from photon_ext.sampling import Constraint, from_allowed_ids
+from photon_ext.sampling import Constraint, SamplingParams, from_allowed_ids
 from photon_ext.scheduling import Request, Sequence, StreamEvent, TextStream
 
 
 def make(stops: tuple[str, ...] = (), constraint: Constraint | None = None) -> Sequence:
-    text = TextStream(Detokenizer(lambda ids: "".join(map(chr, ids))), stops)
+    text = TextStream(Detokenizer(lambda ids: "".join(map(chr, ids))), SamplingParams(stop=stops).stop_automaton)
     return Sequence((1, 2), 8, (), 0.0, 0, constraint, text, Request(lambda request: None))
 
 

@@ -1,17 +1,51 @@
 """Stop strings and incremental text: the pieces add up, and no part of a stop string is ever shown."""
 
+import sys
+from collections.abc import Sequence
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from photon_ext.models.detokenizer import Detokenizer
+from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling import StopStrings, TextStream
 
 LETTERS = st.text(alphabet="abc", max_size=14)
 STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=3)
 
 
+def stop_strings(stops: Sequence[str]) -> StopStrings:
+    return StopStrings(SamplingParams(stop=tuple(stops)).stop_automaton)
+
+
+class PlainStopStrings:
+    """The reference: looks at each stop string for each piece."""
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(stops)
+        self._held = ""
+        self.hit = False
+
+    def push(self, piece: str) -> str:
+        if self.hit or not self._stops:
+            return "" if self.hit else piece
+        text = self._held + piece
+        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        if found:
+            self.hit, self._held = True, ""
+            return text[: min(found)[1]]
+        keep = next((len(text) - start for start in range(len(text)) if any(stop.startswith(text[start:]) for stop in self._stops)), 0)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def finish(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+
 def run(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
-    stream = StopStrings(stops)
+    stream = stop_strings(stops)
     shown = ""
     for piece in pieces:
         shown += stream.push(piece)
@@ -35,14 +69,58 @@ def test_the_cut_does_not_depend_on_the_pieces(text: str, stops: list[str], data
     assert run(stops, pieces) == (expected, expected != text)
 
 
+@given(
+    st.lists(st.text(alphabet="ab😀", min_size=1, max_size=7), max_size=12),
+    st.lists(st.text(alphabet="ab😀", max_size=6), max_size=12),
+)
+def test_every_piece_shows_what_looking_at_each_stop_string_would(stops: list[str], pieces: list[str]) -> None:
+    stream, plain = stop_strings(stops), PlainStopStrings(stops)
+    for piece in pieces:
+        assert (stream.push(piece), stream.hit) == (plain.push(piece), plain.hit)
+    assert stream.finish() == plain.finish()
+    for piece in pieces:  # after the end it starts over
+        assert (stream.push(piece), stream.hit) == (plain.push(piece), plain.hit)
+
+
+def calls(stream: StopStrings, text: str) -> int:
+    """How many functions are called, builtins and generators included, while the stream takes the text."""
+    count = 0
+
+    def profile(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event.endswith("call")
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        for character in text:
+            stream.push(character)
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+@pytest.mark.parametrize("stops", [[f"q{i}" for i in range(2000)], ["q" * length for length in range(101, 160)]])
+def test_a_piece_costs_the_same_however_many_stop_strings_there_are_and_however_long(stops: list[str]) -> None:
+    text = "a quick sequence, " + "q" * 100
+    assert calls(stop_strings(stops), text) < 1.5 * calls(stop_strings(["no", "quiet"]), text)
+
+
+def test_the_automaton_is_made_once_for_all_requests_of_the_same_parameters() -> None:
+    params = SamplingParams(stop=["a", "b"])
+    assert params.stop_automaton is params.stop_automaton
+    assert params == SamplingParams(stop=["a", "b"]), "what was made of them is no part of the parameters"
+    assert SamplingParams().stop_automaton is None
+
+
 def test_what_may_become_a_stop_string_is_held_back_and_then_shown() -> None:
-    stream = StopStrings(["STOP"])
+    stream = stop_strings(["STOP"])
     assert [stream.push(piece) for piece in ("go S", "TO", "RE S", "T")] == ["go ", "", "STORE ", ""]
     assert stream.finish() == "ST"
 
 
 def test_nothing_is_shown_after_a_stop() -> None:
-    stream = StopStrings(["."])
+    stream = stop_strings(["."])
     assert (stream.push("One. Two"), stream.hit, stream.push(" more")) == ("One", True, "")
 
 
@@ -51,7 +129,7 @@ def utf8(ids: list[int]) -> str:
 
 
 def test_a_stop_string_is_found_across_split_characters() -> None:
-    text = TextStream(Detokenizer(utf8), ["é!"])
+    text = TextStream(Detokenizer(utf8), SamplingParams(stop="é!").stop_automaton)
     shown = [text.push(byte) for byte in "café! no".encode()[:7]]
     assert "".join(shown) == "caf"
     assert text.stopped
