@@ -5,6 +5,9 @@ User mistakes derive from ValueError too, so that `except ValueError` keeps work
 
 from __future__ import annotations
 
+_SHOWN_BITS = 256  # Python refuses to write integers of more than 4300 digits, and nobody reads so many
+_SHOWN_CHARACTERS = 200
+
 
 class PhotonError(Exception):
     """Base of all errors raised by photon_ext."""
@@ -40,6 +43,17 @@ class NoFreeRow(PhotonError, RuntimeError):
 
 class CaptureError(PhotonError, RuntimeError):
     """A step function cannot be recorded into a graph."""
+
+
+def shown(value: object) -> str:
+    """A value as a message names it: as in source code, where that is short; what is large or has no text, in a few words."""
+    if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
+        return f"{'a negative' if value < 0 else 'an'} integer of {value.bit_length()} bits"
+    try:
+        text = repr(value)
+    except Exception:
+        return f"a {type(value).__name__} (whose text cannot be made)"
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def describe(error: BaseException) -> str:

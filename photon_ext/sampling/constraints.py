@@ -12,9 +12,9 @@ from __future__ import annotations
 import inspect
 from array import array
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
-from photon_ext.errors import ConfigError, RequestError
+from photon_ext.errors import ConfigError, RequestError, shown
 
 _BYTES_OR_TEXT = (str, bytes, bytearray, memoryview)
 
@@ -55,7 +55,7 @@ def pack_ids(ids: Iterable[int], num_words: int) -> array[int]:
     limit = 32 * num_words
     for token in ids:
         if not 0 <= token < limit:
-            raise RequestError(f"constraint allows token id {token}; the mask covers ids 0 to {limit - 1}")
+            raise RequestError(f"constraint allows token id {shown(token)}; the mask covers ids 0 to {limit - 1}")
         bits[token >> 3] |= 1 << (token & 7)
     return array("i", bytes(bits))
 
@@ -119,17 +119,19 @@ def from_allowed_ids(allowed: Collection[int] | Sequence[Collection[int]]) -> Al
     Raises:
         ConfigError: the two forms are mixed, or something is not a token id.
     """
-    if isinstance(allowed, _BYTES_OR_TEXT):
+    if not _is_collection(allowed):
         raise ConfigError(f"from_allowed_ids: got a {type(allowed).__name__}; give token ids, or one collection of token ids per position")
     items = list(allowed)
-    if all(_is_id(item) for item in items):
+    if all(map(_is_id, items)):
         return AllowedIds((frozenset(items),), repeat=True)  # type: ignore[arg-type]
     positions = []
     for index, item in enumerate(items):
-        ids = frozenset(item) if isinstance(item, Iterable) and not isinstance(item, _BYTES_OR_TEXT) else None
-        if ids is None or not all(_is_id(token) for token in ids):
-            raise ConfigError(f"from_allowed_ids: item {index} is {item!r}; give only token ids (>= 0), or only collections of token ids")
-        positions.append(ids)
+        ids = list(item) if _is_collection(item) else None
+        if ids is None or not all(map(_is_id, ids)):
+            raise ConfigError(
+                f"from_allowed_ids: item {index} is {shown(item)}; give only token ids (>= 0), or only collections of token ids"
+            )
+        positions.append(frozenset(ids))
     return AllowedIds(tuple(positions), repeat=False)
 
 
@@ -143,6 +145,10 @@ def from_callable(allowed: Callable[[list[int]], Iterable[int]], finished: Calla
     if not callable(allowed) or (finished is not None and not callable(finished)):
         raise ConfigError("from_callable: give functions that take the list of generated token ids")
     return CallableConstraint(allowed, finished)
+
+
+def _is_collection(value: object) -> TypeGuard[Iterable[Any]]:
+    return isinstance(value, Iterable) and not isinstance(value, _BYTES_OR_TEXT)
 
 
 def _is_id(value: object) -> bool:

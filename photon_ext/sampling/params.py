@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from photon_ext.errors import ConfigError
+from photon_ext.errors import ConfigError, shown
 from photon_ext.runtime.admission import MAX_TEMPERATURE, MIN_TEMPERATURE
 from photon_ext.sampling.constraints import Constraint, is_constraint
 from photon_ext.sampling.stop_automaton import StopAutomaton
@@ -47,10 +46,10 @@ class SamplingParams:
         _check_max_new_tokens(self.max_new_tokens)
         _check_temperature(self.temperature)
         if self.seed is not None and not (_is_int(self.seed) and 0 <= self.seed <= MAX_SEED):
-            raise ConfigError(f"seed is {self.seed!r}; give an integer from 0 to 2**64 - 1, or None for a new one each time")
+            raise ConfigError(f"seed is {shown(self.seed)}; give an integer from 0 to 2**64 - 1, or None for a new one each time")
         for token in self.stop_token_ids:
             if not _is_int(token) or token < 0:
-                raise ConfigError(f"stop_token_ids holds {token!r}; give token ids of the model's vocabulary, integers >= 0")
+                raise ConfigError(f"stop_token_ids holds {shown(token)}; give token ids of the model's vocabulary, integers >= 0")
         _check_stop(self.stop)
         if self.constraint is not None and not is_constraint(self.constraint):
             raise ConfigError(
@@ -70,31 +69,40 @@ def _is_int(value: object) -> bool:
 
 def _as_tuple(name: str, value: object) -> tuple[object, ...]:
     if isinstance(value, (bytes, bytearray, memoryview)):
-        raise ConfigError(f"{name} is {value!r}; give a list or a tuple")
+        raise ConfigError(f"{name} is {shown(value)}; give a list or a tuple")
     try:
         return tuple(value)  # type: ignore[arg-type]
     except TypeError:
-        raise ConfigError(f"{name} is {value!r}; give a list or a tuple") from None
+        raise ConfigError(f"{name} is {shown(value)}; give a list or a tuple") from None
 
 
 def _check_stop(stop: tuple[object, ...]) -> None:
     characters = 0
     for text in stop:
         if not isinstance(text, str) or not text:
-            raise ConfigError(f"stop holds {text!r}; give non-empty strings")
+            raise ConfigError(f"stop holds {shown(text)}; give non-empty strings")
+        _check_unicode(text)
         characters += len(text)
     if characters > MAX_STOP_CHARACTERS:
         raise ConfigError(f"stop holds {len(stop)} strings of {characters} characters in all; give at most {MAX_STOP_CHARACTERS}")
 
 
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        lone = f"U+{ord(text[error.start]):04X}, at character {error.start}"
+        raise ConfigError(f"stop holds {shown(text)} with a lone surrogate, {lone}; give valid Unicode text") from None
+
+
 def _check_max_new_tokens(value: object) -> None:
     if not _is_int(value) or value < 1:  # type: ignore[operator]
-        raise ConfigError(f"max_new_tokens is {value!r}; give an integer >= 1")
+        raise ConfigError(f"max_new_tokens is {shown(value)}; give an integer >= 1")
 
 
 def _check_temperature(value: object) -> None:
-    remedy = f"give 0 for greedy decoding, or a number from {MIN_TEMPERATURE} to {MAX_TEMPERATURE:g}"
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ConfigError(f"temperature is {value!r}; {remedy}")
-    if value != 0 and not MIN_TEMPERATURE <= value <= MAX_TEMPERATURE:
-        raise ConfigError(f"temperature is {value!r}; {remedy}")
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not (value == 0 or MIN_TEMPERATURE <= value <= MAX_TEMPERATURE):  # type: ignore[operator]
+        raise ConfigError(
+            f"temperature is {shown(value)}; give 0 for greedy decoding, or a number from {MIN_TEMPERATURE} to {MAX_TEMPERATURE:g}"
+        )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from photon_ext.errors import ConfigError, RequestError, describe
+from photon_ext.errors import ConfigError, RequestError, describe, shown
 from photon_ext.sampling import Constraint, SamplingParams
 from photon_ext.sampling.constraints import is_constraint
 from photon_ext.scheduling.prompts import Prompt, encode_prompt
@@ -52,7 +52,7 @@ class Intake:
             raise ConfigError(f"params is a {type(params).__name__}; give SamplingParams(...)")
         prompt_ids = encode_prompt(prompt, self.tokenizer, self.vocab_size, raw)
         if params.stop and self.tokenizer is None:
-            raise RequestError(f"stop holds {params.stop[0]!r}, and this engine has no tokenizer; use stop_token_ids")
+            raise RequestError(f"stop holds {shown(params.stop[0])}, and this engine has no tokenizer; use stop_token_ids")
         return Sequence(
             prompt_ids=prompt_ids,
             max_new_tokens=self.fit(len(prompt_ids), params.max_new_tokens),
@@ -68,7 +68,7 @@ class Intake:
         ids = tuple(dict.fromkeys((*eos_ids, *own)))
         outside = next((token for token in ids if token >= self.vocab_size), None)
         if outside is not None:
-            raise RequestError(f"stop_token_ids holds {outside}; ids of this model are 0 to {self.vocab_size - 1}")
+            raise RequestError(f"stop_token_ids holds {shown(outside)}; ids of this model are 0 to {self.vocab_size - 1}")
         if len(ids) > self.max_stop_ids:
             raise RequestError(
                 f"{len(ids)} stop token ids, the model's own included; a request has {self.max_stop_ids} at most (max_stop_ids)"

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 
 from photon_ext import _C, fast_kernels_run
-from photon_ext.errors import ConfigError
+from photon_ext.errors import ConfigError, shown
 
 MAX_STOP_IDS = 4096  # the device looks through all of a row's for each token
+MAX_SIZE = 2**31 - 1  # sizes are int32 on the device
 
 
 @dataclass(frozen=True)
@@ -65,24 +66,23 @@ class EngineOptions:
         for name in ("max_rows", "max_len", "page_size", "num_pages", "chunk", "max_stop_ids"):
             value = getattr(self, name)
             optional = name in ("max_len", "num_pages")
-            if not (value is None and optional) and not _is_positive(value):
-                raise ConfigError(f"{name} is {value!r}; give a positive integer")
-        if self.max_stop_ids > MAX_STOP_IDS:
-            raise ConfigError(f"max_stop_ids is {self.max_stop_ids}; give at most {MAX_STOP_IDS}")
+            most = MAX_STOP_IDS if name == "max_stop_ids" else MAX_SIZE
+            if not (value is None and optional) and not (_is_positive(value) and value <= most):
+                raise ConfigError(f"{name} is {shown(value)}; give a positive integer, at most {most}")
         for name in ("buckets", "prefill_buckets"):
             values = getattr(self, name)
             if values is None and name == "prefill_buckets":
                 continue
             if not isinstance(values, (list, tuple)) or not all(map(_is_positive, values)):
-                raise ConfigError(f"{name} is {values!r}; give a tuple of positive integers")
+                raise ConfigError(f"{name} is {shown(values)}; give a tuple of positive integers")
             object.__setattr__(self, name, tuple(values))
         for name in ("graph", "exact", "timing", "meter", "freeze", "blocking"):
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; give True or False")
+                raise ConfigError(f"{name} is {shown(getattr(self, name))}; give True or False")
         if not isinstance(self.fast_kernels, bool | None):
-            raise ConfigError(f"fast_kernels is {self.fast_kernels!r}; give True, False, or None to have them where they run")
+            raise ConfigError(f"fast_kernels is {shown(self.fast_kernels)}; give True, False, or None to have them where they run")
         if not _is_positive(self.depth) or self.depth > 2:
-            raise ConfigError(f"depth is {self.depth!r}; give 1 (the blocking loop) or 2 (two steps in flight)")
+            raise ConfigError(f"depth is {shown(self.depth)}; give 1 (the blocking loop) or 2 (two steps in flight)")
 
 
 def choose_kernels(fast: bool | None, device: str, dtype: torch.dtype) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from photon_ext.errors import RequestError
+from photon_ext.errors import RequestError, shown
 
 if TYPE_CHECKING:
     from photon_ext.models.tokenizer import Tokenizer
@@ -37,7 +37,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int, 
         raise RequestError(f"the prompt is empty; {_EXPECTED}")
     outside = next((token for token in ids if not 0 <= token < vocab_size), None)
     if outside is not None:
-        raise RequestError(f"the prompt holds token id {outside}; ids of this model are 0 to {vocab_size - 1}")
+        raise RequestError(f"the prompt holds token id {shown(outside)}; ids of this model are 0 to {vocab_size - 1}")
     return tuple(ids)
 
 
@@ -58,11 +58,11 @@ def _tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
 
 def _checked_id(token: object) -> int:
     if isinstance(token, bool) or not isinstance(token, int):
-        raise RequestError(f"the prompt holds {token!r}, which is no token id; {_EXPECTED}")
+        raise RequestError(f"the prompt holds {shown(token)}, which is no token id; {_EXPECTED}")
     return token
 
 
 def _checked_message(message: object) -> Message:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
-        raise RequestError(f"the chat holds {message!r}; each message needs a 'role' (a string) and its 'content'")
+        raise RequestError(f"the chat holds {shown(message)}; each message needs a 'role' (a string) and its 'content'")
     return message

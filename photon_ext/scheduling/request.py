@@ -7,7 +7,10 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
+from numbers import Real
 from typing import NamedTuple
+
+from photon_ext.errors import ConfigError, shown
 
 
 class StreamEvent(NamedTuple):
@@ -77,16 +80,18 @@ class Request:
         """Waits for the end.
 
         Args:
-            timeout: seconds; None waits as long as it takes.
+            timeout: seconds, from 0 on; None, and infinity, wait as long as it takes.
 
         Raises:
+            ConfigError: the timeout is no such number.
             TimeoutError: the request is still running; it goes on.
             RequestError: called by a constraint of the same engine, which would wait for itself.
             EngineDeadError: called in a fork of the engine's process.
         """
+        seconds = _checked_seconds(timeout)
         if not self.done:
             self._check_wait()
-            if not self._ended.wait(timeout):
+            if not self._ended.wait(seconds):
                 raise TimeoutError(f"the request has not ended within {timeout} s; wait longer, or cancel() it")
         assert self._output is not None
         return self._output
@@ -172,6 +177,15 @@ class Request:
             except BaseException:  # the reader's event loop is closed, or is broken: nobody can be woken there any more
                 with self._changed:
                     self._wakers.discard(wake)
+
+
+def _checked_seconds(timeout: float | None) -> float | None:
+    """`timeout`, cut to what a lock can wait, 292 years."""
+    if timeout is None:
+        return None
+    if not isinstance(timeout, Real) or not timeout >= 0:  # NaN is neither
+        raise ConfigError(f"timeout is {shown(timeout)}; give seconds >= 0, or None to wait as long as it takes")
+    return float(min(timeout, threading.TIMEOUT_MAX))
 
 
 @dataclass(slots=True)

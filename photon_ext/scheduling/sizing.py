@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -25,30 +26,73 @@ class EngineSize:
     num_pages: int
 
 
+class Need(NamedTuple):
+    """What options ask for: bytes of activations, bytes of one page, and the fewest pages."""
+
+    activations: int
+    page: int
+    pages: int
+
+    def fitting(self, usable: int) -> int:
+        """Pages that so many bytes hold beside the activations; page 0 takes room as well."""
+        return max(0, usable - self.activations) // self.page - 1
+
+    def fits(self, usable: int) -> bool:
+        return self.pages <= self.fitting(usable)
+
+
 def size_engine(options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> EngineSize:
     """Settles the sizes before anything is allocated.
 
     Raises:
         ConfigError: max_len is beyond the model, or the memory does not hold what was asked for.
     """
-    max_len = min(config.max_positions, DEFAULT_MAX_LEN) if options.max_len is None else options.max_len
+    max_len, rows = _max_len(options, config), options.max_rows
     if max_len > config.max_positions:
         raise ConfigError(f"max_len is {max_len} and the model was made for {config.max_positions} positions; ask for no more than that")
-    rows = options.max_rows
-    max_lines = max(options.chunk, rows)
-    fixed = _activation_bytes(config, max_lines, rows, dtype)
-    page_bytes = options.page_size * config.kv_bytes_per_token(dtype.itemsize)
-    usable = _usable_bytes(device)
-    fitting = max(0, usable - fixed) // page_bytes - 1  # page 0 takes room as well
-    pages_per_row = -(-max_len // options.page_size)
-    least = max(rows, pages_per_row) if options.num_pages is None else options.num_pages
-    if least > fitting:
+    need, usable = _need(options, config, dtype), _usable_bytes(device)
+    if not need.fits(usable):
         raise ConfigError(
-            f"max_rows {rows} and max_len {max_len} need {_gib(fixed)} for activations and at least {least} pages of "
-            f"{page_bytes / 2**10:.0f} KiB ({_gib(least * page_bytes)}) for keys and values; {_gib(usable)} can be used on {device}: "
-            "lower max_rows, max_len or num_pages"
+            f"max_rows {rows}, max_len {max_len}, chunk {options.chunk} and page_size {options.page_size} need "
+            f"{_gib(need.activations)} for activations and at least {need.pages} pages of {need.page / 2**10:.0f} KiB "
+            f"({_gib(need.pages * need.page)}) for keys and values; {_gib(usable)} can be used on {device}: "
+            f"{_remedy(options, config, dtype, usable)}"
         )
-    return EngineSize(max_len, max_lines, options.num_pages or min(fitting, rows * pages_per_row))
+    num_pages = options.num_pages or min(need.fitting(usable), rows * _pages_per_row(options, config))
+    return EngineSize(max_len, _max_lines(options), num_pages)
+
+
+def _need(options: EngineOptions, config: ModelConfig, dtype: torch.dtype) -> Need:
+    least = max(options.max_rows, _pages_per_row(options, config)) if options.num_pages is None else options.num_pages
+    activations = _activation_bytes(config, _max_lines(options), options.max_rows, dtype)
+    return Need(activations, options.page_size * config.kv_bytes_per_token(dtype.itemsize), least)
+
+
+def _remedy(options: EngineOptions, config: ModelConfig, dtype: torch.dtype, usable: int) -> str:
+    """Names the options that can make it fit: each by itself, or else several together."""
+
+    def fits_with(*lowered: str) -> bool:
+        return _need(replace(options, **dict.fromkeys(lowered, 1)), config, dtype).fits(usable)  # type: ignore[arg-type]
+
+    sizes = [name for name in ("max_rows", "max_len", "num_pages", "chunk", "page_size") if name != "num_pages" or options.num_pages]
+    alone = [name for name in sizes if fits_with(name)]
+    if alone:
+        return f"lower {' or '.join(alone)}"
+    if fits_with(*sizes):
+        return f"lower more than one of {', '.join(sizes)}"
+    return "not even one token fits; free memory there, or take a smaller model"
+
+
+def _max_len(options: EngineOptions, config: ModelConfig) -> int:
+    return min(config.max_positions, DEFAULT_MAX_LEN) if options.max_len is None else options.max_len
+
+
+def _max_lines(options: EngineOptions) -> int:
+    return max(options.chunk, options.max_rows)
+
+
+def _pages_per_row(options: EngineOptions, config: ModelConfig) -> int:
+    return -(-_max_len(options, config) // options.page_size)
 
 
 def _activation_bytes(config: ModelConfig, lines: int, rows: int, dtype: torch.dtype) -> int:

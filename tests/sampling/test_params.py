@@ -28,6 +28,7 @@ def test_defaults_are_greedy_without_stops() -> None:
         ("temperature", 1e-9),
         ("temperature", 1e39),
         ("temperature", "hot"),
+        ("temperature", 10**40),
         ("seed", -1),
         ("seed", 2**64),
         ("seed", 0.5),
@@ -36,6 +37,7 @@ def test_defaults_are_greedy_without_stops() -> None:
         ("stop_token_ids", 3),
         ("stop", ("",)),
         ("stop", (3,)),
+        ("stop", ("ab\udcff",)),
         ("stop_token_ids", b"ab"),
         ("stop_token_ids", bytearray(b"ab")),
         ("stop", b"ab"),
@@ -62,6 +64,19 @@ def test_stop_strings_have_room_for_so_many_characters_and_no_more() -> None:
     assert SamplingParams(stop=[half, half]).stop == (half, half)
     with pytest.raises(ConfigError, match="stop holds 3 strings of 16385 characters in all; give at most 16384"):
         SamplingParams(stop=[half, half, "!"])
+
+
+def test_half_a_character_is_no_stop_string() -> None:
+    with pytest.raises(
+        ConfigError, match=r"stop holds 'ab\\udcff' with a lone surrogate, U\+DCFF, at character 2; give valid Unicode text"
+    ):
+        SamplingParams(stop="ab\udcff")
+
+
+@pytest.mark.parametrize("name", ["max_new_tokens", "temperature", "seed", "stop_token_ids", "stop"])
+def test_integers_too_large_for_their_digits_to_be_written_are_told_by_their_size(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} is a negative integer of 16610 bits; give"):
+        SamplingParams(**{name: -(10**5000)})
 
 
 def test_lists_become_tuples_so_that_params_stay_hashable_and_frozen() -> None:

@@ -2,10 +2,12 @@
 
 import asyncio
 import gc
+import math
 import threading
 
 import pytest
 
+from photon_ext.errors import ConfigError
 from photon_ext.models.detokenizer import Detokenizer
 from photon_ext.runtime import FinishReason
 from photon_ext.sampling import Constraint, SamplingParams, from_allowed_ids
@@ -80,6 +82,24 @@ def test_an_unfinished_constraint_leaves_the_verdict() -> None:
 def test_result_times_out_with_advice() -> None:
     with pytest.raises(TimeoutError, match="cancel"):
         make().request.result(timeout=0.01)
+
+
+@pytest.mark.parametrize("timeout", [-1, -0.1, math.nan, -math.inf, "1", -(10**5000)], ids=lambda value: f"{type(value).__name__}")
+def test_a_timeout_that_is_no_time_is_refused(timeout: object) -> None:
+    with pytest.raises(ConfigError, match=r"timeout is .*; give seconds >= 0, or None"):
+        make().request.result(timeout)
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 10**400, 1e300, None], ids=str)
+def test_a_timeout_may_be_longer_than_any_clock(timeout: float | None) -> None:
+    sequence = make()
+    threading.Timer(0.05, lambda: sequence.close(FinishReason.LENGTH)).start()
+    assert sequence.request.result(timeout).finish_reason == "length"
+
+
+def test_a_timeout_of_zero_looks_without_waiting() -> None:
+    with pytest.raises(TimeoutError):
+        make().request.result(0)
 
 
 def test_readers_in_threads_and_coroutines_see_the_same_events() -> None:

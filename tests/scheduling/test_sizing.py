@@ -39,19 +39,28 @@ def test_less_memory_makes_fewer_pages_that_fit_it(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "message", "remedy"),
     [
-        ({"max_rows": 2, "max_len": 512}, "at least 32 pages of 4 KiB"),
-        ({"max_rows": 60, "max_len": 16}, "at least 60 pages"),
-        ({"num_pages": 1000, "max_len": 16}, "at least 1000 pages"),
+        ({"max_rows": 2, "max_len": 512}, "at least 32 pages of 4 KiB", "lower max_len"),
+        ({"max_rows": 60, "max_len": 16}, "at least 60 pages", "lower max_rows"),
+        ({"max_rows": 10, "max_len": 16, "page_size": 64}, "at least 10 pages of 16 KiB", "lower max_rows or page_size"),
+        ({"max_rows": 60, "max_len": 512}, "at least 60 pages", "lower more than one of max_rows, max_len, chunk, page_size"),
+        ({"max_rows": 1, "num_pages": 1000, "max_len": 16}, "at least 1000 pages", "lower num_pages"),
+        ({"max_rows": 1, "max_len": 16, "chunk": 10**6}, "chunk 1000000 and .* at least 1 pages", "lower chunk"),
+        ({"max_rows": 1, "max_len": 16, "page_size": 10**6}, "page_size 1000000 need .* at least 1 pages", "lower page_size"),
     ],
 )
-def test_what_does_not_fit_says_how_much_is_needed_and_how_much_is_there(
-    monkeypatch: pytest.MonkeyPatch, options: dict, message: str
+def test_what_does_not_fit_says_how_much_is_needed_and_how_much_is_there_and_what_to_lower(
+    monkeypatch: pytest.MonkeyPatch, options: dict, message: str, remedy: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
-        size(monkeypatch, 100_000, chunk=8, **options)
-    assert "0.00 GiB can be used on cpu: lower max_rows, max_len or num_pages" in str(raised.value)
+        size(monkeypatch, 100_000, **{"chunk": 8, **options})
+    assert str(raised.value).endswith(f"0.00 GiB can be used on cpu: {remedy}")
+
+
+def test_where_nothing_fits_no_option_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="not even one token fits; free memory there, or take a smaller model"):
+        size(monkeypatch, 1000)
 
 
 def test_memory_of_this_machine_is_found() -> None:
