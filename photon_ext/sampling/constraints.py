@@ -29,7 +29,7 @@ class Constraint(Protocol):
 
     @property
     def finished(self) -> bool:
-        """True once the request is complete: it ends with finish reason "stop"."""
+        """True once the request is complete: it ends with finish reason "stop". A property or an attribute, not a method."""
 
     def advance(self, token: int) -> None:
         """Takes the token that was sampled. Not called for the stop token that ends a request."""
@@ -38,11 +38,26 @@ class Constraint(Protocol):
         """Sets the bits of the allowed tokens in `words` (int32, zeroed, ceil(vocab / 32) of them)."""
 
 
-def is_constraint(value: object) -> bool:
-    """Whether `value` has what a Constraint needs. Nothing of it is called: `finished` may be a property that counts or computes."""
-    if isinstance(value, type):
-        return False
-    return all(inspect.getattr_static(value, name, None) is not None for name in ("advance", "fill_bitmask", "finished"))
+def constraint_fault(value: object) -> str | None:
+    """Why `value` is no Constraint, and what to do; None if it is one. Nothing of it is called: `finished` may compute."""
+    advance, fill_bitmask, finished = (inspect.getattr_static(value, name, None) for name in ("advance", "fill_bitmask", "finished"))
+    if isinstance(value, type) or advance is None or fill_bitmask is None or finished is None:
+        return "give an object with advance(token), fill_bitmask(words) and finished, for instance what from_callable(...) returns"
+    if callable(finished) or isinstance(finished, classmethod):
+        return "its finished is a method, which always counts as true; make it a property"
+    return None
+
+
+def is_finished(constraint: Constraint) -> bool:
+    """Whether the constraint's request is complete.
+
+    Raises:
+        RequestError: `finished` is a method. `constraint_fault` does not see that where a property or __slots__ hold it.
+    """
+    finished = constraint.finished
+    if callable(finished):
+        raise RequestError(f"finished is {shown(finished)}, which always counts as true; make it a property that is true or false")
+    return bool(finished)
 
 
 def pack_ids(ids: Iterable[int], num_words: int) -> array[int]:

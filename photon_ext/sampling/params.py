@@ -7,7 +7,7 @@ from functools import cached_property
 
 from photon_ext.errors import ConfigError, shown
 from photon_ext.runtime.admission import MAX_TEMPERATURE, MIN_TEMPERATURE
-from photon_ext.sampling.constraints import Constraint, is_constraint
+from photon_ext.sampling.constraints import Constraint, constraint_fault
 from photon_ext.sampling.stop_automaton import StopAutomaton
 
 MAX_SEED = 2**64 - 1
@@ -51,11 +51,9 @@ class SamplingParams:
             if not _is_int(token) or token < 0:
                 raise ConfigError(f"stop_token_ids holds {shown(token)}; give token ids of the model's vocabulary, integers >= 0")
         _check_stop(self.stop)
-        if self.constraint is not None and not is_constraint(self.constraint):
-            raise ConfigError(
-                f"constraint is a {type(self.constraint).__name__}; give an object with advance(token), fill_bitmask(words) and "
-                "finished, for instance from_allowed_ids(...) or from_callable(...)"
-            )
+        fault = None if self.constraint is None else constraint_fault(self.constraint)
+        if fault is not None:
+            raise ConfigError(f"constraint is a {type(self.constraint).__name__}; {fault}")
 
     @cached_property
     def stop_automaton(self) -> StopAutomaton | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from photon_ext.errors import ConfigError, RequestError, describe, shown
 from photon_ext.sampling import Constraint, SamplingParams
-from photon_ext.sampling.constraints import is_constraint
+from photon_ext.sampling.constraints import constraint_fault
 from photon_ext.scheduling.prompts import Prompt, encode_prompt
 from photon_ext.scheduling.request import Request
 from photon_ext.scheduling.sequence import Sequence
@@ -88,9 +88,8 @@ def _started(constraint: Constraint | None) -> Constraint | None:
         raise
     except BaseException as error:
         raise RequestError(f"fresh() of the constraint {name} raised {describe(error)}") from error
-    if not is_constraint(made):
-        raise RequestError(
-            f"fresh() of the constraint {name} returned {'None' if made is None else 'a ' + type(made).__name__}; "
-            "it must return a constraint: an object with advance(token), fill_bitmask(words) and finished"
-        )
+    fault = constraint_fault(made)
+    if fault is not None:
+        got = "None" if made is None else f"a {type(made).__name__}"
+        raise RequestError(f"fresh() of the constraint {name} returned {got}; it must return a constraint: {fault}")
     return made

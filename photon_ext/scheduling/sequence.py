@@ -8,6 +8,7 @@ from enum import Enum
 
 from photon_ext.runtime import FinishReason, Row
 from photon_ext.sampling import Constraint
+from photon_ext.sampling.constraints import is_finished
 from photon_ext.scheduling.request import Output, Request, StreamEvent, Timings
 from photon_ext.scheduling.text import TextStream
 
@@ -77,7 +78,7 @@ class Sequence:
         self.timings.token()
         if self.constraint is not None and verdict is not FinishReason.STOP:
             self.constraint.advance(token)
-            if self.constraint.finished:
+            if is_finished(self.constraint):
                 verdict = FinishReason.STOP
         return verdict
 

@@ -91,6 +91,22 @@ def test_whatever_a_constraint_raises_ends_its_own_request_only(engine: Engine, 
     assert kind.__name__ in (output.error or "")
 
 
+class Slotted(Scripted):
+    """Where `finished` is, no class says: only an object of it has it, and there it is a method."""
+
+    __slots__ = ("finished",)
+
+    def __init__(self) -> None:
+        super().__init__(lambda called: None)
+        self.finished = lambda: False
+
+
+def test_a_constraint_whose_finished_turns_out_to_be_a_method_ends_with_an_error(engine: Engine) -> None:
+    output = engine.submit([1], SamplingParams(max_new_tokens=3, constraint=Slotted())).result(20)
+    assert output.finish_reason == "error"
+    assert "which always counts as true; make it a property" in (output.error or "")
+
+
 @pytest.mark.parametrize("where", ["push", "flush"])
 @pytest.mark.parametrize("kind", [Panic, Unspeakable, UnicodeError], ids=lambda kind: kind.__name__)
 def test_whatever_a_detokenizer_raises_ends_its_own_request_only(engine: Engine, where: str, kind: type[BaseException]) -> None:
@@ -158,6 +174,14 @@ def test_without_an_engine_an_interrupt_of_the_main_thread_stays_one() -> None:
 # --- fresh() and the protocol --------------------------------------------------------------------------------------------------------
 
 
+class MethodFinished(Scripted):
+    def __init__(self) -> None:
+        super().__init__(lambda called: None)
+
+    def finished(self) -> bool:
+        return False
+
+
 class Fresh(Scripted):
     """`made` is what fresh() returns, or raises."""
 
@@ -177,6 +201,7 @@ class Fresh(Scripted):
         (None, "returned None; it must return a constraint"),
         (5, "returned a int"),
         (Scripted, "returned a type"),
+        (MethodFinished(), "returned a MethodFinished; it must return a constraint: its finished is a method"),
         (ValueError("no start"), "raised ValueError: no start"),
         (Panic("rust"), "raised Panic: rust"),
         (Unspeakable(), "raised Unspeakable"),

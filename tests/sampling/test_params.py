@@ -1,6 +1,7 @@
 """SamplingParams: what is accepted, and what each refusal says."""
 
 import math
+from functools import cached_property, partial
 
 import pytest
 
@@ -88,6 +89,27 @@ def test_lists_become_tuples_so_that_params_stay_hashable_and_frozen() -> None:
 def test_edges_of_the_ranges_are_accepted() -> None:
     SamplingParams(max_new_tokens=1, temperature=0.001, seed=2**64 - 1, constraint=from_allowed_ids([1]))
     SamplingParams(temperature=10000)
+
+
+def constraint(**attributes: object) -> object:
+    """An object of a class with these attributes."""
+    methods = {"advance": lambda self, token: None, "fill_bitmask": lambda self, words: None}
+    return type("Grammar", (), {**methods, **attributes})()
+
+
+def done(*_: object) -> bool:
+    return False
+
+
+@pytest.mark.parametrize("finished", [done, staticmethod(done), classmethod(done), partial(done)], ids=lambda value: type(value).__name__)
+def test_a_method_that_says_whether_a_constraint_is_finished_is_refused(finished: object) -> None:
+    with pytest.raises(ConfigError, match=r"constraint is a Grammar; its finished is a method, .*; make it a property"):
+        SamplingParams(constraint=constraint(finished=finished))
+
+
+@pytest.mark.parametrize("finished", [property(done), cached_property(done), False], ids=lambda value: type(value).__name__)
+def test_a_constraint_may_be_finished_by_a_property_or_an_attribute(finished: object) -> None:
+    SamplingParams(constraint=constraint(finished=finished))
 
 
 def test_a_constraint_is_not_asked_anything_before_its_request_runs() -> None:
