@@ -93,9 +93,10 @@ void rope_append_kv(const Tensor& q_, const Tensor& k_, const Tensor& v_, const 
   const Arg decode_meta = arg("decode_meta", decode_meta_).int32().shape({lines, kMetaColumns}, "[lines of q, 4]").contiguous();
   const RopeArgs rope(arg, q, cos, sin, q_norm, k_norm);
   k.last_contiguous();
-  q.written({&k, &v, &cache.k, &cache.v, &decode_meta, &rope.cos, &rope.sin});
-  cache.k.written({&k, &v, &cache.v, &decode_meta, cache.page_table.get()});
-  cache.v.written({&k, &v, &decode_meta, cache.page_table.get()});
+  const Arg *table = cache.page_table.get(), *q_norm_arg = rope.q_norm.get(), *k_norm_arg = rope.k_norm.get();
+  q.written({&k, &v, &cache.k, &cache.v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg});
+  cache.k.written({&k, &v, &cache.v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg});
+  cache.v.written({&k, &v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg});
 
   RopeAppendKvParams p{};
   p.q = q.data<void>();

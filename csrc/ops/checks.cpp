@@ -46,6 +46,16 @@ std::ostream& operator<<(std::ostream& out, const Dims& dims) {
   return out << "]";
 }
 
+// Elements from the first to behind the last; 0 of an empty tensor.
+int64_t extent_of(const int64_t* sizes, const int64_t* strides, int64_t rank) {
+  int64_t extent = 1;
+  for (int64_t i = 0; i < rank; ++i) {
+    if (sizes[i] == 0) return 0;
+    extent += (sizes[i] - 1) * strides[i];
+  }
+  return extent;
+}
+
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, const DeviceId& device) {
@@ -63,9 +73,10 @@ Arg::Arg(const char* op, const char* name, const Tensor& tensor, DeviceId device
       sizes_(tensor.sizes().data()),
       strides_(tensor.strides().data()),
       type_(tensor.scalar_type()),
-      element_size_(tensor.element_size()),
+      element_size_(static_cast<int64_t>(tensor.element_size())),
+      extent_(extent_of(sizes_, strides_, rank_) * element_size_),
       data_(device.type == aoti_torch_device_type_meta() ? nullptr : tensor.data_ptr()) {
-  if (data_ == nullptr && device.type != aoti_torch_device_type_meta() && numel() > 0) {
+  if (data_ == nullptr && device.type != aoti_torch_device_type_meta() && extent_ > 0) {
     fail(op, name, " has shape ", Dims{sizes_, rank_}, " and no memory: its storage was freed or never allocated");
   }
 }
@@ -121,16 +132,10 @@ const Arg& Arg::at_least(int64_t dim, int64_t size, const char* meaning) const {
   return *this;
 }
 
-int64_t Arg::numel() const {
-  int64_t count = 1;
-  for (int64_t i = 0; i < rank_; ++i) count *= sizes_[i];
-  return count;
-}
-
 bool Arg::is_contiguous() const {
   int64_t expected = 1;
   for (int64_t i = rank_ - 1; i >= 0; --i) {
-    if (sizes_[i] != 1 && strides_[i] != expected) return numel() == 0;
+    if (sizes_[i] != 1 && strides_[i] != expected) return extent_ == 0;
     expected *= sizes_[i];
   }
   return true;
@@ -156,19 +161,32 @@ const Arg& Arg::written(std::initializer_list<const Arg*> others) const {
       fail(op_, name_, " has strides ", Dims{strides_, rank_}, ", expected none to be 0: it is written (an expanded tensor cannot be)");
     }
   }
-  // Dense blocks, and views of one layout that begin at one place, are compared; views such as q and k of one fused buffer interleave
-  // without sharing an element.
-  if (data_ == nullptr || numel() == 0) return *this;
-  const auto first = reinterpret_cast<uintptr_t>(data_);
+  if (extent_ == 0) return *this;
+  if (!is_contiguous() && footprint().overlaps_itself()) {
+    fail(op_, name_, " has shape ", Dims{sizes_, rank_}, " with strides ", Dims{strides_, rank_},
+         ", expected strides that keep its elements apart, because it is written; pass a contiguous tensor");
+  }
+  if (data_ == nullptr) return *this;
   for (const Arg* other : others) {
-    if (other == nullptr || other->data_ == nullptr || other->numel() == 0) continue;
-    const auto second = reinterpret_cast<uintptr_t>(other->data_);
-    const bool dense = is_contiguous() && other->is_contiguous();
-    if (first == second || (dense && first < second + other->numel() * other->element_size_ && second < first + numel() * element_size_)) {
+    if (other != nullptr && shares_memory(*other)) {
       fail(op_, name_, " shares memory with ", other->name_, ", expected separate tensors, because ", name_, " is written");
     }
   }
   return *this;
+}
+
+Footprint Arg::footprint() const {
+  if (rank_ > Footprint::kMaxRank) fail(op_, name_, " has shape ", Dims{sizes_, rank_}, ", expected at most 4 dimensions");
+  return Footprint(sizes_, strides_, rank_, element_size_);
+}
+
+// Views of one buffer, such as q and k of a fused projection, may lie between each other without sharing an element. Most arguments are
+// far apart, which the first comparison finds.
+bool Arg::shares_memory(const Arg& other) const {
+  if (other.data_ == nullptr || other.extent_ == 0) return false;
+  const int64_t distance = static_cast<char*>(other.data_) - static_cast<char*>(data_);
+  if (distance >= extent_ || -distance >= other.extent_) return false;
+  return footprint().overlaps(other.footprint(), distance);
 }
 
 DType Arg::dtype() const { return type_ == ScalarType::Float ? DType::kF32 : type_ == ScalarType::Half ? DType::kF16 : DType::kBF16; }

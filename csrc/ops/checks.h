@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "common/dtype.h"
+#include "ops/overlap.h"
 
 namespace photon::ops {
 
@@ -45,7 +46,7 @@ class Arg {
   const Arg& at_least(int64_t dim, int64_t size, const char* meaning) const;
   const Arg& contiguous() const;
   const Arg& last_contiguous() const;  // elements of the last dimension are neighbours; other strides are free
-  // It is written: its elements are distinct, and it shares no memory with `others` (null: an argument that was not given).
+  // It is written: no two of its elements are one in memory, and none is an element of `others` (null: an argument that was not given).
   const Arg& written(std::initializer_list<const Arg*> others) const;
 
   static constexpr int64_t kAny = -1;
@@ -64,7 +65,8 @@ class Arg {
 
  private:
   bool is_contiguous() const;
-  int64_t numel() const;
+  Footprint footprint() const;
+  bool shares_memory(const Arg& other) const;
   [[noreturn]] void fail_dtype(const char* expected) const;
 
   const char* op_;
@@ -74,8 +76,9 @@ class Arg {
   const int64_t* sizes_;
   const int64_t* strides_;
   torch::headeronly::ScalarType type_;
-  size_t element_size_;
-  void* data_;  // null on Meta
+  int64_t element_size_;
+  int64_t extent_;  // bytes from the first element to behind the last; 0 if there is none
+  void* data_;      // null on Meta
 };
 
 // An argument that may be absent.

@@ -8,11 +8,12 @@ namespace {
 void normalize(const Arg& out, const Arg* residual, const Arg& x, const Arg& weight, double eps) {
   x.floating().rank(2, "[lines, hidden]").last_contiguous();
   weight.dtype_of(x).shape({x.size(1)}, "[hidden of x]").contiguous();
-  out.dtype_of(x).shape({x.size(0), x.size(1)}, "the shape of x").last_contiguous().written({residual, &x, &weight});
+  out.dtype_of(x).shape({x.size(0), x.size(1)}, "the shape of x").last_contiguous();
+  if (residual != nullptr) residual->dtype_of(x).shape({x.size(0), x.size(1)}, "the shape of x").last_contiguous().written({&x, &weight});
+  out.written({residual, &x, &weight});
 
   RmsNormParams p{};
   if (residual != nullptr) {
-    residual->dtype_of(x).shape({x.size(0), x.size(1)}, "the shape of x").last_contiguous().written({&x, &weight});
     p.residual = residual->data<void>();
     p.residual_stride = residual->stride(0);
   }
