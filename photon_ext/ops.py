@@ -16,6 +16,8 @@ every op in plain PyTorch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -68,9 +70,30 @@ _paged_attention = _op["paged_attention_into"]
 _fused_attention_decode = _op["fused_attention_decode_into"]
 
 
+def _negation_refused(name: str) -> Callable[..., None]:
+    """For views whose memory holds the negative of their values: torch would copy them for the call, and back in vain."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        given = {**dict(zip((argument.name for argument in _op[name]._schema.arguments), args, strict=False)), **kwargs}
+        found = next(key for key, value in given.items() if isinstance(value, Tensor) and value.is_neg())
+        raise RuntimeError(f"{name}: {found} is a negated view, expected plain memory; pass a copy, {found}.resolve_neg()")
+
+    return refuse
+
+
+_rules = torch.library.Library("photon_ext", "FRAGMENT")
+for _name in _NAMES:
+    _rules.impl(_name, _negation_refused(_name), "Negative")
+
+
 def _refuse_gradients(op: str, *inputs: Tensor | None) -> None:
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs):
         raise RuntimeError(f"{op}: an input requires grad, and no gradient would be recorded; call it under torch.no_grad(), or detach()")
+
+
+def _size(x: Tensor, dim: int) -> int:
+    """Of a dimension that x may lack: a twin makes a result all the same, and leaves it to the op's checks to say what is wrong."""
+    return x.shape[dim] if dim < x.dim() else 0
 
 
 # --- step: the head and the tail ------------------------------------------------------------------------------------------------------
@@ -186,7 +209,7 @@ def sample_into(
 
 def sample(logits: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor | None = None, fast: bool = False) -> Tensor:
     """:func:`sample_into` a new int32 [R]."""
-    out = torch.empty(logits.shape[0], dtype=torch.int32, device=logits.device)
+    out = torch.empty(_size(logits, 0), dtype=torch.int32, device=logits.device)
     _sample(out, logits, segments, row_state, row_errors, fast)
     return out
 
@@ -208,7 +231,7 @@ def embedding_into(out: Tensor, decode_meta: Tensor, weight: Tensor) -> None:
 def embedding(decode_meta: Tensor, weight: Tensor) -> Tensor:
     """:func:`embedding_into` a new [T, hidden]."""
     _refuse_gradients("embedding", weight)
-    out = weight.new_empty(decode_meta.shape[0], weight.shape[1])
+    out = weight.new_empty(_size(decode_meta, 0), _size(weight, 1))
     _embedding(out, decode_meta, weight)
     return out
 
@@ -279,7 +302,7 @@ def linear_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = No
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """:func:`linear_into` a new [T, n]."""
     _refuse_gradients("linear", x, weight, bias)
-    out = x.new_empty(x.shape[0], weight.shape[0])
+    out = x.new_empty(_size(x, 0), _size(weight, 0))
     _linear(out, x, weight, bias, None)
     return out
 
@@ -297,7 +320,7 @@ def silu_mul_into(out: Tensor, gate_up: Tensor) -> None:
 def silu_mul(gate_up: Tensor) -> Tensor:
     """:func:`silu_mul_into` a new [T, width]."""
     _refuse_gradients("silu_mul", gate_up)
-    out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
+    out = gate_up.new_empty(_size(gate_up, 0), _size(gate_up, 1) // 2)
     _silu_mul(out, gate_up)
     return out
 
@@ -327,7 +350,7 @@ def fused_mlp(x: Tensor, gate_up_weight: Tensor, down_weight: Tensor) -> Tensor:
     """:func:`fused_mlp_into` a new [T, hidden]."""
     _refuse_gradients("fused_mlp", x, gate_up_weight, down_weight)
     out = torch.empty_like(x)
-    act = x.new_empty(x.shape[0], down_weight.shape[1])
+    act = x.new_empty(_size(x, 0), _size(down_weight, 1))
     _fused_mlp(out, act, x, gate_up_weight, down_weight, None)
     return out
 
@@ -370,7 +393,7 @@ def norm_linear_into(
 def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None, *, fast: bool = False) -> Tensor:
     """:func:`norm_linear_into` a new [T, n]."""
     _refuse_gradients("norm_linear", x, norm_weight, weight, bias)
-    out = x.new_empty(x.shape[0], weight.shape[0])
+    out = x.new_empty(_size(x, 0), _size(weight, 0))
     _norm_linear(out, x, norm_weight, eps, weight, bias, None, fast)
     return out
 
@@ -431,7 +454,7 @@ def norm_swiglu(
 ) -> Tensor:
     """:func:`norm_swiglu_into` a new [T, intermediate]."""
     _refuse_gradients("norm_swiglu", x, norm_weight, gate_up_weight, bias)
-    out = x.new_empty(x.shape[0], gate_up_weight.shape[0] // 2)
+    out = x.new_empty(_size(x, 0), _size(gate_up_weight, 0) // 2)
     _norm_swiglu(out, x, norm_weight, eps, gate_up_weight, bias, None, fast)
     return out
 

@@ -229,6 +229,46 @@ def test_a_twin_refuses_to_lose_a_gradient(call_twin: Callable[[torch.Tensor], t
     call_twin(x.detach())
 
 
+TABLES = torch.zeros(2, 4, dtype=torch.int32), torch.zeros(2, ROW_COLUMNS, dtype=torch.int32)
+SCALAR = torch.tensor(1.0)
+
+
+@pytest.mark.parametrize(
+    ("call_twin", "message"),
+    [
+        (lambda: ops.sample(SCALAR, *TABLES), "sample_into: logits has shape [], expected 2 dimensions [segments, vocab]"),
+        (lambda: ops.embedding(TABLES[0], torch.ones(5)), "embedding_into: weight has shape [5], expected 2 dimensions [vocab, hidden]"),
+        (lambda: ops.embedding(SCALAR.int(), torch.ones(5, 4)), "embedding_into: decode_meta has shape [], expected [*, 4]"),
+        (lambda: ops.rms_norm(SCALAR, torch.ones(4), 0.0), "rms_norm_into: x has shape [], expected 2 dimensions [lines, hidden]"),
+        (lambda: ops.linear(SCALAR, torch.ones(4, 4)), "linear_into: x has shape [], expected 2 dimensions [lines, k]"),
+        (lambda: ops.linear(torch.ones(2, 4), SCALAR), "linear_into: weight has shape [], expected [*, 4]"),
+        (lambda: ops.silu_mul(SCALAR), "silu_mul_into: gate_up has shape [], expected 2 dimensions [lines, 2 x width]"),
+        (lambda: ops.silu_mul(torch.ones(6)), "silu_mul_into: gate_up has shape [6], expected 2 dimensions [lines, 2 x width]"),
+        (lambda: ops.fused_mlp(SCALAR, torch.ones(6, 4), torch.ones(4, 3)), "fused_mlp_into: x has shape [], expected 2 dimensions"),
+        (lambda: ops.fused_mlp(torch.ones(2, 4), torch.ones(6, 4), torch.ones(4)), "fused_mlp_into: down_weight has shape [4], expected"),
+        (lambda: ops.norm_linear(SCALAR, torch.ones(4), 0.0, torch.ones(4, 4)), "norm_linear_into: x has shape [], expected 2 dimensions"),
+        (lambda: ops.norm_linear(torch.ones(2, 4), torch.ones(4), 0.0, SCALAR), "norm_linear_into: weight has shape [], expected [*, 4]"),
+        (lambda: ops.norm_swiglu(SCALAR, torch.ones(4), 0.0, torch.ones(4, 4)), "norm_swiglu_into: x has shape [], expected 2 dimensions"),
+        (lambda: ops.norm_swiglu(torch.ones(2, 4), torch.ones(4), 0.0, SCALAR), "norm_swiglu_into: gate_up_weight has shape [], expected"),
+        (
+            lambda: ops.paged_attention(SCALAR, torch.ones(1, 4, 1, 8), torch.ones(1, 4, 1, 8), *[TABLES[0]] * 2, None, 1.0),
+            "paged_attention_into: q has shape [], expected 3 dimensions",
+        ),
+    ],
+)
+def test_a_twin_leaves_wrong_shapes_to_the_checks(call_twin: Callable[[], torch.Tensor], message: str) -> None:
+    with pytest.raises(RuntimeError, match="^" + re.escape(message)):
+        call_twin()
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "argument"), [("rms_norm_into", 0, "out"), ("linear_into", 1, "x"), ("sample_into", 1, "logits")]
+)
+def test_a_negated_view_is_refused(name: str, place: int, argument: str) -> None:
+    with pytest.raises(RuntimeError, match=rf"^{name}: {argument} is a negated view, expected plain memory; .*{argument}\.resolve_neg\(\)"):
+        call(name, {place: torch._neg_view})
+
+
 @pytest.mark.parametrize("eps", [1e39, 1e300, -1e300, float("inf")])
 def test_an_epsilon_beyond_float32_is_refused(eps: float) -> None:
     with pytest.raises(RuntimeError, match="eps is "):

@@ -29,7 +29,8 @@ def is_refused(name: str, *arguments: object) -> bool:
     try:
         overload(name)(*arguments)
     except RuntimeError as error:
-        assert re.search("shares memory with|keep its elements apart", str(error))
+        if re.search("shares memory with|keep its elements apart", str(error)) is None:
+            raise
         return True
     return False
 
