@@ -1,4 +1,8 @@
-"""Streams, events, pinned buffers, graphs and decode slots (csrc/device). Backends: "cuda", "host" (worker threads), "inline"."""
+"""Streams, events, pinned buffers, graphs and decode slots (csrc/device). Backends: "cuda", "host" (worker threads), "inline".
+
+A wrong value raises ValueError. A wrong order of calls, a failure of the device or of a worker, and the cuda backend in a build or on a
+machine without it raise RuntimeError. Each message says what to do.
+"""
 
 cuda_compiled: bool
 
@@ -11,21 +15,32 @@ def bind_ops(set_host_queue_address: int) -> None:
 class Event:
     """A point in a stream's order. Methods speak of the latest record; an event that was never recorded counts as reached."""
 
-    def __init__(self, backend: str, timing: bool = False, blocking: bool = True, device: int = 0) -> None: ...
+    def __init__(self, backend: str, timing: bool = False, blocking: bool = True, device: int = 0) -> None:
+        """ValueError: there is no such backend. RuntimeError: no CUDA, or no such device; host and inline do not look at ``device``."""
     @property
     def backend(self) -> str: ...
-    def query(self) -> bool: ...
+    def query(self) -> bool:
+        """Whether it is reached. Raises as ``synchronize``."""
     def synchronize(self) -> None:
-        """Blocks without the GIL: spins, with blocking=True for at most 1 ms, then sleeps. Raises the error of the work before it."""
+        """Blocks without the GIL: spins, with blocking=True for at most 1 ms, then sleeps.
+
+        RuntimeError: the error of the work before it.
+        """
     def elapsed_ms(self, since: Event) -> float:
-        """Milliseconds from ``since`` to this event; both were made with timing=True and are reached."""
+        """Milliseconds from ``since`` to this event; both were made with timing=True and are reached.
+
+        ValueError: the two are of different backends. RuntimeError: one was made without timing, was never recorded, or is not reached yet.
+        """
 
 class Graph:
     """A recorded list of kernels and copies, replayed on one stream at a time. Dropping it waits for its replays in flight."""
 
     @staticmethod
     def from_cuda(raw: int, device: int = 0) -> Graph:
-        """Instantiates a cudaGraph_t, such as torch.cuda.CUDAGraph(keep_graph=True).raw_cuda_graph(), which its owner keeps."""
+        """Instantiates a cudaGraph_t, such as torch.cuda.CUDAGraph(keep_graph=True).raw_cuda_graph(), which its owner keeps.
+
+        ValueError: the handle is 0. RuntimeError: no CUDA, no such device, or CUDA cannot instantiate it.
+        """
     @property
     def backend(self) -> str: ...
     @property
@@ -41,10 +56,14 @@ class Stream:
     """An ordered queue of work. One thread enqueues at a time. Dropping a stream of one's own drains it."""
 
     @staticmethod
-    def create(backend: str, device: int = 0) -> Stream: ...
+    def create(backend: str, device: int = 0) -> Stream:
+        """ValueError: there is no such backend, or ``device`` is not 0 on host or inline. RuntimeError: no CUDA, or no such device."""
     @staticmethod
     def wrap(handle: int, device: int = 0) -> Stream:
-        """Around a cudaStream_t that somebody else owns, such as torch.cuda.Stream().cuda_stream."""
+        """Around a cudaStream_t that somebody else owns, such as torch.cuda.Stream().cuda_stream; 0 is the default stream.
+
+        RuntimeError: the build has no CUDA. Neither handle nor device is looked at: a wrong one fails where the stream is first used.
+        """
     @property
     def backend(self) -> str: ...
     @property
@@ -55,27 +74,40 @@ class Stream:
     @property
     def id(self) -> int:
         """The number of a host or inline stream in traces, from 1 on and never used again; 0 for cuda."""
-    def record(self, event: Event) -> None: ...
+    def record(self, event: Event) -> None:
+        """ValueError: an event of another backend. RuntimeError: in a capture; on host, the event is in flight on another stream."""
     def wait(self, event: Event) -> None:
-        """What is enqueued from here on runs after the event's latest record."""
+        """What is enqueued from here on runs after the event's latest record. Errors as of ``record``, but for the event in flight."""
     def synchronize(self) -> None:
-        """Blocks without the GIL until everything enqueued has run. Raises the stream's error, again each time."""
-    def query(self) -> bool: ...
+        """Blocks without the GIL until everything enqueued has run. Raises the stream's error, again each time: RuntimeError."""
+    def query(self) -> bool:
+        """Whether everything enqueued has run. Raises as ``synchronize``."""
     def copy(self, dst: int, src: int, nbytes: int) -> None:
-        """Asynchronous copy between addresses that the caller keeps alive. On cuda, host memory must be page-locked: ValueError."""
+        """Asynchronous copy between addresses that the caller keeps alive. On cuda, host memory must be page-locked: ValueError.
+
+        ValueError too: a null address, a negative ``nbytes``.
+        """
     def enqueue(self, kernel: int, params: bytes) -> None:
-        """Host and inline: enqueues the C function ``void kernel(const void* params)`` with a copy of params (at most 512 bytes)."""
+        """Host and inline: enqueues the C function ``void kernel(const void* params)`` with a copy of params (at most 512 bytes).
+
+        ValueError: a null ``kernel``, longer params, or a cuda stream. An inline stream raises the kernel's own error.
+        """
     def begin_capture(self) -> None:
-        """From here to end_capture work is recorded, not executed; events, waits and launches raise."""
-    def end_capture(self) -> Graph: ...
-    def launch(self, graph: Graph) -> None: ...
+        """From here to end_capture work is recorded, not executed; events, waits, launches and a second begin raise RuntimeError."""
+    def end_capture(self) -> Graph:
+        """RuntimeError: the stream is not capturing, or on cuda the capture was invalid; the stream captures no more either way."""
+    def launch(self, graph: Graph) -> None:
+        """ValueError: a graph of another backend or device. RuntimeError: in a capture; on host, in flight on another stream."""
     def claim(self) -> Claim:
         """``with stream.claim():`` photon's CPU ops on this thread go to the stream. On cuda it does nothing. Claims nest."""
 
 class PinnedBuffer:
     """Zeroed int32 words that asynchronous copies may use; ``memoryview(buffer)`` is writable, 1-D, of format "i"."""
 
-    def __init__(self, nbytes: int, backend: str) -> None: ...
+    def __init__(self, nbytes: int, backend: str) -> None:
+        """ValueError: ``nbytes`` is not a positive multiple of 4, or there is no such backend. RuntimeError: no CUDA, or CUDA has no
+        page-locked memory left. MemoryError: host and inline have none left.
+        """
     def __buffer__(self, flags: int, /) -> memoryview: ...
     @property
     def backend(self) -> str: ...
@@ -89,6 +121,9 @@ class DecodeSlot:
 
     ``input_ptr``, ``output_ptr`` and ``mask_ptr`` are device memory of the caller's, who keeps it alive; it is at least as large as the
     pinned buffer beside it.
+
+    ValueError: streams or buffers of different backends, an address that cannot be copied to, counts beyond a buffer. RuntimeError: calls
+    out of order, such as a launch before the finalize of the last, a wait for nothing, ``span`` without timing.
     """
 
     def __init__(

@@ -2,6 +2,10 @@
 
 This is the specification that tests compare the kernels with. Floating maths is done in float32 and rounded where the kernels round; given
 float64 tensors it is done in float64 and rounds nowhere, which makes the yardstick for the kernels' errors.
+
+Shapes and dtypes are those of the op of the same name, which documents them; floating tensors may be float64 too, strides are free, and the
+device is any. Nothing is checked: what does not fit raises what PyTorch raises (RuntimeError, IndexError), or is broadcast. Most of these
+functions read tensors on the host, and so wait for their device.
 """
 
 from __future__ import annotations
@@ -56,6 +60,7 @@ def begin_step_(
     decode_meta: Tensor,
     extent: Tensor,
 ) -> None:
+    """As :func:`photon_ext.ops.begin_step_`: the int32 tables, decode_meta [T, 4] and extent [2] are updated in place."""
     _apply_deltas((row_state, page_table, stop_ids), deltas)
     decode_meta.zero_()
     extent.zero_()
@@ -87,11 +92,13 @@ def _take_tokens(state: Tensor, staged_ids: Tensor, first: int, lines: int, flag
 
 
 def carry_over_ids_(next_ids: Tensor, prev: Tensor, idx: Tensor) -> None:
+    """As :func:`photon_ext.ops.carry_over_ids_`: next_ids int32 [n] is updated from prev int32 [m] by idx int32 [n]."""
     known = (idx >= 0) & (idx < len(prev))
     next_ids[known] = prev[idx[known].long()]
 
 
 def decode_meta_set_(decode_meta: Tensor, tokens: Tensor, positions: Tensor, rows: Tensor | None = None) -> None:
+    """As :func:`photon_ext.ops.decode_meta_set_`: int32 [n, 4] is written from tokens, positions and rows, int32 [n] each."""
     owner = torch.arange(len(tokens), device=tokens.device, dtype=torch.int32) if rows is None else rows
     live = (positions >= 0) & (positions < _INT32_MAX)
     decode_meta.copy_(torch.stack([tokens, positions, positions + 1, owner], 1) * live[:, None])
@@ -105,6 +112,10 @@ def publish_(
     stop_ids: Tensor,
     row_errors: Tensor | None = None,
 ) -> None:
+    """As :func:`photon_ext.ops.publish_`: row_state [rows, 16] is updated, out_record [R, W] written, both int32.
+
+    W below 5 is a RuntimeError.
+    """
     for index, (row, _, lines, flags) in enumerate(segments.tolist()):
         known = 0 <= row < len(row_state)
         record = [row, int(row_state[row, RowColumn.GENERATION]) if known else 0, 0, 0]
@@ -142,6 +153,10 @@ def _take_token(state: Tensor, stops: Tensor, token: int, error: int) -> tuple[l
 
 
 def apply_token_mask_(logits: Tensor, mask: Tensor, mask_keys: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor) -> None:
+    """As :func:`photon_ext.ops.apply_token_mask_`: logits [R, vocab] are updated, row_errors int32 [R] written.
+
+    A mask with too few words for the vocabulary is an IndexError, where a row has one.
+    """
     ids = torch.arange(logits.shape[1], device=logits.device)
     keys = mask_keys.tolist()
     row_errors.zero_()
@@ -178,7 +193,7 @@ def philox4x32(counter: Tensor, key0: int, key1: int) -> Tensor:
 
 
 def token_uniforms(seed_low: int, seed_high: int, position: int, vocab: int, device: torch.device) -> Tensor:
-    """The uniform number in (0, 1) of every token id at one position: float32 [vocab]."""
+    """The uniform number in (0, 1) of every token id at one position: float32 [vocab]. Seeds and position count modulo 2**32."""
     blocks = torch.arange((vocab + 3) // 4, device=device)
     counter = torch.zeros(len(blocks), 4, dtype=torch.int64, device=device)
     counter[:, 0] = blocks
@@ -190,6 +205,10 @@ def token_uniforms(seed_low: int, seed_high: int, position: int, vocab: int, dev
 def sample_into(
     out: Tensor, logits: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor | None = None, fast: bool = False
 ) -> None:
+    """As :func:`photon_ext.ops.sample_into`: out int32 [R] is written from logits [R, vocab], in float32 whatever their dtype.
+
+    `fast` changes nothing.
+    """
     out.fill_(-1)
     for index, (row, _, lines, flags) in enumerate(segments.tolist()):
         failed = row_errors is not None and int(row_errors[index]) != 0
@@ -212,6 +231,7 @@ def sample_into(
 
 
 def sample(logits: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor | None = None) -> Tensor:
+    """As :func:`photon_ext.ops.sample`: a new int32 [R]."""
     out = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
     sample_into(out, logits, segments, row_state, row_errors)
     return out
@@ -221,16 +241,19 @@ def sample(logits: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tens
 
 
 def embedding(decode_meta: Tensor, weight: Tensor) -> Tensor:
+    """As :func:`photon_ext.ops.embedding`: a new [T, hidden] of the dtype of weight."""
     token = decode_meta[:, Meta.TOKEN].long()
     known = (decode_meta[:, Meta.LENGTH] > 0) & (token >= 0) & (token < len(weight))
     return weight[token * known].masked_fill(~known[:, None], 0)
 
 
 def embedding_into(out: Tensor, decode_meta: Tensor, weight: Tensor) -> None:
+    """As :func:`photon_ext.ops.embedding_into`: out [T, hidden] is written."""
     out.copy_(embedding(decode_meta, weight))
 
 
 def select_lines_into(out: Tensor, x: Tensor, segments: Tensor) -> None:
+    """As :func:`photon_ext.ops.select_lines_into`: out [R, hidden] is written from x [T, hidden]."""
     for index, (_, first, lines, _) in enumerate(segments.tolist()):
         last = first + lines - 1
         out[index] = x[last] if lines > 0 and 0 <= last < len(x) else 0
@@ -245,16 +268,19 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As :func:`photon_ext.ops.rms_norm`: a new tensor of the shape and dtype of x, which may be any [..., hidden]."""
     wide = _wide(x)
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (_wide(weight) * _wide(normed.to(x.dtype))).to(x.dtype)
 
 
 def rms_norm_into(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+    """As :func:`photon_ext.ops.rms_norm_into`: out is written; x as in :func:`rms_norm`."""
     out.copy_(rms_norm(x, weight, eps))
 
 
 def add_rms_norm_into(out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
+    """As :func:`photon_ext.ops.add_rms_norm_into`: residual is updated, then out written; both have the shape of x."""
     residual.copy_(_wide(residual) + _wide(x))
     out.copy_(rms_norm(residual, weight, eps))
 
@@ -263,16 +289,19 @@ def add_rms_norm_into(out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, 
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As :func:`photon_ext.ops.linear`: a new [T, n] of the dtype of x; PyTorch chooses the order of its sums."""
     total = _wide(x) @ _wide(weight).T
     return (total if bias is None else total + _wide(bias)).to(x.dtype)
 
 
 def linear_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, extent: Tensor | None = None) -> None:
+    """As :func:`photon_ext.ops.linear_into`: the lines of out [T, n] within the extent are written."""
     lines = _leading_lines(x, extent)
     out[:lines] = linear(x[:lines], weight, bias)
 
 
 def gemv_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+    """As :func:`photon_ext.ops.gemv_into`: out [n] is written from x [k]."""
     out.copy_(linear(x[None], weight, bias)[0])
 
 
@@ -281,16 +310,19 @@ def _leading_lines(x: Tensor, extent: Tensor | None) -> int:
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
+    """As :func:`photon_ext.ops.silu_mul`: a new [..., width]; gate_up may be any [..., 2 * width]."""
     gate, up = _wide(gate_up).chunk(2, dim=-1)
     activated = (gate / (1 + torch.exp(-gate))).to(gate_up.dtype)
     return (_wide(activated) * up).to(gate_up.dtype)
 
 
 def silu_mul_into(out: Tensor, gate_up: Tensor) -> None:
+    """As :func:`photon_ext.ops.silu_mul_into`: out is written; gate_up as in :func:`silu_mul`."""
     out.copy_(silu_mul(gate_up))
 
 
 def fused_mlp(x: Tensor, gate_up_weight: Tensor, down_weight: Tensor) -> Tensor:
+    """As :func:`photon_ext.ops.fused_mlp`: a new [T, hidden] of the dtype of x."""
     return linear(silu_mul(linear(x, gate_up_weight)), down_weight)
 
 
@@ -302,6 +334,7 @@ def fused_mlp_into(
     down_weight: Tensor,
     extent: Tensor | None = None,
 ) -> None:
+    """As :func:`photon_ext.ops.fused_mlp_into`: the lines of act [T, intermediate] and out [T, hidden] within the extent are written."""
     lines = _leading_lines(x, extent)
     act[:lines] = silu_mul(linear(x[:lines], gate_up_weight))
     out[:lines] = linear(act[:lines], down_weight)
@@ -311,6 +344,7 @@ def fused_mlp_into(
 
 
 def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None, *, fast: bool = False) -> Tensor:
+    """As :func:`photon_ext.ops.norm_linear`: a new [T, n] of the dtype of x."""
     return linear(rms_norm(x, norm_weight, eps), weight, bias)
 
 
@@ -325,6 +359,7 @@ def norm_linear_into(
     fast: bool = False,
     early: bool = False,
 ) -> None:
+    """As :func:`photon_ext.ops.norm_linear_into`: the lines of out [T, n] within the extent are written."""
     linear_into(out, rms_norm(x, norm_weight, eps), weight, bias, extent)
 
 
@@ -337,6 +372,7 @@ def linear_residual_(
     fast: bool = False,
     early: bool = False,
 ) -> None:
+    """As :func:`photon_ext.ops.linear_residual_`: the lines of residual [T, n] within the extent are updated."""
     lines = _leading_lines(x, extent)
     residual[:lines] = _wide(residual[:lines]) + _wide(linear(x[:lines], weight, bias))
 
@@ -344,6 +380,7 @@ def linear_residual_(
 def norm_swiglu(
     x: Tensor, norm_weight: Tensor, eps: float, gate_up_weight: Tensor, bias: Tensor | None = None, *, fast: bool = False
 ) -> Tensor:
+    """As :func:`photon_ext.ops.norm_swiglu`: a new [T, intermediate] of the dtype of x."""
     return silu_mul(norm_linear(x, norm_weight, eps, gate_up_weight, bias))
 
 
@@ -358,6 +395,7 @@ def norm_swiglu_into(
     fast: bool = False,
     early: bool = False,
 ) -> None:
+    """As :func:`photon_ext.ops.norm_swiglu_into`: the lines of out [T, intermediate] within the extent are written."""
     lines = _leading_lines(x, extent)
     out[:lines] = norm_swiglu(x[:lines], norm_weight, eps, gate_up_weight, bias)
 
@@ -396,6 +434,10 @@ def rope_append_kv_(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
 ) -> None:
+    """As :func:`photon_ext.ops.rope_append_kv_`: q is updated, and both caches at the live lines' places; cos and sin may be float64.
+
+    Where the kernels skip a line, here a position beyond cos or the page table, or a row or page beyond its table, is an IndexError.
+    """
     for line in range(len(q)):
         if decode_meta[line, Meta.LENGTH] <= 0:
             continue
@@ -417,6 +459,10 @@ def paged_attention(
     scale: float,
     fast: bool = False,
 ) -> Tensor:
+    """As :func:`photon_ext.ops.paged_attention`: a new tensor of the shape and dtype of q.
+
+    `segments` and `fast` change nothing. A row or page beyond its table, or a length beyond the row's pages, is an IndexError.
+    """
     del segments, fast  # a line's own row and length say what it sees
     out = torch.zeros_like(q)
     group = q.shape[1] // k_cache.shape[2]
@@ -442,6 +488,7 @@ def paged_attention_into(
     scale: float,
     fast: bool = False,
 ) -> None:
+    """As :func:`photon_ext.ops.paged_attention_into`: out is written by :func:`paged_attention`."""
     out.copy_(paged_attention(q, k_cache, v_cache, decode_meta, segments, page_table, scale, fast))
 
 
@@ -464,6 +511,10 @@ def fused_attention_decode_into(
     fast: bool = False,
     early: bool = False,
 ) -> None:
+    """As :func:`photon_ext.ops.fused_attention_decode_into`: out is written, and both caches at the live lines' places.
+
+    `workspace`, `fast` and `early` change nothing; errors are those of :func:`rope_append_kv_` and :func:`paged_attention`.
+    """
     del workspace, fast, early  # they change the order of sums, and where kernels keep them
     rotated = q.clone()
     rope_append_kv_(rotated, k, v, k_cache, v_cache, decode_meta, page_table, cos, sin, q_norm, k_norm, eps)
