@@ -10,6 +10,9 @@ flags). ``row_state`` is int32 [rows, 16]. All integer tensors are int32 and con
 one dtype a call, with neighbouring elements in the last dimension and free strides before it. T = 0 is fine everywhere. All of it is for
 inference: no gradient is recorded, and the twins refuse tensors that ask for one.
 
+No two elements of what is written may be one in memory, nor may another argument hold any; columns of one buffer side by side, as those of
+a fused projection, are apart.
+
 A wrong argument raises RuntimeError that names the op, the argument, what it has and what was expected. ``photon_ext.reference`` has
 every op in plain PyTorch.
 """
