@@ -284,16 +284,17 @@ class Pipeline:
         Args:
             fill: see ``finalize``.
             on_event: called with each committed event before the next masks are filled, so that constraints can follow their tokens.
+                What it raises neither ends nor delays a row: it still gets the turn's other events, once each, the turn is brought to
+                its end, masks included, and then the first exception is raised. The next ``tick`` goes on from there.
         """
         launched = self.launch()
         self.finalize(fill)
         events = self.commit() if launched is None or len(self._inflight) >= self._runtime.depth else []
-        if on_event is not None:
-            probe.begin(Phase.COMMIT)
-            for event in events:
-                on_event(event)
-            probe.end()
-        self.finalize(fill)
+        try:
+            if on_event is not None:
+                _hand_out(events, on_event)
+        finally:
+            self.finalize(fill)
         return events
 
     # --- launch -----------------------------------------------------------------------------------------------------------------
@@ -432,6 +433,23 @@ class Pipeline:
         except BaseException as error:
             self._failure = error
             raise
+
+
+def _hand_out(events: Sequence[RowEvent], on_event: Callable[[RowEvent], None]) -> None:
+    """Calls ``on_event`` with every event, whatever it raises meanwhile, and then raises the first of that."""
+    raised: BaseException | None = None
+    probe.begin(Phase.COMMIT)
+    for event in events:
+        try:
+            on_event(event)
+        except BaseException as error:  # the user's callback, which may raise anything: the other rows' tokens are still to be told
+            raised = error if raised is None else raised
+    probe.end()
+    if raised is not None:
+        try:
+            raise raised
+        finally:
+            del raised  # it holds this frame
 
 
 def _segment_words(segments: Sequence[Segment]) -> tuple[list[int], list[int]]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections.abc import Iterable
 
 import pytest
 
 from photon_ext.errors import ConfigError, NoFreeRow, PipelineError, RequestError
+from photon_ext.runtime import probe
 from photon_ext.runtime.lease import LeaseState
 from photon_ext.runtime.pipeline import Pipeline
+from photon_ext.runtime.probe import Phase
 from photon_ext.runtime.row import Row
-from photon_ext.runtime.step import FinishReason, StepKey, StepKind
+from photon_ext.runtime.step import FinishReason, RowEvent, Step, StepKey, StepKind
 from photon_ext.testing import (
     Chooser,
     Driver,
@@ -340,6 +344,84 @@ def test_a_constraint_that_allows_nothing_ends_its_row_alone() -> None:
     assert driver.outcomes[0].finish is FinishReason.ERROR
     assert "no token can be sampled at position 3" in str(driver.outcomes[0].error)
     assert driver.outcomes[1].error is None
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("constrained", [(), (0,), (1,), (0, 1)])
+def test_what_on_event_raises_costs_no_row_a_token(depth: int, constrained: tuple[int, ...]) -> None:
+    """The callback raises on the third event, and on every event of a later turn: each event comes once, masks follow their tokens."""
+    asked = [Request((i + 1,), 6, allowed=follow if i in constrained else None) for i in range(2)]
+    pipe = pipeline(SimRuntime(depth=depth))
+    rows = [pipe.admit(one.prompt_ids, max_new_tokens=6, constrained=one.allowed is not None) for one in asked]
+    told: dict[Row, list[int]] = {row: [] for row in rows}
+    events, turns, raised = 0, 0, []
+
+    def on_event(event: RowEvent) -> None:
+        nonlocal events
+        events += 1
+        assert event.token is not None
+        told[event.row].append(event.token)
+        if events == 3 or turns == 5:
+            raise KeyError(events)
+
+    def fill(row: Row, words: memoryview) -> None:
+        assert len(told[row]) == row.committed
+        words[0] = sum(1 << token for token in follow(tuple(told[row])))
+
+    while pipe.busy:
+        turns += 1
+        try:
+            pipe.tick(fill, on_event)
+        except KeyError as error:
+            raised.append(error.args[0])
+        check_invariants(pipe)
+    assert [tuple(told[row]) for row in rows] == [MODEL.generate(one) for one in asked]
+    assert (raised[0], len(raised), events) == (3, 2, 12)
+
+
+class OpenPhases:
+    """A probe that counts the phases that are open."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def begin(self, phase: Phase, step: int | None) -> None:
+        self.count += 1
+
+    def end(self) -> None:
+        self.count -= 1
+
+    def launched(self, step: Step, words: int) -> None: ...
+
+    def committed(self, step: Step, zombies: int) -> None: ...
+
+
+def test_a_turn_whose_callback_raised_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The phases that an observer sees are closed, and what was raised is not kept by a cycle of its own frames."""
+    phases = OpenPhases()
+    monkeypatch.setattr(probe, "active", phases)
+    pipe = pipeline(SimRuntime(depth=1))
+    pipe.admit((1,), max_new_tokens=2)
+
+    class Unlucky(Exception):
+        pass
+
+    def on_event(event: RowEvent) -> None:
+        raise Unlucky
+
+    raised: list[weakref.ref[Unlucky]] = []
+    gc.disable()
+    try:
+        for _ in range(2):
+            try:
+                pipe.tick(on_event=on_event)
+            except Unlucky as error:
+                raised.append(weakref.ref(error))
+            assert phases.count == 0
+        assert [one() for one in raised] == [None, None]
+    finally:
+        gc.enable()
+    assert not pipe.busy
 
 
 def test_commit_of_nothing_is_empty() -> None:
