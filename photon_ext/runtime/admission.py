@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from photon_ext.errors import RequestError
+from photon_ext.runtime.arguments import INT32_MAX, as_tuple
 
 MIN_TEMPERATURE = 1e-3
 MAX_TEMPERATURE = 1e4
-MAX_PAGE = 2**31 - 1
 
 
 class Limits(NamedTuple):
@@ -77,11 +77,13 @@ def _integer(name: str, value: int) -> int:
 
 def _integers(name: str, values: Iterable[int]) -> tuple[int, ...]:
     """All of them at once: a request may have thousands, and others wait meanwhile."""
-    values = tuple(values)
+    entries = as_tuple(values)
+    if entries is None:
+        raise RequestError(f"{name} is {values!r}; a sequence of integers is needed")
     try:
-        return tuple(map(operator.index, values))
+        return tuple(map(operator.index, entries))
     except TypeError:
-        return tuple(_integer(f"an entry of {name}", one) for one in values)
+        return tuple(_integer(f"an entry of {name}", one) for one in entries)
 
 
 def _token_ids(name: str, ids: Iterable[int], vocab_size: int) -> tuple[int, ...]:
@@ -101,8 +103,8 @@ def _pages(pages: Iterable[int] | None, tokens: int, limits: Limits) -> tuple[in
     held = _integers("pages", pages)
     if not needed <= len(held) <= limits.pages_per_row:
         raise RequestError(f"{len(held)} pages given; this request needs {needed}, and a row holds {limits.pages_per_row} at most")
-    if not 0 < min(held) <= max(held) <= MAX_PAGE:
-        bad = next(page for page in held if not 0 < page <= MAX_PAGE)
+    if not 0 < min(held) <= max(held) <= INT32_MAX:
+        bad = next(page for page in held if not 0 < page <= INT32_MAX)
         raise RequestError(f"pages contains {bad}; pages are numbered from 1 on, page 0 is nobody's")
     if len(set(held)) < len(held):
         raise RequestError(f"pages {held} names a page twice; each holds other tokens")

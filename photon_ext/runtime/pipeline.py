@@ -33,10 +33,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from photon_ext.errors import ConfigError, PipelineError, describe
-from photon_ext.layout import RECORD_TOKENS, RECORD_WIDTH, RecordFlag, SegmentFlag
+from photon_ext.errors import PipelineError, describe
+from photon_ext.layout import META_COLUMNS, RECORD_TOKENS, RECORD_WIDTH, RecordFlag, SegmentFlag
 from photon_ext.runtime import probe
 from photon_ext.runtime.admission import Limits, checked_admission
+from photon_ext.runtime.arguments import INT32_MAX, check_callable, checked_count, checked_counts
 from photon_ext.runtime.lease import Lease
 from photon_ext.runtime.planner import plan
 from photon_ext.runtime.ports import RuntimePort, SlotPort, Span, StepSpec
@@ -45,6 +46,7 @@ from photon_ext.runtime.row import Row, initial_state
 from photon_ext.runtime.step import Fill, FinishReason, Forward, RowEvent, Sample, Segment, Step, StepKey, StepKind
 
 GAP_WINDOW = 4096
+MAX_CHUNK = INT32_MAX // META_COLUMNS  # the words of decode_meta are counted in int32
 
 
 @dataclass(slots=True)
@@ -100,6 +102,9 @@ class Pipeline:
         on_release: called once with each row whose lease is released.
         stalls: count who waits for whom: two event queries and two clock readings per step, none of which waits. False is for measuring
             what that costs.
+
+    Raises:
+        ConfigError: an argument is out of range or of the wrong kind, or asks for more memory than there is.
     """
 
     def __init__(
@@ -117,18 +122,14 @@ class Pipeline:
         stalls: bool = True,
     ) -> None:
         rows = runtime.table.max_rows
+        vocab_size = checked_count("vocab_size", vocab_size)
+        chunk = checked_count("chunk", chunk, MAX_CHUNK)
         if prefill_buckets is None:
             prefill_buckets = (chunk,) if runtime.captures_prefill else ()
-        buckets, prefill_buckets = tuple(buckets), tuple(prefill_buckets)
-        for name, values in (
-            ("vocab_size", (vocab_size,)),
-            ("chunk", (chunk,)),
-            ("buckets", buckets),
-            ("prefill_buckets", prefill_buckets),
-        ):
-            bad = next((value for value in values if not isinstance(value, int) or value < 1), None)
-            if bad is not None:
-                raise ConfigError(f"{name}: {bad!r} is not a positive integer")
+        buckets, prefill_buckets = checked_counts("buckets", buckets), checked_counts("prefill_buckets", prefill_buckets)
+        check_callable("forward", forward, optional=False)
+        check_callable("sample", sample)
+        check_callable("on_release", on_release)
         decode_buckets = tuple(sorted({bucket for bucket in buckets if bucket < rows} | {rows}))
         prefills = tuple(sorted({bucket for bucket in prefill_buckets if bucket <= chunk}))
         spec = StepSpec(forward, sample, vocab_size, decode_buckets, prefills, chunk, graph)

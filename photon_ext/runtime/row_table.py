@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from photon_ext.errors import NoFreeRow
+from photon_ext.errors import ConfigError, NoFreeRow
 from photon_ext.layout import DELTA_HEADER, DELTA_RUN_WORDS, ROW_COLUMNS, DeltaTable, RowColumn
+from photon_ext.runtime.arguments import INT32_MAX
 
 
 class RowTable:
@@ -20,12 +21,20 @@ class RowTable:
         max_rows: live sequences at most; row 0 is padding, so tables have ``max_rows + 1`` rows.
         pages_per_row: width of ``page_table``.
         max_stop_ids: width of ``stop_ids``.
+
+    Raises:
+        ConfigError: the tables have more words than int32 offsets reach.
     """
 
     def __init__(self, max_rows: int, pages_per_row: int, max_stop_ids: int) -> None:
         self.max_rows = max_rows
         self.pages_per_row = pages_per_row
         self.max_stop_ids = max_stop_ids
+        if self.delta_capacity > INT32_MAX:
+            raise ConfigError(
+                f"max_rows {max_rows}, each with {pages_per_row} pages and max_stop_ids {max_stop_ids}, make tables of "
+                f"{self.delta_capacity} words, and the device counts to {INT32_MAX}; make one of them smaller, or page_size larger"
+            )
         self._free = deque(range(1, max_rows + 1))
         self._generation = [0] * (max_rows + 1)
         self._pending: dict[tuple[int, int], list[int]] = {}  # words by (table, offset); no word is in two of them
@@ -37,6 +46,7 @@ class RowTable:
 
     @property
     def free_rows(self) -> int:
+        """Rows that ``acquire`` could take now."""
         return len(self._free)
 
     @property
@@ -70,10 +80,6 @@ class RowTable:
             state[RowColumn.ALIVE] = 0
         else:
             self._pending[_alive(row)] = [0]
-
-    @property
-    def has_deltas(self) -> bool:
-        return bool(self._pending)
 
     def take_deltas(self) -> list[int]:
         """The pending deltas as one packet (csrc/common/row_state.h), and forgets them. Empty when there are none."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 
 from photon_ext import _C
 from photon_ext.errors import ConfigError, DeviceError
 from photon_ext.layout import RECORD_WIDTH, ROW_COLUMNS, InputLayout, MaskLayout
+from photon_ext.runtime.arguments import checked_capacity
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.slot import Slot
@@ -35,7 +38,7 @@ class Runtime:
         fast_kernels: sample with the kernel made for Hopper where it runs; the tokens are the same. Your forward chooses its own kernels.
 
     Raises:
-        ConfigError: a number is out of range; DeviceError: the device is not there.
+        ConfigError: a number is out of range, or asks for more memory than there is; DeviceError: the device is not there.
     """
 
     def __init__(
@@ -51,21 +54,16 @@ class Runtime:
         blocking: bool = True,
         fast_kernels: bool = False,
     ) -> None:
-        for name, value in (("max_rows", max_rows), ("max_len", max_len), ("max_stop_ids", max_stop_ids)):
-            if value < 1:
-                raise ConfigError(f"{name} is {value}; it must be at least 1")
-        if depth not in (1, 2):
-            raise ConfigError(f"depth is {depth}; use 1 (blocking loop) or 2 (ping-pong)")
-        if page_size is not None and page_size < 1:
-            raise ConfigError(f"page_size is {page_size}; use a positive number of tokens, or None for one page per row")
-        self.depth = depth
-        self.max_len = max_len
-        self.page_size = page_size if page_size is not None else max_len
+        capacity = checked_capacity(max_rows, max_len, depth, page_size, max_stop_ids)
+        self.depth = capacity.depth
+        self.max_len = capacity.max_len
+        self.page_size = capacity.page_size
         self.timing = timing
         self.device = checked_device(device)
         self.captures_prefill = self.device.type == "cpu"
-        self.table = RowTable(max_rows, -(-max_len // self.page_size), max_stop_ids)
-        self.tables = self._make_tables()
+        self.table = RowTable(capacity.max_rows, capacity.pages_per_row, capacity.max_stop_ids)
+        with _memory_for(self.device, **capacity._asdict()):
+            self.tables = self._make_tables()
         self.report: CaptureReport | None = None
         self._stream = stream
         self._blocking = blocking
@@ -87,8 +85,10 @@ class Runtime:
         rows = spec.decode_buckets[-1]
         inputs = InputLayout(rows, max(spec.chunk, rows), self.table.delta_capacity)
         masks = MaskLayout(rows, spec.vocab_size)
-        shared = SharedMemory(inputs.max_lines, rows, self.device)
-        memory = [slot_memory(inputs, masks, self.device) for _ in range(self.depth)]
+        with _memory_for(self.device, max_rows=rows, chunk=spec.chunk, vocab_size=spec.vocab_size):
+            shared = SharedMemory(inputs.max_lines, rows, self.device)
+            memory = [slot_memory(inputs, masks, self.device) for _ in range(self.depth)]
+            pinned = [_pinned_memory(inputs, masks, streams.backend) for _ in range(self.depth)]
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # the zeros above were written on torch's current stream
         programs = [StepProgram(spec, self.tables, shared, slot, inputs, masks, self._fast_kernels) for slot in memory]
@@ -102,7 +102,7 @@ class Runtime:
             shared_bytes=sum(t.nbytes for t in (shared.decode_meta, shared.extent, shared.sampled, shared.row_errors)),
             graph_bytes=graphs.bytes,
         )
-        slots = [self._make_slot(streams, index, slot, graphs, inputs, masks) for index, slot in enumerate(memory)]
+        slots = [self._make_slot(streams, index, memory[index], pinned[index], graphs, inputs, masks) for index in range(self.depth)]
         self._streams = streams  # only now: a forward that cannot be captured leaves the runtime as it was
         return slots
 
@@ -120,33 +120,63 @@ class Runtime:
         return Tables(zeros(ROW_COLUMNS), zeros(self.table.pages_per_row), zeros(self.table.max_stop_ids))
 
     def _make_slot(
-        self, streams: Streams, index: int, memory: SlotMemory, graphs: StepGraph, inputs: InputLayout, masks: MaskLayout
+        self,
+        streams: Streams,
+        index: int,
+        memory: SlotMemory,
+        pinned: PinnedMemory,
+        graphs: StepGraph,
+        inputs: InputLayout,
+        masks: MaskLayout,
     ) -> Slot:
-        pinned_input = _C.PinnedBuffer(inputs.words * WORD, streams.backend)
-        pinned_output = _C.PinnedBuffer(inputs.max_segments * RECORD_WIDTH * WORD, streams.backend)
-        pinned_mask = _C.PinnedBuffer(masks.words(inputs.max_segments) * WORD, streams.backend)
         native = _C.DecodeSlot(
             streams.compute,
             streams.in_copy,
             streams.out_copy,
-            pinned_input,
+            pinned.input,
             memory.input.data_ptr(),
-            pinned_output,
+            pinned.output,
             memory.records.data_ptr(),
-            pinned_mask,
+            pinned.mask,
             memory.mask.data_ptr(),
             self.timing,
             self._blocking,
         )
-        views = (memoryview(pinned_input), memoryview(pinned_output), memoryview(pinned_mask))
+        views = (memoryview(pinned.input), memoryview(pinned.output), memoryview(pinned.mask))
         return Slot(index, native, graphs, *views, inputs, masks, self.timing)
+
+
+class PinnedMemory(NamedTuple):
+    """A slot's host memory: what it sends, and what it gets back."""
+
+    input: _C.PinnedBuffer
+    output: _C.PinnedBuffer
+    mask: _C.PinnedBuffer
+
+
+def _pinned_memory(inputs: InputLayout, masks: MaskLayout, backend: str) -> PinnedMemory:
+    words = (inputs.words, inputs.max_segments * RECORD_WIDTH, masks.words(inputs.max_segments))
+    return PinnedMemory(*(_C.PinnedBuffer(count * WORD, backend) for count in words))
+
+
+@contextmanager
+def _memory_for(device: torch.device, **sizes: int) -> Iterator[None]:
+    """Where there is no memory for what is allocated in here, the ConfigError names the arguments that ask for it."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        # torch's allocator of host memory raises a bare RuntimeError; on a GPU that could be anything else
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and device.type != "cpu":
+            raise
+        asked = ", ".join(f"{name} {value}" for name, value in sizes.items())
+        raise ConfigError(f"there is not enough memory on {device} for {asked}; make one of them smaller") from error
 
 
 def checked_device(device: str | torch.device) -> torch.device:
     """``device`` as a torch device that exists, that this build has kernels for, and whose index is settled."""
     try:
         checked = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise DeviceError(f"device {device!r} is not one torch knows; use 'cpu', 'cuda' or 'cuda:N'") from error
     if checked.type == "cpu":
         return checked

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from photon_ext.errors import ConfigError
 from photon_ext.layout import RECORD_WIDTH, InputLayout, MaskLayout
+from photon_ext.runtime.arguments import checked_capacity
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.step import StepKey, StepKind
@@ -52,17 +53,16 @@ class SimRuntime:
         model_seed: int = 0,
         check_races: bool = True,
     ) -> None:
-        if depth not in (1, 2):
-            raise ConfigError(f"depth is {depth}; use 1 (blocking loop) or 2 (ping-pong)")
-        self.depth = depth
+        capacity = checked_capacity(max_rows, max_len, depth, page_size, max_stop_ids)
+        self.depth = capacity.depth
         self.captures_prefill = True
-        self.max_len = max_len
-        self.page_size = page_size if page_size is not None else max_len
+        self.max_len = capacity.max_len
+        self.page_size = capacity.page_size
         self.stats = SimStats()
         self.device = SimDevice(chooser if chooser is not None else Lazy(), check_races)
-        pages_per_row = -(-max_len // self.page_size)
-        self.state = DeviceState(max_rows + 1, pages_per_row, max_stop_ids, self.page_size)
-        self.table: RowTable = SimRowTable(self.device, self.state, max_rows, pages_per_row, max_stop_ids)
+        widths = (capacity.pages_per_row, capacity.max_stop_ids)
+        self.state = DeviceState(capacity.max_rows + 1, *widths, self.page_size)
+        self.table: RowTable = SimRowTable(self.device, self.state, capacity.max_rows, *widths)
         self.model: ToyModel | None = None
         self._model_seed = model_seed
         self._fault = fault
