@@ -32,14 +32,17 @@ class Lease:
 
     @property
     def running(self) -> bool:
+        """Whether its sequence goes on."""
         return self.state is LeaseState.RUNNING
 
     @property
     def zombie(self) -> bool:
+        """Whether its sequence has ended, and a step in flight still uses it."""
         return self.state is LeaseState.FINALIZED and self.inflight_refs > 0
 
     @property
     def releasable(self) -> bool:
+        """Whether its sequence has ended, nothing uses it any more, and it was not released yet."""
         return self.state is LeaseState.FINALIZED and self.inflight_refs == 0
 
     def retain(self) -> None:

@@ -45,10 +45,12 @@ class Row:
 
     @property
     def generation(self) -> int:
+        """Which of the leases that the row's index has had this one is; a step's record carries both."""
         return self.lease.generation
 
     @property
     def wants_prefill(self) -> bool:
+        """Whether some of its prompt is not launched yet."""
         return self.lease.running and self.prefilled < len(self.prompt_ids)
 
     @property

@@ -57,10 +57,12 @@ class StepGraph:
 
     @property
     def count(self) -> int:
+        """Graphs captured, sampling graphs of split steps included."""
         return len(self._forward) + len(self._sampling)
 
     @property
     def nodes(self) -> int:
+        """Nodes of the largest graph; 0 where none was captured."""
         return max((graph.nodes for graph in self._forward.values()), default=0)
 
     def capture(self) -> None:

@@ -32,6 +32,7 @@ class Streams(ABC):
             stream_names.update({self.compute.id: "compute", self.in_copy.id: "in-copy", self.out_copy.id: "out-copy"})
 
     def synchronize(self) -> None:
+        """Blocks until everything enqueued on the three streams has run. For start-up: no step needs it."""
         for stream in (self.in_copy, self.compute, self.out_copy):
             stream.synchronize()
 
@@ -61,6 +62,7 @@ class HostStreams(Streams):
 
     @contextmanager
     def on_compute(self) -> Iterator[Mapping[int, torch.Tensor]]:
+        """See Streams.on_compute."""
         if self.backend == "inline":
             yield {}
             return
@@ -68,6 +70,7 @@ class HostStreams(Streams):
             yield guard.tensors
 
     def capture(self, body: Callable[[], None]) -> _C.Graph:
+        """See Streams.capture."""
         self.compute.begin_capture()
         try:
             with self.on_compute() as tensors:
@@ -78,6 +81,7 @@ class HostStreams(Streams):
         return graph
 
     def free_bytes(self) -> int:
+        """See Streams.free_bytes."""
         return 0
 
 
@@ -97,10 +101,12 @@ class CudaStreams(Streams):
 
     @contextmanager
     def on_compute(self) -> Iterator[Mapping[int, torch.Tensor]]:
+        """See Streams.on_compute."""
         with torch.cuda.stream(self._torch):
             yield {}
 
     def capture(self, body: Callable[[], None]) -> _C.Graph:
+        """See Streams.capture."""
         captured = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.stream(self._torch):
             captured.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -113,6 +119,7 @@ class CudaStreams(Streams):
         return graph
 
     def free_bytes(self) -> int:
+        """See Streams.free_bytes."""
         return torch.cuda.mem_get_info(self.device)[0]
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 import weakref
+from collections import deque
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
 from photon_ext.errors import NoFreeRow, PipelineError, RequestError
+from photon_ext.runtime import pipeline as pipeline_module
 from photon_ext.runtime import probe
 from photon_ext.runtime.lease import LeaseState
 from photon_ext.runtime.pipeline import Pipeline
@@ -264,7 +268,39 @@ def test_i8_tokens_do_not_depend_on_depth_batch_or_schedule(seed: int) -> None:
             driver = Driver(runtime, pages=rows * 8, chunk=chunk, graph=graph, prefill_buckets=(2,))
             assert driver.run(*asked) == expected
             assert runtime.stats.slow == []
-            assert sorted(driver.free_pages) == list(range(1, rows * 8 + 1))  # I9
+            assert sorted(driver.free_pages) == list(range(1, rows * 8 + 1))
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_i9_the_owner_of_pages_hears_of_every_release_once(depth: int) -> None:
+    """The owner knows nothing but what it gave to ``admit`` and what ``on_release`` says, however a row ends."""
+    total = 24
+    free, held, given = deque(range(1, total + 1)), dict[Row, tuple[int, ...]](), 0
+    stop = MODEL.generate(Request((1, 2, 3), 2))[1]
+
+    def on_release(row: Row) -> None:
+        assert (row.lease.state, row.lease.inflight_refs) == (LeaseState.RELEASED, 0)
+        free.extend(held.pop(row))  # a release that comes twice finds none
+
+    def fill(row: Row, words: memoryview) -> None:
+        if row.committed == 2:
+            raise KeyError("no such state")
+        words[0] = -1
+
+    pipe = pipeline(SimRuntime(4, 16, depth, page_size=2, chooser=Random(depth)), on_release=on_release)
+    for turn in range(40):
+        while pipe._runtime.table.free_rows and len(free) >= 6 and turn < 30:  # by turns: to the cap, a stop, a constraint that fails
+            pages = tuple(free.popleft() for _ in range(6))
+            row = pipe.admit((1, 2, 3), max_new_tokens=9, stop_ids=(stop,) * (given % 3 == 1), constrained=given % 3 == 2, pages=pages)
+            held[row], given = pages, given + 1
+        if turn % 5 == 4:  # with steps in flight at depth 2
+            for row in pipe.rows[-1:]:
+                pipe.abort(row)
+        pipe.tick(fill)
+        assert set(held) == set(pipe.rows)
+        assert sorted([*free, *(page for pages in held.values() for page in pages)]) == list(range(1, total + 1))
+    assert (held, pipe.busy) == ({}, False)
+    assert given > 12
 
 
 def test_i10_a_key_holds_the_shape_and_graphs_are_a_fixed_set() -> None:
@@ -297,6 +333,13 @@ def test_i11_no_launch_while_a_step_waits_for_its_masks() -> None:
         pipe.launch()
     with pytest.raises(PipelineError, match=r"call finalize\(\) before commit"):
         pipe.commit()
+
+
+def test_every_invariant_has_a_test_that_names_it() -> None:
+    promised = re.findall(r"^    (I\d+) ", pipeline_module.__doc__ or "", re.MULTILINE)
+    named = re.findall(r"^def test_(i\d+)_", Path(__file__).read_text(), re.MULTILINE)
+    assert promised == [f"I{number}" for number in range(1, 12)]
+    assert {name.upper() for name in named} == set(promised)
 
 
 # --- behaviour ------------------------------------------------------------------------------------------------------------------
