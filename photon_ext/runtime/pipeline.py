@@ -33,8 +33,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from photon_ext.errors import PipelineError, describe
-from photon_ext.layout import META_COLUMNS, RECORD_TOKENS, RECORD_WIDTH, RecordFlag, SegmentFlag
+from photon_ext.errors import PipelineError
+from photon_ext.layout import META_COLUMNS, RECORD_WIDTH, SegmentFlag
 from photon_ext.runtime import probe
 from photon_ext.runtime.admission import Limits, checked_admission
 from photon_ext.runtime.arguments import INT32_MAX, check_callable, checked_count, checked_counts
@@ -42,8 +42,9 @@ from photon_ext.runtime.lease import Lease
 from photon_ext.runtime.planner import plan
 from photon_ext.runtime.ports import RuntimePort, SlotPort, Span, StepSpec
 from photon_ext.runtime.probe import Phase
+from photon_ext.runtime.record import read_record
 from photon_ext.runtime.row import Row, initial_state
-from photon_ext.runtime.step import Fill, FinishReason, Forward, RowEvent, Sample, Segment, Step, StepKey, StepKind
+from photon_ext.runtime.step import Fill, Forward, RowEvent, Sample, Segment, Step, StepKey, StepKind
 
 GAP_WINDOW = 4096
 MAX_CHUNK = INT32_MAX // META_COLUMNS  # the words of decode_meta are counted in int32
@@ -355,43 +356,17 @@ class Pipeline:
         row.lease.drop()
         event = None
         if row.lease.running:
-            event = self._read_record(segment, record)
-            if event is not None and event.finish is not None:
-                row.lease.finalize()
+            event = read_record(segment, record, self._limits.vocab_size)
+            if event is not None:
+                if event.token is not None:
+                    row.committed += 1
+                    self.stats.tokens += 1
+                if event.finish is not None:
+                    row.lease.finalize()
         else:
             self.stats.zombie_rows += 1
         self._release_if_idle(row)
         return event
-
-    def _read_record(self, segment: Segment, record: Sequence[int]) -> RowEvent | None:
-        row = segment.row
-        index, generation, tokens, flags = record[:RECORD_TOKENS]
-        if (index, generation) != (row.index, row.generation) or flags & RecordFlag.DEAD:
-            raise PipelineError(
-                f"{row}: its record says row {index}, generation {generation}, flags {flags}; the step's outputs are not its own"
-            )
-        if not segment.sample:
-            return None
-        if flags & (RecordFlag.MASK_ERROR | RecordFlag.NO_CANDIDATE):
-            return RowEvent(row, None, FinishReason.ERROR, self._fault_text(row, flags, segment.sampled_position))
-        if tokens != 1:
-            raise PipelineError(f"{row}: a sampled segment reports {tokens} tokens, flags {flags}")
-        token = record[RECORD_TOKENS]
-        if not 0 <= token < self._limits.vocab_size:
-            raise PipelineError(
-                f"{row}: sampling gave token {token}; ids lie in [0, {self._limits.vocab_size}); look at the sample function"
-            )
-        row.committed += 1
-        self.stats.tokens += 1
-        return RowEvent(row, token, _finish_reason(flags))
-
-    @staticmethod
-    def _fault_text(row: Row, flags: int, position: int) -> str:
-        if row.fault is not None:
-            return f"the constraint raised at position {position}: {describe(row.fault)}"
-        if flags & RecordFlag.MASK_ERROR:
-            return f"no mask arrived for position {position}; a constrained row is never sampled without one"
-        return f"no token can be sampled at position {position}: the constraint allows nothing, or the logits are not finite"
 
     def _release_if_idle(self, row: Row) -> None:
         if not row.lease.releasable:
@@ -465,9 +440,3 @@ def _segment_words(segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
             staged += segment.tokens
         line += segment.lines
     return words, staged
-
-
-def _finish_reason(flags: int) -> FinishReason | None:
-    if flags & RecordFlag.STOP:
-        return FinishReason.STOP
-    return FinishReason.LENGTH if flags & RecordFlag.LENGTH else None

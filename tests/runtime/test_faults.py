@@ -10,6 +10,7 @@ import pytest
 from photon_ext.errors import PipelineError
 from photon_ext.runtime.lease import LeaseState
 from photon_ext.runtime.pipeline import Pipeline
+from photon_ext.runtime.record import read_record
 from photon_ext.runtime.row import Row
 from photon_ext.runtime.step import Fill, RowEvent, Segment, Step
 from photon_ext.testing import (
@@ -220,7 +221,7 @@ class DeliversZombies(Pipeline):
     def _commit_segment(self, segment: Segment, record: list[int]) -> RowEvent | None:  # type: ignore[override]
         running = segment.row.lease.running
         event = super()._commit_segment(segment, record)
-        return event if running else self._read_record(segment, record)
+        return event if running else read_record(segment, record, MODEL.vocab_size)
 
 
 class PagesBackEarly(Driver):

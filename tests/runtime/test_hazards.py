@@ -11,7 +11,7 @@ from photon_ext.errors import PipelineError
 from photon_ext.layout import RECORD_WIDTH, RowColumn
 from photon_ext.runtime.pipeline import Pipeline
 from photon_ext.runtime.row import Row
-from photon_ext.runtime.step import FinishReason
+from photon_ext.runtime.step import FinishReason, RowEvent, Segment
 from photon_ext.testing import Driver, Random, Request, SimRuntime, ToyModel
 
 MODEL = ToyModel(32)
@@ -130,10 +130,10 @@ def test_hazard_15_a_reused_row_takes_nothing_from_its_last_holder() -> None:
 @pytest.mark.parametrize("column", [0, 1])
 def test_hazard_15_a_record_of_another_row_or_generation_is_refused(column: int) -> None:
     class Tampering(Pipeline):
-        def _read_record(self, segment: object, record: Sequence[int]) -> object:  # type: ignore[override]
+        def _commit_segment(self, segment: Segment, record: Sequence[int]) -> RowEvent | None:
             words = list(record)
             words[column] += 1
-            return super()._read_record(segment, words)  # type: ignore[arg-type]
+            return super()._commit_segment(segment, words)
 
     with pytest.raises(PipelineError, match="the step's outputs are not its own"):
         Driver(SimRuntime(), pipeline_type=Tampering).run(SHORT)
