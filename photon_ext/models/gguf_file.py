@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from photon_ext.errors import ModelError
+from photon_ext.models.text_files import check_regular
 
 _MAGIC = b"GGUF"
 
@@ -27,6 +28,7 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         """Opens and maps the file. Raises ModelError, naming it, where it is missing, damaged or not GGUF."""
         self.path = path
+        check_regular(path)
         try:
             with path.open("rb") as file:
                 magic = file.read(len(_MAGIC))

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from photon_ext.errors import ModelError
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.text_files import read_json
+from photon_ext.models.text_files import check_regular, read_json
 from photon_ext.models.weights import DecoderWeights, empty_weights, weight_slots
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_DTYPES = ("F64", "F32", "F16", "BF16")  # as safetensors calls them
+
+
+class _Stored(NamedTuple):
+    """Where a tensor is: the file, and its open handle."""
+
+    path: Path
+    handle: Any
 
 
 def load_hf_weights(
@@ -29,13 +37,13 @@ def load_hf_weights(
     files = _weight_files(directory)
     expected = {name: slot.shape for name, slot in weight_slots(config, empty_weights(config, dtype, "meta"))}
     with ExitStack() as stack:
-        tensors = {name: handle for path in files for name, handle in _open(path, stack).items()}
+        tensors = {name: stored for path in files for name, stored in _open(path, stack).items()}
         _check_names(directory, config, set(tensors), set(expected))
         for name, shape in expected.items():  # before anything is allocated: a damaged size would ask for all the memory there is
-            _check_shape(tensors[name], name, shape, directory)
+            _check(tensors[name], name, shape)
         weights = empty_weights(config, dtype, device)
         for name, slot in weight_slots(config, weights):
-            _copy(tensors[name], name, slot, directory)
+            _copy(tensors[name], name, slot)
     return weights
 
 
@@ -57,10 +65,11 @@ def _weight_files(directory: Path) -> list[Path]:
     raise ModelError(f"{directory}: expected {SINGLE_FILE} or {INDEX_FILE}, {found}")
 
 
-def _open(path: Path, stack: ExitStack) -> dict[str, Any]:
+def _open(path: Path, stack: ExitStack) -> dict[str, _Stored]:
+    check_regular(path)
     try:
         handle = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
-        return dict.fromkeys(handle.keys(), handle)
+        return dict.fromkeys(handle.keys(), _Stored(path, handle))
     except (SafetensorError, OSError) as error:
         size = path.stat().st_size
         raise ModelError(f"{path}: {size} bytes that are not a whole safetensors file ({error}); download it again") from error
@@ -82,14 +91,18 @@ def _check_names(directory: Path, config: ModelConfig, found: set[str], expected
         )
 
 
-def _check_shape(handle: Any, name: str, expected: torch.Size, directory: Path) -> None:
-    shape = handle.get_slice(name).get_shape()
+def _check(stored: _Stored, name: str, expected: torch.Size) -> None:
+    described = stored.handle.get_slice(name)
+    shape, dtype = described.get_shape(), described.get_dtype()
     if tuple(shape) != tuple(expected):
-        raise ModelError(f"{directory}: {name} has shape {shape}, config.json asks for {list(expected)}; they do not belong together")
+        raise ModelError(f"{stored.path}: {name} has shape {shape}, config.json asks for {list(expected)}; they do not belong together")
+    if dtype not in _DTYPES:
+        raise ModelError(f"{stored.path}: {name} is stored as {dtype}; use a checkpoint in float32, float16 or bfloat16")
 
 
-def _copy(handle: Any, name: str, slot: torch.Tensor, directory: Path) -> None:
-    tensor = handle.get_tensor(name)
-    if not tensor.is_floating_point() or tensor.element_size() < 2:
-        raise ModelError(f"{directory}: {name} is stored as {tensor.dtype}; use a checkpoint in float32, float16 or bfloat16")
+def _copy(stored: _Stored, name: str, slot: torch.Tensor) -> None:
+    try:
+        tensor = stored.handle.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{stored.path}: {name} cannot be read ({error}); download the file again") from error
     slot.copy_(tensor)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +16,7 @@ from photon_ext.errors import ConfigError, ModelError, PhotonError
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.fields import Fields
 from photon_ext.models.hf_config import hf_config
-from photon_ext.models.text_files import read_json
+from photon_ext.models.text_files import check_regular, read_json
 from photon_ext.models.weights import DecoderWeights
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ def load_model(model: str | Path, dtype: torch.dtype | str | None = None, device
 
     Raises:
         ModelError: it names the file, what was expected and what to do.
-        ConfigError: the dtype is not one that the kernels know.
+        ConfigError: the model is neither name nor path, or the dtype is not one that the kernels know.
     """
     chosen = checked_dtype(dtype)
     path = resolve_model(model)
@@ -71,15 +73,30 @@ def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
 
 
 def resolve_model(model: str | Path) -> Path:
-    """The directory with a config.json, or the GGUF file, that `model` names."""
+    """The directory with a config.json, or the GGUF file, that `model` names.
+
+    Raises:
+        ModelError: there is none. ConfigError: `model` is neither a str nor a path.
+    """
+    if not isinstance(model, (str, os.PathLike)) or not isinstance(os.fspath(model), str):
+        raise ConfigError(f"model is {_shown(model)}; give {BUNDLED_NAME!r}, or a path as a str or a Path")
     if model == BUNDLED_NAME:
         return _bundled_model()
+    try:
+        return _find(model)
+    except (OSError, RuntimeError) as error:  # a name too long, a folder closed to us; a home that is nobody's
+        what = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(f"model {_shown(str(model))}: {what}; give the path of a Hugging Face directory or a .gguf file") from error
+
+
+def _find(model: str | Path) -> Path:
     path = Path(model).expanduser()
     if not path.exists():
         raise ModelError(
-            f"model {str(model)!r}: no such file or directory; expected {BUNDLED_NAME!r}, a Hugging Face directory or a .gguf file"
+            f"model {_shown(str(model))}: no such file or directory; expected {BUNDLED_NAME!r}, a Hugging Face directory or a .gguf file"
         )
-    if path.is_file():
+    if not path.is_dir():
+        check_regular(path)
         if path.suffix == ".gguf":
             return path
         raise ModelError(f"{path}: expected a .gguf file or a Hugging Face directory; for safetensors give the directory they are in")
@@ -90,6 +107,13 @@ def resolve_model(model: str | Path) -> Path:
         return ggufs[0]
     found = f"{len(ggufs)} .gguf files, name one of them" if ggufs else "neither config.json nor a .gguf file; copy the whole model there"
     raise ModelError(f"{path}: has {found}")
+
+
+def _shown(model: object) -> str:
+    """Its repr, without the middle where it is endless."""
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = 200
+    return short.repr(model)
 
 
 def _bundled_model() -> Path:
@@ -153,5 +177,7 @@ def _damage_names(path: Path) -> Iterator[None]:
         yield
     except PhotonError:
         raise
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error}); see that its files are whole and open to you") from error
     except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
         raise ModelError(f"{path}: cannot be read ({type(error).__name__}: {error}); a file of it is damaged, download it again") from error

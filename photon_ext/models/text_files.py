@@ -1,16 +1,32 @@
-"""Reading the small text files of a model directory."""
+"""Reading the files of a model directory: what may be opened at all, and the small ones that hold text."""
 
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 from typing import Any
 
 from photon_ext.errors import ModelError
 
 
+_KINDS = {stat.S_ISDIR: "a directory", stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket"}
+
+
+def check_regular(path: Path) -> None:
+    """Raises ModelError, naming the file, where there is something else than a regular file: a FIFO would be waited for without end."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):  # whoever opens it says so
+        return
+    if not stat.S_ISREG(mode):
+        kind = next((name for is_kind, name in _KINDS.items() if is_kind(mode)), "a device")
+        raise ModelError(f"{path}: is {kind}, expected a regular file; copy the model's own file there")
+
+
 def read_text(path: Path) -> str:
     """The text of a UTF-8 file; ModelError, naming the file, where it is missing or is not one."""
+    check_regular(path)
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -14,7 +14,7 @@ from photon_ext.models.detokenizer import Detokenizer
 from photon_ext.models.fields import Fields
 from photon_ext.models.gguf_file import GgufFile
 from photon_ext.models.gguf_tokenizer import gguf_backend
-from photon_ext.models.text_files import read_json, read_text
+from photon_ext.models.text_files import check_regular, read_json, read_text
 
 TOKENIZER_FILE = "tokenizer.json"
 _CONFIG_FILE = "tokenizer_config.json"
@@ -45,6 +45,7 @@ class Tokenizer:
         path = directory / TOKENIZER_FILE
         if not path.exists():
             raise ModelError(f"{path}: no such file; copy the model's {TOKENIZER_FILE} there (older tokenizers must be converted)")
+        check_regular(path)
         try:
             backend = Backend.from_file(str(path))
         except Exception as error:  # the library raises a bare Exception

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,47 @@ def test_paths_that_hold_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(ModelError, match=r"expected a \.gguf file or a Hugging Face directory"):
         resolve_model(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("a%" * 5000, r"model 'a%a%.*\.\.\..*a%': File name too long; give the path of"),
+        ("~nosuchuser/x", r"model '~nosuchuser/x': Could not determine home directory.*; give the path of"),
+        ("a\0b", r"model 'a\\x00b': no such file or directory"),
+    ],
+)
+def test_names_that_are_no_paths(model: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message) as raised:
+        load_model(model)
+    assert len(str(raised.value)) < 500
+
+
+@pytest.mark.parametrize("model", [None, 5, b"smollm2", ["smollm2"]])
+def test_a_model_that_is_neither_name_nor_path_is_refused(model: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^model is .*; give 'smollm2', or a path as a str or a Path"):
+        load_model(model)
+
+
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    saved_tiny_model("llama-plain", tmp_path)
+    for name in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json"):
+        kept = tmp_path / f"{name}.kept"
+        path = tmp_path / name
+        if path.exists():
+            path.rename(kept)
+        os.mkfifo(path)
+        with pytest.raises(ModelError, match=rf"{name}: is a FIFO, expected a regular file; copy"):
+            load_model(tmp_path)
+        path.unlink()
+        if kept.exists():
+            kept.rename(path)
+    os.mkfifo(tmp_path / "m.gguf")
+    with pytest.raises(ModelError, match=r"m\.gguf: is a FIFO, expected a regular file"):
+        load_model(tmp_path / "m.gguf")
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"m\.gguf: is a FIFO, expected a regular file"):
+        load_model(tmp_path)
 
 
 @pytest.mark.parametrize(("text", "message"), [("{", "not a readable JSON"), ("[]", "expected a JSON object, found list")])

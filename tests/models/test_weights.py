@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,32 @@ def break_file(folder: Path, how: str) -> None:
         (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}}))
 
 
+def store_as(path: Path, name: str, dtype: str, size: int) -> None:
+    """Rewrites a file so that one tensor's header says another dtype; `size`: bytes that its elements take in it."""
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
+    kept, blobs, place = {}, [], 0
+    for key, entry in header.items():
+        if key == "__metadata__":
+            continue
+        blob = data[slice(*entry["data_offsets"])]
+        if key == name:
+            entry["dtype"], blob = dtype, bytes(size)
+        kept[key] = {**entry, "data_offsets": [place, place + len(blob)]}
+        blobs.append(blob)
+        place += len(blob)
+    text = json.dumps(kept).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(blobs))
+
+
+def test_a_dtype_that_torch_does_not_know_is_named_with_file_and_tensor(tmp_path: Path) -> None:
+    saved_tiny_model("llama-plain", tmp_path)
+    store_as(tmp_path / SINGLE, "model.norm.weight", "F6_E2M3", 64 * 6 // 8)
+    with pytest.raises(ModelError, match=r"model\.safetensors: model\.norm\.weight is stored as F6_E2M3; use a checkpoint in float32"):
+        load_hf_weights(tmp_path, read_config(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("how", "message"),
     [
@@ -113,7 +140,7 @@ def break_file(folder: Path, how: str) -> None:
         ("pickle", r"found pytorch_model\.bin, which is not read; convert it"),
         ("tensor missing", r"1 of \d+ parameters are missing, first 'model\.norm\.weight'"),
         ("tensor of another shape", r"model\.norm\.weight has shape \[63\], config\.json asks for \[64\]"),
-        ("quantized", r"model\.norm\.weight is stored as torch\.int8; use"),
+        ("quantized", r"model\.norm\.weight is stored as I8; use"),
         ("tensor too many", r"1 parameters would be ignored, first 'model\.layers\.0\.self_attn\.q_proj\.bias'"),
         ("index without a map", r"index\.json: has no 'weight_map'"),
         ("index not json", r"index\.json: not a readable JSON file"),
