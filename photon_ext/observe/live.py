@@ -138,7 +138,7 @@ def rows(now: MeterSnapshot) -> list[tuple[str, str]]:
         ("device waited", f"{now.device_waits} of {now.steps} launches"),
         ("host waited", f"{now.host_waits} of {now.steps} commits, {now.host_wait_s:.2f} s"),
         ("zombies", f"{now.zombie_rows} of {now.committed_rows} rows ({now.zombie_share:.2%}), {now.zombie_steps} steps of nothing else"),
-        ("rows", f"{now.rows_held} of {now.rows_max}; {now.waiting} requests wait"),
+        ("rows", f"{now.rows_held} of {now.rows_max} ({now.row_occupancy:.0%}); {now.waiting} requests wait"),
         ("pages", f"{now.pages_held} of {now.pages_held + now.pages_free} ({now.page_occupancy:.0%})"),
         ("host us a step", ", ".join(f"{phase} {us:.0f}" for phase, us in now.host_us.items())),
     ]

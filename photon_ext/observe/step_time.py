@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from photon_ext.models.config import ModelConfig
     from photon_ext.models.weights import DecoderWeights
 
-NODE_US = {"plain graph": 3.0, "programmatic launch": 1.0, "persistent kernel": 0.3}
-"""Microseconds per dependency between two kernels (e), estimates, by how kernels follow each other."""
+NODE_US = {"plain graph": 3.0, "programmatic launch": 2.5}
+"""Microseconds per dependency between two kernels (e), by how kernels follow each other: an estimate for plain graphs; for programmatic
+launch the middle of what was measured per kernel at one line on an H200, 2.1 to 2.9 (benchmarks/results/NOTES.md)."""
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,7 @@ def test_a_terminal_shows_the_text_and_a_table_that_stays(monkeypatch: pytest.Mo
         last = stream.getvalue()[before:]
     assert "once upon" not in last
     assert "5 tokens in 5 steps" in last
+    assert "0 of 4 (0%); 0 requests wait" in last
     for name in ("speed", "step gap", "zombies", "pages"):
         assert name in last
 
