@@ -1,6 +1,7 @@
 """The command line: `photon-ext generate`, `photon-ext trace` and `photon-ext info`.
 
-Exit codes: 0 done, 1 the request ended with an error, 2 wrong input or set-up (one line on stderr says what to do), 130 interrupted.
+Exit codes: 0 done, 1 the request ended with an error, 2 wrong input or set-up, or stdout cannot be written (one line on stderr says what to
+do), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import photon_ext
 from photon_ext import cli_trace
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
 TOKENIZER_FILE = "tokenizer.json"
+OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # torch has an exception of its own for a GPU's memory only
+
+
+class OutputError(PhotonError):
+    """stdout cannot be written."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,22 +39,33 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         self.exit(WRONG, f"{self.prog}: {message}; see {self.prog} --help\n")
 
+    def exit(self, status: int = DONE, message: str | None = None) -> NoReturn:
+        if message:
+            _complain(message.removesuffix("\n"))
+        _say("", end="")  # what --help has printed is out, or is told to be lost
+        sys.exit(status)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit code."""
-    arguments = _parser().parse_args(argv)
+    name = "photon-ext"
     try:
+        _check_streams()
+        arguments = _parser().parse_args(argv)
+        name = f"photon-ext {arguments.command}"
         return {"info": _info, "trace": _trace, "generate": _generate}[arguments.command](arguments)
     except (PhotonError, MemoryError, RuntimeError) as error:
         if not (isinstance(error, PhotonError) or _is_out_of_memory(error)):
             raise
-        print(f"photon-ext {arguments.command}: {_one_line(error)}", file=sys.stderr)
+        _complain(f"{name}: {_one_line(error, name)}")
+        if isinstance(error, OutputError) and sys.stdout is not None:
+            _drop(sys.stdout)
         return WRONG
     except BrokenPipeError:  # the reader of our output has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop(sys.stdout)
         return DONE
     except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
+        _complain("\ninterrupted")
         return INTERRUPTED
 
 
@@ -82,7 +99,7 @@ def _parser() -> Parser:
 def _info(_: argparse.Namespace) -> int:
     from photon_ext.info import describe  # here, as in _generate: an interrupt while it is imported is an interrupt like any other
 
-    print(describe(), flush=True)
+    _say(describe())
     return DONE
 
 
@@ -109,10 +126,7 @@ def _generate(arguments: argparse.Namespace) -> int:
         timing=True,
     )
     if arguments.fast_kernels and not (engine.device.startswith("cuda") and photon_ext.fast_kernels_run()):
-        print(
-            f"photon-ext generate: --fast-kernels changes nothing on {engine.device}; photon-ext info says which kernels run",
-            file=sys.stderr,
-        )
+        _complain(f"photon-ext generate: --fast-kernels changes nothing on {engine.device}; photon-ext info says which kernels run")
     with engine, open_view(engine.meter, sys.stderr) if arguments.meter else nullcontext() as view:
         request = engine.submit(arguments.prompt, params, raw=arguments.raw)
         if view is not None and view.redraws and sys.stdout.isatty() and not arguments.json:
@@ -121,25 +135,29 @@ def _generate(arguments: argparse.Namespace) -> int:
             _stream(request)
         output = request.result()
         stats = engine.stats()
-    print(_as_json(output, stats) if arguments.json else "", flush=True)  # before the summary, where both go to one file
+    _say(_as_json(output, stats) if arguments.json else "")  # before the summary, where both go to one file
     if not arguments.json:
-        print(_summary(output, stats), file=sys.stderr)
+        _complain(_summary(output, stats))
     if output.error is not None:
-        print(f"photon-ext generate: {output.error}", file=sys.stderr)
+        _complain(f"photon-ext generate: {output.error}")
         return FAILED
     return DONE
 
 
 def _trace(arguments: argparse.Namespace) -> int:
-    failed = cli_trace.trace(arguments)
-    if failed is not None:
-        print(f"photon-ext trace: {failed.error}", file=sys.stderr)
-    return DONE if failed is None else FAILED
+    traced = cli_trace.trace(arguments)
+    _say(traced.summary)
+    _say("written: " + ", ".join(str(path) for path in traced.written))
+    if traced.missing is not None:
+        _complain(traced.missing)
+    if traced.error is not None:
+        _complain(f"photon-ext trace: {traced.error}")
+    return DONE if traced.error is None else FAILED
 
 
 def _stream(request: Request) -> None:
     for event in request.iter():
-        print(event.text, end="", flush=True)
+        _say(event.text, end="")
 
 
 def _stream_in(view: View, request: Request) -> None:
@@ -151,7 +169,7 @@ def _stream_in(view: View, request: Request) -> None:
             view.show(event.text)
     finally:
         view.close()
-        print("".join(pieces), end="", flush=True)
+        _say("".join(pieces), end="")
 
 
 def _summary(output: Output, stats: MeterSnapshot) -> str:
@@ -189,9 +207,51 @@ def _rounded(value: float | None, digits: int) -> float | None:
 def _is_out_of_memory(error: BaseException) -> bool:
     import torch
 
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError))
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (isinstance(error, RuntimeError) and OUT_OF_MEMORY in str(error))
 
 
-def _one_line(error: BaseException) -> str:
+def _one_line(error: BaseException, name: str) -> str:
     text = " ".join(str(error).split())
-    return f"out of memory: {text}; lower --max-len" if _is_out_of_memory(error) else text
+    lower = "--batch" if name.endswith("trace") else "--max-len"
+    return f"out of memory: {text}; lower {lower}" if _is_out_of_memory(error) else text
+
+
+def _check_streams() -> None:
+    """Before anything is written. A stderr that is closed is one that nobody reads.
+
+    Raises:
+        OutputError: stdout is closed.
+    """
+    if sys.stderr is None:  # to print, None would mean stdout
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
+    if sys.stdout is None:
+        raise OutputError("stdout is closed; open it, or send it to /dev/null")
+
+
+def _say(text: str, end: str = "\n") -> None:
+    """Prints to stdout, at once.
+
+    Raises:
+        BrokenPipeError: its reader has left. OutputError: it cannot be written.
+    """
+    try:
+        print(text, end=end, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"stdout cannot be written ({error.strerror}); send it to where there is room") from error
+
+
+def _complain(text: str) -> None:
+    """Prints to stderr; where that cannot be written, nobody reads it."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        _drop(sys.stderr)
+
+
+def _drop(stream: TextIO) -> None:
+    """What is written to `stream`, what it still holds included, goes nowhere from here on."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from photon_ext.errors import ConfigError
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 PROMPT = "Why is the sky blue?"
 WARM_UP_TOKENS = 8
+MAX_BATCH = 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,8 +44,17 @@ def _directory(text: str) -> str:
     return text
 
 
-def trace(arguments: argparse.Namespace) -> Output | None:
-    """Runs the command; returns the first output that ended with an error, if any.
+class Traced(NamedTuple):
+    """What came of it, to be printed: the summary, the files, which file could not be made and why, the first answer's error."""
+
+    summary: str
+    written: list[Path]
+    missing: str | None
+    error: str | None
+
+
+def trace(arguments: argparse.Namespace) -> Traced:
+    """Runs the command.
 
     Raises:
         PhotonError: as Engine.from_pretrained and generate; ConfigError also where the files cannot be written.
@@ -53,16 +63,17 @@ def trace(arguments: argparse.Namespace) -> Output | None:
     from photon_ext.models.loader import load_model
     from photon_ext.observe import timeline
     from photon_ext.observe.render.save import has_matplotlib
+    from photon_ext.observe.step_time import StepShape
     from photon_ext.runtime.runtime import checked_device
     from photon_ext.sampling import SamplingParams
     from photon_ext.scheduling.options import EngineOptions, choose_device
 
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler says on stderr that it starts and stops
     recording = timeline(stacks=arguments.stacks, nvtx=arguments.nvtx)  # refuses what cannot be recorded before a model is loaded
-    if arguments.batch < 1:
-        raise ConfigError(f"batch is {arguments.batch}; trace at least 1 request")
-    _check_directory(Path(arguments.out))
     given = arguments.prompt or [PROMPT]
+    if not 1 <= arguments.batch <= MAX_BATCH or len(given) > MAX_BATCH:
+        raise ConfigError(f"batch is {arguments.batch}, of {len(given)} prompts; trace from 1 to {MAX_BATCH} requests at once")
+    _check_directory(Path(arguments.out))
     prompts = [given[index % len(given)] for index in range(max(arguments.batch, len(given)))]
     options = {"depth": arguments.depth, "max_rows": len(prompts), "fast_kernels": arguments.fast_kernels}
     EngineOptions(**options)  # a wrong option shows before the model is loaded
@@ -70,23 +81,38 @@ def trace(arguments: argparse.Namespace) -> Output | None:
     config, weights, tokenizer = load_model(arguments.model, arguments.dtype, checked_device(choose_device(arguments.device)))
     with Engine.from_weights(config, weights, tokenizer, **options) as engine:
         engine.generate(prompts, SamplingParams(max_new_tokens=WARM_UP_TOKENS, ignore_eos=True), raw=arguments.raw)
-        recording.bytes_per_step = weights.bytes_per_step
         with recording:
             outputs = engine.generate(prompts, params, raw=arguments.raw)
+    shape = StepShape.of(config, weights)
+    kv = round(shape.kv_bytes_per_token * mean_context(outputs))
+    recording.bytes_per_step = shape.weight_bytes + kv
+    recording.bytes_note = f": {shape.weight_bytes / 1e6:.1f} of weights, {kv / 1e6:.1f} of keys and values (mean)"
     try:
         written = recording.save(arguments.out)
     except OSError as error:
         raise ConfigError(f"--out {arguments.out}: {error}; name a directory that can be written") from error
-    print(recording.report.text())
-    print("written: " + ", ".join(str(path) for path in written), flush=True)
-    if not has_matplotlib():
-        print("no timeline.png: matplotlib is not installed (pip install 'photon_ext[trace]')", file=sys.stderr)
-    return next((output for output in outputs if output.error is not None), None)
+    missing = None if has_matplotlib() else "no timeline.png: matplotlib is not installed (pip install 'photon_ext[trace]')"
+    failure = next((output.error for output in outputs if output.error is not None), None)
+    return Traced(recording.report.text(), written, missing, failure)
+
+
+def mean_context(outputs: Sequence[Output]) -> float:
+    """Tokens whose keys and values a decode step reads, of all its rows together, on average over the decode steps of requests that began
+    together: a row attends to its prompt, to what it has answered before, and to itself."""
+    read = steps = 0
+    for output in outputs:
+        mine = max(0, len(output.token_ids) - 1)  # the first token is the prefill's
+        read += mine * output.prompt_tokens + mine * (mine + 1) // 2
+        steps = max(steps, mine)
+    return read / max(steps, 1)
 
 
 def _check_directory(path: Path) -> None:
     """Before minutes of work: the files can be written. It leaves no file behind."""
     try:
+        in_the_way = next((part for part in (path, *path.parents) if part.exists() and not part.is_dir()), None)
+        if in_the_way is not None:
+            raise ConfigError(f"--out {path}: {in_the_way} is a file; name a directory, which is made if need be")
         path.mkdir(parents=True, exist_ok=True)
         for name in ("trace.json", "timeline.html", "summary.txt", "summary.json", "timeline.png"):
             file = path / name

@@ -9,7 +9,6 @@ from typing import Any
 
 from photon_ext.errors import ModelError
 
-
 _KINDS = {stat.S_ISDIR: "a directory", stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket"}
 
 

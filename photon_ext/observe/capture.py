@@ -31,12 +31,14 @@ class Timeline:
 
     Attributes:
         bytes_per_step: see `timeline`; it may be set until the report is first asked for.
+        bytes_note: what that counts, for the summary; it may be set with it.
     """
 
     _records: Records | None = None
 
     def __init__(self, options: Options, *, ops: bool, stacks: bool, nvtx: bool, capacity: int) -> None:
         self.bytes_per_step = options.bytes_per_step
+        self.bytes_note = options.bytes_note
         self._options = options
         self._tape = Tape(nvtx, capacity)
         self._recorder = Recorder(ops, stacks)
@@ -90,7 +92,7 @@ class Timeline:
     @cached_property
     def report(self) -> Report:
         """What the recording says: computed when first asked for."""
-        return make_report(self.records, self._options._replace(bytes_per_step=self.bytes_per_step))
+        return make_report(self.records, self._options._replace(bytes_per_step=self.bytes_per_step, bytes_note=self.bytes_note))
 
     def save(self, directory: str | Path) -> list[Path]:
         """Writes trace.json (opens in ui.perfetto.dev), timeline.html, summary.txt and summary.json, and, where matplotlib is installed,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -224,3 +226,49 @@ sys.exit(cli.main(["generate", "w5", "--model", {model!r}, "--device", "cpu", "-
 """
     done = subprocess.run([sys.executable, "-c", program], env=environment(), capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")
+
+
+def shell(line: list[str], streams: str) -> subprocess.CompletedProcess[str]:
+    """A command with its streams as a shell sends them somewhere."""
+    return subprocess.run(["bash", "-c", f'"$@" {streams}', "bash", *line], env=environment(), capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("what", ["generate", "generate --json", "info", "--help"])
+def test_a_full_disk_is_told_in_one_line(model: str, what: str) -> None:
+    words = what.split()
+    options = ["w5 w6", "--model", model, "--device", "cpu", "--max-new-tokens", "5"] if "generate" in words else []
+    done = shell([sys.executable, "-m", "photon_ext", words[0], *options, *words[1:]], "> /dev/full")
+    name = "photon-ext" if what == "--help" else f"photon-ext {words[0]}"
+    told = f"{name}: stdout cannot be written (No space left on device); send it to where there is room\n"
+    assert (done.returncode, done.stderr) == (2, told)
+
+
+@pytest.mark.parametrize("streams", ["2>&-", "2> /dev/full"])
+@pytest.mark.parametrize("option", ["--raw", "--meter"])
+def test_without_a_stderr_there_is_the_text_alone(model: str, streams: str, option: str) -> None:
+    done = shell(command("w5 w6", "--model", model, "--max-new-tokens", "5", option), streams)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(r"w\d+( w\d+){4}\n", done.stdout)
+
+
+def test_without_a_stderr_mistakes_are_told_nowhere_else(model: str) -> None:
+    done = shell(command("w5", "--model", model, "--depth", "3"), "2>&-")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_a_stdout_that_is_closed_is_told_before_any_work() -> None:
+    done = shell(command("w5", "--model", "/nowhere"), ">&-")
+    assert (done.returncode, done.stderr) == (2, "photon-ext: stdout is closed; open it, or send it to /dev/null\n")
+
+
+@pytest.mark.parametrize(("name", "option"), [("generate", "--max-len"), ("trace", "--batch")])
+def test_memory_that_the_host_does_not_have_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: str, tmp_path: Path, name: str, option: str
+) -> None:
+    monkeypatch.setattr("photon_ext.engine.Decoder", lambda *args, **options: torch.empty(2**60, dtype=torch.int8))
+    arguments = ["w5"] if name == "generate" else ["--out", str(tmp_path)]
+    code, out, err = run(capsys, name, *arguments, "--model", model, "--device", "cpu")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"photon-ext {name}: out of memory: ")
+    assert "allocate 1152921504606846976 bytes" in err
+    assert err.endswith(f"; lower {option}\n")

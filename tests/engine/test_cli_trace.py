@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from photon_ext.cli_trace import mean_context
+from photon_ext.models.loader import load_model
 from photon_ext.observe.render.save import has_matplotlib
+from photon_ext.scheduling import Output
 from tests.engine.test_cli import run, save_with_words
 
 FILES = {"trace.json", "timeline.html", "summary.txt", "summary.json"}
@@ -34,6 +39,22 @@ def test_it_writes_what_it_says_and_prints_the_summary(depth: int, capsys: pytes
     assert all(str(out / name) in printed for name in expected)
     summary = json.loads((out / "summary.json").read_text())
     assert summary["rows"] >= 9  # of three requests that take up to nine steps
+    assert summary["excluded"][0]["step"] == 0, "the steps of the warm-up are not counted"
+    config, weights, _ = load_model(model)
+    most = config.kv_bytes_per_token(weights.dtype.itemsize) * 3 * 6.5  # of three rows, eight steps that attend to 3 .. 10 tokens
+    assert 0 < summary["bytes_per_step"] - weights.bytes_per_step <= most
+    assert " of keys and values (mean)" in text
+
+
+def test_the_context_that_steps_read_is_that_of_all_rows() -> None:
+    """Of two requests from prompts of 3 and 5 tokens, the first answers with 3 tokens, the second with 2: two steps, 4 + 6, then 5."""
+    outputs = [answer(prompt=3, tokens=3), answer(prompt=5, tokens=2)]
+    assert mean_context(outputs) == 7.5
+    assert mean_context([answer(prompt=3, tokens=1)]) == 0, "the prefill's token alone"
+
+
+def answer(prompt: int, tokens: int) -> Output:
+    return cast("Output", SimpleNamespace(prompt_tokens=prompt, token_ids=[1] * tokens))
 
 
 def test_without_matplotlib_everything_else_is_written(
@@ -50,8 +71,10 @@ def test_without_matplotlib_everything_else_is_written(
     ("arguments", "message"),
     [
         ((), "--out"),
-        (("--out", "{file}"), "{file}"),
+        (("--out", "{file}"), "{file} is a file; name a directory"),
+        (("--out", "{file}/in/it"), "{file} is a file; name a directory"),
         (("--out", "{folder}", "--batch", "0"), "batch is 0"),
+        (("--out", "{folder}", "--batch", "1000000000"), "batch is 1000000000, of 1 prompts; trace from 1 to 4096 requests at once"),
         (("--out", "{folder}", "--depth", "3"), "depth is 3"),
         (("--out", "{folder}", "--max-new-tokens", "0"), "max_new_tokens is 0"),
         (("--out", "{folder}", "--model", "/nowhere"), "/nowhere"),

@@ -35,7 +35,7 @@ def test_a_sleep_in_commit_is_named_where_the_device_waits_for_it(depth: int, wa
     if waits:
         assert report.findings[0] is commits[0]
         assert commits[0].us == pytest.approx(320)
-        assert "320 us per step for: commit" in commits[0].text
+        assert "320 us per step (mean) for commit, in 10 step gaps of 10 steady steps" in commits[0].text
         assert report.waited_us["commit"] == pytest.approx(320)
 
 
@@ -93,9 +93,9 @@ def test_causes_that_are_small_one_by_one_are_named_together() -> None:
     assert report.step_gap is not None
     assert wait.us == pytest.approx(report.step_gap.median_us)
     assert wait.where.startswith("synchronizing call (cudaStreamSynchronize, aten::item in decode one token), ")
-    assert f"the device waits {wait.us:.0f} us per step for small things: synchronizing call" in wait.text
+    assert f"the device waits {wait.us:.0f} us per step (mean) for small things: synchronizing call" in wait.text
     assert all(f", {cause} (" in wait.text for cause in ("launch", "other code of the host"))
-    assert " and 2 more, in 8 gaps of 8 steady steps" in wait.text
+    assert " and 2 more, in 8 step gaps of 8 steady steps" in wait.text
 
 
 def test_the_same_loop_without_item_has_no_synchronization() -> None:

@@ -116,6 +116,42 @@ def test_figures_of_steady_steps() -> None:
     assert report.busy == pytest.approx(240 / (7 * 83 + 32))
 
 
+def test_figures_of_gaps_say_which_and_how() -> None:
+    """Means and medians, step gaps and all gaps stand beside each other; "host" is the backend, not the host against the device."""
+    kernels = [
+        DeviceSpan(name, DeviceKind.KERNEL, start, start + 10_000, 7) for name, start in places("abc", 8, inside=15_000, between=60_000)
+    ]
+    calls = [ApiCall("cudaGraphLaunch", 0, 1, 1, 5)]
+    records = Records("host", 0, kernels[-1].end, device=[span._replace(correlation=5) for span in kernels], calls=calls)
+    report = make_report(
+        records, Options(marker="a", bytes_per_step=2_000_000, bytes_note=": 1.5 of weights, 0.5 of keys and values (mean)")
+    )
+    first, _, steady, step_gap, node_gaps, bandwidth, *_ = report.text().splitlines()
+    assert first == "host backend: 8 steps, 6 of them steady, by the given marker kernel"
+    assert steady.startswith("steady step: 100.0 us, kernels run 30.0 us, idle 70.0 us (70.0 %, all gaps together)")
+    assert step_gap.startswith("step gap, between two steps: 60.0 us median")
+    assert node_gaps == "node gaps, between the kernels of a step, all of a step together: 10.0 us median, 10.0 mean"
+    assert bandwidth == "effective bandwidth: 20.0 GB/s, of 2.0 MB per step: 1.5 of weights, 0.5 of keys and values (mean)"
+    (found,) = report.findings
+    assert found.text == (
+        "the device idles 70 us per step (mean) between kernels, with the next work queued already, "
+        "in 6 step gaps (60.0 us) and 12 node gaps of 2 us or more (10.0 us) of 6 steady steps"
+    )
+    assert "the device waited in step and split gaps, mean per steady step, for:" in report.text()
+    assert report.waited_us == {"nobody (the next work was queued already)": 60.0}
+
+
+def places(names: str, steps: int, inside: int, between: int) -> list[tuple[str, int]]:
+    """Kernels of 10 us; the next begins `inside` after the one before, that of the next step `between` after the last one's end."""
+    made, now = [], 0
+    for _ in range(steps):
+        for name in names:
+            made.append((name, now))
+            now += inside
+        now += between - inside + 10_000
+    return made
+
+
 def test_overlapping_kernels_leave_no_gap_and_are_not_counted_twice() -> None:
     spans = [("a", 0, 100), ("b", 50, 120), ("c", 60, 80), ("d", 130, 140)]
     records = Records("cuda", 0, 140, device=[DeviceSpan(name, DeviceKind.KERNEL, start, end, 1) for name, start, end in spans])

@@ -47,7 +47,7 @@ class Cause(Enum):
     ALLOCATION = "allocation"
     COLLECT = "requests"
     CALLER = "other code of the host"
-    DEVICE = "the device itself: the next work was queued"
+    DEVICE = "nobody (the next work was queued already)"
 
 
 _PHASES = {

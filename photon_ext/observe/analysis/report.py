@@ -37,6 +37,7 @@ class Options(NamedTuple):
     marker: str | None = None
     marker_ends: bool = False
     bytes_per_step: int | None = None
+    bytes_note: str = ""
 
 
 class GapFigures(NamedTuple):
@@ -61,6 +62,7 @@ class Report:
         waited_us: microseconds per steady step by what the device waited for, step and split gaps.
         phases_us: median time on the device, by phase of a step of ours.
         host_us: host time per step, by phase.
+        bytes_per_step, bytes_note, bandwidth_gb_s: what a step moves as it was told, what that counts in words, and that per time.
         excluded: steps that are not steady: number, reason, wall time and gap before them, microseconds.
     """
 
@@ -84,6 +86,8 @@ class Report:
     allocations: list[CallCost]
     allocator_per_step: float | None
     copies: list[CopyCost]
+    bytes_per_step: int | None
+    bytes_note: str
     bandwidth_gb_s: float | None
     phases_us: dict[str, float]
     host_us: dict[str, float]
@@ -149,6 +153,8 @@ def make_report(records: Records, options: Options = NO_OPTIONS) -> Report:
         allocations=allocations(records, len(steps.steps)),
         allocator_per_step=records.allocator / len(steps.steps) if records.allocator is not None and steps.steps else None,
         copies=copies(records),
+        bytes_per_step=options.bytes_per_step,
+        bytes_note=options.bytes_note,
         bandwidth_gb_s=options.bytes_per_step / figures.wall_us / 1e3 if options.bytes_per_step and figures else None,
         phases_us=phase_times(steps, records),
         host_us=phase_costs(records),

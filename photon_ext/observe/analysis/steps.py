@@ -39,7 +39,7 @@ class DeviceStep(NamedTuple):
     """One step: kernels[first:last] of its Steps.
 
     Attributes:
-        number: in the window, from 0 on.
+        number: in the window, from 0 on; what every file and picture calls it.
         start, end: first kernel's start, latest kernel's end, nanoseconds.
         busy: nanoseconds with at least one kernel running.
         launch: what our pipeline noted of it.
@@ -75,6 +75,25 @@ class Steps(NamedTuple):
     def of(self, step: DeviceStep) -> list[DeviceSpan]:
         """The kernels of one step."""
         return self.kernels[step.first : step.last]
+
+
+class Numbers:
+    """The numbers that the window's steps have, for what goes by the pipeline's own, which it counts from its beginning."""
+
+    def __init__(self, steps: Sequence[DeviceStep]) -> None:
+        self._found: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by the pipeline's number: when it was launched, number here
+        known = [(step, step.launch) for step in steps if step.launch is not None]
+        for step, launch in known:
+            self._found[launch.step].append((launch.start, step.number))
+        if known:
+            first, launch = known[0]
+            for early in steps[: first.number]:  # in flight when the window began
+                self._found[launch.step - (first.number - early.number)].append((early.start, early.number))
+
+    def at(self, index: int, end: int) -> int | None:
+        """Of the pipeline's step `index`, by what the host did for it until `end` (two pipelines may have one each); None: not in here."""
+        found = self._found.get(index, [])
+        return next((number for begin, number in reversed(found) if begin <= end), found[0][1] if found else None)
 
 
 def short_name(kernel: str) -> str:

@@ -1,6 +1,7 @@
 """What the pictures show, and in which colours: lanes of coloured spans, made once for PNG, HTML and Perfetto.
 
-Colours are those of Okabe and Ito, and of Paul Tol, which people with colour-blindness can tell apart; idle is hatched, too.
+Colours are those of Okabe and Ito, and of Paul Tol. Whoever can stand beside each other was chosen to be told apart with colour-blindness,
+too (a test simulates it); idle, the only red, is hatched besides.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from photon_ext.observe.analysis.gaps import Gap, GapKind, share_name
 from photon_ext.observe.analysis.intervals import flatten
 from photon_ext.observe.analysis.phases import DevicePhase, phase_spans
 from photon_ext.observe.analysis.report import Report
-from photon_ext.observe.analysis.steps import DeviceStep, short_name
+from photon_ext.observe.analysis.steps import DeviceStep, Numbers, short_name
 from photon_ext.observe.records import DeviceKind, HostSpan, Op, OpKind, Records
 
 IDLE = "idle"
@@ -21,22 +22,22 @@ COLOURS = {
     "slot B": "#56B4E9",
     "even step": "#0072B2",
     "odd step": "#56B4E9",
+    "prefill": "#666633",
     IDLE: "#D55E00",
-    "copy": "#009E73",
-    "plan": "#CC79A7",
+    "plan": "#882255",
     "launch": "#332288",
     "wait": "#DDDDDD",
-    "commit": "#F0E442",
-    "mask": "#117733",
-    "finalize": "#882255",
-    "deliver": "#E69F00",
+    "commit": "#99DDFF",
+    "mask": "#AA4499",
+    "finalize": "#E69F00",
+    "deliver": "#117733",
+    "collect": "#DDCC77",
     "torch op": "#999999",
-    "prefill": "#44AA99",
-    DevicePhase.CARRY_OVER.value: "#AA4499",
-    DevicePhase.FORWARD.value: "#88CCEE",
-    DevicePhase.PREFILL.value: "#44AA99",
-    DevicePhase.SAMPLING.value: "#DDCC77",
-    "collect": "#F5F5F5",
+    DevicePhase.CARRY_OVER.value: "#CC79A7",
+    DevicePhase.FORWARD.value: "#009E73",
+    DevicePhase.PREFILL.value: "#225555",
+    DevicePhase.SAMPLING.value: "#222255",
+    "copy": "#BBCC33",
 }
 SLOTS, TURNS = ("slot A", "slot B"), ("even step", "odd step")
 
@@ -60,12 +61,24 @@ class Lane(NamedTuple):
 
 def make_lanes(records: Records, report: Report) -> list[Lane]:
     """Host threads with phases of ours, or torch ops; steps with the idle time between them; kernels; copies. Empty ones are left out."""
-    lanes = list(_host_lanes(records))
+    lanes = list(_host_lanes(records, Numbers(report.steps.steps)))
     lanes.append(Lane("device: steps", list(_step_boxes(report))))
     lanes.append(Lane("device: phases", list(_phase_boxes(report))))
     lanes.append(Lane("device: kernels", list(_kernel_boxes(report))))
     lanes += _copy_lanes(records)
     return [lane for lane in lanes if lane.boxes]
+
+
+def luminance(colour: str) -> float:
+    """Of "#RRGGBB", 0..1 (https://www.w3.org/TR/WCAG22/#dfn-relative-luminance)."""
+    parts = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def takes_white(colour: str) -> bool:
+    """Whether white text can be read on a key of COLOURS: black has less contrast on it, or about as much."""
+    return luminance(COLOURS[colour]) < 0.26
 
 
 def slot_name(step: DeviceStep) -> str:
@@ -89,7 +102,12 @@ def step_text(step: DeviceStep) -> str:
 
 
 def step_title(step: DeviceStep) -> str:
-    return f"step {step.launch.step if step.launch is not None else step.number}"
+    return f"step {step.number}"
+
+
+def host_step(numbers: Numbers, span: HostSpan) -> int | None:
+    """The number of the step that a span belongs to; None: to none, or to one outside the recording."""
+    return None if span.step is None else numbers.at(span.step, span.end)
 
 
 def gap_text(gap: Gap) -> str:
@@ -97,20 +115,21 @@ def gap_text(gap: Gap) -> str:
     return "; ".join(f"{share_name(share)} {share.ns / 1e3:.1f} us" for share in gap.shares)
 
 
-def _host_lanes(records: Records) -> Iterator[Lane]:
+def _host_lanes(records: Records, numbers: Numbers) -> Iterator[Lane]:
     threads = list(dict.fromkeys([span.thread for span in records.host] + [op.thread for op in records.ops]))
     for thread in threads:
         name = records.threads.get(thread, f"thread {thread}")
         spans = [span for span in records.host if span.thread == thread]
         if spans:
-            yield Lane(f"host: {name}", [_phase_box(piece.start, piece.end, piece.path[-1]) for piece in flatten(spans)])
+            yield Lane(f"host: {name}", [_phase_box(piece.start, piece.end, piece.path[-1], numbers) for piece in flatten(spans)])
         ops = [op for op in records.ops if op.thread == thread and op.kind is not OpKind.PYTHON]
         if ops:
             yield Lane(f"torch ops: {name}", [_op_box(piece.start, piece.end, piece.path) for piece in flatten(ops)])
 
 
-def _phase_box(start: int, end: int, span: HostSpan) -> Box:
-    return Box(start, end, span.phase.value, span.phase.value, "" if span.step is None else f"step {span.step}")
+def _phase_box(start: int, end: int, span: HostSpan, numbers: Numbers) -> Box:
+    step = host_step(numbers, span)
+    return Box(start, end, span.phase.value, span.phase.value, "" if step is None else f"step {step}")
 
 
 def _op_box(start: int, end: int, path: Sequence[Op]) -> Box:

@@ -10,7 +10,7 @@ from typing import Any
 from photon_ext.observe.analysis.gaps import GapKind
 from photon_ext.observe.analysis.report import Report
 from photon_ext.observe.records import Records
-from photon_ext.observe.render.lanes import COLOURS, IDLE, Lane, gap_text, make_lanes, slot_name, step_text, step_title
+from photon_ext.observe.render.lanes import COLOURS, IDLE, Lane, gap_text, make_lanes, slot_name, step_text, step_title, takes_white
 
 BOXES = 400_000  # of one lane; a page that holds more is too heavy to open
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -21,6 +21,7 @@ def page(records: Records, report: Report) -> str:
     data = {
         "colours": COLOURS,
         "idle": IDLE,
+        "white": [name for name in COLOURS if takes_white(name)],
         "end": (records.end - records.start) / 1e3,
         "lanes": [_lane(lane, records.start) for lane in make_lanes(records, report)],
         "steps": _steps(report, records.start),
@@ -44,7 +45,8 @@ def _lane(lane: Lane, zero: int) -> dict[str, Any]:
 
 
 def _steps(report: Report, zero: int) -> list[dict[str, Any]]:
-    """The list of steps, microseconds: `before` is the gap before a step, `gaps` that and the one before its late sampling."""
+    """The list of steps, microseconds: `before` is the gap before a step, `gaps` that and the one before its late sampling, `idle` when
+    those begin and end."""
     before = {gap.step: gap for gap in report.gaps if gap.kind is GapKind.STEP}
     split = {gap.step: gap for gap in report.gaps if gap.kind is GapKind.SPLIT}
     made = []
@@ -58,6 +60,7 @@ def _steps(report: Report, zero: int) -> list[dict[str, Any]]:
                 "us": (step.end - step.start) / 1e3,
                 "before": before[step.number].ns / 1e3 if step.number in before else 0,
                 "gaps": sum(gap.ns for gap in gaps) / 1e3,
+                "idle": [((gap.start - zero) / 1e3, (gap.end - zero) / 1e3) for gap in gaps],
                 "cause": "; ".join(filter(None, map(gap_text, gaps))),
                 "text": step_text(step),
             }

@@ -11,8 +11,9 @@ from typing import Any
 
 from photon_ext.observe.analysis.gaps import GapKind
 from photon_ext.observe.analysis.report import Report
+from photon_ext.observe.analysis.steps import Numbers
 from photon_ext.observe.records import DeviceSpan, Records
-from photon_ext.observe.render.lanes import gap_text, step_text, step_title
+from photon_ext.observe.render.lanes import gap_text, host_step, step_text, step_title
 
 HOST, DEVICE, STEPS = 1, 2, 3
 _PROCESSES = {HOST: "host", DEVICE: "device streams", STEPS: "steps"}
@@ -22,7 +23,7 @@ _GAP_LANE = 9
 
 def trace_events(records: Records, report: Report) -> dict[str, Any]:
     """The document: host threads, device streams, and steps by slot with the idle time between them."""
-    events = [*_names(records), *_host(records), *_device(records), *_steps(report, records.start)]
+    events = [*_names(records), *_host(records, Numbers(report.steps.steps)), *_device(records), *_steps(report, records.start)]
     return {"displayTimeUnit": "ns", "traceEvents": events, "otherData": {"made by": "photon_ext", "steps found by": report.method}}
 
 
@@ -37,12 +38,11 @@ def _names(records: Records) -> Iterator[dict[str, Any]]:
         yield {"ph": "M", "pid": process, "tid": thread, "name": "thread_name", "args": {"name": name}}
 
 
-def _host(records: Records) -> Iterator[dict[str, Any]]:
+def _host(records: Records, numbers: Numbers) -> Iterator[dict[str, Any]]:
     zero = records.start
     for span in records.host:
-        yield _event(
-            HOST, span.thread, span.phase.value, "phase", span.start, span.end, zero, {} if span.step is None else {"step": span.step}
-        )
+        step = host_step(numbers, span)
+        yield _event(HOST, span.thread, span.phase.value, "phase", span.start, span.end, zero, {} if step is None else {"step": step})
     for op in records.ops:
         yield _event(HOST, op.thread, op.name, op.kind.value, op.start, op.end, zero, {})
     for call in records.calls:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from photon_ext.observe.analysis.gaps import GapKind
 from photon_ext.observe.analysis.report import Report
+from photon_ext.observe.analysis.text import backend_text
 from photon_ext.observe.records import Records
-from photon_ext.observe.render.lanes import COLOURS, IDLE, Box, Lane, make_lanes
+from photon_ext.observe.render.lanes import COLOURS, IDLE, Box, Lane, make_lanes, takes_white
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,18 +19,20 @@ STEPS_SHOWN = 6
 STRIP_BINS = 400
 WIDTH, DPI = 14.0, 100
 LABEL_SHARE = 0.035  # of the width: narrower boxes carry no label
-_DARK = ("slot A", "even step", "launch", "finalize", "plan", IDLE, "mask", "copy", "prefill", "carry-over", "prefill chunk")
 
 
 def draw(records: Records, report: Report, path: Path) -> None:
     """Writes the picture to `path`. Raises ImportError without matplotlib."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     lanes = make_lanes(records, report)
     start, end = _middle(records, report)
     shown = [lane for lane in (Lane(lane.name, _cut(lane.boxes, start, end)) for lane in lanes) if lane.boxes]
-    figure = Figure(figsize=(WIDTH, 3.6 + 0.42 * len(shown) + 1.9), dpi=DPI, layout="constrained")
+    figure = Figure(
+        figsize=(WIDTH, 3.6 + 0.42 * len(shown) + 1.9), dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.06)
+    )  # inches: no label at the edge
     FigureCanvasAgg(figure)
     strip, main, bars = figure.subplots(3, 1, height_ratios=[0.9, max(2.0, 0.42 * len(shown)), 1.9])
     figure.suptitle(_title(report), fontsize=12, x=0.01, ha="left")
@@ -40,7 +43,7 @@ def draw(records: Records, report: Report, path: Path) -> None:
 
 
 def _title(report: Report) -> str:
-    parts = [f"{report.backend or 'no device records'}: {len(report.steps.steps)} steps"]
+    parts = [f"{backend_text(report)}: {len(report.steps.steps)} steps"]
     if report.active is not None:
         parts.append(f"active {100 * report.active:.1f} %")
     if report.figures is not None:
@@ -124,7 +127,7 @@ def _label(axes: Axes, lane: Lane, y: int, start: int, end: int, zero: int) -> N
     """Names in boxes that are wide enough for them."""
     for box in lane.boxes:
         if box.end - box.start >= LABEL_SHARE * (end - start) and len(box.title) * 0.008 * (end - start) < box.end - box.start:
-            colour = "white" if box.colour in _DARK else "black"
+            colour = "white" if takes_white(box.colour) else "black"
             middle = ((box.start + box.end) / 2 - zero) / 1e6
             under = {"facecolor": COLOURS[IDLE], "edgecolor": "none", "pad": 1.5} if box.colour == IDLE else None  # off the hatching
             axes.text(middle, y, box.title, ha="center", va="center", fontsize=8, color=colour, clip_on=True, bbox=under)
@@ -132,11 +135,11 @@ def _label(axes: Axes, lane: Lane, y: int, start: int, end: int, zero: int) -> N
 
 def _draw_bars(axes: Axes, report: Report) -> None:
     """Whom the device waited for, microseconds per steady step."""
-    axes.set_title("whom the device waited for in step gaps", fontsize=9, loc="left")
-    causes = list(report.waited_us.items())[:5] or [("nobody", 0.0)]
+    axes.set_title("whom the device waited for in step and split gaps, mean per steady step", fontsize=9, loc="left")
+    causes = list(report.waited_us.items())[:5] or [("no gaps", 0.0)]
     names, values = [name for name, _ in reversed(causes)], [us for _, us in reversed(causes)]
     bars = axes.barh(names, values, color=COLOURS[IDLE], height=0.6)
     axes.bar_label(bars, [f"{value:.1f} us" for value in values], padding=3, fontsize=9)
-    axes.set_xlabel("time per steady step (us)")
+    axes.set_xlabel("us per steady step (mean)")
     axes.set_xlim(0, max([*values, 1.0]) * 1.15)
     axes.set_ylim(len(values) - 5.5, len(values) - 0.5)  # a single cause is a bar, not a wall
