@@ -85,7 +85,7 @@ def resolve_model(model: str | Path) -> Path:
     try:
         return _find(model)
     except (OSError, RuntimeError) as error:  # a name too long, a folder closed to us; a home that is nobody's
-        what = error.strerror if isinstance(error, OSError) else error
+        what = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
         raise ModelError(f"model {_shown(str(model))}: {what}; give the path of a Hugging Face directory or a .gguf file") from error
 
 
