@@ -23,8 +23,11 @@ EMULATED := PHOTON_OPS_LIBRARY=build/emulated/_ops.abi3.so
 demo: build
 	@.ci/demo "$(BIN)/python" "$(MODEL)"
 
+# Two processes side by side: one alone leaves half of two cores idle. What the second has said comes after the first.
 test: build
-	$(BIN)/python -m pytest -m "not gpu"
+	@$(BIN)/python -m pytest -m "not gpu" -p no:cacheprovider tests/benchmarks > build/benchmarks.log 2>&1 & beside=$$!; \
+	status=0; $(BIN)/python -m pytest -m "not gpu" --ignore=tests/benchmarks || status=$$?; \
+	wait $$beside || status=$$?; cat build/benchmarks.log; exit $$status
 
 # Of the fused linears, which have many cases, bfloat16 alone. Seed 0 is round robin, any other number a random order of
 # threads: make test-emulated SEEDS="0 1 2 3".
