@@ -16,6 +16,8 @@ EMULATED_OPS := $(addprefix tests/ops/test_,attention.py chunk_attention.py embe
 	opcheck.py sample.py split_attention.py step.py)
 EMULATED_MODELS := tests/models/test_decoder_fast.py tests/engine/test_engine_fast.py tests/models/test_decoder.py tests/runtime/test_replay.py tests/engine/test_engine_models.py tests/testing/test_conformance.py
 SEEDS ?= 2
+# About half of the time that the tests take.
+BESIDE := tests/benchmarks tests/engine
 EMULATED := PHOTON_OPS_LIBRARY=build/emulated/_ops.abi3.so
 
 .PHONY: demo test test-emulated test-gpu gpu sanitize bench-gpu build lint format clean
@@ -25,9 +27,9 @@ demo: build
 
 # Two processes side by side: one alone leaves half of two cores idle. What the second has said comes after the first.
 test: build
-	@$(BIN)/python -m pytest -m "not gpu" -p no:cacheprovider tests/benchmarks > build/benchmarks.log 2>&1 & beside=$$!; \
-	status=0; $(BIN)/python -m pytest -m "not gpu" --ignore=tests/benchmarks || status=$$?; \
-	wait $$beside || status=$$?; cat build/benchmarks.log; exit $$status
+	@$(BIN)/python -m pytest -m "not gpu" -p no:cacheprovider $(BESIDE) > build/beside.log 2>&1 & beside=$$!; \
+	status=0; $(BIN)/python -m pytest -m "not gpu" $(addprefix --ignore=,$(BESIDE)) || status=$$?; \
+	wait $$beside || status=$$?; cat build/beside.log; exit $$status
 
 # Of the fused linears, which have many cases, bfloat16 alone. Seed 0 is round robin, any other number a random order of
 # threads: make test-emulated SEEDS="0 1 2 3".
