@@ -43,9 +43,8 @@ def verdict(stage: Stage, before: Figures | None, after: Figures, on_cpu: bool) 
     if spread == math.inf:
         return f"cannot be told from one run, x{ratio:.2f}: give more --repeats"
     if difference <= spread:
-        reason = (
-            "measure on a quieter machine" if before.idle_ms is None or after.idle_ms is None else _reason(stage, before, after, on_cpu)
-        )
+        recorded = before.idle_ms is not None and after.idle_ms is not None
+        reason = _reason(stage, before, after, on_cpu) if recorded else "measure on a quieter machine"
         return f"cannot be told, x{ratio:.2f}: runs differ by up to {2 * spread:.3g} ms a step; {reason}"
     if ratio < 1:
         return f"slower, x{ratio:.2f}: {_reason(stage, before, after, on_cpu)}"
