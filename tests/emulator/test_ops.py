@@ -52,7 +52,7 @@ RUNS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
     # Two passes of an exchange, by one cluster.
     "six multiprocessors": (
         ("ops/test_fused_linear",),
-        "(any_number and 1088) or not_finite or (around_the_groups and 1088)",
+        "(any_number and 120-1088) or not_finite or (around_the_groups and 120-1088)",
         {"PHOTON_EMULATOR_MULTIPROCESSORS": "6"},
     ),
 }
@@ -76,7 +76,7 @@ def runs(emulated: Path) -> Iterator[dict[str, Future[subprocess.CompletedProces
         }
 
 
-@pytest.mark.parametrize(("name", "least"), [("chunks", 150), ("ops", 300), ("six multiprocessors", 10)])
+@pytest.mark.parametrize(("name", "least"), [("chunks", 150), ("ops", 300), ("six multiprocessors", 5)])
 def test_the_cuda_kernels_pass_the_tests_of_the_ops_in_a_random_order(
     runs: dict[str, Future[subprocess.CompletedProcess[str]]], name: str, least: int
 ) -> None:
