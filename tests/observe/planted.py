@@ -22,9 +22,9 @@ CYCLES = 4_000_000  # on a GPU: some 2 ms
 class Model:
     """Token t is followed by t + 1."""
 
-    def __init__(self, device: str = "cpu") -> None:
+    def __init__(self, device: str = "cpu", repeats: int = REPEATS) -> None:
         identity = torch.eye(VOCAB, device=device)
-        self.on_cuda = device == "cuda"
+        self.on_cuda, self.repeats = device == "cuda", repeats
         self.identity, self.successor = identity, identity.roll(1, 0).contiguous()
         self.x, self.last, self.logits = (torch.empty(8, VOCAB, device=device) for _ in range(3))
         self.weight, self.given, self.taken = torch.ones(WORK, WORK), torch.ones(8, WORK), torch.empty(8, WORK)
@@ -41,14 +41,14 @@ class Model:
         if self.on_cuda:
             torch.cuda._sleep(CYCLES)
             return
-        for _ in range(REPEATS):
+        for _ in range(self.repeats):
             ops.linear_into(self.taken[:lines], self.given[:lines], self.weight)
 
 
-def open_pipeline(depth: int, device: str = "cpu", constrained: bool = False) -> Pipeline:
+def open_pipeline(depth: int, device: str = "cpu", constrained: bool = False, repeats: int = REPEATS) -> Pipeline:
     """A pipeline with one row admitted, and its first steps behind it."""
     runtime = Runtime(max_rows=1, max_len=STEPS + 16, depth=depth, device=device)
-    pipeline = Pipeline(runtime, Model(device).forward, vocab_size=VOCAB, chunk=4)
+    pipeline = Pipeline(runtime, Model(device, repeats).forward, vocab_size=VOCAB, chunk=4)
     pipeline.admit([1, 2], max_new_tokens=STEPS, constrained=constrained)
     return pipeline
 

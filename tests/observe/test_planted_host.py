@@ -14,7 +14,10 @@ from photon_ext.observe import timeline
 from photon_ext.observe.analysis.findings import FindingKind
 from photon_ext.observe.analysis.gaps import Cause
 from photon_ext.runtime import RowEvent
-from tests.observe.planted import STEPS, allow_all, open_pipeline, postpone_out_copies, traced
+from tests.observe.planted import REPEATS, STEPS, allow_all, open_pipeline, postpone_out_copies, traced
+
+
+LONG = 4 * REPEATS  # a busy machine keeps a thread off its cores for longer than a short step
 
 
 def sleep_300us(_: RowEvent) -> None:
@@ -23,7 +26,7 @@ def sleep_300us(_: RowEvent) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_sleep_in_commit_is_named_at_depth_one_and_hidden_at_depth_two(depth: int) -> None:
-    report = traced(open_pipeline(depth), on_event=sleep_300us).report
+    report = traced(open_pipeline(depth, repeats=LONG), on_event=sleep_300us).report
     assert report.host_us["commit"] >= 300
     steady = {step.number for step in report.steps.steady}
     waited = [gap for gap in report.gaps if gap.step in steady and any(s.cause is Cause.COMMIT and s.ns >= 300_000 for s in gap.shares)]
