@@ -16,7 +16,6 @@ from photon_ext.observe.analysis.gaps import Cause
 from photon_ext.runtime import RowEvent
 from tests.observe.planted import REPEATS, STEPS, allow_all, open_pipeline, postpone_out_copies, traced
 
-
 LONG = 4 * REPEATS  # a busy machine keeps a thread off its cores for longer than a short step
 
 
