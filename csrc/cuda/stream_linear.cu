@@ -27,7 +27,6 @@ constexpr int kGroupLines = 64;         // of a launch
 constexpr int64_t kMaxColumns = 16384;  // the gain lies in shared memory
 constexpr int kMaxSplitPanels = 8;      // of a pair of blocks: what they exchange lies in shared memory
 constexpr double kWorthSplitting = 0.9;
-constexpr int kLeastWeights = 20 * 1024;  // bytes of a warpgroup's ring of weights, before x gets the rest
 
 // Shared memory of a block, where a multiprocessor is to hold two or one.
 template <Epilogue kEpilogue>
@@ -96,10 +95,12 @@ int launch_wide(Params p, int blocks, bool early, void* stream) {
   p.slab_tiles = even_slab(p.most_tiles);
   p.pass_tiles = even_passes(static_cast<int>(ceil_div(p.most_tiles, p.slab_tiles)), Size::kSlabs);
   p.stage_bytes = p.slab_tiles * wide::kTileBytes;
-  const int room = (kRoom - Layout(0, 0, p.split > 1 ? p.most_tiles : 0, p.k, !kAdds, kAdds).end) / wide::kGroups;
+  const Layout rest(0, 0, wide::has_one_pass(p), p.split > 1 ? p.most_tiles : 0, p.k, !kAdds, kAdds);
+  const int room = (kRoom - rest.end) / wide::kGroups;
   const int steps = static_cast<int>(ceil_div(p.k_each, kChunk)) * wide::kChunkSteps;
-  const int items = p.pass_tiles * steps, few = std::min(items, std::max(2, kLeastWeights / p.stage_bytes));
-  p.x_stages = std::max(std::min({steps, wide::kMaxXStages, (room - few * p.stage_bytes) / Size::kXBytes}), 2);
+  // As the traffic divides: for each step of x, the weights of a pass's slabs.
+  const int step_bytes = Size::kXBytes + p.pass_tiles * p.stage_bytes, fair = (room + step_bytes / 2) / step_bytes;
+  p.x_stages = std::max(std::min({steps, wide::kMaxXStages, fair}), wide::kLeastXStages);
   p.stages = fit_stages(p, room - p.x_stages * Size::kXBytes);
   LaunchShape shape{blocks, wide::kThreads};
   shape.shared_bytes = kRoom;

@@ -28,7 +28,7 @@ constexpr int kPanelBytes = kStepSlices * kBlockBytes;
 constexpr int kTileBytes = 2 * kPanelBytes;
 constexpr int kSlabTiles = kWarpgroupRows / kTileRows;
 constexpr int kSlabBytes = kSlabTiles * kTileBytes;  // what an instruction reads of a stage, whatever the stage holds
-constexpr int kMaxXStages = 8;
+constexpr int kLeastXStages = 2, kMaxXStages = 8;
 constexpr int kPartialPitch = 18;  // floats per line of a tile's sums: 16 rows, and 2 for the writers' banks
 constexpr int kFirstGroup = 1;     // number of its barrier
 
@@ -46,19 +46,24 @@ struct Size {
 // Where things lie in a block's shared memory, in bytes from its start; the host sizes the launch with it.
 template <typename Size>
 struct Layout {
+  static constexpr bool kPartialFits = Size::kPartialBytes <= kLeastXStages * Size::kXBytes;
+
   int ring, x_ring, partial, gain, squares, old, peer, barriers, end;
 
-  constexpr __host__ __device__ Layout(int ring_bytes, int x_bytes, int peer_tiles, int k, bool normalizes, bool adds)
+  // Where there is one pass, its sums lie where the first group's x was, which has been read by then.
+  constexpr __host__ __device__ Layout(int ring_bytes, int x_bytes, bool has_one_pass, int peer_tiles, int k, bool normalizes, bool adds)
       : ring(0),
         x_ring(ring + ring_bytes),
-        partial(x_ring + x_bytes),
-        gain(partial + Size::kPartialBytes),
+        partial(has_one_pass && kPartialFits ? x_ring : x_ring + x_bytes),
+        gain(x_ring + x_bytes + (has_one_pass && kPartialFits ? 0 : Size::kPartialBytes)),
         squares(gain + (normalizes ? (k * 2 + 127) / 128 * 128 : 0)),
         old(squares + (normalizes ? kSlices * Size::kLines * 4 : 0)),
         peer(old + (adds ? Size::kSlabs * kWarpgroupRows * Size::kLines * 2 : 0)),
         barriers(peer + peer_tiles * kTileRows * Size::kLines * 4),
         end(barriers + (kGroups * (kMaxStages + kMaxXStages) + 1) * static_cast<int>(sizeof(Barrier))) {}
 };
+
+__host__ __device__ inline bool has_one_pass(const Params& p) { return p.most_tiles <= p.slab_tiles * p.pass_tiles; }
 
 __device__ inline int slabs_of(const Params& p, const Share& share) { return (share.tiles + p.slab_tiles - 1) / p.slab_tiles; }
 
@@ -414,8 +419,8 @@ __device__ void run_block(const Params& p) {
   unsigned char* shared = dynamic_shared();
   const Share share = block_share<kEpilogue>(p);
   const Group group(p, share);
-  const Layout<Size> at(kGroups * p.stages * p.stage_bytes, kGroups * p.x_stages * Size::kXBytes, p.split > 1 ? p.most_tiles : 0, p.k,
-                        kNormalizes, !kNormalizes);
+  const Layout<Size> at(kGroups * p.stages * p.stage_bytes, kGroups * p.x_stages * Size::kXBytes, has_one_pass(p),
+                        p.split > 1 ? p.most_tiles : 0, p.k, kNormalizes, !kNormalizes);
   const Barriers barriers(shared + at.barriers, group.index);
   Barrier* const arrived = Barriers(shared + at.barriers, kGroups).full;
   const Ring ring{shared + at.ring + group.index * p.stages * p.stage_bytes, barriers.full, nullptr, p.stages, p.stage_bytes};
