@@ -31,12 +31,13 @@ class GgufFile:
         check_regular(path)
         try:
             with path.open("rb") as file:
-                magic = file.read(len(_MAGIC))
+                magic, version = file.read(len(_MAGIC)), file.read(4)
         except OSError as error:
             raise ModelError(f"{path}: cannot be read ({error.strerror}); expected a GGUF file") from error
         if magic != _MAGIC:
             raise ModelError(f"{path}: starts with {magic!r}, expected {_MAGIC!r}; this is not a GGUF file")
         self._gguf = _gguf_package(path)
+        self._check_version(version)
         try:
             reader = _reader(self._gguf, path)
             self.fields: Mapping[str, Any] = {key: field.contents() for key, field in reader.fields.items()}
@@ -44,6 +45,14 @@ class GgufFile:
             size = path.stat().st_size
             raise ModelError(f"{path}: damaged or cut short at {size} bytes ({error}); download it again") from error
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+
+    def _check_version(self, version: bytes) -> None:
+        """Raises ModelError for a version that the package does not read, in either order of bytes; too few bytes are damage."""
+        numbers, known = [int.from_bytes(version, order) for order in ("little", "big")], self._gguf.gguf_reader.READER_SUPPORTED_VERSIONS
+        if len(version) == 4 and not any(number in known for number in numbers):
+            raise ModelError(
+                f"{self.path}: GGUF version {numbers[0]}, but gguf reads {list(known)}; convert the model again, or update gguf"
+            )
 
     @property
     def tensor_names(self) -> set[str]:

@@ -80,6 +80,8 @@ def resolve_model(model: str | Path) -> Path:
     """
     if not isinstance(model, (str, os.PathLike)) or not isinstance(os.fspath(model), str):
         raise ConfigError(f"model is {_shown(model)}; give {BUNDLED_NAME!r}, or a path as a str or a Path")
+    if model == "":
+        raise ModelError(f"model is '', an empty name; give {BUNDLED_NAME!r}, a Hugging Face directory or a .gguf file")
     if model == BUNDLED_NAME:
         return _bundled_model()
     try:

@@ -72,12 +72,7 @@ class Tokenizer:
         Raises:
             RequestError: the text cannot be written in UTF-8.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:  # half of a UTF-16 pair, or a byte of a command line that is not UTF-8
-            raise RequestError(
-                f"the prompt holds a lone surrogate, U+{ord(text[error.start]):04X}, at character {error.start}; give valid Unicode text"
-            ) from None
+        _check_unicode(text)
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
@@ -85,6 +80,10 @@ class Tokenizer:
         """Ids of a conversation, ready for the answer. Raises RequestError where there is no template or it refuses."""
         if self.chat_template is None:
             raise RequestError(f"{self._source} has no chat template; send a plain prompt instead of messages")
+        for message in messages:  # before the template puts other text around them
+            for value in message.values():
+                if isinstance(value, str):
+                    _check_unicode(value)
         text = self.chat_template.render(messages, add_generation_prompt)
         return self.encode(text, add_special_tokens=False)  # the template writes them itself
 
@@ -104,6 +103,15 @@ class Tokenizer:
 
     def _special_id(self, token: str | None) -> int | None:
         return None if token is None else self.token_id(token)
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # half of a UTF-16 pair, or a byte of a command line that is not UTF-8
+        raise RequestError(
+            f"the prompt holds a lone surrogate, U+{ord(text[error.start]):04X}, at character {error.start}; give valid Unicode text"
+        ) from None
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

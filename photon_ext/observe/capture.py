@@ -10,7 +10,7 @@ from types import TracebackType
 
 import torch
 
-from photon_ext.errors import ConfigError
+from photon_ext.errors import ConfigError, shown
 from photon_ext.observe import host_work
 from photon_ext.observe.analysis.report import Options, Report, make_report
 from photon_ext.observe.anchor import Bracket, Converter, Offset, drop_anchors, find_offset
@@ -92,6 +92,7 @@ class Timeline:
     @cached_property
     def report(self) -> Report:
         """What the recording says: computed when first asked for."""
+        _check_bytes(self.bytes_per_step)
         return make_report(self.records, self._options._replace(bytes_per_step=self.bytes_per_step, bytes_note=self.bytes_note))
 
     def save(self, directory: str | Path) -> list[Path]:
@@ -171,11 +172,19 @@ def timeline(
     """
     if nvtx and not torch.cuda.is_available():
         raise ConfigError("nvtx=True needs a torch with CUDA and a GPU that it sees; leave it out here")
-    if not isinstance(capacity, int) or not 1 <= capacity <= MAX_CAPACITY:
+    if marker is not None and (not isinstance(marker, str) or not marker):
+        raise ConfigError(f"marker is {marker!r}; give a part of a kernel's name, or None")
+    if not isinstance(capacity, int) or isinstance(capacity, bool) or not 1 <= capacity <= MAX_CAPACITY:
         raise ConfigError(f"capacity is {capacity!r}; give an integer from 1 to {MAX_CAPACITY}, or leave it out")
-    if bytes_per_step is not None and bytes_per_step < 1:
-        raise ConfigError(f"bytes_per_step is {bytes_per_step}; give a positive number of bytes, or None")
+    _check_bytes(bytes_per_step)
     return Timeline(Options(marker, marker_ends, bytes_per_step), ops=ops, stacks=stacks, nvtx=nvtx, capacity=capacity)
+
+
+def _check_bytes(bytes_per_step: object) -> None:
+    if bytes_per_step is None:
+        return
+    if not isinstance(bytes_per_step, int) or isinstance(bytes_per_step, bool) or not 1 <= bytes_per_step < 1 << 63:
+        raise ConfigError(f"bytes_per_step is {shown(bytes_per_step)}; give a positive number of bytes, an integer, or None")
 
 
 def _allocator_requests() -> int | None:

@@ -142,9 +142,11 @@ class Meter:
         stats, scheduler, pool = self._pipeline, self._scheduler, self._scheduler.pool
         zombie_steps, zombie_rows = stats.zombie_steps, stats.zombie_rows  # parts before wholes, which the loop may be adding to
         gap_s, gap_count, gaps = stats.gap_sum_us / 1e6, stats.gap_count, stats.gaps_us.copy()
-        decode_steps, quiet_steps = stats.decode_steps, stats.quiet_steps
+        quiet_steps, held = stats.quiet_steps, pool.held
+        decode_steps, prefill_steps = stats.decode_steps, stats.prefill_steps  # each once: what is told of them fits together
         now = time.perf_counter_ns()
-        steps, tokens, rows = self._counts()
+        _, tokens, rows = self._counts()
+        steps = decode_steps + prefill_steps
         since = self._window_start(now)
         seconds = max((now - since.at_ns) / 1e9, 1e-9)
         in_window = steps - since.steps
@@ -171,8 +173,8 @@ class Meter:
             waiting=scheduler.waiting,
             rows_held=scheduler.rows_held,
             rows_max=scheduler.max_rows,
-            pages_held=pool.held,
-            pages_free=pool.free,
+            pages_held=held,
+            pages_free=pool.num_pages - held,
             window_s=seconds,
             steps_per_s=in_window / seconds,
             tokens_per_s=(tokens - since.tokens) / seconds,

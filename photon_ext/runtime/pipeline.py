@@ -55,8 +55,7 @@ class PipelineStats:
     """Counters since the pipeline was made.
 
     Attributes:
-        steps: steps launched.
-        decode_steps: of them, decode steps.
+        decode_steps, prefill_steps: steps launched, by kind. Each only grows, and so does what another thread makes of them.
         quiet_steps: steps without a host-to-device copy, neither of input nor of masks.
         committed_rows: segments of committed steps, zombies included.
         zombie_rows: of them, those whose sequence had already ended.
@@ -70,8 +69,8 @@ class PipelineStats:
         gaps_us: step gaps of the latest steps, microseconds; empty unless the runtime keeps timing.
     """
 
-    steps: int = 0
     decode_steps: int = 0
+    prefill_steps: int = 0
     quiet_steps: int = 0
     committed_rows: int = 0
     zombie_rows: int = 0
@@ -83,6 +82,11 @@ class PipelineStats:
     gap_count: int = 0
     gap_sum_us: float = 0.0
     gaps_us: deque[float] = field(default_factory=lambda: deque(maxlen=GAP_WINDOW))
+
+    @property
+    def steps(self) -> int:
+        """Steps launched."""
+        return self.decode_steps + self.prefill_steps
 
 
 class Pipeline:
@@ -307,19 +311,22 @@ class Pipeline:
         slot = self._free_slot()
         if self._stalls and self._fed and (not self._inflight or self._slots[self._inflight[-1].slot].done()):
             self.stats.device_waits += 1
-        probe.begin(Phase.LAUNCH, self.stats.steps)
+        number = self.stats.steps
+        probe.begin(Phase.LAUNCH, number)
         words, staged = _segment_words(segments)
         sent = self._slots[slot].launch(key, words, staged, self._runtime.table.take_deltas(), not split)
         for segment in segments:
             segment.row.lease.retain()
             segment.row.prefilled += segment.lines if segment.tokens is not None else 0
             segment.row.sampled += segment.sample
-        step = Step(self.stats.steps, slot, key, segments, self._slots[slot].span, finalized=not split)
+        step = Step(number, slot, key, segments, self._slots[slot].span, finalized=not split)
         self._inflight.append(step)
         self._fed = True
         self._last_kind = kind
-        self.stats.steps += 1
-        self.stats.decode_steps += kind is StepKind.DECODE
+        if kind is StepKind.DECODE:
+            self.stats.decode_steps += 1
+        else:
+            self.stats.prefill_steps += 1
         self.stats.quiet_steps += sent == 0 and not split
         probe.launched(step, sent)
         probe.end()

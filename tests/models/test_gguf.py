@@ -58,6 +58,14 @@ def test_a_file_cut_short_says_so(keep: int, tmp_path: Path) -> None:
         load_model(path)
 
 
+def test_a_version_of_another_time_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_tiny_gguf(tiny_model("llama-plain"), path)
+    path.write_bytes(b"GGUF" + (99).to_bytes(4, "little") + path.read_bytes()[8:])
+    with pytest.raises(ModelError, match=r"m\.gguf: GGUF version 99, but gguf reads \[2, 3\]; convert the model again"):
+        load_model(path)
+
+
 def test_a_foreign_file_says_so(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"\x89PNG" * 50)
     with pytest.raises(ModelError, match=r"m\.gguf: starts with b'\\x89PNG', expected b'GGUF'"):

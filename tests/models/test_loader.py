@@ -57,6 +57,8 @@ def test_dtypes_have_names(name: object, dtype: torch.dtype | None) -> None:
 def test_paths_that_hold_no_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"nowhere': no such file or directory; expected 'smollm2'"):
         resolve_model("nowhere")
+    with pytest.raises(ModelError, match="model is '', an empty name"):
+        resolve_model("")
     with pytest.raises(ModelError, match=r"has neither config\.json nor a \.gguf file"):
         resolve_model(tmp_path)
     (tmp_path / "a.gguf").touch()

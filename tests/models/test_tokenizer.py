@@ -79,6 +79,11 @@ def test_any_text_comes_back(text: str, tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
 
 
+def test_a_lone_surrogate_is_counted_from_the_begin_of_its_message(tokenizer: Tokenizer) -> None:
+    with pytest.raises(RequestError, match=r"U\+D800, at character 2; give"):
+        tokenizer.encode_chat([{"role": "user", "content": "ab\ud800"}])
+
+
 def test_a_prompt_with_a_bad_chat_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match=r"refuses these 1 messages .*expected a list such as"):
         tokenizer.encode_chat([{"role": "user"}])

@@ -157,7 +157,7 @@ def test_rates_are_over_the_last_seconds_and_fall_when_nothing_happens(monkeypat
     for _ in range(1000):  # 10 s of 100 steps a second, 3 rows each
         clock.forward(0.01)
         meter.turn()
-        stats.steps += 1
+        stats.decode_steps += 1
         stats.tokens += 3
         stats.committed_rows += 3
     now = meter.snapshot()
@@ -171,8 +171,47 @@ def test_rates_are_over_the_last_seconds_and_fall_when_nothing_happens(monkeypat
     assert idle.tokens == 3000
     meter.turn()
     clock.forward(1)
-    stats.steps += 7
+    stats.decode_steps += 7
     assert meter.snapshot().steps_per_s == pytest.approx(7), "a new burst is not diluted by the pause before it"
+
+
+class Running(PipelineStats):
+    """Of a loop that launches a decode step whenever one of its counters has been read."""
+
+    __slots__ = ()
+
+    def __getattribute__(self, name: str) -> object:
+        value = object.__getattribute__(self, name)
+        if name in ("decode_steps", "prefill_steps"):
+            self.decode_steps = object.__getattribute__(self, "decode_steps") + 1
+        return value
+
+
+def test_a_loop_that_goes_on_meanwhile_moves_no_counter_back() -> None:
+    pool = PagePool(10)
+    meter = Meter(Running(prefill_steps=3), Scheduler(pool, page_size=4, max_rows=4, max_len=64), 2, "cpu")
+    for _ in range(3):
+        assert 'steps_total{kind="prefill"} 3.0\n' in meter.prometheus()
+    now = meter.snapshot()
+    assert now.steps == now.decode_steps + 3
+
+
+def test_pages_of_a_snapshot_are_all_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though some are given back while it is taken."""
+    meter, _, scheduler = bare_meter()
+    pages = scheduler.pool.allocate(4)
+    assert pages is not None
+    held = PagePool.held
+
+    def giving_back(pool: PagePool) -> int:
+        count = held.__get__(pool)
+        if count:
+            pool.release(pages)
+        return int(count)
+
+    monkeypatch.setattr(PagePool, "held", property(giving_back))
+    now = meter.snapshot()
+    assert (now.pages_held, now.pages_free) == (4, 6)
 
 
 def test_samples_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +248,7 @@ def test_host_times_are_by_phase_and_per_step(monkeypatch: pytest.MonkeyPatch) -
     meter.clock.enter(Phase.LAUNCH)
     clock.forward(0.002)
     meter.clock.enter(None)
-    stats.steps = 4
+    stats.decode_steps = 4
     now = meter.snapshot()
     assert now.host_s["launch"] == 0.002
     assert now.host_us["launch"] == pytest.approx(500)

@@ -11,6 +11,7 @@ import time
 import timeit
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -175,11 +176,30 @@ def test_one_at_a_time_and_not_inside_a_profile() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"capacity": 0}, "capacity is 0"), ({"bytes_per_step": -1}, "bytes_per_step is -1")],
+    [
+        ({"capacity": 0}, "capacity is 0"),
+        ({"capacity": True}, "capacity is True"),
+        ({"bytes_per_step": -1}, "bytes_per_step is -1"),
+        ({"bytes_per_step": "x"}, "bytes_per_step is 'x'"),
+        ({"bytes_per_step": float("nan")}, "bytes_per_step is nan"),
+        ({"bytes_per_step": 10**400}, "bytes_per_step is .*; give a positive number of bytes"),
+        ({"marker": ""}, "marker is ''; give a part of a kernel's name"),
+        ({"marker": 5}, "marker is 5"),
+    ],
 )
-def test_wrong_arguments_are_told(arguments: dict[str, int], message: str) -> None:
+def test_wrong_arguments_are_told(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        timeline(**arguments)  # type: ignore[arg-type]
+        timeline(**arguments)
+
+
+def test_bytes_that_are_set_later_are_looked_at_by_the_report() -> None:
+    with timeline() as recorded:
+        torch.ones(3).sum()
+    recorded.bytes_per_step = "x"  # type: ignore[assignment]
+    with pytest.raises(ConfigError, match="bytes_per_step is 'x'"):
+        recorded.report  # noqa: B018
+    recorded.bytes_per_step = 1000
+    assert recorded.report.text()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="NVTX is there")
