@@ -53,7 +53,17 @@ def shown(value: object) -> str:
         text = repr(value)
     except Exception:
         return f"a {type(value).__name__} (whose text cannot be made)"
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+    half = _SHOWN_CHARACTERS // 2
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:half]}...{text[-half:]}"
+
+
+def lone_surrogate(text: str) -> str | None:
+    """The first half of a UTF-16 pair in `text`, with its place: such a text cannot be written in UTF-8. None where there is none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"a lone surrogate, U+{ord(text[error.start]):04X}, at character {error.start}"
+    return None
 
 
 def describe(error: BaseException) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from photon_ext.errors import ConfigError, ModelError, PhotonError
+from photon_ext.errors import ConfigError, ModelError, PhotonError, shown
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.fields import Fields
 from photon_ext.models.hf_config import hf_config
@@ -79,7 +78,7 @@ def resolve_model(model: str | Path) -> Path:
         ModelError: there is none. ConfigError: `model` is neither a str nor a path.
     """
     if not isinstance(model, (str, os.PathLike)) or not isinstance(os.fspath(model), str):
-        raise ConfigError(f"model is {_shown(model)}; give {BUNDLED_NAME!r}, or a path as a str or a Path")
+        raise ConfigError(f"model is {shown(model)}; give {BUNDLED_NAME!r}, or a path as a str or a Path")
     if model == "":
         raise ModelError(f"model is '', an empty name; give {BUNDLED_NAME!r}, a Hugging Face directory or a .gguf file")
     if model == BUNDLED_NAME:
@@ -88,14 +87,14 @@ def resolve_model(model: str | Path) -> Path:
         return _find(model)
     except (OSError, RuntimeError) as error:  # a name too long, a folder closed to us; a home that is nobody's
         what = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
-        raise ModelError(f"model {_shown(str(model))}: {what}; give the path of a Hugging Face directory or a .gguf file") from error
+        raise ModelError(f"model {shown(str(model))}: {what}; give the path of a Hugging Face directory or a .gguf file") from error
 
 
 def _find(model: str | Path) -> Path:
     path = Path(model).expanduser()
     if not path.exists():
         raise ModelError(
-            f"model {_shown(str(model))}: no such file or directory; expected {BUNDLED_NAME!r}, a Hugging Face directory or a .gguf file"
+            f"model {shown(str(model))}: no such file or directory; expected {BUNDLED_NAME!r}, a Hugging Face directory or a .gguf file"
         )
     if not path.is_dir():
         check_regular(path)
@@ -109,13 +108,6 @@ def _find(model: str | Path) -> Path:
         return ggufs[0]
     found = f"{len(ggufs)} .gguf files, name one of them" if ggufs else "neither config.json nor a .gguf file; copy the whole model there"
     raise ModelError(f"{path}: has {found}")
-
-
-def _shown(model: object) -> str:
-    """Its repr, without the middle where it is endless."""
-    short = reprlib.Repr()
-    short.maxstring = short.maxother = 200
-    return short.repr(model)
 
 
 def _bundled_model() -> Path:

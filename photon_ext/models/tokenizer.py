@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from photon_ext.errors import ModelError, RequestError
+from photon_ext.errors import ModelError, RequestError, lone_surrogate
 from photon_ext.models.chat_template import ChatTemplate, Message
 from photon_ext.models.detokenizer import Detokenizer
 from photon_ext.models.fields import Fields
@@ -106,12 +106,9 @@ class Tokenizer:
 
 
 def _check_unicode(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # half of a UTF-16 pair, or a byte of a command line that is not UTF-8
-        raise RequestError(
-            f"the prompt holds a lone surrogate, U+{ord(text[error.start]):04X}, at character {error.start}; give valid Unicode text"
-        ) from None
+    lone = lone_surrogate(text)
+    if lone is not None:  # perhaps a byte of a command line that is not UTF-8
+        raise RequestError(f"the prompt holds {lone}; give valid Unicode text")
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

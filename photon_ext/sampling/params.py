@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from photon_ext.errors import ConfigError, shown
+from photon_ext.errors import ConfigError, lone_surrogate, shown
 from photon_ext.runtime.admission import MAX_TEMPERATURE, MIN_TEMPERATURE
 from photon_ext.sampling.constraints import Constraint, constraint_fault
 from photon_ext.sampling.stop_automaton import StopAutomaton
@@ -79,18 +79,12 @@ def _check_stop(stop: tuple[object, ...]) -> None:
     for text in stop:
         if not isinstance(text, str) or not text:
             raise ConfigError(f"stop holds {shown(text)}; give non-empty strings")
-        _check_unicode(text)
+        lone = lone_surrogate(text)
+        if lone is not None:
+            raise ConfigError(f"stop holds {shown(text)} with {lone}; give valid Unicode text")
         characters += len(text)
     if characters > MAX_STOP_CHARACTERS:
         raise ConfigError(f"stop holds {len(stop)} strings of {characters} characters in all; give at most {MAX_STOP_CHARACTERS}")
-
-
-def _check_unicode(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        lone = f"U+{ord(text[error.start]):04X}, at character {error.start}"
-        raise ConfigError(f"stop holds {shown(text)} with a lone surrogate, {lone}; give valid Unicode text") from None
 
 
 def _check_max_new_tokens(value: object) -> None:

@@ -8,9 +8,9 @@ import torch
 
 from photon_ext import _C, fast_kernels_run
 from photon_ext.errors import ConfigError, shown
+from photon_ext.runtime.arguments import INT32_MAX
 
 MAX_STOP_IDS = 4096  # the device looks through all of a row's for each token
-MAX_SIZE = 2**31 - 1  # sizes are int32 on the device
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class EngineOptions:
         for name in ("max_rows", "max_len", "page_size", "num_pages", "chunk", "max_stop_ids"):
             value = getattr(self, name)
             optional = name in ("max_len", "num_pages")
-            most = MAX_STOP_IDS if name == "max_stop_ids" else MAX_SIZE
+            most = MAX_STOP_IDS if name == "max_stop_ids" else INT32_MAX
             if not (value is None and optional) and not (_is_positive(value) and value <= most):
                 raise ConfigError(f"{name} is {shown(value)}; give a positive integer, at most {most}")
         for name in ("buckets", "prefill_buckets"):
