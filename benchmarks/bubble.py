@@ -192,7 +192,8 @@ class Bench:
         if device is None:
             raise BenchmarkError("no steady step was timed; use more requests, or longer ones")
         stops = len(load.stop_ids(self.config.vocab))
-        sampling = sampling_ms(self.weights.device, load.streams, self.config.vocab, self.weights.dtype, stops, self.temperature)
+        logits = load.streams, self.config.vocab, self.weights.dtype
+        sampling = sampling_ms(self.weights.device, *logits, stops, self.temperature, use_fast_kernels(self.args))
         period = gain.pipe.periods.decode_ms
         return {
             "forward_ms": max(device - sampling, 1e-6),

@@ -15,8 +15,16 @@ from photon_ext.runtime.streams import CudaStreams, HostStreams, Streams
 REPEATS = 30
 
 
-def sampling_ms(device: torch.device, rows: int, vocab: int, dtype: torch.dtype, stop_ids: int, temperature: float) -> float:
-    """Median milliseconds of `sample_into` and `publish_` as one graph: [rows, vocab] logits, `stop_ids` ids to look through per token."""
+def sampling_ms(device: torch.device, rows: int, vocab: int, dtype: torch.dtype, stop_ids: int, temperature: float, fast: bool) -> float:
+    """Median milliseconds of `sample_into` and `publish_` as one graph.
+
+    Args:
+        device: where they run.
+        rows, vocab, dtype: the logits, [rows, vocab].
+        stop_ids: ids to look through per token.
+        temperature: of every row.
+        fast: the kernel made for Hopper, where it runs: what the step that is taken apart runs.
+    """
     streams: Streams = CudaStreams(_indexed(device), None) if device.type == "cuda" else HostStreams(inline=False)
 
     def words(*shape: int) -> torch.Tensor:
@@ -35,7 +43,7 @@ def sampling_ms(device: torch.device, rows: int, vocab: int, dtype: torch.dtype,
     sampled, records = words(rows), words(rows, RECORD_WIDTH)
 
     def tail() -> None:
-        ops.sample_into(sampled, logits, segments, state)
+        ops.sample_into(sampled, logits, segments, state, fast=fast)
         ops.publish_(state, records, sampled, segments, stops)
 
     if device.type == "cuda":

@@ -21,6 +21,7 @@ from benchmarks.common.shapes import open_model
 from benchmarks.common.steady import medians
 from benchmarks.common.table import markdown_table
 from benchmarks.report import headline
+from photon_ext import ops
 
 DEVICE = torch.device("cpu")
 
@@ -240,8 +241,22 @@ def test_a_request_that_fails_is_an_error() -> None:
 
 
 def test_sampling_alone_takes_longer_for_more_rows() -> None:
-    one, many = (sampling_ms(DEVICE, rows, 5000, torch.float32, 4, 1.0) for rows in (1, 64))
+    one, many = (sampling_ms(DEVICE, rows, 5000, torch.float32, 4, 1.0, fast=False) for rows in (1, 64))
     assert 0 < one < many
+
+
+@pytest.mark.parametrize(("option", "fast"), [("--fast-kernels", True), ("--no-fast-kernels", False)])
+def test_sampling_alone_is_timed_with_the_kernel_that_steps_run(option: str, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, found = ops.sample_into, set()
+
+    def sample_into(out: Any, logits: Any, segments: Any, row_state: Any, row_errors: Any = None, fast: bool = False) -> None:
+        found.add(fast)
+        run(out, logits, segments, row_state, row_errors, fast)
+
+    monkeypatch.setattr(ops, "sample_into", sample_into)
+    sizes = "--streams 1 --requests 2 --calibrate 3 --short 0 --length 16 --prompt 8"
+    assert bubble.main(["--model", "tiny", "--device", "cpu", "--dtype", "float32", option, *sizes.split()]) == 0
+    assert found == {fast}
 
 
 def test_a_plot_without_matplotlib_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
