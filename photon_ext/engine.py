@@ -24,7 +24,7 @@ from photon_ext.runtime.runtime import checked_device
 from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling.intake import Intake
 from photon_ext.scheduling.mailbox import Mailbox
-from photon_ext.scheduling.options import EngineOptions, choose_device, choose_kernels
+from photon_ext.scheduling.options import choose_device, choose_kernels, named_options
 from photon_ext.scheduling.pages import PagePool
 from photon_ext.scheduling.prompts import Prompt
 from photon_ext.scheduling.request import Output, Request
@@ -131,7 +131,7 @@ class Engine:
         Raises:
             ModelError, ConfigError, DeviceError: what was found, what was expected, what to do.
         """
-        EngineOptions(**options)  # a wrong option shows before the model is loaded
+        named_options(options, ("model", "device", "dtype"))  # a wrong option shows before the model is loaded
         chosen = checked_device(choose_device(device))
         loaded = load_model(model, dtype, chosen)
         return cls.from_weights(loaded.config, loaded.weights, loaded.tokenizer, **options)
@@ -139,7 +139,7 @@ class Engine:
     @classmethod
     def from_weights(cls, config: ModelConfig, weights: DecoderWeights, tokenizer: Tokenizer | None = None, **options: Any) -> Engine:
         """An engine around weights that are loaded already, on their device and in their dtype; see `from_pretrained`."""
-        chosen = EngineOptions(**options)
+        chosen = named_options(options, ("config", "weights", "tokenizer"))
         size = size_engine(chosen, config, weights.dtype, weights.device)
         fast = choose_kernels(chosen.fast_kernels, str(weights.device), weights.dtype)
         runtime = Runtime(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any
 
 import torch
 
@@ -83,6 +86,21 @@ class EngineOptions:
             raise ConfigError(f"fast_kernels is {shown(self.fast_kernels)}; give True, False, or None to have them where they run")
         if not _is_positive(self.depth) or self.depth > 2:
             raise ConfigError(f"depth is {shown(self.depth)}; give 1 (the blocking loop) or 2 (two steps in flight)")
+
+
+def named_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> EngineOptions:
+    """Options by name, as keywords of a caller. `others` are what the caller's function takes besides.
+
+    Raises:
+        ConfigError: there is no such option, or a value is out of range.
+    """
+    known = [*others, *(field.name for field in fields(EngineOptions))]
+    for name in options:
+        if name not in known:
+            nearest = get_close_matches(name, known, n=1)
+            remedy = f"did you mean {nearest[0]}? There are" if nearest else "there are"
+            raise ConfigError(f"an engine has no option {shown(name)}; {remedy} {', '.join(known)}")
+    return EngineOptions(**options)
 
 
 def choose_kernels(fast: bool | None, device: str, dtype: torch.dtype) -> bool:

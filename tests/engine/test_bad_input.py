@@ -12,6 +12,7 @@ import torch
 
 from photon_ext.engine import Engine
 from photon_ext.errors import ConfigError, DeviceError, ModelError, PhotonError, RequestError
+from photon_ext.models.loader import load_model
 from photon_ext.sampling import SamplingParams, from_allowed_ids, from_callable
 from photon_ext.scheduling import Request
 from tests.models.tiny import VOCAB, greedy_ids, saved_tiny_model
@@ -113,6 +114,9 @@ def test_a_damaged_model_is_refused(folder: Path, tmp_path: Path, damage: Callab
         ({"chunk": 0}, ConfigError, "chunk is 0"),
         ({"buckets": (1, 0)}, ConfigError, "buckets is"),
         ({"dtype": "int4"}, ConfigError, "dtype is 'int4'; give one of float32"),
+        ({"max_row": 4}, ConfigError, "an engine has no option 'max_row'; did you mean max_rows.* There are model, device, dtype, max_r"),
+        ({"devise": "cpu"}, ConfigError, "an engine has no option 'devise'; did you mean device"),
+        ({"gpu_memory": 0.9}, ConfigError, "an engine has no option 'gpu_memory'; there are model, .*, blocking$"),
         ({"device": "tpu"}, DeviceError, "'tpu'.*use 'cpu'"),
         pytest.param(
             {"device": "cuda"},
@@ -126,6 +130,12 @@ def test_a_bad_setting_is_refused(folder: Path, options: dict, kind: type[Photon
     settings = {**SIZES, "model": folder, **options}
     with pytest.raises(kind, match=message):
         Engine.from_pretrained(settings.pop("model"), **settings)
+
+
+def test_a_loaded_model_takes_no_option_that_there_is_not(folder: Path) -> None:
+    loaded = load_model(folder, "float32", "cpu")
+    with pytest.raises(ConfigError, match="an engine has no option 'device'; there are config, weights, tokenizer, max_rows, "):
+        Engine.from_weights(loaded.config, loaded.weights, device="cpu")
 
 
 @pytest.mark.usefixtures("bystander")
