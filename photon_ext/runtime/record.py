@@ -44,7 +44,12 @@ def _fault_text(row: Row, flags: int, position: int) -> str:
         return f"the constraint raised at position {position}: {describe(row.fault)}"
     if flags & RecordFlag.MASK_ERROR:
         return f"no mask arrived for position {position}; a constrained row is never sampled without one"
-    return f"no token can be sampled at position {position}: the constraint allows nothing, or the logits are not finite"
+    # The device's flag is the same for both reasons.
+    if row.constrained:
+        cause = "the constraint allows nothing there, or, less likely, all logits that it allows are NaN or -inf; look at what it allows"
+    else:
+        cause = "all of its logits are NaN or -inf; look at the weights, the dtype and the forward, or at a sample function of your own"
+    return f"no token can be sampled at position {position}: {cause}"
 
 
 def _finish_reason(flags: int) -> FinishReason | None:

@@ -184,6 +184,25 @@ def test_a_faulty_constraint_ends_its_request(engine: Engine, constraint: object
     assert error in (output.error or "")
 
 
+@pytest.mark.parametrize(
+    ("constraint", "error"),
+    [
+        (None, "position 3: all of its logits are NaN or -inf; look at the weights"),
+        (from_allowed_ids(range(VOCAB)), "position 3: the constraint allows nothing there, or, less likely, all logits that it allows"),
+    ],
+    ids=["plain", "constrained"],
+)
+def test_logits_that_are_no_numbers_end_the_request(folder: Path, constraint: object, error: str) -> None:
+    loaded = load_model(folder, "float32", "cpu")
+    loaded.weights.final_norm[:] = math.nan
+    sizes = {name: value for name, value in SIZES.items() if name not in ("device", "dtype")}
+    with Engine.from_weights(loaded.config, loaded.weights, **sizes) as broken:
+        output = broken.submit(PROMPT, SamplingParams(constraint=constraint)).result(60)
+    assert output.finish_reason == "error"
+    assert error in (output.error or "")
+    assert ("constraint" in (output.error or "")) == (constraint is not None)
+
+
 def test_more_requests_than_rows_wait_their_turn(engine: Engine, expected: list[int]) -> None:
     outputs = engine.generate([PROMPT] * 9, SamplingParams(max_new_tokens=20, ignore_eos=True))
     assert [list(output.token_ids) for output in outputs] == [expected] * 9
