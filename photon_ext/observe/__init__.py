@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from photon_ext.observe import cost_model, meter, prometheus, step_time
     from photon_ext.observe.capture import Timeline, timeline
 
 _LAZY = {
@@ -19,12 +20,20 @@ _LAZY = {
     "timeline": "photon_ext.observe.capture",
 }
 
-__all__ = ["Timeline", "timeline"]
+_MODULES = ("cost_model", "meter", "prometheus", "step_time")
+
+__all__ = ["Timeline", "cost_model", "meter", "prometheus", "step_time", "timeline"]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"photon_ext.observe.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'photon_ext.observe' has no attribute {name!r}")
     value = getattr(import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
