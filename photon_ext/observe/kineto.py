@@ -6,9 +6,11 @@ its replay down, so what comes from here explains steps; it does not time them.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
@@ -27,6 +29,9 @@ _OPS = {"cpu_op": OpKind.TORCH, "user_annotation": OpKind.ANNOTATION, "python_fu
 _CALLS = ("cuda_runtime", "cuda_driver")
 _COPY_PREFIX = "Memcpy "
 _LOW = 0xFFFFFFFF
+
+_recording: torch.autograd.profiler.profile | None = None  # there is one at a time
+_ending = threading.Lock()
 
 
 class KinetoRecords(NamedTuple):
@@ -65,16 +70,17 @@ class Recorder:
             )
 
     def start(self) -> None:
+        global _recording
         if self._profile is not None:
             self._profile.__enter__()
+            _recording = self._profile
 
     def stop(self, idents: Mapping[int, int]) -> KinetoRecords:
         """Ends the recording. `idents`: see `parse`."""
         if self._profile is None:
             return KinetoRecords([], [], [], [])
-        if not torch.autograd.profiler._is_profiler_enabled:  # torch crashes where it stops what is not running
+        if not _end_recording():
             raise ConfigError("the timeline's profile was ended by another one; start no torch.profiler inside a timeline")
-        self._profile.__exit__(None, None, None)
         results = self._profile.kineto_results
         if results is None:
             raise RuntimeError("torch.profiler returned no records; this torch was built without kineto")
@@ -82,6 +88,20 @@ class Recorder:
             path = Path(folder, "trace.json")
             results.save(str(path))
             return parse(json.loads(path.read_text(errors="replace")), idents)
+
+
+def _end_recording() -> bool:
+    """Whether there was a recording to end. Torch crashes where it stops what is not running."""
+    global _recording
+    with _ending:
+        profile, _recording = _recording, None
+        if profile is None or not torch.autograd.profiler._is_profiler_enabled:
+            return False
+        profile.__exit__(None, None, None)
+        return True
+
+
+atexit.register(_end_recording)  # torch crashes, too, where the process ends inside a recording
 
 
 def parse(document: Mapping[str, Any], idents: Mapping[int, int] | None = None) -> KinetoRecords:

@@ -358,6 +358,36 @@ print(len(after.records.ops) > 0)
     assert done.stdout.endswith("True\n")
 
 
+@pytest.mark.parametrize(
+    "opened",
+    [
+        "timeline().__enter__()",
+        "threading.Thread(target=hold, daemon=True).start(); begun.wait()",
+        "stack = ExitStack(); atexit.register(stack.close); stack.enter_context(timeline())",
+    ],
+    ids=["never ended", "in a thread", "ended at exit"],
+)
+def test_a_process_that_ends_inside_a_timeline_ends_as_it_would(opened: str) -> None:
+    code = f"""
+import atexit, sys, threading
+from contextlib import ExitStack
+import torch
+from photon_ext.observe import timeline
+begun = threading.Event()
+def hold():
+    with timeline():
+        begun.set()
+        threading.Event().wait()
+{opened}
+torch.ones(3).sum()
+sys.exit(3)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 3, done.stderr[-2000:]
+    assert "Error in atexit" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
 def test_a_timeline_warns_of_nothing() -> None:
     code = """
 import warnings, torch
