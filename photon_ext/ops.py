@@ -119,6 +119,9 @@ def begin_step_(
     over has more than one line. Nothing of such a row is sampled, and :func:`publish_` marks it as dead instead of advancing it: a host
     that believes it alive learns that its tables are corrupt.
 
+    Segments must not overlap: no two of them name the same live row, or have a line in common. What overlapping ones give is undefined, and
+    differs from device to device.
+
     Args:
         row_state: int32 [rows, 16], updated by the deltas; rows that cannot be fed end.
         page_table: int32 [rows, pages per row], updated by the deltas.

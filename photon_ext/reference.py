@@ -60,7 +60,10 @@ def begin_step_(
     decode_meta: Tensor,
     extent: Tensor,
 ) -> None:
-    """As :func:`photon_ext.ops.begin_step_`: the int32 tables, decode_meta [T, 4] and extent [2] are updated in place."""
+    """As :func:`photon_ext.ops.begin_step_`: the int32 tables, decode_meta [T, 4] and extent [2] are updated in place.
+
+    Segments must not overlap; what overlapping ones give is undefined, here as there.
+    """
     _apply_deltas((row_state, page_table, stop_ids), deltas)
     decode_meta.zero_()
     extent.zero_()
