@@ -8,7 +8,8 @@ namespace photon::cuda {
 
 template <int kHeadDim, int kHalves>
 struct NewVectors {
-  static constexpr int kWarps = SplitShape<kHeadDim>::kWarps;
+  using Shape = SplitShape<kHeadDim>;
+  static constexpr int kWarps = Shape::kWarps;
   static constexpr int kWarpQueries = kHalves * kHalfQueries / kWarps;
 
   TeamHeads heads;
@@ -33,10 +34,10 @@ struct NewVectors {
     const int32_t owned = run.new_position() >= 0 ? run.new_position() : run.length - 1;
     own = grid.cache.places(page, heads.kv_head, run.line.position);
     is_live = own.k != kAbsent;
-    owns_new = is_live && owned >= run.begin_position() && owned < run.end_position() && warp() >= kWarps - 2;
+    owns_new = is_live && owned >= run.begin_position() && owned < run.end_position() && Shape::warp() >= kWarps - 2;
     writes = heads.leads(grid);
     head_stride = grid.q.head_stride;
-    query_at = computed_now(grid.q.at(run.index, heads.first + warp()));
+    query_at = computed_now(grid.q.at(run.index, heads.first + Shape::warp()));
     own_at = computed_now(is_key() ? grid.k.at(run.index, heads.kv_head) : grid.v.at(run.index, heads.kv_head));
   }
 
@@ -45,7 +46,7 @@ struct NewVectors {
 #pragma unroll
     for (int i = 0; i < kWarpQueries; ++i) {
       const Bf16* at = query_at + static_cast<int64_t>(head_stride) * (i * kWarps);
-      vectors[i] = LanePairs<Bf16>::load(at, kHeadDim, warp() + i * kWarps < heads.count);
+      vectors[i] = LanePairs<Bf16>::load(at, kHeadDim, Shape::warp() + i * kWarps < heads.count);
     }
     vectors[kWarpQueries] = LanePairs<Bf16>::load(own_at, kHeadDim, owns_new);
   }
@@ -70,7 +71,7 @@ struct NewVectors {
         if (writes) v.store(cache + static_cast<size_t>(is_key() ? own.k : own.v) * kPack, kHeadDim);
       } else {
         const int lane = threadIdx.x % kWarpSize;  // its elements are whole blocks apart
-        Bf16* first = reinterpret_cast<Bf16*>(shared.queries.word(warp() + i * kWarps, lane / 16, lane % 16)) + lane % 2;
+        Bf16* first = reinterpret_cast<Bf16*>(shared.queries.word(Shape::warp() + i * kWarps, lane / 16, lane % 16)) + lane % 2;
         v.for_elements(kHeadDim, [&](int d, Bf16 e) { first[(d - lane) / 16 * (sizeof(shared.queries.at[0]) / sizeof(Bf16))] = e; });
       }
     }
@@ -79,12 +80,11 @@ struct NewVectors {
  private:
   // The next one of this warp's vectors that there is.
   __device__ int following(int i) const {
-    if (++i < kWarpQueries && warp() + i * kWarps < heads.count) return i;
+    if (++i < kWarpQueries && Shape::warp() + i * kWarps < heads.count) return i;
     return i <= kWarpQueries && owns_new ? kWarpQueries : kWarpQueries + 1;
   }
 
-  __device__ static int warp() { return threadIdx.x / kWarpSize; }
-  __device__ static bool is_key() { return warp() == kWarps - 1; }
+  __device__ static bool is_key() { return Shape::warp() == kWarps - 1; }
 };
 
 }  // namespace photon::cuda

@@ -57,8 +57,9 @@ struct RunResults {
     return (static_cast<int64_t>(run.index) * grid.q_heads + head) * grid.splits.of + split;
   }
 
-  // The line's result.
+  // The line's result, which the first crew has.
   __device__ void write(const Sums& sums) const {
+    if (SplitShape<kHeadDim>::crew() > 0) return;
     for_queries([&](int half, int head) {
       const Part& part = sums.parts[half];
       const float share = part.weight.sum == 0.0f ? 0.0f : 1.0f / part.weight.sum;
@@ -84,8 +85,9 @@ struct RunResults {
     });
   }
 
-  // Merges the splits in order. What is read here was written by other blocks, before is_last_to_arrive().
+  // Merges the splits in order, by the first crew. What is read here was written by other blocks, before is_last_to_arrive().
   __device__ void merge() const {
+    if (SplitShape<kHeadDim>::crew() > 0) return;
     Sums sums;
     for_queries([&](int half, int head) {
       Part& total = sums.parts[half];
@@ -120,6 +122,56 @@ struct RunResults {
       part.sum[2 * piece + 1] = pair.y;
     }
     return part;
+  }
+};
+
+// How the splits of a run that one block has alone add up: in order, by the first crew, whom the others hand theirs over in shared memory.
+template <int kHeadDim, int kHalves>
+struct RunTotal {
+  using Shape = SplitShape<kHeadDim>;
+  using Sums = DimSoftmax<kHeadDim, kHalves>;
+  static constexpr int kFloats = sizeof(Sums) / sizeof(float);
+  using Crew = float[kFloats][Shape::kCrewThreads];
+  static_assert(sizeof(Crew) <= Shape::kSlotBytes / Shape::kCrews);
+
+  Sums sums;
+
+  // Adds `own`, which is of split `split` + the crew's number. `slot`: the crew has read its part of it. All threads must call it; a
+  // barrier of the block is to follow.
+  __device__ void add(const Sums& own, int split, int end_split, unsigned char* slot) {
+    const int crew = Shape::crew();
+    if constexpr (Shape::kCrews > 1) {
+      sync_crew<kHeadDim>();
+      if (crew > 0 && split + crew < end_split) hand_over(own, crew_part(slot, crew));
+      __syncthreads();
+    }
+    if (crew > 0) return;
+    if (split == 0) {
+      sums = own;
+    } else {
+      sums.add(own);
+    }
+#pragma unroll 1
+    for (int other = 1; other < Shape::kCrews && split + other < end_split; ++other) sums.add(handed_over(crew_part(slot, other)));
+  }
+
+ private:
+  __device__ static Crew& crew_part(unsigned char* slot, int crew) {
+    return *reinterpret_cast<Crew*>(slot + crew * (Shape::kSlotBytes / Shape::kCrews));
+  }
+
+  __device__ static void hand_over(const Sums& own, Crew& to) {
+    const float* floats = reinterpret_cast<const float*>(&own);
+#pragma unroll
+    for (int i = 0; i < kFloats; ++i) to[i][threadIdx.x % Shape::kCrewThreads] = floats[i];
+  }
+
+  __device__ static Sums handed_over(const Crew& from) {
+    Sums sums;
+    float* floats = reinterpret_cast<float*>(&sums);
+#pragma unroll
+    for (int i = 0; i < kFloats; ++i) floats[i] = from[i][threadIdx.x % Shape::kCrewThreads];
+    return sums;
   }
 };
 
@@ -161,24 +213,25 @@ __device__ void clear_dead_lines(const SplitGrid& grid) {
 template <int kHeadDim, int kHalves>
 __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid& grid, const Partials& partials) {
   using Shape = SplitShape<kHeadDim>;
+  using Meeting = ClusterMeeting<kHeadDim, kHalves>;  // made anew each time: registers are few
   SplitShared<kHeadDim, kHalves>& shared = *reinterpret_cast<SplitShared<kHeadDim, kHalves>*>(dynamic_shared());
   if (grid.lines <= kLoneLines) let_next_start();
   const Share share = Share::of_block(grid);
   const float scale_log2 = scale * kLog2E;
-  const int warp = threadIdx.x / kWarpSize;
+  const int crew = Shape::crew();
   RunCursor first;
   first.seek(grid, share);
-  const ClusterMeeting<kHeadDim, kHalves> meeting(grid, share, first, shared);
   if (grid.rank_bits > 0) {
-    meeting.open();
-    meeting.join();
+    Meeting(grid, share, first, shared).open();
+    Meeting::join();
   }
   KvRing<kHeadDim> ring(grid, first, shared.ring);
-  TeamHeads heads;
   bool is_live = false, is_begin = true, keys = true;
-  int run_number = 0, blocks = 0, split = 0, slot = 0, requests = Shape::kSlots;  // blocks: that have runs of the team; 0: a cluster's
-  int32_t from = 0, split_end = 0, new_position = -1;
-  DimSoftmax<kHeadDim, kHalves> sums, total;
+  int run_number = 0, blocks = 0, slot = 0, requests = Shape::kSlots;  // blocks: that have runs of the team; 0: a cluster's
+  int32_t new_position = -1;
+  RunSteps steps = {};
+  DimSoftmax<kHeadDim, kHalves> sums;
+  RunTotal<kHeadDim, kHalves> total;
 #pragma unroll 1
   while (true) {
 #pragma unroll 1
@@ -190,60 +243,65 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
       NewVectors<kHeadDim, kHalves> vectors;
       vectors.prepare(rope, grid, run);
       blocks = share.in_clusters ? 0 : run.runs(share);
-      split = run.split;
-      from = run.begin_position();
-      split_end = min(from + run.cut.split_tokens(), run.length);
+      steps = run.steps();
       new_position = run.new_position();
       wait_for_earlier();
       vectors.load();
       vectors.stage(rope, grid, shared);
       __syncthreads();
-      heads = vectors.heads;
       is_live = vectors.is_live;
       is_begin = false;
       sums.clear();
+      total.sums.clear();
     }
-    unsigned char* tile = shared.ring.slots[slot][warp];
-    const unsigned new_token = new_position - (from + warp * kTileTokens);
-    const bool has_new = new_position >= 0 && new_token < kTileTokens;
+    unsigned char* tile = shared.ring.slots[slot][Shape::warp()];
+    const unsigned new_token = new_position - (steps.position(crew) + Shape::crew_warp() * kTileTokens);
+    const bool has_step = steps.has(crew), has_new = has_step && new_position >= 0 && new_token < kTileTokens;
     ring.await();
     if (has_new) patch_tile<kHeadDim>(tile, new_token, keys ? shared.new_k : shared.new_v);
     if (keys) {
-      const uint32_t present = shared.ring.present[slot][warp] | (has_new ? 1u << new_token : 0);
-      TileScores scores;
-      score_tile(scores, shared, tile);
-      weigh_tile(scores, present, scale_log2, shared);
+      const uint32_t present = shared.ring.present[slot][Shape::warp()] | (has_new ? 1u << new_token : 0);
+      if (has_step) {
+        TileScores scores;
+        score_tile(scores, shared, tile);
+        weigh_tile(scores, present, scale_log2, shared);
+      }
       __syncwarp();
     } else {
-      __syncthreads();
-      sums.add_step(shared, shared.ring.slots[slot]);
-      from += Shape::kStepTokens;
-      if (from >= split_end) {
+      sync_crew<kHeadDim>();
+      if (has_step) sums.add_step(shared, shared.ring.slots[slot]);
+      const int split = steps.split;
+      const bool has_split = split + crew < steps.end_split;
+      steps.advance(Shape::kStepTokens, Shape::kCrews);
+      if (steps.split > split) {
+        const TeamHeads heads = TeamHeads::of(grid, run.team, kHalves * kHalfQueries);
         const RunResults<kHeadDim, kHalves> results = {grid, partials, run, heads, is_live};
-        if (blocks == 0) {
+        if (blocks == 1) {
+          total.add(sums, split, steps.end_split, &shared.ring.slots[slot][0][0]);
+        } else if (has_split && blocks > 1) {
+          results.leave(sums, split + crew);
+        } else if (has_split) {
           if (!is_live) sums.clear();
-          meeting.send(sums, split);
-        } else if (blocks > 1) {
-          results.leave(sums, split);
-        } else if (split == 0) {
-          total = sums;
-        } else {
-          total.add(sums);
+          Meeting(grid, share, run, shared).send(sums, split + crew);
         }
-        if (++split == run.end_split) {
+        is_begin = steps.is_done();
+        if (is_begin) {
           unsigned* arrived = partials.arrived + run.index * grid.line_teams + run.team;
-          if (blocks == 1) {
-            results.write(total);
-          } else if (blocks > 1 && is_last_to_arrive(arrived, blocks, shared.is_last)) {
+          if (blocks > 1 && is_last_to_arrive(arrived, blocks, shared.is_last)) {
             results.merge();
+          } else if (blocks == 1) {
+            results.write(total.sums);
           }
           ++run_number;
-          is_begin = true;
         }
         sums.clear();
-        split_end = min(split_end + run.cut.split_tokens(), run.length);
       }
-      __syncthreads();  // all have read the slot and the weights
+      // All have read the slot and the weights; and at the end of a run the queries, or what crews have handed over.
+      if (is_begin || blocks == 1) {
+        __syncthreads();
+      } else {
+        sync_crew<kHeadDim>();
+      }
     }
     keys = !keys;
     slot = slot + 1 == Shape::kSlots ? 0 : slot + 1;
@@ -251,7 +309,7 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
   }
   // A block without work stays until the kernels before have ended, too: to the next one this one's end means that all of them have.
   wait_for_earlier();
-  meeting.merge();
+  Meeting(grid, share, shared.ring.run(0), shared).merge();  // a cluster's only run
   if (share.has_dead) clear_dead_lines<kHeadDim>(grid);
 }
 

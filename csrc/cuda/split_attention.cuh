@@ -1,4 +1,4 @@
-// Split attention of up to 16 query heads that share a KV head over a step of positions, by a block whose warps divide it twice.
+// Split attention of up to 16 query heads that share a KV head over a step of positions, by a crew of warps that divide it twice.
 //
 // scores[query][token] = Q K^T: each warp has a tile of 16 tokens. It weighs them by the highest score of its own tile, and leaves weights
 // and highest scores in shared memory. sums[query][dim] = P V: each warp has 16 dims (or more) of all tiles, whose sums it brings to a
@@ -94,13 +94,13 @@ template <int kHeadDim, int kHalves>
 struct SplitShared {
   using Shape = SplitShape<kHeadDim>;
   static constexpr int kQueries = kHalves * kHalfQueries;
-  // As many as threads, where there is room.
-  static constexpr int kMeetingPlaces = kHalves == 2 && kHeadDim >= 128 ? 16 : kHeadDim == 256 || kHeadDim == 96 ? 112 : Shape::kThreads;
+  // As many as there is room for.
+  static constexpr int kMeetingPlaces = kHalves == 2 ? (kHeadDim >= 128 ? 16 : 80) : kHeadDim == 256 || kHeadDim == 96 ? 112 : 128;
 
   RingMemory<kHeadDim> ring;
   alignas(16) LeftFragments<kHalves, kHeadDim / 16> queries;
-  alignas(16) LeftFragments<kHalves, Shape::kWarps> weights;  // of the step's tiles
-  float high[Shape::kWarps][kQueries];                        // of each tile the highest scores, times log2(e)
+  alignas(16) LeftFragments<kHalves, Shape::kCrewWarps> weights[Shape::kCrews];  // of the step's tiles
+  float high[Shape::kWarps][kQueries];                                           // of each tile the highest scores, times log2(e)
   alignas(16) Bf16 new_k[kHeadDim];
   alignas(16) Bf16 new_v[kHeadDim];
   alignas(16) MeetingMemory<kQueries, kMeetingPlaces> meeting;
@@ -133,8 +133,9 @@ __device__ inline void score_tile(TileScores& scores, const SplitShared<kHeadDim
 // what the values are multiplied by adds up to one.
 template <int kHeadDim, int kHalves>
 __device__ inline void weigh_tile(const TileScores& scores, uint32_t present, float scale_log2, SplitShared<kHeadDim, kHalves>& shared) {
+  using Shape = SplitShape<kHeadDim>;
   const LaneId lane = lane_id();
-  const int warp = threadIdx.x / kWarpSize;
+  LeftFragments<kHalves, Shape::kCrewWarps>& fragments = shared.weights[Shape::crew()];
   present >>= 2 * lane.t;
 #pragma unroll
   for (int half = 0; half < kHalves; ++half) {
@@ -151,8 +152,10 @@ __device__ inline void weigh_tile(const TileScores& scores, uint32_t present, fl
     for (float& weight : weights) weight = weight2(weight, high);
     const int query = half * kHalfQueries + lane.g;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) *shared.weights.word(query, warp, 8 * i + 2 * lane.t) = pack_bf16(weights[2 * i], weights[2 * i + 1]);
-    if (lane.t == 0) shared.high[warp][query] = high;
+    for (int i = 0; i < 2; ++i) {
+      *fragments.word(query, Shape::crew_warp(), 8 * i + 2 * lane.t) = pack_bf16(weights[2 * i], weights[2 * i + 1]);
+    }
+    if (lane.t == 0) shared.high[Shape::warp()][query] = high;
   }
 }
 
@@ -165,7 +168,7 @@ struct DimSoftmax {
 
   Part parts[kHalves];
 
-  __device__ static int first_dim() { return threadIdx.x / kWarpSize * Shape::kWarpDims; }
+  __device__ static int first_dim() { return Shape::crew_warp() * Shape::kWarpDims; }
   __device__ static bool has_dims() { return first_dim() < kHeadDim; }
   // Of a pair of sums.
   __device__ static int dim(int piece) { return first_dim() + piece * 8 + lane_id().t * 2; }
@@ -181,26 +184,28 @@ struct DimSoftmax {
     for (int half = 0; half < kHalves; ++half) parts[half].add(other.parts[half]);
   }
 
-  // Adds a step: its weights in shared memory, times the values in the slot.
+  // Adds a step of the crew: its weights in shared memory, times the values in the slot.
   __device__ void add_step(const SplitShared<kHeadDim, kHalves>& shared, const unsigned char (&slot)[Shape::kWarps][Shape::kTileBytes]) {
     constexpr uint32_t kOnes = 0x3f803f80;
     const int lane = threadIdx.x % kWarpSize, token = lane % 16, vector = first_dim() / kPack + lane / 16;
+    const auto* tiles = slot + Shape::crew() * Shape::kCrewWarps;
+    const auto* high = shared.high + Shape::crew() * Shape::kCrewWarps;
     if (!has_dims()) return;
-    raise_high(shared);
+    raise_high(high);
 #pragma unroll
-    for (int tile = 0; tile < Shape::kWarps; ++tile) {
+    for (int tile = 0; tile < Shape::kCrewWarps; ++tile) {
       uint32_t weights[4];
-      shared.weights.load(weights, tile);
+      shared.weights[Shape::crew()].load(weights, tile);
       float share[kHalves], weight[4] = {};
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half) share[half] = weight2(shared.high[tile][query(half)], parts[half].weight.high);
+      for (int half = 0; half < kHalves; ++half) share[half] = weight2(high[tile][query(half)], parts[half].weight.high);
       multiply_bf16(weight, weights, {kOnes, kOnes});  // as if there were one more dim whose values are 1
 #pragma unroll
       for (int half = 0; half < kHalves; ++half) parts[half].weight.sum = fmaf(share[half], weight[2 * half], parts[half].weight.sum);
 #pragma unroll
       for (int pair = 0; pair < kPieces / 2; ++pair) {
         uint32_t values[4];
-        load_matrices_transposed(values, &slot[tile][Shape::place(token, vector + 2 * pair)]);
+        load_matrices_transposed(values, &tiles[tile][Shape::place(token, vector + 2 * pair)]);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float product[4] = {};
@@ -219,14 +224,14 @@ struct DimSoftmax {
   }
 
  private:
-  // To the highest score of all tiles of the step and before.
-  __device__ void raise_high(const SplitShared<kHeadDim, kHalves>& shared) {
+  // To the highest score of all of the crew's tiles in the step and before.
+  __device__ void raise_high(const float (*of_tile)[kHalves * kHalfQueries]) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       Part& part = parts[half];
       float high = part.weight.high;
 #pragma unroll
-      for (int tile = 0; tile < Shape::kWarps; ++tile) high = fmaxf(high, shared.high[tile][query(half)]);
+      for (int tile = 0; tile < Shape::kCrewWarps; ++tile) high = fmaxf(high, of_tile[tile][query(half)]);
       const float keep = weight2(part.weight.high, high);
       part.weight = {high, keep * part.weight.sum};
 #pragma unroll

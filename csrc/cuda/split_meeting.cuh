@@ -68,7 +68,7 @@ struct ClusterMeeting {
         float2* place = &shared.meeting.sums[split][(query * places + (piece >> grid.rank_bits)) * kPiecePairs + lane.t];
         send_to_block(&place->x, piece & (grid.ranks() - 1), part.sum[2 * i], part.sum[2 * i + 1], &shared.meeting.arrived);
       }
-      const int to = threadIdx.x / kWarpSize * 4 + lane.t;  // all lanes of a query have the weight, and each tells a block
+      const int to = SplitShape<kHeadDim>::crew_warp() * 4 + lane.t;  // all lanes of a query have the weight, and each tells a block
       if (to < grid.ranks()) {
         send_to_block(&shared.meeting.weights[split][query].high, to, part.weight.high, part.weight.sum, &shared.meeting.arrived);
       }

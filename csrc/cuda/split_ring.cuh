@@ -2,8 +2,9 @@
 // in the next. It runs ahead over all of a block's runs, whatever else the block does, and before wait_for_earlier() it fills: all it reads
 // are old positions.
 //
-// A step has a tile of 16 positions for each warp, which requests, awaits and patches its own tiles alone. Rows of a tile hold their
-// vectors of 16 bytes in an order of their own, so that the eight rows of a matrix that ldmatrix reads lie in different banks.
+// Four warps are a crew. Each crew has a split, the ones of a block neighbouring splits of a run, and takes the same steps through it. A
+// step has a tile of 16 positions for each warp, which requests, awaits and patches its own tiles alone. Rows of a tile hold their vectors
+// of 16 bytes in an order of their own, so that the eight rows of a matrix that ldmatrix reads lie in different banks.
 #pragma once
 #include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
@@ -17,20 +18,33 @@ constexpr int kRingBytes = 96 * 1024;
 // How a block divides a head.
 template <int kHeadDim>
 struct SplitShape {
-  static constexpr int kWarps = 4;
-  static constexpr int kThreads = kWarps * kWarpSize;
-  static constexpr int kStepTokens = kWarps * kTileTokens;
   static constexpr int kVectors = kHeadDim / kPack;  // of a row
   static constexpr int kPitch = kVectors <= 8 ? 8 : kVectors <= 16 ? 16 : 32;
-  static constexpr int kTileBytes = kTileTokens * kPitch * 16, kSlotBytes = kWarps * kTileBytes;
+  static constexpr int kTileBytes = kTileTokens * kPitch * 16;
+  static constexpr int kCrewWarps = 4, kCrewThreads = kCrewWarps * kWarpSize;
+  static constexpr int kCrews = 3 * 2 * kCrewWarps * kTileBytes <= kRingBytes ? 2 : 1;  // splits at once, where three slots hold them
+  static constexpr int kWarps = kCrews * kCrewWarps, kThreads = kWarps * kWarpSize;
+  static constexpr int kStepTokens = kCrewWarps * kTileTokens;  // of a split
+  static constexpr int kSlotBytes = kWarps * kTileBytes;
   static constexpr int kSlots = kRingBytes / kSlotBytes;
-  static constexpr int kWarpDims = (kHeadDim / kWarps + 15) / 16 * 16;  // of values; the last warp may have none
+  static constexpr int kWarpDims = (kHeadDim / kCrewWarps + 15) / 16 * 16;  // of values; a crew's last warp may have none
 
   static_assert(kSplitUnit % kStepTokens == 0 && kSlots >= 3 && kHeadDim % kWarpDims == 0);
+
+  __device__ static int warp() { return threadIdx.x / kWarpSize; }
+  __device__ static int crew() { return threadIdx.x / kCrewThreads; }
+  __device__ static int crew_warp() { return warp() % kCrewWarps; }
 
   // Where a vector of a tile is. Because rows are powers of two apart, an exclusive or with 16 i leads i vectors on from a multiple of 2 i.
   __device__ static int place(int token, int vector) { return (token * kPitch + (vector ^ token % 8)) * 16; }
 };
+
+// Waits for all of the crew.
+template <int kHeadDim>
+__device__ inline void sync_crew() {
+  constexpr int kFirstCrew = 1;  // number of its barrier
+  sync_threads(kFirstCrew + SplitShape<kHeadDim>::crew(), SplitShape<kHeadDim>::kCrewThreads);
+}
 
 template <int kHeadDim>
 struct RingMemory {
@@ -41,12 +55,10 @@ struct RingMemory {
 
   // Of each warp the runs from the one that it works on to the one whose steps it will request next, and then one without splits. They are
   // here and not in registers because they are rarely looked at.
-  static constexpr int kRuns = 8;
+  static constexpr int kRuns = Shape::kSlots / 2 + 2;
   RunCursor runs[kRuns][Shape::kWarps];
 
-  static_assert(kRuns >= Shape::kSlots / 2 + 2);
-
-  __device__ const RunCursor& run(int number) const { return runs[number % kRuns][threadIdx.x / kWarpSize]; }
+  __device__ const RunCursor& run(int number) const { return runs[number % kRuns][Shape::warp()]; }
 };
 
 // What requests the tiles of one warp.
@@ -66,7 +78,7 @@ class KvRing {
   // copies.
   __device__ void request(const SplitGrid& grid, const Share& share) {
     if (keys_) find_places(grid, share);
-    if (is_open_) copy(memory_.slots[slot_][warp()], keys_ ? grid.cache.k : grid.cache.v, keys_ ? places_.k : places_.v);
+    if (is_open_) copy(memory_.slots[slot_][Shape::warp()], keys_ ? grid.cache.k : grid.cache.v, keys_ ? places_.k : places_.v);
     commit_copies();
     keys_ = !keys_;
     slot_ = slot_ + 1 == Shape::kSlots ? 0 : slot_ + 1;
@@ -82,33 +94,35 @@ class KvRing {
   }
 
  private:
-  __device__ static int warp() { return threadIdx.x / kWarpSize; }
-  __device__ static int token() { return threadIdx.x % kTileTokens; }
-
   __device__ void open_run(const SplitGrid& grid, const RunCursor& run) {
-    if (threadIdx.x % kWarpSize == 0) memory_.runs[opened_ % Memory::kRuns][warp()] = run;
+    if (threadIdx.x % kWarpSize == 0) memory_.runs[opened_ % Memory::kRuns][Shape::warp()] = run;
     __syncwarp();
     has_more_ = run.has_run(grid);
-    from_ = run.begin_position();
+    steps_ = run.steps();
   }
 
-  // Of this lane's position in the step from `from_` on. It is long under way when the places are asked for.
+  // This lane's position in the step that comes next.
+  __device__ int32_t position() const {
+    return steps_.position(Shape::crew()) + Shape::crew_warp() * kTileTokens + static_cast<int32_t>(threadIdx.x % kTileTokens);
+  }
+
+  // Its page is long under way when the places are asked for.
   __device__ void request_page(const SplitGrid& grid, const RunCursor& run) {
-    const int32_t position = from_ + warp() * kTileTokens + token();
-    const bool wanted = position < run.end_position() && position != run.new_position();
-    page_ = grid.cache.request(grid.cache.pages_of(run.line.row), run.line.row, position, wanted);
+    const int32_t at = position();
+    const bool wanted = at < run.end_position() && at != run.new_position();
+    page_ = grid.cache.request(grid.cache.pages_of(run.line.row), run.line.row, at, wanted);
   }
 
-  // Takes the step from `from_` on and goes on to the next.
+  // Takes the step that comes next and goes on.
   __device__ void find_places(const SplitGrid& grid, const Share& share) {
     is_open_ = has_more_;
     if (!has_more_) return;
     RunCursor run = memory_.run(opened_);
-    places_ = grid.cache.places(page_, static_cast<int32_t>(grid.tiles.divides(run.team)), from_ + warp() * kTileTokens + token());
+    places_ = grid.cache.places(page_, static_cast<int32_t>(grid.tiles.divides(run.team)), position());
     const uint32_t present = __ballot_sync(kFullWarp, places_.k != kAbsent);
-    if (threadIdx.x % kWarpSize == 0) memory_.present[slot_][warp()] = present % (1u << kTileTokens);
-    from_ += Shape::kStepTokens;
-    if (from_ >= run.end_position()) {
+    if (threadIdx.x % kWarpSize == 0) memory_.present[slot_][Shape::warp()] = present % (1u << kTileTokens);
+    steps_.advance(Shape::kStepTokens, Shape::kCrews);
+    if (steps_.is_done()) {
       run.next(grid, share);
       ++opened_;
       open_run(grid, run);
@@ -131,9 +145,9 @@ class KvRing {
   }
 
   Memory& memory_;
-  int opened_ = 0;  // the run of the step that begins at `from_`
+  int opened_ = 0;  // the run of the step that comes next
   bool has_more_;   // there is such a step
-  int32_t from_;
+  RunSteps steps_;
   int32_t page_;     // of that step
   KvPlaces places_;  // of the step before, whose values may still be to be requested
   bool is_open_ = false, keys_ = true;

@@ -94,6 +94,28 @@ struct Share {
   }
 };
 
+// The way through a run, in steps of as many positions for each crew of a block's warps. Crews take neighbouring splits, the first crew the
+// longest one; when that has been taken, they go on to the next ones.
+struct RunSteps {
+  int split, end_split;  // split: the first crew's
+  int32_t within;        // positions of the split that have been taken
+  int32_t split_tokens, end;
+
+  __device__ int32_t position(int crew) const { return (split + crew) * split_tokens + within; }
+
+  // Whether the crew has positions to take in this step.
+  __device__ bool has(int crew) const { return split + crew < end_split && position(crew) < end; }
+
+  __device__ void advance(int32_t tokens, int crews) {
+    within += tokens;
+    if (within < split_tokens && position(0) < end) return;
+    within = 0;
+    split += crews;
+  }
+
+  __device__ bool is_done() const { return split >= end_split; }
+};
+
 // A block's runs one after the other: splits [split, end_split) of a team. All threads hold the same.
 struct RunCursor {
   int index;            // of the line; at grid.lines there are no more runs
@@ -140,6 +162,7 @@ struct RunCursor {
   __device__ bool has_run(const SplitGrid& grid) const { return index < grid.lines && split < end_split; }
   __device__ int32_t begin_position() const { return split * cut.split_tokens(); }
   __device__ int32_t end_position() const { return min(length, end_split * cut.split_tokens()); }
+  __device__ RunSteps steps() const { return {split, end_split, 0, cut.split_tokens(), end_position()}; }
 
   // -1: the new position is not in the past.
   __device__ int32_t new_position() const { return line.position >= 0 && line.position < length ? line.position : -1; }
