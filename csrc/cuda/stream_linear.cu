@@ -98,8 +98,8 @@ int launch_wide(Params p, int blocks, bool early, void* stream) {
   const Layout rest(0, 0, wide::has_one_pass(p), p.split > 1 ? p.most_tiles : 0, p.k, !kAdds, kAdds);
   const int room = (kRoom - rest.end) / wide::kGroups;
   const int steps = static_cast<int>(ceil_div(p.k_each, kChunk)) * wide::kChunkSteps;
-  // As the traffic divides: for each step of x, the weights of a pass's slabs.
-  const int step_bytes = Size::kXBytes + p.pass_tiles * p.stage_bytes, fair = (room + step_bytes / 2) / step_bytes;
+  // As the traffic divides: for each step of x, the weights of a pass's slabs. What is left over is theirs, who are longer on their way.
+  const int fair = room / (Size::kXBytes + p.pass_tiles * p.stage_bytes);
   p.x_stages = std::max(std::min({steps, wide::kMaxXStages, fair}), wide::kLeastXStages);
   p.stages = fit_stages(p, room - p.x_stages * Size::kXBytes);
   LaunchShape shape{blocks, wide::kThreads};
