@@ -69,6 +69,16 @@ __device__ inline int32_t load_fresh(const int32_t* pointer) {
   return v;
 }
 
+// --- one lane of a warp --------------------------------------------------------------------------------------------------------------
+
+// True in one lane of a warp, all of which is here. The compiler knows then that what follows is done by one lane, and makes no loop over
+// lanes of what it can only do for the warp, tensor copies above all.
+__device__ inline bool is_elected() {
+  uint32_t elected = 0;
+  PHOTON_HOPPER(asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}" : "=r"(elected)));
+  return elected != 0;
+}
+
 // --- counting blocks -----------------------------------------------------------------------------------------------------------------
 
 // Counts 0, 1, ... last, 0 and so on, and returns what the counter was. The block's writes before it (and a block barrier) are visible to

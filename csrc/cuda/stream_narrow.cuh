@@ -98,14 +98,14 @@ struct Filler {
   __device__ void copy(const Stage& stage) {
     turn = kWarps - 1;
     if (pass.count <= 0) return;
-    if (threadIdx.x % kWarpSize == 0) copy_tile(stage);
+    if (is_elected()) copy_tile(stage);
     skip(kWarps);
   }
 
   __device__ void copy_tile(const Stage& stage) const {
     unsigned char* place = ring.stage(stage.index);
     Barrier* full = &ring.full[stage.index];
-    const PanelMap& weight = p.weight[share.part];
+    const PanelMap& weight = p.weight[kEpilogue == Epilogue::kResidual ? share.part : 0];
     const TileRows rows = tile_rows<kEpilogue>(p, share, pass.first + tile);
     wait_barrier(&ring.empty[stage.index], stage.parity ^ 1);
     arrive_expecting(full, rows.is_whole ? 2 * kPanelBytes : kPanelBytes);

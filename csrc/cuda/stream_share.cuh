@@ -64,9 +64,10 @@ struct Share {
 
 template <Epilogue kEpilogue>
 __device__ inline Share block_share(const Params& p) {
-  const int rows = blockIdx.x / p.split;
+  const int pairs = p.split - 1;  // 1 or 0: as bits, they need no division
+  const int rows = static_cast<int>(blockIdx.x) >> pairs;
   Share share;
-  share.part = blockIdx.x % p.split;
+  share.part = static_cast<int>(blockIdx.x) & pairs;
   share.first_panel = rows * p.panels_each + min(rows, p.panels_extra);
   share.end_panel = share.first_panel + p.panels_each + (rows < p.panels_extra ? 1 : 0);
   share.tiles = (share.end_panel - share.first_panel + kTilePanels<kEpilogue> - 1) / kTilePanels<kEpilogue>;

@@ -67,12 +67,12 @@ __host__ __device__ inline bool has_one_pass(const Params& p) { return p.most_ti
 
 __device__ inline int slabs_of(const Params& p, const Share& share) { return (share.tiles + p.slab_tiles - 1) / p.slab_tiles; }
 
-// The first block of columns of a group's step, from that of the share.
-__device__ inline int block_of(int group, int step) {
-  return step / kChunkSteps * kSlices + group * kGroupSlices + step % kChunkSteps * kStepSlices;
-}
+// The first block of columns of a group's first step, from that of the share; and of the step after one.
+__device__ inline int first_block(int group) { return group * kGroupSlices; }
+static_assert(kChunkSteps == 2);
+__device__ inline int next_block(int block) { return block + (block % kGroupSlices == 0 ? kStepSlices : kSlices - kStepSlices); }
 
-// A value that is the same in all lanes, in a way that the compiler sees: addresses made of it are kept once for the warp.
+// A value that is the same in all lanes, in a way that the compiler sees: what is made of it is kept, and computed, once for the warp.
 __device__ inline int of_warp(int value) { return __shfl_sync(kFullWarp, value, 0); }
 
 // What one of the warpgroups does.
@@ -96,6 +96,32 @@ struct Group {
   }
 };
 
+// The stage of a ring whose turn it is, carried along: worked out anew in each step, its places are what a step waits for.
+struct Turn {
+  int stage, full;  // bytes from the start of shared memory
+  uint32_t parity = 0;
+
+  __device__ explicit Turn(const Ring& ring) : stage(offset_of(ring.at)), full(offset_of(ring.full)) {}
+
+  __device__ unsigned char* place() const { return dynamic_shared() + stage; }
+  __device__ Barrier* barrier() const { return reinterpret_cast<Barrier*>(dynamic_shared() + full); }
+  __device__ void wait() const { wait_barrier(barrier(), parity); }
+
+  __device__ void advance(const Ring& ring) {
+    stage += ring.stage_bytes;
+    full += static_cast<int>(sizeof(Barrier));
+    if (stage != offset_of(ring.at) + ring.stages * ring.stage_bytes) return;
+    stage = offset_of(ring.at);
+    full = offset_of(ring.full);
+    parity ^= 1;
+  }
+
+ private:
+  __device__ static int offset_of(const void* place) {
+    return static_cast<int>(static_cast<const unsigned char*>(place) - dynamic_shared());
+  }
+};
+
 // Fills the group's ring of weights: with the slabs of the steps of the passes, in this order. Each warp requests a tile of a slab, and the
 // first one announces all.
 template <Epilogue kEpilogue>
@@ -105,31 +131,39 @@ struct Filler {
   const Group& group;
   const Ring& ring;
   Pass pass;  // of what is copied next
-  int step = 0, slab = 0;
+  int block, slab = 0, step = 0;
   TileRows rows;  // of the warp's tile of the slab
   int bytes;      // of the slab
   bool has_tile;
 
   __device__ Filler(const Params& p, const Share& share, const Group& group, const Ring& ring)
-      : p(p), share(share), group(group), ring(ring), pass(pass_from(0, p.pass_tiles, group.steps > 0 ? group.slabs : 0)) {
+      : p(p),
+        share(share),
+        group(group),
+        ring(ring),
+        pass(pass_from(0, p.pass_tiles, group.steps > 0 ? group.slabs : 0)),
+        block(first_block(group.index)) {
     find_rows();
   }
 
   __device__ void fill() {
+    Turn turn(ring);
 #pragma unroll 1
-    for (int i = 0; i < ring.stages; ++i) refill(i);
+    for (int i = 0; i < ring.stages; ++i, turn.advance(ring)) refill(turn);
   }
 
   __device__ bool is_done() const { return pass.count <= 0; }
 
   // All of the group have read the stage.
-  __device__ void refill(int stage) {
+  __device__ void refill(const Turn& turn) {
     if (is_done()) return;
-    if (has_tile && threadIdx.x % kWarpSize == 0) copy(stage);
+    if (has_tile && is_elected()) copy(turn);
     if (++slab == pass.count) {
       slab = 0;
+      block = next_block(block);
       if (++step == group.steps) {
         step = 0;
+        block = first_block(group.index);
         pass = pass_from(pass.first + p.pass_tiles, p.pass_tiles, group.slabs);
       } else if (pass.count == 1) {
         return;  // the same rows
@@ -146,11 +180,10 @@ struct Filler {
     bytes = tiles * kTileBytes - (tile_rows<kEpilogue>(p, share, first + tiles - 1).is_whole ? 0 : kPanelBytes);
   }
 
-  __device__ void copy(int stage) const {
-    unsigned char* place = ring.stage(stage) + group.warp * kTileBytes;
-    Barrier* full = &ring.full[stage];
-    const PanelMap& weight = p.weight[share.part];
-    const int block = block_of(group.index, step);
+  __device__ void copy(const Turn& turn) const {
+    unsigned char* place = turn.place() + group.warp * kTileBytes;
+    Barrier* full = turn.barrier();
+    const PanelMap& weight = p.weight[kEpilogue == Epilogue::kResidual ? share.part : 0];
     if (group.warp == 0) arrive_expecting(full, bytes);
     copy_panel(place, weight, rows.first, block, full, evict_first());
     if (rows.is_whole) copy_panel(place + kPanelBytes, weight, rows.second, block, full, evict_first());
@@ -163,32 +196,38 @@ struct XFiller {
   const Params& p;
   const Group& group;
   const Ring& ring;
-  int block;           // the share's first one
+  int first;           // block of the share
+  int block;           // that is copied next, from the share's first one
   int left, step = 0;  // steps to be copied, of all passes; the one that is copied next
 
   __device__ XFiller(const Params& p, const Share& share, const Group& group, const Ring& ring)
       : p(p),
         group(group),
         ring(ring),
-        block(share.column / kSliceColumns),
+        first(share.column / kSliceColumns),
+        block(first_block(group.index)),
         left((group.slabs + p.pass_tiles - 1) / p.pass_tiles * group.steps) {}
 
   __device__ void fill() {
+    Turn turn(ring);
 #pragma unroll 1
-    for (int i = 0; i < ring.stages; ++i) refill(i);
+    for (int i = 0; i < ring.stages; ++i, turn.advance(ring)) refill(turn);
   }
 
   __device__ bool is_done() const { return left <= 0; }
 
   // All of the group have read the stage.
-  __device__ void refill(int stage) {
+  __device__ void refill(const Turn& turn) {
     if (is_done()) return;
-    if (group.warp == 0 && threadIdx.x % kWarpSize == 0) {
-      arrive_expecting(&ring.full[stage], Size::kXBytes);
-      copy_panel(ring.stage(stage), p.lines_map, 0, block + block_of(group.index, step), &ring.full[stage], evict_last());
+    if (group.warp == 0 && is_elected()) {
+      arrive_expecting(turn.barrier(), Size::kXBytes);
+      copy_panel(turn.place(), p.lines_map, 0, first + block, turn.barrier(), evict_last());
     }
     --left;
-    if (++step == group.steps) step = 0;
+    block = next_block(block);
+    if (++step < group.steps) return;
+    step = 0;
+    block = first_block(group.index);
   }
 };
 
@@ -203,26 +242,36 @@ struct Multiplier {
   const Group& group;
   const Ring& ring;
   const Ring& x_ring;
-  const unsigned char* gain;  // of the share's columns
-  Stage stage, x_stage;
+  Turn turn, x_turn;
+  int own_vector;           // bytes from a stage's start to the first vector that the lane normalizes
+  int own_gain, gains_end;  // of the vector of the step that comes next; and of all; in bytes from the start of shared memory
   float sums[kSlabs][kGroupSlices][Size::kSums];
   float squares[kChunkSteps][kOwnTiles][2];  // of the warp's slice in each step of a chunk, and of the lines that are its own
 
-  __device__ Multiplier(const Share& share, const Group& group, const Ring& ring, const Ring& x_ring, const unsigned char* gains)
-      : share(share), group(group), ring(ring), x_ring(x_ring), gain(gains + share.column * 2) {}
+  __device__ Multiplier(const Share& share, const Group& group, const Ring& ring, const Ring& x_ring)
+      : share(share),
+        group(group),
+        ring(ring),
+        x_ring(x_ring),
+        turn(ring),
+        x_turn(x_ring),
+        own_vector(computed_now(own_slice() * Size::kXBlockBytes + own_lines() * kBlockBytes + LaneVectors().offset(0))) {}
 
   // The slice of a step that the warp normalizes, and the first of its tiles of lines.
   __device__ int own_slice() const { return group.warp / kSliceWarps; }
   __device__ int own_lines() const { return group.warp % kSliceWarps * kOwnTiles; }
 
-  // The sums of one pass over x.
+  // The sums of one pass over x. `gains`: where they are in shared memory.
   template <typename Filler, typename XFiller>
-  __device__ void run(const Pass& pass, Filler& filler, XFiller& x_filler) {
+  __device__ void run(const Pass& pass, Filler& filler, XFiller& x_filler, int gains) {
     clear();
+    own_gain = computed_now(gains + ((first_block(group.index) + own_slice()) * kSliceColumns + LaneVectors().column(0)) * 2);
+    gains_end = gains + share.k * 2;
+    const int slabs = of_warp(pass.count);  // or the compiler takes what follows for something that lanes may do apart
 #pragma unroll 1
     for (int step = 0; step < group.steps; step += kChunkSteps) {
 #pragma unroll
-      for (int i = 0; i < kChunkSteps; ++i) add_step(step + i, i, pass, filler, x_filler);
+      for (int i = 0; i < kChunkSteps; ++i) add_step(i, slabs, filler, x_filler);
     }
     // The groups meet equally often: else compute-sanitizer takes what lies before and behind a barrier of the whole block for a race.
 #pragma unroll 1
@@ -263,57 +312,56 @@ struct Multiplier {
 
   // `i`: of the steps of its chunk.
   template <typename Filler, typename XFiller>
-  __device__ void add_step(int step, int i, const Pass& pass, Filler& filler, XFiller& x_filler) {
-    unsigned char* const x = x_ring.stage(x_stage.index);
-    wait_barrier(&x_ring.full[x_stage.index], x_stage.parity);
+  __device__ void add_step(int i, int slabs, Filler& filler, XFiller& x_filler) {
+    unsigned char* const x = x_turn.place();
+    x_turn.wait();
     if constexpr (kNormalizes) {
-      normalize_step(x, step, squares[i]);
+      normalize_step(x, i, squares[i]);
       fence_async_shared();
       group.sync();
     }
 #pragma unroll
     for (int m = 0; m < kSlabs; ++m) {
-      if (m >= pass.count) break;
-      wait_barrier(&ring.full[stage.index], stage.parity);
-      multiply(&sums[m][i * kStepSlices], ring.stage(stage.index), x);
+      if (m > 0 && m >= slabs) break;
+      turn.wait();
+      multiply(&sums[m][i * kStepSlices], PanelBlock(turn.place()), PanelBlock(x));
       group.sync();
-      filler.refill(stage.index);
-      stage.advance(ring.stages);
+      filler.refill(turn);
+      turn.advance(ring);
     }
-    x_filler.refill(x_stage.index);
-    x_stage.advance(x_ring.stages);
+    x_filler.refill(x_turn);
+    x_turn.advance(x_ring);
   }
 
-  __device__ static void multiply(float (*sums)[Size::kSums], const unsigned char* weights, const unsigned char* x) {
+  __device__ static void multiply(float (*sums)[Size::kSums], const PanelBlock& weights, const PanelBlock& x) {
     warpgroup_begin();
 #pragma unroll
     for (int depth = 0; depth < kDepths; ++depth) {
 #pragma unroll
       for (int slice = 0; slice < kStepSlices; ++slice) {
-        warpgroup_multiply<kPanelBytes, kBlockBytes>(sums[slice], weights + slice * kBlockBytes, x + slice * Size::kXBlockBytes, depth);
+        const PanelBlock lines = x.after(slice * Size::kXBlockBytes);
+        warpgroup_multiply<kPanelBytes, kBlockBytes>(sums[slice], weights.after(slice * kBlockBytes), lines, depth);
       }
     }
     warpgroup_wait();
   }
 
-  // Of the warp's slice, its lines.
-  __device__ void normalize_step(unsigned char* x, int step, float (&squares)[kOwnTiles][2]) const {
-    const LaneVectors at;
-    const int block = block_of(group.index, step) + own_slice();
-    const bool is_inside = block * kSliceColumns < share.k;
-    unsigned char* const lines = x + own_slice() * Size::kXBlockBytes + own_lines() * kBlockBytes;
+  // Of the warp's slice, its lines. The other half of a lane's vectors lies where bit 2 of their numbers is the other one.
+  __device__ void normalize_step(unsigned char* x, int i, float (&squares)[kOwnTiles][2]) {
+    constexpr int kHalfVectors = kSliceColumns * 2 / kHalves;  // bytes
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       uint4 gains = make_uint4(0, 0, 0, 0);
-      if (is_inside) gains = *reinterpret_cast<const uint4*>(gain + (block * kSliceColumns + at.column(half)) * 2);
+      if (own_gain < gains_end) gains = *reinterpret_cast<const uint4*>(dynamic_shared() + own_gain + half * kHalfVectors);
 #pragma unroll
       for (int n = 0; n < kOwnTiles; ++n) {
-        uint4* place = reinterpret_cast<uint4*>(lines + n * kBlockBytes + at.offset(half));
+        uint4* place = reinterpret_cast<uint4*>(x + (own_vector ^ half * kHalfVectors) + n * kBlockBytes);
         uint4 v = *place;
         normalize(v, gains, squares[n]);
         *place = v;
       }
     }
+    own_gain += (i + 1 < kChunkSteps ? kStepSlices : kSlices - (kChunkSteps - 1) * kStepSlices) * kSliceColumns * 2;
   }
 };
 
@@ -353,7 +401,7 @@ struct Finish {
     if (at.group / 2 != at.thread) return;
 #pragma unroll
     for (int i = 0; i < kChunkSteps; ++i) {
-      const int slice = block_of(sums.group.index, i) + sums.own_slice();
+      const int slice = first_block(sums.group.index) + i * kStepSlices + sums.own_slice();
 #pragma unroll
       for (int n = 0; n < Sums::kOwnTiles; ++n) {
         squares[slice * Size::kLines + (sums.own_lines() + n) * kLineTile + at.row()] =
@@ -439,7 +487,7 @@ __device__ void run_block(const Params& p) {
   Bf16* const old = reinterpret_cast<Bf16*>(shared + at.old);
   Output<kEpilogue> output{p, share, floats(at.squares), old, floats(at.peer), arrived, Size::kLines, 0};
   if (threadIdx.x == 0) output.expect_peer(active);
-  Multiplier<Size, kNormalizes> multiplier(share, group, ring, x_ring, shared + at.gain);
+  Multiplier<Size, kNormalizes> multiplier(share, group, ring, x_ring);
   const Finish<Size, kEpilogue> finish{p, share, floats(at.partial), floats(at.squares), active};
   wait_copies<0>();
   __syncthreads();  // all gains are there
@@ -455,7 +503,7 @@ __device__ void run_block(const Params& p) {
     if constexpr (!kNormalizes) {
       output.fetch_old(old, min(pass.count * p.slab_tiles, share.tiles - output.first_tile), active, kThreads);
     }
-    multiplier.run(pass, filler, x_filler);
+    multiplier.run(pass, filler, x_filler, at.gain);
     finish.run(multiplier, pass, output);
   }
 }

@@ -1,6 +1,6 @@
 // Matrix instructions of a warpgroup: four warps in a row, from a multiple of four on. d[64][columns] += a[64][16] b[columns][16], both
-// operands in shared memory as a tensor copy leaves them (panel_map.cuh): panels of 8 rows, some bytes apart. `a` and `b` point to a
-// block of 64 columns of the first panel, and `depth` says which 16 of them are multiplied.
+// operands in shared memory as a tensor copy leaves them (panel_map.cuh): panels of 8 rows, some bytes apart. `a` and `b` are a block of 64
+// columns of the first panel, and `depth` says which 16 of them are multiplied.
 //
 // Warp w of the group has rows 16 w .. + 15 of d, and of each eight columns n what multiply_bf16() has: d[4 n + i].
 //
@@ -23,11 +23,27 @@ __device__ inline void warpgroup_begin() { asm volatile("wgmma.fence.sync.aligne
 // Returns when all instructions have read their operands and d has their sums.
 __device__ inline void warpgroup_wait() { asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
-// What an instruction is to know of an operand, in units of 16 bytes: its address, the way from panel to panel, the swizzle.
+// A block of an operand, as instructions are told of it: its address in units of 16 bytes, and a stride that they do not use. What lies a
+// constant way from there costs an addition of 32 bits.
+struct PanelBlock {
+  uint32_t at;
+
+  __device__ explicit PanelBlock(const unsigned char* block) : at(shared_address(block) / 16 + (1 << 16)) {}
+
+  __device__ PanelBlock after(int bytes) const {
+    PanelBlock block = *this;
+    block.at += bytes / 16;
+    return block;
+  }
+};
+
+// With the other half: the way from panel to panel, in units of 16 bytes, and the swizzle.
 template <int kPanelStride>
-__device__ inline uint64_t describe_panels(const unsigned char* block, int depth) {
-  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62, kUnusedStride = uint64_t{1} << 16;
-  return (kSwizzle128 | kUnusedStride | uint64_t{kPanelStride / 16} << 32) + (shared_address(block) / 16 + depth * 2);
+__device__ inline uint64_t describe_panels(const PanelBlock& block, int depth) {
+  constexpr uint32_t kSwizzle128 = 1u << 30;
+  uint64_t description;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(description) : "r"(block.at + depth * 2), "n"(kSwizzle128 | kPanelStride / 16));
+  return description;
 }
 
 // One instruction for each count of columns: its registers are part of its text.
@@ -58,7 +74,7 @@ __device__ inline void multiply_described(float (&d)[32], uint64_t a, uint64_t b
 }
 
 template <int kStrideOfA, int kStrideOfB, int kRegisters>
-__device__ inline void warpgroup_multiply(float (&d)[kRegisters], const unsigned char* a, const unsigned char* b, int depth) {
+__device__ inline void warpgroup_multiply(float (&d)[kRegisters], const PanelBlock& a, const PanelBlock& b, int depth) {
   multiply_described(d, describe_panels<kStrideOfA>(a, depth), describe_panels<kStrideOfB>(b, depth));
 }
 
@@ -67,20 +83,27 @@ __device__ inline void warpgroup_multiply(float (&d)[kRegisters], const unsigned
 __device__ inline void warpgroup_begin() {}
 __device__ inline void warpgroup_wait() { __syncwarp(); }
 
+struct PanelBlock {
+  const unsigned char* at;
+
+  __device__ explicit PanelBlock(const unsigned char* block) : at(block) {}
+  __device__ PanelBlock after(int bytes) const { return PanelBlock(at + bytes); }
+};
+
 // Eight columns of a row of a panel: the first or the second half of the 16.
 __device__ inline const unsigned char* swizzled_vector(const unsigned char* panel, int row, int depth, int half) {
   return panel + row * kBlockColumns * 2 + ((depth * 2 + half) ^ row) * 16;
 }
 
 template <int kStrideOfA, int kStrideOfB, int kRegisters>
-__device__ inline void warpgroup_multiply(float (&d)[kRegisters], const unsigned char* a, const unsigned char* b, int depth) {
+__device__ inline void warpgroup_multiply(float (&d)[kRegisters], const PanelBlock& a, const PanelBlock& b, int depth) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, matrix = lane / 8, row = lane % 8;
   uint32_t rows[4];
-  load_matrices(rows, swizzled_vector(a + (2 * warp + matrix % 2) * kStrideOfA, row, depth, matrix / 2));
+  load_matrices(rows, swizzled_vector(a.at + (2 * warp + matrix % 2) * kStrideOfA, row, depth, matrix / 2));
 #pragma unroll
   for (int n = 0; n < kRegisters / 4; n += 2) {
     uint32_t columns[4];
-    load_matrices(columns, swizzled_vector(b + (n + matrix / 2) * kStrideOfB, row, depth, matrix % 2));
+    load_matrices(columns, swizzled_vector(b.at + (n + matrix / 2) * kStrideOfB, row, depth, matrix % 2));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float (&sums)[4] = *reinterpret_cast<float (*)[4]>(&d[(n + i) * 4]);

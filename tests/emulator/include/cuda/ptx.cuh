@@ -34,6 +34,10 @@ inline const T* computed_now(const T* pointer) {
 inline uint4 load_fresh_if(bool valid, const uint4* pointer) { return valid ? *pointer : uint4{0, 0, 0, 0}; }
 inline int32_t load_fresh(const int32_t* pointer) { return *pointer; }
 
+// --- one lane of a warp --------------------------------------------------------------------------------------------------------------
+
+inline bool is_elected() { return threadIdx.x % 32 == 0; }
+
 // --- counting blocks -----------------------------------------------------------------------------------------------------------------
 
 inline unsigned count_round(unsigned* counter, unsigned last) { return atomicInc(counter, last); }
