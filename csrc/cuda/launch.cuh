@@ -114,7 +114,7 @@ int with_dtype(DType dtype, const Body& body) {
 
 constexpr int64_t kVectorBytes = 16;
 
-inline bool is_vector_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0; }
+__host__ __device__ inline bool is_vector_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0; }
 
 // True where every one of these strides or widths, in elements of `dtype`, is a whole number of 16-byte vectors.
 template <typename... Strides>

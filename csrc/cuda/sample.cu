@@ -1,5 +1,6 @@
 // From logits to tokens: apply_token_mask and sample.
 #include <cmath>
+#include <type_traits>
 
 #include "common/mask.h"
 #include "common/noise.h"
@@ -17,10 +18,11 @@ namespace {
 
 constexpr int kMaskThreads = 256;
 constexpr int64_t kMaskChunk = 4096;  // ids per block
-constexpr int kSampleThreads = 1024;
+constexpr int kSampleThreads = 512;
 constexpr int kSampleWarps = kSampleThreads / kWarpSize;
-constexpr int kPhiloxIds = 4;      // ids that share one Philox block
 constexpr int kSampleCluster = 8;  // blocks that share a row in the fast kernel: one alone cannot load fast enough
+constexpr int kSampleLoads = 5;    // vectors that a thread has under way; all of a cluster are 163,840 ids of 16 bits
+constexpr int kPhiloxIds = 4;      // ids that share one Philox block
 
 template <typename T>
 __global__ void __launch_bounds__(kMaskThreads) apply_token_mask_kernel(const ApplyTokenMaskParams p, int64_t chunks) {
@@ -38,9 +40,14 @@ __global__ void __launch_bounds__(kMaskThreads) apply_token_mask_kernel(const Ap
   }
 }
 
+// Blocks that a multiprocessor has registers for. 32 rows take two of each; a third, where nothing spills for it, is for clusters that fit
+// nowhere else.
+template <typename T>
+constexpr int kSampleResident = sizeof(T) == 2 ? 3 : 2;
+
 struct Candidate {
-  float score;
-  int32_t id;  // -1: none
+  float score = -INFINITY;
+  int32_t id = -1;  // -1: none
 };
 
 // A total order on candidates, so that the winner does not depend on the order of comparison: higher score, then lower id.
@@ -64,15 +71,16 @@ struct SampleShared {
   float score_of_block[kSampleCluster], id_of_block[kSampleCluster];  // an id as the bits of a float
 };
 
-// Thread 0's result is the block's.
+// The first warp's result is the block's.
 __device__ Candidate block_best(Candidate best, SampleShared& shared) {
   best = warp_best(best);
   if (threadIdx.x % kWarpSize == 0) shared.of_warp[threadIdx.x / kWarpSize] = best;
   __syncthreads();
-  return threadIdx.x < kSampleWarps ? warp_best(shared.of_warp[threadIdx.x]) : best;
+  if (threadIdx.x >= kWarpSize) return best;
+  return warp_best(threadIdx.x < kSampleWarps ? shared.of_warp[threadIdx.x] : Candidate{});
 }
 
-// Thread 0's result in the first block is the cluster's. All threads of the cluster must call it.
+// The first warp's result in the first block is the cluster's. All threads of the cluster must call it.
 __device__ Candidate cluster_best(Candidate best, SampleShared& shared) {
   const uint32_t rank = cluster_rank();
   if (threadIdx.x == 0) {
@@ -88,33 +96,117 @@ __device__ Candidate cluster_best(Candidate best, SampleShared& shared) {
   return best;
 }
 
+// The logits of kVectorBytes; -inf past the end of the row.
+template <typename T>
+struct alignas(kVectorBytes) Vector {
+  static constexpr int kIds = kVectorBytes / sizeof(T);
+  T of_id[kIds];
+};
+
+template <typename T>
+struct Row {
+  const T* logits;
+  int32_t vocab;
+};
+
+// kWhole: the vector is aligned and within the row.
+template <bool kWhole, typename T>
+__device__ Vector<T> load_vector(const Row<T>& row, int vector) {
+  Vector<T> v;
+  const int first = vector * Vector<T>::kIds;
+  if constexpr (kWhole) {
+    *reinterpret_cast<uint4*>(&v) = *reinterpret_cast<const uint4*>(row.logits + first);
+  } else {
+#pragma unroll
+    for (int i = 0; i < Vector<T>::kIds; ++i) v.of_id[i] = i < row.vocab - first ? row.logits[first + i] : from_float<T>(-INFINITY);
+  }
+  return v;
+}
+
+// NaN only where all are.
+__device__ float largest(const Vector<float>& v) { return fmaxf(fmaxf(v.of_id[0], v.of_id[1]), fmaxf(v.of_id[2], v.of_id[3])); }
+
+template <typename T>
+__device__ float largest(const Vector<T>& v) {
+  using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+  const Pair* pairs = reinterpret_cast<const Pair*>(v.of_id);
+  const Pair both = __hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3]));
+  return fmaxf(__low2float(both), __high2float(both));
+}
+
+// What one thread looks at: every `step`-th vector from `first` on.
+struct Share {
+  int first, step;
+};
+
+// Takes what is better from the vectors begin .. end - 1, of which there may be none: a vector's largest logit, as its first id. The
+// thread's earlier vectors were lower ids. Past the last vector it is the last again, which changes nothing.
+template <bool kWhole, typename T>
+__device__ void take_largest(Candidate& best, const Row<T>& row, int begin, int end, Share share) {
+  for (int vector = begin + share.first; vector < end; vector += kSampleLoads * share.step) {
+    Vector<T> v[kSampleLoads];
+#pragma unroll
+    for (int i = 0; i < kSampleLoads; ++i) v[i] = load_vector<kWhole>(row, min(vector + i * share.step, end - 1));
+#pragma unroll
+    for (int i = 0; i < kSampleLoads; ++i) {
+      const float score = largest(v[i]);
+      if (score > best.score) best = {score, min(vector + i * share.step, end - 1) * Vector<T>::kIds};
+    }
+  }
+}
+
+// The thread's largest logit, as the first id of its vector. NaN and -inf are not larger than the -inf of no candidate.
+template <typename T>
+__device__ Candidate greedy_best(const Row<T>& row, Share share) {
+  constexpr int kIds = Vector<T>::kIds;
+  const int whole = is_vector_aligned(row.logits) ? row.vocab / kIds : 0;
+  Candidate best;
+  take_largest<true>(best, row, 0, whole, share);
+  take_largest<false>(best, row, whole, static_cast<int>(ceil_div(row.vocab, kIds)), share);
+  return best;
+}
+
+// The lowest id of a vector whose logit is best.score; best.id is the vector's first. All lanes of a warp must call it, and get it.
+template <typename T>
+__device__ int32_t first_equal(const Row<T>& row, const Candidate& best) {
+  const int lane = threadIdx.x % kWarpSize;
+  const bool is_here = lane < Vector<T>::kIds && lane < row.vocab - best.id && to_float(row.logits[best.id + lane]) == best.score;
+  return best.id + __ffs(__ballot_sync(kFullWarp, is_here)) - 1;
+}
+
 __device__ float gumbel(uint32_t bits) { return -logf(-logf(open_uniform(bits))); }
 
-// The best of the ids first .. first + 3. NaN and -inf are no candidates: both fail `v > -inf`.
+// Takes what is better of the four ids of a Philox block. NaN and -inf are no candidates: both fail `v > -inf`.
 template <typename T>
-__device__ Candidate best_of_four(const T* logits, int64_t first, int64_t vocab, const Noise& noise) {
+__device__ void take_of_four(Candidate& best, const Row<T>& row, int block, const Noise& noise) {
+  const int32_t first = block * kPhiloxIds;
   float v[kPhiloxIds];
 #pragma unroll
-  for (int i = 0; i < kPhiloxIds; ++i) v[i] = first + i < vocab ? to_float(logits[first + i]) : -INFINITY;
-  const bool greedy = !(noise.temperature > 0.0f);
-  Philox4 bits = {};
+  for (int i = 0; i < kPhiloxIds; ++i) v[i] = i < row.vocab - first ? to_float(row.logits[first + i]) : -INFINITY;
   // The lanes of token_bits(), four at a time.
-  if (!greedy) bits = philox4x32({{static_cast<uint32_t>(first / kPhiloxIds), noise.position, 0u, 0u}}, noise.seed_low, noise.seed_high);
-  Candidate best = {0.0f, -1};
+  const Philox4 bits = philox4x32({{static_cast<uint32_t>(block), noise.position, 0u, 0u}}, noise.seed_low, noise.seed_high);
 #pragma unroll
   for (int i = 0; i < kPhiloxIds; ++i) {
     if (!(v[i] > -INFINITY)) continue;
-    const float score = greedy ? v[i] : v[i] / noise.temperature + gumbel(bits.v[i]);
-    const Candidate candidate = {score, static_cast<int32_t>(first + i)};
+    const Candidate candidate = {v[i] / noise.temperature + gumbel(bits.v[i]), first + i};
     if (is_better(candidate, best)) best = candidate;
   }
+}
+
+// The noise takes far longer than the loads, which are one id at a time.
+template <typename T>
+__device__ Candidate noisy_best(const Row<T>& row, Share share, const Noise& noise) {
+  Candidate best;
+  const int blocks = static_cast<int>(ceil_div(row.vocab, kPhiloxIds));
+  for (int block = share.first; block < blocks; block += share.step) take_of_four(best, row, block, noise);
   return best;
 }
 
 // kBlocks blocks per segment; more than one are a cluster.
 template <typename T, int kBlocks>
-__global__ void __launch_bounds__(kSampleThreads) sample_kernel(const SampleParams p) {
-  const int64_t r = blockIdx.x / kBlocks, part = blockIdx.x % kBlocks;
+__global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>) sample_kernel(const SampleParams p) {
+  const int64_t r = blockIdx.x / kBlocks;
+  const int part = blockIdx.x % kBlocks;
   SampleShared& shared = *reinterpret_cast<SampleShared*>(dynamic_shared());
   if constexpr (kBlocks > 1) {
     let_next_start();
@@ -127,18 +219,16 @@ __global__ void __launch_bounds__(kSampleThreads) sample_kernel(const SamplePara
     if (threadIdx.x == 0 && part == 0) p.out[r] = -1;
     return;
   }
-  const T* logits = static_cast<const T*>(p.logits) + r * p.logits_stride;
+  const Row<T> row = {static_cast<const T*>(p.logits) + r * p.logits_stride, static_cast<int32_t>(p.vocab)};
+  const Share share = {part * kSampleThreads + static_cast<int>(threadIdx.x), kBlocks * kSampleThreads};
   const Noise noise = load_noise(s, p.row_state);
-  Candidate best = {0.0f, -1};
-#pragma unroll 4
-  for (int64_t first = (part * kSampleThreads + threadIdx.x) * kPhiloxIds; first < p.vocab;
-       first += kBlocks * kSampleThreads * kPhiloxIds) {
-    const Candidate candidate = best_of_four(logits, first, p.vocab, noise);
-    if (is_better(candidate, best)) best = candidate;
-  }
+  const bool greedy = !(noise.temperature > 0.0f);
+  Candidate best = greedy ? greedy_best(row, share) : noisy_best(row, share, noise);
   best = block_best(best, shared);
   if constexpr (kBlocks > 1) best = cluster_best(best, shared);
-  if (threadIdx.x != 0 || part != 0) return;
+  if (threadIdx.x >= kWarpSize || part != 0) return;
+  if (greedy && best.id >= 0) best.id = first_equal(row, best);
+  if (threadIdx.x != 0) return;
   p.out[r] = best.id;
   if (best.id < 0 && p.row_errors != nullptr) p.row_errors[r] = kRecordNoCandidate;
 }

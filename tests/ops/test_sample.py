@@ -39,6 +39,14 @@ def warm_row(temperature: float, seed: int, position: int) -> dict[RowColumn, in
     }
 
 
+def among_winners(x: torch.Tensor, before: int, after: int) -> torch.Tensor:
+    """A copy of x [rows, vocab] with elements before and after each row that would win if they were looked at."""
+    buffer = torch.full((len(x), before + x.shape[1] + after), INF, dtype=x.dtype, device=x.device)
+    view = buffer[:, before : before + x.shape[1]]
+    view.copy_(x)
+    return view
+
+
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
 def test_philox_of_the_reference_gives_the_known_answers(counter: list[int], key: tuple[int, int], expected: list[int]) -> None:
     assert reference.philox4x32(torch.tensor([counter]), *key).tolist() == [expected]
@@ -104,6 +112,51 @@ def test_temperature_equals_the_reference(device: str, sample: Sample, dtype: to
     segments = ints([[row, row, 1 + row % 3, SAMPLE] for row in range(1, 9)], device)
     logits = randn(8, vocab, dtype=dtype, device=device)
     assert_same_bits(sample(logits, segments, state), reference.sample(logits, segments, state))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocab", [1, 3, 5, 8, 12, 1001, 33003])
+def test_rows_may_begin_and_end_anywhere(device: str, sample: Sample, dtype: torch.dtype, vocab: int) -> None:
+    state = row_state(device, {1: {}, 2: warm_row(0.7, seed=3, position=5), 3: {}, 4: warm_row(1.5, seed=4, position=6)}, 5)
+    segments = ints([[row, row, 1, SAMPLE] for row in range(1, 5)], device)
+    logits = randn(4, vocab, dtype=dtype, device=device, seed=vocab)
+    expected = reference.sample(logits, segments, state)
+    for before, after in [(0, 0), (1, 0), (0, 1), (4, 4), (8, 8), (8, 5)]:
+        assert_same_bits(sample(among_winners(logits, before, after), segments, state), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("after", [0, 5], ids=["unaligned", "aligned"])
+@pytest.mark.parametrize("top", [(3.0, 3.0), (-0.0, 0.0), (0.0, -0.0)])
+def test_the_lower_of_equals_wins_wherever_they_are(
+    device: str, sample: Sample, dtype: torch.dtype, after: int, top: tuple[float, float]
+) -> None:
+    """Two equal logits in a vector, in neighbouring threads, warps, blocks and loads, in the first and the last vector."""
+    vocab = 170_003
+    lower = [0, 6, 3, 7, 255, 4095, 2047, 16383, 32767, 81919, 163839, 0, 169999, 100_000]
+    higher = [1, 7, 4, 8, 256, 4096, 2048, 16384, 32768, 81920, 163840, vocab - 1, vocab - 1, 100_000 + 32768]
+    state, segments = greedy_rows(device, len(lower))
+    logits = torch.full((len(lower), vocab), -1.0, dtype=dtype, device=device)
+    for row, ids in enumerate(zip(lower, higher, strict=True)):
+        logits[row, list(ids)] = torch.tensor(top, dtype=dtype, device=device)
+    assert sample(among_winners(logits, 0, after), segments, state).tolist() == lower
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("nothing", [NAN, -INF])
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_the_only_candidate_is_found(device: str, sample: Sample, dtype: torch.dtype, nothing: float, temperature: float) -> None:
+    """However low it is: the lowest of float32, divided by 0.5, is -inf. The last row has none."""
+    vocab = 40_005
+    ids = [0, 1, 7, 8, 4095, 4096, 32768, vocab - 6, vocab - 1]
+    count = len(ids) + 1
+    state = row_state(device, {row: warm_row(temperature, seed=row, position=0) for row in range(1, count + 1)}, count + 1)
+    segments = ints([[row, row - 1, 1, SAMPLE] for row in range(1, count + 1)], device)
+    logits = torch.full((count, vocab), nothing, dtype=dtype, device=device)
+    logits[range(len(ids)), ids] = torch.finfo(dtype).min
+    errors = ints([0] * count, device)
+    assert sample(among_winners(logits, 8, 3), segments, state, errors).tolist() == [*ids, -1]
+    assert errors.tolist() == [0] * len(ids) + [int(RecordFlag.NO_CANDIDATE)]
 
 
 def test_temperature_draws_from_the_softmax(device: str) -> None:

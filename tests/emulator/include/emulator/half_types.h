@@ -50,5 +50,6 @@ inline uint16_t float_to_f16(float value) {
   inline float __high2float(Type2 pair) { return pair.y; }                                                          \
   inline Type2 __hadd2(Type2 a, Type2 b) { return {Type(float(a.x) + float(b.x)), Type(float(a.y) + float(b.y))}; } \
   inline Type2 __hmul2(Type2 a, Type2 b) { return {Type(float(a.x) * float(b.x)), Type(float(a.y) * float(b.y))}; } \
+  inline Type2 __hmax2(Type2 a, Type2 b) { return {Type(fmaxf(a.x, b.x)), Type(fmaxf(a.y, b.y))}; }                 \
   inline Type __hadd(Type a, Type b) { return Type(float(a) + float(b)); }                                          \
   inline Type __hmul(Type a, Type b) { return Type(float(a) * float(b)); }
