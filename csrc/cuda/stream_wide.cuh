@@ -370,6 +370,9 @@ template <typename Size, Epilogue kEpilogue>
 struct Finish {
   static constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
   using Sums = Multiplier<Size, kNormalizes>;
+  // What all threads take at once: of a tile's lines, or of several tiles'.
+  static constexpr int kLinesAtOnce = Size::kLines < kThreads / kPanelRows ? Size::kLines : kThreads / kPanelRows;
+  static constexpr int kTilesAtOnce = kThreads / kPanelRows / kLinesAtOnce;
 
   const Params& p;
   const Share& share;
@@ -386,12 +389,15 @@ struct Finish {
     if constexpr (!kNormalizes) wait_copies<0>();
     __syncthreads();
     const int tiles = min(pass.count * p.slab_tiles, share.tiles - output.first_tile);
+    const int g = threadIdx.x % kPanelRows, place = threadIdx.x / kPanelRows;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < tiles * Size::kLines * kPanelRows; i += kThreads) {
-      const int g = i % kPanelRows, line = i / kPanelRows % Size::kLines, tile = i / kPanelRows / Size::kLines;
-      if (line >= active) continue;
-      const float* sum = partial + (tile * Size::kLines + line) * kPartialPitch + g;
-      output.take(tile, g, line, output.scale(line), sum[0], sum[kPanelRows]);
+    for (int line = place % kLinesAtOnce; line < active; line += kLinesAtOnce) {
+      const float scale = output.scale(line);
+#pragma unroll 1
+      for (int tile = place / kLinesAtOnce; tile < tiles; tile += kTilesAtOnce) {
+        const float* sum = partial + (tile * Size::kLines + line) * kPartialPitch + g;
+        output.take(tile, g, line, scale, sum[0], sum[kPanelRows]);
+      }
     }
   }
 
