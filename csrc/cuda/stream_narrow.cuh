@@ -263,7 +263,8 @@ struct Finish {
     const int slot = kWarps * kPartialPitch << column_bits;
     const bool uses_ring = pass.count * slot * 4 > kPartialBytes && pass.first + pass.count == tiles;
     float* const partials = place<float>(uses_ring ? at.ring : at.partial);
-    const int at_once = (uses_ring ? p.stages * p.stage_bytes : kPartialBytes) / 4 / slot;
+    const int at_once = (uses_ring ? p.stages * p.stage_bytes : kPartialBytes) / (kWarps * kPartialPitch * 4) >> column_bits;
+    const unsigned g = threadIdx.x % kPanelRows, lines = 1u << column_bits;
     if (pass.first > 0 || uses_ring) __syncthreads();  // what the pass before left has been read; and the ring
     if (kNormalizes && warp.group / 2 == warp.thread) {
       place<float>(at.squares)[warp.warp * kLines + warp.group] = warp.group % 2 == 0 ? warp.squares[0] : warp.squares[1];
@@ -276,8 +277,8 @@ struct Finish {
       if (kEpilogue == Epilogue::kResidual && first == 0) wait_copies<0>();
       __syncthreads();
 #pragma unroll 1
-      for (int i = threadIdx.x; i < count * kPanelRows << column_bits; i += kThreads) {
-        const int g = i % kPanelRows, line = i / kPanelRows & ((1 << column_bits) - 1), tile = i / kPanelRows >> column_bits;
+      for (unsigned i = threadIdx.x / kPanelRows; i < count * lines; i += kThreads / kPanelRows) {
+        const int line = i & (lines - 1), tile = i >> column_bits;
         if (line >= active) continue;
         const float* partial = partials + tile * slot + line * kPartialPitch + g;
         float low = partial[0], high = partial[kPanelRows];
@@ -322,7 +323,7 @@ __device__ void begin_block(const Params& p, const Layout& at, const Ring& ring,
   if (i == 0) init_barrier(arrived, 1);
   if (i < kWarpSize) fence_barriers();
   __syncthreads();
-  if (p.split > 1) {
+  if (!kNormalizes && p.split > 1) {
     enter_cluster();
     meet_cluster();
   }
@@ -341,7 +342,7 @@ __device__ void run_block(const Params& p) {
   const int extent = live_lines(p);
   unsigned char* shared = dynamic_shared();
   const Share share = block_share<kEpilogue>(p);
-  const Layout at(p.stages * p.stage_bytes, Size::kTiles, p.split > 1 ? p.most_tiles : 0, p.k, kNormalizes, !kNormalizes);
+  const Layout at(p.stages * p.stage_bytes, Size::kTiles, is_split<kEpilogue>(p) ? p.most_tiles : 0, p.k, kNormalizes, !kNormalizes);
   Barrier* const barriers = reinterpret_cast<Barrier*>(shared + at.barriers);
   Barrier* const arrived = barriers + 2 * kMaxStages;
   const Ring ring{shared + at.ring, barriers, barriers + kMaxStages, p.stages, p.stage_bytes};
@@ -366,18 +367,21 @@ __device__ void run_block(const Params& p) {
   wait_copies<0>();
   __syncthreads();  // all gains are there
   wait_for_earlier();
+  multiplier.start(x);  // nothing comes before it, also not what the compiler works out ahead of the loop
 
+  Pass pass = pass_from(0, p.pass_tiles, share.tiles);
 #pragma unroll 1
-  for (Pass pass = pass_from(0, p.pass_tiles, share.tiles); pass.count > 0;
-       pass = pass_from(pass.first + p.pass_tiles, p.pass_tiles, share.tiles)) {
+  while (true) {
     output.first_tile = pass.first;
-    multiplier.start(x);
     if constexpr (!kNormalizes) {
       if (pass.first > 0) __syncthreads();  // what out held has been read
       output.fetch_old(old, pass.count, active, kThreads);
     }
     multiplier.run(x, pass, filler);
     finish.run(multiplier, pass, output);
+    pass = pass_from(pass.first + p.pass_tiles, p.pass_tiles, share.tiles);
+    if (pass.count <= 0) return;
+    multiplier.start(x);
   }
 }
 

@@ -62,9 +62,15 @@ struct Share {
   int first_panel, end_panel, tiles, column, k;
 };
 
+// Whether two blocks share rows; the others' kernels need not ask.
+template <Epilogue kEpilogue>
+__device__ inline bool is_split(const Params& p) {
+  return kEpilogue == Epilogue::kResidual && p.split > 1;
+}
+
 template <Epilogue kEpilogue>
 __device__ inline Share block_share(const Params& p) {
-  const int pairs = p.split - 1;  // 1 or 0: as bits, they need no division
+  const int pairs = is_split<kEpilogue>(p) ? 1 : 0;  // as bits: a division takes longer
   const int rows = static_cast<int>(blockIdx.x) >> pairs;
   Share share;
   share.part = static_cast<int>(blockIdx.x) & pairs;
@@ -92,11 +98,12 @@ __device__ inline TileRows tile_rows(const Params& p, const Share& share, int ti
   return {row, row + kPanelRows, panel + 1 < share.end_panel};
 }
 
-// The output (a column of out) that row r of a tile computes, or -1 where the tile reaches past the share or the weight.
+// The output (a column of out) that row g of a tile's first or second panel computes, or -1 where the tile reaches past the share or the
+// weight.
 template <Epilogue kEpilogue>
-__device__ inline int output_of(const Params& p, const Share& share, int tile, int r) {
-  const int panel = share.first_panel + tile * kTilePanels<kEpilogue> + (kEpilogue == Epilogue::kSwiglu ? 0 : r / kPanelRows);
-  const int output = panel * kPanelRows + r % kPanelRows;
+__device__ inline int output_of(const Params& p, const Share& share, int tile, int second, int g) {
+  const int panel = share.first_panel + tile * kTilePanels<kEpilogue> + (kEpilogue == Epilogue::kSwiglu ? 0 : second);
+  const int output = panel * kPanelRows + g;
   return panel < share.end_panel && output < p.n ? output : -1;
 }
 
@@ -185,7 +192,7 @@ struct Output {
   // its own to that of the first, which adds them. All passes' are one phase of the barrier: the first part's first pass waits for the
   // second part's last, which waits for nobody.
   __device__ void take(int tile, int g, int line, float scale, float low, float high) const {
-    if (p.split > 1) {
+    if (is_split<kEpilogue>(p)) {
       float* place = peer + (((first_tile + tile) * lines + line) * kPanelRows + g) * 2;
       if (share.part > 0) return send_to_block(place, 0, low, high, arrived);
       wait_barrier(arrived, 0);
@@ -201,7 +208,7 @@ struct Output {
 
   // Announces what the second part will send: two values for each two rows of a tile and line.
   __device__ void expect_peer(int active) const {
-    if (p.split > 1 && share.part == 0) {
+    if (is_split<kEpilogue>(p) && share.part == 0) {
       arrive_expecting(arrived, share.tiles * kTileRows * max(active, 0) * static_cast<int>(sizeof(float)));
     }
   }
@@ -211,7 +218,7 @@ struct Output {
 #pragma unroll 1
     for (int i = threadIdx.x; i < tiles * lines * 2; i += threads) {
       const int half = i % 2, line = i / 2 % lines, tile = i / 2 / lines;
-      const int output = output_of<kEpilogue>(p, share, first_tile + tile, half * kPanelRows);
+      const int output = output_of<kEpilogue>(p, share, first_tile + tile, half, 0);
       if (output < 0 || line >= active) continue;
       async_copy16(place + i * kPanelRows, p.out + static_cast<int64_t>(line) * p.out_stride + output, true);
     }
@@ -223,11 +230,11 @@ struct Output {
 
   __device__ void emit(int tile, int g, int line, float low, float high) const {
     Bf16* out = p.out + static_cast<int64_t>(line) * p.out_stride;
-    const int first = output_of<kEpilogue>(p, share, first_tile + tile, g);
+    const int first = output_of<kEpilogue>(p, share, first_tile + tile, 0, g);
     if constexpr (kEpilogue == Epilogue::kSwiglu) {
       if (first >= 0) out[first] = silu_times<Bf16>(rounded<Bf16>(low + bias(first)), rounded<Bf16>(high + bias(p.n + first)));
     } else {
-      const int second = output_of<kEpilogue>(p, share, first_tile + tile, g + kPanelRows);
+      const int second = output_of<kEpilogue>(p, share, first_tile + tile, 1, g);
       const Bf16* before = old + (tile * lines + line) * kTileRows + g;
       if (first >= 0) out[first] = finished(low + bias(first), before);
       if (second >= 0) out[second] = finished(high + bias(second), before + kPanelRows);

@@ -454,7 +454,7 @@ __device__ void begin_block(const Params& p, unsigned char* gains, const Barrier
   if (i < p.x_stages) init_barrier(&barriers.x_full[i], 1);
   if (i < kWarpSize) fence_barriers();
   __syncthreads();
-  if (p.split > 1) {
+  if (!kNormalizes && p.split > 1) {
     enter_cluster();
     meet_cluster();
   }
@@ -474,7 +474,7 @@ __device__ void run_block(const Params& p) {
   const Share share = block_share<kEpilogue>(p);
   const Group group(p, share);
   const Layout<Size> at(kGroups * p.stages * p.stage_bytes, kGroups * p.x_stages * Size::kXBytes, has_one_pass(p),
-                        p.split > 1 ? p.most_tiles : 0, p.k, kNormalizes, !kNormalizes);
+                        is_split<kEpilogue>(p) ? p.most_tiles : 0, p.k, kNormalizes, !kNormalizes);
   const Barriers barriers(shared + at.barriers, group.index);
   Barrier* const arrived = Barriers(shared + at.barriers, kGroups).full;
   const Ring ring{shared + at.ring + group.index * p.stages * p.stage_bytes, barriers.full, nullptr, p.stages, p.stage_bytes};
