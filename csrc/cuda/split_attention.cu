@@ -213,7 +213,6 @@ __device__ void clear_dead_lines(const SplitGrid& grid) {
 template <int kHeadDim, int kHalves>
 __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid& grid, const Partials& partials) {
   using Shape = SplitShape<kHeadDim>;
-  using Meeting = ClusterMeeting<kHeadDim, kHalves>;  // made anew each time: registers are few
   SplitShared<kHeadDim, kHalves>& shared = *reinterpret_cast<SplitShared<kHeadDim, kHalves>*>(dynamic_shared());
   if (grid.lines <= kLoneLines) let_next_start();
   const Share share = Share::of_block(grid);
@@ -221,9 +220,10 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
   const int crew = Shape::crew();
   RunCursor first;
   first.seek(grid, share);
+  const ClusterMeeting<kHeadDim, kHalves> meeting(grid, share, first, shared);
   if (grid.rank_bits > 0) {
-    Meeting(grid, share, first, shared).open();
-    Meeting::join();
+    meeting.open();
+    meeting.join();
   }
   KvRing<kHeadDim> ring(grid, first, shared.ring);
   bool is_live = false, is_begin = true, keys = true;
@@ -282,7 +282,7 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
           results.leave(sums, split + crew);
         } else if (has_split) {
           if (!is_live) sums.clear();
-          Meeting(grid, share, run, shared).send(sums, split + crew);
+          meeting.send(sums, split + crew);
         }
         is_begin = steps.is_done();
         if (is_begin) {
@@ -309,7 +309,7 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
   }
   // A block without work stays until the kernels before have ended, too: to the next one this one's end means that all of them have.
   wait_for_earlier();
-  Meeting(grid, share, shared.ring.run(0), shared).merge();  // a cluster's only run
+  meeting.merge();
   if (share.has_dead) clear_dead_lines<kHeadDim>(grid);
 }
 
