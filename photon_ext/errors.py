@@ -58,7 +58,7 @@ def shown(value: object) -> str:
 
 
 def lone_surrogate(text: str) -> str | None:
-    """The first half of a UTF-16 pair in `text`, with its place: such a text cannot be written in UTF-8. None where there is none."""
+    """Names the first half of a UTF-16 pair that `text` has without the other, and its place: UTF-8 cannot hold it. None: there is none."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -173,9 +173,9 @@ def timeline(
     if nvtx and not torch.cuda.is_available():
         raise ConfigError("nvtx=True needs a torch with CUDA and a GPU that it sees; leave it out here")
     if marker is not None and (not isinstance(marker, str) or not marker):
-        raise ConfigError(f"marker is {marker!r}; give a part of a kernel's name, or None")
+        raise ConfigError(f"marker is {shown(marker)}; give a part of a kernel's name, or None")
     if not isinstance(capacity, int) or isinstance(capacity, bool) or not 1 <= capacity <= MAX_CAPACITY:
-        raise ConfigError(f"capacity is {capacity!r}; give an integer from 1 to {MAX_CAPACITY}, or leave it out")
+        raise ConfigError(f"capacity is {shown(capacity)}; give an integer from 1 to {MAX_CAPACITY}, or leave it out")
     _check_bytes(bytes_per_step)
     return Timeline(Options(marker, marker_ends, bytes_per_step), ops=ops, stacks=stacks, nvtx=nvtx, capacity=capacity)
 

@@ -79,7 +79,7 @@ class Recorder:
         """Ends the recording. `idents`: see `parse`."""
         if self._profile is None:
             return KinetoRecords([], [], [], [])
-        if not _end_recording():
+        if not _end_recording() and self._profile.kineto_results is None:  # else it ended as the process does
             raise ConfigError("the timeline's profile was ended by another one; start no torch.profiler inside a timeline")
         results = self._profile.kineto_results
         if results is None:

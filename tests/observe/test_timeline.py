@@ -179,12 +179,14 @@ def test_one_at_a_time_and_not_inside_a_profile() -> None:
     [
         ({"capacity": 0}, "capacity is 0"),
         ({"capacity": True}, "capacity is True"),
+        ({"capacity": 10**5000}, "capacity is an integer of 16610 bits"),
         ({"bytes_per_step": -1}, "bytes_per_step is -1"),
         ({"bytes_per_step": "x"}, "bytes_per_step is 'x'"),
         ({"bytes_per_step": float("nan")}, "bytes_per_step is nan"),
         ({"bytes_per_step": 10**400}, "bytes_per_step is .*; give a positive number of bytes"),
         ({"marker": ""}, "marker is ''; give a part of a kernel's name"),
         ({"marker": 5}, "marker is 5"),
+        ({"marker": 10**5000}, "marker is an integer of 16610 bits"),
     ],
 )
 def test_wrong_arguments_are_told(arguments: dict[str, Any], message: str) -> None:
@@ -364,8 +366,9 @@ print(len(after.records.ops) > 0)
         "timeline().__enter__()",
         "threading.Thread(target=hold, daemon=True).start(); begun.wait()",
         "stack = ExitStack(); atexit.register(stack.close); stack.enter_context(timeline())",
+        "generator = held(); next(generator)",
     ],
-    ids=["never ended", "in a thread", "ended at exit"],
+    ids=["never ended", "in a thread", "ended at exit", "ended after exit"],
 )
 def test_a_process_that_ends_inside_a_timeline_ends_as_it_would(opened: str) -> None:
     code = f"""
@@ -378,6 +381,9 @@ def hold():
     with timeline():
         begun.set()
         threading.Event().wait()
+def held():
+    with timeline():
+        yield
 {opened}
 torch.ones(3).sum()
 sys.exit(3)
