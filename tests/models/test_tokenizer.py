@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -84,11 +85,16 @@ def test_a_lone_surrogate_is_counted_from_the_begin_of_its_message(tokenizer: To
         tokenizer.encode_chat([{"role": "user", "content": "ab\ud800"}])
 
 
-def test_a_prompt_with_a_bad_chat_is_refused(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("message", [{"role": "user"}, "hello", None], ids=str)
+def test_a_prompt_with_a_bad_chat_is_refused(tokenizer: Tokenizer, message: Any) -> None:
     with pytest.raises(RequestError, match=r"refuses these 1 messages .*expected a list such as"):
-        tokenizer.encode_chat([{"role": "user"}])
+        tokenizer.encode_chat([message])
+
+
+@pytest.mark.parametrize("messages", [[], None], ids=str)
+def test_a_chat_without_messages_is_refused(tokenizer: Tokenizer, messages: Any) -> None:
     with pytest.raises(RequestError, match="a conversation has no messages"):
-        tokenizer.encode_chat([])
+        tokenizer.encode_chat(messages)
 
 
 def saved_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
