@@ -8,6 +8,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -140,6 +141,7 @@ class Meter:
     def snapshot(self) -> MeterSnapshot:
         """What the engine is doing now."""
         stats, scheduler, pool = self._pipeline, self._scheduler, self._scheduler.pool
+        samples = self._samples.copy()  # before the counters, which so are at least what any sample says
         zombie_steps, zombie_rows = stats.zombie_steps, stats.zombie_rows  # parts before wholes, which the loop may be adding to
         gap_s, gap_count, gaps = stats.gap_sum_us / 1e6, stats.gap_count, stats.gaps_us.copy()
         quiet_steps, held = stats.quiet_steps, pool.held
@@ -147,7 +149,7 @@ class Meter:
         now = time.perf_counter_ns()
         _, tokens, rows = self._counts()
         steps = decode_steps + prefill_steps
-        since = self._window_start(now)
+        since = _window_start(samples, now)
         seconds = max((now - since.at_ns) / 1e9, 1e-9)
         in_window = steps - since.steps
         return MeterSnapshot(
@@ -188,7 +190,7 @@ class Meter:
     def _counts(self) -> tuple[int, int, int]:
         return self._pipeline.steps, self._pipeline.tokens, self._pipeline.committed_rows
 
-    def _window_start(self, now: int) -> _Sample:
-        """The oldest sample within the window; the latest one where the engine has been idle for longer."""
-        samples = self._samples.copy()
-        return next((sample for sample in samples if now - sample.at_ns <= WINDOW_S * 1e9), samples[-1])
+
+def _window_start(samples: Sequence[_Sample], now: int) -> _Sample:
+    """The oldest sample within the window; the latest one where the engine has been idle for longer."""
+    return next((sample for sample in samples if now - sample.at_ns <= WINDOW_S * 1e9), samples[-1])

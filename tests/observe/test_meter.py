@@ -196,6 +196,28 @@ def test_a_loop_that_goes_on_meanwhile_moves_no_counter_back() -> None:
     assert now.steps == now.decode_steps + 3
 
 
+def test_a_loop_that_wakes_meanwhile_moves_no_rate_below_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    wakes = []
+
+    class Waking(PipelineStats):
+        __slots__ = ()
+
+        def __getattribute__(self, name: str) -> object:
+            value = object.__getattribute__(self, name)
+            if name == "prefill_steps" and wakes:
+                wakes.pop()
+                self.decode_steps += 1
+                meter.turn()
+            return value
+
+    meter = Meter(Waking(), Scheduler(PagePool(10), page_size=4, max_rows=4, max_len=64), 2, "cpu")
+    clock.forward(2 * WINDOW_S)
+    wakes.append(True)
+    now = meter.snapshot()
+    assert (now.window_s, now.steps_per_s, now.tokens_per_s) == (2 * WINDOW_S, 0, 0)
+
+
 def test_pages_of_a_snapshot_are_all_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though some are given back while it is taken."""
     meter, _, scheduler = bare_meter()
