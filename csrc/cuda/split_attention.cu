@@ -85,7 +85,7 @@ struct RunResults {
     });
   }
 
-  // Merges the splits in order, by the first crew. What is read here was written by other blocks, before is_last_to_arrive().
+  // Merges the splits in order, by the first crew. What is read here was written by all crews of all blocks, before is_last_to_arrive().
   __device__ void merge() const {
     if (SplitShape<kHeadDim>::crew() > 0) return;
     Sums sums;
