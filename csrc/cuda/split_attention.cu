@@ -252,7 +252,6 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
       is_live = vectors.is_live;
       is_begin = false;
       sums.clear();
-      total.sums.clear();
     }
     unsigned char* tile = shared.ring.slots[slot][Shape::warp()];
     const unsigned new_token = new_position - (steps.position(crew) + Shape::crew_warp() * kTileTokens);
