@@ -55,7 +55,7 @@ class PipelineStats:
     """Counters since the pipeline was made.
 
     Attributes:
-        decode_steps, prefill_steps: steps launched, by kind. Neither ever falls, so neither does their sum for a reader that reads each once.
+        decode_steps, prefill_steps: steps launched, by kind. Neither falls, and neither does their sum for a thread that reads each once.
         quiet_steps: steps without a host-to-device copy, neither of input nor of masks.
         committed_rows: segments of committed steps, zombies included.
         zombie_rows: of them, those whose sequence had already ended.
