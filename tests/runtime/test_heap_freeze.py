@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import weakref
-from collections.abc import Iterator
 
 import pytest
 
@@ -24,13 +23,9 @@ class Cycle:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _nothing_held(collector: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test begins with nothing set aside, also after one that failed and released nothing."""
     monkeypatch.setattr(heap_freeze, "_held", set())
-    assert gc.get_freeze_count() == 0
-    yield
-    gc.enable()
-    gc.unfreeze()
 
 
 def test_what_is_there_is_not_looked_at_and_what_comes_later_is() -> None:
