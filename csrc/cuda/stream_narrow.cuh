@@ -105,7 +105,7 @@ struct Filler {
   __device__ void copy_tile(const Stage& stage) const {
     unsigned char* place = ring.stage(stage.index);
     Barrier* full = &ring.full[stage.index];
-    const PanelMap& weight = p.weight[kEpilogue == Epilogue::kResidual ? share.part : 0];
+    const PanelMap& weight = p.weight[share.part];
     const TileRows rows = tile_rows<kEpilogue>(p, share, pass.first + tile);
     wait_barrier(&ring.empty[stage.index], stage.parity ^ 1);
     arrive_expecting(full, rows.is_whole ? 2 * kPanelBytes : kPanelBytes);
@@ -312,7 +312,7 @@ struct Finish {
 };
 
 // What comes before the first copy of a weight. The gains are on their way when this returns.
-template <bool kNormalizes>
+template <Epilogue kEpilogue>
 __device__ void begin_block(const Params& p, const Layout& at, const Ring& ring, Barrier* arrived, const Share& share) {
   const int i = threadIdx.x;
   if (i == 0) prefetch_panel_map(p.weight[share.part]);
@@ -323,11 +323,11 @@ __device__ void begin_block(const Params& p, const Layout& at, const Ring& ring,
   if (i == 0) init_barrier(arrived, 1);
   if (i < kWarpSize) fence_barriers();
   __syncthreads();
-  if (!kNormalizes && p.split > 1) {
+  if (is_split<kEpilogue>(p)) {
     enter_cluster();
     meet_cluster();
   }
-  if constexpr (kNormalizes) {
+  if constexpr (kEpilogue != Epilogue::kResidual) {
 #pragma unroll 1
     for (int j = i; j < p.k / 8; j += kThreads) async_copy16(dynamic_shared() + at.gain + j * 16, p.gain + j * 8, true);
     commit_copies();
@@ -347,7 +347,7 @@ __device__ void run_block(const Params& p) {
   Barrier* const arrived = barriers + 2 * kMaxStages;
   const Ring ring{shared + at.ring, barriers, barriers + kMaxStages, p.stages, p.stage_bytes};
   Filler<kEpilogue> filler(p, share, ring);
-  begin_block<kNormalizes>(p, at, ring, arrived, share);
+  begin_block<kEpilogue>(p, at, ring, arrived, share);
 
   // A step without live lines reads no weights, and some blocks have no rows. They wait all the same: to the next kernel this one's end
   // means that all before have ended.

@@ -183,7 +183,7 @@ struct Filler {
   __device__ void copy(const Turn& turn) const {
     unsigned char* place = turn.place() + group.warp * kTileBytes;
     Barrier* full = turn.barrier();
-    const PanelMap& weight = p.weight[kEpilogue == Epilogue::kResidual ? share.part : 0];
+    const PanelMap& weight = p.weight[share.part];
     if (group.warp == 0) arrive_expecting(full, bytes);
     copy_panel(place, weight, rows.first, block, full, evict_first());
     if (rows.is_whole) copy_panel(place + kPanelBytes, weight, rows.second, block, full, evict_first());
@@ -322,7 +322,7 @@ struct Multiplier {
     }
 #pragma unroll
     for (int m = 0; m < kSlabs; ++m) {
-      if (m > 0 && m >= slabs) break;
+      if (m > 0 && m >= slabs) break;  // there is always a first one
       turn.wait();
       multiply(&sums[m][i * kStepSlices], PanelBlock(turn.place()), PanelBlock(x));
       group.sync();
@@ -442,7 +442,7 @@ struct Barriers {
 };
 
 // What comes before the first copy of a weight. The gains are on their way when this returns.
-template <bool kNormalizes>
+template <Epilogue kEpilogue>
 __device__ void begin_block(const Params& p, unsigned char* gains, const Barriers& barriers, Barrier* arrived, int part) {
   if (threadIdx.x == 0) {
     prefetch_panel_map(p.weight[part]);
@@ -454,11 +454,11 @@ __device__ void begin_block(const Params& p, unsigned char* gains, const Barrier
   if (i < p.x_stages) init_barrier(&barriers.x_full[i], 1);
   if (i < kWarpSize) fence_barriers();
   __syncthreads();
-  if (!kNormalizes && p.split > 1) {
+  if (is_split<kEpilogue>(p)) {
     enter_cluster();
     meet_cluster();
   }
-  if constexpr (kNormalizes) {
+  if constexpr (kEpilogue != Epilogue::kResidual) {
 #pragma unroll 1
     for (int j = threadIdx.x; j < p.k / 8; j += kThreads) async_copy16(gains + j * 16, p.gain + j * 8, true);
     commit_copies();
@@ -479,7 +479,7 @@ __device__ void run_block(const Params& p) {
   Barrier* const arrived = Barriers(shared + at.barriers, kGroups).full;
   const Ring ring{shared + at.ring + group.index * p.stages * p.stage_bytes, barriers.full, nullptr, p.stages, p.stage_bytes};
   const Ring x_ring{shared + at.x_ring + group.index * p.x_stages * Size::kXBytes, barriers.x_full, nullptr, p.x_stages, Size::kXBytes};
-  begin_block<kNormalizes>(p, shared + at.gain, barriers, arrived, share.part);
+  begin_block<kEpilogue>(p, shared + at.gain, barriers, arrived, share.part);
 
   const int active = min(extent, p.lines);
   if (active <= 0 || share.tiles == 0) {

@@ -26,9 +26,11 @@ __device__ inline void warpgroup_wait() { asm volatile("wgmma.commit_group.sync.
 // A block of an operand, as instructions are told of it: its address in units of 16 bytes, and a stride that they do not use. What lies a
 // constant way from there costs an addition of 32 bits.
 struct PanelBlock {
+  static constexpr uint32_t kUnusedStride = 1u << 16;
+
   uint32_t at;
 
-  __device__ explicit PanelBlock(const unsigned char* block) : at(shared_address(block) / 16 + (1 << 16)) {}
+  __device__ explicit PanelBlock(const unsigned char* block) : at(shared_address(block) / 16 + kUnusedStride) {}
 
   __device__ PanelBlock after(int bytes) const {
     PanelBlock block = *this;

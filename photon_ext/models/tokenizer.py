@@ -80,8 +80,8 @@ class Tokenizer:
         """Ids of a conversation, ready for the answer. Raises RequestError where there is no template or it refuses."""
         if self.chat_template is None:
             raise RequestError(f"{self._source} has no chat template; send a plain prompt instead of messages")
-        for message in messages or ():  # before the template, which refuses what is no conversation, puts other text around them
-            for value in message.values() if isinstance(message, Mapping) else ():
+        for message in messages or ():  # where a character stands is told before the template puts other text around it
+            for value in message.values() if isinstance(message, Mapping) else ():  # what is no message the template refuses
                 if isinstance(value, str):
                     _check_unicode(value)
         text = self.chat_template.render(messages, add_generation_prompt)

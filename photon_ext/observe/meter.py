@@ -147,8 +147,7 @@ class Meter:
         quiet_steps, held = stats.quiet_steps, pool.held
         decode_steps, prefill_steps = stats.decode_steps, stats.prefill_steps  # each once: what is told of them fits together
         now = time.perf_counter_ns()
-        _, tokens, rows = self._counts()
-        steps = decode_steps + prefill_steps
+        steps, tokens, rows = decode_steps + prefill_steps, stats.tokens, stats.committed_rows
         since = _window_start(samples, now)
         seconds = max((now - since.at_ns) / 1e9, 1e-9)
         in_window = steps - since.steps
