@@ -199,9 +199,9 @@ struct Output {
       low += place[0];
       high += place[1];
     }
-    if constexpr (kNormalizes) {
-      low *= scale;
-      high *= scale;
+    if constexpr (kNormalizes) {  // rounded before a bias is added: else the compiler contracts the two in one kernel and not in the next
+      low = __fmul_rn(low, scale);
+      high = __fmul_rn(high, scale);
     }
     emit(tile, g, line, low, high);
   }
