@@ -22,7 +22,7 @@ struct SplitShape {
   static constexpr int kPitch = kVectors <= 8 ? 8 : kVectors <= 16 ? 16 : 32;
   static constexpr int kTileBytes = kTileTokens * kPitch * 16;
   static constexpr int kCrewWarps = 4, kCrewThreads = kCrewWarps * kWarpSize;
-  static constexpr int kCrews = 3 * 2 * kCrewWarps * kTileBytes <= kRingBytes ? 2 : 1;  // splits at once, where three slots hold them
+  static constexpr int kCrews = kHeadDim <= 64 ? 2 : 1;  // splits at once: of longer heads two need more registers than there are
   static constexpr int kWarps = kCrews * kCrewWarps, kThreads = kWarps * kWarpSize;
   static constexpr int kStepTokens = kCrewWarps * kTileTokens;  // of a split
   static constexpr int kSlotBytes = kWarps * kTileBytes;
@@ -34,6 +34,7 @@ struct SplitShape {
   __device__ static int warp() { return threadIdx.x / kWarpSize; }
   __device__ static int crew() { return threadIdx.x / kCrewThreads; }
   __device__ static int crew_warp() { return warp() % kCrewWarps; }
+  __device__ static int following(int slot) { return slot + 1 == kSlots ? 0 : slot + 1; }
 
   // Where a vector of a tile is. Because rows are powers of two apart, an exclusive or with 16 i leads i vectors on from a multiple of 2 i.
   __device__ static int place(int token, int vector) { return (token * kPitch + (vector ^ token % 8)) * 16; }
@@ -71,21 +72,27 @@ class KvRing {
   // From the block's first run on, which is number 0.
   __device__ KvRing(const SplitGrid& grid, const RunCursor& run, Memory& memory) : memory_(memory) {
     open_run(grid, run);
-    if (has_more_) request_page(grid, run);
+    if (has_more_) request_page(grid);
   }
 
-  // Requests the next keys, or the values that go with them, into the next slot, which no lane reads any more. Every call is a group of
-  // copies.
-  __device__ void request(const SplitGrid& grid, const Share& share) {
-    if (keys_) find_places(grid, share);
-    if (is_open_) copy(memory_.slots[slot_][Shape::warp()], keys_ ? grid.cache.k : grid.cache.v, keys_ ? places_.k : places_.v);
-    commit_copies();
-    keys_ = !keys_;
-    slot_ = slot_ + 1 == Shape::kSlots ? 0 : slot_ + 1;
+  // Requests as much as the ring holds, from keys on.
+  __device__ void fill(const SplitGrid& grid, const Share& share) {
+#pragma unroll 1
+    for (int i = 0; i + 1 < Shape::kSlots; i += 2) {
+      request<true>(grid, share);
+      request<false>(grid, share);
+    }
+    if constexpr (kIsOdd) request<true>(grid, share);
   }
 
-  // Whether all of the block's keys and values have been requested.
-  __device__ bool is_done() const { return !has_more_ && keys_; }
+  // Called when all of the crew, or of keys the warp, have read the oldest slot, which had keys or values: requests what comes into it.
+  template <bool kHadKeys>
+  __device__ void refill(const SplitGrid& grid, const Share& share) {
+    request<kHadKeys != kIsOdd>(grid, share);
+  }
+
+  // Whether all of the block's keys and values have been requested, where the next slot to be read has keys.
+  __device__ bool is_done() const { return !has_more_ && !(kIsOdd && is_open_); }
 
   // Waits for the warp's tile of the oldest request but those that have been used.
   __device__ static void await() {
@@ -94,11 +101,26 @@ class KvRing {
   }
 
  private:
+  static constexpr bool kIsOdd = Shape::kSlots % 2 != 0;
+
+  // Keys come first, then the values that go with them. Every call is a group of copies.
+  template <bool kKeys>
+  __device__ void request(const SplitGrid& grid, const Share& share) {
+    if constexpr (kKeys) find_places(grid, share);
+    if (is_open_) copy(memory_.slots[slot_][Shape::warp()], kKeys ? grid.cache.k : grid.cache.v, kKeys ? places_.k : places_.v);
+    commit_copies();
+    slot_ = Shape::following(slot_);
+  }
+
   __device__ void open_run(const SplitGrid& grid, const RunCursor& run) {
     if (threadIdx.x % kWarpSize == 0) memory_.runs[opened_ % Memory::kRuns][Shape::warp()] = run;
     __syncwarp();
     has_more_ = run.has_run(grid);
     steps_ = run.steps();
+    new_position_ = run.new_position();
+    kv_head_ = static_cast<int32_t>(grid.tiles.divides(run.team));
+    row_ = run.line.row;
+    pages_ = grid.cache.pages_of(row_);
   }
 
   // This lane's position in the step that comes next.
@@ -107,27 +129,28 @@ class KvRing {
   }
 
   // Its page is long under way when the places are asked for.
-  __device__ void request_page(const SplitGrid& grid, const RunCursor& run) {
+  __device__ void request_page(const SplitGrid& grid) {
     const int32_t at = position();
-    const bool wanted = at < run.end_position() && at != run.new_position();
-    page_ = grid.cache.request(grid.cache.pages_of(run.line.row), run.line.row, at, wanted);
+    page_ = grid.cache.request(pages_, row_, at, at < steps_.end && at != new_position_);
   }
 
   // Takes the step that comes next and goes on.
   __device__ void find_places(const SplitGrid& grid, const Share& share) {
     is_open_ = has_more_;
     if (!has_more_) return;
-    RunCursor run = memory_.run(opened_);
-    places_ = grid.cache.places(page_, static_cast<int32_t>(grid.tiles.divides(run.team)), position());
+    places_ = grid.cache.places(page_, kv_head_, position());
     const uint32_t present = __ballot_sync(kFullWarp, places_.k != kAbsent);
     if (threadIdx.x % kWarpSize == 0) memory_.present[slot_][Shape::warp()] = present % (1u << kTileTokens);
     steps_.advance(Shape::kStepTokens, Shape::kCrews);
-    if (steps_.is_done()) {
-      run.next(grid, share);
-      ++opened_;
-      open_run(grid, run);
-    }
-    if (has_more_) request_page(grid, run);
+    if (steps_.is_done()) open_next_run(grid, share);
+    if (has_more_) request_page(grid);
+  }
+
+  __device__ void open_next_run(const SplitGrid& grid, const Share& share) {
+    RunCursor run = memory_.run(opened_);
+    run.next(grid, share);
+    ++opened_;
+    open_run(grid, run);
   }
 
   // Copies a tile whose row i is at lane i's place; zeros where there is none.
@@ -148,9 +171,11 @@ class KvRing {
   int opened_ = 0;  // the run of the step that comes next
   bool has_more_;   // there is such a step
   RunSteps steps_;
-  int32_t page_;     // of that step
-  KvPlaces places_;  // of the step before, whose values may still be to be requested
-  bool is_open_ = false, keys_ = true;
+  int32_t new_position_, kv_head_, row_;  // of that run
+  const int32_t* pages_;                  // of the row
+  int32_t page_;                          // of that step
+  KvPlaces places_;                       // of the step before, whose values may still be to be requested
+  bool is_open_ = false;                  // there was such a step
   int slot_ = 0;
 };
 

@@ -1,7 +1,8 @@
 // Which splits of which lines a block of split attention takes. All teams' pasts, laid end to end in units of kSplitUnit positions, are cut
-// into as many equal shares as there are blocks, and a split is in the share in which it begins. Or, where there are few teams whose pasts
-// are about as long, each team has a cluster of blocks, among which its splits are divided (split_meeting.cuh). That moves work between
-// blocks and no bit: what a split adds up to, and the order in which splits meet, depend on the line's length alone.
+// into as many equal shares as there are blocks, and a split is in the share in which it begins. Where pasts are about as long, a block
+// takes teams as a whole; and where teams are few, each has a cluster of blocks, among which its splits are divided (split_meeting.cuh).
+// That moves work between blocks and no bit: what a split adds up to, and the order in which splits meet, depend on the line's length
+// alone.
 #pragma once
 #include "common/kv_split.h"
 #include "cuda/divisor.cuh"
@@ -69,29 +70,42 @@ struct LineCut {
   __device__ unsigned rank_units(const SplitGrid& grid) const { return grid.each_rank(splits) * split_units; }
 };
 
-// A block's part of the units of all teams.
+// A block's part of the work of all teams: of their units, or where that is about as even, of the teams as a whole, so that no team's splits
+// have to meet.
 struct Share {
-  static constexpr unsigned kMeetingUnits = 4;  // a cluster may take so much longer, because it saves the meeting in global memory
+  // So much longer may a block of a cluster take, or one with whole teams, because it saves the meeting in global memory.
+  static constexpr unsigned kClusterUnits = 4, kTeamUnits = 2;
 
-  unsigned each, begin, end;
-  bool in_clusters;  // a cluster has a team
-  bool has_dead;     // there are lines that attend to nothing
+  unsigned each, begin, end;  // in units; or in teams
+  bool in_clusters;           // a cluster has a team
+  bool of_teams;              // a team is one block's
+  bool has_dead;              // there are lines that attend to nothing
 
   // All warps compute the same, and all blocks.
   __device__ static Share of_block(const SplitGrid& grid) {
-    unsigned units = 0, rank_units = 0, shortest = 1;
+    unsigned units = 0, live = 0, rank_units = 0, longest = 0;
 #pragma unroll 1
     for (int i = threadIdx.x % kWarpSize; i < grid.lines; i += kWarpSize) {
       const LineCut cut = LineCut::of(grid, grid.past_length(i));
       units += cut.units;
-      shortest = min(shortest, cut.units);
+      live += cut.units > 0 ? 1 : 0;
+      longest = max(longest, cut.units);
       rank_units = max(rank_units, cut.units <= kFewUnits ? cut.rank_units(grid) : INT32_MAX);
     }
-    units = __reduce_add_sync(kFullWarp, units) * grid.line_teams;
-    const unsigned each = max(divide_up(units, gridDim.x), 1u);
-    const bool in_clusters = grid.rank_bits > 0 && __reduce_max_sync(kFullWarp, rank_units) <= each + kMeetingUnits;
-    return {each, blockIdx.x * each, blockIdx.x * each + each, in_clusters, __reduce_min_sync(kFullWarp, shortest) == 0};
+    live = __reduce_add_sync(kFullWarp, live);
+    const unsigned each_units = divide_each(__reduce_add_sync(kFullWarp, units) * grid.line_teams);
+    const unsigned each_teams = divide_each(live * grid.line_teams);
+    const bool in_clusters = grid.rank_bits > 0 && __reduce_max_sync(kFullWarp, rank_units) <= each_units + kClusterUnits;
+    const bool of_teams = __reduce_max_sync(kFullWarp, longest) <= (each_units + kTeamUnits) / each_teams;
+    const unsigned each = of_teams ? each_teams : each_units;
+    return {each, blockIdx.x * each, blockIdx.x * each + each, in_clusters, of_teams, live < static_cast<unsigned>(grid.lines)};
   }
+
+  // What a team counts for.
+  __device__ unsigned size_of(unsigned units) const { return of_teams ? min(units, 1u) : units; }
+
+ private:
+  __device__ static unsigned divide_each(unsigned things) { return max(divide_up(things, gridDim.x), 1u); }
 };
 
 // The way through a run, in steps of as many positions for each crew of a block's warps. Crews take neighbouring splits, the first crew the
@@ -120,7 +134,7 @@ struct RunSteps {
 struct RunCursor {
   int index;            // of the line; at grid.lines there are no more runs
   unsigned team;        // of the line
-  unsigned team_begin;  // its first unit
+  unsigned team_begin;  // where the share's count of units or teams comes to it
   Line line;
   int32_t length;  // of the past
   LineCut cut;
@@ -133,10 +147,10 @@ struct RunCursor {
     seek_line(grid, share);
     if (index >= grid.lines) return;
     open_line(grid);
-    const unsigned within = share.begin - team_begin;
-    team = within / cut.units;
-    team_begin += team * cut.units;
-    split = static_cast<int>(divide_up(share.begin - team_begin, cut.split_units));
+    const unsigned within = share.begin - team_begin, size = share.size_of(cut.units);
+    team = within / size;
+    team_begin += team * size;
+    split = static_cast<int>(divide_up(share.begin - team_begin, cut.split_units));  // of whole teams 0
     close_run(share);
     if (split >= cut.splits) next(grid, share);
     if (split >= end_split) index = grid.lines;
@@ -147,7 +161,7 @@ struct RunCursor {
       index = grid.lines;
       return;
     }
-    team_begin += cut.units;
+    team_begin += share.size_of(cut.units);
     split = 0;
     if (++team == grid.line_teams) {
       team = 0;
@@ -169,6 +183,7 @@ struct RunCursor {
 
   // How many blocks have runs of the team.
   __device__ int runs(const Share& share) const {
+    if (share.of_teams) return 1;
     if (cut.split_units > share.each) return cut.splits;
     const unsigned last = team_begin + (cut.splits - 1) * cut.split_units;
     return static_cast<int>(last / share.each - team_begin / share.each) + 1;
@@ -193,8 +208,9 @@ struct RunCursor {
     const int lane = threadIdx.x % kWarpSize;
 #pragma unroll 1
     for (int from = 0; from < grid.lines; from += kWarpSize) {
-      const unsigned units = from + lane < grid.lines ? divide_up(grid.past_length(from + lane), kSplitUnit) * grid.line_teams : 0;
-      unsigned end = units;
+      const unsigned units = from + lane < grid.lines ? divide_up(grid.past_length(from + lane), kSplitUnit) : 0;
+      const unsigned size = share.size_of(units) * grid.line_teams;
+      unsigned end = size;
 #pragma unroll
       for (int offset = 1; offset < kWarpSize; offset *= 2) {
         const unsigned before = __shfl_up_sync(kFullWarp, end, offset);
@@ -204,7 +220,7 @@ struct RunCursor {
       if (beyond != 0) {
         const int found = __ffs(static_cast<int>(beyond)) - 1;
         index = from + found;
-        team_begin += __shfl_sync(kFullWarp, end - units, found);
+        team_begin += __shfl_sync(kFullWarp, end - size, found);
         return;
       }
       team_begin += __shfl_sync(kFullWarp, end, kWarpSize - 1);
@@ -219,7 +235,8 @@ struct RunCursor {
   }
 
   __device__ void close_run(const Share& share) {
-    end_split = min(cut.splits, static_cast<int>(divide_up(share.end - min(team_begin, share.end), cut.split_units)));
+    const unsigned left = share.end - min(team_begin, share.end);
+    end_split = share.of_teams && left > 0 ? cut.splits : min(cut.splits, static_cast<int>(divide_up(left, cut.split_units)));
   }
 };
 
