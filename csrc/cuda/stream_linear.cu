@@ -85,28 +85,32 @@ int launch_narrow(Params p, int blocks, bool early, void* stream) {
 // Tiles of a slab; the last one of a block may have fewer.
 int even_slab(int tiles) { return even_passes(tiles, wide::kSlabTiles); }
 
+// Divides a block's shared memory.
 template <typename Size, Epilogue kEpilogue>
-int launch_wide(Params p, int blocks, bool early, void* stream) {
+Params with_rings(Params p) {
   constexpr bool kAdds = kEpilogue == Epilogue::kResidual;
-  constexpr int kRoom = shared_room<kEpilogue>(Size::kResidents);
-  using Layout = wide::Layout<Size>;
-  static_assert(2 * wide::kGroups * Size::kXBytes >= wide::kSlabBytes - wide::kTileBytes, "an instruction reads what lies behind a stage");
-  if (const int error = make_panel_map(p.lines_map, wide::kStepSlices, p.x, p.lines, p.k, p.x_stride, Size::kLines)) return error;
   p.slab_tiles = even_slab(p.most_tiles);
   p.pass_tiles = even_passes(static_cast<int>(ceil_div(p.most_tiles, p.slab_tiles)), Size::kSlabs);
   p.stage_bytes = p.slab_tiles * wide::kTileBytes;
-  const Layout rest(0, 0, wide::has_one_pass(p), p.split > 1 ? p.most_tiles : 0, p.k, !kAdds, kAdds);
-  const int room = (kRoom - rest.end) / wide::kGroups;
+  const wide::Layout<Size> rest(0, 0, wide::has_one_pass(p), p.split > 1 ? p.most_tiles : 0, p.k, !kAdds, kAdds);
+  const int room = (shared_room<kEpilogue>(Size::kResidents) - rest.end) / wide::kGroups;
   const int steps = static_cast<int>(ceil_div(p.k_each, kChunk)) * wide::kChunkSteps;
   // As the traffic divides: for each step of x, the weights of a pass's slabs. What is left over is theirs, who are longer on their way.
   const int fair = room / (Size::kXBytes + p.pass_tiles * p.stage_bytes);
   p.x_stages = std::max(std::min({steps, wide::kMaxXStages, fair}), wide::kLeastXStages);
   p.stages = fit_stages(p, room - p.x_stages * Size::kXBytes);
+  return p;
+}
+
+template <typename Size, Epilogue kEpilogue>
+int launch_wide(Params p, int blocks, bool early, void* stream) {
+  static_assert(2 * wide::kGroups * Size::kXBytes >= wide::kSlabBytes - wide::kTileBytes, "an instruction reads what lies behind a stage");
+  if (const int error = make_panel_map(p.lines_map, wide::kStepSlices, p.x, p.lines, p.k, p.x_stride, Size::kLines)) return error;
   LaunchShape shape{blocks, wide::kThreads};
-  shape.shared_bytes = kRoom;
+  shape.shared_bytes = shared_room<kEpilogue>(Size::kResidents);
   shape.cluster = static_cast<unsigned>(p.split);
   shape.early = early;
-  return launch(wide_kernel<Size, kEpilogue>, shape, stream, p);
+  return launch(wide_kernel<Size, kEpilogue>, shape, stream, with_rings<Size, kEpilogue>(p));
 }
 
 // The weight, by parts of its columns.
@@ -134,14 +138,16 @@ template <Epilogue kEpilogue>
 int launch_many_lines(Params p, int multiprocessors, const Bf16* weight, int64_t weight_stride, bool early, void* stream) {
   const int blocks = deal_rows<kEpilogue>(p, multiprocessors);
   if (const int error = make_weight_maps<kEpilogue>(p, wide::kStepSlices, weight, weight_stride)) return error;
-  // Two passes over x, with the next kernel's blocks beside these, are better than one without them; three are not.
-  const bool is_small = p.most_tiles <= 2 * wide::kSlabTiles && p.k <= kMaxColumns / 2;
+  // Two passes over x, with the next kernel's blocks beside these, are better than one without them; three are not, nor is a stage of
+  // weights that is read before it is filled again.
+  using Small = wide::Size<32, 1, 2>;
+  const bool is_small = p.most_tiles <= 2 * wide::kSlabTiles && p.k <= kMaxColumns / 2 && with_rings<Small, kEpilogue>(p).stages > 1;
   if (p.lines <= 16) {
     if (p.k <= kMaxColumns / 2) return launch_wide<wide::Size<16, 2, 2>, kEpilogue>(p, blocks, early, stream);
     return launch_wide<wide::Size<16, 2, 1>, kEpilogue>(p, blocks, early, stream);
   }
   if (p.lines <= 32) {
-    if (is_small) return launch_wide<wide::Size<32, 1, 2>, kEpilogue>(p, blocks, early, stream);
+    if (is_small) return launch_wide<Small, kEpilogue>(p, blocks, early, stream);
     return launch_wide<wide::Size<32, 3, 1>, kEpilogue>(p, blocks, early, stream);
   }
   return launch_wide<wide::Size<64, 1, 1>, kEpilogue>(p, blocks, early, stream);

@@ -162,6 +162,15 @@ def test_any_number_of_lines_has_the_bits_of_each_alone(device: str, n: int, k: 
         assert_same_results(leading(0, lines), Results(*(one[:lines] for one in alone)))
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("n", "k"), [(8192, 3072), (8448, 4096)])
+def test_blocks_with_room_for_one_stage_of_weights_have_the_same_bits(n: int, k: int) -> None:
+    """On 132 multiprocessors, of 17 to 32 lines; they run the kernels for larger blocks."""
+    o = operands(32, n, k, torch.bfloat16, "cuda")
+    pieces = [fused(o._replace(x=o.x[i : i + 8], residual=o.residual[i : i + 8]), fast=True) for i in range(0, 32, 8)]
+    assert_same_results(fused(o, fast=True), Results(*map(torch.cat, zip(*pieces, strict=True))))
+
+
 @pytest.mark.parametrize("lines", [1, 9, 32, 64])
 def test_what_is_not_finite_has_the_same_bits_in_every_batch(device: str, lines: int) -> None:
     """Not even beside columns that another block multiplies does it meet a zero."""
