@@ -390,8 +390,9 @@ def norm_linear_into(
             never depends on the other lines, nor on their number. They read the weights once for each 64 lines: for many more,
             torch's product takes less time. Elsewhere the portable kernel runs.
         early: a fast kernel may start while kernels before it in the stream still run, and read its weights (norm_weight, weight) and the
-            extent: none of them may write these, back to and including the last one that was not itself launched early. A chain of such
-            kernels hides their starts ("programmatic dependent launch", CUDA Programming Guide).
+            extent: none of them may write these, back to and including the last one that was not itself launched early, or to the last
+            :func:`embedding_into` or :func:`select_lines_into`, behind which all before have ended. A chain of such kernels hides their
+            starts ("programmatic dependent launch", CUDA Programming Guide).
     """
     _norm_linear(out, x, norm_weight, eps, weight, bias, extent, fast, early)
 
@@ -584,7 +585,7 @@ def fused_attention_decode_into(
             multiples of 16 bytes, run a kernel that splits a row's past over many blocks ("Flash-Decoding", Dao et al., 2023). It sums in
             another order than the portable kernel, one that depends on the line's own length and the shapes, never on the other lines.
             Everywhere else `fast` changes nothing. It needs a workspace.
-        early: as in :func:`norm_linear_into`: the kernels before it, back to the last that was not early, must write nothing of this
+        early: as in :func:`norm_linear_into`: the kernels before it, as far back as there, must write nothing of this
             call's but q, k, v, out and the workspace, so neither decode_meta, nor page_table, nor earlier positions of the cache.
     """
     _fused_attention_decode(

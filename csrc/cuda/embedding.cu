@@ -3,6 +3,7 @@
 #include "common/segment.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
+#include "cuda/ptx.cuh"
 
 namespace photon::cuda {
 namespace {
@@ -31,8 +32,11 @@ struct Gather {
   int64_t width, out_stride, source_stride;
 };
 
+// The kernels before have ended when it lets the next one start: what that reads ahead may be what they write.
 template <typename Word, typename Index>
 __global__ void __launch_bounds__(kThreads) gather_rows_kernel(const Gather g, const Index index) {
+  wait_for_earlier();
+  let_next_start();
   const int64_t row = index(blockIdx.x);
   Word* out = static_cast<Word*>(g.out) + blockIdx.x * g.out_stride;
   const Word* source = static_cast<const Word*>(g.source) + (row < 0 ? 0 : row * g.source_stride);
@@ -43,7 +47,7 @@ template <typename Word, typename Index>
 int gather_words(Gather g, const Index& index, int64_t rows, int64_t element_bytes, void* stream) {
   const auto words = [&](int64_t elements) { return elements * element_bytes / static_cast<int64_t>(sizeof(Word)); };
   g = {g.out, g.source, words(g.width), words(g.out_stride), words(g.source_stride)};
-  return launch(gather_rows_kernel<Word, Index>, rows, kThreads, stream, g, index);
+  return launch(gather_rows_kernel<Word, Index>, waiting_shape(rows, kThreads), stream, g, index);
 }
 
 // Width and strides are in elements. A copy is bit for bit, so the word is chosen by alignment alone.

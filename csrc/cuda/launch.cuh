@@ -93,6 +93,13 @@ inline bool fast_kernels_run() {
   return (major == 9 || major == 10) && minor == 0;
 }
 
+// A small kernel of a chain, which calls wait_for_earlier() before anything else: where it can be, it is there when the one before ends.
+inline LaunchShape waiting_shape(int64_t blocks, int threads) {
+  LaunchShape shape{blocks, threads};
+  shape.early = fast_kernels_run();
+  return shape;
+}
+
 template <typename T>
 struct TypeTag {
   using type = T;

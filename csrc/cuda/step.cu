@@ -5,6 +5,7 @@
 #include "common/segment.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
+#include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
 
 namespace photon::cuda {
@@ -48,6 +49,7 @@ __global__ void __launch_bounds__(kHeadThreads, 1) begin_step_kernel(const Begin
   __shared__ int32_t extent[kExtentSize];
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;
+  let_next_start();
 
   const int64_t runs = num_delta_runs(p);
   for (int64_t run = warp; run < runs; run += kHeadWarps) apply_run(delta_run(p, run), lane);
@@ -113,6 +115,7 @@ __device__ bool is_stop_id(const PublishParams& p, int32_t row, int32_t stop_cou
 __global__ void __launch_bounds__(kThreads) publish_kernel(const PublishParams p) {
   const int lane = threadIdx.x % kWarpSize;
   const int64_t r = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarpSize;
+  wait_for_earlier();
   if (r >= p.num_segments) return;
   const Segment s = load_segment(p.segments, r);
   if (!is_alive_for_warp(p.row_state, s.row, p.rows)) {
@@ -161,7 +164,7 @@ int decode_meta_set(const DecodeMetaSetParams& p, void* stream) {
 
 int publish(const PublishParams& p, void* stream) {
   if (p.num_segments == 0) return 0;
-  return launch(publish_kernel, ceil_div(p.num_segments, kWarps), kThreads, stream, p);
+  return launch(publish_kernel, waiting_shape(ceil_div(p.num_segments, kWarps), kThreads), stream, p);
 }
 
 }  // namespace photon::cuda

@@ -183,8 +183,8 @@ class Decoder:
         """From `buffers.residual`, the embeddings, to the output of the last layer, there.
 
         All but a chunk's attention start early: none writes a weight, and what else they read ahead (extent, decode_meta, page table, old
-        keys and values) was complete when the embedding began, which starts no earlier than the head of the step has ended. Behind a
-        kernel that does not let the next one start, one starts when that has ended.
+        keys and values) was complete when the embedding let the first of them start: it waits for the head of the step. Behind a kernel
+        that does not let the next one start, one starts when that has ended.
         """
         eps, residual = self.config.rms_eps, buffers.residual
         attend = self._attend_fused if step.kind is StepKind.DECODE else self._attend
