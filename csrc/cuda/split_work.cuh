@@ -70,8 +70,8 @@ struct LineCut {
   __device__ unsigned rank_units(const SplitGrid& grid) const { return grid.each_rank(splits) * split_units; }
 };
 
-// A block's part of the work of all teams: of their units, or where that is about as even, of the teams as a whole, so that no team's splits
-// have to meet.
+// A block's part of the work of all teams: of their units, or where that is about as even, of the teams as a whole, so that no team's
+// splits have to meet.
 struct Share {
   // So much longer may a block of a cluster take, or one with whole teams, because it saves the meeting in global memory.
   static constexpr unsigned kClusterUnits = 4, kTeamUnits = 2;
