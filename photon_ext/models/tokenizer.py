@@ -50,6 +50,8 @@ class Tokenizer:
             backend = Backend.from_file(str(path))
         except Exception as error:  # the library raises a bare Exception
             raise ModelError(f"{path}: not a tokenizer that the tokenizers library reads ({error}); download it again") from error
+        backend.no_truncation()  # a trainer may have left both in the file: they are no part of a prompt's ids
+        backend.no_padding()
         config = read_json(directory / _CONFIG_FILE) if (directory / _CONFIG_FILE).exists() else {}
         return cls(backend, _special_tokens(config), _template(directory, config), str(path))
 

@@ -132,6 +132,20 @@ def test_directory_equals_transformers(template_in: str, tmp_path: Path) -> None
     assert (tokenizer.bos_id, tokenizer.eos_id) == (0, 1)
 
 
+def test_what_a_trainer_left_in_the_file_neither_cuts_nor_pads_prompts(tmp_path: Path) -> None:
+    trained = saved_tokenizer(tmp_path)
+    trained.pad_token = "</s>"
+    trained(["the cat sat on the mat"], truncation=True, max_length=4, padding="max_length")
+    trained.save_pretrained(tmp_path)
+    left = json.loads((tmp_path / "tokenizer.json").read_text())
+    assert left["truncation"] is not None
+    assert left["padding"] is not None
+    tokenizer, reference = Tokenizer.from_directory(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("the cat sat on the mat, then it sat on the hat", "a"):
+        assert tokenizer.encode(text) == reference(text).input_ids
+        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=False) == text
+
+
 def test_directory_without_template_takes_no_messages(tmp_path: Path) -> None:
     saved_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
