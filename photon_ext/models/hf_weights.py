@@ -1,4 +1,4 @@
-"""DecoderWeights from a Hugging Face directory: model.safetensors, or shards listed in model.safetensors.index.json."""
+"""DecoderWeights from a Hugging Face directory: model.safetensors, else the shards listed in model.safetensors.index.json."""
 
 from __future__ import annotations
 
@@ -48,6 +48,9 @@ def load_hf_weights(
 
 
 def _weight_files(directory: Path) -> list[Path]:
+    """The single file where there is one, as transformers does: an index beside it may be left over."""
+    if (directory / SINGLE_FILE).exists():
+        return [directory / SINGLE_FILE]
     index_path = directory / INDEX_FILE
     if index_path.exists():
         shards = read_json(index_path).get("weight_map")
@@ -58,8 +61,6 @@ def _weight_files(directory: Path) -> list[Path]:
         if missing:
             raise ModelError(f"{directory}: {len(missing)} of {len(files)} shards are missing ({', '.join(missing[:3])}); get them")
         return files
-    if (directory / SINGLE_FILE).exists():
-        return [directory / SINGLE_FILE]
     others = sorted(p.name for p in directory.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".safetensors"))
     found = f"found {', '.join(others[:4])}, which is not read; convert it to safetensors" if others else "found no weights; download them"
     raise ModelError(f"{directory}: expected {SINGLE_FILE} or {INDEX_FILE}, {found}")

@@ -14,6 +14,7 @@ from tokenizers import models
 from photon_ext.errors import ModelError
 from photon_ext.models.decoder import Decoder
 from photon_ext.models.gguf_file import GgufFile
+from photon_ext.models.hf_weights import INDEX_FILE, SINGLE_FILE
 from photon_ext.models.loader import load_model
 from tests.models.tiny import LLAMA3_ROPE, VOCAB, saved_tiny_model, tiny_model
 from tests.models.tiny_gguf import write_tiny_gguf
@@ -99,6 +100,13 @@ def change(path: Path, **values: Any) -> None:
     path.write_text(json.dumps({**config, **values}))
 
 
+def alone(folder: Path, file: str) -> Path:
+    """The path of `file`; an index is looked at only where there is no single file."""
+    if file == INDEX_FILE:
+        (folder / SINGLE_FILE).unlink()
+    return folder / file
+
+
 def load_or_refuse(model: Path, what: object) -> None:
     """Loads the model and makes its decoder; a ModelError that names the model is fine too."""
     message = None
@@ -133,10 +141,11 @@ def test_any_value_of_a_rope_parameter(key: str, broken: Path) -> None:
         ("tokenizer_config.json", "chat_template"),
         ("tokenizer_config.json", "eos_token"),
         ("tokenizer.json", "model"),
-        ("model.safetensors.index.json", "weight_map"),
+        (INDEX_FILE, "weight_map"),
     ],
 )
 def test_any_value_in_the_files_beside_it(file: str, key: str, broken: Path) -> None:
+    alone(broken, file)
     if not (broken / file).exists():
         (broken / file).write_text("{}")
     for value in [*JUNK, {"a": []}, {"a": 5}, [{"name": "default"}], [{"name": "default", "template": 5}]]:
@@ -153,10 +162,11 @@ def test_any_value_in_the_files_beside_it(file: str, key: str, broken: Path) -> 
         "tokenizer.json",
         "tokenizer_config.json",
         "chat_template.jinja",
-        "model.safetensors.index.json",
+        INDEX_FILE,
     ],
 )
 def test_any_content_of_a_file(file: str, content: bytes, broken: Path) -> None:
+    alone(broken, file)
     (broken / file).unlink(missing_ok=True)
     (broken / file).write_bytes(content)
     load_or_refuse(broken, (file, content[:10]))
@@ -205,7 +215,7 @@ def test_any_value_of_gguf_metadata(key: str, tmp_path: Path, monkeypatch: pytes
         ),
         (lambda p: (p / "chat_template.jinja").write_bytes(b"\xff"), r"chat_template\.jinja: not a readable UTF-8 file"),
         (
-            lambda p: (p / "model.safetensors.index.json").write_text('{"weight_map": {"a": ["b"]}}'),
+            lambda p: alone(p, INDEX_FILE).write_text('{"weight_map": {"a": ["b"]}}'),
             r"index\.json: has no 'weight_map' object that names a shard for each tensor",
         ),
         (

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from photon_ext.errors import ModelError
 from photon_ext.models.config import Family, ModelConfig
@@ -57,6 +58,18 @@ def test_shards_equal_one_file(tmp_path: Path) -> None:
         assert torch.equal(a, b)
 
 
+def test_a_single_file_goes_before_shards_as_in_transformers(tmp_path: Path) -> None:
+    saved_tiny_model("llama-plain", tmp_path, seed=1, max_shard_size="60KB")
+    shards = {path.name: path.read_bytes() for path in tmp_path.iterdir() if "safetensors" in path.name}
+    model = saved_tiny_model("llama-plain", tmp_path, seed=2)
+    for name, content in shards.items():
+        (tmp_path / name).write_bytes(content)
+    assert (tmp_path / INDEX).exists()
+    embedding = load_hf_weights(tmp_path, read_config(tmp_path), torch.float32).embedding
+    assert torch.equal(embedding, model.model.embed_tokens.weight)
+    assert torch.equal(embedding, AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).model.embed_tokens.weight)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_dtype_conversion_rounds_once(dtype: torch.dtype, tmp_path: Path) -> None:
     model = saved_tiny_model("llama-plain", tmp_path)
@@ -97,10 +110,13 @@ def break_file(folder: Path, how: str) -> None:
     elif how == "tensor too many":
         change_tensors(folder, model__layers__0__self_attn__q_proj__bias=torch.zeros(64))
     elif how == "index without a map":
+        path.unlink()
         (folder / INDEX).write_text("{}")
     elif how == "index not json":
+        path.unlink()
         (folder / INDEX).write_text("{")
     elif how == "shard missing":
+        path.unlink()
         (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}}))
 
 
