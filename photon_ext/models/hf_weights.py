@@ -16,6 +16,8 @@ from photon_ext.models.weights import DecoderWeights, empty_weights, weight_slot
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_ROWS_COMPARED = 4096  # of the embeddings and the head at a time: neither is in memory as a whole for it
 _DTYPES = ("F64", "F32", "F16", "BF16")  # as safetensors calls them
 
 
@@ -32,7 +34,8 @@ def load_hf_weights(
     """Reads every parameter of `config` from `directory`, converted to `dtype` on `device`.
 
     Raises ModelError, naming the file and the tensor, where a file is missing or damaged, a tensor is missing, of
-    another shape or quantized, or where the files hold parameters that the model as configured would ignore.
+    another shape or quantized, or where the files hold parameters that the model as configured would ignore: a head of its own where
+    config.json ties it to the embeddings is one.
     """
     files = _weight_files(directory)
     expected = {name: slot.shape for name, slot in weight_slots(config, empty_weights(config, dtype, "meta"))}
@@ -41,6 +44,9 @@ def load_hf_weights(
         _check_names(directory, config, set(tensors), set(expected))
         for name, shape in expected.items():  # before anything is allocated: a damaged size would ask for all the memory there is
             _check(tensors[name], name, shape)
+        if config.tied_embeddings and _HEAD in tensors:
+            _check(tensors[_HEAD], _HEAD, expected[_EMBEDDING])
+            _check_tied(directory, tensors[_EMBEDDING], tensors[_HEAD], dtype)
         weights = empty_weights(config, dtype, device)
         for name, slot in weight_slots(config, weights):
             _copy(tensors[name], name, slot)
@@ -83,7 +89,7 @@ def _check_names(directory: Path, config: ModelConfig, found: set[str], expected
             f"{directory}: {len(missing)} of {len(expected)} parameters are missing, first {missing[0]!r}; "
             f"config.json does not belong to these weights, or shards are missing"
         )
-    ignorable = {"lm_head.weight"} if config.tied_embeddings else set()
+    ignorable = {_HEAD} if config.tied_embeddings else set()
     extra = sorted(name for name in found - expected - ignorable if not name.endswith("rotary_emb.inv_freq"))
     if extra:
         raise ModelError(
@@ -99,6 +105,26 @@ def _check(stored: _Stored, name: str, expected: torch.Size) -> None:
         raise ModelError(f"{stored.path}: {name} has shape {shape}, config.json asks for {list(expected)}; they do not belong together")
     if dtype not in _DTYPES:
         raise ModelError(f"{stored.path}: {name} is stored as {dtype}; use a checkpoint in float32, float16 or bfloat16")
+
+
+def _check_tied(directory: Path, embedding: _Stored, head: _Stored, dtype: torch.dtype) -> None:
+    """Some checkpoints hold tied embeddings twice. They must be equal in the dtype that the model gets: only one of them is read."""
+    rows = embedding.handle.get_slice(_EMBEDDING).get_shape()[0]
+    for start in range(0, rows, _ROWS_COMPARED):
+        ours, theirs = (_rows(*of, start).to(dtype) for of in ((embedding, _EMBEDDING), (head, _HEAD)))
+        if not torch.allclose(ours, theirs, rtol=0, atol=0, equal_nan=True):
+            raise ModelError(
+                f"{directory}: config.json says tie_word_embeddings, but {_HEAD} ({head.path.name}) differs from {_EMBEDDING} and would be "
+                f"ignored; set tie_word_embeddings to false in config.json"
+            )
+
+
+def _rows(stored: _Stored, name: str, start: int) -> torch.Tensor:
+    try:
+        part: torch.Tensor = stored.handle.get_slice(name)[start : start + _ROWS_COMPARED]
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{stored.path}: {name} cannot be read ({error}); download the file again") from error
+    return part
 
 
 def _copy(stored: _Stored, name: str, slot: torch.Tensor) -> None:

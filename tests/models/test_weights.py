@@ -120,6 +120,45 @@ def break_file(folder: Path, how: str) -> None:
         (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}}))
 
 
+@pytest.fixture
+def tied(tmp_path: Path) -> Path:
+    saved_tiny_model("qwen3-tied", tmp_path)
+    return tmp_path
+
+
+def test_a_head_that_repeats_the_embeddings_is_not_missed(tied: Path) -> None:
+    embedding = load_file(tied / SINGLE)["model.embed_tokens.weight"]
+    embedding[3, 5] = torch.nan  # damage, but the same twice
+    change_tensors(tied, model__embed_tokens__weight=embedding, lm_head__weight=embedding.clone())
+    weights = load_hf_weights(tied, read_config(tied), torch.float32)
+    assert weights.lm_head is weights.embedding
+    change_tensors(tied, lm_head__weight=embedding.to(torch.bfloat16))
+    load_hf_weights(tied, read_config(tied), torch.bfloat16)
+
+
+@pytest.mark.parametrize("rows", [4, 4096])
+def test_a_head_of_its_own_is_not_dropped_for_tied_embeddings(rows: int, tied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("photon_ext.models.hf_weights._ROWS_COMPARED", rows)
+    head = load_file(tied / SINGLE)["model.embed_tokens.weight"].clone()
+    head[-1, -1] += 1
+    change_tensors(tied, lm_head__weight=head)
+    with pytest.raises(ModelError) as raised:
+        load_hf_weights(tied, read_config(tied), torch.float32)
+    assert str(raised.value) == (
+        f"{tied}: config.json says tie_word_embeddings, but lm_head.weight (model.safetensors) differs from model.embed_tokens.weight "
+        "and would be ignored; set tie_word_embeddings to false in config.json"
+    )
+    untied = json.loads((tied / "config.json").read_text()) | {"tie_word_embeddings": False}
+    (tied / "config.json").write_text(json.dumps(untied))  # the advice
+    assert torch.equal(load_hf_weights(tied, read_config(tied), torch.float32).lm_head, head)
+
+
+def test_a_head_of_another_shape_is_named_where_embeddings_are_tied(tied: Path) -> None:
+    change_tensors(tied, lm_head__weight=torch.zeros(7, 64))
+    with pytest.raises(ModelError, match=r"lm_head\.weight has shape \[7, 64\], config\.json asks for \[131, 64\]"):
+        load_hf_weights(tied, read_config(tied), torch.float32)
+
+
 def store_as(path: Path, name: str, dtype: str, size: int) -> None:
     """Rewrites a file so that one tensor's header says another dtype; `size`: bytes that its elements take in it."""
     content = path.read_bytes()
