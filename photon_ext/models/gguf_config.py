@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from photon_ext.models.gguf_file import GgufFile
 ROPE_FACTORS = "rope_freqs.weight"
 OUTPUT = "output.weight"
 _EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+_LINEAR_FACTOR_KEYS = ("rope.scaling.factor", "rope.scale_linear")  # newer and older
 _FLOAT32_FILE = 0  # general.file_type
 
 
@@ -62,11 +64,28 @@ def metadata_config(metadata: Mapping[str, Any], *, tied: bool, rope_factors: tu
 
 
 def _rope_scaling(own: Fields, factors: tuple[float, ...], source: str) -> RopeScaling:
-    name = own.get("rope.scaling.type") or "none"
-    if factors and name == "none":
-        return RopeScaling(RopeScalingKind.FACTORS, factors=factors)
-    if name == "none":
-        return RopeScaling()
-    if name == "linear" and not factors:
-        return RopeScaling(RopeScalingKind.LINEAR, factor=own.number("rope.scaling.factor", 1.0))
-    raise ModelError(f"{source}: rope scaling {name!r} is not supported; supported are 'none', 'linear' and a rope_freqs tensor")
+    """As llama.cpp reads it: without a type the scaling is linear, without a factor (or with 0) it is by 1."""
+    wrong = next((index for index, factor in enumerate(factors) if not (math.isfinite(factor) and factor > 0)), None)
+    if wrong is not None:
+        raise ModelError(
+            f"{source}: {ROPE_FACTORS} holds {factors[wrong]} at {wrong}, expected finite numbers above 0; "
+            "the file is damaged, download it again"
+        )
+    name = own.text("rope.scaling.type")
+    name = "linear" if name is None else name
+    if name not in ("none", "linear"):
+        raise ModelError(f"{source}: rope scaling {name!r} is not supported; supported are 'none', 'linear' and a rope_freqs tensor")
+    factor = _linear_factor(own) if name == "linear" else 1.0
+    if factor == 1.0:
+        return RopeScaling(RopeScalingKind.FACTORS, factors=factors) if factors else RopeScaling()
+    if factors:
+        raise ModelError(
+            f"{source}: linear rope scaling by {factor} and a {ROPE_FACTORS} tensor together are not supported; use another file"
+        )
+    return RopeScaling(RopeScalingKind.LINEAR, factor=factor)
+
+
+def _linear_factor(own: Fields) -> float:
+    key = next((key for key in _LINEAR_FACTOR_KEYS if own.get(key) is not None), _LINEAR_FACTOR_KEYS[0])
+    value = own.get(key)
+    return 1.0 if value == 0 and not isinstance(value, bool) else own.number(key, 1.0)

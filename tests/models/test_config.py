@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -140,12 +141,63 @@ def test_what_is_not_supported_is_refused_by_name(change: dict, message: str) ->
         ({"qwen3.rope.dimension_count": 16}, "rotary embeddings over 16 dimensions and key heads of 32"),
         ({"qwen3.attention.value_length": 16}, "value heads of 16 dimensions"),
         ({"qwen3.rope.scaling.type": "yarn"}, "'yarn'"),
+        ({"qwen3.rope.scaling.type": "yarn", "qwen3.rope.scaling.factor": 4.0}, "'yarn'"),
+        ({"qwen3.rope.scaling.type": 5}, "qwen3.rope.scaling.type is 5, expected a text"),
+        ({"qwen3.rope.scaling.factor": -2.0}, "qwen3.rope.scaling.factor is -2.0, expected a finite number above 0"),
+        ({"qwen3.rope.scaling.factor": False}, "qwen3.rope.scaling.factor is False, expected a finite number above 0"),
+        ({"qwen3.rope.scale_linear": math.inf}, "qwen3.rope.scale_linear is inf, expected a finite number above 0"),
         ({"qwen3.block_count": 0}, "qwen3.block_count is 0"),
     ],
 )
 def test_gguf_that_is_not_supported_is_refused_by_name(change: dict, message: str) -> None:
     with pytest.raises(ModelError, match=rf"some/m\.gguf: .*{message}"):
         metadata_config({**GGUF, **change}, tied=False, source="some/m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("change", "factor"),
+    [
+        ({}, 1.0),
+        ({"rope.scaling.factor": 4.0}, 4.0),
+        ({"rope.scale_linear": 4.0}, 4.0),
+        ({"rope.scaling.type": "linear"}, 1.0),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 2}, 2.0),
+        ({"rope.scaling.type": "linear", "rope.scale_linear": 4.0}, 4.0),
+        ({"rope.scaling.factor": 2.0, "rope.scale_linear": 4.0}, 2.0),
+        ({"rope.scaling.factor": 0.0, "rope.scale_linear": 4.0}, 1.0),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 0}, 1.0),
+        ({"rope.scale_linear": 0.0}, 1.0),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, 1.0),
+    ],
+    ids=str,
+)
+def test_gguf_rope_scaling_is_linear_by_its_factor_as_in_llama_cpp(change: dict, factor: float) -> None:
+    scaled = metadata_config({**GGUF, **{f"qwen3.{key}": value for key, value in change.items()}}, tied=True, source="m.gguf")
+    plain = metadata_config(GGUF, tied=True, source="m.gguf")
+    assert plain.rope_scaling == RopeScaling()
+    assert torch.equal(inverse_frequencies(scaled), inverse_frequencies(plain) / factor)
+
+
+FACTORS = (1.0,) * 15
+
+
+@pytest.mark.parametrize("change", [{}, {"type": "none"}, {"type": "linear"}, {"factor": 0.0}, {"type": "none", "factor": 2.0}], ids=str)
+def test_gguf_frequency_factors_stand_beside_a_linear_factor_of_one(change: dict) -> None:
+    fields = {**GGUF, **{f"qwen3.rope.scaling.{key}": value for key, value in change.items()}}
+    config = metadata_config(fields, tied=True, rope_factors=(*FACTORS, 8.0), source="m.gguf")
+    assert config.rope_scaling == RopeScaling(RopeScalingKind.FACTORS, factors=(*FACTORS, 8.0))
+
+
+def test_gguf_frequency_factors_and_a_linear_factor_together_are_refused() -> None:
+    for change in ({"qwen3.rope.scaling.factor": 2.0}, {"qwen3.rope.scale_linear": 2.0}):
+        with pytest.raises(ModelError, match=r"m\.gguf: linear rope scaling by 2\.0 and a rope_freqs\.weight tensor together are not supp"):
+            metadata_config({**GGUF, **change}, tied=True, rope_factors=(*FACTORS, 8.0), source="m.gguf")
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_gguf_frequency_factors_that_are_no_divisors_are_refused(value: float) -> None:
+    with pytest.raises(ModelError, match=rf"m\.gguf: rope_freqs\.weight holds {value} at 15, expected finite numbers above 0"):
+        metadata_config(GGUF, tied=True, rope_factors=(*FACTORS, value), source="m.gguf")
 
 
 def test_with_eos_adds_without_duplicates() -> None:

@@ -61,6 +61,7 @@ GGUF_KEYS = [
     "llama.feed_forward_length",
     "llama.rope.dimension_count",
     "llama.rope.freq_base",
+    "llama.rope.scale_linear",
     "llama.rope.scaling.factor",
     "llama.rope.scaling.type",
     "llama.vocab_size",
