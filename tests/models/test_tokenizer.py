@@ -14,8 +14,10 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import TikTokenConverter
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from photon_ext.errors import ModelError, RequestError
+from photon_ext.models.chat_template import ChatTemplate
 from photon_ext.models.gguf_file import GgufFile
 from photon_ext.models.gguf_tokenizer import _PRE_TOKENIZERS, _pre_tokenizer
 from photon_ext.models.loader import LoadedModel, resolve_model
@@ -170,6 +172,64 @@ def test_templates_are_sandboxed(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ messages.__class__.__mro__[1].__subclasses__() }}")
     with pytest.raises(RequestError, match="unsafe"):
         Tokenizer.from_directory(tmp_path).encode_chat(MESSAGES)
+
+
+def rendered(template: str, messages: Any = MESSAGES) -> str:
+    return ChatTemplate(template, {}, "some/file").render(messages)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% if tools is not none %}TOOLS{% endif %}{{ messages[0].content }}",
+        "{{ tools is defined }}{{ documents is none }}",
+        "{% set n = 1 %}{% for m in messages %}{% generation %}{% set n = 2 %}{{ m.content }}{{ n }}{% endgeneration %}{{ n }}{% endfor %}",
+        "{{ {'é': 1, 'a': '<'} | tojson }}",
+        "{{ {'é': 1, 'a': '<'} | tojson(true) }}",
+        "{{ {'é': 1, 'a': 2} | tojson(ensure_ascii=true, indent=4, sort_keys=true) }}",
+        "{{ {'é': 1, 'a': 2} | tojson(ensure_ascii=false, separators=(',', ':'), sort_keys=true) }}",
+    ],
+)
+def test_templates_find_what_transformers_gives_them(template: str) -> None:
+    expected = render_jinja_template([MESSAGES], chat_template=template, add_generation_prompt=True)[0]
+    assert [rendered(template)] == expected
+
+
+@pytest.mark.parametrize(
+    ("template", "error"),
+    [
+        ("{{ 1 // 0 }}", "ZeroDivisionError: integer division or modulo by zero"),
+        ("{{ '%d' % messages[0].content }}", "TypeError: %d format"),
+        ("{{ messages[0].content.index('zz') }}", "ValueError: substring not found"),
+        ("{{ range(10**9) | list }}", "OverflowError: Range too big"),
+        ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "RecursionError: maximum recursion depth"),
+        ("{{ messages[0].content.foo.bar }}", "'str object' has no attribute 'foo'"),
+        ("{{ 5 | dictsort }}", "AttributeError: 'int' object has no attribute 'items'"),
+        ("{{ 'text'.encode('nothing') }}", "LookupError: unknown encoding: nothing"),
+    ],
+)
+def test_a_template_that_fails_on_any_messages_is_told_from_bad_messages(template: str, error: str) -> None:
+    with pytest.raises(RequestError) as raised:
+        rendered(template)
+    assert str(raised.value).startswith(f"some/file: the chat template fails ({error}")
+    assert str(raised.value).endswith("), on a plain user message too; repair it, or send a string and raw=True instead of messages")
+
+
+@pytest.mark.parametrize(
+    ("template", "message", "error"),
+    [
+        ("{{ 10 // (messages[0].content | length) }}", {"role": "user", "content": ""}, "ZeroDivisionError: integer division"),
+        ("{{ messages[0].content.strip() }}", {"role": "user", "content": None}, "'None' has no attribute 'strip'"),
+        ("{{ messages[0].content | tojson }}", {"role": "user", "content": object()}, "TypeError: Object of type object is not JSON"),
+        ("{{ raise_exception('never') }}", {"role": "user", "content": "x"}, "never"),
+        ("{{ raise_exception('only systems') }}{{ 1 // 0 }}", {"role": "tool", "content": "x"}, "only systems"),
+    ],
+)
+def test_messages_on_which_a_sound_template_fails_are_refused(template: str, message: Any, error: str) -> None:
+    with pytest.raises(RequestError) as raised:
+        rendered(template, [message])
+    assert str(raised.value).startswith(f"the chat template refuses these 1 messages ({error}")
+    assert str(raised.value).endswith("); expected a list such as [{'role': 'user', 'content': 'text'}]")
 
 
 @pytest.mark.parametrize(("pre", "pattern"), [("qwen2", PRETOKENIZE_REGEX), ("llama-bpe", TikTokenConverter(vocab_file="unused").pattern)])
