@@ -79,9 +79,18 @@ class Tokenizer:
         return ids
 
     def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
-        """Ids of a conversation, ready for the answer. Raises RequestError where there is no template or it refuses."""
+        """Ids of a conversation, ready for the answer.
+
+        Raises:
+            RequestError: there is no chat template, the template refuses the messages or fails, or they are no list (or other sequence).
+        """
         if self.chat_template is None:
             raise RequestError(f"{self._source} has no chat template; send a plain prompt instead of messages")
+        if messages is not None and (not isinstance(messages, Sequence) or isinstance(messages, (str, bytes, bytearray, memoryview))):
+            raise RequestError(
+                f"the conversation is a {type(messages).__name__}; "
+                f"expected a list of messages such as [{{'role': 'user', 'content': 'text'}}]"
+            )
         for message in messages or ():  # where a character stands is told before the template puts other text around it
             for value in message.values() if isinstance(message, Mapping) else ():  # what is no message the template refuses
                 if isinstance(value, str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,23 @@ def test_a_prompt_with_a_bad_chat_is_refused(tokenizer: Tokenizer, message: Any)
 def test_a_chat_without_messages_is_refused(tokenizer: Tokenizer, messages: Any) -> None:
     with pytest.raises(RequestError, match="a conversation has no messages"):
         tokenizer.encode_chat(messages)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [iter(MESSAGES), (message for message in MESSAGES), 5, 0, object(), "hello", b"hello", MESSAGES[0], set()],
+    ids=lambda m: type(m).__name__,
+)
+def test_a_chat_that_is_no_list_is_refused_and_not_consumed(tokenizer: Tokenizer, messages: Any) -> None:
+    with pytest.raises(
+        RequestError, match=rf"the conversation is a {type(messages).__name__}; expected a list of messages such as \[\{{'role'"
+    ):
+        tokenizer.encode_chat(messages)
+    assert not isinstance(messages, Iterator) or list(messages) == MESSAGES
+
+
+def test_a_chat_may_be_a_tuple(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode_chat(tuple(MESSAGES)) == tokenizer.encode_chat(MESSAGES)
 
 
 def saved_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
