@@ -62,6 +62,8 @@ class EngineLoop:
                 self._turn()
         except BaseException as error:  # whatever it is, every caller must hear of it
             self._die(error)
+        finally:
+            self._mailbox.disown()
 
     def _turn(self) -> None:
         clock = self._meter.clock

@@ -39,6 +39,10 @@ class Mailbox:
         """The calling thread is the engine thread."""
         self._owner = threading.get_ident()
 
+    def disown(self) -> None:
+        """The engine thread ends: the system may give its number to any thread that starts later."""
+        self._owner = None
+
     @property
     def owned(self) -> bool:
         """Whether the calling thread is the engine thread: it must not wait for itself."""

@@ -276,6 +276,27 @@ def test_a_constraint_that_closes_its_engine_does_not_wait_for_itself(depth: int
         engine.submit([1])
 
 
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_thread_with_the_number_of_an_ended_engine_thread_is_not_taken_for_it(crash: bool) -> None:
+    """The system gives numbers again; here the test's own thread was the engine's before."""
+    device = ScriptedDevice()
+    engine = Engine(device, lambda step: None, vocab_size=VOCAB, num_pages=64)
+    if crash:
+
+        def fail() -> None:
+            raise OSError("the device is gone")
+
+        device.on_step = fail
+        engine._mailbox.post([engine._intake.make([1], None, False)])
+    else:
+        engine.close()
+    engine._loop.run()
+    for call in (lambda: engine.generate([[1]]), lambda: engine.submit([1])):
+        with pytest.raises(EngineDeadError, match="the device is gone" if crash else "the engine is closed"):
+            call()
+    assert not engine._mailbox.owned
+
+
 # --- fork ----------------------------------------------------------------------------------------------------------------------------
 
 FORK = """
