@@ -79,7 +79,9 @@ void HostStream::submit(StreamCommand command) { enqueue(std::move(command)); }
 
 uint64_t HostStream::enqueue(StreamCommand command) {
   if (forked()) {
-    throw std::runtime_error("this host stream belongs to the process that was forked; after a fork make a new Runtime, or Engine");
+    throw std::runtime_error(  // torch's threads do not survive a fork: what uses them waits for ever
+        "this host stream belongs to the process that was forked; use a fresh process instead (multiprocessing's 'spawn'), "
+        "or call torch.set_num_threads(1) here and then make a new Runtime, or Engine");
   }
   std::lock_guard<std::mutex> lock(mutex_);
   pending_.push_back(std::move(command));

@@ -123,10 +123,11 @@ class Mailbox:
             self._borrowed.discard(id(constraint))
 
     def _check_fork(self) -> None:
+        # Torch's threads do not survive a fork: a new engine in the child waits for ever for them, unless torch is told to use none.
         if self.forked:
             raise EngineDeadError(
                 f"this engine was made in process {self._process} and its thread runs there; process {os.getpid()} is a fork of it: "
-                "make a new Engine after the fork"
+                "use a fresh process instead (multiprocessing's 'spawn'), or call torch.set_num_threads(1) here and then make a new Engine"
             )
 
     def _borrow(self, constraints: Seq[Constraint]) -> None:

@@ -279,6 +279,7 @@ def test_a_forked_child_is_told_and_ends_and_the_parent_goes_on() -> None:
     done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "this host stream belongs to the process that was forked; after a fork make a new Runtime, or Engine",
+        "this host stream belongs to the process that was forked; use a fresh process instead (multiprocessing's 'spawn'), "
+        "or call torch.set_num_threads(1) here and then make a new Runtime, or Engine",
         "parent goes on",
     ]
