@@ -57,12 +57,12 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:half]}...{text[-half:]}"
 
 
-def lone_surrogate(text: str) -> str | None:
-    """Names the first half of a UTF-16 pair that `text` has without the other, and its place: UTF-8 cannot hold it. None: there is none."""
+def surrogate_in(text: str) -> str | None:
+    """Names the first surrogate (a half of a UTF-16 pair) of `text` and its place: UTF-8 holds none, paired or not. None: it has none."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        return f"a lone surrogate, U+{ord(text[error.start]):04X}, at character {error.start}"
+        return f"a surrogate, U+{ord(text[error.start]):04X}, at character {error.start}"
     return None
 
 

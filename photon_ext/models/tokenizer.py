@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
-from photon_ext.errors import ModelError, RequestError, lone_surrogate
+from photon_ext.errors import ModelError, RequestError, surrogate_in
 from photon_ext.models.chat_template import ChatTemplate, Message
 from photon_ext.models.detokenizer import Detokenizer
 from photon_ext.models.fields import Fields
@@ -117,9 +117,9 @@ class Tokenizer:
 
 
 def _check_unicode(text: str) -> None:
-    lone = lone_surrogate(text)
-    if lone is not None:  # perhaps a byte of a command line that is not UTF-8
-        raise RequestError(f"the prompt holds {lone}; give valid Unicode text")
+    surrogate = surrogate_in(text)
+    if surrogate is not None:  # perhaps a byte of a command line that is not UTF-8
+        raise RequestError(f"the prompt holds {surrogate}; give valid Unicode text")
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from photon_ext.errors import ConfigError, lone_surrogate, shown
+from photon_ext.errors import ConfigError, shown, surrogate_in
 from photon_ext.runtime.admission import MAX_TEMPERATURE, MIN_TEMPERATURE
 from photon_ext.sampling.constraints import Constraint, constraint_fault
 from photon_ext.sampling.stop_automaton import StopAutomaton
@@ -79,9 +79,9 @@ def _check_stop(stop: tuple[object, ...]) -> None:
     for text in stop:
         if not isinstance(text, str) or not text:
             raise ConfigError(f"stop holds {shown(text)}; give non-empty strings")
-        lone = lone_surrogate(text)
-        if lone is not None:
-            raise ConfigError(f"stop holds {shown(text)} with {lone}; give valid Unicode text")
+        surrogate = surrogate_in(text)
+        if surrogate is not None:
+            raise ConfigError(f"stop holds {shown(text)} with {surrogate}; give valid Unicode text")
         characters += len(text)
     if characters > MAX_STOP_CHARACTERS:
         raise ConfigError(f"stop holds {len(stop)} strings of {characters} characters in all; give at most {MAX_STOP_CHARACTERS}")

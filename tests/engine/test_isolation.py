@@ -373,9 +373,10 @@ def test_bytes_are_no_token_ids(engine: Engine, prompt: object) -> None:
         engine.generate(prompt)
 
 
-def test_a_lone_surrogate_is_refused(engine: Engine) -> None:
-    with pytest.raises(RequestError, match=r"the prompt holds a lone surrogate, U\+DCFF, at character 2; give valid Unicode text"):
-        engine.submit("ab\udcff")
+@pytest.mark.parametrize(("text", "which"), [("ab\udcff", "DCFF"), ("ab\ud83d\ude42", "D83D")], ids=["lone", "pair"])
+def test_a_surrogate_is_refused(engine: Engine, text: str, which: str) -> None:
+    with pytest.raises(RequestError, match=rf"the prompt holds a surrogate, U\+{which}, at character 2; give valid Unicode text"):
+        engine.submit(text)
 
 
 def test_everything_that_the_package_names_is_there() -> None:

@@ -83,7 +83,7 @@ def test_any_text_comes_back(text: str, tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
 
 
-def test_a_lone_surrogate_is_counted_from_the_begin_of_its_message(tokenizer: Tokenizer) -> None:
+def test_a_surrogate_is_counted_from_the_begin_of_its_message(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match=r"U\+D800, at character 2; give"):
         tokenizer.encode_chat([{"role": "user", "content": "ab\ud800"}])
 
