@@ -84,20 +84,24 @@ class Timeline:
 
     @property
     def records(self) -> Records:
-        """Everything that was recorded."""
+        """Everything that was recorded. Raises ConfigError before the end of the `with` block."""
         if self._records is None:
             raise ConfigError("this timeline has recorded nothing yet; ask after the `with` block")
         return self._records
 
     @cached_property
     def report(self) -> Report:
-        """What the recording says: computed when first asked for."""
+        """What the recording says: computed when first asked for.
+
+        Raises:
+            ConfigError: the `with` block has not ended, or `bytes_per_step` was set to what is no positive integer.
+        """
         _check_bytes(self.bytes_per_step)
         return make_report(self.records, self._options._replace(bytes_per_step=self.bytes_per_step, bytes_note=self.bytes_note))
 
     def save(self, directory: str | Path) -> list[Path]:
         """Writes trace.json (opens in ui.perfetto.dev), timeline.html, summary.txt and summary.json, and, where matplotlib is installed,
-        timeline.png. Makes the directory. Returns what was written."""
+        timeline.png. Makes the directory. Returns what was written. Raises ConfigError as `report` does."""
         from photon_ext.observe.render.save import save
 
         return save(self.records, self.report, Path(directory))
