@@ -194,8 +194,8 @@ class Engine:
             One output per prompt, in order. What goes wrong while a request runs ends that request alone, with finish reason "error".
 
         Raises:
-            RequestError, ConfigError: an argument is invalid; nothing has been queued then. The message names the prompt. Or a constraint
-                of this engine calls this: it would wait for itself.
+            RequestError, ConfigError: an argument is invalid; nothing has been queued then. Where it is one of the prompts or its params,
+                the message names the prompt. Or a constraint of this engine calls this: it would wait for itself.
             EngineDeadError: the engine was closed or has crashed, or this is a fork of its process.
         """
         self._mailbox.check_wait()
@@ -208,8 +208,8 @@ class Engine:
             own = params[index] if isinstance(params, Seq) else params
             try:
                 sequences.append(self._intake.make(prompt, own, raw))
-            except RequestError as error:
-                raise RequestError(f"prompt {index}: {error}") from error.__cause__
+            except (RequestError, ConfigError) as error:
+                raise type(error)(f"prompt {index}: {error}") from error.__cause__
         try:
             self._post(sequences)
             return [sequence.request.result() for sequence in sequences]

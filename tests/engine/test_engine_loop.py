@@ -247,6 +247,7 @@ def test_bad_input_is_refused_at_submit_and_the_engine_goes_on(prompt: object, o
         ([[1], []], None, "prompt 1: the prompt is empty"),
         ([[1], [2]], [SamplingParams()], "1 sampling params for 2 prompts"),
         ([[1]], 0.7, "params is a float"),
+        ([[1], [2]], [SamplingParams(), 0.7], "prompt 1: params is a float; give SamplingParams"),
     ],
 )
 def test_generate_refuses_before_anything_is_queued(prompts: object, params: object, message: str) -> None:
