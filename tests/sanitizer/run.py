@@ -39,6 +39,8 @@ TESTS = (
     "tests/engine/test_engine_cuda.py::test_graphs_and_eager_steps_agree",
 )
 TOOLS = {"memcheck": 6, "synccheck": 6, "racecheck": 4}  # processes each; more of racecheck are slower on one GPU
+# How many barriers a block has in shared memory, at most: synccheck's own guess is too low where they are an array, and then it fails.
+OPTIONS = {"synccheck": ("--num-cuda-barriers", "64")}
 SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (.*)$", re.MULTILINE)
 OUTCOME = re.compile(r"\b(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b(?: \([^\n]*\))? *\[ *\d+%\]")
 GRACE = 5.0  # seconds in which an ended process group goes
@@ -56,7 +58,7 @@ class Part(NamedTuple):
         return f"{self.tool}-{self.number}of{self.parts}"
 
     def command(self, tests: list[str]) -> list[str]:
-        tool = ["compute-sanitizer", "--tool", self.tool, "--error-exitcode", "9"]
+        tool = ["compute-sanitizer", "--tool", self.tool, *OPTIONS.get(self.tool, ()), "--error-exitcode", "9"]
         pytest = ["-m", "pytest", "-v", "--sanitized", "--shard", f"{self.number}/{self.parts}", "-p", "no:cacheprovider", "--durations=5"]
         return [*tool, sys.executable, *pytest, *tests]
 

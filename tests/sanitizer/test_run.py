@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,10 +16,10 @@ CLEAN = {
     "synccheck": "========= ERROR SUMMARY: 0 errors",
     "racecheck": "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)",
 }
-# argv of the stand-in: --tool TOOL --error-exitcode 9 PYTHON -m pytest -v --sanitized --shard I/N ...
+# argv of the stand-in: --tool TOOL [OPTION ...] --error-exitcode 9 PYTHON -m pytest -v --sanitized --shard I/N ...
 STAND_IN = """#!{python}
 import sys, time
-tool, shard = sys.argv[2], sys.argv[11]
+tool, shard = sys.argv[2], sys.argv[sys.argv.index("--shard") + 1]
 tests = {{"1/2": ["a", "c"], "2/2": ["b"], "1/1": ["a", "b", "c"]}}[shard]
 for test in tests:
     print(f"tests/test_x.py::test_{{test}}[cuda-1]", {outcome!r}, "[ 50%]", flush=True)
@@ -51,6 +52,15 @@ def test_all_tools_are_clean_and_say_how_many_tests_ran(sanitize: Run) -> None:
     for tool in CLEAN:
         assert f"{tool}: 3 tests: 3 passed" in text
     assert text.count(": clean") == 5 + 3
+
+
+def test_synccheck_has_room_for_the_barriers_of_a_block() -> None:
+    names = {"kMaxStages": "stream_share.cuh", "kMaxXStages": "stream_wide.cuh", "kGroups": "stream_wide.cuh"}
+    files = {name: (run.ROOT / "csrc" / "cuda" / file).read_text() for name, file in names.items()}
+    most = {name: int(re.search(rf"\b{name} = (\d+)", text)[1]) for name, text in files.items()}  # type: ignore[index]
+    option, room = run.OPTIONS["synccheck"]
+    assert option == "--num-cuda-barriers"
+    assert int(room) > most["kGroups"] * (most["kMaxStages"] + most["kMaxXStages"])
 
 
 @pytest.mark.parametrize(
