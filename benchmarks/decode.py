@@ -288,7 +288,8 @@ def trace_nodes(benches: list[Bench], args: Namespace, result: ResultFile) -> No
 
 def arguments(given: list[str] | None) -> Namespace:
     options = parser(__doc__.splitlines()[0])
-    options.add_argument("--model", type=names, default=["qwen3-0.6b"], help=f"one or more of {', '.join(SHAPES)}, or a model's path")
+    models = f"one or more of {', '.join(SHAPES)}, smollm2, or a model's path"
+    options.add_argument("--model", type=names, default=["qwen3-0.6b"], help=models)
     options.add_argument("--batches", type=integers, default=[1, 8, 32])
     options.add_argument("--context", type=positive_integer, default=512, help="tokens attended to in the middle of the measured window")
     options.add_argument("--depth", type=integers, default=[1, 2])

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import math
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -109,7 +110,7 @@ def output_file(text: str) -> Path:
 
 def parser(description: str) -> argparse.ArgumentParser:
     """A parser with --device and --json."""
-    made = argparse.ArgumentParser(description=description)
+    made = argparse.ArgumentParser(prog=f"python -m benchmarks.{Path(sys.argv[0]).stem}", description=description)
     made.add_argument("--device", type=device_name, default="auto", help="auto (the GPU if torch sees one), cpu, cuda or cuda:N")
     made.add_argument("--json", type=output_file, metavar="FILE", help="write the result here")
     return made

@@ -27,7 +27,7 @@ def decode(model, prompt_ids, max_new_tokens, stop_ids):
     cache.early_initialization(1, config.num_key_value_heads, config.head_dim, model.dtype, device)
     pages = torch.zeros(2, 1, dtype=torch.int32, device=device)  # page table: the cache is one page, of whichever row
 
-    def forward(step):  # captured once per slot, then only replayed: everything that changes is read from device memory
+    def forward(step):  # of decode steps captured once per slot, then only replayed: what changes is read from device memory
         tokens, positions = step.decode_meta[None, :, 0].long(), step.decode_meta[None, :, 1].long()
         for layer in cache.layers:
             layer.cumulative_length.copy_(positions[0, 0])  # where this step's keys and values go
