@@ -25,6 +25,7 @@ from benchmarks.common.options import (
     device_of,
     fast_kernels_option,
     integers,
+    models_option,
     names,
     parser,
     positive_integer,
@@ -231,7 +232,7 @@ def table_row(entry: dict[str, Any]) -> list[object]:
 
 def main(given: list[str] | None = None) -> int:
     options = parser(__doc__.splitlines()[0])
-    options.add_argument("--model", type=names, default=["qwen3-0.6b"])
+    models_option(options)
     options.add_argument("--batches", type=integers, default=[1, 8, 32])
     options.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     options.add_argument("--steps", type=positive_integer, default=1000, help="steps per count")

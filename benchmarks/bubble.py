@@ -35,6 +35,7 @@ from benchmarks.common.options import (
     fast_kernels_option,
     integer_from_zero,
     integers,
+    models_option,
     names,
     number_from_zero,
     output_file,
@@ -274,8 +275,7 @@ def _runs(args: Namespace, streams: int) -> int:
 
 def arguments(given: list[str] | None) -> Namespace:
     options = parser(__doc__.splitlines()[0])
-    models = f"one or more of {', '.join(SHAPES)}, smollm2, or a model's path"
-    options.add_argument("--model", type=names, default=["qwen3-0.6b"], help=models)
+    models_option(options)
     options.add_argument("--streams", type=integers, default=[1, 8, 32], help="sequences that run at once")
     options.add_argument(
         "--requests", type=positive_integer, default=30, help="requests per stream of the observed run; with 60 the ramp-down hardly shows"

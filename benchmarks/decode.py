@@ -29,7 +29,7 @@ from benchmarks.common.options import (
     device_of,
     fast_kernels_option,
     integers,
-    names,
+    models_option,
     parser,
     positive_integer,
     positive_number,
@@ -38,7 +38,7 @@ from benchmarks.common.options import (
 )
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.session import Memory, Session, agree, random_prompts
-from benchmarks.common.shapes import SHAPES, open_model
+from benchmarks.common.shapes import open_model
 from benchmarks.common.table import print_table
 from benchmarks.common.trace import idle, record
 from benchmarks.floor import read_floor
@@ -288,8 +288,7 @@ def trace_nodes(benches: list[Bench], args: Namespace, result: ResultFile) -> No
 
 def arguments(given: list[str] | None) -> Namespace:
     options = parser(__doc__.splitlines()[0])
-    models = f"one or more of {', '.join(SHAPES)}, smollm2, or a model's path"
-    options.add_argument("--model", type=names, default=["qwen3-0.6b"], help=models)
+    models_option(options)
     options.add_argument("--batches", type=integers, default=[1, 8, 32])
     options.add_argument("--context", type=positive_integer, default=512, help="tokens attended to in the middle of the measured window")
     options.add_argument("--depth", type=integers, default=[1, 2])

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.command import command
 from benchmarks.common.result import read_result
 from benchmarks.common.table import cell_text, markdown_table
 
@@ -66,7 +67,7 @@ def _entries(path: Path) -> list[dict[str, Any]]:
 
 
 def main(given: list[str] | None = None) -> int:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = argparse.ArgumentParser(prog=command(), description=__doc__.splitlines()[0])
     options.add_argument("files", nargs="+", type=Path)
     args = options.parse_args(given)
     try:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common.bubble_plot import plot_results
+from benchmarks.common.command import command
 from benchmarks.common.pyplot import COLOURS, open_pyplot
 from benchmarks.common.result import read_result
 
@@ -125,7 +126,7 @@ def draw_gains(files: Sequence[Path], output: Path) -> None:
 
 
 def main(given: list[str] | None = None) -> int:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = argparse.ArgumentParser(prog=command(), description=__doc__.splitlines()[0])
     options.add_argument("files", nargs="+", type=Path, help="JSON of benchmarks.decode and benchmarks.peers; for --gains of bubble")
     options.add_argument("--gains", action="store_true", help="depth 1 and depth 2 instead of shares of the floor")
     options.add_argument("--output", type=Path, default=Path("floor.png"), help="the PNG")

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.common.adopt_tables import adopt_sections
 from benchmarks.common.bubble_tables import bubble_sections
+from benchmarks.common.command import command
 from benchmarks.common.env import REPOSITORY, source_digest
 from benchmarks.common.result import read_result
 from benchmarks.common.section import Section
@@ -111,7 +112,7 @@ def show_tables(path: Path, markdown: bool) -> int:
 
 
 def main(given: list[str] | None = None) -> int:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = argparse.ArgumentParser(prog=command(), description=__doc__.splitlines()[0])
     options.add_argument("path", nargs="?", type=Path, default=RESULTS, help="a directory of results, or one result whose tables to print")
     options.add_argument("--markdown", action="store_true", help="tables of one result as Markdown")
     args = options.parse_args(given)

@@ -6,11 +6,12 @@ import argparse
 import contextlib
 import math
 import os
-import sys
 from pathlib import Path
 
 import torch
 
+from benchmarks.common.command import command
+from benchmarks.common.shapes import SHAPES
 from photon_ext.errors import DeviceError
 from photon_ext.runtime.runtime import checked_device
 from photon_ext.scheduling.options import choose_kernels
@@ -110,10 +111,16 @@ def output_file(text: str) -> Path:
 
 def parser(description: str) -> argparse.ArgumentParser:
     """A parser with --device and --json."""
-    made = argparse.ArgumentParser(prog=f"python -m benchmarks.{Path(sys.argv[0]).stem}", description=description)
+    made = argparse.ArgumentParser(prog=command(), description=description)
     made.add_argument("--device", type=device_name, default="auto", help="auto (the GPU if torch sees one), cpu, cuda or cuda:N")
     made.add_argument("--json", type=output_file, metavar="FILE", help="write the result here")
     return made
+
+
+def models_option(options: argparse.ArgumentParser) -> None:
+    """--model, of which there may be several."""
+    help_text = f"one or more of {', '.join(SHAPES)}, smollm2, or a model's path"
+    options.add_argument("--model", type=names, default=["qwen3-0.6b"], help=help_text)
 
 
 def fast_kernels_option(options: argparse.ArgumentParser) -> None:
