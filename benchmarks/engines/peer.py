@@ -114,25 +114,29 @@ def by_steps(step_ms: Sequence[float], tokens: Tokens, window: Window) -> Measur
 
 
 def by_difference(generate: Callable[[Prompts, int], Tokens], prompts: Prompts, window: Window, seconds: float) -> Measured:
-    """From whole runs of two lengths, after some for warm-up: what both have, start and prefill, cancels. All in about `seconds`."""
+    """From whole runs of two lengths, after some for warm-up: what both have, start and prefill, cancels. All in about `seconds`.
+
+    Where the difference is lost in what runs of one length differ by, there are more of them as long as that time lasts.
+    """
     few = window.within(0.0, 1.0).last
     generate(prompts, few)
     ms_per_step = _timed(generate, prompts, few)[0] / few * 1e3
     window = window.within(seconds / (1 + REPEATS * (1 + window.first / window.last)), ms_per_step)
     generate(prompts, window.last)
-    taken: dict[int, list[float]] = {window.first: [], window.last: []}
+    short: list[float] = []
+    long: list[float] = []
     tokens: Tokens = []
-    for _ in range(REPEATS):
-        for count, times in taken.items():
-            duration, tokens = _timed(generate, prompts, count)
-            times.append(duration)
+    while len(long) < REPEATS or (median(long) <= median(short) and sum(short) + sum(long) < seconds):
+        short.append(_timed(generate, prompts, window.first)[0])
+        duration, tokens = _timed(generate, prompts, window.last)
+        long.append(duration)
     steps = window.last - window.first
-    short, long = taken[window.first], taken[window.last]
     ms = (median(long) - median(short)) * 1e3 / steps
     pairs = [(b - a) * 1e3 / steps for a, b in zip(short, long, strict=True)]
     if ms <= 0:
-        raise BenchmarkError(f"{window.last} tokens took no longer than {window.first}: {long} and {short} s; measure more tokens")
-    return Measured(ms, (min(pairs), max(pairs)), REPEATS, tokens, window)
+        taken = f"{median(long):.3g} and {median(short):.3g} s, medians of {len(long)} runs"
+        raise BenchmarkError(f"{window.last} tokens took no longer than {window.first}: {taken}; measure more tokens")
+    return Measured(ms, (min(pairs), max(pairs)), len(long), tokens, window)
 
 
 def _timed(generate: Callable[[Prompts, int], Tokens], prompts: Prompts, count: int) -> tuple[float, Tokens]:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -150,32 +151,53 @@ def test_steps_are_taken_from_the_window() -> None:
         by_steps([1.0] * 11, [[1] * 12, [1] * 11], WINDOW)
 
 
-def test_differences_cancel_what_both_runs_have() -> None:
-    def generate(prompts: list[list[int]], count: int) -> Tokens:
-        time.sleep(0.05 + 0.004 * count)
+class Clocked:
+    """An engine on a clock of its own: what its runs of `count` tokens take, in seconds, is `takes(count, runs before)`."""
+
+    def __init__(self, takes: Callable[[int, int], float], patch: pytest.MonkeyPatch) -> None:
+        self.counts: list[int] = []
+        self._takes, self._now = takes, 0.0
+        patch.setattr("benchmarks.engines.peer.time.perf_counter", lambda: self._now)
+
+    def __call__(self, prompts: list[list[int]], count: int) -> Tokens:
+        self._now += self._takes(count, len(self.counts))
+        self.counts.append(count)
         return [[1] * count for _ in prompts]
 
-    assert by_difference(generate, [[1]], WINDOW, 9.0).ms_per_step == pytest.approx(4.0, abs=1.5)
+
+def test_differences_cancel_what_both_runs_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    generate = Clocked(lambda count, _: 0.05 + 0.004 * count, monkeypatch)
+    measured = by_difference(generate, [[1]], WINDOW, 9.0)
+    assert (measured.ms_per_step, measured.samples) == (pytest.approx(4.0), 3)
     with pytest.raises(BenchmarkError, match="stopped early"):
         by_difference(lambda prompts, count: [[1] for _ in prompts], [[1]], WINDOW, 9.0)
 
 
-def test_a_slow_engine_is_measured_in_a_shorter_window() -> None:
+def test_a_difference_lost_in_noise_takes_more_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first two short runs are disturbed, as they are where another process wants the same cores."""
+    generate = Clocked(lambda count, before: 0.001 * count + 0.1 * (before in (3, 5)), monkeypatch)
+    measured = by_difference(generate, [[1]], WINDOW, 9.0)
+    assert (measured.ms_per_step, measured.samples) == (pytest.approx(1.0), 5)
+    assert measured.ms_spread == (pytest.approx((0.009 - 0.1) * 1e3 / 9), pytest.approx(1.0))
+
+
+def test_a_difference_that_stays_lost_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    generate = Clocked(lambda count, _: 0.125, monkeypatch)
+    with pytest.raises(BenchmarkError, match=r"12 tokens took no longer than 3: 0\.125 and 0\.125 s, medians of 8 runs; measure more"):
+        by_difference(generate, [[1]], WINDOW, 2.0)
+    assert len(generate.counts) == 3 + 16  # two seconds of them, after those for warm-up
+
+
+def test_a_slow_engine_is_measured_in_a_shorter_window(monkeypatch: pytest.MonkeyPatch) -> None:
     window = Window(prompt=5, first=128, last=512)
     assert window.within(60, 67.0) == window
     assert window.within(10, 67.0) == Window(5, 37, 149)
     assert window.within(0.1, 67.0) == Window(5, 8, 32)
-    counts: list[int] = []
-
-    def generate(prompts: list[list[int]], count: int) -> Tokens:
-        counts.append(count)
-        time.sleep(0.002 * count)
-        return [[1] * count for _ in prompts]
-
+    generate = Clocked(lambda count, _: 0.002 * count, monkeypatch)
     measured = by_difference(generate, [[1]], window, seconds=0.6)
-    assert measured.window.last < 128
-    assert measured.ms_per_step == pytest.approx(2.0, abs=0.7)
-    assert counts == [32, 32, measured.window.last, *[measured.window.first, measured.window.last] * 3]
+    assert measured.window == Window(5, 15, 63)
+    assert measured.ms_per_step == pytest.approx(2.0)
+    assert generate.counts == [32, 32, 63, *[15, 63] * 3]
 
 
 def test_a_cache_for_the_batch_holds_it_and_one_prompt_at_least_a_step() -> None:
