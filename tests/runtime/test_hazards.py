@@ -11,7 +11,7 @@ from photon_ext.errors import PipelineError
 from photon_ext.layout import RECORD_WIDTH, RowColumn
 from photon_ext.runtime.pipeline import Pipeline
 from photon_ext.runtime.row import Row
-from photon_ext.runtime.step import FinishReason, RowEvent, Segment
+from photon_ext.runtime.step import FinishReason, RowEvent, Segment, StepKind
 from photon_ext.testing import Driver, Random, Request, SimRuntime, ToyModel
 
 MODEL = ToyModel(32)
@@ -253,6 +253,38 @@ def test_hazard_27_a_partial_prefill_is_never_sampled(chunk: int) -> None:
     assert [(event.row, event.token, event.finish) for event in events] == [
         (row, MODEL.generate(Request(tuple(range(7)), 1))[0], FinishReason.LENGTH)
     ]
+
+
+def test_a_constraint_is_not_asked_about_a_partial_prefill() -> None:
+    """A step that samples one constrained row, and holds the first chunk of another: a constraint may count how often it is asked."""
+    pipe = pipeline(SimRuntime(2), chunk=4)
+    rows = [pipe.admit(prompt, max_new_tokens=2, constrained=True) for prompt in ((1, 2), (3, 4, 5, 6, 7, 8))]
+    asked: list[tuple[Row, int]] = []
+
+    def fill(row: Row, words: memoryview) -> None:
+        asked.append((row, row.prefilled))
+        words[0] = -1
+
+    while pipe.busy:
+        pipe.tick(fill)
+    assert sorted(asked, key=lambda entry: entry[0].index) == [(rows[0], 2), (rows[0], 2), (rows[1], 6), (rows[1], 6)]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_hazard_28_a_prompt_of_many_chunks_does_not_starve_a_running_row(depth: int) -> None:
+    """Nor does the row starve the prompt: their steps take turns."""
+    pipe = pipeline(SimRuntime(depth=depth), chunk=1)
+    running = pipe.admit((1,), max_new_tokens=20)
+    pipe.tick()
+    prompt = pipe.admit(tuple(range(12)), max_new_tokens=1)
+    kinds = []
+    while prompt.wants_prefill:
+        step = pipe.launch()
+        assert step is not None
+        kinds.append(step.key.kind)
+        pipe.commit()
+    assert kinds == [StepKind.DECODE, StepKind.PREFILL] * 12
+    assert running.sampled == 1 + kinds.count(StepKind.DECODE)
 
 
 def test_hazard_36_a_quiet_step_applies_no_old_deltas() -> None:
