@@ -56,6 +56,55 @@ def test_a_forward_that_raises_ends_the_pipeline_and_every_call_says_why() -> No
     assert pipeline.abort(row)
 
 
+def test_late_sampling_that_raises_ends_the_pipeline_and_every_call_says_why() -> None:
+    """Its masks are sent, and nothing was sampled with them: the step can neither be finalized again nor be committed."""
+
+    def sample(step: StepTensors) -> None:
+        raise RuntimeError("no dice")
+
+    runtime = Runtime(max_rows=2, max_len=32, device="cpu")
+    pipeline = Pipeline(runtime, Forward(), vocab_size=VOCAB, sample=sample, chunk=8, graph=False)
+    row = pipeline.admit([1, 2], max_new_tokens=9, constrained=True)
+    pipeline.launch()
+    with pytest.raises(RuntimeError, match="no dice"):
+        pipeline.finalize(lambda row, words: None)
+    for call in (pipeline.launch, pipeline.commit, pipeline.finalize, pipeline.tick):
+        with pytest.raises(PipelineError, match="cannot go on: RuntimeError: no dice"):
+            call()
+    assert pipeline.abort(row)
+
+
+def test_a_commit_that_raises_ends_the_pipeline_and_every_call_says_why() -> None:
+    """The step is half read: rows before the bad one have their tokens, and nobody hears of them."""
+
+    def sample(step: StepTensors) -> None:
+        step.sampled[0], step.sampled[1] = 3, VOCAB
+
+    runtime = Runtime(max_rows=2, max_len=32, device="cpu")
+    pipeline = Pipeline(runtime, Forward(), vocab_size=VOCAB, sample=sample, chunk=8, graph=False)
+    rows = [pipeline.admit([one], max_new_tokens=9) for one in (1, 2)]
+    pipeline.launch()
+    with pytest.raises(PipelineError, match=f"sampling gave token {VOCAB}"):
+        pipeline.commit()
+    for call in (pipeline.launch, pipeline.commit, pipeline.finalize, pipeline.tick):
+        with pytest.raises(PipelineError, match=f"cannot go on: PipelineError: .*sampling gave token {VOCAB}"):
+            call()
+    assert [pipeline.abort(row) for row in rows] == [True, True]
+
+
+def test_a_row_is_aborted_by_the_pipeline_that_admitted_it() -> None:
+    """Both rows have index 1: the other pipeline's goes on."""
+    pipelines = [make(Forward(), graph=True) for _ in range(2)]
+    rows = [pipeline.admit([1, 2], max_new_tokens=2) for pipeline in pipelines]
+    with pytest.raises(PipelineError, match="was admitted by another pipeline; abort it there"):
+        pipelines[0].abort(rows[1])
+    for pipeline, row in zip(pipelines, rows, strict=True):
+        tokens = []
+        while pipeline.busy:
+            tokens += [(event.row, event.token) for event in pipeline.tick()]
+        assert tokens == [(row, 3), (row, 4)]
+
+
 def test_a_forward_that_cannot_be_captured_leaves_the_runtime_usable() -> None:
     runtime = Runtime(max_rows=2, max_len=32, device="cpu")
     forward = Forward()
