@@ -436,6 +436,7 @@ def test_close_cancels_what_is_left_and_refuses_what_comes() -> None:
     engine.close()
     engine.close()
     assert {request.result(0).finish_reason for request in requests} <= {"cancelled", "length"}
+    assert_drained(engine)  # the steps in flight, which nobody hears of any more, have given row and pages back
     with pytest.raises(EngineDeadError, match="closed"):
         engine.submit([1])
 

@@ -366,6 +366,21 @@ def test_ping_pong_is_right_under_every_interleaving(asked: tuple[Request, ...],
     assert found.interleavings > 100
 
 
+def test_a_partial_prefill_waits_for_no_mask() -> None:
+    """Of a constrained row only the last chunk is sampled: the chunks before it run ahead, and send no masks."""
+    runtime = SimRuntime(depth=2)
+    pipe = pipeline(runtime, chunk=2)
+    pipe.admit(tuple(range(6)), max_new_tokens=1, constrained=True)
+    finalized = []
+    for _ in range(3):
+        step = pipe.launch()
+        assert step is not None
+        finalized.append(step.finalized)
+        if pipe.inflight == 2:
+            pipe.commit()
+    assert finalized == [True, True, False]
+
+
 def test_a_capped_row_makes_no_zombie() -> None:
     driver = Driver(SimRuntime(depth=2))
     driver.run(Request((1, 2), 1), Request((3,), 5))
@@ -420,6 +435,7 @@ def test_what_on_event_raises_costs_no_row_a_token(depth: int, constrained: tupl
         check_invariants(pipe)
     assert [tuple(told[row]) for row in rows] == [MODEL.generate(one) for one in asked]
     assert (raised[0], len(raised), events) == (3, 2, 12)
+    assert raised[1] % 2 == 1, "the first of the two that were raised in that turn"
 
 
 class OpenPhases:
