@@ -466,6 +466,51 @@ def test_a_crash_fails_every_open_request_with_the_cause() -> None:
     engine.close()
 
 
+def test_a_request_that_the_pipeline_refuses_ends_alone_and_gives_its_pages_back() -> None:
+    """Whatever is wrong shows at submit; what is overlooked there is still no reason to stop the others."""
+    with scripted() as engine:
+        overlooked = engine._intake.make([1, 2], LONG, False)
+        overlooked.temperature = -1.0
+        engine._post([overlooked])
+        output = overlooked.request.result(5)
+        assert (output.finish_reason, output.token_ids) == ("error", ())
+        assert "temperature is -1.0" in (output.error or "")
+        assert_drained_after(engine)
+
+
+def test_requests_that_can_never_be_let_in_are_told_so() -> None:
+    """Pages that nobody gives back are a bug of ours, and the callers do not wait for ever."""
+    with scripted() as engine:
+        assert engine._scheduler.pool.allocate(60) is not None
+        assert "1 requests wait, and no row runs" in (engine.submit([1], LONG).result(5).error or "")
+
+
+@DEPTHS
+def test_a_crash_is_told_to_whoever_is_between_two_lists(depth: int) -> None:
+    """One request has ended, and its final event is not delivered yet; another was posted, and nobody took it."""
+    device = ScriptedDevice(depth=depth)
+    requests: list[Request] = []
+    ready = threading.Event()
+
+    def act() -> None:
+        ready.wait(20)
+        if device.launches == 3:
+            requests[0].cancel()  # the next turn takes it, and launches before it delivers
+        if device.launches == 4:
+            requests.append(engine.submit([9]))
+            raise OSError("the device fell off the bus")
+
+    device.on_step = act
+    engine = make(device)
+    requests += [engine.submit([n], LONG) for n in range(2)]
+    ready.set()
+    for request in requests[:2]:
+        request.result(5)
+    assert len(requests) == 3
+    assert ["fell off the bus" in (request.result(5).error or "") for request in requests] == [True] * 3
+    engine.close()
+
+
 def test_text_is_delivered_after_the_next_launch() -> None:
     """The order of one turn: at depth 2 a token is shown while the step after its successor's launch runs, never before that launch."""
     for depth in (1, 2):
