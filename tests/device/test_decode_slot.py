@@ -219,6 +219,33 @@ def test_a_workers_error_is_raised_by_the_wait(kernels):
         other.native.wait()
 
 
+def test_a_call_that_failed_half_way_is_neither_waited_for_nor_tried_again(kernels, flag):
+    """The graph is in flight on another stream. What the slot's last step left in pinned memory is no result of this one."""
+    streams, other = Streams("host"), _C.Stream.create("host")
+    slot = make_slot(streams)
+    graph = capture_copy(streams.compute, slot.result, slot.staged)
+    slot.native.begin(0)
+    slot.native.end(4)
+    slot.native.wait()
+    kernels.wait_for_flag(other, flag)
+    other.launch(graph)
+    try:
+        with pytest.raises(RuntimeError, match="still in flight"):
+            slot.native.launch(graph, 8, True, 4)
+        assert not slot.native.done()
+        with pytest.raises(RuntimeError, match="nothing was launched"):
+            slot.native.wait()
+        slot.native.begin(0)
+        slot.native.end(0, finish=False)
+        with pytest.raises(RuntimeError, match="still in flight"):
+            slot.native.finalize(graph, 2, 4)
+        with pytest.raises(RuntimeError, match="there is no launch or end with finish=False to finalize"):
+            slot.native.finalize(None, 2, 4)
+    finally:
+        flag.fill_(1)
+        other.synchronize()
+
+
 def test_destroying_a_slot_waits_for_its_copies(kernels, flag):
     streams = Streams("host")
     slot = make_slot(streams)
