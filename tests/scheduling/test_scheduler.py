@@ -113,3 +113,15 @@ def test_the_cap_is_cut_to_the_context() -> None:
     assert scheduler.fit(10, 5) == 5
     assert scheduler.fit(30, 5) == 3, "the last token needs no KV line"
     assert scheduler.fit(32, 5) == 1
+
+
+def test_a_request_may_take_the_last_page_to_its_last_place() -> None:
+    """The last token's keys are never written: 7 + 14 tokens are 20 lines, which are 5 pages."""
+    scheduler = Scheduler(PagePool(5), PAGE, ROWS, MAX_LEN)
+    assert scheduler.fit(7, 14) == 14
+    scheduler.add(make_sequence(7, 14))
+    taken = scheduler.take()
+    assert taken is not None
+    assert len(taken[1]) == 5
+    with pytest.raises(RequestError, match="need 6 pages of 4 tokens and the pool has 5"):
+        scheduler.fit(7, 15)

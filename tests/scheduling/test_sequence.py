@@ -10,7 +10,7 @@ import pytest
 from photon_ext.errors import ConfigError
 from photon_ext.models.detokenizer import Detokenizer
 from photon_ext.runtime import FinishReason
-from photon_ext.sampling import Constraint, SamplingParams, from_allowed_ids
+from photon_ext.sampling import Constraint, SamplingParams, from_allowed_ids, from_callable
 from photon_ext.scheduling import Request, Sequence, StreamEvent, TextStream
 
 
@@ -64,6 +64,23 @@ def test_the_stop_token_has_no_text_and_is_counted() -> None:
     sequence.deliver(97, is_stop=True)
     sequence.close(FinishReason.STOP)
     assert (sequence.request.result().text, sequence.request.result().token_ids) == ("", (97,))
+
+
+def test_nothing_is_shown_after_the_final_event() -> None:
+    sequence = make()
+    sequence.commit(97, None)
+    sequence.close(FinishReason.CANCELLED)
+    assert not sequence.deliver(97, is_stop=False)
+    assert list(sequence.request.iter()) == [StreamEvent("", (), "cancelled")]
+
+
+def test_a_constraint_does_not_hear_of_the_stop_token() -> None:
+    """It may be one that the constraint has no state for."""
+    heard: list[list[int]] = []
+    sequence = make(constraint=from_callable(lambda tokens: [97], lambda tokens: bool(heard.append(tokens))))
+    assert sequence.commit(97, None) is None
+    assert sequence.commit(98, FinishReason.STOP) is FinishReason.STOP
+    assert heard == [[97]]
 
 
 @pytest.mark.parametrize(
