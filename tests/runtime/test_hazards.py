@@ -183,6 +183,18 @@ def test_hazard_17_a_mask_of_an_earlier_lease_does_not_touch_a_free_row() -> Non
     assert [event.token for event in pipe.tick(only_seven)] == [MODEL.generate(Request((3, 4), 1))[0], 7]
 
 
+def test_hazard_17_masks_that_nobody_fills_are_an_error_of_the_caller() -> None:
+    """The step still waits for them, and is sampled once they come."""
+    pipe = pipeline(SimRuntime())
+    pipe.admit((1, 2), max_new_tokens=1, constrained=True)
+    pipe.launch()
+    with pytest.raises(PipelineError, match=r"is constrained: finalize\(\) needs a fill callback"):
+        pipe.finalize()
+    pipe.finalize(allow_all)
+    (event,) = pipe.commit()
+    assert (event.token, event.error) == (MODEL.generate(Request((1, 2), 1))[0], None)
+
+
 @pytest.mark.parametrize("offset", [-1, 1])
 def test_hazard_18_a_mask_for_another_position_is_refused(offset: int) -> None:
     runtime = SimRuntime()
