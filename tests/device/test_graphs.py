@@ -144,6 +144,19 @@ def test_an_error_inside_a_replay_sticks(kernels):
     assert value.item() == 1
 
 
+def test_an_error_inside_an_inline_replay_leaves_the_graph_usable(kernels):
+    """It is not in flight any more: any stream may take it, and its end waits for nothing."""
+    streams, value = [_C.Stream.create("inline") for _ in range(2)], zeros()
+    streams[0].begin_capture()
+    kernels.multiply_add(streams[0], value, 1, 1)
+    kernels.fail(streams[0])
+    graph = streams[0].end_capture()
+    for stream in streams:
+        with pytest.raises(RuntimeError, match="the kernel's own words"):
+            stream.launch(graph)
+    assert value.item() == 2
+
+
 def test_graphs_of_another_backend_are_refused():
     host, inline = _C.Stream.create("host"), _C.Stream.create("inline")
     host.begin_capture()
