@@ -381,6 +381,50 @@ def test_cancel_reaches_waiting_and_running_requests_and_is_idempotent(depth: in
         assert_drained_after(engine)
 
 
+class Fragile:
+    """A detokenizer that raises on the third token."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    def push(self, token: int) -> str:
+        self.tokens += 1
+        return "." if self.tokens < 3 else str(1 // 0)
+
+    def flush(self) -> str:
+        return ""
+
+
+@DEPTHS
+@pytest.mark.parametrize("how", ["cancel", "stop string", "finished", "advance", "text"])
+def test_what_ends_early_is_not_decoded_on(depth: int, how: str) -> None:
+    """Its row is free for the next request after the steps that are in flight, not at its cap."""
+    device = ScriptedDevice(depth=depth, max_rows=1)
+    params = {
+        "stop string": SamplingParams(max_new_tokens=60, stop=("...",)),
+        "finished": SamplingParams(max_new_tokens=60, constraint=from_callable(lambda tokens: [1, 2], lambda tokens: len(tokens) == 3)),
+        "advance": SamplingParams(max_new_tokens=60, constraint=Brittle("advance")),
+    }
+    requests: list[Request] = []
+    ready = threading.Event()
+
+    def cancel_on_time() -> None:
+        if how == "cancel" and device.launches == 3:
+            ready.wait(20)
+            requests[0].cancel()
+
+    with make(device) as engine:
+        detokenizer = engine.tokenizer.detokenizer
+        engine.tokenizer.detokenizer = Fragile if how == "text" else Dots
+        device.on_step = cancel_on_time
+        requests.append(engine.submit([1], params.get(how, LONG)))
+        ready.set()
+        requests[0].result(20)
+        engine.tokenizer.detokenizer = detokenizer
+        assert_drained_after(engine)
+    assert device.launches <= 4 + depth + 5, "those of the request, those in flight when it ended, and those of the next one"
+
+
 class Interrupted:
     """Posts sequences as the engine does, then behaves as if Ctrl-C came at once; remembers what was posted."""
 
@@ -521,6 +565,16 @@ def test_text_is_delivered_after_the_next_launch() -> None:
             engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=6))
         # Token n is sampled by launch n + 1 (the prefill samples token 0); the launch after it comes first, until there is none.
         assert launches_at_token == [2, 3, 4, 5, 6, 6]
+
+
+class Dots:
+    """A detokenizer for which every token is a dot."""
+
+    def push(self, token: int) -> str:
+        return "."
+
+    def flush(self) -> str:
+        return ""
 
 
 class Recorder:
