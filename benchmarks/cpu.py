@@ -11,7 +11,7 @@ from __future__ import annotations
 import resource
 import statistics
 import time
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from photon_ext.models.weights import DecoderWeights
 
 PROMPT = "The first thing that a traveller sees on coming over the pass is the lake, and behind it"
 SPARE = 8
+MOST_THREADS = 256  # of our kernels (csrc/cpu/parallel.cpp)
 
 
 def peak_mib() -> float:
@@ -159,13 +160,28 @@ def compare(args: Namespace) -> dict[str, Any]:
     }
 
 
+def prompt_text(text: str) -> str:
+    """A prompt of one token at least."""
+    if not text:
+        raise ArgumentTypeError("it is empty; give some text")
+    return text
+
+
+def thread_count(text: str) -> int:
+    """Threads that both sides can have: torch crashes where the system has no more of them, and our kernels take no more than these."""
+    threads = positive_integer(text)
+    if threads > MOST_THREADS:
+        raise ArgumentTypeError(f"{text!r} is above {MOST_THREADS}, the most that our kernels take")
+    return threads
+
+
 def main(given: list[str] | None = None) -> int:
     options = parser(__doc__.splitlines()[0])
     options.add_argument("--model", default="smollm2", help=f"a real model, or one of {', '.join(SHAPES)} with random weights")
-    options.add_argument("--prompt", default=PROMPT)
+    options.add_argument("--prompt", type=prompt_text, default=PROMPT)
     options.add_argument("--new-tokens", type=positive_integer, default=64)
     options.add_argument("--repeats", type=positive_integer, default=3)
-    options.add_argument("--threads", type=positive_integer, help="for both sides; default: as many as our kernels take")
+    options.add_argument("--threads", type=thread_count, help="for both sides; default: as many as our kernels take")
     args = options.parse_args(given)
     args.threads = args.threads or photon_ext.num_threads()
     photon_ext.set_num_threads(args.threads)

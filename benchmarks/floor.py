@@ -70,6 +70,8 @@ def _buffer(device: torch.device, nbytes: int | None) -> torch.Tensor:
         if device.type == "cuda":
             torch.cuda.empty_cache()
             nbytes = max(GIB, min(CUDA_BYTES, torch.cuda.mem_get_info(device)[0] - LEFT_FREE))
+    if nbytes < 512:
+        raise BenchmarkError(f"{nbytes} bytes are no buffer to sweep; give 512 or more, best more than any cache holds")
     words = torch.empty(nbytes // 512 * 128, dtype=torch.int32, device=device)
     return words.random_(0x3F000000, 0x3F800000, generator=torch.Generator(device=device).manual_seed(0))
 

@@ -75,8 +75,11 @@ def writable_folder(text: str) -> str:
 
 
 def names(text: str) -> list[str]:
-    """ "a,b" as a list."""
-    return [part for part in text.split(",") if part]
+    """ "a,b" as a list of one name or more."""
+    found = [part for part in text.split(",") if part]
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} names nothing")
+    return found
 
 
 def device_name(text: str) -> str:
