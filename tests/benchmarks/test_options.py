@@ -19,6 +19,8 @@ from benchmarks.common.options import (
     positive_integer,
     positive_number,
 )
+from benchmarks.common.result import BenchmarkError
+from benchmarks.floor import read_floor
 
 BENCHMARKS = ["activity", "adopt", "bubble", "cpu", "decode", "floor", "kernels", "peers"]
 PARSING = [*BENCHMARKS, "common.checkpoint"]
@@ -33,6 +35,27 @@ def refusal(benchmark: str, given: list[str], capsys: pytest.CaptureFixture[str]
     assert said.out == ""
     assert "Traceback" not in said.err
     return said.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "given", "message"),
+    [
+        ("decode", ["--model", ""], "argument --model: '' names nothing"),
+        ("peers", ["--peers", ","], "argument --peers: ',' names nothing"),
+        ("kernels", ["--ops", ""], "argument --ops: '' names nothing"),
+        ("cpu", ["--prompt", ""], "argument --prompt: it is empty; give some text"),
+        ("cpu", ["--threads", "100000"], "argument --threads: '100000' is above 256"),
+    ],
+)
+def test_what_leaves_nothing_to_measure_is_refused(
+    benchmark: str, given: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in refusal(benchmark, given, capsys)
+
+
+def test_a_floor_of_no_bytes_is_an_error_and_no_rate() -> None:
+    with pytest.raises(BenchmarkError, match="10 bytes are no buffer to sweep"):
+        read_floor(torch.device("cpu"), 10)
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
