@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.common.bubble_plot import plot_results
 from benchmarks.common.command import command
+from benchmarks.common.options import png_file
 from benchmarks.common.pyplot import COLOURS, open_pyplot
 from benchmarks.common.result import read_result
 
@@ -88,6 +89,7 @@ def draw(points: Sequence[Point], output: Path) -> None:
         axis.set_axis_off()
     handles = {label: bar for axis in axes.flat for bar, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=beside, fontsize=10, frameon=False)
+    output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(output, dpi=DPI)
     pyplot.close(figure)
 
@@ -129,7 +131,7 @@ def main(given: list[str] | None = None) -> int:
     options = argparse.ArgumentParser(prog=command(), description=__doc__.splitlines()[0])
     options.add_argument("files", nargs="+", type=Path, help="JSON of benchmarks.decode and benchmarks.peers; for --gains of bubble")
     options.add_argument("--gains", action="store_true", help="depth 1 and depth 2 instead of shares of the floor")
-    options.add_argument("--output", type=Path, default=Path("floor.png"), help="the PNG")
+    options.add_argument("--output", type=png_file, default=Path("floor.png"), metavar="FILE", help="the PNG (floor.png)")
     args = options.parse_args(given)
     try:
         if args.gains:
