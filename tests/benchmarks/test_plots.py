@@ -73,6 +73,21 @@ def test_without_matplotlib_the_error_says_what_to_do(
     assert not (tmp_path / "floor.png").exists()
 
 
+@pytest.mark.parametrize(("name", "message"), [("there", "is a directory"), ("plot", "does not end in .png")])
+def test_what_would_be_written_elsewhere_is_refused(name: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """matplotlib adds .png to a name without an ending."""
+    (tmp_path / "there").mkdir()
+    with pytest.raises(SystemExit):
+        plots.main([str(DECODES[0]), "--output", str(tmp_path / name)])
+    assert message in capsys.readouterr().err
+
+
+def test_the_directory_of_a_png_is_made(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert plots.main([str(DECODES[0]), "--output", str(tmp_path / "new" / "floor.png")]) == 0
+    assert (tmp_path / "new" / "floor.png").exists()
+
+
 def test_a_png_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "floor.png"
