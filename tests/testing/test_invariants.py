@@ -1,0 +1,73 @@
+"""check_invariants sees each rule broken: a check that never fails would let every search pass."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from photon_ext.runtime.lease import LeaseState
+from photon_ext.runtime.pipeline import Pipeline
+from photon_ext.testing import SimError, SimRuntime, check_invariants
+
+
+def count_one_step_too_many(pipe: Pipeline) -> None:
+    pipe.rows[0].lease.inflight_refs += 1
+
+
+def forget_a_release(pipe: Pipeline) -> None:
+    row = pipe.admit((1,), max_new_tokens=1)
+    row.lease.finalize()
+
+
+def commit_ahead_of_the_launch(pipe: Pipeline) -> None:
+    pipe.rows[0].committed = pipe.rows[0].sampled + 1
+
+
+def release_in_flight(pipe: Pipeline) -> None:
+    row = pipe.rows[0]
+    row.lease.state = LeaseState.RELEASED
+    del pipe._rows[row.index]
+
+
+def lose_a_row(pipe: Pipeline) -> None:
+    pipe._runtime.table.acquire()
+
+
+def share_a_slot(pipe: Pipeline) -> None:
+    pipe._inflight[1].slot = pipe._inflight[0].slot
+
+
+def swap_the_steps(pipe: Pipeline) -> None:
+    pipe._inflight.reverse()
+
+
+def launch_over_logits(pipe: Pipeline) -> None:
+    pipe._inflight[0] = replace(pipe._inflight[0], finalized=False)
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        (count_one_step_too_many, "I3: "),
+        (forget_a_release, "I4: .* is still registered"),
+        (commit_ahead_of_the_launch, "3 committed, 2 of 9 launched"),
+        (release_in_flight, "I4: .* is released, and a step in flight holds it"),
+        (lose_a_row, "I9: 1 rows held and 2 free, of 4"),
+        (share_a_slot, "I5: "),
+        (swap_the_steps, "I2: "),
+        (launch_over_logits, "I11: "),
+    ],
+)
+def test_a_broken_invariant_is_named(fault: Callable[[Pipeline], None], named: str) -> None:
+    pipe = Pipeline(SimRuntime(max_rows=4, depth=2), lambda step: None, vocab_size=32)
+    pipe.admit((1, 2), max_new_tokens=9)
+    pipe.launch()
+    pipe.launch()
+    check_invariants(pipe)
+    fault(pipe)
+    with pytest.raises(SimError) as raised:
+        check_invariants(pipe)
+    assert re.search(named, str(raised.value))
