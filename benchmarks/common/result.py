@@ -54,7 +54,7 @@ class ResultFile:
         self._write()
 
     def measure(self, labels: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-        """Adds one entry: `labels` with what `measure` returns, or with why it failed. None if it did.
+        """Adds one entry: `labels` with what `measure` returns, or with why it failed. Returns it as the file has it, or None if it failed.
 
         After an error that leaves the CUDA context unusable the remaining entries are marked as skipped instead of tried.
         """
@@ -69,7 +69,8 @@ class ResultFile:
             self.lost = any(text in message for text in DEVICE_LOST)
             self._failed(labels, message.splitlines()[0], "" if _explained(error) else traceback.format_exc(limit=-4))
             return None
-        entry = {**labels, "status": "ok", **measured, "seconds": time.perf_counter() - start}
+        # As the file has it: a number of six digits may round to other three than the number that it was.
+        entry: dict[str, Any] = _plain({**labels, "status": "ok", **measured, "seconds": time.perf_counter() - start})
         self.entries.append(entry)
         self._write()
         return entry

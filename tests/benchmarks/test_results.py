@@ -32,6 +32,15 @@ def test_each_entry_is_on_disk_as_soon_as_it_is_measured(tmp_path: Path) -> None
     assert data["environment"]["sources"] == source_digest()
 
 
+def test_what_is_printed_is_what_the_file_has(tmp_path: Path) -> None:
+    """1.0049999 is 1.00, but of six digits it is 1.005, which may be 1.01: tables made of the one and of the other would differ."""
+    path = tmp_path / "r.json"
+    entry = ResultFile("test", Namespace(), path).measure({"what": "a"}, lambda: {"ms": 1.0049999, "runs": [2 / 3], "rows": (1, 2)})
+    assert entry == json.loads(path.read_text())["entries"][0]
+    assert entry is not None
+    assert (entry["ms"], entry["runs"], entry["rows"]) == (1.005, [0.666667], [1, 2])
+
+
 def test_an_error_that_says_what_to_do_has_no_trace(capsys: pytest.CaptureFixture[str]) -> None:
     result = ResultFile("decode", Namespace(), None)
 
