@@ -20,6 +20,7 @@ from benchmarks.common.table import print_table
 GIB = 1 << 30
 CUDA_BYTES, CPU_BYTES = 9 * GIB, GIB
 LEFT_FREE = 4 * GIB
+UNIT = 512  # bytes, of which a buffer has a whole number
 REPEATS = 7
 
 # Sums 32-bit words: 16-byte loads, several in flight per thread, every thread slot of the chip taken, one atomic per warp.
@@ -70,9 +71,9 @@ def _buffer(device: torch.device, nbytes: int | None) -> torch.Tensor:
         if device.type == "cuda":
             torch.cuda.empty_cache()
             nbytes = max(GIB, min(CUDA_BYTES, torch.cuda.mem_get_info(device)[0] - LEFT_FREE))
-    if nbytes < 512:
-        raise BenchmarkError(f"{nbytes} bytes are no buffer to sweep; give 512 or more, best more than any cache holds")
-    words = torch.empty(nbytes // 512 * 128, dtype=torch.int32, device=device)
+    if nbytes < UNIT:
+        raise BenchmarkError(f"{nbytes} bytes are no buffer to sweep; give {UNIT} or more, best more than any cache holds")
+    words = torch.empty(nbytes // UNIT * UNIT // 4, dtype=torch.int32, device=device)
     return words.random_(0x3F000000, 0x3F800000, generator=torch.Generator(device=device).manual_seed(0))
 
 

@@ -69,7 +69,7 @@ class ResultFile:
             self.lost = any(text in message for text in DEVICE_LOST)
             self._failed(labels, message.splitlines()[0], "" if _explained(error) else traceback.format_exc(limit=-4))
             return None
-        # As the file has it: a number of six digits may round to other three than the number that it was.
+        # Rounded once: the three digits of a table depend on whether its number has been rounded to six before.
         entry: dict[str, Any] = _plain({**labels, "status": "ok", **measured, "seconds": time.perf_counter() - start})
         self.entries.append(entry)
         self._write()

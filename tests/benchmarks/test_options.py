@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks import cpu
+from benchmarks.common.env import REPOSITORY
 from benchmarks.common.options import (
     device_name,
     integer_from_zero,
@@ -51,6 +53,11 @@ def test_what_leaves_nothing_to_measure_is_refused(
     benchmark: str, given: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in refusal(benchmark, given, capsys)
+
+
+def test_the_most_threads_are_those_of_our_kernels() -> None:
+    source = (REPOSITORY / "csrc" / "cpu" / "parallel.cpp").read_text()
+    assert f"kMaxThreads = {cpu.MOST_THREADS};" in source
 
 
 def test_a_floor_of_no_bytes_is_an_error_and_no_rate() -> None:

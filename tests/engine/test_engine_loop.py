@@ -381,6 +381,16 @@ def test_cancel_reaches_waiting_and_running_requests_and_is_idempotent(depth: in
         assert_drained_after(engine)
 
 
+class Dots:
+    """A detokenizer for which every token is a dot."""
+
+    def push(self, token: int) -> str:
+        return "."
+
+    def flush(self) -> str:
+        return ""
+
+
 class Fragile:
     """A detokenizer that raises on the third token."""
 
@@ -565,16 +575,6 @@ def test_text_is_delivered_after_the_next_launch() -> None:
             engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=6))
         # Token n is sampled by launch n + 1 (the prefill samples token 0); the launch after it comes first, until there is none.
         assert launches_at_token == [2, 3, 4, 5, 6, 6]
-
-
-class Dots:
-    """A detokenizer for which every token is a dot."""
-
-    def push(self, token: int) -> str:
-        return "."
-
-    def flush(self) -> str:
-        return ""
 
 
 class Recorder:

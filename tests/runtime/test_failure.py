@@ -42,6 +42,12 @@ def make(forward: Callable[[StepTensors], None], graph: bool, depth: int = 2) ->
     return Pipeline(runtime, forward, vocab_size=VOCAB, chunk=8, graph=graph)
 
 
+def assert_every_call_says(pipeline: Pipeline, why: str) -> None:
+    for call in (pipeline.launch, pipeline.commit, pipeline.finalize, pipeline.tick):
+        with pytest.raises(PipelineError, match=why):
+            call()
+
+
 def test_a_forward_that_raises_ends_the_pipeline_and_every_call_says_why() -> None:
     forward = Forward()
     pipeline = make(forward, graph=False)
@@ -50,9 +56,7 @@ def test_a_forward_that_raises_ends_the_pipeline_and_every_call_says_why() -> No
     forward.fail = True
     with pytest.raises(RuntimeError, match="out of luck"):
         pipeline.tick()
-    for call in (pipeline.launch, pipeline.commit, pipeline.finalize, pipeline.tick):
-        with pytest.raises(PipelineError, match="cannot go on: RuntimeError: out of luck"):
-            call()
+    assert_every_call_says(pipeline, "cannot go on: RuntimeError: out of luck")
     assert pipeline.abort(row)
 
 
@@ -68,9 +72,7 @@ def test_late_sampling_that_raises_ends_the_pipeline_and_every_call_says_why() -
     pipeline.launch()
     with pytest.raises(RuntimeError, match="no dice"):
         pipeline.finalize(lambda row, words: None)
-    for call in (pipeline.launch, pipeline.commit, pipeline.finalize, pipeline.tick):
-        with pytest.raises(PipelineError, match="cannot go on: RuntimeError: no dice"):
-            call()
+    assert_every_call_says(pipeline, "cannot go on: RuntimeError: no dice")
     assert pipeline.abort(row)
 
 
@@ -86,9 +88,7 @@ def test_a_commit_that_raises_ends_the_pipeline_and_every_call_says_why() -> Non
     pipeline.launch()
     with pytest.raises(PipelineError, match=f"sampling gave token {VOCAB}"):
         pipeline.commit()
-    for call in (pipeline.launch, pipeline.commit, pipeline.finalize, pipeline.tick):
-        with pytest.raises(PipelineError, match=f"cannot go on: PipelineError: .*sampling gave token {VOCAB}"):
-            call()
+    assert_every_call_says(pipeline, f"cannot go on: PipelineError: .*sampling gave token {VOCAB}")
     assert [pipeline.abort(row) for row in rows] == [True, True]
 
 
