@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,6 +30,8 @@ _OPS = {"cpu_op": OpKind.TORCH, "user_annotation": OpKind.ANNOTATION, "python_fu
 _CALLS = ("cuda_runtime", "cuda_driver")
 _COPY_PREFIX = "Memcpy "
 _LOW = 0xFFFFFFFF
+_NAME = re.compile(r'(?<="name": ")(.*?)(?=",?$|", "pid": )', re.MULTILINE)
+_BARE_QUOTE = re.compile(r'(?<!\\)"')
 
 _recording: torch.autograd.profiler.profile | None = None  # there is one at a time
 _ending = threading.Lock()
@@ -87,7 +90,7 @@ class Recorder:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "trace.json")
             results.save(str(path))
-            return parse(json.loads(path.read_text(errors="replace")), idents)
+            return parse(decode(path.read_text(errors="replace")), idents)
 
 
 def _end_recording() -> bool:
@@ -102,6 +105,14 @@ def _end_recording() -> bool:
 
 
 atexit.register(_end_recording)  # torch crashes, too, where the process ends inside a recording
+
+
+def decode(text: str) -> Any:
+    """A Chrome trace of torch.profiler as JSON. Torch writes names as they are: a quote in that of a range or a thread ends the string."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return json.loads(_NAME.sub(lambda name: _BARE_QUOTE.sub(r"\"", name[0]), text))
 
 
 def parse(document: Mapping[str, Any], idents: Mapping[int, int] | None = None) -> KinetoRecords:
