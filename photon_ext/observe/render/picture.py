@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 STEPS_SHOWN = 6
 STRIP_BINS = 400
 WIDTH, DPI = 14.0, 100
+LONGEST_NAME = 60
 LABEL_SHARE = 0.035  # of the width: narrower boxes carry no label
 
 
@@ -115,7 +116,7 @@ def _draw_lanes(axes: Axes, lanes: Sequence[Lane], start: int, end: int, zero: i
             drawn = axes.broken_barh(ranges, (y - 0.4, 0.8), facecolors=COLOURS[colour], edgecolor=edge, linewidth=width, hatch=hatch)
             used.setdefault(colour, drawn)
         _label(axes, lane, y, start, end, zero)
-    axes.set_yticks(range(len(lanes)), [lane.name for lane in reversed(lanes)])
+    axes.set_yticks(range(len(lanes)), [_drawable(lane.name) for lane in reversed(lanes)], parse_math=False)
     axes.set_ylim(-0.6, len(lanes) - 0.4)
     axes.set_xlim((start - zero) / 1e6, (end - zero) / 1e6)
     axes.set_xlabel("time since the recording began (ms)")
@@ -130,7 +131,14 @@ def _label(axes: Axes, lane: Lane, y: int, start: int, end: int, zero: int) -> N
             colour = "white" if takes_white(box.colour) else "black"
             middle = ((box.start + box.end) / 2 - zero) / 1e6
             under = {"facecolor": COLOURS[IDLE], "edgecolor": "none", "pad": 1.5} if box.colour == IDLE else None  # off the hatching
-            axes.text(middle, y, box.title, ha="center", va="center", fontsize=8, color=colour, clip_on=True, bbox=under)
+            style: dict[str, Any] = {"fontsize": 8, "color": colour, "bbox": under, "parse_math": False}
+            axes.text(middle, y, _drawable(box.title), ha="center", va="center", clip_on=True, **style)
+
+
+def _drawable(name: str) -> str:
+    """Of a range or a thread, which may have any name: matplotlib draws no half of a surrogate pair, and a long one leaves no room."""
+    text = name.encode(errors="replace").decode()
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
 
 
 def _draw_bars(axes: Axes, report: Report) -> None:
