@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 import torch
 
 from photon_ext.observe.anchor import Bracket, Converter, Offset, drop_anchors, find_offset
-from photon_ext.observe.kineto import Recorder, outermost, parse
+from photon_ext.observe.kineto import Recorder, decode, outermost, parse
 from photon_ext.observe.records import ApiCall, DeviceKind, DeviceSpan, OpKind
 from tests.observe.kineto_records import BASE, COMPUTE, PID, Document
 
@@ -40,6 +41,23 @@ def test_threads_that_cupti_names_by_their_pthread_id_are_found() -> None:
     signed = (pthread & 0xFFFFFFFF) - 2**32
     document.add("cuda_runtime", "cudaGraphLaunch", 0, 1, signed, correlation=1)
     assert [call.thread for call in parse(document.json(), {pthread & 0xFFFFFFFF: PID}).calls] == [PID]
+
+
+@pytest.mark.parametrize("name", ['say "hi"', '"', 'a",', '", ', "it's"])
+@pytest.mark.parametrize(
+    "written",
+    ['{"cat": "user_annotation", "name": "%s", "pid": 1, "tid": "a",\n"ts": 0}', '{\n"name": "%s",\n"ts": 0}', '{"name": "%s"\n}'],
+)
+def test_a_quote_in_a_name_is_read_as_torch_writes_it(written: str, name: str) -> None:
+    assert decode(written % name)["name"] == name
+
+
+def test_a_range_may_have_a_quote_in_its_name() -> None:
+    recorder = Recorder(ops=True, stacks=False)
+    recorder.start()
+    with torch.profiler.record_function('the "inner" loop'):
+        torch.ones(3)
+    assert 'the "inner" loop' in [op.name for op in recorder.stop({}).ops]
 
 
 def test_outermost_is_judged_per_thread() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 from collections.abc import Iterable
 from html.parser import HTMLParser
 from itertools import combinations, product
@@ -15,7 +16,7 @@ import pytest
 
 from photon_ext.observe.analysis.report import Report, make_report
 from photon_ext.observe.analysis.steps import Numbers
-from photon_ext.observe.records import Records
+from photon_ext.observe.records import Op, OpKind, Records
 from photon_ext.observe.render.lanes import COLOURS, IDLE, TURNS, luminance, make_lanes, takes_white
 from photon_ext.observe.render.page import page
 from photon_ext.observe.render.perfetto import trace_events
@@ -202,6 +203,16 @@ def test_the_picture_shows_slots_and_idle_in_their_colours(blocking: tuple[Recor
     assert share("slot A") > 0.01
     assert share(IDLE) > 0.01
     assert share("commit") > 0.001
+
+
+@pytest.mark.parametrize("name", ["$\\frac{$", "$x_$", "half of a pair: \udcff", "long " * 200])
+def test_a_name_cannot_break_the_picture(name: str, tmp_path: Path) -> None:
+    """Neither that of a range nor that of a thread: both are drawn as they are, not as formulas."""
+    pytest.importorskip("matplotlib", reason="matplotlib draws the PNG: pip install 'photon_ext[trace]'")
+    records = Records(None, 0, 1000, ops=[Op(name, OpKind.ANNOTATION, 0, 1000, 7)], threads={7: name})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tmp_path / "timeline.png" in save(records, make_report(records), tmp_path)
 
 
 # --- HTML ------------------------------------------------------------------------------------------------------------------------------
