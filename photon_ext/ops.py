@@ -8,7 +8,7 @@ Words used below. A *line* is one token of a step: ``decode_meta`` is int32 [T, 
 dead line, which reads and writes no KV. A *segment* is one row's lines: ``segments`` is int32 [R, 4], (row, first line, number of lines,
 flags). ``row_state`` is int32 [rows, 16]. All integer tensors are int32 and contiguous; floating ones are float32, bfloat16 or float16, of
 one dtype a call, with neighbouring elements in the last dimension and free strides before it. T = 0 is fine everywhere. All of it is for
-inference: no gradient is recorded, and the twins refuse tensors that ask for one.
+inference: no gradient is recorded, and the twins refuse tensors that ask for one or carry a tangent.
 
 No two elements of what is written may be one in memory, nor may another argument hold any; columns of one buffer side by side, as those of
 a fused projection, are apart.
@@ -23,6 +23,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from photon_ext import _fake, _library  # noqa: F401  _library loads what torch.ops.photon_ext needs
 
@@ -90,8 +91,14 @@ for _name in _NAMES:
 
 
 def _refuse_gradients(op: str, *inputs: Tensor | None) -> None:
+    if forward_ad._current_level >= 0 and any(tensor is not None and _has_tangent(tensor) for tensor in inputs):
+        raise RuntimeError(f"{op}: an input has a tangent (forward-mode AD), and the result would have none; pass its detach()")
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs):
         raise RuntimeError(f"{op}: an input requires grad, and no gradient would be recorded; call it under torch.no_grad(), or detach()")
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    return forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def _size(x: Tensor, dim: int) -> int:
