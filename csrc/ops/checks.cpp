@@ -192,6 +192,7 @@ bool Arg::shares_memory(const Arg& other) const {
 DType Arg::dtype() const { return type_ == ScalarType::Float ? DType::kF32 : type_ == ScalarType::Half ? DType::kF16 : DType::kBF16; }
 
 Arg Args::operator()(const char* name, const Tensor& tensor) {
+  if (!tensor.defined()) fail(op_, name, " is None, expected a tensor");
   DeviceId device;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &device.type));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &device.index));
