@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from photon_ext import ops
 from photon_ext.layout import ROW_COLUMNS
@@ -188,6 +189,15 @@ def test_cpu_and_cuda_may_not_be_mixed() -> None:
         call("rms_norm_into", {1: torch.Tensor.cpu}, device="cuda")
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_none_in_the_place_of_a_tensor_is_named(name: str) -> None:
+    """torch hands it to an op all the same, and the wrappers do not look."""
+    for place, argument in enumerate(overload(name)._schema.arguments):
+        if str(argument.type) == "Tensor":
+            with pytest.raises(RuntimeError, match=f"^{name}: {argument.name} is None, expected a tensor"):
+                call(name, {place: None})
+
+
 def test_an_error_leaves_the_op_usable() -> None:
     with pytest.raises(RuntimeError):
         call("linear_into", {2: narrower})
@@ -227,6 +237,17 @@ def test_a_twin_refuses_to_lose_a_gradient(call_twin: Callable[[torch.Tensor], t
     with torch.no_grad():
         call_twin(x)
     call_twin(x.detach())
+
+
+def test_a_twin_refuses_to_lose_a_tangent() -> None:
+    x = torch.ones(2, 4)
+    with pytest.raises(RuntimeError, match=r"^silu_mul: an input has a tangent .* pass its detach\(\)"):
+        torch.func.jvp(ops.silu_mul, (x,), (x,))
+    with forward_ad.dual_level(), torch.no_grad():
+        dual = forward_ad.make_dual(x, x)
+        with pytest.raises(RuntimeError, match=r"^linear: an input has a tangent"):
+            ops.linear(x, dual)
+        torch.testing.assert_close(ops.linear(x, dual.detach()), torch.full((2, 2), 4.0))
 
 
 TABLES = torch.zeros(2, 4, dtype=torch.int32), torch.zeros(2, ROW_COLUMNS, dtype=torch.int32)
