@@ -37,6 +37,8 @@ _LAZY = {
     "from_callable": "photon_ext.sampling",
 }
 
+_MODULES = ("observe", "reference", "runtime", "sampling")
+
 __all__ = [
     "Constraint",
     "DecodeSlot",
@@ -60,8 +62,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "observe":
-        return import_module("photon_ext.observe")
+    if name in _MODULES:
+        return import_module(f"photon_ext.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'photon_ext' has no attribute {name!r}")
     value = getattr(import_module(_LAZY[name]), name)
@@ -70,4 +72,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY, "observe"})
+    return sorted({*globals(), *_LAZY, *_MODULES})
