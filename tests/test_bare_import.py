@@ -42,6 +42,12 @@ print(photon_ext.num_threads() >= 1)
     assert out.strip() == "True"
 
 
+def test_what_the_readme_names_is_there_after_a_plain_import() -> None:
+    """`help(photon_ext.runtime.StepTensors)`, say, in a session that has not used the runtime yet."""
+    for name in ("observe.cost_model", "ops", "reference.rms_norm", "runtime.StepTensors", "sampling.from_allowed_ids"):
+        run(f"import photon_ext; photon_ext.{name}; assert {name.split('.')[0]!r} in dir(photon_ext)")
+
+
 def test_the_runtime_decodes_with_torch_alone() -> None:
     """A model that counts: the embedding is the identity, and the head sends token t to t + 1."""
     out = run(
