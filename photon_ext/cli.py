@@ -109,8 +109,6 @@ def _generate(arguments: argparse.Namespace) -> int:
     from photon_ext.observe.live import open_view
     from photon_ext.sampling import SamplingParams
 
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a character that the terminal does not have is no reason to stop
     params = SamplingParams(max_new_tokens=arguments.max_new_tokens, temperature=arguments.temperature, seed=arguments.seed)
     path = resolve_model(arguments.model)
     if path.is_dir() and not (path / TOKENIZER_FILE).exists():
@@ -226,6 +224,8 @@ def _check_streams() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
     if sys.stdout is None:
         raise OutputError("stdout is closed; open it, or send it to /dev/null")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a character that the terminal does not have is no reason to stop
 
 
 def _say(text: str, end: str = "\n") -> None:
