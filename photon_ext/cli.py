@@ -133,8 +133,11 @@ def _generate(arguments: argparse.Namespace) -> int:
             _stream(request)
         output = request.result()
         stats = engine.stats()
-    _say(_as_json(output, stats) if arguments.json else "")  # before the summary, where both go to one file
-    if not arguments.json:
+        if not arguments.json:
+            _say("")  # before the meter's last line and the summary, where all go to one file
+    if arguments.json:
+        _say(_as_json(output, stats))
+    else:
         _complain(_summary(output, stats))
     if output.error is not None:
         _complain(f"photon-ext generate: {output.error}")
