@@ -198,6 +198,13 @@ def test_the_summary_has_a_line_of_its_own_where_both_streams_are_one_pipe(model
     assert summary.startswith("[5 tokens (")
 
 
+def test_the_meters_last_line_is_one_of_its_own_where_both_streams_are_one_pipe(model: str) -> None:
+    line = command("w5 w6", "--model", model, "--max-new-tokens", "5", "--meter")
+    done = subprocess.run(line, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120)
+    assert done.returncode == 0
+    assert [text[:8] for text in done.stdout.splitlines()[-2:]] == ["[meter] ", "[5 token"]
+
+
 def test_an_output_that_lacks_a_character_shows_a_question_mark(tmp_path: Path) -> None:
     save_with_words(tmp_path, "\u00e4")
     line = command("\u00e45 \u00e46", "--model", str(tmp_path), "--max-new-tokens", "5", "--raw")
