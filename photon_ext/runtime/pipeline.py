@@ -226,8 +226,7 @@ class Pipeline:
         planned = plan(self._rows.values(), self._last_kind, self._spec.chunk)
         probe.end()
         if planned is None:
-            self._last_span = self._last_span if self._inflight else None  # idle for want of work is no gap
-            self._fed = self._fed and bool(self._inflight)
+            self._rest()
             return None
         with self._no_way_back():
             return self._enqueue(*planned)
@@ -301,6 +300,8 @@ class Pipeline:
                 _hand_out(events, on_event)
         finally:
             self.finalize(fill)
+            if not self.busy:  # the caller may stop here, and come back with the next request
+                self._rest()
         return events
 
     # --- launch -----------------------------------------------------------------------------------------------------------------
@@ -345,6 +346,11 @@ class Pipeline:
     def _free_slot(self) -> int:
         taken = {step.slot for step in self._inflight}
         return next(slot for slot in range(len(self._slots)) if slot not in taken)
+
+    def _rest(self) -> None:
+        """Nothing can be launched: unless a step is in flight the device idles for want of work, which is neither a gap nor a wait."""
+        if not self._inflight:
+            self._last_span, self._fed = None, False
 
     # --- commit -----------------------------------------------------------------------------------------------------------------
 
