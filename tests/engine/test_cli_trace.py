@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -13,7 +15,7 @@ from photon_ext.cli_trace import mean_context
 from photon_ext.models.loader import load_model
 from photon_ext.observe.render.save import has_matplotlib
 from photon_ext.scheduling import Output
-from tests.engine.test_cli import run, save_with_words
+from tests.engine.test_cli import environment, run, save_with_words
 
 FILES = {"trace.json", "timeline.html", "summary.txt", "summary.json"}
 
@@ -44,6 +46,16 @@ def test_it_writes_what_it_says_and_prints_the_summary(depth: int, capsys: pytes
     most = config.kv_bytes_per_token(weights.dtype.itemsize) * 3 * 6.5  # of three rows, eight steps that attend to 3 .. 10 tokens
     assert 0 < summary["bytes_per_step"] - weights.bytes_per_step <= most
     assert " of keys and values (mean)" in text
+
+
+def test_a_path_that_the_output_cannot_spell_is_no_crash(model: str, tmp_path: Path) -> None:
+    out = tmp_path / "\u00e4"
+    line = [sys.executable, "-m", "photon_ext", "trace", "--out", str(out), "--model", model, "--device", "cpu", "--prompt", "w5"]
+    spelled = environment(PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C.UTF-8")
+    done = subprocess.run(line, env=spelled, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert b"?/trace.json" in done.stdout
+    assert (out / "trace.json").exists()
 
 
 def test_the_context_that_steps_read_is_that_of_all_rows() -> None:
