@@ -12,15 +12,16 @@ from photon_ext.models.config import ModelConfig, RopeScaling, RopeScalingKind
 def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
     """float32 [head_dim / 2]: radians per position of each rotated pair, scaled as `config.rope_scaling` says.
 
-    The order of float32 operations follows Hugging Face's, so that tables agree to the last bit.
+    The order of float32 operations follows Hugging Face's, so that tables agree to the last bit. They run on the CPU, whatever the
+    caller has made torch's default device.
     """
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float() / config.head_dim
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64, device="cpu").float() / config.head_dim
     frequencies = 1.0 / (config.rope_theta**exponents)
     scaling = config.rope_scaling
     if scaling.kind is RopeScalingKind.LINEAR:
         return frequencies / scaling.factor
     if scaling.kind is RopeScalingKind.FACTORS:
-        return frequencies / torch.tensor(scaling.factors, dtype=torch.float32)
+        return frequencies / torch.tensor(scaling.factors, dtype=torch.float32, device="cpu")
     if scaling.kind is RopeScalingKind.LLAMA3:
         return _llama3(frequencies, scaling)
     return frequencies
@@ -41,6 +42,6 @@ def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
 
 def rope_tables(config: ModelConfig, max_len: int, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin, float32 [max_len, head_dim] each, on `device`; both halves of a row repeat the same angles."""
-    angles = torch.arange(max_len, dtype=torch.float32)[:, None] * inverse_frequencies(config)[None, :]
+    angles = torch.arange(max_len, dtype=torch.float32, device="cpu")[:, None] * inverse_frequencies(config)[None, :]
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos().to(device), angles.sin().to(device)

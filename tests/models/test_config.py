@@ -82,6 +82,15 @@ def test_rope_tables_equal_transformers_bitwise(name: str) -> None:
     assert torch.equal(ours[1], sin[0])
 
 
+@pytest.mark.parametrize("scaling", [RopeScaling(), RopeScaling(RopeScalingKind.FACTORS, factors=(2.0,) * 8)], ids=["plain", "factors"])
+def test_rope_tables_do_not_depend_on_torchs_default_device(scaling: RopeScaling) -> None:
+    config = replace(hf_config(LLAMA), rope_scaling=scaling)
+    expected = rope_tables(config, 20, "cpu")
+    with torch.device("meta"):
+        made = rope_tables(config, 20, "cpu")
+    assert all(map(torch.equal, made, expected))
+
+
 def test_older_rope_spelling_means_the_same() -> None:
     scaling = {key: value for key, value in LLAMA3_ROPE.items() if key not in ("rope_theta", "rope_type")}
     older = hf_config({**LLAMA, "rope_theta": 10000.0, "rope_scaling": {**scaling, "type": "llama3"}})
