@@ -73,8 +73,11 @@ def _refuse_options(fields: Fields, source: str) -> None:
 
 
 def _rope(fields: Fields, max_positions: int, source: str) -> tuple[float, RopeScaling]:
-    """theta and scaling; older files keep theta beside `rope_scaling`, newer ones inside `rope_parameters`."""
-    rope = fields.object("rope_parameters") or fields.object("rope_scaling") or Fields({}, source)
+    """theta and scaling; older files keep theta beside `rope_scaling`, newer ones inside `rope_parameters`.
+
+    In a file with both `rope_scaling` counts, as in transformers: it was added by hand to a newer file.
+    """
+    rope = fields.object("rope_scaling") or fields.object("rope_parameters") or Fields({}, source)
     theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
     for each in (rope, fields):
         if each.get("partial_rotary_factor") not in (None, 1.0):
@@ -85,13 +88,15 @@ def _rope(fields: Fields, max_positions: int, source: str) -> tuple[float, RopeS
     if name == "linear":
         return theta, RopeScaling(RopeScalingKind.LINEAR, factor=rope.number("factor"))
     if name == "llama3":
-        return theta, _llama3(rope, max_positions)
+        return theta, _llama3(rope, fields, max_positions)
     raise ModelError(f"{source}: rope scaling {name!r} is not supported; supported are 'default', 'linear' and 'llama3'")
 
 
-def _llama3(rope: Fields, max_positions: int) -> RopeScaling:
+def _llama3(rope: Fields, fields: Fields, max_positions: int) -> RopeScaling:
+    """The trained context stands in `rope`, or in the file's own `fields`, which then count, as in transformers."""
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
     if low >= high:
         rope.refuse("low_freq_factor", f"a number below high_freq_factor, which is {high}")
-    original = rope.positive("original_max_position_embeddings", max_positions, most=MAX_POSITIONS)
+    within = fields if fields.get("original_max_position_embeddings") is not None else rope
+    original = within.positive("original_max_position_embeddings", max_positions, most=MAX_POSITIONS)
     return RopeScaling(RopeScalingKind.LLAMA3, rope.number("factor"), low, high, original)

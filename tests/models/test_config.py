@@ -98,6 +98,21 @@ def test_older_rope_spelling_means_the_same() -> None:
     assert older.rope_scaling.kind is RopeScalingKind.LLAMA3
 
 
+def test_rope_scaling_counts_where_a_file_has_rope_parameters_too() -> None:
+    """transformers 5 writes the latter; the former is what people are told to add to stretch a model's context."""
+    both = hf_config({**LLAMA, "rope_parameters": {"rope_theta": 500.0}, "rope_scaling": {"rope_type": "linear", "factor": 2.0}})
+    assert both.rope_scaling == RopeScaling(RopeScalingKind.LINEAR, factor=2.0)
+    with pytest.raises(ModelError, match="'yarn' is not supported"):
+        hf_config({**LLAMA, "rope_parameters": LLAMA3_ROPE, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
+
+
+@pytest.mark.parametrize(("inside", "beside", "expected"), [(64, 32, 32), (None, 32, 32), (64, None, 64), (None, None, 128)])
+def test_the_trained_context_of_llama3_scaling_may_stand_beside_it(inside: int | None, beside: int | None, expected: int) -> None:
+    rope = {**LLAMA3_ROPE, "original_max_position_embeddings": inside}
+    config = hf_config({**LLAMA, "rope_parameters": rope, "original_max_position_embeddings": beside})
+    assert config.rope_scaling.original_max_positions == expected
+
+
 def test_gguf_frequency_factors_carry_llama3_scaling() -> None:
     """A GGUF file stores Llama 3 scaling as one divisor per frequency."""
     config = NAMED_SHAPES["llama-3.2-1b"]
