@@ -15,12 +15,14 @@ class Detokenizer:
     no text, the pieces keep that beginning, which decoding at once does not.
 
     Only a short window is decoded for each token: the tokens since the last clean boundary, and those of the piece
-    before it, because some decoders treat the first token of a text differently.
+    before it, because some decoders treat the first token of a text differently. Tokens that decoding leaves out are no part of
+    it: a sequence that goes on behind its end token may have thousands in a row.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        """`decode`: the text of a list of ids."""
+    def __init__(self, decode: Callable[[Sequence[int]], str], left_out: Callable[[int], bool] = lambda token: False) -> None:
+        """`decode`: the text of a list of ids; `left_out`: whether it passes over an id, whatever stands around that."""
         self._decode = decode
+        self._left_out = left_out
         self._context: list[int] = []  # ids of the last piece, already given out
         self._context_text = ""
         self._pending: list[int] = []
@@ -28,6 +30,8 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """Adds a token and returns the text that is now certain; empty while a character is incomplete."""
+        if self._left_out(token):
+            return ""
         self._pending.append(token)
         text = self._pending_text()
         certain = text.rstrip(_REPLACEMENT)

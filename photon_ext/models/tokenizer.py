@@ -38,6 +38,7 @@ class Tokenizer:
         self.bos_id = self._special_id(special_tokens.get("bos_token"))
         self.eos_id = self._special_id(special_tokens.get("eos_token"))
         self.chat_template = ChatTemplate(template, special_tokens, source) if template else None
+        self._special_ids = frozenset(token for token, added in backend.get_added_tokens_decoder().items() if added.special)
 
     @classmethod
     def from_directory(cls, directory: Path) -> Tokenizer:
@@ -105,7 +106,11 @@ class Tokenizer:
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
         """A streaming decoder for one sequence."""
-        return Detokenizer(lambda ids: self.decode(ids, skip_special_tokens))
+
+        def left_out(token: int) -> bool:
+            return (skip_special_tokens and token in self._special_ids) or self._backend.id_to_token(token) is None
+
+        return Detokenizer(lambda ids: self.decode(ids, skip_special_tokens), left_out)
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its exact text in the vocabulary, such as "<|im_end|>", or None."""

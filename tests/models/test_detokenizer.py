@@ -86,3 +86,25 @@ def test_a_long_text_decodes_a_short_window(count: int) -> None:
     for token in BYTES.encode("long text " * (count // 10)):
         detokenizer.push(token)
     assert max(seen) == 2
+
+
+@pytest.mark.parametrize("token", [256, 400], ids=["special", "unknown"])
+def test_tokens_without_a_text_are_decoded_once_at_most(token: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that ignores the end token may give thousands of them; each made the next one slower, and others waited."""
+    seen: list[int] = []
+    tokenizer = byte_tokenizer()
+    decode = tokenizer.decode
+
+    def counted(ids: list[int], skip_special_tokens: bool = True) -> str:
+        seen.append(len(ids))
+        return decode(ids, skip_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "decode", counted)
+    pieces = stream(tokenizer, [*BYTES.encode("a"), *[token] * 300, *BYTES.encode("b")])
+    assert "".join(pieces) == "ab"
+    assert max(seen) <= 2
+
+
+def test_special_tokens_are_shown_where_they_are_asked_for() -> None:
+    detokenizer = BYTES.detokenizer(skip_special_tokens=False)
+    assert [detokenizer.push(token) for token in [*BYTES.encode("a"), 256, 400]] == ["a", "<end>", ""]
