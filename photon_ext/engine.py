@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from types import TracebackType
@@ -110,7 +110,7 @@ class Engine:
         )
         self.meter = Meter(self._pipeline.stats, self._scheduler, runtime.depth, device, meter)
         self._loop = EngineLoop(self._pipeline, released, self._scheduler, self._mailbox, runtime.depth, self.meter)
-        self._thread = threading.Thread(target=self._loop.run, name="photon-engine", daemon=True)
+        self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._freeze = HeapFreeze(collect=not graph) if freeze else None  # captures begin with a collection
         if self._freeze is not None:
@@ -249,10 +249,9 @@ class Engine:
         if self._mailbox.owned:
             return
         with self._starting:
-            started = self._thread.ident is not None
-        if started:
-            self._thread.join()
-        atexit.unregister(self.close)
+            thread = self._thread
+        if thread is not None:
+            thread.join()
 
     def __enter__(self) -> Engine:
         return self
@@ -263,9 +262,28 @@ class Engine:
     def _post(self, sequences: Seq[Sequence]) -> None:
         self._mailbox.post(sequences)
         with self._starting:
-            if self._thread.ident is None:  # not started; where a start fails, the next request tries again
-                self._thread.start()
-                atexit.register(self.close)  # a thread that drives a device must not be frozen in the middle of a step
+            if self._thread is None:
+                self._thread = self._started_thread()
+
+    def _started_thread(self) -> threading.Thread:
+        """The engine thread; where a start fails, the next request tries again."""
+        thread = threading.Thread(target=_run, args=(self._loop, self.close), name="photon-engine", daemon=True)
+        atexit.register(self.close)  # a thread that drives a device must not be frozen in the middle of a step
+        try:
+            thread.start()
+        except BaseException:
+            atexit.unregister(self.close)
+            raise
+        return thread
+
+
+def _run(loop: EngineLoop, close: Callable[[], None]) -> None:
+    """The engine thread: from its end on, which may be a crash, nothing keeps the engine but its callers."""
+    try:
+        loop.run()
+    finally:
+        atexit.unregister(close)
+        del close  # the traceback of a crash holds this frame
 
 
 def _cancel(sequences: Iterable[Sequence]) -> None:

@@ -13,7 +13,7 @@ from photon_ext.engine import Engine
 from photon_ext.errors import ConfigError
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.weights import random_weights
-from photon_ext.sampling import SamplingParams
+from photon_ext.sampling import SamplingParams, from_callable
 
 pytestmark = pytest.mark.usefixtures("collector")
 CONFIG = ModelConfig(
@@ -74,6 +74,31 @@ def test_an_engine_that_is_dropped_unused_ends_its_part() -> None:
     del engine
     assert gc.get_freeze_count() == 0
     assert [ref() for ref in found] == [None, None]
+
+
+@pytest.mark.parametrize("end", ["crash", "closed by a constraint"])
+def test_an_engine_that_ended_by_itself_is_kept_by_nobody(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who makes a new one after a crash needs the memory of the old one, closed or not."""
+    engine = make()
+    if end == "crash":
+        monkeypatch.setattr(engine._pipeline, "commit", crash)
+        assert engine.generate([[1]])[0].finish_reason == "error"
+    else:
+        constraint = from_callable(lambda tokens, engine=engine: [3] if engine.close() is None else [])  # type: ignore[misc]
+        assert engine.generate([[1]], SamplingParams(constraint=constraint))[0].finish_reason == "cancelled"
+        del constraint
+    thread: Any = engine._thread
+    thread.join(20)
+    found = memory_of(engine)
+    monkeypatch.undo()
+    del engine
+    assert gc.get_freeze_count() == 0
+    gc.collect()  # a crash's traceback is part of a cycle
+    assert [ref() for ref in found] == [None, None]
+
+
+def crash() -> None:
+    raise OSError("the device is gone")
 
 
 @pytest.mark.parametrize("depth", [1, 2])
