@@ -110,7 +110,7 @@ class Engine:
         )
         self.meter = Meter(self._pipeline.stats, self._scheduler, runtime.depth, device, meter)
         self._loop = EngineLoop(self._pipeline, released, self._scheduler, self._mailbox, runtime.depth, self.meter)
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []  # one, and before it those whose start failed or was interrupted
         self._starting = threading.Lock()
         self._freeze = HeapFreeze(collect=not graph) if freeze else None  # captures begin with a collection
         if self._freeze is not None:
@@ -249,9 +249,10 @@ class Engine:
         if self._mailbox.owned:
             return
         with self._starting:
-            thread = self._thread
-        if thread is not None:
+            threads = [thread for thread in self._threads if thread.is_alive()]
+        for thread in threads:
             thread.join()
+        atexit.unregister(self.close)
 
     def __enter__(self) -> Engine:
         return self
@@ -262,28 +263,18 @@ class Engine:
     def _post(self, sequences: Seq[Sequence]) -> None:
         self._mailbox.post(sequences)
         with self._starting:
-            if self._thread is None:
-                self._thread = self._started_thread()
-
-    def _started_thread(self) -> threading.Thread:
-        """The engine thread; where a start fails, the next request tries again."""
-        thread = threading.Thread(target=_run, args=(self._loop, self.close), name="photon-engine", daemon=True)
-        atexit.register(self.close)  # a thread that drives a device must not be frozen in the middle of a step
-        try:
-            thread.start()
-        except BaseException:
-            atexit.unregister(self.close)
-            raise
-        return thread
+            if not any(thread.is_alive() for thread in self._threads):  # where a start fails, the next request tries again
+                self._threads.append(threading.Thread(target=_run, args=(self._loop, self.close), name="photon-engine", daemon=True))
+                atexit.unregister(self.close)  # of a start that failed
+                atexit.register(self.close)  # a thread that drives a device must not be frozen in the middle of a step
+                self._threads[-1].start()
 
 
 def _run(loop: EngineLoop, close: Callable[[], None]) -> None:
     """The engine thread: from its end on, which may be a crash, nothing keeps the engine but its callers."""
-    try:
-        loop.run()
-    finally:
+    if loop.run():
         atexit.unregister(close)
-        del close  # the traceback of a crash holds this frame
+    del close  # the traceback of a crash holds this frame
 
 
 def _cancel(sequences: Iterable[Sequence]) -> None:

@@ -54,9 +54,13 @@ class EngineLoop:
         self._depth = depth
         self._undelivered: deque[Delivery] = deque()
 
-    def run(self) -> None:
-        """The thread's whole life: turns, until the mailbox is closed and nothing is left, or until a crash, of which all callers hear."""
-        self._mailbox.own()
+    def run(self) -> bool:
+        """The thread's whole life: turns, until the mailbox is closed and nothing is left, or until a crash, of which all callers hear.
+
+        False: another thread does it, or did. A start that was interrupted may have made one all the same.
+        """
+        if not self._mailbox.own():
+            return False
         try:
             while self._collect():
                 self._turn()
@@ -64,6 +68,7 @@ class EngineLoop:
             self._die(error)
         finally:
             self._mailbox.disown()
+        return True
 
     def _turn(self) -> None:
         clock = self._meter.clock

@@ -33,11 +33,17 @@ class Mailbox:
         self._closing = False
         self._cause: BaseException | None = None
         self._owner: int | None = None
+        self._taken = False
         self._process = os.getpid()
 
-    def own(self) -> None:
-        """The calling thread is the engine thread."""
+    def own(self) -> bool:
+        """The calling thread becomes the engine thread. False: another has become it before; a pipeline bears one."""
+        with self._changed:
+            if self._taken:
+                return False
+            self._taken = True
         self._owner = threading.get_ident()
+        return True
 
     def disown(self) -> None:
         """The engine thread ends: the system may give its number to any thread that starts later."""

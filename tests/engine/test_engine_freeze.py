@@ -87,8 +87,7 @@ def test_an_engine_that_ended_by_itself_is_kept_by_nobody(end: str, monkeypatch:
         constraint = from_callable(lambda tokens, engine=engine: [3] if engine.close() is None else [])  # type: ignore[misc]
         assert engine.generate([[1]], SamplingParams(constraint=constraint))[0].finish_reason == "cancelled"
         del constraint
-    thread: Any = engine._thread
-    thread.join(20)
+    engine._threads[-1].join(20)
     found = memory_of(engine)
     monkeypatch.undo()
     del engine

@@ -480,6 +480,32 @@ def test_a_thread_that_does_not_start_fails_that_call_only(monkeypatch: pytest.M
         engine.close()
 
 
+def test_a_start_that_was_interrupted_and_made_a_thread_all_the_same_leaves_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C, while the first request waits for its thread to run: the next request starts one, too."""
+    start = threading.Thread.start
+    begun = threading.Event()
+
+    def late(thread: threading.Thread) -> None:
+        run, thread.run = thread.run, lambda: begun.wait(20) and run()  # type: ignore[method-assign]
+        start(thread)
+        monkeypatch.setattr(thread, "is_alive", lambda: False)  # as it is until the thread runs
+        raise KeyboardInterrupt
+
+    engine = make(ScriptedDevice())
+    monkeypatch.setattr(threading.Thread, "start", late)
+    with pytest.raises(KeyboardInterrupt):
+        engine.submit([9])
+    monkeypatch.setattr(threading.Thread, "start", start)
+    request = engine.submit([1, 2, 3], SamplingParams(max_new_tokens=5))
+    monkeypatch.undo()
+    begun.set()
+    assert list(request.result(20).token_ids) == expected_tokens([1, 2, 3], 5, VOCAB)
+    assert not engine._loop.run()
+    assert_alive(engine)
+    engine.close()
+    assert [thread.is_alive() for thread in engine._threads] == [False, False]
+
+
 def test_close_cancels_what_is_left_and_refuses_what_comes() -> None:
     device = ScriptedDevice(max_rows=1)
     launched = threading.Event()
