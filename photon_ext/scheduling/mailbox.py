@@ -23,10 +23,15 @@ class Mail(NamedTuple):
 
 
 class Mailbox:
-    """Open until `close` or `fail`; usable from any thread."""
+    """Open until `close` or `fail`; usable from any thread.
+
+    Callers take the lock itself, never by its condition, whose methods are Python: Ctrl-C in one of them may leave it taken for
+    ever. Only the engine thread, to which no signal comes, waits for the condition.
+    """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._submitted: list[Sequence] = []
         self._cancelled: list[Request] = []
         self._borrowed: set[int] = set()  # ids of constraint objects that serve a live request
@@ -38,7 +43,7 @@ class Mailbox:
 
     def own(self) -> bool:
         """The calling thread becomes the engine thread. False: another has become it before; a pipeline bears one."""
-        with self._changed:
+        with self._lock:
             if self._taken:
                 return False
             self._taken = True
@@ -81,7 +86,7 @@ class Mailbox:
             RequestError: a constraint object serves another request; nothing has been queued then.
         """
         self._check_fork()
-        with self._changed:
+        with self._lock:
             if self._cause is not None:
                 raise EngineDeadError(f"the engine has crashed ({describe(self._cause)}); make a new one") from self._cause
             if self._closing:
@@ -94,7 +99,7 @@ class Mailbox:
         """Queues a cancel; nothing to do for a request that has ended, or where all end."""
         if self.forked:
             return
-        with self._changed:
+        with self._lock:
             if not (request.done or self._closing or self._cause is not None):
                 self._cancelled.append(request)
                 self._changed.notify()
@@ -103,20 +108,20 @@ class Mailbox:
         """Nothing is taken any more; the engine thread learns of it with its next mail."""
         if self.forked:
             return
-        with self._changed:
+        with self._lock:
             self._closing = True
             self._changed.notify()
 
     def fail(self, cause: BaseException) -> list[Sequence]:
         """The engine has crashed: returns the sequences that nobody will take any more."""
-        with self._changed:
+        with self._lock:
             self._cause = cause
             left, self._submitted = self._submitted, []
             return left
 
     def collect(self, busy: Callable[[], bool]) -> Mail:
         """The engine's side: takes everything; sleeps until there is something, unless the engine is `busy`."""
-        with self._changed:
+        with self._lock:
             while not (self._submitted or self._cancelled or self._closing or busy()):
                 self._changed.wait()
             mail = Mail(tuple(self._submitted), tuple(self._cancelled), self._closing)
@@ -125,7 +130,7 @@ class Mailbox:
 
     def give_back(self, constraint: Constraint | None) -> None:
         """The request of this constraint has ended; the object may serve another."""
-        with self._changed:
+        with self._lock:
             self._borrowed.discard(id(constraint))
 
     def _check_fork(self) -> None:

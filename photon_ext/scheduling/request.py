@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from numbers import Real
 from typing import NamedTuple
@@ -48,24 +49,43 @@ class Output:
     tokens_per_s: float | None
 
 
+class _Gate:
+    """Where one thread waits for another, which opens it."""
+
+    def __init__(self) -> None:
+        self._shut = threading.Lock()
+        self._shut.acquire()
+
+    def open(self) -> None:
+        with suppress(RuntimeError):  # it is open already
+            self._shut.release()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Until it is open, or so many seconds have passed; shuts it again."""
+        self._shut.acquire(timeout=-1 if seconds is None else seconds)
+
+
 class Request:
     """A submitted prompt. Events are kept, so any number of readers may start at any time and each sees them all, in order.
 
     They are kept as texts and tokens, and made where they are read: an object per token would be one more that every full garbage
     collection looks at, and would bring it about.
+
+    Readers wait for locks of their own, and not for a threading.Condition or Event: their methods are Python, and Ctrl-C in one of them
+    may leave a lock taken that the engine thread then waits for, with all other requests.
     """
 
     def __init__(self, cancel: Callable[[Request], None], check_wait: Callable[[], None] = lambda: None) -> None:
         """`check_wait` is called before waiting, and raises where that would be for ever."""
         self._cancel = cancel
         self._check_wait = check_wait
-        self._changed = threading.Condition()
-        self._ended = threading.Event()  # apart from it, so that a token wakes nobody who waits for the end
+        self._lock = threading.RLock()
         self._texts: list[str] = []
         self._tokens: list[int] = []
         self._final: StreamEvent | None = None
         self._output: Output | None = None
         self._wakers: set[Callable[[], None]] = set()
+        self._end_wakers: set[Callable[[], None]] = set()  # apart from them, so that a token wakes nobody who waits for the end
 
     @property
     def done(self) -> bool:
@@ -91,24 +111,33 @@ class Request:
         seconds = _checked_seconds(timeout)
         if not self.done:
             self._check_wait()
-            if not self._ended.wait(seconds):
+            gate = _Gate()
+            with self._woken(self._end_wakers, gate.open):
+                if not self.done:
+                    gate.wait(seconds)
+            if not self.done:
                 raise TimeoutError(f"the request has not ended within {timeout} s; wait longer, or cancel() it")
         assert self._output is not None
         return self._output
 
     def iter(self) -> Iterator[StreamEvent]:
         """Events as they come, to the final one. Blocks the calling thread; in async code use stream()."""
+        if not self._holds(0):
+            self._check_wait()
+        gate = _Gate()
         position = 0
-        while True:
-            if not self._holds(position):
-                self._check_wait()
-            with self._changed:
-                self._changed.wait_for(lambda at=position: self._holds(at))  # type: ignore[misc]
-                fresh = self._events(position)
-            position += len(fresh)
-            yield from fresh
-            if fresh[-1].finish_reason is not None:
-                return
+        with self._woken(self._wakers, gate.open):
+            while True:
+                with self._lock:
+                    fresh = self._events(position)
+                position += len(fresh)
+                for event in fresh:
+                    yield event
+                    if event.finish_reason is not None:
+                        return
+                if not fresh:
+                    self._check_wait()
+                    gate.wait()
 
     async def stream(self) -> AsyncIterator[StreamEvent]:
         """Events as they come, to the final one, without blocking the event loop. Leaving early does not cancel the request."""
@@ -120,13 +149,11 @@ class Request:
         def wake() -> None:
             loop.call_soon_threadsafe(arrived.set)
 
-        with self._changed:
-            self._wakers.add(wake)
         position = 0
-        try:
+        with self._woken(self._wakers, wake):
             while True:
                 arrived.clear()
-                with self._changed:
+                with self._lock:
                     fresh = self._events(position)
                 position += len(fresh)
                 for event in fresh:
@@ -135,24 +162,20 @@ class Request:
                         return
                 if not fresh:
                     await arrived.wait()
-        finally:
-            with self._changed:
-                self._wakers.discard(wake)
 
     def publish(self, text: str, token: int) -> None:
         """The engine's side: a token, and the text that became certain with it."""
-        with self._changed:
+        with self._lock:
             self._texts.append(text)
             self._tokens.append(token)
-            wakers = self._notify()
+            wakers = tuple(self._wakers)
         self._wake(wakers)
 
     def finish(self, final: StreamEvent, output: Output) -> None:
         """The engine's side: the last event, and the result."""
-        with self._changed:
+        with self._lock:
             self._final, self._output = final, output
-            wakers = self._notify()
-        self._ended.set()
+            wakers = (*self._wakers, *self._end_wakers)
         self._wake(wakers)
 
     def _holds(self, position: int) -> bool:
@@ -165,17 +188,23 @@ class Request:
         final = () if self._final is None else (self._final,)
         return [*(StreamEvent(text, (token,)) for text, token in tokens), *final]
 
-    def _notify(self) -> tuple[Callable[[], None], ...]:
-        """Wakes the threads that read, and says how to wake the coroutines; under the lock."""
-        self._changed.notify_all()
-        return tuple(self._wakers)
+    @contextmanager
+    def _woken(self, wakers: set[Callable[[], None]], wake: Callable[[], None]) -> Iterator[None]:
+        """Within the block the engine calls `wake`: at each event where `wakers` are those of readers, else at the end."""
+        with self._lock:
+            wakers.add(wake)
+        try:
+            yield
+        finally:
+            with self._lock:
+                wakers.discard(wake)
 
     def _wake(self, wakers: Iterable[Callable[[], None]]) -> None:
         for wake in wakers:
             try:
                 wake()
             except BaseException:  # the reader's event loop is closed, or is broken: nobody can be woken there any more
-                with self._changed:
+                with self._lock:
                     self._wakers.discard(wake)
 
 

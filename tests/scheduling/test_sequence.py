@@ -2,8 +2,13 @@
 
 import asyncio
 import gc
+import itertools
 import math
+import sys
 import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -119,6 +124,42 @@ def test_a_timeout_of_zero_looks_without_waiting() -> None:
         make().request.result(0)
 
 
+@pytest.mark.parametrize("read", [Request.result, lambda request: list(request.iter())], ids=["result", "iter"])
+def test_ctrl_c_in_any_function_of_a_reader_leaves_no_lock_taken(read: Callable[[Request], object]) -> None:
+    """A lock that a reader of one request left taken stopped the engine thread at that request's next token, and all others with it.
+
+    The places are the begins and ends of Python functions, where Python looks for signals, and where conditions and events are torn.
+    """
+
+    def interrupted(number: int) -> bool:
+        """Whether reading has so many places to be interrupted at."""
+        sequence, left = make(), itertools.count(-number)
+
+        def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+            if event in ("call", "return") and next(left) == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+
+        writer = threading.Timer(0.002, lambda: (play(sequence, "ab"), sequence.close(FinishReason.LENGTH)), ())
+        writer.daemon = True
+        writer.start()
+        before = sys.gettrace()
+        try:
+            sys.settrace(trace)
+            read(sequence.request)
+        except KeyboardInterrupt:
+            return True
+        else:
+            return False
+        finally:
+            sys.settrace(before)
+            writer.join(20)
+            assert not writer.is_alive(), "it waits for the reader's lock"
+
+    assert next(number for number in itertools.count() if not interrupted(number)) > 10
+
+
 def test_readers_in_threads_and_coroutines_see_the_same_events() -> None:
     sequence = make()
     seen: list[list[StreamEvent]] = [[], []]
@@ -148,7 +189,7 @@ def test_a_reader_whose_event_loop_is_closed_is_forgotten_under_the_lock() -> No
 
     class Guarded(set):
         def discard(self, waker: object) -> None:
-            assert request._changed._is_owned()
+            assert request._lock._is_owned()
             super().discard(waker)
 
     def wake() -> None:
