@@ -9,7 +9,7 @@ MODEL ?=
 RESULTS ?= benchmarks/results
 SANITIZE ?=
 export PROMPT ?= Why is the sky blue?
-CXX_SOURCES = $(shell find csrc tests/emulator -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+CXX_SOURCES = $(shell find csrc tests/emulator benchmarks/lab -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 # What runs on the CUDA kernels without a GPU: the ops, a decoder, graphs on the host and an engine at depth 2.
 EMULATED_OPS := $(addprefix tests/ops/test_,attention.py chunk_attention.py embedding.py errors.py fused_linear.py linear.py mlp.py norm.py \
