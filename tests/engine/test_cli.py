@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -159,6 +160,17 @@ def test_info_without_cuda_calls_it_none_and_optional(capsys: pytest.CaptureFixt
     missing = lines[lines.index("missing:") :]
     assert any(line.startswith("for a GPU: the CUDA kernels") for line in missing)
     assert all(line.startswith("for a GPU: ") for line in missing if "CUDA" in line or "GPU" in line)
+
+
+def test_info_advises_no_toolkit_where_there_is_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(info, "_C", SimpleNamespace(cuda_compiled=False))
+    monkeypatch.setattr(shutil, "which", lambda name: name if name.startswith(str(tmp_path)) else None)
+    again = "PHOTON_CUDA=1 python setup.py build_ext --inplace\n"
+    assert f"for a GPU: the CUDA kernels; install the CUDA toolkit (nvcc), then {again}" in run(capsys, "info")[1]
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert f"for a GPU: the CUDA kernels; {tmp_path}/bin/nvcc is there, so build again: {again}" in run(capsys, "info")[1]
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
