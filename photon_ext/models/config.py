@@ -78,9 +78,7 @@ class ModelConfig:
             raise ModelError(f"{self.source}: head_dim is {self.head_dim}, expected an even number up to {MAX_HEAD_DIM}")
         if self.rope_scaling.factors and len(self.rope_scaling.factors) != self.head_dim // 2:
             raise ModelError(f"{self.source}: {len(self.rope_scaling.factors)} rope factors, expected {self.head_dim // 2}")
-        foreign = next((token for token in self.eos_ids if not 0 <= token < self.vocab), None)
-        if foreign is not None:
-            raise ModelError(f"{self.source}: end token {foreign} is not in the vocabulary of {self.vocab}; the files belong to two models")
+        self._check_eos(self.eos_ids, self.source)
 
     @property
     def qk_norm(self) -> bool:
@@ -106,10 +104,20 @@ class ModelConfig:
         """Bytes of KV cache that one token occupies over all layers."""
         return 2 * self.layers * self.kv_size * element_size
 
-    def with_eos(self, *ids: int | None) -> ModelConfig:
-        """A copy whose `eos_ids` also hold `ids` (None is ignored, order kept, no duplicates). ModelError: one is not in the vocabulary."""
-        merged = dict.fromkeys([*self.eos_ids, *(i for i in ids if i is not None)])
-        return replace(self, eos_ids=tuple(merged))
+    def with_eos(self, *ids: int | None, source: str | None = None) -> ModelConfig:
+        """A copy whose `eos_ids` also hold `ids` (None is ignored, order kept, no duplicates); `source`: the file that they are from.
+
+        Raises:
+            ModelError: one is not in the vocabulary.
+        """
+        added = tuple(token for token in ids if token is not None)
+        self._check_eos(added, source or self.source)
+        return replace(self, eos_ids=tuple(dict.fromkeys(self.eos_ids + added)))
+
+    def _check_eos(self, ids: tuple[int, ...], source: str) -> None:
+        foreign = next((token for token in ids if not 0 <= token < self.vocab), None)
+        if foreign is not None:
+            raise ModelError(f"{source}: end token {foreign} is not in the vocabulary of {self.vocab}; the files belong to two models")
 
 
 def unsupported(what: str, source: str) -> ModelError:

@@ -128,10 +128,10 @@ def _load_directory(directory: Path, dtype: torch.dtype | None, device: torch.de
     config = hf_config(read_json(directory / "config.json"), source=str(directory / "config.json"))
     generation = directory / "generation_config.json"
     if generation.exists():
-        config = config.with_eos(*Fields(read_json(generation), str(generation)).token_ids("eos_token_id"))
+        config = config.with_eos(*Fields(read_json(generation), str(generation)).token_ids("eos_token_id"), source=str(generation))
     tokenizer = Tokenizer.from_directory(directory) if (directory / TOKENIZER_FILE).exists() else None
     weights = load_hf_weights(directory, config, dtype or default_dtype(config), device)
-    return _with_tokenizer_eos(config, weights, tokenizer)
+    return _with_tokenizer_eos(config, weights, tokenizer, directory / TOKENIZER_FILE)
 
 
 def _load_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str) -> LoadedModel:
@@ -144,7 +144,7 @@ def _load_gguf(path: Path, dtype: torch.dtype | None, device: torch.device | str
     config = gguf_config(file)
     tokenizer = Tokenizer.from_gguf(file)
     weights = load_gguf_weights(file, config, dtype or default_dtype(config), device)
-    return _with_tokenizer_eos(config, weights, tokenizer)
+    return _with_tokenizer_eos(config, weights, tokenizer, path)
 
 
 def default_dtype(config: ModelConfig) -> torch.dtype:
@@ -152,8 +152,8 @@ def default_dtype(config: ModelConfig) -> torch.dtype:
     return torch.float32 if config.prefers_float32 else torch.bfloat16
 
 
-def _with_tokenizer_eos(config: ModelConfig, weights: DecoderWeights, tokenizer: Tokenizer | None) -> LoadedModel:
-    return LoadedModel(config.with_eos(tokenizer.eos_id) if tokenizer else config, weights, tokenizer)
+def _with_tokenizer_eos(config: ModelConfig, weights: DecoderWeights, tokenizer: Tokenizer | None, source: Path) -> LoadedModel:
+    return LoadedModel(config.with_eos(tokenizer.eos_id, source=str(source)) if tokenizer else config, weights, tokenizer)
 
 
 @contextmanager

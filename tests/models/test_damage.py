@@ -223,6 +223,14 @@ def test_any_value_of_gguf_metadata(key: str, tmp_path: Path, monkeypatch: pytes
             lambda p: (p / "generation_config.json").unlink() or (p / "generation_config.json").write_text('{"eos_token_id": "x"}'),
             r"generation_config\.json: eos_token_id is 'x'",
         ),
+        (
+            lambda p: (p / "generation_config.json").unlink() or (p / "generation_config.json").write_text('{"eos_token_id": [0, 999]}'),
+            rf"/generation_config\.json: end token 999 is not in the vocabulary of {VOCAB}",
+        ),
+        (
+            lambda p: change(p / "tokenizer.json", model={"type": "WordLevel", "vocab": {"w2": 999, "w0": 0}, "unk_token": "w0"}),
+            rf"/tokenizer\.json: end token 999 is not in the vocabulary of {VOCAB}",
+        ),
     ],
 )
 def test_damage_is_named_with_what_was_expected(damage: Callable[[Path], object], message: str, broken: Path) -> None:
