@@ -307,6 +307,8 @@ def arguments(given: list[str] | None) -> Namespace:
     options.add_argument("--markdown", type=output_file, metavar="FILE", help="write the tables here")
     options.add_argument("--plot", type=png_file, metavar="FILE", help="write bars as a PNG here (matplotlib)")
     args = options.parse_args(given)
+    if not models_of(args):
+        options.error("--no-gain: nothing is left to measure; give --meter-cost or --long MODEL with it")
     if args.plot is not None:
         try:
             open_pyplot()  # now, and not after an hour

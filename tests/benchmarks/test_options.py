@@ -45,6 +45,7 @@ def refusal(benchmark: str, given: list[str], capsys: pytest.CaptureFixture[str]
         ("decode", ["--model", ""], "argument --model: '' names nothing"),
         ("peers", ["--peers", ","], "argument --peers: ',' names nothing"),
         ("kernels", ["--ops", ""], "argument --ops: '' names nothing"),
+        ("bubble", ["--no-gain"], "error: --no-gain: nothing is left to measure; give --meter-cost or --long MODEL with it"),
         ("cpu", ["--prompt", ""], "argument --prompt: it is empty; give some text"),
         ("cpu", ["--threads", "100000"], "argument --threads: '100000' is above 256"),
     ],
