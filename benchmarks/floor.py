@@ -16,6 +16,7 @@ import torch
 from benchmarks.common.options import device_of, parser, positive_number
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.table import print_table
+from photon_ext.scheduling.memory import available_bytes
 
 GIB = 1 << 30
 CUDA_BYTES, CPU_BYTES = 9 * GIB, GIB
@@ -71,10 +72,18 @@ def _buffer(device: torch.device, nbytes: int | None) -> torch.Tensor:
         if device.type == "cuda":
             torch.cuda.empty_cache()
             nbytes = max(GIB, min(CUDA_BYTES, torch.cuda.mem_get_info(device)[0] - LEFT_FREE))
-    if nbytes < UNIT:
-        raise BenchmarkError(f"{nbytes} bytes are no buffer to sweep; give {UNIT} or more, best more than any cache holds")
+    check_size(device, nbytes)
     words = torch.empty(nbytes // UNIT * UNIT // 4, dtype=torch.int32, device=device)
     return words.random_(0x3F000000, 0x3F800000, generator=torch.Generator(device=device).manual_seed(0))
+
+
+def check_size(device: torch.device, nbytes: float) -> None:
+    """BenchmarkError where `nbytes` are too few for a buffer, or more than are free on `device`."""
+    if nbytes < UNIT:
+        raise BenchmarkError(f"{nbytes:.0f} bytes are no buffer to sweep; give {UNIT} or more, best more than any cache holds")
+    free = available_bytes(device)
+    if nbytes > free:
+        raise BenchmarkError(f"{nbytes / GIB:.6g} GiB to sweep do not fit into the {free / GIB:.3g} GiB that {device} has free; give fewer")
 
 
 def _sweeps(data: torch.Tensor) -> dict[str, Sweep]:
@@ -140,6 +149,11 @@ def main(arguments: list[str] | None = None) -> int:
     options.add_argument("--gib", type=positive_number, help="GiB to sweep; default 9 on CUDA, 1 on a CPU")
     args = options.parse_args(arguments)
     device = device_of(args.device)
+    if args.gib is not None:
+        try:
+            check_size(device, args.gib * GIB)
+        except BenchmarkError as error:
+            options.error(f"--gib {args.gib:g}: {error}")
     result = ResultFile("floor", args, args.json)
     entry = result.measure({"device": str(device)}, lambda: read_floor(device, None if args.gib is None else int(args.gib * GIB)))
     if entry is None:

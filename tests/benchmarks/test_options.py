@@ -66,6 +66,15 @@ def test_a_floor_of_no_bytes_is_an_error_and_no_rate() -> None:
         read_floor(torch.device("cpu"), 10)
 
 
+def test_a_floor_of_more_than_the_memory_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refusal("floor", ["--device", "cpu", "--gib", "100000"], capsys)
+    assert "error: --gib 100000: 100000 GiB to sweep do not fit into the " in said
+    assert said.endswith(" GiB that cpu has free; give fewer")
+    assert "--gib 1e-09: 1 bytes are no buffer to sweep" in refusal("floor", ["--gib", "1e-9"], capsys)
+    with pytest.raises(BenchmarkError, match="do not fit"):
+        read_floor(torch.device("cpu"), 1 << 50)
+
+
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
 def test_a_result_that_cannot_be_written_is_refused(benchmark: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("kept")
