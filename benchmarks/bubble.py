@@ -127,11 +127,11 @@ class Bench:
         }
 
     def meter_cost(self, streams: int) -> dict[str, Any]:
-        """Decode steps with the meter on over the same with it off, in turns."""
+        """Decode steps with the meter and the step gaps' events over the same without either, in turns."""
         load = Load(streams, 1, self.args.prompt, None, METER_TOKENS, self.temperature)
         times: dict[bool, list[float]] = {True: [], False: []}
         with ExitStack() as stack:
-            servers = {metered: stack.enter_context(self._server(load, 2, meter=metered)) for metered in (False, True)}
+            servers = {metered: stack.enter_context(self._server(load, 2, timing=metered, meter=metered)) for metered in (False, True)}
             for round_ in range(METER_ROUNDS):
                 for metered, server in servers.items():
                     found = medians([self._serve(server, load, round_, f"{self.name} meter").log], streams).decode

@@ -121,7 +121,6 @@ def _generate(arguments: argparse.Namespace) -> int:
         fast_kernels=arguments.fast_kernels,
         max_len=arguments.max_len,
         max_rows=1,
-        timing=True,
     )
     if arguments.fast_kernels and not (engine.device.startswith("cuda") and photon_ext.fast_kernels_run()):
         _complain(f"photon-ext generate: --fast-kernels changes nothing on {engine.device}; photon-ext info says which kernels run")

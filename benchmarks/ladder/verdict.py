@@ -73,10 +73,17 @@ def _reason(stage: Stage, before: Figures, after: Figures, on_cpu: bool) -> str:
     if saved > 0 and after.kernel_ms - before.kernel_ms > saved / 2:
         return f"the idle time it saves goes into longer kernels, {_device(before, after)}"
     if saved < -spread:
-        return f"the device waits longer, {_device(before, after)}{_within(after)}"
+        return f"the device waits longer{_for_whom(after)}, {_device(before, after)}{_within(after)}"
     if saved > spread:
         return f"the device waits less, {_device(before, after)}"
     return f"the device waits as long as before, {_device(before, after)}"
+
+
+def _for_whom(after: Figures) -> str:
+    """Where it idles for longer than it works, the host sets the pace."""
+    if after.idle_ms is None or after.kernel_ms is None or after.idle_ms <= after.kernel_ms:
+        return ""
+    return " for the host, which takes longer to launch the kernels than they run"
 
 
 def _within(after: Figures) -> str:

@@ -39,7 +39,7 @@ class EngineOptions:
             number of rows or tokens in a step either: what `exact` promises holds with them too, at any max_rows and chunk. None: on
             9.0 and 10.0, where the model is bfloat16 (on 8.x, say True for prefill's attention).
         max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to their number where a model has more.
-        timing: measure step gaps.
+        timing: measure step gaps, by two events around each step. False leaves these out.
         meter: keep the counts that need a clock or an event (see observe.meter). False is for measuring what they cost.
         freeze: set aside what start-up made, so that garbage collections do not look at it while an engine is open (see Engine).
         blocking: the wait for a step spins for a while (1 ms on CUDA, less on the host), then yields the CPU; False spins on.
@@ -60,7 +60,7 @@ class EngineOptions:
     exact: bool = False
     fast_kernels: bool | None = None
     max_stop_ids: int = 16
-    timing: bool = False
+    timing: bool = True
     meter: bool = True
     freeze: bool = True
     blocking: bool = True

@@ -132,6 +132,20 @@ def test_the_meter_is_compared_with_none(made: tuple[dict[str, Any], str]) -> No
         assert entry["on_ms"] == pytest.approx(median(on), rel=1e-4)
 
 
+def test_the_meter_s_cost_has_that_of_the_gaps_events_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: list[tuple[bool, bool]] = []
+    server = Server.__init__
+
+    def noted(*args: Any, timing: bool, meter: bool, **rest: Any) -> None:
+        options.append((timing, meter))
+        server(*args, timing=timing, meter=meter, **rest)
+
+    monkeypatch.setattr(Server, "__init__", noted)
+    monkeypatch.setattr(bubble, "METER_ROUNDS", 1)
+    assert bubble.main("--model tiny --device cpu --dtype float32 --streams 1 --no-gain --meter-cost".split()) == 0
+    assert options == [(False, False), (True, True)]
+
+
 def test_tables_are_markdown_with_the_published_rows(made: tuple[dict[str, Any], str]) -> None:
     _, text = made
     for title in ("a pipelined step, medians", "depth 2 over depth 1", "what the medians do not predict"):

@@ -94,3 +94,13 @@ def test_a_forward_that_raises_at_run_time_ends_every_open_request_once(depth: i
         engine.submit([1])
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
     engine.close()
+
+
+@pytest.mark.parametrize("timing", [True, False])
+def test_step_gaps_are_measured_unless_that_is_turned_off(timing: bool) -> None:
+    """On a host whose step follows another at once a gap may be of no time at all, but it is counted."""
+    options = {} if timing else {"timing": False}
+    with Engine.from_weights(CONFIG, WEIGHTS, max_rows=1, max_len=32, **options) as engine:
+        engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=8, ignore_eos=True))
+        stats = engine.stats()
+    assert (stats.gap_count > 0, stats.step_gap_us is not None) == (timing, timing)
