@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
 from typing import NamedTuple
 
 from photon_ext.errors import ConfigError, shown
+from photon_ext.scheduling.gate import Gate
 
 
 class StreamEvent(NamedTuple):
@@ -49,48 +50,31 @@ class Output:
     tokens_per_s: float | None
 
 
-class _Gate:
-    """Where one thread waits for another, which opens it."""
-
-    def __init__(self) -> None:
-        self._shut = threading.Lock()
-        self._shut.acquire()
-
-    def open(self) -> None:
-        with suppress(RuntimeError):  # it is open already
-            self._shut.release()
-
-    def wait(self, seconds: float | None = None) -> None:
-        """Until it is open, or so many seconds have passed; shuts it again."""
-        self._shut.acquire(timeout=-1 if seconds is None else seconds)
-
-
 class Request:
     """A submitted prompt. Events are kept, so any number of readers may start at any time and each sees them all, in order.
 
     They are kept as texts and tokens, and made where they are read: an object per token would be one more that every full garbage
     collection looks at, and would bring it about.
 
-    Readers wait for locks of their own, and not for a threading.Condition or Event: their methods are Python, and Ctrl-C in one of them
-    may leave a lock taken that the engine thread then waits for, with all other requests.
+    There is no lock that readers share with the engine thread: Ctrl-C could leave it taken, a fork find it taken for ever, and a garbage
+    collection, which may close a reader on any thread, come while it is taken. The engine thread alone writes, a token's text before the
+    token; a reader leaves its waker before it looks. What one line does to a list or a set is done at once.
     """
 
     def __init__(self, cancel: Callable[[Request], None], check_wait: Callable[[], None] = lambda: None) -> None:
         """`check_wait` is called before waiting, and raises where that would be for ever."""
         self._cancel = cancel
         self._check_wait = check_wait
-        self._lock = threading.RLock()
         self._texts: list[str] = []
         self._tokens: list[int] = []
-        self._final: StreamEvent | None = None
-        self._output: Output | None = None
+        self._end: tuple[StreamEvent, Output] | None = None  # the final event and the result
         self._wakers: set[Callable[[], None]] = set()
         self._end_wakers: set[Callable[[], None]] = set()  # apart from them, so that a token wakes nobody who waits for the end
 
     @property
     def done(self) -> bool:
         """Whether the final event is there."""
-        return self._output is not None
+        return self._end is not None
 
     def cancel(self) -> None:
         """Ends the request with finish reason "cancelled"; does nothing if it has ended. Returns at once."""
@@ -111,25 +95,24 @@ class Request:
         seconds = _checked_seconds(timeout)
         if not self.done:
             self._check_wait()
-            gate = _Gate()
+            gate = Gate()
             with self._woken(self._end_wakers, gate.open):
                 if not self.done:
                     gate.wait(seconds)
             if not self.done:
                 raise TimeoutError(f"the request has not ended within {timeout} s; wait longer, or cancel() it")
-        assert self._output is not None
-        return self._output
+        assert self._end is not None
+        return self._end[1]
 
     def iter(self) -> Iterator[StreamEvent]:
         """Events as they come, to the final one. Blocks the calling thread; in async code use stream()."""
         if not self._holds(0):
             self._check_wait()
-        gate = _Gate()
+        gate = Gate()
         position = 0
         with self._woken(self._wakers, gate.open):
             while True:
-                with self._lock:
-                    fresh = self._events(position)
+                fresh = self._events(position)
                 position += len(fresh)
                 for event in fresh:
                     yield event
@@ -153,8 +136,7 @@ class Request:
         with self._woken(self._wakers, wake):
             while True:
                 arrived.clear()
-                with self._lock:
-                    fresh = self._events(position)
+                fresh = self._events(position)
                 position += len(fresh)
                 for event in fresh:
                     yield event
@@ -165,47 +147,43 @@ class Request:
 
     def publish(self, text: str, token: int) -> None:
         """The engine's side: a token, and the text that became certain with it."""
-        with self._lock:
-            self._texts.append(text)
-            self._tokens.append(token)
-            wakers = tuple(self._wakers)
-        self._wake(wakers)
+        self._texts.append(text)
+        self._tokens.append(token)
+        _wake(self._wakers)
 
     def finish(self, final: StreamEvent, output: Output) -> None:
         """The engine's side: the last event, and the result."""
-        with self._lock:
-            self._final, self._output = final, output
-            wakers = (*self._wakers, *self._end_wakers)
-        self._wake(wakers)
+        self._end = (final, output)
+        _wake(self._wakers)
+        _wake(self._end_wakers)
 
     def _holds(self, position: int) -> bool:
         """Whether there is an event at `position`."""
-        return self._final is not None or len(self._tokens) > position
+        return self._end is not None or len(self._tokens) > position
 
     def _events(self, position: int) -> list[StreamEvent]:
-        """Those from `position` on; under the lock."""
-        tokens = zip(self._texts[position:], self._tokens[position:], strict=True)
-        final = () if self._final is None else (self._final,)
+        """Those from `position` on."""
+        end, count = self._end, len(self._tokens)  # in this order: behind the end comes no token
+        tokens = zip(self._texts[position:count], self._tokens[position:count], strict=True)
+        final = () if end is None else end[:1]
         return [*(StreamEvent(text, (token,)) for text, token in tokens), *final]
 
     @contextmanager
     def _woken(self, wakers: set[Callable[[], None]], wake: Callable[[], None]) -> Iterator[None]:
         """Within the block the engine calls `wake`: at each event where `wakers` are those of readers, else at the end."""
-        with self._lock:
-            wakers.add(wake)
+        wakers.add(wake)
         try:
             yield
         finally:
-            with self._lock:
-                wakers.discard(wake)
+            wakers.discard(wake)
 
-    def _wake(self, wakers: Iterable[Callable[[], None]]) -> None:
-        for wake in wakers:
-            try:
-                wake()
-            except BaseException:  # the reader's event loop is closed, or is broken: nobody can be woken there any more
-                with self._lock:
-                    self._wakers.discard(wake)
+
+def _wake(wakers: set[Callable[[], None]]) -> None:
+    for wake in wakers.copy():  # readers come and go meanwhile
+        try:
+            wake()
+        except BaseException:  # the reader's event loop is closed, or is broken: nobody can be woken there any more
+            wakers.discard(wake)
 
 
 def _checked_seconds(timeout: float | None) -> float | None:

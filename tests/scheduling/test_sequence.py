@@ -184,20 +184,48 @@ def test_readers_in_threads_and_coroutines_see_the_same_events() -> None:
     assert len(seen[0]) == 6
 
 
-def test_a_reader_whose_event_loop_is_closed_is_forgotten_under_the_lock() -> None:
+def test_a_reader_whose_event_loop_is_closed_is_forgotten() -> None:
     request = make().request
-
-    class Guarded(set):
-        def discard(self, waker: object) -> None:
-            assert request._lock._is_owned()
-            super().discard(waker)
 
     def wake() -> None:
         raise RuntimeError("Event loop is closed")
 
-    request._wakers = Guarded([wake])
+    request._wakers = {wake}
     request.publish("a", 97)
     assert not request._wakers
+
+
+def test_a_reader_waits_for_no_lock_of_the_engine_thread() -> None:
+    """In a fork that thread is gone, and what it held just then would be held for ever: at the latest where a reader is dropped."""
+    sequence = make()
+    play(sequence, "ab")
+    reader = sequence.request.iter()
+    seen = [next(reader)]
+    within, go_on = threading.Event(), threading.Event()
+
+    class Stuck(list[int]):
+        def append(self, token: int) -> None:
+            within.set()
+            go_on.wait(20)
+            super().append(token)
+
+    def read() -> None:
+        seen.append(next(reader))
+        reader.close()
+        seen.append(next(sequence.request.iter()))
+
+    sequence.request._tokens = Stuck(sequence.request._tokens)
+    threads = [threading.Thread(target=target, daemon=True) for target in (lambda: play(sequence, "c"), read)]
+    threads[0].start()
+    assert within.wait(20)
+    threads[1].start()
+    threads[1].join(2)
+    stuck = threads[1].is_alive()
+    go_on.set()
+    threads[0].join(20)
+    assert not stuck
+    assert [event.text for event in seen] == ["a", "b", "a"]
+    assert not sequence.request._wakers
 
 
 def test_a_reader_that_left_does_not_disturb_the_engine() -> None:
