@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from photon_ext.errors import EngineDeadError, RequestError, describe
 from photon_ext.sampling import Constraint
+from photon_ext.scheduling.gate import Gate
 from photon_ext.scheduling.request import Request
 from photon_ext.scheduling.sequence import Sequence
 
@@ -25,13 +26,12 @@ class Mail(NamedTuple):
 class Mailbox:
     """Open until `close` or `fail`; usable from any thread.
 
-    Callers take the lock itself, never by its condition, whose methods are Python: Ctrl-C in one of them may leave it taken for
-    ever. Only the engine thread, to which no signal comes, waits for the condition.
+    The engine thread sleeps at a gate and not for a condition: Ctrl-C in one caller's notify() may use up that of the next.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = Gate()
         self._submitted: list[Sequence] = []
         self._cancelled: list[Request] = []
         self._borrowed: set[int] = set()  # ids of constraint objects that serve a live request
@@ -93,7 +93,7 @@ class Mailbox:
                 raise EngineDeadError("the engine is closed; make a new one")
             self._borrow([sequence.constraint for sequence in sequences if sequence.constraint is not None])
             self._submitted.extend(sequences)
-            self._changed.notify()
+            self._changed.open()
 
     def cancel(self, request: Request) -> None:
         """Queues a cancel; nothing to do for a request that has ended, or where all end."""
@@ -102,7 +102,7 @@ class Mailbox:
         with self._lock:
             if not (request.done or self._closing or self._cause is not None):
                 self._cancelled.append(request)
-                self._changed.notify()
+                self._changed.open()
 
     def close(self) -> None:
         """Nothing is taken any more; the engine thread learns of it with its next mail."""
@@ -110,7 +110,7 @@ class Mailbox:
             return
         with self._lock:
             self._closing = True
-            self._changed.notify()
+            self._changed.open()
 
     def fail(self, cause: BaseException) -> list[Sequence]:
         """The engine has crashed: returns the sequences that nobody will take any more."""
@@ -121,12 +121,14 @@ class Mailbox:
 
     def collect(self, busy: Callable[[], bool]) -> Mail:
         """The engine's side: takes everything; sleeps until there is something, unless the engine is `busy`."""
-        with self._lock:
-            while not (self._submitted or self._cancelled or self._closing or busy()):
-                self._changed.wait()
-            mail = Mail(tuple(self._submitted), tuple(self._cancelled), self._closing)
-            self._submitted, self._cancelled = [], []
-            return mail
+        while True:
+            with self._lock:
+                if self._submitted or self._cancelled or self._closing or busy():
+                    # Taken before it is copied: a garbage collection on this very thread, which has the lock, may cancel a request.
+                    submitted, self._submitted = self._submitted, []
+                    cancelled, self._cancelled = self._cancelled, []
+                    return Mail(tuple(submitted), tuple(cancelled), self._closing)
+            self._changed.wait()
 
     def give_back(self, constraint: Constraint | None) -> None:
         """The request of this constraint has ended; the object may serve another."""
