@@ -108,11 +108,14 @@ atexit.register(_end_recording)  # torch crashes, too, where the process ends in
 
 
 def decode(text: str) -> Any:
-    """A Chrome trace of torch.profiler as JSON. Torch writes names as they are: a quote in that of a range or a thread ends the string."""
+    """A Chrome trace of torch.profiler as JSON. Torch writes names as they are: a quote in that of a range or a thread ends the string.
+
+    That of a thread may hold a tab or another control character, too.
+    """
     try:
-        return json.loads(text)
+        return json.loads(text, strict=False)
     except json.JSONDecodeError:
-        return json.loads(_NAME.sub(lambda name: _BARE_QUOTE.sub(r"\"", name[0]), text))
+        return json.loads(_NAME.sub(lambda name: _BARE_QUOTE.sub(r"\"", name[0]), text), strict=False)
 
 
 def parse(document: Mapping[str, Any], idents: Mapping[int, int] | None = None) -> KinetoRecords:

@@ -43,7 +43,7 @@ def test_threads_that_cupti_names_by_their_pthread_id_are_found() -> None:
     assert [call.thread for call in parse(document.json(), {pthread & 0xFFFFFFFF: PID}).calls] == [PID]
 
 
-@pytest.mark.parametrize("name", ['say "hi"', '"', 'a",', '", ', "it's"])
+@pytest.mark.parametrize("name", ['say "hi"', '"', 'a",', '", ', "it's", "a\tb", 'a\t"b"\x01'])
 @pytest.mark.parametrize(
     "written",
     ['{"cat": "user_annotation", "name": "%s", "pid": 1, "tid": "a",\n"ts": 0}', '{\n"name": "%s",\n"ts": 0}', '{"name": "%s"\n}'],
