@@ -111,7 +111,7 @@ class Engine:
         self.meter = Meter(self._pipeline.stats, self._scheduler, runtime.depth, device, meter)
         self._loop = EngineLoop(self._pipeline, released, self._scheduler, self._mailbox, runtime.depth, self.meter)
         self._threads: list[threading.Thread] = []  # one, and before it those whose start failed or was interrupted
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()  # a signal handler may close the engine while this very thread starts it
         self._freeze = HeapFreeze(collect=not graph) if freeze else None  # captures begin with a collection
         if self._freeze is not None:
             weakref.finalize(self, self._freeze.release).atexit = False
@@ -249,7 +249,7 @@ class Engine:
         if self._mailbox.owned:
             return
         with self._starting:
-            threads = [thread for thread in self._threads if thread.is_alive()]
+            self._threads = threads = [thread for thread in self._threads if thread.is_alive()]  # one that never ran keeps the engine
         for thread in threads:
             thread.join()
         atexit.unregister(self.close)
@@ -271,7 +271,10 @@ class Engine:
 
 
 def _run(loop: EngineLoop, close: Callable[[], None]) -> None:
-    """The engine thread: from its end on, which may be a crash, nothing keeps the engine but its callers."""
+    """The engine thread: from its end on, which may be a crash, nothing keeps the engine but its callers.
+
+    Where it ends between a caller's post and that caller's look at the threads, this is one more thread, with nothing else to do.
+    """
     if loop.run():
         atexit.unregister(close)
     del close  # the traceback of a crash holds this frame

@@ -57,10 +57,10 @@ class EngineLoop:
     def run(self) -> bool:
         """The thread's whole life: turns, until the mailbox is closed and nothing is left, or until a crash, of which all callers hear.
 
-        False: another thread does it, or did. A start that was interrupted may have made one all the same.
+        False: another thread is at it. A start that was interrupted may have made one all the same.
         """
         if not self._mailbox.own():
-            return False
+            return self._mailbox.ended
         try:
             while self._collect():
                 self._turn()

@@ -39,6 +39,7 @@ class Mailbox:
         self._cause: BaseException | None = None
         self._owner: int | None = None
         self._taken = False
+        self._ended = False
         self._process = os.getpid()
 
     def own(self) -> bool:
@@ -53,6 +54,12 @@ class Mailbox:
     def disown(self) -> None:
         """The engine thread ends: the system may give its number to any thread that starts later."""
         self._owner = None
+        self._ended = True
+
+    @property
+    def ended(self) -> bool:
+        """Whether there was an engine thread, which has ended."""
+        return self._ended
 
     @property
     def owned(self) -> bool:

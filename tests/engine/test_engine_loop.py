@@ -1,7 +1,9 @@
 """The engine loop on a scripted device: order, isolation, cancels, crashes. No build, no model."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -503,7 +505,74 @@ def test_a_start_that_was_interrupted_and_made_a_thread_all_the_same_leaves_one_
     assert not engine._loop.run()
     assert_alive(engine)
     engine.close()
-    assert [thread.is_alive() for thread in engine._threads] == [False, False]
+    assert not any(thread.is_alive() for thread in engine._threads)
+
+
+@pytest.mark.parametrize("crash", [False, True], ids=["closed", "crashed"])
+def test_an_engine_that_ends_while_a_request_is_submitted_is_kept_by_nobody(crash: bool) -> None:
+    """The caller finds no thread that is alive, starts one more, and has the end of the process close the engine."""
+
+    def ended() -> weakref.ref[Engine]:
+        engine = make(ScriptedDevice())
+        assert_alive(engine)
+        post = engine._mailbox.post
+
+        def late(sequences: list[Sequence]) -> None:
+            post(sequences)
+            if not crash:
+                engine._mailbox.close()
+            engine._threads[0].join(20)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(engine._mailbox, "post", late)
+            if crash:
+                patch.setattr(engine._pipeline, "launch", lambda: 1 // 0)
+            assert engine.submit([9]).result(20).finish_reason == ("error" if crash else "cancelled")
+            engine._threads[-1].join(20)
+        return weakref.ref(engine)
+
+    kept = ended()
+    gc.collect()
+    assert kept() is None
+
+
+def test_a_closed_engine_whose_first_start_failed_has_no_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make(ScriptedDevice())
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", lambda thread: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            engine.submit([9])
+    assert_alive(engine)
+    engine.close()
+    kept = weakref.ref(engine)
+    gc.collect()
+    gc.disable()
+    try:
+        del engine
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+def test_a_signal_handler_may_close_the_engine_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs on the thread that it interrupts, which waits for the engine thread to run."""
+    engine = make(ScriptedDevice())
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "photon-engine":
+            engine.close()
+
+    def submit() -> None:
+        ended.append(engine.submit([9]).result(20).finish_reason)
+
+    ended: list[str] = []
+    caller = threading.Thread(target=submit, daemon=True)
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    caller.start()
+    caller.join(5)
+    assert ended, "it waits for a lock that its own thread has taken"
 
 
 def test_close_cancels_what_is_left_and_refuses_what_comes() -> None:
