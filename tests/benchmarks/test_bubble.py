@@ -142,7 +142,7 @@ def test_the_meter_s_cost_has_that_of_the_gaps_events_in_it(monkeypatch: pytest.
 
     monkeypatch.setattr(Server, "__init__", noted)
     monkeypatch.setattr(bubble, "METER_ROUNDS", 1)
-    assert bubble.main("--model tiny --device cpu --dtype float32 --streams 1 --no-gain --meter-cost".split()) == 0
+    assert bubble.main(["--model", "tiny", "--device", "cpu", "--dtype", "float32", "--streams", "1", "--no-gain", "--meter-cost"]) == 0
     assert options == [(False, False), (True, True)]
 
 
