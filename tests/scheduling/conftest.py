@@ -1,8 +1,16 @@
-"""Without hypothesis these tests are left out; the session's header names it."""
+"""What tests of scheduling share."""
 
-import importlib.util
-from pathlib import Path
+import gc
+from collections.abc import Iterator
 
-collect_ignore = []
-if importlib.util.find_spec("hypothesis") is None:
-    collect_ignore = [path.name for path in Path(__file__).parent.glob("test_*.py")]
+import pytest
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """For tests that plant an interrupt: a garbage collection may call functions in Python, as of hypothesis, and lose it there."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -6,11 +6,14 @@ import sys
 import threading
 import time
 
+import pytest
+
 from photon_ext.scheduling import Request, Sequence
 from photon_ext.scheduling.mailbox import Mailbox
 from tests.scheduling.test_sequence import make
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_ctrl_c_in_one_call_loses_none_of_the_next() -> None:
     """A request that was submitted to an idle engine after an interrupted one was not served until the call after it."""
 

@@ -125,6 +125,7 @@ def test_a_timeout_of_zero_looks_without_waiting() -> None:
 
 
 @pytest.mark.parametrize("read", [Request.result, lambda request: list(request.iter())], ids=["result", "iter"])
+@pytest.mark.usefixtures("no_collection")
 def test_ctrl_c_in_any_function_of_a_reader_leaves_no_lock_taken(read: Callable[[Request], object]) -> None:
     """A lock that a reader of one request left taken stopped the engine thread at that request's next token, and all others with it.
 
@@ -133,7 +134,13 @@ def test_ctrl_c_in_any_function_of_a_reader_leaves_no_lock_taken(read: Callable[
 
     def interrupted(number: int) -> bool:
         """Whether reading has so many places to be interrupted at."""
-        sequence, left = make(), itertools.count(-number)
+        sequence, left, gone = make(), itertools.count(-number), threading.Event()
+
+        def write() -> None:
+            while not (sequence.request._wakers or sequence.request._end_wakers or gone.wait(0.001)):
+                pass  # the reader does not wait yet
+            play(sequence, "ab")
+            sequence.close(FinishReason.LENGTH)
 
         def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
             if event in ("call", "return") and next(left) == 0:
@@ -141,8 +148,7 @@ def test_ctrl_c_in_any_function_of_a_reader_leaves_no_lock_taken(read: Callable[
                 raise KeyboardInterrupt
             return trace
 
-        writer = threading.Timer(0.002, lambda: (play(sequence, "ab"), sequence.close(FinishReason.LENGTH)), ())
-        writer.daemon = True
+        writer = threading.Thread(target=write, daemon=True)
         writer.start()
         before = sys.gettrace()
         try:
@@ -154,6 +160,7 @@ def test_ctrl_c_in_any_function_of_a_reader_leaves_no_lock_taken(read: Callable[
             return False
         finally:
             sys.settrace(before)
+            gone.set()
             writer.join(20)
             assert not writer.is_alive(), "it waits for the reader's lock"
 
