@@ -9,7 +9,7 @@ causes are named, and a table shows them: how many steps of each depth, how many
 device too (`--no-timing` leaves that out): where ordinary ones are not like the medians, its events say how much of that is the device's
 and how much the host's, whose wake-ups a blocking step contains. A run of few requests per stream shows what the batch's ramp-down does to
 a short benchmark. `--long` decodes 8,192 tokens in each of 32 sequences, and says where the device was idle for long. `--meter-cost`
-compares steps with the meter on and off.
+compares steps with the meter and its step gaps on and off.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ def arguments(given: list[str] | None) -> Namespace:
     options.add_argument("--long", type=names, default=[], help="models for the run of long answers")
     options.add_argument("--long-tokens", type=positive_integer, default=8192)
     options.add_argument("--long-sequences", type=positive_integer, default=32)
-    options.add_argument("--meter-cost", action="store_true", help="measure steps with the meter on and off")
+    options.add_argument("--meter-cost", action="store_true", help="measure steps with the meter and its step gaps on and off")
     options.add_argument("--markdown", type=output_file, metavar="FILE", help="write the tables here")
     options.add_argument("--plot", type=png_file, metavar="FILE", help="write bars as a PNG here (matplotlib)")
     args = options.parse_args(given)
