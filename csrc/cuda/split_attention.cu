@@ -225,18 +225,20 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
     meeting.open();
     meeting.join();
   }
-  KvRing<kHeadDim> ring(grid, first, shared.ring);
-  ring.fill(grid, share);
+  KvRing<kHeadDim> ring(grid, share, first, shared.ring);
   bool is_live = false, is_begin = true;
   int run_number = 0, blocks = 0, slot = 0;  // blocks: that have runs of the team; 0: a cluster's
   int32_t new_position = -1;
   RunSteps steps = {};
   DimSoftmax<kHeadDim, kHalves> sums;
   RunTotal<kHeadDim, kHalves> total;
+  // The ring is filled by turns of the same loop, so that requests have their code once: at few lines a block has more instructions to
+  // fetch than keys to read.
 #pragma unroll 1
-  while (true) {
+  for (int fills = KvRing<kHeadDim>::kFills;; fills = max(fills - 1, 0)) {
+    const bool fills_only = fills > 0;
     if (ring.is_done()) let_next_start();  // the next kernel's weights come behind the keys and values
-    if (is_begin) {
+    if (!fills_only && is_begin) {
       const RunCursor& run = shared.ring.run(run_number);
       if (!run.has_run(grid)) break;
       NewVectors<kHeadDim, kHalves> vectors;
@@ -253,59 +255,63 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
       sums.clear();
     }
     const unsigned new_token = new_position - (steps.position(crew) + Shape::crew_warp() * kTileTokens);
-    const bool has_step = steps.has(crew), has_new = has_step && new_position >= 0 && new_token < kTileTokens;
+    const bool has_step = !fills_only && steps.has(crew), has_new = has_step && new_position >= 0 && new_token < kTileTokens;
 
-    unsigned char* const keys = shared.ring.slots[slot][Shape::warp()];
-    ring.await();
-    if (has_new) patch_tile<kHeadDim>(keys, new_token, shared.new_k);
-    if (has_step) {
-      TileScores scores;
-      score_tile(scores, shared, keys);
-      weigh_tile(scores, shared.ring.present[slot][Shape::warp()] | (has_new ? 1u << new_token : 0), scale_log2, shared);
+    if (!fills_only) {
+      unsigned char* const keys = shared.ring.slots[slot][Shape::warp()];
+      ring.await();
+      if (has_new) patch_tile<kHeadDim>(keys, new_token, shared.new_k);
+      if (has_step) {
+        TileScores scores;
+        score_tile(scores, shared, keys);
+        weigh_tile(scores, shared.ring.present[slot][Shape::warp()] | (has_new ? 1u << new_token : 0), scale_log2, shared);
+      }
+      slot = Shape::following(slot);
     }
     __syncwarp();
     ring.template refill<true>(grid, share);
-    slot = Shape::following(slot);
 
-    ring.await();
-    if (has_new) patch_tile<kHeadDim>(shared.ring.slots[slot][Shape::warp()], new_token, shared.new_v);
-    sync_crew<kHeadDim>();
-    if (has_step) sums.add_step(shared, shared.ring.slots[slot]);
-    const int split = steps.split;
-    const bool has_split = split + crew < steps.end_split;
-    steps.advance(Shape::kStepTokens, Shape::kCrews);
-    if (steps.split > split) {
-      const RunCursor& run = shared.ring.run(run_number);
-      const TeamHeads heads = TeamHeads::of(grid, run.team, kHalves * kHalfQueries);
-      const RunResults<kHeadDim, kHalves> results = {grid, partials, run, heads, is_live};
-      if (blocks == 1) {
-        total.add(sums, split, steps.end_split, &shared.ring.slots[slot][0][0]);
-      } else if (has_split && blocks > 1) {
-        results.leave(sums, split + crew);
-      } else if (has_split) {
-        if (!is_live) sums.clear();
-        meeting.send(sums, split + crew);
-      }
-      is_begin = steps.is_done();
-      if (is_begin) {
-        unsigned* arrived = partials.arrived + run.index * grid.line_teams + run.team;
-        if (blocks > 1 && is_last_to_arrive(arrived, blocks, shared.is_last)) {
-          results.merge();
-        } else if (blocks == 1) {
-          results.write(total.sums);
-        }
-        ++run_number;
-      }
-      sums.clear();
-    }
-    // All have read the slot and the weights; and at the end of a run the queries, or what crews have handed over.
-    if (is_begin || blocks == 1) {
-      __syncthreads();
-    } else {
+    if (!fills_only) {
+      ring.await();
+      if (has_new) patch_tile<kHeadDim>(shared.ring.slots[slot][Shape::warp()], new_token, shared.new_v);
       sync_crew<kHeadDim>();
+      if (has_step) sums.add_step(shared, shared.ring.slots[slot]);
+      const int split = steps.split;
+      const bool has_split = split + crew < steps.end_split;
+      steps.advance(Shape::kStepTokens, Shape::kCrews);
+      if (steps.split > split) {
+        const RunCursor& run = shared.ring.run(run_number);
+        const TeamHeads heads = TeamHeads::of(grid, run.team, kHalves * kHalfQueries);
+        const RunResults<kHeadDim, kHalves> results = {grid, partials, run, heads, is_live};
+        if (blocks == 1) {
+          total.add(sums, split, steps.end_split, &shared.ring.slots[slot][0][0]);
+        } else if (has_split && blocks > 1) {
+          results.leave(sums, split + crew);
+        } else if (has_split) {
+          if (!is_live) sums.clear();
+          meeting.send(sums, split + crew);
+        }
+        is_begin = steps.is_done();
+        if (is_begin) {
+          unsigned* arrived = partials.arrived + run.index * grid.line_teams + run.team;
+          if (blocks > 1 && is_last_to_arrive(arrived, blocks, shared.is_last)) {
+            results.merge();
+          } else if (blocks == 1) {
+            results.write(total.sums);
+          }
+          ++run_number;
+        }
+        sums.clear();
+      }
+      // All have read the slot and the weights; and at the end of a run the queries, or what crews have handed over.
+      if (is_begin || blocks == 1) {
+        __syncthreads();
+      } else {
+        sync_crew<kHeadDim>();
+      }
+      slot = Shape::following(slot);
     }
     ring.template refill<false>(grid, share);
-    slot = Shape::following(slot);
   }
   // A block without work stays until the kernels before have ended, too: to the next one this one's end means that all of them have.
   wait_for_earlier();
@@ -354,6 +360,7 @@ int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
                        static_cast<unsigned>(line_teams(p)),
                        Divisor(line_teams(p) / p.kv_heads),
                        Divisor(most_splits(p.kv_heads)),
+                       Divisor(blocks >> bits << bits),
                        bits,
                        SplitCache(p.cache),
                        {static_cast<const Bf16*>(p.q), p.q_line_stride, p.q_head_stride},

@@ -25,7 +25,7 @@ struct ClusterMeeting {
   Shared& shared;
   int line, splits, first_head, queries;  // queries: 0 where nothing meets
   int rank, places;                       // places: pieces of a query in a block, at most
-  int own_query, own_piece;               // that this thread merges a pair of
+  int own_query = 0, own_piece = 0;       // that this thread merges a pair of
 
   __device__ ClusterMeeting(const SplitGrid& grid, const Share& share, const RunCursor& run, Shared& shared) : grid(grid), shared(shared) {
     const bool meets = share.in_clusters && run.index < grid.lines && run.length > 0;
@@ -36,6 +36,7 @@ struct ClusterMeeting {
     queries = meets ? heads.count : 0;
     rank = static_cast<int>(cluster_rank());
     places = grid.each_rank(kPieces);
+    if (queries == 0) return;  // divisions take their time
     const int row = threadIdx.x / kPiecePairs;
     own_query = computed_now(row / places);
     own_piece = computed_now((row - own_query * places) * grid.ranks() + rank);
@@ -80,16 +81,9 @@ struct ClusterMeeting {
     if (own_query >= queries || own_piece >= kPieces) return;
     Bf16* out = grid.out.at(line, first_head + own_query) + own_piece * kPieceDims + 2 * (threadIdx.x % kPiecePairs);
     wait_barrier(&shared.meeting.arrived, 0);
-    PartSoftmax<2> parts[kFewSplits];
-#pragma unroll
-    for (int i = 0; i < kFewSplits; ++i) parts[i] = sent(i);
-    PartSoftmax<2> total = parts[0];
-#pragma unroll
-    for (int i = 1; i < kFewSplits; ++i) {
-      PartSoftmax<2> more = total;
-      more.add(parts[i]);
-      if (i < splits) total = more;
-    }
+    PartSoftmax<2> total = sent(0);
+#pragma unroll 1
+    for (int split = 1; split < splits; ++split) total.add(sent(split));
     const float share = total.weight.sum == 0.0f ? 0.0f : 1.0f / total.weight.sum;
     *reinterpret_cast<uint32_t*>(out) = pack_bf16(share * total.sum[0], share * total.sum[1]);
   }
@@ -100,7 +94,7 @@ struct ClusterMeeting {
     return queries * splits * (pieces * kPieceDims * static_cast<int>(sizeof(float)) + static_cast<int>(sizeof(Weight)));
   }
 
-  // What has arrived of a split; where there is no such split, anything.
+  // What has arrived of a split.
   __device__ PartSoftmax<2> sent(int split) const {
     const float2 sums = shared.meeting.sums[split][threadIdx.x];
     return {shared.meeting.weights[split][own_query], {sums.x, sums.y}};

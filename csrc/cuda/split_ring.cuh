@@ -69,19 +69,13 @@ class KvRing {
   using Shape = SplitShape<kHeadDim>;
   using Memory = RingMemory<kHeadDim>;
 
+  // So many times both refills, before anything is read, fill the ring.
+  static constexpr int kFills = Shape::kSlots / 2;
+
   // From the block's first run on, which is number 0.
-  __device__ KvRing(const SplitGrid& grid, const RunCursor& run, Memory& memory) : memory_(memory) {
+  __device__ KvRing(const SplitGrid& grid, const Share& share, const RunCursor& run, Memory& memory) : memory_(memory) {
     open_run(grid, run);
     if (has_more_) request_page(grid);
-  }
-
-  // Requests as much as the ring holds, from keys on.
-  __device__ void fill(const SplitGrid& grid, const Share& share) {
-#pragma unroll 1
-    for (int i = 0; i + 1 < Shape::kSlots; i += 2) {
-      request<true>(grid, share);
-      request<false>(grid, share);
-    }
     if constexpr (kIsOdd) request<true>(grid, share);
   }
 

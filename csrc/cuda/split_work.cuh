@@ -32,6 +32,7 @@ struct SplitGrid {
   unsigned line_teams;        // teams of a line
   Divisor tiles;              // teams of a KV head
   Divisor splits;             // of a long past
+  Divisor blocks;             // of the launch
   int rank_bits;              // log2 of a cluster's blocks
   SplitCache cache;
   LineHeads<const Bf16> q, k, v;
@@ -57,7 +58,8 @@ struct LineCut {
     cut.units = divide_up(length, kSplitUnit);
     const bool is_few = cut.units <= kFewUnits;
     cut.split_units = max(is_few ? divide_up(cut.units, kFewSplits) : grid.splits.divides(cut.units + grid.splits.of - 1), 1u);
-    cut.splits = static_cast<int>(divide_up(cut.units, cut.split_units));
+    cut.splits = static_cast<int>(cut.units);
+    if (cut.split_units > 1) cut.splits = static_cast<int>(divide_up(cut.units, cut.split_units));
     return cut;
   }
 
@@ -93,10 +95,10 @@ struct Share {
       rank_units = max(rank_units, cut.units <= kFewUnits ? cut.rank_units(grid) : INT32_MAX);
     }
     live = __reduce_add_sync(kFullWarp, live);
-    const unsigned each_units = divide_each(__reduce_add_sync(kFullWarp, units) * grid.line_teams);
-    const unsigned each_teams = divide_each(live * grid.line_teams);
+    const unsigned each_units = divide_each(grid, __reduce_add_sync(kFullWarp, units) * grid.line_teams);
+    const unsigned each_teams = divide_each(grid, live * grid.line_teams);
     const bool in_clusters = grid.rank_bits > 0 && __reduce_max_sync(kFullWarp, rank_units) <= each_units + kClusterUnits;
-    const bool of_teams = __reduce_max_sync(kFullWarp, longest) <= (each_units + kTeamUnits) / each_teams;
+    const bool of_teams = uint64_t{__reduce_max_sync(kFullWarp, longest)} * each_teams <= each_units + kTeamUnits;
     const unsigned each = of_teams ? each_teams : each_units;
     return {each, blockIdx.x * each, blockIdx.x * each + each, in_clusters, of_teams, live < static_cast<unsigned>(grid.lines)};
   }
@@ -105,7 +107,9 @@ struct Share {
   __device__ unsigned size_of(unsigned units) const { return of_teams ? min(units, 1u) : units; }
 
  private:
-  __device__ static unsigned divide_each(unsigned things) { return max(divide_up(things, gridDim.x), 1u); }
+  __device__ static unsigned divide_each(const SplitGrid& grid, unsigned things) {
+    return max(grid.blocks.divides(things + grid.blocks.of - 1), 1u);
+  }
 };
 
 // The way through a run, in steps of as many positions for each crew of a block's warps. Crews take neighbouring splits, the first crew the
@@ -147,10 +151,16 @@ struct RunCursor {
     seek_line(grid, share);
     if (index >= grid.lines) return;
     open_line(grid);
-    const unsigned within = share.begin - team_begin, size = share.size_of(cut.units);
-    team = within / size;
-    team_begin += team * size;
-    split = static_cast<int>(divide_up(share.begin - team_begin, cut.split_units));  // of whole teams 0
+    team = share.begin - team_begin;
+    split = 0;
+    if (share.of_teams) {
+      team_begin = share.begin;
+    } else {
+      const unsigned within = team;
+      team = within / cut.units;
+      team_begin += team * cut.units;
+      split = static_cast<int>(divide_up(share.begin - team_begin, cut.split_units));
+    }
     close_run(share);
     if (split >= cut.splits) next(grid, share);
     if (split >= end_split) index = grid.lines;
@@ -236,7 +246,8 @@ struct RunCursor {
 
   __device__ void close_run(const Share& share) {
     const unsigned left = share.end - min(team_begin, share.end);
-    end_split = share.of_teams && left > 0 ? cut.splits : min(cut.splits, static_cast<int>(divide_up(left, cut.split_units)));
+    end_split = left > 0 ? cut.splits : 0;
+    if (!share.of_teams) end_split = min(end_split, static_cast<int>(divide_up(left, cut.split_units)));
   }
 };
 

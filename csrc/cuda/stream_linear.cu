@@ -27,6 +27,7 @@ constexpr int kGroupLines = 64;         // of a launch
 constexpr int64_t kMaxColumns = 16384;  // the gain lies in shared memory
 constexpr int kMaxSplitPanels = 8;      // of a pair of blocks: what they exchange lies in shared memory
 constexpr double kWorthSplitting = 0.9;
+constexpr int kOwnCodeWidth = 2048;  // of a model: to this, small shares have a kernel of their own
 
 // Shared memory of a block, where a multiprocessor is to hold two or one.
 template <Epilogue kEpilogue>
@@ -53,7 +54,7 @@ int deal_rows(Params& p, int multiprocessors) {
   const int row_blocks = std::max(multiprocessors / p.split, 1);
   p.panels_each = static_cast<int>(panels / row_blocks);
   p.panels_extra = static_cast<int>(panels % row_blocks);
-  p.most_tiles = static_cast<int>(ceil_div(ceil_div(panels, row_blocks), kTilePanels<kEpilogue>));
+  p.most_tiles = static_cast<int>(ceil_div(ceil_div(panels, row_blocks), tile_panels<kEpilogue>(p)));
   return row_blocks * p.split;
 }
 
@@ -67,11 +68,11 @@ template <typename Size, Epilogue kEpilogue>
 int launch_narrow(Params p, int blocks, bool early, void* stream) {
   constexpr bool kAdds = kEpilogue == Epilogue::kResidual;
   constexpr int kRoom = shared_room<kEpilogue>(kNarrowResidents);
-  constexpr int kMostPeerTiles = kMaxSplitPanels / kTilePanels<Epilogue::kResidual>;
+  constexpr int kMostPeerTiles = kMaxSplitPanels / kTilePanels;
   constexpr int kLeast = narrow::Layout(0, Size::kTiles, kAdds ? kMostPeerTiles : 0, kMaxColumns, !kAdds, kAdds).end;
   static_assert(kRoom - kLeast >= 2 * 2 * narrow::kPanelBytes, "a stage is filled while the one after it is read");
   p.pass_tiles = even_passes(p.most_tiles, Size::kTiles);
-  const bool has_half_tiles = p.panels_each + (p.panels_extra > 0 ? 1 : 0) < kTilePanels<kEpilogue>;
+  const bool has_half_tiles = p.panels_each + (p.panels_extra > 0 ? 1 : 0) < tile_panels<kEpilogue>(p);
   p.stage_bytes = has_half_tiles ? narrow::kPanelBytes : 2 * narrow::kPanelBytes;
   const narrow::Layout rest(0, Size::kTiles, p.split > 1 ? p.most_tiles : 0, p.k, !kAdds, kAdds);
   p.stages = fit_stages(p, kRoom - rest.end);
@@ -116,7 +117,7 @@ int launch_wide(Params p, int blocks, bool early, void* stream) {
 // The weight, by parts of its columns.
 template <Epilogue kEpilogue>
 int make_weight_maps(Params& p, int blocks, const Bf16* weight, int64_t stride) {
-  const int64_t rows = kEpilogue == Epilogue::kSwiglu ? 2 * static_cast<int64_t>(p.n) : p.n;
+  const int64_t rows = (is_swiglu<kEpilogue>(p) ? 2 : 1) * static_cast<int64_t>(p.n);
   for (int part = 0; part < p.split; ++part) {
     const int column = part * p.k_each;
     if (const int error = make_panel_map(p.weight[part], blocks, weight + column, rows, std::min(p.k_each, p.k - column), stride)) {
@@ -130,8 +131,13 @@ template <Epilogue kEpilogue>
 int launch_few_lines(Params p, int multiprocessors, const Bf16* weight, int64_t weight_stride, bool early, void* stream) {
   const int blocks = deal_rows<kEpilogue>(p, multiprocessors);
   if (const int error = make_weight_maps<kEpilogue>(p, kSlices, weight, weight_stride)) return error;
-  if (p.most_tiles <= 3) return launch_narrow<narrow::Size<3, 4>, kEpilogue>(p, blocks, early, stream);
-  return launch_narrow<narrow::Size<10, 2>, kEpilogue>(p, blocks, early, stream);
+  if constexpr (kEpilogue == Epilogue::kResidual) {
+    return launch_narrow<narrow::Size<4, 4>, kEpilogue>(p, blocks, early, stream);
+  } else {
+    // By the width, which QKV and gate/up of a model have in common: in wide models both run the same code (see above).
+    if (p.k <= kOwnCodeWidth && p.most_tiles <= 3) return launch_narrow<narrow::Size<3, 4>, kEpilogue>(p, blocks, early, stream);
+    return launch_narrow<narrow::Size<10, 2>, kEpilogue>(p, blocks, early, stream);
+  }
 }
 
 template <Epilogue kEpilogue>
@@ -224,8 +230,8 @@ int stream_norm_linear(const NormLinearParams& op, void* stream) {
   p.gain = static_cast<const Bf16*>(op.norm_weight);
   p.out_stride = static_cast<int>(op.out_stride);
   p.eps = op.eps;
-  return stream_linear::launch_lines<stream_linear::Epilogue::kStore>(p, static_cast<const Bf16*>(op.weight), op.weight_stride, op.early,
-                                                                      stream);
+  return stream_linear::launch_lines<stream_linear::Epilogue::kOutput>(p, static_cast<const Bf16*>(op.weight), op.weight_stride, op.early,
+                                                                       stream);
 }
 
 int stream_linear_residual(const LinearResidualParams& op, void* stream) {
@@ -242,7 +248,8 @@ int stream_norm_swiglu(const NormSwigluParams& op, void* stream) {
   p.gain = static_cast<const Bf16*>(op.norm_weight);
   p.out_stride = static_cast<int>(op.out_stride);
   p.eps = op.eps;
-  return stream_linear::launch_lines<stream_linear::Epilogue::kSwiglu>(p, static_cast<const Bf16*>(op.weight), op.hidden, op.early, stream);
+  p.is_swiglu = true;
+  return stream_linear::launch_lines<stream_linear::Epilogue::kOutput>(p, static_cast<const Bf16*>(op.weight), op.hidden, op.early, stream);
 }
 
 }  // namespace photon::cuda

@@ -8,6 +8,9 @@
 // instruction; and one of a warp adds its 16 products to a sum as one of a warpgroup does, to the bit. So a line has the same bits alone
 // and in any batch.
 //
+// What a layer runs between two uses of an instruction is to fit the multiprocessor's caches: beyond 128 KiB of code each instruction comes
+// from L2, at six times its time (benchmarks/lab/instructions.cu). So ops that differ in little have one kernel, which asks its params.
+//
 // More lines than 64 go in groups, a launch each. A group writes its own lines, and reads none that another writes: so it may start early
 // behind the one before it, like any kernel of a chain.
 #pragma once
@@ -20,11 +23,12 @@
 
 namespace photon::cuda::stream_linear {
 
-enum class Epilogue { kStore, kResidual, kSwiglu };
+// kOutput: x is normalized, and outputs are written, or SwiGLU of them: Params::is_swiglu.
+enum class Epilogue { kOutput, kResidual };
 
 struct Params {
   PanelMap lines_map;  // of x, for many lines
-  PanelMap weight[2];  // by part of the columns: those of [n, k]; kSwiglu: of [2n, k], gate rows, then up rows
+  PanelMap weight[2];  // by part of the columns: those of [n, k]; SwiGLU: of [2n, k], gate rows, then up rows
   Bf16* out;           // [lines, n]; kResidual: read, added to and written
   const Bf16* x;       // [lines, k]
   const Bf16* gain;    // [k]: x is normalized by its root mean square and multiplied by this; null: x is taken as it is
@@ -42,6 +46,7 @@ struct Params {
   int stages, stage_bytes;        // of the ring; of a warpgroup's, for many lines
   int x_stages;                   // the same of x
   uint32_t zero;                  // 0; see arrive()
+  bool is_swiglu;                 // outputs are SwiGLU of two
 };
 
 constexpr int kSlices = 8;
@@ -54,7 +59,17 @@ constexpr int kLineTile = 8;
 constexpr int kMaxStages = 12;
 
 template <Epilogue kEpilogue>
-constexpr int kTilePanels = kEpilogue == Epilogue::kSwiglu ? 1 : 2;  // a SwiGLU tile is a panel of gate rows and the same one of up rows
+__host__ __device__ inline bool is_swiglu(const Params& p) {
+  return kEpilogue == Epilogue::kOutput && p.is_swiglu;
+}
+
+constexpr int kTilePanels = 2;
+
+// Panels of outputs in a tile: a SwiGLU tile is a panel of gate rows and the same one of up rows.
+template <Epilogue kEpilogue>
+__host__ __device__ inline int tile_panels(const Params& p) {
+  return is_swiglu<kEpilogue>(p) ? 1 : kTilePanels;
+}
 
 // The part of the work that a block does: panels [first_panel, end_panel) of the rows, columns [column, column + k).
 struct Share {
@@ -76,7 +91,8 @@ __device__ inline Share block_share(const Params& p) {
   share.part = static_cast<int>(blockIdx.x) & pairs;
   share.first_panel = rows * p.panels_each + min(rows, p.panels_extra);
   share.end_panel = share.first_panel + p.panels_each + (rows < p.panels_extra ? 1 : 0);
-  share.tiles = (share.end_panel - share.first_panel + kTilePanels<kEpilogue> - 1) / kTilePanels<kEpilogue>;
+  const int panels = share.end_panel - share.first_panel;
+  share.tiles = is_swiglu<kEpilogue>(p) ? panels : (panels + kTilePanels - 1) / kTilePanels;
   share.column = share.part * p.k_each;
   share.k = min(p.k_each, p.k - share.column);
   return share;
@@ -93,8 +109,8 @@ struct TileRows {
 
 template <Epilogue kEpilogue>
 __device__ inline TileRows tile_rows(const Params& p, const Share& share, int tile) {
-  const int panel = share.first_panel + tile * kTilePanels<kEpilogue>, row = panel * kPanelRows;
-  if (kEpilogue == Epilogue::kSwiglu) return {row, p.n + row, true};
+  const int panel = share.first_panel + tile * tile_panels<kEpilogue>(p), row = panel * kPanelRows;
+  if (is_swiglu<kEpilogue>(p)) return {row, p.n + row, true};
   return {row, row + kPanelRows, panel + 1 < share.end_panel};
 }
 
@@ -102,7 +118,7 @@ __device__ inline TileRows tile_rows(const Params& p, const Share& share, int ti
 // weight.
 template <Epilogue kEpilogue>
 __device__ inline int output_of(const Params& p, const Share& share, int tile, int second, int g) {
-  const int panel = share.first_panel + tile * kTilePanels<kEpilogue> + (kEpilogue == Epilogue::kSwiglu ? 0 : second);
+  const int panel = share.first_panel + tile * tile_panels<kEpilogue>(p) + (is_swiglu<kEpilogue>(p) ? 0 : second);
   const int output = panel * kPanelRows + g;
   return panel < share.end_panel && output < p.n ? output : -1;
 }
@@ -231,7 +247,7 @@ struct Output {
   __device__ void emit(int tile, int g, int line, float low, float high) const {
     Bf16* out = p.out + static_cast<int64_t>(line) * p.out_stride;
     const int first = output_of<kEpilogue>(p, share, first_tile + tile, 0, g);
-    if constexpr (kEpilogue == Epilogue::kSwiglu) {
+    if (is_swiglu<kEpilogue>(p)) {
       if (first >= 0) out[first] = silu_times<Bf16>(rounded<Bf16>(low + bias(first)), rounded<Bf16>(high + bias(p.n + first)));
     } else {
       const int second = output_of<kEpilogue>(p, share, first_tile + tile, 1, g);
