@@ -29,6 +29,7 @@ from benchmarks.common.options import (
     device_of,
     fast_kernels_option,
     integers,
+    memory_gib,
     models_option,
     parser,
     positive_integer,
@@ -296,7 +297,7 @@ def arguments(given: list[str] | None) -> Namespace:
     options.add_argument("--steps", type=positive_integer, default=200, help="steps per window at most")
     options.add_argument("--warm-up", type=positive_integer, default=16, help="steps before the first window")
     options.add_argument("--seconds", type=positive_number, default=4.0, help="a window ends after this time (but not before 8 steps)")
-    options.add_argument("--floor-gib", type=positive_number, help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU")
+    options.add_argument("--floor-gib", type=memory_gib, help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU")
     fast_kernels_option(options)
     options.add_argument("--spin", action="store_true", help="wait for steps by spinning instead of yielding the CPU")
     options.add_argument("--skip-memory", action="store_true", help="do not compare the memory of one slot and two")

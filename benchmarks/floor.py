@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common.options import device_of, parser, positive_number
+from benchmarks.common.options import device_of, memory_gib, parser
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.table import print_table
 from photon_ext.scheduling.memory import available_bytes
@@ -146,7 +146,7 @@ def _host_seconds(sweep: Sweep) -> float:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parser(__doc__.splitlines()[0])
-    options.add_argument("--gib", type=positive_number, help="GiB to sweep; default 9 on CUDA, 1 on a CPU")
+    options.add_argument("--gib", type=memory_gib, help="GiB to sweep; default 9 on CUDA, 1 on a CPU")
     args = options.parse_args(arguments)
     device = device_of(args.device)
     if args.gib is not None:

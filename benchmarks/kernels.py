@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common.options import DTYPES, device_of, integers, names, output_file, parser, positive_number
+from benchmarks.common.options import DTYPES, device_of, integers, memory_gib, names, output_file, parser
 from benchmarks.common.replay import Patience, Rotation, Run, cache_bytes, time_runs
 from benchmarks.common.result import ResultFile, write_text
 from benchmarks.common.shapes import SHAPES
@@ -177,7 +177,7 @@ def arguments(given: list[str] | None) -> Namespace:
     options.add_argument("--chunks", type=integers, default=[256, 2048], help="lines of a prompt's chunk")
     options.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     options.add_argument("--quick", action="store_true", help="few copies and replays: whether it runs, not how fast; caches may serve")
-    options.add_argument("--floor-gib", type=positive_number, help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU")
+    options.add_argument("--floor-gib", type=memory_gib, help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU")
     options.add_argument("--markdown", type=output_file, metavar="FILE", help="write the tables here as Markdown")
     args = options.parse_args(given)
     unknown = [name for name in args.models if name not in SHAPES]

@@ -15,6 +15,7 @@ from benchmarks.common.env import REPOSITORY
 from benchmarks.common.options import (
     device_name,
     integer_from_zero,
+    memory_gib,
     number_from_zero,
     output_file,
     png_file,
@@ -139,6 +140,7 @@ def test_devices_that_are_there_keep_their_names() -> None:
         ("decode", "--steps 0", "--steps: '0' has a value below 1"),
         ("decode", "--seconds inf", "--seconds: 'inf' is not a positive number"),
         ("kernels", "--floor-gib x", "--floor-gib: 'x' is not a positive number"),
+        *((benchmark, "--floor-gib 1e300", "'1e300' GiB are more than any machine has") for benchmark in ("decode", "kernels", "peers")),
         ("adopt", "--model nope", "--model 'nope' is unknown; use one of tiny"),
     ],
 )
@@ -151,4 +153,5 @@ def test_numbers_that_mean_nothing_are_refused_before_anything_is_measured(
 def test_zero_and_usual_numbers_are_taken() -> None:
     assert (integer_from_zero("0"), integer_from_zero("7"), positive_integer("1")) == (0, 7, 1)
     assert (number_from_zero("0"), number_from_zero("0.7"), positive_number("2.5")) == (0.0, 0.7, 2.5)
+    assert memory_gib("0.5") == 0.5
     assert png_file("a.PNG") == Path("a.PNG")
