@@ -29,7 +29,6 @@ from benchmarks.common.options import (
     device_of,
     fast_kernels_option,
     integers,
-    memory_gib,
     models_option,
     parser,
     positive_integer,
@@ -42,7 +41,7 @@ from benchmarks.common.session import Memory, Session, agree, random_prompts
 from benchmarks.common.shapes import open_model
 from benchmarks.common.table import print_table
 from benchmarks.common.trace import idle, record
-from benchmarks.floor import read_floor
+from benchmarks.floor import bytes_of, read_floor
 from photon_ext.observe.step_time import NODE_US, Machine, StepShape, predict_step
 
 TRACED_STEPS = 12
@@ -297,7 +296,7 @@ def arguments(given: list[str] | None) -> Namespace:
     options.add_argument("--steps", type=positive_integer, default=200, help="steps per window at most")
     options.add_argument("--warm-up", type=positive_integer, default=16, help="steps before the first window")
     options.add_argument("--seconds", type=positive_number, default=4.0, help="a window ends after this time (but not before 8 steps)")
-    options.add_argument("--floor-gib", type=memory_gib, help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU")
+    options.add_argument("--floor-gib", type=positive_number, help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU")
     fast_kernels_option(options)
     options.add_argument("--spin", action="store_true", help="wait for steps by spinning instead of yielding the CPU")
     options.add_argument("--skip-memory", action="store_true", help="do not compare the memory of one slot and two")
@@ -310,8 +309,7 @@ def main(given: list[str] | None = None) -> int:
     args = arguments(given)
     args.kernels = running_kernels(args)
     result = ResultFile("decode", args, args.json)
-    nbytes = None if args.floor_gib is None else int(args.floor_gib * (1 << 30))
-    floor = result.measure({"what": "floor"}, lambda: read_floor(device_of(args.device), nbytes))
+    floor = result.measure({"what": "floor"}, lambda: read_floor(device_of(args.device), bytes_of(args.floor_gib)))
     if floor is None:
         return 1
     print(f"read floor {floor['bytes_per_s'] / 1e9:.1f} GB/s ({floor['method']})", flush=True)

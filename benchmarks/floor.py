@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common.options import device_of, memory_gib, parser
+from benchmarks.common.options import device_of, parser, positive_number
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.table import print_table
 from photon_ext.scheduling.memory import available_bytes
@@ -46,8 +46,13 @@ extern "C" __global__ void __launch_bounds__(512) sweep(const uint4* __restrict_
 Sweep = Callable[[], Any]
 
 
-def read_floor(device: torch.device, nbytes: int | None = None) -> dict[str, Any]:
-    """The best read bandwidth found on `device`.
+def bytes_of(gib: float | None) -> float | None:
+    """What read_floor() takes, from an option in GiB; None: not given."""
+    return None if gib is None else gib * GIB
+
+
+def read_floor(device: torch.device, nbytes: float | None = None) -> dict[str, Any]:
+    """The best read bandwidth found on `device`, in `nbytes` of memory; None: in so many that no cache holds them, where there are.
 
     Returns: bytes swept, bytes_per_s, the method that reached it, and the bytes_per_s (or the error) of every method tried.
     """
@@ -65,7 +70,7 @@ def read_floor(device: torch.device, nbytes: int | None = None) -> dict[str, Any
     return {"bytes": data.nbytes, "bytes_per_s": reached[best], "method": best, "methods": methods}
 
 
-def _buffer(device: torch.device, nbytes: int | None) -> torch.Tensor:
+def _buffer(device: torch.device, nbytes: float | None) -> torch.Tensor:
     """Random words that are floats in [0.5, 1) too, int32 [N], larger than any cache where memory allows."""
     if nbytes is None:
         nbytes = CPU_BYTES
@@ -73,7 +78,7 @@ def _buffer(device: torch.device, nbytes: int | None) -> torch.Tensor:
             torch.cuda.empty_cache()
             nbytes = max(GIB, min(CUDA_BYTES, torch.cuda.mem_get_info(device)[0] - LEFT_FREE))
     check_size(device, nbytes)
-    words = torch.empty(nbytes // UNIT * UNIT // 4, dtype=torch.int32, device=device)
+    words = torch.empty(int(nbytes) // UNIT * UNIT // 4, dtype=torch.int32, device=device)
     return words.random_(0x3F000000, 0x3F800000, generator=torch.Generator(device=device).manual_seed(0))
 
 
@@ -146,16 +151,17 @@ def _host_seconds(sweep: Sweep) -> float:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parser(__doc__.splitlines()[0])
-    options.add_argument("--gib", type=memory_gib, help="GiB to sweep; default 9 on CUDA, 1 on a CPU")
+    options.add_argument("--gib", type=positive_number, help="GiB to sweep; default 9 on CUDA, 1 on a CPU")
     args = options.parse_args(arguments)
     device = device_of(args.device)
-    if args.gib is not None:
+    nbytes = bytes_of(args.gib)
+    if nbytes is not None:
         try:
-            check_size(device, args.gib * GIB)
+            check_size(device, nbytes)
         except BenchmarkError as error:
             options.error(f"--gib {args.gib:g}: {error}")
     result = ResultFile("floor", args, args.json)
-    entry = result.measure({"device": str(device)}, lambda: read_floor(device, None if args.gib is None else int(args.gib * GIB)))
+    entry = result.measure({"device": str(device)}, lambda: read_floor(device, nbytes))
     if entry is None:
         return 1
     rows = [[name, value / 1e9 if isinstance(value, float) else None] for name, value in entry["methods"].items()]

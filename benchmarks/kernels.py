@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.common.options import DTYPES, device_of, integers, memory_gib, names, output_file, parser
+from benchmarks.common.options import DTYPES, device_of, integers, names, output_file, parser, positive_number
 from benchmarks.common.replay import Patience, Rotation, Run, cache_bytes, time_runs
 from benchmarks.common.result import ResultFile, write_text
 from benchmarks.common.shapes import SHAPES
 from benchmarks.common.table import cell_text, markdown_table, print_table
-from benchmarks.floor import read_floor
+from benchmarks.floor import bytes_of, read_floor
 from benchmarks.kernel_cases.attention import chunk_groups, decode_groups
 from benchmarks.kernel_cases.case import BOUNDS, Case, Plan, Setting
 from benchmarks.kernel_cases.chains import chain_groups
@@ -177,7 +177,7 @@ def arguments(given: list[str] | None) -> Namespace:
     options.add_argument("--chunks", type=integers, default=[256, 2048], help="lines of a prompt's chunk")
     options.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     options.add_argument("--quick", action="store_true", help="few copies and replays: whether it runs, not how fast; caches may serve")
-    options.add_argument("--floor-gib", type=memory_gib, help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU")
+    options.add_argument("--floor-gib", type=positive_number, help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU")
     options.add_argument("--markdown", type=output_file, metavar="FILE", help="write the tables here as Markdown")
     args = options.parse_args(given)
     unknown = [name for name in args.models if name not in SHAPES]
@@ -190,9 +190,8 @@ def main(given: list[str] | None = None) -> int:
     args = arguments(given)
     device = device_of(args.device)
     result = ResultFile("kernels", args, args.json)
-    nbytes = None if args.floor_gib is None else int(args.floor_gib * (1 << 30))
     result.set(info=describe().splitlines())
-    floor = result.measure({"what": "floor"}, lambda: read_floor(device, nbytes))
+    floor = result.measure({"what": "floor"}, lambda: read_floor(device, bytes_of(args.floor_gib)))
     if floor is None:
         return 1
     rotation = Rotation(cache_bytes(device), QUICK_COPIES if args.quick else MOST_COPIES)

@@ -30,7 +30,6 @@ from benchmarks.common.options import (
     device_of,
     fast_kernels_option,
     integers,
-    memory_gib,
     names,
     output_file,
     parser,
@@ -244,7 +243,7 @@ def arguments(given: list[str] | None) -> Namespace:
     )
     options.add_argument("--folder", type=writable_folder, help="where checkpoints are written; default: shared memory if there is room")
     options.add_argument("--timeout", type=positive_number, default=600.0, help="seconds for one peer, all batches")
-    options.add_argument("--floor-gib", type=memory_gib, help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU")
+    options.add_argument("--floor-gib", type=positive_number, help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU")
     options.add_argument("--markdown", type=output_file, metavar="FILE", help="write the tables here as Markdown")
     args = options.parse_args(given)
     unknown = [peer for peer in args.peers if peer not in CATALOG]

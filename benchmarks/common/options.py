@@ -17,7 +17,6 @@ from photon_ext.runtime.runtime import checked_device
 from photon_ext.scheduling.options import choose_kernels
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-MOST_GIB = 1 << 20
 
 
 def integers(text: str) -> list[int]:
@@ -45,21 +44,13 @@ def integer_from_zero(text: str) -> int:
 
 
 def positive_number(text: str) -> float:
-    """A positive number, of seconds say."""
+    """A positive number: seconds, GiB."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return value
-
-
-def memory_gib(text: str) -> float:
-    """GiB of memory, as many as there may be anywhere."""
-    value = positive_number(text)
-    if value > MOST_GIB:
-        raise argparse.ArgumentTypeError(f"{text!r} GiB are more than any machine has; give at most {MOST_GIB}")
     return value
 
 

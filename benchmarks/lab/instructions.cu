@@ -3,26 +3,18 @@
 //     nvcc -O3 -std=c++17 -arch=sm_90a benchmarks/lab/instructions.cu -o /tmp/instructions && /tmp/instructions
 //
 // One warp a block, one block on one multiprocessor or on each. Clocks for each KiB (64 instructions), of the first turn of the loop and of
-// a later one: the median block's, and the slowest one's. An instruction that is there takes one clock.
+// a later one, the median block's; and of the later one the slowest block's. An instruction that is there takes one clock.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <vector>
+
+#include "check.h"
 
 namespace {
 
 constexpr int kTurns = 6, kChains = 8;  // chains: of instructions that wait for each other
-
-#define CHECK(call)                                                       \
-  do {                                                                    \
-    const cudaError_t error = (call);                                     \
-    if (error != cudaSuccess) {                                           \
-      std::fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(error)); \
-      std::exit(1);                                                       \
-    }                                                                     \
-  } while (0)
 
 template <int kKib>
 __global__ void run(float* out, unsigned* clocks) {

@@ -22,18 +22,11 @@
 #include <cstdlib>
 #include <vector>
 
+#include "check.h"
+
 namespace {
 
 constexpr int kThreads = 256, kKernels = 64, kReplays = 20;
-
-#define CHECK(call)                                                       \
-  do {                                                                    \
-    const cudaError_t error = (call);                                     \
-    if (error != cudaSuccess) {                                           \
-      std::fprintf(stderr, "%s: %s\n", #call, cudaGetErrorString(error)); \
-      std::exit(1);                                                       \
-    }                                                                     \
-  } while (0)
 
 enum class Way { kOwn, kMeet, kMeet32 };
 
