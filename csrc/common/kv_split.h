@@ -7,11 +7,10 @@
 namespace photon {
 
 constexpr int kMinSplits = 8, kMaxSplits = 64;
-constexpr int32_t kSplitUnit = 64;  // a split is a multiple of this many positions
 
-// A past of up to kFewUnits units has kFewSplits splits at most, one for each block of a cluster.
+// A past of up to kFewTokens positions has kFewSplits splits at most, one for each block of a cluster.
 constexpr int kFewSplits = 8;
-constexpr unsigned kFewUnits = 32;
+constexpr int32_t kFewTokens = 2048;
 static_assert(kFewSplits <= kMinSplits);
 
 // Splits of a long past: one line has work for about 128 blocks, however few KV heads there are.

@@ -34,7 +34,7 @@ struct NewVectors {
     const int32_t owned = run.new_position() >= 0 ? run.new_position() : run.length - 1;
     own = grid.cache.places(page, heads.kv_head, run.line.position);
     is_live = own.k != kAbsent;
-    owns_new = is_live && owned >= run.begin_position() && owned < run.end_position() && Shape::warp() >= kWarps - 2;
+    owns_new = is_live && owned >= run.begin_position(grid) && owned < run.end_position(grid) && Shape::warp() >= kWarps - 2;
     writes = heads.leads(grid);
     head_stride = grid.q.head_stride;
     query_at = computed_now(grid.q.at(run.index, heads.first + Shape::warp()));

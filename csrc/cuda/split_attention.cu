@@ -125,34 +125,24 @@ struct RunResults {
   }
 };
 
-// How the splits of a run that one block has alone add up: in order, by the first crew, whom the others hand theirs over in shared memory.
+// How what a block's crews have summed of a split comes together, in order: in the first crew, whom the others hand theirs over in shared
+// memory. `slot`: the crew has read its part of it. All threads must call it; a barrier of the block is to follow.
 template <int kHeadDim, int kHalves>
-struct RunTotal {
+struct CrewMeeting {
   using Shape = SplitShape<kHeadDim>;
   using Sums = DimSoftmax<kHeadDim, kHalves>;
   static constexpr int kFloats = sizeof(Sums) / sizeof(float);
   using Crew = float[kFloats][Shape::kCrewThreads];
   static_assert(sizeof(Crew) <= Shape::kSlotBytes / Shape::kCrews);
 
-  Sums sums;
-
-  // Adds `own`, which is of split `split` + the crew's number. `slot`: the crew has read its part of it. All threads must call it; a
-  // barrier of the block is to follow.
-  __device__ void add(const Sums& own, int split, int end_split, unsigned char* slot) {
-    const int crew = Shape::crew();
-    if constexpr (Shape::kCrews > 1) {
-      sync_crew<kHeadDim>();
-      if (crew > 0 && split + crew < end_split) hand_over(own, crew_part(slot, crew));
-      __syncthreads();
-    }
-    if (crew > 0) return;
-    if (split == 0) {
-      sums = own;
-    } else {
-      sums.add(own);
-    }
-#pragma unroll 1
-    for (int other = 1; other < Shape::kCrews && split + other < end_split; ++other) sums.add(handed_over(crew_part(slot, other)));
+  __device__ static void join(Sums& sums, unsigned char* slot) {
+    if constexpr (Shape::kCrews == 1) return;
+    sync_crew<kHeadDim>();
+    if (Shape::crew() > 0) hand_over(sums, crew_part(slot, Shape::crew()));
+    __syncthreads();
+    if (Shape::crew() > 0) return;
+#pragma unroll
+    for (int other = 1; other < Shape::kCrews; ++other) sums.add(handed_over(crew_part(slot, other)));
   }
 
  private:
@@ -215,36 +205,33 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
   using Shape = SplitShape<kHeadDim>;
   SplitShared<kHeadDim, kHalves>& shared = *reinterpret_cast<SplitShared<kHeadDim, kHalves>*>(dynamic_shared());
   if (grid.lines <= kLoneLines) let_next_start();
-  const Share share = Share::of_block(grid);
-  const float scale_log2 = scale * kLog2E;
-  const int crew = Shape::crew();
+  LineCut own;
+  const Share share = Share::of_block(grid, own);
   RunCursor first;
-  first.seek(grid, share);
+  first.seek(grid, share, own);
   const ClusterMeeting<kHeadDim, kHalves> meeting(grid, share, first, shared);
-  if (grid.rank_bits > 0) {
-    meeting.open();
-    meeting.join();
-  }
+  if (grid.rank_bits > 0) meeting.open();
   KvRing<kHeadDim> ring(grid, share, first, shared.ring);
   bool is_live = false, is_begin = true;
   int run_number = 0, blocks = 0, slot = 0;  // blocks: that have runs of the team; 0: a cluster's
   int32_t new_position = -1;
   RunSteps steps = {};
-  DimSoftmax<kHeadDim, kHalves> sums;
-  RunTotal<kHeadDim, kHalves> total;
-  // The ring is filled by turns of the same loop, so that requests have their code once: at few lines a block has more instructions to
-  // fetch than keys to read.
+  DimSoftmax<kHeadDim, kHalves> sums, total;  // of a split, and of a run that the block has alone
+  const float scale_log2 = scale * kLog2E;
+  // The ring is filled by turns of the same loop (but for the first keys of heads of 256), so that requests have their code once: at few
+  // lines a block has more instructions to fetch than keys to read.
 #pragma unroll 1
   for (int fills = KvRing<kHeadDim>::kFills;; fills = max(fills - 1, 0)) {
     const bool fills_only = fills > 0;
     if (ring.is_done()) let_next_start();  // the next kernel's weights come behind the keys and values
     if (!fills_only && is_begin) {
       const RunCursor& run = shared.ring.run(run_number);
+      if (run_number == 0 && grid.rank_bits > 0) meeting.join();
       if (!run.has_run(grid)) break;
       NewVectors<kHeadDim, kHalves> vectors;
       vectors.prepare(rope, grid, run);
       blocks = share.in_clusters ? 0 : run.runs(share);
-      steps = run.steps();
+      steps = run.steps(grid);
       new_position = run.new_position();
       wait_for_earlier();
       vectors.load();
@@ -254,8 +241,9 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
       is_begin = false;
       sums.clear();
     }
-    const unsigned new_token = new_position - (steps.position(crew) + Shape::crew_warp() * kTileTokens);
-    const bool has_step = !fills_only && steps.has(crew), has_new = has_step && new_position >= 0 && new_token < kTileTokens;
+    const int32_t crew_at = steps.at + Shape::crew() * kCrewTokens;
+    const unsigned new_token = new_position - (crew_at + Shape::crew_warp() * kTileTokens);
+    const bool has_step = !fills_only && crew_at < steps.end, has_new = has_step && new_position >= 0 && new_token < kTileTokens;
 
     if (!fills_only) {
       unsigned char* const keys = shared.ring.slots[slot][Shape::warp()];
@@ -277,37 +265,37 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
       sync_crew<kHeadDim>();
       if (has_step) sums.add_step(shared, shared.ring.slots[slot]);
       const int split = steps.split;
-      const bool has_split = split + crew < steps.end_split;
-      steps.advance(Shape::kStepTokens, Shape::kCrews);
-      if (steps.split > split) {
+      if (steps.advance(Shape::kStepTokens)) {
+        CrewMeeting<kHeadDim, kHalves>::join(sums, &shared.ring.slots[slot][0][0]);
         const RunCursor& run = shared.ring.run(run_number);
         const TeamHeads heads = TeamHeads::of(grid, run.team, kHalves * kHalfQueries);
         const RunResults<kHeadDim, kHalves> results = {grid, partials, run, heads, is_live};
-        if (blocks == 1) {
-          total.add(sums, split, steps.end_split, &shared.ring.slots[slot][0][0]);
-        } else if (has_split && blocks > 1) {
-          results.leave(sums, split + crew);
-        } else if (has_split) {
-          if (!is_live) sums.clear();
-          meeting.send(sums, split + crew);
+        if (Shape::crew() == 0) {
+          if (blocks > 1) {
+            results.leave(sums, split);
+          } else if (blocks == 0) {
+            if (!is_live) sums.clear();
+            meeting.send(sums, split);
+          } else if (split == run.split) {
+            total = sums;
+          } else {
+            total.add(sums);
+          }
         }
         is_begin = steps.is_done();
         if (is_begin) {
-          unsigned* arrived = partials.arrived + run.index * grid.line_teams + run.team;
+          unsigned* arrived = partials.arrived + run.index * grid.line_teams.of + run.team;
           if (blocks > 1 && is_last_to_arrive(arrived, blocks, shared.is_last)) {
             results.merge();
           } else if (blocks == 1) {
-            results.write(total.sums);
+            results.write(total);
           }
           ++run_number;
         }
         sums.clear();
-      }
-      // All have read the slot and the weights; and at the end of a run the queries, or what crews have handed over.
-      if (is_begin || blocks == 1) {
-        __syncthreads();
+        __syncthreads();  // all have read the slot and the weights, what crews have handed over, and at the end of a run the queries
       } else {
-        sync_crew<kHeadDim>();
+        sync_crew<kHeadDim>();  // all have read the slot and the weights
       }
       slot = Shape::following(slot);
     }
@@ -357,11 +345,13 @@ int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
                        static_cast<int>(p.lines),
                        static_cast<int>(p.q_heads),
                        static_cast<int>(group),
-                       static_cast<unsigned>(line_teams(p)),
+                       Divisor(line_teams(p)),
                        Divisor(line_teams(p) / p.kv_heads),
                        Divisor(most_splits(p.kv_heads)),
                        Divisor(blocks >> bits << bits),
+                       Divisor(ceil_div(kHeadDim / kPieceDims, int64_t{1} << bits)),
                        bits,
+                       SplitShape<kHeadDim>::kUnitBits,
                        SplitCache(p.cache),
                        {static_cast<const Bf16*>(p.q), p.q_line_stride, p.q_head_stride},
                        {static_cast<const Bf16*>(p.k), p.k_line_stride, p.k_head_stride},
@@ -387,7 +377,7 @@ bool fits_indices(const FusedAttentionDecodeParams& p) {
   for (const int64_t stride : strides) {
     if (stride > INT32_MAX) return false;
   }
-  const int64_t units = ceil_div(SplitCache::capacity_of(p.cache), kSplitUnit);
+  const int64_t units = ceil_div(SplitCache::capacity_of(p.cache), kCrewTokens);
   return SplitCache::fits(p.cache, p.kv_heads) && p.lines * p.q_heads < INT32_MAX / kMaxSplits &&
          p.lines * p.q_heads * units < INT32_MAX / 2;
 }

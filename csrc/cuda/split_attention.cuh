@@ -94,9 +94,9 @@ template <int kHeadDim, int kHalves>
 struct SplitShared {
   using Shape = SplitShape<kHeadDim>;
   static constexpr int kQueries = kHalves * kHalfQueries;
-  // As many as there is room for.
-  static constexpr int kPlacesOfBoth = kHeadDim == 64 ? 80 : kHeadDim == 96 ? 112 : 16;
-  static constexpr int kMeetingPlaces = kHalves == 2 ? kPlacesOfBoth : kHeadDim == 256 || kHeadDim == 96 ? 112 : 128;
+  // As many as there is room for, and threads.
+  static constexpr int kPlacesOfBoth = kHeadDim == 64 ? 80 : kHeadDim == 256 ? 16 : 128;
+  static constexpr int kMeetingPlaces = kHalves == 2 ? kPlacesOfBoth : kHeadDim == 256 ? 112 : 128;
 
   RingMemory<kHeadDim> ring;
   alignas(16) LeftFragments<kHalves, kHeadDim / 16> queries;

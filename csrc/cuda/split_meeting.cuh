@@ -24,8 +24,6 @@ struct ClusterMeeting {
   const SplitGrid& grid;
   Shared& shared;
   int line, splits, first_head, queries;  // queries: 0 where nothing meets
-  int rank, places;                       // places: pieces of a query in a block, at most
-  int own_query = 0, own_piece = 0;       // that this thread merges a pair of
 
   __device__ ClusterMeeting(const SplitGrid& grid, const Share& share, const RunCursor& run, Shared& shared) : grid(grid), shared(shared) {
     const bool meets = share.in_clusters && run.index < grid.lines && run.length > 0;
@@ -34,12 +32,6 @@ struct ClusterMeeting {
     splits = run.cut.splits;
     first_head = heads.first;
     queries = meets ? heads.count : 0;
-    rank = static_cast<int>(cluster_rank());
-    places = grid.each_rank(kPieces);
-    if (queries == 0) return;  // divisions take their time
-    const int row = threadIdx.x / kPiecePairs;
-    own_query = computed_now(row / places);
-    own_piece = computed_now((row - own_query * places) * grid.ranks() + rank);
   }
 
   // Before others send; all threads of the cluster must call both, the second after the first.
@@ -66,7 +58,7 @@ struct ClusterMeeting {
 #pragma unroll
       for (int i = 0; i < Sums::kPieces; ++i) {
         const int piece = Sums::first_dim() / kPieceDims + i;
-        float2* place = &shared.meeting.sums[split][(query * places + (piece >> grid.rank_bits)) * kPiecePairs + lane.t];
+        float2* place = &shared.meeting.sums[split][(query * grid.rank_pieces.of + (piece >> grid.rank_bits)) * kPiecePairs + lane.t];
         send_to_block(&place->x, piece & (grid.ranks() - 1), part.sum[2 * i], part.sum[2 * i + 1], &shared.meeting.arrived);
       }
       const int to = SplitShape<kHeadDim>::crew_warp() * 4 + lane.t;  // all lanes of a query have the weight, and each tells a block
@@ -78,24 +70,26 @@ struct ClusterMeeting {
 
   // Merges the splits in order and writes what they come to.
   __device__ void merge() const {
-    if (own_query >= queries || own_piece >= kPieces) return;
+    const unsigned row = threadIdx.x / kPiecePairs, own_query = grid.rank_pieces.divides(row);
+    const int own_piece = static_cast<int>((row - own_query * grid.rank_pieces.of) << grid.rank_bits | cluster_rank());
+    if (static_cast<int>(own_query) >= queries || own_piece >= kPieces) return;
     Bf16* out = grid.out.at(line, first_head + own_query) + own_piece * kPieceDims + 2 * (threadIdx.x % kPiecePairs);
     wait_barrier(&shared.meeting.arrived, 0);
-    PartSoftmax<2> total = sent(0);
+    PartSoftmax<2> total = sent(own_query, 0);
 #pragma unroll 1
-    for (int split = 1; split < splits; ++split) total.add(sent(split));
+    for (int split = 1; split < splits; ++split) total.add(sent(own_query, split));
     const float share = total.weight.sum == 0.0f ? 0.0f : 1.0f / total.weight.sum;
     *reinterpret_cast<uint32_t*>(out) = pack_bf16(share * total.sum[0], share * total.sum[1]);
   }
 
  private:
   __device__ uint32_t splits_bytes() const {
-    const int pieces = grid.each_rank(kPieces - rank);
+    const int pieces = grid.each_rank(kPieces - static_cast<int>(cluster_rank()));
     return queries * splits * (pieces * kPieceDims * static_cast<int>(sizeof(float)) + static_cast<int>(sizeof(Weight)));
   }
 
   // What has arrived of a split.
-  __device__ PartSoftmax<2> sent(int split) const {
+  __device__ PartSoftmax<2> sent(unsigned own_query, int split) const {
     const float2 sums = shared.meeting.sums[split][threadIdx.x];
     return {shared.meeting.weights[split][own_query], {sums.x, sums.y}};
   }

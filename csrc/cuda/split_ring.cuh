@@ -2,9 +2,9 @@
 // in the next. It runs ahead over all of a block's runs, whatever else the block does, and before wait_for_earlier() it fills: all it reads
 // are old positions.
 //
-// Four warps are a crew. Each crew has a split, the ones of a block neighbouring splits of a run, and takes the same steps through it. A
-// step has a tile of 16 positions for each warp, which requests, awaits and patches its own tiles alone. Rows of a tile hold their vectors
-// of 16 bytes in an order of their own, so that the eight rows of a matrix that ldmatrix reads lie in different banks.
+// Four warps are a crew. A step has 64 positions of a split for each crew, and so a tile of 16 positions for each warp, which requests,
+// awaits and patches its own tiles alone. Rows of a tile hold their vectors of 16 bytes in an order of their own, so that the eight rows of
+// a matrix that ldmatrix reads lie in different banks.
 #pragma once
 #include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
@@ -13,7 +13,6 @@
 namespace photon::cuda {
 
 constexpr int kTileTokens = 16;
-constexpr int kRingBytes = 96 * 1024;
 
 // How a block divides a head.
 template <int kHeadDim>
@@ -22,14 +21,17 @@ struct SplitShape {
   static constexpr int kPitch = kVectors <= 8 ? 8 : kVectors <= 16 ? 16 : 32;
   static constexpr int kTileBytes = kTileTokens * kPitch * 16;
   static constexpr int kCrewWarps = 4, kCrewThreads = kCrewWarps * kWarpSize;
-  static constexpr int kCrews = kHeadDim <= 64 ? 2 : 1;  // splits at once: of longer heads two need more registers than there are
+  static constexpr int kCrews = kHeadDim <= 64 ? 2 : 1;  // of longer heads two need more registers than there are
   static constexpr int kWarps = kCrews * kCrewWarps, kThreads = kWarps * kWarpSize;
-  static constexpr int kStepTokens = kCrewWarps * kTileTokens;  // of a split
+  static constexpr int kStepTokens = kCrews * kCrewTokens, kUnitBits = kCrews == 2 ? 7 : 6;  // a unit of splits is a step
   static constexpr int kSlotBytes = kWarps * kTileBytes;
+  // What is requested before the kernel before ends stands before what that one waits for: heads of 96 and 128 gain by two steps where
+  // there is room for three.
+  static constexpr int kRingBytes = (kPitch == 16 ? 64 : 96) * 1024;
   static constexpr int kSlots = kRingBytes / kSlotBytes;
   static constexpr int kWarpDims = (kHeadDim / kCrewWarps + 15) / 16 * 16;  // of values; a crew's last warp may have none
 
-  static_assert(kSplitUnit % kStepTokens == 0 && kSlots >= 3 && kHeadDim % kWarpDims == 0);
+  static_assert(kCrewTokens == kCrewWarps * kTileTokens && kStepTokens == 1 << kUnitBits && kSlots >= 3 && kHeadDim % kWarpDims == 0);
 
   __device__ static int warp() { return threadIdx.x / kWarpSize; }
   __device__ static int crew() { return threadIdx.x / kCrewThreads; }
@@ -79,7 +81,8 @@ class KvRing {
     if constexpr (kIsOdd) request<true>(grid, share);
   }
 
-  // Called when all of the crew, or of keys the warp, have read the oldest slot, which had keys or values: requests what comes into it.
+  // Called when all of the crew, or of keys the warp, have read the oldest slot, which had keys or values, or before anything has been
+  // requested for it: requests what comes into it.
   template <bool kHadKeys>
   __device__ void refill(const SplitGrid& grid, const Share& share) {
     request<kHadKeys != kIsOdd>(grid, share);
@@ -110,22 +113,20 @@ class KvRing {
     if (threadIdx.x % kWarpSize == 0) memory_.runs[opened_ % Memory::kRuns][Shape::warp()] = run;
     __syncwarp();
     has_more_ = run.has_run(grid);
-    steps_ = run.steps();
+    at_ = run.begin_position(grid);
+    end_ = run.end_position(grid);
     new_position_ = run.new_position();
     kv_head_ = static_cast<int32_t>(grid.tiles.divides(run.team));
     row_ = run.line.row;
-    pages_ = grid.cache.pages_of(row_);
   }
 
   // This lane's position in the step that comes next.
-  __device__ int32_t position() const {
-    return steps_.position(Shape::crew()) + Shape::crew_warp() * kTileTokens + static_cast<int32_t>(threadIdx.x % kTileTokens);
-  }
+  __device__ int32_t position() const { return at_ + Shape::warp() * kTileTokens + static_cast<int32_t>(threadIdx.x % kTileTokens); }
 
   // Its page is long under way when the places are asked for.
   __device__ void request_page(const SplitGrid& grid) {
     const int32_t at = position();
-    page_ = grid.cache.request(pages_, row_, at, at < steps_.end && at != new_position_);
+    page_ = grid.cache.request(grid.cache.pages_of(row_), row_, at, at < end_ && at != new_position_);
   }
 
   // Takes the step that comes next and goes on.
@@ -135,8 +136,8 @@ class KvRing {
     places_ = grid.cache.places(page_, kv_head_, position());
     const uint32_t present = __ballot_sync(kFullWarp, places_.k != kAbsent);
     if (threadIdx.x % kWarpSize == 0) memory_.present[slot_][Shape::warp()] = present % (1u << kTileTokens);
-    steps_.advance(Shape::kStepTokens, Shape::kCrews);
-    if (steps_.is_done()) open_next_run(grid, share);
+    at_ += Shape::kStepTokens;
+    if (at_ >= end_) open_next_run(grid, share);
     if (has_more_) request_page(grid);
   }
 
@@ -162,11 +163,10 @@ class KvRing {
   }
 
   Memory& memory_;
-  int opened_ = 0;  // the run of the step that comes next
-  bool has_more_;   // there is such a step
-  RunSteps steps_;
+  int opened_ = 0;                        // the run of the step that comes next
+  bool has_more_;                         // there is such a step
+  int32_t at_, end_;                      // positions: of that step, and where its run ends
   int32_t new_position_, kv_head_, row_;  // of that run
-  const int32_t* pages_;                  // of the row
   int32_t page_;                          // of that step
   KvPlaces places_;                       // of the step before, whose values may still be to be requested
   bool is_open_ = false;                  // there was such a step

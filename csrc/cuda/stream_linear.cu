@@ -27,7 +27,8 @@ constexpr int kGroupLines = 64;         // of a launch
 constexpr int64_t kMaxColumns = 16384;  // the gain lies in shared memory
 constexpr int kMaxSplitPanels = 8;      // of a pair of blocks: what they exchange lies in shared memory
 constexpr double kWorthSplitting = 0.9;
-constexpr int kOwnCodeWidth = 2048;  // of a model: to this, small shares have a kernel of their own
+constexpr int kOwnCodeWidth = 2048;  // of x: up to this, shares of few tiles have a kernel of their own
+constexpr int kFewTiles = 3;
 
 // Shared memory of a block, where a multiprocessor is to hold two or one.
 template <Epilogue kEpilogue>
@@ -131,11 +132,14 @@ template <Epilogue kEpilogue>
 int launch_few_lines(Params p, int multiprocessors, const Bf16* weight, int64_t weight_stride, bool early, void* stream) {
   const int blocks = deal_rows<kEpilogue>(p, multiprocessors);
   if (const int error = make_weight_maps<kEpilogue>(p, kSlices, weight, weight_stride)) return error;
+  using Few = narrow::Size<kFewTiles, 4>;
+  const bool is_few = p.most_tiles <= kFewTiles;
   if constexpr (kEpilogue == Epilogue::kResidual) {
-    return launch_narrow<narrow::Size<4, 4>, kEpilogue>(p, blocks, early, stream);
+    if (is_few) return launch_narrow<Few, kEpilogue>(p, blocks, early, stream);
+    return launch_narrow<narrow::Size<4, 4>, kEpilogue>(p, blocks, early, stream);  // as many tiles as a pair of blocks shares
   } else {
-    // By the width, which QKV and gate/up of a model have in common: in wide models both run the same code (see above).
-    if (p.k <= kOwnCodeWidth && p.most_tiles <= 3) return launch_narrow<narrow::Size<3, 4>, kEpilogue>(p, blocks, early, stream);
+    // By the width, which QKV and gate/up of a model have in common: in wide models both run the same code (stream_share.cuh).
+    if (is_few && p.k <= kOwnCodeWidth) return launch_narrow<Few, kEpilogue>(p, blocks, early, stream);
     return launch_narrow<narrow::Size<10, 2>, kEpilogue>(p, blocks, early, stream);
   }
 }
