@@ -117,7 +117,8 @@ def test_fast_decode_of_any_length(device: str, lengths: list[int], q_heads: int
 
 
 @pytest.mark.parametrize(
-    ("length", "q_heads", "kv_heads", "head_dim"), [(8000, 4, 1, 64), (4500, 8, 8, 64), (1000, 32, 32, 128), (3000, 16, 16, 128)]
+    ("length", "q_heads", "kv_heads", "head_dim"),
+    [(8000, 4, 1, 64), (4500, 8, 8, 64), (4000, 16, 16, 64), (1000, 32, 32, 128), (3000, 16, 16, 128)],
 )
 def test_fast_decode_of_a_very_long_past(device: str, length: int, q_heads: int, kv_heads: int, head_dim: int) -> None:
     """As many splits as there are, each of one to six tiles a warp."""
@@ -129,7 +130,7 @@ def test_fast_decode_of_a_very_long_past(device: str, length: int, q_heads: int,
 def test_fast_decode_of_splits_of_any_number_of_units(
     monkeypatch: pytest.MonkeyPatch, device: str, multiprocessors: int, q_heads: int, kv_heads: int, head_dim: int
 ) -> None:
-    """Splits of one to four units, whose lines end within a unit, at its end and behind it, in shares that begin anywhere."""
+    """Splits of up to two units with heads of 64 and four with 128; lines end within a unit, at its end and behind it, in any share."""
     step = decode(device, [1, 64, 65, 449, 512, 513, 1023, 1025, 1300, 1537, 2047, 2049, 5], q_heads, kv_heads, head_dim)
     check(step)
     together = step.run()
