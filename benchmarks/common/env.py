@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterator
 from importlib import metadata
@@ -16,6 +17,8 @@ import torch
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMIT = "PHOTON_COMMIT"  # an environment variable that names the commit where the tree is a copy without its history
 GENERATED = frozenset({"photon_ext/_build_info.py"})  # written by setup.py, differs by machine
+CPP = frozenset({".cpp", ".cu", ".cuh", ".h"})
+CPP_LITERAL_OR_GAP = re.compile(rb"""("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|(?://[^\n]*|/\*.*?\*/|\s)+""", re.DOTALL)
 
 
 def environment(root: Path = REPOSITORY) -> dict[str, Any]:
@@ -38,13 +41,19 @@ def environment(root: Path = REPOSITORY) -> dict[str, Any]:
 
 
 def source_digest(root: Path = REPOSITORY) -> str:
-    """sha256 over the paths and contents of setup.py, csrc/** and photon_ext/**/*.py, in path order."""
+    """sha256 over the paths and contents of setup.py, csrc/** and photon_ext/**/*.py, in path order; of C++ without comments and layout."""
     digest = hashlib.sha256()
     for path in sorted(_sources(root), key=lambda path: path.relative_to(root).as_posix()):
-        content = path.read_bytes()
+        content = _code(path)
         digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()
+
+
+def _code(path: Path) -> bytes:
+    """What a file says to its compiler: in C++ each comment or gap is one space, so that none of them makes a result stale."""
+    content = path.read_bytes()
+    return CPP_LITERAL_OR_GAP.sub(lambda found: found[1] or b" ", content).strip() if path.suffix in CPP else content
 
 
 def _sources(root: Path) -> Iterator[Path]:

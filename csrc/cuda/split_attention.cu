@@ -5,7 +5,7 @@
 // a line's bits are the same whichever step it rides in. After flash-decoding (Dao et al., 2023).
 //
 // A kernel of a chain: before wait_for_earlier() it reads decode_meta, the page table and old positions of the cache, as many as its ring
-// holds (split_ring.cuh), which at few lines is all that it reads at all.
+// holds (split_ring.cuh), which at few lines and short pasts is all that it reads at all.
 #include "cuda/split_attention.cuh"
 
 #include "cuda/attend.cuh"
@@ -85,7 +85,8 @@ struct RunResults {
     });
   }
 
-  // Merges the splits in order, by the first crew. What is read here was written by all crews of all blocks, before is_last_to_arrive().
+  // Merges the splits in order, by the first crew. What is read here was written by the first crews of all blocks, before
+  // is_last_to_arrive().
   __device__ void merge() const {
     if (SplitShape<kHeadDim>::crew() > 0) return;
     Sums sums;
@@ -126,7 +127,7 @@ struct RunResults {
 };
 
 // How what a block's crews have summed of a split comes together, in order: in the first crew, whom the others hand theirs over in shared
-// memory. `slot`: the crew has read its part of it. All threads must call it; a barrier of the block is to follow.
+// memory. `slot`: the calling warp is done with it. All threads must call it; a barrier of the block is to follow.
 template <int kHeadDim, int kHalves>
 struct CrewMeeting {
   using Shape = SplitShape<kHeadDim>;
@@ -226,7 +227,7 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
     if (ring.is_done()) let_next_start();  // the next kernel's weights come behind the keys and values
     if (!fills_only && is_begin) {
       const RunCursor& run = shared.ring.run(run_number);
-      if (run_number == 0 && grid.rank_bits > 0) meeting.join();
+      if (run_number == 0 && grid.rank_bits > 0) meeting.join();  // not before: the first page was not to wait for it
       if (!run.has_run(grid)) break;
       NewVectors<kHeadDim, kHalves> vectors;
       vectors.prepare(rope, grid, run);

@@ -94,7 +94,7 @@ template <int kHeadDim, int kHalves>
 struct SplitShared {
   using Shape = SplitShape<kHeadDim>;
   static constexpr int kQueries = kHalves * kHalfQueries;
-  // As many as there is room for, and threads.
+  // Pairs of sums: no more than there are threads to merge them, and than there is room for.
   static constexpr int kPlacesOfBoth = kHeadDim == 64 ? 80 : kHeadDim == 256 ? 16 : 128;
   static constexpr int kMeetingPlaces = kHalves == 2 ? kPlacesOfBoth : kHeadDim == 256 ? 112 : 128;
 

@@ -25,8 +25,9 @@ struct SplitShape {
   static constexpr int kWarps = kCrews * kCrewWarps, kThreads = kWarps * kWarpSize;
   static constexpr int kStepTokens = kCrews * kCrewTokens, kUnitBits = kCrews == 2 ? 7 : 6;  // a unit of splits is a step
   static constexpr int kSlotBytes = kWarps * kTileBytes;
-  // What is requested before the kernel before ends stands before what that one waits for: heads of 96 and 128 gain by two steps where
-  // there is room for three.
+  // There is room for 96 KiB. What is requested before the kernel before has ended delays what that one waits for: a step of the 0.6B,
+  // heads of 128, gains by two steps in the ring for three, and one of the 1B, heads of 64, loses at 32 lines (NOTES.md). Of heads of 256
+  // three slots are the least.
   static constexpr int kRingBytes = (kPitch == 16 ? 64 : 96) * 1024;
   static constexpr int kSlots = kRingBytes / kSlotBytes;
   static constexpr int kWarpDims = (kHeadDim / kCrewWarps + 15) / 16 * 16;  // of values; a crew's last warp may have none

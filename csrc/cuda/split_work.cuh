@@ -35,7 +35,7 @@ struct SplitGrid {
   Divisor tiles;              // teams of a KV head
   Divisor splits;             // of a long past
   Divisor blocks;             // of the launch
-  Divisor rank_pieces;        // of a query's sums, that a rank merges (split_meeting.cuh)
+  Divisor rank_pieces;        // of a query's sums, that a rank merges at most (split_meeting.cuh)
   int rank_bits;              // log2 of a cluster's blocks
   int unit_bits;              // log2 of a unit's positions
   SplitCache cache;
@@ -67,7 +67,7 @@ struct LineCut {
   }
 
   // Splits that begin in so many of its first units. A division takes a hundred clocks, and up to a few units to the split a multiplication
-  // does: there are less than 2^15 units then, and a third is rounded up by less than 2^-16.
+  // does: there are 4 * kMaxSplits of them at most then, and a third is rounded up by less than 2^-16.
   __device__ int splits_of(unsigned some) const {
     constexpr unsigned kBits = 16, kThird = ((1u << kBits) + 2) / 3;
     const unsigned above = some + split_units - 1;
@@ -104,7 +104,8 @@ struct Share {
   bool of_teams;              // a team is one block's
   bool has_dead;              // there are lines that attend to nothing
 
-  // All warps compute the same, and all blocks. `own`: of each lane the cut of its line, where lines are no more than lanes.
+  // All warps compute the same, and all blocks. `own`, which comes empty: where lines are no more than lanes, of each lane the cut of
+  // its line.
   __device__ static Share of_block(const SplitGrid& grid, LineCut& own) {
     unsigned units = 0, live = 0, rank_units = 0, longest = 0;
 #pragma unroll 1

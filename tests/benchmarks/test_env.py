@@ -38,6 +38,23 @@ def test_digest_changes_when_a_source_is_renamed_or_added(tree: Path) -> None:
     assert len({before, renamed, source_digest(tree)}) == 3
 
 
+def test_digest_ignores_comments_and_layout_of_cpp_alone(tree: Path) -> None:
+    kernel, python = tree / "csrc/cuda/norm.cu", tree / "photon_ext/ops.py"
+    kernel.write_text("""int f(char c) { return c == '"' ? 1 : g("// no comment"); }\n""")
+    before = source_digest(tree)
+    kernel.write_text(
+        """// A comment's quote.\nint f(char c) {  /* two\nlines */\n  return c == '"' ? 1 : g("// no comment");  // "\n}\n"""
+    )
+    assert source_digest(tree) == before
+    kernel.write_text("""int f(char c) { return c == '"' ? 1 : g("// no  comment"); }\n""")
+    literal = source_digest(tree)
+    kernel.write_text("""int f(char c) { return c == '"' ? 1 : g("// no comment"); } int i;\n""")
+    assert len({before, literal, source_digest(tree)}) == 3
+    kernel.write_text("""int f(char c) { return c == '"' ? 1 : g("// no comment"); }\n""")
+    python.write_text(python.read_text() + "# a comment\n")
+    assert source_digest(tree) != before
+
+
 def test_digest_ignores_what_is_built(tree: Path) -> None:
     before = source_digest(tree)
     (tree / "photon_ext/_build_info.py").write_text("another machine\n")
