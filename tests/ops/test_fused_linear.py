@@ -171,29 +171,26 @@ def test_blocks_with_room_for_one_stage_of_weights_have_the_same_bits(n: int, k:
     assert_same_results(fused(o, fast=True), Results(*map(torch.cat, zip(*pieces, strict=True))))
 
 
-@pytest.mark.parametrize("n", [8, 40])
-def test_few_tiles_of_many_columns(device: str, n: int) -> None:
-    """Beyond 2,048 columns up to 8 lines have the same kernel whether a block's tiles are few or many."""
-    o = operands(9, n, 2112, torch.bfloat16, device)
+def check_near_and_the_same_in_batches(o: Operands, batches: tuple[int, ...]) -> None:
     together = fused(o, fast=True)
     for one, other in zip(together, exact(o), strict=True):
         assert_close(one, other, slack=2)
-    for lines in (1, 2, 5, 8):
+    for lines in batches:
         alone = fused(o._replace(x=o.x[:lines], residual=o.residual[:lines]), fast=True)
         assert_same_results(alone, Results(*(one[:lines] for one in together)))
+
+
+@pytest.mark.parametrize("n", [8, 40])
+def test_few_tiles_of_many_columns(device: str, n: int) -> None:
+    """Beyond 2,048 columns up to 8 lines have the same kernel whether a block's tiles are few or many."""
+    check_near_and_the_same_in_batches(operands(9, n, 2112, torch.bfloat16, device), (1, 2, 5, 8))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("n", "k"), [(9504, 64), (17000, 192)])
 def test_more_tiles_than_a_pass_takes(n: int, k: int) -> None:
     """On 132 multiprocessors, two passes and three over the lines where a residual is added; SwiGLU takes one and two."""
-    o = operands(9, n, k, torch.bfloat16, "cuda")
-    together = fused(o, fast=True)
-    for one, other in zip(together, exact(o), strict=True):
-        assert_close(one, other, slack=2)
-    for lines in (1, 8):
-        alone = fused(o._replace(x=o.x[:lines], residual=o.residual[:lines]), fast=True)
-        assert_same_results(alone, Results(*(one[:lines] for one in together)))
+    check_near_and_the_same_in_batches(operands(9, n, k, torch.bfloat16, "cuda"), (1, 8))
 
 
 @pytest.mark.parametrize("lines", [1, 9, 32, 64])
