@@ -14,6 +14,7 @@ from benchmarks.common.session import Session, random_prompts
 from benchmarks.common.shapes import SHAPES, TINY, open_model
 from benchmarks.engines.process import run_module
 from photon_ext.models.weights import empty_weights
+from photon_ext.runtime import probe
 
 DEVICE = torch.device("cpu")
 
@@ -63,7 +64,24 @@ def test_the_checks_for_a_timeline_are_compared_with_none(measured: dict[str, An
     for entry in measured["entries"][7:]:
         assert len(entry["ratios"]) == decode.TIMELINE_ROUNDS
         assert entry["ratio"] == pytest.approx(median(entry["ratios"]), rel=1e-4)
-        assert 0.5 < entry["off_ms"] / entry["bare_ms"] < 2
+        assert entry["off_ms"] > 0 < entry["bare_ms"]
+
+
+def test_what_a_timelines_checks_cost_is_told_from_a_drift(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that take 1 ms, 1.25 ms with the checks, and a thousandth more with each window."""
+    windows: list[bool] = []
+
+    def run(session: Session, steps: int) -> list[float]:
+        windows.append(probe.begin is checks)
+        return [(1.25 if windows[-1] else 1.0) * 1.001 ** len(windows)] * len(real_run(session, steps))
+
+    checks, real_run = probe.begin, Session.run
+    monkeypatch.setattr(Session, "run", run)
+    args = decode.arguments(["--device", "cpu", "--dtype", "float32", "--context", "40", "--steps", "12", "--warm-up", "4"])
+    cost = decode.Bench("tiny", args, bytes_per_s=1e9).timeline_cost(batch=1)
+    assert windows[1:] == [True, False, False, True] * (decode.TIMELINE_ROUNDS // 2)
+    assert cost["ratio"] == pytest.approx(1.25, rel=1e-6)
+    assert cost["off_ms"] / cost["bare_ms"] == pytest.approx(1.25, rel=0.01)
 
 
 def test_two_slots_share_their_activations(measured: dict[str, Any]) -> None:
