@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from benchmarks.common.adopt_tables import adopt_sections
 from benchmarks.common.bubble_tables import bubble_sections
 from benchmarks.common.command import command
-from benchmarks.common.env import REPOSITORY, source_digest
+from benchmarks.common.digest import source_digest
+from benchmarks.common.env import REPOSITORY
 from benchmarks.common.result import read_result
 from benchmarks.common.section import Section
 from benchmarks.common.table import print_table

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from benchmarks import report
-from benchmarks.common.env import source_digest
+from benchmarks.common.digest import source_digest
+from benchmarks.common.env import REPOSITORY
 from benchmarks.common.result import BenchmarkError, ResultFile
 from photon_ext.errors import ModelError
 
@@ -29,7 +30,7 @@ def test_each_entry_is_on_disk_as_soon_as_it_is_measured(tmp_path: Path) -> None
     assert data["entries"][0]["value"] is None
     assert data["entries"][1]["error"] == "RuntimeError: no room"
     assert data["arguments"] == {"batches": [1]}
-    assert data["environment"]["sources"] == source_digest()
+    assert data["environment"]["sources"] == source_digest(REPOSITORY)
 
 
 def test_what_is_printed_is_what_the_file_has(tmp_path: Path) -> None:
