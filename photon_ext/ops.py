@@ -6,14 +6,17 @@ current stream) or Meta (checks only). The twins without a suffix allocate their
 
 Words used below. A *line* is one token of a step: ``decode_meta`` is int32 [T, 4], (token, position, length, row) a line; length 0 marks a
 dead line, which reads and writes no KV. A *segment* is one row's lines: ``segments`` is int32 [R, 4], (row, first line, number of lines,
-flags). ``row_state`` is int32 [rows, 16]. All integer tensors are int32 and contiguous; floating ones are float32, bfloat16 or float16, of
-one dtype a call, with neighbouring elements in the last dimension and free strides before it. T = 0 is fine everywhere. All of it is for
-inference: no gradient is recorded, and the twins refuse tensors that ask for one or carry a tangent.
+flags). ``row_state`` is int32 [rows, 16]. All integer tensors are int32. Floating ones are float32, bfloat16 or float16, of one dtype a
+call, but for tables of angles and a workspace, which are float32. Integer tensors, vectors and tables of angles are contiguous; all others
+have neighbouring elements in the last dimension and free strides before it, where no more is said. T = 0 is fine everywhere. All of it is
+for inference: no gradient is recorded, and the twins refuse tensors that ask for one or carry a tangent.
 
 No two elements of what is written may be one in memory, nor may another argument hold any; columns of one buffer side by side, as those of
 a fused projection, are apart.
 
-A wrong argument raises RuntimeError that names the op, the argument, what it has and what was expected. ``photon_ext.reference`` has
+A wrong argument raises RuntimeError that names the op, the argument, what it has and what was expected; torch raises its own
+errors where it is of another Python type, or a sparse tensor. What only the device knows (tokens, rows, pages, positions) is not waited
+for: each op says what comes of values that cannot be, and none of them reads or writes outside its tensors. ``photon_ext.reference`` has
 every op in plain PyTorch.
 """
 
@@ -321,7 +324,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def gemv_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-    """:func:`linear_into` of one line: x [k], weight [n, k], out [n], all vectors contiguous."""
+    """:func:`linear_into` of one line: x [k], weight [n, k], bias [n] or None, out [n], written."""
     _gemv(out, x, weight, bias)
 
 
@@ -494,6 +497,9 @@ def rope_append_kv_(
 
     The rotation pairs element i with i + head_dim / 2 (HF's Llama; Su et al., "RoFormer", 2021), in float32.
 
+    A line's place is its position in the pages of its row. A line that is dead, or whose position has no angles, is left as it is; one
+    whose row, position or page its tables do not have is rotated and writes no key or value.
+
     Args:
         q: [T, q heads, head_dim], updated; head_dim even, 2 to 256.
         k: [T, kv heads, head_dim].
@@ -524,7 +530,8 @@ def paged_attention_into(
 ) -> None:
     """Causal attention of each line over positions 0 .. length - 1 of its row, grouped queries, softmax in float32.
 
-    Decode lines and chunks of any length alike; zeros for dead lines.
+    Decode lines and chunks of any length alike. Zeros for lines that are dead or of a row outside the tables; a length beyond the row's
+    pages is that of the pages, and positions of a page outside the cache are left out (with `fast`: see there).
 
     Args:
         out: [T, q heads, head_dim], written.
@@ -585,7 +592,24 @@ def fused_attention_decode_into(
 ) -> None:
     """:func:`rope_append_kv_` and :func:`paged_attention_into` in one, for lines of distinct rows; q stays as it is.
 
-    Args, besides theirs:
+    A line that is dead, whose position has no angles, or whose row, position or page its tables do not have comes to zeros and writes no
+    key or value.
+
+    Args:
+        out: [T, q heads, head_dim], written.
+        q: [T, q heads, head_dim], before the rotation; head_dim even, 2 to 256.
+        k: [T, kv heads, head_dim]; q heads is a multiple of kv heads.
+        v: [T, kv heads, head_dim].
+        k_cache: [pages, page size, kv heads, head_dim], updated. A contiguous [B, H, L, D] cache is ``cache.transpose(1, 2)``.
+        v_cache: like k_cache, updated.
+        decode_meta: int32 [T, 4].
+        page_table: int32 [rows, pages per row]; None: a row's only page is the row's index.
+        cos: float32 [positions, head_dim], the base of the table: a line reads its own position's entry. Both halves repeat.
+        sin: like cos.
+        scale: of the scores, as a rule 1 / sqrt(head_dim).
+        q_norm: [head_dim]: RMS norm of each q head before the rotation (Qwen3), or None.
+        k_norm: [head_dim], or None.
+        eps: of the norms.
         workspace: float32 [words], contiguous, at least :func:`attention_workspace_words` of this call's shapes. Its owner zeroes it once;
             then calls of all sizes share it, always as a whole, but never two at a time. What it holds between calls is the kernel's own.
         fast: on GPUs of compute capability 9.0 and 10.0, bfloat16 with head_dim 64, 96, 128 or 256, and pointers and strides that are
@@ -601,7 +625,10 @@ def fused_attention_decode_into(
 
 
 def attention_workspace_words(lines: int, q_heads: int, kv_heads: int, head_dim: int) -> int:
-    """Words of the workspace that :func:`fused_attention_decode_into` needs for up to `lines` lines (csrc/common/kv_split.h: what for)."""
+    """Words of the workspace that :func:`fused_attention_decode_into` needs for up to `lines` lines (csrc/common/kv_split.h: what for).
+
+    ValueError: `lines` is negative, or another number below 1.
+    """
     if lines < 0 or min(q_heads, kv_heads, head_dim) < 1:
         sizes = f"lines {lines}, q_heads {q_heads}, kv_heads {kv_heads}, head_dim {head_dim}"
         raise ValueError(f"attention_workspace_words: {sizes}; lines must not be negative, and the others must be at least 1")

@@ -266,3 +266,52 @@ def test_garbage_in_the_page_table_touches_no_foreign_memory(device: str, page: 
     ops.rope_append_kv_(q, k, v, cache.k, cache.v, meta, cache.page_table, cos, sin)
     ops.paged_attention(q, cache.k, cache.v, meta, segments, cache.page_table, 0.2)
     assert_same_bits(cache.k, before)
+
+
+@pytest.mark.parametrize(
+    ("line", "rotated"), [([7, 3, 4, 99], True), ([7, 6, 7, 1], True), ([7, 8, 9, 0], True), ([7, 20, 21, 1], False), ([7, 3, 0, 1], False)]
+)
+def test_a_line_without_a_place_or_without_angles_writes_nothing(device: str, line: list[int], rotated: bool) -> None:
+    """A row outside the tables, a page outside the cache, a position beyond the row's pages, one beyond the angles, a dead line."""
+    cache = paged_cache(2, 2, 4, 1, 16, torch.float32, device)
+    cache.fill(1, 8, seed=1)
+    assert cache.page_table is not None
+    cache.page_table[1, 1] = 99
+    before = cache.k.clone(), cache.v.clone()
+    meta = torch.tensor([line], dtype=torch.int32, device=device)
+    q, k, v = qkv(1, 3, 1, 16, torch.float32, device)
+    cos, sin = rotary_tables(20, 16, device)
+    out = torch.full_like(q, float("nan"))
+    ops.fused_attention_decode_into(out, q, k, v, cache.k, cache.v, meta, cache.page_table, cos, sin, 0.2)
+    assert_same_bits(out, torch.zeros_like(out))
+    expected = q.double()
+    if rotated:
+        place = contiguous_cache(1, 20, 1, 16, torch.float64, device)
+        meta_with_place = torch.tensor([[*line[:3], 0]], dtype=torch.int32, device=device)
+        reference.rope_append_kv_(expected, k.double(), v.double(), place.k, place.v, meta_with_place, None, cos, sin)
+    ops.rope_append_kv_(q, k, v, cache.k, cache.v, meta, cache.page_table, cos, sin)
+    assert_close(q, expected)
+    assert_same_bits(cache.k, before[0])
+    assert_same_bits(cache.v, before[1])
+
+
+def test_a_past_is_cut_where_its_row_ends_and_where_a_page_is_missing(device: str) -> None:
+    cache = paged_cache(2, 3, 4, 1, 16, torch.float32, device)
+    cache.fill(1, 12, seed=1)
+    assert cache.page_table is not None
+    q = qkv(4, 3, 1, 16, torch.float32, device)[0]
+    meta, segments = lines_and_segments([(1, 11, 1)] * 4, device)
+    meta[1, 2] = 2**31 - 1  # beyond the row's pages
+    meta[2, 3] = 99
+    meta[3, 2] = 0
+    all_of_them = ops.paged_attention(q, cache.k, cache.v, meta, segments, cache.page_table, 0.2)
+    same_q = ops.paged_attention(q[:1].expand(4, 3, 16).contiguous(), cache.k, cache.v, meta, segments, cache.page_table, 0.2)
+    assert_same_bits(same_q[1], all_of_them[0])
+    assert_same_bits(all_of_them[2:], torch.zeros_like(all_of_them[2:]))
+    two_pages = cache.page_table[:, [0, 2]].contiguous()
+    expected = torch.empty(1, 3, 16, dtype=torch.float64, device=device)
+    shorter, segment = lines_and_segments([(1, 7, 1)], device)
+    exact = cache.double()
+    reference.paged_attention_into(expected, q[:1].double(), exact.k, exact.v, shorter, segment, two_pages, 0.2)
+    cache.page_table[1, 1] = -1
+    assert_close(ops.paged_attention(q, cache.k, cache.v, meta, segments, cache.page_table, 0.2)[:1], expected)
