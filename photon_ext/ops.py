@@ -600,15 +600,15 @@ def fused_attention_decode_into(
         q: [T, q heads, head_dim], before the rotation; head_dim even, 2 to 256.
         k: [T, kv heads, head_dim]; q heads is a multiple of kv heads.
         v: [T, kv heads, head_dim].
-        k_cache: [pages, page size, kv heads, head_dim], updated. A contiguous [B, H, L, D] cache is ``cache.transpose(1, 2)``.
+        k_cache: [pages, page size, kv heads, head_dim], updated; of a contiguous [B, H, L, D] cache, its ``transpose(1, 2)``.
         v_cache: like k_cache, updated.
         decode_meta: int32 [T, 4].
-        page_table: int32 [rows, pages per row]; None: a row's only page is the row's index.
-        cos: float32 [positions, head_dim], the base of the table: a line reads its own position's entry. Both halves repeat.
+        page_table: int32 [rows, pages per row], or None as in :func:`rope_append_kv_`.
+        cos: float32 [positions, head_dim], as there.
         sin: like cos.
         scale: of the scores, as a rule 1 / sqrt(head_dim).
-        q_norm: [head_dim]: RMS norm of each q head before the rotation (Qwen3), or None.
-        k_norm: [head_dim], or None.
+        q_norm: [head_dim], or None, as there.
+        k_norm: like q_norm.
         eps: of the norms.
         workspace: float32 [words], contiguous, at least :func:`attention_workspace_words` of this call's shapes. Its owner zeroes it once;
             then calls of all sizes share it, always as a whole, but never two at a time. What it holds between calls is the kernel's own.
