@@ -11,9 +11,9 @@ constexpr int kMinSplits = 8, kMaxSplits = 64;
 // A past of up to kFewTokens positions has kFewSplits splits at most, one for each block of a cluster.
 constexpr int kFewSplits = 8;
 constexpr int32_t kFewTokens = 2048;
-static_assert(kFewSplits <= kMinSplits);
+static_assert(kFewSplits <= kMinSplits);  // where they meet in the workspace, it has room for most_splits()
 
-// Splits of a long past: one line has work for about 128 blocks, however few KV heads there are.
+// Splits of a long past, at most: with 2 to 16 KV heads one line has work for about 128 blocks.
 PHOTON_HOST_DEVICE constexpr int most_splits(int64_t kv_heads) {
   const int64_t even = 128 / kv_heads;
   return static_cast<int>(even < kMinSplits ? kMinSplits : even > kMaxSplits ? kMaxSplits : even);
@@ -25,8 +25,8 @@ constexpr int64_t kWorkspaceUnit = 512, kUnitCounters = 4;
 
 PHOTON_HOST_DEVICE constexpr int64_t workspace_counters(int64_t words) { return words / kWorkspaceUnit * kUnitCounters; }
 
-// For each query head and split the sums of head_dim values, their maximum and their weight. The counters are far fewer than
-// the units.
+// For each query head and split the sums of head_dim values, their highest score and their weight. With heads as wide as the kernel's there
+// are more units than lines * q_heads, and so counters enough.
 constexpr int64_t attention_workspace_words(int64_t lines, int64_t q_heads, int64_t kv_heads, int64_t head_dim) {
   const int64_t partials = lines * q_heads * most_splits(kv_heads) * (head_dim + 2), room = kWorkspaceUnit - kUnitCounters;
   return (partials + room - 1) / room * kWorkspaceUnit;

@@ -1,4 +1,4 @@
-// What linear, linear_residual and fused_mlp share: the leading lines that count, and x as float32.
+// What the linears and fused_mlp share: the leading lines that count, and x as float32.
 #pragma once
 #include <cstdint>
 

@@ -5,7 +5,8 @@
 namespace photon::cuda {
 
 // bfloat16, head_dim 64, 96, 128 or 256, at most 64 query heads a KV head, every pointer and stride a whole number of 16-byte vectors,
-// scale > 0, and a current device of compute capability 8.0 or above with room for a tile.
+// scale > 0, a cache that has pages, lines and positions of a row that int counts, and a current device of compute capability 8.0 or above
+// with room for a tile.
 bool chunk_attention_fits(const PagedAttentionParams& p);
 
 // Where there are clusters (9.0 and 10.0), their blocks share pasts of more than 256 positions, except in chunks of lines enough to keep

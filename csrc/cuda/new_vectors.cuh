@@ -31,6 +31,7 @@ struct NewVectors {
     if (can_be) angles = LaneAngles::load(rope, run.line.position, kHeadDim);
     query_norm = LanePairs<Bf16>::load(static_cast<const Bf16*>(rope.q_norm), kHeadDim, rope.q_norm != nullptr);
     key_norm = LanePairs<Bf16>::load(static_cast<const Bf16*>(rope.k_norm), kHeadDim, rope.k_norm != nullptr);
+    // A new position beyond the past is not attended to; the run that has the past's last position appends it.
     const int32_t owned = run.new_position() >= 0 ? run.new_position() : run.length - 1;
     own = grid.cache.places(page, heads.kv_head, run.line.position);
     is_live = own.k != kAbsent;

@@ -21,7 +21,8 @@ struct PanelMap {
 };
 
 // Panels of `blocks` blocks, of a matrix of bfloat16 [rows, k], k a multiple of 64, whose address and row stride (in elements) are of whole
-// 16-byte vectors.
+// 16-byte vectors. Many lines are one panel of `panel_rows` rows, a multiple of 8: its blocks have eights of rows one after the other, each
+// as above.
 inline int make_panel_map(PanelMap& panels, int blocks, const void* matrix, int64_t rows, int64_t k, int64_t stride,
                           int panel_rows = kPanelRows) {
   using Encode = decltype(&cuTensorMapEncodeTiled);

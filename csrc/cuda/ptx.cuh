@@ -10,8 +10,8 @@
 
 namespace photon::cuda {
 
-// kHopperCode: whether the code being compiled may use what is new in 9.0. A kernel that needs it has no body elsewhere: it would be
-// compiled for nothing.
+// kHopperCode: whether the code being compiled may use what is new in 9.0. The fast linears have no body elsewhere, and chunk attention no
+// meeting of parts: they would be compiled for nothing.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr bool kHopperCode = false;
 #define PHOTON_HOPPER(statement) __trap()
@@ -244,7 +244,7 @@ __device__ inline uint32_t cluster_rank() {
   return rank;
 }
 
-// A barrier of all threads of the cluster; writes to shared memory before it are visible after it, the neighbours' included.
+// A barrier of the cluster's threads, by whole warps; writes to shared memory before it are visible after it, the neighbours' included.
 __device__ inline void sync_cluster() {
   PHOTON_HOPPER(asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" :: : "memory"));
 }

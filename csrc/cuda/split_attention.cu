@@ -4,8 +4,8 @@
 // memory the splits meet (split_meeting.cuh). So one line keeps the whole device busy, many lines cost no more merging than they must, and
 // a line's bits are the same whichever step it rides in. After flash-decoding (Dao et al., 2023).
 //
-// A kernel of a chain: before wait_for_earlier() it reads decode_meta, the page table and old positions of the cache, as many as its ring
-// holds (split_ring.cuh), which at few lines and short pasts is all that it reads at all.
+// A kernel of a chain: before wait_for_earlier() it reads decode_meta, the page table, the angles, the norms' weights and old positions of
+// the cache, as many as its ring holds (split_ring.cuh), which at few lines and short pasts is all that it reads of them at all.
 #include "cuda/split_attention.cuh"
 
 #include "cuda/attend.cuh"
@@ -30,7 +30,7 @@ struct Partials {
   unsigned* arrived;  // [teams]; zero between calls
 };
 
-// A run as the block's threads work on it, and where it ends.
+// What comes of a run, as the block's threads hold it, and where it goes.
 template <int kHeadDim, int kHalves>
 struct RunResults {
   using Sums = DimSoftmax<kHeadDim, kHalves>;
@@ -57,7 +57,7 @@ struct RunResults {
     return (static_cast<int64_t>(run.index) * grid.q_heads + head) * grid.splits.of + split;
   }
 
-  // The line's result, which the first crew has.
+  // The team's result, which the first crew has.
   __device__ void write(const Sums& sums) const {
     if (SplitShape<kHeadDim>::crew() > 0) return;
     for_queries([&](int half, int head) {
@@ -257,7 +257,7 @@ __device__ void attend_runs(const RopeParams& rope, float scale, const SplitGrid
       }
       slot = Shape::following(slot);
     }
-    __syncwarp();
+    __syncwarp();  // all lanes have read the keys and what was `present`
     ring.template refill<true>(grid, share);
 
     if (!fills_only) {
@@ -323,9 +323,9 @@ Partials partials_in(const FusedAttentionDecodeParams& p) {
 
 int64_t line_teams(const FusedAttentionDecodeParams& p) { return p.kv_heads * ceil_div(p.q_heads / p.kv_heads, kMaxTeamQueries); }
 
-// Log2 of the blocks of a cluster: as many as each team can have of the device, up to one for each split; 0 where teams are too many. Two
-// where a multiprocessor has two blocks: larger clusters would not fill the device, and its last ones would begin when others end. One that
-// finds no place begins when the kernel before ends.
+// Log2 of the blocks of a cluster: as many as each team can have of the device, up to one for each split; 0 where teams are too many, or
+// what a block would merge has no room. Two where a multiprocessor has two blocks: larger clusters would not fill the device, and its last
+// ones would begin when others end. One that finds no place begins when the kernel before ends.
 template <int kHeadDim, int kHalves>
 int rank_bits(const FusedAttentionDecodeParams& p, int64_t blocks) {
   const int64_t teams = p.lines * line_teams(p);
@@ -370,8 +370,7 @@ int launch_halves(const FusedAttentionDecodeParams& p, void* stream) {
   return p.q_heads > kHalfQueries * p.kv_heads ? launch_split<kHeadDim, 2>(p, stream) : launch_split<kHeadDim, 1>(p, stream);
 }
 
-// Indices in the kernel are of 32 bits: vectors of 16 bytes in the cache, positions of a row, partial results, strides,
-// units of all lines.
+// Indices in the kernel are of 32 bits: vectors of 16 bytes in the cache, positions of a row, strides, teams and units of all lines.
 bool fits_indices(const FusedAttentionDecodeParams& p) {
   const int64_t strides[] = {p.q_line_stride, p.q_head_stride, p.k_line_stride,   p.k_head_stride,
                              p.v_line_stride, p.v_head_stride, p.out_line_stride, p.out_head_stride};

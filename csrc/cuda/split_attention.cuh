@@ -2,8 +2,9 @@
 //
 // scores[query][token] = Q K^T: each warp has a tile of 16 tokens. It weighs them by the highest score of its own tile, and leaves weights
 // and highest scores in shared memory. sums[query][dim] = P V: each warp has 16 dims (or more) of all tiles, whose sums it brings to a
-// common highest score. So what one warp holds of the result no other holds, and nothing is left to merge between warps. Queries are the
-// rows of a matrix instruction: one half of them, where there are 8 at most, or both.
+// common highest score. So what one warp holds of the result no other of its crew holds, and nothing is left to merge between them.
+// Queries are the rows of a matrix instruction: one half of them, where there are 8 at most, or both. A row without a query has what lay
+// in shared memory before, and spoils nothing: a row's sums depend on no other row.
 #pragma once
 #include <cmath>
 

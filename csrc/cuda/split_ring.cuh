@@ -39,7 +39,8 @@ struct SplitShape {
   __device__ static int crew_warp() { return warp() % kCrewWarps; }
   __device__ static int following(int slot) { return slot + 1 == kSlots ? 0 : slot + 1; }
 
-  // Where a vector of a tile is. Because rows are powers of two apart, an exclusive or with 16 i leads i vectors on from a multiple of 2 i.
+  // Where a vector of a tile is. Because rows are powers of two apart, an exclusive or with 16 i leads from vector v to vector v + i, and
+  // from the order of row r to that of row r + i, where they have no bit in common; i is less than 8 for rows.
   __device__ static int place(int token, int vector) { return (token * kPitch + (vector ^ token % 8)) * 16; }
 };
 

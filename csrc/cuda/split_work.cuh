@@ -115,6 +115,7 @@ struct Share {
       units += own.units;
       live += own.units > 0 ? 1 : 0;
       longest = max(longest, own.units);
+      // A longer past may have more splits than a block of a cluster has room for (MeetingMemory).
       rank_units = max(rank_units, length <= kFewTokens ? own.rank_units(grid) : INT32_MAX);
     }
     live = __reduce_add_sync(kFullWarp, live);
@@ -237,7 +238,7 @@ struct RunCursor {
     end_split = cut.split_of(grid, rank + 1);
   }
 
-  // The line in which the share begins, and that line's first unit. By the whole warp.
+  // The line in which the share begins, and that line's first unit, or team. By the whole warp.
   __device__ void seek_line(const SplitGrid& grid, const Share& share, const LineCut& own) {
     const int lane = threadIdx.x % kWarpSize;
 #pragma unroll 1

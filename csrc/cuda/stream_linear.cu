@@ -27,7 +27,7 @@ constexpr int kGroupLines = 64;         // of a launch
 constexpr int64_t kMaxColumns = 16384;  // the gain lies in shared memory
 constexpr int kMaxSplitPanels = 8;      // of a pair of blocks: what they exchange lies in shared memory
 constexpr double kWorthSplitting = 0.9;
-constexpr int kOwnCodeWidth = 2048;  // of x: up to this, shares of few tiles have a kernel of their own
+constexpr int kOwnCodeWidth = 2048;  // of x: up to this, kOutput's shares of few tiles have a kernel of their own; kResidual's always
 constexpr int kFewTiles = 3;
 
 // Shared memory of a block, where a multiprocessor is to hold two or one.
@@ -59,7 +59,7 @@ int deal_rows(Params& p, int multiprocessors) {
   return row_blocks * p.split;
 }
 
-// `room` bytes of shared memory beside what a layout takes besides the ring.
+// `room`: bytes of shared memory that the rest of a layout leaves to the ring.
 int fit_stages(const Params& p, int room) { return std::min(room / p.stage_bytes, kMaxStages); }
 
 // The size of the parts, if `all` are done in as few passes as can be, of at most `most` each.
@@ -97,7 +97,8 @@ Params with_rings(Params p) {
   const wide::Layout<Size> rest(0, 0, wide::has_one_pass(p), p.split > 1 ? p.most_tiles : 0, p.k, !kAdds, kAdds);
   const int room = (shared_room<kEpilogue>(Size::kResidents) - rest.end) / wide::kGroups;
   const int steps = static_cast<int>(ceil_div(p.k_each, kChunk)) * wide::kChunkSteps;
-  // As the traffic divides: for each step of x, the weights of a pass's slabs. What is left over is theirs, who are longer on their way.
+  // As the traffic divides: for each step of x, the weights of a pass's slabs. What is left over goes to the weights, which are longer on
+  // their way.
   const int fair = room / (Size::kXBytes + p.pass_tiles * p.stage_bytes);
   p.x_stages = std::max(std::min({steps, wide::kMaxXStages, fair}), wide::kLeastXStages);
   p.stages = fit_stages(p, room - p.x_stages * Size::kXBytes);
@@ -148,8 +149,8 @@ template <Epilogue kEpilogue>
 int launch_many_lines(Params p, int multiprocessors, const Bf16* weight, int64_t weight_stride, bool early, void* stream) {
   const int blocks = deal_rows<kEpilogue>(p, multiprocessors);
   if (const int error = make_weight_maps<kEpilogue>(p, wide::kStepSlices, weight, weight_stride)) return error;
-  // Two passes over x, with the next kernel's blocks beside these, are better than one without them; three are not, nor is a stage of
-  // weights that is read before it is filled again.
+  // Two passes over x, with the next kernel's blocks beside these, are better than one without them; three are not, nor is a ring of one
+  // stage, which has to be read before it is filled again.
   using Small = wide::Size<32, 1, 2>;
   const bool is_small = p.most_tiles <= 2 * wide::kSlabTiles && p.k <= kMaxColumns / 2 && with_rings<Small, kEpilogue>(p).stages > 1;
   if (p.lines <= 16) {

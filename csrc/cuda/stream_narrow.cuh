@@ -1,9 +1,9 @@
 // The fast linears for up to 8 lines.
 //
-// Tensor copies bring the weights into a ring in shared memory, a tile of 16 rows by 512 columns a stage; the block's eight warps request
-// them by turns. They need nothing of the kernel before, so with a programmatic launch the ring is full when that one ends. Each warp
-// multiplies one slice of every tile, with the weights as the left operand of the matrix instruction and the lines as the right one. At the
-// end the eight warps' sums meet in shared memory.
+// Tensor copies bring the weights into a ring in shared memory, a tile of 16 rows by 512 columns a stage, or half a tile where no block has
+// more; the block's eight warps request them by turns. They need nothing of the kernel before, so with a programmatic launch the ring is
+// full when that one ends. Each warp multiplies one slice of every tile, with the weights as the left operand of the matrix instruction and
+// the lines as the right one. At the end the eight warps' sums meet in shared memory.
 //
 // A chain runs several of these kernels one after the other, each for a few microseconds: their code must stay in the instruction cache
 // together, and between the wait and the last store every dependent instruction counts. So loops are kept as loops, what can be computed on
@@ -325,7 +325,7 @@ __device__ void begin_block(const Params& p, const Layout& at, const Ring& ring,
   __syncthreads();
   if (is_split<kEpilogue>(p)) {
     enter_cluster();
-    meet_cluster();
+    meet_cluster();  // the neighbour's `arrived` is there before anything is sent to it
   }
   if constexpr (kEpilogue != Epilogue::kResidual) {
 #pragma unroll 1

@@ -41,7 +41,7 @@ struct Params {
   int split;                      // parts of the columns, 1 or 2, of which a block takes one. A cluster is a block for each
   int k_each;                     // columns of a part, of whole chunks; the last one ends with k
   int panels_each, panels_extra;  // panels of rows that every row block has; and how many have one more
-  int most_tiles, pass_tiles;     // tiles of a block at most; and of them, what one pass over x serves
+  int most_tiles, pass_tiles;     // tiles of a block at most; and what one pass over x serves: tiles, or slabs for many lines
   int slab_tiles;                 // of a slab (stream_wide.cuh)
   int stages, stage_bytes;        // of the ring; of a warpgroup's, for many lines
   int x_stages;                   // the same of x
@@ -130,7 +130,7 @@ struct Pass {
 
 __device__ inline Pass pass_from(int first, int each, int all) { return {first, min(each, all - first)}; }
 
-// Where a lane reads and writes lines or weights in a slice of a panel: with group = lane / 4 and thread = lane % 4, of one row the columns
+// Where a lane reads and writes lines in a slice of a panel: with group = lane / 4 and thread = lane % 4, of one row the columns
 // 32 half + 8 thread .. + 7.
 struct LaneVectors {
   int group, thread;

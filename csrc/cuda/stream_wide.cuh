@@ -456,7 +456,7 @@ __device__ void begin_block(const Params& p, unsigned char* gains, const Barrier
   __syncthreads();
   if (is_split<kEpilogue>(p)) {
     enter_cluster();
-    meet_cluster();
+    meet_cluster();  // the neighbour's `arrived` is there before anything is sent to it
   }
   if constexpr (kEpilogue != Epilogue::kResidual) {
 #pragma unroll 1

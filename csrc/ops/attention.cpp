@@ -23,7 +23,7 @@ HeadShape check_heads(const Arg& q, int64_t kv_heads) {
   return shape;
 }
 
-// The cache arguments of one call, checked against q.
+// The cache arguments of one call, checked against each other; the op checks them against q.
 struct CacheArgs {
   Arg k, v;
   OptionalArg page_table;

@@ -116,7 +116,7 @@ class Args {
 // int32, at least one element: the first is the number of leading lines to compute. Absent: all.
 OptionalArg extent_argument(Args& arg, const std::optional<Tensor>& extent);
 
-// A scalar argument that must be finite and not negative, such as an epsilon.
+// A scalar argument that must be finite in float32; an epsilon must not be negative either.
 float check_epsilon(const char* op, double eps);
 float check_scale(const char* op, double scale);
 

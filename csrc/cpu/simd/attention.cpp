@@ -24,7 +24,7 @@ struct Tokens {
   int count;
 };
 
-// Where the keys and values of positions begin .. begin + kBlock are.
+// Where the keys and values of positions begin .. end - 1 are, kBlock of them at most; those in pages that are none are left out.
 template <typename T>
 void gather(const KvPast& past, int64_t begin, int64_t end, Tokens<T>& tokens) {
   tokens.count = 0;
