@@ -5,14 +5,17 @@ from __future__ import annotations
 import ast
 import gc
 import importlib.util
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
+import photon_ext
 from tests.sanitizer.selection import Case, selected, shard
 
 if TYPE_CHECKING:
@@ -52,6 +55,21 @@ def collector() -> Iterator[None]:
     gc.enable()
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def setup_py(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """setup.py as a module."""
+    path = Path(photon_ext.__file__).resolve().parents[1] / "setup.py"
+    if not path.exists():
+        pytest.skip("photon_ext is installed without its sources")
+    spec = importlib.util.spec_from_file_location("photon_setup", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "photon_setup", module)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _imported_modules(path: Path) -> Iterator[str]:

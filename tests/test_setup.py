@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -22,19 +21,11 @@ ROOT = Path(photon_ext.__file__).resolve().parents[1]
 
 
 @pytest.fixture
-def build(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def build(setup_py: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """setup.py as a module, with no wishes about CUDA."""
-    if not (ROOT / "setup.py").exists():
-        pytest.skip("photon_ext is installed without its sources")
-    spec = importlib.util.spec_from_file_location("photon_setup", ROOT / "setup.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "photon_setup", module)
-    spec.loader.exec_module(module)
     for name in ("PHOTON_CUDA", "CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
-    return module
+    return setup_py
 
 
 def fake_nvcc(directory: Path, release: str) -> Path:

@@ -48,12 +48,6 @@ __device__ inline void copy_panel(void* shared, const PanelMap& panels, int row,
   tensor_copy(shared, &panels.map, {0, row, block}, barrier, policy);
 }
 
-// The same for the blocks of the cluster whose bits are set.
-__device__ inline void copy_panel_to(uint16_t ranks, void* shared, const PanelMap& panels, int row, int block, Barrier* barrier,
-                                     uint64_t policy) {
-  tensor_copy_to(ranks, shared, &panels.map, {0, row, block}, barrier, policy);
-}
-
 // One thread: the map is fetched before the first copy needs it.
 __device__ inline void prefetch_panel_map(const PanelMap& panels) { prefetch_tensor_map(&panels.map); }
 

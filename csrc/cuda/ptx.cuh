@@ -30,12 +30,18 @@ __device__ inline unsigned char* dynamic_shared() {
 
 // --- programmatic dependent launch ---------------------------------------------------------------------------------------------------
 
+// Kernels of all devices call both. Below 9.0 no launch is early: nothing is to be let start, nor waited for.
+
 // The kernel that follows may start once every block of this one has called this, or ended.
-__device__ inline void let_next_start() { PHOTON_HOPPER(asm volatile("griddepcontrol.launch_dependents;" :: : "memory")); }
+__device__ inline void let_next_start() {
+  if constexpr (kHopperCode) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
 
 // Returns when the kernel before this one has ended and its writes are visible. Every kernel of a chain calls it before it writes anything,
 // and before it reads what a kernel of the same chain writes: then "the one before has ended" means that all earlier ones have.
-__device__ inline void wait_for_earlier() { PHOTON_HOPPER(asm volatile("griddepcontrol.wait;" :: : "memory")); }
+__device__ inline void wait_for_earlier() {
+  if constexpr (kHopperCode) asm volatile("griddepcontrol.wait;" ::: "memory");
+}
 
 // Computes a value here and not where it is first used: before wait_for_earlier() there is time for it.
 __device__ inline int computed_now(int value) {

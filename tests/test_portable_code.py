@@ -1,0 +1,56 @@
+"""The code for compute capability 8.0, which runs on every device but 9.0 and 10.0: no kernel that is launched there may hold a trap.
+
+csrc/cuda/ptx.cuh puts one where an instruction is missing below 9.0. The compiler's PTX tells; no such device has to be here.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import photon_ext
+
+CSRC = Path(photon_ext.__file__).resolve().parents[1] / "csrc"
+FAST = {"sample": "sample_kernelI.*Li8E", "split_attention": "split_attention_kernel"}  # launched where fast_kernels_run() alone, by file
+
+
+def with_ptx() -> list[str]:
+    """The CUDA sources that include ptx.cuh, by way of others too."""
+    return sorted(source.stem for source in (CSRC / "cuda").glob("*.cu") if CSRC / "cuda/ptx.cuh" in reached(source))
+
+
+def reached(source: Path) -> set[Path]:
+    """A source and the files below csrc that it includes."""
+    found: set[Path] = set()
+    waiting = [source]
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found.add(path)
+            names = re.findall(r'^#include "(.+)"', path.read_text(), re.MULTILINE)
+            waiting += [CSRC / name for name in names if (CSRC / name).exists()]
+    return found
+
+
+def traps(ptx: str) -> list[str]:
+    """The kernels, by their mangled names, and functions apart from them, whose text has a trap."""
+    texts = re.split(r"^(?=(?:\.\w+ )*\.(?:entry|func)\b)", ptx, flags=re.MULTILINE)
+    return [text[: text.index("(\n")].split()[-1] for text in texts[1:] if re.search(r"\btrap;", text)]
+
+
+@pytest.mark.parametrize("name", with_ptx())
+def test_no_kernel_for_older_devices_holds_a_trap(name: str, setup_py: ModuleType, tmp_path: Path) -> None:
+    cuda = setup_py.find_cuda()
+    if cuda is None:
+        pytest.skip("no nvcc here")
+    ptx = tmp_path / "kernels.ptx"
+    flags = [flag for flag in setup_py.NVCC_FLAGS.split() if flag != "-Icsrc"]
+    source = CSRC / "cuda" / f"{name}.cu"
+    subprocess.run([cuda.nvcc, *flags, f"-I{CSRC}", "-arch=compute_80", "-ptx", str(source), "-o", str(ptx)], check=True, timeout=120)
+    found = traps(ptx.read_text())
+    assert bool(found) == (name in FAST), found  # that fast kernels have them shows that they are seen
+    assert [kernel for kernel in found if re.search(FAST[name], kernel) is None] == []
