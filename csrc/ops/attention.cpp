@@ -11,14 +11,15 @@ struct HeadShape {
   int64_t lines, q_heads, kv_heads, head_dim;
 };
 
-HeadShape check_heads(const Arg& q, int64_t kv_heads) {
+HeadShape check_heads(const Arg& q, const Arg& k_cache) {
   q.floating().rank(3, "[lines, q heads, head_dim]").last_contiguous();
-  const HeadShape shape{q.size(0), q.size(1), kv_heads, q.size(2)};
+  const HeadShape shape{q.size(0), q.size(1), k_cache.size(2), q.size(2)};
   if (shape.head_dim < 2 || shape.head_dim > kMaxHeadDim || shape.head_dim % 2 != 0) {
     fail(q.op(), q.name(), " has head_dim ", shape.head_dim, ", expected an even number, 2 to ", kMaxHeadDim);
   }
-  if (kv_heads < 1 || shape.q_heads % kv_heads != 0) {
-    fail(q.op(), q.name(), " has ", shape.q_heads, " heads, expected a multiple of the KV heads, which are ", kv_heads);
+  if (shape.kv_heads < 1 || shape.q_heads % shape.kv_heads != 0) {
+    fail(q.op(), q.name(), " has ", shape.q_heads, " heads, expected a multiple of the KV heads, which are ", shape.kv_heads,
+         " (dimension 2 of ", k_cache.name(), "; a [B, H, L, D] cache is passed as its transpose(1, 2))");
   }
   return shape;
 }
@@ -86,7 +87,7 @@ void rope_append_kv(const Tensor& q_, const Tensor& k_, const Tensor& v_, const 
   Args arg("rope_append_kv_");
   const Arg q = arg("q", q_);
   const CacheArgs cache(arg, k_cache, v_cache, page_table);
-  const auto [lines, q_heads, kv_heads, head_dim] = check_heads(q, cache.k.size(2));
+  const auto [lines, q_heads, kv_heads, head_dim] = check_heads(q, cache.k);
   cache.k.dtype_of(q).shape({Arg::kAny, Arg::kAny, kv_heads, head_dim}, "[pages, page size, KV heads, head_dim of q]");
   const Arg k = arg("k", k_).dtype_of(q).shape({lines, kv_heads, head_dim}, "[lines of q, KV heads of k_cache, head_dim of q]");
   const Arg v = arg("v", v_).dtype_of(q).shape({lines, kv_heads, head_dim}, "the shape of k").last_contiguous();
@@ -124,7 +125,7 @@ void paged_attention(const Tensor& out_, const Tensor& q_, const Tensor& k_cache
   Args arg("paged_attention_into");
   const Arg q = arg("q", q_);
   const CacheArgs cache(arg, k_cache, v_cache, page_table);
-  const auto [lines, q_heads, kv_heads, head_dim] = check_heads(q, cache.k.size(2));
+  const auto [lines, q_heads, kv_heads, head_dim] = check_heads(q, cache.k);
   cache.k.dtype_of(q).shape({Arg::kAny, Arg::kAny, kv_heads, head_dim}, "[pages, page size, KV heads, head_dim of q]");
   const Arg decode_meta = arg("decode_meta", decode_meta_).int32().shape({lines, kMetaColumns}, "[lines of q, 4]").contiguous();
   const Arg segments = arg("segments", segments_).int32().shape({Arg::kAny, kSegmentColumns}, "[segments, 4]").contiguous();
@@ -168,7 +169,7 @@ void fused_attention_decode(const Tensor& out_, const Tensor& q_, const Tensor& 
   Args arg("fused_attention_decode_into");
   const Arg q = arg("q", q_);
   const CacheArgs cache(arg, k_cache, v_cache, page_table);
-  const auto [lines, q_heads, kv_heads, head_dim] = check_heads(q, cache.k.size(2));
+  const auto [lines, q_heads, kv_heads, head_dim] = check_heads(q, cache.k);
   cache.k.dtype_of(q).shape({Arg::kAny, Arg::kAny, kv_heads, head_dim}, "[pages, page size, KV heads, head_dim of q]");
   const Arg k = arg("k", k_).dtype_of(q).shape({lines, kv_heads, head_dim}, "[lines of q, KV heads of k_cache, head_dim of q]");
   const Arg v = arg("v", v_).dtype_of(q).shape({lines, kv_heads, head_dim}, "the shape of k").last_contiguous();

@@ -23,6 +23,20 @@ const char* dtype_name(ScalarType type) {
       return "int64";
     case ScalarType::Bool:
       return "bool";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Short:
+      return "int16";
+    case ScalarType::Float8_e4m3fn:
+      return "float8_e4m3fn";
+    case ScalarType::Float8_e5m2:
+      return "float8_e5m2";
+    case ScalarType::ComplexFloat:
+      return "complex64";
+    case ScalarType::ComplexDouble:
+      return "complex128";
     default:
       return "an unsupported dtype";
   }
@@ -108,7 +122,9 @@ const Arg& Arg::dtype_of(const Arg& other) const {
 }
 
 const Arg& Arg::rank(int64_t rank, const char* meaning) const {
-  if (rank_ != rank) fail(op_, name_, " has shape ", Dims{sizes_, rank_}, ", expected ", rank, " dimensions ", meaning);
+  if (rank_ != rank) {
+    fail(op_, name_, " has shape ", Dims{sizes_, rank_}, ", expected ", rank, rank == 1 ? " dimension " : " dimensions ", meaning);
+  }
   return *this;
 }
 
@@ -128,6 +144,13 @@ const Arg& Arg::shape(std::initializer_list<int64_t> expected, const char* meani
 const Arg& Arg::at_least(int64_t dim, int64_t size, const char* meaning) const {
   if (sizes_[dim] < size) {
     fail(op_, name_, " has shape ", Dims{sizes_, rank_}, ", expected dimension ", dim, " to be at least ", size, " (", meaning, ")");
+  }
+  return *this;
+}
+
+const Arg& Arg::even(int64_t dim, const char* meaning) const {
+  if (sizes_[dim] % 2 != 0) {
+    fail(op_, name_, " has shape ", Dims{sizes_, rank_}, ", expected dimension ", dim, " to be even (", meaning, ")");
   }
   return *this;
 }

@@ -44,6 +44,7 @@ class Arg {
   const Arg& rank(int64_t rank, const char* meaning) const;
   const Arg& shape(std::initializer_list<int64_t> expected, const char* meaning) const;  // kAny matches every size
   const Arg& at_least(int64_t dim, int64_t size, const char* meaning) const;
+  const Arg& even(int64_t dim, const char* meaning) const;
   const Arg& contiguous() const;
   const Arg& last_contiguous() const;  // elements of the last dimension are neighbours; other strides are free
   // It is written: no two of its elements are one in memory, and none is an element of `others` (null: an argument that was not given).

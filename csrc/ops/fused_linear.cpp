@@ -45,7 +45,7 @@ void norm_swiglu(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight
   const Arg norm_weight = arg("norm_weight", norm_weight_).dtype_of(x).shape({hidden}, "[hidden of x]").contiguous();
   const Arg out = arg("out", out_).dtype_of(x).shape({lines, Arg::kAny}, "[lines of x, intermediate]").last_contiguous();
   const int64_t intermediate = out.size(1);
-  const Arg gate_up = arg("gate_up_weight", gate_up_weight_).dtype_of(x);
+  const Arg gate_up = arg("gate_up_weight", gate_up_weight_).dtype_of(x).rank(2, "[2 x intermediate, hidden]").even(0, "gate, then up");
   gate_up.shape({2 * intermediate, hidden}, "[2 x intermediate of out, hidden of x]").contiguous();
   const OptionalArg bias = arg("bias", bias_);
   if (bias) bias->dtype_of(x).shape({2 * intermediate}, "[2 x intermediate of out]").contiguous();

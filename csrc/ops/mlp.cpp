@@ -6,7 +6,7 @@ namespace {
 
 void silu_mul(const Tensor& out_, const Tensor& gate_up_) {
   Args arg("silu_mul_into");
-  const Arg gate_up = arg("gate_up", gate_up_).floating().rank(2, "[lines, 2 x width]").last_contiguous();
+  const Arg gate_up = arg("gate_up", gate_up_).floating().rank(2, "[lines, 2 x width]").even(1, "gate, then up").last_contiguous();
   const Arg out = arg("out", out_).dtype_of(gate_up).rank(2, "[lines, width]").last_contiguous();
   gate_up.shape({out.size(0), 2 * out.size(1)}, "[lines of out, 2 x width of out]");
   out.written({&gate_up});

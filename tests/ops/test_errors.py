@@ -15,6 +15,7 @@ from photon_ext.layout import ROW_COLUMNS
 from tests.ops.test_opcheck import CASES, overload
 
 LINES = 3
+BHLD = torch.zeros(9, 2, 7, 8)  # a cache that was not transposed
 
 
 def call(name: str, changes: dict[int, Any], device: str = "cpu") -> None:
@@ -56,7 +57,9 @@ def gapped(x: torch.Tensor) -> torch.Tensor:
         ("linear_into", {4: torch.Tensor.long}, "extent has dtype int64, expected int32"),
         ("linear_into", {4: torch.zeros(0, dtype=torch.int32)}, "extent has shape [0], expected dimension 0 to be at least 1"),
         ("gemv_into", {1: gapped}, "x has shape [6] with strides [2], expected a contiguous tensor"),
-        ("silu_mul_into", {1: narrower}, "gate_up has shape [3, 7], expected [3, 8]"),
+        ("silu_mul_into", {1: narrower}, "gate_up has shape [3, 7], expected dimension 1 to be even (gate, then up)"),
+        ("silu_mul_into", {0: narrower}, "gate_up has shape [3, 8], expected [3, 6] ([lines of out, 2 x width of out])"),
+        ("silu_mul_into", {1: torch.Tensor.char}, "gate_up has dtype int8, expected float32, float16 or bfloat16"),
         ("fused_mlp_into", {3: narrower}, "gate_up_weight has shape [8, 5], expected [8, 6]"),
         ("fused_mlp_into", {1: narrower}, "act has shape [3, 3], expected [3, 4]"),
         ("norm_linear_into", {1: torch.Tensor.flatten}, "x has shape [18], expected 2 dimensions [lines, k]"),
@@ -81,9 +84,11 @@ def gapped(x: torch.Tensor) -> torch.Tensor:
         ("norm_swiglu_into", {2: narrower}, "norm_weight has shape [5], expected [6] ([hidden of x])"),
         ("norm_swiglu_into", {3: float("inf")}, "eps is inf, expected a finite number, 0 or more"),
         ("norm_swiglu_into", {4: gapped}, "gate_up_weight has shape [8, 6] with strides [12, 2], expected a contiguous tensor"),
+        ("norm_swiglu_into", {4: lambda weight: weight[:-1]}, "gate_up_weight has shape [7, 6], expected dimension 0 to be even (gate,"),
+        ("norm_swiglu_into", {4: torch.Tensor.flatten}, "gate_up_weight has shape [48], expected 2 dimensions [2 x intermediate, hidden]"),
         ("norm_swiglu_into", {5: narrower}, "bias has shape [7], expected [8] ([2 x intermediate of out])"),
         ("norm_swiglu_into", {5: gapped}, "bias has shape [8] with strides [2], expected a contiguous tensor"),
-        ("norm_swiglu_into", {6: lambda extent: extent[None]}, "extent has shape [1, 1], expected 1 dimensions [lines to compute]"),
+        ("norm_swiglu_into", {6: lambda extent: extent[None]}, "extent has shape [1, 1], expected 1 dimension [lines to compute]"),
         ("embedding_into", {2: torch.Tensor.bfloat16}, "out has dtype float32, expected bfloat16, the dtype of weight"),
         ("embedding_into", {1: narrower}, "decode_meta has shape [3, 3], expected [*, 4] ([lines, 4])"),
         ("select_lines_into", {2: longer}, "out has shape [3, 6], expected [4, 6] ([segments, hidden of x])"),
@@ -102,7 +107,12 @@ def gapped(x: torch.Tensor) -> torch.Tensor:
         ("sample_into", {1: torch.zeros(3, 0)}, "logits has shape [3, 0], expected dimension 1 to be at least 1"),
         ("rope_append_kv_", {1: narrower}, "k has shape [3, 2, 7], expected [3, 2, 8]"),
         ("rope_append_kv_", {0: narrower}, "q has head_dim 7, expected an even number, 2 to 256"),
-        ("rope_append_kv_", {0: torch.zeros(3, 5, 8)}, "q has 5 heads, expected a multiple of the KV heads, which are 2"),
+        ("rope_append_kv_", {0: torch.zeros(3, 5, 8)}, "q has 5 heads, expected a multiple of the KV heads, which are 2 (dimension 2 of"),
+        (
+            "paged_attention_into",
+            {2: BHLD, 3: BHLD},
+            "q has 4 heads, expected a multiple of the KV heads, which are 7 (dimension 2 of k_cache; a [B,",
+        ),
         ("rope_append_kv_", {0: torch.zeros(3, 4, 258)}, "q has head_dim 258, expected an even number, 2 to 256"),
         ("rope_append_kv_", {4: torch.Tensor.half}, "v_cache has dtype float16, expected float32, the dtype of k_cache"),
         ("rope_append_kv_", {6: torch.Tensor.long}, "page_table has dtype int64, expected int32"),
