@@ -55,6 +55,12 @@ RUNS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
         "(any_number and 120-1088) or not_finite or (around_the_groups and 120-1088)",
         {"PHOTON_EMULATOR_MULTIPROCESSORS": "6"},
     ),
+    # No cluster and no early launch is allowed there.
+    "compute capability 8.0": (
+        ("ops/test_step", "ops/test_embedding", "ops/test_sample", "models/test_decoder_fast"),
+        "not test_decoder_fast or steps_repeat",
+        {"PHOTON_EMULATOR_COMPUTE_CAPABILITY": "8.0"},
+    ),
 }
 
 
@@ -76,7 +82,7 @@ def runs(emulated: Path) -> Iterator[dict[str, Future[subprocess.CompletedProces
         }
 
 
-@pytest.mark.parametrize(("name", "least"), [("chunks", 150), ("ops", 300), ("six multiprocessors", 5)])
+@pytest.mark.parametrize(("name", "least"), [("chunks", 150), ("ops", 300), ("six multiprocessors", 5), ("compute capability 8.0", 200)])
 def test_the_cuda_kernels_pass_the_tests_of_the_ops_in_a_random_order(
     runs: dict[str, Future[subprocess.CompletedProcess[str]]], name: str, least: int
 ) -> None:
