@@ -58,12 +58,21 @@ _ops_library = _load()
 
 
 def num_threads() -> int:
-    """Threads that a CPU kernel uses; at first PHOTON_NUM_THREADS, or the cores that affinity and cgroup quota let this process use."""
+    """Threads that a CPU kernel uses, its caller's included, 1 to 256.
+
+    At first PHOTON_NUM_THREADS, read when they are first needed, or the cores that affinity and cgroup quota let this process use.
+    """
     return int(_ops_library.photon_ext_num_threads())
 
 
 def set_num_threads(threads: int) -> None:
-    """Sets the threads of the CPU kernels, 1 or more. Results do not depend on it."""
+    """Sets the threads of the CPU kernels, for the whole process, from the next kernel on. Results do not depend on it.
+
+    May be called from any thread. More than 256 count as 256; where the system gives fewer threads, :func:`num_threads` tells how many.
+
+    Raises:
+        ValueError: `threads` is below 1.
+    """
     if threads < 1:
         raise ValueError(f"set_num_threads: threads is {threads}, expected 1 or more")
     _ops_library.photon_ext_set_num_threads(threads)
@@ -72,12 +81,17 @@ def set_num_threads(threads: int) -> None:
 def fast_kernels_run() -> bool:
     """Whether the current GPU runs the fast kernels made for Hopper, which ops choose with ``fast=True``: compute capability 9.0 and 10.0.
 
+    False without a GPU, and in a build without CUDA. The current GPU is torch's, which each thread has for itself.
+
     The fast attention of prefill chunks, see :func:`photon_ext.ops.paged_attention_into`, runs from 8.0 on.
     """
     return bool(_ops_library.photon_ext_has_fast_kernels())
 
 
 def cpu_isa() -> str:
-    """Which variant of the CPU kernels runs here: "baseline", "avx2" or "avx512"; PHOTON_CPU_ISA, read at import, asks for a lower one."""
+    """Which variant of the CPU kernels runs here: "baseline", "avx2" or "avx512".
+
+    PHOTON_CPU_ISA, read at import, asks for a lower one; a name that is none, or does not run here, makes the import an ImportError.
+    """
     name: bytes = _ops_library.photon_ext_cpu_isa()
     return name.decode()

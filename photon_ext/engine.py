@@ -49,6 +49,13 @@ class Engine:
     An engine made by `from_pretrained` or `from_weights` sets aside all objects that the process has by then (`gc.freeze`), until it is
     closed, so that the loop does not stand still while Python's garbage collector looks at them; `freeze=False` leaves the collector as it
     is. What of them becomes garbage in cycles waits for the last engine's end. A closed engine has no cycles: it is freed when dropped.
+
+    Attributes:
+        tokenizer: the model's, with `encode` and `decode` (models.tokenizer.Tokenizer); None where only token ids are served.
+        vocab_size: width of the logits; token ids lie below it.
+        depth: steps in flight, 1 or 2.
+        device: where it runs, "cpu" or "cuda:N".
+        meter: `meter.snapshot()` and `meter.prometheus()` say what it is doing (observe.meter.Meter).
     """
 
     def __init__(
@@ -80,6 +87,9 @@ class Engine:
             buckets, prefill_buckets, chunk, graph: see Pipeline.
             device: what the meter says about where it runs.
             meter, freeze: see EngineOptions.
+
+        Raises:
+            ConfigError: as Pipeline does, or the pool has no page. What the forward raises while it is captured passes through.
         """
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
@@ -138,7 +148,18 @@ class Engine:
 
     @classmethod
     def from_weights(cls, config: ModelConfig, weights: DecoderWeights, tokenizer: Tokenizer | None = None, **options: Any) -> Engine:
-        """An engine around weights that are loaded already, on their device and in their dtype; see `from_pretrained`."""
+        """An engine around weights that are loaded already, on their device and in their dtype.
+
+        Args:
+            config: the model's shape.
+            weights: its parameters (models.weights), float32, float16 or bfloat16, which the engine uses as they are, without a copy.
+            tokenizer: None serves token ids alone: no string prompts, no text, no stop strings.
+            options: as in `from_pretrained`.
+
+        Raises:
+            ConfigError: an option is unknown or out of range, or the memory does not hold what it asks for.
+            DeviceError: this build has no kernels for the weights' device.
+        """
         chosen = named_options(options, ("config", "weights", "tokenizer"))
         size = size_engine(chosen, config, weights.dtype, weights.device)
         fast = choose_kernels(chosen.fast_kernels, str(weights.device), weights.dtype)
@@ -188,10 +209,12 @@ class Engine:
         Args:
             prompts: each a string, a list of token ids, or a list of chat messages.
             params: for all, or one per prompt; None: the defaults.
-            raw: strings are encoded as they stand, without the chat template.
+            raw: strings are encoded without the chat template, as they stand but for the model's begin-of-text token.
 
         Returns:
-            One output per prompt, in order. What goes wrong while a request runs ends that request alone, with finish reason "error".
+            One output per prompt, in order. What goes wrong while a request runs ends that request alone, with finish reason "error"; a
+            crash of the engine ends all that are left so, and `close` in another thread with "cancelled". An exception that ends the wait,
+            such as Ctrl-C, cancels them.
 
         Raises:
             RequestError, ConfigError: an argument is invalid; nothing has been queued then. Where it is one of the prompts or its params,
@@ -218,7 +241,9 @@ class Engine:
             raise
 
     def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, raw: bool = False) -> Request:
-        """Queues one prompt and returns at once.
+        """Queues one prompt and returns at once; arguments as in `generate`. What goes wrong later is in the request's output.
+
+        The prompt is encoded on the calling thread. A constraint of this engine may call this, too.
 
         Raises:
             RequestError, ConfigError: the request can never be served; others are unaffected.
@@ -237,7 +262,7 @@ class Engine:
         return self.meter.snapshot()
 
     def close(self) -> None:
-        """Cancels what is left, waits for the steps in flight and ends the engine thread. Idempotent.
+        """Cancels what is left, waits for the steps in flight and ends the engine thread. Idempotent, and called when the process exits.
 
         Called by a constraint, on the engine thread itself, it does not wait; in a fork of the engine's process it does nothing.
         """

@@ -1,6 +1,7 @@
-"""Every error that photon_ext raises on purpose. Each message names the value that was wrong, what was expected and what to do.
+"""What runtime, engine and all above them raise on purpose. Each message names the value that was wrong, what was expected and what to do.
 
-User mistakes derive from ValueError too, so that `except ValueError` keeps working in code that does not know this package.
+User mistakes derive from ValueError too, so that `except ValueError` keeps working in code that does not know this package. Ops and the
+native classes raise plain RuntimeError and ValueError, and a step whose device or worker fails a plain RuntimeError.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ class ModelError(PhotonError, ValueError):
 
 
 class DeviceError(PhotonError, RuntimeError):
-    """A device that was asked for is missing, or the device reported a failure."""
+    """A device that was asked for does not exist, or this build has no kernels for it. Failures of a running device are RuntimeError."""
 
 
 class EngineDeadError(PhotonError, RuntimeError):
-    """The engine loop has crashed or was closed; the cause is chained. Make a new engine."""
+    """The engine was closed, or has crashed (the cause is chained), or runs in the process that this one is a fork of. Make a new one."""
 
 
 class PipelineError(PhotonError, RuntimeError):
@@ -42,7 +43,7 @@ class NoFreeRow(PhotonError, RuntimeError):
 
 
 class CaptureError(PhotonError, RuntimeError):
-    """A step function cannot be recorded into a graph."""
+    """A step function cannot be recorded into a graph: on a CPU, it calls other ops than those of photon_ext."""
 
 
 def shown(value: object) -> str:

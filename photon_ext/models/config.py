@@ -20,7 +20,11 @@ MAX_HEAD_DIM = 256  # kMaxHeadDim of csrc/common/params.h
 
 
 class RopeScalingKind(Enum):
-    """How the rotary frequencies are stretched beyond the trained context."""
+    """How the rotary frequencies are stretched beyond the trained context.
+
+    LINEAR divides all of them (Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation", 2023); LLAMA3
+    divides those of long wavelengths, leaves those of short ones, and goes over from one to the other between, as Llama 3.1 does.
+    """
 
     NONE = "default"
     LINEAR = "linear"

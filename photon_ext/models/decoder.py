@@ -40,6 +40,8 @@ class Decoder:
         max_len: positions that a row may use.
         page_size, num_pages: geometry of the KV pool; page indexes come from the step's page table.
         activation_bytes, kv_bytes: memory held besides the weights.
+
+    Not thread-safe: its buffers are those of one forward at a time.
     """
 
     def __init__(
@@ -125,7 +127,8 @@ class Decoder:
     def forward(self, step: StepTensors) -> None:
         """Enqueues the forward of a step and assigns `step.logits`, [R, vocab], a view of a buffer that the next forward rewrites.
 
-        Dead lines write no KV. Logits of segments that are dead or not sampled are undefined.
+        Dead lines write no KV. Logits of segments that are dead or not sampled are undefined. A step of more lines or segments than it was
+        made for is a ConfigError.
         """
         lines, segments = step.decode_meta.shape[0], step.segments.shape[0]
         if lines > self.max_lines or segments > self.max_segments:

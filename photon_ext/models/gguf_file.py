@@ -26,7 +26,7 @@ class GgufFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens and maps the file. Raises ModelError, naming it, where it is missing, damaged or not GGUF."""
+        """Opens and maps the file. Raises ModelError, naming it, where it is missing, damaged or not GGUF; or without the package gguf."""
         self.path = path
         check_regular(path)
         try:
@@ -59,11 +59,15 @@ class GgufFile:
         return set(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The tensor's shape, outermost dimension first."""
+        """The tensor's shape, outermost dimension first. KeyError: there is no such tensor."""
         return tuple(int(size) for size in reversed(self._tensors[name].shape))
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The tensor, dequantized to float32 on the CPU, outermost dimension first."""
+        """The tensor, dequantized to float32 on the CPU, outermost dimension first.
+
+        Raises:
+            KeyError: there is no such tensor. ModelError: the gguf package cannot dequantize it.
+        """
         stored = self._tensors[name]
         try:
             values = self._gguf.dequantize(stored.data, stored.tensor_type)

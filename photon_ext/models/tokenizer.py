@@ -42,7 +42,11 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, directory: Path) -> Tokenizer:
-        """Reads tokenizer.json, and tokenizer_config.json and chat_template.jinja where they exist."""
+        """Reads tokenizer.json, and tokenizer_config.json and chat_template.jinja where they exist.
+
+        Raises:
+            ModelError: tokenizer.json is missing, or one of the files is damaged; the message names it.
+        """
         path = directory / TOKENIZER_FILE
         if not path.exists():
             raise ModelError(f"{path}: no such file; copy the model's {TOKENIZER_FILE} there (older tokenizers must be converted)")
@@ -58,7 +62,11 @@ class Tokenizer:
 
     @classmethod
     def from_gguf(cls, file: GgufFile) -> Tokenizer:
-        """Builds the tokenizer from the vocabulary and merges in a GGUF file."""
+        """Builds the tokenizer from the vocabulary and merges in a GGUF file.
+
+        Raises:
+            ModelError: the kind of tokenizer is not supported, or the vocabulary or the chat template is damaged.
+        """
         backend = gguf_backend(file)
         tokens = file.fields.get("tokenizer.ggml.tokens", ())
         special_tokens = {}
@@ -100,7 +108,11 @@ class Tokenizer:
         return self.encode(text, add_special_tokens=False)  # the template writes them itself
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of `ids`; bytes that are no character become U+FFFD, ids without a token are left out."""
+        """Text of `ids`; bytes that are no character become U+FFFD, ids without a token are left out.
+
+        Raises:
+            OverflowError: an id is negative, or 2**32 or more.
+        """
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 

@@ -4,7 +4,9 @@ A step with such a row runs its forward first and samples later (launch, commit,
 token at p - 1 is committed, while the forward that produced the logits is already running.
 
 A bitmask is a line of int32 words: bit (id & 31) of word (id >> 5) set means that the token is allowed. It arrives all zero, that is,
-closed: a constraint that forgets to write allows nothing, which ends its request with an error.
+closed: a constraint that forgets to write allows nothing, which ends its request with an error. The words are signed, and a memoryview
+takes no `1 << 31`: add `-(1 << 31)` for bit 31, or write through `numpy.frombuffer(words, numpy.uint32)`. Bits from the vocabulary's end on
+count for nothing.
 """
 
 from __future__ import annotations
@@ -24,18 +26,26 @@ class Constraint(Protocol):
     """State of one constrained request. Called by the engine thread only; an exception ends that request alone, with an error.
 
     A constraint serves one request at a time. If it has a method `fresh()`, which returns a constraint in its start state, every request
-    takes a fresh one, so that the same SamplingParams may serve many requests.
+    takes a fresh one, so that the same SamplingParams may serve many requests. The thread that submits calls `fresh()`, and hears of what
+    it raises as RequestError. While the engine thread is in here no other request goes on, and to wait for one of the same engine is a
+    RequestError.
     """
 
     @property
     def finished(self) -> bool:
-        """True once the request is complete: it ends with finish reason "stop". A property or an attribute, not a method."""
+        """True once the request is complete: it ends with finish reason "stop". A property or an attribute, not a method.
+
+        Read after each `advance`, so a request has at least one token.
+        """
 
     def advance(self, token: int) -> None:
         """Takes the token that was sampled. Not called for the stop token that ends a request."""
 
     def fill_bitmask(self, words: memoryview) -> None:
-        """Sets the bits of the allowed tokens in `words` (int32, zeroed, ceil(vocab / 32) of them)."""
+        """Sets the bits of the allowed tokens in `words` (int32, zeroed, ceil(vocab / 32) of them); see the module for bit 31.
+
+        Called once before each token, the first included. The words are read when it returns; a view that is kept reaches no later mask.
+        """
 
 
 def constraint_fault(value: object) -> str | None:
@@ -129,7 +139,10 @@ class CallableConstraint:
 def from_allowed_ids(allowed: Collection[int] | Sequence[Collection[int]]) -> AllowedIds:
     """A constraint from ids: either ids that are allowed at every position, or one collection of ids per position.
 
-    In the second form the request is finished (with "stop") after the last position.
+    In the second form the request is finished (with "stop") after the last position. It has `fresh()`: one serves many requests.
+
+    An id that the model does not have shows when a request runs: one beyond the mask's words ends it with an error, one below that is never
+    taken.
 
     Raises:
         ConfigError: the two forms are mixed, or something is not a token id.
@@ -155,7 +168,13 @@ def from_callable(allowed: Callable[[list[int]], Iterable[int]], finished: Calla
 
     Args:
         allowed: called by the engine thread once per token, with the generated ids (a list of its own).
-        finished: optional; `finished(tokens so far)` true ends the request with "stop".
+        finished: optional; `finished(tokens so far)` true ends the request with "stop". Called after each token.
+
+    It has `fresh()`: one serves many requests. What the functions raise, and an id that the mask has no bit for, ends the request with an
+    error.
+
+    Raises:
+        ConfigError: one of the two is no function.
     """
     if not callable(allowed) or (finished is not None and not callable(finished)):
         raise ConfigError("from_callable: give functions that take the list of generated token ids")

@@ -22,9 +22,10 @@ class SamplingParams:
         max_new_tokens: most tokens to generate, >= 1. The engine caps it at what the context leaves after the prompt.
         temperature: 0 is greedy (ties go to the lowest id); otherwise 0.001 .. 10000, sampled by the Gumbel-max method.
         seed: 0 .. 2**64 - 1; the noise of a request depends on its seed, position and token id alone. None: a new seed each time.
-        stop_token_ids: ids that end the request, beside the model's own end tokens. They stay in token_ids and out of the text.
-        stop: strings that end the request, up to 16384 characters in all; the text is cut before the first one to be complete. Needs a
-            tokenizer.
+        stop_token_ids: ids that end the request, beside the model's own end tokens. They stay in token_ids and out of the text. An engine
+            takes `max_stop_ids` of both together.
+        stop: a string or several that end the request, up to 16384 characters in all; the text is cut before the first one to be complete.
+            Needs a tokenizer.
         ignore_eos: go on after the model's end tokens (stop_token_ids still stop).
         constraint: asked by the host for the allowed tokens before each sampling; see sampling.constraints.
 

@@ -22,10 +22,11 @@ class EngineOptions:
 
     Attributes:
         max_rows: requests that run at once; more wait.
-        max_len: tokens of a request, prompt and answer; None: what the model was made for, up to 4096.
+        max_len: tokens of a request, prompt and answer but for the answer's last, which is not fed; None: what the model was made for, up
+            to 4096.
         depth: steps in flight: 2 overlaps the host's work with the device's, 1 is the blocking loop.
         page_size: tokens per KV page.
-        num_pages: KV pages; None: max_rows requests of max_len tokens, cut to the memory that is free.
+        num_pages: KV pages; None: max_rows requests of max_len tokens, cut to what 0.9 of a GPU's free memory holds, or half of a CPU's.
         chunk: prompt tokens per prefill step at most.
         buckets: batch sizes that decode graphs are captured for; max_rows is added.
         prefill_buckets: token counts that prefill graphs are captured for; other chunks run eagerly. None: see Pipeline.

@@ -14,6 +14,9 @@ class PagePool:
     Invariant I9, after every call: `free + held == num_pages`.
 
     Not thread-safe: the engine thread owns it.
+
+    Raises:
+        ConfigError: `num_pages` is below 1.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -32,7 +35,7 @@ class PagePool:
         return len(self._held)
 
     def allocate(self, count: int) -> list[int] | None:
-        """Takes `count` pages, or none at all (None) when that many are not free."""
+        """Takes `count` pages, or none at all (None) when that many are not free. A negative count is a ValueError."""
         if count < 0:
             raise ValueError(f"allocate: count is {count}; give a number >= 0")
         if count > self.free:

@@ -16,9 +16,15 @@ from photon_ext.scheduling.gate import Gate
 
 
 class StreamEvent(NamedTuple):
-    """One delivery: new tokens and the text that became certain with them. The last one carries the finish reason.
+    """One delivery: a token, and the text that became certain with it. The last one has no token, but the finish reason.
 
-    finish_reason: "stop" (an end token, a stop string, a finished constraint), "length", "cancelled", "error", or None.
+    Attributes:
+        text: to be joined to that of the events before; often a word, sometimes empty. The last event has what was held back, none after an
+            error.
+        token_ids: the token, a stop token included; empty in the last event.
+        finish_reason: of the last event: "stop" (an end token, a stop string, a finished constraint), "length", "cancelled" or "error";
+            else None.
+        error: what went wrong, with finish reason "error"; else None.
     """
 
     text: str
@@ -35,9 +41,9 @@ class Output:
         text: the generated text, without stop strings and special tokens; empty without a tokenizer.
         token_ids: the generated ids, a final stop token included.
         finish_reason: "stop", "length", "cancelled" or "error".
-        error: what went wrong, with finish reason "error".
-        prompt_tokens: length of the prompt.
-        ttft_ms: milliseconds from submit to the first token; None without one.
+        error: what went wrong, with finish reason "error"; else None.
+        prompt_tokens: length of the prompt in tokens, those of a chat template included.
+        ttft_ms: milliseconds from submit, once the prompt was encoded, to the commit of the first token; None without one.
         tokens_per_s: decode rate: tokens after the first by the time since the first; None below two tokens.
     """
 
@@ -53,7 +59,9 @@ class Output:
 class Request:
     """A submitted prompt. Events are kept, so any number of readers may start at any time and each sees them all, in order.
 
-    They are kept as texts and tokens, and made where they are read: an object per token would be one more that every full garbage
+    Readers may be on any thread. A request that went wrong raises nothing: its output and last event have finish reason "error".
+
+    Events are kept as texts and tokens, and made where they are read: an object per token would be one more that every full garbage
     collection looks at, and would bring it about.
 
     There is no lock that readers share with the engine thread: Ctrl-C could leave it taken, a fork find it taken for ever, and a garbage
@@ -77,7 +85,7 @@ class Request:
         return self._end is not None
 
     def cancel(self) -> None:
-        """Ends the request with finish reason "cancelled"; does nothing if it has ended. Returns at once."""
+        """Ends the request with finish reason "cancelled"; does nothing if it has ended. Returns at once; the final event follows."""
         self._cancel(self)
 
     def result(self, timeout: float | None = None) -> Output:
@@ -105,7 +113,11 @@ class Request:
         return self._end[1]
 
     def iter(self) -> Iterator[StreamEvent]:
-        """Events as they come, to the final one. Blocks the calling thread; in async code use stream()."""
+        """Events as they come, to the final one. Blocks the calling thread; in async code use stream(). Leaving early does not cancel.
+
+        Raises:
+            RequestError, EngineDeadError: as `result`, where it would wait.
+        """
         if not self._holds(0):
             self._check_wait()
         gate = Gate()
@@ -123,7 +135,11 @@ class Request:
                     gate.wait()
 
     async def stream(self) -> AsyncIterator[StreamEvent]:
-        """Events as they come, to the final one, without blocking the event loop. Leaving early does not cancel the request."""
+        """Events as they come, to the final one, without blocking the event loop. Leaving early does not cancel the request.
+
+        Raises:
+            RequestError, EngineDeadError: as `result`, where the request has not ended.
+        """
         if not self.done:
             self._check_wait()
         loop = asyncio.get_running_loop()
@@ -197,7 +213,7 @@ def _checked_seconds(timeout: float | None) -> float | None:
 
 @dataclass(slots=True)
 class Timings:
-    """Monotonic times of one request, in seconds."""
+    """Times of one request, seconds of `time.perf_counter`."""
 
     submitted: float
     first_token: float | None = None
