@@ -1,7 +1,9 @@
 """Streams, events, pinned buffers, graphs and decode slots (csrc/device). Backends: "cuda", "host" (worker threads), "inline".
 
-A wrong value raises ValueError. A wrong order of calls, a failure of the device or of a worker, and the cuda backend in a build or on a
-machine without it raise RuntimeError. Each message says what to do.
+One thread at a time enqueues on a stream, or drives a slot; any thread may wait. Addresses and handles are integers.
+
+A wrong value raises ValueError. A wrong order of calls, a failure of the device or of a worker, the cuda backend in a build or on a
+machine without it, and a host stream in a fork of its process raise RuntimeError. Each message says what to do.
 """
 
 cuda_compiled: bool
@@ -44,16 +46,19 @@ class Graph:
     @property
     def backend(self) -> str: ...
     @property
-    def nodes(self) -> int: ...
+    def nodes(self) -> int:
+        """Kernels and copies that a replay runs."""
     def keep_alive(self, object: object) -> None:
         """Holds what the graph's addresses point into for as long as the graph lives."""
 
 class Claim:
+    """What ``Stream.claim`` returns. It is left on the thread that entered it, else a RuntimeError."""
+
     def __enter__(self) -> Stream: ...
     def __exit__(self, *args: object) -> None: ...
 
 class Stream:
-    """An ordered queue of work. One thread enqueues at a time. Dropping a stream of one's own drains it."""
+    """An ordered queue of work. Dropping a stream of one's own drains it."""
 
     @staticmethod
     def create(backend: str, device: int = 0) -> Stream:
@@ -70,7 +75,8 @@ class Stream:
     def handle(self) -> int:
         """The cudaStream_t; 0 for host and inline."""
     @property
-    def device(self) -> int: ...
+    def device(self) -> int:
+        """The index of its GPU; 0 for host and inline."""
     @property
     def id(self) -> int:
         """The number of a host or inline stream in traces, from 1 on and never used again; 0 for cuda."""
@@ -112,7 +118,8 @@ class PinnedBuffer:
     @property
     def backend(self) -> str: ...
     @property
-    def ptr(self) -> int: ...
+    def ptr(self) -> int:
+        """The address of its first byte."""
     @property
     def nbytes(self) -> int: ...
 
@@ -144,7 +151,8 @@ class DecodeSlot:
         """Input copy (if input_words), replay, and with ``finish`` the copy of the outputs; without it ``finalize`` follows."""
     def begin(self, input_words: int) -> None:
         """As launch, for kernels that the caller enqueues on the compute stream up to ``end``."""
-    def end(self, output_words: int, finish: bool = True) -> None: ...
+    def end(self, output_words: int, finish: bool = True) -> None:
+        """Closes ``begin``, with ``finish`` as launch does; or ``begin_finalize``, then with finish=True."""
     def finalize(self, graph: Graph | None, mask_words: int, output_words: int) -> None:
         """The late sampling: mask copy (if mask_words), replay of the sampling graph (if any), then the copy of the outputs."""
     def begin_finalize(self, mask_words: int) -> None:
@@ -152,16 +160,21 @@ class DecodeSlot:
     def wait(self) -> None:
         """Blocks without the GIL until the outputs are in pinned memory. Raises what a worker or the device reported."""
     def done(self) -> bool:
-        """Whether ``wait`` would return at once."""
+        """Whether ``wait`` would return at once; False where there is nothing to wait for. Raises as ``wait`` where the step has failed."""
     def span(self) -> tuple[Event, Event]:
         """First and last moment of the latest launch on the compute stream (timing=True); the previous launch's pair stays valid."""
 
 def start_host_trace(capacity: int) -> None:
-    """Starts recording what host and inline streams of the process run; RuntimeError if it is on already."""
+    """Starts recording what host and inline streams of the process run, up to ``capacity`` records, whose memory is taken at once.
+
+    ValueError: ``capacity`` is below 1. RuntimeError: it is on already.
+    """
 
 def stop_host_trace() -> tuple[list[tuple[str, str | None, int, int, int, int]], int]:
-    """Ends it. Records (work, name, stream id, begin, end, bytes), as they ended, and how many found no room. Work is "kernel", "copy",
-    "graph" or "wait"; times are nanoseconds of time.perf_counter_ns; a graph's bytes are its number of nodes."""
+    """Ends it. Records (work, name, stream id, begin, end, bytes), as they ended, and how many found no room; none without a start.
+
+    Work is "kernel", "copy", "graph" or "wait"; times are nanoseconds of time.perf_counter_ns; a graph's bytes are its number of nodes.
+    """
 
 def drain_host_streams() -> None:
     """Waits, without the GIL, until every host stream of the process has run what was enqueued."""

@@ -10,7 +10,14 @@ from typing import NamedTuple
 
 
 class Meta(IntEnum):
-    """Columns of decode_meta, int32 [T, 4]."""
+    """Columns of decode_meta, int32 [T, 4].
+
+    Attributes:
+        TOKEN: the id that the line feeds.
+        POSITION: where it stands in its row, and its key and value in the row's pages, from 0 on.
+        LENGTH: positions that the line attends to, its own included: POSITION + 1; 0 marks a dead line.
+        ROW: its row in the tables.
+    """
 
     TOKEN = 0
     POSITION = 1
@@ -19,7 +26,13 @@ class Meta(IntEnum):
 
 
 class SegmentFlag(IntEnum):
-    """Bits of the flags column of segments, int32 [R, 4] = (row, first line, number of lines, flags)."""
+    """Bits of the flags column of segments, int32 [R, 4] = (row, first line, number of lines, flags).
+
+    Attributes:
+        SAMPLE: the logits of the last line are sampled.
+        DRAFT: reserved; nothing looks at it.
+        STAGED: the tokens come from staged_ids; without it the row's last token is fed, in one line.
+    """
 
     SAMPLE = 1
     DRAFT = 2
@@ -27,7 +40,20 @@ class SegmentFlag(IntEnum):
 
 
 class RowColumn(IntEnum):
-    """Columns of row_state, int32 [rows, ROW_COLUMNS]."""
+    """Columns of row_state, int32 [rows, ROW_COLUMNS]; columns without a name are reserved.
+
+    Attributes:
+        LAST_TOKEN: the token that the next decode line feeds.
+        POSITION: where that goes: KV lines written so far. In a step, until it is published, the position of its first line.
+        REMAINING: tokens that may still be sampled.
+        ALIVE: 1: takes part in steps; 0: ended, or free.
+        GENERATION: which lease holds the row; echoed in output records.
+        STOP_COUNT: how many leading entries of the row's line of stop_ids count.
+        TEMPERATURE: the bits of a float32; 0 is greedy.
+        SEED_LOW, SEED_HIGH: the seed's halves of 32 bits.
+        CONSTRAINT: HOST_MASK: sampled with a mask or not at all; 0: free.
+        LORA_SLOT: reserved.
+    """
 
     LAST_TOKEN = 0
     POSITION = 1
@@ -43,7 +69,7 @@ class RowColumn(IntEnum):
 
 
 class DeltaTable(IntEnum):
-    """Which device table a delta run writes."""
+    """Which device table a delta run writes; offsets and counts are int32 words of the table as a flat array."""
 
     ROW_STATE = 0
     PAGES = 1
@@ -51,7 +77,15 @@ class DeltaTable(IntEnum):
 
 
 class RecordFlag(IntEnum):
-    """Bits of the flags column of an output record (row, generation, n_tokens, flags, tokens...)."""
+    """Bits of the flags column of an output record (row, generation, n_tokens, flags, tokens...). The errors are those of row_errors, too.
+
+    Attributes:
+        STOP: the token is one of the row's stop ids, also where it is the last that remained.
+        LENGTH: it is the last that remained, and no stop id.
+        DEAD: the row was not alive, or was ended by the step's head: nothing was sampled.
+        MASK_ERROR: the row's mask was missing, or made for another row or position.
+        NO_CANDIDATE: no id could be sampled: the mask allows none, or all logits are NaN or -inf.
+    """
 
     STOP = 1
     LENGTH = 2

@@ -4,20 +4,27 @@ Names that end in ``_into`` write their first argument; names that end in ``_`` 
 allocate nothing and never synchronize, so that they can be captured in a graph. They run where their tensors are: CPU, CUDA (on torch's
 current stream) or Meta (checks only). The twins without a suffix allocate their result.
 
+They may be called from any thread. On a CPU they run at the call, on the threads of :func:`photon_ext.num_threads` (where those are busy
+with another thread's op, on the caller's alone), but within a stream's ``claim()`` they are enqueued there: until they have run, whoever
+calls keeps their tensors.
+
 Words used below. A *line* is one token of a step: ``decode_meta`` is int32 [T, 4], (token, position, length, row) a line; length 0 marks a
 dead line, which reads and writes no KV. A *segment* is one row's lines: ``segments`` is int32 [R, 4], (row, first line, number of lines,
-flags). ``row_state`` is int32 [rows, 16]. All integer tensors are int32. Floating ones are float32, bfloat16 or float16, of one dtype a
-call, but for tables of angles and a workspace, which are float32. Integer tensors, vectors and tables of angles are contiguous; all others
-have neighbouring elements in the last dimension and free strides before it, where no more is said. T = 0 is fine everywhere. All of it is
-for inference: no gradient is recorded, and the twins refuse tensors that ask for one or carry a tangent.
+flags). ``row_state`` is int32 [rows, 16]; rows that live are numbered from 1 on, row 0 is padding. :mod:`photon_ext.layout` says what each
+column and flag means, as Meta, SegmentFlag, RowColumn and RecordFlag.
+
+All integer tensors are int32. Floating ones are float32, bfloat16 or float16, of one dtype a call, but for tables of angles and a
+workspace, which are float32. Integer tensors, vectors and tables of angles are contiguous; all others have neighbouring elements in the
+last dimension and free strides before it, where no more is said. T = 0 is fine everywhere. All of it is for inference: no gradient is
+recorded, and the twins refuse tensors that ask for one or carry a tangent.
 
 No two elements of what is written may be one in memory, nor may another argument hold any; columns of one buffer side by side, as those of
 a fused projection, are apart.
 
-A wrong argument raises RuntimeError that names the op, the argument, what it has and what was expected; torch raises its own
-errors where it is of another Python type, or a sparse tensor. What only the device knows (tokens, rows, pages, positions) is not waited
-for: each op says what comes of values that cannot be, and none of them reads or writes outside its tensors. ``photon_ext.reference`` has
-every op in plain PyTorch.
+A wrong argument raises RuntimeError that names the op, the argument, what it has and what was expected (an ``eps`` is finite and not
+negative, a ``scale`` finite); torch raises its own errors where it is of another Python type, or a sparse tensor. What only the device
+knows (tokens, rows, pages, positions) is not waited for: each op says what comes of values that cannot be, and none of them reads or writes
+outside its tensors. ``photon_ext.reference`` has every op in plain PyTorch.
 """
 
 from __future__ import annotations
@@ -137,9 +144,10 @@ def begin_step_(
         page_table: int32 [rows, pages per row], updated by the deltas.
         stop_ids: int32 [rows, stop ids per row], updated by the deltas.
         deltas: int32 [words], at least 4. Word 0 counts the runs and is zeroed; run i is words 4 + 4i...: (table, offset, count, first
-            payload word). A run that does not fit its table or this buffer is skipped.
-        segments: int32 [R, 4].
-        staged_ids: int32 [T]; an id that is read is replaced by the mark of "no token" (-2**31).
+            payload word), where table is a layout.DeltaTable, offset and count are words of it, and payload words are counted from the
+            begin of deltas. Runs must not overlap. A run that does not fit its table or this buffer is skipped.
+        segments: int32 [R, 4]; with STAGED a segment's tokens are the staged_ids of its lines, else its row's last token.
+        staged_ids: int32 [T]; an id that is read is replaced by the mark of "no token" (layout.NO_TOKEN, -2**31).
         decode_meta: int32 [T, 4], written whole: (token, position, position + 1, row) for live lines, zeros for dead ones.
         extent: int32 [2], written: 1 + the last live line, 1 + the last segment that is to be sampled and whose lines are alive.
     """
@@ -165,7 +173,7 @@ def decode_meta_set_(decode_meta: Tensor, tokens: Tensor, positions: Tensor, row
     Args:
         decode_meta: int32 [n, 4], written.
         tokens: int32 [n].
-        positions: int32 [n]; below 0 makes a dead line.
+        positions: int32 [n]; below 0, or 2**31 - 1, makes a dead line.
         rows: int32 [n]; None: line i belongs to row i.
     """
     _decode_meta_set(decode_meta, tokens, positions, rows)
@@ -178,7 +186,7 @@ def publish_(
 
     Args:
         row_state: int32 [rows, 16], updated: last token, position, remaining, alive.
-        out_record: int32 [R, W >= 5], written: (row, generation, n_tokens, flags, tokens..., -1...).
+        out_record: int32 [R, W >= 5], written: (row, generation, n_tokens, flags, tokens..., -1...); flags are layout.RecordFlag.
         sampled: int32 [R]; below 0: nothing was sampled, which ends a row that was to be sampled.
         segments: int32 [R, 4].
         stop_ids: int32 [rows, stop ids per row].
@@ -191,7 +199,9 @@ def publish_(
 
 
 def apply_token_mask_(logits: Tensor, mask: Tensor, mask_keys: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor) -> None:
-    """Makes the logits of disallowed ids -inf, where the mask is for this very row and position; else raises the row's error.
+    """Makes the logits of disallowed ids -inf, where the mask is for this very row and position; else marks the row's error.
+
+    Segments that are dead or not to be sampled stay as they are, and so does one without a mask whose row asks for none.
 
     Args:
         logits: [R, vocab], updated.
@@ -199,7 +209,7 @@ def apply_token_mask_(logits: Tensor, mask: Tensor, mask_keys: Tensor, segments:
         mask_keys: int32 [R, 2], (row, position of the sampled line); row 0: no mask.
         segments: int32 [R, 4].
         row_state: int32 [rows, 16].
-        row_errors: int32 [R], written: 0, or the record flag of a missing or foreign mask.
+        row_errors: int32 [R], written: 0, or RecordFlag.MASK_ERROR: the mask is foreign, or missing where row_state asks for one.
     """
     _apply_token_mask(logits, mask, mask_keys, segments, row_state, row_errors)
 
@@ -209,15 +219,15 @@ def sample_into(
 ) -> None:
     """One token a segment: greedy (ties to the lowest id) at temperature 0, else Gumbel-max with noise keyed by (seed, position, id).
 
-    NaN and -inf are never chosen. Segments that are dead, not to be sampled, or in error get -1; so do those without any candidate, whose
-    error is raised.
+    NaN and -inf are never chosen. Segments that are dead, not to be sampled, or in error get -1; so do those without any candidate, which
+    are marked in row_errors. The noise is of Philox4x32-10, see :func:`photon_ext.reference.token_uniforms`.
 
     Args:
         out: int32 [R], written.
         logits: [R, vocab].
         segments: int32 [R, 4].
         row_state: int32 [rows, 16]: temperature, seed and position.
-        row_errors: int32 [R], updated; None: no errors in or out.
+        row_errors: int32 [R], updated: not 0 is in error; RecordFlag.NO_CANDIDATE is added. None: no errors in or out.
         fast: on GPUs of compute capability 9.0 and 10.0 a cluster of blocks shares a row. The token is the same.
     """
     _sample(out, logits, segments, row_state, row_errors, fast)
@@ -269,6 +279,8 @@ def select_lines_into(out: Tensor, x: Tensor, segments: Tensor) -> None:
 def rms_norm_into(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
     """``out = weight * round(x * rsqrt(mean(x²) + eps))``, in float32 up to the rounding to the dtype (the order of HF's Llama).
 
+    Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
+
     Args:
         out: [T, hidden], written.
         x: [T, hidden].
@@ -310,7 +322,8 @@ def linear_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = No
         x: [T, k].
         weight: [n, k].
         bias: [n], or None.
-        extent: int32 on the device, its first element the number of leading lines to compute; the others keep what they hold. None: all.
+        extent: int32 [1 or more], its first element the number of leading lines to compute, which the op reads on the device; below 0 is
+            none, above T is all. The other lines of out keep what they hold. None: all.
     """
     _linear(out, x, weight, bias, extent)
 
@@ -529,6 +542,9 @@ def paged_attention_into(
     fast: bool = False,
 ) -> None:
     """Causal attention of each line over positions 0 .. length - 1 of its row, grouped queries, softmax in float32.
+
+    Sources: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023; Ainslie et al., "GQA:
+    Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints", 2023. q head h uses KV head h // (q heads / kv heads).
 
     Decode lines and chunks of any length alike. Zeros for lines that are dead or of a row outside the tables; a length beyond the row's
     pages is that of the pages, and positions of a page outside the cache are left out (with `fast`: see there).

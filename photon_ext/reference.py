@@ -1,4 +1,5 @@
-"""Every op of :mod:`photon_ext.ops` in plain PyTorch: the same signatures, the same updates in place, no care for speed.
+"""Every op of :mod:`photon_ext.ops` in plain PyTorch: the same signatures (but that the twin `sample` lacks `fast`), the same updates in
+place, no care for speed.
 
 This is the specification that tests compare the kernels with. Floating maths is done in float32 and rounded where the kernels round; given
 float64 tensors it is done in float64 and rounds nowhere, which makes the yardstick for the kernels' errors.

@@ -18,7 +18,15 @@ class LeaseState(Enum):
 class Lease:
     """One hold on (row, generation, pages), with the number of steps in flight that use it (I3, I4).
 
-    A finalized lease with ``inflight_refs > 0`` is a zombie: its sequence has ended, its memory may still be read or written.
+    A finalized lease with ``inflight_refs > 0`` is a zombie: its sequence has ended, its memory may still be read or written. The pipeline
+    calls the methods; one out of order is a PipelineError.
+
+    Attributes:
+        row: index in the device tables, from 1 on.
+        generation: which of the leases that this row has had it is, from 1 on.
+        pages: the KV pages, numbered from 1 on.
+        state: running, finalized or released.
+        inflight_refs: steps launched and not yet committed that use it.
     """
 
     __slots__ = ("generation", "inflight_refs", "pages", "row", "state")

@@ -66,7 +66,8 @@ class PipelineStats:
         device_waits: launches that found the device done with everything before, though there had been work all along; at depth 1 that is
             every step. 0 without ``stalls``.
         gap_count, gap_sum_us: step gaps measured so far, and their sum in microseconds; 0 unless the runtime keeps timing.
-        gaps_us: step gaps of the latest steps, microseconds; empty unless the runtime keeps timing.
+        gaps_us: step gaps of the latest 4096 steps, microseconds; empty unless the runtime keeps timing. Another thread than the
+            pipeline's takes ``gaps_us.copy()``: a loop over it fails when the pipeline appends.
     """
 
     decode_steps: int = 0
@@ -94,6 +95,10 @@ class Pipeline:
 
     One turn of the loop is ``launch``, ``commit``, ``finalize`` (``tick`` does it in the right order for either depth). Not thread-safe.
 
+    What goes wrong inside a step (the device, with a RuntimeError; a forward that runs eagerly; a record that cannot be; Ctrl-C meanwhile)
+    comes out of the call it happens in, and leaves the pipeline broken: from then on ``launch``, ``commit``, ``finalize`` and ``tick``
+    raise PipelineError, with that as its cause. A mask callback that raises ends its row alone.
+
     Args:
         runtime: a Runtime, or the simulated device of ``photon_ext.testing``.
         forward: enqueues a step's forward; reads the step's tensors, assigns ``step.logits`` [R, vocab_size].
@@ -104,12 +109,18 @@ class Pipeline:
             graph of ``chunk`` lines where idle lines cost nothing (the host backend), none elsewhere.
         chunk: prompt tokens per prefill step at most.
         graph: capture steps into graphs at start-up (default), or run them eagerly.
-        on_release: called once with each row whose lease is released.
+        on_release: called once with each row whose lease is released, by the commit or abort that releases it: its pages are free then.
         stalls: count who waits for whom: two event queries and two clock readings per step, none of which waits. False is for measuring
             what that costs.
 
+    Attributes:
+        stats: PipelineStats, which other threads may read.
+
     Raises:
-        ConfigError: an argument is out of range or of the wrong kind, or asks for more memory than there is.
+        ConfigError: an argument is out of range or of the wrong kind, or asks for more memory than there is; the runtime has a Pipeline
+            already; or the forward, captured, left logits that do not fit.
+        CaptureError: on a CPU with ``graph``, ``forward`` or ``sample`` calls an op that is not photon_ext's. What else they raise passes
+            through. The runtime stays as it was.
     """
 
     def __init__(
@@ -184,15 +195,16 @@ class Pipeline:
 
         Args:
             prompt_ids: at least one id in [0, vocab_size).
-            max_new_tokens: cap on sampled tokens, ≥ 1; prompt and cap must fit ``max_len``.
+            max_new_tokens: cap on sampled tokens, ≥ 1; prompt and cap must fit ``max_len``, but for the last token, which takes no place.
             stop_ids: ids that end the sequence when sampled; at most the runtime's ``max_stop_ids``.
-            temperature: 0 is greedy.
-            seed: of the row's noise, 64 bits.
+            temperature: 0 is greedy; else 0.001 to 10000.
+            seed: of the row's noise; of an integer beyond 64 bits the low ones.
             constrained: sampling waits for a host mask (``finalize``).
-            pages: KV pages of the whole sequence; None, with one page per row, is the page of the row's index.
+            pages: KV pages of the whole sequence, in order: enough for prompt and cap without the last token, different, from 1 on, and the
+                caller's until ``on_release``. None, with one page per row, is the page of the row's index.
 
         Raises:
-            RequestError: the request can never be served; NoFreeRow: not now.
+            RequestError: the request can never be served; NoFreeRow: not now. Nothing has been taken then.
         """
         request = checked_admission(self._limits, prompt_ids, max_new_tokens, stop_ids, temperature, seed, constrained, pages)
         index, generation = self._runtime.table.acquire()
@@ -203,7 +215,13 @@ class Pipeline:
         return row
 
     def abort(self, row: Row) -> bool:
-        """Ends a row now: tokens in flight are skipped, its lease is released when no step uses it. False if it had ended already."""
+        """Ends a row now: tokens in flight are skipped, its lease is released when no step uses it. False if it had ended already.
+
+        Where no step uses it, ``on_release`` is called before this returns. No event follows.
+
+        Raises:
+            PipelineError: the row is another pipeline's.
+        """
         if not row.lease.running:
             return False
         if self._rows.get(row.index) is not row:
@@ -216,7 +234,11 @@ class Pipeline:
     # --- one turn of the loop ---------------------------------------------------------------------------------------------------
 
     def launch(self) -> Step | None:
-        """Plans the next step and enqueues it; None when every slot is taken or no row can run."""
+        """Plans the next step and enqueues it; None when every slot is taken or no row can run. Does not wait for the device.
+
+        Raises:
+            PipelineError: the latest step waits for its masks, or the pipeline is broken.
+        """
         self._require_working()
         if len(self._inflight) >= self._runtime.depth:
             return None
@@ -234,7 +256,12 @@ class Pipeline:
     def commit(self) -> list[RowEvent]:
         """Waits for the oldest step, the only blocking wait, and advances its rows (I2). Empty when nothing is in flight.
 
-        ``on_release`` is called, for rows that end here, before the events are returned.
+        Events are in the order of the step's rows: one for each that was sampled, none for zombies and for chunks that do not end their
+        prompt. ``on_release`` is called, for rows that end here, before the events are returned.
+
+        Raises:
+            PipelineError: the step waits for its masks, its record is not that of its rows, a custom ``sample`` gave an id beyond the
+                vocabulary, or the pipeline is broken.
         """
         self._require_working()
         if not self._inflight:
@@ -265,7 +292,11 @@ class Pipeline:
 
         Args:
             fill: called as ``fill(row, words)`` for every running constrained row that is sampled; sets bit ``id & 31`` of word
-                ``id >> 5`` of the zeroed int32 ``words`` for each allowed id. What it raises ends that row alone.
+                ``id >> 5`` of the zeroed int32 ``words`` for each allowed id (for bit 31 see sampling.constraints). What it raises ends
+                that row alone, but for Ctrl-C on the main thread, which passes through.
+
+        Raises:
+            PipelineError: a constrained row is to be sampled and ``fill`` is None, or the pipeline is broken.
         """
         self._require_working()
         step = self._inflight[-1] if self._inflight else None
@@ -291,6 +322,12 @@ class Pipeline:
             on_event: called with each committed event before the next masks are filled, so that constraints can follow their tokens.
                 What it raises neither ends nor delays a row: it still gets the turn's other events, once each, the turn is brought to
                 its end, masks included, and then the first exception is raised. The next ``tick`` goes on from there.
+
+        Returns:
+            The events of the step that was committed; empty where none was, as in the first tick at depth 2.
+
+        Raises:
+            PipelineError: as ``launch``, ``commit`` and ``finalize``.
         """
         launched = self.launch()
         self.finalize(fill)

@@ -63,7 +63,7 @@ class SlotPort(Protocol):
         """Whether ``wait`` would return at once, for counting only. Never blocks, and never raises: ``wait`` says what went wrong."""
 
     def wait(self, segments: int) -> Sequence[int]:
-        """Blocks until the step's records are on the host: ``segments * RECORD_WIDTH`` words."""
+        """Blocks until the step's records are on the host: ``segments * RECORD_WIDTH`` words. RuntimeError: device or worker failed."""
 
     @property
     def span(self) -> Span | None:
@@ -71,7 +71,7 @@ class SlotPort(Protocol):
 
 
 class RuntimePort(Protocol):
-    """A device with its row table."""
+    """A device with its row table: steps in flight, tokens a row can hold, tokens per KV page, and the table."""
 
     depth: int
     max_len: int

@@ -17,6 +17,8 @@ class RowTable:
     wants through deltas, which ride with the next launch and are consumed once. A later delta for the same word
     replaces an earlier one that was not sent yet. Words are kept by the run, never one by one: a row may have thousands of them.
 
+    Not thread-safe. Methods trust what they are given: a row that ``acquire`` gave, released once, no more words than its tables have.
+
     Args:
         max_rows: live sequences at most; row 0 is padding, so tables have ``max_rows + 1`` rows.
         pages_per_row: width of ``page_table``.
@@ -56,7 +58,7 @@ class RowTable:
         return DELTA_HEADER + self.rows * per_row
 
     def acquire(self) -> tuple[int, int]:
-        """Takes a free row; returns (row, generation). Raises NoFreeRow."""
+        """Takes a free row; returns (row, generation), both from 1 on. Raises NoFreeRow."""
         if not self._free:
             raise NoFreeRow(f"all {self.max_rows} rows are in use; wait for one to be released, or build the runtime with more max_rows")
         row = self._free.popleft()
@@ -68,7 +70,14 @@ class RowTable:
         self._free.append(row)
 
     def write_row(self, row: int, state: Sequence[int], pages: Sequence[int], stop_ids: Sequence[int]) -> None:
-        """Replaces everything the device knows about ``row``."""
+        """Replaces everything the device knows about ``row``, with the next launch.
+
+        Args:
+            row: from 1 on.
+            state: its 16 words, see layout.RowColumn.
+            pages: at most ``pages_per_row``; the others become 0.
+            stop_ids: at most ``max_stop_ids``; the others become -1.
+        """
         self._pending.pop(_alive(row), None)
         self._pending[_state(row)] = list(state)
         self._pending[DeltaTable.PAGES, row * self.pages_per_row] = _padded(pages, self.pages_per_row, 0)
@@ -82,7 +91,7 @@ class RowTable:
             self._pending[_alive(row)] = [0]
 
     def take_deltas(self) -> list[int]:
-        """The pending deltas as one packet (csrc/common/row_state.h), and forgets them. Empty when there are none."""
+        """The pending deltas as one packet of int32 words (csrc/common/row_state.h), and forgets them. Empty when there are none."""
         if not self._pending:
             return []
         runs: list[list[int]] = []

@@ -27,15 +27,26 @@ class Runtime:
 
     Args:
         max_rows: sequences that can be live at once.
-        max_len: tokens a sequence can hold, prompt included.
+        max_len: tokens a sequence can hold, prompt included; the last one sampled takes no place.
         depth: steps in flight: 1 is the blocking loop, 2 is ping-pong.
         device: "cuda", "cuda:N" or "cpu".
-        stream: a ``torch.cuda.Stream`` to run on; None makes one.
+        stream: a ``torch.cuda.Stream`` of the device to run on, not the default stream (else a ConfigError, when the Pipeline is made);
+            None makes one.
         page_size: tokens per KV page; None is one page of ``max_len`` tokens per row (a contiguous cache).
         max_stop_ids: stop ids a row can have.
         timing: records events around each step, so that the pipeline can report step gaps.
         blocking: the commit's wait yields the CPU after spinning for a while (1 ms on CUDA, less on the host), instead of spinning on.
         fast_kernels: sample with the kernel made for Hopper where it runs; the tokens are the same. Your forward chooses its own kernels.
+
+    One Pipeline is made with it, which then drives it. Not thread-safe.
+
+    Attributes:
+        depth, max_len, page_size, timing: as above, settled.
+        device: a torch.device, with its index on CUDA.
+        table: the host's side of the device tables.
+        tables: the device tables, int32: ``row_state``, ``page_table``, ``stop_ids``.
+        captures_prefill: whether the Pipeline captures prefill steps where ``prefill_buckets`` is None: on the CPU.
+        report: what start-up captured, and its bytes; None before a Pipeline is made.
 
     Raises:
         ConfigError: a number is out of range, or asks for more memory than there is; DeviceError: the device is not there.
@@ -72,13 +83,19 @@ class Runtime:
 
     @property
     def streams(self) -> Streams:
-        """The runtime's streams; there are none before a Pipeline is made."""
+        """The runtime's streams: ``compute``, ``in_copy``, ``out_copy``. Raises ConfigError before a Pipeline is made."""
         if self._streams is None:
             raise ConfigError("the runtime has no streams yet; make a Pipeline with it first")
         return self._streams
 
     def open_slots(self, spec: StepSpec) -> Sequence[Slot]:
-        """Allocates the slots and captures every graph of ``spec``. Called once, by the Pipeline."""
+        """Allocates the slots and captures every graph of ``spec``. Called once, by the Pipeline.
+
+        Raises:
+            ConfigError: the runtime serves a Pipeline already, the memory does not suffice, the stream does not suit, or the forward left
+                logits that do not fit.
+            CaptureError: the forward or the sampling cannot be recorded. What else they raise passes through.
+        """
         if self._streams is not None:
             raise ConfigError("this Runtime already serves a Pipeline; make another Runtime for another Pipeline")
         streams = self._make_streams(spec.graph)

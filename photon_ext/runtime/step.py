@@ -22,7 +22,7 @@ class StepKind(Enum):
 
 
 class FinishReason(Enum):
-    """Why a row ended."""
+    """Why a row ended. Commits report a stop id, the cap and errors; who ends a row with `Pipeline.abort` hears nothing more of it."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -31,7 +31,14 @@ class FinishReason(Enum):
 
 
 class StepKey(NamedTuple):
-    """What a captured graph depends on; everything else that a kernel needs is on the device (I10)."""
+    """What a captured graph depends on; everything else that a kernel needs is on the device (I10).
+
+    Attributes:
+        kind: decode or prefill.
+        lines: T, lines of the step, those that fill up its bucket included.
+        segments: R, segments, likewise.
+        split: sampled late, by `Pipeline.finalize`, because a row waits for a host mask.
+    """
 
     kind: StepKind
     lines: int
@@ -40,7 +47,10 @@ class StepKey(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """One row's part of a step: ``lines`` lines from ``position`` on; ``tokens`` are staged, None carries the last token over."""
+    """One row's part of a step: ``lines`` lines from ``position`` on; ``tokens`` are staged, None carries the last token over.
+
+    ``sample``: a token is sampled from the last line's logits; a chunk that does not end its prompt is not.
+    """
 
     row: Row
     position: int
@@ -56,8 +66,18 @@ class Segment(NamedTuple):
 
 @dataclass(slots=True)
 class Step:
-    """One launch in flight. ``gap_us``: how long the device was idle before it, microseconds, once it is committed; None where that was not
-    measured, or no step led up to it."""
+    """One launch in flight.
+
+    Attributes:
+        index: number of the step, from 0 on, in order of launch.
+        slot: which of the pipeline's slots it has.
+        key: what its graph depends on.
+        segments: the rows' parts, without padding.
+        span: its device time; None without timing.
+        finalized: its sampling is enqueued; False while it waits for masks.
+        gap_us: how long the device was idle before it, microseconds, once it is committed; None where that was not measured, or no step
+            led up to it.
+    """
 
     index: int
     slot: int
@@ -69,7 +89,10 @@ class Step:
 
 
 class RowEvent(NamedTuple):
-    """What one commit says about one row: a token, the end, or both. ``error`` comes with ``FinishReason.ERROR``."""
+    """What one commit says about one row: a token, the end, or both. ``error`` comes with ``FinishReason.ERROR``, and then no token does.
+
+    A stop token is reported as a token, with ``FinishReason.STOP``.
+    """
 
     row: Row
     token: int | None
@@ -81,15 +104,20 @@ class RowEvent(NamedTuple):
 class StepTensors:
     """The device memory of one step, as ``forward(step)`` and ``sample(step)`` see it. Fixed addresses: safe to capture.
 
+    T and R are those of the step's key and count padding; ``rows`` is the runtime's ``max_rows`` + 1, as row 0 is padding. ``forward`` and
+    ``sample`` enqueue on the runtime's compute stream, on CUDA torch's current one, and do not wait for it.
+
     Attributes:
         kind: decode or prefill.
-        decode_meta: int32 [T, 4]: token, position, length, row per line; length 0 is a dead or padding line.
-        segments: int32 [R, 4]: row, first line, lines, flags.
-        extent: int32 [2]: how many leading lines, and segments, are live.
-        page_table: int32 [rows, pages_per_row].
-        row_state: int32 [rows, 16].
-        sampled: int32 [R]; a custom ``sample`` writes it.
-        logits: [R, vocab], float32, float16 or bfloat16; ``forward`` assigns it.
+        decode_meta: int32 [T, 4]: token, position, length, row per line; length 0 is a dead or padding line. See layout.Meta.
+        segments: int32 [R, 4]: row, first line, lines, flags (layout.SegmentFlag); of a decode step, segment i is line i.
+        extent: int32 [2]: 1 + the last live line, 1 + the last live segment that is to be sampled; nobody needs those behind.
+        page_table: int32 [rows, pages_per_row]: the KV pages of each live row, in order of position; 0 where there is none.
+        row_state: int32 [rows, 16], see layout.RowColumn.
+        sampled: int32 [R]; a custom ``sample`` writes, for each segment that is to be sampled, an id below vocab, or a negative number,
+            which ends the row with an error. What it writes for others is not looked at.
+        logits: [R, vocab], float32, float16 or bfloat16, last stride 1: what follows each segment's last line. ``forward`` assigns it;
+            what does not fit is a ConfigError of the capture or the eager launch. Host masks are written into it.
     """
 
     kind: StepKind
