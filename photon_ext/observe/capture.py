@@ -27,7 +27,7 @@ _starting = threading.Lock()
 
 
 class Timeline:
-    """A recording; see `timeline`. Its attributes are there after the `with` block.
+    """A recording; see `timeline`. `records`, `report` and `save` are there after the `with` block, which waits for the device at its end.
 
     Attributes:
         bytes_per_step: see `timeline`; it may be set until the report is first asked for.
@@ -101,7 +101,8 @@ class Timeline:
 
     def save(self, directory: str | Path) -> list[Path]:
         """Writes trace.json (opens in ui.perfetto.dev), timeline.html, summary.txt and summary.json, and, where matplotlib is installed,
-        timeline.png. Makes the directory. Returns what was written. Raises ConfigError as `report` does."""
+        timeline.png. Makes the directory, overwrites what is there. Returns what was written. Raises ConfigError as `report` does, and
+        OSError where a file cannot be written."""
         from photon_ext.observe.render.save import save
 
         return save(self.records, self.report, Path(directory))
@@ -169,10 +170,12 @@ def timeline(
             kernel, with a graph launch, or are found by their period.
         marker_ends: the marker is the last kernel of its step (an argmax, say), not the first.
         bytes_per_step: what a step reads and writes at least, in bytes, for its effective bandwidth.
-        capacity: records of each kind to keep; later ones are counted and dropped.
+        capacity: phases of ours to keep, and records of host streams, whose memory (40 bytes each) is reserved at once; later ones are
+            counted and dropped. What torch.profiler records, of CUDA and of torch ops, it does not limit.
 
     Raises:
-        ConfigError: an argument is wrong, or (at the begin of the block) another timeline is being recorded.
+        ConfigError: an argument is wrong; at the begin of the block, another timeline is being recorded, torch.profiler is running, or this
+            one has recorded before; at its end, a torch.profiler that began inside has ended the recording.
     """
     if nvtx and not torch.cuda.is_available():
         raise ConfigError("nvtx=True needs a torch with CUDA and a GPU that it sees; leave it out here")

@@ -50,6 +50,9 @@ class StepParts:
         overlap: share of the bookkeeping that can run beside the device, 0..1. 1 on a GPU; 0 where the device is the CPU itself, and the
             kernels have all its cores.
         dead_ms: device time of a step whose rows are all dead.
+
+    Raises:
+        ConfigError: forward_ms is not above 0, another time is negative or not finite, or overlap is no share.
     """
 
     forward_ms: float
@@ -88,7 +91,10 @@ class StepParts:
         return self.bookkeeping_ms > self.device_ms + self.residue_ms
 
     def periods(self, depth: int, streams: int) -> Periods:
-        """Periods of a loop at a depth, where nothing but these parts is known: a prefill step is taken for as long as a decode step."""
+        """Periods of a loop at a depth (1 or 2, else a ConfigError), where nothing but these parts is known.
+
+        A prefill step is taken for as long as a decode step; of one stream, for as long as a blocking one.
+        """
         if depth not in (1, 2):
             raise ConfigError(f"depth is {depth!r}; give 1 or 2")
         decode = self.block_ms if depth == 1 else self.pipe_ms
@@ -104,6 +110,9 @@ class Periods:
         decode_ms: a decode step.
         prefill_ms: a prefill step, on average.
         dead_ms: a step of nothing but zombies; 0 at depth 1, where there is none.
+
+    Raises:
+        ConfigError: decode_ms is not above 0, or another is negative or not finite.
     """
 
     decode_ms: float
@@ -124,6 +133,9 @@ class Workload:
         streams: sequences that run at once.
         tokens_per_request: L, tokens a request generates before its stop token ends it, the stop token included; about geometric.
         turnover: see Turnover.
+
+    Raises:
+        ConfigError: there is no stream, or tokens_per_request is below 1 or not finite.
     """
 
     streams: int

@@ -42,7 +42,8 @@ class MeterSnapshot:
         step_gap_us, step_gap_p99_us: of the latest steps, microseconds; None unless the engine keeps timing. They say how long the device
             waited.
         gap_count, gap_s: step gaps measured, and their sum in seconds; 0 unless the engine keeps timing.
-        host_s: seconds of host time by phase (Phase); `commit` includes host_wait_s.
+        host_s: seconds of host time by part of the loop's turn: "plan", "launch", "commit", "finalize", "deliver"; `commit` includes
+            host_wait_s. What it sleeps without work is in none.
         live, waiting: requests without a final event; of them, those without a row.
         rows_held, rows_max: rows in use, zombies included, of how many.
         pages_held, pages_free: the KV pages.

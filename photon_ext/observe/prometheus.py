@@ -33,12 +33,15 @@ class Family(NamedTuple):
 
 
 def exposition(snapshot: MeterSnapshot) -> str:
-    """All metrics of a snapshot, each with HELP and TYPE; the last line ends with a line feed."""
+    """All metrics of a snapshot, each with HELP and TYPE; the last line ends with a line feed. To be served as CONTENT_TYPE.
+
+    Names begin with `photon_`, such as photon_tokens_total; `families` has them all, with what they mean.
+    """
     return "".join(_text(family) for family in families(snapshot))
 
 
 def families(now: MeterSnapshot) -> Iterator[Family]:
-    """The metrics of a snapshot."""
+    """The metrics of a snapshot: names, kinds, and what each means."""
     yield _one("engine_info", "gauge", "Always 1; the labels say what runs.", 1, device=now.device, depth=str(now.depth))
     yield _one("uptime_seconds", "gauge", "Seconds since the engine was made.", now.uptime_s)
     steps = (("decode", now.decode_steps), ("prefill", now.steps - now.decode_steps))

@@ -29,6 +29,9 @@ class StepShape:
         weight_bytes: bytes of weights per step, whatever the batch.
         kv_bytes_per_token: bytes of keys and values per token of context, all layers.
         layers: decoder layers.
+
+    Raises:
+        ConfigError: one is not above 0.
     """
 
     weight_bytes: int
@@ -53,6 +56,9 @@ class Machine:
         bytes_per_s: measured read bandwidth (`python -m benchmarks.floor`).
         node_us: microseconds per dependency between two kernels, e; see NODE_US.
         layer_us: microseconds per layer that neither bytes nor nodes explain, a: attention's chain of softmax and merge, for one.
+
+    Raises:
+        ConfigError: bytes_per_s is not above 0, or another is negative or not finite.
     """
 
     bytes_per_s: float
@@ -93,6 +99,9 @@ def predict_step(shape: StepShape, machine: Machine, rows: int, context: float, 
         rows: sequences in the batch.
         context: tokens that each attends to, on average.
         nodes: kernels in the step's graph, one after another (`runtime.report.nodes`).
+
+    Raises:
+        ConfigError: one of the three is negative or not finite.
     """
     for name, value in (("rows", rows), ("context", context), ("nodes", nodes)):
         check_not_negative(name, value)

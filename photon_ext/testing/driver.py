@@ -17,7 +17,16 @@ from photon_ext.testing.model import Request
 
 @dataclass(slots=True, eq=False)
 class Outcome:
-    """What became of a request so far."""
+    """What became of a request so far.
+
+    Attributes:
+        request: what was asked.
+        row: its row, from admission on.
+        tokens: those committed, a stop token included.
+        finish: why it ended; None: it has not.
+        error: what went wrong, where it ended by an error.
+        released: its row and pages were given back, which may come later than its end.
+    """
 
     request: Request
     row: Row | None = None
@@ -28,7 +37,9 @@ class Outcome:
 
 
 class Driver:
-    """Admits requests first come first served as rows and pages allow, and ticks.
+    """Admits requests first come first served as rows and pages allow, and ticks. A SimError says what went wrong.
+
+    A request that needs more pages than there are waits for ever, and with it `run`.
 
     Args:
         runtime: a SimRuntime, or a real one, which then needs a ``forward``.
@@ -36,6 +47,11 @@ class Driver:
         pipeline_type: the pipeline to drive; a test may plant a bug in a subclass.
         forward: what a real runtime runs; the simulated one has its own model.
         vocab_size, buckets, prefill_buckets, chunk, graph: of the Pipeline.
+
+    Attributes:
+        pipeline: what it drives.
+        outcomes: of every request, in order of submission.
+        free_pages: of the pool.
     """
 
     def __init__(

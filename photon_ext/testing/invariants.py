@@ -10,7 +10,7 @@ from photon_ext.testing.errors import SimError
 
 
 def check_invariants(pipeline: Pipeline) -> None:
-    """Raises SimError naming the invariant that does not hold (see the Pipeline's docstring for the list)."""
+    """Raises SimError naming the invariant that does not hold (the module photon_ext.runtime.pipeline lists them)."""
     steps = list(pipeline._inflight)
     rows = pipeline.rows
     table = pipeline._runtime.table

@@ -38,6 +38,15 @@ class SimRuntime:
         fault: a bug to plant.
         model_seed: which toy model.
         check_races: report unordered accesses; False leaves it to the values to show what went wrong.
+
+    Attributes:
+        stats: what was launched, copied and waited for, and what was slow.
+        device: the streams and the memory; `device.trace` tells what ran.
+        state: the simulated tables and pages.
+        model: the toy model; None before a Pipeline is made.
+
+    Raises:
+        ConfigError: a number is out of range.
     """
 
     def __init__(

@@ -52,9 +52,13 @@ class GapFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What the records say.
+    """What the records say. Times are microseconds where a name ends in `_us`; means and medians are of steady steps where they say so.
 
     Attributes:
+        backend: "cuda", "host", or None without records of a device.
+        method, marker: how steps were found (StepMethod), and the kernel that begins or ends them, where there is one.
+        steps, gaps: all of them, in nanoseconds; not in `as_dict`.
+        figures: medians of steady steps; None without any.
         wall_us: from the first step's start to the last one's end, without the time when there was no work.
         active: share of that time outside of step gaps (split gaps count as such); None without steps.
         busy: share of it with at least one kernel running.
@@ -62,6 +66,14 @@ class Report:
         waited_us: microseconds per steady step by what the device waited for, step and split gaps.
         phases_us: median time on the device, by phase of a step of ours.
         host_us: host time per step, by phase.
+        shares, histogram, transitions: kernels, gap lengths, and gaps by the kernels around them, of steady steps.
+        allocations, copies, ops: API calls that allocate or free, copies by direction and memory, torch ops by their own time; of the whole
+            recording.
+        allocator_per_step: requests to torch's CUDA allocator per step; None without it, or without steps.
+        rows, zombies: rows of committed steps; of them, those whose sequence had ended.
+        findings: what is wrong, costliest first.
+        clock_us: how well the clocks agree: host, drift, device (ClockError).
+        dropped: records for which there was no room.
         bytes_per_step, bytes_note, bandwidth_gb_s: what a step moves as it was told, what that counts in words, and that per time.
         excluded: steps that are not steady: number, reason, wall time and gap before them, microseconds.
     """
