@@ -18,6 +18,7 @@ import torch
 
 _WISH = os.environ.get("PHOTON_OPS_LIBRARY")
 OPS_FILE = Path(_WISH) if _WISH else Path(__file__).with_name("_ops.abi3.so")
+_MOST_THREADS = 256  # as in csrc/cpu/parallel.cpp
 _HOW_TO_BUILD = "build it with `python setup.py build_ext --inplace` or `pip install -e . --no-build-isolation` in the source directory"
 
 
@@ -71,11 +72,11 @@ def set_num_threads(threads: int) -> None:
     May be called from any thread. More than 256 count as 256; where the system gives fewer threads, :func:`num_threads` tells how many.
 
     Raises:
-        ValueError: `threads` is below 1.
+        ValueError: `threads` is no integer, or below 1.
     """
-    if threads < 1:
-        raise ValueError(f"set_num_threads: threads is {threads}, expected 1 or more")
-    _ops_library.photon_ext_set_num_threads(threads)
+    if not isinstance(threads, int) or threads < 1:
+        raise ValueError(f"set_num_threads: threads is {threads!r}, expected an integer, 1 or more")
+    _ops_library.photon_ext_set_num_threads(min(threads, _MOST_THREADS))
 
 
 def fast_kernels_run() -> bool:

@@ -1,5 +1,4 @@
-"""Every op of :mod:`photon_ext.ops` in plain PyTorch: the same signatures (but that the twin `sample` lacks `fast`), the same updates in
-place, no care for speed.
+"""Every op of :mod:`photon_ext.ops` in plain PyTorch: the same signatures, the same updates in place, no care for speed.
 
 This is the specification that tests compare the kernels with. Floating maths is done in float32 and rounded where the kernels round; given
 float64 tensors it is done in float64 and rounds nowhere, which makes the yardstick for the kernels' errors.
@@ -234,10 +233,10 @@ def sample_into(
             row_errors[index] = int(RecordFlag.NO_CANDIDATE)
 
 
-def sample(logits: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor | None = None) -> Tensor:
+def sample(logits: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor | None = None, fast: bool = False) -> Tensor:
     """As :func:`photon_ext.ops.sample`: a new int32 [R]."""
     out = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
-    sample_into(out, logits, segments, row_state, row_errors)
+    sample_into(out, logits, segments, row_state, row_errors, fast)
     return out
 
 

@@ -95,8 +95,7 @@ class StepParts:
 
         A prefill step is taken for as long as a decode step; of one stream, for as long as a blocking one.
         """
-        if depth not in (1, 2):
-            raise ConfigError(f"depth is {depth!r}; give 1 or 2")
+        _check_depth(depth)
         decode = self.block_ms if depth == 1 else self.pipe_ms
         turnover = self.block_ms if streams == 1 else decode  # nothing else is in flight when a single stream begins anew
         return Periods(decode_ms=decode, prefill_ms=turnover, dead_ms=self.dead_ms if depth == 2 else 0.0)
@@ -169,11 +168,12 @@ class Steps:
 
 
 def steps_per_request(work: Workload, depth: int) -> Steps:
-    """How many steps a request costs at a depth (1 or 2).
+    """How many steps a request costs at a depth (1 or 2, else a ConfigError).
 
     A request takes one prefill step, which samples its first token, and L - 1 decode steps. In a batch, requests that end in the same step
     are admitted in the same prefill step, and one is due after each decode step in which any of the streams ended.
     """
+    _check_depth(depth)
     length, streams = work.tokens_per_request, work.streams
     if streams == 1:
         return Steps(length - 1, 1.0, float(depth == 2), 0.0)
@@ -184,6 +184,11 @@ def steps_per_request(work: Workload, depth: int) -> Steps:
         due, lost = _pipelined(_ends(length, streams * (length - 1) / (length - 1 + lost)), work.turnover)
     decode = (length - 1 + lost) / streams
     return Steps(decode, min(1.0, max(due * decode, 1 / streams)), 0.0, lost)
+
+
+def _check_depth(depth: int) -> None:
+    if depth not in (1, 2):
+        raise ConfigError(f"depth is {depth!r}; give 1 or 2")
 
 
 def _ends(length: float, rows: float) -> float:
@@ -206,11 +211,12 @@ def _pipelined(ends: float, turnover: Turnover) -> tuple[float, float]:
 
 
 def prefill_groups(work: Workload, depth: int) -> dict[int, float]:
-    """The share of prefill steps in which so many requests begin, at a depth (1 or 2), where their prompts fit into one step.
+    """The share of prefill steps in which so many requests begin, at a depth (1 or 2, else a ConfigError). Their prompts fit into one step.
 
     At depth 2, where the zombie holds its row, the second prefill of a burst has those that ended in two decode steps, every other those of
     one; see `_pipelined`. Requests that end in their prefill itself, one in L, are not counted with the group they join.
     """
+    _check_depth(depth)
     length, streams = work.tokens_per_request, work.streams
     if streams == 1 or length == 1:
         return {streams: 1.0}

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from photon_ext.errors import RequestError
 from photon_ext.runtime.pipeline import Pipeline
 from photon_ext.runtime.ports import RuntimePort
 from photon_ext.runtime.row import Row
@@ -38,8 +39,6 @@ class Outcome:
 
 class Driver:
     """Admits requests first come first served as rows and pages allow, and ticks. A SimError says what went wrong.
-
-    A request that needs more pages than there are waits for ever, and with it `run`.
 
     Args:
         runtime: a SimRuntime, or a real one, which then needs a ``forward``.
@@ -80,7 +79,7 @@ class Driver:
         self.outcomes: list[Outcome] = []
         self.free_pages = deque(range(1, pages + 1))
         self._runtime = runtime
-        self._paged = pages > 0
+        self._pages = pages
         self._waiting: deque[Outcome] = deque()
         self._live: dict[tuple[int, int], Outcome] = {}
 
@@ -89,7 +88,9 @@ class Driver:
         return bool(self._waiting) or self.pipeline.busy
 
     def submit(self, request: Request) -> Outcome:
-        """Queues a request."""
+        """Queues a request. Raises RequestError where it needs more pages than there are."""
+        if self._paged and self._needed(request) > self._pages:
+            raise RequestError(f"the request needs {self._needed(request)} pages and the pool has {self._pages}; make the Driver with more")
         outcome = Outcome(request)
         self.outcomes.append(outcome)
         self._waiting.append(outcome)
@@ -165,6 +166,10 @@ class Driver:
         """An outcome that has its end and its release, in either order, is spoken of no more."""
         if outcome.released and outcome.finish is not None and outcome.row is not None:
             del self._live[outcome.row.index, outcome.row.generation]
+
+    @property
+    def _paged(self) -> bool:
+        return self._pages > 0
 
     def _needed(self, request: Request) -> int:
         return -(-(len(request.prompt_ids) + request.max_new_tokens - 1) // self._runtime.page_size)

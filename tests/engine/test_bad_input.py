@@ -13,6 +13,7 @@ import torch
 from photon_ext.engine import Engine
 from photon_ext.errors import ConfigError, DeviceError, ModelError, PhotonError, RequestError
 from photon_ext.models.loader import load_model
+from photon_ext.models.weights import empty_weights
 from photon_ext.sampling import SamplingParams, from_allowed_ids, from_callable
 from photon_ext.scheduling import Request
 from tests.models.tiny import VOCAB, greedy_ids, saved_tiny_model
@@ -136,6 +137,12 @@ def test_a_loaded_model_takes_no_option_that_there_is_not(folder: Path) -> None:
     loaded = load_model(folder, "float32", "cpu")
     with pytest.raises(ConfigError, match="an engine has no option 'device'; there are config, weights, tokenizer, max_rows, "):
         Engine.from_weights(loaded.config, loaded.weights, device="cpu")
+
+
+def test_weights_of_another_dtype_are_refused(folder: Path) -> None:
+    config = load_model(folder, "float32", "cpu").config
+    with pytest.raises(ConfigError, match=r"the weights are torch\.float64; convert them to float32, float16 or bfloat16"):
+        Engine.from_weights(config, empty_weights(config, torch.float64, "cpu"))
 
 
 @pytest.mark.usefixtures("bystander")

@@ -28,7 +28,7 @@ def page(records: Records, report: Report) -> str:
     }
     # "<" may not stand in a script, where a kernel's name could close it.
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    return TEMPLATE.read_text().replace("@SUMMARY@", html.escape(report.text())).replace("@DATA@", text)
+    return TEMPLATE.read_text(encoding="utf-8").replace("@SUMMARY@", html.escape(report.text())).replace("@DATA@", text)
 
 
 def _lane(lane: Lane, zero: int) -> dict[str, Any]:

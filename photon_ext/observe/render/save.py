@@ -24,7 +24,7 @@ def save(records: Records, report: Report, directory: Path) -> list[Path]:
     written = []
     for name, text in texts.items():
         path = directory / name
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
         written.append(path)
     if has_matplotlib():
         from photon_ext.observe.render.picture import draw
