@@ -10,6 +10,7 @@ kernels on CPU tensors.
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 import sys
 from pathlib import Path
@@ -74,9 +75,13 @@ def set_num_threads(threads: int) -> None:
     Raises:
         ValueError: `threads` is no integer, or below 1.
     """
-    if not isinstance(threads, int) or threads < 1:
+    try:
+        count = 0 if isinstance(threads, bool) else operator.index(threads)
+    except TypeError:
+        count = 0
+    if count < 1:
         raise ValueError(f"set_num_threads: threads is {threads!r}, expected an integer, 1 or more")
-    _ops_library.photon_ext_set_num_threads(min(threads, _MOST_THREADS))
+    _ops_library.photon_ext_set_num_threads(min(count, _MOST_THREADS))
 
 
 def fast_kernels_run() -> bool:

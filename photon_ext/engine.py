@@ -264,9 +264,10 @@ class Engine:
         return self.meter.snapshot()
 
     def close(self) -> None:
-        """Cancels what is left, waits for the steps in flight and ends the engine thread. Idempotent, and called when the process exits.
+        """Cancels what is left, waits for the steps in flight and ends the engine thread. Idempotent.
 
-        Called by a constraint, on the engine thread itself, it does not wait; in a fork of the engine's process it does nothing.
+        An engine that was used is closed when the process exits. Called by a constraint, on the engine thread itself, it does not wait; in
+        a fork of the engine's process it does nothing.
         """
         self._mailbox.close()
         if self._mailbox.forked:

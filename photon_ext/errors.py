@@ -43,7 +43,7 @@ class NoFreeRow(PhotonError, RuntimeError):
 
 
 class CaptureError(PhotonError, RuntimeError):
-    """A step function cannot be recorded into a graph: on a CPU, it calls other ops than those of photon_ext."""
+    """A step function cannot be recorded into a graph: on a CPU, it calls other ops than photon_ext's and views."""
 
 
 def shown(value: object) -> str:

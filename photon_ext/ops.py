@@ -22,9 +22,9 @@ No two elements of what is written may be one in memory, nor may another argumen
 a fused projection, are apart.
 
 A wrong argument raises RuntimeError that names the op, the argument, what it has and what was expected (an ``eps`` is finite and not
-negative, a ``scale`` finite); torch raises its own errors where it is of another Python type, or a sparse tensor. What only the device
-knows (tokens, rows, pages, positions) is not waited for: each op says what comes of values that cannot be, and none of them reads or writes
-outside its tensors. ``photon_ext.reference`` has every op in plain PyTorch.
+negative, a ``scale`` finite); Python and torch raise errors of their own where it is of another type, or a sparse tensor. What only the
+device knows (tokens, rows, pages, positions) is not waited for: each op says what comes of values that cannot be, and none of them reads or
+writes outside its tensors. ``photon_ext.reference`` has every op in plain PyTorch.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def begin_step_(
 
     A live row whose segment cannot be fed ends here: alive becomes 0, all lines of the segment are dead. That is so where a staged id was
     consumed or never written, where the segment has no lines or lines outside decode_meta, and where a row that is to carry its last token
-    over has more than one line. Nothing of such a row is sampled, and :func:`publish_` marks it as dead instead of advancing it: a host
-    that believes it alive learns that its tables are corrupt.
+    over has more than one line, or positions would leave int32. Nothing of such a row is sampled, and :func:`publish_` marks it as dead
+    instead of advancing it: a host that believes it alive learns that its tables are corrupt. Row 0 and rows outside the tables are dead.
 
     Segments must not overlap: no two of them name the same live row, or have a line in common. What overlapping ones give is undefined, and
     differs from device to device.
@@ -155,7 +155,7 @@ def begin_step_(
 
 
 def carry_over_ids_(next_ids: Tensor, prev: Tensor, idx: Tensor) -> None:
-    """``next_ids[i] = prev[idx[i]]`` where idx[i] is an index of prev; elsewhere (idx[i] < 0) next_ids[i] stays.
+    """``next_ids[i] = prev[idx[i]]`` where idx[i] is an index of prev; elsewhere next_ids[i] stays.
 
     Stand-alone carry-over for engines with their own batches, which may shrink, grow and change order between two steps.
 
@@ -183,6 +183,8 @@ def publish_(
     row_state: Tensor, out_record: Tensor, sampled: Tensor, segments: Tensor, stop_ids: Tensor, row_errors: Tensor | None = None
 ) -> None:
     """The tail of a step: advances the rows, decides stops and caps, and writes what the host will read.
+
+    The record of a row that is dead, or outside the tables, says so (RecordFlag.DEAD), and nothing else happens to it.
 
     Args:
         row_state: int32 [rows, 16], updated: last token, position, remaining, alive.
@@ -263,7 +265,7 @@ def embedding(decode_meta: Tensor, weight: Tensor) -> Tensor:
 
 
 def select_lines_into(out: Tensor, x: Tensor, segments: Tensor) -> None:
-    """``out[r] = x[last line of segment r]``: what the lm head needs of a step; zeros for an empty segment.
+    """``out[r] = x[last line of segment r]``: what the lm head needs of a step; zeros where x has no such line.
 
     Args:
         out: [R, hidden], written.

@@ -12,6 +12,7 @@ from pathlib import Path
 GENERATED = frozenset({"photon_ext/_build_info.py"})  # written by setup.py, differs by machine
 CPP = frozenset({".cpp", ".cu", ".cuh", ".h"})
 CPP_LITERAL_OR_GAP = re.compile(rb"""("(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')|(?://[^\n]*|/\*.*?\*/|\s)+""", re.DOTALL)
+PLAIN_STRING = re.compile(r"[bBrRuU]*['\"]")  # one without values in it
 STATEMENT_BEGINS = frozenset({tokenize.ENCODING, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT})  # after these
 
 
@@ -41,23 +42,25 @@ def _code(path: Path) -> bytes:
 
 
 def _without_remarks(python: bytes) -> str:
-    """Lines that are left empty by it go too; others stay, so that no line within a string is lost."""
-    encoding, _ = tokenize.detect_encoding(io.BytesIO(python).readline)
+    """Without empty lines too, but for those within a string."""
+    tokens = list(tokenize.tokenize(io.BytesIO(python).readline))
+    encoding = tokens[0].string
     lines = io.StringIO(python.decode(encoding), newline=None).readlines()
-    for remark in reversed(_remarks(python)):
+    within = {row for token in tokens for row in range(token.start[0], token.end[0])}  # rows whose end is inside of a token
+    for remark in reversed(_remarks(tokens)):
         (first, begin), (last, end) = remark.start, remark.end
-        rest = (lines[first - 1][:begin] + lines[last - 1][end:]).rstrip()
-        lines[first - 1 : last] = [rest + "\n"] if rest else []
-    return "".join(lines)
+        lines[first - 1 : last] = [lines[first - 1][:begin].rstrip() + lines[last - 1][end:], *[""] * (last - first)]
+        within.difference_update(range(first, last))
+    return "".join(line for row, line in enumerate(lines, 1) if line.strip() or row in within)
 
 
-def _remarks(python: bytes) -> list[tokenize.TokenInfo]:
+def _remarks(tokens: list[tokenize.TokenInfo]) -> list[tokenize.TokenInfo]:
     """Comments, and strings that are a whole statement, in the order of the text."""
-    tokens = [token for token in tokenize.tokenize(io.BytesIO(python).readline) if token.type != tokenize.NL]
-    words = [token for token in tokens if token.type != tokenize.COMMENT]
+    comments = [token for token in tokens if token.type == tokenize.COMMENT]
+    words = [token for token in tokens if token.type not in (tokenize.COMMENT, tokenize.NL)]
     strings = [
         word
         for before, word, after in zip(words, words[1:], words[2:], strict=False)
-        if word.type == tokenize.STRING and before.type in STATEMENT_BEGINS and after.type == tokenize.NEWLINE
+        if PLAIN_STRING.match(word.string) and before.type in STATEMENT_BEGINS and after.type == tokenize.NEWLINE
     ]
-    return sorted([*strings, *(token for token in tokens if token.type == tokenize.COMMENT)], key=lambda token: token.start)
+    return sorted([*strings, *comments], key=lambda token: token.start)

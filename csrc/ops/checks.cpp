@@ -38,7 +38,7 @@ const char* dtype_name(ScalarType type) {
     case ScalarType::ComplexDouble:
       return "complex128";
     default:
-      return "an unsupported dtype";
+      return "unknown here";
   }
 }
 

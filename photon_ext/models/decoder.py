@@ -34,14 +34,14 @@ WHOLE_ROWS = 96  # query rows of a chunk, for each multiprocessor, from which on
 class Decoder:
     """A model with its KV pool and activation buffers, on the device and in the dtype of its weights.
 
+    Not thread-safe: its buffers are those of one forward at a time.
+
     Attributes:
         config, weights: what runs.
         max_lines, max_segments: largest T and R of a step.
         max_len: positions that a row may use.
         page_size, num_pages: geometry of the KV pool; page indexes come from the step's page table.
         activation_bytes, kv_bytes: memory held besides the weights.
-
-    Not thread-safe: its buffers are those of one forward at a time.
     """
 
     def __init__(

@@ -66,7 +66,8 @@ class GgufFile:
         """The tensor, dequantized to float32 on the CPU, outermost dimension first.
 
         Raises:
-            KeyError: there is no such tensor. ModelError: the gguf package cannot dequantize it.
+            KeyError: there is no such tensor.
+            ModelError: the gguf package cannot dequantize it.
         """
         stored = self._tensors[name]
         try:

@@ -187,7 +187,7 @@ def steps_per_request(work: Workload, depth: int) -> Steps:
 
 
 def _check_depth(depth: int) -> None:
-    if depth not in (1, 2):
+    if isinstance(depth, bool) or depth not in (1, 2):
         raise ConfigError(f"depth is {depth!r}; give 1 or 2")
 
 

@@ -95,9 +95,10 @@ class Pipeline:
 
     One turn of the loop is ``launch``, ``commit``, ``finalize`` (``tick`` does it in the right order for either depth). Not thread-safe.
 
-    What goes wrong inside a step (the device, with a RuntimeError; a forward that runs eagerly; a record that cannot be; Ctrl-C meanwhile)
-    comes out of the call it happens in, and leaves the pipeline broken: from then on ``launch``, ``commit``, ``finalize`` and ``tick``
-    raise PipelineError, with that as its cause. A mask callback that raises ends its row alone.
+    What goes wrong inside a step (the device, with a RuntimeError; a forward that runs eagerly; a record that cannot be; ``on_release``
+    within a commit; Ctrl-C meanwhile) comes out of the call it happens in, and leaves the pipeline broken: from then on ``launch``,
+    ``commit``, ``finalize`` and ``tick`` raise PipelineError, with that as its cause. A mask callback that raises ends its row alone, and
+    Ctrl-C within it breaks nothing.
 
     Args:
         runtime: a Runtime, or the simulated device of ``photon_ext.testing``.

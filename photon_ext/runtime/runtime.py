@@ -25,6 +25,8 @@ WORD = 4
 class Runtime:
     """A device that decodes: persistent row tables, ``depth`` ping-pong slots, three streams.
 
+    One Pipeline is made with it, which then drives it. Not thread-safe.
+
     Args:
         max_rows: sequences that can be live at once.
         max_len: tokens a sequence can hold, prompt included; the last one sampled takes no place.
@@ -37,8 +39,6 @@ class Runtime:
         timing: records events around each step, so that the pipeline can report step gaps.
         blocking: the commit's wait yields the CPU after spinning for a while (1 ms on CUDA, less on the host), instead of spinning on.
         fast_kernels: sample with the kernel made for Hopper where it runs; the tokens are the same. Your forward chooses its own kernels.
-
-    One Pipeline is made with it, which then drives it. Not thread-safe.
 
     Attributes:
         depth, max_len, page_size, timing: as above, settled.

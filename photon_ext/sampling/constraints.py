@@ -5,7 +5,7 @@ token at p - 1 is committed, while the forward that produced the logits is alrea
 
 A bitmask is a line of int32 words: bit (id & 31) of word (id >> 5) set means that the token is allowed. It arrives all zero, that is,
 closed: a constraint that forgets to write allows nothing, which ends its request with an error. The words are signed, and a memoryview
-takes no `1 << 31`: add `-(1 << 31)` for bit 31, or write through `numpy.frombuffer(words, numpy.uint32)`. Bits from the vocabulary's end on
+takes no `1 << 31`: `|= -(1 << 31)` sets bit 31. Or write through `numpy.frombuffer(words, numpy.uint32)`. Bits from the vocabulary's end on
 count for nothing.
 """
 

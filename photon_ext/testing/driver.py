@@ -40,6 +40,8 @@ class Outcome:
 class Driver:
     """Admits requests first come first served as rows and pages allow, and ticks. A SimError says what went wrong.
 
+    A request that the pipeline refuses is a RequestError of the tick that admits it.
+
     Args:
         runtime: a SimRuntime, or a real one, which then needs a ``forward``.
         pages: pages of a pool, for runtimes with more than one page per row; page 0 is not among them.

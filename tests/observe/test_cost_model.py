@@ -183,6 +183,7 @@ def test_a_single_stream_begins_anew_with_a_bubble() -> None:
         (lambda: StepParts(1.0, 0.1, 0.1).periods(3, 1), "depth is 3; give 1 or 2"),
         (lambda: steps_per_request(Workload(8, 110), 3), "depth is 3; give 1 or 2"),
         (lambda: prefill_groups(Workload(8, 110), 0), "depth is 0; give 1 or 2"),
+        (lambda: StepParts(1.0, 0.1, 0.1).periods(True, 1), "depth is True; give 1 or 2"),
         (lambda: Periods(0, 1), "decode_ms is 0"),
         (lambda: Workload(0, 110), "streams is 0; give a positive integer"),
         (lambda: Workload(True, 110), "streams is True"),

@@ -82,7 +82,7 @@ def test_cpu_results_do_not_depend_on_the_number_of_threads() -> None:
     assert_same_bits(results[2], results[0])
 
 
-@pytest.mark.parametrize("threads", [0, -1, 1.5, "2", None])
+@pytest.mark.parametrize("threads", [0, -1, 1.5, "2", None, True])
 def test_a_number_of_threads_that_is_none_is_refused(threads: object) -> None:
     with pytest.raises(ValueError, match=rf"set_num_threads: threads is {threads!r}, expected an integer, 1 or more"):
         set_num_threads(threads)  # type: ignore[arg-type]
@@ -91,6 +91,8 @@ def test_a_number_of_threads_that_is_none_is_refused(threads: object) -> None:
 def test_more_threads_than_there_may_be_are_as_many_as_there_may_be() -> None:
     before = num_threads()
     try:
+        set_num_threads(torch.tensor(2))  # type: ignore[arg-type]  # an index
+        assert num_threads() == 2
         set_num_threads(300)
         most = num_threads()
         set_num_threads(2**32 + 1)
