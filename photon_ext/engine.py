@@ -16,7 +16,8 @@ import torch
 from photon_ext.engine_loop import EngineLoop
 from photon_ext.errors import ConfigError, RequestError
 from photon_ext.models.decoder import GEMM_LINES, Decoder
-from photon_ext.models.loader import DTYPES, load_model
+from photon_ext.models.loader import load_model
+from photon_ext.models.weights import check_weights
 from photon_ext.observe.meter import Meter, MeterSnapshot
 from photon_ext.runtime import Pipeline, Row, Runtime
 from photon_ext.runtime.heap_freeze import HeapFreeze
@@ -157,12 +158,11 @@ class Engine:
             options: as in `from_pretrained`.
 
         Raises:
-            ConfigError: an option is unknown or out of range, the weights are of another dtype, or the memory does not hold what it asks.
+            ConfigError: an option is unknown or out of range, the weights do not fit the config, or the memory does not hold what it asks.
             DeviceError: this build has no kernels for the weights' device.
         """
         chosen = named_options(options, ("config", "weights", "tokenizer"))
-        if weights.dtype not in DTYPES.values():
-            raise ConfigError(f"the weights are {weights.dtype}; convert them to float32, float16 or bfloat16")
+        check_weights(config, weights)
         size = size_engine(chosen, config, weights.dtype, weights.device)
         fast = choose_kernels(chosen.fast_kernels, str(weights.device), weights.dtype)
         runtime = Runtime(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from photon_ext.errors import ConfigError
 from photon_ext.models.config import ModelConfig
 
 
@@ -100,6 +101,37 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device 
     embedding = empty(config.vocab, config.hidden)
     lm_head = embedding if config.tied_embeddings else empty(config.vocab, config.hidden)
     return DecoderWeights(embedding, layers, empty(config.hidden), lm_head)
+
+
+def check_weights(config: ModelConfig, weights: DecoderWeights) -> None:
+    """Raises ConfigError unless all parameters of `config` are there, in its shapes, on one device and in one dtype that kernels know."""
+    if weights.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise ConfigError(f"the weights are {weights.dtype}; convert them to float32, float16 or bfloat16")
+    if len(weights.layers) != config.layers:
+        raise ConfigError(f"the weights have {len(weights.layers)} layers and the config {config.layers}; give those of one model")
+    expected = dict(_parameters(empty_weights(config, weights.dtype, "meta")))
+    for name, tensor in _parameters(weights):
+        found, wanted = _shown(tensor, tensor.device if tensor is not None else None), _shown(expected[name], weights.device)
+        if found != wanted:
+            raise ConfigError(f"{name} of the weights is {found}, expected {wanted}, by the config and the embedding")
+
+
+def _parameters(weights: DecoderWeights) -> Iterator[tuple[str, torch.Tensor | None]]:
+    """By where they are; those that a model may lack too."""
+    yield "embedding", weights.embedding
+    for index, layer in enumerate(weights.layers):
+        for name, value in vars(layer).items():
+            if isinstance(value, Linear):
+                yield f"layers[{index}].{name}.weight", value.weight
+                yield f"layers[{index}].{name}.bias", value.bias
+            else:
+                yield f"layers[{index}].{name}", value
+    yield "final_norm", weights.final_norm
+    yield "lm_head", weights.lm_head
+
+
+def _shown(tensor: torch.Tensor | None, device: torch.device | None) -> str:
+    return "None" if tensor is None else f"{tensor.dtype} {list(tensor.shape)} on {device}"
 
 
 def weight_slots(config: ModelConfig, weights: DecoderWeights) -> Iterator[tuple[str, torch.Tensor]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from photon_ext.engine import Engine
 from photon_ext.errors import ConfigError, DeviceError, ModelError, PhotonError, RequestError
 from photon_ext.models.loader import load_model
-from photon_ext.models.weights import empty_weights
+from photon_ext.models.weights import DecoderWeights, Linear, empty_weights
 from photon_ext.sampling import SamplingParams, from_allowed_ids, from_callable
 from photon_ext.scheduling import Request
 from tests.models.tiny import VOCAB, greedy_ids, saved_tiny_model
@@ -143,6 +144,28 @@ def test_weights_of_another_dtype_are_refused(folder: Path) -> None:
     config = load_model(folder, "float32", "cpu").config
     with pytest.raises(ConfigError, match=r"the weights are torch\.float64; convert them to float32, float16 or bfloat16"):
         Engine.from_weights(config, empty_weights(config, torch.float64, "cpu"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: replace(w, layers=w.layers[1:]), r"the weights have 2 layers and the config 3; give those of one model"),
+        (lambda w: replace(w, final_norm=w.final_norm.double()), r"final_norm of the weights is torch\.float64 \[\d+\] on cpu, expected"),
+        (lambda w: replace(w, lm_head=w.lm_head[:-1]), r"lm_head of the weights is torch\.float32 \[\d+, \d+\] on cpu, expected torch"),
+        (
+            lambda w: replace(w, layers=(w.layers[0], replace(w.layers[1], down=Linear(w.layers[1].down.weight[1:])), w.layers[2])),
+            r"layers\[1\]\.down\.weight of the weights is .*, expected .*, by the config and the embedding",
+        ),
+        (lambda w: replace(w, layers=(replace(w.layers[0], q_norm=w.final_norm), *w.layers[1:])), r"layers\[0\]\.q_norm .*, expected None"),
+        (lambda w: replace(w, final_norm=w.final_norm.to("meta")), r"final_norm of the weights is .* on meta, expected .* on cpu"),
+    ],
+)
+def test_weights_that_do_not_fit_the_config_are_named(
+    folder: Path, change: Callable[[DecoderWeights], DecoderWeights], message: str
+) -> None:
+    loaded = load_model(folder, "float32", "cpu")
+    with pytest.raises(ConfigError, match=message):
+        Engine.from_weights(loaded.config, change(loaded.weights))
 
 
 @pytest.mark.usefixtures("bystander")
