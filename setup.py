@@ -1,12 +1,16 @@
-"""Build only; metadata lives in pyproject.toml. One table of libraries, sources and flags becomes build/build.ninja; ninja does the work.
+"""Build only; metadata lives in pyproject.toml. One table of libraries, sources and flags becomes
+build/build.ninja; ninja does the work.
 
-    python setup.py build_ext --inplace             the daily loop: compiles what changed, into photon_ext/
-    pip install -e . --no-build-isolation           an editable install (the same build directory, so nothing is compiled twice)
-    python setup.py develop                         the same, by its old name
-    python setup.py build_emulator                  for tests without a GPU: the CUDA kernels by the C++ compiler, into build/emulated/
+    python setup.py build_ext --inplace    the daily loop: compiles what changed, into photon_ext/
+    pip install -e . --no-build-isolation  an editable install (the same build directory, so nothing
+                                           is compiled twice)
+    python setup.py develop                the same, by its old name
+    python setup.py build_emulator         for tests without a GPU: the CUDA kernels by the C++
+                                           compiler, into build/emulated/
 
-PHOTON_CUDA=1 insists on the CUDA kernels, PHOTON_CUDA=0 leaves them out; otherwise they are built where nvcc is found. A GPU is not needed
-to build them, and neither is a torch with CUDA: _ops speaks torch's stable ABI and links the CUDA runtime statically.
+PHOTON_CUDA=1 insists on the CUDA kernels, PHOTON_CUDA=0 leaves them out; otherwise they are built
+where nvcc is found. A GPU is not needed to build them, and neither is a torch with CUDA: _ops
+speaks torch's stable ABI and links the CUDA runtime statically.
 """
 
 from __future__ import annotations
@@ -34,24 +38,35 @@ PACKAGE = ROOT / "photon_ext"
 CXX_FLAGS = "-O3 -std=c++17 -fPIC -pthread -Wall -Wextra -Werror -fvisibility=hidden -Icsrc"
 NVCC_FLAGS = "-O3 -std=c++17 -Werror all-warnings -Xcompiler -fPIC,-Wall,-fvisibility=hidden -Icsrc"
 LINK_FLAGS = "-shared -pthread -Wl,--as-needed"
-CUDA_ARCHS = {  # compute capability to compile for -> the codes to keep; PTX of the oldest serves what is not listed
+# compute capability to compile for -> the codes to keep; PTX of the oldest serves what is not
+# listed
+CUDA_ARCHS = {
     "compute_80": "[sm_80,compute_80]",
     "compute_90a": "sm_90a",
     "compute_100a": "sm_100a",
 }
 OLDEST_NVCC = (12, 8)  # the first that knows compute_100a
-TORCH_TARGET = "0x020b000000000000"  # the stable ABI of torch 2.11: what is built runs on that version and later ones
+# the stable ABI of torch 2.11: what is built runs on that version and later ones
+TORCH_TARGET = "0x020b000000000000"
 PYTHON_TARGET = "0x030a0000"  # the limited API of Python 3.10
-# CUDA sources for the emulator in tests/emulator, whose headers come before csrc. As with nvcc, a load by another type reads what is there;
-# and nothing fuses but fmaf.
-EMULATOR_FLAGS = "-O2 -march=native -fno-strict-aliasing -ffp-contract=off -Wno-unknown-pragmas -Wno-psabi "
+# CUDA sources for the emulator in tests/emulator, whose headers come before csrc. As with nvcc, a
+# load by another type reads what is there; and nothing fuses but fmaf.
+EMULATOR_FLAGS = (
+    "-O2 -march=native -fno-strict-aliasing -ffp-contract=off -Wno-unknown-pragmas -Wno-psabi "
+)
 EMULATOR_FLAGS += "-iquote tests/emulator/include -Itests/emulator/include"
-SIMD_ISAS = {"baseline": "-march=x86-64-v2", "avx2": "-march=x86-64-v3", "avx512": "-march=x86-64-v4"}
+SIMD_ISAS = {
+    "baseline": "-march=x86-64-v2",
+    "avx2": "-march=x86-64-v3",
+    "avx512": "-march=x86-64-v4",
+}
 
 
 @dataclass(frozen=True)
 class Library:
-    """One shared library: which sources it is made of, and which flags they need besides the common ones."""
+    """One shared library: which sources it is made of, and which flags they need besides the
+    common ones.
+    """
 
     name: str
     file: str
@@ -69,16 +84,23 @@ LIBRARIES = (
         needs_torch=True,
         link_flags="-Wl,-z,defs",  # a kernel that is declared and missing fails here, not at import
     ),
-    Library("_C", f"_C{sysconfig.get_config_var('EXT_SUFFIX')}", ("csrc/device/*.cpp", "csrc/python/*.cpp"), needs_pybind11=True),
+    Library(
+        "_C",
+        f"_C{sysconfig.get_config_var('EXT_SUFFIX')}",
+        ("csrc/device/*.cpp", "csrc/python/*.cpp"),
+        needs_pybind11=True,
+    ),
 )
 
 
-# --- What this machine has ------------------------------------------------------------------------------------------------------------
+# --- What this machine has ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Cuda:
-    """A CUDA toolkit: its compiler as called (perhaps a wrapper script), and the directory that really holds headers and libraries."""
+    """A CUDA toolkit: its compiler as called (perhaps a wrapper script), and the directory that
+    really holds headers and libraries.
+    """
 
     nvcc: str
     version: str
@@ -90,19 +112,28 @@ class Cuda:
             if (candidate / "libcudart_static.a").exists():
                 return candidate
         raise SetupError(
-            f"{self.root} has no lib64/libcudart_static.a: install the CUDA runtime's static library, or build with PHOTON_CUDA=0"
+            f"{self.root} has no lib64/libcudart_static.a: install the CUDA runtime's static "
+            "library, or build with PHOTON_CUDA=0"
         )
 
 
 def run(*command: str) -> str:
-    return subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
+    return subprocess.run(
+        command, check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ).stdout
 
 
 def find_cuda() -> Cuda | None:
-    """The toolkit to build with, or None. PHOTON_CUDA=0 never looks; PHOTON_CUDA=1 never does without."""
+    """The toolkit to build with, or None.
+
+    PHOTON_CUDA=0 never looks; PHOTON_CUDA=1 never does without.
+    """
     wish = os.environ.get("PHOTON_CUDA", "")
     if wish not in ("", "0", "1"):
-        raise SetupError(f"PHOTON_CUDA={wish!r} is not understood: 1 insists on the CUDA kernels, 0 leaves them out, unset detects nvcc")
+        raise SetupError(
+            f"PHOTON_CUDA={wish!r} is not understood: 1 insists on the CUDA kernels, 0 leaves them "
+            "out, unset detects nvcc"
+        )
     if wish == "0":
         return None
     homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
@@ -111,29 +142,45 @@ def find_cuda() -> Cuda | None:
     if nvcc is None:
         if wish == "1":
             raise SetupError(
-                f"PHOTON_CUDA=1, but nvcc is in none of {candidates}: install the CUDA toolkit (12.8 or newer) and put nvcc on PATH "
+                f"PHOTON_CUDA=1, but nvcc is in none of {candidates}: install the CUDA toolkit "
+                "(12.8 or newer) and put nvcc on PATH "
                 "or set CUDA_HOME; or build the CPU side alone with PHOTON_CUDA=0"
             )
         return None
     release = re.search(r"release (\d+)\.(\d+)", run(nvcc, "--version"))
     # nvcc may be a wrapper script anywhere; only its dry run tells where the toolkit is.
-    top = re.search(r"^#\$ TOP=(.+)$", run(nvcc, "-dryrun", "-x", "cu", "-c", os.devnull, "-o", os.devnull), re.MULTILINE)
+    top = re.search(
+        r"^#\$ TOP=(.+)$",
+        run(nvcc, "-dryrun", "-x", "cu", "-c", os.devnull, "-o", os.devnull),
+        re.MULTILINE,
+    )
     if release is None or top is None:
-        raise SetupError(f"{nvcc} does not answer like nvcc: check it with `{nvcc} --version`, or build with PHOTON_CUDA=0")
+        raise SetupError(
+            f"{nvcc} does not answer like nvcc: check it with `{nvcc} --version`, or build with "
+            "PHOTON_CUDA=0"
+        )
     if (int(release[1]), int(release[2])) < OLDEST_NVCC:
-        raise SetupError(f"{nvcc} is release {release[1]}.{release[2]}; 12.8 or newer is needed: update it, or build with PHOTON_CUDA=0")
+        raise SetupError(
+            f"{nvcc} is release {release[1]}.{release[2]}; 12.8 or newer is needed: update it, or "
+            "build with PHOTON_CUDA=0"
+        )
     return Cuda(nvcc, f"{release[1]}.{release[2]}", Path(top[1]).resolve())
 
 
 def import_build_tools() -> None:
     """Fails early, in words, where a package that the build needs is missing."""
-    for package, hint in (("torch", "pip install torch==2.13.0"), ("pybind11", "pip install pybind11")):
+    for package, hint in (
+        ("torch", "pip install torch==2.13.0"),
+        ("pybind11", "pip install pybind11"),
+    ):
         try:
             __import__(package)
         except ImportError as error:
             raise SetupError(
-                f"{sys.executable} cannot import {package} ({error}). photon_ext is built against the one it will run with: {hint}, "
-                "then build again. With pip, add --no-build-isolation: an isolated build does not see installed packages."
+                f"{sys.executable} cannot import {package} ({error}). photon_ext is built against "
+                f"the one it will run with: {hint}, "
+                "then build again. With pip, add --no-build-isolation: an isolated build does not "
+                "see installed packages."
             ) from None
 
 
@@ -141,7 +188,10 @@ def find_cxx() -> str:
     import_build_tools()
     cxx = os.environ.get("CXX", "g++")
     if shutil.which(cxx) is None:
-        raise SetupError(f"no C++ compiler: {cxx} was not found; install g++ (Debian: apt install g++), or set CXX")
+        raise SetupError(
+            f"no C++ compiler: {cxx} was not found; install g++ (Debian: apt install g++), or set "
+            "CXX"
+        )
     return cxx
 
 
@@ -157,11 +207,15 @@ def find_ninja() -> list[str]:
     return [found]
 
 
-# --- The ninja file -------------------------------------------------------------------------------------------------------------------
+# --- The ninja file -------------------------------------------------------------------------------
 
 
 def sources(*patterns: str) -> list[Path]:
-    return [source for pattern in patterns for source in sorted(path.relative_to(ROOT) for path in ROOT.glob(pattern))]
+    return [
+        source
+        for pattern in patterns
+        for source in sorted(path.relative_to(ROOT) for path in ROOT.glob(pattern))
+    ]
 
 
 def object_file(source: Path, variant: str) -> str:
@@ -169,7 +223,10 @@ def object_file(source: Path, variant: str) -> str:
 
 
 def cpu_variants(source: Path) -> dict[str, str]:
-    """What a source of csrc/cpu is compiled to: variant -> flags. It sees neither torch nor CUDA."""
+    """What a source of csrc/cpu is compiled to: variant -> flags.
+
+    It sees neither torch nor CUDA.
+    """
     if source.parent.name != "simd":
         return {"": ""}
     isas = SIMD_ISAS if platform.machine() == "x86_64" else {"baseline": ""}
@@ -178,7 +235,9 @@ def cpu_variants(source: Path) -> dict[str, str]:
 
 @dataclass
 class Plan:
-    """What to compile and link, as lines of a ninja file whose paths are relative to the repository."""
+    """What to compile and link, as lines of a ninja file whose paths are relative to the
+    repository.
+    """
 
     cuda: Cuda | None
     cxx: str
@@ -190,17 +249,32 @@ class Plan:
         archs = " ".join(f"-gencode arch={arch},code={code}" for arch, code in CUDA_ARCHS.items())
         self.lines += [
             f"builddir = {self.directory}",
-            *("rule cxx", f"  command = {self.cxx} -MMD -MF $out.d {CXX_FLAGS} $flags -c $in -o $out"),
+            *(
+                "rule cxx",
+                f"  command = {self.cxx} -MMD -MF $out.d {CXX_FLAGS} $flags -c $in -o $out",
+            ),
             *("  depfile = $out.d", "  deps = gcc", "  description = c++ $out"),
-            *("rule link", f"  command = {self.cxx} {LINK_FLAGS} $in -o $out $flags", "  description = link $out"),
+            *(
+                "rule link",
+                f"  command = {self.cxx} {LINK_FLAGS} $in -o $out $flags",
+                "  description = link $out",
+            ),
         ]
         if self.cuda:
             command = f"{self.cuda.nvcc} -MMD -MF $out.d {NVCC_FLAGS} {archs} -c $in -o $out"
-            self.lines += ["rule nvcc", f"  command = {command}", "  depfile = $out.d", "  deps = gcc", "  description = nvcc $out"]
+            self.lines += [
+                "rule nvcc",
+                f"  command = {command}",
+                "  depfile = $out.d",
+                "  deps = gcc",
+                "  description = nvcc $out",
+            ]
 
     def compile(self, rule: str, source: Path, flags: str = "", variant: str = "") -> str:
         target = object_file(source, variant)
-        self.lines += [f"build {target}: {rule} {source}"] + ([f"  flags = {flags}"] if flags else [])
+        self.lines += [f"build {target}: {rule} {source}"] + (
+            [f"  flags = {flags}"] if flags else []
+        )
         return target
 
     def link(self, output: str, objects: list[str], flags: str) -> None:
@@ -214,26 +288,44 @@ class Plan:
             if source.suffix == ".cu":
                 objects += [self.compile("nvcc", source)] if self.cuda else []
             elif "cpu" in source.parts:
-                objects += [self.compile("cxx", source, own_flags, variant) for variant, own_flags in cpu_variants(source).items()]
+                objects += [
+                    self.compile("cxx", source, own_flags, variant)
+                    for variant, own_flags in cpu_variants(source).items()
+                ]
             else:
                 objects.append(self.compile("cxx", source, flags))
         self.link(f"photon_ext/{library.file}", objects, link_flags)
 
     def add_emulated(self, library: Library, sanitizer: str) -> None:
-        """The library with emulated CUDA kernels in the place of its CPU kernels, and the kernels that the emulator is tested with."""
+        """The library with emulated CUDA kernels in the place of its CPU kernels, and the
+        kernels that the emulator is tested with.
+        """
         flags, link_flags = self.flags(library)
         variant = Path(self.directory).name
         sanitize = f"-fsanitize={sanitizer} -g" if sanitizer else ""
         flags += f" {EMULATOR_FLAGS} -DPHOTON_EMULATED_CUDA {sanitize}"
-        engine = [self.compile("cxx", source, f"{EMULATOR_FLAGS} {sanitize}", variant) for source in sources("tests/emulator/engine/*.cpp")]
+        engine = [
+            self.compile("cxx", source, f"{EMULATOR_FLAGS} {sanitize}", variant)
+            for source in sources("tests/emulator/engine/*.cpp")
+        ]
         objects: list[str] = []
         for source in sources(*library.sources):
-            if "cpu" in source.parts:  # compiled already: what the library says about threads and instruction sets stays
+            # compiled already: what the library says about threads and instruction sets stays
+            if "cpu" in source.parts:
                 objects += [object_file(source, isa) for isa in cpu_variants(source)]
             else:
-                objects.append(self.compile("cxx", source, f"{flags} -x c++" if source.suffix == ".cu" else flags, variant))
+                objects.append(
+                    self.compile(
+                        "cxx",
+                        source,
+                        f"{flags} -x c++" if source.suffix == ".cu" else flags,
+                        variant,
+                    )
+                )
         self.link(f"{self.directory}/{library.file}", engine + objects, f"{link_flags} {sanitize}")
-        kernels = self.compile("cxx", Path("tests/emulator/kernels.cu"), f"{EMULATOR_FLAGS} {sanitize} -x c++", variant)
+        kernels = self.compile(
+            "cxx", Path("tests/emulator/kernels.cu"), f"{EMULATOR_FLAGS} {sanitize} -x c++", variant
+        )
         self.link(f"{self.directory}/kernels.so", [*engine, kernels], sanitize)
 
     def run(self) -> None:
@@ -241,7 +333,9 @@ class Plan:
         file = Path(self.directory) / "build.ninja"
         write_if_changed(ROOT / file, "\n".join(self.lines) + "\n")
         jobs = os.environ.get("MAX_JOBS", str(len(os.sched_getaffinity(0))))
-        if subprocess.run([*find_ninja(), "-f", str(file), "-k", "0", "-j", jobs], cwd=ROOT).returncode:
+        if subprocess.run(
+            [*find_ninja(), "-f", str(file), "-k", "0", "-j", jobs], cwd=ROOT
+        ).returncode:
             raise SetupError("the build failed; the compiler's messages are above")
 
     def flags(self, library: Library) -> tuple[str, str]:
@@ -252,16 +346,29 @@ class Plan:
             import torch
 
             root = Path(torch.__file__).parent
-            compile_flags += [f"-isystem {root}/include", f"-DTORCH_TARGET_VERSION={TORCH_TARGET}", f"-DPy_LIMITED_API={PYTHON_TARGET}"]
-            link_flags += [f"-L{root}/lib", "-Wl,--no-as-needed -ltorch_cpu -ltorch -Wl,--as-needed"]
+            compile_flags += [
+                f"-isystem {root}/include",
+                f"-DTORCH_TARGET_VERSION={TORCH_TARGET}",
+                f"-DPy_LIMITED_API={PYTHON_TARGET}",
+            ]
+            link_flags += [
+                f"-L{root}/lib",
+                "-Wl,--no-as-needed -ltorch_cpu -ltorch -Wl,--as-needed",
+            ]
         if library.needs_pybind11:
             import pybind11
 
-            compile_flags += [f"-isystem {sysconfig.get_path('include')}", f"-isystem {pybind11.get_include()}"]
+            compile_flags += [
+                f"-isystem {sysconfig.get_path('include')}",
+                f"-isystem {pybind11.get_include()}",
+            ]
         if self.cuda:
             compile_flags += ["-DPHOTON_WITH_CUDA", f"-isystem {self.cuda.root}/include"]
             # Static and hidden: torch may bring a shared runtime of its own.
-            link_flags += [f"-L{self.cuda.library_dir}", "-lcudart_static -Wl,--exclude-libs,ALL -ldl -lrt"]
+            link_flags += [
+                f"-L{self.cuda.library_dir}",
+                "-lcudart_static -Wl,--exclude-libs,ALL -ldl -lrt",
+            ]
         return " ".join(compile_flags), " ".join(link_flags)
 
 
@@ -276,7 +383,11 @@ def build_record(cuda: Cuda | None, cxx: str) -> str:
 
     record = {
         "cuda": cuda.version if cuda else None,
-        "cuda_archs": [code for codes in CUDA_ARCHS.values() for code in codes.strip("[]").split(",")] if cuda else [],
+        "cuda_archs": [
+            code for codes in CUDA_ARCHS.values() for code in codes.strip("[]").split(",")
+        ]
+        if cuda
+        else [],
         "cxx": run(cxx, "--version").splitlines()[0],
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -297,8 +408,10 @@ class NinjaBuild(build_ext):
             plan.add(library)
         BUILD.mkdir(exist_ok=True)
         with open(BUILD / ".lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # ninja does not guard its directory against a second ninja
-            (PACKAGE / "_build_info.py").unlink(missing_ok=True)  # it must not speak of an earlier build if this one fails
+            # ninja does not guard its directory against a second ninja
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # it must not speak of an earlier build if this one fails
+            (PACKAGE / "_build_info.py").unlink(missing_ok=True)
             plan.run()
             (PACKAGE / "_build_info.py").write_text(build_record(plan.cuda, plan.cxx))
         if not (self.inplace or self.editable_mode):
@@ -327,7 +440,10 @@ class PlainCommand(Command):
 
 
 class BuildEmulator(PlainCommand):
-    """The ops library of tests/emulator, after build_ext: see tests/emulator/README.md. PHOTON_EMULATOR_ASAN=1: with AddressSanitizer."""
+    """The ops library of tests/emulator, after build_ext: see tests/emulator/README.md.
+
+    PHOTON_EMULATOR_ASAN=1: with AddressSanitizer.
+    """
 
     def run(self) -> None:
         asan = os.environ.get("PHOTON_EMULATOR_ASAN") == "1"
@@ -337,22 +453,34 @@ class BuildEmulator(PlainCommand):
         (ROOT / plan.directory).mkdir(parents=True, exist_ok=True)
         with open(BUILD / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            needed = [object_file(source, isa) for source in sources("csrc/cpu/**/*.cpp") for isa in cpu_variants(source)]
+            needed = [
+                object_file(source, isa)
+                for source in sources("csrc/cpu/**/*.cpp")
+                for isa in cpu_variants(source)
+            ]
             missing = [file for file in needed if not (ROOT / file).exists()]
             if missing:
-                raise SetupError(f"{missing[0]} is missing: run `python setup.py build_ext --inplace` first")
+                raise SetupError(
+                    f"{missing[0]} is missing: run `python setup.py build_ext --inplace` first"
+                )
             plan.run()
 
 
 class Develop(PlainCommand):
-    """`setup.py develop` as people know it. setuptools' own isolates the build since version 80, and then misses the installed torch."""
+    """`setup.py develop` as people know it.
+
+    setuptools' own isolates the build since version 80, and then misses the installed torch.
+    """
 
     def run(self) -> None:
         import_build_tools()
-        done = subprocess.run([sys.executable, "-m", "pip", "install", "-e", ".", "--no-build-isolation"], cwd=ROOT)
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "install", "-e", ".", "--no-build-isolation"], cwd=ROOT
+        )
         if done.returncode:
             raise SetupError(
-                "pip could not install it; its messages are above. It needs setuptools, wheel and ninja installed beside torch"
+                "pip could not install it; its messages are above. It needs setuptools, wheel and "
+                "ninja installed beside torch"
             )
 
 

@@ -1,11 +1,14 @@
-"""The ladder: a loop as people write it, stage by stage into ours; equal tokens, ms per step, gap share and lines changed at each stage.
+"""The ladder: a loop as people write it, stage by stage into ours; equal tokens, ms per step, gap
+share and lines changed at each stage.
 
     python -m benchmarks.adopt --loop stock,hf --model qwen3-0.6b --device cuda --json FILE
 
-The stages are files that can be read and compared: benchmarks/ladder. Up to the graph they are the steps of "pegainfer (4): From
-Pre-allocation to Graph Replay", 14.63, 13.58 and 12.29 ms a token there (Qwen3-4B, bfloat16, RTX 5070 Ti). A stage that fails becomes an
-entry with its error, and the ladder goes on. Everything is timed before anything is traced, because a profiler slows what runs after it.
-With `--dtype bfloat16` the last stage has the kernels made for Hopper, where they run; `--no-fast-kernels` takes them away.
+The stages are files that can be read and compared: benchmarks/ladder. Up to the graph they are the
+steps of "pegainfer (4): From Pre-allocation to Graph Replay", 14.63, 13.58 and 12.29 ms a token
+there (Qwen3-4B, bfloat16, RTX 5070 Ti). A stage that fails becomes an entry with its error, and the
+ladder goes on. Everything is timed before anything is traced, because a profiler slows what runs
+after it. With `--dtype bfloat16` the last stage has the kernels made for Hopper, where they run;
+`--no-hopper-kernels` takes them away.
 """
 
 from __future__ import annotations
@@ -20,11 +23,27 @@ from typing import Any
 import torch
 
 from benchmarks.common.adopt_tables import ladder_section
-from benchmarks.common.options import DTYPES, device_of, fast_kernels_option, names, parser, running_kernels, use_fast_kernels
+from benchmarks.common.options import (
+    DTYPES,
+    device_of,
+    hopper_kernels_option,
+    names,
+    parser,
+    running_kernels,
+    use_hopper,
+)
 from benchmarks.common.progress import Progress
 from benchmarks.common.result import ResultFile
 from benchmarks.common.shapes import SHAPES
-from benchmarks.ladder.measure import WARM_UP, Subject, check_tokens, count_allocations, device_time, step_times, timed_run
+from benchmarks.ladder.measure import (
+    WARM_UP,
+    Subject,
+    check_tokens,
+    count_allocations,
+    device_time,
+    step_times,
+    timed_run,
+)
 from benchmarks.ladder.models import build_model
 from benchmarks.ladder.stages import LADDERS, Decode, Stage, changed
 from benchmarks.ladder.verdict import Figures, verdict
@@ -33,7 +52,9 @@ MIN_TOKENS = 32  # three windows after the first one, and enough steps in half o
 
 
 class Ladder:
-    """One loop's model and the stages that could be measured so far; `fast`: our step with the fast kernels."""
+    """One loop's model and the stages that could be measured so far; `fast`: our step with the
+    fast kernels.
+    """
 
     def __init__(self, loop: str, subject: Subject, dtype: torch.dtype, fast: bool) -> None:
         self.loop, self.subject, self.dtype, self.fast = loop, subject, dtype, fast
@@ -42,14 +63,23 @@ class Ladder:
         self.records: dict[Stage, dict[str, Any]] = {}
 
     def time(self, stage: Stage, repeats: int) -> dict[str, Any]:
-        """Tokens and times of a stage. Raises BenchmarkError where its tokens are not those of the first stage, in any of its runs."""
+        """Tokens and times of a stage.
+
+        Raises BenchmarkError where its tokens are not those of the first stage, in any of its runs.
+        """
         decode = self._decode(stage)
-        self.subject.run(decode, WARM_UP)  # libraries initialize themselves, outside of what is timed
+        # libraries initialize themselves, outside of what is timed
+        self.subject.run(decode, WARM_UP)
         runs = [timed_run(self.subject, decode) for _ in range(repeats)]
         expected = self.reference or runs[0].tokens
         equal = min(check_tokens(expected, run.tokens, self.dtype) for run in runs)
         self.reference = expected
-        return {"tokens": len(expected), "tokens_equal": equal, "distinct_tokens": len(set(runs[0].tokens)), **step_times(runs)}
+        return {
+            "tokens": len(expected),
+            "tokens_equal": equal,
+            "distinct_tokens": len(set(runs[0].tokens)),
+            **step_times(runs),
+        }
 
     def observe(self, stage: Stage) -> dict[str, Any]:
         """Allocations per step, and on CUDA the device's own time."""
@@ -60,7 +90,11 @@ class Ladder:
         return allocations | device_time(self.subject, decode, self.steps[stage]["ms_per_step"])
 
     def _decode(self, stage: Stage) -> Decode:
-        return partial(stage.decode, fast_kernels=True) if self.fast and stage.takes_fast_kernels else stage.decode
+        return (
+            partial(stage.decode, hopper_kernels=True)
+            if self.fast and stage.takes_hopper
+            else stage.decode
+        )
 
     def figures(self, stage: Stage) -> Figures:
         """What `verdict` compares."""
@@ -82,8 +116,14 @@ def climb(ladder: Ladder, args: Namespace, result: ResultFile, progress: Progres
         progress.show(f"{ladder.loop} {stage.name}: steps")
         source = stage.path.read_text()
         lines = changed(below, source)
-        labels = {"what": "steps", "loop": ladder.loop, "stage": stage.name, "changes": stage.what, "lines": lines._asdict()}
-        if stage.takes_fast_kernels:
+        labels = {
+            "what": "steps",
+            "loop": ladder.loop,
+            "stage": stage.name,
+            "changes": stage.what,
+            "lines": lines._asdict(),
+        }
+        if stage.takes_hopper:
             labels["kernels"] = args.kernels
         entry = result.measure(labels, partial(ladder.time, stage, args.repeats))
         below = source
@@ -97,10 +137,15 @@ def climb(ladder: Ladder, args: Namespace, result: ResultFile, progress: Progres
 
 
 def observe(ladder: Ladder, result: ResultFile, progress: Progress) -> None:
-    """Counts allocations and reads activity records of every stage that was timed, adding an entry for each."""
+    """Counts allocations and reads activity records of every stage that was timed, adding an
+    entry for each.
+    """
     for stage in ladder.steps:
         progress.show(f"{ladder.loop} {stage.name}: records")
-        entry = result.measure({"what": "records", "loop": ladder.loop, "stage": stage.name}, partial(ladder.observe, stage))
+        entry = result.measure(
+            {"what": "records", "loop": ladder.loop, "stage": stage.name},
+            partial(ladder.observe, stage),
+        )
         if entry is not None:
             ladder.records[stage] = entry
         progress.step()
@@ -120,18 +165,26 @@ def run(args: Namespace) -> ResultFile:
     """Measures the ladders that `args` asks for."""
     device, dtype = device_of(args.device), DTYPES[args.dtype]
     result = ResultFile("adopt", args, args.json)
-    print(f"{args.model} (random weights), {args.dtype}, {device}; our step with {args.kernels} kernels")
+    print(
+        f"{args.model} (random weights), {args.dtype}, {device}; our step with {args.kernels} "
+        "kernels"
+    )
     prompt = [(7 * i + 3) % 250 for i in range(args.prompt)]
     ladders: list[Ladder] = []
 
     def build(loop: str) -> dict[str, Any]:
         model = build_model(loop, args.model, dtype, device, args.prompt + args.tokens)
-        ladders.append(Ladder(loop, Subject(model, prompt, args.tokens), dtype, use_fast_kernels(args)))
+        ladders.append(Ladder(loop, Subject(model, prompt, args.tokens), dtype, use_hopper(args)))
         return {}
 
     with Progress(2 * sum(len(LADDERS[loop]) for loop in args.loop)) as progress:
         for loop in args.loop:
-            if result.measure({"what": "model", "loop": loop, "model": args.model}, partial(build, loop)) is not None:
+            if (
+                result.measure(
+                    {"what": "model", "loop": loop, "model": args.model}, partial(build, loop)
+                )
+                is not None
+            ):
                 climb(ladders[-1], args, result, progress)
         for ladder in ladders:
             observe(ladder, result, progress)
@@ -143,12 +196,26 @@ def run(args: Namespace) -> ResultFile:
 
 def arguments(given: Sequence[str] | None) -> Namespace:
     options = parser(__doc__.splitlines()[0])
-    options.add_argument("--loop", type=names, default=list(LADDERS), help=f"one or more of {', '.join(LADDERS)}")
-    options.add_argument("--model", default="tiny", help="tiny, qwen3-0.6b, ...: a named shape, with random weights")
-    options.add_argument("--dtype", choices=DTYPES, default="float32", help="float32: all tokens must be equal; else it is counted")
+    options.add_argument(
+        "--loop", type=names, default=list(LADDERS), help=f"one or more of {', '.join(LADDERS)}"
+    )
+    options.add_argument(
+        "--model", default="tiny", help="tiny, qwen3-0.6b, ...: a named shape, with random weights"
+    )
+    options.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="float32",
+        help="float32: all tokens must be equal; else it is counted",
+    )
     options.add_argument("--prompt", type=int, default=16, help="prompt tokens")
-    options.add_argument("--tokens", type=int, default=64, help=f"new tokens of each timed run, at least {MIN_TOKENS}")
-    fast_kernels_option(options)
+    options.add_argument(
+        "--tokens",
+        type=int,
+        default=64,
+        help=f"new tokens of each timed run, at least {MIN_TOKENS}",
+    )
+    hopper_kernels_option(options)
     options.add_argument("--repeats", type=int, default=3, help="timed runs of each stage")
     args = options.parse_args(given)
     unknown = [loop for loop in args.loop if loop not in LADDERS]

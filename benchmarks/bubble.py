@@ -1,15 +1,20 @@
-"""What two steps in flight are worth: depth 1 against depth 2, nothing else changed, predicted and observed.
+"""What two steps in flight are worth: depth 1 against depth 2, nothing else changed, predicted and
+observed.
 
-    python -m benchmarks.bubble --model qwen3-0.6b,qwen3-4b,qwen3-8b --long qwen3-8b --json FILE --markdown FILE --plot FILE.png
+    python -m benchmarks.bubble --model qwen3-0.6b,qwen3-4b,qwen3-8b --long qwen3-8b --json FILE
+    --markdown FILE --plot FILE.png
 
-The engine serves requests that end by a stop token: temperature 1 and a stop set of 1/110 of the vocabulary, so that random weights
-generate about 110 tokens each and zombies occur as they would. Predictions come from steady medians of a run of their own, observations
-from the wall time of other requests. A row is met where they differ by no more than half a point, or a tenth of the gain; otherwise the
-causes are named, and a table shows them: how many steps of each depth, how many milliseconds, how many points. Steps are timed on the
-device too (`--no-timing` leaves that out): where ordinary ones are not like the medians, its events say how much of that is the device's
-and how much the host's, whose wake-ups a blocking step contains. A run of few requests per stream shows what the batch's ramp-down does to
-a short benchmark. `--long` decodes 8,192 tokens in each of 32 sequences, and says where the device was idle for long. `--meter-cost`
-compares steps with the meter and its step gaps on and off.
+The engine serves requests that end by a stop token: temperature 1 and a stop set of 1/110 of the
+vocabulary, so that random weights generate about 110 tokens each and zombies occur as they would.
+Predictions come from steady medians of a run of their own, observations from the wall time of other
+requests. A row is met where they differ by no more than half a point, or a tenth of the gain;
+otherwise the causes are named, and a table shows them: how many steps of each depth, how many
+milliseconds, how many points. Steps are timed on the device too (`--no-timing` leaves that out):
+where ordinary ones are not like the medians, its events say how much of that is the device's and
+how much the host's, whose wake-ups a blocking step contains. A run of few requests per stream shows
+what the batch's ramp-down does to a short benchmark. `--long` decodes 8,192 tokens in each of 32
+sequences, and says where the device was idle for long. `--meter-cost` compares steps with the meter
+and its step gaps on and off.
 """
 
 from __future__ import annotations
@@ -32,7 +37,7 @@ from benchmarks.common.long_gaps import long_gaps
 from benchmarks.common.options import (
     DTYPES,
     device_of,
-    fast_kernels_option,
+    hopper_kernels_option,
     integer_from_zero,
     integers,
     models_option,
@@ -43,7 +48,7 @@ from benchmarks.common.options import (
     png_file,
     positive_integer,
     running_kernels,
-    use_fast_kernels,
+    use_hopper,
 )
 from benchmarks.common.progress import Progress
 from benchmarks.common.pyplot import open_pyplot
@@ -61,14 +66,17 @@ Runs = dict[int, list[R]]
 """By depth, in the order they were made."""
 CALIBRATION_SEED, OBSERVED_SEED = 1, 1000
 WATCH_S = 2.0  # between looks at the meter, which take the engine's thread a moment
-UNIFORM = 1e4  # a temperature at which a real model's tokens are as uniform as those of random weights
+# a temperature at which a real model's tokens are as uniform as those of random weights
+UNIFORM = 1e4
 METER_ROUNDS, METER_TOKENS = 5, 200
 
 PUBLISHED_LONG = [
     {"what": "published: transformers, synchronous", "wall_s": 300.6, "active_share": 0.760},
     {"what": "published: transformers, asynchronous", "wall_s": 234.5, "active_share": 0.994},
 ]
-"""Hugging Face, "Unlocking asynchronicity in continuous batching": 8B, 32 sequences, 8K tokens, H200."""
+"""Hugging Face, "Unlocking asynchronicity in continuous batching": 8B, 32 sequences, 8K tokens,
+H200.
+"""
 
 
 class Bench:
@@ -88,14 +96,22 @@ class Bench:
     def load(self, streams: int, requests: int, aged: bool = False) -> Load:
         """Requests of about --length tokens."""
         length = self.args.length
-        return Load(streams, requests, self.args.prompt, length, LONGEST * length, self.temperature, aged)
+        return Load(
+            streams, requests, self.args.prompt, length, LONGEST * length, self.temperature, aged
+        )
 
     def gain(self, streams: int) -> dict[str, Any]:
-        """Depth 1 against depth 2: medians of runs of their own, other requests by wall time; where --short asks for it, a few of them."""
+        """Depth 1 against depth 2: medians of runs of their own, other requests by wall time;
+        where --short asks for it, a few of them.
+        """
         load = self.load(streams, self.args.requests)
         gain, brief = self._measured(load)
         parts = self._parts(load, gain)
-        entry = {"parts": parts, **gain.as_dict(), "short": None if brief is None else brief.as_dict()}
+        entry = {
+            "parts": parts,
+            **gain.as_dict(),
+            "short": None if brief is None else brief.as_dict(),
+        }
         model = StepParts(
             forward_ms=parts["forward_ms"],
             sampling_ms=parts["sampling_ms"],
@@ -104,10 +120,16 @@ class Bench:
             dead_ms=gain.pipe.periods.dead_ms,
         )
         before = predict_from_parts(model, gain.work)
-        return {**entry, "from_parts": {**vars(model), "gain": before.gain, "verdict": before.verdict}, "verdict": gain.prediction.verdict}
+        return {
+            **entry,
+            "from_parts": {**vars(model), "gain": before.gain, "verdict": before.verdict},
+            "verdict": gain.prediction.verdict,
+        }
 
     def long(self, depth: int) -> dict[str, Any]:
-        """Long answers: total time, the share of it in which the device was not idle between steps, and where it was for long."""
+        """Long answers: total time, the share of it in which the device was not idle between
+        steps, and where it was for long.
+        """
         args = self.args
         load = Load(args.long_sequences, 1, args.prompt, None, args.long_tokens, self.temperature)
         with self._server(load, depth, timing=True) as server:
@@ -127,46 +149,73 @@ class Bench:
         }
 
     def meter_cost(self, streams: int) -> dict[str, Any]:
-        """Decode steps with the meter and the step gaps' events over the same without either, in turns."""
+        """Decode steps with the meter and the step gaps' events over the same without either, in
+        turns.
+        """
         load = Load(streams, 1, self.args.prompt, None, METER_TOKENS, self.temperature)
         times: dict[bool, list[float]] = {True: [], False: []}
         with ExitStack() as stack:
-            servers = {metered: stack.enter_context(self._server(load, 2, timing=metered, meter=metered)) for metered in (False, True)}
+            servers = {
+                metered: stack.enter_context(self._server(load, 2, timing=metered, meter=metered))
+                for metered in (False, True)
+            }
             for round_ in range(METER_ROUNDS):
                 for metered, server in servers.items():
-                    found = medians([self._serve(server, load, round_, f"{self.name} meter").log], streams).decode
+                    found = medians(
+                        [self._serve(server, load, round_, f"{self.name} meter").log], streams
+                    ).decode
                     assert found is not None  # a run of METER_TOKENS full steps
                     times[metered].append(found)
         off, on = times[False], times[True]
         ratios = [with_ / without for without, with_ in zip(off, on, strict=True)]
-        return {"off_ms": median(off), "on_ms": median(on), "ratio": median(ratios), "rounds": {"off": off, "on": on}}
+        return {
+            "off_ms": median(off),
+            "on_ms": median(on),
+            "ratio": median(ratios),
+            "rounds": {"off": off, "on": on},
+        }
 
     def _measured(self, load: Load) -> tuple[Gain, Gain | None]:
         """The gain, and that of the short run.
 
-        Depths take turns, and the runs of the medians lie before and behind what is observed: what changes on the machine meets all alike.
+        Depths take turns, and the runs of the medians lie before and behind what is observed: what
+        changes on the machine meets all alike.
         """
         args, streams = self.args, load.streams
         logs: Runs[StepLog] = {1: [], 2: []}
         whole: Runs[Served] = {1: [], 2: []}
         short: Runs[Served] = {1: [], 2: []}
         with ExitStack() as stack:
-            servers = {depth: stack.enter_context(self._server(load, depth, timing=args.timing)) for depth in (1, 2)}
+            servers = {
+                depth: stack.enter_context(self._server(load, depth, timing=args.timing))
+                for depth in (1, 2)
+            }
             self._calibrate(servers, logs, streams)
             for depth in logs:
-                periods(medians(logs[depth], streams), {1: 1.0})  # too few steps are an error now, and not after the long runs
+                # too few steps are an error now, and not after the long runs
+                periods(medians(logs[depth], streams), {1: 1.0})
             for _ in range(args.rounds):
                 self._observe(servers, whole, load)
                 if args.short and streams == max(args.streams):
                     self._observe(servers, short, self.load(streams, args.short))
                 self._calibrate(servers, logs, streams)
         found = {depth: Calibration.of(logs[depth], streams) for depth in logs}
-        gain, brief = (Gain(*(Side(depth, found[depth], runs[depth], streams) for depth in (1, 2))) for runs in (whole, short))
+        gain, brief = (
+            Gain(*(Side(depth, found[depth], runs[depth], streams) for depth in (1, 2)))
+            for runs in (whole, short)
+        )
         return gain, brief if short[1] else None
 
-    def _server(self, load: Load, depth: int, *, timing: bool = False, meter: bool = True) -> Server:
+    def _server(
+        self, load: Load, depth: int, *, timing: bool = False, meter: bool = True
+    ) -> Server:
         self.progress.show(f"{self.name} depth {depth}, streams {load.streams}: capture")
-        options = {"timing": timing, "meter": meter, "blocking": not self.args.spin, "fast_kernels": use_fast_kernels(self.args)}
+        options = {
+            "timing": timing,
+            "meter": meter,
+            "blocking": not self.args.spin,
+            "hopper_kernels": use_hopper(self.args),
+        }
         return Server(self.config, self.weights, load, depth, **options)
 
     def _serve(self, server: Server, load: Load, seed: int, what: str) -> Served:
@@ -174,14 +223,23 @@ class Bench:
             return serve(server.engine, load, seed)
 
     def _calibrate(self, servers: dict[int, Server], logs: Runs[StepLog], streams: int) -> None:
-        load, seed = self.load(streams, self.args.calibrate, aged=True), CALIBRATION_SEED + len(logs[1])
+        load, seed = (
+            self.load(streams, self.args.calibrate, aged=True),
+            CALIBRATION_SEED + len(logs[1]),
+        )
         for depth, server in _in_turns(servers, len(logs[1])):
-            logs[depth].append(self._serve(server, load, seed, f"{self.name} x{streams} depth {depth}, medians").log)
+            logs[depth].append(
+                self._serve(
+                    server, load, seed, f"{self.name} x{streams} depth {depth}, medians"
+                ).log
+            )
 
     def _observe(self, servers: dict[int, Server], runs: Runs[Served], load: Load) -> None:
         seed = OBSERVED_SEED + len(runs[1])
         for depth, server in _in_turns(servers, len(runs[1])):
-            runs[depth].append(self._serve(server, load, seed, f"{self.name} x{load.streams} depth {depth}"))
+            runs[depth].append(
+                self._serve(server, load, seed, f"{self.name} x{load.streams} depth {depth}")
+            )
 
     def _parts(self, load: Load, gain: Gain) -> dict[str, Any]:
         """What a pipelined step is made of: device time between events, and sampling by itself."""
@@ -194,7 +252,9 @@ class Bench:
             raise BenchmarkError("no steady step was timed; use more requests, or longer ones")
         stops = len(load.stop_ids(self.config.vocab))
         logits = load.streams, self.config.vocab, self.weights.dtype
-        sampling = sampling_ms(self.weights.device, *logits, stops, self.temperature, use_fast_kernels(self.args))
+        sampling = sampling_ms(
+            self.weights.device, *logits, stops, self.temperature, use_hopper(self.args)
+        )
         period = gain.pipe.periods.decode_ms
         return {
             "forward_ms": max(device - sampling, 1e-6),
@@ -219,7 +279,10 @@ def watched(progress: Progress, meter: Meter, what: str) -> Iterator[None]:
     def watch() -> None:
         while not done.wait(WATCH_S):
             now = meter.snapshot()
-            progress.show(f"{what}: {now.tokens} tokens, {now.tokens_per_s:.0f} a second, {now.waiting} requests wait")
+            progress.show(
+                f"{what}: {now.tokens} tokens, {now.tokens_per_s:.0f} a second, {now.waiting} "
+                "requests wait"
+            )
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -236,9 +299,13 @@ def measure_model(bench: Bench, result: ResultFile) -> None:
     args, name = bench.args, bench.name
     asked = name in args.model
     for streams in args.streams if asked and not args.no_gain else ():
-        result.measure({"what": "gain", "model": name, "streams": streams}, partial(bench.gain, streams))
+        result.measure(
+            {"what": "gain", "model": name, "streams": streams}, partial(bench.gain, streams)
+        )
     for streams in args.streams if asked and args.meter_cost else ():
-        result.measure({"what": "meter", "model": name, "streams": streams}, partial(bench.meter_cost, streams))
+        result.measure(
+            {"what": "meter", "model": name, "streams": streams}, partial(bench.meter_cost, streams)
+        )
     for depth in (2, 1) if name in args.long else ():
         result.measure({"what": "long", "model": name, "depth": depth}, partial(bench.long, depth))
 
@@ -249,7 +316,10 @@ def open_bench(name: str, args: Namespace, progress: Progress, result: ResultFil
 
     def load() -> dict[str, Any]:
         made.append(Bench(name, args, progress))
-        return {"dtype": str(made[0].weights.dtype).removeprefix("torch."), "temperature": made[0].temperature}
+        return {
+            "dtype": str(made[0].weights.dtype).removeprefix("torch."),
+            "temperature": made[0].temperature,
+        }
 
     return made[0] if result.measure({"what": "model", "model": name}, load) is not None else None
 
@@ -276,39 +346,82 @@ def _runs(args: Namespace, streams: int) -> int:
 def arguments(given: list[str] | None) -> Namespace:
     options = parser(__doc__.splitlines()[0])
     models_option(options)
-    options.add_argument("--streams", type=integers, default=[1, 8, 32], help="sequences that run at once")
     options.add_argument(
-        "--requests", type=positive_integer, default=30, help="requests per stream of the observed run; with 60 the ramp-down hardly shows"
+        "--streams", type=integers, default=[1, 8, 32], help="sequences that run at once"
     )
     options.add_argument(
-        "--short", type=integer_from_zero, default=1, help="requests per stream of the run that shows the ramp-down; 0: none"
+        "--requests",
+        type=positive_integer,
+        default=30,
+        help="requests per stream of the observed run; with 60 the ramp-down hardly shows",
     )
-    options.add_argument("--calibrate", type=positive_integer, default=5, help="requests per stream of each run that the medians come from")
-    options.add_argument("--rounds", type=positive_integer, default=1, help="observed runs per depth, in turns")
     options.add_argument(
-        "--length", type=positive_integer, default=110, help="mean tokens of a request: the stop set is 1/N of the vocabulary"
+        "--short",
+        type=integer_from_zero,
+        default=1,
+        help="requests per stream of the run that shows the ramp-down; 0: none",
+    )
+    options.add_argument(
+        "--calibrate",
+        type=positive_integer,
+        default=5,
+        help="requests per stream of each run that the medians come from",
+    )
+    options.add_argument(
+        "--rounds", type=positive_integer, default=1, help="observed runs per depth, in turns"
+    )
+    options.add_argument(
+        "--length",
+        type=positive_integer,
+        default=110,
+        help="mean tokens of a request: the stop set is 1/N of the vocabulary",
     )
     options.add_argument("--prompt", type=positive_integer, default=16, help="tokens of a prompt")
-    options.add_argument("--temperature", type=number_from_zero, help=f"default: 1 for random weights, {UNIFORM:g} for a loaded model")
-    options.add_argument("--dtype", choices=DTYPES, help="default: bfloat16 for shapes, the loader's choice for models")
-    fast_kernels_option(options)
-    options.add_argument("--spin", action="store_true", help="wait for steps by spinning instead of yielding the CPU")
+    options.add_argument(
+        "--temperature",
+        type=number_from_zero,
+        help=f"default: 1 for random weights, {UNIFORM:g} for a loaded model",
+    )
+    options.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        help="default: bfloat16 for shapes, the loader's choice for models",
+    )
+    hopper_kernels_option(options)
+    options.add_argument(
+        "--spin", action="store_true", help="wait for steps by spinning instead of yielding the CPU"
+    )
     options.add_argument(
         "--timing",
         action=BooleanOptionalAction,
         default=True,
-        help="time steps on the device as well: tells its part of a difference from the host's; 3 µs a step, at both depths",
+        help="time steps on the device as well: tells its part of a difference from the host's; 3 "
+        "µs a step, at both depths",
     )
-    options.add_argument("--no-gain", action="store_true", help="leave the tables of depth 1 and 2 out")
-    options.add_argument("--long", type=names, default=[], help="models for the run of long answers")
+    options.add_argument(
+        "--no-gain", action="store_true", help="leave the tables of depth 1 and 2 out"
+    )
+    options.add_argument(
+        "--long", type=names, default=[], help="models for the run of long answers"
+    )
     options.add_argument("--long-tokens", type=positive_integer, default=8192)
     options.add_argument("--long-sequences", type=positive_integer, default=32)
-    options.add_argument("--meter-cost", action="store_true", help="measure steps with the meter and its step gaps on and off")
-    options.add_argument("--markdown", type=output_file, metavar="FILE", help="write the tables here")
-    options.add_argument("--plot", type=png_file, metavar="FILE", help="write bars as a PNG here (matplotlib)")
+    options.add_argument(
+        "--meter-cost",
+        action="store_true",
+        help="measure steps with the meter and its step gaps on and off",
+    )
+    options.add_argument(
+        "--markdown", type=output_file, metavar="FILE", help="write the tables here"
+    )
+    options.add_argument(
+        "--plot", type=png_file, metavar="FILE", help="write bars as a PNG here (matplotlib)"
+    )
     args = options.parse_args(given)
     if not models_of(args):
-        options.error("--no-gain: nothing is left to measure; give --meter-cost or --long MODEL with it")
+        options.error(
+            "--no-gain: nothing is left to measure; give --meter-cost or --long MODEL with it"
+        )
     if args.plot is not None:
         try:
             open_pyplot()  # now, and not after an hour
@@ -332,7 +445,10 @@ def main(given: list[str] | None = None) -> int:
             for section in model_sections(result.data, name):
                 section.show()
             if args.markdown is not None:
-                write_text(args.markdown, "".join(section.markdown() for section in bubble_sections(result.data)))
+                write_text(
+                    args.markdown,
+                    "".join(section.markdown() for section in bubble_sections(result.data)),
+                )
             del bench  # before the next model is made
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()

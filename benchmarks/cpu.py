@@ -1,9 +1,10 @@
-"""Single-stream decode on a CPU against transformers.generate in float32: same weights, prompt, threads and number of new tokens, greedy.
+"""Single-stream decode on a CPU against transformers.generate in float32: same weights, prompt,
+threads and number of new tokens, greedy.
 
     python -m benchmarks.cpu [--model smollm2] [--new-tokens 64] [--threads N] [--json FILE]
 
-Tokens in float32 must be equal before anything is timed. Runs alternate; medians are compared. Peak memory is the process's, so ours is
-read before transformers is imported.
+Tokens in float32 must be equal before anything is timed. Runs alternate; medians are compared. Peak
+memory is the process's, so ours is read before transformers is imported.
 """
 
 from __future__ import annotations
@@ -42,12 +43,21 @@ def peak_mib() -> float:
 class Ours:
     """One row through the pipeline, at depth 2."""
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, prompt: list[int], new_tokens: int) -> None:
-        self._config, self._weights, self._prompt, self._new_tokens = config, weights, prompt, new_tokens
+    def __init__(
+        self, config: ModelConfig, weights: DecoderWeights, prompt: list[int], new_tokens: int
+    ) -> None:
+        self._config, self._weights, self._prompt, self._new_tokens = (
+            config,
+            weights,
+            prompt,
+            new_tokens,
+        )
 
     def run(self) -> tuple[list[int], float, float]:
         """Token ids, seconds until the first, and seconds from the first to the last."""
-        with Session(self._config, self._weights, [self._prompt], self._new_tokens + SPARE, depth=2) as session:
+        with Session(
+            self._config, self._weights, [self._prompt], self._new_tokens + SPARE, depth=2
+        ) as session:
             tokens = session.tokens[session.rows[0].index]
             begin = time.perf_counter()
             session.prefill()
@@ -63,7 +73,14 @@ class Ours:
 class Transformers:
     """`generate` of transformers in float32, without a limit but the number of tokens."""
 
-    def __init__(self, name: str, config: ModelConfig, weights: DecoderWeights, prompt: list[int], new_tokens: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        prompt: list[int],
+        new_tokens: int,
+    ) -> None:
         self._model = reference_model(name, config, weights)
         self._prompt, self._new_tokens = torch.tensor([prompt]), new_tokens
 
@@ -91,11 +108,15 @@ class Transformers:
 
 
 def reference_model(name: str, config: ModelConfig, weights: DecoderWeights) -> Any:
-    """transformers' model in float32: from its own loader for a directory, else around our float32 weights, which it shares."""
+    """transformers' model in float32: from its own loader for a directory, else around our
+    float32 weights, which it shares.
+    """
     if name not in SHAPES and resolve_model(name).is_dir():
         import transformers
 
-        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(Path(name).expanduser(), dtype=torch.float32)
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            Path(name).expanduser(), dtype=torch.float32
+        )
         return loaded.eval()
     return transformers_model(config, weights)
 
@@ -111,7 +132,9 @@ def encode(name: str, prompt: str, vocab: int) -> list[int]:
 
 
 def rates(runs: list[tuple[list[int], float, float]], new_tokens: int) -> dict[str, float]:
-    """Medians over runs: tokens/s from prompt to end, tokens/s after the first token, ms to the first."""
+    """Medians over runs: tokens/s from prompt to end, tokens/s after the first token, ms to the
+    first.
+    """
     return {
         "tokens_per_s": new_tokens / statistics.median(first + rest for _, first, rest in runs),
         "decode_tokens_per_s": (new_tokens - 1) / statistics.median(rest for _, _, rest in runs),
@@ -131,8 +154,12 @@ def compare(args: Namespace) -> dict[str, Any]:
     their_tokens = theirs.run()[0]
     peaks["with transformers"] = peak_mib()
     if ours_tokens != their_tokens:
-        at = next(i for i, (a, b) in enumerate(zip(ours_tokens, their_tokens, strict=True)) if a != b)
-        raise BenchmarkError(f"token {at} is {ours_tokens[at]}, transformers says {their_tokens[at]}")
+        at = next(
+            i for i, (a, b) in enumerate(zip(ours_tokens, their_tokens, strict=True)) if a != b
+        )
+        raise BenchmarkError(
+            f"token {at} is {ours_tokens[at]}, transformers says {their_tokens[at]}"
+        )
     default = open_model(args.model, None, torch.device("cpu"))[1]
     default_name = str(default.dtype).removeprefix("torch.")
     if default.dtype != torch.float32:
@@ -154,8 +181,13 @@ def compare(args: Namespace) -> dict[str, Any]:
         "tokens_equal": True,
         "default_dtype": default_name,
         "rates": measured,
-        "ratio": {label: own["tokens_per_s"] / base["tokens_per_s"] for label, own in measured.items()},
-        "decode_ratio": {label: own["decode_tokens_per_s"] / base["decode_tokens_per_s"] for label, own in measured.items()},
+        "ratio": {
+            label: own["tokens_per_s"] / base["tokens_per_s"] for label, own in measured.items()
+        },
+        "decode_ratio": {
+            label: own["decode_tokens_per_s"] / base["decode_tokens_per_s"]
+            for label, own in measured.items()
+        },
         "peak_mib": peaks,
     }
 
@@ -168,7 +200,9 @@ def prompt_text(text: str) -> str:
 
 
 def thread_count(text: str) -> int:
-    """Threads that both sides can have: torch crashes where the system has no more of them, and our kernels take no more than these."""
+    """Threads that both sides can have: torch crashes where the system has no more of them, and
+    our kernels take no more than these.
+    """
     threads = positive_integer(text)
     if threads > MOST_THREADS:
         raise ArgumentTypeError(f"{text!r} is above {MOST_THREADS}, the most that our kernels take")
@@ -177,26 +211,47 @@ def thread_count(text: str) -> int:
 
 def main(given: list[str] | None = None) -> int:
     options = parser(__doc__.splitlines()[0])
-    options.add_argument("--model", default="smollm2", help=f"a real model, or one of {', '.join(SHAPES)} with random weights")
+    options.add_argument(
+        "--model",
+        default="smollm2",
+        help=f"a real model, or one of {', '.join(SHAPES)} with random weights",
+    )
     options.add_argument("--prompt", type=prompt_text, default=PROMPT)
     options.add_argument("--new-tokens", type=positive_integer, default=64)
     options.add_argument("--repeats", type=positive_integer, default=3)
-    options.add_argument("--threads", type=thread_count, help="for both sides; default: as many as our kernels take")
+    options.add_argument(
+        "--threads", type=thread_count, help="for both sides; default: as many as our kernels take"
+    )
     args = options.parse_args(given)
     args.threads = args.threads or photon_ext.num_threads()
     photon_ext.set_num_threads(args.threads)
     torch.set_num_threads(args.threads)
     result = ResultFile("cpu", args, args.json)
-    entry = result.measure({"what": "single stream", "model": args.model, "device": "cpu"}, partial(compare, args))
+    entry = result.measure(
+        {"what": "single stream", "model": args.model, "device": "cpu"}, partial(compare, args)
+    )
     if entry is None:
         return 1
     rows = [
-        [label, own["tokens_per_s"], entry["ratio"][label], own["decode_tokens_per_s"], entry["decode_ratio"][label], own["ttft_ms"]]
+        [
+            label,
+            own["tokens_per_s"],
+            entry["ratio"][label],
+            own["decode_tokens_per_s"],
+            entry["decode_ratio"][label],
+            own["ttft_ms"],
+        ]
         for label, own in entry["rates"].items()
     ]
-    print(f"{args.model}: {entry['new_tokens']} new tokens after {entry['prompt_tokens']}, {entry['threads']} threads, tokens equal")
+    print(
+        f"{args.model}: {entry['new_tokens']} new tokens after {entry['prompt_tokens']}, "
+        f"{entry['threads']} threads, tokens equal"
+    )
     print_table(("", "tokens/s", "ratio", "decode tokens/s", "ratio", "first token ms"), rows)
-    print("peak memory: " + ", ".join(f"{label} {mib:.0f} MiB" for label, mib in entry["peak_mib"].items()))
+    print(
+        "peak memory: "
+        + ", ".join(f"{label} {mib:.0f} MiB" for label, mib in entry["peak_mib"].items())
+    )
     return 0
 
 

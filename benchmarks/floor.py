@@ -1,5 +1,5 @@
-"""The read floor: the fastest read-only sweep of a large buffer that we find on this machine. No decode step can be faster than its bytes
-over this figure.
+"""The read floor: the fastest read-only sweep of a large buffer that we find on this machine. No
+decode step can be faster than its bytes over this figure.
 
     python -m benchmarks.floor [--device cuda|cpu] [--gib N] [--json FILE]
 """
@@ -24,9 +24,11 @@ LEFT_FREE = 4 * GIB
 UNIT = 512  # bytes, of which a buffer has a whole number
 REPEATS = 7
 
-# Sums 32-bit words: 16-byte loads, several in flight per thread, every thread slot of the chip taken, one atomic per warp.
+# Sums 32-bit words: 16-byte loads, several in flight per thread, every thread slot of the chip
+# taken, one atomic per warp.
 SWEEP_SOURCE = """
-extern "C" __global__ void __launch_bounds__(512) sweep(const uint4* __restrict__ data, unsigned* out, int vectors) {
+extern "C" __global__ void __launch_bounds__(512)
+sweep(const uint4* __restrict__ data, unsigned* out, int vectors) {
   constexpr int kUnroll = 8;
   const long long stride = 1ll * gridDim.x * blockDim.x;
   unsigned sum = 0;
@@ -52,9 +54,11 @@ def bytes_of(gib: float | None) -> float | None:
 
 
 def read_floor(device: torch.device, nbytes: float | None = None) -> dict[str, Any]:
-    """The best read bandwidth found on `device`, in `nbytes` of memory; None: in so many that no cache holds them, where there are.
+    """The best read bandwidth found on `device`, in `nbytes` of memory; None: in so many that no
+    cache holds them, where there are.
 
-    Returns: bytes swept, bytes_per_s, the method that reached it, and the bytes_per_s (or the error) of every method tried.
+    Returns: bytes swept, bytes_per_s, the method that reached it, and the bytes_per_s (or the
+    error) of every method tried.
     """
     data = _buffer(device, nbytes)
     methods: dict[str, Any] = {}
@@ -71,7 +75,9 @@ def read_floor(device: torch.device, nbytes: float | None = None) -> dict[str, A
 
 
 def _buffer(device: torch.device, nbytes: float | None) -> torch.Tensor:
-    """Random words that are floats in [0.5, 1) too, int32 [N], larger than any cache where memory allows."""
+    """Random words that are floats in [0.5, 1) too, int32 [N], larger than any cache where
+    memory allows.
+    """
     if nbytes is None:
         nbytes = CPU_BYTES
         if device.type == "cuda":
@@ -79,16 +85,24 @@ def _buffer(device: torch.device, nbytes: float | None) -> torch.Tensor:
             nbytes = max(GIB, min(CUDA_BYTES, torch.cuda.mem_get_info(device)[0] - LEFT_FREE))
     check_size(device, nbytes)
     words = torch.empty(int(nbytes) // UNIT * UNIT // 4, dtype=torch.int32, device=device)
-    return words.random_(0x3F000000, 0x3F800000, generator=torch.Generator(device=device).manual_seed(0))
+    return words.random_(
+        0x3F000000, 0x3F800000, generator=torch.Generator(device=device).manual_seed(0)
+    )
 
 
 def check_size(device: torch.device, nbytes: float) -> None:
     """BenchmarkError where `nbytes` are too few for a buffer, or more than are free on `device`."""
     if nbytes < UNIT:
-        raise BenchmarkError(f"{nbytes:.0f} bytes are no buffer to sweep; give {UNIT} or more, best more than any cache holds")
+        raise BenchmarkError(
+            f"{nbytes:.0f} bytes are no buffer to sweep; give {UNIT} or more, best more than any "
+            "cache holds"
+        )
     free = available_bytes(device)
     if nbytes > free:
-        raise BenchmarkError(f"{nbytes / GIB:.6g} GiB to sweep do not fit into the {free / GIB:.3g} GiB that {device} has free; give fewer")
+        raise BenchmarkError(
+            f"{nbytes / GIB:.6g} GiB to sweep do not fit into the {free / GIB:.3g} GiB that "
+            f"{device} has free; give fewer"
+        )
 
 
 def _sweeps(data: torch.Tensor) -> dict[str, Sweep]:
@@ -106,7 +120,9 @@ def _sweeps(data: torch.Tensor) -> dict[str, Sweep]:
 
 
 class _OwnSweep:
-    """A grid-stride sum in CUDA C++, compiled at the first call, whose result is checked against torch's."""
+    """A grid-stride sum in CUDA C++, compiled at the first call, whose result is checked against
+    torch's.
+    """
 
     def __init__(self, data: torch.Tensor) -> None:
         self._data = data
@@ -119,12 +135,18 @@ class _OwnSweep:
             self._out = torch.zeros(1, dtype=torch.int32, device=self._data.device)
             self._launch()
             if int(self._out.item()) % 2**32 != int(self._data.sum().item()) % 2**32:
-                raise BenchmarkError("the sweep's sum is not torch's: it does not read everything once")
+                raise BenchmarkError(
+                    "the sweep's sum is not torch's: it does not read everything once"
+                )
         self._launch()
 
     def _launch(self) -> None:
         blocks = 4 * torch.cuda.get_device_properties(self._data.device).multi_processor_count
-        self._kernel(grid=(blocks, 1, 1), block=(512, 1, 1), args=[self._data, self._out, self._data.nbytes // 16])
+        self._kernel(
+            grid=(blocks, 1, 1),
+            block=(512, 1, 1),
+            args=[self._data, self._out, self._data.nbytes // 16],
+        )
 
 
 def _seconds(sweep: Sweep, device: torch.device) -> float:
@@ -151,7 +173,9 @@ def _host_seconds(sweep: Sweep) -> float:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parser(__doc__.splitlines()[0])
-    options.add_argument("--gib", type=positive_number, help="GiB to sweep; default 9 on CUDA, 1 on a CPU")
+    options.add_argument(
+        "--gib", type=positive_number, help="GiB to sweep; default 9 on CUDA, 1 on a CPU"
+    )
     args = options.parse_args(arguments)
     device = device_of(args.device)
     nbytes = bytes_of(args.gib)
@@ -164,7 +188,10 @@ def main(arguments: list[str] | None = None) -> int:
     entry = result.measure({"device": str(device)}, lambda: read_floor(device, nbytes))
     if entry is None:
         return 1
-    rows = [[name, value / 1e9 if isinstance(value, float) else None] for name, value in entry["methods"].items()]
+    rows = [
+        [name, value / 1e9 if isinstance(value, float) else None]
+        for name, value in entry["methods"].items()
+    ]
     print_table(["method", "GB/s"], rows)
     return 0
 

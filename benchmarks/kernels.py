@@ -1,11 +1,14 @@
-"""Every op of a decode step at a model's shapes: µs, TB/s, share of the read ceiling of the same run, and the ratio to torch.
+"""Every op of a decode step at a model's shapes: µs, TB/s, share of the read ceiling of the same
+run, and the ratio to torch.
 
     python -m benchmarks.kernels --models qwen3-0.6b --batches 1,8,32 --json FILE [--markdown FILE]
 
-Operands that a step would read from memory are rotated among so many copies that no cache holds them; on CUDA all copies are run in one
-graph, and a time is the median of its replays over the number of copies. Each result is checked against photon_ext/reference.py before
-it is timed. `loss` is the time above bytes / ceiling. Two cases are chains: "layers" runs the linears of a model's layers one after the
-other, "dependency" tiny ones whose whole time is the wait for each other. What this build does not have is listed as missing.
+Operands that a step would read from memory are rotated among so many copies that no cache holds
+them; on CUDA all copies are run in one graph, and a time is the median of its replays over the
+number of copies. Each result is checked against photon_ext/reference.py before it is timed. `loss`
+is the time above bytes / ceiling. Two cases are chains: "layers" runs the linears of a model's
+layers one after the other, "dependency" tiny ones whose whole time is the wait for each other. What
+this build does not have is listed as missing.
 """
 
 from __future__ import annotations
@@ -20,7 +23,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.common.options import DTYPES, device_of, integers, names, output_file, parser, positive_number
+from benchmarks.common.options import (
+    DTYPES,
+    device_of,
+    integers,
+    names,
+    output_file,
+    parser,
+    positive_number,
+)
 from benchmarks.common.replay import Patience, Rotation, Run, cache_bytes, time_runs
 from benchmarks.common.result import ResultFile, write_text
 from benchmarks.common.shapes import SHAPES
@@ -36,8 +47,22 @@ from photon_ext.models.config import ModelConfig
 from photon_ext.models.shapes import NAMED_SHAPES
 
 HEADER = (
-    "op", "what", "way", "B", "context", "chunk", "us", "TB/s", "share", "loss us", "loss/dep", "TFLOP/s", "torch us", "ratio", "error",
-)  # fmt: skip
+    "op",
+    "what",
+    "way",
+    "B",
+    "context",
+    "chunk",
+    "us",
+    "TB/s",
+    "share",
+    "loss us",
+    "loss/dep",
+    "TFLOP/s",
+    "torch us",
+    "ratio",
+    "error",
+)
 MOST_COPIES, QUICK_COPIES = 4096, 8
 PATIENCE, QUICK_PATIENCE = Patience(20, 0.5), Patience(5, 0.1)
 SPARE_MEMORY = 1.3  # of what a plan says that it allocates
@@ -52,14 +77,25 @@ class Bench:
 
     def add(self, model: str, plan: Plan, result: ResultFile) -> dict[str, Any] | None:
         """One entry: measured, missing, skipped or failed."""
-        labels = {"model": model, "op": plan.ops[0] if len(plan.ops) == 1 else "chain", "what": plan.what, "way": plan.way, **plan.labels}
+        labels = {
+            "model": model,
+            "op": plan.ops[0] if len(plan.ops) == 1 else "chain",
+            "what": plan.what,
+            "way": plan.way,
+            **plan.labels,
+        }
         missing = plan.missing()
         if missing is not None:
             result.absent(labels, "missing", missing)
             return None
         needed = plan.memory * SPARE_MEMORY
-        if not result.lost and needed > (free := free_bytes(self.setting.device)):  # a lost device does not say either
-            result.absent(labels, "skipped", f"needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free")
+        # a lost device does not say either
+        if not result.lost and needed > (free := free_bytes(self.setting.device)):
+            result.absent(
+                labels,
+                "skipped",
+                f"needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free",
+            )
             return None
         return result.measure(labels, partial(self._measure, model, plan))
 
@@ -68,7 +104,11 @@ class Bench:
         error = case.verify()
         measured = self._figures(case)
         measured["checked"] = {"error": error, "bound": BOUNDS[self.setting.dtype]}
-        key = (model, *plan.baseline_key) if case.baseline is not None else (model, plan.what, *plan.labels.values())
+        key = (
+            (model, *plan.baseline_key)
+            if case.baseline is not None
+            else (model, plan.what, *plan.labels.values())
+        )
         if plan.way == "torch":
             self._baselines[key] = {"name": "torch", "us": measured["us"]}
         baseline = self._baseline(key, case)
@@ -94,13 +134,19 @@ class Bench:
         }
 
     def _baseline(self, key: tuple[object, ...], case: Case) -> dict[str, Any] | None:
-        """torch's time for the same, measured once for all ways of an op; an error of torch's is noted, and is not the op's."""
+        """torch's time for the same, measured once for all ways of an op; an error of torch's is
+        noted, and is not the op's.
+        """
         if key not in self._baselines and case.baseline is not None:
             try:
                 name, runs = case.baseline()
                 self._baselines[key] = {"name": name, "us": self._torch_us(runs)}
             except (RuntimeError, TypeError, NotImplementedError) as error:
-                self._baselines[key] = {"name": None, "us": None, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
+                self._baselines[key] = {
+                    "name": None,
+                    "us": None,
+                    "error": f"{type(error).__name__}: {error}".splitlines()[0],
+                }
         return self._baselines.get(key)
 
     def _torch_us(self, runs: Sequence[Run]) -> float:
@@ -117,7 +163,9 @@ def free_bytes(device: torch.device) -> int:
 
 
 def groups(config: ModelConfig, setting: Setting, args: Namespace) -> Iterator[list[Plan]]:
-    """All plans of a model; those of one group share operands, which are freed before the next group's are made."""
+    """All plans of a model; those of one group share operands, which are freed before the next
+    group's are made.
+    """
     contexts = [context for context in args.contexts if context <= config.max_positions]
     yield from chain(
         chain_groups(config, setting, args.batches),
@@ -133,8 +181,13 @@ def wanted(plan: Plan, chosen: list[str] | None) -> bool:
     return chosen is None or plan.what in chosen or any(op in chosen for op in plan.ops)
 
 
-def run_model(name: str, bench: Bench, args: Namespace, result: ResultFile, known: set[str]) -> list[dict[str, Any]]:
-    """Adds all entries of one model; returns the measured ones. `known` gets what --ops may name."""
+def run_model(
+    name: str, bench: Bench, args: Namespace, result: ResultFile, known: set[str]
+) -> list[dict[str, Any]]:
+    """Adds all entries of one model; returns the measured ones.
+
+    `known` gets what --ops may name.
+    """
     entries = []
     for group in groups(SHAPES[name], bench.setting, args):
         for plan in group:
@@ -149,36 +202,75 @@ def table_row(entry: dict[str, Any]) -> list[object]:
     """One line of the printed table."""
     baseline = entry.get("baseline") or {}
     return [
-        entry["op"], entry["what"], entry["way"], entry["batch"], entry.get("context"), entry.get("chunk"), entry["us"],
-        entry["tb_per_s"], f"{entry['share']:.0%}" + ("" if entry["cold"] else " cached"), entry["loss_us"],
-        entry["loss_us_per_dependency"], entry["tflop_per_s"], baseline.get("us"), entry.get("ratio"), entry["checked"]["error"],
-    ]  # fmt: skip
+        entry["op"],
+        entry["what"],
+        entry["way"],
+        entry["batch"],
+        entry.get("context"),
+        entry.get("chunk"),
+        entry["us"],
+        entry["tb_per_s"],
+        f"{entry['share']:.0%}" + ("" if entry["cold"] else " cached"),
+        entry["loss_us"],
+        entry["loss_us_per_dependency"],
+        entry["tflop_per_s"],
+        baseline.get("us"),
+        entry.get("ratio"),
+        entry["checked"]["error"],
+    ]
 
 
 def markdown(entries: list[dict[str, Any]]) -> str:
-    """A line per op and way, a column per batch: µs, share of the ceiling, and how many times as fast as torch."""
+    """A line per op and way, a column per batch: µs, share of the ceiling, and how many times as
+    fast as torch.
+    """
     batches = sorted({entry["batch"] for entry in entries})
     lines: dict[tuple[str, ...], dict[int, str]] = {}
     for entry in entries:
-        sizes = " ".join(f"{label} {entry[label]}" for label in ("context", "chunk") if label in entry)
+        sizes = " ".join(
+            f"{label} {entry[label]}" for label in ("context", "chunk") if label in entry
+        )
         line = lines.setdefault((entry["op"], entry["what"], entry["way"], sizes), {})
         ratio = f", ×{entry['ratio']:.2f}" if entry.get("ratio") is not None else ""
         line[entry["batch"]] = f"{cell_text(entry['us'])} µs, {entry['share']:.0%}{ratio}"
     header = ["op", "what", "way", "", *(f"B={batch}" for batch in batches)]
-    return markdown_table(header, [[*key, *(cells.get(batch) for batch in batches)] for key, cells in lines.items()])
+    return markdown_table(
+        header, [[*key, *(cells.get(batch) for batch in batches)] for key, cells in lines.items()]
+    )
 
 
 def arguments(given: list[str] | None) -> Namespace:
     options = parser(__doc__.splitlines()[0])
-    options.add_argument("--models", type=names, default=list(NAMED_SHAPES), help=f"of {', '.join(SHAPES)}")
+    options.add_argument(
+        "--models", type=names, default=list(NAMED_SHAPES), help=f"of {', '.join(SHAPES)}"
+    )
     options.add_argument("--batches", type=integers, default=[1, 4, 8, 16, 32, 64])
-    options.add_argument("--ops", type=names, help="only these: ops, or uses like qkv, attention, layers, dependency")
-    options.add_argument("--contexts", type=integers, default=[16, 512, 4096, 32768], help="tokens that attention sees")
-    options.add_argument("--chunks", type=integers, default=[256, 2048], help="lines of a prompt's chunk")
+    options.add_argument(
+        "--ops", type=names, help="only these: ops, or uses like qkv, attention, layers, dependency"
+    )
+    options.add_argument(
+        "--contexts",
+        type=integers,
+        default=[16, 512, 4096, 32768],
+        help="tokens that attention sees",
+    )
+    options.add_argument(
+        "--chunks", type=integers, default=[256, 2048], help="lines of a prompt's chunk"
+    )
     options.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    options.add_argument("--quick", action="store_true", help="few copies and replays: whether it runs, not how fast; caches may serve")
-    options.add_argument("--floor-gib", type=positive_number, help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU")
-    options.add_argument("--markdown", type=output_file, metavar="FILE", help="write the tables here as Markdown")
+    options.add_argument(
+        "--quick",
+        action="store_true",
+        help="few copies and replays: whether it runs, not how fast; caches may serve",
+    )
+    options.add_argument(
+        "--floor-gib",
+        type=positive_number,
+        help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU",
+    )
+    options.add_argument(
+        "--markdown", type=output_file, metavar="FILE", help="write the tables here as Markdown"
+    )
     args = options.parse_args(given)
     unknown = [name for name in args.models if name not in SHAPES]
     if unknown:
@@ -198,7 +290,9 @@ def main(given: list[str] | None = None) -> int:
     setting = Setting(device, DTYPES[args.dtype], rotation)
     bench = Bench(setting, QUICK_PATIENCE if args.quick else PATIENCE, floor["bytes_per_s"])
     print(
-        f"read ceiling {floor['bytes_per_s'] / 1e9:.1f} GB/s ({floor['method']}), cache {rotation.cache_bytes / 2**20:.0f} MiB", flush=True
+        f"read ceiling {floor['bytes_per_s'] / 1e9:.1f} GB/s ({floor['method']}), cache "
+        f"{rotation.cache_bytes / 2**20:.0f} MiB",
+        flush=True,
     )
     texts, known = [], set[str]()
     for name in args.models:
@@ -211,10 +305,15 @@ def main(given: list[str] | None = None) -> int:
         write_text(args.markdown, "\n".join(texts))
     absent = [entry for entry in result.entries if entry["status"] in ("missing", "skipped")]
     for reason in dict.fromkeys(entry["reason"] for entry in absent):
-        print(f"{sum(entry['reason'] == reason for entry in absent)} entries not measured: {reason}")
+        print(
+            f"{sum(entry['reason'] == reason for entry in absent)} entries not measured: {reason}"
+        )
     unknown = sorted(set(args.ops or ()) - known)
     if unknown:
-        print(f"--ops {', '.join(unknown)}: unknown; known are {', '.join(sorted(known))}", file=sys.stderr)
+        print(
+            f"--ops {', '.join(unknown)}: unknown; known are {', '.join(sorted(known))}",
+            file=sys.stderr,
+        )
     return 1 if result.failed or unknown else 0
 
 

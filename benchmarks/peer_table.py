@@ -1,4 +1,5 @@
-"""The table of ours beside the peers, in Markdown, from the files that benchmarks.peers has written.
+"""The table of ours beside the peers, in Markdown, from the files that benchmarks.peers has
+written.
 
 python -m benchmarks.peer_table benchmarks/results/peers-*.json
 """
@@ -16,16 +17,28 @@ from benchmarks.common.table import cell_text, markdown_table
 
 
 def table(entries: list[dict[str, Any]]) -> str:
-    """A line per model and engine, a column per batch: ms per step; beneath it what a figure alone would hide."""
+    """A line per model and engine, a column per batch: ms per step; beneath it what a figure
+    alone would hide.
+    """
     peers = [entry for entry in entries if entry.get("what") == "peer"]
     measured = [entry for entry in peers if "batch" in entry]
     batches = sorted({entry["batch"] for entry in measured})
     lines: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
     for entry in measured:
         lines.setdefault((entry["model"], entry["title"]), {})[entry["batch"]] = entry
-    rows = [[*key, _version(cells), *(_cell(cells.get(batch)) for batch in batches)] for key, cells in lines.items()]
+    rows = [
+        [*key, _version(cells), *(_cell(cells.get(batch)) for batch in batches)]
+        for key, cells in lines.items()
+    ]
     notes = [*_shorter(measured), *_failures(measured), *_missing(peers)]
-    return "\n".join([markdown_table(["model", "engine", "version", *(f"B={batch}" for batch in batches)], rows), *notes])
+    return "\n".join(
+        [
+            markdown_table(
+                ["model", "engine", "version", *(f"B={batch}" for batch in batches)], rows
+            ),
+            *notes,
+        ]
+    )
 
 
 def _version(cells: dict[int, dict[str, Any]]) -> str | None:
@@ -40,13 +53,23 @@ def _cell(entry: dict[str, Any] | None) -> str | None:
 
 def _shorter(measured: list[dict[str, Any]]) -> list[str]:
     """Engines that were too slow for the window of the others."""
-    tokens = {_name(entry): entry["window"]["last"] for entry in measured if entry["status"] == "ok"}
+    tokens = {
+        _name(entry): entry["window"]["last"] for entry in measured if entry["status"] == "ok"
+    }
     longest = max(tokens.values(), default=0)
-    return [f"- {name}: {last} new tokens, not {longest}." for name, last in tokens.items() if last < longest]
+    return [
+        f"- {name}: {last} new tokens, not {longest}."
+        for name, last in tokens.items()
+        if last < longest
+    ]
 
 
 def _failures(measured: list[dict[str, Any]]) -> list[str]:
-    return [f"- {_name(entry)}: failed: {entry['error']}" for entry in measured if entry["status"] == "failed"]
+    return [
+        f"- {_name(entry)}: failed: {entry['error']}"
+        for entry in measured
+        if entry["status"] == "failed"
+    ]
 
 
 def _name(entry: dict[str, Any]) -> str:
@@ -61,7 +84,9 @@ def _missing(peers: list[dict[str, Any]]) -> list[str]:
 def _entries(path: Path) -> list[dict[str, Any]]:
     data = read_result(path)
     if data["benchmark"] != "peers":
-        raise ValueError(f"{path}: a result of benchmarks.{data['benchmark']}; give files of benchmarks.peers")
+        raise ValueError(
+            f"{path}: a result of benchmarks.{data['benchmark']}; give files of benchmarks.peers"
+        )
     entries: list[dict[str, Any]] = data["entries"]
     return entries
 

@@ -1,10 +1,13 @@
-"""A plot of the share of the read floor by model and batch, from result files of benchmarks.decode and benchmarks.peers.
+"""A plot of the share of the read floor by model and batch, from result files of benchmarks.decode
+and benchmarks.peers.
 
-    python -m benchmarks.plots benchmarks/results/decode-*.json benchmarks/results/peers-*.json --output floor.png
-    python -m benchmarks.plots --gains benchmarks/results/bubble-*.json --output gains.png
+    python -m benchmarks.plots benchmarks/results/decode-*.json benchmarks/results/peers-*.json
+    --output floor.png python -m benchmarks.plots --gains benchmarks/results/bubble-*.json --output
+    gains.png
 
-A panel per model and machine, a group of bars per batch, a bar per engine; its height is floor / time of a step, and the time is written
-on it. `--gains` draws steps of depth 1 and 2, and the gain as predicted and observed. Needs matplotlib.
+A panel per model and machine, a group of bars per batch, a bar per engine; its height is floor /
+time of a step, and the time is written on it. `--gains` draws steps of depth 1 and 2, and the gain
+as predicted and observed. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -40,7 +43,10 @@ class Point(NamedTuple):
 
 
 def read_points(path: Path) -> list[Point]:
-    """The bars of one result file; none where it is of another benchmark. Raises ValueError for a file that is no result."""
+    """The bars of one result file; none where it is of another benchmark.
+
+    Raises ValueError for a file that is no result.
+    """
     data = read_result(path)
     entries, environment, benchmark = data["entries"], data["environment"], data["benchmark"]
     machine = None if data.get("arguments", {}).get("device") == "cpu" else environment.get("gpu")
@@ -51,7 +57,9 @@ def read_points(path: Path) -> list[Point]:
         if engine is not None:
             ms = entry["ms_per_step"]
             ms = ms["median"] if isinstance(ms, dict) else ms
-            points.append(Point(entry["model"], where, engine, entry["batch"], entry["floor_share"], ms))
+            points.append(
+                Point(entry["model"], where, engine, entry["batch"], entry["floor_share"], ms)
+            )
     return points
 
 
@@ -63,18 +71,26 @@ def _engine(benchmark: str, entry: dict[str, Any], arguments: dict[str, Any]) ->
         return f"{entry['title']} {entry['version']}"
     if benchmark == "decode" and entry.get("what") == "decode":
         kernels = f", {entry['kernels']} kernels" if "kernels" in entry else ""
-        return f"photon_ext, depth {entry['depth']}{kernels}" + (", spinning" if arguments.get("spin") else "")
+        return f"photon_ext, depth {entry['depth']}{kernels}" + (
+            ", spinning" if arguments.get("spin") else ""
+        )
     return None
 
 
 def draw(points: Sequence[Point], output: Path) -> None:
-    """Writes the PNG. Raises ImportError, with the command that helps, where matplotlib is missing, and ValueError without points."""
+    """Writes the PNG.
+
+    Raises ImportError, with the command that helps, where matplotlib is missing, and ValueError
+    without points.
+    """
     pyplot = open_pyplot()
     panels: dict[tuple[str, str], list[Point]] = {}
     for point in points:
         panels.setdefault((point.model, point.machine), []).append(point)
     if not panels:
-        raise ValueError("no decode steps in these files; give results of benchmarks.decode or benchmarks.peers")
+        raise ValueError(
+            "no decode steps in these files; give results of benchmarks.decode or benchmarks.peers"
+        )
     engines = list(dict.fromkeys(point.engine for group in panels.values() for point in group))
     columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
@@ -87,8 +103,19 @@ def draw(points: Sequence[Point], output: Path) -> None:
         _panel(axis, f"{title[0]} on {title[1]}", group, engines, 100 * max(1.0, highest))
     for axis in list(axes.flat)[len(panels) :]:
         axis.set_axis_off()
-    handles = {label: bar for axis in axes.flat for bar, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=beside, fontsize=10, frameon=False)
+    handles = {
+        label: bar
+        for axis in axes.flat
+        for bar, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=beside,
+        fontsize=10,
+        frameon=False,
+    )
     output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(output, dpi=DPI)
     pyplot.close(figure)
@@ -104,10 +131,30 @@ def _panel(axis: Any, title: str, points: list[Point], engines: list[str], top: 
         own = {point.batch: point for point in points if point.engine == engine}
         xs = [batches.index(batch) + (place - (len(present) - 1) / 2) * width for batch in own]
         heights = [100 * point.share for point in own.values()]
-        colour, hatch = COLOURS[style % len(COLOURS)], HATCHES[(style + style // len(COLOURS)) % len(HATCHES)]
-        axis.bar(xs, heights, 0.92 * width, label=engine, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5)
+        colour, hatch = (
+            COLOURS[style % len(COLOURS)],
+            HATCHES[(style + style // len(COLOURS)) % len(HATCHES)],
+        )
+        axis.bar(
+            xs,
+            heights,
+            0.92 * width,
+            label=engine,
+            color=colour,
+            hatch=hatch,
+            edgecolor="white",
+            linewidth=0.5,
+        )
         for x, height, point in zip(xs, heights, own.values(), strict=True):
-            axis.text(x, height + 1, f"{point.ms:.3g}", ha="center", va="bottom", fontsize=9, rotation=90 if width < 0.16 else 0)
+            axis.text(
+                x,
+                height + 1,
+                f"{point.ms:.3g}",
+                ha="center",
+                va="bottom",
+                fontsize=9,
+                rotation=90 if width < 0.16 else 0,
+            )
     axis.axhline(100, color="black", linewidth=1, linestyle="--")
     axis.text(len(batches) - 0.5, 101, "read floor", ha="right", va="bottom", fontsize=9)
     axis.set_title(title, fontsize=12)
@@ -129,9 +176,22 @@ def draw_gains(files: Sequence[Path], output: Path) -> None:
 
 def main(given: list[str] | None = None) -> int:
     options = argparse.ArgumentParser(prog=command(), description=__doc__.splitlines()[0])
-    options.add_argument("files", nargs="+", type=Path, help="JSON of benchmarks.decode and benchmarks.peers; for --gains of bubble")
-    options.add_argument("--gains", action="store_true", help="depth 1 and depth 2 instead of shares of the floor")
-    options.add_argument("--output", type=png_file, default=Path("floor.png"), metavar="FILE", help="the PNG (floor.png)")
+    options.add_argument(
+        "files",
+        nargs="+",
+        type=Path,
+        help="JSON of benchmarks.decode and benchmarks.peers; for --gains of bubble",
+    )
+    options.add_argument(
+        "--gains", action="store_true", help="depth 1 and depth 2 instead of shares of the floor"
+    )
+    options.add_argument(
+        "--output",
+        type=png_file,
+        default=Path("floor.png"),
+        metavar="FILE",
+        help="the PNG (floor.png)",
+    )
     args = options.parse_args(given)
     try:
         if args.gains:

@@ -1,9 +1,12 @@
-"""Streams, events, pinned buffers, graphs and decode slots (csrc/device). Backends: "cuda", "host" (worker threads), "inline".
+"""Streams, events, pinned buffers, graphs and decode slots (csrc/device). Backends: "cuda", "host"
+(worker threads), "inline".
 
-One thread at a time enqueues on a stream, or drives a slot; any thread may wait. Addresses and handles are integers.
+One thread at a time enqueues on a stream, or drives a slot; any thread may wait. Addresses and
+handles are integers.
 
-A wrong value raises ValueError. A wrong order of calls, a failure of the device or of a worker, the cuda backend in a build or on a
-machine without it, and a host stream in a fork of its process raise RuntimeError. Each message says what to do.
+A wrong value raises ValueError. A wrong order of calls, a failure of the device or of a worker, the
+cuda backend in a build or on a machine without it, and a host stream in a fork of its process raise
+RuntimeError. Each message says what to do.
 """
 
 cuda_compiled: bool
@@ -15,10 +18,18 @@ def bind_ops(set_host_queue_address: int) -> None:
     """Called once at import with the address of photon_ext_set_host_queue in the ops library."""
 
 class Event:
-    """A point in a stream's order. Methods speak of the latest record; an event that was never recorded counts as reached."""
+    """A point in a stream's order.
 
-    def __init__(self, backend: str, timing: bool = False, blocking: bool = True, device: int = 0) -> None:
-        """ValueError: there is no such backend. RuntimeError: no CUDA, or no such device; host and inline do not look at ``device``."""
+    Methods speak of the latest record; an event that was never recorded counts as reached.
+    """
+
+    def __init__(
+        self, backend: str, timing: bool = False, blocking: bool = True, device: int = 0
+    ) -> None:
+        """ValueError: there is no such backend.
+
+        RuntimeError: no CUDA, or no such device; host and inline do not look at ``device``.
+        """
     @property
     def backend(self) -> str: ...
     def query(self) -> bool:
@@ -29,19 +40,26 @@ class Event:
         RuntimeError: the error of the work before it.
         """
     def elapsed_ms(self, since: Event) -> float:
-        """Milliseconds from ``since`` to this event; both were made with timing=True and are reached.
+        """Milliseconds from ``since`` to this event; both were made with timing=True and are
+        reached.
 
-        ValueError: the two are of different backends. RuntimeError: one was made without timing, was never recorded, or is not reached yet.
+        ValueError: the two are of different backends. RuntimeError: one was made without timing,
+        was never recorded, or is not reached yet.
         """
 
 class Graph:
-    """A recorded list of kernels and copies, replayed on one stream at a time. Dropping it waits for its replays in flight."""
+    """A recorded list of kernels and copies, replayed on one stream at a time.
+
+    Dropping it waits for its replays in flight.
+    """
 
     @staticmethod
     def from_cuda(raw: int, device: int = 0) -> Graph:
-        """Instantiates a cudaGraph_t, such as torch.cuda.CUDAGraph(keep_graph=True).raw_cuda_graph(), which its owner keeps.
+        """Instantiates a cudaGraph_t, such as
+        torch.cuda.CUDAGraph(keep_graph=True).raw_cuda_graph(), which its owner keeps.
 
-        ValueError: the handle is 0. RuntimeError: no CUDA, no such device, or CUDA cannot instantiate it.
+        ValueError: the handle is 0. RuntimeError: no CUDA, no such device, or CUDA cannot
+        instantiate it.
         """
     @property
     def backend(self) -> str: ...
@@ -52,7 +70,10 @@ class Graph:
         """Holds what the graph's addresses point into for as long as the graph lives."""
 
 class Claim:
-    """What ``Stream.claim`` returns. It is left on the thread that entered it, else a RuntimeError."""
+    """What ``Stream.claim`` returns.
+
+    It is left on the thread that entered it, else a RuntimeError.
+    """
 
     def __enter__(self) -> Stream: ...
     def __exit__(self, *args: object) -> None: ...
@@ -62,12 +83,17 @@ class Stream:
 
     @staticmethod
     def create(backend: str, device: int = 0) -> Stream:
-        """ValueError: there is no such backend, or ``device`` is not 0 on host or inline. RuntimeError: no CUDA, or no such device."""
+        """ValueError: there is no such backend, or ``device`` is not 0 on host or inline.
+
+        RuntimeError: no CUDA, or no such device.
+        """
     @staticmethod
     def wrap(handle: int, device: int = 0) -> Stream:
-        """Around a cudaStream_t that somebody else owns, such as torch.cuda.Stream().cuda_stream; 0 is the default stream.
+        """Around a cudaStream_t that somebody else owns, such as torch.cuda.Stream().cuda_stream; 0
+        is the default stream.
 
-        RuntimeError: the build has no CUDA. Neither handle nor device is looked at: a wrong one fails where the stream is first used.
+        RuntimeError: the build has no CUDA. Neither handle nor device is looked at: a wrong one
+        fails where the stream is first used.
         """
     @property
     def backend(self) -> str: ...
@@ -79,40 +105,67 @@ class Stream:
         """The index of its GPU; 0 for host and inline."""
     @property
     def id(self) -> int:
-        """The number of a host or inline stream in traces, from 1 on and never used again; 0 for cuda."""
+        """The number of a host or inline stream in traces, from 1 on and never used again; 0 for
+        cuda.
+        """
     def record(self, event: Event) -> None:
-        """ValueError: an event of another backend. RuntimeError: in a capture; on host, the event is in flight on another stream."""
+        """ValueError: an event of another backend.
+
+        RuntimeError: in a capture; on host, the event is in flight on another stream.
+        """
     def wait(self, event: Event) -> None:
-        """What is enqueued from here on runs after the event's latest record. Errors as of ``record``, but for the event in flight."""
+        """What is enqueued from here on runs after the event's latest record.
+
+        Errors as of ``record``, but for the event in flight.
+        """
     def synchronize(self) -> None:
-        """Blocks without the GIL until everything enqueued has run. Raises the stream's error, again each time: RuntimeError."""
+        """Blocks without the GIL until everything enqueued has run.
+
+        Raises the stream's error, again each time: RuntimeError.
+        """
     def query(self) -> bool:
         """Whether everything enqueued has run. Raises as ``synchronize``."""
     def copy(self, dst: int, src: int, nbytes: int) -> None:
-        """Asynchronous copy between addresses that the caller keeps alive. On cuda, host memory must be page-locked: ValueError.
+        """Asynchronous copy between addresses that the caller keeps alive. On cuda, host memory
+        must be page-locked: ValueError.
 
         ValueError too: a null address, a negative ``nbytes``.
         """
     def enqueue(self, kernel: int, params: bytes) -> None:
-        """Host and inline: enqueues the C function ``void kernel(const void* params)`` with a copy of params (at most 512 bytes).
+        """Host and inline: enqueues the C function ``void kernel(const void* params)`` with a copy
+        of params (at most 512 bytes).
 
-        ValueError: a null ``kernel``, longer params, or a cuda stream. An inline stream raises the kernel's own error.
+        ValueError: a null ``kernel``, longer params, or a cuda stream. An inline stream raises the
+        kernel's own error.
         """
     def begin_capture(self) -> None:
-        """From here to end_capture work is recorded, not executed; events, waits, launches and a second begin raise RuntimeError."""
+        """From here to end_capture work is recorded, not executed; events, waits, launches and a
+        second begin raise RuntimeError.
+        """
     def end_capture(self) -> Graph:
-        """RuntimeError: the stream is not capturing, or on cuda the capture was invalid; the stream captures no more either way."""
+        """RuntimeError: the stream is not capturing, or on cuda the capture was invalid; the
+        stream captures no more either way.
+        """
     def launch(self, graph: Graph) -> None:
-        """ValueError: a graph of another backend or device. RuntimeError: in a capture; on host, in flight on another stream."""
+        """ValueError: a graph of another backend or device.
+
+        RuntimeError: in a capture; on host, in flight on another stream.
+        """
     def claim(self) -> Claim:
-        """``with stream.claim():`` photon's CPU ops on this thread go to the stream. On cuda it does nothing. Claims nest."""
+        """``with stream.claim():`` photon's CPU ops on this thread go to the stream.
+
+        On cuda it does nothing. Claims nest.
+        """
 
 class PinnedBuffer:
-    """Zeroed int32 words that asynchronous copies may use; ``memoryview(buffer)`` is writable, 1-D, of format "i"."""
+    """Zeroed int32 words that asynchronous copies may use; ``memoryview(buffer)`` is writable,
+    1-D, of format "i".
+    """
 
     def __init__(self, nbytes: int, backend: str) -> None:
-        """ValueError: ``nbytes`` is not a positive multiple of 4, or there is no such backend. RuntimeError: no CUDA, or CUDA has no
-        page-locked memory left. MemoryError: host and inline have none left.
+        """ValueError: ``nbytes`` is not a positive multiple of 4, or there is no such backend.
+        RuntimeError: no CUDA, or CUDA has no page-locked memory left. MemoryError: host and inline
+        have none left.
         """
     def __buffer__(self, flags: int, /) -> memoryview: ...
     @property
@@ -124,13 +177,15 @@ class PinnedBuffer:
     def nbytes(self) -> int: ...
 
 class DecodeSlot:
-    """One ping-pong slot: a step is one call that enqueues everything in order, and one wait. Counts are in int32 words.
+    """One ping-pong slot: a step is one call that enqueues everything in order, and one wait.
+    Counts are in int32 words.
 
-    ``input_ptr``, ``output_ptr`` and ``mask_ptr`` are device memory of the caller's, who keeps it alive; it is at least as large as the
-    pinned buffer beside it.
+    ``input_ptr``, ``output_ptr`` and ``mask_ptr`` are device memory of the caller's, who keeps it
+    alive; it is at least as large as the pinned buffer beside it.
 
-    ValueError: streams or buffers of different backends, an address that cannot be copied to, counts beyond a buffer. RuntimeError: calls
-    out of order, such as a launch before the finalize of the last, a wait for nothing, ``span`` without timing.
+    ValueError: streams or buffers of different backends, an address that cannot be copied to,
+    counts beyond a buffer. RuntimeError: calls out of order, such as a launch before the finalize
+    of the last, a wait for nothing, ``span`` without timing.
     """
 
     def __init__(
@@ -148,32 +203,51 @@ class DecodeSlot:
         blocking: bool = True,
     ) -> None: ...
     def launch(self, graph: Graph, input_words: int, finish: bool, output_words: int) -> None:
-        """Input copy (if input_words), replay, and with ``finish`` the copy of the outputs; without it ``finalize`` follows."""
+        """Input copy (if input_words), replay, and with ``finish`` the copy of the outputs;
+        without it ``finalize`` follows.
+        """
     def begin(self, input_words: int) -> None:
         """As launch, for kernels that the caller enqueues on the compute stream up to ``end``."""
     def end(self, output_words: int, finish: bool = True) -> None:
-        """Closes ``begin``, with ``finish`` as launch does; or ``begin_finalize``, then with finish=True."""
+        """Closes ``begin``, with ``finish`` as launch does; or ``begin_finalize``, then with
+        finish=True.
+        """
     def finalize(self, graph: Graph | None, mask_words: int, output_words: int) -> None:
-        """The late sampling: mask copy (if mask_words), replay of the sampling graph (if any), then the copy of the outputs."""
+        """The late sampling: mask copy (if mask_words), replay of the sampling graph (if any),
+        then the copy of the outputs.
+        """
     def begin_finalize(self, mask_words: int) -> None:
-        """As finalize, for sampling kernels that the caller enqueues on the compute stream up to ``end``."""
+        """As finalize, for sampling kernels that the caller enqueues on the compute stream up to
+        ``end``.
+        """
     def wait(self) -> None:
-        """Blocks without the GIL until the outputs are in pinned memory. Raises what a worker or the device reported."""
+        """Blocks without the GIL until the outputs are in pinned memory.
+
+        Raises what a worker or the device reported.
+        """
     def done(self) -> bool:
-        """Whether ``wait`` would return at once; False where there is nothing to wait for. Raises as ``wait`` where the step has failed."""
+        """Whether ``wait`` would return at once; False where there is nothing to wait for.
+
+        Raises as ``wait`` where the step has failed.
+        """
     def span(self) -> tuple[Event, Event]:
-        """First and last moment of the latest launch on the compute stream (timing=True); the previous launch's pair stays valid."""
+        """First and last moment of the latest launch on the compute stream (timing=True); the
+        previous launch's pair stays valid.
+        """
 
 def start_host_trace(capacity: int) -> None:
-    """Starts recording what host and inline streams of the process run, up to ``capacity`` records, whose memory is taken at once.
+    """Starts recording what host and inline streams of the process run, up to ``capacity`` records,
+    whose memory is taken at once.
 
     ValueError: ``capacity`` is below 1. RuntimeError: it is on already.
     """
 
 def stop_host_trace() -> tuple[list[tuple[str, str | None, int, int, int, int]], int]:
-    """Ends it. Records (work, name, stream id, begin, end, bytes), as they ended, and how many found no room; none without a start.
+    """Ends it. Records (work, name, stream id, begin, end, bytes), as they ended, and how many
+    found no room; none without a start.
 
-    Work is "kernel", "copy", "graph" or "wait"; times are nanoseconds of time.perf_counter_ns; a graph's bytes are its number of nodes.
+    Work is "kernel", "copy", "graph" or "wait"; times are nanoseconds of time.perf_counter_ns; a
+    graph's bytes are its number of nodes.
     """
 
 def drain_host_streams() -> None:

@@ -1,10 +1,11 @@
 """The decode core of an LLM engine without the idle gap between steps.
 
-Three levels, each usable without the next: ``photon_ext.ops`` (``torch.ops.photon_ext.*``), the runtime (``Runtime``, ``Pipeline``), and
-the ``Engine``. The first two need torch only; the engine needs the packages of the extra ``engine``.
+Three levels, each usable without the next: ``photon_ext.ops`` (``torch.ops.photon_ext.*``), the
+runtime (``Runtime``, ``Pipeline``), and the ``Engine``. The first two need torch only; the engine
+needs the packages of the extra ``engine``.
 
-``Stream``, ``Event``, ``Graph``, ``PinnedBuffer`` and ``DecodeSlot`` are native classes, of which ``help`` shows the signatures alone:
-``photon_ext/_C.pyi`` documents them.
+``Stream``, ``Event``, ``Graph``, ``PinnedBuffer`` and ``DecodeSlot`` are native classes, of which
+``help`` shows the signatures alone: ``photon_ext/_C.pyi`` documents them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from photon_ext import _library as _library
 from photon_ext import ops
-from photon_ext._library import cpu_isa, fast_kernels_run, num_threads, set_num_threads
+from photon_ext._library import cpu_isa, hopper_runs, num_threads, set_num_threads
 
 if TYPE_CHECKING:
     from photon_ext._C import DecodeSlot, Event, Graph, PinnedBuffer, Stream
@@ -55,9 +56,9 @@ __all__ = [
     "SamplingParams",
     "Stream",
     "cpu_isa",
-    "fast_kernels_run",
     "from_allowed_ids",
     "from_callable",
+    "hopper_runs",
     "num_threads",
     "ops",
     "set_num_threads",

@@ -1,8 +1,9 @@
 """How the ops behave under FakeTensorMode (torch.compile, torch.export).
 
-All ops write into their arguments and return nothing, so nothing has to be inferred. Where the sizes are known, the C++ checks run on Meta
-tensors of the same shapes, and a wrong call fails while it is traced. Sizes that are symbolic stay so (reading one in C++ would make it a
-constant); their checks run when the op does.
+All ops write into their arguments and return nothing, so nothing has to be inferred. Where the
+sizes are known, the C++ checks run on Meta tensors of the same shapes, and a wrong call fails while
+it is traced. Sizes that are symbolic stay so (reading one in C++ would make it a constant); their
+checks run when the op does.
 """
 
 from __future__ import annotations
@@ -24,9 +25,17 @@ def _on_meta(value: Any) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
-def _check(mode: Any, func: Callable[..., None], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> None:
+def _check(
+    mode: Any,
+    func: Callable[..., None],
+    types: Any,
+    args: Sequence[Any] = (),
+    kwargs: dict[str, Any] | None = None,
+) -> None:
     named = kwargs or {}
-    if all(_is_static(value) for value in (*args, *named.values()) if isinstance(value, torch.Tensor)):
+    if all(
+        _is_static(value) for value in (*args, *named.values()) if isinstance(value, torch.Tensor)
+    ):
         func(*map(_on_meta, args), **{name: _on_meta(value) for name, value in named.items()})
 
 

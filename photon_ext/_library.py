@@ -1,10 +1,11 @@
-"""Loads the compiled parts, once: _ops (the ops of ``torch.ops.photon_ext``) and _C (streams, events, slots), and ties them together.
+"""Loads the compiled parts, once: _ops (the ops of ``torch.ops.photon_ext``) and _C (streams,
+events, slots), and ties them together.
 
-_C's host streams need to claim the thread that calls an op; _ops holds that claim. Neither links the other: the address travels through
-here.
+_C's host streams need to claim the thread that calls an op; _ops holds that claim. Neither links
+the other: the address travels through here.
 
-PHOTON_OPS_LIBRARY, read at import, names another build of _ops to load. It is there for tests: the build of tests/emulator runs the CUDA
-kernels on CPU tensors.
+PHOTON_OPS_LIBRARY, read at import, names another build of _ops to load. It is there for tests: the
+build of tests/emulator runs the CUDA kernels on CPU tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ import torch
 _WISH = os.environ.get("PHOTON_OPS_LIBRARY")
 OPS_FILE = Path(_WISH) if _WISH else Path(__file__).with_name("_ops.abi3.so")
 _MOST_THREADS = 256  # as in csrc/cpu/parallel.cpp
-_HOW_TO_BUILD = "build it with `python setup.py build_ext --inplace` or `pip install -e . --no-build-isolation` in the source directory"
+_HOW_TO_BUILD = (
+    "build it with `python setup.py build_ext --inplace` or `pip install -e . "
+    "--no-build-isolation` in the source directory"
+)
 
 
 def _load() -> ctypes.CDLL:
@@ -33,19 +37,22 @@ def _load() -> ctypes.CDLL:
         library = ctypes.CDLL(str(OPS_FILE))
     except OSError as error:
         raise ImportError(
-            f"photon_ext's ops cannot be loaded by torch {torch.__version__}: {error}; torch 2.11 or newer is needed; "
+            f"photon_ext's ops cannot be loaded by torch {torch.__version__}: {error}; torch 2.11 "
+            "or newer is needed; "
             f"if it is there, {_HOW_TO_BUILD}"
         ) from error
     try:
         from photon_ext import _C
     except ImportError as error:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
-        raise ImportError(f"photon_ext._C cannot be loaded by Python {version} ({error}); {_HOW_TO_BUILD}") from error
+        raise ImportError(
+            f"photon_ext._C cannot be loaded by Python {version} ({error}); {_HOW_TO_BUILD}"
+        ) from error
     address = ctypes.cast(library.photon_ext_set_host_queue, ctypes.c_void_p).value
     assert address is not None
     _C.bind_ops(address)
     library.photon_ext_num_threads.restype = ctypes.c_int
-    library.photon_ext_has_fast_kernels.restype = ctypes.c_bool
+    library.photon_ext_has_hopper.restype = ctypes.c_bool
     library.photon_ext_cpu_isa.restype = ctypes.c_char_p
     library.photon_ext_cpu_isa_error.restype = ctypes.c_char_p
     library.photon_ext_set_num_threads.argtypes = [ctypes.c_int]
@@ -62,15 +69,18 @@ _ops_library = _load()
 def num_threads() -> int:
     """Threads that a CPU kernel uses, its caller's included, 1 to 256.
 
-    At first PHOTON_NUM_THREADS, read when they are first needed, or the cores that affinity and cgroup quota let this process use.
+    At first PHOTON_NUM_THREADS, read when they are first needed, or the cores that affinity and
+    cgroup quota let this process use.
     """
     return int(_ops_library.photon_ext_num_threads())
 
 
 def set_num_threads(threads: int) -> None:
-    """Sets the threads of the CPU kernels, for the whole process, from the next kernel on. Results do not depend on it.
+    """Sets the threads of the CPU kernels, for the whole process, from the next kernel on. Results
+    do not depend on it.
 
-    May be called from any thread. More than 256 count as 256; where the system gives fewer threads, :func:`num_threads` tells how many.
+    May be called from any thread. More than 256 count as 256; where the system gives fewer threads,
+    :func:`num_threads` tells how many.
 
     Raises:
         ValueError: `threads` is no integer, or below 1.
@@ -84,20 +94,24 @@ def set_num_threads(threads: int) -> None:
     _ops_library.photon_ext_set_num_threads(min(count, _MOST_THREADS))
 
 
-def fast_kernels_run() -> bool:
-    """Whether the current GPU runs the fast kernels made for Hopper, which ops choose with ``fast=True``: compute capability 9.0 and 10.0.
+def hopper_runs() -> bool:
+    """Whether the current GPU runs the Hopper kernels made for Hopper, which ops choose with
+    ``hopper=True``: compute capability 9.0 and 10.0.
 
-    False without a GPU, and in a build without CUDA. The current GPU is torch's, which each thread has for itself.
+    False without a GPU, and in a build without CUDA. The current GPU is torch's, which each thread
+    has for itself.
 
-    The fast attention of prefill chunks, see :func:`photon_ext.ops.paged_attention_into`, runs from 8.0 on.
+    The Hopper attention of prefill chunks, see :func:`photon_ext.ops.paged_attention_into`, runs
+    from 8.0 on.
     """
-    return bool(_ops_library.photon_ext_has_fast_kernels())
+    return bool(_ops_library.photon_ext_has_hopper())
 
 
 def cpu_isa() -> str:
     """Which variant of the CPU kernels runs here: "baseline", "avx2" or "avx512".
 
-    PHOTON_CPU_ISA, read at import, asks for a lower one; a name that is none, or does not run here, makes the import an ImportError.
+    PHOTON_CPU_ISA, read at import, asks for a lower one; a name that is none, or does not run here,
+    makes the import an ImportError.
     """
     name: bytes = _ops_library.photon_ext_cpu_isa()
     return name.decode()

@@ -1,7 +1,7 @@
 """The command line: `photon-ext generate`, `photon-ext trace` and `photon-ext info`.
 
-Exit codes: 0 done, 1 the request ended with an error, 2 wrong input or set-up, or stdout cannot be written (one line on stderr says what to
-do), 130 interrupted.
+Exit codes: 0 done, 1 the request ended with an error, 2 wrong input or set-up, or stdout cannot be
+written (one line on stderr says what to do), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
 TOKENIZER_FILE = "tokenizer.json"
-OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # torch has an exception of its own for a GPU's memory only
+# torch has an exception of its own for a GPU's memory only
+OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
 
 
 class OutputError(PhotonError):
@@ -70,34 +71,75 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="photon-ext", description="Text from a language model, without the idle gap between steps.")
-    parser.add_argument("--version", action="version", version=f"photon-ext {photon_ext.__version__}")
+    parser = Parser(
+        prog="photon-ext",
+        description="Text from a language model, without the idle gap between steps.",
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"photon-ext {photon_ext.__version__}"
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     generate = commands.add_parser("generate", help="generate text from a prompt")
     generate.add_argument("prompt", help="the user's message")
-    generate.add_argument("--model", default="smollm2", help="smollm2 (default), a Hugging Face directory, or a .gguf file")
-    generate.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
-    generate.add_argument("--dtype", help="float32, float16 or bfloat16; by default what suits the model")
-    generate.add_argument("--depth", type=int, default=2, help="steps in flight: 2 (default), or 1 for the blocking loop")
     generate.add_argument(
-        "--fast-kernels",
-        action=argparse.BooleanOptionalAction,
-        help="run the kernels made for Hopper GPUs, or portable ones; by default the former where they run",
+        "--model",
+        default="smollm2",
+        help="smollm2 (default), a Hugging Face directory, or a .gguf file",
     )
-    generate.add_argument("--max-len", type=int, help="longest prompt and answer, in tokens; by default the model's, up to 4096")
-    generate.add_argument("--max-new-tokens", type=int, default=128, help="longest answer, in tokens (default 128)")
-    generate.add_argument("--temperature", type=float, default=0.0, help="0 (default) always takes the likeliest token")
+    generate.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
+    generate.add_argument(
+        "--dtype", help="float32, float16 or bfloat16; by default what suits the model"
+    )
+    generate.add_argument(
+        "--depth",
+        type=int,
+        default=2,
+        help="steps in flight: 2 (default), or 1 for the blocking loop",
+    )
+    generate.add_argument(
+        "--hopper-kernels",
+        action=argparse.BooleanOptionalAction,
+        help="run the kernels made for Hopper GPUs, or portable ones; by default the former where "
+        "they run",
+    )
+    generate.add_argument(
+        "--max-len",
+        type=int,
+        help="longest prompt and answer, in tokens; by default the model's, up to 4096",
+    )
+    generate.add_argument(
+        "--max-new-tokens", type=int, default=128, help="longest answer, in tokens (default 128)"
+    )
+    generate.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        help="0 (default) always takes the likeliest token",
+    )
     generate.add_argument("--seed", type=int, help="repeats an answer at a temperature above 0")
-    generate.add_argument("--raw", action="store_true", help="use the prompt as it stands, without the chat template")
-    generate.add_argument("--json", action="store_true", help="print one JSON object at the end instead of streaming text")
-    generate.add_argument("--meter", action="store_true", help="show on stderr what the engine is doing")
-    cli_trace.add_arguments(commands.add_parser("trace", help="a timeline of host and device: where the device waits, and for whom"))
+    generate.add_argument(
+        "--raw", action="store_true", help="use the prompt as it stands, without the chat template"
+    )
+    generate.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object at the end instead of streaming text",
+    )
+    generate.add_argument(
+        "--meter", action="store_true", help="show on stderr what the engine is doing"
+    )
+    cli_trace.add_arguments(
+        commands.add_parser(
+            "trace", help="a timeline of host and device: where the device waits, and for whom"
+        )
+    )
     commands.add_parser("info", help="versions, devices, build, and what is missing")
     return parser
 
 
 def _info(_: argparse.Namespace) -> int:
-    from photon_ext.info import describe  # here, as in _generate: an interrupt while it is imported is an interrupt like any other
+    # here, as in _generate: an interrupt while it is imported is an interrupt like any other
+    from photon_ext.info import describe
 
     _say(describe())
     return DONE
@@ -109,21 +151,32 @@ def _generate(arguments: argparse.Namespace) -> int:
     from photon_ext.observe.live import open_view
     from photon_ext.sampling import SamplingParams
 
-    params = SamplingParams(max_new_tokens=arguments.max_new_tokens, temperature=arguments.temperature, seed=arguments.seed)
+    params = SamplingParams(
+        max_new_tokens=arguments.max_new_tokens,
+        temperature=arguments.temperature,
+        seed=arguments.seed,
+    )
     path = resolve_model(arguments.model)
     if path.is_dir() and not (path / TOKENIZER_FILE).exists():
-        raise ModelError(f"{path} has no {TOKENIZER_FILE}; copy it there (save_pretrained of the tokenizer)")
+        raise ModelError(
+            f"{path} has no {TOKENIZER_FILE}; copy it there (save_pretrained of the tokenizer)"
+        )
     engine = Engine.from_pretrained(
         arguments.model,
         device=arguments.device,
         dtype=arguments.dtype,
         depth=arguments.depth,
-        fast_kernels=arguments.fast_kernels,
+        hopper_kernels=arguments.hopper_kernels,
         max_len=arguments.max_len,
         max_rows=1,
     )
-    if arguments.fast_kernels and not (engine.device.startswith("cuda") and photon_ext.fast_kernels_run()):
-        _complain(f"photon-ext generate: --fast-kernels changes nothing on {engine.device}; photon-ext info says which kernels run")
+    if arguments.hopper_kernels and not (
+        engine.device.startswith("cuda") and photon_ext.hopper_runs()
+    ):
+        _complain(
+            f"photon-ext generate: --hopper-kernels changes nothing on {engine.device}; photon-ext "
+            "info says which kernels run"
+        )
     with engine, open_view(engine.meter, sys.stderr) if arguments.meter else nullcontext() as view:
         request = engine.submit(arguments.prompt, params, raw=arguments.raw)
         if view is not None and view.redraws and sys.stdout.isatty() and not arguments.json:
@@ -161,7 +214,9 @@ def _stream(request: Request) -> None:
 
 
 def _stream_in(view: View, request: Request) -> None:
-    """The text as it comes, in a view that redraws the terminal it goes to; when that is closed, all of it."""
+    """The text as it comes, in a view that redraws the terminal it goes to; when that is closed,
+    all of it.
+    """
     pieces = []
     try:
         for event in request.iter():
@@ -177,7 +232,8 @@ def _summary(output: Output, stats: MeterSnapshot) -> str:
     rate = "-" if output.tokens_per_s is None else f"{output.tokens_per_s:.1f}"
     first = "-" if output.ttft_ms is None else f"{output.ttft_ms:.0f} ms"
     return (
-        f"[{len(output.token_ids)} tokens ({output.finish_reason}), {rate} tokens/s, first token after {first}, "
+        f"[{len(output.token_ids)} tokens ({output.finish_reason}), {rate} tokens/s, first token "
+        f"after {first}, "
         f"step gap {gap} (median), depth {stats.depth}, {stats.device}]"
     )
 
@@ -207,7 +263,9 @@ def _rounded(value: float | None, digits: int) -> float | None:
 def _is_out_of_memory(error: BaseException) -> bool:
     import torch
 
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (isinstance(error, RuntimeError) and OUT_OF_MEMORY in str(error))
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or (
+        isinstance(error, RuntimeError) and OUT_OF_MEMORY in str(error)
+    )
 
 
 def _one_line(error: BaseException, name: str) -> str:
@@ -227,7 +285,8 @@ def _check_streams() -> None:
     if sys.stdout is None:
         raise OutputError("stdout is closed; open it, or send it to /dev/null")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a character that the terminal does not have is no reason to stop
+        # a character that the terminal does not have is no reason to stop
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _say(text: str, end: str = "\n") -> None:
@@ -241,7 +300,9 @@ def _say(text: str, end: str = "\n") -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise OutputError(f"stdout cannot be written ({error.strerror}); send it to where there is room") from error
+        raise OutputError(
+            f"stdout cannot be written ({error.strerror}); send it to where there is room"
+        ) from error
 
 
 def _complain(text: str) -> None:

@@ -20,20 +20,49 @@ MAX_BATCH = 4096
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    parser.add_argument("--out", required=True, type=_directory, metavar="DIR", help="where the files go; it is made if need be")
-    parser.add_argument("--model", default="smollm2", help="smollm2 (default), a Hugging Face directory, or a .gguf file")
-    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
-    parser.add_argument("--dtype", help="float32, float16 or bfloat16; by default what suits the model")
-    parser.add_argument("--depth", type=int, default=2, help="steps in flight: 2 (default), or 1 for the blocking loop")
     parser.add_argument(
-        "--fast-kernels",
-        action=argparse.BooleanOptionalAction,
-        help="run the kernels made for Hopper GPUs, or portable ones; by default the former where they run",
+        "--out",
+        required=True,
+        type=_directory,
+        metavar="DIR",
+        help="where the files go; it is made if need be",
     )
-    parser.add_argument("--prompt", action="append", metavar="TEXT", help=f"may be given more than once (default: {PROMPT!r})")
-    parser.add_argument("--max-new-tokens", type=int, default=64, help="longest answer, in tokens (default 64)")
-    parser.add_argument("--batch", type=int, default=1, help="requests at once; prompts are repeated (default 1)")
-    parser.add_argument("--raw", action="store_true", help="use prompts as they stand, without the chat template")
+    parser.add_argument(
+        "--model",
+        default="smollm2",
+        help="smollm2 (default), a Hugging Face directory, or a .gguf file",
+    )
+    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
+    parser.add_argument(
+        "--dtype", help="float32, float16 or bfloat16; by default what suits the model"
+    )
+    parser.add_argument(
+        "--depth",
+        type=int,
+        default=2,
+        help="steps in flight: 2 (default), or 1 for the blocking loop",
+    )
+    parser.add_argument(
+        "--hopper-kernels",
+        action=argparse.BooleanOptionalAction,
+        help="run the kernels made for Hopper GPUs, or portable ones; by default the former where "
+        "they run",
+    )
+    parser.add_argument(
+        "--prompt",
+        action="append",
+        metavar="TEXT",
+        help=f"may be given more than once (default: {PROMPT!r})",
+    )
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=64, help="longest answer, in tokens (default 64)"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=1, help="requests at once; prompts are repeated (default 1)"
+    )
+    parser.add_argument(
+        "--raw", action="store_true", help="use prompts as they stand, without the chat template"
+    )
     parser.add_argument("--stacks", action="store_true", help="record Python functions, too (slow)")
     parser.add_argument("--nvtx", action="store_true", help="mark the phases as NVTX ranges")
 
@@ -45,7 +74,9 @@ def _directory(text: str) -> str:
 
 
 class Traced(NamedTuple):
-    """What came of it, to be printed: the summary, the files, which file could not be made and why, the first answer's error."""
+    """What came of it, to be printed: the summary, the files, which file could not be made and
+    why, the first answer's error.
+    """
 
     summary: str
     written: list[Path]
@@ -57,7 +88,8 @@ def trace(arguments: argparse.Namespace) -> Traced:
     """Runs the command.
 
     Raises:
-        PhotonError: as Engine.from_pretrained and generate; ConfigError also where the files cannot be written.
+        PhotonError: as Engine.from_pretrained and generate; ConfigError also where the files cannot
+            be written.
     """
     from photon_ext.engine import Engine
     from photon_ext.models.loader import load_model
@@ -68,37 +100,62 @@ def trace(arguments: argparse.Namespace) -> Traced:
     from photon_ext.sampling import SamplingParams
     from photon_ext.scheduling.options import EngineOptions, choose_device
 
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler says on stderr that it starts and stops
-    recording = timeline(stacks=arguments.stacks, nvtx=arguments.nvtx)  # refuses what cannot be recorded before a model is loaded
+    # else the profiler says on stderr that it starts and stops
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    # refuses what cannot be recorded before a model is loaded
+    recording = timeline(stacks=arguments.stacks, nvtx=arguments.nvtx)
     given = arguments.prompt or [PROMPT]
     if not 1 <= arguments.batch <= MAX_BATCH or len(given) > MAX_BATCH:
-        raise ConfigError(f"batch is {arguments.batch}, of {len(given)} prompts; trace from 1 to {MAX_BATCH} requests at once")
+        raise ConfigError(
+            f"batch is {arguments.batch}, of {len(given)} prompts; trace from 1 to {MAX_BATCH} "
+            "requests at once"
+        )
     _check_directory(Path(arguments.out))
     prompts = [given[index % len(given)] for index in range(max(arguments.batch, len(given)))]
-    options = {"depth": arguments.depth, "max_rows": len(prompts), "fast_kernels": arguments.fast_kernels}
+    options = {
+        "depth": arguments.depth,
+        "max_rows": len(prompts),
+        "hopper_kernels": arguments.hopper_kernels,
+    }
     EngineOptions(**options)  # a wrong option shows before the model is loaded
     params = SamplingParams(max_new_tokens=arguments.max_new_tokens)
-    config, weights, tokenizer = load_model(arguments.model, arguments.dtype, checked_device(choose_device(arguments.device)))
+    config, weights, tokenizer = load_model(
+        arguments.model, arguments.dtype, checked_device(choose_device(arguments.device))
+    )
     with Engine.from_weights(config, weights, tokenizer, **options) as engine:
-        engine.generate(prompts, SamplingParams(max_new_tokens=WARM_UP_TOKENS, ignore_eos=True), raw=arguments.raw)
+        engine.generate(
+            prompts,
+            SamplingParams(max_new_tokens=WARM_UP_TOKENS, ignore_eos=True),
+            raw=arguments.raw,
+        )
         with recording:
             outputs = engine.generate(prompts, params, raw=arguments.raw)
     shape = StepShape.of(config, weights)
     kv = round(shape.kv_bytes_per_token * mean_context(outputs))
     recording.bytes_per_step = shape.weight_bytes + kv
-    recording.bytes_note = f": {shape.weight_bytes / 1e6:.1f} of weights, {kv / 1e6:.1f} of keys and values (mean)"
+    recording.bytes_note = (
+        f": {shape.weight_bytes / 1e6:.1f} of weights, {kv / 1e6:.1f} of keys and values (mean)"
+    )
     try:
         written = recording.save(arguments.out)
     except OSError as error:
-        raise ConfigError(f"--out {arguments.out}: {error}; name a directory that can be written") from error
-    missing = None if has_matplotlib() else "no timeline.png: matplotlib is not installed (pip install 'photon_ext[trace]')"
+        raise ConfigError(
+            f"--out {arguments.out}: {error}; name a directory that can be written"
+        ) from error
+    missing = (
+        None
+        if has_matplotlib()
+        else "no timeline.png: matplotlib is not installed (pip install 'photon_ext[trace]')"
+    )
     failure = next((output.error for output in outputs if output.error is not None), None)
     return Traced(recording.report.text(), written, missing, failure)
 
 
 def mean_context(outputs: Sequence[Output]) -> float:
-    """Tokens whose keys and values a decode step reads, of all its rows together, on average over the decode steps of requests that began
-    together: a row attends to its prompt, to what it has answered before, and to itself."""
+    """Tokens whose keys and values a decode step reads, of all its rows together, on average over
+    the decode steps of requests that began together: a row attends to its prompt, to what it has
+    answered before, and to itself.
+    """
     read = steps = 0
     for output in outputs:
         mine = max(0, len(output.token_ids) - 1)  # the first token is the prefill's
@@ -110,9 +167,13 @@ def mean_context(outputs: Sequence[Output]) -> float:
 def _check_directory(path: Path) -> None:
     """Before minutes of work: the files can be written. It leaves no file behind."""
     try:
-        in_the_way = next((part for part in (path, *path.parents) if part.exists() and not part.is_dir()), None)
+        in_the_way = next(
+            (part for part in (path, *path.parents) if part.exists() and not part.is_dir()), None
+        )
         if in_the_way is not None:
-            raise ConfigError(f"--out {path}: {in_the_way} is a file; name a directory, which is made if need be")
+            raise ConfigError(
+                f"--out {path}: {in_the_way} is a file; name a directory, which is made if need be"
+            )
         path.mkdir(parents=True, exist_ok=True)
         for name in ("trace.json", "timeline.html", "summary.txt", "summary.json", "timeline.png"):
             file = path / name

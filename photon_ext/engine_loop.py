@@ -1,6 +1,7 @@
 """The engine loop: continuous batching over the two-slot pipeline; what runs on the engine thread.
 
-One turn, in order (at depth 2 step t+1 runs on the device while the host commits and delivers step t):
+One turn, in order (at depth 2 step t+1 runs on the device while the host commits and delivers step
+t):
 
     admit      waiting requests get rows and pages, cancels are taken
     launch     step t+1 is enqueued
@@ -34,18 +35,28 @@ class Delivery(NamedTuple):
 
 
 class EngineLoop:
-    """Drives the pipeline for the requests that come through the mailbox. It owns the scheduler and the pipeline while it runs.
+    """Drives the pipeline for the requests that come through the mailbox. It owns the scheduler and
+    the pipeline while it runs.
 
     Args:
         pipeline: made with `released.append` as its `on_release`.
-        released: rows whose lease the pipeline has released, to be taken by the next turn: until then a commit may still speak of them.
+        released: rows whose lease the pipeline has released, to be taken by the next turn: until
+            then a commit may still speak of them.
         scheduler: the registry of sequences.
         mailbox: what callers send.
         depth: steps in flight.
         meter: told of every turn; its clock takes the host's time.
     """
 
-    def __init__(self, pipeline: Pipeline, released: list[Row], scheduler: Scheduler, mailbox: Mailbox, depth: int, meter: Meter) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        released: list[Row],
+        scheduler: Scheduler,
+        mailbox: Mailbox,
+        depth: int,
+        meter: Meter,
+    ) -> None:
         self._meter = meter
         self._pipeline = pipeline
         self._released = released
@@ -55,7 +66,8 @@ class EngineLoop:
         self._undelivered: deque[Delivery] = deque()
 
     def run(self) -> bool:
-        """The thread's whole life: turns, until the mailbox is closed and nothing is left, or until a crash, of which all callers hear.
+        """The thread's whole life: turns, until the mailbox is closed and nothing is left, or until
+        a crash, of which all callers hear.
 
         False: another thread is at it. A start that was interrupted may have made one all the same.
         """
@@ -89,7 +101,10 @@ class EngineLoop:
         clock.enter(None)
 
     def _collect(self) -> bool:
-        """Takes the mail; sleeps while there is nothing to do. False: the engine is to end, and nothing is left."""
+        """Takes the mail; sleeps while there is nothing to do.
+
+        False: the engine is to end, and nothing is left.
+        """
         probe.begin(Phase.COLLECT)
         mail = self._mailbox.collect(self._has_work)
         probe.end()
@@ -104,7 +119,9 @@ class EngineLoop:
         return not mail.closing or self._has_work()
 
     def _has_work(self) -> bool:
-        return bool(self._pipeline.busy or self._released or self._undelivered or self._scheduler.waiting)
+        return bool(
+            self._pipeline.busy or self._released or self._undelivered or self._scheduler.waiting
+        )
 
     def _admit(self) -> None:
         for row in self._released:
@@ -128,11 +145,15 @@ class EngineLoop:
             else:
                 self._scheduler.place(sequence, row)
         if self._scheduler.waiting and not self._pipeline.busy:
-            raise PipelineError(f"{self._scheduler.waiting} requests wait, and no row runs whose end could let them in")
+            raise PipelineError(
+                f"{self._scheduler.waiting} requests wait, and no row runs whose end could let "
+                "them in"
+            )
 
     def _launch(self) -> Step | None:
         step = self._pipeline.launch()
-        self._pipeline.finalize(self._fill_mask)  # if nothing older is in flight; else it has to wait for that commit
+        # if nothing older is in flight; else it has to wait for that commit
+        self._pipeline.finalize(self._fill_mask)
         return step
 
     def _commit(self) -> None:
@@ -147,8 +168,14 @@ class EngineLoop:
         self._undelivered.append(Delivery(sequence, event.token, event.finish is FinishReason.STOP))
         try:
             reason = sequence.commit(event.token, event.finish)
-        except BaseException as error:  # the constraint is the caller's code and may raise anything: its fault is that request's alone
-            self._end(sequence, FinishReason.ERROR, f"the constraint raised on token {event.token}: {describe(error)}")
+        except BaseException as error:
+            # the constraint is the caller's code and may raise anything: its fault is that
+            # request's alone
+            self._end(
+                sequence,
+                FinishReason.ERROR,
+                f"the constraint raised on token {event.token}: {describe(error)}",
+            )
             return
         if reason is not None:
             self._end(sequence, reason)
@@ -169,15 +196,20 @@ class EngineLoop:
                 elif sequence.deliver(delivery.token, delivery.is_stop):
                     self._end(sequence, FinishReason.STOP)
                     sequence.close(FinishReason.STOP)
-            except BaseException as error:  # no text for these tokens (tokenizers panic with a BaseException): no reason to stop the others
+            except BaseException as error:
+                # no text for these tokens (tokenizers panic with a BaseException): no reason to
+                # stop the others
                 self._end(sequence, FinishReason.ERROR)
                 sequence.close(FinishReason.ERROR, f"the text could not be made: {describe(error)}")
 
     def _end(self, sequence: Sequence, reason: FinishReason, error: str | None = None) -> None:
-        """The sequence ends now; its row follows when no step in flight uses it, its final event with the next delivery."""
+        """The sequence ends now; its row follows when no step in flight uses it, its final event
+        with the next delivery.
+        """
         if sequence.state is SequenceState.ENDED:
             return
-        self._undelivered.append(Delivery(sequence, reason=reason, error=error))  # first: from here on a crash finds it there
+        # first: from here on a crash finds it there
+        self._undelivered.append(Delivery(sequence, reason=reason, error=error))
         self._scheduler.drop(sequence)
         sequence.end()
         if sequence.row is not None:
@@ -185,7 +217,10 @@ class EngineLoop:
         self._mailbox.give_back(sequence.constraint)
 
     def _die(self, error: BaseException) -> None:
-        """The loop has crashed: nobody waits for ever, and everybody learns why. The runtime keeps the memory of steps still in flight."""
+        """The loop has crashed: nobody waits for ever, and everybody learns why.
+
+        The runtime keeps the memory of steps still in flight.
+        """
         left = self._mailbox.fail(error)
         pending = [delivery.sequence for delivery in self._undelivered]
         for sequence in {id(s): s for s in (*self._scheduler.live, *pending, *left)}.values():

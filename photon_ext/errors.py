@@ -1,12 +1,15 @@
-"""What runtime, engine and all above them raise on purpose. Each message names the value that was wrong, what was expected and what to do.
+"""What runtime, engine and all above them raise on purpose. Each message names the value that was
+wrong, what was expected and what to do.
 
-User mistakes derive from ValueError too, so that `except ValueError` keeps working in code that does not know this package. Ops and the
-native classes raise plain RuntimeError and ValueError, and a step whose device or worker fails a plain RuntimeError.
+User mistakes derive from ValueError too, so that `except ValueError` keeps working in code that
+does not know this package. Ops and the native classes raise plain RuntimeError and ValueError, and
+a step whose device or worker fails a plain RuntimeError.
 """
 
 from __future__ import annotations
 
-_SHOWN_BITS = 256  # Python refuses to write integers of more than 4300 digits, and nobody reads so many
+# Python refuses to write integers of more than 4300 digits, and nobody reads so many
+_SHOWN_BITS = 256
 _SHOWN_CHARACTERS = 200
 
 
@@ -15,7 +18,9 @@ class PhotonError(Exception):
 
 
 class ConfigError(PhotonError, ValueError):
-    """A setting of the runtime, the engine or a sampling parameter is out of range or contradicts another."""
+    """A setting of the runtime, the engine or a sampling parameter is out of range or
+    contradicts another.
+    """
 
 
 class RequestError(PhotonError, ValueError):
@@ -27,15 +32,22 @@ class ModelError(PhotonError, ValueError):
 
 
 class DeviceError(PhotonError, RuntimeError):
-    """A device that was asked for does not exist, or this build has no kernels for it. Failures of a running device are RuntimeError."""
+    """A device that was asked for does not exist, or this build has no kernels for it.
+
+    Failures of a running device are RuntimeError.
+    """
 
 
 class EngineDeadError(PhotonError, RuntimeError):
-    """The engine was closed, or has crashed (the cause is chained), or runs in the process that this one is a fork of. Make a new one."""
+    """The engine was closed, or has crashed (the cause is chained), or runs in the process that
+    this one is a fork of. Make a new one.
+    """
 
 
 class PipelineError(PhotonError, RuntimeError):
-    """The pipeline was driven out of order, or a step's record does not belong to the lease that it was launched for."""
+    """The pipeline was driven out of order, or a step's record does not belong to the lease that
+    it was launched for.
+    """
 
 
 class NoFreeRow(PhotonError, RuntimeError):
@@ -43,11 +55,15 @@ class NoFreeRow(PhotonError, RuntimeError):
 
 
 class CaptureError(PhotonError, RuntimeError):
-    """A step function cannot be recorded into a graph: on a CPU, it calls other ops than photon_ext's and views."""
+    """A step function cannot be recorded into a graph: on a CPU, it calls other ops than
+    photon_ext's and views.
+    """
 
 
 def shown(value: object) -> str:
-    """A value as a message names it: as in source code, where that is short; what is large or has no text, in a few words."""
+    """A value as a message names it: as in source code, where that is short; what is large or
+    has no text, in a few words.
+    """
     if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
         return f"{'a negative' if value < 0 else 'an'} integer of {value.bit_length()} bits"
     try:
@@ -59,7 +75,9 @@ def shown(value: object) -> str:
 
 
 def surrogate_in(text: str) -> str | None:
-    """Names the first surrogate (a half of a UTF-16 pair) of `text` and its place: UTF-8 holds none, paired or not. None: it has none."""
+    """Names the first surrogate (a half of a UTF-16 pair) of `text` and its place: UTF-8 holds
+    none, paired or not. None: it has none.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -68,7 +86,10 @@ def surrogate_in(text: str) -> str | None:
 
 
 def describe(error: BaseException) -> str:
-    """An exception in a few words. It may be anybody's: where its own text cannot be made, its type has to do."""
+    """An exception in a few words.
+
+    It may be anybody's: where its own text cannot be made, its type has to do.
+    """
     try:
         return f"{type(error).__name__}: {error}"
     except BaseException:

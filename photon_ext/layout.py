@@ -1,4 +1,5 @@
-"""The device layouts of csrc/common, for the host side: column numbers, flags, and the packed step input.
+"""The device layouts of csrc/common, for the host side: column numbers, flags, and the packed step
+input.
 
 One place in Python; ``tests/runtime/test_layout.py`` compares every number with the C++ headers.
 """
@@ -13,9 +14,10 @@ class Meta(IntEnum):
     """Columns of decode_meta, int32 [T, 4].
 
     Attributes:
-        TOKEN: the id that the line feeds.
+        TOKEN: the id that is fed.
         POSITION: where it stands in its row, and its key and value in the row's pages, from 0 on.
-        LENGTH: positions that the line attends to, its own included: POSITION + 1; 0 marks a dead line.
+        LENGTH: positions that the token attends to, its own included: POSITION + 1; 0 marks a dead
+            token.
         ROW: its row in the tables.
     """
 
@@ -26,12 +28,14 @@ class Meta(IntEnum):
 
 
 class SegmentFlag(IntEnum):
-    """Bits of the flags column of segments, int32 [R, 4] = (row, first line, number of lines, flags).
+    """Bits of the flags column of segments, int32 [R, 4] = (row, first token, number of tokens,
+    flags).
 
     Attributes:
-        SAMPLE: the logits of the last line are sampled.
+        SAMPLE: the logits of the last token are sampled.
         DRAFT: reserved; nothing looks at it.
-        STAGED: the tokens come from staged_ids; without it the row's last token is fed, in one line.
+        STAGED: the tokens come from staged_ids; without it the row's last token is fed, in one
+            token.
     """
 
     SAMPLE = 1
@@ -43,8 +47,9 @@ class RowColumn(IntEnum):
     """Columns of row_state, int32 [rows, ROW_COLUMNS]; columns without a name are reserved.
 
     Attributes:
-        LAST_TOKEN: the token that the next decode line feeds.
-        POSITION: where that goes: KV lines written so far. In a step, until it is published, the position of its first line.
+        LAST_TOKEN: the token that the next decode step feeds.
+        POSITION: where that goes: KV tokens written so far. In a step, until it is published, the
+            position of its first token.
         REMAINING: tokens that may still be sampled.
         ALIVE: 1: takes part in steps; 0: ended, or free.
         GENERATION: which lease holds the row; echoed in output records.
@@ -69,7 +74,9 @@ class RowColumn(IntEnum):
 
 
 class DeltaTable(IntEnum):
-    """Which device table a delta run writes; offsets and counts are int32 words of the table as a flat array."""
+    """Which device table a delta run writes; offsets and counts are int32 words of the table as
+    a flat array.
+    """
 
     ROW_STATE = 0
     PAGES = 1
@@ -77,7 +84,8 @@ class DeltaTable(IntEnum):
 
 
 class RecordFlag(IntEnum):
-    """Bits of the flags column of an output record (row, generation, n_tokens, flags, tokens...). The errors are those of row_errors, too.
+    """Bits of the flags column of an output record (row, generation, n_tokens, flags, tokens...).
+    The errors are those of row_errors, too.
 
     Attributes:
         STOP: the token is one of the row's stop ids, also where it is the last that remained.
@@ -102,19 +110,20 @@ RECORD_TOKENS = 4
 MASK_KEY_COLUMNS = 2
 DELTA_HEADER = 4
 DELTA_RUN_WORDS = 4
-EXTENT_SIZE = 2
+COUNTS_SIZE = 2
 HOST_MASK = 1
 NO_TOKEN = -(2**31)
 
 
 class InputLayout(NamedTuple):
-    """Where the parts of a slot's packed step input lie, in int32 words: segments, staged ids, deltas.
+    """Where the parts of a slot's packed step input lie, in int32 words: segments, staged ids,
+    deltas.
 
     The fixed parts come first, so that one copy of a prefix carries whatever changed.
     """
 
     max_segments: int
-    max_lines: int
+    max_step_tokens: int
     delta_words: int
 
     @property
@@ -123,7 +132,7 @@ class InputLayout(NamedTuple):
 
     @property
     def delta_offset(self) -> int:
-        return self.staged_offset + -(-self.max_lines // 4) * 4
+        return self.staged_offset + -(-self.max_step_tokens // 4) * 4
 
     @property
     def words(self) -> int:
@@ -131,7 +140,9 @@ class InputLayout(NamedTuple):
 
 
 class MaskLayout(NamedTuple):
-    """A slot's pinned masks, in int32 words: the keys of all segments, then one bitmask row per segment."""
+    """A slot's pinned masks, in int32 words: the keys of all segments, then one bitmask row per
+    segment.
+    """
 
     max_segments: int
     vocab_size: int

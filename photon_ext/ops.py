@@ -1,30 +1,37 @@
 """The ops, typed: thin wrappers over ``torch.ops.photon_ext.*``.
 
-Names that end in ``_into`` write their first argument; names that end in ``_`` update what their docstring says. Both return nothing,
-allocate nothing and never synchronize, so that they can be captured in a graph. They run where their tensors are: CPU, CUDA (on torch's
-current stream) or Meta (checks only). The twins without a suffix allocate their result.
+Names that end in ``_into`` write their first argument; names that end in ``_`` update what their
+docstring says. Both return nothing, allocate nothing and never synchronize, so that they can be
+captured in a graph. They run where their tensors are: CPU, CUDA (on torch's current stream) or Meta
+(checks only). The functionals without a suffix allocate their result.
 
-They may be called from any thread. On a CPU they run at the call, on the threads of :func:`photon_ext.num_threads` (where those are busy
-with another thread's op, on the caller's alone), but within a stream's ``claim()`` they are enqueued there: until they have run, whoever
+They may be called from any thread. On a CPU they run at the call, on the threads of
+:func:`photon_ext.num_threads` (where those are busy with another thread's op, on the caller's
+alone), but within a stream's ``claim()`` they are enqueued there: until they have run, whoever
 calls keeps their tensors.
 
-Words used below. A *line* is one token of a step: ``decode_meta`` is int32 [T, 4], (token, position, length, row) a line; length 0 marks a
-dead line, which reads and writes no KV. A *segment* is one row's lines: ``segments`` is int32 [R, 4], (row, first line, number of lines,
-flags). ``row_state`` is int32 [rows, 16]; rows that live are numbered from 1 on, row 0 is padding. :mod:`photon_ext.layout` says what each
-column and flag means, as Meta, SegmentFlag, RowColumn and RecordFlag.
+Words used below. A *token* is one token of a step: ``decode_meta`` is int32 [T, 4], (token,
+position, length, row) a token; length 0 marks a dead token, which reads and writes no KV. A
+*segment* is one row's tokens: ``segments`` is int32 [R, 4], (row, first token, number of tokens,
+flags). ``row_state`` is int32 [rows, 16]; rows that live are numbered from 1 on, row 0 is padding.
+:mod:`photon_ext.layout` says what each column and flag means, as Meta, SegmentFlag, RowColumn and
+RecordFlag.
 
-All integer tensors are int32. Floating ones are float32, bfloat16 or float16, of one dtype a call, but for tables of angles and a
-workspace, which are float32. Integer tensors, vectors and tables of angles are contiguous; all others have neighbouring elements in the
-last dimension and free strides before it, where no more is said. T = 0 is fine everywhere. All of it is for inference: no gradient is
-recorded, and the twins refuse tensors that ask for one or carry a tangent.
+All integer tensors are int32. Floating ones are float32, bfloat16 or float16, of one dtype a call,
+but for tables of angles and a workspace, which are float32. Integer tensors, vectors and tables of
+angles are contiguous; all others have neighbouring elements in the last dimension and free strides
+before it, where no more is said. T = 0 is fine everywhere. All of it is for inference: no gradient
+is recorded, and the functionals refuse tensors that ask for one or carry a tangent.
 
-No two elements of what is written may be one in memory, nor may another argument hold any; columns of one buffer side by side, as those of
-a fused projection, are apart.
+No two elements of what is written may be one in memory, nor may another argument hold any; columns
+of one buffer side by side, as those of a fused projection, are apart.
 
-A wrong argument raises RuntimeError that names the op, the argument, what it has and what was expected (an ``eps`` is finite and not
-negative, a ``scale`` finite); Python and torch raise errors of their own where it is of another type, or a sparse tensor. What only the
-device knows (tokens, rows, pages, positions) is not waited for: each op says what comes of values that cannot be, and none of them reads or
-writes outside its tensors. ``photon_ext.reference`` has every op in plain PyTorch.
+A wrong argument raises RuntimeError that names the op, the argument, what it has and what was
+expected (an ``eps`` is finite and not negative, a ``scale`` finite); Python and torch raise errors
+of their own where it is of another type, or a sparse tensor. What only the device knows (tokens,
+rows, pages, positions) is not waited for: each op says what comes of values that cannot be, and
+none of them reads or writes outside its tensors. ``photon_ext.reference`` has every op in plain
+PyTorch.
 """
 
 from __future__ import annotations
@@ -45,7 +52,7 @@ _NAMES = (
     "apply_token_mask_",
     "sample_into",
     "embedding_into",
-    "select_lines_into",
+    "select_tokens_into",
     "rms_norm_into",
     "add_rms_norm_into",
     "linear_into",
@@ -69,7 +76,7 @@ _publish = _op["publish_"]
 _apply_token_mask = _op["apply_token_mask_"]
 _sample = _op["sample_into"]
 _embedding = _op["embedding_into"]
-_select_lines = _op["select_lines_into"]
+_select_tokens = _op["select_tokens_into"]
 _rms_norm = _op["rms_norm_into"]
 _add_rms_norm = _op["add_rms_norm_into"]
 _linear = _op["linear_into"]
@@ -85,12 +92,24 @@ _fused_attention_decode = _op["fused_attention_decode_into"]
 
 
 def _negation_refused(name: str) -> Callable[..., None]:
-    """For views whose memory holds the negative of their values: torch would copy them for the call, and back in vain."""
+    """For views whose memory holds the negative of their values: torch would copy them for the
+    call, and back in vain.
+    """
 
     def refuse(*args: object, **kwargs: object) -> None:
-        given = {**dict(zip((argument.name for argument in _op[name]._schema.arguments), args, strict=False)), **kwargs}
-        found = next(key for key, value in given.items() if isinstance(value, Tensor) and value.is_neg())
-        raise RuntimeError(f"{name}: {found} is a negated view, expected plain memory; pass a copy, {found}.resolve_neg()")
+        given = {
+            **dict(
+                zip((argument.name for argument in _op[name]._schema.arguments), args, strict=False)
+            ),
+            **kwargs,
+        }
+        found = next(
+            key for key, value in given.items() if isinstance(value, Tensor) and value.is_neg()
+        )
+        raise RuntimeError(
+            f"{name}: {found} is a negated view, expected plain memory; pass a copy, "
+            f"{found}.resolve_neg()"
+        )
 
     return refuse
 
@@ -101,10 +120,20 @@ for _name in _NAMES:
 
 
 def _refuse_gradients(op: str, *inputs: Tensor | None) -> None:
-    if forward_ad._current_level >= 0 and any(tensor is not None and _has_tangent(tensor) for tensor in inputs):
-        raise RuntimeError(f"{op}: an input has a tangent (forward-mode AD), and the result would have none; pass its detach()")
-    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs):
-        raise RuntimeError(f"{op}: an input requires grad, and no gradient would be recorded; call it under torch.no_grad(), or detach()")
+    if forward_ad._current_level >= 0 and any(
+        tensor is not None and _has_tangent(tensor) for tensor in inputs
+    ):
+        raise RuntimeError(
+            f"{op}: an input has a tangent (forward-mode AD), and the result would have none; pass "
+            "its detach()"
+        )
+    if torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in inputs
+    ):
+        raise RuntimeError(
+            f"{op}: an input requires grad, and no gradient would be recorded; call it under "
+            "torch.no_grad(), or detach()"
+        )
 
 
 def _has_tangent(tensor: Tensor) -> bool:
@@ -112,11 +141,13 @@ def _has_tangent(tensor: Tensor) -> bool:
 
 
 def _size(x: Tensor, dim: int) -> int:
-    """Of a dimension that x may lack: a twin makes a result all the same, and leaves it to the op's checks to say what is wrong."""
+    """Of a dimension that x may lack: a functional variant makes a result all the same, and
+    leaves it to the op's checks to say what is wrong.
+    """
     return x.shape[dim] if dim < x.dim() else 0
 
 
-# --- step: the head and the tail ------------------------------------------------------------------------------------------------------
+# --- step: the head and the tail ------------------------------------------------------------------
 
 
 def begin_step_(
@@ -127,37 +158,47 @@ def begin_step_(
     segments: Tensor,
     staged_ids: Tensor,
     decode_meta: Tensor,
-    extent: Tensor,
+    counts: Tensor,
 ) -> None:
-    """The head of a step: applies host deltas to the tables, carries tokens over, and fills decode_meta.
+    """The head of a step: applies host deltas to the tables, carries tokens over, and fills
+    decode_meta.
 
-    A live row whose segment cannot be fed ends here: alive becomes 0, all lines of the segment are dead. That is so where a staged id was
-    consumed or never written, where the segment has no lines or lines outside decode_meta, and where a row that is to carry its last token
-    over has more than one line, or positions would leave int32. Nothing of such a row is sampled, and :func:`publish_` marks it as dead
-    instead of advancing it: a host that believes it alive learns that its tables are corrupt. Row 0 and rows outside the tables are dead.
+    A live row whose segment cannot be fed ends here: alive becomes 0, all tokens of the segment are
+    dead. That is so where a staged id was consumed or never written, where the segment has no
+    tokens or tokens outside decode_meta, and where a row that is to carry its last token over has
+    more than one token, or positions would leave int32. Nothing of such a row is sampled, and
+    :func:`publish_` marks it as dead instead of advancing it: a host that believes it alive learns
+    that its tables are corrupt. Row 0 and rows outside the tables are dead.
 
-    Segments must not overlap: no two of them name the same live row, or have a line in common. What overlapping ones give is undefined, and
-    differs from device to device.
+    Segments must not overlap: no two of them name the same live row, or have a token in common.
+    What overlapping ones give is undefined, and differs from device to device.
 
     Args:
         row_state: int32 [rows, 16], updated by the deltas; rows that cannot be fed end.
         page_table: int32 [rows, pages per row], updated by the deltas.
         stop_ids: int32 [rows, stop ids per row], updated by the deltas.
-        deltas: int32 [words], at least 4. Word 0 counts the runs and is zeroed; run i is words 4 + 4i...: (table, offset, count, first
-            payload word), where table is a layout.DeltaTable, offset and count are words of it, and payload words are counted from the
-            begin of deltas. Runs must not overlap. A run that does not fit its table or this buffer is skipped.
-        segments: int32 [R, 4]; with STAGED a segment's tokens are the staged_ids of its lines, else its row's last token.
-        staged_ids: int32 [T]; an id that is read is replaced by the mark of "no token" (layout.NO_TOKEN, -2**31).
-        decode_meta: int32 [T, 4], written whole: (token, position, position + 1, row) for live lines, zeros for dead ones.
-        extent: int32 [2], written: 1 + the last live line, 1 + the last segment that is to be sampled and whose lines are alive.
+        deltas: int32 [words], at least 4. Word 0 counts the runs and is zeroed; run i is words 4 +
+            4i...: (table, offset, count, first payload word), where table is a layout.DeltaTable,
+            offset and count are words of it, and payload words are counted from the begin of
+            deltas. Runs must not overlap. A run that does not fit its table or this buffer is
+            skipped.
+        segments: int32 [R, 4]; with STAGED a segment's tokens are the staged_ids of its tokens,
+            else its row's last token.
+        staged_ids: int32 [T]; an id that is read is replaced by the mark of "no token"
+            (layout.NO_TOKEN, -2**31).
+        decode_meta: int32 [T, 4], written whole: (token, position, position + 1, row) for live
+            tokens, zeros for dead ones.
+        counts: int32 [2], written: 1 + the last live token, 1 + the last segment that is to be
+            sampled and whose tokens are alive.
     """
-    _begin_step(row_state, page_table, stop_ids, deltas, segments, staged_ids, decode_meta, extent)
+    _begin_step(row_state, page_table, stop_ids, deltas, segments, staged_ids, decode_meta, counts)
 
 
 def carry_over_ids_(next_ids: Tensor, prev: Tensor, idx: Tensor) -> None:
     """``next_ids[i] = prev[idx[i]]`` where idx[i] is an index of prev; elsewhere next_ids[i] stays.
 
-    Stand-alone carry-over for engines with their own batches, which may shrink, grow and change order between two steps.
+    Stand-alone carry-over for engines with their own batches, which may shrink, grow and change
+    order between two steps.
 
     Args:
         next_ids: int32 [n], updated.
@@ -167,28 +208,38 @@ def carry_over_ids_(next_ids: Tensor, prev: Tensor, idx: Tensor) -> None:
     _carry_over_ids(next_ids, prev, idx)
 
 
-def decode_meta_set_(decode_meta: Tensor, tokens: Tensor, positions: Tensor, rows: Tensor | None = None) -> None:
-    """Fills decode_meta without a RowTable: one line a token.
+def decode_meta_set_(
+    decode_meta: Tensor, tokens: Tensor, positions: Tensor, rows: Tensor | None = None
+) -> None:
+    """Fills decode_meta without a RowTable: one token a token.
 
     Args:
         decode_meta: int32 [n, 4], written.
         tokens: int32 [n].
-        positions: int32 [n]; below 0, or 2**31 - 1, makes a dead line.
-        rows: int32 [n]; None: line i belongs to row i.
+        positions: int32 [n]; below 0, or 2**31 - 1, makes a dead token.
+        rows: int32 [n]; None: token i belongs to row i.
     """
     _decode_meta_set(decode_meta, tokens, positions, rows)
 
 
 def publish_(
-    row_state: Tensor, out_record: Tensor, sampled: Tensor, segments: Tensor, stop_ids: Tensor, row_errors: Tensor | None = None
+    row_state: Tensor,
+    out_record: Tensor,
+    sampled: Tensor,
+    segments: Tensor,
+    stop_ids: Tensor,
+    row_errors: Tensor | None = None,
 ) -> None:
-    """The tail of a step: advances the rows, decides stops and caps, and writes what the host will read.
+    """The tail of a step: advances the rows, decides stops and caps, and writes what the host will
+    read.
 
-    The record of a row that is dead, or outside the tables, says so (RecordFlag.DEAD), and nothing else happens to it.
+    The record of a row that is dead, or outside the tables, says so (RecordFlag.DEAD), and nothing
+    else happens to it.
 
     Args:
         row_state: int32 [rows, 16], updated: last token, position, remaining, alive.
-        out_record: int32 [R, W >= 5], written: (row, generation, n_tokens, flags, tokens..., -1...); flags are layout.RecordFlag.
+        out_record: int32 [R, W >= 5], written: (row, generation, n_tokens, flags, tokens...,
+            -1...); flags are layout.RecordFlag.
         sampled: int32 [R]; below 0: nothing was sampled, which ends a row that was to be sampled.
         segments: int32 [R, 4].
         stop_ids: int32 [rows, stop ids per row].
@@ -197,56 +248,82 @@ def publish_(
     _publish(row_state, out_record, sampled, segments, stop_ids, row_errors)
 
 
-# --- sampling -------------------------------------------------------------------------------------------------------------------------
+# --- sampling -------------------------------------------------------------------------------------
 
 
-def apply_token_mask_(logits: Tensor, mask: Tensor, mask_keys: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor) -> None:
-    """Makes the logits of disallowed ids -inf, where the mask is for this very row and position; else marks the row's error.
+def apply_token_mask_(
+    logits: Tensor,
+    mask: Tensor,
+    mask_keys: Tensor,
+    segments: Tensor,
+    row_state: Tensor,
+    row_errors: Tensor,
+) -> None:
+    """Makes the logits of disallowed ids -inf, where the mask is for this very row and position;
+    else marks the row's error.
 
-    Segments that are dead or not to be sampled stay as they are, and so does one without a mask whose row asks for none.
+    Segments that are dead or not to be sampled stay as they are, and so does one without a mask
+    whose row asks for none.
 
     Args:
         logits: [R, vocab], updated.
         mask: int32 [R, >= ceil(vocab / 32)]; bit (id & 31) of word (id >> 5) set: id is allowed.
-        mask_keys: int32 [R, 2], (row, position of the sampled line); row 0: no mask.
+        mask_keys: int32 [R, 2], (row, position of the sampled token); row 0: no mask.
         segments: int32 [R, 4].
         row_state: int32 [rows, 16].
-        row_errors: int32 [R], written: 0, or RecordFlag.MASK_ERROR: the mask is foreign, or missing where row_state asks for one.
+        row_errors: int32 [R], written: 0, or RecordFlag.MASK_ERROR: the mask is foreign, or missing
+            where row_state asks for one.
     """
     _apply_token_mask(logits, mask, mask_keys, segments, row_state, row_errors)
 
 
 def sample_into(
-    out: Tensor, logits: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor | None = None, fast: bool = False
+    out: Tensor,
+    logits: Tensor,
+    segments: Tensor,
+    row_state: Tensor,
+    row_errors: Tensor | None = None,
+    hopper: bool = False,
 ) -> None:
-    """One token a segment: greedy (ties to the lowest id) at temperature 0, else Gumbel-max with noise keyed by (seed, position, id).
+    """One token a segment: greedy (ties to the lowest id) at temperature 0, else Gumbel-max with
+    noise keyed by (seed, position, id).
 
-    NaN and -inf are never chosen. Segments that are dead, not to be sampled, or in error get -1; so do those without any candidate, which
-    are marked in row_errors. The noise is of Philox4x32-10, see :func:`photon_ext.reference.token_uniforms`.
+    NaN and -inf are never chosen. Segments that are dead, not to be sampled, or in error get -1; so
+    do those without any candidate, which are marked in row_errors. The noise is of Philox4x32-10,
+    see :func:`photon_ext.reference.token_uniforms`.
 
     Args:
         out: int32 [R], written.
         logits: [R, vocab].
         segments: int32 [R, 4].
         row_state: int32 [rows, 16]: temperature, seed and position.
-        row_errors: int32 [R], updated: not 0 is in error; RecordFlag.NO_CANDIDATE is added. None: no errors in or out.
-        fast: on GPUs of compute capability 9.0 and 10.0 a cluster of blocks shares a row. The token is the same.
+        row_errors: int32 [R], updated: not 0 is in error; RecordFlag.NO_CANDIDATE is added. None:
+            no errors in or out.
+        hopper: on GPUs of compute capability 9.0 and 10.0 a cluster of blocks shares a row. The
+            token is the same.
     """
-    _sample(out, logits, segments, row_state, row_errors, fast)
+    _sample(out, logits, segments, row_state, row_errors, hopper)
 
 
-def sample(logits: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor | None = None, fast: bool = False) -> Tensor:
+def sample(
+    logits: Tensor,
+    segments: Tensor,
+    row_state: Tensor,
+    row_errors: Tensor | None = None,
+    hopper: bool = False,
+) -> Tensor:
     """:func:`sample_into` a new int32 [R]."""
     out = torch.empty(_size(logits, 0), dtype=torch.int32, device=logits.device)
-    _sample(out, logits, segments, row_state, row_errors, fast)
+    _sample(out, logits, segments, row_state, row_errors, hopper)
     return out
 
 
-# --- embedding ------------------------------------------------------------------------------------------------------------------------
+# --- embedding ------------------------------------------------------------------------------------
 
 
 def embedding_into(out: Tensor, decode_meta: Tensor, weight: Tensor) -> None:
-    """``out[t] = weight[token of line t]``; zeros for dead lines and for ids outside the vocabulary.
+    """``out[t] = weight[token of token t]``; zeros for dead tokens and for ids outside the
+    vocabulary.
 
     Args:
         out: [T, hidden], written.
@@ -264,22 +341,24 @@ def embedding(decode_meta: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-def select_lines_into(out: Tensor, x: Tensor, segments: Tensor) -> None:
-    """``out[r] = x[last line of segment r]``: what the lm head needs of a step; zeros where x has no such line.
+def select_tokens_into(out: Tensor, x: Tensor, segments: Tensor) -> None:
+    """``out[r] = x[last token of segment r]``: what the lm head needs of a step; zeros where x has
+    no such token.
 
     Args:
         out: [R, hidden], written.
         x: [T, hidden].
         segments: int32 [R, 4].
     """
-    _select_lines(out, x, segments)
+    _select_tokens(out, x, segments)
 
 
-# --- norm -----------------------------------------------------------------------------------------------------------------------------
+# --- norm -----------------------------------------------------------------------------------------
 
 
 def rms_norm_into(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
-    """``out = weight * round(x * rsqrt(mean(x²) + eps))``, in float32 up to the rounding to the dtype (the order of HF's Llama).
+    """``out = weight * round(x * rsqrt(mean(x²) + eps))``, in float32 up to the rounding to the
+    dtype (the order of HF's Llama).
 
     Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
 
@@ -313,10 +392,12 @@ def add_rms_norm_into(out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, 
     _add_rms_norm(out, residual, x, weight, eps)
 
 
-# --- linear and mlp -------------------------------------------------------------------------------------------------------------------
+# --- linear and mlp -------------------------------------------------------------------------------
 
 
-def linear_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, extent: Tensor | None = None) -> None:
+def linear_into(
+    out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, counts: Tensor | None = None
+) -> None:
     """``out = x @ weight.T + bias``, summed in float32 in an order that depends on k alone.
 
     Args:
@@ -324,10 +405,11 @@ def linear_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = No
         x: [T, k].
         weight: [n, k].
         bias: [n], or None.
-        extent: int32 [1 or more], its first element the number of leading lines to compute, which the op reads on the device; below 0 is
-            none, above T is all. The other lines of out keep what they hold. None: all.
+        counts: int32 [1 or more], its first element the number of leading tokens to compute, which
+            the op reads on the device; below 0 is none, above T is all. The other tokens of out
+            keep what they hold. None: all.
     """
-    _linear(out, x, weight, bias, extent)
+    _linear(out, x, weight, bias, counts)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -339,12 +421,16 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def gemv_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-    """:func:`linear_into` of one line: x [k], weight [n, k], bias [n] or None, out [n], written."""
+    """:func:`linear_into` of one token: x [k], weight [n, k], bias [n] or None, out [n],
+    written.
+    """
     _gemv(out, x, weight, bias)
 
 
 def silu_mul_into(out: Tensor, gate_up: Tensor) -> None:
-    """``out = round(silu(gate)) * up``, where gate_up is [T, 2 * width] (gate, then up) and out is [T, width]."""
+    """``out = round(silu(gate)) * up``, where gate_up is [T, 2 * width] (gate, then up) and out
+    is [T, width].
+    """
     _silu_mul(out, gate_up)
 
 
@@ -362,9 +448,10 @@ def fused_mlp_into(
     x: Tensor,
     gate_up_weight: Tensor,
     down_weight: Tensor,
-    extent: Tensor | None = None,
+    counts: Tensor | None = None,
 ) -> None:
-    """The gated MLP: ``act = silu_mul(x @ gate_up_weight.T)``, ``out = act @ down_weight.T``; gate and up are rounded to the dtype.
+    """The gated MLP: ``act = silu_mul(x @ gate_up_weight.T)``, ``out = act @ down_weight.T``; gate
+    and up are rounded to the dtype.
 
     Args:
         out: [T, hidden], written.
@@ -372,9 +459,9 @@ def fused_mlp_into(
         x: [T, hidden].
         gate_up_weight: [2 * intermediate, hidden], gate rows first; contiguous.
         down_weight: [hidden, intermediate], contiguous.
-        extent: as in :func:`linear_into`.
+        counts: as in :func:`linear_into`.
     """
-    _fused_mlp(out, act, x, gate_up_weight, down_weight, extent)
+    _fused_mlp(out, act, x, gate_up_weight, down_weight, counts)
 
 
 def fused_mlp(x: Tensor, gate_up_weight: Tensor, down_weight: Tensor) -> Tensor:
@@ -386,7 +473,7 @@ def fused_mlp(x: Tensor, gate_up_weight: Tensor, down_weight: Tensor) -> Tensor:
     return out
 
 
-# --- fused linears: a linear with what comes before or after it in a layer -------------------------------------------------------------
+# --- fused linears: a linear with what comes before or after it in a layer ------------------------
 
 
 def norm_linear_into(
@@ -396,11 +483,12 @@ def norm_linear_into(
     eps: float,
     weight: Tensor,
     bias: Tensor | None = None,
-    extent: Tensor | None = None,
-    fast: bool = False,
-    early: bool = False,
+    counts: Tensor | None = None,
+    hopper: bool = False,
+    pdl: bool = False,
 ) -> None:
-    """``out = rms_norm(x, norm_weight, eps) @ weight.T + bias``. Without `fast`: the bits of :func:`rms_norm_into` and :func:`linear_into`.
+    """``out = rms_norm(x, norm_weight, eps) @ weight.T + bias``. Without `fast`: the bits of
+    :func:`rms_norm_into` and :func:`linear_into`.
 
     Args:
         out: [T, n], written.
@@ -409,24 +497,36 @@ def norm_linear_into(
         eps: added to the mean square.
         weight: [n, k].
         bias: [n], or None.
-        extent: as in :func:`linear_into`.
-        fast: bfloat16 runs the kernels made for compute capability 9.0 and 10.0, where k is a multiple of 64 up to 16384, and pointers
-            and row strides are multiples of 16 bytes. They sum in another order and apply the norm's scale to the sum; a line's result
-            never depends on the other lines, nor on their number. They read the weights once for each 64 lines: for many more,
-            torch's product takes less time. Elsewhere the portable kernel runs.
-        early: a fast kernel may start while kernels before it in the stream still run, and read its weights (norm_weight, weight) and the
-            extent: none of them may write these, back to and including the last one that was not itself launched early, or to the last
-            :func:`embedding_into` or :func:`select_lines_into`, behind which all before have ended. A chain of such kernels hides their
-            starts ("programmatic dependent launch", CUDA Programming Guide).
+        counts: as in :func:`linear_into`.
+        hopper: bfloat16 runs the kernels made for compute capability 9.0 and 10.0, where k is a
+            multiple of 64 up to 16384, and pointers and row strides are multiples of 16 bytes. They
+            sum in another order and apply the norm's scale to the sum; a token's result never
+            depends on the other tokens, nor on their number. They read the weights once for each 64
+            tokens: for many more, torch's product takes less time. Elsewhere the portable kernel
+            runs.
+        pdl: a Hopper kernel may start while kernels before it in the stream still run, and read its
+            weights (norm_weight, weight) and the counts: none of them may write these, back to and
+            including the last one that was not itself launched early, or to the last
+            :func:`embedding_into` or :func:`select_tokens_into`, behind which all before have
+            ended. A chain of such kernels hides their starts ("programmatic dependent launch", CUDA
+            Programming Guide).
     """
-    _norm_linear(out, x, norm_weight, eps, weight, bias, extent, fast, early)
+    _norm_linear(out, x, norm_weight, eps, weight, bias, counts, hopper, pdl)
 
 
-def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None, *, fast: bool = False) -> Tensor:
+def norm_linear(
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    hopper: bool = False,
+) -> Tensor:
     """:func:`norm_linear_into` a new [T, n]."""
     _refuse_gradients("norm_linear", x, norm_weight, weight, bias)
     out = x.new_empty(_size(x, 0), _size(weight, 0))
-    _norm_linear(out, x, norm_weight, eps, weight, bias, None, fast)
+    _norm_linear(out, x, norm_weight, eps, weight, bias, None, hopper)
     return out
 
 
@@ -435,21 +535,22 @@ def linear_residual_(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    extent: Tensor | None = None,
-    fast: bool = False,
-    early: bool = False,
+    counts: Tensor | None = None,
+    hopper: bool = False,
+    pdl: bool = False,
 ) -> None:
-    """``residual += x @ weight.T + bias``: the product is rounded, then the sum. Without `fast`, it has the bits of :func:`linear_into`.
+    """``residual += x @ weight.T + bias``: the product is rounded, then the sum. Without `fast`, it
+    has the bits of :func:`linear_into`.
 
     Args:
         residual: [T, n], updated.
         x: [T, k].
         weight: [n, k].
         bias: [n], or None.
-        extent: as in :func:`linear_into`.
+        counts: as in :func:`linear_into`.
         fast, early: as in :func:`norm_linear_into`; for `fast`, n is a multiple of 8.
     """
-    _linear_residual(residual, x, weight, bias, extent, fast, early)
+    _linear_residual(residual, x, weight, bias, counts, hopper, pdl)
 
 
 def norm_swiglu_into(
@@ -459,14 +560,16 @@ def norm_swiglu_into(
     eps: float,
     gate_up_weight: Tensor,
     bias: Tensor | None = None,
-    extent: Tensor | None = None,
-    fast: bool = False,
-    early: bool = False,
+    counts: Tensor | None = None,
+    hopper: bool = False,
+    pdl: bool = False,
 ) -> None:
-    """``out = silu(h @ gate.T) * (h @ up.T)`` where ``h = rms_norm(x, norm_weight, eps)``: the first half of a gated MLP.
+    """``out = silu(h @ gate.T) * (h @ up.T)`` where ``h = rms_norm(x, norm_weight, eps)``: the
+    first half of a gated MLP.
 
-    Without `fast`, the bits are those of :func:`rms_norm_into`, :func:`linear_into` and :func:`silu_mul_into`: h, gate and up are rounded
-    to the dtype (Shazeer, "GLU Variants Improve Transformer", 2020).
+    Without `fast`, the bits are those of :func:`rms_norm_into`, :func:`linear_into` and
+    :func:`silu_mul_into`: h, gate and up are rounded to the dtype (Shazeer, "GLU Variants Improve
+    Transformer", 2020).
 
     Args:
         out: [T, intermediate], written.
@@ -475,23 +578,29 @@ def norm_swiglu_into(
         eps: added to the mean square.
         gate_up_weight: [2 * intermediate, hidden], gate rows first; contiguous.
         bias: [2 * intermediate], the gate's first, or None.
-        extent: as in :func:`linear_into`.
+        counts: as in :func:`linear_into`.
         fast, early: as in :func:`norm_linear_into`.
     """
-    _norm_swiglu(out, x, norm_weight, eps, gate_up_weight, bias, extent, fast, early)
+    _norm_swiglu(out, x, norm_weight, eps, gate_up_weight, bias, counts, hopper, pdl)
 
 
 def norm_swiglu(
-    x: Tensor, norm_weight: Tensor, eps: float, gate_up_weight: Tensor, bias: Tensor | None = None, *, fast: bool = False
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    gate_up_weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    hopper: bool = False,
 ) -> Tensor:
     """:func:`norm_swiglu_into` a new [T, intermediate]."""
     _refuse_gradients("norm_swiglu", x, norm_weight, gate_up_weight, bias)
     out = x.new_empty(_size(x, 0), _size(gate_up_weight, 0) // 2)
-    _norm_swiglu(out, x, norm_weight, eps, gate_up_weight, bias, None, fast)
+    _norm_swiglu(out, x, norm_weight, eps, gate_up_weight, bias, None, hopper)
     return out
 
 
-# --- attention ------------------------------------------------------------------------------------------------------------------------
+# --- attention ------------------------------------------------------------------------------------
 
 
 def rope_append_kv_(
@@ -508,28 +617,35 @@ def rope_append_kv_(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
 ) -> None:
-    """Rotates q in place, and writes rotated k and plain v to each live line's place in the row's pages.
+    """Rotates q in place, and writes rotated k and plain v to each live token's place in the row's
+    pages.
 
-    The rotation pairs element i with i + head_dim / 2 (HF's Llama; Su et al., "RoFormer", 2021), in float32.
+    The rotation pairs element i with i + head_dim / 2 (HF's Llama; Su et al., "RoFormer", 2021), in
+    float32.
 
-    A line's place is its position in the pages of its row. A line that is dead, or whose position has no angles, is left as it is; one
-    whose row, position or page its tables do not have is rotated and writes no key or value.
+    A token's place is its position in the pages of its row. A token that is dead, or whose position
+    has no angles, is left as it is; one whose row, position or page its tables do not have is
+    rotated and writes no key or value.
 
     Args:
         q: [T, q heads, head_dim], updated; head_dim even, 2 to 256.
         k: [T, kv heads, head_dim].
         v: [T, kv heads, head_dim].
-        k_cache: [pages, page size, kv heads, head_dim], updated. A contiguous [B, H, L, D] cache is ``cache.transpose(1, 2)``.
+        k_cache: [pages, page size, kv heads, head_dim], updated. A contiguous [B, H, L, D] cache is
+            ``cache.transpose(1, 2)``.
         v_cache: like k_cache, updated.
         decode_meta: int32 [T, 4].
         page_table: int32 [rows, pages per row]; None: a row's only page is the row's index.
-        cos: float32 [positions, head_dim], the base of the table: a line reads its own position's entry. Both halves repeat.
+        cos: float32 [positions, head_dim], the base of the table: a token reads its own position's
+            entry. Both halves repeat.
         sin: like cos.
         q_norm: [head_dim]: RMS norm of each q head before the rotation (Qwen3), or None.
         k_norm: [head_dim], or None.
         eps: of the norms.
     """
-    _rope_append_kv(q, k, v, k_cache, v_cache, decode_meta, page_table, cos, sin, q_norm, k_norm, eps)
+    _rope_append_kv(
+        q, k, v, k_cache, v_cache, decode_meta, page_table, cos, sin, q_norm, k_norm, eps
+    )
 
 
 def paged_attention_into(
@@ -541,15 +657,18 @@ def paged_attention_into(
     segments: Tensor,
     page_table: Tensor | None,
     scale: float,
-    fast: bool = False,
+    hopper: bool = False,
 ) -> None:
-    """Causal attention of each line over positions 0 .. length - 1 of its row, grouped queries, softmax in float32.
+    """Causal attention of each token over positions 0 .. length - 1 of its row, grouped queries,
+    softmax in float32.
 
-    Sources: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", 2023; Ainslie et al., "GQA:
-    Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints", 2023. q head h uses KV head h // (q heads / kv heads).
+    Sources: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
+    PagedAttention", 2023; Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models
+    from Multi-Head Checkpoints", 2023. q head h uses KV head h // (q heads / kv heads).
 
-    Decode lines and chunks of any length alike. Zeros for lines that are dead or of a row outside the tables; a length beyond the row's
-    pages is that of the pages, and positions of a page outside the cache are left out (with `fast`: see there).
+    Decode tokens and chunks of any length alike. Zeros for tokens that are dead or of a row outside
+    the tables; a length beyond the row's pages is that of the pages, and positions of a page
+    outside the cache are left out (with `fast`: see there).
 
     Args:
         out: [T, q heads, head_dim], written.
@@ -557,19 +676,23 @@ def paged_attention_into(
         k_cache: [pages, page size, kv heads, head_dim]; q heads is a multiple of kv heads.
         v_cache: like k_cache.
         decode_meta: int32 [T, 4].
-        segments: int32 [R, 4]: which lines stand together, for speed; without `fast` no result depends on them.
+        segments: int32 [R, 4]: which tokens stand together, for speed; without `fast` no result
+            depends on them.
         page_table: int32 [rows, pages per row], or None as in :func:`rope_append_kv_`.
         scale: of the scores, as a rule 1 / sqrt(head_dim).
-        fast: may compute the lines of a chunk together by matrix instructions (Dao, "FlashAttention-2", 2023), in another order of
-            summation, weights rounded to bfloat16. On CUDA from compute capability 8.0, in bfloat16, head_dim 64, 96, 128 or 256, all
-            pointers and strides multiples of 16 bytes; elsewhere it changes nothing. On 9.0 and 10.0 a cluster of blocks shares a past of
-            more than 256 positions, unless the line's chunk is long: its lines times q heads are at least 96 for each multiprocessor. A
-            line's bits depend on its own inputs, its length and, of such a past, on whether its chunk is long; not on where its prompt
-            was cut, nor on the step's other segments. The chunk is the segment's lines; where R is 1, all T lines. Every page within a
-            line's length must be one: where the portable kernel leaves out the positions of a page that is none, this one takes zeros
-            for their keys and values.
+        hopper: may compute the tokens of a chunk together by matrix instructions (Dao,
+            "FlashAttention-2", 2023), in another order of summation, weights rounded to bfloat16.
+            On CUDA from compute capability 8.0, in bfloat16, head_dim 64, 96, 128 or 256, all
+            pointers and strides multiples of 16 bytes; elsewhere it changes nothing. On 9.0 and
+            10.0 a cluster of blocks shares a context of more than 256 positions, unless the token's
+            chunk is long: its tokens times q heads are at least 96 for each sm. A token's bits
+            depend on its own inputs, its length and, of such a context, on whether its chunk is
+            long; not on where its prompt was cut, nor on the step's other segments. The chunk is
+            the segment's tokens; where R is 1, all T tokens. Every page within a token's length
+            must be one: where the portable kernel leaves out the positions of a page that is none,
+            this one takes zeros for their keys and values.
     """
-    _paged_attention(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale, fast)
+    _paged_attention(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale, hopper)
 
 
 def paged_attention(
@@ -580,12 +703,12 @@ def paged_attention(
     segments: Tensor,
     page_table: Tensor | None,
     scale: float,
-    fast: bool = False,
+    hopper: bool = False,
 ) -> Tensor:
     """:func:`paged_attention_into` a new contiguous [T, q heads, head_dim]."""
     _refuse_gradients("paged_attention", q, k_cache, v_cache)
     out = q.new_empty(q.shape)
-    _paged_attention(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale, fast)
+    _paged_attention(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale, hopper)
     return out
 
 
@@ -605,20 +728,22 @@ def fused_attention_decode_into(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
     workspace: Tensor | None = None,
-    fast: bool = False,
-    early: bool = False,
+    hopper: bool = False,
+    pdl: bool = False,
 ) -> None:
-    """:func:`rope_append_kv_` and :func:`paged_attention_into` in one, for lines of distinct rows; q stays as it is.
+    """:func:`rope_append_kv_` and :func:`paged_attention_into` in one, for tokens of distinct rows;
+    q stays as it is.
 
-    A line that is dead, whose position has no angles, or whose row, position or page its tables do not have comes to zeros and writes no
-    key or value.
+    A token that is dead, whose position has no angles, or whose row, position or page its tables do
+    not have comes to zeros and writes no key or value.
 
     Args:
         out: [T, q heads, head_dim], written.
         q: [T, q heads, head_dim], before the rotation; head_dim even, 2 to 256.
         k: [T, kv heads, head_dim]; q heads is a multiple of kv heads.
         v: [T, kv heads, head_dim].
-        k_cache: [pages, page size, kv heads, head_dim], updated; of a contiguous [B, H, L, D] cache, its ``transpose(1, 2)``.
+        k_cache: [pages, page size, kv heads, head_dim], updated; of a contiguous [B, H, L, D]
+            cache, its ``transpose(1, 2)``.
         v_cache: like k_cache, updated.
         decode_meta: int32 [T, 4].
         page_table: int32 [rows, pages per row], or None as in :func:`rope_append_kv_`.
@@ -628,28 +753,54 @@ def fused_attention_decode_into(
         q_norm: [head_dim], or None, as there.
         k_norm: like q_norm.
         eps: of the norms.
-        workspace: float32 [words], contiguous, at least :func:`attention_workspace_words` of this call's shapes. Its owner zeroes it once;
-            then calls of all sizes share it, always as a whole, but never two at a time. What it holds between calls is the kernel's own.
-        fast: on GPUs of compute capability 9.0 and 10.0, bfloat16 with head_dim 64, 96, 128 or 256, and pointers and strides that are
-            multiples of 16 bytes, run a kernel that splits a row's past over many blocks ("Flash-Decoding", Dao et al., 2023). It sums in
-            another order than the portable kernel, one that depends on the line's own length and the shapes, never on the other lines.
-            Everywhere else `fast` changes nothing. It needs a workspace.
-        early: as in :func:`norm_linear_into`: the kernels before it, as far back as there, must write nothing of this
-            call's but q, k, v, out and the workspace, so neither decode_meta, nor page_table, nor earlier positions of the cache.
+        workspace: float32 [words], contiguous, at least :func:`attention_workspace_words` of this
+            call's shapes. Its owner zeroes it once; then calls of all sizes share it, always as a
+            whole, but never two at a time. What it holds between calls is the kernel's own.
+        hopper: on GPUs of compute capability 9.0 and 10.0, bfloat16 with head_dim 64, 96, 128 or
+            256, and pointers and strides that are multiples of 16 bytes, run a kernel that splits a
+            row's context over many blocks ("Flash-Decoding", Dao et al., 2023). It sums in another
+            order than the portable kernel, one that depends on the token's own length and the
+            shapes, never on the other tokens. Everywhere else `fast` changes nothing. It needs a
+            workspace.
+        pdl: as in :func:`norm_linear_into`: the kernels before it, as far back as there, must write
+            nothing of this call's but q, k, v, out and the workspace, so neither decode_meta, nor
+            page_table, nor earlier positions of the cache.
     """
     _fused_attention_decode(
-        *(out, q, k, v, k_cache, v_cache, decode_meta, page_table, cos, sin, scale, q_norm, k_norm, eps, workspace, fast, early)
+        *(
+            out,
+            q,
+            k,
+            v,
+            k_cache,
+            v_cache,
+            decode_meta,
+            page_table,
+            cos,
+            sin,
+            scale,
+            q_norm,
+            k_norm,
+            eps,
+            workspace,
+            hopper,
+            pdl,
+        )
     )
 
 
-def attention_workspace_words(lines: int, q_heads: int, kv_heads: int, head_dim: int) -> int:
-    """Words of the workspace that :func:`fused_attention_decode_into` needs for up to `lines` lines (csrc/common/kv_split.h: what for).
+def attention_workspace_words(num_tokens: int, q_heads: int, kv_heads: int, head_dim: int) -> int:
+    """Words of the workspace that :func:`fused_attention_decode_into` needs for up to `tokens`
+    tokens (csrc/common/kv_split.h: what for).
 
-    ValueError: `lines` is negative, or another number below 1.
+    ValueError: `tokens` is negative, or another number below 1.
     """
-    if lines < 0 or min(q_heads, kv_heads, head_dim) < 1:
-        sizes = f"lines {lines}, q_heads {q_heads}, kv_heads {kv_heads}, head_dim {head_dim}"
-        raise ValueError(f"attention_workspace_words: {sizes}; lines must not be negative, and the others must be at least 1")
+    if num_tokens < 0 or min(q_heads, kv_heads, head_dim) < 1:
+        sizes = f"tokens {num_tokens}, q_heads {q_heads}, kv_heads {kv_heads}, head_dim {head_dim}"
+        raise ValueError(
+            f"attention_workspace_words: {sizes}; tokens must not be negative, and the others must "
+            "be at least 1"
+        )
     splits = min(max(128 // kv_heads, 8), 64)
-    partials = lines * q_heads * splits * (head_dim + 2)
+    partials = num_tokens * q_heads * splits * (head_dim + 2)
     return -(-partials // 508) * 512

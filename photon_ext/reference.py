@@ -1,11 +1,14 @@
-"""Every op of :mod:`photon_ext.ops` in plain PyTorch: the same signatures, the same updates in place, no care for speed.
+"""Every op of :mod:`photon_ext.ops` in plain PyTorch: the same signatures, the same updates in
+place, no care for speed.
 
-This is the specification that tests compare the kernels with. Floating maths is done in float32 and rounded where the kernels round; given
-float64 tensors it is done in float64 and rounds nowhere, which makes the yardstick for the kernels' errors.
+This is the specification that tests compare the kernels with. Floating maths is done in float32 and
+rounded where the kernels round; given float64 tensors it is done in float64 and rounds nowhere,
+which makes the yardstick for the kernels' errors.
 
-Shapes and dtypes are those of the op of the same name, which documents them; floating tensors may be float64 too, strides are free, and the
-device is any. Nothing is checked: what does not fit raises what PyTorch raises (RuntimeError, IndexError), or is broadcast. Most of these
-functions read tensors on the host, and so wait for their device.
+Shapes and dtypes are those of the op of the same name, which documents them; floating tensors may
+be float64 too, strides are free, and the device is any. Nothing is checked: what does not fit
+raises what PyTorch raises (RuntimeError, IndexError), or is broadcast. Most of these functions read
+tensors on the host, and so wait for their device.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ _INT32_MAX = 2**31 - 1
 _U32 = 0xFFFFFFFF
 
 
-# --- step: the head and the tail ------------------------------------------------------------------------------------------------------
+# --- step: the head and the tail ------------------------------------------------------------------
 
 
 def _is_alive(row_state: Tensor, row: int) -> bool:
@@ -58,51 +61,69 @@ def begin_step_(
     segments: Tensor,
     staged_ids: Tensor,
     decode_meta: Tensor,
-    extent: Tensor,
+    counts: Tensor,
 ) -> None:
-    """As :func:`photon_ext.ops.begin_step_`: the int32 tables, decode_meta [T, 4] and extent [2] are updated in place.
+    """As :func:`photon_ext.ops.begin_step_`: the int32 tables, decode_meta [T, 4] and counts [2]
+    are updated in place.
 
     Segments must not overlap; what overlapping ones give is undefined, here as there.
     """
     _apply_deltas((row_state, page_table, stop_ids), deltas)
     decode_meta.zero_()
-    extent.zero_()
-    for index, (row, first, lines, flags) in enumerate(segments.tolist()):
+    counts.zero_()
+    for index, (row, first, num_tokens, flags) in enumerate(segments.tolist()):
         if not _is_alive(row_state, row):
             continue
         position = int(row_state[row, RowColumn.POSITION])
-        tokens = _take_tokens(row_state[row], staged_ids, first, lines, flags)
+        tokens = _take_tokens(row_state[row], staged_ids, first, num_tokens, flags)
         if NO_TOKEN in tokens:
             row_state[row, RowColumn.ALIVE] = 0
             continue
         for i, token in enumerate(tokens):
             decode_meta[first + i] = torch.tensor([token, position + i, position + i + 1, row])
-        extent[0] = max(int(extent[0]), first + lines)
+        counts[0] = max(int(counts[0]), first + num_tokens)
         if flags & SegmentFlag.SAMPLE:
-            extent[1] = index + 1
+            counts[1] = index + 1
 
 
-def _take_tokens(state: Tensor, staged_ids: Tensor, first: int, lines: int, flags: int) -> list[int]:
-    """The tokens of a live row's segment, those that were staged consumed; NO_TOKEN alone where the segment does not fit step or row."""
+def _take_tokens(
+    state: Tensor, staged_ids: Tensor, first: int, num_tokens: int, flags: int
+) -> list[int]:
+    """The tokens of a live row's segment, those that were staged consumed; NO_TOKEN alone where
+    the segment does not fit step or row.
+    """
     position = int(state[RowColumn.POSITION])
-    if lines < 1 or first < 0 or first + lines > len(staged_ids) or not 0 <= position <= _INT32_MAX - lines:
+    if (
+        num_tokens < 1
+        or first < 0
+        or first + num_tokens > len(staged_ids)
+        or not 0 <= position <= _INT32_MAX - num_tokens
+    ):
         return [NO_TOKEN]
     if not flags & SegmentFlag.STAGED:
-        return [int(state[RowColumn.LAST_TOKEN]) if lines == 1 else NO_TOKEN]
-    tokens: list[int] = staged_ids[first : first + lines].tolist()
-    staged_ids[first : first + lines] = NO_TOKEN
+        return [int(state[RowColumn.LAST_TOKEN]) if num_tokens == 1 else NO_TOKEN]
+    tokens: list[int] = staged_ids[first : first + num_tokens].tolist()
+    staged_ids[first : first + num_tokens] = NO_TOKEN
     return tokens
 
 
 def carry_over_ids_(next_ids: Tensor, prev: Tensor, idx: Tensor) -> None:
-    """As :func:`photon_ext.ops.carry_over_ids_`: next_ids int32 [n] is updated from prev int32 [m] by idx int32 [n]."""
+    """As :func:`photon_ext.ops.carry_over_ids_`: next_ids int32 [n] is updated from prev int32
+    [m] by idx int32 [n].
+    """
     known = (idx >= 0) & (idx < len(prev))
     next_ids[known] = prev[idx[known].long()]
 
 
-def decode_meta_set_(decode_meta: Tensor, tokens: Tensor, positions: Tensor, rows: Tensor | None = None) -> None:
-    """As :func:`photon_ext.ops.decode_meta_set_`: int32 [n, 4] is written from tokens, positions and rows, int32 [n] each."""
-    owner = torch.arange(len(tokens), device=tokens.device, dtype=torch.int32) if rows is None else rows
+def decode_meta_set_(
+    decode_meta: Tensor, tokens: Tensor, positions: Tensor, rows: Tensor | None = None
+) -> None:
+    """As :func:`photon_ext.ops.decode_meta_set_`: int32 [n, 4] is written from tokens, positions
+    and rows, int32 [n] each.
+    """
+    owner = (
+        torch.arange(len(tokens), device=tokens.device, dtype=torch.int32) if rows is None else rows
+    )
     live = (positions >= 0) & (positions < _INT32_MAX)
     decode_meta.copy_(torch.stack([tokens, positions, positions + 1, owner], 1) * live[:, None])
 
@@ -115,11 +136,12 @@ def publish_(
     stop_ids: Tensor,
     row_errors: Tensor | None = None,
 ) -> None:
-    """As :func:`photon_ext.ops.publish_`: row_state [rows, 16] is updated, out_record [R, W] written, both int32.
+    """As :func:`photon_ext.ops.publish_`: row_state [rows, 16] is updated, out_record [R, W]
+    written, both int32.
 
     W below 5 is a RuntimeError.
     """
-    for index, (row, _, lines, flags) in enumerate(segments.tolist()):
+    for index, (row, _, num_tokens, flags) in enumerate(segments.tolist()):
         known = 0 <= row < len(row_state)
         record = [row, int(row_state[row, RowColumn.GENERATION]) if known else 0, 0, 0]
         token = -1
@@ -127,7 +149,7 @@ def publish_(
             record[3] = RecordFlag.DEAD
         else:
             state = row_state[row]
-            state[RowColumn.POSITION] += lines
+            state[RowColumn.POSITION] += num_tokens
             if flags & SegmentFlag.SAMPLE:
                 error = int(row_errors[index]) if row_errors is not None else 0
                 record[2:], token = _take_token(state, stop_ids[row], int(sampled[index]), error)
@@ -152,24 +174,32 @@ def _take_token(state: Tensor, stops: Tensor, token: int, error: int) -> tuple[l
     return [1, flags], token
 
 
-# --- sampling -------------------------------------------------------------------------------------------------------------------------
+# --- sampling -------------------------------------------------------------------------------------
 
 
-def apply_token_mask_(logits: Tensor, mask: Tensor, mask_keys: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor) -> None:
-    """As :func:`photon_ext.ops.apply_token_mask_`: logits [R, vocab] are updated, row_errors int32 [R] written.
+def apply_token_mask_(
+    logits: Tensor,
+    mask: Tensor,
+    mask_keys: Tensor,
+    segments: Tensor,
+    row_state: Tensor,
+    row_errors: Tensor,
+) -> None:
+    """As :func:`photon_ext.ops.apply_token_mask_`: logits [R, vocab] are updated, row_errors int32
+    [R] written.
 
     A mask with too few words for the vocabulary is an IndexError, where a row has one.
     """
     ids = torch.arange(logits.shape[1], device=logits.device)
     keys = mask_keys.tolist()
     row_errors.zero_()
-    for index, (row, _, lines, flags) in enumerate(segments.tolist()):
+    for index, (row, _, num_tokens, flags) in enumerate(segments.tolist()):
         if not flags & SegmentFlag.SAMPLE or not _is_alive(row_state, row):
             continue
         if keys[index][0] == 0:
             missing = int(row_state[row, RowColumn.CONSTRAINT]) == HOST_MASK
             row_errors[index] = int(RecordFlag.MASK_ERROR) if missing else 0
-        elif keys[index] == [row, int(row_state[row, RowColumn.POSITION]) + lines - 1]:
+        elif keys[index] == [row, int(row_state[row, RowColumn.POSITION]) + num_tokens - 1]:
             allowed = (mask[index, ids >> 5] >> (ids & 31)) & 1
             logits[index, allowed == 0] = -torch.inf
         else:
@@ -190,13 +220,23 @@ def philox4x32(counter: Tensor, key0: int, key1: int) -> Tensor:
     c0, c1, c2, c3 = counter.unbind(1)
     for _ in range(10):
         p0, p1 = 0xD2511F53 * c0, 0xCD9E8D57 * c2  # low 64 bits; the sign bit is one of them
-        c0, c1, c2, c3 = (p1 >> 32 & _U32) ^ c1 ^ key0, p1 & _U32, (p0 >> 32 & _U32) ^ c3 ^ key1, p0 & _U32
+        c0, c1, c2, c3 = (
+            (p1 >> 32 & _U32) ^ c1 ^ key0,
+            p1 & _U32,
+            (p0 >> 32 & _U32) ^ c3 ^ key1,
+            p0 & _U32,
+        )
         key0, key1 = (key0 + 0x9E3779B9) & _U32, (key1 + 0xBB67AE85) & _U32
     return torch.stack([c0, c1, c2, c3], 1)
 
 
-def token_uniforms(seed_low: int, seed_high: int, position: int, vocab: int, device: torch.device) -> Tensor:
-    """The uniform number in (0, 1) of every token id at one position: float32 [vocab]. Seeds and position count modulo 2**32."""
+def token_uniforms(
+    seed_low: int, seed_high: int, position: int, vocab: int, device: torch.device
+) -> Tensor:
+    """The uniform number in (0, 1) of every token id at one position: float32 [vocab].
+
+    Seeds and position count modulo 2**32.
+    """
     blocks = torch.arange((vocab + 3) // 4, device=device)
     counter = torch.zeros(len(blocks), 4, dtype=torch.int64, device=device)
     counter[:, 0] = blocks
@@ -206,14 +246,20 @@ def token_uniforms(seed_low: int, seed_high: int, position: int, vocab: int, dev
 
 
 def sample_into(
-    out: Tensor, logits: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor | None = None, fast: bool = False
+    out: Tensor,
+    logits: Tensor,
+    segments: Tensor,
+    row_state: Tensor,
+    row_errors: Tensor | None = None,
+    hopper: bool = False,
 ) -> None:
-    """As :func:`photon_ext.ops.sample_into`: out int32 [R] is written from logits [R, vocab], in float32 whatever their dtype.
+    """As :func:`photon_ext.ops.sample_into`: out int32 [R] is written from logits [R, vocab], in
+    float32 whatever their dtype.
 
     `fast` changes nothing.
     """
     out.fill_(-1)
-    for index, (row, _, lines, flags) in enumerate(segments.tolist()):
+    for index, (row, _, num_tokens, flags) in enumerate(segments.tolist()):
         failed = row_errors is not None and int(row_errors[index]) != 0
         if failed or not flags & SegmentFlag.SAMPLE or not _is_alive(row_state, row):
             continue
@@ -223,7 +269,7 @@ def sample_into(
         temperature = float(state[RowColumn.TEMPERATURE].view(torch.float32))
         if temperature > 0:
             seeds = int(state[RowColumn.SEED_LOW]), int(state[RowColumn.SEED_HIGH])
-            position = int(state[RowColumn.POSITION]) + lines - 1
+            position = int(state[RowColumn.POSITION]) + num_tokens - 1
             uniform = token_uniforms(*seeds, position, len(scores), logits.device)
             scores = scores / temperature - torch.log(-torch.log(uniform))
         if candidate.any():
@@ -233,14 +279,20 @@ def sample_into(
             row_errors[index] = int(RecordFlag.NO_CANDIDATE)
 
 
-def sample(logits: Tensor, segments: Tensor, row_state: Tensor, row_errors: Tensor | None = None, fast: bool = False) -> Tensor:
+def sample(
+    logits: Tensor,
+    segments: Tensor,
+    row_state: Tensor,
+    row_errors: Tensor | None = None,
+    hopper: bool = False,
+) -> Tensor:
     """As :func:`photon_ext.ops.sample`: a new int32 [R]."""
     out = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
-    sample_into(out, logits, segments, row_state, row_errors, fast)
+    sample_into(out, logits, segments, row_state, row_errors, hopper)
     return out
 
 
-# --- embedding ------------------------------------------------------------------------------------------------------------------------
+# --- embedding ------------------------------------------------------------------------------------
 
 
 def embedding(decode_meta: Tensor, weight: Tensor) -> Tensor:
@@ -255,14 +307,16 @@ def embedding_into(out: Tensor, decode_meta: Tensor, weight: Tensor) -> None:
     out.copy_(embedding(decode_meta, weight))
 
 
-def select_lines_into(out: Tensor, x: Tensor, segments: Tensor) -> None:
-    """As :func:`photon_ext.ops.select_lines_into`: out [R, hidden] is written from x [T, hidden]."""
-    for index, (_, first, lines, _) in enumerate(segments.tolist()):
-        last = first + lines - 1
-        out[index] = x[last] if lines > 0 and 0 <= last < len(x) else 0
+def select_tokens_into(out: Tensor, x: Tensor, segments: Tensor) -> None:
+    """As :func:`photon_ext.ops.select_tokens_into`: out [R, hidden] is written from x [T,
+    hidden].
+    """
+    for index, (_, first, num_tokens, _) in enumerate(segments.tolist()):
+        last = first + num_tokens - 1
+        out[index] = x[last] if num_tokens > 0 and 0 <= last < len(x) else 0
 
 
-# --- norm -----------------------------------------------------------------------------------------------------------------------------
+# --- norm -----------------------------------------------------------------------------------------
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -271,7 +325,9 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """As :func:`photon_ext.ops.rms_norm`: a new tensor of the shape and dtype of x, which may be any [..., hidden]."""
+    """As :func:`photon_ext.ops.rms_norm`: a new tensor of the shape and dtype of x, which may be
+    any [..., hidden].
+    """
     wide = _wide(x)
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (_wide(weight) * _wide(normed.to(x.dtype))).to(x.dtype)
@@ -283,24 +339,32 @@ def rms_norm_into(out: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
 
 
 def add_rms_norm_into(out: Tensor, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
-    """As :func:`photon_ext.ops.add_rms_norm_into`: residual is updated, then out written; both have the shape of x."""
+    """As :func:`photon_ext.ops.add_rms_norm_into`: residual is updated, then out written; both
+    have the shape of x.
+    """
     residual.copy_(_wide(residual) + _wide(x))
     out.copy_(rms_norm(residual, weight, eps))
 
 
-# --- linear and mlp -------------------------------------------------------------------------------------------------------------------
+# --- linear and mlp -------------------------------------------------------------------------------
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As :func:`photon_ext.ops.linear`: a new [T, n] of the dtype of x; PyTorch chooses the order of its sums."""
+    """As :func:`photon_ext.ops.linear`: a new [T, n] of the dtype of x; PyTorch chooses the
+    order of its sums.
+    """
     total = _wide(x) @ _wide(weight).T
     return (total if bias is None else total + _wide(bias)).to(x.dtype)
 
 
-def linear_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, extent: Tensor | None = None) -> None:
-    """As :func:`photon_ext.ops.linear_into`: the lines of out [T, n] within the extent are written."""
-    lines = _leading_lines(x, extent)
-    out[:lines] = linear(x[:lines], weight, bias)
+def linear_into(
+    out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, counts: Tensor | None = None
+) -> None:
+    """As :func:`photon_ext.ops.linear_into`: the tokens of out [T, n] within the counts are
+    written.
+    """
+    num_tokens = _leading_tokens(x, counts)
+    out[:num_tokens] = linear(x[:num_tokens], weight, bias)
 
 
 def gemv_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -308,12 +372,14 @@ def gemv_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None
     out.copy_(linear(x[None], weight, bias)[0])
 
 
-def _leading_lines(x: Tensor, extent: Tensor | None) -> int:
-    return len(x) if extent is None else min(max(int(extent[0]), 0), len(x))
+def _leading_tokens(x: Tensor, counts: Tensor | None) -> int:
+    return len(x) if counts is None else min(max(int(counts[0]), 0), len(x))
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """As :func:`photon_ext.ops.silu_mul`: a new [..., width]; gate_up may be any [..., 2 * width]."""
+    """As :func:`photon_ext.ops.silu_mul`: a new [..., width]; gate_up may be any [..., 2 *
+    width].
+    """
     gate, up = _wide(gate_up).chunk(2, dim=-1)
     activated = (gate / (1 + torch.exp(-gate))).to(gate_up.dtype)
     return (_wide(activated) * up).to(gate_up.dtype)
@@ -335,18 +401,28 @@ def fused_mlp_into(
     x: Tensor,
     gate_up_weight: Tensor,
     down_weight: Tensor,
-    extent: Tensor | None = None,
+    counts: Tensor | None = None,
 ) -> None:
-    """As :func:`photon_ext.ops.fused_mlp_into`: the lines of act [T, intermediate] and out [T, hidden] within the extent are written."""
-    lines = _leading_lines(x, extent)
-    act[:lines] = silu_mul(linear(x[:lines], gate_up_weight))
-    out[:lines] = linear(act[:lines], down_weight)
+    """As :func:`photon_ext.ops.fused_mlp_into`: the tokens of act [T, intermediate] and out [T,
+    hidden] within the counts are written.
+    """
+    num_tokens = _leading_tokens(x, counts)
+    act[:num_tokens] = silu_mul(linear(x[:num_tokens], gate_up_weight))
+    out[:num_tokens] = linear(act[:num_tokens], down_weight)
 
 
-# --- fused linears: `fast` is a choice among kernels, and nothing here --------------------------------------------------------------
+# --- fused linears: `fast` is a choice among kernels, and nothing here ----------------------------
 
 
-def norm_linear(x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None, *, fast: bool = False) -> Tensor:
+def norm_linear(
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    hopper: bool = False,
+) -> Tensor:
     """As :func:`photon_ext.ops.norm_linear`: a new [T, n] of the dtype of x."""
     return linear(rms_norm(x, norm_weight, eps), weight, bias)
 
@@ -358,12 +434,14 @@ def norm_linear_into(
     eps: float,
     weight: Tensor,
     bias: Tensor | None = None,
-    extent: Tensor | None = None,
-    fast: bool = False,
-    early: bool = False,
+    counts: Tensor | None = None,
+    hopper: bool = False,
+    pdl: bool = False,
 ) -> None:
-    """As :func:`photon_ext.ops.norm_linear_into`: the lines of out [T, n] within the extent are written."""
-    linear_into(out, rms_norm(x, norm_weight, eps), weight, bias, extent)
+    """As :func:`photon_ext.ops.norm_linear_into`: the tokens of out [T, n] within the counts are
+    written.
+    """
+    linear_into(out, rms_norm(x, norm_weight, eps), weight, bias, counts)
 
 
 def linear_residual_(
@@ -371,17 +449,27 @@ def linear_residual_(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    extent: Tensor | None = None,
-    fast: bool = False,
-    early: bool = False,
+    counts: Tensor | None = None,
+    hopper: bool = False,
+    pdl: bool = False,
 ) -> None:
-    """As :func:`photon_ext.ops.linear_residual_`: the lines of residual [T, n] within the extent are updated."""
-    lines = _leading_lines(x, extent)
-    residual[:lines] = _wide(residual[:lines]) + _wide(linear(x[:lines], weight, bias))
+    """As :func:`photon_ext.ops.linear_residual_`: the tokens of residual [T, n] within the
+    counts are updated.
+    """
+    num_tokens = _leading_tokens(x, counts)
+    residual[:num_tokens] = _wide(residual[:num_tokens]) + _wide(
+        linear(x[:num_tokens], weight, bias)
+    )
 
 
 def norm_swiglu(
-    x: Tensor, norm_weight: Tensor, eps: float, gate_up_weight: Tensor, bias: Tensor | None = None, *, fast: bool = False
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    gate_up_weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    hopper: bool = False,
 ) -> Tensor:
     """As :func:`photon_ext.ops.norm_swiglu`: a new [T, intermediate] of the dtype of x."""
     return silu_mul(norm_linear(x, norm_weight, eps, gate_up_weight, bias))
@@ -394,21 +482,28 @@ def norm_swiglu_into(
     eps: float,
     gate_up_weight: Tensor,
     bias: Tensor | None = None,
-    extent: Tensor | None = None,
-    fast: bool = False,
-    early: bool = False,
+    counts: Tensor | None = None,
+    hopper: bool = False,
+    pdl: bool = False,
 ) -> None:
-    """As :func:`photon_ext.ops.norm_swiglu_into`: the lines of out [T, intermediate] within the extent are written."""
-    lines = _leading_lines(x, extent)
-    out[:lines] = norm_swiglu(x[:lines], norm_weight, eps, gate_up_weight, bias)
+    """As :func:`photon_ext.ops.norm_swiglu_into`: the tokens of out [T, intermediate] within the
+    counts are written.
+    """
+    num_tokens = _leading_tokens(x, counts)
+    out[:num_tokens] = norm_swiglu(x[:num_tokens], norm_weight, eps, gate_up_weight, bias)
 
 
-# --- attention ------------------------------------------------------------------------------------------------------------------------
+# --- attention ------------------------------------------------------------------------------------
 
 
-def _places(decode_meta: Tensor, page_table: Tensor | None, page_size: int, line: int) -> tuple[Tensor, Tensor]:
-    """Pages and tokens in them of the positions 0 .. length - 1 of a line's row."""
-    length, row = int(decode_meta[line, Meta.LENGTH]), int(decode_meta[line, Meta.ROW])
+def _places(
+    decode_meta: Tensor, page_table: Tensor | None, page_size: int, token_index: int
+) -> tuple[Tensor, Tensor]:
+    """Pages and tokens in them of the positions 0 .. length - 1 of a token's row."""
+    length, row = (
+        int(decode_meta[token_index, Meta.LENGTH]),
+        int(decode_meta[token_index, Meta.ROW]),
+    )
     positions = torch.arange(length, device=decode_meta.device)
     if page_table is None:
         return torch.full_like(positions, row), positions
@@ -416,7 +511,9 @@ def _places(decode_meta: Tensor, page_table: Tensor | None, page_size: int, line
 
 
 def _rotate(x: Tensor, norm: Tensor | None, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
-    """One line's heads [heads, head_dim], normalized (if norm is given) and rotated by its position's angles [head_dim]."""
+    """One token's heads [heads, head_dim], normalized (if norm is given) and rotated by its
+    position's angles [head_dim].
+    """
     wide = _wide(x if norm is None else rms_norm(x, norm, eps))
     half = x.shape[-1] // 2
     turned = torch.cat([-wide[:, half:], wide[:, :half]], dim=-1)
@@ -437,19 +534,21 @@ def rope_append_kv_(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
 ) -> None:
-    """As :func:`photon_ext.ops.rope_append_kv_`: q is updated, and both caches at the live lines' places; cos and sin may be float64.
+    """As :func:`photon_ext.ops.rope_append_kv_`: q is updated, and both caches at the live tokens'
+    places; cos and sin may be float64.
 
-    Where the kernels skip a line, here a position beyond cos or the page table, or a row or page beyond its table, is an IndexError.
+    Where the kernels skip a token, here a position beyond cos or the page table, or a row or page
+    beyond its table, is an IndexError.
     """
-    for line in range(len(q)):
-        if decode_meta[line, Meta.LENGTH] <= 0:
+    for token_index in range(len(q)):
+        if decode_meta[token_index, Meta.LENGTH] <= 0:
             continue
-        position = int(decode_meta[line, Meta.POSITION])
-        pages, tokens = _places(decode_meta, page_table, k_cache.shape[1], line)
+        position = int(decode_meta[token_index, Meta.POSITION])
+        pages, tokens = _places(decode_meta, page_table, k_cache.shape[1], token_index)
         angles = cos[position], sin[position]
-        q[line] = _rotate(q[line], q_norm, *angles, eps)
-        k_cache[pages[position], tokens[position]] = _rotate(k[line], k_norm, *angles, eps)
-        v_cache[pages[position], tokens[position]] = v[line]
+        q[token_index] = _rotate(q[token_index], q_norm, *angles, eps)
+        k_cache[pages[position], tokens[position]] = _rotate(k[token_index], k_norm, *angles, eps)
+        v_cache[pages[position], tokens[position]] = v[token_index]
 
 
 def paged_attention(
@@ -460,23 +559,25 @@ def paged_attention(
     segments: Tensor,
     page_table: Tensor | None,
     scale: float,
-    fast: bool = False,
+    hopper: bool = False,
 ) -> Tensor:
     """As :func:`photon_ext.ops.paged_attention`: a new tensor of the shape and dtype of q.
 
-    `segments` and `fast` change nothing. A row or page beyond its table, or a length beyond the row's pages, is an IndexError.
+    `segments` and `fast` change nothing. A row or page beyond its table, or a length beyond the
+    row's pages, is an IndexError.
     """
-    del segments, fast  # a line's own row and length say what it sees
+    del segments, hopper  # a token's own row and length say what it sees
     out = torch.zeros_like(q)
     group = q.shape[1] // k_cache.shape[2]
-    for line in range(len(q)):
-        if decode_meta[line, Meta.LENGTH] <= 0:
+    for token_index in range(len(q)):
+        if decode_meta[token_index, Meta.LENGTH] <= 0:
             continue
-        pages, tokens = _places(decode_meta, page_table, k_cache.shape[1], line)
-        keys = _wide(k_cache[pages, tokens]).repeat_interleave(group, dim=1)  # [length, q heads, head_dim]
+        pages, tokens = _places(decode_meta, page_table, k_cache.shape[1], token_index)
+        # [length, q heads, head_dim]
+        keys = _wide(k_cache[pages, tokens]).repeat_interleave(group, dim=1)
         values = _wide(v_cache[pages, tokens]).repeat_interleave(group, dim=1)
-        scores = torch.einsum("hd,lhd->hl", _wide(q[line]), keys) * scale
-        out[line] = torch.einsum("hl,lhd->hd", scores.softmax(-1), values).to(q.dtype)
+        scores = torch.einsum("hd,lhd->hl", _wide(q[token_index]), keys) * scale
+        out[token_index] = torch.einsum("hl,lhd->hd", scores.softmax(-1), values).to(q.dtype)
     return out
 
 
@@ -489,10 +590,12 @@ def paged_attention_into(
     segments: Tensor,
     page_table: Tensor | None,
     scale: float,
-    fast: bool = False,
+    hopper: bool = False,
 ) -> None:
     """As :func:`photon_ext.ops.paged_attention_into`: out is written by :func:`paged_attention`."""
-    out.copy_(paged_attention(q, k_cache, v_cache, decode_meta, segments, page_table, scale, fast))
+    out.copy_(
+        paged_attention(q, k_cache, v_cache, decode_meta, segments, page_table, scale, hopper)
+    )
 
 
 def fused_attention_decode_into(
@@ -511,15 +614,21 @@ def fused_attention_decode_into(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
     workspace: Tensor | None = None,
-    fast: bool = False,
-    early: bool = False,
+    hopper: bool = False,
+    pdl: bool = False,
 ) -> None:
-    """As :func:`photon_ext.ops.fused_attention_decode_into`: out is written, and both caches at the live lines' places.
+    """As :func:`photon_ext.ops.fused_attention_decode_into`: out is written, and both caches at the
+    live tokens' places.
 
-    `workspace`, `fast` and `early` change nothing; errors are those of :func:`rope_append_kv_` and :func:`paged_attention`.
+    `workspace`, `fast` and `pdl` change nothing; errors are those of :func:`rope_append_kv_` and
+    :func:`paged_attention`.
     """
-    del workspace, fast, early  # they change the order of sums, and where kernels keep them
+    del workspace, hopper, pdl  # they change the order of sums, and where kernels keep them
     rotated = q.clone()
-    rope_append_kv_(rotated, k, v, k_cache, v_cache, decode_meta, page_table, cos, sin, q_norm, k_norm, eps)
+    rope_append_kv_(
+        rotated, k, v, k_cache, v_cache, decode_meta, page_table, cos, sin, q_norm, k_norm, eps
+    )
     no_segments = decode_meta.new_empty(0, 4)
-    paged_attention_into(out, rotated, k_cache, v_cache, decode_meta, no_segments, page_table, scale)
+    paged_attention_into(
+        out, rotated, k_cache, v_cache, decode_meta, no_segments, page_table, scale
+    )

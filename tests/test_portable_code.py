@@ -1,6 +1,8 @@
-"""The code for compute capability 8.0, which runs on every device but 9.0 and 10.0: no kernel that is launched there may hold a trap.
+"""The code for compute capability 8.0, which runs on every device but 9.0 and 10.0: no kernel that
+is launched there may hold a trap.
 
-csrc/cuda/ptx.cuh puts one where an instruction is missing below 9.0. The compiler's PTX tells; no such device has to be here.
+csrc/cuda/ptx.cuh puts one where an instruction is missing below 9.0. The compiler's PTX tells; no
+such device has to be here.
 """
 
 from __future__ import annotations
@@ -16,12 +18,17 @@ from setuptools.errors import SetupError
 import photon_ext
 
 CSRC = Path(photon_ext.__file__).resolve().parents[1] / "csrc"
-FAST = {"sample": "sample_kernelI.*Li8E", "split_attention": "split_attention_kernel"}  # launched where fast_kernels_run() alone, by file
+# launched where hopper_runs() alone, by file
+FAST = {"sample": "sample_kernelI.*Li8E", "split_attention": "split_attention_kernel"}
 
 
 def with_ptx() -> list[str]:
     """The CUDA sources that include ptx.cuh, by way of others too."""
-    return sorted(source.stem for source in (CSRC / "cuda").glob("*.cu") if CSRC / "cuda/ptx.cuh" in reached(source))
+    return sorted(
+        source.stem
+        for source in (CSRC / "cuda").glob("*.cu")
+        if CSRC / "cuda/ptx.cuh" in reached(source)
+    )
 
 
 def reached(source: Path) -> set[Path]:
@@ -40,7 +47,11 @@ def reached(source: Path) -> set[Path]:
 def traps(ptx: str) -> list[str]:
     """The kernels, by their mangled names, and functions apart from them, whose text has a trap."""
     texts = re.split(r"^(?=(?:\.\w+ )*\.(?:entry|func)\b)", ptx, flags=re.MULTILINE)
-    return [re.split(r"\.(?:entry|func)\s", text)[1] for text in texts[1:] if re.search(r"\btrap;", text)]
+    return [
+        re.split(r"\.(?:entry|func)\s", text)[1]
+        for text in texts[1:]
+        if re.search(r"\btrap;", text)
+    ]
 
 
 @pytest.mark.usefixtures("setup_py")
@@ -49,7 +60,9 @@ def test_the_kernels_that_wait_are_among_those_looked_at() -> None:
 
 
 @pytest.mark.parametrize("name", with_ptx())
-def test_no_kernel_for_older_devices_holds_a_trap(name: str, setup_py: ModuleType, tmp_path: Path) -> None:
+def test_no_kernel_for_older_devices_holds_a_trap(
+    name: str, setup_py: ModuleType, tmp_path: Path
+) -> None:
     try:
         cuda = setup_py.find_cuda()
     except SetupError as error:
@@ -57,8 +70,17 @@ def test_no_kernel_for_older_devices_holds_a_trap(name: str, setup_py: ModuleTyp
     if cuda is None:
         pytest.skip("no nvcc here, or not to be used")
     ptx = tmp_path / "kernels.ptx"
-    command = (cuda.nvcc, *setup_py.NVCC_FLAGS.split(), "-arch=compute_80", "-ptx", f"csrc/cuda/{name}.cu", "-o", str(ptx))
+    command = (
+        cuda.nvcc,
+        *setup_py.NVCC_FLAGS.split(),
+        "-arch=compute_80",
+        "-ptx",
+        f"csrc/cuda/{name}.cu",
+        "-o",
+        str(ptx),
+    )
     subprocess.run(command, cwd=CSRC.parent, check=True, timeout=120)
     found = traps(ptx.read_text())
-    assert bool(found) == (name in FAST), found  # that fast kernels have them shows that they are seen
+    # that fast kernels have them shows that they are seen
+    assert bool(found) == (name in FAST), found
     assert [kernel for kernel in found if re.search(FAST[name], kernel) is None] == []

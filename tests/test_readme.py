@@ -11,7 +11,11 @@ import pytest
 import torch
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text()
-BLOCKS = [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "StaticCache" not in block]
+BLOCKS = [
+    block
+    for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    if "StaticCache" not in block
+]
 
 
 def run(blocks: list[str]) -> dict[str, Any]:

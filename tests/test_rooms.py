@@ -1,4 +1,6 @@
-"""Imports run downward: each room imports only those named for it, and each room of csrc includes only those named for it."""
+"""Imports run downward: each room imports only those named for it, and each room of csrc
+includes only those named for it.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-BASE = {"", "_C", "_build_info", "_fake", "_library", "errors", "layout", "ops"}  # "": photon_ext itself
+# "": photon_ext itself
+BASE = {"", "_C", "_build_info", "_fake", "_library", "errors", "layout", "ops"}
 STATE = BASE | {"runtime", "sampling", "models"}
 ENGINE = STATE | {"scheduling", "observe", "engine_loop", "engine"}
-# What a room may import, for types and inside functions too. Below the runtime there is one level; `reference` is the ops' spec.
+# What a room may import, for types and inside functions too. Below the runtime there is one level;
+# `reference` is the ops' spec.
 ROOMS = {
     **dict.fromkeys(sorted(BASE - {""}), BASE),
     "reference": BASE,
@@ -57,7 +61,11 @@ def room_of(module: str) -> str:
     return name if name in ROOMS else ""
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "photon_ext").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path",
+    sorted((ROOT / "photon_ext").rglob("*.py")),
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
 def test_python_imports_run_downward(path: Path) -> None:
     parts = path.relative_to(ROOT / "photon_ext").with_suffix("").parts
     room = "" if parts == ("__init__",) else parts[0]
@@ -82,5 +90,8 @@ def test_every_room_of_csrc_is_named() -> None:
 
 
 def test_what_runs_upward_is_seen() -> None:
-    assert [room_of(name) for name in imported(ast.parse("def f():\n  from photon_ext.observe import meter"))] == ["observe"]
+    assert [
+        room_of(name)
+        for name in imported(ast.parse("def f():\n  from photon_ext.observe import meter"))
+    ] == ["observe"]
     assert "observe" not in ROOMS["runtime"]

@@ -32,21 +32,30 @@ def fake_nvcc(directory: Path, release: str) -> Path:
     """A wrapper that answers like nvcc, and points to a toolkit elsewhere."""
     script = directory / "bin" / "nvcc"
     script.parent.mkdir()
-    version, dry_run = f"echo 'release {release}, V{release}.1'", f"echo '#$ TOP={directory}/real/bin/..' >&2"
+    version, dry_run = (
+        f"echo 'release {release}, V{release}.1'",
+        f"echo '#$ TOP={directory}/real/bin/..' >&2",
+    )
     script.write_text(f"#!/bin/sh\ncase $1 in --version) {version};; *) {dry_run};; esac\n")
     script.chmod(0o755)
     return script
 
 
-def test_without_nvcc_the_cpu_side_is_built_unless_cuda_is_asked_for(build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvcc_the_cpu_side_is_built_unless_cuda_is_asked_for(
+    build: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert build.find_cuda() is None
     monkeypatch.setenv("PHOTON_CUDA", "1")
-    with pytest.raises(SetupError, match=r"PHOTON_CUDA=1, but nvcc is in none of .*: install the CUDA toolkit"):
+    with pytest.raises(
+        SetupError, match=r"PHOTON_CUDA=1, but nvcc is in none of .*: install the CUDA toolkit"
+    ):
         build.find_cuda()
 
 
-def test_a_wrapper_of_nvcc_is_seen_through(build: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_wrapper_of_nvcc_is_seen_through(
+    build: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     nvcc = fake_nvcc(tmp_path, "13.0")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     (tmp_path / "real" / "bin").mkdir(parents=True)
@@ -55,10 +64,15 @@ def test_a_wrapper_of_nvcc_is_seen_through(build: ModuleType, monkeypatch: pytes
     assert build.find_cuda() is None
 
 
-def test_an_old_nvcc_is_refused_in_words(build: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_old_nvcc_is_refused_in_words(
+    build: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     fake_nvcc(tmp_path, "12.4")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
-    with pytest.raises(SetupError, match=r"is release 12\.4; 12\.8 or newer is needed: update it, or build with PHOTON_CUDA=0"):
+    with pytest.raises(
+        SetupError,
+        match=r"is release 12\.4; 12\.8 or newer is needed: update it, or build with PHOTON_CUDA=0",
+    ):
         build.find_cuda()
 
 
@@ -70,12 +84,20 @@ def test_a_wish_that_is_not_understood(build: ModuleType, monkeypatch: pytest.Mo
 
 def test_a_missing_torch_is_explained(build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(SetupError, match=r"cannot import torch .* pip install torch==2\.13\.0, .* --no-build-isolation"):
+    with pytest.raises(
+        SetupError,
+        match=r"cannot import torch .* pip install torch==2\.13\.0, .* --no-build-isolation",
+    ):
         build.import_build_tools()
 
 
 def test_every_source_is_in_the_table(build: ModuleType) -> None:
-    named = {path for library in build.LIBRARIES for pattern in library.sources for path in ROOT.glob(pattern)}
+    named = {
+        path
+        for library in build.LIBRARIES
+        for pattern in library.sources
+        for path in ROOT.glob(pattern)
+    }
     assert named == {path for suffix in ("cpp", "cu") for path in ROOT.glob(f"csrc/**/*.{suffix}")}
 
 
@@ -91,11 +113,27 @@ def test_every_cpp_file_compiles_without_cuda(build: ModuleType) -> None:
     commands = []
     for library in build.LIBRARIES:
         flags, _ = plan.flags(library)
-        sources = [source for pattern in library.sources for source in sorted(ROOT.glob(pattern)) if source.suffix == ".cpp"]
-        commands += [f"{plan.cxx} {build.CXX_FLAGS} {flags} -fsyntax-only {source}" for source in sources if "simd/" not in str(source)]
+        sources = [
+            source
+            for pattern in library.sources
+            for source in sorted(ROOT.glob(pattern))
+            if source.suffix == ".cpp"
+        ]
+        commands += [
+            f"{plan.cxx} {build.CXX_FLAGS} {flags} -fsyntax-only {source}"
+            for source in sources
+            if "simd/" not in str(source)
+        ]
     assert len(commands) > 20
     with ThreadPoolExecutor(2) as pool:
-        done = list(pool.map(lambda command: subprocess.run(command.split(), cwd=ROOT, capture_output=True, text=True), commands))
+        done = list(
+            pool.map(
+                lambda command: subprocess.run(
+                    command.split(), cwd=ROOT, capture_output=True, text=True
+                ),
+                commands,
+            )
+        )
     assert not [result.stderr for result in done if result.returncode]
 
 
@@ -103,5 +141,7 @@ def test_a_script_beside_the_checkout_imports_the_package(tmp_path: Path) -> Non
     """The checkout is a folder named like the package; an editable install must win over it."""
     (tmp_path / "photon_ext").mkdir()
     code = "import photon_ext; from photon_ext import ops; print(photon_ext.__version__)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.stdout.strip() == photon_ext.__version__, done.stderr

@@ -1,1 +1,3 @@
-"""What the benchmarks share: environment, result files, tables, the steady decode session, and CUDA activity counting."""
+"""What the benchmarks share: environment, result files, tables, the steady decode session, and
+CUDA activity counting.
+"""

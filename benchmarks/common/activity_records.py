@@ -1,7 +1,8 @@
 """CUDA API calls and copies counted from CUPTI's activity records, through ctypes.
 
-Kernels are not recorded, nor is a wait's polling: the nodes of a graph run as they do unobserved, and there is little to read.
-torch.profiler takes such records to itself; count before it is first used in the process, or without it.
+Kernels are not recorded, nor is a wait's polling: the nodes of a graph run as they do unobserved,
+and there is little to read. torch.profiler takes such records to itself; count before it is first
+used in the process, or without it.
 """
 
 from __future__ import annotations
@@ -23,17 +24,39 @@ MEMCPY, DRIVER, RUNTIME = 1, 4, 5
 DOMAINS = {DRIVER: DRIVER_API, RUNTIME: RUNTIME_API}
 ENABLE_ONE = {DRIVER: "cuptiActivityEnableDriverApi", RUNTIME: "cuptiActivityEnableRuntimeApi"}
 # What a spinning wait calls some thousand times a step. None of it blocks.
-POLLS = frozenset({
-    "cuEventQuery", "cudaEventQuery", "cuThreadExchangeStreamCaptureMode", "cudaThreadExchangeStreamCaptureMode", "cudaGetLastError",
-})  # fmt: skip
+POLLS = frozenset(
+    {
+        "cuEventQuery",
+        "cudaEventQuery",
+        "cuThreadExchangeStreamCaptureMode",
+        "cudaThreadExchangeStreamCaptureMode",
+        "cudaGetLastError",
+    }
+)
 MAX_LIMIT_REACHED = 12  # no record after this one
 FORCED = 1
 BUFFER_BYTES = 16 << 20
 DIRECTIONS = ("?", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
-MEMORY = ("Unknown", "Pageable", "Pinned", "Device", "Array", "Managed", "Device Static", "Managed Static")
+MEMORY = (
+    "Unknown",
+    "Pageable",
+    "Pinned",
+    "Device",
+    "Array",
+    "Managed",
+    "Device Static",
+    "Managed Static",
+)
 
-_Request = ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t))
-_Complete = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
+_Request = ctypes.CFUNCTYPE(
+    None,
+    ctypes.POINTER(ctypes.c_void_p),
+    ctypes.POINTER(ctypes.c_size_t),
+    ctypes.POINTER(ctypes.c_size_t),
+)
+_Complete = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t
+)
 
 
 class ApiRecord(ctypes.Structure):
@@ -65,7 +88,10 @@ class CopyRecord(ctypes.Structure):
 
 
 class Call(NamedTuple):
-    """One API call. In order of thread and start, an outer call comes before those that it makes."""
+    """One API call.
+
+    In order of thread and start, an outer call comes before those that it makes.
+    """
 
     thread: int
     start: int
@@ -75,9 +101,11 @@ class Call(NamedTuple):
 
 
 class ActivityRecords:
-    """Records inside a `with` block; `synchronize` waits for the device, so that what was begun inside is recorded.
+    """Records inside a `with` block; `synchronize` waits for the device, so that what was begun
+    inside is recorded.
 
-    Raises CuptiError on entry where CUPTI is missing or refuses, and at the end where records were lost.
+    Raises CuptiError on entry where CUPTI is missing or refuses, and at the end where records were
+    lost.
     """
 
     def __init__(self, synchronize: Callable[[], object]) -> None:
@@ -98,7 +126,12 @@ class ActivityRecords:
         self._begin = self._now()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._end = self._now()
         if error is None:
             self._synchronize()
@@ -117,8 +150,14 @@ class ActivityRecords:
     def counts(self, steps: int) -> Counts:
         """What was recorded, as a window of `steps` steps."""
         made = Counts("activity records", steps, copies=self.copies, copied_bytes=self.copied_bytes)
-        inside = [call for call in self._calls if self._begin <= call.start and -call.minus_end <= self._end]
-        for (kind, cbid), times in Counter((call.kind, call.cbid) for call in outermost(inside)).items():
+        inside = [
+            call
+            for call in self._calls
+            if self._begin <= call.start and -call.minus_end <= self._end
+        ]
+        for (kind, cbid), times in Counter(
+            (call.kind, call.cbid) for call in outermost(inside)
+        ).items():
             made.calls[self._name(kind, cbid) or f"call {cbid}"] += times
         return made
 
@@ -130,14 +169,21 @@ class ActivityRecords:
                 self._calls.append(Call(call.thread, call.start, -call.end, kind, call.cbid))
             elif kind == MEMCPY:
                 copy = CopyRecord.from_address(record)
-                name = f"{_named(DIRECTIONS, copy.direction)} {_named(MEMORY, copy.source)} -> {_named(MEMORY, copy.target)}"
+                name = (
+                    f"{_named(DIRECTIONS, copy.direction)} {_named(MEMORY, copy.source)} -> "
+                    f"{_named(MEMORY, copy.target)}"
+                )
                 self.copies[name] += 1
                 self.copied_bytes[name] += copy.nbytes
 
     def _records(self, address: int, size: int) -> Iterator[int]:
         """Addresses of a buffer's records."""
         record, step = ctypes.c_void_p(), self._cupti.cuptiActivityGetNextRecord
-        buffer, length, place = ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.byref(record)
+        buffer, length, place = (
+            ctypes.c_void_p(address),
+            ctypes.c_size_t(size),
+            ctypes.byref(record),
+        )
         while (result := step(buffer, length, place)) == 0:
             assert record.value is not None
             yield record.value
@@ -145,7 +191,9 @@ class ActivityRecords:
             self._check(result, "cuptiActivityGetNextRecord")
 
     def _leave_polls_out(self) -> None:
-        """After all calls are enabled, which enables these; where CUPTI cannot do it they are recorded, and counting takes longer."""
+        """After all calls are enabled, which enables these; where CUPTI cannot do it they are
+        recorded, and counting takes longer.
+        """
         for kind, call in ENABLE_ONE.items():
             for cbid in takewhile(partial(self._name, kind), count(1)):
                 if self._name(kind, cbid) in POLLS:
@@ -174,7 +222,10 @@ class ActivityRecords:
 
 
 class _Buffers:
-    """The memory that CUPTI writes to. It may ask for some at any time, so that this lives as long as the process."""
+    """The memory that CUPTI writes to.
+
+    It may ask for some at any time, so that this lives as long as the process.
+    """
 
     def __init__(self) -> None:
         self._held: list[Any] = []
@@ -199,7 +250,9 @@ class _Buffers:
         self._held.append(made)
         buffer[0], size[0], records[0] = ctypes.addressof(made), BUFFER_BYTES, 0
 
-    def _complete(self, _context: object, _stream: int, buffer: int, _size: int, valid: int) -> None:
+    def _complete(
+        self, _context: object, _stream: int, buffer: int, _size: int, valid: int
+    ) -> None:
         self._filled.append((buffer, valid))
 
 

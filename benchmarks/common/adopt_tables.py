@@ -7,7 +7,17 @@ from typing import Any
 from benchmarks.common.section import Section
 from benchmarks.ladder.stages import Changed
 
-HEADER = ("stage", "what changes", "lines", "ms/step", "in all", "first 8 ms", "gap share", "allocations", "tokens equal")
+HEADER = (
+    "stage",
+    "what changes",
+    "lines",
+    "ms/step",
+    "in all",
+    "first 8 ms",
+    "gap share",
+    "allocations",
+    "tokens equal",
+)
 
 Entry = dict[str, Any]
 
@@ -22,15 +32,37 @@ def ladder_section(entries: list[Entry], loop: str) -> Section:
     """The stages of one loop in order, and the sentence on each."""
     own = [entry for entry in entries if entry["loop"] == loop]
     steps = [entry for entry in own if entry["what"] == "steps"]
-    records = {entry["stage"]: entry for entry in own if entry["what"] == "records" and entry["status"] == "ok"}
+    records = {
+        entry["stage"]: entry
+        for entry in own
+        if entry["what"] == "records" and entry["status"] == "ok"
+    }
     timed = [entry for entry in steps if entry["status"] == "ok"]
-    rows = [_row(entry, records.get(entry["stage"], {}), timed[0] if timed else entry) for entry in steps]
-    return Section(f"{loop} loop", HEADER, rows, [f"{entry['stage']}: {entry['verdict']}" for entry in timed if "verdict" in entry])
+    rows = [
+        _row(entry, records.get(entry["stage"], {}), timed[0] if timed else entry)
+        for entry in steps
+    ]
+    return Section(
+        f"{loop} loop",
+        HEADER,
+        rows,
+        [f"{entry['stage']}: {entry['verdict']}" for entry in timed if "verdict" in entry],
+    )
 
 
 def _row(entry: Entry, records: Entry, first: Entry) -> list[object]:
     if entry["status"] != "ok":
-        return [entry["stage"], entry["changes"], None, None, None, None, None, None, entry["status"]]
+        return [
+            entry["stage"],
+            entry["changes"],
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            entry["status"],
+        ]
     share = records.get("gap_share")
     return [
         entry["stage"],

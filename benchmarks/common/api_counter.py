@@ -1,6 +1,8 @@
-"""CUDA API calls counted by CUPTI callbacks, through ctypes: every runtime and driver call of the process, statically linked ones included.
+"""CUDA API calls counted by CUPTI callbacks, through ctypes: every runtime and driver call of the
+process, statically linked ones included.
 
-CUPTI has one subscriber at a time: count before torch.profiler is first used in the process, or without it.
+CUPTI has one subscriber at a time: count before torch.profiler is first used in the process, or
+without it.
 """
 
 from __future__ import annotations
@@ -22,13 +24,18 @@ LIBRARIES = ("libcupti.so.13", "libcupti.so.12", "libcupti.so", "/usr/local/cuda
 # cuda.h: CU_POINTER_ATTRIBUTE_MEMORY_TYPE and what it answers.
 MEMORY_TYPE = 2
 MEMORY_NAMES = {1: "Pinned", 2: "Device", 4: "Managed"}
-LINEAR_COPIES = frozenset(f"Memcpy{kind}{tail}" for kind in ("", "HtoD", "DtoH", "DtoD") for tail in ("", "Async"))
+LINEAR_COPIES = frozenset(
+    f"Memcpy{kind}{tail}" for kind in ("", "HtoD", "DtoH", "DtoD") for tail in ("", "Async")
+)
 
-# CUPTI_ERROR_MAX_LIMIT_REACHED and CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED of cupti_result.h.
+# CUPTI_ERROR_MAX_LIMIT_REACHED and CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED of
+# cupti_result.h.
 SUBSCRIBER_ERRORS = (12, 39)
 HAS_SUBSCRIBER = (
-    "; CUPTI has one subscriber at a time, and this process has another: torch.profiler, which stays subscribed once it was used, or a "
-    "profiler that the process runs under; count in a process of its own, before torch.profiler is first used"
+    "; CUPTI has one subscriber at a time, and this process has another: torch.profiler, which "
+    "stays subscribed once it was used, or a "
+    "profiler that the process runs under; count in a process of its own, before torch.profiler is "
+    "first used"
 )
 
 _Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p)
@@ -55,7 +62,8 @@ class CuptiError(Exception):
 
 
 class ApiCounter:
-    """Counts calls inside a `with` block; a call made by another call (a driver call of the runtime) is not counted.
+    """Counts calls inside a `with` block; a call made by another call (a driver call of the
+    runtime) is not counted.
 
     Raises CuptiError on entry where CUPTI is missing, has another subscriber, or has no driver.
     """
@@ -63,7 +71,8 @@ class ApiCounter:
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
         self.transfers: Counter[tuple[int, int, int]] = Counter()  # (dst, src, bytes)
-        self.odd_copies: Counter[str] = Counter()  # copies whose parameters are not read: 2D, batched, ...
+        # copies whose parameters are not read: 2D, batched, ...
+        self.odd_copies: Counter[str] = Counter()
         self._depth: dict[int, int] = {}
         self._callback = _Callback(self._on_call)
         self._subscriber = ctypes.c_void_p()
@@ -75,19 +84,29 @@ class ApiCounter:
         self._check(result, "cuptiSubscribe", HAS_SUBSCRIBER if result in SUBSCRIBER_ERRORS else "")
         try:
             for domain in (RUNTIME_API, DRIVER_API):
-                self._check(self._cupti.cuptiEnableDomain(1, self._subscriber, domain), "cuptiEnableDomain")
+                self._check(
+                    self._cupti.cuptiEnableDomain(1, self._subscriber, domain), "cuptiEnableDomain"
+                )
         except CuptiError:
             self._cupti.cuptiUnsubscribe(self._subscriber)
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for domain in (RUNTIME_API, DRIVER_API):
             self._cupti.cuptiEnableDomain(0, self._subscriber, domain)
         self._cupti.cuptiUnsubscribe(self._subscriber)
 
     def counts(self, steps: int) -> Counts:
-        """What was counted, as a window of `steps` steps. Call it while the copied memory is still allocated."""
+        """What was counted, as a window of `steps` steps.
+
+        Call it while the copied memory is still allocated.
+        """
         made = Counts("cupti callbacks", steps)
         made.calls.update(self.calls)
         for (dst, src, nbytes), times in self.transfers.items():

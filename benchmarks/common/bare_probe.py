@@ -1,4 +1,6 @@
-"""A pipeline without its probe: what the checks for a timeline cost while none is recorded is measured against this."""
+"""A pipeline without its probe: what the checks for a timeline cost while none is recorded is
+measured against this.
+"""
 
 from __future__ import annotations
 

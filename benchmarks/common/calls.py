@@ -32,7 +32,11 @@ class Counts:
 
     def named(self, *names: str) -> int:
         """Calls by bare name ("MemcpyAsync"), runtime and driver together."""
-        return sum(count for name, count in self.calls.items() if name.removeprefix("cuda").removeprefix("cu") in names)
+        return sum(
+            count
+            for name, count in self.calls.items()
+            if name.removeprefix("cuda").removeprefix("cu") in names
+        )
 
     @property
     def host_to_device(self) -> int:
@@ -42,7 +46,11 @@ class Counts:
     def host_to_device_bytes(self) -> int | None:
         """Bytes sent to the device; None if there were copies whose size is not known."""
         sent = [name for name in self.copies if name.startswith("HtoD")]
-        return None if any(name not in self.copied_bytes for name in sent) else sum(self.copied_bytes[name] for name in sent)
+        return (
+            None
+            if any(name not in self.copied_bytes for name in sent)
+            else sum(self.copied_bytes[name] for name in sent)
+        )
 
     @property
     def pageable(self) -> int:
@@ -73,7 +81,10 @@ class Counts:
         if quiet_steps != self.steps:
             found.append(f"only {quiet_steps} of {self.steps} steps were quiet")
         elif self.host_to_device:
-            found.append(f"{self.host_to_device} copies to the device in quiet steps ({self.host_to_device_bytes} bytes)")
+            found.append(
+                f"{self.host_to_device} copies to the device in quiet steps "
+                f"({self.host_to_device_bytes} bytes)"
+            )
         return found
 
     def as_dict(self) -> dict[str, object]:

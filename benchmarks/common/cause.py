@@ -11,10 +11,11 @@ from benchmarks.common.step_log import Part
 
 
 class Cause(Enum):
-    """The first five are of steps that the model counts; the others share the full decode steps that are not like their median.
+    """The first five are of steps that the model counts; the others share the full decode steps
+    that are not like their median.
 
-    Where the device's own events are known, ORDINARY_DEVICE and ORDINARY_HOST stand for LEVEL and add up to it: what ordinary steps took
-    more or less between their events, and all else of them.
+    Where the device's own events are known, ORDINARY_DEVICE and ORDINARY_HOST stand for LEVEL and
+    add up to it: what ordinary steps took more or less between their events, and all else of them.
     """
 
     RAMP = "ramp-up and ramp-down: decode steps of a batch that is not full"
@@ -33,9 +34,18 @@ class Cause(Enum):
     DELIVER = "the host held up while delivering tokens"
     COMMIT = "the host held up while committing"
     BETWEEN = "the host held up between two turns of its loop"
-    LEVEL = "all steps alike: ordinary ones are slower or faster than in the run of the medians (clocks, neighbours)"
-    ORDINARY_DEVICE = "the device's part of ordinary steps: from their first event on it to their last (at depth 1 with a graph's launch)"
-    ORDINARY_HOST = "the host's part of ordinary steps: what lies between their events on the device (wake-ups, committing, planning)"
+    LEVEL = (
+        "all steps alike: ordinary ones are slower or faster than in the run of the medians "
+        "(clocks, neighbours)"
+    )
+    ORDINARY_DEVICE = (
+        "the device's part of ordinary steps: from their first event on it to their "
+        "last (at depth 1 with a graph's launch)"
+    )
+    ORDINARY_HOST = (
+        "the host's part of ordinary steps: what lies between their events on the "
+        "device (wake-ups, committing, planning)"
+    )
 
 
 HELD_UP = {

@@ -1,4 +1,6 @@
-"""How the full decode steps of observed runs went: what they took on average, at which contexts, and whether that changed meanwhile."""
+"""How the full decode steps of observed runs went: what they took on average, at which contexts,
+and whether that changed meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ STRETCHES = 10
 
 
 def course(logs: Sequence[StepLog], streams: int) -> dict[str, Any]:
-    """For a result file; `stretches_ms` are the medians of one tenth of the steps after the other."""
+    """For a result file; `stretches_ms` are the medians of one tenth of the steps after the
+    other.
+    """
     full = [(step, ms) for log in logs for step, ms in log.intervals_ms() if step.steady(streams)]
     if not full:
         return {}
@@ -24,5 +28,7 @@ def course(logs: Sequence[StepLog], streams: int) -> dict[str, Any]:
         "device_ms": summary(device),
         "context": fmean(step.context for step, _ in full),
         "longest": fmean(step.longest for step, _ in full),
-        "stretches_ms": [median(ms for _, ms in full[i : i + size]) for i in range(0, len(full), size)],
+        "stretches_ms": [
+            median(ms for _, ms in full[i : i + size]) for i in range(0, len(full), size)
+        ],
     }

@@ -1,4 +1,6 @@
-"""What a figure depends on besides the code path: versions, machine, commit, and a digest of the sources."""
+"""What a figure depends on besides the code path: versions, machine, commit, and a digest of the
+sources.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ import torch
 from benchmarks.common.digest import source_digest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-COMMIT = "PHOTON_COMMIT"  # an environment variable that names the commit where the tree is a copy without its history
+# an environment variable that names the commit where the tree is a copy without its history
+COMMIT = "PHOTON_COMMIT"
 
 
 def environment(root: Path = REPOSITORY) -> dict[str, Any]:
@@ -29,7 +32,9 @@ def environment(root: Path = REPOSITORY) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
-        "driver": _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"),
+        "driver": _run(
+            "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"
+        ),
         "commit": os.environ.get(COMMIT) or _run("git", "rev-parse", "HEAD", cwd=root),
         "dirty": None if COMMIT in os.environ else _dirty(root),
         "sources": source_digest(root),
@@ -46,7 +51,10 @@ def _cpu_name() -> str | None:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or None
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def _version(package: str) -> str | None:
@@ -59,7 +67,9 @@ def _version(package: str) -> str | None:
 def _run(*command: str, cwd: Path | None = None) -> str | None:
     """Standard output of a command; None when it is missing, fails or hangs."""
     try:
-        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=20, check=True)
+        done = subprocess.run(
+            command, cwd=cwd, capture_output=True, text=True, timeout=20, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

@@ -1,4 +1,6 @@
-"""What depth 2 gained over depth 1: predicted from steady medians, observed from wall time, and what explains the difference."""
+"""What depth 2 gained over depth 1: predicted from steady medians, observed from wall time, and
+what explains the difference.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from benchmarks.common.result import BenchmarkError
 from benchmarks.common.serving import Served
 from benchmarks.common.steady import Medians, pace, timed_steps
 from benchmarks.common.step_log import Part
-from photon_ext.observe.cost_model import Periods, Prediction, Steps, Workload, predict, prefill_groups, steps_per_request
+from photon_ext.observe.cost_model import (
+    Periods,
+    Prediction,
+    Steps,
+    Workload,
+    predict,
+    prefill_groups,
+    steps_per_request,
+)
 from photon_ext.runtime.step import StepKind
 
 TOLERANCE = 0.005  # half a point, or
@@ -26,19 +36,24 @@ SHOWN_BY = {Cause.ORDINARY_DEVICE: "median time on the device", Cause.ORDINARY_H
 
 
 def periods(found: Medians, groups: Mapping[int, float]) -> Periods:
-    """The model's input from a run's medians; `groups` says how many requests prefill steps have (`prefill_groups`).
+    """The model's input from a run's medians; `groups` says how many requests prefill steps have
+    (`prefill_groups`).
 
     Raises BenchmarkError where the run was too short to have medians.
     """
     decode, prefill = found.decode, found.mean_prefill(groups)
     if decode is None or prefill is None:
-        raise BenchmarkError(f"too few steady steps for medians ({found}); use more requests, or longer ones")
+        raise BenchmarkError(
+            f"too few steady steps for medians ({found}); use more requests, or longer ones"
+        )
     return Periods(decode, prefill, found.dead or 0.0)
 
 
 @dataclass(frozen=True)
 class Side:
-    """One depth: its steady medians, the runs that were observed, and how many sequences ran at once."""
+    """One depth: its steady medians, the runs that were observed, and how many sequences ran at
+    once.
+    """
 
     depth: int
     calibration: Calibration
@@ -68,7 +83,9 @@ class Side:
         tokens, seconds = 0, 0.0
         for run in self.runs:
             timed = run.log.intervals_ms()
-            last = max((i for i, (step, _) in enumerate(timed) if step.steady(self.streams)), default=-1)
+            last = max(
+                (i for i, (step, _) in enumerate(timed) if step.steady(self.streams)), default=-1
+            )
             tokens += sum(step.rows - step.zombies for step, _ in timed[: last + 1])
             seconds += sum(ms for _, ms in timed[: last + 1]) / 1e3
         return tokens / seconds if seconds else 0.0
@@ -88,9 +105,16 @@ class Side:
 
     @property
     def paces(self) -> Mapping[Cause, Compared]:
-        """What shows the parts of ordinary steps, at the contexts of the medians; empty without device times."""
+        """What shows the parts of ordinary steps, at the contexts of the medians; empty without
+        device times.
+        """
         usual = self.calibration.usual
-        full = [each for run in self.runs for each in timed_steps(run.log) if each.step.steady(self.streams)]
+        full = [
+            each
+            for run in self.runs
+            for each in timed_steps(run.log)
+            if each.step.steady(self.streams)
+        ]
         here, there = pace(full, usual), usual.pace
         if here is None or there is None:
             return {}
@@ -110,7 +134,9 @@ class Side:
 
 
 def _prefill_steps(run: Served, usual: Medians, own: Periods, steps: Steps) -> Tally:
-    """What prefill steps took over the model: their number and size, and each over the median of its size."""
+    """What prefill steps took over the model: their number and size, and each over the median of
+    its size.
+    """
     tally, expected = Tally(), 0.0
     prefills = [(step, ms) for step, ms in run.log.intervals_ms() if step.kind is StepKind.PREFILL]
     for step, ms in prefills:
@@ -124,7 +150,9 @@ def _prefill_steps(run: Served, usual: Medians, own: Periods, steps: Steps) -> T
 
 
 def _other_steps(run: Served, own: Periods, steps: Steps, streams: int) -> Tally:
-    """What decode steps that are no full ones took over the model, and what the number of full ones did."""
+    """What decode steps that are no full ones took over the model, and what the number of full
+    ones did.
+    """
     times: dict[Cause, list[float]] = {Cause.RAMP: [], Cause.TURNOVER: []}
     steady, ramp_rows = 0, 0
     for step, ms in run.log.counted_ms():
@@ -137,17 +165,24 @@ def _other_steps(run: Served, own: Periods, steps: Steps, streams: int) -> Tally
         else:
             times[Cause.RAMP].append(ms)
             ramp_rows += step.rows - step.zombies
-    count, ramp = len(run.lengths), ramp_rows / streams  # as many full steps would have made the ramp's tokens
+    # as many full steps would have made the ramp's tokens
+    count, ramp = len(run.lengths), ramp_rows / streams
     more_decodes = steady + ramp - count * steps.decode
     tally = Tally()
     tally.add(Cause.RAMP, sum(times[Cause.RAMP]) - ramp * own.decode_ms, len(times[Cause.RAMP]))
-    tally.add(Cause.TURNOVER, sum(times[Cause.TURNOVER]) - count * steps.dead * own.dead_ms, len(times[Cause.TURNOVER]))
+    tally.add(
+        Cause.TURNOVER,
+        sum(times[Cause.TURNOVER]) - count * steps.dead * own.dead_ms,
+        len(times[Cause.TURNOVER]),
+    )
     tally.add(Cause.COUNT, more_decodes * own.decode_ms, more_decodes)
     return tally
 
 
 class Effect(NamedTuple):
-    """What a cause did: to each depth's wall time, and in points of gain (1 is 100 %); the medians that show it, where there are some."""
+    """What a cause did: to each depth's wall time, and in points of gain (1 is 100 %); the
+    medians that show it, where there are some.
+    """
 
     cause: Cause
     block: Excess
@@ -168,9 +203,16 @@ class Effect(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """For a result file."""
-        found = {"cause": self.cause.value, "points": self.points, "block": self.block._asdict(), "pipe": self.pipe._asdict()}
+        found = {
+            "cause": self.cause.value,
+            "points": self.points,
+            "block": self.block._asdict(),
+            "pipe": self.pipe._asdict(),
+        }
         medians = {"block": self.block_medians, "pipe": self.pipe_medians}
-        shown = {side: compared._asdict() for side, compared in medians.items() if compared is not None}
+        shown = {
+            side: compared._asdict() for side, compared in medians.items() if compared is not None
+        }
         return {**found, "medians": {"of": SHOWN_BY[self.cause], **shown}} if shown else found
 
 
@@ -201,7 +243,10 @@ class Gain:
 
     @property
     def observed_full(self) -> float | None:
-        """The same without the ramp-down: up to each depth's last step of a full batch. None where there was none."""
+        """The same without the ramp-down: up to each depth's last step of a full batch.
+
+        None where there was none.
+        """
         block, pipe = self.block.full_tokens_per_s, self.pipe.full_tokens_per_s
         return pipe / block - 1 if block and pipe else None
 
@@ -219,9 +264,14 @@ class Gain:
         return [run.digest for run in self.block.runs] == [run.digest for run in self.pipe.runs]
 
     def effects(self) -> list[Effect]:
-        """What each cause adds to the observed gain; they add up to the whole difference where both depths made the same tokens."""
+        """What each cause adds to the observed gain; they add up to the whole difference where
+        both depths made the same tokens.
+        """
         work = self.work
-        models = [side.requests * steps_per_request(work, side.depth).time_ms(side.periods) for side in (self.block, self.pipe)]
+        models = [
+            side.requests * steps_per_request(work, side.depth).time_ms(side.periods)
+            for side in (self.block, self.pipe)
+        ]
         block, pipe = (side.excess(work) for side in (self.block, self.pipe))
         paces = [side.paces for side in (self.block, self.pipe)]
         scale = (1 + self.prediction.gain) / (1 + pipe.total_ms / models[1])
@@ -238,16 +288,26 @@ class Gain:
         ]
 
     def explained(self) -> str:
-        """The causes of a difference, the largest first, in points of gain, until they make up most of it."""
+        """The causes of a difference, the largest first, in points of gain, until they make up
+        most of it.
+        """
         off = self.observed - self.prediction.gain
         named, left = [], abs(off)
-        for effect in sorted(self.effects(), key=lambda each: -each.points * (1 if off > 0 else -1)):
+        for effect in sorted(
+            self.effects(), key=lambda each: -each.points * (1 if off > 0 else -1)
+        ):
             if left <= REST * abs(off) or effect.points * off <= 0 or abs(effect.points) < LEAST:
                 break
             named.append(effect.text())
             left -= abs(effect.points)
-        full = "" if self.observed_full is None else f" ({self.observed_full:+.1%} while the batch was full)"
-        return f"{off * 100:+.1f} points off{full}: " + ("; ".join(named[:MOST]) or "no single cause")
+        full = (
+            ""
+            if self.observed_full is None
+            else f" ({self.observed_full:+.1%} while the batch was full)"
+        )
+        return f"{off * 100:+.1f} points off{full}: " + (
+            "; ".join(named[:MOST]) or "no single cause"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """For a result file."""
@@ -256,7 +316,10 @@ class Gain:
             "block_ms": found.block_ms,
             "pipe_ms": found.pipe_ms,
             "periods": {"block": vars(self.block.periods), "pipe": vars(self.pipe.periods)},
-            "medians": {"block": _medians_dict(self.block.calibration.usual), "pipe": _medians_dict(self.pipe.calibration.usual)},
+            "medians": {
+                "block": _medians_dict(self.block.calibration.usual),
+                "pipe": _medians_dict(self.pipe.calibration.usual),
+            },
             "course": {"block": self.block.course, "pipe": self.pipe.course},
             "length": self.pipe.mean_length,
             "requests": self.pipe.requests,

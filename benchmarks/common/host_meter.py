@@ -45,10 +45,13 @@ def _timed(owner: Any, name: str) -> Iterator[_Timer]:
 def host_split(session: Session, steps: int) -> dict[str, float]:
     """Median microseconds per steady step.
 
-    `launch` is without `plan`; `commit` without `wait`, the blocking wait for the device; `deliver` is keeping the tokens in lists: text
-    is the engine's business. `busy` is everything but the wait.
+    `launch` is without `plan`; `commit` without `wait`, the blocking wait for the device; `deliver`
+    is keeping the tokens in lists: text is the engine's business. `busy` is everything but the
+    wait.
     """
-    parts: dict[str, list[float]] = {name: [] for name in ("plan", "launch", "wait", "commit", "deliver", "busy")}
+    parts: dict[str, list[float]] = {
+        name: [] for name in ("plan", "launch", "wait", "commit", "deliver", "busy")
+    }
     clock = time.perf_counter
     with _timed(pipeline_module, "plan") as plan, _timed(Slot, "wait") as wait:
         for _ in range(steps):

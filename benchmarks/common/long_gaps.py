@@ -16,24 +16,35 @@ NOT_THE_HOST = "the host launched as ever: the device began late"
 
 
 def long_gaps(log: StepLog) -> dict[str, Any]:
-    """For a result file: the gaps above LONG_US, how many and their sum, and the longest ones with what the host did before their step's
-    launch; `above_us` is None where the log has no gaps."""
+    """For a result file: the gaps above LONG_US, how many and their sum, and the longest ones with
+    what the host did before their step's launch; `above_us` is None where the log has no gaps.
+    """
     gaps = [(step.gap_us, index) for index, step in enumerate(log.steps) if step.gap_us is not None]
     if not gaps:
         return {"above_us": None, "count": 0, "sum_ms": 0.0, "longest": []}
     long = sorted((gap for gap in gaps if gap[0] > LONG_US), reverse=True)
-    usual = tuple(median(values) for values in zip(*(log.steps[index].ahead.parts for _, index in gaps), strict=True))
+    usual = tuple(
+        median(values)
+        for values in zip(*(log.steps[index].ahead.parts for _, index in gaps), strict=True)
+    )
     usual_us = median(gap_us for gap_us, _ in gaps)
     return {
         "above_us": LONG_US,
         "count": len(long),
         "sum_ms": sum(gap_us for gap_us, _ in long) / 1e3,
-        "longest": [_described(log, index, gap_us, usual_us, usual) for gap_us, index in long[:MOST]],
+        "longest": [
+            _described(log, index, gap_us, usual_us, usual) for gap_us, index in long[:MOST]
+        ],
     }
 
 
-def _described(log: StepLog, index: int, gap_us: float, usual_us: float, usual: Sequence[float]) -> dict[str, Any]:
-    """`step` counts from 0. `at_s`: seconds into the run. `host_ms`: what the host did from the launch before to this one."""
+def _described(
+    log: StepLog, index: int, gap_us: float, usual_us: float, usual: Sequence[float]
+) -> dict[str, Any]:
+    """`step` counts from 0. `at_s`: seconds into the run.
+
+    `host_ms`: what the host did from the launch before to this one.
+    """
     step = log.steps[index]
     return {
         "step": index,
@@ -49,7 +60,9 @@ def _described(log: StepLog, index: int, gap_us: float, usual_us: float, usual: 
 
 
 def _cause(ahead: Spent, over_ms: float, usual: Sequence[float]) -> str:
-    """What made a gap `over_ms` longer than the median one: what took that much longer than it does as a rule."""
+    """What made a gap `over_ms` longer than the median one: what took that much longer than it
+    does as a rule.
+    """
     if ahead.collected_ms > SHARE * over_ms:
         return Cause.GARBAGE.value
     more = [own - normal for own, normal in zip(ahead.parts, usual, strict=True)]
@@ -64,5 +77,11 @@ def long_gaps_text(found: dict[str, Any]) -> str:
     if not found["count"]:
         return ""
     first = found["longest"][0]
-    worst = f"the longest {first['gap_us'] / 1e3:.1f} ms before step {first['step']} ({first['kind']}): {first['cause']}"
-    return f"{found['count']} gaps above {found['above_us']:.0f} µs, {found['sum_ms']:.1f} ms in all; {worst}"
+    worst = (
+        f"the longest {first['gap_us'] / 1e3:.1f} ms before step {first['step']} "
+        f"({first['kind']}): {first['cause']}"
+    )
+    return (
+        f"{found['count']} gaps above {found['above_us']:.0f} µs, {found['sum_ms']:.1f} ms in "
+        f"all; {worst}"
+    )

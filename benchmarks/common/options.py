@@ -24,7 +24,9 @@ def integers(text: str) -> list[int]:
     try:
         values = [int(part) for part in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of integers like 1,8,32") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a list of integers like 1,8,32"
+        ) from None
     if any(value < 1 for value in values):
         raise argparse.ArgumentTypeError(f"{text!r} has a value below 1")
     return values
@@ -93,7 +95,10 @@ def device_name(text: str) -> str:
 
 
 def output_file(text: str) -> Path:
-    """A file that can be written. It is not made yet, nor is its directory, which may be missing."""
+    """A file that can be written.
+
+    It is not made yet, nor is its directory, which may be missing.
+    """
     path = Path(text)
     try:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -115,7 +120,12 @@ def output_file(text: str) -> Path:
 def parser(description: str) -> argparse.ArgumentParser:
     """A parser with --device and --json."""
     made = argparse.ArgumentParser(prog=command(), description=description)
-    made.add_argument("--device", type=device_name, default="auto", help="auto (the GPU if torch sees one), cpu, cuda or cuda:N")
+    made.add_argument(
+        "--device",
+        type=device_name,
+        default="auto",
+        help="auto (the GPU if torch sees one), cpu, cuda or cuda:N",
+    )
     made.add_argument("--json", type=output_file, metavar="FILE", help="write the result here")
     return made
 
@@ -126,24 +136,29 @@ def models_option(options: argparse.ArgumentParser) -> None:
     options.add_argument("--model", type=names, default=["qwen3-0.6b"], help=help_text)
 
 
-def fast_kernels_option(options: argparse.ArgumentParser) -> None:
-    """--fast-kernels and --no-fast-kernels."""
+def hopper_kernels_option(options: argparse.ArgumentParser) -> None:
+    """--hopper-kernels and --no-hopper-kernels."""
     options.add_argument(
-        "--fast-kernels",
+        "--hopper-kernels",
         action=argparse.BooleanOptionalAction,
-        help="run the kernels made for Hopper, or portable ones; by default the former where they run",
+        help="run the kernels made for Hopper, or portable ones; by default the former where they "
+        "run",
     )
 
 
-def use_fast_kernels(args: argparse.Namespace) -> bool:
-    """What --fast-kernels says; where it says nothing, whether they run on --device with --dtype, None being bfloat16 as a rule."""
-    return choose_kernels(args.fast_kernels, str(device_of(args.device)), DTYPES[args.dtype or "bfloat16"])
+def use_hopper(args: argparse.Namespace) -> bool:
+    """What --hopper-kernels says; where it says nothing, whether they run on --device with
+    --dtype, None being bfloat16 as a rule.
+    """
+    return choose_kernels(
+        args.hopper_kernels, str(device_of(args.device)), DTYPES[args.dtype or "bfloat16"]
+    )
 
 
 def running_kernels(args: argparse.Namespace) -> str:
     """Which kernels that leads to: "fast" or "portable"."""
     runs = choose_kernels(None, str(device_of(args.device)), DTYPES[args.dtype or "bfloat16"])
-    return "fast" if use_fast_kernels(args) and runs else "portable"
+    return "fast" if use_hopper(args) and runs else "portable"
 
 
 def device_of(name: str) -> torch.device:

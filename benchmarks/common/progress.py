@@ -1,4 +1,7 @@
-"""Progress of long runs: a bar of `rich` in a terminal, a line now and then elsewhere. Always on stderr."""
+"""Progress of long runs: a bar of `rich` in a terminal, a line now and then elsewhere.
+
+Always on stderr.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,34 @@ class Progress:
         if sys.stderr.isatty():
             try:
                 from rich.console import Console
-                from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+                from rich.progress import (
+                    BarColumn,
+                    MofNCompleteColumn,
+                    TextColumn,
+                    TimeElapsedColumn,
+                )
                 from rich.progress import Progress as Bar
             except ImportError:
                 return self
-            columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-            self._bar = Bar(*columns, console=Console(stderr=True), redirect_stdout=True, transient=True)
+            columns = (
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("{task.description}"),
+            )
+            self._bar = Bar(
+                *columns, console=Console(stderr=True), redirect_stdout=True, transient=True
+            )
             self._task = self._bar.add_task("", total=self._total)
             self._bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -42,7 +62,11 @@ class Progress:
             self._bar.update(self._task, description=what)
         elif time.monotonic() - self._last >= LINE_EVERY_S:
             self._last = time.monotonic()
-            print(f"[{self._done}/{self._total}, {self._last - self._begin:.0f} s] {what}", file=sys.stderr, flush=True)
+            print(
+                f"[{self._done}/{self._total}, {self._last - self._begin:.0f} s] {what}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def step(self) -> None:
         """One part is done."""

@@ -1,4 +1,6 @@
-"""How long one call takes when many follow each other: replays of a CUDA graph on a GPU, the host's clock on a CPU."""
+"""How long one call takes when many follow each other: replays of a CUDA graph on a GPU, the
+host's clock on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,24 @@ CACHE_BYTES = 64 << 20  # taken for the last-level cache where torch does not te
 COLD_FACTOR = 4  # rotated operands are this many times larger than the cache
 LEAST_US = 1000  # that a graph should take, so that its launch is spread thin; but no more than
 LEAST_NODES = 16  # runs for that
-SPIN_CYCLES = 200_000  # about 0.1 ms, in which the host queues the replay: the first node starts without waiting for it
+# about 0.1 ms, in which the host queues the replay: the first node starts without waiting for it
+SPIN_CYCLES = 200_000
 WARM_UP = 2
 
 
 class Patience(NamedTuple):
-    """How much is repeated: `replays` at most, fewer (but at least 3) once they have taken `seconds`."""
+    """How much is repeated: `replays` at most, fewer (but at least 3) once they have taken
+    `seconds`.
+    """
 
     replays: int = 20
     seconds: float = 0.5
 
 
 class Timing(NamedTuple):
-    """Microseconds of one run: median over replays, the fastest and the slowest replay, and how many there were."""
+    """Microseconds of one run: median over replays, the fastest and the slowest replay, and how
+    many there were.
+    """
 
     us: float
     us_best: float
@@ -37,7 +44,9 @@ class Timing(NamedTuple):
 
 
 class Rotation(NamedTuple):
-    """How many copies of an operand there are to be, so that none is still cached when its turn comes again."""
+    """How many copies of an operand there are to be, so that none is still cached when its turn
+    comes again.
+    """
 
     cache_bytes: int
     most: int
@@ -59,7 +68,9 @@ def cache_bytes(device: torch.device) -> int:
 
 
 def time_runs(runs: Sequence[Run], device: torch.device, patience: Patience) -> Timing:
-    """Runs all of `runs` in turn, again and again; on CUDA they are captured in a graph, in order, on one stream."""
+    """Runs all of `runs` in turn, again and again; on CUDA they are captured in a graph, in
+    order, on one stream.
+    """
     times = _replay_times(runs, patience) if device.type == "cuda" else _host_times(runs, patience)
     return Timing(median(times), min(times), max(times), len(times))
 
@@ -67,7 +78,8 @@ def time_runs(runs: Sequence[Run], device: torch.device, patience: Patience) -> 
 def _replay_times(runs: Sequence[Run], patience: Patience) -> list[float]:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # libraries choose and allocate what they need before the capture
+    # libraries choose and allocate what they need before the capture
+    with torch.cuda.stream(stream):
         for run in runs[:WARM_UP]:
             run()
     torch.cuda.synchronize()
@@ -82,7 +94,9 @@ def _replay_times(runs: Sequence[Run], patience: Patience) -> list[float]:
     torch.cuda.synchronize()
     times: list[float] = []
     start = time.perf_counter()
-    while len(times) < 3 or (len(times) < patience.replays and time.perf_counter() - start < patience.seconds):
+    while len(times) < 3 or (
+        len(times) < patience.replays and time.perf_counter() - start < patience.seconds
+    ):
         times.append(_us(graph.replay) / (rounds * len(runs)))
     return times
 

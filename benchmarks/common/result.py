@@ -1,4 +1,6 @@
-"""Result files: one JSON object per run of a benchmark, rewritten after every entry so that a crash loses nothing."""
+"""Result files: one JSON object per run of a benchmark, rewritten after every entry so that a
+crash loses nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from typing import Any
 from benchmarks.common.env import environment
 
 SCHEMA = 1
-DEVICE_LOST = ("illegal memory access", "unspecified launch failure", "device-side assert", "misaligned address")
+DEVICE_LOST = (
+    "illegal memory access",
+    "unspecified launch failure",
+    "device-side assert",
+    "misaligned address",
+)
 
 
 class BenchmarkError(Exception):
@@ -45,7 +52,11 @@ class ResultFile:
         }
         load, cores = self.data["environment"]["load"], self.data["environment"]["cores"] or 1
         if load > 0.75 * cores:  # more than one benchmark after another
-            print(f"warning: {load:.1f} processes ran on {cores} cores in the last minute; times on the host mean little", flush=True)
+            print(
+                f"warning: {load:.1f} processes ran on {cores} cores in the last minute; times on "
+                "the host mean little",
+                flush=True,
+            )
         self._write()
 
     def set(self, **values: Any) -> None:
@@ -53,13 +64,22 @@ class ResultFile:
         self.data.update(values)
         self._write()
 
-    def measure(self, labels: dict[str, Any], measure: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-        """Adds one entry: `labels` with what `measure` returns, or with why it failed. Returns it as the file has it, or None if it failed.
+    def measure(
+        self, labels: dict[str, Any], measure: Callable[[], dict[str, Any]]
+    ) -> dict[str, Any] | None:
+        """Adds one entry: `labels` with what `measure` returns, or with why it failed. Returns it
+        as the file has it, or None if it failed.
 
-        After an error that leaves the CUDA context unusable the remaining entries are marked as skipped instead of tried.
+        After an error that leaves the CUDA context unusable the remaining entries are marked as
+        skipped instead of tried.
         """
         if self.lost:
-            self._failed(labels, "skipped: an earlier entry left the CUDA device unusable; run this one in a process of its own", "")
+            self._failed(
+                labels,
+                "skipped: an earlier entry left the CUDA device unusable; run this one in a "
+                "process of its own",
+                "",
+            )
             return None
         start = time.perf_counter()
         try:
@@ -67,16 +87,25 @@ class ResultFile:
         except Exception as error:
             message = f"{type(error).__name__}: {error}".strip()
             self.lost = any(text in message for text in DEVICE_LOST)
-            self._failed(labels, message.splitlines()[0], "" if _explained(error) else traceback.format_exc(limit=-4))
+            self._failed(
+                labels,
+                message.splitlines()[0],
+                "" if _explained(error) else traceback.format_exc(limit=-4),
+            )
             return None
-        # Rounded once: the three digits of a table depend on whether its number has been rounded to six before.
-        entry: dict[str, Any] = _plain({**labels, "status": "ok", **measured, "seconds": time.perf_counter() - start})
+        # Rounded once: the three digits of a table depend on whether its number has been rounded to
+        # six before.
+        entry: dict[str, Any] = _plain(
+            {**labels, "status": "ok", **measured, "seconds": time.perf_counter() - start}
+        )
         self.entries.append(entry)
         self._write()
         return entry
 
     def absent(self, labels: dict[str, Any], status: str, reason: str) -> None:
-        """Adds an entry for what was not measured and is no failure: status "missing" or "skipped", and why."""
+        """Adds an entry for what was not measured and is no failure: status "missing" or
+        "skipped", and why.
+        """
         self.entries.append({**labels, "status": status, "reason": reason})
         self._write()
 
@@ -100,20 +129,32 @@ class ResultFile:
 
 
 def _explained(error: Exception) -> bool:
-    """Whether it says itself what is wrong and what to do. By name: peers run where photon_ext cannot be imported."""
-    return isinstance(error, BenchmarkError) or any(base.__name__ == "PhotonError" for base in type(error).__mro__)
+    """Whether it says itself what is wrong and what to do.
+
+    By name: peers run where photon_ext cannot be imported.
+    """
+    return isinstance(error, BenchmarkError) or any(
+        base.__name__ == "PhotonError" for base in type(error).__mro__
+    )
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """What a ResultFile wrote. Raises ValueError, which names the file, where there is none or it is something else."""
+    """What a ResultFile wrote.
+
+    Raises ValueError, which names the file, where there is none or it is something else.
+    """
     try:
         data: dict[str, Any] = json.loads(path.read_text())
         if missing := {"entries", "environment", "benchmark"} - set(data):
             raise KeyError(", ".join(sorted(missing)))
-        if not all(isinstance(entry, dict) for entry in data["entries"]) or not isinstance(data["environment"], dict):
+        if not all(isinstance(entry, dict) for entry in data["entries"]) or not isinstance(
+            data["environment"], dict
+        ):
             raise TypeError("entries and environment are not objects")
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: not a result file of benchmarks ({type(error).__name__}: {error})") from error
+        raise ValueError(
+            f"{path}: not a result file of benchmarks ({type(error).__name__}: {error})"
+        ) from error
     return data
 
 
@@ -124,7 +165,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """`value` as JSON can hold it: floats that are not finite become None, floats keep 6 significant digits."""
+    """`value` as JSON can hold it: floats that are not finite become None, floats keep 6
+    significant digits.
+    """
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

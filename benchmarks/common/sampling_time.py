@@ -15,7 +15,15 @@ from photon_ext.runtime.streams import CudaStreams, HostStreams, Streams
 REPEATS = 30
 
 
-def sampling_ms(device: torch.device, rows: int, vocab: int, dtype: torch.dtype, stop_ids: int, temperature: float, fast: bool) -> float:
+def sampling_ms(
+    device: torch.device,
+    rows: int,
+    vocab: int,
+    dtype: torch.dtype,
+    stop_ids: int,
+    temperature: float,
+    fast: bool,
+) -> float:
     """Median milliseconds of `sample_into` and `publish_` as one graph.
 
     Args:
@@ -25,7 +33,9 @@ def sampling_ms(device: torch.device, rows: int, vocab: int, dtype: torch.dtype,
         temperature: of every row.
         fast: the kernel made for Hopper, where it runs: what the step that is taken apart runs.
     """
-    streams: Streams = CudaStreams(_indexed(device), None) if device.type == "cuda" else HostStreams(inline=False)
+    streams: Streams = (
+        CudaStreams(_indexed(device), None) if device.type == "cuda" else HostStreams(inline=False)
+    )
 
     def words(*shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -38,12 +48,15 @@ def sampling_ms(device: torch.device, rows: int, vocab: int, dtype: torch.dtype,
     segments = words(rows, 4)
     segments[:, 0], segments[:, 1] = torch.arange(1, rows + 1), torch.arange(rows)
     segments[:, 2], segments[:, 3] = 1, int(SegmentFlag.SAMPLE)
-    stops = words(rows + 1, max(1, stop_ids)) - 1  # looked through, never met: a row that stops would make the next turn cheaper
-    logits = torch.randn(rows, vocab, generator=torch.Generator(device=device).manual_seed(0), device=device).to(dtype)
+    # looked through, never met: a row that stops would make the next turn cheaper
+    stops = words(rows + 1, max(1, stop_ids)) - 1
+    logits = torch.randn(
+        rows, vocab, generator=torch.Generator(device=device).manual_seed(0), device=device
+    ).to(dtype)
     sampled, records = words(rows), words(rows, RECORD_WIDTH)
 
     def tail() -> None:
-        ops.sample_into(sampled, logits, segments, state, fast=fast)
+        ops.sample_into(sampled, logits, segments, state, hopper=fast)
         ops.publish_(state, records, sampled, segments, stops)
 
     if device.type == "cuda":

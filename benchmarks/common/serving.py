@@ -1,4 +1,6 @@
-"""Serving as users get it: the engine, its thread and its loop, on requests that end by a stop token."""
+"""Serving as users get it: the engine, its thread and its loop, on requests that end by a stop
+token.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,12 @@ class Load:
     Attributes:
         streams: rows of the engine. requests: requests per row.
         prompt: tokens of each prompt, random ids.
-        length: mean tokens of a request, from a stop set of 1/length of the vocabulary; None: no stop set, `new_tokens` each.
+        length: mean tokens of a request, from a stop set of 1/length of the vocabulary; None: no
+            stop set, `new_tokens` each.
         new_tokens: cap of each request.
         temperature: of the sampling.
-        aged: the first requests are as far on as those of a batch that has run for long; see `asked`.
+        aged: the first requests are as far on as those of a batch that has run for long; see
+            `asked`.
     """
 
     streams: int
@@ -51,15 +55,19 @@ class Load:
             return ()
         count = max(1, round(vocab / self.length))
         if count > MAX_STOP_IDS:
-            raise BenchmarkError(f"1/{self.length} of a vocabulary of {vocab} are {count} stop ids; an engine takes {MAX_STOP_IDS}")
+            raise BenchmarkError(
+                f"1/{self.length} of a vocabulary of {vocab} are {count} stop ids; an engine takes "
+                f"{MAX_STOP_IDS}"
+            )
         return tuple(random.Random(0).sample(range(vocab), count))
 
     def asked(self, vocab: int, seed: int) -> tuple[list[list[int]], list[SamplingParams]]:
         """Prompts and parameters; the same for the same seed.
 
-        A batch that begins anew has short contexts, and the longest of many takes four or five mean lengths to become as long as it gets.
-        Lengths have no memory, so that a sequence in the middle of a long run has as many tokens behind it, on average, as before it. With
-        `aged` the first prompts are longer by such a number, and their caps lower.
+        A batch that begins anew has short contexts, and the longest of many takes four or five mean
+        lengths to become as long as it gets. Lengths have no memory, so that a sequence in the
+        middle of a long run has as many tokens behind it, on average, as before it. With `aged` the
+        first prompts are longer by such a number, and their caps lower.
         """
         choose, stops = random.Random(seed), self.stop_ids(vocab)
         count = self.streams * self.requests
@@ -78,14 +86,19 @@ class Load:
         return prompts, params
 
     def _age(self, choose: random.Random) -> int:
-        return min(int(choose.expovariate(1 / self.length)), self.new_tokens - self.length) if self.aged and self.length is not None else 0
+        return (
+            min(int(choose.expovariate(1 / self.length)), self.new_tokens - self.length)
+            if self.aged and self.length is not None
+            else 0
+        )
 
 
 class Served(NamedTuple):
     """One run: its steps, and what came out.
 
     Attributes:
-        log: its steps. tokens: of all requests. lengths: of each. stopped: requests that a stop token ended.
+        log: its steps. tokens: of all requests. lengths: of each. stopped: requests that a stop
+            token ended.
         gap_s: sum of the run's step gaps, seconds; 0 without timing.
         digest: a number that equal tokens give.
     """
@@ -107,12 +120,13 @@ class Served(NamedTuple):
 
 
 class Server:
-    """An engine with random or loaded weights and no tokenizer. A context manager, so that its memory is freed.
+    """An engine with random or loaded weights and no tokenizer. A context manager, so that its
+    memory is freed.
 
     Args:
         config, weights: the model, on the device it runs on.
         load: the largest that it is to serve.
-        depth: steps in flight. timing, meter, blocking, fast_kernels: see EngineOptions.
+        depth: steps in flight. timing, meter, blocking, hopper_kernels: see EngineOptions.
     """
 
     def __init__(
@@ -125,7 +139,7 @@ class Server:
         timing: bool = False,
         meter: bool = True,
         blocking: bool = True,
-        fast_kernels: bool = False,
+        hopper_kernels: bool = False,
     ) -> None:
         self._cuda = weights.device.type == "cuda"
         longest = load.prompt + load.new_tokens
@@ -144,7 +158,7 @@ class Server:
             timing=timing,
             meter=meter,
             blocking=blocking,
-            fast_kernels=fast_kernels,
+            hopper_kernels=hopper_kernels,
         )
 
     @property
@@ -156,7 +170,12 @@ class Server:
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.engine.close()
         self._engine = None
         if self._cuda:
@@ -166,7 +185,10 @@ class Server:
 
 
 def serve(engine: Engine, load: Load, seed: int) -> Served:
-    """Serves a load, all of it queued at once. Raises BenchmarkError where a request ends with an error."""
+    """Serves a load, all of it queued at once.
+
+    Raises BenchmarkError where a request ends with an error.
+    """
     prompts, params = load.asked(engine.vocab_size, seed)
     gap_s = engine.stats().gap_s
     with logged_steps(engine.depth) as log:

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.common.result import BenchmarkError
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.decoder import GEMM_LINES, Decoder
+from photon_ext.models.decoder import GEMM_TOKENS, Decoder
 from photon_ext.models.weights import DecoderWeights
 from photon_ext.runtime import Pipeline, Runtime, StepTensors
 
@@ -44,18 +44,21 @@ class _Forward:
 
 
 class Session:
-    """Runtime, Decoder and Pipeline around loaded weights; used as a context manager, so that what it holds is freed.
+    """Runtime, Decoder and Pipeline around loaded weights; used as a context manager, so that what
+    it holds is freed.
 
     Args:
         config, weights: the model, on the device it runs on.
-        prompts: one per row, equally long; they are prefilled in one step, so that all rows stay equally long.
+        prompts: one per row, equally long; they are prefilled in one step, so that all rows stay
+            equally long.
         new_tokens: cap of every row, which the caller must not reach while it measures.
         depth: steps in flight.
         timing: record events around each step (adds their cost to it).
         chunk: tokens per prefill step; None: all prompts.
         blocking: the wait for a step yields the CPU; else it spins.
         fast: use the fast kernels, where they fit.
-        exact: prefill with our own linears, whose results do not depend on what else is in the step; torch's are faster for many tokens.
+        exact: prefill with our own linears, whose results do not depend on what else is in the
+            step; torch's are faster for many tokens.
     """
 
     def __init__(
@@ -85,25 +88,32 @@ class Session:
             page_size=PAGE_SIZE,
             timing=timing,
             blocking=blocking,
-            fast_kernels=fast,
+            hopper_kernels=fast,
         )
         self.decoder = Decoder(
             config,
             weights,
-            max_lines=max(chunk, self.batch),
+            max_step_tokens=max(chunk, self.batch),
             max_segments=self.batch,
             max_len=pages * PAGE_SIZE,
             page_size=PAGE_SIZE,
             num_pages=1 + self.batch * pages,
-            gemm_lines=None if exact else GEMM_LINES,
-            fast=fast,
+            gemm_tokens=None if exact else GEMM_TOKENS,
+            hopper=fast,
         )
         self._forward = _Forward(self.decoder)
         self.pipeline = Pipeline(
-            self.runtime, self._forward, vocab_size=config.vocab, buckets=(self.batch,), prefill_buckets=(), chunk=chunk
+            self.runtime,
+            self._forward,
+            vocab_size=config.vocab,
+            buckets=(self.batch,),
+            prefill_buckets=(),
+            chunk=chunk,
         )
         self.rows = [
-            self.pipeline.admit(prompt, max_new_tokens=new_tokens, pages=range(1 + i * pages, 1 + (i + 1) * pages))
+            self.pipeline.admit(
+                prompt, max_new_tokens=new_tokens, pages=range(1 + i * pages, 1 + (i + 1) * pages)
+            )
             for i, prompt in enumerate(prompts)
         ]
         self.tokens: dict[int, list[int]] = {row.index: [] for row in self.rows}
@@ -111,7 +121,12 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if error is None:
             self.drain()
         on_cuda = self.runtime.device.type == "cuda"
@@ -132,10 +147,14 @@ class Session:
         report = self.runtime.report
         assert report is not None
         slots = self.runtime.depth * report.slot_bytes
-        return Memory(self.decoder.activation_bytes + report.shared_bytes + slots, report.graph_bytes)
+        return Memory(
+            self.decoder.activation_bytes + report.shared_bytes + slots, report.graph_bytes
+        )
 
     def prefill(self) -> None:
-        """Runs ticks until every row has its first token, and the pipeline is as full as it stays."""
+        """Runs ticks until every row has its first token, and the pipeline is as full as it
+        stays.
+        """
         while any(not self.tokens[row.index] for row in self.rows):
             self.step()
 
@@ -143,11 +162,15 @@ class Session:
         """One turn: launch, commit, keep the tokens."""
         for event in self.pipeline.tick():
             if event.token is None or event.finish is not None:
-                raise BenchmarkError(f"{event.row} ended while it was measured: {event.finish}, {event.error}")
+                raise BenchmarkError(
+                    f"{event.row} ended while it was measured: {event.finish}, {event.error}"
+                )
             self.tokens[event.row.index].append(event.token)
 
     def run(self, steps: int, seconds: float = float("inf")) -> list[float]:
-        """Up to `steps` turns, at least 8, fewer if they take longer than `seconds`; the milliseconds of each."""
+        """Up to `steps` turns, at least 8, fewer if they take longer than `seconds`; the
+        milliseconds of each.
+        """
         times: list[float] = []
         begin = previous = time.perf_counter()
         while len(times) < steps and (len(times) < 8 or previous - begin < seconds):
@@ -158,7 +181,9 @@ class Session:
         return times
 
     def check(self) -> None:
-        """Ends the rows; raises BenchmarkError unless the last logits are finite and all tokens are ids."""
+        """Ends the rows; raises BenchmarkError unless the last logits are finite and all tokens
+        are ids.
+        """
         self.drain()
         logits = self._forward.logits
         if logits is not None and not bool(torch.isfinite(logits[: self.batch]).all()):
@@ -170,7 +195,10 @@ class Session:
     def rows_equal(self) -> bool:
         """Whether rows with the same prompt have the same tokens."""
         first: dict[tuple[int, ...], list[int]] = {}
-        return all(agree(first.setdefault(row.prompt_ids, self.tokens[row.index]), self.tokens[row.index]) for row in self.rows)
+        return all(
+            agree(first.setdefault(row.prompt_ids, self.tokens[row.index]), self.tokens[row.index])
+            for row in self.rows
+        )
 
     def drain(self) -> None:
         """Ends every row and commits what is in flight; idempotent."""
@@ -187,7 +215,11 @@ def agree(a: Sequence[int], b: Sequence[int]) -> bool:
 
 
 def random_prompts(vocab_size: int, batch: int, length: int, seed: int = 0) -> list[list[int]]:
-    """Prompts of random ids; the first two are the same, as a check that rows do not influence each other."""
+    """Prompts of random ids; the first two are the same, as a check that rows do not influence
+    each other.
+    """
     generator = torch.Generator().manual_seed(seed)
-    prompts: list[list[int]] = torch.randint(vocab_size, (batch, length), generator=generator).tolist()
+    prompts: list[list[int]] = torch.randint(
+        vocab_size, (batch, length), generator=generator
+    ).tolist()
     return [prompts[0] if i == 1 else prompt for i, prompt in enumerate(prompts)]

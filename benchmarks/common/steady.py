@@ -1,8 +1,11 @@
-"""What a run is like while it is steady: medians of its steps' periods, by kind, and what they depend on.
+"""What a run is like while it is steady: medians of its steps' periods, by kind, and what they
+depend on.
 
-The period of a blocking step ends when the host has woken up, and that takes no fixed time: on a virtual machine a few microseconds once,
-most of a millisecond the next time. The median of single steps leaves such a distribution's long side out, though every run pays for it. So
-medians here are of means over WINDOW steps in a row: what happens all the time is in them, what happens now and then is not.
+The period of a blocking step ends when the host has woken up, and that takes no fixed time: on a
+virtual machine a few microseconds once, most of a millisecond the next time. The median of single
+steps leaves such a distribution's long side out, though every run pays for it. So medians here are
+of means over WINDOW steps in a row: what happens all the time is in them, what happens now and then
+is not.
 """
 
 from __future__ import annotations
@@ -26,7 +29,9 @@ FEWEST = 64  # steps from which it can be told what a token of context costs
 
 
 class Beside(Enum):
-    """Whether prefill steps lie right before and behind a decode step: there requests end and are admitted, and the batch changes."""
+    """Whether prefill steps lie right before and behind a decode step: there requests end and
+    are admitted, and the batch changes.
+    """
 
     NOTHING = "neither"
     BEFORE = "before a prefill"
@@ -35,18 +40,22 @@ class Beside(Enum):
 
 
 class Sort(NamedTuple):
-    """Full decode steps of one sort: their median, milliseconds, and their share of all of them, 0..1."""
+    """Full decode steps of one sort: their median, milliseconds, and their share of all of them,
+    0..1.
+    """
 
     ms: float
     share: float
 
 
 class Pace(NamedTuple):
-    """Ordinary full decode steps, those with nothing beside them, by the device's own events: medians, milliseconds.
+    """Ordinary full decode steps, those with nothing beside them, by the device's own events:
+    medians, milliseconds.
 
     Attributes:
-        device_ms: from a step's first event to its last. The first is recorded before the step is launched: where the device waits for the
-            host, as at depth 1, what the host takes to launch the graph lies in it.
+        device_ms: from a step's first event to its last. The first is recorded before the step is
+            launched: where the device waits for the host, as at depth 1, what the host takes to
+            launch the graph lies in it.
         gap_ms: from the last event of the step before to the first of its own.
     """
 
@@ -59,14 +68,18 @@ class Medians(NamedTuple):
 
     Attributes:
         sorts: decode steps of a full batch (`StepRecord.steady`), by what is beside them.
-        prefills: prefill steps after the first ones, by the requests in them, up to a power of two: those ride the same graph.
+        prefills: prefill steps after the first ones, by the requests in them, up to a power of two:
+            those ride the same graph.
         dead: steps of nothing but zombies.
         device: device time of full decode steps, with timing.
         pace: of the ordinary ones, with timing.
-        context: tokens that a row of the full decode steps attends to, on average. longest: that the longest one does.
-        per_token, per_longest: milliseconds of a full decode step for a token more of the one, and of the other; with timing, of its time
-            on the device, where contexts matter and the host's wake-ups do not.
-        skew: milliseconds that the median of the ordinary ones differs by from one at the mean contexts, because of its own.
+        context: tokens that a row of the full decode steps attends to, on average. longest: that
+            the longest one does.
+        per_token, per_longest: milliseconds of a full decode step for a token more of the one, and
+            of the other; with timing, of its time on the device, where contexts matter and the
+            host's wake-ups do not.
+        skew: milliseconds that the median of the ordinary ones differs by from one at the mean
+            contexts, because of its own.
         parts: milliseconds of a full decode step by what the host does, in the order of Part.
     """
 
@@ -88,14 +101,24 @@ class Medians(NamedTuple):
         return sum(sort.ms * sort.share for sort in self.sorts.values()) if self.sorts else None
 
     def grown(self, step: StepRecord) -> float:
-        """What a full decode step takes more because its contexts are longer than those of the medians, milliseconds."""
-        return self.per_token * (step.context - self.context) + self.per_longest * (step.longest - self.longest) - self.skew
+        """What a full decode step takes more because its contexts are longer than those of the
+        medians, milliseconds.
+        """
+        return (
+            self.per_token * (step.context - self.context)
+            + self.per_longest * (step.longest - self.longest)
+            - self.skew
+        )
 
     def prefill(self, requests: int) -> float | None:
-        """A prefill step of so many requests; where that size has no median, the nearest smaller one that has, or else the smallest."""
+        """A prefill step of so many requests; where that size has no median, the nearest smaller
+        one that has, or else the smallest.
+        """
         if not self.prefills:
             return None
-        return self.prefills[max((size for size in self.prefills if size < 2 * requests), default=min(self.prefills))]
+        return self.prefills[
+            max((size for size in self.prefills if size < 2 * requests), default=min(self.prefills))
+        ]
 
     def mean_prefill(self, groups: Mapping[int, float]) -> float | None:
         """A prefill step, where so large a share (0..1) of them have so many requests."""
@@ -118,10 +141,18 @@ def timed_steps(log: StepLog) -> list[Timed]:
     """The steps of a run in order."""
     intervals = log.intervals_ms()
     prefills = [False, *(step.kind is StepKind.PREFILL for step, _ in intervals), False]
-    return [Timed(step, ms, _BESIDE[prefills[i], prefills[i + 2]]) for i, (step, ms) in enumerate(intervals)]
+    return [
+        Timed(step, ms, _BESIDE[prefills[i], prefills[i + 2]])
+        for i, (step, ms) in enumerate(intervals)
+    ]
 
 
-_BESIDE = {(False, False): Beside.NOTHING, (False, True): Beside.BEFORE, (True, False): Beside.BEHIND, (True, True): Beside.BETWEEN}
+_BESIDE = {
+    (False, False): Beside.NOTHING,
+    (False, True): Beside.BEFORE,
+    (True, False): Beside.BEHIND,
+    (True, True): Beside.BETWEEN,
+}
 
 
 def medians(logs: Sequence[StepLog], streams: int) -> Medians:
@@ -132,25 +163,51 @@ def medians(logs: Sequence[StepLog], streams: int) -> Medians:
     per_token, per_longest = _slopes(ordinary)
     found = Medians(
         sorts=_sorts(full),
-        prefills=_prefills([each for each in steps if each.step.kind is StepKind.PREFILL and not each.step.dead]),
-        dead=typical([ms for log in logs for step, ms in log.intervals_ms() if step.kind is StepKind.DECODE and step.dead]),
-        device=typical([each.step.device_us / 1e3 for each in full if each.step.device_us is not None]),
+        prefills=_prefills(
+            [each for each in steps if each.step.kind is StepKind.PREFILL and not each.step.dead]
+        ),
+        dead=typical(
+            [
+                ms
+                for log in logs
+                for step, ms in log.intervals_ms()
+                if step.kind is StepKind.DECODE and step.dead
+            ]
+        ),
+        device=typical(
+            [each.step.device_us / 1e3 for each in full if each.step.device_us is not None]
+        ),
         pace=pace(full),
         context=fmean(each.step.context for each in full) if full else 0.0,
         longest=fmean(each.step.longest for each in full) if full else 0.0,
         per_token=per_token,
         per_longest=per_longest,
-        parts=tuple(median(values) for values in zip(*(each.step.spent.parts for each in full), strict=True)) or Medians().parts,
+        parts=tuple(
+            median(values) for values in zip(*(each.step.spent.parts for each in full), strict=True)
+        )
+        or Medians().parts,
     )
     return found._replace(skew=typical([found.grown(each.step) for each in ordinary]) or 0.0)
 
 
 def pace(full: Sequence[Timed], usual: Medians = AT_ANY_CONTEXT) -> Pace | None:
-    """Of the ordinary ones among full decode steps, as if their contexts were those of `usual`; None unless all were timed."""
+    """Of the ordinary ones among full decode steps, as if their contexts were those of `usual`;
+    None unless all were timed.
+    """
     ordinary = [each.step for each in full if each.beside is Beside.NOTHING]
-    device = typical([step.device_us / 1e3 - usual.grown(step) for step in ordinary if step.device_us is not None])
+    device = typical(
+        [
+            step.device_us / 1e3 - usual.grown(step)
+            for step in ordinary
+            if step.device_us is not None
+        ]
+    )
     gap = typical([step.gap_us / 1e3 for step in ordinary if step.gap_us is not None])
-    return Pace(device, gap) if device is not None and gap is not None and timed_on_device(full) else None
+    return (
+        Pace(device, gap)
+        if device is not None and gap is not None and timed_on_device(full)
+        else None
+    )
 
 
 def timed_on_device(full: Sequence[Timed]) -> bool:
@@ -160,7 +217,11 @@ def timed_on_device(full: Sequence[Timed]) -> bool:
 
 def _sorts(full: Sequence[Timed]) -> dict[Beside, Sort]:
     found = {beside: [each.ms for each in full if each.beside is beside] for beside in Beside}
-    return {beside: Sort(ms, len(values) / len(full)) for beside, values in found.items() if (ms := typical(values)) is not None}
+    return {
+        beside: Sort(ms, len(values) / len(full))
+        for beside, values in found.items()
+        if (ms := typical(values)) is not None
+    }
 
 
 def _prefills(steps: Sequence[Timed]) -> dict[int, float]:
@@ -168,12 +229,18 @@ def _prefills(steps: Sequence[Timed]) -> dict[int, float]:
     times: dict[int, list[float]] = {}
     for each in steps:
         times.setdefault(1 << (each.step.rows - 1).bit_length(), []).append(each.ms)
-    enough = {size: values for size, values in times.items() if len(values) >= ENOUGH} or {1: [each.ms for each in steps]}
-    return {size: ms for size, values in sorted(enough.items()) if (ms := typical(values)) is not None}
+    enough = {size: values for size, values in times.items() if len(values) >= ENOUGH} or {
+        1: [each.ms for each in steps]
+    }
+    return {
+        size: ms for size, values in sorted(enough.items()) if (ms := typical(values)) is not None
+    }
 
 
 def begun(log: StepLog, streams: int) -> list[Timed]:
-    """A run's steps without its first ones: WARM_UP from the first full one on, though never more than half of them."""
+    """A run's steps without its first ones: WARM_UP from the first full one on, though never
+    more than half of them.
+    """
     timed = timed_steps(log)
     first = next((i for i, each in enumerate(timed) if each.step.steady(streams)), 0)
     return timed[min(first + WARM_UP, len(timed) // 2) :]
@@ -187,14 +254,26 @@ def typical(values: Sequence[float]) -> float | None:
 
 
 def _slopes(steps: Sequence[Timed]) -> tuple[float, float]:
-    """Milliseconds per token of the mean context and of the longest one: least squares, without steps that are far off."""
+    """Milliseconds per token of the mean context and of the longest one: least squares, without
+    steps that are far off.
+    """
     timed = timed_on_device(steps)
-    times = [each.step.device_us / 1e3 if timed and each.step.device_us is not None else each.ms for each in steps]
+    times = [
+        each.step.device_us / 1e3 if timed and each.step.device_us is not None else each.ms
+        for each in steps
+    ]
     middle = median(times) if times else 0.0
-    usual = [(each.step, ms) for each, ms in zip(steps, times, strict=True) if abs(ms - middle) <= FAR_OFF * middle]
+    usual = [
+        (each.step, ms)
+        for each, ms in zip(steps, times, strict=True)
+        if abs(ms - middle) <= FAR_OFF * middle
+    ]
     if len(usual) < FEWEST:
         return 0.0, 0.0
-    table = torch.tensor([[step.context, step.longest, ms] for step, ms in usual], dtype=torch.float64)
+    table = torch.tensor(
+        [[step.context, step.longest, ms] for step, ms in usual], dtype=torch.float64
+    )
     table -= table.mean(0)
-    found = torch.linalg.lstsq(table[:, :2], table[:, 2:], driver="gelsd").solution  # at one stream both columns are the same
+    # at one stream both columns are the same
+    found = torch.linalg.lstsq(table[:, :2], table[:, 2:], driver="gelsd").solution
     return float(found[0]), float(found[1])

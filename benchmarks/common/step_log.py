@@ -15,7 +15,8 @@ from photon_ext.runtime import Step, probe
 from photon_ext.runtime.probe import Phase
 from photon_ext.runtime.step import StepKind
 
-STEADY_ROWS = 0.75  # of the streams: decode steps with fewer belong to the begin or the end of a run
+# of the streams: decode steps with fewer belong to the begin or the end of a run
+STEADY_ROWS = 0.75
 
 
 class Part(Enum):
@@ -30,7 +31,8 @@ class Part(Enum):
 
 
 _PART_OF = {
-    Phase.PLAN: Part.ADMIT,  # the engine loop calls everything before its launch so; the plan itself is made at the launch
+    # the engine loop calls everything before its launch so; the plan itself is made at the launch
+    Phase.PLAN: Part.ADMIT,
     Phase.LAUNCH: Part.LAUNCH,
     Phase.DELIVER: Part.DELIVER,
     Phase.COMMIT: Part.COMMIT,
@@ -40,7 +42,9 @@ _PART_OF = {
 
 
 class Spent(NamedTuple):
-    """A stretch of the host's time: milliseconds by Part, in its order, and how much of them was garbage collection."""
+    """A stretch of the host's time: milliseconds by Part, in its order, and how much of them was
+    garbage collection.
+    """
 
     parts: tuple[float, ...] = (0.0,) * len(Part)
     collected_ms: float = 0.0
@@ -53,10 +57,12 @@ class StepRecord(NamedTuple):
         ready_ns: when its results were on the host, nanoseconds. end_ns: when its commit returned.
         kind: decode or prefill.
         rows: its rows, zombies included. zombies: of them, those whose sequence had ended.
-        context: tokens that each of its rows attends to, on average. longest: that the row with the most of them does.
+        context: tokens that each of its rows attends to, on average. longest: that the row with the
+            most of them does.
         device_us: how long it ran on the device; None without timing.
         gap_us: how long the device was idle before it; None without timing, and for the first one.
-        spent: what the host did in its period. ahead: what it did from the launch before to this step's, for which the device may wait.
+        spent: what the host did in its period. ahead: what it did from the launch before to this
+            step's, for which the device may wait.
     """
 
     ready_ns: int
@@ -96,20 +102,31 @@ class StepLog:
     def intervals_ms(self) -> list[tuple[StepRecord, float]]:
         """Each step with its period, milliseconds.
 
-        At depth 1 the host's part of a step follows the device's: its period ends with its commit. At depth 2 the device's parts follow
-        each other; the host's, which may be a large step's beside a small one, is not to be counted: a period ends with the results.
+        At depth 1 the host's part of a step follows the device's: its period ends with its commit.
+        At depth 2 the device's parts follow each other; the host's, which may be a large step's
+        beside a small one, is not to be counted: a period ends with the results.
         """
         stamps = [step.end_ns if self.depth == 1 else step.ready_ns for step in self.steps]
-        return [(step, (after - before) / 1e6) for step, before, after in zip(self.steps, [self.begin_ns, *stamps], stamps, strict=False)]
+        return [
+            (step, (after - before) / 1e6)
+            for step, before, after in zip(
+                self.steps, [self.begin_ns, *stamps], stamps, strict=False
+            )
+        ]
 
     def counted_ms(self) -> list[tuple[StepRecord, float]]:
-        """The same up to the last step that brought a token: what `wall_s` is made of. Behind it zombies may run."""
+        """The same up to the last step that brought a token: what `wall_s` is made of.
+
+        Behind it zombies may run.
+        """
         last = max((i for i, step in enumerate(self.steps) if not step.dead), default=-1)
         return self.intervals_ms()[: last + 1]
 
 
 class StepRecorder:
-    """Implements `photon_ext.runtime.probe.Probe`: writes a StepLog of the one pipeline that works; ten clock readings a step."""
+    """Implements `photon_ext.runtime.probe.Probe`: writes a StepLog of the one pipeline that
+    works; ten clock readings a step.
+    """
 
     def __init__(self, log: StepLog) -> None:
         self._log = log
@@ -148,10 +165,17 @@ class StepRecorder:
             self._committed = None
 
     def launched(self, step: Step, words: int) -> None:
-        """See Probe.launched. The device works on the step already: what is counted here delays nobody."""
+        """See Probe.launched.
+
+        The device works on the step already: what is counted here delays nobody.
+        """
         self._enter(self._part)
         positions = [segment.position for segment in step.segments]
-        self._launches[step.index] = sum(positions) / len(positions), max(positions), self._cut(self._leads)
+        self._launches[step.index] = (
+            sum(positions) / len(positions),
+            max(positions),
+            self._cut(self._leads),
+        )
 
     def committed(self, step: Step, zombies: int) -> None:
         """See Probe.committed."""
@@ -202,7 +226,9 @@ class _Stretches:
 
     def cut(self, parts_ns: list[int], collected_ns: int) -> Spent:
         """What was added since the last call; arguments are the sums up to now, nanoseconds."""
-        parts = tuple((now - before) / 1e6 for now, before in zip(parts_ns, self._parts_ns, strict=True))
+        parts = tuple(
+            (now - before) / 1e6 for now, before in zip(parts_ns, self._parts_ns, strict=True)
+        )
         collected_ms = (collected_ns - self._collected_ns) / 1e6
         self._parts_ns, self._collected_ns = parts_ns, collected_ns
         return Spent(parts, collected_ms)
@@ -210,9 +236,14 @@ class _Stretches:
 
 @contextmanager
 def logged_steps(depth: int) -> Iterator[StepLog]:
-    """Logs the steps of the one pipeline, of that depth, that works in the block. Raises BenchmarkError while a timeline is recorded."""
+    """Logs the steps of the one pipeline, of that depth, that works in the block.
+
+    Raises BenchmarkError while a timeline is recorded.
+    """
     if probe.active is not None:
-        raise BenchmarkError("a timeline is being recorded, and its records slow steps down; end it first")
+        raise BenchmarkError(
+            "a timeline is being recorded, and its records slow steps down; end it first"
+        )
     log = StepLog(depth=depth)
     recorder = StepRecorder(log)
     gc.collect()  # what an earlier run left is not collected in this one

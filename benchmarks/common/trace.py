@@ -1,6 +1,8 @@
-"""Steps from activity records: calls and copies counted, and idle figures, through photon_ext.observe.
+"""Steps from activity records: calls and copies counted, and idle figures, through
+photon_ext.observe.
 
-Kernel records inside a graph slow its replay down, so nothing here is used for step times; idle figures are marked as traced.
+Kernel records inside a graph slow its replay down, so nothing here is used for step times; idle
+figures are marked as traced.
 """
 
 from __future__ import annotations
@@ -22,23 +24,40 @@ SHARES = 12
 
 
 def record(body: Callable[[], object]) -> Records:
-    """Runs `body` under the profiler, without torch ops; keeps the calls between its first graph launch and its last event wait."""
-    recorder = Recorder(ops=False, stacks=False)  # and no more of a timeline: phases would lengthen the gaps that are looked at
+    """Runs `body` under the profiler, without torch ops; keeps the calls between its first graph
+    launch and its last event wait.
+    """
+    # and no more of a timeline: phases would lengthen the gaps that are looked at
+    recorder = Recorder(ops=False, stacks=False)
     recorder.start()
     body()
     found = recorder.stop({})
     times = [time for span in (*found.device, *found.calls) for time in (span.start, span.end)]
-    return window(Records("cuda", min(times, default=0), max(times, default=0), device=found.device, calls=found.calls))
+    return window(
+        Records(
+            "cuda",
+            min(times, default=0),
+            max(times, default=0),
+            device=found.device,
+            calls=found.calls,
+        )
+    )
 
 
 def window(records: Records) -> Records:
-    """Without the profiler's own calls, which come before the first graph launch and after the last event wait."""
-    launches = [call.start for call in records.calls if classify(call.name) is CallKind.GRAPH_LAUNCH]
+    """Without the profiler's own calls, which come before the first graph launch and after the
+    last event wait.
+    """
+    launches = [
+        call.start for call in records.calls if classify(call.name) is CallKind.GRAPH_LAUNCH
+    ]
     waits = [call.end for call in records.calls if classify(call.name) is CallKind.EVENT_WAIT]
     if not launches or not waits:
         return records
     begin, end = min(launches), max(waits)
-    return records._replace(calls=[call for call in records.calls if begin <= call.start and call.end <= end])
+    return records._replace(
+        calls=[call for call in records.calls if begin <= call.start and call.end <= end]
+    )
 
 
 def counts(records: Records, steps: int) -> Counts:
@@ -53,7 +72,10 @@ def counts(records: Records, steps: int) -> Counts:
 
 
 def idle(records: Records) -> dict[str, Any]:
-    """Step gap and node gap from kernel records: microseconds, traced. Empty without kernel records of at least two whole steps."""
+    """Step gap and node gap from kernel records: microseconds, traced.
+
+    Empty without kernel records of at least two whole steps.
+    """
     found = find_steps(records)
     steps = found.steps[1:-1]  # a profile may begin and end inside a step
     if len(steps) < 2:

@@ -34,32 +34,56 @@ TRANSFORMERS = "pip install 'transformers>=5'"
 CATALOG = {
     "ours": Entry("photon_ext", "ours:Ours", "photon_ext", BUILD),
     "ours-engine": Entry("photon_ext, Engine", "ours:OurEngine", "photon_ext", BUILD),
-    "hf-cb": Entry("HF continuous batching", "hugging_face:ContinuousBatching", "transformers", TRANSFORMERS),
-    "hf-cb-graphs": Entry(
-        "HF continuous batching, graphs, async", "hugging_face:GraphedContinuousBatching", "transformers", TRANSFORMERS, gpu=True
+    "hf-cb": Entry(
+        "HF continuous batching", "hugging_face:ContinuousBatching", "transformers", TRANSFORMERS
     ),
-    "hf-static": Entry("HF generate, static cache, eager", "hugging_face:StaticGenerate", "transformers", TRANSFORMERS),
-    "compiled": Entry("torch.compile decode, gpt-fast style", "compiled:Compiled", "torch", "pip install torch"),
-    "compiled-tuned": Entry("torch.compile decode, gpt-fast's settings", "compiled:TunedCompiled", "torch", "pip install torch", gpu=True),
+    "hf-cb-graphs": Entry(
+        "HF continuous batching, graphs, async",
+        "hugging_face:GraphedContinuousBatching",
+        "transformers",
+        TRANSFORMERS,
+        gpu=True,
+    ),
+    "hf-static": Entry(
+        "HF generate, static cache, eager",
+        "hugging_face:StaticGenerate",
+        "transformers",
+        TRANSFORMERS,
+    ),
+    "compiled": Entry(
+        "torch.compile decode, gpt-fast style", "compiled:Compiled", "torch", "pip install torch"
+    ),
+    "compiled-tuned": Entry(
+        "torch.compile decode, gpt-fast's settings",
+        "compiled:TunedCompiled",
+        "torch",
+        "pip install torch",
+        gpu=True,
+    ),
     "vllm": Entry(
         "vLLM",
         "vllm_peer:Vllm",
         "vllm",
-        "pip install vllm; where it wants another torch, in an environment of its own, named by --python vllm=PATH",
+        "pip install vllm; where it wants another torch, in an environment of its own, named by "
+        "--python vllm=PATH",
         gpu=True,
     ),
     "sglang": Entry(
         "SGLang",
         "sglang_peer:Sglang",
         "sglang",
-        "pip install 'sglang[all]'; where it wants another torch, in an environment of its own, named by --python sglang=PATH",
+        "pip install 'sglang[all]'; where it wants another torch, in an environment of its own, "
+        "named by --python sglang=PATH",
         gpu=True,
     ),
 }
 
 
 def missing(name: str, device: str, python: str | None = None) -> str | None:
-    """Why an engine cannot run here, and what to do; None: it can be tried. `python` is the interpreter for it, None: this one."""
+    """Why an engine cannot run here, and what to do; None: it can be tried.
+
+    `python` is the interpreter for it, None: this one.
+    """
     entry = CATALOG[name]
     if not _importable(entry.package, python):
         return f"{entry.package} is not installed{f' for {python}' if python else ''}: {entry.how}"
@@ -71,9 +95,14 @@ def missing(name: str, device: str, python: str | None = None) -> str | None:
 def _importable(package: str, python: str | None) -> bool:
     if python is None:
         return importlib.util.find_spec(package) is not None
-    question = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+    question = (
+        f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+    )
     try:
-        return subprocess.run([python, "-c", question], capture_output=True, timeout=60).returncode == 0
+        return (
+            subprocess.run([python, "-c", question], capture_output=True, timeout=60).returncode
+            == 0
+        )
     except (OSError, subprocess.SubprocessError):
         return False
 
@@ -81,5 +110,7 @@ def _importable(package: str, python: str | None) -> bool:
 def open_peer(name: str, setup: Setup) -> Peer:
     """Imports the engine and loads the model."""
     module, _, title = CATALOG[name].place.partition(":")
-    make: Callable[[Setup], Peer] = getattr(importlib.import_module(f"benchmarks.engines.{module}"), title)
+    make: Callable[[Setup], Peer] = getattr(
+        importlib.import_module(f"benchmarks.engines.{module}"), title
+    )
     return make(setup)

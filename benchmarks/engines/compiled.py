@@ -1,6 +1,8 @@
-"""A decode step in plain PyTorch over a static cache, compiled, after the recipe of gpt-fast (PyTorch blog, "Accelerating Generative AI
-with PyTorch II"): as it is there, the whole step with reduce-overhead and tuned kernels; and, quicker to compile, one layer for all of them
-and the step in a CUDA graph."""
+"""A decode step in plain PyTorch over a static cache, compiled, after the recipe of gpt-fast
+(PyTorch blog, "Accelerating Generative AI with PyTorch II"): as it is there, the whole step with
+reduce-overhead and tuned kernels; and, quicker to compile, one layer for all of them and the step
+in a CUDA graph.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.engines.peer import BY_LOOP, REPEATS, Measured, Prompts, Setup, Tokens, Window, check_tokens, synchronize
+from benchmarks.engines.peer import (
+    BY_LOOP,
+    REPEATS,
+    Measured,
+    Prompts,
+    Setup,
+    Tokens,
+    Window,
+    check_tokens,
+    synchronize,
+)
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.loader import load_model
 from photon_ext.models.rope import rope_tables
 from photon_ext.models.weights import DecoderWeights, LayerWeights
 
-Step = Callable[[Tensor, Tensor], Tensor]  # tokens [batch, n] and positions [n] to the next token of each row [batch, 1]
+# tokens [batch, n] and positions [n] to the next token of each row [batch, 1]
+Step = Callable[[Tensor, Tensor], Tensor]
 
 MULTIPLE = 8  # the cache's length
 
@@ -33,25 +46,42 @@ class Parts(NamedTuple):
 
 
 class StaticDecoder(nn.Module):
-    """A Llama or Qwen3 decoder whose keys and values lie in [batch, kv heads, length, head_dim] per layer.
+    """A Llama or Qwen3 decoder whose keys and values lie in [batch, kv heads, length, head_dim] per
+    layer.
 
     Args:
         config, weights: the model.
         batch, length: of the cache; `length` counts prompt and new tokens.
-        static: tell the compiler that weights and caches stay where they are. Code for one layer then fits no other.
+        static: tell the compiler that weights and caches stay where they are. Code for one layer
+            then fits no other.
     """
 
     mask: Tensor
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, batch: int, length: int, static: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: DecoderWeights, batch: int, length: int, static: bool
+    ) -> None:
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(_Layer(config, layer, batch, length, static) for layer in weights.layers)
+        self.layers = nn.ModuleList(
+            _Layer(config, layer, batch, length, static) for layer in weights.layers
+        )
         cos, sin = rope_tables(config, length, weights.device)
-        fixed = {"embedding": weights.embedding, "norm": weights.final_norm, "lm_head": weights.lm_head, "cos": cos, "sin": sin}
-        _hold(self, fixed | {"mask": torch.ones(length, length, dtype=torch.bool, device=weights.device).tril()}, static)
+        fixed = {
+            "embedding": weights.embedding,
+            "norm": weights.final_norm,
+            "lm_head": weights.lm_head,
+            "cos": cos,
+            "sin": sin,
+        }
+        _hold(
+            self,
+            fixed
+            | {"mask": torch.ones(length, length, dtype=torch.bool, device=weights.device).tril()},
+            static,
+        )
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         return self.run(EAGER, tokens, positions)
@@ -71,12 +101,19 @@ class _Layer(nn.Module):
     input_norm: Tensor
     post_norm: Tensor
 
-    def __init__(self, config: ModelConfig, weights: LayerWeights, batch: int, length: int, static: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: LayerWeights, batch: int, length: int, static: bool
+    ) -> None:
         super().__init__()
         self.config = config
         shape = (batch, config.kv_heads, length, config.head_dim)
         held = {name: weights.input_norm.new_zeros(shape) for name in ("keys", "values")}
-        norms = {"input_norm": weights.input_norm, "post_norm": weights.post_norm, "q_norm": weights.q_norm, "k_norm": weights.k_norm}
+        norms = {
+            "input_norm": weights.input_norm,
+            "post_norm": weights.post_norm,
+            "q_norm": weights.q_norm,
+            "k_norm": weights.k_norm,
+        }
         _hold(self, held | norms, static)
         for name in ("qkv", "o", "gate_up", "down"):
             linear = getattr(weights, name)
@@ -85,29 +122,57 @@ class _Layer(nn.Module):
     def linear(self, name: str, x: Tensor) -> Tensor:
         return F.linear(x, getattr(self, name), getattr(self, f"{name}_bias"))
 
-    def attend(self, x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
+    def attend(
+        self, x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, mask: Tensor
+    ) -> Tensor:
         config = self.config
         heads = self.linear("qkv", x).unflatten(-1, (-1, config.head_dim))
         q, k, v = heads.split([config.q_heads, config.kv_heads, config.kv_heads], dim=2)
         if config.qk_norm:
-            q, k = _norm(q, self.get_buffer("q_norm"), config.rms_eps), _norm(k, self.get_buffer("k_norm"), config.rms_eps)
+            q, k = (
+                _norm(q, self.get_buffer("q_norm"), config.rms_eps),
+                _norm(k, self.get_buffer("k_norm"), config.rms_eps),
+            )
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
         self.keys.index_copy_(2, positions, k.transpose(1, 2))
         self.values.index_copy_(2, positions, v.transpose(1, 2))
-        return _attention(q.transpose(1, 2), self.keys, self.values, mask).transpose(1, 2).flatten(2)
+        return (
+            _attention(q.transpose(1, 2), self.keys, self.values, mask).transpose(1, 2).flatten(2)
+        )
 
 
 def _begin(decoder: StaticDecoder, tokens: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
     """The residual, what is still to be added to it, and the rows of the tables."""
     x = F.embedding(tokens, decoder.get_buffer("embedding"))
-    return x, torch.zeros_like(x), decoder.cos[positions], decoder.sin[positions], decoder.mask[positions]
+    return (
+        x,
+        torch.zeros_like(x),
+        decoder.cos[positions],
+        decoder.sin[positions],
+        decoder.mask[positions],
+    )
 
 
-def _layer(layer: _Layer, x: Tensor, delta: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The last sum is left to the next layer, so that one compiled alone fuses it with the norm, as the whole step does."""
+def _layer(
+    layer: _Layer,
+    x: Tensor,
+    delta: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    mask: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """The last sum is left to the next layer, so that one compiled alone fuses it with the norm,
+    as the whole step does.
+    """
     x = x + delta
-    x = x + layer.linear("o", layer.attend(_norm(x, layer.input_norm, layer.config.rms_eps), positions, cos, sin, mask))
-    gate, up = layer.linear("gate_up", _norm(x, layer.post_norm, layer.config.rms_eps)).chunk(2, dim=-1)
+    x = x + layer.linear(
+        "o",
+        layer.attend(_norm(x, layer.input_norm, layer.config.rms_eps), positions, cos, sin, mask),
+    )
+    gate, up = layer.linear("gate_up", _norm(x, layer.post_norm, layer.config.rms_eps)).chunk(
+        2, dim=-1
+    )
     return x, layer.linear("down", F.silu(gate) * up)
 
 
@@ -120,16 +185,24 @@ EAGER = Parts(_begin, _layer, _end)
 
 
 def _attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """q [batch, heads, n, head_dim]. The rows of a group go through one product, so that keys and values are read once and not repeated."""
+    """q [batch, heads, n, head_dim].
+
+    The rows of a group go through one product, so that keys and values are read once and not
+    repeated.
+    """
     kv_heads, n = keys.shape[1], q.shape[2]
     grouped = q.unflatten(1, (kv_heads, -1))
-    scores = (grouped.flatten(2, 3) @ keys.transpose(-2, -1)).unflatten(2, (-1, n)).float() * q.shape[-1] ** -0.5
+    scores = (grouped.flatten(2, 3) @ keys.transpose(-2, -1)).unflatten(
+        2, (-1, n)
+    ).float() * q.shape[-1] ** -0.5
     shares = scores.masked_fill(~mask, -torch.inf).softmax(-1).to(q.dtype)
     return (shares.flatten(2, 3) @ values).unflatten(2, (-1, n)).flatten(1, 2)
 
 
 def _hold(module: nn.Module, tensors: Mapping[str, Tensor | None], static: bool) -> None:
-    """Buffers; at fixed addresses, which a CUDA graph may read, and for the caches write, where they are."""
+    """Buffers; at fixed addresses, which a CUDA graph may read, and for the caches write, where
+    they are.
+    """
     for name, tensor in tensors.items():
         module.register_buffer(name, tensor, persistent=False)
         if static and tensor is not None:
@@ -150,7 +223,9 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Compiled:
-    """The loop around it: prefill as it stands, decode steps compiled; nothing waits for the device but the ends of the window."""
+    """The loop around it: prefill as it stands, decode steps compiled; nothing waits for the
+    device but the ends of the window.
+    """
 
     method = BY_LOOP
     mode = "one process, torch.compile(fullgraph=True) of a layer, the step in a CUDA graph"
@@ -187,7 +262,9 @@ class Compiled:
 
         return _captured(step, batch) if self._device == "cuda" else step
 
-    def _run(self, decoder: StaticDecoder, step: Step, prompts: Prompts, window: Window) -> tuple[float, Tokens]:
+    def _run(
+        self, decoder: StaticDecoder, step: Step, prompts: Prompts, window: Window
+    ) -> tuple[float, Tokens]:
         """Milliseconds per step in the window, and the tokens."""
         prompt = torch.tensor(prompts, device=self._device)
         last = decoder(prompt, torch.arange(window.prompt, device=self._device))
@@ -211,17 +288,30 @@ class Compiled:
 class TunedCompiled(Compiled):
     """gpt-fast's own settings; tuning compiles each kernel dozens of times."""
 
-    mode = "one process, torch.compile(fullgraph=True) of the step, as mode='reduce-overhead' and with coordinate_descent_tuning"
+    mode = (
+        "one process, torch.compile(fullgraph=True) of the step, as mode='reduce-overhead' and "
+        "with coordinate_descent_tuning"
+    )
     whole = True
 
     def _step(self, decoder: StaticDecoder, batch: int) -> Step:
-        step: Step = torch.compile(decoder, fullgraph=True, options={"triton.cudagraphs": True, "coordinate_descent_tuning": True})
+        step: Step = torch.compile(
+            decoder,
+            fullgraph=True,
+            options={"triton.cudagraphs": True, "coordinate_descent_tuning": True},
+        )
         return step
 
 
 def _captured(step: Step, batch: int) -> Step:
-    """A step as a CUDA graph. Its keys and values of position 0 are written before there is a prompt."""
-    tokens, positions = torch.zeros(batch, 1, dtype=torch.int64, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
+    """A step as a CUDA graph.
+
+    Its keys and values of position 0 are written before there is a prompt.
+    """
+    tokens, positions = (
+        torch.zeros(batch, 1, dtype=torch.int64, device="cuda"),
+        torch.zeros(1, dtype=torch.int64, device="cuda"),
+    )
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # compiles, and lets libraries allocate what they need

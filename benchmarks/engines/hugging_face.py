@@ -1,4 +1,6 @@
-"""transformers: continuous batching, as it comes and with its graphs asked for, and plain generate over a static cache."""
+"""transformers: continuous batching, as it comes and with its graphs asked for, and plain
+generate over a static cache.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before the import: where it finds no flash attention it looks for one on the hub
+# before the import: where it finds no flash attention it looks for one on the hub
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 import transformers
@@ -30,7 +33,11 @@ from benchmarks.engines.peer import (
 
 BLOCK = 256  # tokens, what it takes if nothing is said
 # What a block's size is called: in 5.17 and before, and since.
-BLOCK_SIZE = "page_size" if "page_size" in {field.name for field in fields(ContinuousBatchingConfig)} else "block_size"
+BLOCK_SIZE = (
+    "page_size"
+    if "page_size" in {field.name for field in fields(ContinuousBatchingConfig)}
+    else "block_size"
+)
 
 
 class ContinuousBatching:
@@ -41,7 +48,10 @@ class ContinuousBatching:
     def __init__(self, setup: Setup) -> None:
         self._model, self._setup = _load(setup), setup
         self.version = transformers.__version__
-        self.mode = f"one process, generation thread, {self._model.config._attn_implementation} attention, {self._asked()}"
+        self.mode = (
+            f"one process, generation thread, {self._model.config._attn_implementation} "
+            f"attention, {self._asked()}"
+        )
 
     def measure(self, prompts: Prompts, window: Window) -> Measured:
         tried, _ = self._generate(prompts, window.within(0.0, 1.0).last)
@@ -63,20 +73,30 @@ class ContinuousBatching:
         options = self._options(len(prompts))
         outputs = self._model.generate_batch(
             prompts,
-            generation_config=GenerationConfig(max_new_tokens=count, do_sample=False, eos_token_id=-1, pad_token_id=0),
+            generation_config=GenerationConfig(
+                max_new_tokens=count, do_sample=False, eos_token_id=-1, pad_token_id=0
+            ),
             continuous_batching_config=ContinuousBatchingConfig(**options) if options else None,
             record_timestamps=True,
         )
         results = list(outputs.values())
         errors = [result.error for result in results if result.error is not None]
         if errors or len(results) != len(prompts):
-            raise BenchmarkError(f"{len(results)} of {len(prompts)} requests came back; {errors[0] if errors else 'no reason given'}")
-        stamps = min((result.timestamps for result in results), key=lambda stamps: stamps[-1])  # until it ends all rows are there
-        return [(after - before) * 1e3 for before, after in pairwise(stamps)], [list(result.generated_tokens) for result in results]
+            raise BenchmarkError(
+                f"{len(results)} of {len(prompts)} requests came back; "
+                f"{errors[0] if errors else 'no reason given'}"
+            )
+        # until it ends all rows are there
+        stamps = min((result.timestamps for result in results), key=lambda stamps: stamps[-1])
+        return [(after - before) * 1e3 for before, after in pairwise(stamps)], [
+            list(result.generated_tokens) for result in results
+        ]
 
 
 class GraphedContinuousBatching(ContinuousBatching):
-    """The same with CUDA graphs and asynchronous batching asked for, and a cache and paddings as large as the batch needs."""
+    """The same with CUDA graphs and asynchronous batching asked for, and a cache and paddings as
+    large as the batch needs.
+    """
 
     def __init__(self, setup: Setup) -> None:
         if setup.device != "cuda":
@@ -87,14 +107,20 @@ class GraphedContinuousBatching(ContinuousBatching):
         return "use_cuda_graph, use_async_batching, cache and paddings for the batch"
 
     def _options(self, batch: int) -> dict[str, Any]:
-        return {"use_cuda_graph": True, "use_async_batching": True, **sized(batch, self._setup.window)}
+        return {
+            "use_cuda_graph": True,
+            "use_async_batching": True,
+            **sized(batch, self._setup.window),
+        }
 
 
 def sized(batch: int, window: Window) -> dict[str, Any]:
-    """A cache a quarter larger than the rows need, about two prompts a step, and graphs for few lengths.
+    """A cache a quarter larger than the rows need, about two prompts a step, and graphs for few
+    lengths.
 
-    Without flash attention each step has a mask of lines by cache, which asynchronous batching keeps on the host and sends whole, and a
-    graph reads as many keys as its length is padded to: 12 GB and 16,384 keys if nothing is said.
+    Without flash attention each step has a mask of lines by cache, which asynchronous batching
+    keeps on the host and sends whole, and a graph reads as many keys as its length is padded to: 12
+    GB and 16,384 keys if nothing is said.
     """
     blocks = -(-(window.prompt + window.last) // BLOCK)
     return {

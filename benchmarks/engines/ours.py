@@ -6,7 +6,17 @@ import torch
 
 import photon_ext
 from benchmarks.common.session import Session
-from benchmarks.engines.peer import BY_DIFFERENCE, BY_STEP, Measured, Prompts, Setup, Tokens, Window, by_difference, by_steps
+from benchmarks.engines.peer import (
+    BY_DIFFERENCE,
+    BY_STEP,
+    Measured,
+    Prompts,
+    Setup,
+    Tokens,
+    Window,
+    by_difference,
+    by_steps,
+)
 from photon_ext import Engine, SamplingParams
 from photon_ext.models.loader import load_model
 
@@ -26,7 +36,9 @@ class Ours:
         self._config, self._weights = loaded.config, loaded.weights
 
     def measure(self, prompts: Prompts, window: Window) -> Measured:
-        with Session(self._config, self._weights, prompts, window.last + SPARE, depth=2, **self._options) as session:
+        with Session(
+            self._config, self._weights, prompts, window.last + SPARE, depth=2, **self._options
+        ) as session:
             session.prefill()
             times = session.run(window.last - min(map(len, session.tokens.values())))
             session.check()
@@ -54,10 +66,20 @@ class OurEngine:
         length = window.prompt + window.last + SPARE
         sizes = {"max_rows": rows, "max_len": length, "buckets": (rows,)}
         engine = Engine.from_weights(
-            self._config, self._weights, None, **sizes, blocking=not self._setup.spin, fast_kernels=self._setup.fast
+            self._config,
+            self._weights,
+            None,
+            **sizes,
+            blocking=not self._setup.spin,
+            hopper_kernels=self._setup.fast,
         )
         try:
-            return by_difference(lambda given, count: _generate(engine, given, count), prompts, window, self._setup.seconds)
+            return by_difference(
+                lambda given, count: _generate(engine, given, count),
+                prompts,
+                window,
+                self._setup.seconds,
+            )
         finally:
             engine.close()
             if self._setup.device == "cuda":
@@ -68,7 +90,7 @@ class OurEngine:
 
 
 def _mode(setup: Setup) -> str:
-    runs = setup.dtype == "bfloat16" and setup.device == "cuda" and photon_ext.fast_kernels_run()
+    runs = setup.dtype == "bfloat16" and setup.device == "cuda" and photon_ext.hopper_runs()
     kernels = "fast" if setup.fast and runs else "portable"
     return f"{'spinning' if setup.spin else 'blocking'} waits, {kernels} kernels"
 

@@ -1,4 +1,6 @@
-"""Peer: an engine that generates greedily, how its steps are timed, and the window in which they are."""
+"""Peer: an engine that generates greedily, how its steps are timed, and the window in which they
+are.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,18 @@ Tokens = list[list[int]]
 REPEATS = 3
 LEAST_TOKENS = 32  # that even the slowest engine makes
 
-# How ms per step was found: the median of single steps in the window; (t(last) - t(first)) / (last - first) from medians of whole runs;
-# or the time of all of the window's steps over their number, median of runs.
+# How ms per step was found: the median of single steps in the window; (t(last) - t(first)) / (last
+# - first) from medians of whole runs; or the time of all of the window's steps over their number,
+# median of runs.
 BY_STEP = "median step"
 BY_DIFFERENCE = "long run - short run"
 BY_LOOP = "loop over the window"
 
 
 class Window(NamedTuple):
-    """New tokens `first` to `last` of every row are what is timed; rows have a prompt of `prompt` tokens."""
+    """New tokens `first` to `last` of every row are what is timed; rows have a prompt of
+    `prompt` tokens.
+    """
 
     prompt: int
     first: int
@@ -36,7 +41,9 @@ class Window(NamedTuple):
         return self.prompt + (self.first + self.last) / 2
 
     def within(self, seconds: float, ms_per_step: float) -> Window:
-        """The window, or a shorter one in which a slow engine takes no more than so many seconds from the prompt to its end."""
+        """The window, or a shorter one in which a slow engine takes no more than so many seconds
+        from the prompt to its end.
+        """
         last = min(self.last, max(LEAST_TOKENS, int(seconds * 1e3 / ms_per_step)))
         return self if last == self.last else Window(self.prompt, max(1, last // 4), last)
 
@@ -49,7 +56,8 @@ class Setup(NamedTuple):
         dtype: its name.
         device: "cpu" or "cuda".
         window: what will be measured.
-        seconds: that a batch may take, about; engines that need more for the window are measured in a shorter one.
+        seconds: that a batch may take, about; engines that need more for the window are measured in
+            a shorter one.
         load_format: for engines that can do without the checkpoint's weights: "auto" or "dummy".
         spin: for ours: wait for steps by spinning.
         fast: for ours: decode with the fast kernels, where they fit.
@@ -113,10 +121,14 @@ def by_steps(step_ms: Sequence[float], tokens: Tokens, window: Window) -> Measur
     return Measured(median(inside), (min(inside), max(inside)), len(inside), tokens, window)
 
 
-def by_difference(generate: Callable[[Prompts, int], Tokens], prompts: Prompts, window: Window, seconds: float) -> Measured:
-    """From whole runs of two lengths, after some for warm-up: what both have, start and prefill, cancels. All in about `seconds`.
+def by_difference(
+    generate: Callable[[Prompts, int], Tokens], prompts: Prompts, window: Window, seconds: float
+) -> Measured:
+    """From whole runs of two lengths, after some for warm-up: what both have, start and prefill,
+    cancels. All in about `seconds`.
 
-    Where the difference is lost in what runs of one length differ by, there are more of them as long as that time lasts.
+    Where the difference is lost in what runs of one length differ by, there are more of them as
+    long as that time lasts.
     """
     few = window.within(0.0, 1.0).last
     generate(prompts, few)
@@ -126,7 +138,9 @@ def by_difference(generate: Callable[[Prompts, int], Tokens], prompts: Prompts, 
     short: list[float] = []
     long: list[float] = []
     tokens: Tokens = []
-    while len(long) < REPEATS or (median(long) <= median(short) and sum(short) + sum(long) < seconds):
+    while len(long) < REPEATS or (
+        median(long) <= median(short) and sum(short) + sum(long) < seconds
+    ):
         short.append(_timed(generate, prompts, window.first)[0])
         duration, tokens = _timed(generate, prompts, window.last)
         long.append(duration)
@@ -135,11 +149,15 @@ def by_difference(generate: Callable[[Prompts, int], Tokens], prompts: Prompts, 
     pairs = [(b - a) * 1e3 / steps for a, b in zip(short, long, strict=True)]
     if ms <= 0:
         taken = f"{median(long):.3g} and {median(short):.3g} s, medians of {len(long)} runs"
-        raise BenchmarkError(f"{window.last} tokens took no longer than {window.first}: {taken}; measure more tokens")
+        raise BenchmarkError(
+            f"{window.last} tokens took no longer than {window.first}: {taken}; measure more tokens"
+        )
     return Measured(ms, (min(pairs), max(pairs)), len(long), tokens, window)
 
 
-def _timed(generate: Callable[[Prompts, int], Tokens], prompts: Prompts, count: int) -> tuple[float, Tokens]:
+def _timed(
+    generate: Callable[[Prompts, int], Tokens], prompts: Prompts, count: int
+) -> tuple[float, Tokens]:
     begin = time.perf_counter()
     tokens = generate(prompts, count)
     duration = time.perf_counter() - begin
@@ -151,7 +169,9 @@ def check_tokens(tokens: Tokens, count: int) -> None:
     """Raises BenchmarkError unless every row has `count` tokens."""
     lengths = sorted({len(row) for row in tokens})
     if lengths != [count]:
-        raise BenchmarkError(f"rows have {lengths} new tokens, expected {count} each: the engine stopped early")
+        raise BenchmarkError(
+            f"rows have {lengths} new tokens, expected {count} each: the engine stopped early"
+        )
 
 
 def synchronize(device: str) -> None:

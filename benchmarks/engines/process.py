@@ -22,17 +22,24 @@ POLL_SECONDS = 0.5
 
 
 class Report(NamedTuple):
-    """What a worker said: `loaded` as in worker.run (None: it did not get so far), a line per batch, and why it ended early, or None."""
+    """What a worker said: `loaded` as in worker.run (None: it did not get so far), a line per
+    batch, and why it ended early, or None.
+    """
 
     loaded: dict[str, Any] | None
     batches: dict[int, dict[str, Any]]
     failure: str | None
 
     def of(self, batch: int) -> dict[str, Any]:
-        """What was measured for a batch. Raises BenchmarkError with the reason where nothing was."""
+        """What was measured for a batch.
+
+        Raises BenchmarkError with the reason where nothing was.
+        """
         line = self.batches.get(batch)
         if line is None:
-            raise BenchmarkError(self.failure or "the process ended without a word about this batch")
+            raise BenchmarkError(
+                self.failure or "the process ended without a word about this batch"
+            )
         if "error" in line:
             raise BenchmarkError(line["error"])
         return line
@@ -46,10 +53,11 @@ def run_worker(
     python: str | None = None,
     heard: Callable[[Report], None] = lambda report: None,
 ) -> Report:
-    """Starts the worker (with another interpreter if `python` names one), waits up to `timeout` seconds, and ends what it has started.
+    """Starts the worker (with another interpreter if `python` names one), waits up to `timeout`
+    seconds, and ends what it has started.
 
-    `batches` are the prompts of each batch; a batch is known by its size. `heard` is called whenever a batch has got its line, with
-    all that was said so far.
+    `batches` are the prompts of each batch; a batch is known by its size. `heard` is called
+    whenever a batch has got its line, with all that was said so far.
     """
     with tempfile.TemporaryDirectory() as folder:
         path, task, log = (Path(folder) / name for name in ("report.jsonl", "task.json", "log.txt"))
@@ -84,11 +92,17 @@ def run_module(
     python: str | None = None,
     listen: Callable[[], None] = lambda: None,
 ) -> str | None:
-    """`python -m module arguments` with its output in `log`; why it failed, or None. Its whole process group ends with it.
+    """`python -m module arguments` with its output in `log`; why it failed, or None. Its whole
+    process group ends with it.
 
     `listen` is called now and then while it runs.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH")))
+        ),
+    }
     with log.open("w") as output:
         process = subprocess.Popen(
             [python or sys.executable, "-m", module, *arguments],

@@ -1,10 +1,20 @@
-"""SGLang, offline: `Engine.generate` of prompts given as ids, its scheduler in a process of its own, as it does by default."""
+"""SGLang, offline: `Engine.generate` of prompts given as ids, its scheduler in a process of its
+own, as it does by default.
+"""
 
 from __future__ import annotations
 
 import sglang
 
-from benchmarks.engines.peer import BY_DIFFERENCE, Measured, Prompts, Setup, Tokens, Window, by_difference
+from benchmarks.engines.peer import (
+    BY_DIFFERENCE,
+    Measured,
+    Prompts,
+    Setup,
+    Tokens,
+    Window,
+    by_difference,
+)
 
 SPARE = 8
 
@@ -33,7 +43,10 @@ class Sglang:
 
     def _generate(self, prompts: Prompts, count: int) -> Tokens:
         params = {"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True}
-        return [list(output["output_ids"]) for output in self._engine.generate(input_ids=prompts, sampling_params=params)]
+        return [
+            list(output["output_ids"])
+            for output in self._engine.generate(input_ids=prompts, sampling_params=params)
+        ]
 
     def close(self) -> None:
         self._engine.shutdown()

@@ -1,4 +1,5 @@
-"""The process in which one engine runs: reads a task, appends a JSON line after each thing it has done.
+"""The process in which one engine runs: reads a task, appends a JSON line after each thing it has
+done.
 
     python -m benchmarks.engines.worker TASK.json
 
@@ -19,12 +20,19 @@ from benchmarks.engines.peer import Setup, Window
 
 
 def run(task: dict[str, Any]) -> None:
-    """Loads the engine, then measures each batch; a batch that fails is reported, and the next one tried."""
+    """Loads the engine, then measures each batch; a batch that fails is reported, and the next
+    one tried.
+    """
     report = Path(task["report"])
     setup = Setup(**{**task["setup"], "window": Window(*task["setup"]["window"])})
     begin = time.perf_counter()
     peer = open_peer(task["peer"], setup)
-    loaded = {"version": peer.version, "mode": peer.mode, "method": peer.method, "load_s": time.perf_counter() - begin}
+    loaded = {
+        "version": peer.version,
+        "mode": peer.mode,
+        "method": peer.method,
+        "load_s": time.perf_counter() - begin,
+    }
     _append(report, {"loaded": loaded})
     for prompts in task["prompts"]:
         batch, begin = len(prompts), time.perf_counter()
@@ -34,7 +42,10 @@ def run(task: dict[str, Any]) -> None:
             traceback.print_exc()
             _append(report, {"batch": batch, "error": f"{type(error).__name__}: {error}"})
         else:
-            _append(report, {"batch": batch, "seconds": time.perf_counter() - begin, **measured._asdict()})
+            _append(
+                report,
+                {"batch": batch, "seconds": time.perf_counter() - begin, **measured._asdict()},
+            )
     peer.close()
 
 

@@ -1,4 +1,6 @@
-"""Case: one op at one shape, ready to run; Plan: how to make it, and what this build must have for it."""
+"""Case: one op at one shape, ready to run; Plan: how to make it, and what this build must have
+for it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from benchmarks.common.replay import Rotation, Run
 from benchmarks.common.result import BenchmarkError
 from photon_ext import reference
 
-# Relative error by norm against the reference in the same dtype: both round, and sum in orders of their own.
+# Relative error by norm against the reference in the same dtype: both round, and sum in orders of
+# their own.
 BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
@@ -38,7 +41,8 @@ class Case:
     Attributes:
         runs: one per rotated operand.
         nbytes: bytes that a run must read and write; 0 where they are to stay in the cache.
-        verify: runs the op once and returns its relative error; raises BenchmarkError if it is wrong.
+        verify: runs the op once and returns its relative error; raises BenchmarkError if it is
+            wrong.
         baseline: None where torch has nothing to compare with.
         cold: whether the rotated operands are larger than the cache.
         flops: multiplications and additions of a run, where they are the limit; else 0.
@@ -62,7 +66,8 @@ class Plan:
         ops: the names in torch.ops.photon_ext; more than one for a chain.
         what: which use of it: "qkv", "down", ...
         labels: batch, context, ...: everything else that tells this case from others.
-        way: "plain" where an op has one path, "portable" and "fast" where it has two, "torch" for torch's calls alone.
+        way: "plain" where an op has one path, "portable" and "fast" where it has two, "torch" for
+            torch's calls alone.
         make: allocates operands, and makes the case.
         memory: bytes that `make` allocates, about; more than is free: the case is skipped.
     """
@@ -93,7 +98,9 @@ def argument_names(op: str) -> list[str]:
     """The arguments of an op's schema; empty where there is no such op."""
     if not hasattr(torch.ops.photon_ext, op):
         return []
-    return [argument.name for argument in getattr(torch.ops.photon_ext, op).default._schema.arguments]
+    return [
+        argument.name for argument in getattr(torch.ops.photon_ext, op).default._schema.arguments
+    ]
 
 
 def way_arguments(op: str, way: str) -> dict[str, Any]:
@@ -103,7 +110,9 @@ def way_arguments(op: str, way: str) -> dict[str, Any]:
 
 @dataclass
 class Lazy:
-    """A value that is made when it is first asked for: operands shared by the cases of one shape."""
+    """A value that is made when it is first asked for: operands shared by the cases of one
+    shape.
+    """
 
     make: Callable[[], Any]
     _made: list[Any] = field(default_factory=list)
@@ -121,13 +130,18 @@ def bind(op: str, *args: object, way: str = "plain", **options: object) -> Run:
 
 
 def verify_call(op: str, args: Sequence[Any], written: Sequence[int], way: str) -> float:
-    """Runs an op and its reference on copies of the arguments that it writes, and compares those. Returns the largest relative error."""
+    """Runs an op and its reference on copies of the arguments that it writes, and compares those.
+
+    Returns the largest relative error.
+    """
     expected, actual = list(args), list(args)
     for index in written:
         expected[index], actual[index] = args[index].clone(), args[index].clone()
     getattr(reference, op)(*expected)
     bind(op, *actual, way=way)()
-    return max(compare(f"{op}, argument {index}", actual[index], expected[index]) for index in written)
+    return max(
+        compare(f"{op}, argument {index}", actual[index], expected[index]) for index in written
+    )
 
 
 def check_finite(name: str, actual: torch.Tensor) -> None:
@@ -137,24 +151,34 @@ def check_finite(name: str, actual: torch.Tensor) -> None:
 
 
 def compare(name: str, actual: torch.Tensor, expected: torch.Tensor, slack: float = 1.0) -> float:
-    """The relative error by norm; integers must be equal. Raises BenchmarkError beyond the dtype's bound times `slack`."""
+    """The relative error by norm; integers must be equal.
+
+    Raises BenchmarkError beyond the dtype's bound times `slack`.
+    """
     if not actual.dtype.is_floating_point:
         if not torch.equal(actual, expected):
-            raise BenchmarkError(f"{name}: {int((actual != expected).sum())} of {actual.numel()} integers are not the reference's")
+            raise BenchmarkError(
+                f"{name}: {int((actual != expected).sum())} of {actual.numel()} integers are not "
+                "the reference's"
+            )
         return 0.0
     check_finite(name, actual)
     size = float(torch.linalg.vector_norm(expected.double()))
     error = float(torch.linalg.vector_norm(actual.double() - expected.double())) / (size or 1.0)
     bound = BOUNDS[actual.dtype] * slack
     if error > bound:
-        raise BenchmarkError(f"{name}: relative error {error:.3g} against the reference, the bound is {bound:g}")
+        raise BenchmarkError(
+            f"{name}: relative error {error:.3g} against the reference, the bound is {bound:g}"
+        )
     return error
 
 
 def normal(setting: Setting, *shape: int, deviation: float = 1.0, seed: int = 0) -> torch.Tensor:
     """Random numbers on the device; the same at every call with the same shape and seed."""
     made = torch.empty(shape, dtype=setting.dtype, device=setting.device)
-    return made.normal_(0.0, deviation, generator=torch.Generator(device=setting.device).manual_seed(seed))
+    return made.normal_(
+        0.0, deviation, generator=torch.Generator(device=setting.device).manual_seed(seed)
+    )
 
 
 def unwritten(setting: Setting, *shape: int) -> torch.Tensor:

@@ -1,4 +1,6 @@
-"""Ops that depend on each other: a layer's linears at a model's shapes, and tiny ops whose whole time is the dependency."""
+"""Ops that depend on each other: a layer's linears at a model's shapes, and tiny ops whose whole
+time is the dependency.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,10 @@ from photon_ext.models.config import ModelConfig
 
 FUSED = ("norm_linear_into", "linear_residual_", "norm_swiglu_into")
 SEPARATE = ("rms_norm_into", "linear_into", "add_rms_norm_into", "silu_mul_into")
-WAYS = {"torch": (), "plain": SEPARATE, "portable": FUSED, "fast": FUSED}  # torch first: the others are compared with it
-DEPENDENCIES = {"plain": 7, "portable": 4, "fast": 4, "torch": 8}  # kernels of a layer without attention
+# torch first: the others are compared with it
+WAYS = {"torch": (), "plain": SEPARATE, "portable": FUSED, "hopper": FUSED}
+# kernels of a layer without attention
+DEPENDENCIES = {"plain": 7, "portable": 4, "hopper": 4, "torch": 8}
 TINY_WIDTH = 512
 TINY_PAIRS = 64
 SLACK = 3.0  # errors of four ops in a row
@@ -34,7 +38,10 @@ class Layer(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """Activations of a batch. `attended` is the part of `qkv` that stands for what attention would give to o."""
+    """Activations of a batch.
+
+    `attended` is the part of `qkv` that stands for what attention would give to o.
+    """
 
     residual: torch.Tensor
     normed: torch.Tensor
@@ -51,16 +58,32 @@ class Buffers(NamedTuple):
 
 
 def chain_groups(config: ModelConfig, setting: Setting, batches: list[int]) -> Iterator[list[Plan]]:
-    """All linears of a model's layers one after the other (attention left out), and chains of tiny ops."""
-    nbytes = setting.dtype.itemsize * sum(p.n * p.k for p in projections(config) if p.what != "lm_head")
+    """All linears of a model's layers one after the other (attention left out), and chains of
+    tiny ops.
+    """
+    nbytes = setting.dtype.itemsize * sum(
+        p.n * p.k for p in projections(config) if p.what != "lm_head"
+    )
     layers = Lazy(partial(_layers, config, setting, setting.rotation.copies(nbytes)))
     memory = setting.rotation.copies(nbytes) * nbytes
     yield [
-        Plan(ops, "layers", {"batch": batch}, way, partial(_layer_chain, config, setting, layers, nbytes, batch, way), memory)
+        Plan(
+            ops,
+            "layers",
+            {"batch": batch},
+            way,
+            partial(_layer_chain, config, setting, layers, nbytes, batch, way),
+            memory,
+        )
         for batch in batches
         for way, ops in WAYS.items()
     ]
-    tiny: dict[str, tuple[str, ...]] = {"torch": (), "plain": ("linear_into",), "portable": FUSED[:2], "fast": FUSED[:2]}
+    tiny: dict[str, tuple[str, ...]] = {
+        "torch": (),
+        "plain": ("linear_into",),
+        "portable": FUSED[:2],
+        "hopper": FUSED[:2],
+    }
     yield [
         Plan(ops, "dependency", {"batch": batch}, way, partial(_tiny_chain, setting, batch, way))
         for batch in batches
@@ -74,7 +97,9 @@ def _layers(config: ModelConfig, setting: Setting, copies: int) -> list[Layer]:
     return [Layer(*weights) for weights in zip(*stacks, strict=True)]
 
 
-def _layer_chain(config: ModelConfig, setting: Setting, layers: Lazy, nbytes: int, batch: int, way: str) -> Case:
+def _layer_chain(
+    config: ModelConfig, setting: Setting, layers: Lazy, nbytes: int, batch: int, way: str
+) -> Case:
     gain = 1 + normal(setting, config.hidden, deviation=0.1)
     qkv = unwritten(setting, batch, config.qkv_size)
     buffers = Buffers(
@@ -93,11 +118,15 @@ def _layer_chain(config: ModelConfig, setting: Setting, layers: Lazy, nbytes: in
     def verify() -> float:
         actual, expected = buffers.clone(config), buffers.clone(config)
         _run_all(_layer_steps(config, layers()[0], actual, gain, way))
-        _run_all(_reference_steps(config, layers()[0], expected, gain, with_projected=way == "plain"))
+        _run_all(
+            _reference_steps(config, layers()[0], expected, gain, with_projected=way == "plain")
+        )
         result = actual.residual + actual.projected if way == "plain" else actual.residual
         return compare("a layer's linears", result, expected.residual, SLACK)
 
-    return Case(runs, nbytes, verify, None, setting.rotation.cold(nbytes), dependencies=DEPENDENCIES[way])
+    return Case(
+        runs, nbytes, verify, None, setting.rotation.cold(nbytes), dependencies=DEPENDENCIES[way]
+    )
 
 
 def _run_all(steps: list[Run]) -> None:
@@ -105,8 +134,14 @@ def _run_all(steps: list[Run]) -> None:
         step()
 
 
-def _layer_steps(config: ModelConfig, layer: Layer, b: Buffers, gain: torch.Tensor, way: str) -> list[Run]:
-    """The calls of one layer. The separate ops add down's output with the next layer's first norm; so they begin with one to add."""
+def _layer_steps(
+    config: ModelConfig, layer: Layer, b: Buffers, gain: torch.Tensor, way: str
+) -> list[Run]:
+    """The calls of one layer.
+
+    The separate ops add down's output with the next layer's first norm; so they begin with one to
+    add.
+    """
     eps, hidden = config.rms_eps, (config.hidden,)
     if way == "plain":
         return [
@@ -123,20 +158,24 @@ def _layer_steps(config: ModelConfig, layer: Layer, b: Buffers, gain: torch.Tens
         return [
             lambda: torch.mm(F.rms_norm(b.residual, hidden, gain, eps), layer.qkv.t(), out=b.qkv),
             lambda: torch.addmm(b.residual, b.attended, layer.o.t(), out=b.residual),
-            lambda: torch.mm(F.rms_norm(b.residual, hidden, gain, eps), layer.gate_up.t(), out=b.gate_up),
+            lambda: torch.mm(
+                F.rms_norm(b.residual, hidden, gain, eps), layer.gate_up.t(), out=b.gate_up
+            ),
             lambda: torch.mul(F.silu(gate), up, out=b.act),
             lambda: torch.addmm(b.residual, b.act, layer.down.t(), out=b.residual),
         ]
-    early = way == "fast"  # as in a decode step, whose kernels start while the ones before end
+    pdl = way == "hopper"  # as in a decode step, whose kernels start while the ones before end
     return [
-        bind("norm_linear_into", b.qkv, b.residual, gain, eps, layer.qkv, way=way, early=early),
-        bind("linear_residual_", b.residual, b.attended, layer.o, way=way, early=early),
-        bind("norm_swiglu_into", b.act, b.residual, gain, eps, layer.gate_up, way=way, early=early),
-        bind("linear_residual_", b.residual, b.act, layer.down, way=way, early=early),
+        bind("norm_linear_into", b.qkv, b.residual, gain, eps, layer.qkv, way=way, pdl=pdl),
+        bind("linear_residual_", b.residual, b.attended, layer.o, way=way, pdl=pdl),
+        bind("norm_swiglu_into", b.act, b.residual, gain, eps, layer.gate_up, way=way, pdl=pdl),
+        bind("linear_residual_", b.residual, b.act, layer.down, way=way, pdl=pdl),
     ]
 
 
-def _reference_steps(config: ModelConfig, layer: Layer, b: Buffers, gain: torch.Tensor, with_projected: bool) -> list[Callable[[], Any]]:
+def _reference_steps(
+    config: ModelConfig, layer: Layer, b: Buffers, gain: torch.Tensor, with_projected: bool
+) -> list[Callable[[], Any]]:
     """The same layer in plain PyTorch, rounded where the separate ops round."""
 
     def add(x: torch.Tensor) -> None:
@@ -147,14 +186,19 @@ def _reference_steps(config: ModelConfig, layer: Layer, b: Buffers, gain: torch.
             add(b.projected)
         qkv = reference.linear(reference.rms_norm(b.residual, gain, config.rms_eps), layer.qkv)
         add(reference.linear(qkv[:, : config.q_size], layer.o))
-        gate_up = reference.linear(reference.rms_norm(b.residual, gain, config.rms_eps), layer.gate_up)
+        gate_up = reference.linear(
+            reference.rms_norm(b.residual, gain, config.rms_eps), layer.gate_up
+        )
         add(reference.linear(reference.silu_mul(gate_up), layer.down))
 
     return [body]
 
 
 def _tiny_chain(setting: Setting, batch: int, way: str) -> Case:
-    """Two small matrices by turns, each reading what the one before wrote. They keep lengths: no value grows over the replays."""
+    """Two small matrices by turns, each reading what the one before wrote.
+
+    They keep lengths: no value grows over the replays.
+    """
     first, second = (_orthogonal(setting, seed) for seed in (0, 1))
     x, h = normal(setting, batch, TINY_WIDTH), unwritten(setting, batch, TINY_WIDTH)
     gain = torch.ones(TINY_WIDTH, dtype=setting.dtype, device=setting.device)
@@ -165,15 +209,20 @@ def _tiny_chain(setting: Setting, batch: int, way: str) -> Case:
     elif way == "torch":
         pair = [partial(torch.mm, x, first.t(), out=h), partial(torch.mm, h, second.t(), out=x)]
     else:
-        options = {"way": way, "early": way == "fast"}
-        pair = [bind("norm_linear_into", h, x, gain, 1e-6, first, **options), bind("linear_residual_", x, h, second, **options)]
+        options = {"way": way, "pdl": way == "hopper"}
+        pair = [
+            bind("norm_linear_into", h, x, gain, 1e-6, first, **options),
+            bind("linear_residual_", x, h, second, **options),
+        ]
 
     def verify() -> float:
         _run_all(pair)
         if way in ("plain", "torch"):
             expected = reference.linear(reference.linear(start, first), second)
         else:
-            expected = start + reference.linear(reference.linear(reference.rms_norm(start, gain, 1e-6), first), second)
+            expected = start + reference.linear(
+                reference.linear(reference.rms_norm(start, gain, 1e-6), first), second
+            )
         return compare("a pair of tiny linears", x, expected, SLACK)
 
     runs = [partial(_run_all, pair)] * TINY_PAIRS

@@ -1,4 +1,6 @@
-"""The projections of a layer and of the lm head: alone, and fused with the norm before or the residual after them."""
+"""The projections of a layer and of the lm head: alone, and fused with the norm before or the
+residual after them.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,20 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.common.replay import Run
-from benchmarks.kernel_cases.case import Baseline, Case, Lazy, Plan, Setting, bind, normal, unwritten, verify_call
+from benchmarks.kernel_cases.case import (
+    Baseline,
+    Case,
+    Lazy,
+    Plan,
+    Setting,
+    bind,
+    normal,
+    unwritten,
+    verify_call,
+)
 from photon_ext.models.config import ModelConfig
 
-WAYS = ("portable", "fast")
+WAYS = ("portable", "hopper")
 
 
 class Projection(NamedTuple):
@@ -36,11 +48,15 @@ def projections(config: ModelConfig) -> list[Projection]:
     ]
 
 
-def linear_groups(config: ModelConfig, setting: Setting, batches: list[int]) -> Iterator[list[Plan]]:
+def linear_groups(
+    config: ModelConfig, setting: Setting, batches: list[int]
+) -> Iterator[list[Plan]]:
     """One group per weight matrix, whose cases share its copies."""
     for projection in projections(config):
         weights = Lazy(partial(_weights, setting, projection))
-        memory = setting.rotation.copies(_weight_bytes(setting, projection)) * _weight_bytes(setting, projection)
+        memory = setting.rotation.copies(_weight_bytes(setting, projection)) * _weight_bytes(
+            setting, projection
+        )
         plans = []
         for batch in batches:
             for op in ("linear_into", *projection.fused):
@@ -49,9 +65,21 @@ def linear_groups(config: ModelConfig, setting: Setting, batches: list[int]) -> 
                     plans.append(Plan((op,), projection.what, {"batch": batch}, way, make, memory))
             if batch == 1:
                 make = partial(_gemv, config, setting, projection, weights)
-                plans.append(Plan(("gemv_into",), projection.what, {"batch": 1}, "plain", make, memory))
+                plans.append(
+                    Plan(("gemv_into",), projection.what, {"batch": 1}, "plain", make, memory)
+                )
         yield plans
-    yield [Plan(("fused_mlp_into",), "mlp", {"batch": batch}, "plain", partial(_mlp, config, setting, batch), 1 << 30) for batch in batches]
+    yield [
+        Plan(
+            ("fused_mlp_into",),
+            "mlp",
+            {"batch": batch},
+            "plain",
+            partial(_mlp, config, setting, batch),
+            1 << 30,
+        )
+        for batch in batches
+    ]
 
 
 def _weight_bytes(setting: Setting, projection: Projection) -> int:
@@ -77,12 +105,21 @@ def _case(
     return Case(runs, nbytes, verify, baseline, setting.rotation.cold(weight_bytes))
 
 
-def _linear(config: ModelConfig, setting: Setting, projection: Projection, weights: Lazy, batch: int, way: str) -> Case:
+def _linear(
+    config: ModelConfig,
+    setting: Setting,
+    projection: Projection,
+    weights: Lazy,
+    batch: int,
+    way: str,
+) -> Case:
     x, out = normal(setting, batch, projection.k), unwritten(setting, batch, projection.n)
     runs = [bind("linear_into", out, x, weight, way=way) for weight in weights()]
 
     def baseline() -> Baseline:
-        return Baseline("torch.mm", [partial(torch.mm, x, weight.t(), out=out) for weight in weights()])
+        return Baseline(
+            "torch.mm", [partial(torch.mm, x, weight.t(), out=out) for weight in weights()]
+        )
 
     verify = partial(verify_call, "linear_into", (out, x, weights()[0]), (0,), way)
     return _case(setting, projection, runs, (x, out), verify, baseline)
@@ -105,7 +142,10 @@ def _mlp(config: ModelConfig, setting: Setting, batch: int) -> Case:
     nbytes = _weight_bytes(setting, gate_up) + _weight_bytes(setting, down)
     copies = setting.rotation.copies(nbytes)
     pairs = [
-        (normal(setting, gate_up.n, gate_up.k, deviation=gate_up.k**-0.5), normal(setting, down.n, down.k, deviation=down.k**-0.5))
+        (
+            normal(setting, gate_up.n, gate_up.k, deviation=gate_up.k**-0.5),
+            normal(setting, down.n, down.k, deviation=down.k**-0.5),
+        )
         for _ in range(copies)
     ]
     x, act = normal(setting, batch, config.hidden), unwritten(setting, batch, config.intermediate)
@@ -117,14 +157,34 @@ def _mlp(config: ModelConfig, setting: Setting, batch: int) -> Case:
         torch.mm(torch.mul(F.silu(gate), up, out=act), second.t(), out=out)
 
     def baseline() -> Baseline:
-        return Baseline("torch.mm, F.silu, torch.mul, torch.mm", [partial(composed, *pair) for pair in pairs])
+        return Baseline(
+            "torch.mm, F.silu, torch.mul, torch.mm", [partial(composed, *pair) for pair in pairs]
+        )
 
     verify = partial(verify_call, "fused_mlp_into", (out, act, x, *pairs[0]), (0, 1), "plain")
-    return Case(runs, nbytes + x.nbytes + out.nbytes, verify, baseline, setting.rotation.cold(nbytes), dependencies=2)
+    return Case(
+        runs,
+        nbytes + x.nbytes + out.nbytes,
+        verify,
+        baseline,
+        setting.rotation.cold(nbytes),
+        dependencies=2,
+    )
 
 
-def _norm_linear(config: ModelConfig, setting: Setting, projection: Projection, weights: Lazy, batch: int, way: str) -> Case:
-    x, gain, eps = normal(setting, batch, projection.k), 1 + normal(setting, projection.k, deviation=0.1), config.rms_eps
+def _norm_linear(
+    config: ModelConfig,
+    setting: Setting,
+    projection: Projection,
+    weights: Lazy,
+    batch: int,
+    way: str,
+) -> Case:
+    x, gain, eps = (
+        normal(setting, batch, projection.k),
+        1 + normal(setting, projection.k, deviation=0.1),
+        config.rms_eps,
+    )
     out = unwritten(setting, batch, projection.n)
     runs = [bind("norm_linear_into", out, x, gain, eps, weight, way=way) for weight in weights()]
 
@@ -138,20 +198,40 @@ def _norm_linear(config: ModelConfig, setting: Setting, projection: Projection, 
     return _case(setting, projection, runs, (x, gain, out), verify, baseline)
 
 
-def _linear_residual(config: ModelConfig, setting: Setting, projection: Projection, weights: Lazy, batch: int, way: str) -> Case:
+def _linear_residual(
+    config: ModelConfig,
+    setting: Setting,
+    projection: Projection,
+    weights: Lazy,
+    batch: int,
+    way: str,
+) -> Case:
     x, residual = normal(setting, batch, projection.k), normal(setting, batch, projection.n)
     runs = [bind("linear_residual_", residual, x, weight, way=way) for weight in weights()]
 
     def baseline() -> Baseline:
-        calls = [partial(torch.addmm, residual, x, weight.t(), out=residual) for weight in weights()]
+        calls = [
+            partial(torch.addmm, residual, x, weight.t(), out=residual) for weight in weights()
+        ]
         return Baseline("torch.addmm", calls)
 
     verify = partial(verify_call, "linear_residual_", (residual, x, weights()[0]), (0,), way)
     return _case(setting, projection, runs, (x, residual, residual), verify, baseline)
 
 
-def _norm_swiglu(config: ModelConfig, setting: Setting, projection: Projection, weights: Lazy, batch: int, way: str) -> Case:
-    x, gain, eps = normal(setting, batch, projection.k), 1 + normal(setting, projection.k, deviation=0.1), config.rms_eps
+def _norm_swiglu(
+    config: ModelConfig,
+    setting: Setting,
+    projection: Projection,
+    weights: Lazy,
+    batch: int,
+    way: str,
+) -> Case:
+    x, gain, eps = (
+        normal(setting, batch, projection.k),
+        1 + normal(setting, projection.k, deviation=0.1),
+        config.rms_eps,
+    )
     out = unwritten(setting, batch, config.intermediate)
     runs = [bind("norm_swiglu_into", out, x, gain, eps, weight, way=way) for weight in weights()]
 
@@ -160,7 +240,10 @@ def _norm_swiglu(config: ModelConfig, setting: Setting, projection: Projection, 
         torch.mul(F.silu(gate), up, out=out)
 
     def baseline() -> Baseline:
-        return Baseline("F.rms_norm, torch.mm, F.silu, torch.mul", [partial(composed, weight) for weight in weights()])
+        return Baseline(
+            "F.rms_norm, torch.mm, F.silu, torch.mul",
+            [partial(composed, weight) for weight in weights()],
+        )
 
     verify = partial(verify_call, "norm_swiglu_into", (out, x, gain, eps, weights()[0]), (0,), way)
     return _case(setting, projection, runs, (x, gain, out), verify, baseline)

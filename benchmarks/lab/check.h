@@ -1,4 +1,4 @@
-// Ends the program with a line where a call of the CUDA runtime fails.
+// Ends the program with a token where a call of the CUDA runtime fails.
 #pragma once
 #include <cuda_runtime.h>
 

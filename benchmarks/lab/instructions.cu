@@ -1,9 +1,12 @@
-// What instructions cost that are not in a multiprocessor's nearest cache: straight code of so many KiB in a loop.
+// What instructions cost that are not in a SM's nearest cache: straight code of so many KiB in a
+// loop.
 //
-//     nvcc -O3 -std=c++17 -arch=sm_90a benchmarks/lab/instructions.cu -o /tmp/instructions && /tmp/instructions
+//     nvcc -O3 -std=c++17 -arch=sm_90a benchmarks/lab/instructions.cu -o /tmp/instructions &&
+//     /tmp/instructions
 //
-// One warp a block, one block on one multiprocessor or on each. Clocks for each KiB (64 instructions), of the first turn of the loop and of
-// a later one, the median block's; and of the later one the slowest block's. An instruction that is there takes one clock.
+// One warp a block, one block on one SM or on each. Clocks for each KiB (64 instructions), of the
+// first turn of the loop and of a later one, the median block's; and of the later one the slowest
+// block's. An instruction that is there takes one clock.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -24,7 +27,8 @@ __global__ void run(float* out, unsigned* clocks) {
   for (int turn = 0; turn < kTurns; ++turn) {
     const unsigned begin = static_cast<unsigned>(clock64());
 #pragma unroll
-    for (int i = 0; i < kKib * 64; ++i) asm volatile("fma.rn.f32 %0, %0, %1, %1;" : "+f"(chains[i % kChains]) : "f"(1.5f));
+    for (int i = 0; i < kKib * 64; ++i)
+      asm volatile("fma.rn.f32 %0, %0, %1, %1;" : "+f"(chains[i % kChains]) : "f"(1.5f));
     const unsigned end = static_cast<unsigned>(clock64());
     if (threadIdx.x == 0) clocks[blockIdx.x * kTurns + turn] = end - begin;
   }
@@ -47,10 +51,11 @@ void measure(int blocks) {
     std::vector<unsigned> found;
     for (int block = 0; block < blocks; ++block) found.push_back(all[block * kTurns + turn]);
     std::sort(found.begin(), found.end());
-    return found[static_cast<size_t>(quantile * static_cast<double>(found.size() - 1))] / static_cast<double>(kKib);
+    return found[static_cast<size_t>(quantile * static_cast<double>(found.size() - 1))] /
+           static_cast<double>(kKib);
   };
-  std::printf("%4d KiB, %3d blocks: first turn %4.0f, later %4.0f, slowest %4.0f\n", kKib, blocks, of_turn(0, 0.5),
-              of_turn(kTurns - 1, 0.5), of_turn(kTurns - 1, 1.0));
+  std::printf("%4d KiB, %3d blocks: first turn %4.0f, later %4.0f, slowest %4.0f\n", kKib, blocks,
+              of_turn(0, 0.5), of_turn(kTurns - 1, 0.5), of_turn(kTurns - 1, 1.0));
   CHECK(cudaFree(out));
   CHECK(cudaFree(clocks));
 }
@@ -63,8 +68,9 @@ void measure_all(int blocks) {
 }  // namespace
 
 int main() {
-  int multiprocessors = 0;
-  CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0));
-  for (const int blocks : {1, multiprocessors}) measure_all<4, 8, 16, 24, 32, 48, 64, 96, 112, 128, 144, 192, 256>(blocks);
+  int sms = 0;
+  CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
+  for (const int blocks : {1, sms})
+    measure_all<4, 8, 16, 24, 32, 48, 64, 96, 112, 128, 144, 192, 256>(blocks);
   return 0;
 }

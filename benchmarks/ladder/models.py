@@ -15,24 +15,36 @@ from photon_ext.models.rope import rope_tables
 from photon_ext.models.weights import DecoderWeights, empty_weights, weight_slots
 
 
-def build_model(loop: str, name: str, dtype: torch.dtype, device: torch.device, max_len: int) -> Any:
-    """The model of one loop: "stock" (a `Model`) or "hf" (a transformers model). Raises BenchmarkError for an unknown name."""
+def build_model(
+    loop: str, name: str, dtype: torch.dtype, device: torch.device, max_len: int
+) -> Any:
+    """The model of one loop: "stock" (a `Model`) or "hf" (a transformers model).
+
+    Raises BenchmarkError for an unknown name.
+    """
     if name not in SHAPES:
         raise BenchmarkError(f"--model {name!r} is unknown; use one of {', '.join(SHAPES)}")
     config = SHAPES[name]
     if max_len > config.max_positions:
-        raise BenchmarkError(f"prompt and tokens are {max_len} positions, {name} was made for {config.max_positions}; ask for fewer")
+        raise BenchmarkError(
+            f"prompt and tokens are {max_len} positions, {name} was made for "
+            f"{config.max_positions}; ask for fewer"
+        )
     weights = spread_weights(config, dtype, device)
     if loop == "stock":
         return Model(config, weights, *rope_tables(config, max_len, device))
     return transformers_model(config, weights)
 
 
-def spread_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0) -> DecoderWeights:
-    """Random weights whose greedy tokens vary, so that equal tokens show something: plain small ones repeat the last token for ever.
+def spread_weights(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0
+) -> DecoderWeights:
+    """Random weights whose greedy tokens vary, so that equal tokens show something: plain small
+    ones repeat the last token for ever.
 
-    The first layer's attention is sharp, which makes the next token hang on the whole history. Not that of every layer: through 28 such
-    layers a rounding error grows a thousandfold, and float32 would not decide between near-ties any more.
+    The first layer's attention is sharp, which makes the next token hang on the whole history. Not
+    that of every layer: through 28 such layers a rounding error grows a thousandfold, and float32
+    would not decide between near-ties any more.
     """
     weights = empty_weights(config, dtype, device)
     generator = torch.Generator(device).manual_seed(seed)
@@ -69,7 +81,10 @@ def _transformers_fields(config: ModelConfig) -> dict[str, Any]:
     if config.rope_scaling.kind is RopeScalingKind.LLAMA3:
         scaling = asdict(config.rope_scaling)
         rope |= {name: scaling[name] for name in ("factor", "low_freq_factor", "high_freq_factor")}
-        rope |= {"rope_type": "llama3", "original_max_position_embeddings": config.rope_scaling.original_max_positions}
+        rope |= {
+            "rope_type": "llama3",
+            "original_max_position_embeddings": config.rope_scaling.original_max_positions,
+        }
     return {
         "vocab_size": config.vocab,
         "hidden_size": config.hidden,

@@ -1,4 +1,6 @@
-"""The stages of each loop in order, what each changes, and how many lines that takes: counted from the files, by difflib."""
+"""The stages of each loop in order, what each changes, and how many lines that takes: counted
+from the files, by difflib.
+"""
 
 from __future__ import annotations
 
@@ -37,18 +39,25 @@ class Stage:
 
     @property
     def decode(self) -> Decode:
-        """The stage's loop; it is imported here, so that one that cannot be is an error of this stage alone."""
+        """The stage's loop; it is imported here, so that one that cannot be is an error of this
+        stage alone.
+        """
         found: Decode = import_module(f"benchmarks.ladder.{self.loop}.{self.name}").decode
         return found
 
     @property
-    def takes_fast_kernels(self) -> bool:
-        """Whether its `decode` has the argument `fast_kernels`: where the kernels of the whole step are ours."""
+    def takes_hopper(self) -> bool:
+        """Whether its `decode` has the argument `hopper_kernels`: where the kernels of the whole
+        step are ours.
+        """
         return self.name == "step"
 
 
 class Changed(NamedTuple):
-    """Lines of code that a stage adds to the one before, and takes away. A line that is altered counts as both."""
+    """Lines of code that a stage adds to the one before, and takes away.
+
+    A line that is altered counts as both.
+    """
 
     added: int
     removed: int
@@ -61,15 +70,32 @@ HOST_IS_DEVICE = "the host is the device here, and nothing runs while it looks a
 NO_GAP = "torch code runs eagerly on a CPU, which has no launch gap to close"
 _STAGES = (
     ("measure", "torch.cat cache, .item()", "growing cache, .item()", ""),
-    ("preallocate", "fixed cache and buffers", "static cache, fixed inputs", "memory is cheap to get on a CPU, and the cache short"),
+    (
+        "preallocate",
+        "fixed cache and buffers",
+        "static cache, fixed inputs",
+        "memory is cheap to get on a CPU, and the cache short",
+    ),
     ("carry_over", "token and position on the device", None, HOST_IS_DEVICE),
     ("slots", "two pinned outputs, read a step late", None, HOST_IS_DEVICE),
     ("graph", "one CUDA graph per step", None, NO_GAP),
     ("pipeline", "slots, graphs, stops by the runtime", None, NO_GAP),
-    ("attention", "fused_attention_decode_into", "paged_attention_into", "attention is a small part of these steps"),
-    ("step", "photon_ext's decoder", None, "the work is the same, and calls into torch are a small part of it"),
+    (
+        "attention",
+        "fused_attention_decode_into",
+        "paged_attention_into",
+        "attention is a small part of these steps",
+    ),
+    (
+        "step",
+        "photon_ext's decoder",
+        None,
+        "the work is the same, and calls into torch are a small part of it",
+    ),
 )
-"""Name; what changes in the plain loop; in the Hugging Face loop, where that is something else; why it may not help on a CPU."""
+"""Name; what changes in the plain loop; in the Hugging Face loop, where that is something else;
+why it may not help on a CPU.
+"""
 LADDERS = {
     "stock": tuple(Stage("stock", name, what, on_cpu) for name, what, _, on_cpu in _STAGES),
     "hf": tuple(Stage("hf", name, other or what, on_cpu) for name, what, other, on_cpu in _STAGES),
@@ -77,10 +103,19 @@ LADDERS = {
 
 
 def changed(before: str, after: str) -> Changed:
-    """Lines of code of `after` that `before` does not have, and the reverse; `before` may be empty."""
+    """Lines of code of `after` that `before` does not have, and the reverse; `before` may be
+    empty.
+    """
     old, new = code_lines(before), code_lines(after)
-    edits = [edit for edit in SequenceMatcher(None, old, new, autojunk=False).get_opcodes() if edit[0] != "equal"]
-    return Changed(sum(end - begin for _, _, _, begin, end in edits), sum(end - begin for _, begin, end, _, _ in edits))
+    edits = [
+        edit
+        for edit in SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+        if edit[0] != "equal"
+    ]
+    return Changed(
+        sum(end - begin for _, _, _, begin, end in edits),
+        sum(end - begin for _, begin, end, _, _ in edits),
+    )
 
 
 def code_lines(source: str) -> list[str]:

@@ -36,7 +36,8 @@ PHOTON_HOST_DEVICE inline DeltaRun delta_run(const BeginStepParams& p, int64_t i
     table = p.stop_ids;
     size = p.rows * p.stops_per_row;
   }
-  const bool fits = offset >= 0 && count >= 0 && payload >= 0 && offset + count <= size && payload + count <= p.delta_words;
+  const bool fits = offset >= 0 && count >= 0 && payload >= 0 && offset + count <= size &&
+                    payload + count <= p.delta_words;
   if (!fits) return {nullptr, nullptr, 0};
   return {table + offset, p.deltas + payload, count};
 }

@@ -1,4 +1,5 @@
-// Element types the kernels know. Integers in params structs and torch's scalar types are translated at the edge (csrc/ops).
+// Element types the kernels know. Integers in params structs and torch's scalar types are
+// translated at the edge (csrc/ops).
 #pragma once
 #include <cstdint>
 

@@ -1,6 +1,7 @@
-// Index maths that CPU and CUDA kernels share is written once, in this directory, and compiled by both compilers.
-// Sources in cpu/simd must not include such functions: they are compiled once per instruction set, and of an inline function the linker
-// keeps any one copy, perhaps one that an older machine cannot run.
+// Index maths that CPU and CUDA kernels share is written once, in this directory, and compiled by
+// both compilers. Sources in cpu/simd must not include such functions: they are compiled once per
+// instruction set, and of an inline function the linker keeps any one copy, perhaps one that an
+// older machine cannot run.
 #pragma once
 
 #ifdef __CUDACC__

@@ -1,17 +1,17 @@
-// Where a line and its past live in KV memory, with every index checked.
+// Where a token and its context live in KV memory, with every index checked.
 #pragma once
 #include <climits>
 #include <cstdint>
 
 #include "host_device.h"
-#include "line.h"
 #include "params.h"
+#include "token.h"
 
 namespace photon {
 
-// The line is alive and its position has angles in the tables.
-PHOTON_HOST_DEVICE inline bool can_rotate(const RopeParams& rope, const Line& line) {
-  return line.length > 0 && line.position >= 0 && line.position < rope.max_len;
+// The token is alive and its position has angles in the tables.
+PHOTON_HOST_DEVICE inline bool can_rotate(const RopeParams& rope, const Token& token) {
+  return token.length > 0 && token.position >= 0 && token.position < rope.max_len;
 }
 
 // Positions of a row at most.
@@ -19,12 +19,13 @@ PHOTON_HOST_DEVICE inline int64_t row_capacity(const KvCache& cache) {
   return cache.page_table != nullptr ? cache.pages_per_row * cache.page_size : cache.page_size;
 }
 
-// How much of a line's past its row can hold: its length, or 0 if it is dead or its row is outside the tables.
-PHOTON_HOST_DEVICE inline int32_t past_length(const KvCache& cache, const Line& line) {
+// How much of a token's context its row can hold: its length, or 0 if it is dead or its row is
+// outside the tables.
+PHOTON_HOST_DEVICE inline int32_t kv_len(const KvCache& cache, const Token& token) {
   const int64_t rows = cache.page_table != nullptr ? cache.rows : cache.num_pages;
-  if (line.length <= 0 || line.row < 0 || line.row >= rows) return 0;
+  if (token.length <= 0 || token.row < 0 || token.row >= rows) return 0;
   const int64_t capacity = row_capacity(cache);
-  return line.length < capacity ? line.length : static_cast<int32_t>(capacity);
+  return token.length < capacity ? token.length : static_cast<int32_t>(capacity);
 }
 
 struct KvPlace {
@@ -38,9 +39,11 @@ struct KvPlace {
   }
 };
 
-// The place of one position of a row that is in the tables. 32-bit division, because a GPU's wide one is slow; no position is beyond it.
+// The place of one position of a row that is in the tables. 32-bit division, because a GPU's wide
+// one is slow; no position is beyond it.
 PHOTON_HOST_DEVICE inline KvPlace find_place(const KvCache& cache, int32_t row, int32_t position) {
-  const int32_t page_size = cache.page_size < INT32_MAX ? static_cast<int32_t>(cache.page_size) : INT32_MAX;
+  const int32_t page_size =
+      cache.page_size < INT32_MAX ? static_cast<int32_t>(cache.page_size) : INT32_MAX;
   if (position < 0) return {-1, 0};
   const int32_t slot = position / page_size;
   if (cache.page_table == nullptr) return {slot == 0 ? row : -1, position};
@@ -49,15 +52,17 @@ PHOTON_HOST_DEVICE inline KvPlace find_place(const KvCache& cache, int32_t row, 
   return {page >= 0 && page < cache.num_pages ? page : -1, position - slot * page_size};
 }
 
-// Where a line's own key and value go.
-PHOTON_HOST_DEVICE inline KvPlace own_place(const KvCache& cache, const Line& line) {
-  if (past_length(cache, line) == 0) return {-1, 0};
-  return find_place(cache, line.row, line.position);
+// Where a token's own key and value go.
+PHOTON_HOST_DEVICE inline KvPlace own_place(const KvCache& cache, const Token& token) {
+  if (kv_len(cache, token) == 0) return {-1, 0};
+  return find_place(cache, token.row, token.position);
 }
 
-// How much of its row a decode line attends to, its own position included; 0: it is dead, or has no angles or no place in the cache.
-PHOTON_HOST_DEVICE inline int32_t decode_length(const KvCache& cache, const RopeParams& rope, const Line& line) {
-  return can_rotate(rope, line) && own_place(cache, line).page >= 0 ? past_length(cache, line) : 0;
+// How much of its row a decode token attends to, its own position included; 0: it is dead, or has
+// no angles or no place in the cache.
+PHOTON_HOST_DEVICE inline int32_t decode_length(const KvCache& cache, const RopeParams& rope,
+                                                const Token& token) {
+  return can_rotate(rope, token) && own_place(cache, token).page >= 0 ? kv_len(cache, token) : 0;
 }
 
 }  // namespace photon

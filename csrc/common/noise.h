@@ -15,8 +15,9 @@ struct Noise {
 
 // The row must be in the tables.
 PHOTON_HOST_DEVICE inline Noise load_noise(const Segment& s, const int32_t* row_state) {
-  const int32_t* row = row_line(row_state, s.row);
-  Noise noise{0.0f, static_cast<uint32_t>(row[kRowSeedLow]), static_cast<uint32_t>(row[kRowSeedHigh]),
+  const int32_t* row = row_words(row_state, s.row);
+  Noise noise{0.0f, static_cast<uint32_t>(row[kRowSeedLow]),
+              static_cast<uint32_t>(row[kRowSeedHigh]),
               static_cast<uint32_t>(last_position(s, row_state))};
   memcpy(&noise.temperature, row + kRowTemperature, sizeof(noise.temperature));
   return noise;

@@ -1,4 +1,5 @@
-// out_record: int32 [R, W], W >= 5: what a step says about each of its segments; copied to pinned memory for the commit.
+// out_record: int32 [R, W], W >= 5: what a step says about each of its segments; copied to pinned
+// memory for the commit.
 #pragma once
 #include <cstdint>
 
@@ -13,16 +14,20 @@ enum RecordColumn : int32_t {
 };
 
 enum RecordFlag : int32_t {
-  kRecordStop = 1,          // the token is one of the row's stop ids
-  kRecordLength = 2,        // the row has used its last remaining token
-  kRecordDead = 4,          // the row was not alive: a zombie, padding, or ended by begin_step_ for want of tokens; nothing was sampled
-  kRecordMaskError = 8,     // the row's mask was missing, or keyed for another row or position
-  kRecordNoCandidate = 16,  // no token had a finite logit: the mask allows nothing, or the logits are NaN
+  kRecordStop = 1,    // the token is one of the row's stop ids
+  kRecordLength = 2,  // the row has used its last remaining token
+  kRecordDead = 4,  // the row was not alive: a zombie, padding, or ended by begin_step_ for want of
+                    // tokens; nothing was sampled
+  kRecordMaskError = 8,  // the row's mask was missing, or keyed for another row or position
+  kRecordNoCandidate =
+      16,  // no token had a finite logit: the mask allows nothing, or the logits are NaN
 };
 
-// mask_keys: int32 [R, 2], (row, position of the line whose logits are masked). Row 0: no mask for this segment.
+// mask_keys: int32 [R, 2], (row, position of the token whose logits are masked). Row 0: no mask for
+// this segment.
 enum MaskKey : int32_t { kMaskRow = 0, kMaskPosition = 1, kMaskKeyColumns = 2 };
 
-// row_errors: int32 [R], RecordFlag bits that apply_token_mask_ and sample_into raise for publish_ to report; 0 is fine.
+// row_errors: int32 [R], RecordFlag bits that apply_token_mask_ and sample_into raise for publish_
+// to report; 0 is fine.
 
 }  // namespace photon

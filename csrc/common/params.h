@@ -1,6 +1,7 @@
-// One POD params struct per op: the only currency between the torch edge (csrc/ops), the CPU kernels, the CUDA launchers and recorded
-// host graphs. Pointers are raw; strides are in elements; the innermost dimension of every tensor is contiguous unless a stride says
-// otherwise. Shapes are checked once, at the edge. Nothing here owns memory.
+// One POD params struct per op: the only currency between the torch edge (csrc/ops), the CPU
+// kernels, the CUDA launchers and recorded host graphs. Pointers are raw; strides are in elements;
+// the innermost dimension of every tensor is contiguous unless a stride says otherwise. Shapes are
+// checked once, at the edge. Nothing here owns memory.
 #pragma once
 #include <cstdint>
 
@@ -8,7 +9,7 @@
 
 namespace photon {
 
-// --- step head and tail: int32 tables -----------------------------------------------------------------------------------------------
+// --- step head and tail: int32 tables ------------------------------------------------------------
 
 struct BeginStepParams {
   int32_t* row_state;       // [rows, kRowColumns]; deltas, and rows whose segment lacks a token end
@@ -16,10 +17,10 @@ struct BeginStepParams {
   int32_t* stop_ids;        // [rows, stops_per_row]
   int32_t* deltas;          // [delta_words]; applied, then its run count is zeroed
   const int32_t* segments;  // [num_segments, 4]
-  int32_t* staged_ids;      // [num_lines]; read tokens are replaced by kNoToken
-  int32_t* decode_meta;     // [num_lines, 4]
-  int32_t* extent;          // [2]
-  int64_t rows, pages_per_row, stops_per_row, delta_words, num_segments, num_lines;
+  int32_t* staged_ids;      // [num_tokens]; read tokens are replaced by kNoToken
+  int32_t* decode_meta;     // [num_tokens, 4]
+  int32_t* counts;          // [2]
+  int64_t rows, pages_per_row, stops_per_row, delta_words, num_segments, num_tokens;
 };
 
 struct CarryOverIdsParams {
@@ -32,7 +33,7 @@ struct CarryOverIdsParams {
 struct DecodeMetaSetParams {
   int32_t* decode_meta;      // [n, 4]
   const int32_t* tokens;     // [n]
-  const int32_t* positions;  // [n]; < 0 makes the line dead
+  const int32_t* positions;  // [n]; < 0 makes the token dead
   const int32_t* rows;       // [n] or null: row i is i
   int64_t n;
 };
@@ -47,11 +48,12 @@ struct PublishParams {
   int64_t rows, num_segments, record_width, stops_per_row;
 };
 
-// --- sampling -------------------------------------------------------------------------------------------------------------------
+// --- sampling ------------------------------------------------------------------------------------
 
 struct ApplyTokenMaskParams {
-  void* logits;              // [num_segments, vocab]; disallowed entries become -inf
-  const int32_t* mask;       // [num_segments, mask_words]; bit (id & 31) of word (id >> 5) set: id is allowed
+  void* logits;  // [num_segments, vocab]; disallowed entries become -inf
+  const int32_t*
+      mask;  // [num_segments, mask_words]; bit (id & 31) of word (id >> 5) set: id is allowed
   const int32_t* mask_keys;  // [num_segments, 2]
   const int32_t* segments;   // [num_segments, 4]
   const int32_t* row_state;  // [rows, kRowColumns]
@@ -65,119 +67,127 @@ struct SampleParams {
   const void* logits;        // [num_segments, vocab]
   const int32_t* segments;   // [num_segments, 4]
   const int32_t* row_state;  // [rows, kRowColumns]
-  int32_t* row_errors;       // [num_segments] or null; kRecordNoCandidate is added where no logit is finite
+  int32_t*
+      row_errors;  // [num_segments] or null; kRecordNoCandidate is added where no logit is finite
   int64_t rows, num_segments, vocab, logits_stride;
-  bool fast;
+  bool hopper;
   DType dtype;
 };
 
-// --- the forward ----------------------------------------------------------------------------------------------------------------
+// --- the forward ---------------------------------------------------------------------------------
 
 struct EmbeddingParams {
-  void* out;                   // [num_lines, hidden]; zeros for dead lines and for token ids outside [0, vocab)
-  const int32_t* decode_meta;  // [num_lines, 4]
+  void* out;  // [num_tokens, hidden]; zeros for dead tokens and for token ids outside [0, vocab)
+  const int32_t* decode_meta;  // [num_tokens, 4]
   const void* weight;          // [vocab, hidden]
-  int64_t num_lines, hidden, vocab, out_stride;
+  int64_t num_tokens, hidden, vocab, out_stride;
   DType dtype;
 };
 
-struct SelectLinesParams {
-  void* out;                // [num_segments, hidden]; out[r] = x[last line of segment r]; zeros for an empty segment
-  const void* x;            // [num_lines, hidden]
+struct SelectTokensParams {
+  void* out;      // [num_segments, hidden]; out[r] = x[last token of segment r]; zeros for an empty
+                  // segment
+  const void* x;  // [num_tokens, hidden]
   const int32_t* segments;  // [num_segments, 4]
-  int64_t num_segments, num_lines, hidden, out_stride, x_stride;
+  int64_t num_segments, num_tokens, hidden, out_stride, x_stride;
   DType dtype;
 };
 
 struct RmsNormParams {
-  void* out;           // [lines, hidden]
-  void* residual;      // add_rms_norm: [lines, hidden], residual += x in its dtype, and the sum is normalized; null for rms_norm
-  const void* x;       // [lines, hidden]
+  void* out;           // [tokens, hidden]
+  void* residual;      // add_rms_norm: [tokens, hidden], residual += x in its dtype, and the sum is
+                       // normalized; null for rms_norm
+  const void* x;       // [tokens, hidden]
   const void* weight;  // [hidden]
-  int64_t lines, hidden, out_stride, residual_stride, x_stride;
+  int64_t tokens, hidden, out_stride, residual_stride, x_stride;
   float eps;
   DType dtype;
 };
 
 struct LinearParams {
-  void* out;              // [lines, n]
-  const void* x;          // [lines, k]
+  void* out;              // [tokens, n]
+  const void* x;          // [tokens, k]
   const void* weight;     // [n, k]
   const void* bias;       // [n] or null
-  const int32_t* extent;  // [1] or null: only the first *extent lines are computed, the others are left as they are
-  int64_t lines, n, k, out_stride, x_stride, weight_stride;
+  const int32_t* counts;  // [1] or null: only the first *counts tokens are computed, the others are
+                          // left as they are
+  int64_t tokens, n, k, out_stride, x_stride, weight_stride;
   DType dtype;
 };
 
 struct NormLinearParams {
-  void* out;                // [lines, n]
-  const void* x;            // [lines, k]
+  void* out;                // [tokens, n]
+  const void* x;            // [tokens, k]
   const void* norm_weight;  // [k]
   const void* weight;       // [n, k]
   const void* bias;         // [n] or null
-  const int32_t* extent;    // [1] or null
-  int64_t lines, n, k, out_stride, x_stride, weight_stride;
+  const int32_t* counts;    // [1] or null
+  int64_t tokens, n, k, out_stride, x_stride, weight_stride;
   float eps;
-  bool fast;   // here and below: kernels that sum in another order may run
-  bool early;  // such a kernel may start while those before it still run, and read its weights and the extent
+  bool hopper;  // here and below: kernels that sum in another order may run
+  bool pdl;     // such a kernel may start while those before it still run, and read its weights and
+                // the counts
   DType dtype;
 };
 
 struct LinearResidualParams {
-  void* residual;         // [lines, n] += x W^T + bias, the product rounded before it is added
-  const void* x;          // [lines, k]
+  void* residual;         // [tokens, n] += x W^T + bias, the product rounded before it is added
+  const void* x;          // [tokens, k]
   const void* weight;     // [n, k]
   const void* bias;       // [n] or null
-  const int32_t* extent;  // [1] or null
-  int64_t lines, n, k, residual_stride, x_stride, weight_stride;
-  bool fast, early;
+  const int32_t* counts;  // [1] or null
+  int64_t tokens, n, k, residual_stride, x_stride, weight_stride;
+  bool hopper, pdl;
   DType dtype;
 };
 
 struct NormSwigluParams {
-  void* out;                // [lines, intermediate]
-  const void* x;            // [lines, hidden]
+  void* out;                // [tokens, intermediate]
+  const void* x;            // [tokens, hidden]
   const void* norm_weight;  // [hidden]
   const void* weight;       // [2 * intermediate, hidden], contiguous: gate rows, then up rows
   const void* bias;         // [2 * intermediate] or null
-  const int32_t* extent;    // [1] or null
-  int64_t lines, intermediate, hidden, out_stride, x_stride;
+  const int32_t* counts;    // [1] or null
+  int64_t tokens, intermediate, hidden, out_stride, x_stride;
   float eps;
-  bool fast, early;
+  bool hopper, pdl;
   DType dtype;
 };
 
 struct SiluMulParams {
-  void* out;            // [lines, width] = silu(gate_up[:, :width]) * gate_up[:, width:]
-  const void* gate_up;  // [lines, 2 * width]
-  int64_t lines, width, out_stride, gate_up_stride;
+  void* out;            // [tokens, width] = silu(gate_up[:, :width]) * gate_up[:, width:]
+  const void* gate_up;  // [tokens, 2 * width]
+  int64_t tokens, width, out_stride, gate_up_stride;
   DType dtype;
 };
 
 struct FusedMlpParams {
-  void* out;                   // [lines, hidden]
-  void* act;                   // [lines, intermediate], scratch
-  const void* x;               // [lines, hidden]
+  void* out;                   // [tokens, hidden]
+  void* act;                   // [tokens, intermediate], scratch
+  const void* x;               // [tokens, hidden]
   const void* gate_up_weight;  // [2 * intermediate, hidden]: gate rows, then up rows
   const void* down_weight;     // [hidden, intermediate]
-  const int32_t* extent;       // [1] or null
-  int64_t lines, hidden, intermediate, out_stride, act_stride, x_stride;
+  const int32_t* counts;       // [1] or null
+  int64_t tokens, hidden, intermediate, out_stride, act_stride, x_stride;
   DType dtype;
 };
 
-// KV memory: key/value element (page, token in page, head, d) is at page * page_stride + token * token_stride + head * head_stride + d.
-// A contiguous [B, H, L, D] cache is one page per row: page_stride = H*L*D, token_stride = D, head_stride = L*D, page_size = L.
+// KV memory: key/value element (page, token in page, head, d) is at page * page_stride + token *
+// token_stride + head * head_stride + d. A contiguous [B, H, L, D] cache is one page per row:
+// page_stride = H*L*D, token_stride = D, head_stride = L*D, page_size = L.
 struct KvCache {
   void* k;
   void* v;
-  const int32_t* page_table;  // [rows, pages_per_row], or null: a row's only page is the row's index
+  const int32_t*
+      page_table;  // [rows, pages_per_row], or null: a row's only page is the row's index
   int64_t num_pages, page_size, rows, pages_per_row;
   int64_t k_page_stride, k_token_stride, k_head_stride;
   int64_t v_page_stride, v_token_stride, v_head_stride;
 };
 
 struct RopeParams {
-  const float* cos;    // [max_len, head_dim], base pointer; kernels add position * head_dim. Both halves repeat the same angles
+  const float* cos;    // [max_len, head_dim], base pointer; kernels add position * head_dim. Both
+                       // halves repeat the same angles
   const float* sin;    // [max_len, head_dim]
   const void* q_norm;  // [head_dim] or null: RMS norm of each head before the rotation (Qwen3)
   const void* k_norm;  // [head_dim] or null
@@ -186,45 +196,49 @@ struct RopeParams {
 };
 
 struct RopeAppendKvParams {
-  void* q;                     // [lines, q_heads, head_dim], rotated in place
-  const void* k;               // [lines, kv_heads, head_dim]
-  const void* v;               // [lines, kv_heads, head_dim]
-  const int32_t* decode_meta;  // [lines, 4]
+  void* q;                     // [tokens, q_heads, head_dim], rotated in place
+  const void* k;               // [tokens, kv_heads, head_dim]
+  const void* v;               // [tokens, kv_heads, head_dim]
+  const int32_t* decode_meta;  // [tokens, 4]
   KvCache cache;
   RopeParams rope;
-  int64_t lines, q_heads, kv_heads, head_dim;
-  int64_t q_line_stride, q_head_stride, k_line_stride, k_head_stride, v_line_stride, v_head_stride;
+  int64_t tokens, q_heads, kv_heads, head_dim;
+  int64_t q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride;
   DType dtype;
 };
 
 struct PagedAttentionParams {
-  void* out;                   // [lines, q_heads, head_dim]; zeros for dead lines
-  const void* q;               // [lines, q_heads, head_dim]
-  const int32_t* decode_meta;  // [lines, 4]: a line attends to positions 0 .. length - 1 of its row
-  const int32_t* segments;     // [num_segments, 4]: for the fast path: where its tiles of lines start, and how long a chunk is
+  void* out;      // [tokens, q_heads, head_dim]; zeros for dead tokens
+  const void* q;  // [tokens, q_heads, head_dim]
+  const int32_t*
+      decode_meta;          // [tokens, 4]: a token attends to positions 0 .. length - 1 of its row
+  const int32_t* segments;  // [num_segments, 4]: for the Hopper path: where its tiles of tokens
+                            // start, and how long a chunk is
   KvCache cache;
-  int64_t lines, num_segments, q_heads, kv_heads, head_dim;
-  int64_t q_line_stride, q_head_stride, out_line_stride, out_head_stride;
+  int64_t tokens, num_segments, q_heads, kv_heads, head_dim;
+  int64_t q_stride, q_head_stride, out_stride, out_head_stride;
   float scale;
-  bool fast;  // chunk_attention where it fits, which sums in another order
+  bool hopper;  // chunk_attention where it fits, which sums in another order
   DType dtype;
 };
 
-// One line per row. Rotates q and k, appends k and v to the cache, attends. q is left as it is.
+// One token per row. Rotates q and k, appends k and v to the cache, attends. q is left as it is.
 struct FusedAttentionDecodeParams {
-  void* out;                   // [lines, q_heads, head_dim]; zeros for dead lines
-  const void* q;               // [lines, q_heads, head_dim]
-  const void* k;               // [lines, kv_heads, head_dim]
-  const void* v;               // [lines, kv_heads, head_dim]
-  const int32_t* decode_meta;  // [lines, 4]
-  float* workspace;            // [workspace_words] (common/kv_split.h) or null: the fast kernel's, zeroed once by its owner
+  void* out;                   // [tokens, q_heads, head_dim]; zeros for dead tokens
+  const void* q;               // [tokens, q_heads, head_dim]
+  const void* k;               // [tokens, kv_heads, head_dim]
+  const void* v;               // [tokens, kv_heads, head_dim]
+  const int32_t* decode_meta;  // [tokens, 4]
+  float* workspace;  // [workspace_words] (common/kv_split.h) or null: the Hopper kernel's, zeroed
+                     // once by its owner
   KvCache cache;
   RopeParams rope;
-  int64_t lines, q_heads, kv_heads, head_dim, workspace_words;
-  int64_t q_line_stride, q_head_stride, k_line_stride, k_head_stride, v_line_stride, v_head_stride, out_line_stride, out_head_stride;
+  int64_t tokens, q_heads, kv_heads, head_dim, workspace_words;
+  int64_t q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride, out_stride,
+      out_head_stride;
   float scale;
-  bool fast;   // the split kernel may run, which sums in another order; then there is a workspace
-  bool early;  // it may start while those before it still run, and read all but q, k and v
+  bool hopper;  // the split kernel may run, which sums in another order; then there is a workspace
+  bool pdl;     // it may start while those before it still run, and read all but q, k and v
   DType dtype;
 };
 

@@ -1,5 +1,6 @@
-// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a counter-based generator, so that a row's noise
-// depends on its seed, its position and the token id alone, never on the batch it rides in.
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): a
+// counter-based generator, so that a row's noise depends on its seed, its position and the token id
+// alone, never on the batch it rides in.
 #pragma once
 #include <cstdint>
 
@@ -24,12 +25,15 @@ PHOTON_HOST_DEVICE inline Philox4 philox4x32(Philox4 counter, uint32_t key0, uin
 }
 
 // The 32 random bits of one token id at one position: lane (id & 3) of block (id >> 2).
-PHOTON_HOST_DEVICE inline uint32_t token_bits(uint32_t seed_low, uint32_t seed_high, uint32_t position, uint32_t id) {
+PHOTON_HOST_DEVICE inline uint32_t token_bits(uint32_t seed_low, uint32_t seed_high,
+                                              uint32_t position, uint32_t id) {
   const Philox4 block = philox4x32({{id >> 2, position, 0u, 0u}}, seed_low, seed_high);
   return block.v[id & 3u];
 }
 
 // A uniform number in (0, 1), never 0 and never 1 in float32: 23 random bits, centred.
-PHOTON_HOST_DEVICE inline float open_uniform(uint32_t bits) { return (static_cast<float>(bits >> 9) + 0.5f) * (1.0f / 8388608.0f); }
+PHOTON_HOST_DEVICE inline float open_uniform(uint32_t bits) {
+  return (static_cast<float>(bits >> 9) + 0.5f) * (1.0f / 8388608.0f);
+}
 
 }  // namespace photon

@@ -1,16 +1,17 @@
-// row_state: int32 [rows, 16], the persistent state of a live sequence on the device. Row 0 is padding and never alive.
-// Only the compute stream writes it: begin_step_ (host deltas, and the end of rows whose tokens are missing) and publish_ (results). A new
-// column never changes an op's signature.
+// row_state: int32 [rows, 16], the persistent state of a live sequence on the device. Row 0 is
+// padding and never alive. Only the compute stream writes it: begin_step_ (host deltas, and the end
+// of rows whose tokens are missing) and publish_ (results). A new column never changes an op's
+// signature.
 #pragma once
 #include <cstdint>
 
 namespace photon {
 
 enum RowColumn : int32_t {
-  kRowLastToken = 0,    // the token that the next decode line feeds
-  kRowPosition = 1,     // where that token goes in the KV cache: the number of lines already written
-  kRowRemaining = 2,    // tokens that may still be sampled
-  kRowAlive = 3,        // 1: takes part in steps; 0: finished, aborted, ended by an error, or free
+  kRowLastToken = 0,  // the token that the next decode step feeds
+  kRowPosition = 1,   // where that token goes in the KV cache: the number of tokens already written
+  kRowRemaining = 2,  // tokens that may still be sampled
+  kRowAlive = 3,      // 1: takes part in steps; 0: finished, aborted, ended by an error, or free
   kRowGeneration = 4,   // which lease holds the row; echoed in output records
   kRowStopCount = 5,    // how many leading entries of the row's stop_ids line are valid
   kRowTemperature = 6,  // float32 bits; 0 is greedy
@@ -23,9 +24,15 @@ enum RowColumn : int32_t {
 
 enum RowConstraint : int32_t { kUnconstrained = 0, kHostMask = 1 };
 
-// Host deltas: int32 [D], the packed list of words to write before a step. Word 0 is the number of runs; run i is four words from
-// word 4 + 4 * i: (table, offset in words, count, index of its first payload word in this buffer). Runs do not overlap.
-enum DeltaTable : int32_t { kTableRowState = 0, kTablePages = 1, kTableStopIds = 2, kDeltaTables = 3 };
+// Host deltas: int32 [D], the packed list of words to write before a step. Word 0 is the number of
+// runs; run i is four words from word 4 + 4 * i: (table, offset in words, count, index of its first
+// payload word in this buffer). Runs do not overlap.
+enum DeltaTable : int32_t {
+  kTableRowState = 0,
+  kTablePages = 1,
+  kTableStopIds = 2,
+  kDeltaTables = 3
+};
 constexpr int32_t kDeltaHeader = 4;
 constexpr int32_t kDeltaRunWords = 4;
 

@@ -15,7 +15,8 @@ inline void cpu_relax() {
 
 constexpr std::chrono::microseconds kSpinTime{20};
 
-// True as soon as ready() is; false when the spin time is over. A machine of one core has nobody to wait for.
+// True as soon as ready() is; false when the spin time is over. A machine of one core has nobody to
+// wait for.
 template <class Ready>
 bool spin_until(Ready ready, std::chrono::microseconds time = kSpinTime) {
   static const bool alone = std::thread::hardware_concurrency() <= 1;

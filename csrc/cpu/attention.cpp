@@ -1,5 +1,6 @@
-// rope_append_kv, paged_attention and fused_attention_decode: where each line's queries, keys and values are; the arithmetic is in
-// simd/attention.cpp. Tasks are (line, KV head): the query heads of a group share one read of its keys and values.
+// rope_append_kv, paged_attention and fused_attention_decode: where each token's queries, keys and
+// values are; the arithmetic is in simd/attention.cpp. Tasks are (token, KV head): the query heads
+// of a group share one read of its keys and values.
 #include <algorithm>
 #include <cstring>
 
@@ -12,13 +13,18 @@ namespace photon::cpu {
 namespace {
 
 constexpr int64_t kRotateGrainElements = 4 * 1024;
-constexpr int64_t kAttendGrainElements = 64 * 1024;  // query elements times positions: a microsecond or two
+constexpr int64_t kAttendGrainElements =
+    64 * 1024;  // query elements times positions: a microsecond or two
 
-char* offset(void* base, int64_t elements, DType dtype) { return static_cast<char*>(base) + elements * size_of(dtype); }
-const char* offset(const void* base, int64_t elements, DType dtype) { return static_cast<const char*>(base) + elements * size_of(dtype); }
+char* offset(void* base, int64_t elements, DType dtype) {
+  return static_cast<char*>(base) + elements * size_of(dtype);
+}
+const char* offset(const void* base, int64_t elements, DType dtype) {
+  return static_cast<const char*>(base) + elements * size_of(dtype);
+}
 
-// The past of a line whose row is in the tables.
-KvPast kv_past(const KvCache& cache, const int32_t* meta, int64_t head, DType dtype) {
+// The context of a token whose row is in the tables.
+KvContext kv_context(const KvCache& cache, const int32_t* meta, int64_t head, DType dtype) {
   const bool paged = cache.page_table != nullptr;
   return {offset(cache.k, head * cache.k_head_stride, dtype),
           offset(cache.v, head * cache.v_head_stride, dtype),
@@ -32,103 +38,121 @@ KvPast kv_past(const KvCache& cache, const int32_t* meta, int64_t head, DType dt
           cache.v_token_stride};
 }
 
-void rotate(void* out, const void* in, const void* norm, const RopeParams& rope, const Line& line, int64_t head_dim, DType dtype) {
-  const int64_t at = line.position * head_dim;
+void rotate(void* out, const void* in, const void* norm, const RopeParams& rope, const Token& token,
+            int64_t head_dim, DType dtype) {
+  const int64_t at = token.position * head_dim;
   simd().rotate({out, in, norm, rope.cos + at, rope.sin + at, head_dim, rope.eps, dtype});
 }
 
 void zero_heads(void* out, int64_t heads, int64_t head_dim, int64_t head_stride, DType dtype) {
   for (int64_t h = 0; h < heads; ++h) {
-    std::memset(offset(out, h * head_stride, dtype), 0, static_cast<size_t>(head_dim * size_of(dtype)));
+    std::memset(offset(out, h * head_stride, dtype), 0,
+                static_cast<size_t>(head_dim * size_of(dtype)));
   }
 }
 
-// Rotates one key head into its place in the cache, and copies the value head; false where it has no place.
-bool append_kv(const KvCache& cache, const RopeParams& rope, const Line& line, int64_t head, const void* k, const void* v, int64_t head_dim,
-               DType dtype) {
-  const KvPlace place = own_place(cache, line);
+// Rotates one key head into its place in the cache, and copies the value head; false where it has
+// no place.
+bool append_kv(const KvCache& cache, const RopeParams& rope, const Token& token, int64_t head,
+               const void* k, const void* v, int64_t head_dim, DType dtype) {
+  const KvPlace place = own_place(cache, token);
   if (place.page < 0) return false;
-  rotate(offset(cache.k, place.k_offset(cache, head), dtype), k, rope.k_norm, rope, line, head_dim, dtype);
-  std::memcpy(offset(cache.v, place.v_offset(cache, head), dtype), v, static_cast<size_t>(head_dim * size_of(dtype)));
+  rotate(offset(cache.k, place.k_offset(cache, head), dtype), k, rope.k_norm, rope, token, head_dim,
+         dtype);
+  std::memcpy(offset(cache.v, place.v_offset(cache, head), dtype), v,
+              static_cast<size_t>(head_dim * size_of(dtype)));
   return true;
 }
 
-void rope_append_line(const RopeAppendKvParams& p, int64_t index) {
-  const Line line = load_line(p.decode_meta, index);
-  if (!can_rotate(p.rope, line)) return;
+void rope_append_token(const RopeAppendKvParams& p, int64_t index) {
+  const Token token = load_token(p.decode_meta, index);
+  if (!can_rotate(p.rope, token)) return;
   for (int64_t h = 0; h < p.q_heads; ++h) {
-    void* q = offset(p.q, index * p.q_line_stride + h * p.q_head_stride, p.dtype);
-    rotate(q, q, p.rope.q_norm, p.rope, line, p.head_dim, p.dtype);
+    void* q = offset(p.q, index * p.q_stride + h * p.q_head_stride, p.dtype);
+    rotate(q, q, p.rope.q_norm, p.rope, token, p.head_dim, p.dtype);
   }
   for (int64_t h = 0; h < p.kv_heads; ++h) {
-    append_kv(p.cache, p.rope, line, h, offset(p.k, index * p.k_line_stride + h * p.k_head_stride, p.dtype),
-              offset(p.v, index * p.v_line_stride + h * p.v_head_stride, p.dtype), p.head_dim, p.dtype);
+    append_kv(p.cache, p.rope, token, h,
+              offset(p.k, index * p.k_stride + h * p.k_head_stride, p.dtype),
+              offset(p.v, index * p.v_stride + h * p.v_head_stride, p.dtype), p.head_dim, p.dtype);
   }
 }
 
 void attend_group(const PagedAttentionParams& p, int64_t index, int64_t kv_head) {
-  const int64_t heads = p.q_heads / p.kv_heads, first = kv_head * heads, length = past_length(p.cache, load_line(p.decode_meta, index));
-  void* out = offset(p.out, index * p.out_line_stride + first * p.out_head_stride, p.dtype);
+  const int64_t heads = p.q_heads / p.kv_heads, first = kv_head * heads,
+                length = kv_len(p.cache, load_token(p.decode_meta, index));
+  void* out = offset(p.out, index * p.out_stride + first * p.out_head_stride, p.dtype);
   if (length == 0) {
     zero_heads(out, heads, p.head_dim, p.out_head_stride, p.dtype);
     return;
   }
-  const void* q = offset(p.q, index * p.q_line_stride + first * p.q_head_stride, p.dtype);
-  const KvPast past = kv_past(p.cache, p.decode_meta + index * kMetaColumns, kv_head, p.dtype);
-  simd().attend({out, q, past, heads, p.head_dim, length, p.q_head_stride, p.out_head_stride, p.scale, p.dtype});
+  const void* q = offset(p.q, index * p.q_stride + first * p.q_head_stride, p.dtype);
+  const KvContext context =
+      kv_context(p.cache, p.decode_meta + index * kMetaColumns, kv_head, p.dtype);
+  simd().attend({out, q, context, heads, p.head_dim, length, p.q_head_stride, p.out_head_stride,
+                 p.scale, p.dtype});
 }
 
 void fused_group(const FusedAttentionDecodeParams& p, int64_t index, int64_t kv_head) {
   constexpr int64_t kHeadsAtOnce = 4;  // rotated queries in hand
-  const Line line = load_line(p.decode_meta, index);
+  const Token token = load_token(p.decode_meta, index);
   const int64_t heads = p.q_heads / p.kv_heads, first = kv_head * heads;
-  void* out = offset(p.out, index * p.out_line_stride + first * p.out_head_stride, p.dtype);
-  if (!can_rotate(p.rope, line) ||
-      !append_kv(p.cache, p.rope, line, kv_head, offset(p.k, index * p.k_line_stride + kv_head * p.k_head_stride, p.dtype),
-                 offset(p.v, index * p.v_line_stride + kv_head * p.v_head_stride, p.dtype), p.head_dim, p.dtype)) {
+  void* out = offset(p.out, index * p.out_stride + first * p.out_head_stride, p.dtype);
+  if (!can_rotate(p.rope, token) ||
+      !append_kv(p.cache, p.rope, token, kv_head,
+                 offset(p.k, index * p.k_stride + kv_head * p.k_head_stride, p.dtype),
+                 offset(p.v, index * p.v_stride + kv_head * p.v_head_stride, p.dtype), p.head_dim,
+                 p.dtype)) {
     zero_heads(out, heads, p.head_dim, p.out_head_stride, p.dtype);
     return;
   }
-  const KvPast past = kv_past(p.cache, p.decode_meta + index * kMetaColumns, kv_head, p.dtype);
+  const KvContext context =
+      kv_context(p.cache, p.decode_meta + index * kMetaColumns, kv_head, p.dtype);
   float rotated[kHeadsAtOnce * kMaxHeadDim];  // of dtype; as floats there is room enough
   for (int64_t h = 0; h < heads; h += kHeadsAtOnce) {
     const int64_t count = heads - h < kHeadsAtOnce ? heads - h : kHeadsAtOnce;
     for (int64_t i = 0; i < count; ++i) {
-      const void* q = offset(p.q, index * p.q_line_stride + (first + h + i) * p.q_head_stride, p.dtype);
-      rotate(offset(rotated, i * kMaxHeadDim, p.dtype), q, p.rope.q_norm, p.rope, line, p.head_dim, p.dtype);
+      const void* q = offset(p.q, index * p.q_stride + (first + h + i) * p.q_head_stride, p.dtype);
+      rotate(offset(rotated, i * kMaxHeadDim, p.dtype), q, p.rope.q_norm, p.rope, token, p.head_dim,
+             p.dtype);
     }
-    simd().attend({offset(out, h * p.out_head_stride, p.dtype), rotated, past, count, p.head_dim, past_length(p.cache, line), kMaxHeadDim,
-                   p.out_head_stride, p.scale, p.dtype});
+    simd().attend({offset(out, h * p.out_head_stride, p.dtype), rotated, context, count, p.head_dim,
+                   kv_len(p.cache, token), kMaxHeadDim, p.out_head_stride, p.scale, p.dtype});
   }
 }
 
-// Calls body(line, KV head) for all of them; short pasts are not worth handing to another thread one by one.
+// Calls body(token, KV head) for all of them; short contexts are not worth handing to another
+// thread one by one.
 template <typename Params, typename Body>
 void for_groups(const Params& p, const Body& body) {
   int64_t positions = 0;
-  for (int64_t line = 0; line < p.lines; ++line) positions += std::max(p.decode_meta[line * kMetaColumns + kMetaLength], 0);
-  const int64_t kv_heads = p.kv_heads, tasks = p.lines * kv_heads;
+  for (int64_t token = 0; token < p.tokens; ++token)
+    positions += std::max(p.decode_meta[token * kMetaColumns + kMetaLength], 0);
+  const int64_t kv_heads = p.kv_heads, tasks = p.tokens * kv_heads;
   const int64_t elements = positions * p.q_heads * p.head_dim;
-  parallel_for(tasks, 1 + tasks * kAttendGrainElements / (elements + 1), [&](int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end; ++task) body(task / kv_heads, task % kv_heads);
-  });
+  parallel_for(tasks, 1 + tasks * kAttendGrainElements / (elements + 1),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t task = begin; task < end; ++task)
+                   body(task / kv_heads, task % kv_heads);
+               });
 }
 
 }  // namespace
 
 void rope_append_kv(const RopeAppendKvParams& p) {
   const int64_t elements = (p.q_heads + 2 * p.kv_heads) * p.head_dim;
-  parallel_for(p.lines, 1 + kRotateGrainElements / (elements + 1), [&](int64_t begin, int64_t end) {
-    for (int64_t line = begin; line < end; ++line) rope_append_line(p, line);
-  });
+  parallel_for(p.tokens, 1 + kRotateGrainElements / (elements + 1),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t token = begin; token < end; ++token) rope_append_token(p, token);
+               });
 }
 
 void paged_attention(const PagedAttentionParams& p) {
-  for_groups(p, [&](int64_t line, int64_t kv_head) { attend_group(p, line, kv_head); });
+  for_groups(p, [&](int64_t token, int64_t kv_head) { attend_group(p, token, kv_head); });
 }
 
 void fused_attention_decode(const FusedAttentionDecodeParams& p) {
-  for_groups(p, [&](int64_t line, int64_t kv_head) { fused_group(p, line, kv_head); });
+  for_groups(p, [&](int64_t token, int64_t kv_head) { fused_group(p, token, kv_head); });
 }
 
 }  // namespace photon::cpu

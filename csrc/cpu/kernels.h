@@ -1,6 +1,7 @@
-// The CPU kernels: one function per op, over the params of common/params.h. They run on the calling thread and the pool of parallel.h,
-// throw nothing but std::bad_alloc (a scratch buffer that cannot grow), and never index outside the tables whatever decode_meta holds.
-// A line's result depends on its own inputs, shape and length only: never on the other lines, the thread count or the tiling.
+// The CPU kernels: one function per op, over the params of common/params.h. They run on the calling
+// thread and the pool of parallel.h, throw nothing but std::bad_alloc (a scratch buffer that cannot
+// grow), and never index outside the tables whatever decode_meta holds. A token's result depends on
+// its own inputs, shape and length only: never on the other tokens, the thread count or the tiling.
 #pragma once
 #include "common/params.h"
 
@@ -15,7 +16,7 @@ void apply_token_mask(const ApplyTokenMaskParams& p);
 void sample(const SampleParams& p);
 
 void embedding(const EmbeddingParams& p);
-void select_lines(const SelectLinesParams& p);
+void select_tokens(const SelectTokensParams& p);
 
 void rms_norm(const RmsNormParams& p);  // and add_rms_norm, where residual is set
 void linear(const LinearParams& p);

@@ -20,8 +20,10 @@ namespace photon::cpu {
 namespace {
 
 constexpr int kMaxThreads = 256;
-constexpr int64_t kChunksPerThread = 4;                          // enough to even out a slow thread, few enough that claims cost nothing
-constexpr auto kHelperSpinTime = std::chrono::microseconds(60);  // the kernels of a step follow each other within microseconds
+constexpr int64_t kChunksPerThread =
+    4;  // enough to even out a slow thread, few enough that claims cost nothing
+constexpr auto kHelperSpinTime =
+    std::chrono::microseconds(60);  // the kernels of a step follow each other within microseconds
 
 int default_threads() {
   if (const char* text = std::getenv("PHOTON_NUM_THREADS")) {
@@ -35,8 +37,9 @@ int default_threads() {
   return std::clamp(quota > 0 ? std::min(cores, quota) : cores, 1, kMaxThreads);
 }
 
-// One job at a time. `claims_` packs (job number, chunks not yet claimed), so that a claim can only succeed for the job whose fields the
-// helper has read: the fields are rewritten only after every chunk of their job was claimed and finished.
+// One job at a time. `claims_` packs (job number, chunks not yet claimed), so that a claim can only
+// succeed for the job whose fields the helper has read: the fields are rewritten only after every
+// chunk of their job was claimed and finished.
 class Pool {
  public:
   explicit Pool(int threads) { resize(threads); }
@@ -74,7 +77,8 @@ class Pool {
       return;
     }
     const int64_t grains = (n + grain - 1) / grain;
-    const int64_t chunk = grain * ((grains + threads * kChunksPerThread - 1) / (threads * kChunksPerThread));
+    const int64_t chunk =
+        grain * ((grains + threads * kChunksPerThread - 1) / (threads * kChunksPerThread));
     const int64_t chunks = (n + chunk - 1) / chunk;
     function_.store(function, std::memory_order_relaxed);
     context_.store(context, std::memory_order_relaxed);
@@ -113,7 +117,9 @@ class Pool {
       const void* context = context_.load(std::memory_order_relaxed);
       const int64_t n = n_.load(std::memory_order_relaxed);
       const int64_t chunk = chunk_.load(std::memory_order_relaxed);
-      if (!claims_.compare_exchange_weak(claims, claims - 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+      if (!claims_.compare_exchange_weak(claims, claims - 1, std::memory_order_acq_rel,
+                                         std::memory_order_acquire))
+        continue;
       const int64_t begin = (static_cast<int64_t>(claims & kChunkMask) - 1) * chunk;
       function(context, begin, std::min(n, begin + chunk));
       unfinished_.fetch_sub(1, std::memory_order_acq_rel);
@@ -150,8 +156,8 @@ class Pool {
 std::atomic<Pool*> current_pool{nullptr};
 std::mutex creating;
 
-// The pool is never destroyed: helpers may be asleep in it when the process exits. A forked child has none of its parent's helpers, and
-// so starts a pool of its own.
+// The pool is never destroyed: helpers may be asleep in it when the process exits. A forked child
+// has none of its parent's helpers, and so starts a pool of its own.
 void forget_pool() {
   current_pool.store(nullptr);
   new (&creating) std::mutex;

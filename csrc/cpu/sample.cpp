@@ -15,8 +15,9 @@
 namespace photon::cpu {
 namespace {
 
-constexpr int64_t kVocabBlock = 8192;    // ids per task; a multiple of 32
-constexpr float kLargestGumbel = 17.0f;  // above -log(-log(u)) for the largest u that open_uniform returns, which is 16.64
+constexpr int64_t kVocabBlock = 8192;  // ids per task; a multiple of 32
+constexpr float kLargestGumbel =
+    17.0f;  // above -log(-log(u)) for the largest u that open_uniform returns, which is 16.64
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 template <typename Bits>
@@ -25,21 +26,26 @@ void forbid(Bits* logits, const int32_t* mask, int64_t begin, int64_t end, Bits 
     const uint32_t allowed = static_cast<uint32_t>(mask[id >> 5]);
     if (allowed == 0xffffffffu) continue;
     const int64_t count = end - id < 32 ? end - id : 32;
-    for (int64_t bit = 0; bit < count; ++bit) logits[id + bit] = (allowed >> bit & 1u) != 0 ? logits[id + bit] : lowest;
+    for (int64_t bit = 0; bit < count; ++bit)
+      logits[id + bit] = (allowed >> bit & 1u) != 0 ? logits[id + bit] : lowest;
   }
 }
 
 void forbid_range(const ApplyTokenMaskParams& p, int64_t r, int64_t begin, int64_t end) {
   const int32_t* mask = p.mask + r * p.mask_words;
   if (p.dtype == DType::kF32) {
-    forbid<uint32_t>(static_cast<uint32_t*>(p.logits) + r * p.logits_stride, mask, begin, end, 0xff800000u);
+    forbid<uint32_t>(static_cast<uint32_t*>(p.logits) + r * p.logits_stride, mask, begin, end,
+                     0xff800000u);
   } else {
-    forbid<uint16_t>(static_cast<uint16_t*>(p.logits) + r * p.logits_stride, mask, begin, end, p.dtype == DType::kF16 ? 0xfc00 : 0xff80);
+    forbid<uint16_t>(static_cast<uint16_t*>(p.logits) + r * p.logits_stride, mask, begin, end,
+                     p.dtype == DType::kF16 ? 0xfc00 : 0xff80);
   }
 }
 
-// Gumbel-max over `count` ids from `first`: the largest logit / temperature + g, the first of equals.
-Candidate noisy_argmax(const void* logits, int64_t first, int64_t count, const Noise& noise, DType dtype) {
+// Gumbel-max over `count` ids from `first`: the largest logit / temperature + g, the first of
+// equals.
+Candidate noisy_argmax(const void* logits, int64_t first, int64_t count, const Noise& noise,
+                       DType dtype) {
   constexpr int64_t kPiece = 256;
   const SimdKernels& kernels = simd();
   Candidate best = {kLowest, -1};
@@ -50,9 +56,11 @@ Candidate noisy_argmax(const void* logits, int64_t first, int64_t count, const N
     for (int64_t i = 0; i < size; ++i) {
       if (!(values[i] > kLowest)) continue;
       const float scaled = values[i] / noise.temperature;
-      if (best.id >= 0 && scaled + kLargestGumbel < best.value) continue;  // no noise can lift it to the top
+      if (best.id >= 0 && scaled + kLargestGumbel < best.value)
+        continue;  // no noise can lift it to the top
       const int32_t id = static_cast<int32_t>(first + at + i);
-      const uint32_t bits = token_bits(noise.seed_low, noise.seed_high, noise.position, static_cast<uint32_t>(id));
+      const uint32_t bits =
+          token_bits(noise.seed_low, noise.seed_high, noise.position, static_cast<uint32_t>(id));
       const float value = scaled - std::log(-std::log(open_uniform(bits)));
       if (best.id < 0 || value > best.value) best = {value, id};
     }
@@ -61,7 +69,8 @@ Candidate noisy_argmax(const void* logits, int64_t first, int64_t count, const N
 }
 
 Candidate sample_range(const SampleParams& p, int64_t r, int64_t begin, int64_t end) {
-  const char* logits = static_cast<const char*>(p.logits) + (r * p.logits_stride + begin) * size_of(p.dtype);
+  const char* logits =
+      static_cast<const char*>(p.logits) + (r * p.logits_stride + begin) * size_of(p.dtype);
   const Noise noise = load_noise(load_segment(p.segments, r), p.row_state);
   if (noise.temperature > 0.0f) return noisy_argmax(logits, begin, end - begin, noise, p.dtype);
   Candidate found = simd().argmax(logits, end - begin, p.dtype);
@@ -102,10 +111,12 @@ void apply_token_mask(const ApplyTokenMaskParams& p) {
 void sample(const SampleParams& p) {
   const int64_t blocks = (p.vocab + kVocabBlock - 1) / kVocabBlock;
   thread_local std::vector<Candidate> found;  // [num_segments, blocks]
-  if (static_cast<int64_t>(found.size()) < p.num_segments * blocks) found.resize(static_cast<size_t>(p.num_segments * blocks));
+  if (static_cast<int64_t>(found.size()) < p.num_segments * blocks)
+    found.resize(static_cast<size_t>(p.num_segments * blocks));
   Candidate* const candidates = found.data();
   const auto is_due = [&](int64_t r) {
-    return (p.row_errors == nullptr || p.row_errors[r] == 0) && is_sampled(load_segment(p.segments, r), p.row_state, p.rows);
+    return (p.row_errors == nullptr || p.row_errors[r] == 0) &&
+           is_sampled(load_segment(p.segments, r), p.row_state, p.rows);
   };
   for_vocab_blocks(p.num_segments, p.vocab, [&](int64_t r, int64_t begin, int64_t end) {
     if (is_due(r)) candidates[r * blocks + begin / kVocabBlock] = sample_range(p, r, begin, end);

@@ -1,5 +1,5 @@
-// Float32 working memory of the calling thread: kept between calls and grown when a call needs more, so that a steady step allocates
-// nothing.
+// Float32 working memory of the calling thread: kept between calls and grown when a call needs
+// more, so that a steady step allocates nothing.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -14,7 +14,8 @@ class Scratch {
     if (size > size_) {
       data_.reset();  // before the new one: the two need never exist together
       size_ = 0;
-      data_.reset(static_cast<float*>(::operator new(static_cast<size_t>(size) * sizeof(float), kAlignment)));
+      data_.reset(static_cast<float*>(
+          ::operator new(static_cast<size_t>(size) * sizeof(float), kAlignment)));
       size_ = size;
     }
     return data_.get();

@@ -30,19 +30,23 @@ struct Variant {
 
 #if defined(__x86_64__)
 
-// Everything that -march=x86-64-v3 lets the compiler use. Not every compiler's __builtin_cpu_supports knows all the names.
+// Everything that -march=x86-64-v3 lets the compiler use. Not every compiler's
+// __builtin_cpu_supports knows all the names.
 bool has_v3() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   constexpr unsigned kMovbe = 1u << 22, kF16c = 1u << 29, kLzcnt = 1u << 5;
-  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & kMovbe) == 0 || (ecx & kF16c) == 0) return false;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & kMovbe) == 0 || (ecx & kF16c) == 0)
+    return false;
   if (__get_cpuid(0x80000001, &eax, &ebx, &ecx, &edx) == 0 || (ecx & kLzcnt) == 0) return false;
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma");
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") &&
+         __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("fma");
 }
 
 // And -march=x86-64-v4.
 bool has_v4() {
-  return has_v3() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512cd") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  return has_v3() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl");
 }
 
 #endif
@@ -68,8 +72,9 @@ Choice choose() {
     if (any || variant.kernels->name == std::string(wanted)) return {variant.kernels, {}};
     names += (names.empty() ? "" : ", ") + std::string(variant.kernels->name);
   }
-  return {&baseline::kernels,
-          "PHOTON_CPU_ISA is '" + std::string(wanted) + "', expected one of those that this machine runs: " + names + "; or unset it"};
+  return {&baseline::kernels, "PHOTON_CPU_ISA is '" + std::string(wanted) +
+                                  "', expected one of those that this machine runs: " + names +
+                                  "; or unset it"};
 }
 
 const Choice& choice() {

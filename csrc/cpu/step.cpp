@@ -1,11 +1,12 @@
-// Head and tail of a step: begin_step, decode_meta_set, carry_over_ids, publish. Small integer tables; no threads.
+// Head and tail of a step: begin_step, decode_meta_set, carry_over_ids, publish. Small integer
+// tables; no threads.
 #include <algorithm>
 #include <cstdint>
 
 #include "common/deltas.h"
-#include "common/line.h"
 #include "common/out_record.h"
 #include "common/segment.h"
+#include "common/token.h"
 #include "cpu/kernels.h"
 
 namespace photon::cpu {
@@ -21,25 +22,26 @@ void apply_deltas(const BeginStepParams& p) {
   p.deltas[0] = 0;
 }
 
-// Fills the lines of one live segment and returns how far they reach: 1 + the last one. Where a token is missing, the row ends: its lines
-// stay dead, and the result is 0.
+// Fills the tokens of one live segment and returns how far they reach: 1 + the last one. Where a
+// token is missing, the row ends: its tokens stay dead, and the result is 0.
 int64_t fill_segment(const BeginStepParams& p, const Segment& s) {
-  int32_t* row = row_line(p.row_state, s.row);
-  bool missing = !fits_step(s, p.row_state, p.num_lines);
-  const int32_t count = missing ? 0 : s.num_lines;
+  int32_t* row = row_words(p.row_state, s.row);
+  bool missing = !fits_step(s, p.row_state, p.num_tokens);
+  const int32_t count = missing ? 0 : s.num_tokens;
   for (int32_t i = 0; i < count; ++i) {
-    const int64_t line = int64_t{s.first_line} + i;
-    const int32_t token = take_token(s, p.row_state, p.staged_ids, line);
+    const int64_t token_index = int64_t{s.first_token} + i;
+    const int32_t token = take_token(s, p.row_state, p.staged_ids, token_index);
     missing |= token == kNoToken;
-    set_line(p.decode_meta, line, token, row[kRowPosition] + i, s.row);
+    set_token(p.decode_meta, token_index, token, row[kRowPosition] + i, s.row);
   }
-  if (!missing) return last_line(s, p.num_lines) + 1;
-  for (int32_t i = 0; i < count; ++i) clear_line(p.decode_meta, int64_t{s.first_line} + i);
+  if (!missing) return last_token(s, p.num_tokens) + 1;
+  for (int32_t i = 0; i < count; ++i) clear_token(p.decode_meta, int64_t{s.first_token} + i);
   row[kRowAlive] = 0;
   return 0;
 }
 
-void write_record(int32_t* record, int64_t width, int32_t row, int32_t generation, int32_t tokens, int32_t flags, int32_t token) {
+void write_record(int32_t* record, int64_t width, int32_t row, int32_t generation, int32_t tokens,
+                  int32_t flags, int32_t token) {
   record[kRecordRow] = row;
   record[kRecordGeneration] = generation;
   record[kRecordNumTokens] = tokens;
@@ -67,17 +69,17 @@ int32_t accept_token(int32_t* state, const int32_t* stops, int64_t stops_per_row
 
 void begin_step(const BeginStepParams& p) {
   apply_deltas(p);
-  std::fill(p.decode_meta, p.decode_meta + p.num_lines * kMetaColumns, 0);
-  int64_t live_lines = 0, live_segments = 0;
+  std::fill(p.decode_meta, p.decode_meta + p.num_tokens * kMetaColumns, 0);
+  int64_t live_tokens = 0, live_segments = 0;
   for (int64_t r = 0; r < p.num_segments; ++r) {
     const Segment s = load_segment(p.segments, r);
     if (!is_alive(p.row_state, s.row, p.rows)) continue;
     const int64_t end = fill_segment(p, s);
-    live_lines = std::max(live_lines, end);
+    live_tokens = std::max(live_tokens, end);
     if (end > 0 && (s.flags & kSegmentSample) != 0) live_segments = r + 1;
   }
-  p.extent[kExtentLines] = static_cast<int32_t>(live_lines);
-  p.extent[kExtentSegments] = static_cast<int32_t>(live_segments);
+  p.counts[kCountTokens] = static_cast<int32_t>(live_tokens);
+  p.counts[kCountSegments] = static_cast<int32_t>(live_segments);
 }
 
 void carry_over_ids(const CarryOverIdsParams& p) {
@@ -89,9 +91,10 @@ void carry_over_ids(const CarryOverIdsParams& p) {
 void decode_meta_set(const DecodeMetaSetParams& p) {
   for (int64_t i = 0; i < p.n; ++i) {
     if (is_position(p.positions[i])) {
-      set_line(p.decode_meta, i, p.tokens[i], p.positions[i], p.rows != nullptr ? p.rows[i] : static_cast<int32_t>(i));
+      set_token(p.decode_meta, i, p.tokens[i], p.positions[i],
+                p.rows != nullptr ? p.rows[i] : static_cast<int32_t>(i));
     } else {
-      clear_line(p.decode_meta, i);
+      clear_token(p.decode_meta, i);
     }
   }
 }
@@ -100,13 +103,13 @@ void publish(const PublishParams& p) {
   for (int64_t r = 0; r < p.num_segments; ++r) {
     const Segment s = load_segment(p.segments, r);
     int32_t* record = p.out_record + r * p.record_width;
-    int32_t* row = is_row(s.row, p.rows) ? row_line(p.row_state, s.row) : nullptr;
+    int32_t* row = is_row(s.row, p.rows) ? row_words(p.row_state, s.row) : nullptr;
     const int32_t generation = row != nullptr ? row[kRowGeneration] : 0;
     if (!is_alive(p.row_state, s.row, p.rows)) {
       write_record(record, p.record_width, s.row, generation, 0, kRecordDead, -1);
       continue;
     }
-    row[kRowPosition] = wrapping_add(row[kRowPosition], s.num_lines);
+    row[kRowPosition] = wrapping_add(row[kRowPosition], s.num_tokens);
     if ((s.flags & kSegmentSample) == 0) {
       write_record(record, p.record_width, s.row, generation, 0, 0, -1);
       continue;
@@ -115,10 +118,12 @@ void publish(const PublishParams& p) {
     const int32_t token = p.sampled[r];
     if (errors != 0 || token < 0) {
       row[kRowAlive] = 0;
-      write_record(record, p.record_width, s.row, generation, 0, errors != 0 ? errors : kRecordNoCandidate, -1);
+      write_record(record, p.record_width, s.row, generation, 0,
+                   errors != 0 ? errors : kRecordNoCandidate, -1);
       continue;
     }
-    const int32_t flags = accept_token(row, p.stop_ids + int64_t{s.row} * p.stops_per_row, p.stops_per_row, token);
+    const int32_t flags =
+        accept_token(row, p.stop_ids + int64_t{s.row} * p.stops_per_row, p.stops_per_row, token);
     write_record(record, p.record_width, s.row, generation, 1, flags, token);
   }
 }

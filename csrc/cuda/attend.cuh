@@ -1,9 +1,12 @@
-// Attention of one line over its paged past, for a tile of query heads that share a KV head, by one block.
+// Attention of one token over its paged context, for a tile of query heads that share a KV head, by
+// one block.
 //
-// The block is cut into groups of kLanes lanes, kLanes * 8 >= head_dim. Group g takes the positions g, g + groups, g + 2 * groups, ...
-// with an online softmax of its own; then the groups are merged in order in shared memory. Which group takes a position, and in which
-// order it adds it, depends on head_dim and the position alone: a line's result never depends on the step it rides in. (Products that are
-// added are written as fmaf: what the compiler contracts could otherwise differ from one instance of a kernel to the next.)
+// The block is cut into groups of kLanes lanes, kLanes * 8 >= head_dim. Group g takes the positions
+// g, g + groups, g + 2 * groups, ... with an online softmax of its own; then the groups are merged
+// in order in shared memory. Which group takes a position, and in which order it adds it, depends
+// on head_dim and the position alone: a token's result never depends on the step it rides in.
+// (Products that are added are written as fmaf: what the compiler contracts could otherwise differ
+// from one instance of a kernel to the next.)
 #pragma once
 #include <cmath>
 
@@ -15,7 +18,8 @@ namespace photon::cuda {
 
 inline bool can_use_vectors(const KvCache& c, int64_t head_dim, DType dtype) {
   return head_dim % kPack == 0 && is_vector_aligned(c.k) && is_vector_aligned(c.v) &&
-         are_whole_vectors(dtype, c.k_page_stride, c.k_token_stride, c.k_head_stride, c.v_page_stride, c.v_token_stride, c.v_head_stride);
+         are_whole_vectors(dtype, c.k_page_stride, c.k_token_stride, c.k_head_stride,
+                           c.v_page_stride, c.v_token_stride, c.v_head_stride);
 }
 
 constexpr int kAttendThreads = 256;
@@ -27,11 +31,12 @@ struct AttendShared {
   static constexpr int kDims = kLanes * kPack;
 
   alignas(16) T q[kHeads][kDims];  // zeros past head_dim
-  alignas(16) T new_k[kDims];      // the line's own key and value, where they are not to be read from the cache
+  alignas(16) T
+      new_k[kDims];  // the token's own key and value, where they are not to be read from the cache
   alignas(16) T new_v[kDims];
   float sums[kGroups][kHeads][kDims];  // of exp(score - high) * v
-  float highs[kGroups][kHeads];        // the highest score; once merged, the group's weight in the result
-  float weights[kGroups][kHeads];      // sum of exp(score - high)
+  float highs[kGroups][kHeads];  // the highest score; once merged, the group's weight in the result
+  float weights[kGroups][kHeads];  // sum of exp(score - high)
   float totals[kHeads];
 };
 
@@ -52,11 +57,15 @@ struct LaneSoftmax {
 };
 
 // exp(score - high), where -inf scores weigh nothing even if no score was finite yet.
-__device__ inline float weight_of(float score, float high) { return score == -INFINITY ? 0.0f : expf(score - high); }
+__device__ inline float weight_of(float score, float high) {
+  return score == -INFINITY ? 0.0f : expf(score - high);
+}
 
 // Adds a few positions, -inf scores being absent ones, to one head's softmax.
 template <typename T, int kHeads, int kPositions>
-__device__ inline void add_positions(LaneSoftmax<kHeads>& state, int h, const float (&scores)[kPositions], const Pack<T> (&v)[kPositions]) {
+__device__ inline void add_positions(LaneSoftmax<kHeads>& state, int h,
+                                     const float (&scores)[kPositions],
+                                     const Pack<T> (&v)[kPositions]) {
   float high = state.high[h];
 #pragma unroll
   for (int u = 0; u < kPositions; ++u) high = fmaxf(high, scores[u]);
@@ -70,24 +79,28 @@ __device__ inline void add_positions(LaneSoftmax<kHeads>& state, int h, const fl
     const float weight = weight_of(scores[u], high);
     added += weight;
 #pragma unroll
-    for (int i = 0; i < kPack; ++i) state.sum[h][i] = fmaf(weight, to_float(v[u].e[i]), state.sum[h][i]);
+    for (int i = 0; i < kPack; ++i)
+      state.sum[h][i] = fmaf(weight, to_float(v[u].e[i]), state.sum[h][i]);
   }
   state.weight[h] = fmaf(state.weight[h], keep, added);
 }
 
-// What attention needs to know of the op; `new_position` is the position whose k and v are in shared memory, -1 if none is.
+// What attention needs to know of the op; `new_position` is the position whose k and v are in
+// shared memory, -1 if none is.
 struct AttendTask {
-  Line line;
+  Token token;
   int64_t kv_head;
   int32_t new_position;
   int head_dim;
   float scale;
 };
 
-// One block-wide pass over the past. All threads must call it, after a barrier behind the writes of shared.q and shared.new_*.
+// One block-wide pass over the context. All threads must call it, after a barrier behind the writes
+// of shared.q and shared.new_*.
 template <typename T, int kLanes, int kHeads, bool kVector>
-__device__ void scan_past(const KvCache& cache, const AttendTask& task, const AttendShared<T, kLanes, kHeads>& shared,
-                          LaneSoftmax<kHeads>& state) {
+__device__ void scan_context(const KvCache& cache, const AttendTask& task,
+                             const AttendShared<T, kLanes, kHeads>& shared,
+                             LaneSoftmax<kHeads>& state) {
   constexpr int kGroups = AttendShared<T, kLanes, kHeads>::kGroups;
   constexpr int kAhead = 4;  // positions of a group in flight
   const int group = threadIdx.x / kLanes, d = threadIdx.x % kLanes * kPack;
@@ -99,7 +112,7 @@ __device__ void scan_past(const KvCache& cache, const AttendTask& task, const At
     for (int i = 0; i < kPack; ++i) q[h][i] = to_float(shared.q[h][d + i]) * task.scale;
   }
   state.clear();
-  for (int64_t base = 0; base < task.line.length; base += kAhead * kGroups) {
+  for (int64_t base = 0; base < task.token.length; base += kAhead * kGroups) {
     Pack<T> v[kAhead];
     bool present[kAhead];
     float scores[kHeads][kAhead];
@@ -107,13 +120,18 @@ __device__ void scan_past(const KvCache& cache, const AttendTask& task, const At
     for (int u = 0; u < kAhead; ++u) {
       const int64_t position = base + u * kGroups + group;
       KvPlace place = {-1, 0};
-      if (position < task.line.length) place = find_place(cache, task.line.row, static_cast<int32_t>(position));
+      if (position < task.token.length)
+        place = find_place(cache, task.token.row, static_cast<int32_t>(position));
       present[u] = place.page >= 0;
       const bool is_new = position == task.new_position;
-      const T* k_line = is_new ? shared.new_k : static_cast<const T*>(cache.k) + place.k_offset(cache, task.kv_head);
-      const T* v_line = is_new ? shared.new_v : static_cast<const T*>(cache.v) + place.v_offset(cache, task.kv_head);
-      const Pack<T> k = load_pack<kVector>(k_line + d, present[u] ? dims : 0);
-      v[u] = load_pack<kVector>(v_line + d, present[u] ? dims : 0);
+      const T* k_token = is_new
+                             ? shared.new_k
+                             : static_cast<const T*>(cache.k) + place.k_offset(cache, task.kv_head);
+      const T* v_token = is_new
+                             ? shared.new_v
+                             : static_cast<const T*>(cache.v) + place.v_offset(cache, task.kv_head);
+      const Pack<T> k = load_pack<kVector>(k_token + d, present[u] ? dims : 0);
+      v[u] = load_pack<kVector>(v_token + d, present[u] ? dims : 0);
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         float dot = 0.0f;
@@ -134,9 +152,11 @@ __device__ void scan_past(const KvCache& cache, const AttendTask& task, const At
   }
 }
 
-// Merges the groups and writes the heads: out[h * out_stride + d] for h < heads. All threads must call it.
+// Merges the groups and writes the heads: out[h * out_stride + d] for h < heads. All threads must
+// call it.
 template <typename T, int kLanes, int kHeads>
-__device__ void merge_groups(AttendShared<T, kLanes, kHeads>& shared, const LaneSoftmax<kHeads>& state, T* out, int64_t out_stride,
+__device__ void merge_groups(AttendShared<T, kLanes, kHeads>& shared,
+                             const LaneSoftmax<kHeads>& state, T* out, int64_t out_stride,
                              int heads, int head_dim) {
   constexpr int kGroups = AttendShared<T, kLanes, kHeads>::kGroups;
   const int group = threadIdx.x / kLanes, d = threadIdx.x % kLanes * kPack;
@@ -164,7 +184,8 @@ __device__ void merge_groups(AttendShared<T, kLanes, kHeads>& shared, const Lane
     const int h = i / head_dim, at = i % head_dim;
     float sum = 0.0f;
     for (int g = 0; g < kGroups; ++g) sum = fmaf(shared.highs[g][h], shared.sums[g][h][at], sum);
-    out[h * out_stride + at] = from_float<T>(shared.totals[h] == 0.0f ? 0.0f : sum / shared.totals[h]);
+    out[h * out_stride + at] =
+        from_float<T>(shared.totals[h] == 0.0f ? 0.0f : sum / shared.totals[h]);
   }
 }
 

@@ -1,4 +1,5 @@
-// Everything that touches KV memory: rope_append_kv, paged_attention, and fused_attention_decode, which is both of them in one kernel.
+// Everything that touches KV memory: rope_append_kv, paged_attention, and fused_attention_decode,
+// which is both of them in one kernel.
 #include "common/kv.h"
 #include "cuda/attend.cuh"
 #include "cuda/chunk_attention.h"
@@ -17,119 +18,139 @@ constexpr int kRopeWarps = kRopeThreads / kWarpSize;
 // Copies one head by one warp; what is past head_dim, up to `padded`, becomes zero.
 template <typename T>
 __device__ void copy_head(T* out, const T* in, int head_dim, int padded) {
-  for (int d = threadIdx.x % kWarpSize; d < padded; d += kWarpSize) out[d] = d < head_dim ? in[d] : from_float<T>(0.0f);
+  for (int d = threadIdx.x % kWarpSize; d < padded; d += kWarpSize)
+    out[d] = d < head_dim ? in[d] : from_float<T>(0.0f);
 }
 
-// One warp per (line, head): the query heads are rotated in place, a KV head is rotated and copied into the row's page.
+// One warp per (token, head): the query heads are rotated in place, a KV head is rotated and copied
+// into the row's page.
 template <typename T>
 __global__ void __launch_bounds__(kRopeThreads) rope_append_kv_kernel(const RopeAppendKvParams p) {
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kRopeWarps + threadIdx.x / kWarpSize;
   const int64_t heads = p.q_heads + p.kv_heads;
   const int64_t index = warp / heads, head = warp % heads;
-  if (index >= p.lines) return;
-  const Line line = load_line(p.decode_meta, index);
-  if (!can_rotate(p.rope, line)) return;
+  if (index >= p.tokens) return;
+  const Token token = load_token(p.decode_meta, index);
+  if (!can_rotate(p.rope, token)) return;
   const int head_dim = static_cast<int>(p.head_dim);
   if (head < p.q_heads) {
-    T* q = static_cast<T*>(p.q) + index * p.q_line_stride + head * p.q_head_stride;
-    rotate_head(q, static_cast<const T*>(p.rope.q_norm), p.rope, line.position, head_dim).store(q, head_dim);
+    T* q = static_cast<T*>(p.q) + index * p.q_stride + head * p.q_head_stride;
+    rotate_head(q, static_cast<const T*>(p.rope.q_norm), p.rope, token.position, head_dim)
+        .store(q, head_dim);
     return;
   }
   const int64_t kv_head = head - p.q_heads;
-  const KvPlace place = own_place(p.cache, line);
+  const KvPlace place = own_place(p.cache, token);
   if (place.page < 0) return;
-  const T* k = static_cast<const T*>(p.k) + index * p.k_line_stride + kv_head * p.k_head_stride;
-  const T* v = static_cast<const T*>(p.v) + index * p.v_line_stride + kv_head * p.v_head_stride;
-  rotate_head(k, static_cast<const T*>(p.rope.k_norm), p.rope, line.position, head_dim)
+  const T* k = static_cast<const T*>(p.k) + index * p.k_stride + kv_head * p.k_head_stride;
+  const T* v = static_cast<const T*>(p.v) + index * p.v_stride + kv_head * p.v_head_stride;
+  rotate_head(k, static_cast<const T*>(p.rope.k_norm), p.rope, token.position, head_dim)
       .store(static_cast<T*>(p.cache.k) + place.k_offset(p.cache, kv_head), head_dim);
   copy_head(static_cast<T*>(p.cache.v) + place.v_offset(p.cache, kv_head), v, head_dim, head_dim);
 }
 
-// What one block of attention works on: some query heads of one line that share a KV head.
+// What one block of attention works on: some query heads of one token that share a KV head.
 struct HeadTile {
-  int64_t line, kv_head, first_q_head;
+  int64_t token, kv_head, first_q_head;
   int heads;
   bool is_first;  // of the tiles of this KV head
 };
 
 template <int kHeads, typename Params>
 __device__ HeadTile head_tile(const Params& p, int64_t tiles) {
-  const int64_t group = p.q_heads / p.kv_heads, tile = blockIdx.x % tiles, index = blockIdx.x / tiles;
-  const int64_t line = index / p.kv_heads, kv_head = index % p.kv_heads, left = group - tile * kHeads;
-  return {line, kv_head, kv_head * group + tile * kHeads, static_cast<int>(left < kHeads ? left : kHeads), tile == 0};
+  const int64_t group = p.q_heads / p.kv_heads, tile = blockIdx.x % tiles,
+                index = blockIdx.x / tiles;
+  const int64_t token = index / p.kv_heads, kv_head = index % p.kv_heads,
+                left = group - tile * kHeads;
+  return {token, kv_head, kv_head * group + tile * kHeads,
+          static_cast<int>(left < kHeads ? left : kHeads), tile == 0};
 }
 
-// The line with the length that is attended to; 0: the output is zeros.
-__device__ Line attended_line(const PagedAttentionParams& p, int64_t index) {
-  Line line = load_line(p.decode_meta, index);
-  line.length = past_length(p.cache, line);
-  return line;
+// The token with the length that is attended to; 0: the output is zeros.
+__device__ Token attended_token(const PagedAttentionParams& p, int64_t index) {
+  Token token = load_token(p.decode_meta, index);
+  token.length = kv_len(p.cache, token);
+  return token;
 }
 
-__device__ Line attended_line(const FusedAttentionDecodeParams& p, int64_t index) {
-  Line line = load_line(p.decode_meta, index);
-  line.length = decode_length(p.cache, p.rope, line);
-  return line;
+__device__ Token attended_token(const FusedAttentionDecodeParams& p, int64_t index) {
+  Token token = load_token(p.decode_meta, index);
+  token.length = decode_length(p.cache, p.rope, token);
+  return token;
 }
 
-// Puts the tile's queries into shared memory, one warp per head, and returns the position whose k and v are there too: none.
+// Puts the tile's queries into shared memory, one warp per head, and returns the position whose k
+// and v are there too: none.
 template <typename T, int kLanes, int kHeads>
-__device__ int32_t stage_line(const PagedAttentionParams& p, const HeadTile& tile, const Line&, AttendShared<T, kLanes, kHeads>& shared) {
+__device__ int32_t stage_token(const PagedAttentionParams& p, const HeadTile& tile, const Token&,
+                               AttendShared<T, kLanes, kHeads>& shared) {
   constexpr int kDims = AttendShared<T, kLanes, kHeads>::kDims;
   const int warp = threadIdx.x / kWarpSize;
   if (warp < kHeads) {
-    const T* q = static_cast<const T*>(p.q) + tile.line * p.q_line_stride + (tile.first_q_head + warp) * p.q_head_stride;
+    const T* q = static_cast<const T*>(p.q) + tile.token * p.q_stride +
+                 (tile.first_q_head + warp) * p.q_head_stride;
     copy_head(shared.q[warp], q, warp < tile.heads ? static_cast<int>(p.head_dim) : 0, kDims);
   }
   return -1;
 }
 
-// The same with rotation; the new key and value go to shared memory, and the KV head's first tile appends them to the cache. No block
-// reads them back from there.
+// The same with rotation; the new key and value go to shared memory, and the KV head's first tile
+// appends them to the cache. No block reads them back from there.
 template <typename T, int kLanes, int kHeads>
-__device__ int32_t stage_line(const FusedAttentionDecodeParams& p, const HeadTile& tile, const Line& line,
-                              AttendShared<T, kLanes, kHeads>& shared) {
+__device__ int32_t stage_token(const FusedAttentionDecodeParams& p, const HeadTile& tile,
+                               const Token& token, AttendShared<T, kLanes, kHeads>& shared) {
   constexpr int kDims = AttendShared<T, kLanes, kHeads>::kDims;
   static_assert(kHeads + 2 <= kAttendWarps, "a warp per query head, one for k, one for v");
   const int warp = threadIdx.x / kWarpSize, head_dim = static_cast<int>(p.head_dim);
-  const KvPlace place = find_place(p.cache, line.row, line.position);
+  const KvPlace place = find_place(p.cache, token.row, token.position);
   if (warp < kHeads) {
-    const T* q = static_cast<const T*>(p.q) + tile.line * p.q_line_stride + (tile.first_q_head + warp) * p.q_head_stride;
+    const T* q = static_cast<const T*>(p.q) + tile.token * p.q_stride +
+                 (tile.first_q_head + warp) * p.q_head_stride;
     copy_head(shared.q[warp], q, 0, kDims);
     __syncwarp();  // the zeros are written by other lanes than the values over them
     if (warp < tile.heads) {
-      rotate_head(q, static_cast<const T*>(p.rope.q_norm), p.rope, line.position, head_dim).store(shared.q[warp], head_dim);
+      rotate_head(q, static_cast<const T*>(p.rope.q_norm), p.rope, token.position, head_dim)
+          .store(shared.q[warp], head_dim);
     }
   } else if (warp == kHeads) {
-    const T* k = static_cast<const T*>(p.k) + tile.line * p.k_line_stride + tile.kv_head * p.k_head_stride;
-    const LanePairs<T> rotated = rotate_head(k, static_cast<const T*>(p.rope.k_norm), p.rope, line.position, head_dim);
+    const T* k =
+        static_cast<const T*>(p.k) + tile.token * p.k_stride + tile.kv_head * p.k_head_stride;
+    const LanePairs<T> rotated =
+        rotate_head(k, static_cast<const T*>(p.rope.k_norm), p.rope, token.position, head_dim);
     rotated.store(shared.new_k, head_dim);
-    if (tile.is_first) rotated.store(static_cast<T*>(p.cache.k) + place.k_offset(p.cache, tile.kv_head), head_dim);
+    if (tile.is_first)
+      rotated.store(static_cast<T*>(p.cache.k) + place.k_offset(p.cache, tile.kv_head), head_dim);
   } else if (warp == kHeads + 1) {
-    const T* v = static_cast<const T*>(p.v) + tile.line * p.v_line_stride + tile.kv_head * p.v_head_stride;
+    const T* v =
+        static_cast<const T*>(p.v) + tile.token * p.v_stride + tile.kv_head * p.v_head_stride;
     copy_head(shared.new_v, v, head_dim, head_dim);
-    if (tile.is_first) copy_head(static_cast<T*>(p.cache.v) + place.v_offset(p.cache, tile.kv_head), v, head_dim, head_dim);
+    if (tile.is_first)
+      copy_head(static_cast<T*>(p.cache.v) + place.v_offset(p.cache, tile.kv_head), v, head_dim,
+                head_dim);
   }
-  return line.position;
+  return token.position;
 }
 
 template <typename T, int kLanes, int kHeads, bool kVector, typename Params>
-__global__ void __launch_bounds__(kAttendThreads, 2) attention_kernel(const Params p, int64_t tiles) {
+__global__ void __launch_bounds__(kAttendThreads, 2)
+    attention_kernel(const Params p, int64_t tiles) {
   __shared__ AttendShared<T, kLanes, kHeads> shared;
   const HeadTile tile = head_tile<kHeads>(p, tiles);
   const int head_dim = static_cast<int>(p.head_dim);
-  T* out = static_cast<T*>(p.out) + tile.line * p.out_line_stride + tile.first_q_head * p.out_head_stride;
-  const Line line = attended_line(p, tile.line);
-  if (line.length == 0) {
+  T* out =
+      static_cast<T*>(p.out) + tile.token * p.out_stride + tile.first_q_head * p.out_head_stride;
+  const Token token = attended_token(p, tile.token);
+  if (token.length == 0) {
     for (int i = threadIdx.x; i < tile.heads * head_dim; i += kAttendThreads) {
       out[i / head_dim * p.out_head_stride + i % head_dim] = from_float<T>(0.0f);
     }
     return;
   }
-  const int32_t new_position = stage_line(p, tile, line, shared);
+  const int32_t new_position = stage_token(p, tile, token, shared);
   __syncthreads();
   LaneSoftmax<kHeads> state;
-  scan_past<T, kLanes, kHeads, kVector>(p.cache, {line, tile.kv_head, new_position, head_dim, p.scale}, shared, state);
+  scan_context<T, kLanes, kHeads, kVector>(
+      p.cache, {token, tile.kv_head, new_position, head_dim, p.scale}, shared, state);
   merge_groups(shared, state, out, p.out_head_stride, tile.heads, head_dim);
 }
 
@@ -137,7 +158,8 @@ __global__ void __launch_bounds__(kAttendThreads, 2) attention_kernel(const Para
 template <typename T, int kLanes, bool kVector, int kHeads, typename Params>
 int launch_tiles(const Params& p, void* stream) {
   const int64_t tiles = ceil_div(p.q_heads / p.kv_heads, kHeads);
-  return launch(attention_kernel<T, kLanes, kHeads, kVector, Params>, p.lines * p.kv_heads * tiles, kAttendThreads, stream, p, tiles);
+  return launch(attention_kernel<T, kLanes, kHeads, kVector, Params>, p.tokens * p.kv_heads * tiles,
+                kAttendThreads, stream, p, tiles);
 }
 
 template <typename T, int kLanes, typename Params>
@@ -149,7 +171,7 @@ int launch_lanes(const Params& p, bool vectors, void* stream) {
 
 template <typename Params>
 int launch_attention(const Params& p, void* stream) {
-  if (p.lines == 0 || p.q_heads == 0) return 0;
+  if (p.tokens == 0 || p.q_heads == 0) return 0;
   const bool vectors = can_use_vectors(p.cache, p.head_dim, p.dtype);
   return with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -162,7 +184,7 @@ int launch_attention(const Params& p, void* stream) {
 }  // namespace
 
 int rope_append_kv(const RopeAppendKvParams& p, void* stream) {
-  const int64_t warps = p.lines * (p.q_heads + p.kv_heads);
+  const int64_t warps = p.tokens * (p.q_heads + p.kv_heads);
   if (warps == 0) return 0;
   return with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -171,11 +193,13 @@ int rope_append_kv(const RopeAppendKvParams& p, void* stream) {
 }
 
 int paged_attention(const PagedAttentionParams& p, void* stream) {
-  return p.fast && chunk_attention_fits(p) ? chunk_attention(p, stream) : launch_attention(p, stream);
+  return p.hopper && chunk_attention_fits(p) ? chunk_attention(p, stream)
+                                             : launch_attention(p, stream);
 }
 
 int fused_attention_decode(const FusedAttentionDecodeParams& p, void* stream) {
-  return p.fast && can_split_attention(p) ? split_attention(p, stream) : launch_attention(p, stream);
+  return p.hopper && can_split_attention(p) ? split_attention(p, stream)
+                                            : launch_attention(p, stream);
 }
 
 }  // namespace photon::cuda

@@ -1,4 +1,5 @@
-// Pairs of bfloat16 in a register, as matrix instructions take them: the first element in the low half.
+// Pairs of bfloat16 in a register, as matrix instructions take them: the first element in the low
+// half.
 #pragma once
 #include <cuda_bf16.h>
 

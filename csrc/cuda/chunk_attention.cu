@@ -1,10 +1,12 @@
-// Attention of chunks of lines over their paged past. A block takes one KV head and a tile of consecutive lines, whose query heads of that
-// KV head are its rows, and walks the past of their row of the table in tiles of keys that arrive while the last one is worked on. A long
-// past is cut into parts, one for each block of a cluster, unless the line's chunk has tiles enough.
+// Attention of chunks of tokens over their paged context. A block takes one KV head and a tile of
+// consecutive tokens, whose query heads of that KV head are its rows, and walks the context of
+// their row of the table in tiles of keys that arrive while the last one is worked on. A long past
+// is cut into parts, one for each block of a cluster, unless the token's chunk has tiles enough.
 //
-// Segments only say where tiles start, and how many lines a chunk has. Which lines share a pass over the past is read from decode_meta, so
-// that every line is computed as its own row and length say, whatever the segments hold; lines of many rows in one tile are right too, a
-// pass for each row.
+// Segments only say where tiles start, and how many tokens a chunk has. Which tokens share a pass
+// over the context is read from decode_meta, so that every token is computed as its own row and
+// length say, whatever the segments hold; tokens of many rows in one tile are right too, a pass for
+// each row.
 #include "cuda/chunk_attention.h"
 
 #include <algorithm>
@@ -20,38 +22,43 @@ namespace {
 // What a launch has besides the op's own parameters.
 struct ChunkGrid {
   int tiles, cluster;  // cluster: blocks of one
-  int whole_lines;     // of a chunk whose pasts stay whole, at least
+  int whole_tokens;    // of a chunk whose contexts stay whole, at least
 };
 
-// A segment's first line and how many it has, in the step, as one number: the later segment is the larger one, and of two that start at the
-// same line the longer, so that a bucket's unused segments count for nothing.
+// A segment's first token and how many it has, in the step, as one number: the later segment is the
+// larger one, and of two that start at the same token the longer, so that a bucket's unused
+// segments count for nothing.
 struct Chunk {
   long long number;
 
-  __device__ Chunk(int first, int lines) : number(static_cast<long long>(first) << 32 | lines) {}
+  __device__ Chunk(int first, int tokens) : number(static_cast<long long>(first) << 32 | tokens) {}
   __device__ explicit Chunk(long long number) : number(number) {}
   __device__ int first() const { return static_cast<int>(number >> 32); }
-  __device__ int lines() const { return static_cast<int>(number); }
+  __device__ int tokens() const { return static_cast<int>(number); }
 };
 
-// Segment number `index` of a step of `lines` lines; after the last one, what starts where the step ends.
-__device__ Chunk load_chunk(const PagedAttentionParams& p, int64_t index, int lines) {
-  if (index >= p.num_segments) return Chunk(lines, 0);
+// Segment number `index` of a step of `tokens` tokens; after the last one, what starts where the
+// step ends.
+__device__ Chunk load_chunk(const PagedAttentionParams& p, int64_t index, int tokens) {
+  if (index >= p.num_segments) return Chunk(tokens, 0);
   const Segment segment = load_segment(p.segments, index);
-  const int first = min(max(segment.first_line, 0), lines);
-  return Chunk(first, min(max(segment.num_lines, 0), lines - first));
+  const int first = min(max(segment.first_token, 0), tokens);
+  return Chunk(first, min(max(segment.num_tokens, 0), tokens - first));
 }
 
-// Fills task.first_line and task.lines: tile number `wanted` of the step. Tiles of at most `tile_lines` lines start at line 0, and anew at
-// each segment's first line; a segment that starts before an earlier one starts none. Lines that no segment has go with the one before
-// them. A tile whose pasts stay whole is one without lines to a kernel that cuts them, and the other way round. One warp calls it, 32
-// segments at a time.
-__device__ void find_tile(const PagedAttentionParams& p, const ChunkGrid& grid, int wanted, int tile_lines, bool cuts, ChunkTask& task) {
-  const int lane = threadIdx.x % kWarpSize, lines = static_cast<int>(p.lines);
+// Fills task.first_token and task.tokens: tile number `wanted` of the step. Tiles of at most
+// `tile_tokens` tokens start at token 0, and anew at each segment's first token; a segment that
+// starts before an earlier one starts none. Tokens that no segment has go with the one before them.
+// A tile whose contexts stay whole is one without tokens to a kernel that cuts them, and the other
+// way round. One warp calls it, 32 segments at a time.
+__device__ void find_tile(const PagedAttentionParams& p, const ChunkGrid& grid, int wanted,
+                          int tile_tokens, bool cuts, ChunkTask& task) {
+  const int lane = threadIdx.x % kWarpSize, tokens = static_cast<int>(p.tokens);
   Chunk last(0, 0);
   int tiles = 0;
-  for (int64_t base = 0; base <= p.num_segments; base += kWarpSize) {  // the lines before segment i, and those from the last one on
-    Chunk next = load_chunk(p, base + lane, lines);
+  for (int64_t base = 0; base <= p.num_segments;
+       base += kWarpSize) {  // the tokens before segment i, and those from the last one on
+    Chunk next = load_chunk(p, base + lane, tokens);
     next.number = max(next.number, last.number);
 #pragma unroll
     for (int offset = 1; offset < kWarpSize; offset *= 2) {
@@ -60,7 +67,8 @@ __device__ void find_tile(const PagedAttentionParams& p, const ChunkGrid& grid, 
     }
     Chunk chunk(__shfl_up_sync(kFullWarp, next.number, 1));
     if (lane == 0) chunk = last;
-    const int begin = chunk.first(), end = next.first(), own = (end - begin + tile_lines - 1) / tile_lines;
+    const int begin = chunk.first(), end = next.first(),
+              own = (end - begin + tile_tokens - 1) / tile_tokens;
     int upto = own;
 #pragma unroll
     for (int offset = 1; offset < kWarpSize; offset *= 2) {
@@ -69,8 +77,10 @@ __device__ void find_tile(const PagedAttentionParams& p, const ChunkGrid& grid, 
     }
     upto += tiles;
     if (wanted < upto && wanted >= upto - own) {
-      task.first_line = begin + (wanted - upto + own) * tile_lines;
-      task.lines = (chunk.lines() < grid.whole_lines) == cuts ? min(tile_lines, end - task.first_line) : 0;
+      task.first_token = begin + (wanted - upto + own) * tile_tokens;
+      task.tokens = (chunk.tokens() < grid.whole_tokens) == cuts
+                        ? min(tile_tokens, end - task.first_token)
+                        : 0;
     }
     last.number = __shfl_sync(kFullWarp, next.number, kWarpSize - 1);
     tiles = __shfl_sync(kFullWarp, upto, kWarpSize - 1);
@@ -78,42 +88,46 @@ __device__ void find_tile(const PagedAttentionParams& p, const ChunkGrid& grid, 
   }
 }
 
-// Clusters go through the tiles from the last line to the first: the longest pasts start first, and the last ones to end are short.
+// Clusters go through the tiles from the last token to the first: the longest contexts start first,
+// and the last ones to end are short.
 template <typename Plan>
 __device__ void find_task(const PagedAttentionParams& p, const ChunkGrid& grid, ChunkTask& task) {
   const int kv_heads = static_cast<int>(p.kv_heads), group = static_cast<int>(p.q_heads) / kv_heads;
-  const int block = static_cast<int>(blockIdx.x), team = block / grid.cluster;
-  if (threadIdx.x == 0) task = {0, 0, team % kv_heads, group, block % grid.cluster, grid.cluster};
+  const int block = static_cast<int>(blockIdx.x), split_group = block / grid.cluster;
+  if (threadIdx.x == 0)
+    task = {0, 0, split_group % kv_heads, group, block % grid.cluster, grid.cluster};
   __syncwarp();
-  find_tile(p, grid, grid.tiles - 1 - team / kv_heads, Plan::kRows / group, Plan::kCuts, task);
+  find_tile(p, grid, grid.tiles - 1 - split_group / kv_heads, Plan::kRows / group, Plan::kCuts,
+            task);
 }
 
 template <typename Plan>
-__device__ void load_lines(const PagedAttentionParams& p, ChunkShared<Plan>& shared) {
-  for (int i = threadIdx.x; i < shared.task.lines; i += Plan::kThreads) {
-    const Line line = load_line(p.decode_meta, shared.task.first_line + i);
-    const int32_t length = past_length(p.cache, line);
-    shared.rows[i] = length > 0 ? line.row : -1;
+__device__ void load_tokens(const PagedAttentionParams& p, ChunkShared<Plan>& shared) {
+  for (int i = threadIdx.x; i < shared.task.tokens; i += Plan::kThreads) {
+    const Token token = load_token(p.decode_meta, shared.task.first_token + i);
+    const int32_t length = kv_len(p.cache, token);
+    shared.rows[i] = length > 0 ? token.row : -1;
     shared.lengths[i] = length;
   }
 }
 
 __device__ int32_t warp_min(int32_t v) {
 #pragma unroll
-  for (int offset = kWarpSize / 2; offset > 0; offset /= 2) v = min(v, __shfl_xor_sync(kFullWarp, v, offset));
+  for (int offset = kWarpSize / 2; offset > 0; offset /= 2)
+    v = min(v, __shfl_xor_sync(kFullWarp, v, offset));
   return v;
 }
 
 __device__ int32_t warp_max(int32_t v) { return -warp_min(-v); }
 
-// The run that begins at line `first` of the tile, for every lane of the warp that calls it.
+// The run that begins at token `first` of the tile, for every lane of the warp that calls it.
 template <typename Plan>
 __device__ Run find_run(const ChunkShared<Plan>& shared, int first) {
   const int32_t row = shared.rows[first];
   const ChunkTask task = shared.task;
-  int32_t end = task.lines, least = INT_MAX, most = 0;
+  int32_t end = task.tokens, least = INT_MAX, most = 0;
   Span part = {INT_MAX, 0};
-  for (int i = first + threadIdx.x % kWarpSize; i < task.lines; i += kWarpSize) {
+  for (int i = first + threadIdx.x % kWarpSize; i < task.tokens; i += kWarpSize) {
     if (shared.rows[i] != row) end = min(end, i);
   }
   end = warp_min(end);
@@ -126,10 +140,17 @@ __device__ Run find_run(const ChunkShared<Plan>& shared, int first) {
     part = {min(part.first, own.first), max(part.end, own.end)};
   }
   most = warp_max(most);
-  return {first, end, row, warp_min(least), most, shared.parts(most), {warp_min(part.first), warp_max(part.end)}};
+  return {first,
+          end,
+          row,
+          warp_min(least),
+          most,
+          shared.parts(most),
+          {warp_min(part.first), warp_max(part.end)}};
 }
 
-// Makes shared.run the one that begins at line `first`, and forgets what was noted for the last one. All threads must call it.
+// Makes shared.run the one that begins at token `first`, and forgets what was noted for the last
+// one. All threads must call it.
 template <typename Plan>
 __device__ void start_run(ChunkShared<Plan>& shared, int first) {
   __syncthreads();  // the last run is done with
@@ -141,7 +162,8 @@ __device__ void start_run(ChunkShared<Plan>& shared, int first) {
   __syncthreads();
 }
 
-// The positions that all of the run's rows of this warp have in their parts, and where the last of these ends; 0: the warp has no row.
+// The positions that all of the run's rows of this warp have in their parts, and where the last of
+// these ends; 0: the warp has no row.
 struct WarpParts {
   Span all;
   int32_t end;
@@ -150,16 +172,18 @@ struct WarpParts {
 // Writes the warp's part of shared.own_parts.
 template <typename Plan>
 __device__ WarpParts find_parts(ChunkShared<Plan>& shared) {
-  const int row = threadIdx.x / kWarpSize * Plan::kWarpRows + threadIdx.x % kWarpSize % Plan::kWarpRows;
-  const int line = row / shared.task.group;
-  const bool is_in_run = shared.run.has(line);
-  const Span part = is_in_run ? shared.part(shared.lengths[line]) : Span{0, 0};
+  const int row =
+      threadIdx.x / kWarpSize * Plan::kWarpRows + threadIdx.x % kWarpSize % Plan::kWarpRows;
+  const int token = row / shared.task.group;
+  const bool is_in_run = shared.run.has(token);
+  const Span part = is_in_run ? shared.part(shared.lengths[token]) : Span{0, 0};
   if (threadIdx.x % kWarpSize < Plan::kWarpRows) shared.own_parts[row] = part;
   __syncwarp();
   return {{warp_max(part.first), warp_min(is_in_run ? part.end : INT_MAX)}, warp_max(part.end)};
 }
 
-// Sums of rows that attend to a value that hide_values hid become NaN. All tiles of the part have been there for all.
+// Sums of rows that attend to a value that hide_values hid become NaN. All tiles of the part have
+// been there for all.
 template <typename Plan>
 __device__ void spoil_sums(const ChunkShared<Plan>& shared, RowSoftmax<Plan>& state) {
   const int pair = threadIdx.x % 4 * 2;
@@ -179,7 +203,8 @@ __device__ void spoil_sums(const ChunkShared<Plan>& shared, RowSoftmax<Plan>& st
 
 // Walks the block's part of the run's past. All threads must call it.
 template <typename Plan>
-__device__ void scan_run(const PagedAttentionParams& p, ChunkShared<Plan>& shared, RowSoftmax<Plan>& state) {
+__device__ void scan_run(const PagedAttentionParams& p, ChunkShared<Plan>& shared,
+                         RowSoftmax<Plan>& state) {
   const float scale = p.scale * kLog2E;  // of exp2
   const int32_t begin = Plan::kCuts ? shared.run.part.first : 0;
   KvPlace place = look_up<Plan>(p.cache, shared.run, begin);
@@ -188,13 +213,15 @@ __device__ void scan_run(const PagedAttentionParams& p, ChunkShared<Plan>& share
   commit_copies();
   place = look_up<Plan>(p.cache, shared.run, begin + kTileKeys);
   const WarpParts own = find_parts(shared);
-  for (int32_t first = begin, stage = 0; first < shared.run.part.end; first += kTileKeys, stage ^= 1) {
+  for (int32_t first = begin, stage = 0; first < shared.run.part.end;
+       first += kTileKeys, stage ^= 1) {
     const int32_t end = first + kTileKeys;
     wait_copies<0>();
     if (end > shared.run.least) hide_values<Plan>(shared.values(stage), first, shared.poisoned);
     __syncthreads();  // the tile is there for all, and nobody reads the other stage any more
     if (end < shared.run.part.end) {
-      copy_keys<Plan>(p.cache, shared.task.kv_head, place, shared.keys(stage ^ 1), shared.values(stage ^ 1));
+      copy_keys<Plan>(p.cache, shared.task.kv_head, place, shared.keys(stage ^ 1),
+                      shared.values(stage ^ 1));
       commit_copies();
       place = look_up<Plan>(p.cache, shared.run, end + kTileKeys);
     }
@@ -202,7 +229,8 @@ __device__ void scan_run(const PagedAttentionParams& p, ChunkShared<Plan>& share
     Scores<Plan> scores;
     Weights<Plan> weights;
     multiply_keys<Plan>(scores, shared.q, shared.keys(stage));
-    if ((Plan::kCuts && first < own.all.first) || end > own.all.end) hide_scores<Plan>(scores, shared.own_parts, first);
+    if ((Plan::kCuts && first < own.all.first) || end > own.all.end)
+      hide_scores<Plan>(scores, shared.own_parts, first);
     weigh_scores<Plan>(weights, scores, state, scale);
     multiply_values<Plan>(state, weights, shared.values(stage));
   }
@@ -223,9 +251,12 @@ __device__ void finish_rows(ChunkShared<Plan>& shared, const RowSoftmax<Plan>& s
       const int row = lane_row<Plan>(f) + half * 8;
       if (shared.own_parts[row].is_empty()) continue;
 #pragma unroll
-      for (int n = 0; n < Plan::kColumns; ++n) {  // + 0: a zero has one sign, whatever tiles it went through
-        const float left = fmaf(state.sum[f][n][2 * half], inverse, 0.0f), right = fmaf(state.sum[f][n][2 * half + 1], inverse, 0.0f);
-        *reinterpret_cast<uint32_t*>(shared.q + Plan::place(row, n) + pair) = pack_bf16(left, right);
+      for (int n = 0; n < Plan::kColumns;
+           ++n) {  // + 0: a zero has one sign, whatever tiles it went through
+        const float left = fmaf(state.sum[f][n][2 * half], inverse, 0.0f),
+                    right = fmaf(state.sum[f][n][2 * half + 1], inverse, 0.0f);
+        *reinterpret_cast<uint32_t*>(shared.q + Plan::place(row, n) + pair) =
+            pack_bf16(left, right);
       }
     }
   }
@@ -235,25 +266,31 @@ __device__ void finish_rows(ChunkShared<Plan>& shared, const RowSoftmax<Plan>& s
 // Writes the warp's rows of the run, or zeros if the run is dead.
 template <typename Plan>
 __device__ void store_rows(const PagedAttentionParams& p, const ChunkShared<Plan>& shared) {
-  const int lane = threadIdx.x % kWarpSize, first_row = threadIdx.x / kWarpSize * Plan::kWarpRows, vector = lane % Plan::kVectors;
+  const int lane = threadIdx.x % kWarpSize, first_row = threadIdx.x / kWarpSize * Plan::kWarpRows,
+            vector = lane % Plan::kVectors;
   const ChunkTask task = shared.task;
   const Run run = shared.run;
   if (lane >= Plan::kStepRows * Plan::kVectors) return;
-  for (int row = first_row + lane / Plan::kVectors; row < first_row + Plan::kWarpRows; row += Plan::kStepRows) {
+  for (int row = first_row + lane / Plan::kVectors; row < first_row + Plan::kWarpRows;
+       row += Plan::kStepRows) {
     if (!run.has(row / task.group)) continue;
-    Bf16* out = static_cast<Bf16*>(p.out) + task.offset(row, p.out_line_stride, p.out_head_stride) + vector * kVector;
-    *reinterpret_cast<uint4*>(out) = run.most > 0 ? *reinterpret_cast<const uint4*>(shared.q + Plan::place(row, vector)) : uint4{};
+    Bf16* out = static_cast<Bf16*>(p.out) + task.offset(row, p.out_stride, p.out_head_stride) +
+                vector * kVector;
+    *reinterpret_cast<uint4*>(out) =
+        run.most > 0 ? *reinterpret_cast<const uint4*>(shared.q + Plan::place(row, vector))
+                     : uint4{};
   }
 }
 
 template <typename Plan>
-__global__ void __launch_bounds__(Plan::kThreads, 1) chunk_attention_kernel(const PagedAttentionParams p, const ChunkGrid grid) {
+__global__ void __launch_bounds__(Plan::kThreads, 1)
+    chunk_attention_kernel(const PagedAttentionParams p, const ChunkGrid grid) {
   auto& shared = *reinterpret_cast<ChunkShared<Plan>*>(dynamic_shared());
   if (threadIdx.x < kWarpSize) find_task<Plan>(p, grid, shared.task);
   __syncthreads();
-  if (shared.task.lines == 0) return;
-  load_lines(p, shared);
-  for (int first = 0; first < shared.task.lines; first = shared.run.end) {
+  if (shared.task.tokens == 0) return;
+  load_tokens(p, shared);
+  for (int first = 0; first < shared.task.tokens; first = shared.run.end) {
     start_run(shared, first);
     RowSoftmax<Plan> state;
     state.clear();
@@ -269,51 +306,60 @@ __global__ void __launch_bounds__(Plan::kThreads, 1) chunk_attention_kernel(cons
 
 template <typename Plan>
 bool has_room() {
-  return sizeof(ChunkShared<Plan>) <= static_cast<size_t>(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
+  return sizeof(ChunkShared<Plan>) <=
+         static_cast<size_t>(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
 }
 
-// Tiles that a step may have at most: one more for each segment, because lines of two segments share none.
+// Tiles that a step may have at most: one more for each segment, because tokens of two segments
+// share none.
 template <typename Plan>
 int64_t count_tiles(const PagedAttentionParams& p) {
-  return ceil_div(p.lines, Plan::kRows / (p.q_heads / p.kv_heads)) + p.num_segments;
+  return ceil_div(p.tokens, Plan::kRows / (p.q_heads / p.kv_heads)) + p.num_segments;
 }
 
-// Lines of a chunk whose pasts stay whole, at least.
-int64_t whole_lines(const PagedAttentionParams& p) { return ceil_div(int64_t{kWholeRows} * multiprocessors(), p.q_heads); }
+// Tokens of a chunk whose contexts stay whole, at least.
+int64_t whole_tokens(const PagedAttentionParams& p) {
+  return ceil_div(int64_t{kWholeRows} * sms(), p.q_heads);
+}
 
-// A block for each part that a past may have in these tables: their lengths are known on the device alone, and so are segments, but one
-// segment has all lines of the step.
+// A block for each part that a context may have in these tables: their lengths are known on the
+// device alone, and so are segments, but one segment has all tokens of the step.
 int cluster_blocks(const PagedAttentionParams& p) {
-  const bool is_whole = p.num_segments == 1 && p.lines >= whole_lines(p);
-  return fast_kernels_run() && !is_whole ? parts_of(row_capacity(p.cache)) : 1;
+  const bool is_whole = p.num_segments == 1 && p.tokens >= whole_tokens(p);
+  return hopper_runs() && !is_whole ? parts_of(row_capacity(p.cache)) : 1;
 }
 
 template <typename Plan>
 int launch_kernel(const PagedAttentionParams& p, const ChunkGrid& grid, void* stream) {
   const int64_t blocks = grid.tiles * p.kv_heads * grid.cluster;
-  const LaunchShape shape{blocks, Plan::kThreads, sizeof(ChunkShared<Plan>), static_cast<unsigned>(grid.cluster)};
+  const LaunchShape shape{blocks, Plan::kThreads, sizeof(ChunkShared<Plan>),
+                          static_cast<unsigned>(grid.cluster)};
   return launch(chunk_attention_kernel<Plan>, shape, stream, p, grid);
 }
 
-// Whole and cut pasts are the work of two kernels: the blocks of a cluster that have no part of a past would take the places of those that
-// have one.
+// Whole and cut contexts are the work of two kernels: the blocks of a cluster that have no part of
+// a context would take the places of those that have one.
 template <typename Plan>
 int launch_plan(const PagedAttentionParams& p, void* stream) {
-  const int64_t tiles = count_tiles<Plan>(p), whole = whole_lines(p);
+  const int64_t tiles = count_tiles<Plan>(p), whole = whole_tokens(p);
   if (tiles > INT_MAX) return cudaErrorInvalidConfiguration;
   const int cluster = cluster_blocks(p), count = static_cast<int>(tiles);
   if (cluster == 1) return launch_kernel<typename Plan::Whole>(p, {count, 1, 0}, stream);
-  if (p.lines >= whole) {
-    if (const int error = launch_kernel<typename Plan::Whole>(p, {count, 1, static_cast<int>(whole)}, stream)) return error;
+  if (p.tokens >= whole) {
+    if (const int error =
+            launch_kernel<typename Plan::Whole>(p, {count, 1, static_cast<int>(whole)}, stream))
+      return error;
   }
-  return launch_kernel<Plan>(p, {count, cluster, static_cast<int>(std::min<int64_t>(whole, INT_MAX))}, stream);
+  return launch_kernel<Plan>(
+      p, {count, cluster, static_cast<int>(std::min<int64_t>(whole, INT_MAX))}, stream);
 }
 
-// Large tiles read keys and values less often; small ones keep all multiprocessors busy where the step has few lines. No bit differs.
+// Large tiles read keys and values less often; small ones keep all SMs busy where the step has few
+// tokens. No bit differs.
 template <typename Large, typename Small>
 int launch_chunks(const PagedAttentionParams& p, void* stream) {
-  const int64_t large_blocks = ceil_div(p.lines * p.q_heads, Large::kRows) * cluster_blocks(p);
-  if (has_room<Large>() && large_blocks >= multiprocessors()) return launch_plan<Large>(p, stream);
+  const int64_t large_blocks = ceil_div(p.tokens * p.q_heads, Large::kRows) * cluster_blocks(p);
+  if (has_room<Large>() && large_blocks >= sms()) return launch_plan<Large>(p, stream);
   return launch_plan<Small>(p, stream);
 }
 
@@ -338,11 +384,17 @@ Result with_plans(int64_t head_dim, Result otherwise, const Body& body) {
 
 bool chunk_attention_fits(const PagedAttentionParams& p) {
   const KvCache& c = p.cache;
-  const bool aligned = is_vector_aligned(p.out) && is_vector_aligned(p.q) && is_vector_aligned(c.k) && is_vector_aligned(c.v) &&
-                       are_whole_vectors(p.dtype, p.q_line_stride, p.q_head_stride, p.out_line_stride, p.out_head_stride, c.k_page_stride,
-                                         c.k_token_stride, c.k_head_stride, c.v_page_stride, c.v_token_stride, c.v_head_stride);
-  const bool is_small = p.lines <= INT_MAX / 2 && c.pages_per_row * c.page_size <= INT_MAX / 2;  // positions and lines are counted by int
-  if (p.dtype != DType::kBF16 || !aligned || !is_small || !(p.scale > 0.0f) || c.num_pages == 0) return false;
+  const bool aligned =
+      is_vector_aligned(p.out) && is_vector_aligned(p.q) && is_vector_aligned(c.k) &&
+      is_vector_aligned(c.v) &&
+      are_whole_vectors(p.dtype, p.q_stride, p.q_head_stride, p.out_stride, p.out_head_stride,
+                        c.k_page_stride, c.k_token_stride, c.k_head_stride, c.v_page_stride,
+                        c.v_token_stride, c.v_head_stride);
+  const bool is_small =
+      p.tokens <= INT_MAX / 2 &&
+      c.pages_per_row * c.page_size <= INT_MAX / 2;  // positions and tokens are counted by int
+  if (p.dtype != DType::kBF16 || !aligned || !is_small || !(p.scale > 0.0f) || c.num_pages == 0)
+    return false;
   if (device_attribute(cudaDevAttrComputeCapabilityMajor) < 8) return false;
   return with_plans(p.head_dim, false, [&](auto, auto small) {
     using Small = typename decltype(small)::type;
@@ -351,10 +403,12 @@ bool chunk_attention_fits(const PagedAttentionParams& p) {
 }
 
 int chunk_attention(const PagedAttentionParams& p, void* stream) {
-  if (p.lines == 0 || p.q_heads == 0) return 0;
-  return with_plans(p.head_dim, static_cast<int>(cudaErrorInvalidValue), [&](auto large, auto small) {
-    return launch_chunks<typename decltype(large)::type, typename decltype(small)::type>(p, stream);
-  });
+  if (p.tokens == 0 || p.q_heads == 0) return 0;
+  return with_plans(
+      p.head_dim, static_cast<int>(cudaErrorInvalidValue), [&](auto large, auto small) {
+        return launch_chunks<typename decltype(large)::type, typename decltype(small)::type>(
+            p, stream);
+      });
 }
 
 }  // namespace photon::cuda

@@ -1,5 +1,5 @@
-// How queries, keys and values come into the shared memory of a block of chunk_attention. A warp copies rows of a tile by kStepRows at a
-// time, a vector a lane.
+// How queries, keys and values come into the shared memory of a block of chunk_attention. A warp
+// copies rows of a tile by kStepRows at a time, a vector a lane.
 #pragma once
 #include "cuda/chunk_tile.cuh"
 
@@ -15,12 +15,13 @@ __device__ void copy_queries(const PagedAttentionParams& p, ChunkShared<Plan>& s
   for (int i = lane / Plan::kVectors; i < Plan::kWarpRows; i += Plan::kStepRows) {
     const int row = first_row + i, vector = lane % Plan::kVectors;
     if (!run.has(row / task.group)) continue;
-    const int64_t from = task.offset(row, p.q_line_stride, p.q_head_stride) + vector * kVector;
+    const int64_t from = task.offset(row, p.q_stride, p.q_head_stride) + vector * kVector;
     async_copy16(shared.q + Plan::place(row, vector), static_cast<const Bf16*>(p.q) + from, true);
   }
 }
 
-// The place that this lane looks up for its warp's part of the tile of keys that starts at `position`.
+// The place that this lane looks up for its warp's part of the tile of keys that starts at
+// `position`.
 template <typename Plan>
 __device__ KvPlace look_up(const KvCache& cache, const Run& run, int32_t position) {
   const int lane = threadIdx.x % kWarpSize;
@@ -29,28 +30,36 @@ __device__ KvPlace look_up(const KvCache& cache, const Run& run, int32_t positio
   return find_place(cache, run.row, position);
 }
 
-// Starts the warp's part of the copies of a tile of keys and values, from the places its lanes looked up; zeros where there is none.
+// Starts the warp's part of the copies of a tile of keys and values, from the places its lanes
+// looked up; zeros where there is none.
 template <typename Plan>
-__device__ void copy_keys(const KvCache& cache, int kv_head, const KvPlace& place, Bf16* k, Bf16* v) {
+__device__ void copy_keys(const KvCache& cache, int kv_head, const KvPlace& place, Bf16* k,
+                          Bf16* v) {
   const int lane = threadIdx.x % kWarpSize, first_key = threadIdx.x / kWarpSize * Plan::kWarpKeys;
   const long long own_k = place.page < 0 ? -1 : place.k_offset(cache, kv_head);
   const long long own_v = place.page < 0 ? -1 : place.v_offset(cache, kv_head);
 #pragma unroll
   for (int i = 0; i < Plan::kWarpKeys; i += Plan::kStepRows) {
-    const int key = i + lane / Plan::kVectors, vector = lane % Plan::kVectors, to = Plan::place(first_key + key, vector);
-    const long long from_k = __shfl_sync(kFullWarp, own_k, key), from_v = __shfl_sync(kFullWarp, own_v, key);
+    const int key = i + lane / Plan::kVectors, vector = lane % Plan::kVectors,
+              to = Plan::place(first_key + key, vector);
+    const long long from_k = __shfl_sync(kFullWarp, own_k, key),
+                    from_v = __shfl_sync(kFullWarp, own_v, key);
     const bool valid = from_k >= 0;
     if (lane >= Plan::kStepRows * Plan::kVectors) continue;
-    async_copy16(k + to, static_cast<const Bf16*>(cache.k) + (valid ? from_k + vector * kVector : 0), valid);
-    async_copy16(v + to, static_cast<const Bf16*>(cache.v) + (valid ? from_v + vector * kVector : 0), valid);
+    async_copy16(
+        k + to, static_cast<const Bf16*>(cache.k) + (valid ? from_k + vector * kVector : 0), valid);
+    async_copy16(
+        v + to, static_cast<const Bf16*>(cache.v) + (valid ? from_v + vector * kVector : 0), valid);
   }
 }
 
-// Zero times a value that is not finite would be NaN, in rows that do not attend to it: such values become zeros, and are noted for the
-// rows that do. Each thread looks at what it copied itself, so that no barrier is needed between.
+// Zero times a value that is not finite would be NaN, in rows that do not attend to it: such values
+// become zeros, and are noted for the rows that do. Each thread looks at what it copied itself, so
+// that no barrier is needed between.
 template <typename Plan>
 __device__ void hide_values(Bf16* v, int32_t first_position, int32_t* poisoned) {
-  const int lane = threadIdx.x % kWarpSize, first_key = threadIdx.x / kWarpSize * Plan::kWarpKeys, vector = lane % Plan::kVectors;
+  const int lane = threadIdx.x % kWarpSize, first_key = threadIdx.x / kWarpSize * Plan::kWarpKeys,
+            vector = lane % Plan::kVectors;
   if (lane >= Plan::kStepRows * Plan::kVectors) return;
   for (int i = lane / Plan::kVectors; i < Plan::kWarpKeys; i += Plan::kStepRows) {
     uint4* own = reinterpret_cast<uint4*>(v + Plan::place(first_key + i, vector));

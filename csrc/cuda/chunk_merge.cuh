@@ -1,5 +1,6 @@
-// Where the parts of a past meet: each block of the cluster leaves what it has summed in its own shared memory, and then every block takes
-// some of the rows and reads their parts out of all blocks, in order.
+// Where the parts of a context meet: each block of the cluster leaves what it has summed in its own
+// shared memory, and then every block takes some of the rows and reads their parts out of all
+// blocks, in order.
 #pragma once
 #include "cuda/chunk_tile.cuh"
 
@@ -13,7 +14,8 @@ __device__ float total_of(const RowSoftmax<Plan>& state, int fragment, int half)
   return total + __shfl_xor_sync(kFullWarp, total, 2);
 }
 
-// Leaves the block's part of the run where the tiles of keys and values were. All threads must call it.
+// Leaves the block's part of the run where the tiles of keys and values were. All threads must call
+// it.
 template <typename Plan>
 __device__ void leave_part(ChunkShared<Plan>& shared, const RowSoftmax<Plan>& state) {
   const int pair = threadIdx.x % 4 * 2;
@@ -34,11 +36,13 @@ __device__ void leave_part(ChunkShared<Plan>& shared, const RowSoftmax<Plan>& st
   }
 }
 
-// Where a warp's lanes stand when parts meet: kPartLanes lanes have the parts of one of the warp's kMergeRows rows.
+// Where a warp's lanes stand when parts meet: kPartLanes lanes have the parts of one of the warp's
+// kMergeRows rows.
 constexpr int kPartLanes = 8, kMergeRows = kWarpSize / kPartLanes;
 static_assert(kMostParts <= kPartLanes);
 
-// What a lane's part of its row counts for, and the inverse of what all parts of the row weigh together.
+// What a lane's part of its row counts for, and the inverse of what all parts of the row weigh
+// together.
 struct PartWeight {
   float keep, inverse;
 };
@@ -48,16 +52,19 @@ __device__ inline PartWeight weigh_part(float2 part, float scale) {
   const float high = part.x;
   float top = high;
 #pragma unroll
-  for (int offset = 1; offset < kPartLanes; offset *= 2) top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, offset));
+  for (int offset = 1; offset < kPartLanes; offset *= 2)
+    top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, offset));
   const float base = top == -INFINITY ? 0.0f : top * scale;
   const float keep = high == top ? 1.0f : exp2f(fmaf(high, scale, -base));
   float total = fmaf(part.y, keep, 0.0f);
 #pragma unroll
-  for (int offset = 1; offset < kPartLanes; offset *= 2) total += __shfl_xor_sync(kFullWarp, total, offset);
+  for (int offset = 1; offset < kPartLanes; offset *= 2)
+    total += __shfl_xor_sync(kFullWarp, total, offset);
   return {keep, total == 0.0f ? 0.0f : 1.0f / total};
 }
 
-// Writes this warp's share of the run's rows. All blocks must have left their parts, and stay until their neighbours have read them.
+// Writes this warp's share of the run's rows. All blocks must have left their parts, and stay until
+// their neighbours have read them.
 template <typename Plan>
 __device__ void merge_rows(const PagedAttentionParams& p, const ChunkShared<Plan>& shared) {
   constexpr int kQuads = Plan::kHeadDim / 4;
@@ -65,19 +72,24 @@ __device__ void merge_rows(const PagedAttentionParams& p, const ChunkShared<Plan
   const ChunkTask task = shared.task;
   const Run run = shared.run;
   const float scale = p.scale * kLog2E;
-  const int lane = threadIdx.x % kWarpSize, warp = task.rank * Plan::kWarps + threadIdx.x / kWarpSize;
-  for (int first = warp * kMergeRows; first < Plan::kRows; first += task.blocks * Plan::kWarps * kMergeRows) {
+  const int lane = threadIdx.x % kWarpSize,
+            warp = task.rank * Plan::kWarps + threadIdx.x / kWarpSize;
+  for (int first = warp * kMergeRows; first < Plan::kRows;
+       first += task.blocks * Plan::kWarps * kMergeRows) {
     const int own_row = first + lane / kPartLanes, part = lane % kPartLanes;
     const bool present = part < run.parts && run.has(own_row / task.group);
-    const PartWeight weight = weigh_part(present ? load_from_block(shared.weights + own_row, part) : float2{-INFINITY, 0.0f}, scale);
+    const PartWeight weight = weigh_part(
+        present ? load_from_block(shared.weights + own_row, part) : float2{-INFINITY, 0.0f}, scale);
 #pragma unroll
     for (int step = 0; step < kMergeRows * kQuads; step += kWarpSize) {
       const int slot = (step + lane) / kQuads, quad = (step + lane) % kQuads, row = first + slot;
       const bool valid = run.has(row / task.group);
-      const float4* at = reinterpret_cast<const float4*>(shared.sums() + Plan::sum_place(row, quad / 2) + quad % 2 * 4);
+      const float4* at = reinterpret_cast<const float4*>(
+          shared.sums() + Plan::sum_place(row, quad / 2) + quad % 2 * 4);
       float4 parts[kMostParts];
 #pragma unroll
-      for (int k = 0; k < kMostParts; ++k) parts[k] = valid && k < run.parts ? load_from_block(at, k) : float4{};
+      for (int k = 0; k < kMostParts; ++k)
+        parts[k] = valid && k < run.parts ? load_from_block(at, k) : float4{};
       float sum[4] = {};
 #pragma unroll
       for (int k = 0; k < kMostParts; ++k) {
@@ -90,15 +102,19 @@ __device__ void merge_rows(const PagedAttentionParams& p, const ChunkShared<Plan
       const float inverse = __shfl_sync(kFullWarp, weight.inverse, slot * kPartLanes);
 #pragma unroll
       for (int e = 0; e < 4; ++e) sum[e] = fmaf(sum[e], inverse, 0.0f);
-      Bf16* out = static_cast<Bf16*>(p.out) + task.offset(row, p.out_line_stride, p.out_head_stride) + quad * 4;
-      if (valid) *reinterpret_cast<uint2*>(out) = uint2{pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3])};
+      Bf16* out =
+          static_cast<Bf16*>(p.out) + task.offset(row, p.out_stride, p.out_head_stride) + quad * 4;
+      if (valid)
+        *reinterpret_cast<uint2*>(out) =
+            uint2{pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3])};
     }
   }
 }
 
 // Puts the parts of the run together. All threads of the cluster must call it.
 template <typename Plan>
-__device__ void meet(const PagedAttentionParams& p, ChunkShared<Plan>& shared, const RowSoftmax<Plan>& state) {
+__device__ void meet(const PagedAttentionParams& p, ChunkShared<Plan>& shared,
+                     const RowSoftmax<Plan>& state) {
   if constexpr (kHopperCode) {
     if (shared.task.rank < shared.run.parts) leave_part(shared, state);
     sync_cluster();

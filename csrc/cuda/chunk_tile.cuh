@@ -1,9 +1,12 @@
-// What one block of chunk_attention holds and computes: a tile of query rows, and tiles of kTileKeys keys and values in shared memory.
+// What one block of chunk_attention holds and computes: a tile of query rows, and tiles of
+// kTileKeys keys and values in shared memory.
 //
-// The rows go through matrix instructions 16 at a time, with an online softmax over the tiles of keys (Dao, "FlashAttention-2", 2023). A
-// row's arithmetic is its own: tiles of keys start at multiples of kTileKeys, those outside of its part leave it as it was bit for bit, and
-// no step of it depends on the place of the row in the tile or on the size of the tile. Products that are added are written as fmaf: what
-// the compiler contracts could otherwise differ from one instance of the kernel to the next.
+// The rows go through matrix instructions 16 at a time, with an online softmax over the tiles of
+// keys (Dao, "FlashAttention-2", 2023). A row's arithmetic is its own: tiles of keys start at
+// multiples of kTileKeys, those outside of its part leave it as it was bit for bit, and no step of
+// it depends on the place of the row in the tile or on the size of the tile. Products that are
+// added are written as fmaf: what the compiler contracts could otherwise differ from one instance
+// of the kernel to the next.
 #pragma once
 #include <climits>
 #include <cmath>
@@ -20,10 +23,10 @@
 namespace photon::cuda {
 
 constexpr int kVector = kVectorBytes / sizeof(Bf16);  // elements
-constexpr int kFragment = 16;                         // rows and depth of a matrix instruction; two of its widths
+constexpr int kFragment = 16;  // rows and depth of a matrix instruction; two of its widths
 
-// The sizes of one instance: each warp owns kFragments times 16 rows and all of head_dim. kCuts: it may cut pasts, for which it needs more
-// registers, and its blocks come in clusters.
+// The sizes of one instance: each warp owns kFragments times 16 rows and all of head_dim. kCuts: it
+// may cut contexts, for which it needs more registers, and its blocks come in clusters.
 template <int kHeadDim_, int kWarps_, int kFragments_, bool kCuts_ = true>
 struct ChunkPlan {
   using Whole = ChunkPlan<kHeadDim_, kWarps_, kFragments_, false>;
@@ -31,64 +34,84 @@ struct ChunkPlan {
   static constexpr int kHeadDim = kHeadDim_, kWarps = kWarps_, kFragments = kFragments_;
   static constexpr int kThreads = kWarps * kWarpSize;
   static constexpr int kWarpRows = kFragments * kFragment, kRows = kWarps * kWarpRows;
-  static constexpr int kTile = kTileKeys * kHeadDim;      // elements
-  static constexpr int kVectors = kHeadDim / kVector;     // of a row
-  static constexpr int kWarpKeys = kTileKeys / kWarps;    // keys of a tile that a warp copies
-  static constexpr int kScores = kTileKeys / 8;           // column blocks of the scores
-  static constexpr int kColumns = kHeadDim / 8;           // column blocks of the output
-  static constexpr int kStepRows = kWarpSize / kVectors;  // rows that a warp copies at once, a vector a lane; other lanes idle
-  static_assert(kHeadDim % 32 == 0 && kHeadDim <= 256 && kWarpKeys % kStepRows == 0 && kWarpRows % kStepRows == 0);
+  static constexpr int kTile = kTileKeys * kHeadDim;    // elements
+  static constexpr int kVectors = kHeadDim / kVector;   // of a row
+  static constexpr int kWarpKeys = kTileKeys / kWarps;  // keys of a tile that a warp copies
+  static constexpr int kScores = kTileKeys / 8;         // column blocks of the scores
+  static constexpr int kColumns = kHeadDim / 8;         // column blocks of the output
+  static constexpr int kStepRows =
+      kWarpSize / kVectors;  // rows that a warp copies at once, a vector a lane; other lanes idle
+  static_assert(kHeadDim % 32 == 0 && kHeadDim <= 256 && kWarpKeys % kStepRows == 0 &&
+                kWarpRows % kStepRows == 0);
 
-  // Where a vector of a row stands in a tile in shared memory: the same vector of eight consecutive rows lies in eight different banks.
+  // Where a vector of a row stands in a tile in shared memory: the same vector of eight consecutive
+  // rows lies in eight different banks.
   static constexpr int kTurns = kVectors % 8 == 0 ? 8 : 4;
   static __device__ int place(int row, int vector) {
     const int turn = kTurns == 8 ? row % 8 : row / 2 % 4;
     return (row * kVectors + (vector ^ turn)) * kVector;
   }
 
-  // Where eight columns of a row's sums stand: those of four consecutive rows lie in different banks.
-  static __device__ int sum_place(int row, int column_block) { return row * kHeadDim + (column_block ^ row % 4) * 8; }
+  // Where eight columns of a row's sums stand: those of four consecutive rows lie in different
+  // banks.
+  static __device__ int sum_place(int row, int column_block) {
+    return row * kHeadDim + (column_block ^ row % 4) * 8;
+  }
 
-  // From the place of vector 0 or 1 to that of vector `by` or `by` + 1 of the same row; `by` is even.
-  static __device__ int along(int place, int by) { return (place ^ by % kTurns * kVector) + by / kTurns * kTurns * kVector; }
-};
-
-// What a block works on: some consecutive lines and a KV head. Row i of its tile is line i / group, head i % group of the KV head's. The
-// blocks of a cluster have the same tile, and each has one part of every past.
-struct ChunkTask {
-  int first_line, lines;  // no lines: nothing to do
-  int kv_head, group;     // group: query heads of a KV head
-  int rank, blocks;       // of the cluster; at least as many blocks as any past has parts, or one: then no past is cut
-
-  // Where a row stands in a tensor of query heads with these strides.
-  __device__ int64_t offset(int row, int64_t line_stride, int64_t head_stride) const {
-    return (first_line + row / group) * line_stride + (kv_head * group + row % group) * head_stride;
+  // From the place of vector 0 or 1 to that of vector `by` or `by` + 1 of the same row; `by` is
+  // even.
+  static __device__ int along(int place, int by) {
+    return (place ^ by % kTurns * kVector) + by / kTurns * kTurns * kVector;
   }
 };
 
-// Lines [first, end) of a tile, all of one row of the table; least and most are their lengths.
+// What a block works on: some consecutive tokens and a KV head. Row i of its tile is token i /
+// group, head i % group of the KV head's. The blocks of a cluster have the same tile, and each has
+// one part of every past.
+struct ChunkTask {
+  int first_token, tokens;  // no tokens: nothing to do
+  int kv_head, group;       // group: query heads of a KV head
+  int rank, blocks;  // of the cluster; at least as many blocks as any past has parts, or one: then
+                     // no context is cut
+
+  // Where a row stands in a tensor of query heads with these strides.
+  __device__ int64_t offset(int row, int64_t token_stride, int64_t head_stride) const {
+    return (first_token + row / group) * token_stride +
+           (kv_head * group + row % group) * head_stride;
+  }
+};
+
+// Tokens [first, end) of a tile, all of one row of the table; least and most are their lengths.
 struct Run {
   int first, end;
   int32_t row, least, most;
   int parts;  // of the longest
   Span part;  // from the first position to the last that any of them has in the block's part
 
-  __device__ bool has(int line) const { return line >= first && line < end; }
+  __device__ bool has(int token) const { return token >= first && token < end; }
 };
 
 template <typename Plan>
 struct ChunkShared {
-  alignas(128) Bf16 q[Plan::kRows * Plan::kHeadDim];   // a warp reads and writes its own rows only; the output leaves through them
-  alignas(128) Bf16 keys_and_values[4 * Plan::kTile];  // two tiles of keys, two of values; at last the rows' sums, for the cluster
+  alignas(128) Bf16 q[Plan::kRows * Plan::kHeadDim];   // a warp reads and writes its own rows only;
+                                                       // the output leaves through them
+  alignas(128) Bf16 keys_and_values[4 * Plan::kTile];  // two tiles of keys, two of values; at last
+                                                       // the rows' sums, for the cluster
   ChunkTask task;
   Run run;                                          // the present one
-  int32_t rows[Plan::kRows], lengths[Plan::kRows];  // of the tile's lines; length 0: dead, row -1
-  Span own_parts[Plan::kRows];                      // of the rows' lines; none: not in this run. A warp's own, like q
-  float2 weights[Plan::kRows];                      // of the block's part of a row: the highest score, the sum of weights
-  int32_t poisoned[Plan::kHeadDim];                 // lowest position whose value was not finite there and was hidden, INT_MAX if none
+  int32_t rows[Plan::kRows], lengths[Plan::kRows];  // of the tile's tokens; length 0: dead, row -1
+  Span own_parts[Plan::kRows];  // of the rows' tokens; none: not in this run. A warp's own, like q
+  float2
+      weights[Plan::kRows];  // of the block's part of a row: the highest score, the sum of weights
+  int32_t poisoned[Plan::kHeadDim];  // lowest position whose value was not finite there and was
+                                     // hidden, INT_MAX if none
 
-  __device__ int parts(int32_t length) const { return Plan::kCuts ? min(parts_of(length), task.blocks) : 1; }
-  __device__ Span part(int32_t length) const { return Plan::kCuts ? part_of(length, task.rank, parts(length)) : Span{0, length}; }
+  __device__ int parts(int32_t length) const {
+    return Plan::kCuts ? min(parts_of(length), task.blocks) : 1;
+  }
+  __device__ Span part(int32_t length) const {
+    return Plan::kCuts ? part_of(length, task.rank, parts(length)) : Span{0, length};
+  }
 
   __device__ Bf16* keys(int stage) { return keys_and_values + stage * Plan::kTile; }
   __device__ Bf16* values(int stage) { return keys_and_values + (2 + stage) * Plan::kTile; }
@@ -100,7 +123,8 @@ struct ChunkShared {
 // The first row of a lane in its warp's fragment number `fragment`; the second is 8 further on.
 template <typename Plan>
 __device__ int lane_row(int fragment) {
-  return threadIdx.x / kWarpSize * Plan::kWarpRows + fragment * kFragment + threadIdx.x % kWarpSize / 4;
+  return threadIdx.x / kWarpSize * Plan::kWarpRows + fragment * kFragment +
+         threadIdx.x % kWarpSize / 4;
 }
 
 template <typename Plan>
@@ -115,7 +139,8 @@ struct RowSoftmax {
       high[f][0] = high[f][1] = -INFINITY;
       total[f][0] = total[f][1] = 0.0f;
 #pragma unroll
-      for (int n = 0; n < Plan::kColumns; ++n) sum[f][n][0] = sum[f][n][1] = sum[f][n][2] = sum[f][n][3] = 0.0f;
+      for (int n = 0; n < Plan::kColumns; ++n)
+        sum[f][n][0] = sum[f][n][1] = sum[f][n][2] = sum[f][n][3] = 0.0f;
     }
   }
 };
@@ -123,7 +148,8 @@ struct RowSoftmax {
 template <typename Plan>
 using Scores = float[Plan::kFragments][Plan::kScores][4];
 template <typename Plan>
-using Weights = uint32_t[Plan::kFragments][Plan::kScores][2];  // bf16 pairs: as scores, rows lane / 4 and lane / 4 + 8
+using Weights = uint32_t[Plan::kFragments][Plan::kScores]
+                        [2];  // bf16 pairs: as scores, rows lane / 4 and lane / 4 + 8
 
 // scores = q k^T.
 template <typename Plan>
@@ -134,7 +160,8 @@ __device__ void multiply_keys(Scores<Plan>& scores, const Bf16* q, const Bf16* k
 #pragma unroll
   for (int f = 0; f < Plan::kFragments; ++f) {
 #pragma unroll
-    for (int n = 0; n < Plan::kScores; ++n) scores[f][n][0] = scores[f][n][1] = scores[f][n][2] = scores[f][n][3] = 0.0f;
+    for (int n = 0; n < Plan::kScores; ++n)
+      scores[f][n][0] = scores[f][n][1] = scores[f][n][2] = scores[f][n][3] = 0.0f;
   }
 #pragma unroll
   for (int d = 0; d < Plan::kVectors; d += 2) {
@@ -157,7 +184,8 @@ __device__ void multiply_keys(Scores<Plan>& scores, const Bf16* q, const Bf16* k
   }
 }
 
-// Scores of positions outside of a row's part become -inf. The tile of keys starts at `first_position`.
+// Scores of positions outside of a row's part become -inf. The tile of keys starts at
+// `first_position`.
 template <typename Plan>
 __device__ void hide_scores(Scores<Plan>& scores, const Span* own_parts, int32_t first_position) {
   const int32_t own = first_position + threadIdx.x % 4 * 2;
@@ -167,19 +195,23 @@ __device__ void hide_scores(Scores<Plan>& scores, const Span* own_parts, int32_t
     for (int half = 0; half < 2; ++half) {
       const Span part = own_parts[lane_row<Plan>(f) + half * 8];
       const int32_t begin = Plan::kCuts ? part.first : 0, from = own - begin;
-      const uint32_t count = part.end - begin;  // what is before the part is a large number, unsigned
+      const uint32_t count =
+          part.end - begin;  // what is before the part is a large number, unsigned
 #pragma unroll
       for (int n = 0; n < Plan::kScores; ++n) {
         if (static_cast<uint32_t>(from + n * 8) >= count) scores[f][n][2 * half] = -INFINITY;
-        if (static_cast<uint32_t>(from + n * 8 + 1) >= count) scores[f][n][2 * half + 1] = -INFINITY;
+        if (static_cast<uint32_t>(from + n * 8 + 1) >= count)
+          scores[f][n][2 * half + 1] = -INFINITY;
       }
     }
   }
 }
 
-// Turns scores into weights relative to the highest score so far, and what is summed already with it. `scale` is in units of log 2.
+// Turns scores into weights relative to the highest score so far, and what is summed already with
+// it. `scale` is in units of log 2.
 template <typename Plan>
-__device__ void weigh_scores(Weights<Plan>& weights, const Scores<Plan>& scores, RowSoftmax<Plan>& state, float scale) {
+__device__ void weigh_scores(Weights<Plan>& weights, const Scores<Plan>& scores,
+                             RowSoftmax<Plan>& state, float scale) {
   float keep[Plan::kFragments][2];
   bool changed = false;
 #pragma unroll
@@ -188,11 +220,14 @@ __device__ void weigh_scores(Weights<Plan>& weights, const Scores<Plan>& scores,
     for (int half = 0; half < 2; ++half) {
       float high = state.high[f][half];
 #pragma unroll
-      for (int n = 0; n < Plan::kScores; ++n) high = fmaxf(high, fmaxf(scores[f][n][2 * half], scores[f][n][2 * half + 1]));
+      for (int n = 0; n < Plan::kScores; ++n)
+        high = fmaxf(high, fmaxf(scores[f][n][2 * half], scores[f][n][2 * half + 1]));
       high = fmaxf(high, __shfl_xor_sync(kFullWarp, high, 1));
       high = fmaxf(high, __shfl_xor_sync(kFullWarp, high, 2));
-      const float base = high == -INFINITY ? 0.0f : high * scale;  // no position yet: weights 0, not NaN
-      keep[f][half] = high == state.high[f][half] ? 1.0f : exp2f(fmaf(state.high[f][half], scale, -base));
+      const float base =
+          high == -INFINITY ? 0.0f : high * scale;  // no position yet: weights 0, not NaN
+      keep[f][half] =
+          high == state.high[f][half] ? 1.0f : exp2f(fmaf(state.high[f][half], scale, -base));
       changed |= keep[f][half] != 1.0f;
       state.high[f][half] = high;
       float added = 0.0f;
@@ -219,7 +254,8 @@ __device__ void weigh_scores(Weights<Plan>& weights, const Scores<Plan>& scores,
 
 // sum += weights v.
 template <typename Plan>
-__device__ void multiply_values(RowSoftmax<Plan>& state, const Weights<Plan>& weights, const Bf16* v) {
+__device__ void multiply_values(RowSoftmax<Plan>& state, const Weights<Plan>& weights,
+                                const Bf16* v) {
   const int own = Plan::place(threadIdx.x % 16, threadIdx.x % kWarpSize / 16);
 #pragma unroll
   for (int key = 0; key < kTileKeys; key += kFragment) {

@@ -6,8 +6,9 @@
 
 namespace photon::cuda {
 
-// `of` is from 1 to 2^31 - 1; what it divides is less than 2^31. With 2^s the first power of two from `of` on and m = ceil(2^(31 + s) /
-// of), n * m exceeds n / of * 2^(31 + s) by less than 2^31 <= 2^(31 + s) / of, and n / of is at least 1 / of away from the next quotient.
+// `of` is from 1 to 2^31 - 1; what it divides is less than 2^31. With 2^s the first power of two
+// from `of` on and m = ceil(2^(31 + s) / of), n * m exceeds n / of * 2^(31 + s) by less than 2^31
+// <= 2^(31 + s) / of, and n / of is at least 1 / of away from the next quotient.
 struct Divisor {
   uint32_t of = 1, multiplier = 1u << 31, shift = 0;
 

@@ -1,5 +1,6 @@
-// Elements in registers: conversion to and from float32, and packs of eight that move with 16-byte accesses where alignment allows.
-// A pack holds the same elements whichever way it was loaded, so the order of a sum never depends on alignment.
+// Elements in registers: conversion to and from float32, and packs of eight that move with 16-byte
+// accesses where alignment allows. A pack holds the same elements whichever way it was loaded, so
+// the order of a sum never depends on alignment.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -62,14 +63,16 @@ __device__ inline Pack<T> zero_pack() {
   return pack;
 }
 
-// The first `count` elements at `p`, zeros after them. kVector: p is 16-byte aligned and count is either >= kPack or <= 0.
+// The first `count` elements at `p`, zeros after them. kVector: p is 16-byte aligned and count is
+// either >= kPack or <= 0.
 template <bool kVector, typename T>
 __device__ inline Pack<T> load_pack(const T* p, int64_t count) {
   Pack<T> pack = zero_pack<T>();
   if constexpr (kVector) {
     if (count > 0) {
 #pragma unroll
-      for (size_t i = 0; i < sizeof(pack) / sizeof(uint4); ++i) reinterpret_cast<uint4*>(&pack)[i] = reinterpret_cast<const uint4*>(p)[i];
+      for (size_t i = 0; i < sizeof(pack) / sizeof(uint4); ++i)
+        reinterpret_cast<uint4*>(&pack)[i] = reinterpret_cast<const uint4*>(p)[i];
     }
   } else {
 #pragma unroll
@@ -86,7 +89,8 @@ __device__ inline void store_pack(T* p, const Pack<T>& pack, int64_t count) {
   if constexpr (kVector) {
     if (count > 0) {
 #pragma unroll
-      for (size_t i = 0; i < sizeof(pack) / sizeof(uint4); ++i) reinterpret_cast<uint4*>(p)[i] = reinterpret_cast<const uint4*>(&pack)[i];
+      for (size_t i = 0; i < sizeof(pack) / sizeof(uint4); ++i)
+        reinterpret_cast<uint4*>(p)[i] = reinterpret_cast<const uint4*>(&pack)[i];
     }
   } else {
 #pragma unroll

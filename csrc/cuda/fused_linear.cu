@@ -1,4 +1,5 @@
-// norm_linear, linear_residual and norm_swiglu: what the separate ops compute, bit for bit, in one kernel; or the fast kernels.
+// norm_linear, linear_residual and norm_swiglu: what the separate ops compute, bit for bit, in one
+// kernel; or the Hopper kernels.
 #include "cuda/kernels.h"
 #include "cuda/linear_tile.cuh"
 #include "cuda/stream_linear.h"
@@ -6,27 +7,30 @@
 namespace photon::cuda {
 
 int norm_linear(const NormLinearParams& p, void* stream) {
-  if (p.lines == 0 || p.n == 0) return 0;
+  if (p.tokens == 0 || p.n == 0) return 0;
   if (streams(p)) return stream_norm_linear(p, stream);
   return multiply<Finish::kStore, true>(
-      {p.out, p.x, p.norm_weight, p.weight, p.bias, p.extent, p.lines, p.n, p.k, p.out_stride, p.x_stride, p.weight_stride, p.eps, p.dtype},
+      {p.out, p.x, p.norm_weight, p.weight, p.bias, p.counts, p.tokens, p.n, p.k, p.out_stride,
+       p.x_stride, p.weight_stride, p.eps, p.dtype},
       stream);
 }
 
 int linear_residual(const LinearResidualParams& p, void* stream) {
-  if (p.lines == 0 || p.n == 0) return 0;
+  if (p.tokens == 0 || p.n == 0) return 0;
   if (streams(p)) return stream_linear_residual(p, stream);
-  return multiply<Finish::kAdd, false>({p.residual, p.x, nullptr, p.weight, p.bias, p.extent, p.lines, p.n, p.k, p.residual_stride,
-                                        p.x_stride, p.weight_stride, 0.0f, p.dtype},
-                                       stream);
+  return multiply<Finish::kAdd, false>(
+      {p.residual, p.x, nullptr, p.weight, p.bias, p.counts, p.tokens, p.n, p.k, p.residual_stride,
+       p.x_stride, p.weight_stride, 0.0f, p.dtype},
+      stream);
 }
 
 int norm_swiglu(const NormSwigluParams& p, void* stream) {
-  if (p.lines == 0 || p.intermediate == 0) return 0;
+  if (p.tokens == 0 || p.intermediate == 0) return 0;
   if (streams(p)) return stream_norm_swiglu(p, stream);
-  return multiply<Finish::kSwiglu, true>({p.out, p.x, p.norm_weight, p.weight, p.bias, p.extent, p.lines, p.intermediate, p.hidden,
-                                          p.out_stride, p.x_stride, p.hidden, p.eps, p.dtype},
-                                         stream);
+  return multiply<Finish::kSwiglu, true>(
+      {p.out, p.x, p.norm_weight, p.weight, p.bias, p.counts, p.tokens, p.intermediate, p.hidden,
+       p.out_stride, p.x_stride, p.hidden, p.eps, p.dtype},
+      stream);
 }
 
 }  // namespace photon::cuda

@@ -1,13 +1,15 @@
-// Launchers of the CUDA kernels: one function per op, `stream` is a cudaStream_t. Each enqueues its kernels and returns at once with the
-// cudaError_t of the launch as an int (0: fine). Nothing is allocated, nothing is synchronized, no state is kept: every launcher is safe
-// inside a graph capture. Shapes were checked by the caller; params are passed to the kernels by value.
+// Launchers of the CUDA kernels: one function per op, `stream` is a cudaStream_t. Each enqueues its
+// kernels and returns at once with the cudaError_t of the launch as an int (0: fine). Nothing is
+// allocated, nothing is synchronized, no state is kept: every launcher is safe inside a graph
+// capture. Shapes were checked by the caller; params are passed to the kernels by value.
 #pragma once
 #include "common/params.h"
 
 namespace photon::cuda {
 
-// Whether the current device has the fast kernels: those that ops run where `fast` is asked for and shapes fit.
-bool has_fast_kernels();
+// Whether the current device has the Hopper kernels: those that ops run where `hopper` is asked for
+// and shapes fit.
+bool has_hopper();
 
 int begin_step(const BeginStepParams& p, void* stream);
 int carry_over_ids(const CarryOverIdsParams& p, void* stream);
@@ -18,7 +20,7 @@ int apply_token_mask(const ApplyTokenMaskParams& p, void* stream);
 int sample(const SampleParams& p, void* stream);
 
 int embedding(const EmbeddingParams& p, void* stream);
-int select_lines(const SelectLinesParams& p, void* stream);
+int select_tokens(const SelectTokensParams& p, void* stream);
 
 int rms_norm(const RmsNormParams& p, void* stream);  // add_rms_norm too: residual != null
 

@@ -1,4 +1,5 @@
-// What every launcher needs: the launch itself, the element type as a C++ type, and whether 16-byte loads are possible.
+// What every launcher needs: the launch itself, the element type as a C++ type, and whether 16-byte
+// loads are possible.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -19,7 +20,8 @@ struct LaunchShape {
   int threads;
   size_t shared_bytes = 0;  // dynamic shared memory of a block
   unsigned cluster = 1;     // blocks per cluster; more than one needs compute capability 9.0
-  bool early = false;       // may start while the kernel before it still runs, and must call wait_for_earlier(); needs 9.0
+  bool pdl = false;         // may start while the kernel before it still runs, and must call
+                            // wait_for_earlier(); needs 9.0
 };
 
 constexpr size_t kDefaultSharedBytes = 48 * 1024;  // beyond it a kernel has to ask
@@ -27,34 +29,40 @@ constexpr size_t kDefaultSharedBytes = 48 * 1024;  // beyond it a kernel has to 
 // An attribute of the current device; 0 where it cannot be told.
 inline int device_attribute(cudaDeviceAttr attribute) {
   int device = 0, value = 0;
-  if (cudaGetDevice(&device) == cudaSuccess && cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess) return value;
+  if (cudaGetDevice(&device) == cudaSuccess &&
+      cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess)
+    return value;
   cudaGetLastError();  // leaves no error for a launch to find
   return 0;
 }
 
-// Prepares a kernel for launches of this shape. The limit is the device's and not the shape's: it belongs to the kernel, which other
-// threads and graphs launch in other shapes.
+// Prepares a kernel for launches of this shape. The limit is the device's and not the shape's: it
+// belongs to the kernel, which other threads and graphs launch in other shapes.
 inline cudaError_t allow_shape(const void* kernel, const LaunchShape& shape) {
   cudaError_t error = cudaSuccess;
   if (shape.shared_bytes > kDefaultSharedBytes) {
     const int limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limit);
   }
-  // All of L1 as shared memory: else there may be no room for a block of the next kernel beside one of this. All kernels of a chain alike,
-  // because a multiprocessor has to be idle before it is divided in another way.
-  if (error == cudaSuccess && (shape.shared_bytes > kDefaultSharedBytes || shape.early)) {
+  // All of L1 as shared memory: else there may be no room for a block of the next kernel beside one
+  // of this. All kernels of a chain alike, because a SM has to be idle before it is divided in
+  // another way.
+  if (error == cudaSuccess && (shape.shared_bytes > kDefaultSharedBytes || shape.pdl)) {
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
   }
   if (error != cudaSuccess) cudaGetLastError();  // or the next launch would find it
   return error;
 }
 
-// Enqueues `kernel` and returns the error of the launch. The runtime is linked statically, so the last error is never anybody else's.
-// A grid that has too many blocks is an error here, before its count is narrowed to what a launch takes.
+// Enqueues `kernel` and returns the error of the launch. The runtime is linked statically, so the
+// last error is never anybody else's. A grid that has too many blocks is an error here, before its
+// count is narrowed to what a launch takes.
 template <typename... Params, typename... Args>
 int launch(void (*kernel)(Params...), const LaunchShape& shape, void* stream, const Args&... args) {
   if (shape.blocks > INT32_MAX) return cudaErrorInvalidConfiguration;
-  if (const cudaError_t refused = allow_shape(reinterpret_cast<const void*>(kernel), shape); refused != cudaSuccess) return refused;
+  if (const cudaError_t refused = allow_shape(reinterpret_cast<const void*>(kernel), shape);
+      refused != cudaSuccess)
+    return refused;
   cudaLaunchAttribute attributes[2] = {};
   unsigned count = 0;
   if (shape.cluster > 1) {
@@ -62,7 +70,7 @@ int launch(void (*kernel)(Params...), const LaunchShape& shape, void* stream, co
     attributes[count].val.clusterDim = {shape.cluster, 1, 1};
     ++count;
   }
-  if (shape.early) {
+  if (shape.pdl) {
     attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[count].val.programmaticStreamSerializationAllowed = 1;
     ++count;
@@ -80,23 +88,27 @@ int launch(void (*kernel)(Params...), const LaunchShape& shape, void* stream, co
 }
 
 template <typename... Params, typename... Args>
-int launch(void (*kernel)(Params...), int64_t blocks, int threads, void* stream, const Args&... args) {
+int launch(void (*kernel)(Params...), int64_t blocks, int threads, void* stream,
+           const Args&... args) {
   return launch(kernel, LaunchShape{blocks, threads}, stream, args...);
 }
 
-inline int multiprocessors() { return device_attribute(cudaDevAttrMultiProcessorCount); }
+inline int sms() { return device_attribute(cudaDevAttrMultiProcessorCount); }
 
-// Whether the current device has machine code of ours that uses the instructions of compute capability 9.0 (ptx.cuh): 9.0 and 10.0 have;
-// on any other device the code for 8.0 runs, whose fast kernels would trap.
-inline bool fast_kernels_run() {
-  const int major = device_attribute(cudaDevAttrComputeCapabilityMajor), minor = device_attribute(cudaDevAttrComputeCapabilityMinor);
+// Whether the current device has machine code of ours that uses the instructions of compute
+// capability 9.0 (ptx.cuh): 9.0 and 10.0 have; on any other device the code for 8.0 runs, whose
+// Hopper kernels would trap.
+inline bool hopper_runs() {
+  const int major = device_attribute(cudaDevAttrComputeCapabilityMajor),
+            minor = device_attribute(cudaDevAttrComputeCapabilityMinor);
   return (major == 9 || major == 10) && minor == 0;
 }
 
-// A small kernel of a chain, which calls wait_for_earlier() before anything else: where it can be, it is there when the one before ends.
+// A small kernel of a chain, which calls wait_for_earlier() before anything else: where it can be,
+// it is there when the one before ends.
 inline LaunchShape waiting_shape(int64_t blocks, int threads) {
   LaunchShape shape{blocks, threads};
-  shape.early = fast_kernels_run();
+  shape.pdl = hopper_runs();
   return shape;
 }
 
@@ -121,9 +133,12 @@ int with_dtype(DType dtype, const Body& body) {
 
 constexpr int64_t kVectorBytes = 16;
 
-__host__ __device__ inline bool is_vector_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0; }
+__host__ __device__ inline bool is_vector_aligned(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % kVectorBytes == 0;
+}
 
-// True where every one of these strides or widths, in elements of `dtype`, is a whole number of 16-byte vectors.
+// True where every one of these strides or widths, in elements of `dtype`, is a whole number of
+// 16-byte vectors.
 template <typename... Strides>
 bool are_whole_vectors(DType dtype, Strides... strides) {
   return ((strides * size_of(dtype) % kVectorBytes == 0) && ...);

@@ -5,9 +5,10 @@
 namespace photon::cuda {
 
 int linear(const LinearParams& p, void* stream) {
-  if (p.lines == 0 || p.n == 0) return 0;
+  if (p.tokens == 0 || p.n == 0) return 0;
   return multiply<Finish::kStore, false>(
-      {p.out, p.x, nullptr, p.weight, p.bias, p.extent, p.lines, p.n, p.k, p.out_stride, p.x_stride, p.weight_stride, 0.0f, p.dtype},
+      {p.out, p.x, nullptr, p.weight, p.bias, p.counts, p.tokens, p.n, p.k, p.out_stride,
+       p.x_stride, p.weight_stride, 0.0f, p.dtype},
       stream);
 }
 

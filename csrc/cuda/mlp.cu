@@ -1,4 +1,5 @@
-// The feed-forward part: silu_mul alone, and fused_mlp (gate, up and silu_mul in one pass over the weights, then down).
+// The feed-forward part: silu_mul alone, and fused_mlp (gate, up and silu_mul in one pass over the
+// weights, then down).
 #include "cuda/element.cuh"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
@@ -12,39 +13,42 @@ constexpr int kThreads = 256;
 template <typename T, bool kVector>
 __global__ void __launch_bounds__(kThreads) silu_mul_kernel(const SiluMulParams p, int64_t packs) {
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  const int64_t line = index / packs, d = index % packs * kPack;
-  if (line >= p.lines) return;
-  const T* gates = static_cast<const T*>(p.gate_up) + line * p.gate_up_stride + d;
+  const int64_t token = index / packs, d = index % packs * kPack;
+  if (token >= p.tokens) return;
+  const T* gates = static_cast<const T*>(p.gate_up) + token * p.gate_up_stride + d;
   Pack<T> gate = load_pack<kVector>(gates, p.width - d);
   const Pack<T> up = load_pack<kVector>(gates + p.width, p.width - d);
 #pragma unroll
   for (int i = 0; i < kPack; ++i) gate.e[i] = silu_times<T>(to_float(gate.e[i]), to_float(up.e[i]));
-  store_pack<kVector>(static_cast<T*>(p.out) + line * p.out_stride + d, gate, p.width - d);
+  store_pack<kVector>(static_cast<T*>(p.out) + token * p.out_stride + d, gate, p.width - d);
 }
 
 }  // namespace
 
 int silu_mul(const SiluMulParams& p, void* stream) {
-  if (p.lines == 0 || p.width == 0) return 0;
-  const bool vectors = p.width % kPack == 0 && is_vector_aligned(p.out) && is_vector_aligned(p.gate_up) &&
+  if (p.tokens == 0 || p.width == 0) return 0;
+  const bool vectors = p.width % kPack == 0 && is_vector_aligned(p.out) &&
+                       is_vector_aligned(p.gate_up) &&
                        are_whole_vectors(p.dtype, p.out_stride, p.gate_up_stride);
-  const int64_t packs = ceil_div(p.width, kPack), blocks = ceil_div(p.lines * packs, kThreads);
+  const int64_t packs = ceil_div(p.width, kPack), blocks = ceil_div(p.tokens * packs, kThreads);
   return with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    return launch(vectors ? silu_mul_kernel<T, true> : silu_mul_kernel<T, false>, blocks, kThreads, stream, p, packs);
+    return launch(vectors ? silu_mul_kernel<T, true> : silu_mul_kernel<T, false>, blocks, kThreads,
+                  stream, p, packs);
   });
 }
 
 int fused_mlp(const FusedMlpParams& p, void* stream) {
-  if (p.lines == 0 || p.hidden == 0) return 0;
+  if (p.tokens == 0 || p.hidden == 0) return 0;
   if (p.intermediate > 0) {
-    const int error = multiply<Finish::kSwiglu, false>({p.act, p.x, nullptr, p.gate_up_weight, nullptr, p.extent, p.lines, p.intermediate,
-                                                        p.hidden, p.act_stride, p.x_stride, p.hidden, 0.0f, p.dtype},
-                                                       stream);
+    const int error = multiply<Finish::kSwiglu, false>(
+        {p.act, p.x, nullptr, p.gate_up_weight, nullptr, p.counts, p.tokens, p.intermediate,
+         p.hidden, p.act_stride, p.x_stride, p.hidden, 0.0f, p.dtype},
+        stream);
     if (error != 0) return error;
   }
-  return linear({p.out, p.act, p.down_weight, nullptr, p.extent, p.lines, p.hidden, p.intermediate, p.out_stride, p.act_stride,
-                 p.intermediate, p.dtype},
+  return linear({p.out, p.act, p.down_weight, nullptr, p.counts, p.tokens, p.hidden, p.intermediate,
+                 p.out_stride, p.act_stride, p.intermediate, p.dtype},
                 stream);
 }
 

@@ -1,5 +1,6 @@
-// A run's own vectors in split attention: the line's queries, and where the run has the new position its key and value. The warps take the
-// queries in turn; the last warp also has the new key, and the one before it the new value.
+// A run's own vectors in split attention: the token's queries, and where the tile range has the new
+// position its key and value. The warps take the queries in turn; the last warp also has the new
+// key, and the one before it the new value.
 #pragma once
 #include "cuda/rotate.cuh"
 #include "cuda/split_attention.cuh"
@@ -12,34 +13,40 @@ struct NewVectors {
   static constexpr int kWarps = Shape::kWarps;
   static constexpr int kWarpQueries = kHalves * kHalfQueries / kWarps;
 
-  TeamHeads heads;
-  bool is_live;   // the line has a place and angles, else it comes to nothing
+  SplitGroupHeads heads;
+  bool is_live;   // the token has a place and angles, else it comes to nothing
   bool owns_new;  // this warp has the new key or value
   bool writes;    // it also goes to the cache
   KvPlaces own;
   const Bf16 *query_at, *own_at;
   int head_stride;
-  LaneAngles angles;
+  LaneCosSin angles;
   LanePairs<Bf16> query_norm, key_norm;
   LanePairs<Bf16> vectors[kWarpQueries + 1];  // the last one: the new key or value
 
-  // Takes up a run, from what no kernel of the chain writes.
-  __device__ void prepare(const RopeParams& rope, const SplitGrid& grid, const RunCursor& run) {
-    heads = TeamHeads::of(grid, run.team, kHalves * kHalfQueries);
-    const bool can_be = can_rotate(rope, run.line);
-    const int32_t page = grid.cache.request(grid.cache.pages_of(run.line.row), run.line.row, run.line.position, can_be);
-    if (can_be) angles = LaneAngles::load(rope, run.line.position, kHeadDim);
-    query_norm = LanePairs<Bf16>::load(static_cast<const Bf16*>(rope.q_norm), kHeadDim, rope.q_norm != nullptr);
-    key_norm = LanePairs<Bf16>::load(static_cast<const Bf16*>(rope.k_norm), kHeadDim, rope.k_norm != nullptr);
-    // A new position beyond the past is not attended to; the run that has the past's last position appends it.
-    const int32_t owned = run.new_position() >= 0 ? run.new_position() : run.length - 1;
-    own = grid.cache.places(page, heads.kv_head, run.line.position);
+  // Takes up a tile range, from what no kernel of the chain writes.
+  __device__ void prepare(const RopeParams& rope, const SplitGrid& grid, const RangeCursor& range) {
+    heads = SplitGroupHeads::of(grid, range.split_group, kHalves * kHalfQueries);
+    const bool can_be = can_rotate(rope, range.token);
+    const int32_t page = grid.cache.request(grid.cache.pages_of(range.token.row), range.token.row,
+                                            range.token.position, can_be);
+    if (can_be) angles = LaneCosSin::load(rope, range.token.position, kHeadDim);
+    query_norm = LanePairs<Bf16>::load(static_cast<const Bf16*>(rope.q_norm), kHeadDim,
+                                       rope.q_norm != nullptr);
+    key_norm = LanePairs<Bf16>::load(static_cast<const Bf16*>(rope.k_norm), kHeadDim,
+                                     rope.k_norm != nullptr);
+    // A new position beyond the context is not attended to; the tile range that has the context's
+    // last position appends it.
+    const int32_t owned = range.new_position() >= 0 ? range.new_position() : range.length - 1;
+    own = grid.cache.places(page, heads.kv_head, range.token.position);
     is_live = own.k != kAbsent;
-    owns_new = is_live && owned >= run.begin_position(grid) && owned < run.end_position(grid) && Shape::warp() >= kWarps - 2;
+    owns_new = is_live && owned >= range.begin_position(grid) && owned < range.end_position(grid) &&
+               Shape::warp() >= kWarps - 2;
     writes = heads.leads(grid);
     head_stride = grid.q.head_stride;
-    query_at = computed_now(grid.q.at(run.index, heads.first + Shape::warp()));
-    own_at = computed_now(is_key() ? grid.k.at(run.index, heads.kv_head) : grid.v.at(run.index, heads.kv_head));
+    query_at = computed_now(grid.q.at(range.index, heads.first + Shape::warp()));
+    own_at = computed_now(is_key() ? grid.k.at(range.index, heads.kv_head)
+                                   : grid.v.at(range.index, heads.kv_head));
   }
 
   // Requests them. The kernel before this one writes them.
@@ -52,9 +59,10 @@ struct NewVectors {
     vectors[kWarpQueries] = LanePairs<Bf16>::load(own_at, kHeadDim, owns_new);
   }
 
-  // Rotated queries to shared memory, and the new key and value, there and (by one team of the KV head) into the cache. No block reads them
-  // back from there.
-  __device__ void stage(const RopeParams& rope, const SplitGrid& grid, SplitShared<kHeadDim, kHalves>& shared) {
+  // Rotated queries to shared memory, and the new key and value, there and (by one split-KV group
+  // of the KV head) into the cache. No block reads them back from there.
+  __device__ void stage(const RopeParams& rope, const SplitGrid& grid,
+                        SplitShared<kHeadDim, kHalves>& shared) {
 #pragma unroll 1
     for (int i = following(-1); i <= kWarpQueries; i = following(i)) {
       const bool is_own = i == kWarpQueries;
@@ -69,11 +77,16 @@ struct NewVectors {
       if (is_own) {
         v.store(is_key() ? shared.new_k : shared.new_v, kHeadDim);
         Bf16* cache = is_key() ? grid.cache.k : grid.cache.v;
-        if (writes) v.store(cache + static_cast<size_t>(is_key() ? own.k : own.v) * kPack, kHeadDim);
+        if (writes)
+          v.store(cache + static_cast<size_t>(is_key() ? own.k : own.v) * kPack, kHeadDim);
       } else {
         const int lane = threadIdx.x % kWarpSize;  // its elements are whole blocks apart
-        Bf16* first = reinterpret_cast<Bf16*>(shared.queries.word(Shape::warp() + i * kWarps, lane / 16, lane % 16)) + lane % 2;
-        v.for_elements(kHeadDim, [&](int d, Bf16 e) { first[(d - lane) / 16 * (sizeof(shared.queries.at[0]) / sizeof(Bf16))] = e; });
+        Bf16* first = reinterpret_cast<Bf16*>(
+                          shared.queries.word(Shape::warp() + i * kWarps, lane / 16, lane % 16)) +
+                      lane % 2;
+        v.for_elements(kHeadDim, [&](int d, Bf16 e) {
+          first[(d - lane) / 16 * (sizeof(shared.queries.at[0]) / sizeof(Bf16))] = e;
+        });
       }
     }
   }

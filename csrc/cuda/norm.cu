@@ -1,4 +1,4 @@
-// rms_norm and add_rms_norm: one block per line, whose size depends on the width alone.
+// rms_norm and add_rms_norm: one block per token, whose size depends on the width alone.
 #include "cuda/element.cuh"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
@@ -10,14 +10,15 @@ namespace {
 
 // The pack that is normalized: x itself, or the new residual, which is stored here.
 template <typename T, bool kVector>
-__device__ Pack<T> load_input(const RmsNormParams& p, int64_t line, int64_t first) {
+__device__ Pack<T> load_input(const RmsNormParams& p, int64_t token, int64_t first) {
   const int64_t count = p.hidden - first;
-  Pack<T> pack = load_pack<kVector>(static_cast<const T*>(p.x) + line * p.x_stride + first, count);
+  Pack<T> pack = load_pack<kVector>(static_cast<const T*>(p.x) + token * p.x_stride + first, count);
   if (p.residual == nullptr) return pack;
-  T* residual = static_cast<T*>(p.residual) + line * p.residual_stride + first;
+  T* residual = static_cast<T*>(p.residual) + token * p.residual_stride + first;
   const Pack<T> old = load_pack<kVector>(residual, count);
 #pragma unroll
-  for (int i = 0; i < kPack; ++i) pack.e[i] = from_float<T>(to_float(old.e[i]) + to_float(pack.e[i]));
+  for (int i = 0; i < kPack; ++i)
+    pack.e[i] = from_float<T>(to_float(old.e[i]) + to_float(pack.e[i]));
   store_pack<kVector>(residual, pack, count);
   return pack;
 }
@@ -25,35 +26,40 @@ __device__ Pack<T> load_input(const RmsNormParams& p, int64_t line, int64_t firs
 template <typename T, bool kVector>
 __global__ void __launch_bounds__(kMaxNormThreads) rms_norm_kernel(const RmsNormParams p) {
   __shared__ float partial[kWarpSize];
-  const int64_t line = blockIdx.x;
-  const int64_t first = static_cast<int64_t>(threadIdx.x) * kPack, step = static_cast<int64_t>(blockDim.x) * kPack;
-  const auto load = [&](int64_t d) { return load_input<T, kVector>(p, line, d); };
+  const int64_t token = blockIdx.x;
+  const int64_t first = static_cast<int64_t>(threadIdx.x) * kPack,
+                step = static_cast<int64_t>(blockDim.x) * kPack;
+  const auto load = [&](int64_t d) { return load_input<T, kVector>(p, token, d); };
   const float squares = block_sum(sum_squares(load, p.hidden, threadIdx.x, blockDim.x), partial);
   const float scale = norm_scale(squares, p.hidden, p.eps);
 
   // The input again, out of the cache: a thread reads back only what it read or wrote itself.
-  const T* input =
-      p.residual != nullptr ? static_cast<const T*>(p.residual) + line * p.residual_stride : static_cast<const T*>(p.x) + line * p.x_stride;
+  const T* input = p.residual != nullptr
+                       ? static_cast<const T*>(p.residual) + token * p.residual_stride
+                       : static_cast<const T*>(p.x) + token * p.x_stride;
   for (int64_t d = first; d < p.hidden; d += step) {
     const int64_t count = p.hidden - d;
-    const Pack<T> pack = normalized<kVector>(load_pack<kVector>(input + d, count), static_cast<const T*>(p.weight) + d, count, scale);
-    store_pack<kVector>(static_cast<T*>(p.out) + line * p.out_stride + d, pack, count);
+    const Pack<T> pack = normalized<kVector>(load_pack<kVector>(input + d, count),
+                                             static_cast<const T*>(p.weight) + d, count, scale);
+    store_pack<kVector>(static_cast<T*>(p.out) + token * p.out_stride + d, pack, count);
   }
 }
 
 bool can_use_vectors(const RmsNormParams& p) {
-  const bool residual = p.residual == nullptr || (is_vector_aligned(p.residual) && are_whole_vectors(p.dtype, p.residual_stride));
-  return residual && p.hidden % kPack == 0 && is_vector_aligned(p.out) && is_vector_aligned(p.x) && is_vector_aligned(p.weight) &&
-         are_whole_vectors(p.dtype, p.out_stride, p.x_stride);
+  const bool residual = p.residual == nullptr || (is_vector_aligned(p.residual) &&
+                                                  are_whole_vectors(p.dtype, p.residual_stride));
+  return residual && p.hidden % kPack == 0 && is_vector_aligned(p.out) && is_vector_aligned(p.x) &&
+         is_vector_aligned(p.weight) && are_whole_vectors(p.dtype, p.out_stride, p.x_stride);
 }
 
 }  // namespace
 
 int rms_norm(const RmsNormParams& p, void* stream) {
-  if (p.lines == 0 || p.hidden == 0) return 0;
+  if (p.tokens == 0 || p.hidden == 0) return 0;
   return with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    return launch(can_use_vectors(p) ? rms_norm_kernel<T, true> : rms_norm_kernel<T, false>, p.lines, norm_threads(p.hidden), stream, p);
+    return launch(can_use_vectors(p) ? rms_norm_kernel<T, true> : rms_norm_kernel<T, false>,
+                  p.tokens, norm_threads(p.hidden), stream, p);
   });
 }
 

@@ -1,6 +1,6 @@
-// RMS norm of one line, as rms_norm computes it alone and norm_linear on the way: the squares are dealt to norm_threads(hidden) threads,
-// each of which adds up its own in order; the threads' sums meet in warps, the warps' sums in one. Whoever plays these threads gets the
-// same bits.
+// RMS norm of one token, as rms_norm computes it alone and norm_linear on the way: the squares are
+// dealt to norm_threads(hidden) threads, each of which adds up its own in order; the threads' sums
+// meet in warps, the warps' sums in one. Whoever plays these threads gets the same bits.
 #pragma once
 #include "common/host_device.h"
 #include "cuda/element.cuh"
@@ -14,10 +14,11 @@ constexpr int kMaxNormThreads = 1024;
 PHOTON_HOST_DEVICE inline int norm_threads(int64_t hidden) {
   constexpr int64_t kWarpElements = kWarpSize * kPack;
   const int64_t warps = (hidden + kWarpElements - 1) / kWarpElements;
-  return static_cast<int>(warps * kWarpSize < kMaxNormThreads ? warps * kWarpSize : kMaxNormThreads);
+  return static_cast<int>(warps * kWarpSize < kMaxNormThreads ? warps * kWarpSize
+                                                              : kMaxNormThreads);
 }
 
-// The sum of squares of one of these threads. `load` returns the pack at an element of the line.
+// The sum of squares of one of these threads. `load` returns the pack at an element of the token.
 template <typename Load>
 __device__ inline float sum_squares(const Load& load, int64_t hidden, int thread, int threads) {
   const int64_t step = static_cast<int64_t>(threads) * kPack;
@@ -25,7 +26,8 @@ __device__ inline float sum_squares(const Load& load, int64_t hidden, int thread
   for (int64_t d = static_cast<int64_t>(thread) * kPack; d < hidden; d += step) {
     const auto pack = load(d);
 #pragma unroll
-    for (int i = 0; i < kPack; ++i) squares = fmaf(to_float(pack.e[i]), to_float(pack.e[i]), squares);
+    for (int i = 0; i < kPack; ++i)
+      squares = fmaf(to_float(pack.e[i]), to_float(pack.e[i]), squares);
   }
   return squares;
 }
@@ -39,7 +41,8 @@ template <bool kVector, typename T>
 __device__ inline Pack<T> normalized(Pack<T> x, const T* weight, int64_t count, float scale) {
   const Pack<T> gain = load_pack<kVector>(weight, count);
 #pragma unroll
-  for (int i = 0; i < kPack; ++i) x.e[i] = from_float<T>(to_float(gain.e[i]) * rounded<T>(to_float(x.e[i]) * scale));
+  for (int i = 0; i < kPack; ++i)
+    x.e[i] = from_float<T>(to_float(gain.e[i]) * rounded<T>(to_float(x.e[i]) * scale));
   return x;
 }
 

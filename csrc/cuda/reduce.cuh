@@ -1,4 +1,5 @@
-// Sums over a warp and a block by a fixed tree: the result depends on the values and on the number of threads, on nothing else.
+// Sums over a warp and a block by a fixed tree: the result depends on the values and on the number
+// of threads, on nothing else.
 #pragma once
 #include "cuda/launch.cuh"
 
@@ -6,7 +7,8 @@ namespace photon::cuda {
 
 constexpr unsigned kFullWarp = 0xffffffffu;
 
-// Every lane gets the sum over its group of kLanes consecutive lanes. All lanes of the warp must call it.
+// Every lane gets the sum over its group of kLanes consecutive lanes. All lanes of the warp must
+// call it.
 template <int kLanes = kWarpSize>
 __device__ inline float warp_sum(float v) {
 #pragma unroll
@@ -14,14 +16,15 @@ __device__ inline float warp_sum(float v) {
   return v;
 }
 
-// Every lane gets the sum of what `warps` warps, 32 at most, have each left in partial[warp]. All lanes of the warp must call it.
+// Every lane gets the sum of what `warps` warps, 32 at most, have each left in partial[warp]. All
+// lanes of the warp must call it.
 __device__ inline float sum_partials(const float* partial, int warps) {
   const int lane = threadIdx.x % kWarpSize;
   return warp_sum(lane < warps ? partial[lane] : 0.0f);
 }
 
-// Every thread gets the sum over the block, whose size is a multiple of 32 and at most 1024. `partial` is shared memory of 32 floats that
-// nothing else uses before the next barrier.
+// Every thread gets the sum over the block, whose size is a multiple of 32 and at most 1024.
+// `partial` is shared memory of 32 floats that nothing else uses before the next barrier.
 __device__ inline float block_sum(float v, float* partial) {
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;

@@ -1,4 +1,5 @@
-// One head through q/k norm and RoPE, by one warp. Lane i owns the pairs (i, i + D/2), (i + 32, i + 32 + D/2), ... that rotate together.
+// One head through q/k norm and RoPE, by one warp. Lane i owns the pairs (i, i + D/2), (i + 32, i +
+// 32 + D/2), ... that rotate together.
 #pragma once
 #include <cmath>
 
@@ -55,21 +56,25 @@ struct LanePairs {
 };
 
 // The angles of a position, inside the tables, that turn a lane's pairs.
-struct LaneAngles {
+struct LaneCosSin {
   LanePairs<float> cos, sin;
 
-  __device__ static LaneAngles load(const RopeParams& rope, int32_t position, int head_dim) {
+  __device__ static LaneCosSin load(const RopeParams& rope, int32_t position, int head_dim) {
     const int64_t at = static_cast<int64_t>(position) * head_dim;
-    return {LanePairs<float>::load(rope.cos + at, head_dim), LanePairs<float>::load(rope.sin + at, head_dim)};
+    return {LanePairs<float>::load(rope.cos + at, head_dim),
+            LanePairs<float>::load(rope.sin + at, head_dim)};
   }
 };
 
-// RMS norm of a head whose values the warp holds, with transformers' roundings: weight * round(x * scale), rounded.
+// RMS norm of a head whose values the warp holds, with transformers' roundings: weight * round(x *
+// scale), rounded.
 template <typename T>
-__device__ inline void norm_head(float (&low)[kMaxPairs], float (&high)[kMaxPairs], const LanePairs<T>& weight, float eps, int head_dim) {
+__device__ inline void norm_head(float (&low)[kMaxPairs], float (&high)[kMaxPairs],
+                                 const LanePairs<T>& weight, float eps, int head_dim) {
   float squares = 0.0f;
 #pragma unroll
-  for (int j = 0; j < kMaxPairs; ++j) squares = fmaf(high[j], high[j], fmaf(low[j], low[j], squares));
+  for (int j = 0; j < kMaxPairs; ++j)
+    squares = fmaf(high[j], high[j], fmaf(low[j], low[j], squares));
   const float scale = 1.0f / sqrtf(warp_sum(squares) / static_cast<float>(head_dim) + eps);
 #pragma unroll
   for (int j = 0; j < kMaxPairs; ++j) {
@@ -84,7 +89,8 @@ __device__ inline void norm_head(float (&low)[kMaxPairs], float (&high)[kMaxPair
 
 // Norm (where `normed`) and rotation in float32, rounded once to T.
 template <typename T>
-__device__ inline LanePairs<T> rotate_pairs(const LanePairs<T>& x, bool normed, const LanePairs<T>& weight, const LaneAngles& angles,
+__device__ inline LanePairs<T> rotate_pairs(const LanePairs<T>& x, bool normed,
+                                            const LanePairs<T>& weight, const LaneCosSin& angles,
                                             float eps, int head_dim) {
   float low[kMaxPairs], high[kMaxPairs];
 #pragma unroll
@@ -104,9 +110,11 @@ __device__ inline LanePairs<T> rotate_pairs(const LanePairs<T>& x, bool normed, 
 
 // The same for a head in memory. `position` is inside the tables.
 template <typename T>
-__device__ inline LanePairs<T> rotate_head(const T* x, const T* weight, const RopeParams& rope, int32_t position, int head_dim) {
-  return rotate_pairs(LanePairs<T>::load(x, head_dim), weight != nullptr, LanePairs<T>::load(weight, head_dim, weight != nullptr),
-                      LaneAngles::load(rope, position, head_dim), rope.eps, head_dim);
+__device__ inline LanePairs<T> rotate_head(const T* x, const T* weight, const RopeParams& rope,
+                                           int32_t position, int head_dim) {
+  return rotate_pairs(LanePairs<T>::load(x, head_dim), weight != nullptr,
+                      LanePairs<T>::load(weight, head_dim, weight != nullptr),
+                      LaneCosSin::load(rope, position, head_dim), rope.eps, head_dim);
 }
 
 }  // namespace photon::cuda

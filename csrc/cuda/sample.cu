@@ -20,12 +20,15 @@ constexpr int kMaskThreads = 256;
 constexpr int64_t kMaskChunk = 4096;  // ids per block
 constexpr int kSampleThreads = 512;
 constexpr int kSampleWarps = kSampleThreads / kWarpSize;
-constexpr int kSampleCluster = 8;  // blocks that share a row in the fast kernel: one alone cannot load fast enough
-constexpr int kSampleLoads = 5;    // vectors that a thread has under way; all of a cluster are 163,840 ids of 16 bits
-constexpr int kPhiloxIds = 4;      // ids that share one Philox block
+constexpr int kSampleCluster =
+    8;  // blocks that share a row in the Hopper kernel: one alone cannot load fast enough
+constexpr int kSampleLoads =
+    5;  // vectors that a thread has under way; all of a cluster are 163,840 ids of 16 bits
+constexpr int kPhiloxIds = 4;  // ids that share one Philox block
 
 template <typename T>
-__global__ void __launch_bounds__(kMaskThreads) apply_token_mask_kernel(const ApplyTokenMaskParams p, int64_t chunks) {
+__global__ void __launch_bounds__(kMaskThreads)
+    apply_token_mask_kernel(const ApplyTokenMaskParams p, int64_t chunks) {
   const int64_t r = blockIdx.x / chunks, chunk = blockIdx.x % chunks;
   const MaskVerdict verdict = judge_mask(p, r);
   if (chunk == 0 && threadIdx.x == 0) p.row_errors[r] = verdict.error;
@@ -35,13 +38,14 @@ __global__ void __launch_bounds__(kMaskThreads) apply_token_mask_kernel(const Ap
   const int64_t end = (chunk + 1) * kMaskChunk < p.vocab ? (chunk + 1) * kMaskChunk : p.vocab;
   for (int64_t id = chunk * kMaskChunk + threadIdx.x; id < end; id += kMaskThreads) {
     const int64_t word = id / 32;
-    const bool allowed = word < p.mask_words && (static_cast<uint32_t>(mask[word]) >> (id % 32) & 1u) != 0;
+    const bool allowed =
+        word < p.mask_words && (static_cast<uint32_t>(mask[word]) >> (id % 32) & 1u) != 0;
     if (!allowed) logits[id] = from_float<T>(-INFINITY);
   }
 }
 
-// Blocks that a multiprocessor has registers for. 32 rows take two of each; a third, where nothing spills for it, is for clusters that fit
-// nowhere else.
+// Blocks that a SM has registers for. 32 rows take two of each; a third, where nothing spills for
+// it, is for clusters that fit nowhere else.
 template <typename T>
 constexpr int kSampleResident = sizeof(T) == 2 ? 3 : 2;
 
@@ -50,7 +54,8 @@ struct Candidate {
   int32_t id = -1;  // -1: none
 };
 
-// A total order on candidates, so that the winner does not depend on the order of comparison: higher score, then lower id.
+// A total order on candidates, so that the winner does not depend on the order of comparison:
+// higher score, then lower id.
 __device__ bool is_better(const Candidate& a, const Candidate& b) {
   if (a.id < 0 || b.id < 0) return a.id >= 0 && b.id < 0;
   return a.score > b.score || (a.score == b.score && a.id < b.id);
@@ -59,16 +64,19 @@ __device__ bool is_better(const Candidate& a, const Candidate& b) {
 __device__ Candidate warp_best(Candidate best) {
 #pragma unroll
   for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
-    const Candidate other = {__shfl_xor_sync(kFullWarp, best.score, offset), __shfl_xor_sync(kFullWarp, best.id, offset)};
+    const Candidate other = {__shfl_xor_sync(kFullWarp, best.score, offset),
+                             __shfl_xor_sync(kFullWarp, best.id, offset)};
     if (is_better(other, best)) best = other;
   }
   return best;
 }
 
-// A block's shared memory: the best of each of its warps; and, in the first block of a cluster, of each block.
+// A block's shared memory: the best of each of its warps; and, in the first block of a cluster, of
+// each block.
 struct SampleShared {
   Candidate of_warp[kSampleWarps];
-  float score_of_block[kSampleCluster], id_of_block[kSampleCluster];  // an id as the bits of a float
+  float score_of_block[kSampleCluster],
+      id_of_block[kSampleCluster];  // an id as the bits of a float
 };
 
 // The first warp's result is the block's.
@@ -80,7 +88,8 @@ __device__ Candidate block_best(Candidate best, SampleShared& shared) {
   return warp_best(threadIdx.x < kSampleWarps ? shared.of_warp[threadIdx.x] : Candidate{});
 }
 
-// The first warp's result in the first block is the cluster's. All threads of the cluster must call it.
+// The first warp's result in the first block is the cluster's. All threads of the cluster must call
+// it.
 __device__ Candidate cluster_best(Candidate best, SampleShared& shared) {
   const uint32_t rank = cluster_rank();
   if (threadIdx.x == 0) {
@@ -90,7 +99,8 @@ __device__ Candidate cluster_best(Candidate best, SampleShared& shared) {
   sync_cluster();
   if (rank != 0) return best;
   for (int block = 1; block < kSampleCluster; ++block) {
-    const Candidate other = {shared.score_of_block[block], __float_as_int(shared.id_of_block[block])};
+    const Candidate other = {shared.score_of_block[block],
+                             __float_as_int(shared.id_of_block[block])};
     if (is_better(other, best)) best = other;
   }
   return best;
@@ -118,13 +128,16 @@ __device__ Vector<T> load_vector(const Row<T>& row, int vector) {
     *reinterpret_cast<uint4*>(&v) = *reinterpret_cast<const uint4*>(row.logits + first);
   } else {
 #pragma unroll
-    for (int i = 0; i < Vector<T>::kIds; ++i) v.of_id[i] = i < row.vocab - first ? row.logits[first + i] : from_float<T>(-INFINITY);
+    for (int i = 0; i < Vector<T>::kIds; ++i)
+      v.of_id[i] = i < row.vocab - first ? row.logits[first + i] : from_float<T>(-INFINITY);
   }
   return v;
 }
 
 // NaN only where all are.
-__device__ float largest(const Vector<float>& v) { return fmaxf(fmaxf(v.of_id[0], v.of_id[1]), fmaxf(v.of_id[2], v.of_id[3])); }
+__device__ float largest(const Vector<float>& v) {
+  return fmaxf(fmaxf(v.of_id[0], v.of_id[1]), fmaxf(v.of_id[2], v.of_id[3]));
+}
 
 template <typename T>
 __device__ float largest(const Vector<T>& v) {
@@ -139,23 +152,27 @@ struct Share {
   int first, step;
 };
 
-// Takes what is better from the vectors begin .. end - 1, of which there may be none: a vector's largest logit, as its first id. The
-// thread's earlier vectors were lower ids. Past the last vector it is the last again, which changes nothing.
+// Takes what is better from the vectors begin .. end - 1, of which there may be none: a vector's
+// largest logit, as its first id. The thread's earlier vectors were lower ids. Past the last vector
+// it is the last again, which changes nothing.
 template <bool kWhole, typename T>
 __device__ void take_largest(Candidate& best, const Row<T>& row, int begin, int end, Share share) {
   for (int vector = begin + share.first; vector < end; vector += kSampleLoads * share.step) {
     Vector<T> v[kSampleLoads];
 #pragma unroll
-    for (int i = 0; i < kSampleLoads; ++i) v[i] = load_vector<kWhole>(row, min(vector + i * share.step, end - 1));
+    for (int i = 0; i < kSampleLoads; ++i)
+      v[i] = load_vector<kWhole>(row, min(vector + i * share.step, end - 1));
 #pragma unroll
     for (int i = 0; i < kSampleLoads; ++i) {
       const float score = largest(v[i]);
-      if (score > best.score) best = {score, min(vector + i * share.step, end - 1) * Vector<T>::kIds};
+      if (score > best.score)
+        best = {score, min(vector + i * share.step, end - 1) * Vector<T>::kIds};
     }
   }
 }
 
-// The thread's largest logit, as the first id of its vector. NaN and -inf are not larger than the -inf of no candidate.
+// The thread's largest logit, as the first id of its vector. NaN and -inf are not larger than the
+// -inf of no candidate.
 template <typename T>
 __device__ Candidate greedy_best(const Row<T>& row, Share share) {
   constexpr int kIds = Vector<T>::kIds;
@@ -166,25 +183,30 @@ __device__ Candidate greedy_best(const Row<T>& row, Share share) {
   return best;
 }
 
-// The lowest id of a vector whose logit is best.score; best.id is the vector's first. All lanes of a warp must call it, and get it.
+// The lowest id of a vector whose logit is best.score; best.id is the vector's first. All lanes of
+// a warp must call it, and get it.
 template <typename T>
 __device__ int32_t first_equal(const Row<T>& row, const Candidate& best) {
   const int lane = threadIdx.x % kWarpSize;
-  const bool is_here = lane < Vector<T>::kIds && lane < row.vocab - best.id && to_float(row.logits[best.id + lane]) == best.score;
+  const bool is_here = lane < Vector<T>::kIds && lane < row.vocab - best.id &&
+                       to_float(row.logits[best.id + lane]) == best.score;
   return best.id + __ffs(__ballot_sync(kFullWarp, is_here)) - 1;
 }
 
 __device__ float gumbel(uint32_t bits) { return -logf(-logf(open_uniform(bits))); }
 
-// Takes what is better of the four ids of a Philox block. NaN and -inf are no candidates: both fail `v > -inf`.
+// Takes what is better of the four ids of a Philox block. NaN and -inf are no candidates: both fail
+// `v > -inf`.
 template <typename T>
 __device__ void take_of_four(Candidate& best, const Row<T>& row, int block, const Noise& noise) {
   const int32_t first = block * kPhiloxIds;
   float v[kPhiloxIds];
 #pragma unroll
-  for (int i = 0; i < kPhiloxIds; ++i) v[i] = i < row.vocab - first ? to_float(row.logits[first + i]) : -INFINITY;
+  for (int i = 0; i < kPhiloxIds; ++i)
+    v[i] = i < row.vocab - first ? to_float(row.logits[first + i]) : -INFINITY;
   // The lanes of token_bits(), four at a time.
-  const Philox4 bits = philox4x32({{static_cast<uint32_t>(block), noise.position, 0u, 0u}}, noise.seed_low, noise.seed_high);
+  const Philox4 bits = philox4x32({{static_cast<uint32_t>(block), noise.position, 0u, 0u}},
+                                  noise.seed_low, noise.seed_high);
 #pragma unroll
   for (int i = 0; i < kPhiloxIds; ++i) {
     if (!(v[i] > -INFINITY)) continue;
@@ -198,13 +220,15 @@ template <typename T>
 __device__ Candidate noisy_best(const Row<T>& row, Share share, const Noise& noise) {
   Candidate best;
   const int blocks = static_cast<int>(ceil_div(row.vocab, kPhiloxIds));
-  for (int block = share.first; block < blocks; block += share.step) take_of_four(best, row, block, noise);
+  for (int block = share.first; block < blocks; block += share.step)
+    take_of_four(best, row, block, noise);
   return best;
 }
 
 // kBlocks blocks per segment; more than one are a cluster.
 template <typename T, int kBlocks>
-__global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>) sample_kernel(const SampleParams p) {
+__global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>)
+    sample_kernel(const SampleParams p) {
   const int64_t r = blockIdx.x / kBlocks;
   const int part = blockIdx.x % kBlocks;
   SampleShared& shared = *reinterpret_cast<SampleShared*>(dynamic_shared());
@@ -219,8 +243,10 @@ __global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>) sample_ker
     if (threadIdx.x == 0 && part == 0) p.out[r] = -1;
     return;
   }
-  const Row<T> row = {static_cast<const T*>(p.logits) + r * p.logits_stride, static_cast<int32_t>(p.vocab)};
-  const Share share = {part * kSampleThreads + static_cast<int>(threadIdx.x), kBlocks * kSampleThreads};
+  const Row<T> row = {static_cast<const T*>(p.logits) + r * p.logits_stride,
+                      static_cast<int32_t>(p.vocab)};
+  const Share share = {part * kSampleThreads + static_cast<int>(threadIdx.x),
+                       kBlocks * kSampleThreads};
   const Noise noise = load_noise(s, p.row_state);
   const bool greedy = !(noise.temperature > 0.0f);
   Candidate best = greedy ? greedy_best(row, share) : noisy_best(row, share, noise);
@@ -237,10 +263,12 @@ __global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>) sample_ker
 
 int apply_token_mask(const ApplyTokenMaskParams& p, void* stream) {
   if (p.num_segments == 0) return 0;
-  const int64_t chunks = p.vocab > 0 ? ceil_div(p.vocab, kMaskChunk) : 1;  // row_errors is written even for an empty vocabulary
+  const int64_t chunks = p.vocab > 0 ? ceil_div(p.vocab, kMaskChunk)
+                                     : 1;  // row_errors is written even for an empty vocabulary
   return with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    return launch(apply_token_mask_kernel<T>, p.num_segments * chunks, kMaskThreads, stream, p, chunks);
+    return launch(apply_token_mask_kernel<T>, p.num_segments * chunks, kMaskThreads, stream, p,
+                  chunks);
   });
 }
 
@@ -249,10 +277,10 @@ int sample(const SampleParams& p, void* stream) {
   return with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     LaunchShape shape{p.num_segments, kSampleThreads, sizeof(SampleShared)};
-    if (!p.fast || !fast_kernels_run()) return launch(sample_kernel<T, 1>, shape, stream, p);
+    if (!p.hopper || !hopper_runs()) return launch(sample_kernel<T, 1>, shape, stream, p);
     shape.blocks *= kSampleCluster;
     shape.cluster = kSampleCluster;
-    shape.early = true;
+    shape.pdl = true;
     return launch(sample_kernel<T, kSampleCluster>, shape, stream, p);
   });
 }

@@ -4,8 +4,9 @@
 
 namespace photon::cuda {
 
-// Whether the split kernel can compute this call: bfloat16, head_dim 64, 96, 128 or 256, a cache and an output of whole 16-byte vectors,
-// angles, norm weights and a workspace that begin with one, sizes that 32 bits index, and a device that has the instructions.
+// Whether the split kernel can compute this call: bfloat16, head_dim 64, 96, 128 or 256, a cache
+// and an output of whole 16-byte vectors, angles, norm weights and a workspace that begin with one,
+// sizes that 32 bits index, and a device that has the instructions.
 bool can_split_attention(const FusedAttentionDecodeParams& p);
 
 int split_attention(const FusedAttentionDecodeParams& p, void* stream);

@@ -1,4 +1,5 @@
-// KV memory as split attention indexes it: vectors of 16 bytes, counted in 32 bits, and divisions that the host prepared.
+// KV memory as split attention indexes it: vectors of 16 bytes, counted in 32 bits, and divisions
+// that the host prepared.
 #pragma once
 #include <algorithm>
 
@@ -10,7 +11,7 @@
 
 namespace photon::cuda {
 
-constexpr uint32_t kAbsent = UINT32_MAX;  // no position of the past, or not in the cache
+constexpr uint32_t kAbsent = UINT32_MAX;  // no position of the context, or not in the cache
 
 // Where the key and the value of one position of a KV head are, in vectors from the cache's bases.
 struct KvPlaces {
@@ -25,12 +26,17 @@ struct SplitCache {
   Divisor page_size;
   uint32_t k_page, k_token, k_head, v_page, v_token, v_head;
 
-  static int64_t capacity_of(const KvCache& c) { return c.page_table != nullptr ? c.pages_per_row * c.page_size : c.page_size; }
+  static int64_t capacity_of(const KvCache& c) {
+    return c.page_table != nullptr ? c.pages_per_row * c.page_size : c.page_size;
+  }
 
   static bool fits(const KvCache& c, int64_t kv_heads) {
-    const int64_t k_end = c.num_pages * c.k_page_stride + c.page_size * c.k_token_stride + kv_heads * c.k_head_stride;
-    const int64_t v_end = c.num_pages * c.v_page_stride + c.page_size * c.v_token_stride + kv_heads * c.v_head_stride;
-    return k_end / kPack < kAbsent && v_end / kPack < kAbsent && capacity_of(c) < INT32_MAX / 2 && c.page_size < INT32_MAX / 2;
+    const int64_t k_end =
+        c.num_pages * c.k_page_stride + c.page_size * c.k_token_stride + kv_heads * c.k_head_stride;
+    const int64_t v_end =
+        c.num_pages * c.v_page_stride + c.page_size * c.v_token_stride + kv_heads * c.v_head_stride;
+    return k_end / kPack < kAbsent && v_end / kPack < kAbsent && capacity_of(c) < INT32_MAX / 2 &&
+           c.page_size < INT32_MAX / 2;
   }
 
   explicit SplitCache(const KvCache& c)
@@ -49,9 +55,9 @@ struct SplitCache {
         v_token(vectors(c.v_token_stride)),
         v_head(vectors(c.v_head_stride)) {}
 
-  // As past_length() in common/kv.h.
-  __device__ int32_t past_length(const Line& line) const {
-    return line.length > 0 && line.row >= 0 && line.row < rows ? min(line.length, capacity) : 0;
+  // As kv_len() in common/kv.h.
+  __device__ int32_t kv_len(const Token& token) const {
+    return token.length > 0 && token.row >= 0 && token.row < rows ? min(token.length, capacity) : 0;
   }
 
   // Where the pages of a row that is in the tables are listed; null: the row is its only page.
@@ -59,9 +65,10 @@ struct SplitCache {
     return page_table != nullptr ? page_table + static_cast<int64_t>(row) * pages_per_row : nullptr;
   }
 
-  // Requests the page of a position of a row with these pages, if it is `wanted`; its places are another matter, so that nothing waits
-  // here.
-  __device__ int32_t request(const int32_t* pages, int32_t row, int32_t position, bool wanted) const {
+  // Requests the page of a position of a row with these pages, if it is `wanted`; its places are
+  // another matter, so that nothing waits here.
+  __device__ int32_t request(const int32_t* pages, int32_t row, int32_t position,
+                             bool wanted) const {
     wanted = wanted && static_cast<uint32_t>(position) < static_cast<uint32_t>(capacity);
     int32_t page = wanted ? row : -1;
     if (wanted && pages != nullptr) page = pages[page_size.divides(position)];
@@ -70,13 +77,16 @@ struct SplitCache {
 
   __device__ KvPlaces places(int32_t page, int32_t head, int32_t position) const {
     const uint32_t token = position - page_size.divides(position) * page_size.of;
-    const KvPlaces places = {page * k_page + token * k_token + head * k_head, page * v_page + token * v_token + head * v_head};
+    const KvPlaces places = {page * k_page + token * k_token + head * k_head,
+                             page * v_page + token * v_token + head * v_head};
     const bool is_there = static_cast<uint32_t>(page) < static_cast<uint32_t>(num_pages);
     return {is_there ? places.k : kAbsent, is_there ? places.v : kAbsent};
   }
 
  private:
-  static int32_t clamped(int64_t n) { return static_cast<int32_t>(std::min<int64_t>(n, INT32_MAX)); }
+  static int32_t clamped(int64_t n) {
+    return static_cast<int32_t>(std::min<int64_t>(n, INT32_MAX));
+  }
   static uint32_t vectors(int64_t stride) { return static_cast<uint32_t>(stride / kPack); }
 };
 

@@ -1,8 +1,10 @@
-// Which splits of which lines a block of split attention takes. All teams' pasts, laid end to end in units of one step of a block, are cut
-// into as many equal shares as there are blocks, and a split is in the share in which it begins. Where pasts are about as long, a block
-// takes teams as a whole; and where teams are few, each has a cluster of blocks, among which its splits are divided (split_meeting.cuh).
-// That moves work between blocks and no bit: what a split adds up to, and the order in which splits meet, depend on the line's length
-// alone.
+// Which splits of which tokens a block of split attention takes. All split-KV groups' contexts,
+// laid end to end in work items of one step of a block, are cut into as many equal shares as there
+// are blocks, and a split is in the share in which it begins. Where contexts are about as long, a
+// block takes split-KV groups as a whole; and where split-KV groups are few, each has a cluster of
+// blocks, among which its splits are divided (split_reduction.cuh). That moves work between blocks
+// and no bit: what a split adds up to, and the order in which splits are reduced, depend on the
+// token's length alone.
 #pragma once
 #include "common/kv_split.h"
 #include "cuda/divisor.cuh"
@@ -11,125 +13,152 @@
 
 namespace photon::cuda {
 
-constexpr int kCrewTokens = 64;  // positions that a crew of warps takes in a step
+constexpr int kWarpGroupTokens = 64;  // positions that a warp group takes in a step
 
-// Vectors of lines and heads, in the strides of a tensor.
+// Vectors of tokens and heads, in the strides of a tensor.
 template <typename T>
-struct LineHeads {
+struct TokenHeads {
   T* base;
-  int line_stride, head_stride;
+  int token_stride, head_stride;
 
-  LineHeads(T* base, int64_t line_stride, int64_t head_stride)
-      : base(base), line_stride(static_cast<int>(line_stride)), head_stride(static_cast<int>(head_stride)) {}
+  TokenHeads(T* base, int64_t token_stride, int64_t head_stride)
+      : base(base),
+        token_stride(static_cast<int>(token_stride)),
+        head_stride(static_cast<int>(head_stride)) {}
 
-  __device__ T* at(int line, int head) const {
-    return base + static_cast<int64_t>(line) * line_stride + static_cast<int64_t>(head) * head_stride;
+  __device__ T* at(int token, int head) const {
+    return base + static_cast<int64_t>(token) * token_stride +
+           static_cast<int64_t>(head) * head_stride;
   }
 };
 
-// What the host has worked out, in 32 bits. A team: the runs of a tile of query heads of a line.
+// What the host has worked out, in 32 bits. A split-KV group: the tile ranges of a tile of query
+// heads of a token.
 struct SplitGrid {
   const int32_t* decode_meta;
-  int lines, q_heads, group;  // group: query heads of a KV head
-  Divisor line_teams;         // teams of a line
-  Divisor tiles;              // teams of a KV head
-  Divisor splits;             // of a long past
-  Divisor blocks;             // of the launch
-  Divisor rank_pieces;        // of a query's sums, that a rank merges at most (split_meeting.cuh)
-  int rank_bits;              // log2 of a cluster's blocks
-  int unit_bits;              // log2 of a unit's positions
+  int tokens, q_heads, group;  // group: query heads of a KV head
+  Divisor token_split_groups;  // split-KV groups of a token
+  Divisor tiles;               // split-KV groups of a KV head
+  Divisor splits;              // of a long context
+  Divisor blocks;              // of the launch
+  Divisor rank_pieces;  // of a query's sums, that a rank merges at most (split_reduction.cuh)
+  int rank_bits;        // log2 of a cluster's blocks
+  int item_bits;        // log2 of a work item's positions
   SplitCache cache;
-  LineHeads<const Bf16> q, k, v;
-  LineHeads<Bf16> out;
+  TokenHeads<const Bf16> q, k, v;
+  TokenHeads<Bf16> out;
 
   __device__ int ranks() const { return 1 << rank_bits; }
   // What falls to a rank, of so many things, at most.
   __device__ int each_rank(int things) const { return (things + ranks() - 1) >> rank_bits; }
 
-  __device__ unsigned units_of(int32_t length) const { return (static_cast<unsigned>(length) + (1u << unit_bits) - 1) >> unit_bits; }
+  __device__ unsigned items_of(int32_t length) const {
+    return (static_cast<unsigned>(length) + (1u << item_bits) - 1) >> item_bits;
+  }
 
-  // Positions that a line attends to, if it is live.
-  __device__ int32_t past_length(int line) const { return cache.past_length(load_line(decode_meta, line)); }
+  // Positions that a token attends to, if it is live.
+  __device__ int32_t kv_len(int token) const {
+    return cache.kv_len(load_token(decode_meta, token));
+  }
 };
 
-// How a line's past is cut.
-struct LineCut {
-  unsigned units = 0, split_units = 1;  // of the past, and of every split but the last
+// How a token's context is cut.
+struct TokenCut {
+  unsigned items = 0, split_items = 1;  // of the context, and of every split but the last
   int splits = 0;
 
-  __device__ static LineCut of(const SplitGrid& grid, int32_t length) {
+  __device__ static TokenCut of(const SplitGrid& grid, int32_t length) {
     const bool is_few = length <= kFewTokens;
-    LineCut cut;
-    cut.units = grid.units_of(length);
-    cut.split_units = max(is_few ? (cut.units + kFewSplits - 1) / kFewSplits : grid.splits.divides(cut.units + grid.splits.of - 1), 1u);
-    cut.splits = cut.splits_of(cut.units);
+    TokenCut cut;
+    cut.items = grid.items_of(length);
+    cut.split_items = max(is_few ? (cut.items + kFewSplits - 1) / kFewSplits
+                                 : grid.splits.divides(cut.items + grid.splits.of - 1),
+                          1u);
+    cut.splits = cut.splits_of(cut.items);
     return cut;
   }
 
-  // Splits that begin in so many of its first units. A division takes a hundred clocks, and up to a few units to the split a multiplication
-  // does: there are 4 * kMaxSplits of them at most then, and a third is rounded up by less than 2^-16.
+  // Splits that begin in so many of its first work items. A division takes a hundred clocks, and up
+  // to a few work items to the split a multiplication does: there are 4 * kMaxSplits of them at
+  // most then, and a third is rounded up by less than 2^-16.
   __device__ int splits_of(unsigned some) const {
     constexpr unsigned kBits = 16, kThird = ((1u << kBits) + 2) / 3;
-    const unsigned above = some + split_units - 1;
-    if (split_units > 4) return static_cast<int>(above / split_units);
-    return static_cast<int>(above * (split_units == 3 ? kThird : 1u << kBits >> split_units / 2) >> kBits);
+    const unsigned above = some + split_items - 1;
+    if (split_items > 4) return static_cast<int>(above / split_items);
+    return static_cast<int>(above * (split_items == 3 ? kThird : 1u << kBits >> split_items / 2) >>
+                            kBits);
   }
 
   // That of a lane of the warp.
-  __device__ LineCut of_lane(int lane) const {
-    LineCut cut;
-    cut.units = __shfl_sync(kFullWarp, units, lane);
-    cut.split_units = __shfl_sync(kFullWarp, split_units, lane);
+  __device__ TokenCut of_lane(int lane) const {
+    TokenCut cut;
+    cut.items = __shfl_sync(kFullWarp, items, lane);
+    cut.split_items = __shfl_sync(kFullWarp, split_items, lane);
     cut.splits = __shfl_sync(kFullWarp, splits, lane);
     return cut;
   }
 
-  __device__ int32_t split_tokens(const SplitGrid& grid) const { return static_cast<int32_t>(split_units << grid.unit_bits); }
-
-  // The first split of a rank of a cluster that has all of them.
-  __device__ int split_of(const SplitGrid& grid, int rank) const { return splits * rank >> grid.rank_bits; }
-
-  // What the busiest rank has to do, in units.
-  __device__ unsigned rank_units(const SplitGrid& grid) const { return grid.each_rank(splits) * split_units; }
-};
-
-// A block's part of the work of all teams: of their units, or where that is about as even, of the teams as a whole, so that no team's
-// splits have to meet.
-struct Share {
-  // So many positions more may a block of a cluster take, or one with whole teams, because it saves the meeting in global memory.
-  static constexpr unsigned kClusterTokens = 256, kTeamTokens = 128;
-
-  unsigned each, begin, end;  // in units; or in teams
-  bool in_clusters;           // a cluster has a team
-  bool of_teams;              // a team is one block's
-  bool has_dead;              // there are lines that attend to nothing
-
-  // All warps compute the same, and all blocks. `own`, which comes empty: where lines are no more than lanes, of each lane the cut of
-  // its line.
-  __device__ static Share of_block(const SplitGrid& grid, LineCut& own) {
-    unsigned units = 0, live = 0, rank_units = 0, longest = 0;
-#pragma unroll 1
-    for (int i = threadIdx.x % kWarpSize; i < grid.lines; i += kWarpSize) {
-      const int32_t length = grid.past_length(i);
-      own = LineCut::of(grid, length);
-      units += own.units;
-      live += own.units > 0 ? 1 : 0;
-      longest = max(longest, own.units);
-      // A longer past may have more splits than a block of a cluster has room for (MeetingMemory).
-      rank_units = max(rank_units, length <= kFewTokens ? own.rank_units(grid) : INT32_MAX);
-    }
-    live = __reduce_add_sync(kFullWarp, live);
-    const unsigned each_units = divide_each(grid, __reduce_add_sync(kFullWarp, units) * grid.line_teams.of);
-    const unsigned each_teams = divide_each(grid, live * grid.line_teams.of);
-    const bool in_clusters =
-        grid.rank_bits > 0 && __reduce_max_sync(kFullWarp, rank_units) <= each_units + (kClusterTokens >> grid.unit_bits);
-    const bool of_teams = uint64_t{__reduce_max_sync(kFullWarp, longest)} * each_teams <= each_units + (kTeamTokens >> grid.unit_bits);
-    const unsigned each = of_teams ? each_teams : each_units;
-    return {each, blockIdx.x * each, blockIdx.x * each + each, in_clusters, of_teams, live < static_cast<unsigned>(grid.lines)};
+  __device__ int32_t split_tokens(const SplitGrid& grid) const {
+    return static_cast<int32_t>(split_items << grid.item_bits);
   }
 
-  // What a team counts for.
-  __device__ unsigned size_of(unsigned units) const { return of_teams ? min(units, 1u) : units; }
+  // The first split of a rank of a cluster that has all of them.
+  __device__ int split_of(const SplitGrid& grid, int rank) const {
+    return splits * rank >> grid.rank_bits;
+  }
+
+  // What the busiest rank has to do, in work items.
+  __device__ unsigned rank_items(const SplitGrid& grid) const {
+    return grid.each_rank(splits) * split_items;
+  }
+};
+
+// A block's part of the work of all split-KV groups: of their work items, or where that is about as
+// even, of the split-KV groups as a whole, so that no split-KV group's splits have to meet.
+struct Share {
+  // So many positions more may a block of a cluster take, or one with whole split-KV groups,
+  // because it saves the reduction in global memory.
+  static constexpr unsigned kClusterTokens = 256, kSplitGroupTokens = 128;
+
+  unsigned each, begin, end;  // in work items; or in split-KV groups
+  bool in_clusters;           // a cluster has a split-KV group
+  bool of_split_groups;       // a split-KV group is one block's
+  bool has_dead;              // there are tokens that attend to nothing
+
+  // All warps compute the same, and all blocks. `own`, which comes empty: where tokens are no more
+  // than lanes, of each lane the cut of its token.
+  __device__ static Share of_block(const SplitGrid& grid, TokenCut& own) {
+    unsigned items = 0, live = 0, rank_items = 0, longest = 0;
+#pragma unroll 1
+    for (int i = threadIdx.x % kWarpSize; i < grid.tokens; i += kWarpSize) {
+      const int32_t length = grid.kv_len(i);
+      own = TokenCut::of(grid, length);
+      items += own.items;
+      live += own.items > 0 ? 1 : 0;
+      longest = max(longest, own.items);
+      // A longer context may have more splits than a block of a cluster has room for
+      // (ReductionMemory).
+      rank_items = max(rank_items, length <= kFewTokens ? own.rank_items(grid) : INT32_MAX);
+    }
+    live = __reduce_add_sync(kFullWarp, live);
+    const unsigned each_items =
+        divide_each(grid, __reduce_add_sync(kFullWarp, items) * grid.token_split_groups.of);
+    const unsigned each_split_groups = divide_each(grid, live * grid.token_split_groups.of);
+    const bool in_clusters =
+        grid.rank_bits > 0 &&
+        __reduce_max_sync(kFullWarp, rank_items) <= each_items + (kClusterTokens >> grid.item_bits);
+    const bool of_split_groups =
+        uint64_t{__reduce_max_sync(kFullWarp, longest)} * each_split_groups <=
+        each_items + (kSplitGroupTokens >> grid.item_bits);
+    const unsigned each = of_split_groups ? each_split_groups : each_items;
+    return {each,        blockIdx.x * each, blockIdx.x * each + each,
+            in_clusters, of_split_groups,   live < static_cast<unsigned>(grid.tokens)};
+  }
+
+  // What a split-KV group counts for.
+  __device__ unsigned size_of(unsigned items) const {
+    return of_split_groups ? min(items, 1u) : items;
+  }
 
  private:
   __device__ static unsigned divide_each(const SplitGrid& grid, unsigned things) {
@@ -137,11 +166,11 @@ struct Share {
   }
 };
 
-// The way through a run, in steps of so many positions; a split is whole steps.
-struct RunSteps {
+// The way through a tile range, in steps of so many positions; a split is whole steps.
+struct RangeSteps {
   int split;
   int32_t split_end, split_tokens;
-  int32_t at, end;  // positions: of the step, and where the run ends
+  int32_t at, end;  // positions: of the step, and where the tile range ends
 
   // Whether a split has been taken by this step.
   __device__ bool advance(int32_t tokens) {
@@ -155,150 +184,164 @@ struct RunSteps {
   __device__ bool is_done() const { return at >= end; }
 };
 
-// A block's runs one after the other: splits [split, end_split) of a team. All threads hold the same.
-struct RunCursor {
-  int index;            // of the line; at grid.lines there are no more runs
-  unsigned team;        // of the line
-  unsigned team_begin;  // where the share's count of units or teams comes to it
-  Line line;
-  int32_t length;  // of the past
-  LineCut cut;
+// A block's tile ranges one after the other: splits [split, end_split) of a split-KV group. All
+// threads hold the same.
+struct RangeCursor {
+  int index;             // of the token; at grid.tokens there are no more runs
+  unsigned split_group;  // of the token
+  unsigned
+      split_group_begin;  // where the share's count of work items or split-KV groups comes to it
+  Token token;
+  int32_t length;  // of the context
+  TokenCut cut;
   int split, end_split;
 
-  // The share's first run, or the one that a block of the team's cluster has; all blocks know the team then, even those without splits.
-  // `own`: as in Share::of_block().
-  __device__ void seek(const SplitGrid& grid, const Share& share, const LineCut& own) {
+  // The share's first run, or the one that a block of the split-KV group's cluster has; all blocks
+  // know the split-KV group then, even those without splits. `own`: as in Share::of_block().
+  __device__ void seek(const SplitGrid& grid, const Share& share, const TokenCut& own) {
     if (share.in_clusters) return seek_cluster(grid, own);
-    team_begin = 0;
-    seek_line(grid, share, own);
-    if (index >= grid.lines) return;
-    open_first_line(grid, own);
-    team = share.begin - team_begin;
+    split_group_begin = 0;
+    seek_token(grid, share, own);
+    if (index >= grid.tokens) return;
+    open_first_token(grid, own);
+    split_group = share.begin - split_group_begin;
     split = 0;
-    if (share.of_teams) {
-      team_begin = share.begin;
+    if (share.of_split_groups) {
+      split_group_begin = share.begin;
     } else {
-      const unsigned within = team;
-      team = within / cut.units;
-      team_begin += team * cut.units;
-      split = cut.splits_of(share.begin - team_begin);
+      const unsigned within = split_group;
+      split_group = within / cut.items;
+      split_group_begin += split_group * cut.items;
+      split = cut.splits_of(share.begin - split_group_begin);
     }
-    close_run(share);
+    close_range(share);
     if (split >= cut.splits) next(grid, share);
-    if (split >= end_split) index = grid.lines;
+    if (split >= end_split) index = grid.tokens;
   }
 
   __device__ void next(const SplitGrid& grid, const Share& share) {
     if (share.in_clusters) {
-      index = grid.lines;
+      index = grid.tokens;
       return;
     }
-    team_begin += share.size_of(cut.units);
+    split_group_begin += share.size_of(cut.items);
     split = 0;
-    if (++team == grid.line_teams.of) {
-      team = 0;
+    if (++split_group == grid.token_split_groups.of) {
+      split_group = 0;
       ++index;
-      while (index < grid.lines && grid.past_length(index) == 0) ++index;
-      if (index < grid.lines) open_line(grid);
+      while (index < grid.tokens && grid.kv_len(index) == 0) ++index;
+      if (index < grid.tokens) open_token(grid);
     }
-    if (team_begin >= share.end) index = grid.lines;
-    close_run(share);
+    if (split_group_begin >= share.end) index = grid.tokens;
+    close_range(share);
   }
 
-  __device__ bool has_run(const SplitGrid& grid) const { return index < grid.lines && split < end_split; }
-  __device__ int32_t begin_position(const SplitGrid& grid) const { return split * cut.split_tokens(grid); }
-  __device__ int32_t end_position(const SplitGrid& grid) const { return min(length, end_split * cut.split_tokens(grid)); }
-  __device__ RunSteps steps(const SplitGrid& grid) const {
+  __device__ bool has_range(const SplitGrid& grid) const {
+    return index < grid.tokens && split < end_split;
+  }
+  __device__ int32_t begin_position(const SplitGrid& grid) const {
+    return split * cut.split_tokens(grid);
+  }
+  __device__ int32_t end_position(const SplitGrid& grid) const {
+    return min(length, end_split * cut.split_tokens(grid));
+  }
+  __device__ RangeSteps steps(const SplitGrid& grid) const {
     const int32_t begin = begin_position(grid), tokens = cut.split_tokens(grid);
     return {split, begin + tokens, tokens, begin, end_position(grid)};
   }
 
-  // -1: the new position is not in the past.
-  __device__ int32_t new_position() const { return line.position >= 0 && line.position < length ? line.position : -1; }
+  // -1: the new position is not in the context.
+  __device__ int32_t new_position() const {
+    return token.position >= 0 && token.position < length ? token.position : -1;
+  }
 
-  // How many blocks have runs of the team.
-  __device__ int runs(const Share& share) const {
-    if (share.of_teams) return 1;
-    if (cut.split_units > share.each) return cut.splits;
-    const unsigned last = team_begin + (cut.splits - 1) * cut.split_units;
-    return static_cast<int>(last / share.each - team_begin / share.each) + 1;
+  // How many blocks have tile ranges of the split-KV group.
+  __device__ int ranges(const Share& share) const {
+    if (share.of_split_groups) return 1;
+    if (cut.split_items > share.each) return cut.splits;
+    const unsigned last = split_group_begin + (cut.splits - 1) * cut.split_items;
+    return static_cast<int>(last / share.each - split_group_begin / share.each) + 1;
   }
 
  private:
-  __device__ void seek_cluster(const SplitGrid& grid, const LineCut& own) {
+  __device__ void seek_cluster(const SplitGrid& grid, const TokenCut& own) {
     const unsigned cluster = blockIdx.x >> grid.rank_bits;
     const int rank = static_cast<int>(cluster_rank());
-    index = static_cast<int>(grid.line_teams.divides(cluster));
-    team = cluster - index * grid.line_teams.of;
-    team_begin = 0;
+    index = static_cast<int>(grid.token_split_groups.divides(cluster));
+    split_group = cluster - index * grid.token_split_groups.of;
+    split_group_begin = 0;
     split = end_split = 0;
-    if (index >= grid.lines) return;
-    open_first_line(grid, own);
+    if (index >= grid.tokens) return;
+    open_first_token(grid, own);
     split = cut.split_of(grid, rank);
     end_split = cut.split_of(grid, rank + 1);
   }
 
-  // The line in which the share begins, and that line's first unit, or team. By the whole warp.
-  __device__ void seek_line(const SplitGrid& grid, const Share& share, const LineCut& own) {
+  // The token in which the share begins, and that token's first work item, or split-KV group. By
+  // the whole warp.
+  __device__ void seek_token(const SplitGrid& grid, const Share& share, const TokenCut& own) {
     const int lane = threadIdx.x % kWarpSize;
 #pragma unroll 1
-    for (int from = 0; from < grid.lines; from += kWarpSize) {
-      unsigned units = own.units;
-      if (grid.lines > kWarpSize) units = from + lane < grid.lines ? grid.units_of(grid.past_length(from + lane)) : 0;
-      const unsigned size = share.size_of(units) * grid.line_teams.of;
+    for (int from = 0; from < grid.tokens; from += kWarpSize) {
+      unsigned items = own.items;
+      if (grid.tokens > kWarpSize)
+        items = from + lane < grid.tokens ? grid.items_of(grid.kv_len(from + lane)) : 0;
+      const unsigned size = share.size_of(items) * grid.token_split_groups.of;
       unsigned end = size;
 #pragma unroll
       for (int offset = 1; offset < kWarpSize; offset *= 2) {
         const unsigned before = __shfl_up_sync(kFullWarp, end, offset);
         if (lane >= offset) end += before;
       }
-      const unsigned beyond = __ballot_sync(kFullWarp, team_begin + end > share.begin);
+      const unsigned beyond = __ballot_sync(kFullWarp, split_group_begin + end > share.begin);
       if (beyond != 0) {
         const int found = __ffs(static_cast<int>(beyond)) - 1;
         index = from + found;
-        team_begin += __shfl_sync(kFullWarp, end - size, found);
+        split_group_begin += __shfl_sync(kFullWarp, end - size, found);
         return;
       }
-      team_begin += __shfl_sync(kFullWarp, end, kWarpSize - 1);
+      split_group_begin += __shfl_sync(kFullWarp, end, kWarpSize - 1);
     }
-    index = grid.lines;
+    index = grid.tokens;
   }
 
-  __device__ void open_line(const SplitGrid& grid) {
-    line = load_line(grid.decode_meta, index);
-    length = grid.cache.past_length(line);
-    cut = LineCut::of(grid, length);
+  __device__ void open_token(const SplitGrid& grid) {
+    token = load_token(grid.decode_meta, index);
+    length = grid.cache.kv_len(token);
+    cut = TokenCut::of(grid, length);
   }
 
-  // The same, of the line whose cut one of the lanes may have.
-  __device__ void open_first_line(const SplitGrid& grid, const LineCut& own) {
-    if (grid.lines > kWarpSize) return open_line(grid);
-    line = load_line(grid.decode_meta, index);
-    length = grid.cache.past_length(line);
+  // The same, of the token whose cut one of the lanes may have.
+  __device__ void open_first_token(const SplitGrid& grid, const TokenCut& own) {
+    if (grid.tokens > kWarpSize) return open_token(grid);
+    token = load_token(grid.decode_meta, index);
+    length = grid.cache.kv_len(token);
     cut = own.of_lane(index);
   }
 
-  __device__ void close_run(const Share& share) {
-    const unsigned left = share.end - min(team_begin, share.end);
+  __device__ void close_range(const Share& share) {
+    const unsigned left = share.end - min(split_group_begin, share.end);
     end_split = left > 0 ? cut.splits : 0;
-    if (!share.of_teams && left < cut.units) end_split = cut.splits_of(left);
+    if (!share.of_split_groups && left < cut.items) end_split = cut.splits_of(left);
   }
 };
 
-// The query heads of a team.
-struct TeamHeads {
-  int kv_head, first, count;  // first: of the line's query heads
+// The query heads of a split-KV group.
+struct SplitGroupHeads {
+  int kv_head, first, count;  // first: of the token's query heads
 
-  __device__ static TeamHeads of(const SplitGrid& grid, unsigned team, int tile_queries) {
-    TeamHeads heads;
-    heads.kv_head = static_cast<int>(grid.tiles.divides(team));
-    const int in_group = static_cast<int>(team - heads.kv_head * grid.tiles.of) * tile_queries;
+  __device__ static SplitGroupHeads of(const SplitGrid& grid, unsigned split_group,
+                                       int tile_queries) {
+    SplitGroupHeads heads;
+    heads.kv_head = static_cast<int>(grid.tiles.divides(split_group));
+    const int in_group =
+        static_cast<int>(split_group - heads.kv_head * grid.tiles.of) * tile_queries;
     heads.first = heads.kv_head * grid.group + in_group;
     heads.count = min(grid.group - in_group, tile_queries);
     return heads;
   }
 
-  // Whether it is the KV head's first team.
+  // Whether it is the KV head's first split-KV group.
   __device__ bool leads(const SplitGrid& grid) const { return first == kv_head * grid.group; }
 };
 

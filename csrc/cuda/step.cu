@@ -1,8 +1,9 @@
-// The head and the tail of a step: begin_step, publish, and the two stand-alone fillers of step input.
+// The head and the tail of a step: begin_step, publish, and the two stand-alone fillers of step
+// input.
 #include "common/deltas.h"
-#include "common/line.h"
 #include "common/out_record.h"
 #include "common/segment.h"
+#include "common/token.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
 #include "cuda/ptx.cuh"
@@ -16,7 +17,8 @@ constexpr int kHeadWarps = kHeadThreads / kWarpSize;
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
 
-// Whether a row is alive, as one answer for the whole warp: were a row named by two segments, another warp might be ending it right now.
+// Whether a row is alive, as one answer for the whole warp: were a row named by two segments,
+// another warp might be ending it right now.
 __device__ bool is_alive_for_warp(const int32_t* row_state, int32_t row, int64_t rows) {
   return __any_sync(kFullWarp, is_alive(row_state, row, rows)) != 0;
 }
@@ -26,35 +28,38 @@ __device__ void apply_run(const DeltaRun& run, int lane) {
   for (int64_t i = lane; i < run.count; i += kWarpSize) run.to[i] = run.from[i];
 }
 
-// One warp fills the lines of one live segment and returns how far they reach: 1 + the last one. Where a token is missing, the row ends:
-// its lines stay dead, and the result is 0.
+// One warp fills the tokens of one live segment and returns how far they reach: 1 + the last one.
+// Where a token is missing, the row ends: its tokens stay dead, and the result is 0.
 __device__ int64_t fill_segment(const BeginStepParams& p, const Segment& s, int lane) {
-  int32_t* row = row_line(p.row_state, s.row);
-  bool missing = !fits_step(s, p.row_state, p.num_lines);
-  const int32_t first_position = row[kRowPosition], count = missing ? 0 : s.num_lines;
+  int32_t* row = row_words(p.row_state, s.row);
+  bool missing = !fits_step(s, p.row_state, p.num_tokens);
+  const int32_t first_position = row[kRowPosition], count = missing ? 0 : s.num_tokens;
   for (int32_t i = lane; i < count; i += kWarpSize) {
-    const int64_t line = static_cast<int64_t>(s.first_line) + i;
-    const int32_t token = take_token(s, p.row_state, p.staged_ids, line);
+    const int64_t token_index = static_cast<int64_t>(s.first_token) + i;
+    const int32_t token = take_token(s, p.row_state, p.staged_ids, token_index);
     missing |= token == kNoToken;
-    set_line(p.decode_meta, line, token, first_position + i, s.row);
+    set_token(p.decode_meta, token_index, token, first_position + i, s.row);
   }
-  if (__any_sync(kFullWarp, missing) == 0) return last_line(s, p.num_lines) + 1;  // behind it, every lane has read the row
-  for (int32_t i = lane; i < count; i += kWarpSize) clear_line(p.decode_meta, static_cast<int64_t>(s.first_line) + i);
+  if (__any_sync(kFullWarp, missing) == 0)
+    return last_token(s, p.num_tokens) + 1;  // behind it, every lane has read the row
+  for (int32_t i = lane; i < count; i += kWarpSize)
+    clear_token(p.decode_meta, static_cast<int64_t>(s.first_token) + i);
   if (lane == 0) row[kRowAlive] = 0;
   return 0;
 }
 
 // One block, because every phase needs the whole of the one before it.
 __global__ void __launch_bounds__(kHeadThreads, 1) begin_step_kernel(const BeginStepParams p) {
-  __shared__ int32_t extent[kExtentSize];
+  __shared__ int32_t counts[kCountsSize];
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;
   let_next_start();
 
   const int64_t runs = num_delta_runs(p);
   for (int64_t run = warp; run < runs; run += kHeadWarps) apply_run(delta_run(p, run), lane);
-  for (int64_t i = threadIdx.x; i < p.num_lines * kMetaColumns; i += kHeadThreads) p.decode_meta[i] = 0;
-  if (threadIdx.x < kExtentSize) extent[threadIdx.x] = 0;
+  for (int64_t i = threadIdx.x; i < p.num_tokens * kMetaColumns; i += kHeadThreads)
+    p.decode_meta[i] = 0;
+  if (threadIdx.x < kCountsSize) counts[threadIdx.x] = 0;
   __syncthreads();
 
   if (threadIdx.x == 0 && p.delta_words > 0) p.deltas[0] = 0;
@@ -63,11 +68,12 @@ __global__ void __launch_bounds__(kHeadThreads, 1) begin_step_kernel(const Begin
     if (!is_alive_for_warp(p.row_state, s.row, p.rows)) continue;
     const int64_t end = fill_segment(p, s, lane);
     if (lane != 0 || end == 0) continue;
-    atomicMax(&extent[kExtentLines], static_cast<int32_t>(end));
-    if ((s.flags & kSegmentSample) != 0) atomicMax(&extent[kExtentSegments], static_cast<int32_t>(r + 1));
+    atomicMax(&counts[kCountTokens], static_cast<int32_t>(end));
+    if ((s.flags & kSegmentSample) != 0)
+      atomicMax(&counts[kCountSegments], static_cast<int32_t>(r + 1));
   }
   __syncthreads();
-  if (threadIdx.x < kExtentSize) p.extent[threadIdx.x] = extent[threadIdx.x];
+  if (threadIdx.x < kCountsSize) p.counts[threadIdx.x] = counts[threadIdx.x];
 }
 
 __global__ void __launch_bounds__(kThreads) carry_over_ids_kernel(const CarryOverIdsParams p) {
@@ -82,9 +88,10 @@ __global__ void __launch_bounds__(kThreads) decode_meta_set_kernel(const DecodeM
   if (i >= p.n) return;
   const int32_t position = p.positions[i];
   if (is_position(position)) {
-    set_line(p.decode_meta, i, p.tokens[i], position, p.rows != nullptr ? p.rows[i] : static_cast<int32_t>(i));
+    set_token(p.decode_meta, i, p.tokens[i], position,
+              p.rows != nullptr ? p.rows[i] : static_cast<int32_t>(i));
   } else {
-    clear_line(p.decode_meta, i);
+    clear_token(p.decode_meta, i);
   }
 }
 
@@ -92,7 +99,8 @@ struct Record {
   int32_t row, generation, num_tokens, flags, token;
 };
 
-__device__ void write_record(const PublishParams& p, int64_t segment, const Record& record, int lane) {
+__device__ void write_record(const PublishParams& p, int64_t segment, const Record& record,
+                             int lane) {
   int32_t* out = p.out_record + segment * p.record_width;
   for (int64_t i = kRecordTokens + 1 + lane; i < p.record_width; i += kWarpSize) out[i] = -1;
   if (lane != 0) return;
@@ -103,7 +111,8 @@ __device__ void write_record(const PublishParams& p, int64_t segment, const Reco
   out[kRecordTokens] = record.token;
 }
 
-__device__ bool is_stop_id(const PublishParams& p, int32_t row, int32_t stop_count, int32_t token, int lane) {
+__device__ bool is_stop_id(const PublishParams& p, int32_t row, int32_t stop_count, int32_t token,
+                           int lane) {
   const int32_t* ids = p.stop_ids + row * p.stops_per_row;
   const int64_t count = stop_count < p.stops_per_row ? stop_count : p.stops_per_row;
   bool found = false;
@@ -119,12 +128,14 @@ __global__ void __launch_bounds__(kThreads) publish_kernel(const PublishParams p
   if (r >= p.num_segments) return;
   const Segment s = load_segment(p.segments, r);
   if (!is_alive_for_warp(p.row_state, s.row, p.rows)) {
-    const int32_t generation = is_row(s.row, p.rows) ? row_line(p.row_state, s.row)[kRowGeneration] : 0;
+    const int32_t generation =
+        is_row(s.row, p.rows) ? row_words(p.row_state, s.row)[kRowGeneration] : 0;
     write_record(p, r, {s.row, generation, 0, kRecordDead, -1}, lane);
     return;
   }
-  int32_t* row = row_line(p.row_state, s.row);
-  const int32_t generation = row[kRowGeneration], position = wrapping_add(row[kRowPosition], s.num_lines);
+  int32_t* row = row_words(p.row_state, s.row);
+  const int32_t generation = row[kRowGeneration],
+                position = wrapping_add(row[kRowPosition], s.num_tokens);
   const int32_t remaining = wrapping_add(row[kRowRemaining], -1), stop_count = row[kRowStopCount];
   __syncwarp();  // every lane has read the row before lane 0 changes it
   if (lane == 0) row[kRowPosition] = position;
@@ -139,7 +150,9 @@ __global__ void __launch_bounds__(kThreads) publish_kernel(const PublishParams p
     write_record(p, r, {s.row, generation, 0, errors != 0 ? errors : kRecordNoCandidate, -1}, lane);
     return;
   }
-  const int32_t flags = is_stop_id(p, s.row, stop_count, token, lane) ? kRecordStop : remaining <= 0 ? kRecordLength : 0;
+  const int32_t flags = is_stop_id(p, s.row, stop_count, token, lane) ? kRecordStop
+                        : remaining <= 0                              ? kRecordLength
+                                                                      : 0;
   if (lane == 0) {
     row[kRowLastToken] = token;
     row[kRowRemaining] = remaining;
@@ -150,7 +163,9 @@ __global__ void __launch_bounds__(kThreads) publish_kernel(const PublishParams p
 
 }  // namespace
 
-int begin_step(const BeginStepParams& p, void* stream) { return launch(begin_step_kernel, 1, kHeadThreads, stream, p); }
+int begin_step(const BeginStepParams& p, void* stream) {
+  return launch(begin_step_kernel, 1, kHeadThreads, stream, p);
+}
 
 int carry_over_ids(const CarryOverIdsParams& p, void* stream) {
   if (p.n == 0) return 0;
@@ -164,7 +179,8 @@ int decode_meta_set(const DecodeMetaSetParams& p, void* stream) {
 
 int publish(const PublishParams& p, void* stream) {
   if (p.num_segments == 0) return 0;
-  return launch(publish_kernel, waiting_shape(ceil_div(p.num_segments, kWarps), kThreads), stream, p);
+  return launch(publish_kernel, waiting_shape(ceil_div(p.num_segments, kWarps), kThreads), stream,
+                p);
 }
 
 }  // namespace photon::cuda

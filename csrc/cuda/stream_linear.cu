@@ -1,4 +1,4 @@
-// stream_linear: the kernels, and their launches by op, number of lines and shape.
+// stream_linear: the kernels, and their launches by op, number of tokens and shape.
 #include "cuda/stream_linear.h"
 
 #include <algorithm>
@@ -14,48 +14,56 @@ namespace {
 constexpr int kNarrowResidents = 2;  // the next kernel's ring fills while this one works
 
 template <typename Size, Epilogue kEpilogue>
-__global__ void __launch_bounds__(narrow::kThreads, kNarrowResidents) narrow_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(narrow::kThreads, kNarrowResidents)
+    narrow_kernel(const __grid_constant__ Params p) {
   if constexpr (kHopperCode) narrow::run_block<Size, kEpilogue>(p);
 }
 
 template <typename Size, Epilogue kEpilogue>
-__global__ void __launch_bounds__(wide::kThreads, Size::kResidents) wide_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(wide::kThreads, Size::kResidents)
+    wide_kernel(const __grid_constant__ Params p) {
   if constexpr (kHopperCode) wide::run_block<Size, kEpilogue>(p);
 }
 
-constexpr int kGroupLines = 64;         // of a launch
+constexpr int kGroupTokens = 64;        // of a launch
 constexpr int64_t kMaxColumns = 16384;  // the gain lies in shared memory
-constexpr int kMaxSplitPanels = 8;      // of a pair of blocks: what they exchange lies in shared memory
+constexpr int kMaxSplitHalfTiles =
+    8;  // of a pair of blocks: what they exchange lies in shared memory
 constexpr double kWorthSplitting = 0.9;
-constexpr int kOwnCodeWidth = 2048;  // of x: up to this, kOutput's shares of few tiles have a kernel of their own; kResidual's always
+constexpr int kOwnCodeWidth = 2048;  // of x: up to this, kOutput's shares of few tiles have a
+                                     // kernel of their own; kResidual's always
 constexpr int kFewTiles = 3;
 
-// Shared memory of a block, where a multiprocessor is to hold two or one.
+// Shared memory of a block, where a SM is to hold two or one.
 template <Epilogue kEpilogue>
 constexpr int shared_room(int residents) {
   if (residents == 1) return kOnlyBlock;
   return kEpilogue == Epilogue::kResidual ? kLargerBlock : kSmallerBlock;
 }
 
-// The share of the multiprocessors' time that is used if `groups` of them divide `panels`.
-double balance(int64_t panels, int64_t groups) { return static_cast<double>(panels) / (groups * ceil_div(panels, groups)); }
+// The share of the SMs' time that is used if `groups` of them divide `half tiles`.
+double balance(int64_t half_tiles, int64_t groups) {
+  return static_cast<double>(half_tiles) / (groups * ceil_div(half_tiles, groups));
+}
 
-// Two parts of the columns, unless that divides the rows worse: of many lines, a block of half the columns reads half as much. It depends
-// on the shape and the device alone, and each part has a chunk.
-int choose_split(int64_t n, int64_t k, int multiprocessors) {
-  const int64_t panels = ceil_div(n, kPanelRows), pairs = multiprocessors / 2;
-  if (pairs == 0 || k < 2 * kChunk || ceil_div(panels, pairs) > kMaxSplitPanels) return 1;
-  return balance(panels, pairs) >= kWorthSplitting * balance(panels, multiprocessors) ? 2 : 1;
+// Two parts of the columns, unless that divides the rows worse: of many tokens, a block of half the
+// columns reads half as much. It depends on the shape and the device alone, and each part has a
+// chunk.
+int choose_split(int64_t n, int64_t k, int sms) {
+  const int64_t half_tiles = ceil_div(n, kHalfTileRows), pairs = sms / 2;
+  if (pairs == 0 || k < 2 * kChunk || ceil_div(half_tiles, pairs) > kMaxSplitHalfTiles) return 1;
+  return balance(half_tiles, pairs) >= kWorthSplitting * balance(half_tiles, sms) ? 2 : 1;
 }
 
 // Deals the rows out to blocks; returns how many of them there are.
 template <Epilogue kEpilogue>
-int deal_rows(Params& p, int multiprocessors) {
-  const int64_t panels = ceil_div(p.n, kPanelRows);
-  const int row_blocks = std::max(multiprocessors / p.split, 1);
-  p.panels_each = static_cast<int>(panels / row_blocks);
-  p.panels_extra = static_cast<int>(panels % row_blocks);
-  p.most_tiles = static_cast<int>(ceil_div(ceil_div(panels, row_blocks), tile_panels<kEpilogue>(p)));
+int deal_rows(Params& p, int sms) {
+  const int64_t half_tiles = ceil_div(p.n, kHalfTileRows);
+  const int row_blocks = std::max(sms / p.split, 1);
+  p.half_tiles_each = static_cast<int>(half_tiles / row_blocks);
+  p.half_tiles_extra = static_cast<int>(half_tiles % row_blocks);
+  p.most_tiles =
+      static_cast<int>(ceil_div(ceil_div(half_tiles, row_blocks), tile_half_tiles<kEpilogue>(p)));
   return row_blocks * p.split;
 }
 
@@ -66,39 +74,44 @@ int fit_stages(const Params& p, int room) { return std::min(room / p.stage_bytes
 int even_passes(int all, int most) { return static_cast<int>(ceil_div(all, ceil_div(all, most))); }
 
 template <typename Size, Epilogue kEpilogue>
-int launch_narrow(Params p, int blocks, bool early, void* stream) {
+int launch_narrow(Params p, int blocks, bool pdl, void* stream) {
   constexpr bool kAdds = kEpilogue == Epilogue::kResidual;
   constexpr int kRoom = shared_room<kEpilogue>(kNarrowResidents);
-  constexpr int kMostPeerTiles = kMaxSplitPanels / kTilePanels;
-  constexpr int kLeast = narrow::Layout(0, Size::kTiles, kAdds ? kMostPeerTiles : 0, kMaxColumns, !kAdds, kAdds).end;
-  static_assert(kRoom - kLeast >= 2 * 2 * narrow::kPanelBytes, "a stage is filled while the one after it is read");
+  constexpr int kMostPeerTiles = kMaxSplitHalfTiles / kTileHalfTiles;
+  constexpr int kLeast =
+      narrow::Layout(0, Size::kTiles, kAdds ? kMostPeerTiles : 0, kMaxColumns, !kAdds, kAdds).end;
+  static_assert(kRoom - kLeast >= 2 * 2 * narrow::kHalfTileBytes,
+                "a stage is filled while the one after it is read");
   p.pass_tiles = even_passes(p.most_tiles, Size::kTiles);
-  const bool has_half_tiles = p.panels_each + (p.panels_extra > 0 ? 1 : 0) < tile_panels<kEpilogue>(p);
-  p.stage_bytes = has_half_tiles ? narrow::kPanelBytes : 2 * narrow::kPanelBytes;
+  const bool has_half_tiles =
+      p.half_tiles_each + (p.half_tiles_extra > 0 ? 1 : 0) < tile_half_tiles<kEpilogue>(p);
+  p.stage_bytes = has_half_tiles ? narrow::kHalfTileBytes : 2 * narrow::kHalfTileBytes;
   const narrow::Layout rest(0, Size::kTiles, p.split > 1 ? p.most_tiles : 0, p.k, !kAdds, kAdds);
   p.stages = fit_stages(p, kRoom - rest.end);
   LaunchShape shape{blocks, narrow::kThreads};
   shape.shared_bytes = kRoom;
   shape.cluster = static_cast<unsigned>(p.split);
-  shape.early = early;
+  shape.pdl = pdl;
   return launch(narrow_kernel<Size, kEpilogue>, shape, stream, p);
 }
 
-// Tiles of a slab; the last one of a block may have fewer.
-int even_slab(int tiles) { return even_passes(tiles, wide::kSlabTiles); }
+// Tiles of an M tile; the last one of a block may have fewer.
+int even_m_tile(int tiles) { return even_passes(tiles, wide::kMTileTiles); }
 
 // Divides a block's shared memory.
 template <typename Size, Epilogue kEpilogue>
 Params with_rings(Params p) {
   constexpr bool kAdds = kEpilogue == Epilogue::kResidual;
-  p.slab_tiles = even_slab(p.most_tiles);
-  p.pass_tiles = even_passes(static_cast<int>(ceil_div(p.most_tiles, p.slab_tiles)), Size::kSlabs);
-  p.stage_bytes = p.slab_tiles * wide::kTileBytes;
-  const wide::Layout<Size> rest(0, 0, wide::has_one_pass(p), p.split > 1 ? p.most_tiles : 0, p.k, !kAdds, kAdds);
+  p.m_tile_tiles = even_m_tile(p.most_tiles);
+  p.pass_tiles =
+      even_passes(static_cast<int>(ceil_div(p.most_tiles, p.m_tile_tiles)), Size::kMTiles);
+  p.stage_bytes = p.m_tile_tiles * wide::kTileBytes;
+  const wide::Layout<Size> rest(0, 0, wide::has_one_pass(p), p.split > 1 ? p.most_tiles : 0, p.k,
+                                !kAdds, kAdds);
   const int room = (shared_room<kEpilogue>(Size::kResidents) - rest.end) / wide::kGroups;
   const int steps = static_cast<int>(ceil_div(p.k_each, kChunk)) * wide::kChunkSteps;
-  // As the traffic divides: for each step of x, the weights of a pass's slabs. What is left over goes to the weights, which are longer on
-  // their way.
+  // As the traffic divides: for each step of x, the weights of a pass's M tiles. What is left over
+  // goes to the weights, which are longer on their way.
   const int fair = room / (Size::kXBytes + p.pass_tiles * p.stage_bytes);
   p.x_stages = std::max(std::min({steps, wide::kMaxXStages, fair}), wide::kLeastXStages);
   p.stages = fit_stages(p, room - p.x_stages * Size::kXBytes);
@@ -106,13 +119,16 @@ Params with_rings(Params p) {
 }
 
 template <typename Size, Epilogue kEpilogue>
-int launch_wide(Params p, int blocks, bool early, void* stream) {
-  static_assert(2 * wide::kGroups * Size::kXBytes >= wide::kSlabBytes - wide::kTileBytes, "an instruction reads what lies behind a stage");
-  if (const int error = make_panel_map(p.lines_map, wide::kStepSlices, p.x, p.lines, p.k, p.x_stride, Size::kLines)) return error;
+int launch_wide(Params p, int blocks, bool pdl, void* stream) {
+  static_assert(2 * wide::kGroups * Size::kXBytes >= wide::kMTileBytes - wide::kTileBytes,
+                "an instruction reads what lies behind a stage");
+  if (const int error = make_half_tile_map(p.tokens_map, wide::kStepSlices, p.x, p.tokens, p.k,
+                                           p.x_stride, Size::kTokens))
+    return error;
   LaunchShape shape{blocks, wide::kThreads};
   shape.shared_bytes = shared_room<kEpilogue>(Size::kResidents);
   shape.cluster = static_cast<unsigned>(p.split);
-  shape.early = early;
+  shape.pdl = pdl;
   return launch(wide_kernel<Size, kEpilogue>, shape, stream, with_rings<Size, kEpilogue>(p));
 }
 
@@ -122,7 +138,8 @@ int make_weight_maps(Params& p, int blocks, const Bf16* weight, int64_t stride) 
   const int64_t rows = (is_swiglu<kEpilogue>(p) ? 2 : 1) * static_cast<int64_t>(p.n);
   for (int part = 0; part < p.split; ++part) {
     const int column = part * p.k_each;
-    if (const int error = make_panel_map(p.weight[part], blocks, weight + column, rows, std::min(p.k_each, p.k - column), stride)) {
+    if (const int error = make_half_tile_map(p.weight[part], blocks, weight + column, rows,
+                                             std::min(p.k_each, p.k - column), stride)) {
       return error;
     }
   }
@@ -130,57 +147,70 @@ int make_weight_maps(Params& p, int blocks, const Bf16* weight, int64_t stride) 
 }
 
 template <Epilogue kEpilogue>
-int launch_few_lines(Params p, int multiprocessors, const Bf16* weight, int64_t weight_stride, bool early, void* stream) {
-  const int blocks = deal_rows<kEpilogue>(p, multiprocessors);
-  if (const int error = make_weight_maps<kEpilogue>(p, kSlices, weight, weight_stride)) return error;
+int launch_few_tokens(Params p, int sms, const Bf16* weight, int64_t weight_stride, bool pdl,
+                      void* stream) {
+  const int blocks = deal_rows<kEpilogue>(p, sms);
+  if (const int error = make_weight_maps<kEpilogue>(p, kSlices, weight, weight_stride))
+    return error;
   using Few = narrow::Size<kFewTiles, 4>;
   const bool is_few = p.most_tiles <= kFewTiles;
   if constexpr (kEpilogue == Epilogue::kResidual) {
-    if (is_few) return launch_narrow<Few, kEpilogue>(p, blocks, early, stream);
-    return launch_narrow<narrow::Size<4, 4>, kEpilogue>(p, blocks, early, stream);  // as many tiles as a pair of blocks shares
+    if (is_few) return launch_narrow<Few, kEpilogue>(p, blocks, pdl, stream);
+    return launch_narrow<narrow::Size<4, 4>, kEpilogue>(
+        p, blocks, pdl, stream);  // as many tiles as a pair of blocks shares
   } else {
-    // By the width, which QKV and gate/up of a model have in common: in wide models both run the same code (stream_share.cuh).
-    if (is_few && p.k <= kOwnCodeWidth) return launch_narrow<Few, kEpilogue>(p, blocks, early, stream);
-    return launch_narrow<narrow::Size<10, 2>, kEpilogue>(p, blocks, early, stream);
+    // By the width, which QKV and gate/up of a model have in common: in wide models both run the
+    // same code (stream_share.cuh).
+    if (is_few && p.k <= kOwnCodeWidth)
+      return launch_narrow<Few, kEpilogue>(p, blocks, pdl, stream);
+    return launch_narrow<narrow::Size<10, 2>, kEpilogue>(p, blocks, pdl, stream);
   }
 }
 
 template <Epilogue kEpilogue>
-int launch_many_lines(Params p, int multiprocessors, const Bf16* weight, int64_t weight_stride, bool early, void* stream) {
-  const int blocks = deal_rows<kEpilogue>(p, multiprocessors);
-  if (const int error = make_weight_maps<kEpilogue>(p, wide::kStepSlices, weight, weight_stride)) return error;
-  // Two passes over x, with the next kernel's blocks beside these, are better than one without them; three are not, nor is a ring of one
-  // stage, which has to be read before it is filled again.
+int launch_many_tokens(Params p, int sms, const Bf16* weight, int64_t weight_stride, bool pdl,
+                       void* stream) {
+  const int blocks = deal_rows<kEpilogue>(p, sms);
+  if (const int error = make_weight_maps<kEpilogue>(p, wide::kStepSlices, weight, weight_stride))
+    return error;
+  // Two passes over x, with the next kernel's blocks beside these, are better than one without
+  // them; three are not, nor is a ring of one stage, which has to be read before it is filled
+  // again.
   using Small = wide::Size<32, 1, 2>;
-  const bool is_small = p.most_tiles <= 2 * wide::kSlabTiles && p.k <= kMaxColumns / 2 && with_rings<Small, kEpilogue>(p).stages > 1;
-  if (p.lines <= 16) {
-    if (p.k <= kMaxColumns / 2) return launch_wide<wide::Size<16, 2, 2>, kEpilogue>(p, blocks, early, stream);
-    return launch_wide<wide::Size<16, 2, 1>, kEpilogue>(p, blocks, early, stream);
+  const bool is_small = p.most_tiles <= 2 * wide::kMTileTiles && p.k <= kMaxColumns / 2 &&
+                        with_rings<Small, kEpilogue>(p).stages > 1;
+  if (p.tokens <= 16) {
+    if (p.k <= kMaxColumns / 2)
+      return launch_wide<wide::Size<16, 2, 2>, kEpilogue>(p, blocks, pdl, stream);
+    return launch_wide<wide::Size<16, 2, 1>, kEpilogue>(p, blocks, pdl, stream);
   }
-  if (p.lines <= 32) {
-    if (is_small) return launch_wide<Small, kEpilogue>(p, blocks, early, stream);
-    return launch_wide<wide::Size<32, 3, 1>, kEpilogue>(p, blocks, early, stream);
+  if (p.tokens <= 32) {
+    if (is_small) return launch_wide<Small, kEpilogue>(p, blocks, pdl, stream);
+    return launch_wide<wide::Size<32, 3, 1>, kEpilogue>(p, blocks, pdl, stream);
   }
-  return launch_wide<wide::Size<64, 1, 1>, kEpilogue>(p, blocks, early, stream);
+  return launch_wide<wide::Size<64, 1, 1>, kEpilogue>(p, blocks, pdl, stream);
 }
 
 template <Epilogue kEpilogue>
-int launch_group(const Params& p, int multiprocessors, const Bf16* weight, int64_t weight_stride, bool early, void* stream) {
-  return p.lines <= narrow::kLines ? launch_few_lines<kEpilogue>(p, multiprocessors, weight, weight_stride, early, stream)
-                                   : launch_many_lines<kEpilogue>(p, multiprocessors, weight, weight_stride, early, stream);
+int launch_group(const Params& p, int sms, const Bf16* weight, int64_t weight_stride, bool pdl,
+                 void* stream) {
+  return p.tokens <= narrow::kTokens
+             ? launch_few_tokens<kEpilogue>(p, sms, weight, weight_stride, pdl, stream)
+             : launch_many_tokens<kEpilogue>(p, sms, weight, weight_stride, pdl, stream);
 }
 
-// `p` is of all lines; they go in groups.
+// `p` is of all tokens; they go in groups.
 template <Epilogue kEpilogue>
-int launch_lines(Params p, const Bf16* weight, int64_t weight_stride, bool early, void* stream) {
-  const int count = multiprocessors(), lines = p.lines;
+int launch_tokens(Params p, const Bf16* weight, int64_t weight_stride, bool pdl, void* stream) {
+  const int count = sms(), tokens = p.tokens;
   p.split = kEpilogue == Epilogue::kResidual ? choose_split(p.n, p.k, count) : 1;
   p.k_each = static_cast<int>(ceil_div(ceil_div(p.k, kChunk), p.split)) * kChunk;
-  for (; p.first_line < lines; p.first_line += kGroupLines) {
-    p.lines = std::min(lines - p.first_line, kGroupLines);
-    if (const int error = launch_group<kEpilogue>(p, count, weight, weight_stride, early, stream)) return error;
-    p.x += kGroupLines * static_cast<int64_t>(p.x_stride);
-    p.out += kGroupLines * static_cast<int64_t>(p.out_stride);
+  for (; p.first_token < tokens; p.first_token += kGroupTokens) {
+    p.tokens = std::min(tokens - p.first_token, kGroupTokens);
+    if (const int error = launch_group<kEpilogue>(p, count, weight, weight_stride, pdl, stream))
+      return error;
+    p.x += kGroupTokens * static_cast<int64_t>(p.x_stride);
+    p.out += kGroupTokens * static_cast<int64_t>(p.out_stride);
   }
   return cudaSuccess;
 }
@@ -191,42 +221,46 @@ Params common_params(const OpParams& op, int64_t n, int64_t k) {
   Params p = {};
   p.x = static_cast<const Bf16*>(op.x);
   p.bias = static_cast<const Bf16*>(op.bias);
-  p.extent = op.extent;
+  p.counts = op.counts;
   p.x_stride = static_cast<int>(op.x_stride);
-  p.lines = static_cast<int>(op.lines);
+  p.tokens = static_cast<int>(op.tokens);
   p.n = static_cast<int>(n);
   p.k = static_cast<int>(k);
   p.per_column = 1.0f / static_cast<float>(k);
   return p;
 }
 
-// Of rows that lie apart, and near enough for offsets of a few lines in 32 bits.
-bool is_stride(int64_t stride) { return stride > 0 && stride <= INT32_MAX / kLineTile; }
+// Of rows that lie apart, and near enough for offsets of a few tokens in 32 bits.
+bool is_stride(int64_t stride) { return stride > 0 && stride <= INT32_MAX / kTokenTile; }
 
 template <typename OpParams>
 bool fits(const OpParams& p, int64_t n, int64_t k, int64_t weight_stride) {
-  return p.fast && p.dtype == DType::kBF16 && p.lines > 0 && p.lines <= INT32_MAX - kGroupLines && n > 0 && k > 0 && k <= kMaxColumns &&
-         k % kBlockColumns == 0 && 2 * n < INT32_MAX - 16 && is_stride(p.x_stride) && is_stride(weight_stride) && is_vector_aligned(p.x) &&
-         is_vector_aligned(p.weight) && are_whole_vectors(p.dtype, p.x_stride, weight_stride) && fast_kernels_run();
+  return p.hopper && p.dtype == DType::kBF16 && p.tokens > 0 &&
+         p.tokens <= INT32_MAX - kGroupTokens && n > 0 && k > 0 && k <= kMaxColumns &&
+         k % kSliceColumns == 0 && 2 * n < INT32_MAX - 16 && is_stride(p.x_stride) &&
+         is_stride(weight_stride) && is_vector_aligned(p.x) && is_vector_aligned(p.weight) &&
+         are_whole_vectors(p.dtype, p.x_stride, weight_stride) && hopper_runs();
 }
 
 }  // namespace
 }  // namespace stream_linear
 
-bool has_fast_kernels() { return fast_kernels_run(); }
+bool has_hopper() { return hopper_runs(); }
 
 bool streams(const NormLinearParams& p) {
-  return stream_linear::fits(p, p.n, p.k, p.weight_stride) && stream_linear::is_stride(p.out_stride) && is_vector_aligned(p.norm_weight);
+  return stream_linear::fits(p, p.n, p.k, p.weight_stride) &&
+         stream_linear::is_stride(p.out_stride) && is_vector_aligned(p.norm_weight);
 }
 
 bool streams(const LinearResidualParams& p) {
-  return stream_linear::fits(p, p.n, p.k, p.weight_stride) && stream_linear::is_stride(p.residual_stride) && p.n % kPanelRows == 0 &&
+  return stream_linear::fits(p, p.n, p.k, p.weight_stride) &&
+         stream_linear::is_stride(p.residual_stride) && p.n % kHalfTileRows == 0 &&
          is_vector_aligned(p.residual) && are_whole_vectors(p.dtype, p.residual_stride);
 }
 
 bool streams(const NormSwigluParams& p) {
-  return stream_linear::fits(p, p.intermediate, p.hidden, p.hidden) && stream_linear::is_stride(p.out_stride) &&
-         is_vector_aligned(p.norm_weight);
+  return stream_linear::fits(p, p.intermediate, p.hidden, p.hidden) &&
+         stream_linear::is_stride(p.out_stride) && is_vector_aligned(p.norm_weight);
 }
 
 int stream_norm_linear(const NormLinearParams& op, void* stream) {
@@ -235,16 +269,16 @@ int stream_norm_linear(const NormLinearParams& op, void* stream) {
   p.gain = static_cast<const Bf16*>(op.norm_weight);
   p.out_stride = static_cast<int>(op.out_stride);
   p.eps = op.eps;
-  return stream_linear::launch_lines<stream_linear::Epilogue::kOutput>(p, static_cast<const Bf16*>(op.weight), op.weight_stride, op.early,
-                                                                       stream);
+  return stream_linear::launch_tokens<stream_linear::Epilogue::kOutput>(
+      p, static_cast<const Bf16*>(op.weight), op.weight_stride, op.pdl, stream);
 }
 
 int stream_linear_residual(const LinearResidualParams& op, void* stream) {
   stream_linear::Params p = stream_linear::common_params(op, op.n, op.k);
   p.out = static_cast<Bf16*>(op.residual);
   p.out_stride = static_cast<int>(op.residual_stride);
-  return stream_linear::launch_lines<stream_linear::Epilogue::kResidual>(p, static_cast<const Bf16*>(op.weight), op.weight_stride, op.early,
-                                                                         stream);
+  return stream_linear::launch_tokens<stream_linear::Epilogue::kResidual>(
+      p, static_cast<const Bf16*>(op.weight), op.weight_stride, op.pdl, stream);
 }
 
 int stream_norm_swiglu(const NormSwigluParams& op, void* stream) {
@@ -254,7 +288,8 @@ int stream_norm_swiglu(const NormSwigluParams& op, void* stream) {
   p.out_stride = static_cast<int>(op.out_stride);
   p.eps = op.eps;
   p.is_swiglu = true;
-  return stream_linear::launch_lines<stream_linear::Epilogue::kOutput>(p, static_cast<const Bf16*>(op.weight), op.hidden, op.early, stream);
+  return stream_linear::launch_tokens<stream_linear::Epilogue::kOutput>(
+      p, static_cast<const Bf16*>(op.weight), op.hidden, op.pdl, stream);
 }
 
 }  // namespace photon::cuda

@@ -1,4 +1,5 @@
-// The fast kernels of the fused linears. `streams(p)`: whether they take these params, here and now; else the portable kernels run.
+// The Hopper kernels of the fused linears. `streams(p)`: whether they take these params, here and
+// now; else the portable kernels run.
 #pragma once
 #include "common/params.h"
 

@@ -1,13 +1,16 @@
-// The fast linears for up to 8 lines.
+// The Hopper linears for up to 8 tokens.
 //
-// Tensor copies bring the weights into a ring in shared memory, a tile of 16 rows by 512 columns a stage, or half a tile where no block has
-// more; the block's eight warps request them by turns. They need nothing of the kernel before, so with a programmatic launch the ring is
-// full when that one ends. Each warp multiplies one slice of every tile, with the weights as the left operand of the matrix instruction and
-// the lines as the right one. At the end the eight warps' sums meet in shared memory.
+// Tensor copies bring the weights into a ring in shared memory, a tile of 16 rows by 512 columns a
+// stage, or half a tile where no block has more; the block's eight warps request them by turns.
+// They need nothing of the kernel before, so with a programmatic launch the ring is full when that
+// one ends. Each warp multiplies one slice of every tile, with the weights as the left operand of
+// the matrix instruction and the tokens as the right one. At the end the eight warps' sums meet in
+// shared memory.
 //
-// A chain runs several of these kernels one after the other, each for a few microseconds: their code must stay in the instruction cache
-// together, and between the wait and the last store every dependent instruction counts. So loops are kept as loops, what can be computed on
-// the host is, and addresses are computed before the wait.
+// A chain runs several of these kernels one after the other, each for a few microseconds: their
+// code must stay in the instruction cache together, and between the wait and the last store every
+// dependent instruction counts. So loops are kept as loops, what can be computed on the host is,
+// and addresses are computed before the wait.
 #pragma once
 #include "cuda/stream_share.cuh"
 
@@ -17,22 +20,25 @@ namespace narrow {
 
 constexpr int kWarps = kSlices;
 constexpr int kThreads = kWarps * kWarpSize;
-constexpr int kLines = kLineTile;
-constexpr int kPanelBytes = kSlices * kBlockBytes;
-constexpr int kPartialPitch = 18;  // floats per line of a partial tile: 16 rows, and 2 that keep most of the writers' banks apart
-constexpr int kPartialBytes = kWarps * kLines * kPartialPitch * 4 * 3;  // three tiles
+constexpr int kTokens = kTokenTile;
+constexpr int kHalfTileBytes = kSlices * kSliceBytes;
+constexpr int kPartialPitch = 18;  // floats per token of a partial tile: 16 rows, and 2 that keep
+                                   // most of the writers' banks apart
+constexpr int kPartialBytes = kWarps * kTokens * kPartialPitch * 4 * 3;  // three tiles
 
-// Where things lie in a block's shared memory, in bytes from its start; the host sizes the launch with it.
+// Where things lie in a block's shared memory, in bytes from its start; the host sizes the launch
+// with it.
 struct Layout {
   int ring, gain, squares, old, peer, partial, barriers, end;
 
-  constexpr __host__ __device__ Layout(int ring_bytes, int pass_tiles, int peer_tiles, int k, bool normalizes, bool adds)
+  constexpr __host__ __device__ Layout(int ring_bytes, int pass_tiles, int peer_tiles, int k,
+                                       bool normalizes, bool adds)
       : ring(0),
         gain(ring + ring_bytes),
         squares(gain + (normalizes ? (k * 2 + 127) / 128 * 128 : 0)),
-        old(squares + (normalizes ? kSlices * kLines * 4 : 0)),
-        peer(old + (adds ? pass_tiles * kTileRows * kLines * 2 : 0)),
-        partial(peer + peer_tiles * kTileRows * kLines * 4),
+        old(squares + (normalizes ? kSlices * kTokens * 4 : 0)),
+        peer(old + (adds ? pass_tiles * kTileRows * kTokens * 2 : 0)),
+        partial(peer + peer_tiles * kTileRows * kTokens * 4),
         barriers(partial + kPartialBytes),
         end(barriers + (2 * kMaxStages + 1) * static_cast<int>(sizeof(Barrier))) {}
 };
@@ -45,7 +51,8 @@ struct Size {
 
 __device__ inline int chunks_of(const Share& share) { return (share.k + kChunk - 1) / kChunk; }
 
-// Fills the ring with the tiles of a share in the order in which they are multiplied. Of eight tiles in a row each warp copies one.
+// Fills the ring with the tiles of a share in the order in which they are multiplied. Of eight
+// tiles in a row each warp copies one.
 template <Epilogue kEpilogue>
 struct Filler {
   const Params& p;
@@ -77,9 +84,12 @@ struct Filler {
     ++turn;  // while the first tile is read, there is no tile before
   }
 
-  // Called while the tile of `stage` is read: the one before it has been, or will soon have been, by all warps; its stage is filled again.
+  // Called while the tile of `stage` is read: the one before it has been, or will soon have been,
+  // by all warps; its stage is filled again.
   __device__ void refill(const Stage& stage) {
-    if (turn-- == 0) copy(stage.index > 0 ? Stage{stage.index - 1, stage.parity ^ 1} : Stage{ring.stages - 1, stage.parity});
+    if (turn-- == 0)
+      copy(stage.index > 0 ? Stage{stage.index - 1, stage.parity ^ 1}
+                           : Stage{ring.stages - 1, stage.parity});
   }
 
  private:
@@ -105,22 +115,24 @@ struct Filler {
   __device__ void copy_tile(const Stage& stage) const {
     unsigned char* place = ring.stage(stage.index);
     Barrier* full = &ring.full[stage.index];
-    const PanelMap& weight = p.weight[share.part];
+    const HalfTileMap& weight = p.weight[share.part];
     const TileRows rows = tile_rows<kEpilogue>(p, share, pass.first + tile);
     wait_barrier(&ring.empty[stage.index], stage.parity ^ 1);
-    arrive_expecting(full, rows.is_whole ? 2 * kPanelBytes : kPanelBytes);
-    copy_panel(place, weight, rows.first, chunk * kSlices, full, policy);
-    if (rows.is_whole) copy_panel(place + kPanelBytes, weight, rows.second, chunk * kSlices, full, policy);
+    arrive_expecting(full, rows.is_whole ? 2 * kHalfTileBytes : kHalfTileBytes);
+    copy_half_tile(place, weight, rows.first, chunk * kSlices, full, policy);
+    if (rows.is_whole)
+      copy_half_tile(place + kHalfTileBytes, weight, rows.second, chunk * kSlices, full, policy);
   }
 };
 
-// What a lane holds of one chunk of x: of line `group` (lane / 4), the columns 32 h + 8 thread .. + 7 of its warp's slice.
+// What a lane holds of one chunk of x: of token `group` (lane / 4), the columns 32 h + 8 thread ..
+// + 7 of its warp's slice.
 struct XChunk {
   uint4 v[kHalves];
 };
 
-// From there to what instructions take: word i of the lane with thread j becomes word j of the one with thread i. Its words then are of
-// columns 8 j + 2 i.
+// From there to what instructions take: word i of the lane with thread j becomes word j of the one
+// with thread i. Its words then are of columns 8 j + 2 i.
 __device__ inline void turn_words(uint4& v) {
   const bool is_odd = threadIdx.x & 1, is_high = threadIdx.x & 2;
   const auto exchange = [](uint32_t& low, uint32_t& high, bool keeps_high, int mask) {
@@ -133,16 +145,17 @@ __device__ inline void turn_words(uint4& v) {
   exchange(v.y, v.w, is_high, 2);
 }
 
-// A warp's sums over its slices, as seen from a lane. What it needs to find its way is computed before the wait.
+// A warp's sums over its slices, as seen from a lane. What it needs to find its way is computed
+// before the wait.
 template <typename Size, bool kNormalizes>
 struct Multiplier {
   static constexpr int kTiles = Size::kTiles, kAhead = Size::kAhead;
 
   const Ring& ring;
   uint32_t zero;
-  int warp, group, thread;    // group = lane / 4: line and row; thread = lane % 4: columns
-  bool is_active;             // there is such a line
-  const Bf16* x_at;           // the lane's first columns, in its line
+  int warp, group, thread;    // group = lane / 4: token and row; thread = lane % 4: columns
+  bool is_active;             // there is such a token
+  const Bf16* x_at;           // the lane's first columns, in its token
   const unsigned char* gain;  // of those columns, in shared memory
   int chunks, columns;        // of the share; from the warp's first slice to its end
   int offset[kDepths];        // of what the lane points load_matrices() to, in a tile
@@ -150,7 +163,8 @@ struct Multiplier {
   float sums[kTiles][4];
   float squares[2];
 
-  __device__ Multiplier(const Params& p, const Share& share, const Ring& ring, const unsigned char* gains, int active)
+  __device__ Multiplier(const Params& p, const Share& share, const Ring& ring,
+                        const unsigned char* gains, int active)
       : ring(ring),
         zero(p.zero),
         warp(computed_now(threadIdx.x / kWarpSize)),
@@ -162,11 +176,14 @@ struct Multiplier {
     x_at = computed_now(p.x + static_cast<int64_t>(group) * p.x_stride + column);
     gain = gains + computed_now(column * 2);
     columns = computed_now(share.k - warp * kSliceColumns);
-    // Matrices: columns 0 .. 7 of the first panel and of the second, then columns 8 .. 15. Without a second one, the first twice.
-    const int matrix = threadIdx.x % kWarpSize / 8, row = threadIdx.x % 8, panel = p.stage_bytes > kPanelBytes ? matrix % 2 : 0;
+    // Matrices: columns 0 .. 7 of the first half tile and of the second, then columns 8 .. 15.
+    // Without a second one, the first twice.
+    const int matrix = threadIdx.x % kWarpSize / 8, row = threadIdx.x % 8,
+              half_tile = p.stage_bytes > kHalfTileBytes ? matrix % 2 : 0;
 #pragma unroll
     for (int d = 0; d < kDepths; ++d) {
-      offset[d] = computed_now(panel * kPanelBytes + warp * kBlockBytes + row * kSliceColumns * 2 + ((d * 2 + matrix / 2) ^ row) * 16);
+      offset[d] = computed_now(half_tile * kHalfTileBytes + warp * kSliceBytes +
+                               row * kSliceColumns * 2 + ((d * 2 + matrix / 2) ^ row) * 16);
     }
   }
 
@@ -193,10 +210,12 @@ struct Multiplier {
 
  private:
   __device__ void load(XChunk& x, int chunk) const {
-    const bool is_inside = chunk * kChunk < columns && is_active;  // a slice is inside or outside as a whole
+    const bool is_inside =
+        chunk * kChunk < columns && is_active;  // a slice is inside or outside as a whole
     const Bf16* from = x_at + chunk * kChunk;
 #pragma unroll
-    for (int h = 0; h < kHalves; ++h) x.v[h] = load_fresh_if(is_inside, reinterpret_cast<const uint4*>(from + h * 32));
+    for (int h = 0; h < kHalves; ++h)
+      x.v[h] = load_fresh_if(is_inside, reinterpret_cast<const uint4*>(from + h * 32));
   }
 
   // From x as it was loaded to what instructions take.
@@ -205,7 +224,8 @@ struct Multiplier {
     for (int h = 0; h < kHalves; ++h) {
       if constexpr (kNormalizes) {
         uint4 gains = make_uint4(0, 0, 0, 0);
-        if (chunk * kChunk < columns) gains = *reinterpret_cast<const uint4*>(gain + (chunk * kChunk + h * 32) * 2);
+        if (chunk * kChunk < columns)
+          gains = *reinterpret_cast<const uint4*>(gain + (chunk * kChunk + h * 32) * 2);
         normalize(x.v[h], gains, squares);
       }
       turn_words(x.v[h]);
@@ -226,8 +246,9 @@ struct Multiplier {
         load_matrices(w[d], ring.stage(stage.index) + offset[d]);
         loaded |= w[d][3];
       }
-      if (m == 0) prepare(x, chunk);  // x is waited for when the first weights are under way to registers
-      __syncwarp();                   // all lanes have read the tile
+      if (m == 0)
+        prepare(x, chunk);  // x is waited for when the first weights are under way to registers
+      __syncwarp();         // all lanes have read the tile
       if (threadIdx.x % kWarpSize == 0) arrive(&ring.empty[stage.index], loaded & zero);
       filler.refill(stage);
       stage.advance(ring.stages);
@@ -249,25 +270,32 @@ struct Finish {
   const Params& p;
   const Layout& at;
   unsigned char* shared;
-  int tiles, active;  // tiles of the share, lines that live
+  int tiles, active;  // tiles of the share, tokens that live
 
   template <typename T>
   __device__ T* place(int offset) const {
     return reinterpret_cast<T*>(shared + offset);
   }
 
-  // All threads together. The sums meet in rounds of as many tiles as there is room for; where few lines live, a tile has fewer columns.
-  // After the last pass the ring is free and has room for many.
-  __device__ void run(const Multiplier<Size, kNormalizes>& warp, const Pass& pass, const Output<kEpilogue>& output) const {
+  // All threads together. The sums meet in rounds of as many tiles as there is room for; where few
+  // tokens live, a tile has fewer columns. After the last pass the ring is free and has room for
+  // many.
+  __device__ void run(const Multiplier<Size, kNormalizes>& warp, const Pass& pass,
+                      const Output<kEpilogue>& output) const {
     const int column_bits = active <= 1 ? 0 : active <= 2 ? 1 : active <= 4 ? 2 : 3;
     const int slot = kWarps * kPartialPitch << column_bits;
-    const bool uses_ring = pass.count * slot * 4 > kPartialBytes && pass.first + pass.count == tiles;
+    const bool uses_ring =
+        pass.count * slot * 4 > kPartialBytes && pass.first + pass.count == tiles;
     float* const partials = place<float>(uses_ring ? at.ring : at.partial);
-    const int at_once = (uses_ring ? p.stages * p.stage_bytes : kPartialBytes) / (kWarps * kPartialPitch * 4) >> column_bits;
-    const unsigned g = threadIdx.x % kPanelRows, lines = 1u << column_bits;
-    if (pass.first > 0 || uses_ring) __syncthreads();  // what the pass before left has been read; and the ring
+    const int at_once =
+        (uses_ring ? p.stages * p.stage_bytes : kPartialBytes) / (kWarps * kPartialPitch * 4) >>
+        column_bits;
+    const unsigned g = threadIdx.x % kHalfTileRows, tokens = 1u << column_bits;
+    if (pass.first > 0 || uses_ring)
+      __syncthreads();  // what the pass before left has been read; and the ring
     if (kNormalizes && warp.group / 2 == warp.thread) {
-      place<float>(at.squares)[warp.warp * kLines + warp.group] = warp.group % 2 == 0 ? warp.squares[0] : warp.squares[1];
+      place<float>(at.squares)[warp.warp * kTokens + warp.group] =
+          warp.group % 2 == 0 ? warp.squares[0] : warp.squares[1];
     }
 #pragma unroll 1
     for (int first = 0; first < pass.count; first += at_once) {
@@ -277,24 +305,26 @@ struct Finish {
       if (kEpilogue == Epilogue::kResidual && first == 0) wait_copies<0>();
       __syncthreads();
 #pragma unroll 1
-      for (unsigned i = threadIdx.x / kPanelRows; i < count * lines; i += kThreads / kPanelRows) {
-        const int line = i & (lines - 1), tile = i >> column_bits;
-        if (line >= active) continue;
-        const float* partial = partials + tile * slot + line * kPartialPitch + g;
-        float low = partial[0], high = partial[kPanelRows];
+      for (unsigned i = threadIdx.x / kHalfTileRows; i < count * tokens;
+           i += kThreads / kHalfTileRows) {
+        const int token = i & (tokens - 1), tile = i >> column_bits;
+        if (token >= active) continue;
+        const float* partial = partials + tile * slot + token * kPartialPitch + g;
+        float low = partial[0], high = partial[kHalfTileRows];
 #pragma unroll
         for (int w = 1; w < kWarps; ++w) {
           low += partial[w * kPartialPitch << column_bits];
-          high += partial[(w * kPartialPitch << column_bits) + kPanelRows];
+          high += partial[(w * kPartialPitch << column_bits) + kHalfTileRows];
         }
-        output.take(first + tile, g, line, output.scale(line), low, high);
+        output.take(first + tile, g, token, output.scale(token), low, high);
       }
     }
   }
 
  private:
   // This warp's tiles first .. first + count - 1.
-  __device__ void put_partials(const Multiplier<Size, kNormalizes>& warp, float* partials, int column_bits, int first, int count) const {
+  __device__ void put_partials(const Multiplier<Size, kNormalizes>& warp, float* partials,
+                               int column_bits, int first, int count) const {
     float* slots = partials + (warp.warp * kPartialPitch << column_bits) + warp.group;
 #pragma unroll
     for (int m = 0; m < Size::kTiles; ++m) {
@@ -305,7 +335,7 @@ struct Finish {
         const int column = 2 * warp.thread + j;
         if (column >= 1 << column_bits) continue;
         slot[column * kPartialPitch] = warp.sums[m][j];
-        slot[column * kPartialPitch + kPanelRows] = warp.sums[m][j + 2];
+        slot[column * kPartialPitch + kHalfTileRows] = warp.sums[m][j + 2];
       }
     }
   }
@@ -313,9 +343,10 @@ struct Finish {
 
 // What comes before the first copy of a weight. The gains are on their way when this returns.
 template <Epilogue kEpilogue>
-__device__ void begin_block(const Params& p, const Layout& at, const Ring& ring, Barrier* arrived, const Share& share) {
+__device__ void begin_block(const Params& p, const Layout& at, const Ring& ring, Barrier* arrived,
+                            const Share& share) {
   const int i = threadIdx.x;
-  if (i == 0) prefetch_panel_map(p.weight[share.part]);
+  if (i == 0) prefetch_half_tile_map(p.weight[share.part]);
   if (i < p.stages) {
     init_barrier(&ring.full[i], 1);
     init_barrier(&ring.empty[i], kWarps);
@@ -329,7 +360,8 @@ __device__ void begin_block(const Params& p, const Layout& at, const Ring& ring,
   }
   if constexpr (kEpilogue != Epilogue::kResidual) {
 #pragma unroll 1
-    for (int j = i; j < p.k / 8; j += kThreads) async_copy16(dynamic_shared() + at.gain + j * 16, p.gain + j * 8, true);
+    for (int j = i; j < p.k / 8; j += kThreads)
+      async_copy16(dynamic_shared() + at.gain + j * 16, p.gain + j * 8, true);
     commit_copies();
   }
 }
@@ -338,20 +370,22 @@ template <typename Size, Epilogue kEpilogue>
 __device__ void run_block(const Params& p) {
   constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
   let_next_start();
-  // Like the weights, the extent is from before the wait: loads of x that depended on another load there would take twice as long.
-  const int extent = live_lines(p);
+  // Like the weights, the counts is from before the wait: loads of x that depended on another load
+  // there would take twice as long.
+  const int counts = live_tokens(p);
   unsigned char* shared = dynamic_shared();
   const Share share = block_share<kEpilogue>(p);
-  const Layout at(p.stages * p.stage_bytes, Size::kTiles, is_split<kEpilogue>(p) ? p.most_tiles : 0, p.k, kNormalizes, !kNormalizes);
+  const Layout at(p.stages * p.stage_bytes, Size::kTiles, is_split<kEpilogue>(p) ? p.most_tiles : 0,
+                  p.k, kNormalizes, !kNormalizes);
   Barrier* const barriers = reinterpret_cast<Barrier*>(shared + at.barriers);
   Barrier* const arrived = barriers + 2 * kMaxStages;
   const Ring ring{shared + at.ring, barriers, barriers + kMaxStages, p.stages, p.stage_bytes};
   Filler<kEpilogue> filler(p, share, ring);
   begin_block<kEpilogue>(p, at, ring, arrived, share);
 
-  // A step without live lines reads no weights, and some blocks have no rows. They wait all the same: to the next kernel this one's end
-  // means that all before have ended.
-  const int active = min(extent, p.lines);
+  // A step without live tokens reads no weights, and some blocks have no rows. They wait all the
+  // same: to the next kernel this one's end means that all before have ended.
+  const int active = min(counts, p.tokens);
   if (active <= 0 || share.tiles == 0) {
     wait_copies<0>();
     return wait_for_earlier();
@@ -359,15 +393,22 @@ __device__ void run_block(const Params& p) {
   filler.fill();
   const Finish<Size, kEpilogue> finish{p, at, shared, share.tiles, active};
   Bf16* const old = finish.template place<Bf16>(at.old);
-  Output<kEpilogue> output{
-      p, share, finish.template place<const float>(at.squares), old, finish.template place<float>(at.peer), arrived, kLines, 0};
+  Output<kEpilogue> output{p,
+                           share,
+                           finish.template place<const float>(at.squares),
+                           old,
+                           finish.template place<float>(at.peer),
+                           arrived,
+                           kTokens,
+                           0};
   if (threadIdx.x == 0) output.expect_peer(active);
   Multiplier<Size, kNormalizes> multiplier(p, share, ring, shared + at.gain, active);
   XChunk x[Size::kAhead];
   wait_copies<0>();
   __syncthreads();  // all gains are there
   wait_for_earlier();
-  multiplier.start(x);  // nothing comes before it, also not what the compiler works out ahead of the loop
+  multiplier.start(
+      x);  // nothing comes before it, also not what the compiler works out ahead of the loop
 
   Pass pass = pass_from(0, p.pass_tiles, share.tiles);
 #pragma unroll 1

@@ -1,23 +1,27 @@
-// What the two kernels of the fast linears have in common (stream_narrow.cuh for up to 8 lines, stream_wide.cuh for up to 64): what a
-// block does of the work, the ring that brings it the weights, and how sums become outputs.
+// What the two kernels of the Hopper linears have in common (stream_narrow.cuh for up to 8 tokens,
+// stream_wide.cuh for up to 64): what a block does of the work, the ring that brings it the
+// weights, and how sums become outputs.
 //
-// A block owns a run of weight rows, in tiles of 16. Its columns go in chunks of 512, of which eight slices of 64 have a sum each, chunk
-// after chunk; in the end the eight sums are added in order. Where a residual is added, and pairs of blocks divide the rows about as well
-// as single ones, two blocks take the same rows and half of the columns each, and the second sends its sums to the first. All of that
-// depends on the op, the weight's shape and the device, never on the number of lines; a line is a column of its own in every matrix
-// instruction; and one of a warp adds its 16 products to a sum as one of a warpgroup does, to the bit. So a line has the same bits alone
-// and in any batch.
+// A block owns a run of weight rows, in tiles of 16. Its columns go in chunks of 512, of which
+// eight slices of 64 have a sum each, chunk after chunk; in the end the eight sums are added in
+// order. Where a residual is added, and pairs of blocks divide the rows about as well as single
+// ones, two blocks take the same rows and half of the columns each, and the second sends its sums
+// to the first. All of that depends on the op, the weight's shape and the device, never on the
+// number of tokens; a token is a column of its own in every matrix instruction; and one of a warp
+// adds its 16 products to a sum as one of a warpgroup does, to the bit. So a token has the same
+// bits alone and in any batch.
 //
-// What a layer runs between two uses of an instruction is to fit the multiprocessor's caches: beyond 128 KiB of code each instruction comes
-// from L2, at six times its time (benchmarks/lab/instructions.cu). So ops that differ in little have one kernel, which asks its params.
+// What a layer runs between two uses of an instruction is to fit the SM's caches: beyond 128 KiB of
+// code each instruction comes from L2, at six times its time (benchmarks/lab/instructions.cu). So
+// ops that differ in little have one kernel, which asks its params.
 //
-// More lines than 64 go in groups, a launch each. A group writes its own lines, and reads none that another writes: so it may start early
-// behind the one before it, like any kernel of a chain.
+// More tokens than 64 go in groups, a launch each. A group writes its own tokens, and reads none
+// that another writes: so it may start early behind the one before it, like any kernel of a chain.
 #pragma once
 #include "cuda/bf16.cuh"
 #include "cuda/element.cuh"
+#include "cuda/half_tile_map.cuh"
 #include "cuda/launch.cuh"
-#include "cuda/panel_map.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
 
@@ -27,35 +31,40 @@ namespace photon::cuda::stream_linear {
 enum class Epilogue { kOutput, kResidual };
 
 struct Params {
-  PanelMap lines_map;  // of x, for many lines
-  PanelMap weight[2];  // by part of the columns: those of [n, k]; SwiGLU: of [2n, k], gate rows, then up rows
-  Bf16* out;           // [lines, n]; kResidual: read, added to and written
-  const Bf16* x;       // [lines, k]
-  const Bf16* gain;    // [k]: x is normalized by its root mean square and multiplied by this; null: x is taken as it is
-  const Bf16* bias;    // a value per row of the weight, or null
-  const int32_t* extent;
+  HalfTileMap tokens_map;  // of x, for many tokens
+  HalfTileMap weight[2];  // by part of the columns: those of [n, k]; SwiGLU: of [2n, k], gate rows,
+                          // then up rows
+  Bf16* out;              // [tokens, n]; kResidual: read, added to and written
+  const Bf16* x;          // [tokens, k]
+  const Bf16* gain;  // [k]: x is normalized by its root mean square and multiplied by this; null: x
+                     // is taken as it is
+  const Bf16* bias;  // a value per row of the weight, or null
+  const int32_t* counts;
   int out_stride, x_stride;
-  int first_line;  // of the group, which x and out point to: the extent counts from the first line of all
-  int lines, n, k;
-  float eps, per_column;          // per_column: 1 / k
-  int split;                      // parts of the columns, 1 or 2, of which a block takes one. A cluster is a block for each
-  int k_each;                     // columns of a part, of whole chunks; the last one ends with k
-  int panels_each, panels_extra;  // panels of rows that every row block has; and how many have one more
-  int most_tiles, pass_tiles;     // tiles of a block at most; and what one pass over x serves: tiles, or slabs for many lines
-  int slab_tiles;                 // of a slab (stream_wide.cuh)
-  int stages, stage_bytes;        // of the ring; of a warpgroup's, for many lines
-  int x_stages;                   // the same of x
-  uint32_t zero;                  // 0; see arrive()
-  bool is_swiglu;                 // outputs are SwiGLU of two
+  int first_token;  // of the group, which x and out point to: the counts counts from the first
+                    // token of all
+  int tokens, n, k;
+  float eps, per_column;  // per_column: 1 / k
+  int split;   // parts of the columns, 1 or 2, of which a block takes one. A cluster is a block for
+               // each
+  int k_each;  // columns of a part, of whole chunks; the last one ends with k
+  int half_tiles_each,
+      half_tiles_extra;  // half tiles of rows that every row block has; and how many have one more
+  int most_tiles, pass_tiles;  // tiles of a block at most; and what one pass over x serves: tiles,
+                               // or M tiles for many tokens
+  int m_tile_tiles;            // of an M tile (stream_wide.cuh)
+  int stages, stage_bytes;     // of the ring; of a warpgroup's, for many tokens
+  int x_stages;                // the same of x
+  uint32_t zero;               // 0; see arrive()
+  bool is_swiglu;              // outputs are SwiGLU of two
 };
 
 constexpr int kSlices = 8;
-constexpr int kSliceColumns = kBlockColumns;
 constexpr int kChunk = kSlices * kSliceColumns;
 constexpr int kDepths = kSliceColumns / 16;  // matrix instructions, of 16 columns, for a slice
 constexpr int kHalves = 2;                   // of a slice: what a lane holds of it, 16 bytes each
 constexpr int kTileRows = 16;
-constexpr int kLineTile = 8;
+constexpr int kTokenTile = 8;
 constexpr int kMaxStages = 12;
 
 template <Epilogue kEpilogue>
@@ -63,18 +72,20 @@ __host__ __device__ inline bool is_swiglu(const Params& p) {
   return kEpilogue == Epilogue::kOutput && p.is_swiglu;
 }
 
-constexpr int kTilePanels = 2;
+constexpr int kTileHalfTiles = 2;
 
-// Panels of outputs in a tile: a SwiGLU tile is a panel of gate rows and the same one of up rows.
+// Half tiles of outputs in a tile: a SwiGLU tile is a half tile of gate rows and the same one of up
+// rows.
 template <Epilogue kEpilogue>
-__host__ __device__ inline int tile_panels(const Params& p) {
-  return is_swiglu<kEpilogue>(p) ? 1 : kTilePanels;
+__host__ __device__ inline int tile_half_tiles(const Params& p) {
+  return is_swiglu<kEpilogue>(p) ? 1 : kTileHalfTiles;
 }
 
-// The part of the work that a block does: panels [first_panel, end_panel) of the rows, columns [column, column + k).
+// The part of the work that a block does: half tiles [first_half_tile, end_half_tile) of the rows,
+// columns [column, column + k).
 struct Share {
   int part;  // the block's rank in its cluster
-  int first_panel, end_panel, tiles, column, k;
+  int first_half_tile, end_half_tile, tiles, column, k;
 };
 
 // Whether two blocks share rows; the others' kernels need not ask.
@@ -89,19 +100,24 @@ __device__ inline Share block_share(const Params& p) {
   const int rows = static_cast<int>(blockIdx.x) >> pairs;
   Share share;
   share.part = static_cast<int>(blockIdx.x) & pairs;
-  share.first_panel = rows * p.panels_each + min(rows, p.panels_extra);
-  share.end_panel = share.first_panel + p.panels_each + (rows < p.panels_extra ? 1 : 0);
-  const int panels = share.end_panel - share.first_panel;
-  share.tiles = is_swiglu<kEpilogue>(p) ? panels : (panels + kTilePanels - 1) / kTilePanels;
+  share.first_half_tile = rows * p.half_tiles_each + min(rows, p.half_tiles_extra);
+  share.end_half_tile =
+      share.first_half_tile + p.half_tiles_each + (rows < p.half_tiles_extra ? 1 : 0);
+  const int half_tiles = share.end_half_tile - share.first_half_tile;
+  share.tiles =
+      is_swiglu<kEpilogue>(p) ? half_tiles : (half_tiles + kTileHalfTiles - 1) / kTileHalfTiles;
   share.column = share.part * p.k_each;
   share.k = min(p.k_each, p.k - share.column);
   return share;
 }
 
-// How many lines of the group live; more than `lines`, or less than none, where the extent ends after or before the group.
-__device__ inline int live_lines(const Params& p) { return p.extent != nullptr ? max(load_fresh(p.extent), 0) - p.first_line : p.lines; }
+// How many tokens of the group live; more than `tokens`, or less than none, where the counts ends
+// after or before the group.
+__device__ inline int live_tokens(const Params& p) {
+  return p.counts != nullptr ? max(load_fresh(p.counts), 0) - p.first_token : p.tokens;
+}
 
-// The two panels of a tile, as rows of the weight; and whether the second is in the share.
+// The two half tiles of a tile, as rows of the weight; and whether the second is in the share.
 struct TileRows {
   int first, second;
   bool is_whole;
@@ -109,53 +125,61 @@ struct TileRows {
 
 template <Epilogue kEpilogue>
 __device__ inline TileRows tile_rows(const Params& p, const Share& share, int tile) {
-  const int panel = share.first_panel + tile * tile_panels<kEpilogue>(p), row = panel * kPanelRows;
+  const int half_tile = share.first_half_tile + tile * tile_half_tiles<kEpilogue>(p),
+            row = half_tile * kHalfTileRows;
   if (is_swiglu<kEpilogue>(p)) return {row, p.n + row, true};
-  return {row, row + kPanelRows, panel + 1 < share.end_panel};
+  return {row, row + kHalfTileRows, half_tile + 1 < share.end_half_tile};
 }
 
-// The output (a column of out) that row g of a tile's first or second panel computes, or -1 where the tile reaches past the share or the
-// weight.
+// The output (a column of out) that row g of a tile's first or second half tile computes, or -1
+// where the tile reaches past the share or the weight.
 template <Epilogue kEpilogue>
 __device__ inline int output_of(const Params& p, const Share& share, int tile, int second, int g) {
-  const int panel = share.first_panel + tile * tile_panels<kEpilogue>(p) + (is_swiglu<kEpilogue>(p) ? 0 : second);
-  const int output = panel * kPanelRows + g;
-  return panel < share.end_panel && output < p.n ? output : -1;
+  const int half_tile = share.first_half_tile + tile * tile_half_tiles<kEpilogue>(p) +
+                        (is_swiglu<kEpilogue>(p) ? 0 : second);
+  const int output = half_tile * kHalfTileRows + g;
+  return half_tile < share.end_half_tile && output < p.n ? output : -1;
 }
 
-// Parts of a block's work that one pass over x serves: tiles, or slabs.
+// Parts of a block's work that one pass over x serves: tiles, or M tiles.
 struct Pass {
   int first, count;
 };
 
-__device__ inline Pass pass_from(int first, int each, int all) { return {first, min(each, all - first)}; }
+__device__ inline Pass pass_from(int first, int each, int all) {
+  return {first, min(each, all - first)};
+}
 
-// Where a lane reads and writes lines in a slice of a panel: with group = lane / 4 and thread = lane % 4, of one row the columns
-// 32 half + 8 thread .. + 7.
+// Where a lane reads and writes tokens in a slice of a half tile: with group = lane / 4 and thread
+// = lane % 4, of one row the columns 32 half + 8 thread .. + 7.
 struct LaneVectors {
   int group, thread;
 
   __device__ LaneVectors() : group(threadIdx.x % kWarpSize / 4), thread(threadIdx.x % 4) {}
 
-  // Neighbouring groups read their vectors in one cycle: their rows differ in bit 2, which in shared memory puts them into different halves
-  // of the banks (see panel_map.cuh).
+  // Neighbouring groups read their vectors in one cycle: their rows differ in bit 2, which in
+  // shared memory puts them into different halves of the banks (see half_tile_map.cuh).
   __device__ int row() const { return group >> 1 | (group & 1) << 2; }
   __device__ int column(int half) const { return half * 32 + thread * 8; }
-  __device__ int offset(int half) const { return row() * kSliceColumns * 2 + ((half * 4 + thread) ^ row()) * 16; }
+  __device__ int offset(int half) const {
+    return row() * kSliceColumns * 2 + ((half * 4 + thread) ^ row()) * 16;
+  }
 };
 
-// Eight values of a line for two matrix instructions, times their gains; adds the products of lines with lines to `squares`, whose diagonal
-// are sums of squares: the lane with group / 2 == thread has the one of its group in squares[group % 2].
+// Eight values of a token for two matrix instructions, times their gains; adds the products of
+// tokens with tokens to `squares`, whose diagonal are sums of squares: the lane with group / 2 ==
+// thread has the one of its group in squares[group % 2].
 __device__ inline void normalize(uint4& x, uint4 gain, float (&squares)[2]) {
   float products[4] = {squares[0], squares[1], 0.0f, 0.0f};
   multiply_bf16(products, {x.x, 0, x.y, 0}, {x.x, x.y});
   multiply_bf16(products, {x.z, 0, x.w, 0}, {x.z, x.w});
   squares[0] = products[0];
   squares[1] = products[1];
-  x = make_uint4(times_bf16(x.x, gain.x), times_bf16(x.y, gain.y), times_bf16(x.z, gain.z), times_bf16(x.w, gain.w));
+  x = make_uint4(times_bf16(x.x, gain.x), times_bf16(x.y, gain.y), times_bf16(x.z, gain.z),
+                 times_bf16(x.w, gain.w));
 }
 
-// --- the ring ------------------------------------------------------------------------------------------------------------------------
+// --- the ring ------------------------------------------------------------------------------------
 
 struct Ring {
   unsigned char* at;
@@ -179,7 +203,7 @@ struct Stage {
   }
 };
 
-// --- outputs -------------------------------------------------------------------------------------------------------------------------
+// --- outputs -------------------------------------------------------------------------------------
 
 // From sums to outputs.
 template <Epilogue kEpilogue>
@@ -188,55 +212,60 @@ struct Output {
 
   const Params& p;
   const Share& share;
-  const float* squares;  // [slice][lines]: of the slices' columns
-  const Bf16* old;       // kResidual: of the pass [tile][lines][16 rows], what out holds
-  float* peer;           // [tile][lines][8 rows][2]: what the second part sends to the first
+  const float* squares;  // [slice][tokens]: of the slices' columns
+  const Bf16* old;       // kResidual: of the pass [tile][tokens][16 rows], what out holds
+  float* peer;           // [tile][tokens][8 rows][2]: what the second part sends to the first
   Barrier* arrived;      // that is there
-  int lines;             // of the arrays
+  int tokens;            // of the arrays
   int first_tile;        // of the pass
 
-  // One over the root mean square of a line, where it is normalized.
-  __device__ float scale(int line) const {
+  // One over the root mean square of a token, where it is normalized.
+  __device__ float scale(int token) const {
     if (!kNormalizes) return 1.0f;
     float sum = 0.0f;
 #pragma unroll
-    for (int slice = 0; slice < kSlices; ++slice) sum += squares[slice * lines + line];
+    for (int slice = 0; slice < kSlices; ++slice) sum += squares[slice * tokens + token];
     return rsqrtf(fmaf(sum, p.per_column, p.eps));
   }
 
-  // Takes the sums of rows g and g + 8 of a tile of the pass. Without a split, they are whole. With one, the block of the second part sends
-  // its own to that of the first, which adds them. All passes' are one phase of the barrier: the first part's first pass waits for the
-  // second part's last, which waits for nobody.
-  __device__ void take(int tile, int g, int line, float scale, float low, float high) const {
+  // Takes the sums of rows g and g + 8 of a tile of the pass. Without a split, they are whole. With
+  // one, the block of the second part sends its own to that of the first, which adds them. All
+  // passes' are one phase of the barrier: the first part's first pass waits for the second part's
+  // last, which waits for nobody.
+  __device__ void take(int tile, int g, int token, float scale, float low, float high) const {
     if (is_split<kEpilogue>(p)) {
-      float* place = peer + (((first_tile + tile) * lines + line) * kPanelRows + g) * 2;
+      float* place = peer + (((first_tile + tile) * tokens + token) * kHalfTileRows + g) * 2;
       if (share.part > 0) return send_to_block(place, 0, low, high, arrived);
       wait_barrier(arrived, 0);
       low += place[0];
       high += place[1];
     }
-    if constexpr (kNormalizes) {  // rounded before a bias is added: else the compiler contracts the two in one kernel and not in the next
+    if constexpr (kNormalizes) {  // rounded before a bias is added: else the compiler contracts the
+                                  // two in one kernel and not in the next
       low = __fmul_rn(low, scale);
       high = __fmul_rn(high, scale);
     }
-    emit(tile, g, line, low, high);
+    emit(tile, g, token, low, high);
   }
 
-  // Announces what the second part will send: two values for each two rows of a tile and line.
+  // Announces what the second part will send: two values for each two rows of a tile and token.
   __device__ void expect_peer(int active) const {
     if (is_split<kEpilogue>(p) && share.part == 0) {
-      arrive_expecting(arrived, share.tiles * kTileRows * max(active, 0) * static_cast<int>(sizeof(float)));
+      arrive_expecting(arrived,
+                       share.tiles * kTileRows * max(active, 0) * static_cast<int>(sizeof(float)));
     }
   }
 
-  // Requests what out holds of the pass's tiles; wait_copies() and a barrier of the `threads` that have called this are to follow.
+  // Requests what out holds of the pass's tiles; wait_copies() and a barrier of the `threads` that
+  // have called this are to follow.
   __device__ void fetch_old(Bf16* place, int tiles, int active, int threads) const {
 #pragma unroll 1
-    for (int i = threadIdx.x; i < tiles * lines * 2; i += threads) {
-      const int half = i % 2, line = i / 2 % lines, tile = i / 2 / lines;
+    for (int i = threadIdx.x; i < tiles * tokens * 2; i += threads) {
+      const int half = i % 2, token = i / 2 % tokens, tile = i / 2 / tokens;
       const int output = output_of<kEpilogue>(p, share, first_tile + tile, half, 0);
-      if (output < 0 || line >= active) continue;
-      async_copy16(place + i * kPanelRows, p.out + static_cast<int64_t>(line) * p.out_stride + output, true);
+      if (output < 0 || token >= active) continue;
+      async_copy16(place + i * kHalfTileRows,
+                   p.out + static_cast<int64_t>(token) * p.out_stride + output, true);
     }
     commit_copies();
   }
@@ -244,16 +273,18 @@ struct Output {
  private:
   __device__ float bias(int row) const { return p.bias != nullptr ? to_float(p.bias[row]) : 0.0f; }
 
-  __device__ void emit(int tile, int g, int line, float low, float high) const {
-    Bf16* out = p.out + static_cast<int64_t>(line) * p.out_stride;
+  __device__ void emit(int tile, int g, int token, float low, float high) const {
+    Bf16* out = p.out + static_cast<int64_t>(token) * p.out_stride;
     const int first = output_of<kEpilogue>(p, share, first_tile + tile, 0, g);
     if (is_swiglu<kEpilogue>(p)) {
-      if (first >= 0) out[first] = silu_times<Bf16>(rounded<Bf16>(low + bias(first)), rounded<Bf16>(high + bias(p.n + first)));
+      if (first >= 0)
+        out[first] = silu_times<Bf16>(rounded<Bf16>(low + bias(first)),
+                                      rounded<Bf16>(high + bias(p.n + first)));
     } else {
       const int second = output_of<kEpilogue>(p, share, first_tile + tile, 1, g);
-      const Bf16* before = old + (tile * lines + line) * kTileRows + g;
+      const Bf16* before = old + (tile * tokens + token) * kTileRows + g;
       if (first >= 0) out[first] = finished(low + bias(first), before);
-      if (second >= 0) out[second] = finished(high + bias(second), before + kPanelRows);
+      if (second >= 0) out[second] = finished(high + bias(second), before + kHalfTileRows);
     }
   }
 

@@ -1,15 +1,18 @@
-// The fast linears for more lines, up to 64.
+// The Hopper linears for more tokens, up to 64.
 //
-// Of every chunk the first half of the slices belongs to the first of two warpgroups and the other half to the second; they have rings and
-// sums of their own, and meet at the end of a pass. They take two slices a step. Tiles go in slabs of four, the 64 rows of a warpgroup's
-// instruction, whose left operand are the weights in shared memory, as they came, and whose right one are the lines. A slab may have fewer
-// tiles than four; the instruction then multiplies whatever lies behind them, and nobody looks at what comes of it. A pass over x serves as
-// many slabs as registers hold sums for.
+// Of every chunk the first half of the slices belongs to the first of two warpgroups and the other
+// half to the second; they have rings and sums of their own, and meet at the end of a pass. They
+// take two slices a step. Tiles go in M tiles of four, the 64 rows of a warpgroup's instruction,
+// whose left operand are the weights in shared memory, as they came, and whose right one are the
+// tokens. A M tile may have fewer tiles than four; the instruction then multiplies whatever lies
+// behind them, and nobody looks at what comes of it. A pass over x serves as many M tiles as
+// registers hold sums for.
 //
-// What a step needs comes by tensor copies: the weights of a slab, a stage of one ring, of which as many as fit are requested before the
-// kernel before this one has ended; and after that all lines of x, a stage of another ring. A warpgroup that has read a stage has it filled
-// again, a tile by each warp. Where lines are to be normalized, the warps square the step's columns and multiply them by the gains, in
-// their place.
+// What a step needs comes by tensor copies: the weights of an M tile, a stage of one ring, of which
+// as many as fit are requested before the kernel before this one has ended; and after that all
+// tokens of x, a stage of another ring. A warpgroup that has read a stage has it filled again, a
+// tile by each warp. Where tokens are to be normalized, the warps square the step's columns and
+// multiply them by the gains, in their place.
 #pragma once
 #include "cuda/stream_share.cuh"
 #include "cuda/warpgroup.cuh"
@@ -24,65 +27,82 @@ constexpr int kGroupWarps = kWarpgroupThreads / kWarpSize;
 constexpr int kGroupSlices = kSlices / kGroups;  // of a chunk
 constexpr int kStepSlices = 2;
 constexpr int kChunkSteps = kGroupSlices / kStepSlices;
-constexpr int kPanelBytes = kStepSlices * kBlockBytes;
-constexpr int kTileBytes = 2 * kPanelBytes;
-constexpr int kSlabTiles = kWarpgroupRows / kTileRows;
-constexpr int kSlabBytes = kSlabTiles * kTileBytes;  // what an instruction reads of a stage, whatever the stage holds
+constexpr int kHalfTileBytes = kStepSlices * kSliceBytes;
+constexpr int kTileBytes = 2 * kHalfTileBytes;
+constexpr int kMTileTiles = kWarpgroupRows / kTileRows;
+constexpr int kMTileBytes =
+    kMTileTiles * kTileBytes;  // what an instruction reads of a stage, whatever the stage holds
 constexpr int kLeastXStages = 2, kMaxXStages = 8;
-constexpr int kPartialPitch = 18;  // floats per line of a tile's sums: 16 rows, and 2 for the writers' banks
-constexpr int kFirstGroup = 1;     // number of its barrier
+constexpr int kPartialPitch =
+    18;  // floats per token of a tile's sums: 16 rows, and 2 for the writers' banks
+constexpr int kFirstGroup = 1;  // number of its barrier
 
-// How many lines and slabs a kernel holds in registers, and how many blocks of it a multiprocessor is to hold.
-template <int kLines_, int kSlabs_, int kResidents_>
+// How many tokens and M tiles a kernel holds in registers, and how many blocks of it a SM is to
+// hold.
+template <int kTokens_, int kMTiles_, int kResidents_>
 struct Size {
-  static constexpr int kLines = kLines_, kSlabs = kSlabs_, kResidents = kResidents_;
-  static constexpr int kLineTiles = kLines / kLineTile;
-  static constexpr int kXBlockBytes = kLines * kSliceColumns * 2;
-  static constexpr int kXBytes = kStepSlices * kXBlockBytes;  // of a stage
-  static constexpr int kSums = kLines / 2;                    // of a lane, for one slice of a slab
-  static constexpr int kPartialBytes = kSlabs * kSlabTiles * kLines * kPartialPitch * 4;
+  static constexpr int kTokens = kTokens_, kMTiles = kMTiles_, kResidents = kResidents_;
+  static constexpr int kTokenTiles = kTokens / kTokenTile;
+  static constexpr int kXSliceBytes = kTokens * kSliceColumns * 2;
+  static constexpr int kXBytes = kStepSlices * kXSliceBytes;  // of a stage
+  static constexpr int kSums = kTokens / 2;  // of a lane, for one slice of an M tile
+  static constexpr int kPartialBytes = kMTiles * kMTileTiles * kTokens * kPartialPitch * 4;
 };
 
-// Where things lie in a block's shared memory, in bytes from its start; the host sizes the launch with it.
+// Where things lie in a block's shared memory, in bytes from its start; the host sizes the launch
+// with it.
 template <typename Size>
 struct Layout {
   static constexpr bool kPartialFits = Size::kPartialBytes <= kLeastXStages * Size::kXBytes;
 
   int ring, x_ring, partial, gain, squares, old, peer, barriers, end;
 
-  // Where there is one pass, its sums lie where the first group's x was, which has been read by then.
-  constexpr __host__ __device__ Layout(int ring_bytes, int x_bytes, bool has_one_pass, int peer_tiles, int k, bool normalizes, bool adds)
+  // Where there is one pass, its sums lie where the first group's x was, which has been read by
+  // then.
+  constexpr __host__ __device__ Layout(int ring_bytes, int x_bytes, bool has_one_pass,
+                                       int peer_tiles, int k, bool normalizes, bool adds)
       : ring(0),
         x_ring(ring + ring_bytes),
         partial(has_one_pass && kPartialFits ? x_ring : x_ring + x_bytes),
         gain(x_ring + x_bytes + (has_one_pass && kPartialFits ? 0 : Size::kPartialBytes)),
         squares(gain + (normalizes ? (k * 2 + 127) / 128 * 128 : 0)),
-        old(squares + (normalizes ? kSlices * Size::kLines * 4 : 0)),
-        peer(old + (adds ? Size::kSlabs * kWarpgroupRows * Size::kLines * 2 : 0)),
-        barriers(peer + peer_tiles * kTileRows * Size::kLines * 4),
-        end(barriers + (kGroups * (kMaxStages + kMaxXStages) + 1) * static_cast<int>(sizeof(Barrier))) {}
+        old(squares + (normalizes ? kSlices * Size::kTokens * 4 : 0)),
+        peer(old + (adds ? Size::kMTiles * kWarpgroupRows * Size::kTokens * 2 : 0)),
+        barriers(peer + peer_tiles * kTileRows * Size::kTokens * 4),
+        end(barriers +
+            (kGroups * (kMaxStages + kMaxXStages) + 1) * static_cast<int>(sizeof(Barrier))) {}
 };
 
-__host__ __device__ inline bool has_one_pass(const Params& p) { return p.most_tiles <= p.slab_tiles * p.pass_tiles; }
+__host__ __device__ inline bool has_one_pass(const Params& p) {
+  return p.most_tiles <= p.m_tile_tiles * p.pass_tiles;
+}
 
-__device__ inline int slabs_of(const Params& p, const Share& share) { return (share.tiles + p.slab_tiles - 1) / p.slab_tiles; }
+__device__ inline int m_tiles_of(const Params& p, const Share& share) {
+  return (share.tiles + p.m_tile_tiles - 1) / p.m_tile_tiles;
+}
 
-// The first block of columns of a group's first step, from that of the share; and of the step after one.
+// The first block of columns of a group's first step, from that of the share; and of the step after
+// one.
 __device__ inline int first_block(int group) { return group * kGroupSlices; }
 static_assert(kChunkSteps == 2);
-__device__ inline int next_block(int block) { return block + (block % kGroupSlices == 0 ? kStepSlices : kSlices - kStepSlices); }
+__device__ inline int next_block(int block) {
+  return block + (block % kGroupSlices == 0 ? kStepSlices : kSlices - kStepSlices);
+}
 
-// A value that is the same in all lanes, in a way that the compiler sees: what is made of it is kept, and computed, once for the warp.
+// A value that is the same in all lanes, in a way that the compiler sees: what is made of it is
+// kept, and computed, once for the warp.
 __device__ inline int of_warp(int value) { return __shfl_sync(kFullWarp, value, 0); }
 
 // What one of the warpgroups does.
 struct Group {
   int index, warp;  // warp: in the group
-  int slabs, steps;
+  int m_tiles, steps;
   int fewer_steps;  // than the other group
 
   __device__ Group(const Params& p, const Share& share)
-      : index(of_warp(threadIdx.x / kWarpgroupThreads)), warp(of_warp(threadIdx.x / kWarpSize % kGroupWarps)), slabs(slabs_of(p, share)) {
+      : index(of_warp(threadIdx.x / kWarpgroupThreads)),
+        warp(of_warp(threadIdx.x / kWarpSize % kGroupWarps)),
+        m_tiles(m_tiles_of(p, share)) {
     steps = steps_of(index, share);
     fewer_steps = steps_of(0, share) - steps;
   }
@@ -91,20 +111,25 @@ struct Group {
 
  private:
   __device__ static int steps_of(int index, const Share& share) {
-    const int before = index * kGroupSlices * kSliceColumns;  // columns of a chunk that are not the group's
+    const int before =
+        index * kGroupSlices * kSliceColumns;  // columns of a chunk that are not the group's
     return share.k > before ? (share.k - before + kChunk - 1) / kChunk * kChunkSteps : 0;
   }
 };
 
-// The stage of a ring whose turn it is, carried along: worked out anew in each step, its places are what a step waits for.
+// The stage of a ring whose turn it is, carried along: worked out anew in each step, its places are
+// what a step waits for.
 struct Turn {
   int stage, full;  // bytes from the start of shared memory
   uint32_t parity = 0;
 
-  __device__ explicit Turn(const Ring& ring) : stage(offset_of(ring.at)), full(offset_of(ring.full)) {}
+  __device__ explicit Turn(const Ring& ring)
+      : stage(offset_of(ring.at)), full(offset_of(ring.full)) {}
 
   __device__ unsigned char* place() const { return dynamic_shared() + stage; }
-  __device__ Barrier* barrier() const { return reinterpret_cast<Barrier*>(dynamic_shared() + full); }
+  __device__ Barrier* barrier() const {
+    return reinterpret_cast<Barrier*>(dynamic_shared() + full);
+  }
   __device__ void wait() const { wait_barrier(barrier(), parity); }
 
   __device__ void advance(const Ring& ring) {
@@ -122,8 +147,8 @@ struct Turn {
   }
 };
 
-// Fills the group's ring of weights: with the slabs of the steps of the passes, in this order. Each warp requests a tile of a slab, and the
-// first one announces all.
+// Fills the group's ring of weights: with the M tiles of the steps of the passes, in this order.
+// Each warp requests a tile of an M tile, and the first one announces all.
 template <Epilogue kEpilogue>
 struct Filler {
   const Params& p;
@@ -131,9 +156,9 @@ struct Filler {
   const Group& group;
   const Ring& ring;
   Pass pass;  // of what is copied next
-  int block, slab = 0, step = 0;
-  TileRows rows;  // of the warp's tile of the slab
-  int bytes;      // of the slab
+  int block, m_tile = 0, step = 0;
+  TileRows rows;  // of the warp's tile of the M tile
+  int bytes;      // of the M tile
   bool has_tile;
 
   __device__ Filler(const Params& p, const Share& share, const Group& group, const Ring& ring)
@@ -141,7 +166,7 @@ struct Filler {
         share(share),
         group(group),
         ring(ring),
-        pass(pass_from(0, p.pass_tiles, group.steps > 0 ? group.slabs : 0)),
+        pass(pass_from(0, p.pass_tiles, group.steps > 0 ? group.m_tiles : 0)),
         block(first_block(group.index)) {
     find_rows();
   }
@@ -158,13 +183,13 @@ struct Filler {
   __device__ void refill(const Turn& turn) {
     if (is_done()) return;
     if (has_tile && is_elected()) copy(turn);
-    if (++slab == pass.count) {
-      slab = 0;
+    if (++m_tile == pass.count) {
+      m_tile = 0;
       block = next_block(block);
       if (++step == group.steps) {
         step = 0;
         block = first_block(group.index);
-        pass = pass_from(pass.first + p.pass_tiles, p.pass_tiles, group.slabs);
+        pass = pass_from(pass.first + p.pass_tiles, p.pass_tiles, group.m_tiles);
       } else if (pass.count == 1) {
         return;  // the same rows
       }
@@ -174,23 +199,27 @@ struct Filler {
 
  private:
   __device__ void find_rows() {
-    const int first = (pass.first + slab) * p.slab_tiles, tiles = min(p.slab_tiles, share.tiles - first);
+    const int first = (pass.first + m_tile) * p.m_tile_tiles,
+              tiles = min(p.m_tile_tiles, share.tiles - first);
     has_tile = group.warp < tiles;
     rows = tile_rows<kEpilogue>(p, share, first + group.warp);
-    bytes = tiles * kTileBytes - (tile_rows<kEpilogue>(p, share, first + tiles - 1).is_whole ? 0 : kPanelBytes);
+    bytes = tiles * kTileBytes -
+            (tile_rows<kEpilogue>(p, share, first + tiles - 1).is_whole ? 0 : kHalfTileBytes);
   }
 
   __device__ void copy(const Turn& turn) const {
     unsigned char* place = turn.place() + group.warp * kTileBytes;
     Barrier* full = turn.barrier();
-    const PanelMap& weight = p.weight[share.part];
+    const HalfTileMap& weight = p.weight[share.part];
     if (group.warp == 0) arrive_expecting(full, bytes);
-    copy_panel(place, weight, rows.first, block, full, evict_first());
-    if (rows.is_whole) copy_panel(place + kPanelBytes, weight, rows.second, block, full, evict_first());
+    copy_half_tile(place, weight, rows.first, block, full, evict_first());
+    if (rows.is_whole)
+      copy_half_tile(place + kHalfTileBytes, weight, rows.second, block, full, evict_first());
   }
 };
 
-// Fills the group's ring of x: with the steps of all passes. The first warp requests all lines at once.
+// Fills the group's ring of x: with the steps of all passes. The first warp requests all tokens at
+// once.
 template <typename Size>
 struct XFiller {
   const Params& p;
@@ -206,7 +235,7 @@ struct XFiller {
         ring(ring),
         first(share.column / kSliceColumns),
         block(first_block(group.index)),
-        left((group.slabs + p.pass_tiles - 1) / p.pass_tiles * group.steps) {}
+        left((group.m_tiles + p.pass_tiles - 1) / p.pass_tiles * group.steps) {}
 
   __device__ void fill() {
     Turn turn(ring);
@@ -221,7 +250,7 @@ struct XFiller {
     if (is_done()) return;
     if (group.warp == 0 && is_elected()) {
       arrive_expecting(turn.barrier(), Size::kXBytes);
-      copy_panel(turn.place(), p.lines_map, 0, first + block, turn.barrier(), evict_last());
+      copy_half_tile(turn.place(), p.tokens_map, 0, first + block, turn.barrier(), evict_last());
     }
     --left;
     block = next_block(block);
@@ -234,62 +263,73 @@ struct XFiller {
 // A warpgroup's sums, as seen from a lane.
 template <typename Size, bool kNormalizes>
 struct Multiplier {
-  static constexpr int kSlabs = Size::kSlabs;
+  static constexpr int kMTiles = Size::kMTiles;
   static constexpr int kSliceWarps = kGroupWarps / kStepSlices;  // that normalize a slice
-  static constexpr int kOwnTiles = Size::kLineTiles / kSliceWarps;
+  static constexpr int kOwnTiles = Size::kTokenTiles / kSliceWarps;
 
   const Share& share;
   const Group& group;
   const Ring& ring;
   const Ring& x_ring;
   Turn turn, x_turn;
-  int own_vector;           // bytes from a stage's start to the first vector that the lane normalizes
-  int own_gain, gains_end;  // of the vector of the step that comes next; and of all; in bytes from the start of shared memory
-  float sums[kSlabs][kGroupSlices][Size::kSums];
-  float squares[kChunkSteps][kOwnTiles][2];  // of the warp's slice in each step of a chunk, and of the lines that are its own
+  int own_vector;  // bytes from a stage's start to the first vector that the lane normalizes
+  int own_gain, gains_end;  // of the vector of the step that comes next; and of all; in bytes from
+                            // the start of shared memory
+  float sums[kMTiles][kGroupSlices][Size::kSums];
+  float squares[kChunkSteps][kOwnTiles][2];  // of the warp's slice in each step of a chunk, and of
+                                             // the tokens that are its own
 
-  __device__ Multiplier(const Share& share, const Group& group, const Ring& ring, const Ring& x_ring)
+  __device__ Multiplier(const Share& share, const Group& group, const Ring& ring,
+                        const Ring& x_ring)
       : share(share),
         group(group),
         ring(ring),
         x_ring(x_ring),
         turn(ring),
         x_turn(x_ring),
-        own_vector(computed_now(own_slice() * Size::kXBlockBytes + own_lines() * kBlockBytes + LaneVectors().offset(0))) {}
+        own_vector(computed_now(own_slice() * Size::kXSliceBytes + own_tokens() * kSliceBytes +
+                                LaneVectors().offset(0))) {}
 
-  // The slice of a step that the warp normalizes, and the first of its tiles of lines.
+  // The slice of a step that the warp normalizes, and the first of its tiles of tokens.
   __device__ int own_slice() const { return group.warp / kSliceWarps; }
-  __device__ int own_lines() const { return group.warp % kSliceWarps * kOwnTiles; }
+  __device__ int own_tokens() const { return group.warp % kSliceWarps * kOwnTiles; }
 
   // The sums of one pass over x. `gains`: where they are in shared memory.
   template <typename Filler, typename XFiller>
   __device__ void run(const Pass& pass, Filler& filler, XFiller& x_filler, int gains) {
     clear();
-    own_gain = computed_now(gains + ((first_block(group.index) + own_slice()) * kSliceColumns + LaneVectors().column(0)) * 2);
+    own_gain = computed_now(
+        gains +
+        ((first_block(group.index) + own_slice()) * kSliceColumns + LaneVectors().column(0)) * 2);
     gains_end = gains + share.k * 2;
-    const int slabs = of_warp(pass.count);  // or the compiler takes what follows for something that lanes may do apart
+    const int m_tiles = of_warp(
+        pass.count);  // or the compiler takes what follows for something that lanes may do apart
 #pragma unroll 1
     for (int step = 0; step < group.steps; step += kChunkSteps) {
 #pragma unroll
-      for (int i = 0; i < kChunkSteps; ++i) add_step(i, slabs, filler, x_filler);
+      for (int i = 0; i < kChunkSteps; ++i) add_step(i, m_tiles, filler, x_filler);
     }
-    // The groups meet equally often: else compute-sanitizer takes what lies before and behind a barrier of the whole block for a race.
+    // The groups meet equally often: else compute-sanitizer takes what lies before and behind a
+    // barrier of the whole block for a race.
 #pragma unroll 1
-    for (int meetings = group.fewer_steps * (pass.count + (kNormalizes ? 1 : 0)); meetings > 0; --meetings) group.sync();
+    for (int reductions = group.fewer_steps * (pass.count + (kNormalizes ? 1 : 0)); reductions > 0;
+         --reductions)
+      group.sync();
   }
 
-  // Adds up the sums of the group's slices, as d[i] of an instruction; to those of the slices before.
-  __device__ float total(int slab, int i, float before) const {
+  // Adds up the sums of the group's slices, as d[i] of an instruction; to those of the slices
+  // before.
+  __device__ float total(int m_tile, int i, float before) const {
 #pragma unroll
-    for (int slice = 0; slice < kGroupSlices; ++slice) before += sums[slab][slice][i];
+    for (int slice = 0; slice < kGroupSlices; ++slice) before += sums[m_tile][slice][i];
     return before;
   }
 
   // Where there are none.
-  __device__ float total(int slab, int i) const {
-    float sum = sums[slab][0][i];
+  __device__ float total(int m_tile, int i) const {
+    float sum = sums[m_tile][0][i];
 #pragma unroll
-    for (int slice = 1; slice < kGroupSlices; ++slice) sum += sums[slab][slice][i];
+    for (int slice = 1; slice < kGroupSlices; ++slice) sum += sums[m_tile][slice][i];
     return sum;
   }
 
@@ -301,7 +341,7 @@ struct Multiplier {
       for (int n = 0; n < kOwnTiles; ++n) squares[i][n][0] = squares[i][n][1] = 0.0f;
     }
 #pragma unroll
-    for (int m = 0; m < kSlabs; ++m) {
+    for (int m = 0; m < kMTiles; ++m) {
 #pragma unroll
       for (int slice = 0; slice < kGroupSlices; ++slice) {
 #pragma unroll
@@ -312,7 +352,7 @@ struct Multiplier {
 
   // `i`: of the steps of its chunk.
   template <typename Filler, typename XFiller>
-  __device__ void add_step(int i, int slabs, Filler& filler, XFiller& x_filler) {
+  __device__ void add_step(int i, int m_tiles, Filler& filler, XFiller& x_filler) {
     unsigned char* const x = x_turn.place();
     x_turn.wait();
     if constexpr (kNormalizes) {
@@ -321,10 +361,10 @@ struct Multiplier {
       group.sync();
     }
 #pragma unroll
-    for (int m = 0; m < kSlabs; ++m) {
-      if (m > 0 && m >= slabs) break;  // there is always a first one
+    for (int m = 0; m < kMTiles; ++m) {
+      if (m > 0 && m >= m_tiles) break;  // there is always a first one
       turn.wait();
-      multiply(&sums[m][i * kStepSlices], PanelBlock(turn.place()), PanelBlock(x));
+      multiply(&sums[m][i * kStepSlices], HalfTileFragment(turn.place()), HalfTileFragment(x));
       group.sync();
       filler.refill(turn);
       turn.advance(ring);
@@ -333,35 +373,41 @@ struct Multiplier {
     x_turn.advance(x_ring);
   }
 
-  __device__ static void multiply(float (*sums)[Size::kSums], const PanelBlock& weights, const PanelBlock& x) {
+  __device__ static void multiply(float (*sums)[Size::kSums], const HalfTileFragment& weights,
+                                  const HalfTileFragment& x) {
     warpgroup_begin();
 #pragma unroll
     for (int depth = 0; depth < kDepths; ++depth) {
 #pragma unroll
       for (int slice = 0; slice < kStepSlices; ++slice) {
-        const PanelBlock lines = x.after(slice * Size::kXBlockBytes);
-        warpgroup_multiply<kPanelBytes, kBlockBytes>(sums[slice], weights.after(slice * kBlockBytes), lines, depth);
+        const HalfTileFragment tokens = x.after(slice * Size::kXSliceBytes);
+        warpgroup_multiply<kHalfTileBytes, kSliceBytes>(
+            sums[slice], weights.after(slice * kSliceBytes), tokens, depth);
       }
     }
     warpgroup_wait();
   }
 
-  // Of the warp's slice, its lines. The other half of a lane's vectors lies where bit 2 of their numbers is the other one.
+  // Of the warp's slice, its tokens. The other half of a lane's vectors lies where bit 2 of their
+  // numbers is the other one.
   __device__ void normalize_step(unsigned char* x, int i, float (&squares)[kOwnTiles][2]) {
     constexpr int kHalfVectors = kSliceColumns * 2 / kHalves;  // bytes
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       uint4 gains = make_uint4(0, 0, 0, 0);
-      if (own_gain < gains_end) gains = *reinterpret_cast<const uint4*>(dynamic_shared() + own_gain + half * kHalfVectors);
+      if (own_gain < gains_end)
+        gains = *reinterpret_cast<const uint4*>(dynamic_shared() + own_gain + half * kHalfVectors);
 #pragma unroll
       for (int n = 0; n < kOwnTiles; ++n) {
-        uint4* place = reinterpret_cast<uint4*>(x + (own_vector ^ half * kHalfVectors) + n * kBlockBytes);
+        uint4* place =
+            reinterpret_cast<uint4*>(x + (own_vector ^ half * kHalfVectors) + n * kSliceBytes);
         uint4 v = *place;
         normalize(v, gains, squares[n]);
         *place = v;
       }
     }
-    own_gain += (i + 1 < kChunkSteps ? kStepSlices : kSlices - (kChunkSteps - 1) * kStepSlices) * kSliceColumns * 2;
+    own_gain += (i + 1 < kChunkSteps ? kStepSlices : kSlices - (kChunkSteps - 1) * kStepSlices) *
+                kSliceColumns * 2;
   }
 };
 
@@ -370,33 +416,39 @@ template <typename Size, Epilogue kEpilogue>
 struct Finish {
   static constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
   using Sums = Multiplier<Size, kNormalizes>;
-  // What all threads take at once: of a tile's lines, or of several tiles'.
-  static constexpr int kLinesAtOnce = Size::kLines < kThreads / kPanelRows ? Size::kLines : kThreads / kPanelRows;
-  static constexpr int kTilesAtOnce = kThreads / kPanelRows / kLinesAtOnce;
+  // What all threads take at once: of a tile's tokens, or of several tiles'.
+  static constexpr int kTokensAtOnce =
+      Size::kTokens < kThreads / kHalfTileRows ? Size::kTokens : kThreads / kHalfTileRows;
+  static constexpr int kTilesAtOnce = kThreads / kHalfTileRows / kTokensAtOnce;
 
   const Params& p;
   const Share& share;
-  float* partial;  // [tile][line][kPartialPitch]
-  float* squares;  // [slice][lines]
-  int active;      // lines that live
+  float* partial;  // [tile][token][kPartialPitch]
+  float* squares;  // [slice][tokens]
+  int active;      // tokens that live
 
   // All threads together.
   __device__ void run(const Sums& sums, const Pass& pass, const Output<kEpilogue>& output) const {
     if constexpr (kNormalizes) put_squares(sums);
-    if (sums.group.index == 0) for_sums(sums, pass, [](float* place, const Sums& own, int m, int i) { *place = own.total(m, i); });
+    if (sums.group.index == 0)
+      for_sums(sums, pass,
+               [](float* place, const Sums& own, int m, int i) { *place = own.total(m, i); });
     __syncthreads();
-    if (sums.group.index == 1) for_sums(sums, pass, [](float* place, const Sums& own, int m, int i) { *place = own.total(m, i, *place); });
+    if (sums.group.index == 1)
+      for_sums(sums, pass, [](float* place, const Sums& own, int m, int i) {
+        *place = own.total(m, i, *place);
+      });
     if constexpr (!kNormalizes) wait_copies<0>();
     __syncthreads();
-    const int tiles = min(pass.count * p.slab_tiles, share.tiles - output.first_tile);
-    const int g = threadIdx.x % kPanelRows, place = threadIdx.x / kPanelRows;
+    const int tiles = min(pass.count * p.m_tile_tiles, share.tiles - output.first_tile);
+    const int g = threadIdx.x % kHalfTileRows, place = threadIdx.x / kHalfTileRows;
 #pragma unroll 1
-    for (int line = place % kLinesAtOnce; line < active; line += kLinesAtOnce) {
-      const float scale = output.scale(line);
+    for (int token = place % kTokensAtOnce; token < active; token += kTokensAtOnce) {
+      const float scale = output.scale(token);
 #pragma unroll 1
-      for (int tile = place / kLinesAtOnce; tile < tiles; tile += kTilesAtOnce) {
-        const float* sum = partial + (tile * Size::kLines + line) * kPartialPitch + g;
-        output.take(tile, g, line, scale, sum[0], sum[kPanelRows]);
+      for (int tile = place / kTokensAtOnce; tile < tiles; tile += kTilesAtOnce) {
+        const float* sum = partial + (tile * Size::kTokens + token) * kPartialPitch + g;
+        output.take(tile, g, token, scale, sum[0], sum[kHalfTileRows]);
       }
     }
   }
@@ -410,24 +462,29 @@ struct Finish {
       const int slice = first_block(sums.group.index) + i * kStepSlices + sums.own_slice();
 #pragma unroll
       for (int n = 0; n < Sums::kOwnTiles; ++n) {
-        squares[slice * Size::kLines + (sums.own_lines() + n) * kLineTile + at.row()] =
+        squares[slice * Size::kTokens + (sums.own_tokens() + n) * kTokenTile + at.row()] =
             at.group % 2 == 0 ? sums.squares[i][n][0] : sums.squares[i][n][1];
       }
     }
   }
 
-  // body(where it belongs, sums, slab, its number) for each sum of the lane; a warp has a tile of each slab.
+  // body(where it belongs, sums, M tile, its number) for each sum of the lane; a warp has a tile of
+  // each M tile.
   template <typename Body>
   __device__ void for_sums(const Sums& sums, const Pass& pass, const Body& body) const {
     const int lane_group = threadIdx.x % kWarpSize / 4, thread = threadIdx.x % 4;
-    if (sums.group.warp >= p.slab_tiles) return;
+    if (sums.group.warp >= p.m_tile_tiles) return;
 #pragma unroll
-    for (int m = 0; m < Size::kSlabs; ++m) {
+    for (int m = 0; m < Size::kMTiles; ++m) {
       if (m >= pass.count) break;
-      float* lines = partial + ((m * p.slab_tiles + sums.group.warp) * Size::kLines + 2 * thread) * kPartialPitch + lane_group;
+      float* tokens =
+          partial +
+          ((m * p.m_tile_tiles + sums.group.warp) * Size::kTokens + 2 * thread) * kPartialPitch +
+          lane_group;
 #pragma unroll
       for (int i = 0; i < Size::kSums; ++i) {
-        body(lines + (i / 4 * kLineTile + i % 2) * kPartialPitch + i / 2 % 2 * kPanelRows, sums, m, i);
+        body(tokens + (i / 4 * kTokenTile + i % 2) * kPartialPitch + i / 2 % 2 * kHalfTileRows,
+             sums, m, i);
       }
     }
   }
@@ -438,15 +495,17 @@ struct Barriers {
   Barrier *full, *x_full;
 
   __device__ Barriers(unsigned char* at, int group)
-      : full(reinterpret_cast<Barrier*>(at) + group * (kMaxStages + kMaxXStages)), x_full(full + kMaxStages) {}
+      : full(reinterpret_cast<Barrier*>(at) + group * (kMaxStages + kMaxXStages)),
+        x_full(full + kMaxStages) {}
 };
 
 // What comes before the first copy of a weight. The gains are on their way when this returns.
 template <Epilogue kEpilogue>
-__device__ void begin_block(const Params& p, unsigned char* gains, const Barriers& barriers, Barrier* arrived, int part) {
+__device__ void begin_block(const Params& p, unsigned char* gains, const Barriers& barriers,
+                            Barrier* arrived, int part) {
   if (threadIdx.x == 0) {
-    prefetch_panel_map(p.weight[part]);
-    prefetch_panel_map(p.lines_map);
+    prefetch_half_tile_map(p.weight[part]);
+    prefetch_half_tile_map(p.tokens_map);
     init_barrier(arrived, 1);
   }
   const int i = threadIdx.x % kWarpgroupThreads;
@@ -460,7 +519,8 @@ __device__ void begin_block(const Params& p, unsigned char* gains, const Barrier
   }
   if constexpr (kEpilogue != Epilogue::kResidual) {
 #pragma unroll 1
-    for (int j = threadIdx.x; j < p.k / 8; j += kThreads) async_copy16(gains + j * 16, p.gain + j * 8, true);
+    for (int j = threadIdx.x; j < p.k / 8; j += kThreads)
+      async_copy16(gains + j * 16, p.gain + j * 8, true);
     commit_copies();
   }
 }
@@ -469,19 +529,22 @@ template <typename Size, Epilogue kEpilogue>
 __device__ void run_block(const Params& p) {
   constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
   let_next_start();
-  const int extent = live_lines(p);
+  const int counts = live_tokens(p);
   unsigned char* shared = dynamic_shared();
   const Share share = block_share<kEpilogue>(p);
   const Group group(p, share);
-  const Layout<Size> at(kGroups * p.stages * p.stage_bytes, kGroups * p.x_stages * Size::kXBytes, has_one_pass(p),
-                        is_split<kEpilogue>(p) ? p.most_tiles : 0, p.k, kNormalizes, !kNormalizes);
+  const Layout<Size> at(kGroups * p.stages * p.stage_bytes, kGroups * p.x_stages * Size::kXBytes,
+                        has_one_pass(p), is_split<kEpilogue>(p) ? p.most_tiles : 0, p.k,
+                        kNormalizes, !kNormalizes);
   const Barriers barriers(shared + at.barriers, group.index);
   Barrier* const arrived = Barriers(shared + at.barriers, kGroups).full;
-  const Ring ring{shared + at.ring + group.index * p.stages * p.stage_bytes, barriers.full, nullptr, p.stages, p.stage_bytes};
-  const Ring x_ring{shared + at.x_ring + group.index * p.x_stages * Size::kXBytes, barriers.x_full, nullptr, p.x_stages, Size::kXBytes};
+  const Ring ring{shared + at.ring + group.index * p.stages * p.stage_bytes, barriers.full, nullptr,
+                  p.stages, p.stage_bytes};
+  const Ring x_ring{shared + at.x_ring + group.index * p.x_stages * Size::kXBytes, barriers.x_full,
+                    nullptr, p.x_stages, Size::kXBytes};
   begin_block<kEpilogue>(p, shared + at.gain, barriers, arrived, share.part);
 
-  const int active = min(extent, p.lines);
+  const int active = min(counts, p.tokens);
   if (active <= 0 || share.tiles == 0) {
     wait_copies<0>();
     return wait_for_earlier();
@@ -491,7 +554,8 @@ __device__ void run_block(const Params& p) {
   filler.fill();
   const auto floats = [&](int offset) { return reinterpret_cast<float*>(shared + offset); };
   Bf16* const old = reinterpret_cast<Bf16*>(shared + at.old);
-  Output<kEpilogue> output{p, share, floats(at.squares), old, floats(at.peer), arrived, Size::kLines, 0};
+  Output<kEpilogue> output{
+      p, share, floats(at.squares), old, floats(at.peer), arrived, Size::kTokens, 0};
   if (threadIdx.x == 0) output.expect_peer(active);
   Multiplier<Size, kNormalizes> multiplier(share, group, ring, x_ring);
   const Finish<Size, kEpilogue> finish{p, share, floats(at.partial), floats(at.squares), active};
@@ -502,12 +566,13 @@ __device__ void run_block(const Params& p) {
   x_filler.fill();
 
 #pragma unroll 1
-  for (Pass pass = pass_from(0, p.pass_tiles, group.slabs); pass.count > 0;
-       pass = pass_from(pass.first + p.pass_tiles, p.pass_tiles, group.slabs)) {
-    output.first_tile = pass.first * p.slab_tiles;
+  for (Pass pass = pass_from(0, p.pass_tiles, group.m_tiles); pass.count > 0;
+       pass = pass_from(pass.first + p.pass_tiles, p.pass_tiles, group.m_tiles)) {
+    output.first_tile = pass.first * p.m_tile_tiles;
     if (pass.first > 0) __syncthreads();  // what the pass before left has been read
     if constexpr (!kNormalizes) {
-      output.fetch_old(old, min(pass.count * p.slab_tiles, share.tiles - output.first_tile), active, kThreads);
+      output.fetch_old(old, min(pass.count * p.m_tile_tiles, share.tiles - output.first_tile),
+                       active, kThreads);
     }
     multiplier.run(pass, filler, x_filler, at.gain);
     finish.run(multiplier, pass, output);

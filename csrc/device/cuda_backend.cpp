@@ -1,4 +1,5 @@
-// Streams, events, pinned memory and graphs over the CUDA runtime, linked statically: handles are the driver's, so they mix with torch's.
+// Streams, events, pinned memory and graphs over the CUDA runtime, linked statically: handles are
+// the driver's, so they mix with torch's.
 #ifdef PHOTON_WITH_CUDA
 #include "device/cuda_backend.h"
 
@@ -34,20 +35,24 @@ template <class Derived, class Base>
 Derived& of_cuda(const std::shared_ptr<Base>& object, const char* call) {
   if (!object) throw std::invalid_argument(text("Stream.", call, ": got nothing"));
   if (object->backend() != Backend::kCuda) {
-    throw std::invalid_argument(
-        text("Stream.", call, ": the stream is of backend 'cuda', the argument of backend '", backend_name(object->backend()), "'"));
+    throw std::invalid_argument(text("Stream.", call,
+                                     ": the stream is of backend 'cuda', the argument of backend '",
+                                     backend_name(object->backend()), "'"));
   }
   return static_cast<Derived&>(*object);
 }
 
-// A thread that sleeps in the driver was seen to wake half a millisecond late on a virtual machine, as long as a whole step may take.
+// A thread that sleeps in the driver was seen to wake half a millisecond late on a virtual machine,
+// as long as a whole step may take.
 constexpr std::chrono::microseconds kSpinBeforeSleep{1000};
 
 class CudaEvent final : public Event {
  public:
-  CudaEvent(bool timing, bool blocking, int device) : Event(Backend::kCuda), device_(device), blocking_(blocking) {
+  CudaEvent(bool timing, bool blocking, int device)
+      : Event(Backend::kCuda), device_(device), blocking_(blocking) {
     const DeviceScope scope(device);
-    const unsigned flags = (timing ? 0u : cudaEventDisableTiming) | (blocking ? cudaEventBlockingSync : 0u);
+    const unsigned flags =
+        (timing ? 0u : cudaEventDisableTiming) | (blocking ? cudaEventBlockingSync : 0u);
     check(cudaEventCreateWithFlags(&event_, flags), "cudaEventCreateWithFlags");
   }
   ~CudaEvent() override {
@@ -77,10 +82,12 @@ class CudaEvent final : public Event {
 
   double elapsed_ms(Event& since) override {
     if (since.backend() != Backend::kCuda) {
-      throw std::invalid_argument(text("Event.elapsed_ms: a cuda event and a ", backend_name(since.backend()), " event"));
+      throw std::invalid_argument(
+          text("Event.elapsed_ms: a cuda event and a ", backend_name(since.backend()), " event"));
     }
     float elapsed = 0.0f;
-    check(cudaEventElapsedTime(&elapsed, static_cast<CudaEvent&>(since).event_, event_), "cudaEventElapsedTime");
+    check(cudaEventElapsedTime(&elapsed, static_cast<CudaEvent&>(since).event_, event_),
+          "cudaEventElapsedTime");
     return elapsed;
   }
 
@@ -111,7 +118,8 @@ class CudaGraph final : public Graph {
   }
   ~CudaGraph() override {
     const RelaxedCapture relaxed;
-    for (const auto& stream : launched_on_) cudaStreamSynchronize(reinterpret_cast<cudaStream_t>(stream->handle()));
+    for (const auto& stream : launched_on_)
+      cudaStreamSynchronize(reinterpret_cast<cudaStream_t>(stream->handle()));
     cudaGraphExecDestroy(exec_);
   }
   size_t nodes() const override { return nodes_; }
@@ -119,7 +127,8 @@ class CudaGraph final : public Graph {
 
   void launch(const std::shared_ptr<Stream>& stream, cudaStream_t handle) {
     check(cudaGraphLaunch(exec_, handle), "cudaGraphLaunch");
-    if (std::find(launched_on_.begin(), launched_on_.end(), stream) == launched_on_.end()) launched_on_.push_back(stream);
+    if (std::find(launched_on_.begin(), launched_on_.end(), stream) == launched_on_.end())
+      launched_on_.push_back(stream);
   }
   void upload(cudaStream_t handle) { check(cudaGraphUpload(exec_, handle), "cudaGraphUpload"); }
 
@@ -138,19 +147,21 @@ struct GraphGuard {
 };
 
 void require_page_locked(const char* name, const void* address) {
-  if (address == nullptr) throw std::invalid_argument(text("Stream.copy: ", name, " is a null address"));
+  if (address == nullptr)
+    throw std::invalid_argument(text("Stream.copy: ", name, " is a null address"));
   cudaPointerAttributes attributes{};
   check(cudaPointerGetAttributes(&attributes, address), "cudaPointerGetAttributes");
   if (attributes.type == cudaMemoryTypeUnregistered) {
-    throw std::invalid_argument(
-        text("Stream.copy: ", name, " ", address,
-             " is host memory that is not page-locked, so the copy would block; use a PinnedBuffer or tensor.pin_memory()"));
+    throw std::invalid_argument(text("Stream.copy: ", name, " ", address,
+                                     " is host memory that is not page-locked, so the copy would "
+                                     "block; use a PinnedBuffer or tensor.pin_memory()"));
   }
 }
 
 class CudaStream final : public Stream, public std::enable_shared_from_this<CudaStream> {
  public:
-  CudaStream(cudaStream_t stream, int device, bool owned) : Stream(Backend::kCuda, device), stream_(stream), owned_(owned) {}
+  CudaStream(cudaStream_t stream, int device, bool owned)
+      : Stream(Backend::kCuda, device), stream_(stream), owned_(owned) {}
 
   ~CudaStream() override {
     const RelaxedCapture relaxed;
@@ -213,14 +224,18 @@ class CudaStream final : public Stream, public std::enable_shared_from_this<Cuda
   void begin_capture() override {
     refuse_in_capture("begin_capture");
     if (stream_ == nullptr)
-      throw std::runtime_error("Stream.begin_capture: the default stream cannot be captured; use a stream of its own");
+      throw std::runtime_error(
+          "Stream.begin_capture: the default stream cannot be captured; use a stream of its own");
     const DeviceScope scope(device());
-    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal),
+          "cudaStreamBeginCapture");
     capturing_ = true;
   }
 
   std::shared_ptr<Graph> end_capture() override {
-    if (!capturing_) throw std::runtime_error("Stream.end_capture: the stream is not capturing; call begin_capture first");
+    if (!capturing_)
+      throw std::runtime_error(
+          "Stream.end_capture: the stream is not capturing; call begin_capture first");
     capturing_ = false;
     const DeviceScope scope(device());
     GraphGuard captured;
@@ -234,7 +249,8 @@ class CudaStream final : public Stream, public std::enable_shared_from_this<Cuda
     refuse_in_capture("launch");
     auto& target = of_cuda<CudaGraph>(graph, "launch");
     if (target.device() != device()) {
-      throw std::invalid_argument(text("Stream.launch: the graph is of device ", target.device(), ", the stream of device ", device()));
+      throw std::invalid_argument(text("Stream.launch: the graph is of device ", target.device(),
+                                       ", the stream of device ", device()));
     }
     const DeviceScope scope(device());
     target.launch(shared_from_this(), stream_);
@@ -242,7 +258,9 @@ class CudaStream final : public Stream, public std::enable_shared_from_this<Cuda
 
  private:
   void refuse_in_capture(const char* call) const {
-    if (capturing_) throw std::runtime_error(text("Stream.", call, ": not possible while the stream is capturing; end the capture first"));
+    if (capturing_)
+      throw std::runtime_error(text(
+          "Stream.", call, ": not possible while the stream is capturing; end the capture first"));
   }
 
   const cudaStream_t stream_;
@@ -267,7 +285,9 @@ std::shared_ptr<Event> create_event(bool timing, bool blocking, int device) {
   return std::make_shared<CudaEvent>(timing, blocking, device);
 }
 
-std::shared_ptr<PinnedBuffer> create_pinned(size_t bytes) { return std::make_shared<CudaBuffer>(bytes); }
+std::shared_ptr<PinnedBuffer> create_pinned(size_t bytes) {
+  return std::make_shared<CudaBuffer>(bytes);
+}
 
 std::shared_ptr<Graph> graph_from_raw(uintptr_t graph, int device) {
   return std::make_shared<CudaGraph>(reinterpret_cast<cudaGraph_t>(graph), device);

@@ -1,4 +1,5 @@
-// The cuda backend's factories. Free of CUDA headers; a build without CUDA defines them in device.cpp, where each says what is missing.
+// The cuda backend's factories. Free of CUDA headers; a build without CUDA defines them in
+// device.cpp, where each says what is missing.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,7 +9,8 @@
 
 namespace photon::device::cuda {
 
-std::shared_ptr<Stream> create_stream(int device);  // cudaStreamNonBlocking: never ordered with the default stream
+std::shared_ptr<Stream> create_stream(
+    int device);  // cudaStreamNonBlocking: never ordered with the default stream
 std::shared_ptr<Stream> wrap_stream(uintptr_t handle, int device);
 std::shared_ptr<Event> create_event(bool timing, bool blocking, int device);
 std::shared_ptr<PinnedBuffer> create_pinned(size_t bytes);

@@ -1,4 +1,5 @@
-// CUDA errors as exceptions, and the current device as a scope. Included by csrc/device/cuda_*.cpp only.
+// CUDA errors as exceptions, and the current device as a scope. Included by csrc/device/cuda_*.cpp
+// only.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -19,8 +20,8 @@ class DeviceScope {
   int previous_ = -1;  // -1: nothing to restore
 };
 
-// Lets this thread wait for events and destroy things while another stream is capturing in CUDA's strictest mode: a wait or the garbage
-// collector must not break somebody's capture.
+// Lets this thread wait for events and destroy things while another stream is capturing in CUDA's
+// strictest mode: a wait or the garbage collector must not break somebody's capture.
 class RelaxedCapture {
  public:
   RelaxedCapture();

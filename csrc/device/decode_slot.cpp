@@ -13,20 +13,27 @@ void check_config(const DecodeSlotConfig& config) {
   if (!config.compute || !config.in_copy || !config.out_copy)
     throw std::invalid_argument("DecodeSlot: compute, in_copy and out_copy are needed");
   for (const auto* stream : {&config.in_copy, &config.out_copy}) {
-    if ((*stream)->backend() != config.compute->backend() || (*stream)->device() != config.compute->device()) {
-      throw std::invalid_argument(text("DecodeSlot: the compute stream is of backend '", backend_name(config.compute->backend()),
-                                       "', device ", config.compute->device(), ", a copy stream of backend '",
-                                       backend_name((*stream)->backend()), "', device ", (*stream)->device()));
+    if ((*stream)->backend() != config.compute->backend() ||
+        (*stream)->device() != config.compute->device()) {
+      throw std::invalid_argument(text(
+          "DecodeSlot: the compute stream is of backend '", backend_name(config.compute->backend()),
+          "', device ", config.compute->device(), ", a copy stream of backend '",
+          backend_name((*stream)->backend()), "', device ", (*stream)->device()));
     }
   }
-  if (!config.input.host || !config.output.host) throw std::invalid_argument("DecodeSlot: an input and an output buffer are needed");
+  if (!config.input.host || !config.output.host)
+    throw std::invalid_argument("DecodeSlot: an input and an output buffer are needed");
   for (const Transfer* transfer : {&config.input, &config.output, &config.mask}) {
     if (!transfer->host) continue;
-    if ((transfer->host->backend() == Backend::kCuda) != (config.compute->backend() == Backend::kCuda)) {
-      throw std::invalid_argument(text("DecodeSlot: a buffer is of backend '", backend_name(transfer->host->backend()),
-                                       "', the streams of '", backend_name(config.compute->backend()), "'"));
+    if ((transfer->host->backend() == Backend::kCuda) !=
+        (config.compute->backend() == Backend::kCuda)) {
+      throw std::invalid_argument(
+          text("DecodeSlot: a buffer is of backend '", backend_name(transfer->host->backend()),
+               "', the streams of '", backend_name(config.compute->backend()), "'"));
     }
-    config.compute->check_copy(transfer->device, transfer->host->data());  // once: the copies of a step trust these addresses
+    config.compute->check_copy(
+        transfer->device,
+        transfer->host->data());  // once: the copies of a step trust these addresses
   }
 }
 
@@ -47,7 +54,8 @@ DecodeSlot::DecodeSlot(DecodeSlotConfig config)
       outputs_written_(make_event(config_, false, true)),
       copied_out_(make_event(config_, false, config_.blocking)) {
   if (!config_.timing) return;
-  for (Span& span : spans_) span = {make_event(config_, true, true), make_event(config_, true, true)};
+  for (Span& span : spans_)
+    span = {make_event(config_, true, true), make_event(config_, true, true)};
 }
 
 DecodeSlot::~DecodeSlot() {
@@ -61,11 +69,14 @@ DecodeSlot::~DecodeSlot() {
   }
 }
 
-void DecodeSlot::launch(const std::shared_ptr<Graph>& graph, int64_t input_words, bool finish, int64_t output_words) {
+void DecodeSlot::launch(const std::shared_ptr<Graph>& graph, int64_t input_words, bool finish,
+                        int64_t output_words) {
   require_launchable("launch");
   check_words("launch", "input_words", input_words, config_.input, "input");
   check_words("launch", "output_words", output_words, config_.output, "output");
-  if (!graph) throw std::invalid_argument("DecodeSlot.launch: graph is None; without a graph use begin and end");
+  if (!graph)
+    throw std::invalid_argument(
+        "DecodeSlot.launch: graph is None; without a graph use begin and end");
   start(input_words);
   config_.compute->launch(graph);
   if (finish) finish_outputs(output_words);
@@ -87,7 +98,8 @@ void DecodeSlot::end(int64_t output_words, bool finish) {
   phase_ = finish ? Phase::kFinished : Phase::kForward;
 }
 
-void DecodeSlot::finalize(const std::shared_ptr<Graph>& graph, int64_t mask_words, int64_t output_words) {
+void DecodeSlot::finalize(const std::shared_ptr<Graph>& graph, int64_t mask_words,
+                          int64_t output_words) {
   require_finalizable("finalize", mask_words);
   check_words("finalize", "output_words", output_words, config_.output, "output");
   phase_ = Phase::kIdle;
@@ -106,8 +118,10 @@ void DecodeSlot::begin_finalize(int64_t mask_words) {
 
 void DecodeSlot::wait() {
   if (phase_ != Phase::kFinished) {
-    throw std::runtime_error(phase_ == Phase::kIdle ? "DecodeSlot.wait: nothing was launched"
-                                                    : "DecodeSlot.wait: the launch is not finished; call end or finalize first");
+    throw std::runtime_error(
+        phase_ == Phase::kIdle
+            ? "DecodeSlot.wait: nothing was launched"
+            : "DecodeSlot.wait: the launch is not finished; call end or finalize first");
   }
   copied_out_->synchronize();
 }
@@ -115,32 +129,40 @@ void DecodeSlot::wait() {
 bool DecodeSlot::done() { return phase_ == Phase::kFinished && copied_out_->query(); }
 
 Span DecodeSlot::span() const {
-  if (!config_.timing) throw std::runtime_error("DecodeSlot.span: the slot was created without timing; pass timing=True");
+  if (!config_.timing)
+    throw std::runtime_error(
+        "DecodeSlot.span: the slot was created without timing; pass timing=True");
   if (launches_ == 0) throw std::runtime_error("DecodeSlot.span: nothing was launched");
   return spans_[launches_ % 2];
 }
 
 void DecodeSlot::require_launchable(const char* call) const {
-  if (phase_ == Phase::kOpen) throw std::runtime_error(text("DecodeSlot.", call, ": a begin has no end yet"));
+  if (phase_ == Phase::kOpen)
+    throw std::runtime_error(text("DecodeSlot.", call, ": a begin has no end yet"));
   if (phase_ == Phase::kForward) {
-    throw std::runtime_error(text("DecodeSlot.", call, ": the previous launch (finish=False) was not finalized"));
+    throw std::runtime_error(
+        text("DecodeSlot.", call, ": the previous launch (finish=False) was not finalized"));
   }
 }
 
 void DecodeSlot::require_finalizable(const char* call, int64_t mask_words) const {
   if (phase_ != Phase::kForward) {
-    throw std::runtime_error(text("DecodeSlot.", call, ": there is no launch or end with finish=False to finalize"));
+    throw std::runtime_error(
+        text("DecodeSlot.", call, ": there is no launch or end with finish=False to finalize"));
   }
   check_words(call, "mask_words", mask_words, config_.mask, "mask");
 }
 
-void DecodeSlot::check_words(const char* call, const char* name, int64_t words, const Transfer& transfer, const char* buffer) const {
+void DecodeSlot::check_words(const char* call, const char* name, int64_t words,
+                             const Transfer& transfer, const char* buffer) const {
   if (words >= 0 && words <= transfer.words()) return;
-  throw std::invalid_argument(text("DecodeSlot.", call, ": ", name, " is ", words, ", the ", buffer, " buffer holds ", transfer.words(),
+  throw std::invalid_argument(text("DecodeSlot.", call, ": ", name, " is ", words, ", the ", buffer,
+                                   " buffer holds ", transfer.words(),
                                    " words; make it larger or send fewer"));
 }
 
-// From here to the end of the call the phase is kIdle, so that a call that fails half-way is not waited for.
+// From here to the end of the call the phase is kIdle, so that a call that fails half-way is not
+// waited for.
 void DecodeSlot::start(int64_t input_words) {
   phase_ = Phase::kIdle;
   copy_in(config_.input, input_words);
@@ -152,7 +174,9 @@ void DecodeSlot::finish_outputs(int64_t output_words) {
   if (config_.timing) config_.compute->record(spans_[launches_ % 2].second);
   config_.compute->record(outputs_written_);
   config_.out_copy->wait(outputs_written_);
-  if (output_words > 0) config_.out_copy->copy(config_.output.host->data(), config_.output.device, output_words * sizeof(int32_t));
+  if (output_words > 0)
+    config_.out_copy->copy(config_.output.host->data(), config_.output.device,
+                           output_words * sizeof(int32_t));
   config_.out_copy->record(copied_out_);
 }
 

@@ -11,13 +11,14 @@
 
 namespace photon::device {
 
-// --- commands ---------------------------------------------------------------------------------------------------------------------
+// --- commands ------------------------------------------------------------------------------------
 
-KernelCommand::KernelCommand(HostKernel function, const void* source, size_t bytes, const char* op) : kernel(function), name(op) {
+KernelCommand::KernelCommand(HostKernel function, const void* source, size_t bytes, const char* op)
+    : kernel(function), name(op) {
   if (function == nullptr) throw std::invalid_argument("host stream: the kernel is a null pointer");
   if (bytes > kMaxParamBytes) {
-    throw std::invalid_argument(
-        text("host stream: a kernel's params have ", bytes, " bytes, at most ", kMaxParamBytes, " fit in a command"));
+    throw std::invalid_argument(text("host stream: a kernel's params have ", bytes,
+                                     " bytes, at most ", kMaxParamBytes, " fit in a command"));
   }
   if (bytes != 0) std::memcpy(params, source, bytes);
 }
@@ -25,16 +26,17 @@ KernelCommand::KernelCommand(HostKernel function, const void* source, size_t byt
 void execute(const KernelCommand& command) { command.kernel(command.params); }
 void execute(const CopyCommand& command) { std::memcpy(command.dst, command.src, command.bytes); }
 
-// --- HostEvent --------------------------------------------------------------------------------------------------------------------
+// --- HostEvent -----------------------------------------------------------------------------------
 
-HostEvent::HostEvent(Backend backend, bool timing, bool blocking) : Event(backend), timing_(timing), blocking_(blocking) {}
+HostEvent::HostEvent(Backend backend, bool timing, bool blocking)
+    : Event(backend), timing_(timing), blocking_(blocking) {}
 
 uint64_t HostEvent::begin_record(const Stream* stream, const char* call) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (stream != stream_ && !reached(recorded_)) {
-    throw std::runtime_error(
-        text("Stream.", call, ": the ", backend_name(backend()),
-             " backend found its last use, on another stream, still in flight; use one per stream, or wait for it first"));
+    throw std::runtime_error(text("Stream.", call, ": the ", backend_name(backend()),
+                                  " backend found its last use, on another stream, still in "
+                                  "flight; use one per stream, or wait for it first"));
   }
   stream_ = stream;
   return ++recorded_;
@@ -47,7 +49,9 @@ uint64_t HostEvent::latest() const {
 
 void HostEvent::complete(uint64_t sequence, SharedError error) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (reached(sequence)) return;  // two threads that fence one stream may enqueue out of order; the later fence covers the earlier
+  if (reached(sequence))
+    return;  // two threads that fence one stream may enqueue out of order; the later fence covers
+             // the earlier
   time_ = std::chrono::steady_clock::now();
   error_ = std::move(error);
   completed_.store(sequence, std::memory_order_release);
@@ -84,23 +88,28 @@ void HostEvent::synchronize() {
 
 double HostEvent::elapsed_ms(Event& since) {
   if (since.backend() != backend()) {
-    throw std::invalid_argument(
-        text("Event.elapsed_ms: a ", backend_name(backend()), " event and a ", backend_name(since.backend()), " event"));
+    throw std::invalid_argument(text("Event.elapsed_ms: a ", backend_name(backend()),
+                                     " event and a ", backend_name(since.backend()), " event"));
   }
   const auto moment = [](HostEvent& event) {
     std::lock_guard<std::mutex> lock(event.mutex_);
-    if (!event.timing_) throw std::runtime_error("Event.elapsed_ms: the event was created without timing; pass timing=True");
-    if (event.recorded_ == 0) throw std::runtime_error("Event.elapsed_ms: the event was never recorded");
-    if (!event.reached(event.recorded_)) throw std::runtime_error("Event.elapsed_ms: the event is not reached yet; synchronize first");
+    if (!event.timing_)
+      throw std::runtime_error(
+          "Event.elapsed_ms: the event was created without timing; pass timing=True");
+    if (event.recorded_ == 0)
+      throw std::runtime_error("Event.elapsed_ms: the event was never recorded");
+    if (!event.reached(event.recorded_))
+      throw std::runtime_error("Event.elapsed_ms: the event is not reached yet; synchronize first");
     return event.time_;
   };
   const auto start = moment(static_cast<HostEvent&>(since));
   return std::chrono::duration<double, std::milli>(moment(*this) - start).count();
 }
 
-// --- HostGraph --------------------------------------------------------------------------------------------------------------------
+// --- HostGraph -----------------------------------------------------------------------------------
 
-HostGraph::HostGraph(Backend backend) : Graph(backend), finished_(std::make_shared<HostEvent>(backend, false, true)) {}
+HostGraph::HostGraph(Backend backend)
+    : Graph(backend), finished_(std::make_shared<HostEvent>(backend, false, true)) {}
 
 HostGraph::~HostGraph() { finished_->await(finished_->latest(), true); }
 
@@ -112,21 +121,24 @@ void HostGraph::replay(uint32_t stream) const {
   for (const GraphCommand& command : commands_) std::visit(timed, command);
 }
 
-// --- CpuStream --------------------------------------------------------------------------------------------------------------------
+// --- CpuStream -----------------------------------------------------------------------------------
 
 namespace {
 
 std::atomic<uint32_t> last_stream{0};
 
-void push_to_stream(void* context, HostKernel kernel, const void* params, size_t bytes, const char* name) {
+void push_to_stream(void* context, HostKernel kernel, const void* params, size_t bytes,
+                    const char* name) {
   static_cast<CpuStream*>(context)->push(kernel, params, bytes, name);
 }
 
 template <class Derived, class Base>
-std::shared_ptr<Derived> of_backend(const std::shared_ptr<Base>& object, Backend backend, const char* call) {
+std::shared_ptr<Derived> of_backend(const std::shared_ptr<Base>& object, Backend backend,
+                                    const char* call) {
   if (!object) throw std::invalid_argument(text("Stream.", call, ": got nothing"));
   if (object->backend() != backend) {
-    throw std::invalid_argument(text("Stream.", call, ": the stream is of backend '", backend_name(backend), "', the argument of backend '",
+    throw std::invalid_argument(text("Stream.", call, ": the stream is of backend '",
+                                     backend_name(backend), "', the argument of backend '",
                                      backend_name(object->backend()), "'"));
   }
   return std::static_pointer_cast<Derived>(object);
@@ -134,11 +146,13 @@ std::shared_ptr<Derived> of_backend(const std::shared_ptr<Base>& object, Backend
 
 }  // namespace
 
-CpuStream::CpuStream(Backend backend) : Stream(backend, 0), queue_{push_to_stream, this}, id_(++last_stream) {}
+CpuStream::CpuStream(Backend backend)
+    : Stream(backend, 0), queue_{push_to_stream, this}, id_(++last_stream) {}
 
 void CpuStream::refuse_in_capture(const char* call) const {
   if (capturing_.load(std::memory_order_acquire)) {
-    throw std::runtime_error(text("Stream.", call, ": not possible while the stream is capturing; end the capture first"));
+    throw std::runtime_error(text(
+        "Stream.", call, ": not possible while the stream is capturing; end the capture first"));
   }
 }
 
@@ -163,7 +177,8 @@ void CpuStream::copy(void* dst, const void* src, size_t bytes) {
 
 void CpuStream::check_copy(const void* dst, const void* src) const {
   if (dst == nullptr || src == nullptr)
-    throw std::invalid_argument(text("Stream.copy: ", dst == nullptr ? "dst" : "src", " is a null address"));
+    throw std::invalid_argument(
+        text("Stream.copy: ", dst == nullptr ? "dst" : "src", " is a null address"));
 }
 
 void CpuStream::push(HostKernel kernel, const void* params, size_t bytes, const char* name) {
@@ -181,7 +196,9 @@ void CpuStream::begin_capture() {
 }
 
 std::shared_ptr<Graph> CpuStream::end_capture() {
-  if (!capture_) throw std::runtime_error("Stream.end_capture: the stream is not capturing; call begin_capture first");
+  if (!capture_)
+    throw std::runtime_error(
+        "Stream.end_capture: the stream is not capturing; call begin_capture first");
   capturing_.store(false, std::memory_order_release);
   return std::exchange(capture_, nullptr);
 }
@@ -189,10 +206,11 @@ std::shared_ptr<Graph> CpuStream::end_capture() {
 void CpuStream::launch(const std::shared_ptr<Graph>& graph) {
   refuse_in_capture("launch");
   const auto target = of_backend<HostGraph>(graph, backend(), "launch");
-  submit(ReplayCommand{target.get(), target->finished(), target->finished()->begin_record(this, "launch")});
+  submit(ReplayCommand{target.get(), target->finished(),
+                       target->finished()->begin_record(this, "launch")});
 }
 
-// --- InlineStream -----------------------------------------------------------------------------------------------------------------
+// --- InlineStream --------------------------------------------------------------------------------
 
 namespace {
 
@@ -200,7 +218,9 @@ struct RunNow {
   uint32_t stream;
   void operator()(const KernelCommand& command) const { execute(command); }
   void operator()(const CopyCommand& command) const { execute(command); }
-  void operator()(const RecordCommand& command) const { command.event->complete(command.sequence, nullptr); }
+  void operator()(const RecordCommand& command) const {
+    command.event->complete(command.sequence, nullptr);
+  }
   void operator()(const WaitCommand&) const {}  // what was recorded has run
   void operator()(const ReplayCommand& command) const {
     try {
@@ -243,7 +263,7 @@ void InlineStream::submit(StreamCommand command) {
   std::visit(timed, command);
 }
 
-// --- factories --------------------------------------------------------------------------------------------------------------------
+// --- factories -----------------------------------------------------------------------------------
 
 std::shared_ptr<Stream> create_cpu_stream(Backend backend) {
   if (backend == Backend::kHost) return std::make_shared<HostStream>();
@@ -254,6 +274,8 @@ std::shared_ptr<Event> create_cpu_event(Backend backend, bool timing, bool block
   return std::make_shared<HostEvent>(backend, timing, blocking);
 }
 
-std::shared_ptr<PinnedBuffer> create_cpu_pinned(Backend backend, size_t bytes) { return std::make_shared<HeapBuffer>(backend, bytes); }
+std::shared_ptr<PinnedBuffer> create_cpu_pinned(Backend backend, size_t bytes) {
+  return std::make_shared<HeapBuffer>(backend, bytes);
+}
 
 }  // namespace photon::device

@@ -1,7 +1,9 @@
-// The host and inline backends: what CUDA's streams, events and graphs do, for C functions on the CPU.
+// The host and inline backends: what CUDA's streams, events and graphs do, for C functions on the
+// CPU.
 //
-// Commands are small values: a kernel is a function pointer and a copy of its params, so nothing is allocated per command once a
-// stream's queue has grown to its working size. A worker runs plain C++ only: it needs neither the GIL nor torch.
+// Commands are small values: a kernel is a function pointer and a copy of its params, so nothing is
+// allocated per command once a stream's queue has grown to its working size. A worker runs plain
+// C++ only: it needs neither the GIL nor torch.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -24,7 +26,8 @@ class HostGraph;
 
 using SharedError = std::shared_ptr<const std::string>;  // null: no error
 
-constexpr size_t kMaxParamBytes = 512;  // the largest params struct of common/params.h takes about 300
+constexpr size_t kMaxParamBytes =
+    512;  // the largest params struct of common/params.h takes about 300
 
 struct KernelCommand {
   KernelCommand(HostKernel function, const void* source, size_t bytes, const char* op);
@@ -57,12 +60,14 @@ struct ReplayCommand {
 };
 
 using GraphCommand = std::variant<KernelCommand, CopyCommand>;
-using StreamCommand = std::variant<KernelCommand, CopyCommand, RecordCommand, WaitCommand, ReplayCommand>;
+using StreamCommand =
+    std::variant<KernelCommand, CopyCommand, RecordCommand, WaitCommand, ReplayCommand>;
 
 void execute(const KernelCommand& command);
 void execute(const CopyCommand& command);
 
-// Records are numbered, so that a wait refers to the record that was the latest when the wait was enqueued.
+// Records are numbered, so that a wait refers to the record that was the latest when the wait was
+// enqueued.
 class HostEvent final : public Event {
  public:
   HostEvent(Backend backend, bool timing, bool blocking);
@@ -71,7 +76,8 @@ class HostEvent final : public Event {
   void synchronize() override;
   double elapsed_ms(Event& since) override;
 
-  // The enqueuing side. An event may move to another stream only once its last record was reached: numbers complete in order.
+  // The enqueuing side. An event may move to another stream only once its last record was reached:
+  // numbers complete in order.
   uint64_t begin_record(const Stream* stream, const char* call);
   uint64_t latest() const;
 
@@ -80,7 +86,9 @@ class HostEvent final : public Event {
   SharedError await(uint64_t sequence, bool blocking);
 
  private:
-  bool reached(uint64_t sequence) const { return completed_.load(std::memory_order_acquire) >= sequence; }
+  bool reached(uint64_t sequence) const {
+    return completed_.load(std::memory_order_acquire) >= sequence;
+  }
   void raise_error();
 
   const bool timing_, blocking_;
@@ -107,7 +115,8 @@ class HostGraph final : public Graph {
   std::shared_ptr<HostEvent> finished_;
 };
 
-// What host and inline streams share: capture, checks and the queue that a claim hands to the ops library.
+// What host and inline streams share: capture, checks and the queue that a claim hands to the ops
+// library.
 class CpuStream : public Stream {
  public:
   void record(const std::shared_ptr<Event>& event) final;
@@ -135,8 +144,9 @@ class CpuStream : public Stream {
   std::shared_ptr<HostGraph> capture_;
 };
 
-// A worker thread and its queue. The worker takes all pending commands at once, spins briefly when there are none, then sleeps. After
-// an error it skips kernels and copies but still completes events, so that whoever waits gets the error instead of hanging.
+// A worker thread and its queue. The worker takes all pending commands at once, spins briefly when
+// there are none, then sleeps. After an error it skips kernels and copies but still completes
+// events, so that whoever waits gets the error instead of hanging.
 class HostStream final : public CpuStream {
  public:
   HostStream();
@@ -149,7 +159,8 @@ class HostStream final : public CpuStream {
 
  private:
   bool forked() const;
-  uint64_t enqueue(StreamCommand command);  // returns how many commands have been enqueued, this one included
+  uint64_t enqueue(
+      StreamCommand command);  // returns how many commands have been enqueued, this one included
   void drain();
   void work();
   bool take(std::vector<StreamCommand>& batch);
@@ -164,14 +175,15 @@ class HostStream final : public CpuStream {
   friend void drain_host_streams();
 
   std::mutex mutex_;
-  std::unique_ptr<std::condition_variable> wake_;  // given up in a forked child, where a waiter that is not there would hold its end
-  std::vector<StreamCommand> pending_;             // guarded by mutex_
-  bool sleeping_ = false;                          // guarded by mutex_
-  bool stopping_ = false;                          // guarded by mutex_
-  std::atomic<uint64_t> enqueued_{0};              // written under mutex_
-  std::atomic<uint64_t> executed_{0};              // written by the worker
-  std::atomic<bool> failed_{false};                // written by the worker
-  SharedError error_;                              // written once by the worker, before failed_
+  std::unique_ptr<std::condition_variable>
+      wake_;  // given up in a forked child, where a waiter that is not there would hold its end
+  std::vector<StreamCommand> pending_;  // guarded by mutex_
+  bool sleeping_ = false;               // guarded by mutex_
+  bool stopping_ = false;               // guarded by mutex_
+  std::atomic<uint64_t> enqueued_{0};   // written under mutex_
+  std::atomic<uint64_t> executed_{0};   // written by the worker
+  std::atomic<bool> failed_{false};     // written by the worker
+  SharedError error_;                   // written once by the worker, before failed_
   const std::shared_ptr<HostEvent> fence_;
   const uint64_t born_;                  // forks before this stream was made
   std::unique_ptr<std::thread> worker_;  // given up in a forked child
@@ -191,7 +203,8 @@ std::shared_ptr<Stream> create_cpu_stream(Backend backend);
 std::shared_ptr<Event> create_cpu_event(Backend backend, bool timing, bool blocking);
 std::shared_ptr<PinnedBuffer> create_cpu_pinned(Backend backend, size_t bytes);
 
-// Waits until every host stream is idle: called at interpreter exit, before the libraries whose kernels they run are torn down.
+// Waits until every host stream is idle: called at interpreter exit, before the libraries whose
+// kernels they run are torn down.
 void drain_host_streams();
 
 }  // namespace photon::device

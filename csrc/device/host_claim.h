@@ -1,4 +1,5 @@
-// Claiming a thread: while a CPU stream has claimed it, photon's CPU ops called on that thread are enqueued on (or recorded by) the stream.
+// Claiming a thread: while a CPU stream has claimed it, photon's CPU ops called on that thread are
+// enqueued on (or recorded by) the stream.
 #pragma once
 #include <memory>
 #include <thread>
@@ -14,7 +15,8 @@ using SetHostQueue = const HostQueue* (*)(const HostQueue* queue);
 // The ops library's photon_ext_set_host_queue; set once, at import.
 void bind_ops(SetHostQueue set_host_queue);
 
-// enter() claims, exit() gives back what was claimed before; they nest. On a cuda stream both do nothing: ops ask torch for the stream.
+// enter() claims, exit() gives back what was claimed before; they nest. On a cuda stream both do
+// nothing: ops ask torch for the stream.
 class Claim {
  public:
   explicit Claim(std::shared_ptr<Stream> stream);

@@ -18,7 +18,8 @@ namespace {
 
 constexpr size_t kInitialQueue = 64;
 
-// The live streams, for drain_host_streams. Never destroyed: streams may outlive static storage at process exit.
+// The live streams, for drain_host_streams. Never destroyed: streams may outlive static storage at
+// process exit.
 struct Registry {
   std::mutex mutex;
   std::vector<HostStream*> streams;
@@ -29,13 +30,15 @@ Registry& registry() {
   return *instance;
 }
 
-// How often this process is a fork of one that had streams. A stream made under another count has its worker in another process.
+// How often this process is a fork of one that had streams. A stream made under another count has
+// its worker in another process.
 std::atomic<uint64_t> fork_count{0};
 
 uint64_t watch_forks() {
   static const int installed = pthread_atfork(nullptr, nullptr, [] {
     fork_count.fetch_add(1, std::memory_order_relaxed);
-    new (&registry()) Registry;  // its mutex may have been held, and its streams have no workers here
+    new (&registry())
+        Registry;  // its mutex may have been held, and its streams have no workers here
   });
   static_cast<void>(installed);
   return fork_count.load(std::memory_order_relaxed);
@@ -79,8 +82,10 @@ void HostStream::submit(StreamCommand command) { enqueue(std::move(command)); }
 
 uint64_t HostStream::enqueue(StreamCommand command) {
   if (forked()) {
-    throw std::runtime_error(  // torch's threads do not survive a fork: what uses them waits for ever
-        "this host stream belongs to the process that was forked; use a fresh process instead (multiprocessing's 'spawn'), "
+    throw std::runtime_error(  // torch's threads do not survive a fork: what uses them waits for
+                               // ever
+        "this host stream belongs to the process that was forked; use a fresh process instead "
+        "(multiprocessing's 'spawn'), "
         "or call torch.set_num_threads(1) here and then make a new Runtime, or Engine");
   }
   std::lock_guard<std::mutex> lock(mutex_);
@@ -94,7 +99,8 @@ void HostStream::drain() {
   const uint64_t sequence = fence_->begin_record(this, "synchronize");
   const uint64_t ticket = enqueue(RecordCommand{fence_, sequence});
   fence_->await(sequence, true);
-  while (executed_.load(std::memory_order_acquire) < ticket) std::this_thread::yield();  // counted a moment later; query() looks there
+  while (executed_.load(std::memory_order_acquire) < ticket)
+    std::this_thread::yield();  // counted a moment later; query() looks there
 }
 
 void HostStream::synchronize() {
@@ -123,7 +129,9 @@ void HostStream::work() {
 
 // Swaps the pending commands into `batch`; false once the stream is stopping and nothing is left.
 bool HostStream::take(std::vector<StreamCommand>& batch) {
-  spin_until([this] { return enqueued_.load(std::memory_order_acquire) != executed_.load(std::memory_order_relaxed); });
+  spin_until([this] {
+    return enqueued_.load(std::memory_order_acquire) != executed_.load(std::memory_order_relaxed);
+  });
   std::unique_lock<std::mutex> lock(mutex_);
   sleeping_ = true;
   wake_->wait(lock, [this] { return !pending_.empty() || stopping_; });
@@ -155,7 +163,9 @@ void HostStream::run_guarded(const CopyCommand& command) {
   if (!error_) execute(command);
 }
 
-void HostStream::run_guarded(const RecordCommand& command) { command.event->complete(command.sequence, error_); }
+void HostStream::run_guarded(const RecordCommand& command) {
+  command.event->complete(command.sequence, error_);
+}
 
 void HostStream::run_guarded(const WaitCommand& command) {
   const SharedError upstream = command.event->await(command.sequence, true);
@@ -169,7 +179,9 @@ void HostStream::run_guarded(const ReplayCommand& command) {
     } catch (const std::exception& error) {
       fail(text("host stream: a kernel of a replayed graph failed: ", error.what()));
     } catch (...) {
-      fail("host stream: a kernel of a replayed graph failed with something that is not a std::exception");
+      fail(
+          "host stream: a kernel of a replayed graph failed with something that is not a "
+          "std::exception");
     }
   }
   command.finished->complete(command.sequence, error_);

@@ -25,7 +25,9 @@ Buffer& buffer() {
 }
 
 int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 }  // namespace
@@ -33,7 +35,8 @@ int64_t now_ns() {
 void start_host_trace(size_t capacity) {
   Buffer& target = buffer();
   std::lock_guard<std::mutex> lock(target.mutex);
-  if (recording.load(std::memory_order_relaxed)) throw std::runtime_error("start_host_trace: the trace is on already; stop it first");
+  if (recording.load(std::memory_order_relaxed))
+    throw std::runtime_error("start_host_trace: the trace is on already; stop it first");
   target.trace = WorkTrace{};
   target.trace.records.reserve(capacity);
   target.capacity = capacity;
@@ -47,10 +50,18 @@ WorkTrace stop_host_trace() {
   return std::exchange(target.trace, WorkTrace{});
 }
 
-WorkTimer::WorkTimer(const KernelCommand& command, uint32_t stream) { begin(Work::kKernel, stream, 0, command.name); }
-WorkTimer::WorkTimer(const CopyCommand& command, uint32_t stream) { begin(Work::kCopy, stream, command.bytes, nullptr); }
-WorkTimer::WorkTimer(const ReplayCommand& command, uint32_t stream) { begin(Work::kReplay, stream, command.graph->nodes(), nullptr); }
-WorkTimer::WorkTimer(const WaitCommand&, uint32_t stream) { begin(Work::kWait, stream, 0, nullptr); }
+WorkTimer::WorkTimer(const KernelCommand& command, uint32_t stream) {
+  begin(Work::kKernel, stream, 0, command.name);
+}
+WorkTimer::WorkTimer(const CopyCommand& command, uint32_t stream) {
+  begin(Work::kCopy, stream, command.bytes, nullptr);
+}
+WorkTimer::WorkTimer(const ReplayCommand& command, uint32_t stream) {
+  begin(Work::kReplay, stream, command.graph->nodes(), nullptr);
+}
+WorkTimer::WorkTimer(const WaitCommand&, uint32_t stream) {
+  begin(Work::kWait, stream, 0, nullptr);
+}
 
 void WorkTimer::begin(Work work, uint32_t stream, uint64_t bytes, const char* name) {
   if (recording.load(std::memory_order_relaxed)) record_ = {work, stream, now_ns(), 0, bytes, name};

@@ -1,6 +1,8 @@
-// What host and inline streams ran, and when: a bounded buffer of records, off by default. Off, a command costs one relaxed load more.
+// What host and inline streams ran, and when: a bounded buffer of records, off by default. Off, a
+// command costs one relaxed load more.
 //
-// Times are nanoseconds of std::chrono::steady_clock, which Python's time.perf_counter_ns reads too (CLOCK_MONOTONIC).
+// Times are nanoseconds of std::chrono::steady_clock, which Python's time.perf_counter_ns reads too
+// (CLOCK_MONOTONIC).
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -37,7 +39,8 @@ class WorkTimer {
   WorkTimer(const CopyCommand& command, uint32_t stream);
   WorkTimer(const ReplayCommand& command, uint32_t stream);
   WorkTimer(const WaitCommand& command, uint32_t stream);
-  WorkTimer(const RecordCommand&, uint32_t) {}  // takes no time, and whoever it wakes may read the trace before it is in there
+  WorkTimer(const RecordCommand&, uint32_t) {
+  }  // takes no time, and whoever it wakes may read the trace before it is in there
   ~WorkTimer();
   WorkTimer(const WorkTimer&) = delete;
   WorkTimer& operator=(const WorkTimer&) = delete;

@@ -6,20 +6,23 @@
 namespace photon::ops {
 namespace {
 
-// [lines, heads, head_dim] arguments, their head counts agreeing.
+// [tokens, heads, head_dim] arguments, their head counts agreeing.
 struct HeadShape {
-  int64_t lines, q_heads, kv_heads, head_dim;
+  int64_t tokens, q_heads, kv_heads, head_dim;
 };
 
 HeadShape check_heads(const Arg& q, const Arg& k_cache) {
-  q.floating().rank(3, "[lines, q heads, head_dim]").last_contiguous();
+  q.floating().rank(3, "[tokens, q heads, head_dim]").last_contiguous();
   const HeadShape shape{q.size(0), q.size(1), k_cache.size(2), q.size(2)};
   if (shape.head_dim < 2 || shape.head_dim > kMaxHeadDim || shape.head_dim % 2 != 0) {
-    fail(q.op(), q.name(), " has head_dim ", shape.head_dim, ", expected an even number, 2 to ", kMaxHeadDim);
+    fail(q.op(), q.name(), " has head_dim ", shape.head_dim, ", expected an even number, 2 to ",
+         kMaxHeadDim);
   }
   if (shape.kv_heads < 1 || shape.q_heads % shape.kv_heads != 0) {
-    fail(q.op(), q.name(), " has ", shape.q_heads, " heads, expected a multiple of the KV heads, which are ", shape.kv_heads,
-         " (dimension 2 of ", k_cache.name(), "; a [B, H, L, D] cache is passed as its transpose(1, 2))");
+    fail(q.op(), q.name(), " has ", shape.q_heads,
+         " heads, expected a multiple of the KV heads, which are ", shape.kv_heads,
+         " (dimension 2 of ", k_cache.name(),
+         "; a [B, H, L, D] cache is passed as its transpose(1, 2))");
   }
   return shape;
 }
@@ -29,10 +32,18 @@ struct CacheArgs {
   Arg k, v;
   OptionalArg page_table;
 
-  CacheArgs(Args& arg, const Tensor& k_cache, const Tensor& v_cache, const std::optional<Tensor>& table)
-      : k(arg("k_cache", k_cache)), v(arg("v_cache", v_cache)), page_table(arg("page_table", table)) {
-    k.floating().rank(4, "[pages, page size, KV heads, head_dim]").at_least(1, 1, "a page's tokens").last_contiguous();
-    v.dtype_of(k).shape({k.size(0), k.size(1), k.size(2), k.size(3)}, "the shape of k_cache").last_contiguous();
+  CacheArgs(Args& arg, const Tensor& k_cache, const Tensor& v_cache,
+            const std::optional<Tensor>& table)
+      : k(arg("k_cache", k_cache)),
+        v(arg("v_cache", v_cache)),
+        page_table(arg("page_table", table)) {
+    k.floating()
+        .rank(4, "[pages, page size, KV heads, head_dim]")
+        .at_least(1, 1, "a page's tokens")
+        .last_contiguous();
+    v.dtype_of(k)
+        .shape({k.size(0), k.size(1), k.size(2), k.size(3)}, "the shape of k_cache")
+        .last_contiguous();
     if (page_table) page_table->int32().rank(2, "[rows, pages per row]").contiguous();
   }
 
@@ -60,9 +71,12 @@ struct RopeArgs {
   Arg cos, sin;
   OptionalArg q_norm, k_norm;
 
-  RopeArgs(Args& arg, const Arg& q, const Tensor& cos_, const Tensor& sin_, const std::optional<Tensor>& q_norm_,
-           const std::optional<Tensor>& k_norm_)
-      : cos(arg("cos", cos_)), sin(arg("sin", sin_)), q_norm(arg("q_norm", q_norm_)), k_norm(arg("k_norm", k_norm_)) {
+  RopeArgs(Args& arg, const Arg& q, const Tensor& cos_, const Tensor& sin_,
+           const std::optional<Tensor>& q_norm_, const std::optional<Tensor>& k_norm_)
+      : cos(arg("cos", cos_)),
+        sin(arg("sin", sin_)),
+        q_norm(arg("q_norm", q_norm_)),
+        k_norm(arg("k_norm", k_norm_)) {
     cos.float32().shape({Arg::kAny, q.size(2)}, "[positions, head_dim of q]").contiguous();
     sin.float32().shape({cos.size(0), q.size(2)}, "the shape of cos").contiguous();
     if (q_norm) q_norm->dtype_of(q).shape({q.size(2)}, "[head_dim of q]").contiguous();
@@ -81,22 +95,35 @@ struct RopeArgs {
   }
 };
 
-void rope_append_kv(const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& k_cache, const Tensor& v_cache,
-                    const Tensor& decode_meta_, const std::optional<Tensor>& page_table, const Tensor& cos, const Tensor& sin,
-                    const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm, double eps) {
+void rope_append_kv(const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& k_cache,
+                    const Tensor& v_cache, const Tensor& decode_meta_,
+                    const std::optional<Tensor>& page_table, const Tensor& cos, const Tensor& sin,
+                    const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm,
+                    double eps) {
   Args arg("rope_append_kv_");
   const Arg q = arg("q", q_);
   const CacheArgs cache(arg, k_cache, v_cache, page_table);
-  const auto [lines, q_heads, kv_heads, head_dim] = check_heads(q, cache.k);
-  cache.k.dtype_of(q).shape({Arg::kAny, Arg::kAny, kv_heads, head_dim}, "[pages, page size, KV heads, head_dim of q]");
-  const Arg k = arg("k", k_).dtype_of(q).shape({lines, kv_heads, head_dim}, "[lines of q, KV heads of k_cache, head_dim of q]");
-  const Arg v = arg("v", v_).dtype_of(q).shape({lines, kv_heads, head_dim}, "the shape of k").last_contiguous();
-  const Arg decode_meta = arg("decode_meta", decode_meta_).int32().shape({lines, kMetaColumns}, "[lines of q, 4]").contiguous();
+  const auto [tokens, q_heads, kv_heads, head_dim] = check_heads(q, cache.k);
+  cache.k.dtype_of(q).shape({Arg::kAny, Arg::kAny, kv_heads, head_dim},
+                            "[pages, page size, KV heads, head_dim of q]");
+  const Arg k = arg("k", k_).dtype_of(q).shape({tokens, kv_heads, head_dim},
+                                               "[tokens of q, KV heads of k_cache, head_dim of q]");
+  const Arg v = arg("v", v_)
+                    .dtype_of(q)
+                    .shape({tokens, kv_heads, head_dim}, "the shape of k")
+                    .last_contiguous();
+  const Arg decode_meta = arg("decode_meta", decode_meta_)
+                              .int32()
+                              .shape({tokens, kMetaColumns}, "[tokens of q, 4]")
+                              .contiguous();
   const RopeArgs rope(arg, q, cos, sin, q_norm, k_norm);
   k.last_contiguous();
-  const Arg *table = cache.page_table.get(), *q_norm_arg = rope.q_norm.get(), *k_norm_arg = rope.k_norm.get();
-  q.written({&k, &v, &cache.k, &cache.v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg});
-  cache.k.written({&k, &v, &cache.v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg});
+  const Arg *table = cache.page_table.get(), *q_norm_arg = rope.q_norm.get(),
+            *k_norm_arg = rope.k_norm.get();
+  q.written({&k, &v, &cache.k, &cache.v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg,
+             k_norm_arg});
+  cache.k.written(
+      {&k, &v, &cache.v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg});
   cache.v.written({&k, &v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg});
 
   RopeAppendKvParams p{};
@@ -106,30 +133,41 @@ void rope_append_kv(const Tensor& q_, const Tensor& k_, const Tensor& v_, const 
   p.decode_meta = decode_meta.data<int32_t>();
   p.cache = cache.params();
   p.rope = rope.params(eps);
-  p.lines = lines;
+  p.tokens = tokens;
   p.q_heads = q_heads;
   p.kv_heads = kv_heads;
   p.head_dim = head_dim;
-  p.q_line_stride = q.stride(0);
+  p.q_stride = q.stride(0);
   p.q_head_stride = q.stride(1);
-  p.k_line_stride = k.stride(0);
+  p.k_stride = k.stride(0);
   p.k_head_stride = k.stride(1);
-  p.v_line_stride = v.stride(0);
+  p.v_stride = v.stride(0);
   p.v_head_stride = v.stride(1);
   p.dtype = q.dtype();
   PHOTON_DISPATCH(rope_append_kv, q, p);
 }
 
-void paged_attention(const Tensor& out_, const Tensor& q_, const Tensor& k_cache, const Tensor& v_cache, const Tensor& decode_meta_,
-                     const Tensor& segments_, const std::optional<Tensor>& page_table, double scale, bool fast) {
+void paged_attention(const Tensor& out_, const Tensor& q_, const Tensor& k_cache,
+                     const Tensor& v_cache, const Tensor& decode_meta_, const Tensor& segments_,
+                     const std::optional<Tensor>& page_table, double scale, bool hopper) {
   Args arg("paged_attention_into");
   const Arg q = arg("q", q_);
   const CacheArgs cache(arg, k_cache, v_cache, page_table);
-  const auto [lines, q_heads, kv_heads, head_dim] = check_heads(q, cache.k);
-  cache.k.dtype_of(q).shape({Arg::kAny, Arg::kAny, kv_heads, head_dim}, "[pages, page size, KV heads, head_dim of q]");
-  const Arg decode_meta = arg("decode_meta", decode_meta_).int32().shape({lines, kMetaColumns}, "[lines of q, 4]").contiguous();
-  const Arg segments = arg("segments", segments_).int32().shape({Arg::kAny, kSegmentColumns}, "[segments, 4]").contiguous();
-  const Arg out = arg("out", out_).dtype_of(q).shape({lines, q_heads, head_dim}, "the shape of q").last_contiguous();
+  const auto [tokens, q_heads, kv_heads, head_dim] = check_heads(q, cache.k);
+  cache.k.dtype_of(q).shape({Arg::kAny, Arg::kAny, kv_heads, head_dim},
+                            "[pages, page size, KV heads, head_dim of q]");
+  const Arg decode_meta = arg("decode_meta", decode_meta_)
+                              .int32()
+                              .shape({tokens, kMetaColumns}, "[tokens of q, 4]")
+                              .contiguous();
+  const Arg segments = arg("segments", segments_)
+                           .int32()
+                           .shape({Arg::kAny, kSegmentColumns}, "[segments, 4]")
+                           .contiguous();
+  const Arg out = arg("out", out_)
+                      .dtype_of(q)
+                      .shape({tokens, q_heads, head_dim}, "the shape of q")
+                      .last_contiguous();
   out.written({&q, &cache.k, &cache.v, &decode_meta, &segments, cache.page_table.get()});
 
   PagedAttentionParams p{};
@@ -138,53 +176,76 @@ void paged_attention(const Tensor& out_, const Tensor& q_, const Tensor& k_cache
   p.decode_meta = decode_meta.data<int32_t>();
   p.segments = segments.data<int32_t>();
   p.cache = cache.params();
-  p.lines = lines;
+  p.tokens = tokens;
   p.num_segments = segments.size(0);
   p.q_heads = q_heads;
   p.kv_heads = kv_heads;
   p.head_dim = head_dim;
-  p.q_line_stride = q.stride(0);
+  p.q_stride = q.stride(0);
   p.q_head_stride = q.stride(1);
-  p.out_line_stride = out.stride(0);
+  p.out_stride = out.stride(0);
   p.out_head_stride = out.stride(1);
   p.scale = check_scale(out.op(), scale);
-  p.fast = fast;
+  p.hopper = hopper;
   p.dtype = q.dtype();
   PHOTON_DISPATCH(paged_attention, out, p);
 }
 
 // `words`: what the shapes of this call need.
-void check_workspace(const Arg& q, const OptionalArg& workspace, int64_t words, bool fast) {
+void check_workspace(const Arg& q, const OptionalArg& workspace, int64_t words, bool hopper) {
   if (!workspace) {
-    if (!fast) return;
-    fail(q.op(), "workspace is not given, expected float32 zeros [", words, "] or more (attention_workspace_words), because fast is set");
+    if (!hopper) return;
+    fail(q.op(), "workspace is not given, expected float32 zeros [", words,
+         "] or more (attention_workspace_words), because hopper is set");
   }
-  workspace->float32().rank(1, "[words]").contiguous().at_least(0, words, "attention_workspace_words of this call's shapes");
+  workspace->float32()
+      .rank(1, "[words]")
+      .contiguous()
+      .at_least(0, words, "attention_workspace_words of this call's shapes");
 }
 
-void fused_attention_decode(const Tensor& out_, const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& k_cache,
-                            const Tensor& v_cache, const Tensor& decode_meta_, const std::optional<Tensor>& page_table, const Tensor& cos,
-                            const Tensor& sin, double scale, const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm,
-                            double eps, const std::optional<Tensor>& workspace_, bool fast, bool early) {
+void fused_attention_decode(const Tensor& out_, const Tensor& q_, const Tensor& k_,
+                            const Tensor& v_, const Tensor& k_cache, const Tensor& v_cache,
+                            const Tensor& decode_meta_, const std::optional<Tensor>& page_table,
+                            const Tensor& cos, const Tensor& sin, double scale,
+                            const std::optional<Tensor>& q_norm,
+                            const std::optional<Tensor>& k_norm, double eps,
+                            const std::optional<Tensor>& workspace_, bool hopper, bool pdl) {
   Args arg("fused_attention_decode_into");
   const Arg q = arg("q", q_);
   const CacheArgs cache(arg, k_cache, v_cache, page_table);
-  const auto [lines, q_heads, kv_heads, head_dim] = check_heads(q, cache.k);
-  cache.k.dtype_of(q).shape({Arg::kAny, Arg::kAny, kv_heads, head_dim}, "[pages, page size, KV heads, head_dim of q]");
-  const Arg k = arg("k", k_).dtype_of(q).shape({lines, kv_heads, head_dim}, "[lines of q, KV heads of k_cache, head_dim of q]");
-  const Arg v = arg("v", v_).dtype_of(q).shape({lines, kv_heads, head_dim}, "the shape of k").last_contiguous();
-  const Arg decode_meta = arg("decode_meta", decode_meta_).int32().shape({lines, kMetaColumns}, "[lines of q, 4]").contiguous();
-  const Arg out = arg("out", out_).dtype_of(q).shape({lines, q_heads, head_dim}, "the shape of q").last_contiguous();
+  const auto [tokens, q_heads, kv_heads, head_dim] = check_heads(q, cache.k);
+  cache.k.dtype_of(q).shape({Arg::kAny, Arg::kAny, kv_heads, head_dim},
+                            "[pages, page size, KV heads, head_dim of q]");
+  const Arg k = arg("k", k_).dtype_of(q).shape({tokens, kv_heads, head_dim},
+                                               "[tokens of q, KV heads of k_cache, head_dim of q]");
+  const Arg v = arg("v", v_)
+                    .dtype_of(q)
+                    .shape({tokens, kv_heads, head_dim}, "the shape of k")
+                    .last_contiguous();
+  const Arg decode_meta = arg("decode_meta", decode_meta_)
+                              .int32()
+                              .shape({tokens, kMetaColumns}, "[tokens of q, 4]")
+                              .contiguous();
+  const Arg out = arg("out", out_)
+                      .dtype_of(q)
+                      .shape({tokens, q_heads, head_dim}, "the shape of q")
+                      .last_contiguous();
   const RopeArgs rope(arg, q, cos, sin, q_norm, k_norm);
   k.last_contiguous();
   const OptionalArg workspace = arg("workspace", workspace_);
-  check_workspace(q, workspace, attention_workspace_words(lines, q_heads, kv_heads, head_dim), fast);
-  const Arg *table = cache.page_table.get(), *q_norm_arg = rope.q_norm.get(), *k_norm_arg = rope.k_norm.get();
-  out.written({&q, &k, &v, &cache.k, &cache.v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg});
-  cache.k.written({&q, &k, &v, &cache.v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg});
+  check_workspace(q, workspace, attention_workspace_words(tokens, q_heads, kv_heads, head_dim),
+                  hopper);
+  const Arg *table = cache.page_table.get(), *q_norm_arg = rope.q_norm.get(),
+            *k_norm_arg = rope.k_norm.get();
+  out.written({&q, &k, &v, &cache.k, &cache.v, &decode_meta, table, &rope.cos, &rope.sin,
+               q_norm_arg, k_norm_arg});
+  cache.k.written(
+      {&q, &k, &v, &cache.v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg});
   cache.v.written({&q, &k, &v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg});
   if (workspace) {
-    workspace->written({&out, &q, &k, &v, &cache.k, &cache.v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg});
+    workspace->written({&out, &q, &k, &v, &cache.k, &cache.v, &decode_meta, table, &rope.cos,
+                        &rope.sin, q_norm_arg, k_norm_arg});
   }
 
   FusedAttentionDecodeParams p{};
@@ -195,22 +256,22 @@ void fused_attention_decode(const Tensor& out_, const Tensor& q_, const Tensor& 
   p.decode_meta = decode_meta.data<int32_t>();
   p.cache = cache.params();
   p.rope = rope.params(eps);
-  p.lines = lines;
+  p.tokens = tokens;
   p.q_heads = q_heads;
   p.kv_heads = kv_heads;
   p.head_dim = head_dim;
-  p.q_line_stride = q.stride(0);
+  p.q_stride = q.stride(0);
   p.q_head_stride = q.stride(1);
-  p.k_line_stride = k.stride(0);
+  p.k_stride = k.stride(0);
   p.k_head_stride = k.stride(1);
-  p.v_line_stride = v.stride(0);
+  p.v_stride = v.stride(0);
   p.v_head_stride = v.stride(1);
-  p.out_line_stride = out.stride(0);
+  p.out_stride = out.stride(0);
   p.out_head_stride = out.stride(1);
   p.workspace = workspace.data<float>();
   p.workspace_words = workspace ? workspace->size(0) : 0;
-  p.fast = fast;
-  p.early = early;
+  p.hopper = hopper;
+  p.pdl = pdl;
   p.scale = check_scale(out.op(), scale);
   p.dtype = q.dtype();
   PHOTON_DISPATCH(fused_attention_decode, out, p);

@@ -61,13 +61,13 @@ std::ostream& operator<<(std::ostream& out, const Dims& dims) {
 }
 
 // Elements from the first to behind the last; 0 of an empty tensor.
-int64_t extent_of(const int64_t* sizes, const int64_t* strides, int64_t rank) {
-  int64_t extent = 1;
+int64_t counts_of(const int64_t* sizes, const int64_t* strides, int64_t rank) {
+  int64_t counts = 1;
   for (int64_t i = 0; i < rank; ++i) {
     if (sizes[i] == 0) return 0;
-    extent += (sizes[i] - 1) * strides[i];
+    counts += (sizes[i] - 1) * strides[i];
   }
-  return extent;
+  return counts;
 }
 
 }  // namespace
@@ -88,14 +88,17 @@ Arg::Arg(const char* op, const char* name, const Tensor& tensor, DeviceId device
       strides_(tensor.strides().data()),
       type_(tensor.scalar_type()),
       element_size_(static_cast<int64_t>(tensor.element_size())),
-      extent_(extent_of(sizes_, strides_, rank_) * element_size_),
+      counts_(counts_of(sizes_, strides_, rank_) * element_size_),
       data_(device.type == aoti_torch_device_type_meta() ? nullptr : tensor.data_ptr()) {
-  if (data_ == nullptr && device.type != aoti_torch_device_type_meta() && extent_ > 0) {
-    fail(op, name, " has shape ", Dims{sizes_, rank_}, " and no memory: its storage was freed or never allocated");
+  if (data_ == nullptr && device.type != aoti_torch_device_type_meta() && counts_ > 0) {
+    fail(op, name, " has shape ", Dims{sizes_, rank_},
+         " and no memory: its storage was freed or never allocated");
   }
 }
 
-void Arg::fail_dtype(const char* expected) const { fail(op_, name_, " has dtype ", dtype_name(type_), ", expected ", expected); }
+void Arg::fail_dtype(const char* expected) const {
+  fail(op_, name_, " has dtype ", dtype_name(type_), ", expected ", expected);
+}
 
 const Arg& Arg::floating() const {
   if (type_ != ScalarType::Float && type_ != ScalarType::Half && type_ != ScalarType::BFloat16) {
@@ -116,14 +119,16 @@ const Arg& Arg::int32() const {
 
 const Arg& Arg::dtype_of(const Arg& other) const {
   if (type_ != other.type_) {
-    fail(op_, name_, " has dtype ", dtype_name(type_), ", expected ", dtype_name(other.type_), ", the dtype of ", other.name_);
+    fail(op_, name_, " has dtype ", dtype_name(type_), ", expected ", dtype_name(other.type_),
+         ", the dtype of ", other.name_);
   }
   return *this;
 }
 
 const Arg& Arg::rank(int64_t rank, const char* meaning) const {
   if (rank_ != rank) {
-    fail(op_, name_, " has shape ", Dims{sizes_, rank_}, ", expected ", rank, rank == 1 ? " dimension " : " dimensions ", meaning);
+    fail(op_, name_, " has shape ", Dims{sizes_, rank_}, ", expected ", rank,
+         rank == 1 ? " dimension " : " dimensions ", meaning);
   }
   return *this;
 }
@@ -143,14 +148,16 @@ const Arg& Arg::shape(std::initializer_list<int64_t> expected, const char* meani
 
 const Arg& Arg::at_least(int64_t dim, int64_t size, const char* meaning) const {
   if (sizes_[dim] < size) {
-    fail(op_, name_, " has shape ", Dims{sizes_, rank_}, ", expected dimension ", dim, " to be at least ", size, " (", meaning, ")");
+    fail(op_, name_, " has shape ", Dims{sizes_, rank_}, ", expected dimension ", dim,
+         " to be at least ", size, " (", meaning, ")");
   }
   return *this;
 }
 
 const Arg& Arg::even(int64_t dim, const char* meaning) const {
   if (sizes_[dim] % 2 != 0) {
-    fail(op_, name_, " has shape ", Dims{sizes_, rank_}, ", expected dimension ", dim, " to be even (", meaning, ")");
+    fail(op_, name_, " has shape ", Dims{sizes_, rank_}, ", expected dimension ", dim,
+         " to be even (", meaning, ")");
   }
   return *this;
 }
@@ -158,7 +165,7 @@ const Arg& Arg::even(int64_t dim, const char* meaning) const {
 bool Arg::is_contiguous() const {
   int64_t expected = 1;
   for (int64_t i = rank_ - 1; i >= 0; --i) {
-    if (sizes_[i] != 1 && strides_[i] != expected) return extent_ == 0;
+    if (sizes_[i] != 1 && strides_[i] != expected) return counts_ == 0;
     expected *= sizes_[i];
   }
   return true;
@@ -166,7 +173,8 @@ bool Arg::is_contiguous() const {
 
 const Arg& Arg::contiguous() const {
   if (!is_contiguous()) {
-    fail(op_, name_, " has shape ", Dims{sizes_, rank_}, " with strides ", Dims{strides_, rank_}, ", expected a contiguous tensor");
+    fail(op_, name_, " has shape ", Dims{sizes_, rank_}, " with strides ", Dims{strides_, rank_},
+         ", expected a contiguous tensor");
   }
   return *this;
 }
@@ -181,38 +189,46 @@ const Arg& Arg::last_contiguous() const {
 const Arg& Arg::written(std::initializer_list<const Arg*> others) const {
   for (int64_t i = 0; i < rank_; ++i) {
     if (sizes_[i] > 1 && strides_[i] == 0) {
-      fail(op_, name_, " has strides ", Dims{strides_, rank_}, ", expected none to be 0: it is written (an expanded tensor cannot be)");
+      fail(op_, name_, " has strides ", Dims{strides_, rank_},
+           ", expected none to be 0: it is written (an expanded tensor cannot be)");
     }
   }
-  if (extent_ == 0) return *this;
+  if (counts_ == 0) return *this;
   if (!is_contiguous() && footprint().overlaps_itself()) {
     fail(op_, name_, " has shape ", Dims{sizes_, rank_}, " with strides ", Dims{strides_, rank_},
-         ", expected strides that keep its elements apart, because it is written; pass a contiguous tensor");
+         ", expected strides that keep its elements apart, because it is written; pass a "
+         "contiguous tensor");
   }
   if (data_ == nullptr) return *this;
   for (const Arg* other : others) {
     if (other != nullptr && shares_memory(*other)) {
-      fail(op_, name_, " shares memory with ", other->name_, ", expected separate tensors, because ", name_, " is written");
+      fail(op_, name_, " shares memory with ", other->name_,
+           ", expected separate tensors, because ", name_, " is written");
     }
   }
   return *this;
 }
 
 Footprint Arg::footprint() const {
-  if (rank_ > Footprint::kMaxRank) fail(op_, name_, " has shape ", Dims{sizes_, rank_}, ", expected at most 4 dimensions");
+  if (rank_ > Footprint::kMaxRank)
+    fail(op_, name_, " has shape ", Dims{sizes_, rank_}, ", expected at most 4 dimensions");
   return Footprint(sizes_, strides_, rank_, element_size_);
 }
 
-// Views of one buffer, such as q and k of a fused projection, may lie between each other without sharing an element. Most arguments are
-// far apart, which the first comparison finds.
+// Views of one buffer, such as q and k of a fused projection, may lie between each other without
+// sharing an element. Most arguments are far apart, which the first comparison finds.
 bool Arg::shares_memory(const Arg& other) const {
-  if (other.data_ == nullptr || other.extent_ == 0) return false;
+  if (other.data_ == nullptr || other.counts_ == 0) return false;
   const int64_t distance = static_cast<char*>(other.data_) - static_cast<char*>(data_);
-  if (distance >= extent_ || -distance >= other.extent_) return false;
+  if (distance >= counts_ || -distance >= other.counts_) return false;
   return footprint().overlaps(other.footprint(), distance);
 }
 
-DType Arg::dtype() const { return type_ == ScalarType::Float ? DType::kF32 : type_ == ScalarType::Half ? DType::kF16 : DType::kBF16; }
+DType Arg::dtype() const {
+  return type_ == ScalarType::Float  ? DType::kF32
+         : type_ == ScalarType::Half ? DType::kF16
+                                     : DType::kBF16;
+}
 
 Arg Args::operator()(const char* name, const Tensor& tensor) {
   if (!tensor.defined()) fail(op_, name, " is None, expected a tensor");
@@ -223,25 +239,32 @@ Arg Args::operator()(const char* name, const Tensor& tensor) {
     first_name_ = name;
     device_ = device;
   } else if (device.type != device_.type || device.index != device_.index) {
-    fail(op_, name, " is on ", device, ", ", first_name_, " is on ", device_, "; expected all tensors on one device");
+    fail(op_, name, " is on ", device, ", ", first_name_, " is on ", device_,
+         "; expected all tensors on one device");
   }
   return Arg(op_, name, tensor, device);
 }
 
-OptionalArg extent_argument(Args& arg, const std::optional<Tensor>& extent_) {
-  const OptionalArg extent = arg("extent", extent_);
-  if (extent) extent->int32().rank(1, "[lines to compute]").at_least(0, 1, "the number of lines to compute").contiguous();
-  return extent;
+OptionalArg counts_argument(Args& arg, const std::optional<Tensor>& counts_) {
+  const OptionalArg counts = arg("counts", counts_);
+  if (counts)
+    counts->int32()
+        .rank(1, "[tokens to compute]")
+        .at_least(0, 1, "the number of tokens to compute")
+        .contiguous();
+  return counts;
 }
 
 float check_epsilon(const char* op, double eps) {
-  if (!std::isfinite(static_cast<float>(eps)) || eps < 0) fail(op, "eps is ", eps, ", expected a finite number, 0 or more, of float32");
+  if (!std::isfinite(static_cast<float>(eps)) || eps < 0)
+    fail(op, "eps is ", eps, ", expected a finite number, 0 or more, of float32");
   return static_cast<float>(eps);
 }
 
 float check_scale(const char* op, double scale) {
   if (!std::isfinite(static_cast<float>(scale)))
-    fail(op, "scale is ", scale, ", expected a finite number of float32, such as 1 / sqrt(head_dim)");
+    fail(op, "scale is ", scale,
+         ", expected a finite number of float32, such as 1 / sqrt(head_dim)");
   return static_cast<float>(scale);
 }
 

@@ -1,5 +1,6 @@
-// What every op checks about its arguments, once, for CPU, CUDA and Meta. An error names the op, the argument, what it has and what was
-// expected: `rms_norm_into: weight has shape [512], expected [576] ([hidden of x])`.
+// What every op checks about its arguments, once, for CPU, CUDA and Meta. An error names the op,
+// the argument, what it has and what was expected: `rms_norm_into: weight has shape [512], expected
+// [576] ([hidden of x])`.
 #pragma once
 #include <torch/csrc/stable/tensor.h>
 
@@ -30,8 +31,8 @@ template <typename... Parts>
   throw std::runtime_error(message.str());
 }
 
-// A tensor argument as read from torch: borrowed sizes and strides, dtype and address. It is valid while the op runs. The checks return
-// the argument, so that a declaration reads as its contract.
+// A tensor argument as read from torch: borrowed sizes and strides, dtype and address. It is valid
+// while the op runs. The checks return the argument, so that a declaration reads as its contract.
 class Arg {
  public:
   Arg(const char* op, const char* name, const Tensor& tensor, DeviceId device);
@@ -42,12 +43,15 @@ class Arg {
   const Arg& int32() const;                     // int32
   const Arg& dtype_of(const Arg& other) const;  // the dtype of `other`
   const Arg& rank(int64_t rank, const char* meaning) const;
-  const Arg& shape(std::initializer_list<int64_t> expected, const char* meaning) const;  // kAny matches every size
+  const Arg& shape(std::initializer_list<int64_t> expected,
+                   const char* meaning) const;  // kAny matches every size
   const Arg& at_least(int64_t dim, int64_t size, const char* meaning) const;
   const Arg& even(int64_t dim, const char* meaning) const;
   const Arg& contiguous() const;
-  const Arg& last_contiguous() const;  // elements of the last dimension are neighbours; other strides are free
-  // It is written: no two of its elements are one in memory, and none is an element of `others` (null: an argument that was not given).
+  const Arg& last_contiguous()
+      const;  // elements of the last dimension are neighbours; other strides are free
+  // It is written: no two of its elements are one in memory, and none is an element of `others`
+  // (null: an argument that was not given).
   const Arg& written(std::initializer_list<const Arg*> others) const;
 
   static constexpr int64_t kAny = -1;
@@ -78,7 +82,7 @@ class Arg {
   const int64_t* strides_;
   torch::headeronly::ScalarType type_;
   int64_t element_size_;
-  int64_t extent_;  // bytes from the first element to behind the last; 0 if there is none
+  int64_t counts_;  // bytes from the first element to behind the last; 0 if there is none
   void* data_;      // null on Meta
 };
 
@@ -114,8 +118,8 @@ class Args {
   DeviceId device_;
 };
 
-// int32, at least one element: the first is the number of leading lines to compute. Absent: all.
-OptionalArg extent_argument(Args& arg, const std::optional<Tensor>& extent);
+// int32, at least one element: the first is the number of leading tokens to compute. Absent: all.
+OptionalArg counts_argument(Args& arg, const std::optional<Tensor>& counts);
 
 // A scalar argument that must be finite in float32; an epsilon must not be negative either.
 float check_epsilon(const char* op, double eps);

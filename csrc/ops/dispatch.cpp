@@ -7,7 +7,8 @@
 #include <cuda_runtime_api.h>
 
 // Weak: a torch without CUDA does not define it, and the library must load there too.
-extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
+extern "C" __attribute__((weak)) AOTITorchError
+aoti_torch_get_current_cuda_stream(int32_t device_index, void** ret_stream);
 #endif
 
 namespace photon::ops {
@@ -20,13 +21,15 @@ const HostQueue* claimed_queue() { return t_queue; }
 #ifdef PHOTON_WITH_CUDA
 
 CudaScope::CudaScope(const char* op, DeviceId device) : op_(op) {
-  if (aoti_torch_get_current_cuda_stream == nullptr) fail(op, "got CUDA tensors, but this torch has no CUDA; install a torch with CUDA");
+  if (aoti_torch_get_current_cuda_stream == nullptr)
+    fail(op, "got CUDA tensors, but this torch has no CUDA; install a torch with CUDA");
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device.index, &stream_));
   int current = -1;
   check_launch(cudaGetDevice(&current));
   if (current == device.index) return;
   const cudaError_t error = cudaSetDevice(device.index);
-  if (error != cudaSuccess) {  // no destructor follows a throw: switch back here, and leave no error for the next launch to find
+  if (error != cudaSuccess) {  // no destructor follows a throw: switch back here, and leave no
+                               // error for the next launch to find
     cudaSetDevice(current);
     cudaGetLastError();
     check_launch(error);
@@ -39,7 +42,8 @@ CudaScope::~CudaScope() {
 }
 
 void CudaScope::check_launch(int error) const {
-  if (error != cudaSuccess) fail(op_, "CUDA said: ", cudaGetErrorString(static_cast<cudaError_t>(error)));
+  if (error != cudaSuccess)
+    fail(op_, "CUDA said: ", cudaGetErrorString(static_cast<cudaError_t>(error)));
 }
 
 #else
@@ -63,10 +67,12 @@ PHOTON_EXPORT const photon::HostQueue* photon_ext_set_host_queue(const photon::H
 }
 
 PHOTON_EXPORT int photon_ext_num_threads() { return photon::cpu::num_threads(); }
-PHOTON_EXPORT void photon_ext_set_num_threads(int threads) { photon::cpu::set_num_threads(threads); }
-PHOTON_EXPORT bool photon_ext_has_fast_kernels() {
+PHOTON_EXPORT void photon_ext_set_num_threads(int threads) {
+  photon::cpu::set_num_threads(threads);
+}
+PHOTON_EXPORT bool photon_ext_has_hopper() {
 #if defined(PHOTON_WITH_CUDA) || defined(PHOTON_EMULATED_CUDA)
-  return photon::cuda::has_fast_kernels();
+  return photon::cuda::has_hopper();
 #else
   return false;
 #endif

@@ -1,4 +1,4 @@
-// embedding_into, select_lines_into: rows of a matrix by token, and by a segment's last line.
+// embedding_into, select_tokens_into: rows of a matrix by token, and by a segment's last token.
 #include "common/decode_meta.h"
 #include "ops/dispatch.h"
 
@@ -8,16 +8,21 @@ namespace {
 void embedding(const Tensor& out_, const Tensor& decode_meta_, const Tensor& weight_) {
   Args arg("embedding_into");
   const Arg weight = arg("weight", weight_).floating().rank(2, "[vocab, hidden]").contiguous();
-  const Arg decode_meta = arg("decode_meta", decode_meta_).int32().shape({Arg::kAny, kMetaColumns}, "[lines, 4]").contiguous();
-  const Arg out =
-      arg("out", out_).dtype_of(weight).shape({decode_meta.size(0), weight.size(1)}, "[lines of decode_meta, hidden of weight]");
+  const Arg decode_meta = arg("decode_meta", decode_meta_)
+                              .int32()
+                              .shape({Arg::kAny, kMetaColumns}, "[tokens, 4]")
+                              .contiguous();
+  const Arg out = arg("out", out_)
+                      .dtype_of(weight)
+                      .shape({decode_meta.size(0), weight.size(1)},
+                             "[tokens of decode_meta, hidden of weight]");
   out.last_contiguous().written({&decode_meta, &weight});
 
   EmbeddingParams p{};
   p.out = out.data<void>();
   p.decode_meta = decode_meta.data<int32_t>();
   p.weight = weight.data<void>();
-  p.num_lines = decode_meta.size(0);
+  p.num_tokens = decode_meta.size(0);
   p.hidden = weight.size(1);
   p.vocab = weight.size(0);
   p.out_stride = out.stride(0);
@@ -25,29 +30,35 @@ void embedding(const Tensor& out_, const Tensor& decode_meta_, const Tensor& wei
   PHOTON_DISPATCH(embedding, out, p);
 }
 
-void select_lines(const Tensor& out_, const Tensor& x_, const Tensor& segments_) {
-  Args arg("select_lines_into");
-  const Arg x = arg("x", x_).floating().rank(2, "[lines, hidden]").last_contiguous();
-  const Arg segments = arg("segments", segments_).int32().shape({Arg::kAny, kSegmentColumns}, "[segments, 4]").contiguous();
-  const Arg out = arg("out", out_).dtype_of(x).shape({segments.size(0), x.size(1)}, "[segments, hidden of x]").last_contiguous();
+void select_tokens(const Tensor& out_, const Tensor& x_, const Tensor& segments_) {
+  Args arg("select_tokens_into");
+  const Arg x = arg("x", x_).floating().rank(2, "[tokens, hidden]").last_contiguous();
+  const Arg segments = arg("segments", segments_)
+                           .int32()
+                           .shape({Arg::kAny, kSegmentColumns}, "[segments, 4]")
+                           .contiguous();
+  const Arg out = arg("out", out_)
+                      .dtype_of(x)
+                      .shape({segments.size(0), x.size(1)}, "[segments, hidden of x]")
+                      .last_contiguous();
   out.written({&x, &segments});
 
-  SelectLinesParams p{};
+  SelectTokensParams p{};
   p.out = out.data<void>();
   p.x = x.data<void>();
   p.segments = segments.data<int32_t>();
   p.num_segments = segments.size(0);
-  p.num_lines = x.size(0);
+  p.num_tokens = x.size(0);
   p.hidden = x.size(1);
   p.out_stride = out.stride(0);
   p.x_stride = x.stride(0);
   p.dtype = x.dtype();
-  PHOTON_DISPATCH(select_lines, out, p);
+  PHOTON_DISPATCH(select_tokens, out, p);
 }
 
 void register_ops(torch::stable::detail::StableLibrary& m) {
   m.impl("embedding_into", TORCH_BOX(&embedding));
-  m.impl("select_lines_into", TORCH_BOX(&select_lines));
+  m.impl("select_tokens_into", TORCH_BOX(&select_tokens));
 }
 
 }  // namespace

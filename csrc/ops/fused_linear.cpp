@@ -1,15 +1,20 @@
-// norm_linear_into, linear_residual_, norm_swiglu_into: a linear with what comes before or after it in a layer.
+// norm_linear_into, linear_residual_, norm_swiglu_into: a linear with what comes before or after it
+// in a layer.
 #include "ops/dispatch.h"
 #include "ops/linear_args.h"
 
 namespace photon::ops {
 namespace {
 
-void norm_linear(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight_, double eps, const Tensor& weight_,
-                 const std::optional<Tensor>& bias_, const std::optional<Tensor>& extent_, bool fast, bool early) {
+void norm_linear(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight_, double eps,
+                 const Tensor& weight_, const std::optional<Tensor>& bias_,
+                 const std::optional<Tensor>& counts_, bool hopper, bool pdl) {
   Args arg("norm_linear_into");
-  const LinearArgs args(arg, "out", out_, x_, weight_, bias_, extent_);
-  const Arg norm_weight = arg("norm_weight", norm_weight_).dtype_of(args.x).shape({args.x.size(1)}, "[k of x]").contiguous();
+  const LinearArgs args(arg, "out", out_, x_, weight_, bias_, counts_);
+  const Arg norm_weight = arg("norm_weight", norm_weight_)
+                              .dtype_of(args.x)
+                              .shape({args.x.size(1)}, "[k of x]")
+                              .contiguous();
   args.out.written({&norm_weight});
 
   NormLinearParams p{};
@@ -18,39 +23,48 @@ void norm_linear(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight
   p.out_stride = args.out.stride(0);
   p.norm_weight = norm_weight.data<void>();
   p.eps = check_epsilon(args.out.op(), eps);
-  p.fast = fast;
-  p.early = early;
+  p.hopper = hopper;
+  p.pdl = pdl;
   PHOTON_DISPATCH(norm_linear, args.out, p);
 }
 
-void linear_residual(const Tensor& residual_, const Tensor& x_, const Tensor& weight_, const std::optional<Tensor>& bias_,
-                     const std::optional<Tensor>& extent_, bool fast, bool early) {
+void linear_residual(const Tensor& residual_, const Tensor& x_, const Tensor& weight_,
+                     const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_,
+                     bool hopper, bool pdl) {
   Args arg("linear_residual_");
-  const LinearArgs args(arg, "residual", residual_, x_, weight_, bias_, extent_);
+  const LinearArgs args(arg, "residual", residual_, x_, weight_, bias_, counts_);
 
   LinearResidualParams p{};
   args.fill(p);
   p.residual = args.out.data<void>();
   p.residual_stride = args.out.stride(0);
-  p.fast = fast;
-  p.early = early;
+  p.hopper = hopper;
+  p.pdl = pdl;
   PHOTON_DISPATCH(linear_residual, args.out, p);
 }
 
-void norm_swiglu(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight_, double eps, const Tensor& gate_up_weight_,
-                 const std::optional<Tensor>& bias_, const std::optional<Tensor>& extent_, bool fast, bool early) {
+void norm_swiglu(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight_, double eps,
+                 const Tensor& gate_up_weight_, const std::optional<Tensor>& bias_,
+                 const std::optional<Tensor>& counts_, bool hopper, bool pdl) {
   Args arg("norm_swiglu_into");
-  const Arg x = arg("x", x_).floating().rank(2, "[lines, hidden]").last_contiguous();
-  const int64_t lines = x.size(0), hidden = x.size(1);
-  const Arg norm_weight = arg("norm_weight", norm_weight_).dtype_of(x).shape({hidden}, "[hidden of x]").contiguous();
-  const Arg out = arg("out", out_).dtype_of(x).shape({lines, Arg::kAny}, "[lines of x, intermediate]").last_contiguous();
+  const Arg x = arg("x", x_).floating().rank(2, "[tokens, hidden]").last_contiguous();
+  const int64_t tokens = x.size(0), hidden = x.size(1);
+  const Arg norm_weight =
+      arg("norm_weight", norm_weight_).dtype_of(x).shape({hidden}, "[hidden of x]").contiguous();
+  const Arg out = arg("out", out_)
+                      .dtype_of(x)
+                      .shape({tokens, Arg::kAny}, "[tokens of x, intermediate]")
+                      .last_contiguous();
   const int64_t intermediate = out.size(1);
-  const Arg gate_up = arg("gate_up_weight", gate_up_weight_).dtype_of(x).rank(2, "[2 x intermediate, hidden]").even(0, "gate, then up");
+  const Arg gate_up = arg("gate_up_weight", gate_up_weight_)
+                          .dtype_of(x)
+                          .rank(2, "[2 x intermediate, hidden]")
+                          .even(0, "gate, then up");
   gate_up.shape({2 * intermediate, hidden}, "[2 x intermediate of out, hidden of x]").contiguous();
   const OptionalArg bias = arg("bias", bias_);
   if (bias) bias->dtype_of(x).shape({2 * intermediate}, "[2 x intermediate of out]").contiguous();
-  const OptionalArg extent = extent_argument(arg, extent_);
-  out.written({&x, &norm_weight, &gate_up, bias.get(), extent.get()});
+  const OptionalArg counts = counts_argument(arg, counts_);
+  out.written({&x, &norm_weight, &gate_up, bias.get(), counts.get()});
 
   NormSwigluParams p{};
   p.out = out.data<void>();
@@ -58,15 +72,15 @@ void norm_swiglu(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight
   p.norm_weight = norm_weight.data<void>();
   p.weight = gate_up.data<void>();
   p.bias = bias.data<void>();
-  p.extent = extent.data<int32_t>();
-  p.lines = lines;
+  p.counts = counts.data<int32_t>();
+  p.tokens = tokens;
   p.intermediate = intermediate;
   p.hidden = hidden;
   p.out_stride = out.stride(0);
   p.x_stride = x.stride(0);
   p.eps = check_epsilon(out.op(), eps);
-  p.fast = fast;
-  p.early = early;
+  p.hopper = hopper;
+  p.pdl = pdl;
   p.dtype = x.dtype();
   PHOTON_DISPATCH(norm_swiglu, out, p);
 }

@@ -5,10 +5,10 @@
 namespace photon::ops {
 namespace {
 
-void linear(const Tensor& out_, const Tensor& x_, const Tensor& weight_, const std::optional<Tensor>& bias_,
-            const std::optional<Tensor>& extent_) {
+void linear(const Tensor& out_, const Tensor& x_, const Tensor& weight_,
+            const std::optional<Tensor>& bias_, const std::optional<Tensor>& counts_) {
   Args arg("linear_into");
-  const LinearArgs args(arg, "out", out_, x_, weight_, bias_, extent_);
+  const LinearArgs args(arg, "out", out_, x_, weight_, bias_, counts_);
 
   LinearParams p{};
   args.fill(p);
@@ -17,11 +17,16 @@ void linear(const Tensor& out_, const Tensor& x_, const Tensor& weight_, const s
   PHOTON_DISPATCH(linear, args.out, p);
 }
 
-void gemv(const Tensor& out_, const Tensor& x_, const Tensor& weight_, const std::optional<Tensor>& bias_) {
+void gemv(const Tensor& out_, const Tensor& x_, const Tensor& weight_,
+          const std::optional<Tensor>& bias_) {
   Args arg("gemv_into");
   const Arg x = arg("x", x_).floating().rank(1, "[k]").contiguous();
-  const Arg weight = arg("weight", weight_).dtype_of(x).shape({Arg::kAny, x.size(0)}, "[n, k of x]").last_contiguous();
-  const Arg out = arg("out", out_).dtype_of(x).shape({weight.size(0)}, "[n of weight]").contiguous();
+  const Arg weight = arg("weight", weight_)
+                         .dtype_of(x)
+                         .shape({Arg::kAny, x.size(0)}, "[n, k of x]")
+                         .last_contiguous();
+  const Arg out =
+      arg("out", out_).dtype_of(x).shape({weight.size(0)}, "[n of weight]").contiguous();
   const OptionalArg bias = arg("bias", bias_);
   if (bias) bias->dtype_of(x).shape({weight.size(0)}, "[n of weight]").contiguous();
   out.written({&x, &weight, bias.get()});
@@ -31,7 +36,7 @@ void gemv(const Tensor& out_, const Tensor& x_, const Tensor& weight_, const std
   p.x = x.data<void>();
   p.weight = weight.data<void>();
   p.bias = bias.data<void>();
-  p.lines = 1;
+  p.tokens = 1;
   p.n = p.out_stride = weight.size(0);
   p.k = p.x_stride = x.size(0);
   p.weight_stride = weight.stride(0);

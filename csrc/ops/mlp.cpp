@@ -6,15 +6,19 @@ namespace {
 
 void silu_mul(const Tensor& out_, const Tensor& gate_up_) {
   Args arg("silu_mul_into");
-  const Arg gate_up = arg("gate_up", gate_up_).floating().rank(2, "[lines, 2 x width]").even(1, "gate, then up").last_contiguous();
-  const Arg out = arg("out", out_).dtype_of(gate_up).rank(2, "[lines, width]").last_contiguous();
-  gate_up.shape({out.size(0), 2 * out.size(1)}, "[lines of out, 2 x width of out]");
+  const Arg gate_up = arg("gate_up", gate_up_)
+                          .floating()
+                          .rank(2, "[tokens, 2 x width]")
+                          .even(1, "gate, then up")
+                          .last_contiguous();
+  const Arg out = arg("out", out_).dtype_of(gate_up).rank(2, "[tokens, width]").last_contiguous();
+  gate_up.shape({out.size(0), 2 * out.size(1)}, "[tokens of out, 2 x width of out]");
   out.written({&gate_up});
 
   SiluMulParams p{};
   p.out = out.data<void>();
   p.gate_up = gate_up.data<void>();
-  p.lines = out.size(0);
+  p.tokens = out.size(0);
   p.width = out.size(1);
   p.out_stride = out.stride(0);
   p.gate_up_stride = gate_up.stride(0);
@@ -22,20 +26,29 @@ void silu_mul(const Tensor& out_, const Tensor& gate_up_) {
   PHOTON_DISPATCH(silu_mul, out, p);
 }
 
-void fused_mlp(const Tensor& out_, const Tensor& act_, const Tensor& x_, const Tensor& gate_up_weight_, const Tensor& down_weight_,
-               const std::optional<Tensor>& extent_) {
+void fused_mlp(const Tensor& out_, const Tensor& act_, const Tensor& x_,
+               const Tensor& gate_up_weight_, const Tensor& down_weight_,
+               const std::optional<Tensor>& counts_) {
   Args arg("fused_mlp_into");
-  const Arg x = arg("x", x_).floating().rank(2, "[lines, hidden]").last_contiguous();
-  const int64_t lines = x.size(0), hidden = x.size(1);
-  const Arg down = arg("down_weight", down_weight_).dtype_of(x).shape({hidden, Arg::kAny}, "[hidden of x, intermediate]").contiguous();
+  const Arg x = arg("x", x_).floating().rank(2, "[tokens, hidden]").last_contiguous();
+  const int64_t tokens = x.size(0), hidden = x.size(1);
+  const Arg down = arg("down_weight", down_weight_)
+                       .dtype_of(x)
+                       .shape({hidden, Arg::kAny}, "[hidden of x, intermediate]")
+                       .contiguous();
   const int64_t intermediate = down.size(1);
   const Arg gate_up = arg("gate_up_weight", gate_up_weight_).dtype_of(x);
-  gate_up.shape({2 * intermediate, hidden}, "[2 x intermediate of down_weight, hidden of x]").contiguous();
-  const Arg act = arg("act", act_).dtype_of(x).shape({lines, intermediate}, "[lines of x, intermediate of down_weight]").last_contiguous();
-  const Arg out = arg("out", out_).dtype_of(x).shape({lines, hidden}, "the shape of x").last_contiguous();
-  const OptionalArg extent = extent_argument(arg, extent_);
-  out.written({&act, &x, &gate_up, &down, extent.get()});
-  act.written({&x, &gate_up, &down, extent.get()});
+  gate_up.shape({2 * intermediate, hidden}, "[2 x intermediate of down_weight, hidden of x]")
+      .contiguous();
+  const Arg act = arg("act", act_)
+                      .dtype_of(x)
+                      .shape({tokens, intermediate}, "[tokens of x, intermediate of down_weight]")
+                      .last_contiguous();
+  const Arg out =
+      arg("out", out_).dtype_of(x).shape({tokens, hidden}, "the shape of x").last_contiguous();
+  const OptionalArg counts = counts_argument(arg, counts_);
+  out.written({&act, &x, &gate_up, &down, counts.get()});
+  act.written({&x, &gate_up, &down, counts.get()});
 
   FusedMlpParams p{};
   p.out = out.data<void>();
@@ -43,8 +56,8 @@ void fused_mlp(const Tensor& out_, const Tensor& act_, const Tensor& x_, const T
   p.x = x.data<void>();
   p.gate_up_weight = gate_up.data<void>();
   p.down_weight = down.data<void>();
-  p.extent = extent.data<int32_t>();
-  p.lines = lines;
+  p.counts = counts.data<int32_t>();
+  p.tokens = tokens;
   p.hidden = hidden;
   p.intermediate = intermediate;
   p.out_stride = out.stride(0);

@@ -6,10 +6,14 @@ namespace {
 
 // Both ops: residual is null for rms_norm_into.
 void normalize(const Arg& out, const Arg* residual, const Arg& x, const Arg& weight, double eps) {
-  x.floating().rank(2, "[lines, hidden]").last_contiguous();
+  x.floating().rank(2, "[tokens, hidden]").last_contiguous();
   weight.dtype_of(x).shape({x.size(1)}, "[hidden of x]").contiguous();
   out.dtype_of(x).shape({x.size(0), x.size(1)}, "the shape of x").last_contiguous();
-  if (residual != nullptr) residual->dtype_of(x).shape({x.size(0), x.size(1)}, "the shape of x").last_contiguous().written({&x, &weight});
+  if (residual != nullptr)
+    residual->dtype_of(x)
+        .shape({x.size(0), x.size(1)}, "the shape of x")
+        .last_contiguous()
+        .written({&x, &weight});
   out.written({residual, &x, &weight});
 
   RmsNormParams p{};
@@ -20,7 +24,7 @@ void normalize(const Arg& out, const Arg* residual, const Arg& x, const Arg& wei
   p.out = out.data<void>();
   p.x = x.data<void>();
   p.weight = weight.data<void>();
-  p.lines = x.size(0);
+  p.tokens = x.size(0);
   p.hidden = x.size(1);
   p.out_stride = out.stride(0);
   p.x_stride = x.stride(0);
@@ -37,7 +41,8 @@ void rms_norm(const Tensor& out_, const Tensor& x_, const Tensor& weight_, doubl
   normalize(out, nullptr, x, weight, eps);
 }
 
-void add_rms_norm(const Tensor& out_, const Tensor& residual_, const Tensor& x_, const Tensor& weight_, double eps) {
+void add_rms_norm(const Tensor& out_, const Tensor& residual_, const Tensor& x_,
+                  const Tensor& weight_, double eps) {
   Args arg("add_rms_norm_into");
   const Arg out = arg("out", out_);
   const Arg residual = arg("residual", residual_);

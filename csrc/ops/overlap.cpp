@@ -9,11 +9,14 @@ int64_t floor_div(int64_t a, int64_t b) { return a / b - (a % b < 0); }  // b is
 
 }  // namespace
 
-Footprint::Footprint(const int64_t* sizes, const int64_t* strides, int64_t rank, int64_t element_size) : run_(element_size) {
+Footprint::Footprint(const int64_t* sizes, const int64_t* strides, int64_t rank,
+                     int64_t element_size)
+    : run_(element_size) {
   for (int64_t i = 0; i < rank; ++i) {
     if (sizes[i] == 1 || strides[i] == 0) continue;  // it adds no memory
     int64_t place = rank_++;
-    for (; place > 0 && dims_[place - 1].stride < strides[i] * element_size; --place) dims_[place] = dims_[place - 1];
+    for (; place > 0 && dims_[place - 1].stride < strides[i] * element_size; --place)
+      dims_[place] = dims_[place - 1];
     dims_[place] = {sizes[i], strides[i] * element_size};
   }
   for (; rank_ > 0 && dims_[rank_ - 1].stride == run_; --rank_) run_ *= dims_[rank_ - 1].size;
@@ -42,8 +45,9 @@ int64_t Footprint::Block::enter(int64_t stride) {
   return (dims++)->size;
 }
 
-// In rows of one stride, row i of a and row j of b are `distance - (i - j) * stride` apart, so i - j alone says whether they can meet.
-// Where rows are no longer than the stride, two values of it can: b's row begins in one row of a's stride, and ends there or in the next.
+// In rows of one stride, row i of a and row j of b are `distance - (i - j) * stride` apart, so i -
+// j alone says whether they can meet. Where rows are no longer than the stride, two values of it
+// can: b's row begins in one row of a's stride, and ends there or in the next.
 bool Footprint::meet(Block a, Block b, int64_t distance) {
   if (distance >= a.extent || -distance >= b.extent) return false;
   const int64_t stride = std::max(a.widest(), b.widest());

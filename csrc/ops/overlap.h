@@ -1,10 +1,12 @@
-// Whether views of memory share elements: arithmetic on sizes and strides alone, never on the elements, so that each call can ask.
+// Whether views of memory share elements: arithmetic on sizes and strides alone, never on the
+// elements, so that each call can ask.
 #pragma once
 #include <cstdint>
 
 namespace photon::ops {
 
-// The memory of a view that is not empty, in bytes: a run without gaps, repeated by dimensions with strides, the widest stride first.
+// The memory of a view that is not empty, in bytes: a run without gaps, repeated by dimensions with
+// strides, the widest stride first.
 class Footprint {
  public:
   static constexpr int64_t kMaxRank = 4;
@@ -12,11 +14,13 @@ class Footprint {
   // Strides count elements and are not negative; `rank` is at most kMaxRank.
   Footprint(const int64_t* sizes, const int64_t* strides, int64_t rank, int64_t element_size);
 
-  // Whether a stride is smaller than what it steps over. Views of a dense tensor by slicing, selecting and transposing never are so.
+  // Whether a stride is smaller than what it steps over. Views of a dense tensor by slicing,
+  // selecting and transposing never are so.
   bool overlaps_itself() const;
 
-  // Whether the two have a byte in common, `other` beginning `distance` bytes after this. It is exact for views of one stride, such as
-  // columns of a matrix, and for those whose strides each step over what the other repeats; what is more entangled counts as sharing.
+  // Whether the two have a byte in common, `other` beginning `distance` bytes after this. It is
+  // exact for views of one stride, such as columns of a matrix, and for those whose strides each
+  // step over what the other repeats; what is more entangled counts as sharing.
   bool overlaps(const Footprint& other, int64_t distance) const;
 
  private:

@@ -9,17 +9,32 @@ namespace {
 
 constexpr int64_t kMaskBits = 32;  // ids per word of a mask
 
-void apply_token_mask(const Tensor& logits_, const Tensor& mask_, const Tensor& mask_keys_, const Tensor& segments_,
-                      const Tensor& row_state_, const Tensor& row_errors_) {
+void apply_token_mask(const Tensor& logits_, const Tensor& mask_, const Tensor& mask_keys_,
+                      const Tensor& segments_, const Tensor& row_state_,
+                      const Tensor& row_errors_) {
   Args arg("apply_token_mask_");
-  const Arg logits = arg("logits", logits_).floating().rank(2, "[segments, vocab]").last_contiguous();
+  const Arg logits =
+      arg("logits", logits_).floating().rank(2, "[segments, vocab]").last_contiguous();
   const int64_t count = logits.size(0), vocab = logits.size(1);
-  const Arg mask = arg("mask", mask_).int32().shape({count, Arg::kAny}, "[segments, words], 32 ids a word").contiguous();
+  const Arg mask = arg("mask", mask_)
+                       .int32()
+                       .shape({count, Arg::kAny}, "[segments, words], 32 ids a word")
+                       .contiguous();
   mask.at_least(1, (vocab + kMaskBits - 1) / kMaskBits, "one bit for each id of the vocabulary");
-  const Arg mask_keys = arg("mask_keys", mask_keys_).int32().shape({count, kMaskKeyColumns}, "[segments, (row, position)]").contiguous();
-  const Arg segments = arg("segments", segments_).int32().shape({count, kSegmentColumns}, "[segments, 4]").contiguous();
-  const Arg row_state = arg("row_state", row_state_).int32().shape({Arg::kAny, kRowColumns}, "[rows, columns of row_state.h]").contiguous();
-  const Arg row_errors = arg("row_errors", row_errors_).int32().shape({count}, "[segments]").contiguous();
+  const Arg mask_keys = arg("mask_keys", mask_keys_)
+                            .int32()
+                            .shape({count, kMaskKeyColumns}, "[segments, (row, position)]")
+                            .contiguous();
+  const Arg segments = arg("segments", segments_)
+                           .int32()
+                           .shape({count, kSegmentColumns}, "[segments, 4]")
+                           .contiguous();
+  const Arg row_state = arg("row_state", row_state_)
+                            .int32()
+                            .shape({Arg::kAny, kRowColumns}, "[rows, columns of row_state.h]")
+                            .contiguous();
+  const Arg row_errors =
+      arg("row_errors", row_errors_).int32().shape({count}, "[segments]").contiguous();
   logits.written({&mask, &mask_keys, &segments, &row_state, &row_errors});
   row_errors.written({&mask, &mask_keys, &segments, &row_state});
 
@@ -39,16 +54,30 @@ void apply_token_mask(const Tensor& logits_, const Tensor& mask_, const Tensor& 
   PHOTON_DISPATCH(apply_token_mask, logits, p);
 }
 
-void sample(const Tensor& out_, const Tensor& logits_, const Tensor& segments_, const Tensor& row_state_,
-            const std::optional<Tensor>& row_errors_, bool fast) {
+void sample(const Tensor& out_, const Tensor& logits_, const Tensor& segments_,
+            const Tensor& row_state_, const std::optional<Tensor>& row_errors_, bool hopper) {
   Args arg("sample_into");
-  const Arg logits = arg("logits", logits_).floating().rank(2, "[segments, vocab]").at_least(1, 1, "a vocabulary").last_contiguous();
+  const Arg logits = arg("logits", logits_)
+                         .floating()
+                         .rank(2, "[segments, vocab]")
+                         .at_least(1, 1, "a vocabulary")
+                         .last_contiguous();
   const int64_t count = logits.size(0);
   const Arg out = arg("out", out_).int32().shape({count}, "[segments]").contiguous();
-  const Arg segments = arg("segments", segments_).int32().shape({count, kSegmentColumns}, "[segments, 4]").contiguous();
-  const Arg row_state = arg("row_state", row_state_).int32().shape({Arg::kAny, kRowColumns}, "[rows, columns of row_state.h]").contiguous();
+  const Arg segments = arg("segments", segments_)
+                           .int32()
+                           .shape({count, kSegmentColumns}, "[segments, 4]")
+                           .contiguous();
+  const Arg row_state = arg("row_state", row_state_)
+                            .int32()
+                            .shape({Arg::kAny, kRowColumns}, "[rows, columns of row_state.h]")
+                            .contiguous();
   const OptionalArg row_errors = arg("row_errors", row_errors_);
-  if (row_errors) row_errors->int32().shape({count}, "[segments]").contiguous().written({&out, &logits, &segments, &row_state});
+  if (row_errors)
+    row_errors->int32()
+        .shape({count}, "[segments]")
+        .contiguous()
+        .written({&out, &logits, &segments, &row_state});
   out.written({&logits, &segments, &row_state});
 
   SampleParams p{};
@@ -61,7 +90,7 @@ void sample(const Tensor& out_, const Tensor& logits_, const Tensor& segments_, 
   p.num_segments = count;
   p.vocab = logits.size(1);
   p.logits_stride = logits.stride(0);
-  p.fast = fast;
+  p.hopper = hopper;
   p.dtype = logits.dtype();
   PHOTON_DISPATCH(sample, out, p);
 }

@@ -1,56 +1,76 @@
-// The ops of torch.ops.photon_ext. All write into their arguments and return nothing: no allocation, no synchronization, safe in a graph
-// capture. photon_ext/ops.py documents each; photon_ext/reference.py is what it must compute.
+// The ops of torch.ops.photon_ext. All write into their arguments and return nothing: no
+// allocation, no synchronization, safe in a graph capture. photon_ext/ops.py documents each;
+// photon_ext/reference.py is what it must compute.
 #include <torch/csrc/stable/library.h>
 
 STABLE_TORCH_LIBRARY(photon_ext, m) {
   // step: the head and the tail of a step, over the int32 tables
   m.def(
-      "begin_step_(Tensor(a!) row_state, Tensor(b!) page_table, Tensor(c!) stop_ids, Tensor(d!) deltas, Tensor segments, "
-      "Tensor(e!) staged_ids, Tensor(f!) decode_meta, Tensor(g!) extent) -> ()");
+      "begin_step_(Tensor(a!) row_state, Tensor(b!) page_table, Tensor(c!) stop_ids, Tensor(d!) "
+      "deltas, Tensor segments, "
+      "Tensor(e!) staged_ids, Tensor(f!) decode_meta, Tensor(g!) counts) -> ()");
   m.def("carry_over_ids_(Tensor(a!) next, Tensor prev, Tensor idx) -> ()");
-  m.def("decode_meta_set_(Tensor(a!) decode_meta, Tensor tokens, Tensor positions, Tensor? rows=None) -> ()");
   m.def(
-      "publish_(Tensor(a!) row_state, Tensor(b!) out_record, Tensor sampled, Tensor segments, Tensor stop_ids, "
+      "decode_meta_set_(Tensor(a!) decode_meta, Tensor tokens, Tensor positions, Tensor? "
+      "rows=None) -> ()");
+  m.def(
+      "publish_(Tensor(a!) row_state, Tensor(b!) out_record, Tensor sampled, Tensor segments, "
+      "Tensor stop_ids, "
       "Tensor? row_errors=None) -> ()");
   // sample
   m.def(
-      "apply_token_mask_(Tensor(a!) logits, Tensor mask, Tensor mask_keys, Tensor segments, Tensor row_state, "
+      "apply_token_mask_(Tensor(a!) logits, Tensor mask, Tensor mask_keys, Tensor segments, Tensor "
+      "row_state, "
       "Tensor(b!) row_errors) -> ()");
   m.def(
-      "sample_into(Tensor(a!) out, Tensor logits, Tensor segments, Tensor row_state, Tensor(b!)? row_errors=None, bool fast=False) -> ()");
+      "sample_into(Tensor(a!) out, Tensor logits, Tensor segments, Tensor row_state, Tensor(b!)? "
+      "row_errors=None, bool hopper=False) -> ()");
   // embedding
   m.def("embedding_into(Tensor(a!) out, Tensor decode_meta, Tensor weight) -> ()");
-  m.def("select_lines_into(Tensor(a!) out, Tensor x, Tensor segments) -> ()");
+  m.def("select_tokens_into(Tensor(a!) out, Tensor x, Tensor segments) -> ()");
   // norm
   m.def("rms_norm_into(Tensor(a!) out, Tensor x, Tensor weight, float eps) -> ()");
-  m.def("add_rms_norm_into(Tensor(a!) out, Tensor(b!) residual, Tensor x, Tensor weight, float eps) -> ()");
+  m.def(
+      "add_rms_norm_into(Tensor(a!) out, Tensor(b!) residual, Tensor x, Tensor weight, float eps) "
+      "-> ()");
   // linear
-  m.def("linear_into(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias=None, Tensor? extent=None) -> ()");
+  m.def(
+      "linear_into(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias=None, Tensor? "
+      "counts=None) -> ()");
   m.def("gemv_into(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias=None) -> ()");
   // mlp
   m.def("silu_mul_into(Tensor(a!) out, Tensor gate_up) -> ()");
   m.def(
-      "fused_mlp_into(Tensor(a!) out, Tensor(b!) act, Tensor x, Tensor gate_up_weight, Tensor down_weight, "
-      "Tensor? extent=None) -> ()");
+      "fused_mlp_into(Tensor(a!) out, Tensor(b!) act, Tensor x, Tensor gate_up_weight, Tensor "
+      "down_weight, "
+      "Tensor? counts=None) -> ()");
   // fused_linear
   m.def(
-      "norm_linear_into(Tensor(a!) out, Tensor x, Tensor norm_weight, float eps, Tensor weight, Tensor? bias=None, "
-      "Tensor? extent=None, bool fast=False, bool early=False) -> ()");
+      "norm_linear_into(Tensor(a!) out, Tensor x, Tensor norm_weight, float eps, Tensor weight, "
+      "Tensor? bias=None, "
+      "Tensor? counts=None, bool hopper=False, bool pdl=False) -> ()");
   m.def(
-      "linear_residual_(Tensor(a!) residual, Tensor x, Tensor weight, Tensor? bias=None, Tensor? extent=None, "
-      "bool fast=False, bool early=False) -> ()");
+      "linear_residual_(Tensor(a!) residual, Tensor x, Tensor weight, Tensor? bias=None, Tensor? "
+      "counts=None, "
+      "bool hopper=False, bool pdl=False) -> ()");
   m.def(
-      "norm_swiglu_into(Tensor(a!) out, Tensor x, Tensor norm_weight, float eps, Tensor gate_up_weight, Tensor? bias=None, "
-      "Tensor? extent=None, bool fast=False, bool early=False) -> ()");
+      "norm_swiglu_into(Tensor(a!) out, Tensor x, Tensor norm_weight, float eps, Tensor "
+      "gate_up_weight, Tensor? bias=None, "
+      "Tensor? counts=None, bool hopper=False, bool pdl=False) -> ()");
   // attention
   m.def(
-      "rope_append_kv_(Tensor(a!) q, Tensor k, Tensor v, Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor decode_meta, "
-      "Tensor? page_table, Tensor cos, Tensor sin, Tensor? q_norm=None, Tensor? k_norm=None, float eps=1e-6) -> ()");
+      "rope_append_kv_(Tensor(a!) q, Tensor k, Tensor v, Tensor(b!) k_cache, Tensor(c!) v_cache, "
+      "Tensor decode_meta, "
+      "Tensor? page_table, Tensor cos, Tensor sin, Tensor? q_norm=None, Tensor? k_norm=None, float "
+      "eps=1e-6) -> ()");
   m.def(
-      "paged_attention_into(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor decode_meta, Tensor segments, "
-      "Tensor? page_table, float scale, bool fast=False) -> ()");
+      "paged_attention_into(Tensor(a!) out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor "
+      "decode_meta, Tensor segments, "
+      "Tensor? page_table, float scale, bool hopper=False) -> ()");
   m.def(
-      "fused_attention_decode_into(Tensor(a!) out, Tensor q, Tensor k, Tensor v, Tensor(b!) k_cache, Tensor(c!) v_cache, "
-      "Tensor decode_meta, Tensor? page_table, Tensor cos, Tensor sin, float scale, Tensor? q_norm=None, Tensor? k_norm=None, "
-      "float eps=1e-6, Tensor(d!)? workspace=None, bool fast=False, bool early=False) -> ()");
+      "fused_attention_decode_into(Tensor(a!) out, Tensor q, Tensor k, Tensor v, Tensor(b!) "
+      "k_cache, Tensor(c!) v_cache, "
+      "Tensor decode_meta, Tensor? page_table, Tensor cos, Tensor sin, float scale, Tensor? "
+      "q_norm=None, Tensor? k_norm=None, "
+      "float eps=1e-6, Tensor(d!)? workspace=None, bool hopper=False, bool pdl=False) -> ()");
 }

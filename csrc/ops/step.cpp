@@ -1,4 +1,5 @@
-// begin_step_, carry_over_ids_, decode_meta_set_, publish_: the int32 tables at the head and the tail of a step.
+// begin_step_, carry_over_ids_, decode_meta_set_, publish_: the int32 tables at the head and the
+// tail of a step.
 #include "common/decode_meta.h"
 #include "common/out_record.h"
 #include "common/row_state.h"
@@ -7,26 +8,48 @@
 namespace photon::ops {
 namespace {
 
-void begin_step(const Tensor& row_state_, const Tensor& page_table_, const Tensor& stop_ids_, const Tensor& deltas_,
-                const Tensor& segments_, const Tensor& staged_ids_, const Tensor& decode_meta_, const Tensor& extent_) {
+void begin_step(const Tensor& row_state_, const Tensor& page_table_, const Tensor& stop_ids_,
+                const Tensor& deltas_, const Tensor& segments_, const Tensor& staged_ids_,
+                const Tensor& decode_meta_, const Tensor& counts_) {
   Args arg("begin_step_");
-  const Arg row_state = arg("row_state", row_state_).int32().shape({Arg::kAny, kRowColumns}, "[rows, columns of row_state.h]").contiguous();
+  const Arg row_state = arg("row_state", row_state_)
+                            .int32()
+                            .shape({Arg::kAny, kRowColumns}, "[rows, columns of row_state.h]")
+                            .contiguous();
   const int64_t rows = row_state.at_least(0, 1, "row 0 is padding").size(0);
-  const Arg page_table = arg("page_table", page_table_).int32().shape({rows, Arg::kAny}, "[rows, pages per row]").contiguous();
-  const Arg stop_ids = arg("stop_ids", stop_ids_).int32().shape({rows, Arg::kAny}, "[rows, stop ids per row]").contiguous();
-  const Arg deltas = arg("deltas", deltas_).int32().rank(1, "[words]").at_least(0, kDeltaHeader, "the header").contiguous();
-  const Arg segments = arg("segments", segments_).int32().shape({Arg::kAny, kSegmentColumns}, "[segments, 4]").contiguous();
-  const Arg staged_ids = arg("staged_ids", staged_ids_).int32().rank(1, "[lines]").contiguous();
-  const int64_t lines = staged_ids.size(0);
-  const Arg decode_meta = arg("decode_meta", decode_meta_).int32().shape({lines, kMetaColumns}, "[lines of staged_ids, 4]").contiguous();
-  const Arg extent = arg("extent", extent_).int32().shape({kExtentSize}, "[lines, segments]").contiguous();
-  row_state.written({&page_table, &stop_ids, &deltas, &segments, &staged_ids, &decode_meta, &extent});
-  page_table.written({&stop_ids, &deltas, &segments, &staged_ids, &decode_meta, &extent});
-  stop_ids.written({&deltas, &segments, &staged_ids, &decode_meta, &extent});
-  deltas.written({&segments, &staged_ids, &decode_meta, &extent});
-  staged_ids.written({&segments, &decode_meta, &extent});
-  decode_meta.written({&segments, &extent});
-  extent.written({&segments});
+  const Arg page_table = arg("page_table", page_table_)
+                             .int32()
+                             .shape({rows, Arg::kAny}, "[rows, pages per row]")
+                             .contiguous();
+  const Arg stop_ids = arg("stop_ids", stop_ids_)
+                           .int32()
+                           .shape({rows, Arg::kAny}, "[rows, stop ids per row]")
+                           .contiguous();
+  const Arg deltas = arg("deltas", deltas_)
+                         .int32()
+                         .rank(1, "[words]")
+                         .at_least(0, kDeltaHeader, "the header")
+                         .contiguous();
+  const Arg segments = arg("segments", segments_)
+                           .int32()
+                           .shape({Arg::kAny, kSegmentColumns}, "[segments, 4]")
+                           .contiguous();
+  const Arg staged_ids = arg("staged_ids", staged_ids_).int32().rank(1, "[tokens]").contiguous();
+  const int64_t num_tokens = staged_ids.size(0);
+  const Arg decode_meta = arg("decode_meta", decode_meta_)
+                              .int32()
+                              .shape({num_tokens, kMetaColumns}, "[tokens of staged_ids, 4]")
+                              .contiguous();
+  const Arg counts =
+      arg("counts", counts_).int32().shape({kCountsSize}, "[tokens, segments]").contiguous();
+  row_state.written(
+      {&page_table, &stop_ids, &deltas, &segments, &staged_ids, &decode_meta, &counts});
+  page_table.written({&stop_ids, &deltas, &segments, &staged_ids, &decode_meta, &counts});
+  stop_ids.written({&deltas, &segments, &staged_ids, &decode_meta, &counts});
+  deltas.written({&segments, &staged_ids, &decode_meta, &counts});
+  staged_ids.written({&segments, &decode_meta, &counts});
+  decode_meta.written({&segments, &counts});
+  counts.written({&segments});
 
   BeginStepParams p{};
   p.row_state = row_state.data<int32_t>();
@@ -36,13 +59,13 @@ void begin_step(const Tensor& row_state_, const Tensor& page_table_, const Tenso
   p.segments = segments.data<int32_t>();
   p.staged_ids = staged_ids.data<int32_t>();
   p.decode_meta = decode_meta.data<int32_t>();
-  p.extent = extent.data<int32_t>();
+  p.counts = counts.data<int32_t>();
   p.rows = rows;
   p.pages_per_row = page_table.size(1);
   p.stops_per_row = stop_ids.size(1);
   p.delta_words = deltas.size(0);
   p.num_segments = segments.size(0);
-  p.num_lines = lines;
+  p.num_tokens = num_tokens;
   PHOTON_DISPATCH(begin_step, row_state, p);
 }
 
@@ -62,14 +85,22 @@ void carry_over_ids(const Tensor& next_, const Tensor& prev_, const Tensor& idx_
   PHOTON_DISPATCH(carry_over_ids, next, p);
 }
 
-void decode_meta_set(const Tensor& decode_meta_, const Tensor& tokens_, const Tensor& positions_, const std::optional<Tensor>& rows_) {
+void decode_meta_set(const Tensor& decode_meta_, const Tensor& tokens_, const Tensor& positions_,
+                     const std::optional<Tensor>& rows_) {
   Args arg("decode_meta_set_");
-  const Arg decode_meta = arg("decode_meta", decode_meta_).int32().shape({Arg::kAny, kMetaColumns}, "[lines, 4]").contiguous();
-  const int64_t lines = decode_meta.size(0);
-  const Arg tokens = arg("tokens", tokens_).int32().shape({lines}, "[lines of decode_meta]").contiguous();
-  const Arg positions = arg("positions", positions_).int32().shape({lines}, "[lines of decode_meta]").contiguous();
+  const Arg decode_meta = arg("decode_meta", decode_meta_)
+                              .int32()
+                              .shape({Arg::kAny, kMetaColumns}, "[tokens, 4]")
+                              .contiguous();
+  const int64_t num_tokens = decode_meta.size(0);
+  const Arg tokens =
+      arg("tokens", tokens_).int32().shape({num_tokens}, "[tokens of decode_meta]").contiguous();
+  const Arg positions = arg("positions", positions_)
+                            .int32()
+                            .shape({num_tokens}, "[tokens of decode_meta]")
+                            .contiguous();
   const OptionalArg rows = arg("rows", rows_);
-  if (rows) rows->int32().shape({lines}, "[lines of decode_meta]").contiguous();
+  if (rows) rows->int32().shape({num_tokens}, "[tokens of decode_meta]").contiguous();
   decode_meta.written({&tokens, &positions, rows.get()});
 
   DecodeMetaSetParams p{};
@@ -77,20 +108,33 @@ void decode_meta_set(const Tensor& decode_meta_, const Tensor& tokens_, const Te
   p.tokens = tokens.data<int32_t>();
   p.positions = positions.data<int32_t>();
   p.rows = rows.data<int32_t>();
-  p.n = lines;
+  p.n = num_tokens;
   PHOTON_DISPATCH(decode_meta_set, decode_meta, p);
 }
 
-void publish(const Tensor& row_state_, const Tensor& out_record_, const Tensor& sampled_, const Tensor& segments_, const Tensor& stop_ids_,
+void publish(const Tensor& row_state_, const Tensor& out_record_, const Tensor& sampled_,
+             const Tensor& segments_, const Tensor& stop_ids_,
              const std::optional<Tensor>& row_errors_) {
   Args arg("publish_");
-  const Arg row_state = arg("row_state", row_state_).int32().shape({Arg::kAny, kRowColumns}, "[rows, columns of row_state.h]").contiguous();
-  const Arg segments = arg("segments", segments_).int32().shape({Arg::kAny, kSegmentColumns}, "[segments, 4]").contiguous();
+  const Arg row_state = arg("row_state", row_state_)
+                            .int32()
+                            .shape({Arg::kAny, kRowColumns}, "[rows, columns of row_state.h]")
+                            .contiguous();
+  const Arg segments = arg("segments", segments_)
+                           .int32()
+                           .shape({Arg::kAny, kSegmentColumns}, "[segments, 4]")
+                           .contiguous();
   const int64_t count = segments.size(0);
-  const Arg out_record = arg("out_record", out_record_).int32().shape({count, Arg::kAny}, "[segments, words]").contiguous();
+  const Arg out_record = arg("out_record", out_record_)
+                             .int32()
+                             .shape({count, Arg::kAny}, "[segments, words]")
+                             .contiguous();
   out_record.at_least(1, kRecordTokens + 1, "row, generation, count, flags, a token");
   const Arg sampled = arg("sampled", sampled_).int32().shape({count}, "[segments]").contiguous();
-  const Arg stop_ids = arg("stop_ids", stop_ids_).int32().shape({row_state.size(0), Arg::kAny}, "[rows, stop ids per row]").contiguous();
+  const Arg stop_ids = arg("stop_ids", stop_ids_)
+                           .int32()
+                           .shape({row_state.size(0), Arg::kAny}, "[rows, stop ids per row]")
+                           .contiguous();
   const OptionalArg row_errors = arg("row_errors", row_errors_);
   if (row_errors) row_errors->int32().shape({count}, "[segments]").contiguous();
   row_state.written({&out_record, &sampled, &segments, &stop_ids, row_errors.get()});

@@ -9,27 +9,33 @@ from photon_ext.errors import ModelError
 
 
 class Family(Enum):
-    """Families the decoder knows; the value is both Hugging Face's `model_type` and GGUF's `general.architecture`."""
+    """Families the decoder knows; the value is both Hugging Face's `model_type` and GGUF's
+    `general.architecture`.
+    """
 
     LLAMA = "llama"
     QWEN3 = "qwen3"
 
 
-SUPPORTED_ARCHITECTURES = "LlamaForCausalLM (model_type 'llama') and Qwen3ForCausalLM (model_type 'qwen3')"
+SUPPORTED_ARCHITECTURES = (
+    "LlamaForCausalLM (model_type 'llama') and Qwen3ForCausalLM (model_type 'qwen3')"
+)
 MAX_HEAD_DIM = 256  # kMaxHeadDim of csrc/common/params.h
 
 
 class RopeScalingKind(Enum):
     """How the rotary frequencies are stretched beyond the trained context.
 
-    LINEAR divides all of them (Chen et al., "Extending Context Window of Large Language Models via Positional Interpolation", 2023); LLAMA3
-    divides those of long wavelengths, leaves those of short ones, and goes over from one to the other between, as Llama 3.1 does.
+    LINEAR divides all of them (Chen et al., "Extending Context Window of Large Language Models via
+    Positional Interpolation", 2023); LLAMA3 divides those of long wavelengths, leaves those of
+    short ones, and goes over from one to the other between, as Llama 3.1 does.
     """
 
     NONE = "default"
     LINEAR = "linear"
     LLAMA3 = "llama3"
-    FACTORS = "factors"  # GGUF stores one divisor per frequency; this is how it carries Llama 3 scaling
+    # GGUF stores one divisor per frequency; this is how it carries Llama 3 scaling
+    FACTORS = "factors"
 
 
 @dataclass(frozen=True)
@@ -68,20 +74,42 @@ class ModelConfig:
     mlp_bias: bool = False  # gate, up and down projections carry a bias
     max_positions: int = 4096
     eos_ids: tuple[int, ...] = ()
-    prefers_float32: bool = False  # the file stores float32 on purpose: not rounded unless a dtype is asked for
+    # the file stores float32 on purpose: not rounded unless a dtype is asked for
+    prefers_float32: bool = False
     source: str = field(default="model config", repr=False, compare=False)  # the file, for errors
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "layers", "q_heads", "kv_heads", "head_dim", "intermediate", "vocab", "max_positions"):
+        for name in (
+            "hidden",
+            "layers",
+            "q_heads",
+            "kv_heads",
+            "head_dim",
+            "intermediate",
+            "vocab",
+            "max_positions",
+        ):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-                raise ModelError(f"{self.source}: {name} is {value!r}, expected a positive integer; the config file is damaged")
+                raise ModelError(
+                    f"{self.source}: {name} is {value!r}, expected a positive integer; the config "
+                    "file is damaged"
+                )
         if self.q_heads % self.kv_heads != 0:
-            raise ModelError(f"{self.source}: {self.q_heads} query heads are not a multiple of {self.kv_heads} key/value heads")
+            raise ModelError(
+                f"{self.source}: {self.q_heads} query heads are not a multiple of {self.kv_heads} "
+                "key/value heads"
+            )
         if self.head_dim % 2 != 0 or self.head_dim > MAX_HEAD_DIM:
-            raise ModelError(f"{self.source}: head_dim is {self.head_dim}, expected an even number up to {MAX_HEAD_DIM}")
+            raise ModelError(
+                f"{self.source}: head_dim is {self.head_dim}, expected an even number up to "
+                f"{MAX_HEAD_DIM}"
+            )
         if self.rope_scaling.factors and len(self.rope_scaling.factors) != self.head_dim // 2:
-            raise ModelError(f"{self.source}: {len(self.rope_scaling.factors)} rope factors, expected {self.head_dim // 2}")
+            raise ModelError(
+                f"{self.source}: {len(self.rope_scaling.factors)} rope factors, expected "
+                f"{self.head_dim // 2}"
+            )
         self._check_eos(self.eos_ids, self.source)
 
     @property
@@ -109,7 +137,8 @@ class ModelConfig:
         return 2 * self.layers * self.kv_size * element_size
 
     def with_eos(self, *ids: int | None, source: str | None = None) -> ModelConfig:
-        """A copy whose `eos_ids` also hold `ids` (None is ignored, order kept, no duplicates); `source`: the file that they are from.
+        """A copy whose `eos_ids` also hold `ids` (None is ignored, order kept, no duplicates);
+        `source`: the file that they are from.
 
         Raises:
             ModelError: one is not in the vocabulary.
@@ -121,7 +150,10 @@ class ModelConfig:
     def _check_eos(self, ids: tuple[int, ...], source: str) -> None:
         foreign = next((token for token in ids if not 0 <= token < self.vocab), None)
         if foreign is not None:
-            raise ModelError(f"{source}: end token {foreign} is not in the vocabulary of {self.vocab}; the files belong to two models")
+            raise ModelError(
+                f"{source}: end token {foreign} is not in the vocabulary of {self.vocab}; the "
+                "files belong to two models"
+            )
 
 
 def unsupported(what: str, source: str) -> ModelError:

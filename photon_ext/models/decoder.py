@@ -1,9 +1,11 @@
 """Decoder: the forward of Llama and Qwen3 models on the photon_ext ops.
 
-A step is described on the device only (decode_meta, segments, extent, page_table), buffers have fixed addresses, and nothing is
-allocated, so a forward can be captured once per shape and replayed at any position. There are two ways through a layer: op by op, with
-residual adds folded into the norm that follows, on every device and with torch's matrix products; and, with the fast kernels, by linears
-fused with what comes before or after them, around the attention of a decode step (five ops a layer) or of chunks (six).
+A step is described on the device only (decode_meta, segments, counts, page_table), buffers have
+fixed addresses, and nothing is allocated, so a forward can be captured once per shape and replayed
+at any position. There are two ways through a layer: op by op, with residual adds folded into the
+norm that follows, on every device and with torch's matrix products; and, with the Hopper kernels,
+by linears fused with what comes before or after them, around the attention of a decode step (five
+ops a layer) or of chunks (six).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from photon_ext import fast_kernels_run, ops
+from photon_ext import hopper_runs, ops
 from photon_ext.errors import ConfigError
 from photon_ext.models.activations import Activations, allocate_activations
 from photon_ext.models.config import ModelConfig
@@ -25,20 +27,25 @@ from photon_ext.runtime.step import StepKind
 if TYPE_CHECKING:
     from photon_ext.runtime.step import StepTensors
 
-GEMM_LINES = 32  # eager CUDA steps of more lines than this multiply through torch (cuBLAS)
-FAST_GEMM_LINES = 64  # the same with the fast linears, which read each weight once for so many lines
-FAST_BLOCK, FAST_WIDTH = 64, 16384  # the fast linears take rows of weights of whole blocks, up to so many elements
-WHOLE_ROWS = 96  # query rows of a chunk, for each multiprocessor, from which on fast attention sums long pasts in another order
+GEMM_TOKENS = 32  # eager CUDA steps of more tokens than this multiply through torch (cuBLAS)
+# the same with the Hopper linears, which read each weight once for so many tokens
+HOPPER_GEMM_TOKENS = 64
+# the Hopper linears take rows of weights of whole blocks, up to so many elements
+HOPPER_BLOCK, HOPPER_WIDTH = 64, 16384
+# query rows of a chunk, for each sm, from which on Hopper attention sums long contexts in another
+# order
+WHOLE_ROWS = 96
 
 
 class Decoder:
-    """A model with its KV pool and activation buffers, on the device and in the dtype of its weights.
+    """A model with its KV pool and activation buffers, on the device and in the dtype of its
+    weights.
 
     Not thread-safe: its buffers are those of one forward at a time.
 
     Attributes:
         config, weights: what runs.
-        max_lines, max_segments: largest T and R of a step.
+        max_step_tokens, max_segments: largest T and R of a step.
         max_len: positions that a row may use.
         page_size, num_pages: geometry of the KV pool; page indexes come from the step's page table.
         activation_bytes, kv_bytes: memory held besides the weights.
@@ -48,27 +55,30 @@ class Decoder:
         self,
         config: ModelConfig,
         weights: DecoderWeights,
-        max_lines: int,
+        max_step_tokens: int,
         max_segments: int,
         max_len: int,
         page_size: int,
         num_pages: int,
-        gemm_lines: int | None = GEMM_LINES,
-        fast: bool = False,
+        gemm_tokens: int | None = GEMM_TOKENS,
+        hopper: bool = False,
     ) -> None:
         """Allocates everything that steps will use.
 
-        `gemm_lines`: on CUDA, steps of more lines that are not being captured multiply through torch, which is fast but sums in an
-        order that depends on T; None: never, so that a row's result depends on its own tokens alone.
-        `fast`: use the fused ops with their fast kernels, see photon_ext.ops, in decode steps and, where these kernels run and the
-        weights are bfloat16, in prefill steps: then only eager ones of more than 64 lines (and of more than `gemm_lines`) multiply
-        through torch, all but the head. The fast linears give a line the same bits in every step, whatever its kind and size. The fast
-        attention of a chunk sums long pasts in another order where the chunk is long (see paged_attention_into); where `gemm_lines` is
-        None and `max_lines` allow such a chunk, chunks use the portable one.
-        Raises ConfigError for a size that is not positive, or a `max_len` beyond what the model was trained for.
+        `gemm_tokens`: on CUDA, steps of more tokens that are not being captured multiply through
+        torch, which is fast but sums in an order that depends on T; None: never, so that a row's
+        result depends on its own tokens alone. `fast`: use the fused ops with their Hopper kernels,
+        see photon_ext.ops, in decode steps and, where these kernels run and the weights are
+        bfloat16, in prefill steps: then only eager ones of more than 64 tokens (and of more than
+        `gemm_tokens`) multiply through torch, all but the head. The Hopper linears give a token the
+        same bits in every step, whatever its kind and size. The fast attention of a chunk sums long
+        contexts in another order where the chunk is long (see paged_attention_into); where
+        `gemm_tokens` is None and `max_step_tokens` allow such a chunk, chunks use the portable one.
+        Raises ConfigError for a size that is not positive, or a `max_len` beyond what the model was
+        trained for.
         """
         sizes = {
-            "max_lines": max_lines,
+            "max_step_tokens": max_step_tokens,
             "max_segments": max_segments,
             "max_len": max_len,
             "page_size": page_size,
@@ -79,37 +89,64 @@ class Decoder:
                 raise ConfigError(f"Decoder: {name} is {value}, expected a positive number")
         if max_len > config.max_positions:
             raise ConfigError(
-                f"Decoder: max_len is {max_len}, the model was made for {config.max_positions} positions; ask for no more than that"
+                f"Decoder: max_len is {max_len}, the model was made for {config.max_positions} "
+                "positions; ask for no more than that"
             )
         self.config, self.weights = config, weights
-        self.max_lines, self.max_segments, self.max_len = max_lines, max_segments, max_len
+        self.max_step_tokens, self.max_segments, self.max_len = (
+            max_step_tokens,
+            max_segments,
+            max_len,
+        )
         self.page_size, self.num_pages = page_size, num_pages
-        self._fast, self._fast_prefill = fast, fast and weights.dtype is torch.bfloat16 and self._has_fast_linears()
-        self._gemm_lines = max(gemm_lines, FAST_GEMM_LINES) if gemm_lines is not None and self._fast_prefill else gemm_lines
-        self._fast_chunks = fast and (gemm_lines is not None or not self._may_be_long(max_lines))
+        self._hopper, self._hopper_prefill = (
+            hopper,
+            hopper and weights.dtype is torch.bfloat16 and self._has_hopper_linears(),
+        )
+        self._gemm_tokens = (
+            max(gemm_tokens, HOPPER_GEMM_TOKENS)
+            if gemm_tokens is not None and self._hopper_prefill
+            else gemm_tokens
+        )
+        self._hopper_chunks = hopper and (
+            gemm_tokens is not None or not self._may_be_long(max_step_tokens)
+        )
         self._scale = config.head_dim**-0.5
         self._cos, self._sin = rope_tables(config, max_len, weights.device)
         self._kv = allocate_kv_pool(config, num_pages, page_size, weights.dtype, weights.device)
-        self._arena = allocate_activations(config, max_lines, max_segments, weights.dtype, weights.device)
+        self._arena = allocate_activations(
+            config, max_step_tokens, max_segments, weights.dtype, weights.device
+        )
         self._head = Linear(weights.lm_head)
-        words = ops.attention_workspace_words(max_segments, config.q_heads, config.kv_heads, config.head_dim) if fast else 0
-        self._workspace = torch.zeros(words, dtype=torch.float32, device=weights.device) if fast else None
+        words = (
+            ops.attention_workspace_words(
+                max_segments, config.q_heads, config.kv_heads, config.head_dim
+            )
+            if hopper
+            else 0
+        )
+        self._workspace = (
+            torch.zeros(words, dtype=torch.float32, device=weights.device) if hopper else None
+        )
 
-    def _has_fast_linears(self) -> bool:
-        """Whether the device has fast linears, and they take the model's widths."""
+    def _has_hopper_linears(self) -> bool:
+        """Whether the device has Hopper linears, and they take the model's widths."""
         config, device = self.config, self.weights.device
         widths = (config.hidden, config.q_heads * config.head_dim, config.intermediate)
-        if any(width % FAST_BLOCK or width > FAST_WIDTH for width in widths):
+        if any(width % HOPPER_BLOCK or width > HOPPER_WIDTH for width in widths):
             return False
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            return fast_kernels_run()
+            return hopper_runs()
 
-    def _may_be_long(self, lines: int) -> bool:
-        """Whether fast attention may take a chunk of so many lines for a long one."""
+    def _may_be_long(self, num_tokens: int) -> bool:
+        """Whether Hopper attention may take a chunk of so many tokens for a long one."""
         device = self.weights.device
         if device.type != "cuda":
             return False
-        return lines * self.config.q_heads >= WHOLE_ROWS * torch.cuda.get_device_properties(device).multi_processor_count
+        return (
+            num_tokens * self.config.q_heads
+            >= WHOLE_ROWS * torch.cuda.get_device_properties(device).multi_processor_count
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -118,94 +155,148 @@ class Decoder:
 
     @property
     def activation_bytes(self) -> int:
-        return self._arena.memory.nbytes + (0 if self._workspace is None else self._workspace.nbytes)
+        return self._arena.memory.nbytes + (
+            0 if self._workspace is None else self._workspace.nbytes
+        )
 
     @property
     def kv_bytes(self) -> int:
         return self._kv.nbytes
 
     def forward(self, step: StepTensors) -> None:
-        """Enqueues the forward of a step and assigns `step.logits`, [R, vocab], a view of a buffer that the next forward rewrites.
+        """Enqueues the forward of a step and assigns `step.logits`, [R, vocab], a view of a buffer
+        that the next forward rewrites.
 
-        Dead lines write no KV. Logits of segments that are dead or not sampled are undefined. A step of more lines or segments than it was
-        made for is a ConfigError.
+        Dead tokens write no KV. Logits of segments that are dead or not sampled are undefined. A
+        step of more tokens or segments than it was made for is a ConfigError.
         """
-        lines, segments = step.decode_meta.shape[0], step.segments.shape[0]
-        if lines > self.max_lines or segments > self.max_segments:
+        num_tokens, segments = step.decode_meta.shape[0], step.segments.shape[0]
+        if num_tokens > self.max_step_tokens or segments > self.max_segments:
             raise ConfigError(
-                f"Decoder: a step of {lines} lines and {segments} segments, "
-                f"made for up to {self.max_lines} and {self.max_segments}; raise max_lines or max_segments"
+                f"Decoder: a step of {num_tokens} tokens and {segments} segments, "
+                f"made for up to {self.max_step_tokens} and {self.max_segments}; raise "
+                "max_step_tokens or max_segments"
             )
-        buffers = self._arena.activations.leading(lines, segments)
+        buffers = self._arena.activations.leading(num_tokens, segments)
         ops.embedding_into(buffers.residual, step.decode_meta, self.weights.embedding)
         is_decode = step.kind is StepKind.DECODE
-        fused = self._fast if is_decode else self._fast_prefill
-        through_torch = not (fused and is_decode) and self._through_torch(lines)
+        fused = self._hopper if is_decode else self._hopper_prefill
+        through_torch = not (fused and is_decode) and self._through_torch(num_tokens)
         if fused and not through_torch:
-            self._fused_layers(step, buffers, step.extent[0:1])
+            self._fused_layers(step, buffers, step.counts[0:1])
         else:
-            self._layers(step, buffers, step.extent[0:1], through_torch)
+            self._layers(step, buffers, step.counts[0:1], through_torch)
         self._write_logits(step, buffers, fused)
         step.logits = buffers.logits
 
-    def _through_torch(self, lines: int) -> bool:
-        if self._gemm_lines is None or lines <= self._gemm_lines or self.weights.device.type != "cuda":
+    def _through_torch(self, num_tokens: int) -> bool:
+        if (
+            self._gemm_tokens is None
+            or num_tokens <= self._gemm_tokens
+            or self.weights.device.type != "cuda"
+        ):
             return False
         return not torch.cuda.is_current_stream_capturing()
 
     def _write_logits(self, step: StepTensors, buffers: Activations, fused: bool) -> None:
-        """From the last layer's output to `buffers.logits`; norm and head in one op, or the head alone, from `buffers.normed`."""
-        sampled, extent = buffers.residual if fused else buffers.normed, step.extent[1:2]
-        if step.kind is not StepKind.DECODE:  # decode lines are one to one with segments already
-            ops.select_lines_into(buffers.selected, sampled, step.segments)
+        """From the last layer's output to `buffers.logits`; norm and head in one op, or the head
+        alone, from `buffers.normed`.
+        """
+        sampled, counts = buffers.residual if fused else buffers.normed, step.counts[1:2]
+        if step.kind is not StepKind.DECODE:  # decode tokens are one to one with segments already
+            ops.select_tokens_into(buffers.selected, sampled, step.segments)
             sampled = buffers.selected
         if fused:
             norm = self.weights.final_norm
-            ops.norm_linear_into(buffers.logits, sampled, norm, self.config.rms_eps, *self._head, extent, fast=True, early=True)
+            ops.norm_linear_into(
+                buffers.logits,
+                sampled,
+                norm,
+                self.config.rms_eps,
+                *self._head,
+                counts,
+                hopper=True,
+                pdl=True,
+            )
         else:
-            _linear(buffers.logits, sampled, self._head, extent, through_torch=False)
+            _linear(buffers.logits, sampled, self._head, counts, through_torch=False)
 
-    def _layers(self, step: StepTensors, buffers: Activations, extent: torch.Tensor, through_torch: bool) -> None:
-        """From `buffers.residual`, the embeddings, to the output of the last layer: there, and normalized in `buffers.normed`."""
+    def _layers(
+        self, step: StepTensors, buffers: Activations, counts: torch.Tensor, through_torch: bool
+    ) -> None:
+        """From `buffers.residual`, the embeddings, to the output of the last layer: there, and
+        normalized in `buffers.normed`.
+        """
         eps = self.config.rms_eps
         for index, layer in enumerate(self.weights.layers):
             if index == 0:
                 ops.rms_norm_into(buffers.normed, buffers.residual, layer.input_norm, eps)
             else:
-                ops.add_rms_norm_into(buffers.normed, buffers.residual, buffers.projected, layer.input_norm, eps)
-            _linear(buffers.qkv, buffers.normed, layer.qkv, extent, through_torch)
+                ops.add_rms_norm_into(
+                    buffers.normed, buffers.residual, buffers.projected, layer.input_norm, eps
+                )
+            _linear(buffers.qkv, buffers.normed, layer.qkv, counts, through_torch)
             self._attend(index, layer, step, buffers)
-            _linear(buffers.projected, buffers.attention, layer.o, extent, through_torch)
-            ops.add_rms_norm_into(buffers.normed, buffers.residual, buffers.projected, layer.post_norm, eps)
-            _linear(buffers.gate_up, buffers.normed, layer.gate_up, extent, through_torch)
+            _linear(buffers.projected, buffers.attention, layer.o, counts, through_torch)
+            ops.add_rms_norm_into(
+                buffers.normed, buffers.residual, buffers.projected, layer.post_norm, eps
+            )
+            _linear(buffers.gate_up, buffers.normed, layer.gate_up, counts, through_torch)
             ops.silu_mul_into(buffers.act, buffers.gate_up)
-            _linear(buffers.projected, buffers.act, layer.down, extent, through_torch)
-        ops.add_rms_norm_into(buffers.normed, buffers.residual, buffers.projected, self.weights.final_norm, eps)
+            _linear(buffers.projected, buffers.act, layer.down, counts, through_torch)
+        ops.add_rms_norm_into(
+            buffers.normed, buffers.residual, buffers.projected, self.weights.final_norm, eps
+        )
 
-    def _fused_layers(self, step: StepTensors, buffers: Activations, extent: torch.Tensor) -> None:
+    def _fused_layers(self, step: StepTensors, buffers: Activations, counts: torch.Tensor) -> None:
         """From `buffers.residual`, the embeddings, to the output of the last layer, there.
 
-        All but a chunk's attention start early: none writes a weight, and what else they read ahead (extent, decode_meta, page table, old
-        keys and values) was complete when the embedding let the first of them start: it waits for the head of the step. Behind a kernel
-        that does not let the next one start, one starts when that has ended.
+        All but a chunk's attention start early: none writes a weight, and what else they read ahead
+        (counts, decode_meta, page table, old keys and values) was complete when the embedding let
+        the first of them start: it waits for the head of the step. Behind a kernel that does not
+        let the next one start, one starts when that has ended.
         """
         eps, residual = self.config.rms_eps, buffers.residual
         attend = self._attend_fused if step.kind is StepKind.DECODE else self._attend
         for index, layer in enumerate(self.weights.layers):
-            ops.norm_linear_into(buffers.qkv, residual, layer.input_norm, eps, *layer.qkv, extent, fast=True, early=True)
+            ops.norm_linear_into(
+                buffers.qkv,
+                residual,
+                layer.input_norm,
+                eps,
+                *layer.qkv,
+                counts,
+                hopper=True,
+                pdl=True,
+            )
             attend(index, layer, step, buffers)
-            ops.linear_residual_(residual, buffers.attention, *layer.o, extent, fast=True, early=True)
-            ops.norm_swiglu_into(buffers.act, residual, layer.post_norm, eps, *layer.gate_up, extent, fast=True, early=True)
-            ops.linear_residual_(residual, buffers.act, *layer.down, extent, fast=True, early=True)
+            ops.linear_residual_(
+                residual, buffers.attention, *layer.o, counts, hopper=True, pdl=True
+            )
+            ops.norm_swiglu_into(
+                buffers.act,
+                residual,
+                layer.post_norm,
+                eps,
+                *layer.gate_up,
+                counts,
+                hopper=True,
+                pdl=True,
+            )
+            ops.linear_residual_(residual, buffers.act, *layer.down, counts, hopper=True, pdl=True)
 
-    def _heads(self, buffers: Activations) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _heads(
+        self, buffers: Activations
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k, v as views of `buffers.qkv`, and `buffers.attention`: [T, heads, D] each."""
         config = self.config
         heads = buffers.qkv.view(-1, config.q_heads + 2 * config.kv_heads, config.head_dim)
         q, k, v = torch.split(heads, [config.q_heads, config.kv_heads, config.kv_heads], dim=1)
         return q, k, v, buffers.attention.view(-1, config.q_heads, config.head_dim)
 
-    def _attend_fused(self, index: int, layer: LayerWeights, step: StepTensors, buffers: Activations) -> None:
+    def _attend_fused(
+        self, index: int, layer: LayerWeights, step: StepTensors, buffers: Activations
+    ) -> None:
         """`_attend` for a decode step, in one op."""
         q, k, v, attention = self._heads(buffers)
         ops.fused_attention_decode_into(
@@ -224,12 +315,16 @@ class Decoder:
             layer.k_norm,
             self.config.rms_eps,
             self._workspace,
-            fast=True,
-            early=True,
+            hopper=True,
+            pdl=True,
         )
 
-    def _attend(self, index: int, layer: LayerWeights, step: StepTensors, buffers: Activations) -> None:
-        """Rotates q and k, appends k and v to the row's pages, and attends: `buffers.qkv` to `buffers.attention`."""
+    def _attend(
+        self, index: int, layer: LayerWeights, step: StepTensors, buffers: Activations
+    ) -> None:
+        """Rotates q and k, appends k and v to the row's pages, and attends: `buffers.qkv` to
+        `buffers.attention`.
+        """
         keys, values = self._kv.keys[index], self._kv.values[index]
         q, k, v, attention = self._heads(buffers)
         ops.rope_append_kv_(
@@ -247,13 +342,23 @@ class Decoder:
             self.config.rms_eps,
         )
         ops.paged_attention_into(
-            attention, q, keys, values, step.decode_meta, step.segments, step.page_table, self._scale, fast=self._fast_chunks
+            attention,
+            q,
+            keys,
+            values,
+            step.decode_meta,
+            step.segments,
+            step.page_table,
+            self._scale,
+            hopper=self._hopper_chunks,
         )
 
 
-def _linear(out: torch.Tensor, x: torch.Tensor, linear: Linear, extent: torch.Tensor, through_torch: bool) -> None:
+def _linear(
+    out: torch.Tensor, x: torch.Tensor, linear: Linear, counts: torch.Tensor, through_torch: bool
+) -> None:
     if not through_torch:
-        ops.linear_into(out, x, linear.weight, linear.bias, extent)
+        ops.linear_into(out, x, linear.weight, linear.bias, counts)
     elif linear.bias is None:
         torch.mm(x, linear.weight.t(), out=out)
     else:

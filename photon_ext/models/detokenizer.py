@@ -8,19 +8,28 @@ _REPLACEMENT = "\ufffd"  # what decoders emit for bytes that are not, or not yet
 
 
 class Detokenizer:
-    """Streams the text of one sequence: the pieces, joined, equal the text of all ids decoded at once.
+    """Streams the text of one sequence: the pieces, joined, equal the text of all ids decoded at
+    once.
 
-    A token may end inside a UTF-8 character; such text is held back until the character is whole or `flush` is called.
-    Vocabularies with byte tokens decode a run of bytes as one: where a run has a valid beginning and then turns out to be
-    no text, the pieces keep that beginning, which decoding at once does not.
+    A token may end inside a UTF-8 character; such text is held back until the character is whole or
+    `flush` is called. Vocabularies with byte tokens decode a run of bytes as one: where a run has a
+    valid beginning and then turns out to be no text, the pieces keep that beginning, which decoding
+    at once does not.
 
-    Only a short window is decoded for each token: the tokens since the last clean boundary, and those of the piece
-    before it, because some decoders treat the first token of a text differently. Tokens that decoding leaves out are no part of
-    it: a sequence that goes on behind its end token may have thousands in a row.
+    Only a short window is decoded for each token: the tokens since the last clean boundary, and
+    those of the piece before it, because some decoders treat the first token of a text differently.
+    Tokens that decoding leaves out are no part of it: a sequence that goes on behind its end token
+    may have thousands in a row.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], left_out: Callable[[int], bool] = lambda token: False) -> None:
-        """`decode`: the text of a list of ids; `left_out`: whether it passes over an id, whatever stands around that."""
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        left_out: Callable[[int], bool] = lambda token: False,
+    ) -> None:
+        """`decode`: the text of a list of ids; `left_out`: whether it passes over an id,
+        whatever stands around that.
+        """
         self._decode = decode
         self._left_out = left_out
         self._context: list[int] = []  # ids of the last piece, already given out
@@ -29,7 +38,9 @@ class Detokenizer:
         self._given = 0  # characters of the pending text already given out
 
     def push(self, token: int) -> str:
-        """Adds a token and returns the text that is now certain; empty while a character is incomplete."""
+        """Adds a token and returns the text that is now certain; empty while a character is
+        incomplete.
+        """
         if self._left_out(token):
             return ""
         self._pending.append(token)
@@ -41,7 +52,9 @@ class Detokenizer:
         return piece
 
     def flush(self) -> str:
-        """Ends the sequence: returns what was held back; bytes that never became a character show as U+FFFD."""
+        """Ends the sequence: returns what was held back; bytes that never became a character
+        show as U+FFFD.
+        """
         piece = self._pending_text()[self._given :]
         self._settle()
         return piece

@@ -1,4 +1,6 @@
-"""Fields: the keys of a model's config file, read by type, so that a damaged value is refused where it is read."""
+"""Fields: the keys of a model's config file, read by type, so that a damaged value is refused
+where it is read.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +10,24 @@ from typing import Any, NoReturn
 
 from photon_ext.errors import ModelError
 
-MAX_SIZE = 2**24  # of a dimension; nothing published comes near, and the bytes of two still count in 64 bits
+# of a dimension; nothing published comes near, and the bytes of two still count in 64 bits
+MAX_SIZE = 2**24
 MAX_LAYERS = 4096
 MAX_POSITIONS = 2**31 - 1  # positions are int32 on the device
 _MAX_NUMBER = 3.0e38  # of float32, in which constants reach the kernels
 
 
 class Fields:
-    """Typed access to a mapping from a file. A key that is absent or null has its default, where there is one.
+    """Typed access to a mapping from a file. A key that is absent or null has its default, where
+    there is one.
 
     Every error is a ModelError that names the file, the key, the value and what was expected.
     """
 
     def __init__(self, values: Mapping[str, Any], source: str, prefix: str = "") -> None:
-        """`source`: the file; `prefix`: what stands before each key in it, such as "rope_parameters."."""
+        """`source`: the file; `prefix`: what stands before each key in it, such as
+        "rope_parameters.".
+        """
         self._values = values
         self._source = source
         self._prefix = prefix
@@ -40,7 +46,11 @@ class Fields:
     def number(self, key: str, default: float | None = None) -> float:
         """A finite number above 0."""
         value = self._or_default(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= _MAX_NUMBER:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not 0 < value <= _MAX_NUMBER
+        ):
             self.refuse(key, "a finite number above 0")
         return float(value)
 
@@ -66,7 +76,9 @@ class Fields:
         return list(value)
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """A token id or a list of them, as a tuple without duplicates; empty where the key is absent."""
+        """A token id or a list of them, as a tuple without duplicates; empty where the key is
+        absent.
+        """
         value = self._or_default(key, [])
         ids = value if isinstance(value, (list, tuple)) else (value,)
         if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in ids):
@@ -74,7 +86,9 @@ class Fields:
         return tuple(dict.fromkeys(ids))
 
     def object(self, key: str) -> Fields | None:
-        """The fields of an object inside this one; None where the key is absent or the object is empty."""
+        """The fields of an object inside this one; None where the key is absent or the object is
+        empty.
+        """
         value = self.get(key)
         if value is not None and not isinstance(value, Mapping):
             self.refuse(key, "an object")
@@ -83,7 +97,8 @@ class Fields:
     def refuse(self, key: str, expected: str) -> NoReturn:
         """Raises the error for a key whose value is not what it should be."""
         raise ModelError(
-            f"{self._source}: {self._prefix}{key} is {reprlib.repr(self.get(key))}, expected {expected}; "
+            f"{self._source}: {self._prefix}{key} is {reprlib.repr(self.get(key))}, expected "
+            f"{expected}; "
             "the file is damaged or does not describe a model"
         )
 

@@ -1,4 +1,6 @@
-"""ModelConfig from the metadata of a GGUF file; what the decoder does not do is refused here, by name, before any weight is read."""
+"""ModelConfig from the metadata of a GGUF file; what the decoder does not do is refused here, by
+name, before any weight is read.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,41 @@ from photon_ext.models.gguf_file import GgufFile
 
 ROPE_FACTORS = "rope_freqs.weight"
 OUTPUT = "output.weight"
-_EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+_EOS_KEYS = (
+    "tokenizer.ggml.eos_token_id",
+    "tokenizer.ggml.eot_token_id",
+    "tokenizer.ggml.eom_token_id",
+)
 _LINEAR_FACTOR_KEYS = ("rope.scaling.factor", "rope.scale_linear")  # newer and older
 _FLOAT32_FILE = 0  # general.file_type
 
 
 def gguf_config(file: GgufFile) -> ModelConfig:
-    """The model's shape. An absent output head means tied embeddings; a rope_freqs tensor carries Llama 3 scaling."""
-    factors = tuple(file.tensor(ROPE_FACTORS).flatten().tolist()) if ROPE_FACTORS in file.tensor_names else ()
-    return metadata_config(file.fields, tied=OUTPUT not in file.tensor_names, rope_factors=factors, source=str(file.path))
+    """The model's shape.
+
+    An absent output head means tied embeddings; a rope_freqs tensor carries Llama 3 scaling.
+    """
+    factors = (
+        tuple(file.tensor(ROPE_FACTORS).flatten().tolist())
+        if ROPE_FACTORS in file.tensor_names
+        else ()
+    )
+    return metadata_config(
+        file.fields,
+        tied=OUTPUT not in file.tensor_names,
+        rope_factors=factors,
+        source=str(file.path),
+    )
 
 
-def metadata_config(metadata: Mapping[str, Any], *, tied: bool, rope_factors: tuple[float, ...] = (), source: str) -> ModelConfig:
-    """Reads GGUF metadata. `tied`: the file has no output head. `rope_factors`: its rope_freqs.weight, if any.
+def metadata_config(
+    metadata: Mapping[str, Any], *, tied: bool, rope_factors: tuple[float, ...] = (), source: str
+) -> ModelConfig:
+    """Reads GGUF metadata. `tied`: the file has no output head. `rope_factors`: its
+    rope_freqs.weight, if any.
 
-    Raises ModelError, naming `source`, for an unsupported architecture or option, and for a key that is missing or damaged.
+    Raises ModelError, naming `source`, for an unsupported architecture or option, and for a key
+    that is missing or damaged.
     """
     fields = Fields(metadata, source)
     architecture = fields.get("general.architecture")
@@ -35,14 +57,27 @@ def metadata_config(metadata: Mapping[str, Any], *, tied: bool, rope_factors: tu
     if family is None:
         raise unsupported(f"general.architecture is {architecture!r}", source)
     prefix = f"{family.value}."
-    own = Fields({key[len(prefix) :]: value for key, value in metadata.items() if key.startswith(prefix)}, source, prefix)
+    own = Fields(
+        {key[len(prefix) :]: value for key, value in metadata.items() if key.startswith(prefix)},
+        source,
+        prefix,
+    )
     if own.get("expert_count"):
-        raise ModelError(f"{source}: a mixture of {own.get('expert_count')} experts is not supported; use a dense model")
+        raise ModelError(
+            f"{source}: a mixture of {own.get('expert_count')} experts is not supported; use a "
+            "dense model"
+        )
     hidden, q_heads = own.positive("embedding_length"), own.positive("attention.head_count")
     head_dim = own.positive("attention.key_length", hidden // q_heads)
-    for key, what in (("rope.dimension_count", "rotary embeddings over"), ("attention.value_length", "value heads of")):
+    for key, what in (
+        ("rope.dimension_count", "rotary embeddings over"),
+        ("attention.value_length", "value heads of"),
+    ):
         if own.positive(key, head_dim) != head_dim:
-            raise ModelError(f"{source}: {what} {own.get(key)} dimensions and key heads of {head_dim}: not supported")
+            raise ModelError(
+                f"{source}: {what} {own.get(key)} dimensions and key heads of {head_dim}: not "
+                "supported"
+            )
     return ModelConfig(
         family=family,
         hidden=hidden,
@@ -64,28 +99,44 @@ def metadata_config(metadata: Mapping[str, Any], *, tied: bool, rope_factors: tu
 
 
 def _rope_scaling(own: Fields, factors: tuple[float, ...], source: str) -> RopeScaling:
-    """As llama.cpp reads it: without a type the scaling is linear, without a factor (or with 0) it is by 1."""
-    wrong = next((index for index, factor in enumerate(factors) if not (math.isfinite(factor) and factor > 0)), None)
+    """As llama.cpp reads it: without a type the scaling is linear, without a factor (or with 0)
+    it is by 1.
+    """
+    wrong = next(
+        (
+            index
+            for index, factor in enumerate(factors)
+            if not (math.isfinite(factor) and factor > 0)
+        ),
+        None,
+    )
     if wrong is not None:
         raise ModelError(
-            f"{source}: {ROPE_FACTORS} holds {factors[wrong]} at {wrong}, expected finite numbers above 0; "
+            f"{source}: {ROPE_FACTORS} holds {factors[wrong]} at {wrong}, expected finite numbers "
+            "above 0; "
             "the file is damaged, download it again"
         )
     name = own.text("rope.scaling.type")
     name = "linear" if name is None else name
     if name not in ("none", "linear"):
-        raise ModelError(f"{source}: rope scaling {name!r} is not supported; supported are 'none', 'linear' and a rope_freqs tensor")
+        raise ModelError(
+            f"{source}: rope scaling {name!r} is not supported; supported are 'none', 'linear' and "
+            "a rope_freqs tensor"
+        )
     factor = _linear_factor(own) if name == "linear" else 1.0
     if factor == 1.0:
         return RopeScaling(RopeScalingKind.FACTORS, factors=factors) if factors else RopeScaling()
     if factors:
         raise ModelError(
-            f"{source}: linear rope scaling by {factor} and a {ROPE_FACTORS} tensor together are not supported; use another file"
+            f"{source}: linear rope scaling by {factor} and a {ROPE_FACTORS} tensor together are "
+            "not supported; use another file"
         )
     return RopeScaling(RopeScalingKind.LINEAR, factor=factor)
 
 
 def _linear_factor(own: Fields) -> float:
-    key = next((key for key in _LINEAR_FACTOR_KEYS if own.get(key) is not None), _LINEAR_FACTOR_KEYS[0])
+    key = next(
+        (key for key in _LINEAR_FACTOR_KEYS if own.get(key) is not None), _LINEAR_FACTOR_KEYS[0]
+    )
     value = own.get(key)
     return 1.0 if value == 0 and not isinstance(value, bool) else own.number(key, 1.0)

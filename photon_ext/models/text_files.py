@@ -1,4 +1,6 @@
-"""Reading the files of a model directory: what may be opened at all, and the small ones that hold text."""
+"""Reading the files of a model directory: what may be opened at all, and the small ones that
+hold text.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,18 @@ _KINDS = {stat.S_ISDIR: "a directory", stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "
 
 
 def check_regular(path: Path) -> None:
-    """Raises ModelError, naming the file, where there is something else than a regular file: a FIFO would be waited for without end."""
+    """Raises ModelError, naming the file, where there is something else than a regular file: a
+    FIFO would be waited for without end.
+    """
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):  # whoever opens it says so
         return
     if not stat.S_ISREG(mode):
         kind = next((name for is_kind, name in _KINDS.items() if is_kind(mode)), "a device")
-        raise ModelError(f"{path}: is {kind}, expected a regular file; copy the model's own file there")
+        raise ModelError(
+            f"{path}: is {kind}, expected a regular file; copy the model's own file there"
+        )
 
 
 def read_text(path: Path) -> str:
@@ -29,9 +35,13 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ModelError(f"{path}: no such file; a Hugging Face model directory has one, copy it there") from None
+        raise ModelError(
+            f"{path}: no such file; a Hugging Face model directory has one, copy it there"
+        ) from None
     except (OSError, UnicodeError) as error:
-        raise ModelError(f"{path}: not a readable UTF-8 file ({error}); download it again") from error
+        raise ModelError(
+            f"{path}: not a readable UTF-8 file ({error}); download it again"
+        ) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -39,7 +49,11 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(read_text(path))
     except (json.JSONDecodeError, RecursionError) as error:
-        raise ModelError(f"{path}: not a readable JSON file ({error}); download it again") from error
+        raise ModelError(
+            f"{path}: not a readable JSON file ({error}); download it again"
+        ) from error
     if not isinstance(value, dict):
-        raise ModelError(f"{path}: expected a JSON object, found {type(value).__name__}; download it again")
+        raise ModelError(
+            f"{path}: expected a JSON object, found {type(value).__name__}; download it again"
+        )
     return value

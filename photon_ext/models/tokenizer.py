@@ -1,4 +1,6 @@
-"""Tokenizer: text to ids and back, over the `tokenizers` library, from tokenizer.json or a GGUF vocabulary."""
+"""Tokenizer: text to ids and back, over the `tokenizers` library, from tokenizer.json or a GGUF
+vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -25,37 +27,52 @@ class Tokenizer:
     """Encodes and decodes text.
 
     Attributes:
-        vocab_size: number of ids, added tokens included (the model's vocabulary may be padded beyond it).
+        vocab_size: number of ids, added tokens included (the model's vocabulary may be padded
+            beyond it).
         bos_id, eos_id: ids of the tokens that begin and end a text, or None.
         chat_template: None where the model has none.
     """
 
-    def __init__(self, backend: Backend, special_tokens: Mapping[str, str], template: str | None, source: str) -> None:
-        """`special_tokens`: names such as "eos_token" to texts; `template`: Jinja; `source`: the file, for errors."""
+    def __init__(
+        self, backend: Backend, special_tokens: Mapping[str, str], template: str | None, source: str
+    ) -> None:
+        """`special_tokens`: names such as "eos_token" to texts; `template`: Jinja; `source`: the
+        file, for errors.
+        """
         self._backend = backend
         self._source = source
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.bos_id = self._special_id(special_tokens.get("bos_token"))
         self.eos_id = self._special_id(special_tokens.get("eos_token"))
         self.chat_template = ChatTemplate(template, special_tokens, source) if template else None
-        self._special_ids = frozenset(token for token, added in backend.get_added_tokens_decoder().items() if added.special)
+        self._special_ids = frozenset(
+            token for token, added in backend.get_added_tokens_decoder().items() if added.special
+        )
 
     @classmethod
     def from_directory(cls, directory: Path) -> Tokenizer:
         """Reads tokenizer.json, and tokenizer_config.json and chat_template.jinja where they exist.
 
         Raises:
-            ModelError: tokenizer.json is missing, or one of the files is damaged; the message names it.
+            ModelError: tokenizer.json is missing, or one of the files is damaged; the message names
+                it.
         """
         path = directory / TOKENIZER_FILE
         if not path.exists():
-            raise ModelError(f"{path}: no such file; copy the model's {TOKENIZER_FILE} there (older tokenizers must be converted)")
+            raise ModelError(
+                f"{path}: no such file; copy the model's {TOKENIZER_FILE} there (older tokenizers "
+                "must be converted)"
+            )
         check_regular(path)
         try:
             backend = Backend.from_file(str(path))
         except Exception as error:  # the library raises a bare Exception
-            raise ModelError(f"{path}: not a tokenizer that the tokenizers library reads ({error}); download it again") from error
-        backend.no_truncation()  # a trainer may have left both in the file: they are no part of a prompt's ids
+            raise ModelError(
+                f"{path}: not a tokenizer that the tokenizers library reads ({error}); download it "
+                "again"
+            ) from error
+        # a trainer may have left both in the file: they are no part of a prompt's ids
+        backend.no_truncation()
         backend.no_padding()
         config = read_json(directory / _CONFIG_FILE) if (directory / _CONFIG_FILE).exists() else {}
         return cls(backend, _special_tokens(config), _template(directory, config), str(path))
@@ -65,7 +82,8 @@ class Tokenizer:
         """Builds the tokenizer from the vocabulary and merges in a GGUF file.
 
         Raises:
-            ModelError: the kind of tokenizer is not supported, or the vocabulary or the chat template is damaged.
+            ModelError: the kind of tokenizer is not supported, or the vocabulary or the chat
+                template is damaged.
         """
         backend = gguf_backend(file)
         tokens = file.fields.get("tokenizer.ggml.tokens", ())
@@ -78,7 +96,8 @@ class Tokenizer:
         return cls(backend, special_tokens, template, str(file.path))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of `text`, with the begin-of-text token in front if the model uses one and `add_special_tokens` is set.
+        """Ids of `text`, with the begin-of-text token in front if the model uses one and
+        `add_special_tokens` is set.
 
         Raises:
             RequestError: the text cannot be written in UTF-8.
@@ -87,28 +106,39 @@ class Tokenizer:
         ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Message], add_generation_prompt: bool = True
+    ) -> list[int]:
         """Ids of a conversation, ready for the answer.
 
         Raises:
-            RequestError: there is no chat template, the template refuses the messages or fails, or they are no list (or other sequence).
+            RequestError: there is no chat template, the template refuses the messages or fails, or
+                they are no list (or other sequence).
         """
         if self.chat_template is None:
-            raise RequestError(f"{self._source} has no chat template; send a plain prompt instead of messages")
-        if messages is not None and (not isinstance(messages, Sequence) or isinstance(messages, (str, bytes, bytearray, memoryview))):
+            raise RequestError(
+                f"{self._source} has no chat template; send a plain prompt instead of messages"
+            )
+        if messages is not None and (
+            not isinstance(messages, Sequence)
+            or isinstance(messages, (str, bytes, bytearray, memoryview))
+        ):
             raise RequestError(
                 f"the conversation is a {type(messages).__name__}; "
                 f"expected a list of messages such as [{{'role': 'user', 'content': 'text'}}]"
             )
-        for message in messages or ():  # where a character stands is told before the template puts other text around it
-            for value in message.values() if isinstance(message, Mapping) else ():  # what is no message the template refuses
+        # where a character stands is told before the template puts other text around it
+        for message in messages or ():
+            # what is no message the template refuses
+            for value in message.values() if isinstance(message, Mapping) else ():
                 if isinstance(value, str):
                     _check_unicode(value)
         text = self.chat_template.render(messages, add_generation_prompt)
         return self.encode(text, add_special_tokens=False)  # the template writes them itself
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of `ids`; bytes that are no character become U+FFFD, ids without a token are left out.
+        """Text of `ids`; bytes that are no character become U+FFFD, ids without a token are left
+        out.
 
         Raises:
             OverflowError: an id is negative, or 2**32 or more.
@@ -120,7 +150,9 @@ class Tokenizer:
         """A streaming decoder for one sequence."""
 
         def left_out(token: int) -> bool:
-            return (skip_special_tokens and token in self._special_ids) or self._backend.id_to_token(token) is None
+            return (
+                skip_special_tokens and token in self._special_ids
+            ) or self._backend.id_to_token(token) is None
 
         return Detokenizer(lambda ids: self.decode(ids, skip_special_tokens), left_out)
 
@@ -140,7 +172,9 @@ def _check_unicode(text: str) -> None:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The entries of tokenizer_config.json that name a token: a text, or an object with its text as `content`."""
+    """The entries of tokenizer_config.json that name a token: a text, or an object with its text
+    as `content`.
+    """
     tokens = {}
     for name, value in config.items():
         text = value.get("content") if isinstance(value, dict) else value
@@ -150,13 +184,21 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _template(directory: Path, config: Mapping[str, Any]) -> str | None:
-    """chat_template.jinja, else the entry in tokenizer_config.json; of several named templates, the default one."""
+    """chat_template.jinja, else the entry in tokenizer_config.json; of several named templates,
+    the default one.
+    """
     path = directory / _TEMPLATE_FILE
     if path.exists():
         return read_text(path)
     fields, entries = Fields(config, str(directory / _CONFIG_FILE)), config.get("chat_template")
     if not isinstance(entries, list):
         return fields.text("chat_template")
-    if not all(isinstance(entry, dict) and isinstance(entry.get("template"), str) for entry in entries):
-        fields.refuse("chat_template", "a text, or a list of objects with a 'name' and a 'template'")
-    return next((str(entry["template"]) for entry in entries if entry.get("name") == "default"), None)
+    if not all(
+        isinstance(entry, dict) and isinstance(entry.get("template"), str) for entry in entries
+    ):
+        fields.refuse(
+            "chat_template", "a text, or a list of objects with a 'name' and a 'template'"
+        )
+    return next(
+        (str(entry["template"]) for entry in entries if entry.get("name") == "default"), None
+    )

@@ -1,6 +1,8 @@
-"""DecoderWeights: every parameter of a Llama or Qwen3 decoder, with q/k/v and gate/up fused. Needs torch only.
+"""DecoderWeights: every parameter of a Llama or Qwen3 decoder, with q/k/v and gate/up fused. Needs
+torch only.
 
-`weight_slots` names each parameter as a Hugging Face checkpoint does and says where it goes: a loader is a loop over it.
+`weight_slots` names each parameter as a Hugging Face checkpoint does and says where it goes: a
+loader is a loop over it.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """All parameters of a model, on one device, in one dtype. `lm_head` is `embedding` itself where they are tied."""
+    """All parameters of a model, on one device, in one dtype.
+
+    `lm_head` is `embedding` itself where they are tied.
+    """
 
     embedding: torch.Tensor  # [vocab, H]
     layers: tuple[LayerWeights, ...]
@@ -72,12 +77,18 @@ class DecoderWeights:
 
     @property
     def bytes_per_step(self) -> int:
-        """Bytes of them that a decode step reads: all but an embedding that is not the head too, of which it reads a row per line."""
+        """Bytes of them that a decode step reads: all but an embedding that is not the head too,
+        of which it reads a row per line.
+        """
         return self.nbytes - (0 if self.lm_head is self.embedding else self.embedding.nbytes)
 
 
-def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> DecoderWeights:
-    """Uninitialized parameters of the right shapes on `device`; a loader fills them through `weight_slots`."""
+def empty_weights(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device | str
+) -> DecoderWeights:
+    """Uninitialized parameters of the right shapes on `device`; a loader fills them through
+    `weight_slots`.
+    """
 
     def empty(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=device)
@@ -104,16 +115,29 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device 
 
 
 def check_weights(config: ModelConfig, weights: DecoderWeights) -> None:
-    """Raises ConfigError unless all parameters of `config` are there, in its shapes, on one device and in one dtype that kernels know."""
+    """Raises ConfigError unless all parameters of `config` are there, in its shapes, on one
+    device and in one dtype that kernels know.
+    """
     if weights.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        raise ConfigError(f"the weights are {weights.dtype}; convert them to float32, float16 or bfloat16")
+        raise ConfigError(
+            f"the weights are {weights.dtype}; convert them to float32, float16 or bfloat16"
+        )
     if len(weights.layers) != config.layers:
-        raise ConfigError(f"the weights have {len(weights.layers)} layers and the config {config.layers}; give those of one model")
+        raise ConfigError(
+            f"the weights have {len(weights.layers)} layers and the config {config.layers}; give "
+            "those of one model"
+        )
     expected = dict(_parameters(empty_weights(config, weights.dtype, "meta")))
     for name, tensor in _parameters(weights):
-        found, wanted = _shown(tensor, tensor.device if tensor is not None else None), _shown(expected[name], weights.device)
+        found, wanted = (
+            _shown(tensor, tensor.device if tensor is not None else None),
+            _shown(expected[name], weights.device),
+        )
         if found != wanted:
-            raise ConfigError(f"{name} of the weights is {found}, expected {wanted}, by the config and the embedding")
+            raise ConfigError(
+                f"{name} of the weights is {found}, expected {wanted}, by the config and the "
+                "embedding"
+            )
 
 
 def _parameters(weights: DecoderWeights) -> Iterator[tuple[str, torch.Tensor | None]]:
@@ -134,8 +158,12 @@ def _shown(tensor: torch.Tensor | None, device: torch.device | None) -> str:
     return "None" if tensor is None else f"{tensor.dtype} {list(tensor.shape)} on {device}"
 
 
-def weight_slots(config: ModelConfig, weights: DecoderWeights) -> Iterator[tuple[str, torch.Tensor]]:
-    """(Hugging Face parameter name, the view of `weights` that holds it), for every parameter of the model."""
+def weight_slots(
+    config: ModelConfig, weights: DecoderWeights
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """(Hugging Face parameter name, the view of `weights` that holds it), for every parameter of
+    the model.
+    """
     yield "model.embed_tokens.weight", weights.embedding
     for index, layer in enumerate(weights.layers):
         prefix = f"model.layers.{index}."
@@ -145,9 +173,17 @@ def weight_slots(config: ModelConfig, weights: DecoderWeights) -> Iterator[tuple
             yield prefix + "self_attn.q_norm.weight", layer.q_norm
             yield prefix + "self_attn.k_norm.weight", layer.k_norm
         q_size, kv_size = config.q_size, config.kv_size
-        yield from _split(prefix + "self_attn.", layer.qkv, {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size})
+        yield from _split(
+            prefix + "self_attn.",
+            layer.qkv,
+            {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
+        )
         yield from _split(prefix + "self_attn.", layer.o, {"o_proj": config.hidden})
-        yield from _split(prefix + "mlp.", layer.gate_up, {"gate_proj": config.intermediate, "up_proj": config.intermediate})
+        yield from _split(
+            prefix + "mlp.",
+            layer.gate_up,
+            {"gate_proj": config.intermediate, "up_proj": config.intermediate},
+        )
         yield from _split(prefix + "mlp.", layer.down, {"down_proj": config.hidden})
     yield "model.norm.weight", weights.final_norm
     if not config.tied_embeddings:
@@ -164,9 +200,15 @@ def _split(prefix: str, linear: Linear, rows: dict[str, int]) -> Iterator[tuple[
 
 
 def random_weights(
-    config: ModelConfig, dtype: torch.dtype = torch.bfloat16, device: torch.device | str = "cpu", seed: int = 0
+    config: ModelConfig,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
 ) -> DecoderWeights:
-    """Weights for benchmarks, made on `device`: norms one, all else normal with deviation 0.02. Same seed, same weights."""
+    """Weights for benchmarks, made on `device`: norms one, all else normal with deviation 0.02.
+
+    Same seed, same weights.
+    """
     weights = empty_weights(config, dtype, device)
     generator = torch.Generator(device=device).manual_seed(seed)
     for name, slot in weight_slots(config, weights):

@@ -1,9 +1,10 @@
-"""Seeing the bubble: timelines and what they say, the meter, two cost models. Nothing here is imported before it is used.
+"""Seeing the bubble: timelines and what they say, the meter, two cost models. Nothing here is
+imported before it is used.
 
-with photon_ext.observe.timeline() as t:
-    ...                      # any torch code, an Engine, a Pipeline
-print(t.report.text())
-t.save("trace")              # trace.json (Perfetto), timeline.png, timeline.html, summary.txt, summary.json
+    with photon_ext.observe.timeline() as t:
+        ...                # any torch code, an Engine, a Pipeline
+    print(t.report.text())
+    t.save("trace")        # trace.json (Perfetto), timeline.png, timeline.html, summary.txt, .json
 """
 
 from __future__ import annotations

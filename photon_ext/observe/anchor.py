@@ -1,8 +1,10 @@
-"""One clock for two: where the profiler's clock stands against time.perf_counter_ns, found by bracketing, with a bound of the error.
+"""One clock for two: where the profiler's clock stands against time.perf_counter_ns, found by
+bracketing, with a bound of the error.
 
-An anchor is an empty record_function range made between two readings of our clock. The profiler's record of it lies between the readings,
-which bounds the offset of its clock from both sides. Several anchors narrow the interval; anchors at the begin and at the end of the window
-show how far the clocks drift apart, and times in between are corrected linearly.
+An anchor is an empty record_function range made between two readings of our clock. The profiler's
+record of it lies between the readings, which bounds the offset of its clock from both sides.
+Several anchors narrow the interval; anchors at the begin and at the end of the window show how far
+the clocks drift apart, and times in between are corrected linearly.
 """
 
 from __future__ import annotations
@@ -25,7 +27,10 @@ class Bracket(NamedTuple):
 
 
 class Offset(NamedTuple):
-    """The profiler's clock minus ours lies within `error` of `value`; seen at `time` of our clock. Nanoseconds."""
+    """The profiler's clock minus ours lies within `error` of `value`; seen at `time` of our clock.
+
+    Nanoseconds.
+    """
 
     value: int
     error: int
@@ -45,13 +50,16 @@ def drop_anchors() -> list[Bracket]:
 
 
 def find_offset(brackets: Sequence[Bracket], ranges: Iterable[tuple[int, int]]) -> Offset | None:
-    """The offset from anchors and their (start, end) in the profiler's records, in the same order; None if they do not match."""
+    """The offset from anchors and their (start, end) in the profiler's records, in the same
+    order; None if they do not match.
+    """
     found = list(ranges)
     if not brackets or len(found) != len(brackets):
         return None
     low = max(end - bracket.after for bracket, (_, end) in zip(brackets, found, strict=True))
     high = min(start - bracket.before for bracket, (start, _) in zip(brackets, found, strict=True))
-    low, high = min(low, high), max(low, high)  # clocks that were stepped in between: the interval is what they disagree by
+    # clocks that were stepped in between: the interval is what they disagree by
+    low, high = min(low, high), max(low, high)
     return Offset((low + high) // 2, (high - low + 1) // 2, brackets[len(brackets) // 2].before)
 
 
@@ -66,4 +74,8 @@ class Converter:
 
     def __call__(self, profiler_ns: int) -> int:
         ours = profiler_ns - self._first.value
-        return ours - round(self.drift * (ours - self._first.time) / self._span) if self._span > 0 and self.drift else ours
+        return (
+            ours - round(self.drift * (ours - self._first.time) / self._span)
+            if self._span > 0 and self.drift
+            else ours
+        )

@@ -1,4 +1,6 @@
-"""What CUDA API calls mean for a decode step: launches, waits, allocations, copies; by name, for runtime and driver calls alike."""
+"""What CUDA API calls mean for a decode step: launches, waits, allocations, copies; by name, for
+runtime and driver calls alike.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,19 @@ class CallKind(Enum):
 
 _PATTERNS = (
     (CallKind.GRAPH_LAUNCH, r"GraphLaunch"),
-    (CallKind.KERNEL_LAUNCH, r"Launch(CooperativeKernel|Kernel|KernelEx|KernelExC|HostFunc|Grid|GridAsync)?"),
+    (
+        CallKind.KERNEL_LAUNCH,
+        r"Launch(CooperativeKernel|Kernel|KernelEx|KernelExC|HostFunc|Grid|GridAsync)?",
+    ),
     (CallKind.EVENT_WAIT, r"EventSynchronize"),
     (CallKind.SYNC, r"(Stream|Device|Ctx|Context|Thread)Synchronize"),
     (CallKind.SYNC, r"Mem(cpy|set)\w*(?<!Async)"),  # what does not say Async may block
     (CallKind.COPY, r"Memcpy\w*Async"),
     (CallKind.ALLOCATION, r"(Malloc|Free)\w*"),
-    (CallKind.ALLOCATION, r"Mem(Alloc|Free|HostAlloc|HostRegister|HostUnregister|Create|Release|Map|Unmap|Address(Reserve|Free))\w*"),
+    (
+        CallKind.ALLOCATION,
+        r"Mem(Alloc|Free|HostAlloc|HostRegister|HostUnregister|Create|Release|Map|Unmap|Address(Reserve|Free))\w*",
+    ),
     (CallKind.ALLOCATION, r"Host(Alloc|Register|Unregister)\w*"),
     (CallKind.ALLOCATION, r"MemPool(Create|Destroy|TrimTo)"),
     (CallKind.ALLOCATION, r"Array(3D)?(Create|Destroy)"),

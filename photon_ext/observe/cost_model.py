@@ -1,17 +1,21 @@
 """What pipelining is worth, predicted from measured times.
 
-A blocking loop runs forward, sampling and bookkeeping one after the other; a pipelined one hides the bookkeeping of one step under the next
-step's forward. Moondream's post "Photon: pipelined decoding" writes the gain as
+A blocking loop runs forward, sampling and bookkeeping one after the other; a pipelined one hides
+the bookkeeping of one step under the next step's forward. Moondream's post "Photon: pipelined
+decoding" writes the gain as
 
     speedup = T_block / T_pipe x (1 - z)
 
-with z, the zombie tax: a step that was launched before its sequence was known to have ended. There, z is one forward per L tokens at one
-stream and nearly nothing in a batch; `Prediction.formula_gain` is that. `Prediction.gain` counts as this engine's loop does:
+with z, the zombie tax: a step that was launched before its sequence was known to have ended. There,
+z is one forward per L tokens at one stream and nearly nothing in a batch; `Prediction.formula_gain`
+is that. `Prediction.gain` counts as this engine's loop does:
 
-- The device sees the stop token itself. At one stream the wasted step reads no weights, and costs `Periods.dead_ms`, not a forward.
-- A zombie holds its row until its step is committed. In a batch that is full, its successor starts up to two steps later than at depth 1
+- The device sees the stop token itself. At one stream the wasted step reads no weights, and costs
+`Periods.dead_ms`, not a forward. - A zombie holds its row until its step is committed. In a batch
+that is full, its successor starts up to two steps later than at depth 1
   (one where rows are spare). Those are steps of one row, not of the batch.
-- Prefill steps take their share of the time, at both depths. Prompts of requests that begin together share one: see `prefill_groups`.
+- Prefill steps take their share of the time, at both depths. Prompts of requests that begin
+together share one: see `prefill_groups`.
 """
 
 from __future__ import annotations
@@ -28,12 +32,18 @@ HARDLY = 0.02  # gain below which it hardly does
 
 
 class Turnover(Enum):
-    """What bounds how many sequences run, and thereby how many row-steps a zombie costs in a batch, at depth 2 over depth 1."""
+    """What bounds how many sequences run, and thereby how many row-steps a zombie costs in a
+    batch, at depth 2 over depth 1.
+    """
 
     ROWS = 2
-    """As many rows as sequences, and more requests wait: the zombie's step, and the one launched before its row is free again."""
+    """As many rows as sequences, and more requests wait: the zombie's step, and the one launched
+    before its row is free again.
+    """
     STREAMS = 1
-    """Rows are spare; each stream sends its next request when the last one ends: the zombie's step alone."""
+    """Rows are spare; each stream sends its next request when the last one ends: the zombie's
+    step alone.
+    """
     NONE = 0
     """Rows are spare and always filled: the zombie rides along free."""
 
@@ -45,14 +55,16 @@ class StepParts:
     Attributes:
         forward_ms: device time of the forward.
         sampling_ms: device time of sampling, stop checks and the copy out.
-        bookkeeping_ms: host time that the device waits for in a blocking loop: plan, launch, commit, deliver, and the wait's own latency.
+        bookkeeping_ms: host time that the device waits for in a blocking loop: plan, launch,
+            commit, deliver, and the wait's own latency.
         residue_ms: idle time that stays between two pipelined steps.
-        overlap: share of the bookkeeping that can run beside the device, 0..1. 1 on a GPU; 0 where the device is the CPU itself, and the
-            kernels have all its cores.
+        overlap: share of the bookkeeping that can run beside the device, 0..1. 1 on a GPU; 0 where
+            the device is the CPU itself, and the kernels have all its cores.
         dead_ms: device time of a step whose rows are all dead.
 
     Raises:
-        ConfigError: forward_ms is not above 0, another time is negative or not finite, or overlap is no share.
+        ConfigError: forward_ms is not above 0, another time is negative or not finite, or overlap
+            is no share.
     """
 
     forward_ms: float
@@ -67,7 +79,9 @@ class StepParts:
         for name in ("sampling_ms", "bookkeeping_ms", "residue_ms", "dead_ms"):
             check_not_negative(name, getattr(self, name))
         if not 0 <= self.overlap <= 1:
-            raise ConfigError(f"overlap is {self.overlap}; it is a share, give a number from 0 to 1")
+            raise ConfigError(
+                f"overlap is {self.overlap}; it is a share, give a number from 0 to 1"
+            )
 
     @property
     def device_ms(self) -> float:
@@ -81,9 +95,13 @@ class StepParts:
 
     @property
     def pipe_ms(self) -> float:
-        """Period of a pipelined loop: what is hidden costs nothing, until there is more to hide than there is to hide it under."""
+        """Period of a pipelined loop: what is hidden costs nothing, until there is more to hide
+        than there is to hide it under.
+        """
         hidden = self.bookkeeping_ms * self.overlap
-        return max(self.device_ms + self.residue_ms + self.bookkeeping_ms - hidden, self.bookkeeping_ms)
+        return max(
+            self.device_ms + self.residue_ms + self.bookkeeping_ms - hidden, self.bookkeeping_ms
+        )
 
     @property
     def host_bound(self) -> bool:
@@ -91,14 +109,19 @@ class StepParts:
         return self.bookkeeping_ms > self.device_ms + self.residue_ms
 
     def periods(self, depth: int, streams: int) -> Periods:
-        """Periods of a loop at a depth (1 or 2, else a ConfigError), where nothing but these parts is known.
+        """Periods of a loop at a depth (1 or 2, else a ConfigError), where nothing but these parts
+        is known.
 
-        A prefill step is taken for as long as a decode step; of one stream, for as long as a blocking one.
+        A prefill step is taken for as long as a decode step; of one stream, for as long as a
+        blocking one.
         """
         _check_depth(depth)
         decode = self.block_ms if depth == 1 else self.pipe_ms
-        turnover = self.block_ms if streams == 1 else decode  # nothing else is in flight when a single stream begins anew
-        return Periods(decode_ms=decode, prefill_ms=turnover, dead_ms=self.dead_ms if depth == 2 else 0.0)
+        # nothing else is in flight when a single stream begins anew
+        turnover = self.block_ms if streams == 1 else decode
+        return Periods(
+            decode_ms=decode, prefill_ms=turnover, dead_ms=self.dead_ms if depth == 2 else 0.0
+        )
 
 
 @dataclass(frozen=True)
@@ -130,7 +153,8 @@ class Workload:
 
     Attributes:
         streams: sequences that run at once.
-        tokens_per_request: L, tokens a request generates before its stop token ends it, the stop token included; about geometric.
+        tokens_per_request: L, tokens a request generates before its stop token ends it, the stop
+            token included; about geometric.
         turnover: see Turnover.
 
     Raises:
@@ -145,7 +169,10 @@ class Workload:
         if isinstance(self.streams, bool) or not isinstance(self.streams, int) or self.streams < 1:
             raise ConfigError(f"streams is {self.streams!r}; give a positive integer")
         if not (math.isfinite(self.tokens_per_request) and self.tokens_per_request >= 1):
-            raise ConfigError(f"tokens_per_request is {self.tokens_per_request!r}; a request generates at least 1 token")
+            raise ConfigError(
+                f"tokens_per_request is {self.tokens_per_request!r}; a request generates at least "
+                "1 token"
+            )
 
 
 @dataclass(frozen=True)
@@ -164,14 +191,19 @@ class Steps:
 
     def time_ms(self, periods: Periods) -> float:
         """Milliseconds per request."""
-        return self.decode * periods.decode_ms + self.prefill * periods.prefill_ms + self.dead * periods.dead_ms
+        return (
+            self.decode * periods.decode_ms
+            + self.prefill * periods.prefill_ms
+            + self.dead * periods.dead_ms
+        )
 
 
 def steps_per_request(work: Workload, depth: int) -> Steps:
     """How many steps a request costs at a depth (1 or 2, else a ConfigError).
 
-    A request takes one prefill step, which samples its first token, and L - 1 decode steps. In a batch, requests that end in the same step
-    are admitted in the same prefill step, and one is due after each decode step in which any of the streams ended.
+    A request takes one prefill step, which samples its first token, and L - 1 decode steps. In a
+    batch, requests that end in the same step are admitted in the same prefill step, and one is due
+    after each decode step in which any of the streams ended.
     """
     _check_depth(depth)
     length, streams = work.tokens_per_request, work.streams
@@ -180,8 +212,11 @@ def steps_per_request(work: Workload, depth: int) -> Steps:
     if length == 1:
         return Steps(0.0, 1 / streams, 0.0, 0.0)
     due, lost = _ends(length, streams), 0.0
-    for _ in range(8 if depth == 2 else 0):  # rows lost to zombies end nobody's sequence: the two depend on each other, weakly
-        due, lost = _pipelined(_ends(length, streams * (length - 1) / (length - 1 + lost)), work.turnover)
+    # rows lost to zombies end nobody's sequence: the two depend on each other, weakly
+    for _ in range(8 if depth == 2 else 0):
+        due, lost = _pipelined(
+            _ends(length, streams * (length - 1) / (length - 1 + lost)), work.turnover
+        )
     decode = (length - 1 + lost) / streams
     return Steps(decode, min(1.0, max(due * decode, 1 / streams)), 0.0, lost)
 
@@ -197,24 +232,30 @@ def _ends(length: float, rows: float) -> float:
 
 
 def _pipelined(ends: float, turnover: Turnover) -> tuple[float, float]:
-    """Prefill steps per decode step, and row-steps lost per request, at depth 2, where a decode step ends a sequence with chance `ends`.
+    """Prefill steps per decode step, and row-steps lost per request, at depth 2, where a decode
+    step ends a sequence with chance `ends`.
 
-    Where the zombie holds its row, a quiet time ends so: the step that ends a sequence, two more, of which the first has the zombie, and
-    then its successor's prefill. Who ends in those two shares the next prefill, one decode step on; from there, prefill and decode take
-    turns for as long as each decode step ends somebody. Whoever ends right before a prefill leaves no zombie in it.
+    Where the zombie holds its row, a quiet time ends so: the step that ends a sequence, two more,
+    of which the first has the zombie, and then its successor's prefill. Who ends in those two
+    shares the next prefill, one decode step on; from there, prefill and decode take turns for as
+    long as each decode step ends somebody. Whoever ends right before a prefill leaves no zombie in
+    it.
     """
     if turnover is not Turnover.ROWS:
         return ends, float(turnover.value)
-    more = (1 - (1 - ends) ** 2) / (1 - ends)  # prefills after the first, until a decode step ends nobody
+    # prefills after the first, until a decode step ends nobody
+    more = (1 - (1 - ends) ** 2) / (1 - ends)
     decode = 1 / ends + 2 + more
     return (1 + more) / decode, (2 * (1 / ends + 1) + 1 + more) / decode
 
 
 def prefill_groups(work: Workload, depth: int) -> dict[int, float]:
-    """The share of prefill steps in which so many requests begin, at a depth (1 or 2, else a ConfigError). Their prompts fit into one step.
+    """The share of prefill steps in which so many requests begin, at a depth (1 or 2, else a
+    ConfigError). Their prompts fit into one step.
 
-    At depth 2, where the zombie holds its row, the second prefill of a burst has those that ended in two decode steps, every other those of
-    one; see `_pipelined`. Requests that end in their prefill itself, one in L, are not counted with the group they join.
+    At depth 2, where the zombie holds its row, the second prefill of a burst has those that ended
+    in two decode steps, every other those of one; see `_pipelined`. Requests that end in their
+    prefill itself, one in L, are not counted with the group they join.
     """
     _check_depth(depth)
     length, streams = work.tokens_per_request, work.streams
@@ -223,16 +264,29 @@ def prefill_groups(work: Workload, depth: int) -> dict[int, float]:
     of_one = _group(length, streams)
     if depth == 1 or work.turnover is not Turnover.ROWS:
         return of_one
-    ends, second, of_two = _ends(length, streams), _ends(length, 2 * streams), _group(length, 2 * streams)
+    ends, second, of_two = (
+        _ends(length, streams),
+        _ends(length, 2 * streams),
+        _group(length, 2 * streams),
+    )
     others = 1 + second * ends / (1 - ends)
-    return {count: (others * of_one.get(count, 0.0) + second * share) / (others + second) for count, share in of_two.items()}
+    return {
+        count: (others * of_one.get(count, 0.0) + second * share) / (others + second)
+        for count, share in of_two.items()
+    }
 
 
 def _group(length: float, rows: int) -> dict[int, float]:
     """The chances that 1, 2, ... `rows` of so many row-steps end a sequence, where one does."""
     ends, goes_on = -math.log(length), math.log1p(-1 / length)
-    ways = {count: math.lgamma(rows + 1) - math.lgamma(count + 1) - math.lgamma(rows - count + 1) for count in range(1, rows + 1)}
-    return {count: math.exp(of + count * ends + (rows - count) * goes_on) / _ends(length, rows) for count, of in ways.items()}
+    ways = {
+        count: math.lgamma(rows + 1) - math.lgamma(count + 1) - math.lgamma(rows - count + 1)
+        for count in range(1, rows + 1)
+    }
+    return {
+        count: math.exp(of + count * ends + (rows - count) * goes_on) / _ends(length, rows)
+        for count, of in ways.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -242,10 +296,12 @@ class Prediction:
     Attributes:
         block_ms, pipe_ms: T_block and T_pipe, the decode periods.
         formula_gain: T_block / T_pipe x (1 - z) - 1 with z of the published formula.
-        gain: tokens/s at depth 2 over depth 1, minus 1, with prefill steps and this engine's zombies.
+        gain: tokens/s at depth 2 over depth 1, minus 1, with prefill steps and this engine's
+            zombies.
         zombie_share: share of the pipelined loop's time that zombies cost.
         published_z: the formula's z.
-        host_ms: bookkeeping, where it is known. host_bound: whether it is longer than what it is to be hidden under.
+        host_ms: bookkeeping, where it is known. host_bound: whether it is longer than what it is to
+            be hidden under.
     """
 
     block_ms: float
@@ -261,11 +317,15 @@ class Prediction:
     def verdict(self) -> str:
         """Whether it pays, in a sentence."""
         hidden = self.block_ms - self.pipe_ms
-        figures = f"{self.gain:+.1%}: {max(hidden, 0.0):.2f} ms of a step of {self.block_ms:.2f} ms are hidden"
+        figures = (
+            f"{self.gain:+.1%}: {max(hidden, 0.0):.2f} ms of a step of {self.block_ms:.2f} "
+            "ms are hidden"
+        )
         if self.host_bound:
             idle = 1 - (self.block_ms - (self.host_ms or 0.0)) / self.pipe_ms
             return (
-                f"the host is the bottleneck ({figures}): its {self.host_ms:.2f} ms are longer than the device's part, which idles for "
+                f"the host is the bottleneck ({figures}): its {self.host_ms:.2f} ms are longer "
+                "than the device's part, which idles for "
                 f"{idle:.0%} of the time at depth 2 as well; make the bookkeeping cheaper first"
             )
         if self.gain >= PAYS:
@@ -274,10 +334,12 @@ class Prediction:
             return f"pipelining pays a little ({figures})"
         if self.gain < 0:
             return (
-                f"pipelining does not pay ({figures}): zombies cost {self.zombie_share:.1%}; a blocking loop is as good here, and simpler"
+                f"pipelining does not pay ({figures}): zombies cost {self.zombie_share:.1%}; a "
+                "blocking loop is as good here, and simpler"
             )
         return (
-            f"pipelining hardly pays ({figures}); of a step of {self.pipe_ms:.1f} ms the device needs nearly all, and faster kernels, "
+            f"pipelining hardly pays ({figures}); of a step of {self.pipe_ms:.1f} ms the device "
+            "needs nearly all, and faster kernels, "
             "fewer bytes or a larger batch give more"
         )
 
@@ -298,6 +360,8 @@ def predict(block: Periods, pipe: Periods, work: Workload) -> Prediction:
 
 
 def predict_from_parts(parts: StepParts, work: Workload) -> Prediction:
-    """What depth 2 would be worth, before anybody has built it: from the parts of a blocking step alone."""
+    """What depth 2 would be worth, before anybody has built it: from the parts of a blocking
+    step alone.
+    """
     found = predict(parts.periods(1, work.streams), parts.periods(2, work.streams), work)
     return replace(found, host_ms=parts.bookkeeping_ms, host_bound=parts.host_bound)

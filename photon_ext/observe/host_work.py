@@ -10,9 +10,19 @@ from photon_ext.observe.records import DeviceKind, DeviceSpan, HostSpan, Op, OpK
 from photon_ext.runtime.probe import Phase
 from photon_ext.runtime.streams import stream_names
 
-_KINDS = {"kernel": DeviceKind.KERNEL, "graph": DeviceKind.GRAPH, "copy": DeviceKind.COPY, "wait": DeviceKind.WAIT}
+_KINDS = {
+    "kernel": DeviceKind.KERNEL,
+    "graph": DeviceKind.GRAPH,
+    "copy": DeviceKind.COPY,
+    "wait": DeviceKind.WAIT,
+}
 _COPIES = {"in-copy": "HtoD host memory", "out-copy": "DtoH host memory"}
-_NAMES = {DeviceKind.COPY: "copy", DeviceKind.GRAPH: "graph", DeviceKind.WAIT: "wait for an event", DeviceKind.KERNEL: "function"}
+_NAMES = {
+    DeviceKind.COPY: "copy",
+    DeviceKind.GRAPH: "graph",
+    DeviceKind.WAIT: "wait for an event",
+    DeviceKind.KERNEL: "function",
+}
 
 WorkTuple = tuple[str, str | None, int, int, int, int]
 """A record of `_C.stop_host_trace`: work, name, stream, begin and end in nanoseconds, bytes."""
@@ -35,11 +45,16 @@ def stop() -> tuple[list[DeviceSpan], int]:
 
 
 def spans(found: Iterable[WorkTuple], names: Mapping[int, str]) -> list[DeviceSpan]:
-    """Device spans of work records. Kernels of a replayed graph get its number as their correlation."""
+    """Device spans of work records.
+
+    Kernels of a replayed graph get its number as their correlation.
+    """
     made: list[DeviceSpan] = []
     replay: dict[int, DeviceSpan] = {}  # by stream: the graph that began last
     replays = 0
-    for work, name, stream, begin, end, size in sorted(found, key=lambda record: (record[3], -record[4])):
+    for work, name, stream, begin, end, size in sorted(
+        found, key=lambda record: (record[3], -record[4])
+    ):
         kind = _KINDS[work]
         correlation = 0
         if kind is DeviceKind.GRAPH:
@@ -47,8 +62,14 @@ def spans(found: Iterable[WorkTuple], names: Mapping[int, str]) -> list[DeviceSp
             correlation = replays
         elif (graph := replay.get(stream)) is not None and end <= graph.end:
             correlation = graph.correlation
-        title = _COPIES.get(names.get(stream, ""), "copy") if kind is DeviceKind.COPY else name or _NAMES[kind]
-        span = DeviceSpan(title, kind, begin, end, stream, correlation, size if kind is DeviceKind.COPY else 0)
+        title = (
+            _COPIES.get(names.get(stream, ""), "copy")
+            if kind is DeviceKind.COPY
+            else name or _NAMES[kind]
+        )
+        span = DeviceSpan(
+            title, kind, begin, end, stream, correlation, size if kind is DeviceKind.COPY else 0
+        )
         if kind is DeviceKind.GRAPH:
             replay[stream] = span
         made.append(span)
@@ -56,8 +77,9 @@ def spans(found: Iterable[WorkTuple], names: Mapping[int, str]) -> list[DeviceSp
 
 
 def eager_spans(host: Sequence[HostSpan], ops: Sequence[Op]) -> list[DeviceSpan]:
-    """Kernels of steps that ran at the call, on the thread that launched them: the outermost torch ops of its launches. There the host is
-    the device."""
+    """Kernels of steps that ran at the call, on the thread that launched them: the outermost torch
+    ops of its launches. There the host is the device.
+    """
     made = []
     mine = by_thread([op for op in ops if op.kind is OpKind.TORCH])
     for thread, spans_of_thread in by_thread(host).items():
@@ -65,5 +87,7 @@ def eager_spans(host: Sequence[HostSpan], ops: Sequence[Op]) -> list[DeviceSpan]
         for op in {piece.path[0] for piece in flatten(mine.get(thread, []))}:
             path = cover.at(op.start)
             if path and path[-1].phase in (Phase.LAUNCH, Phase.FINALIZE):
-                made.append(DeviceSpan(op.name.split("::")[-1], DeviceKind.KERNEL, op.start, op.end, 0))
+                made.append(
+                    DeviceSpan(op.name.split("::")[-1], DeviceKind.KERNEL, op.start, op.end, 0)
+                )
     return made

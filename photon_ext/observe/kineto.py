@@ -1,7 +1,9 @@
-"""torch.profiler as a recorder of API calls, kernels (those inside replayed graphs too), copies and torch ops.
+"""torch.profiler as a recorder of API calls, kernels (those inside replayed graphs too), copies and
+torch ops.
 
-Its Chrome trace is read, not its event objects: only there a copy has its size and a kernel its stream. Kernel records inside a graph slow
-its replay down, so what comes from here explains steps; it does not time them.
+Its Chrome trace is read, not its event objects: only there a copy has its size and a kernel its
+stream. Kernel records inside a graph slow its replay down, so what comes from here explains steps;
+it does not time them.
 """
 
 from __future__ import annotations
@@ -25,8 +27,16 @@ from photon_ext.observe.anchor import ANCHOR
 from photon_ext.observe.api import is_api_call, plain_name
 from photon_ext.observe.records import ApiCall, DeviceKind, DeviceSpan, Op, OpKind
 
-_DEVICE = {"kernel": DeviceKind.KERNEL, "gpu_memcpy": DeviceKind.COPY, "gpu_memset": DeviceKind.FILL}
-_OPS = {"cpu_op": OpKind.TORCH, "user_annotation": OpKind.ANNOTATION, "python_function": OpKind.PYTHON}
+_DEVICE = {
+    "kernel": DeviceKind.KERNEL,
+    "gpu_memcpy": DeviceKind.COPY,
+    "gpu_memset": DeviceKind.FILL,
+}
+_OPS = {
+    "cpu_op": OpKind.TORCH,
+    "user_annotation": OpKind.ANNOTATION,
+    "python_function": OpKind.PYTHON,
+}
 _CALLS = ("cuda_runtime", "cuda_driver")
 _COPY_PREFIX = "Memcpy "
 _LOW = 0xFFFFFFFF
@@ -38,7 +48,10 @@ _ending = threading.Lock()
 
 
 class KinetoRecords(NamedTuple):
-    """What one profile holds, in order of start, in the profiler's own nanoseconds. `anchors` are (start, end)."""
+    """What one profile holds, in order of start, in the profiler's own nanoseconds.
+
+    `anchors` are (start, end).
+    """
 
     device: list[DeviceSpan]
     calls: list[ApiCall]
@@ -62,8 +75,9 @@ class Recorder:
         on_cuda = torch.cuda.is_available()
         self._profile = None
         if on_host or on_cuda:
-            # Not torch.profiler.profile, which is a schedule around this: torch 2.11's warns of lost cycles though there is one, and with
-            # acc_events=True, which silences that, torch 2.13's makes a Python object of every event at the end.
+            # Not torch.profiler.profile, which is a schedule around this: torch 2.11's warns of
+            # lost cycles though there is one, and with acc_events=True, which silences that, torch
+            # 2.13's makes a Python object of every event at the end.
             self._profile = torch.autograd.profiler.profile(
                 use_kineto=True,
                 use_cpu=on_host,
@@ -82,11 +96,17 @@ class Recorder:
         """Ends the recording. `idents`: see `parse`."""
         if self._profile is None:
             return KinetoRecords([], [], [], [])
-        if not _end_recording() and self._profile.kineto_results is None:  # else it ended as the process does
-            raise ConfigError("the timeline's profile was ended by another one; start no torch.profiler inside a timeline")
+        # else it ended as the process does
+        if not _end_recording() and self._profile.kineto_results is None:
+            raise ConfigError(
+                "the timeline's profile was ended by another one; start no torch.profiler inside a "
+                "timeline"
+            )
         results = self._profile.kineto_results
         if results is None:
-            raise RuntimeError("torch.profiler returned no records; this torch was built without kineto")
+            raise RuntimeError(
+                "torch.profiler returned no records; this torch was built without kineto"
+            )
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "trace.json")
             results.save(str(path))
@@ -108,14 +128,17 @@ atexit.register(_end_recording)  # torch crashes, too, where the process ends in
 
 
 def decode(text: str) -> Any:
-    """A Chrome trace of torch.profiler as JSON. Torch writes names as they are: a quote in that of a range or a thread ends the string.
+    """A Chrome trace of torch.profiler as JSON. Torch writes names as they are: a quote in that of
+    a range or a thread ends the string.
 
     That of a thread may hold a tab or another control character, too.
     """
     try:
         return json.loads(text, strict=False)
     except json.JSONDecodeError:
-        return json.loads(_NAME.sub(lambda name: _BARE_QUOTE.sub(r"\"", name[0]), text), strict=False)
+        return json.loads(
+            _NAME.sub(lambda name: _BARE_QUOTE.sub(r"\"", name[0]), text), strict=False
+        )
 
 
 def parse(document: Mapping[str, Any], idents: Mapping[int, int] | None = None) -> KinetoRecords:
@@ -123,7 +146,8 @@ def parse(document: Mapping[str, Any], idents: Mapping[int, int] | None = None) 
 
     Args:
         document: the decoded JSON.
-        idents: native thread ids by the low 32 bits of the pthread id, which is how CUPTI names a thread that the profiler has not met.
+        idents: native thread ids by the low 32 bits of the pthread id, which is how CUPTI names a
+            thread that the profiler has not met.
     """
     base = int(document.get("baseTimeNanoseconds", 0))
     known = idents or {}
@@ -139,19 +163,33 @@ def parse(document: Mapping[str, Any], idents: Mapping[int, int] | None = None) 
             kind = _DEVICE[category]
             stream = int(args.get("stream", event["tid"]))
             correlation, size = int(args.get("correlation", 0)), int(args.get("bytes", 0))
-            device.append(DeviceSpan(_device_name(name), kind, start, end, stream, correlation, size))
+            device.append(
+                DeviceSpan(_device_name(name), kind, start, end, stream, correlation, size)
+            )
         elif category in _CALLS and is_api_call(name):
-            calls.append(ApiCall(plain_name(name), start, end, _thread(event["tid"], known), int(args.get("correlation", 0))))
+            calls.append(
+                ApiCall(
+                    plain_name(name),
+                    start,
+                    end,
+                    _thread(event["tid"], known),
+                    int(args.get("correlation", 0)),
+                )
+            )
         elif name == ANCHOR:
             anchors.append((start, end))
         elif category in _OPS:
             ops.append(Op(name, _OPS[category], start, end, _thread(event["tid"], known)))
     by_start = attrgetter("start")
-    return KinetoRecords(sorted(device, key=by_start), outermost(calls), sorted(ops, key=by_start), sorted(anchors))
+    return KinetoRecords(
+        sorted(device, key=by_start), outermost(calls), sorted(ops, key=by_start), sorted(anchors)
+    )
 
 
 def outermost(calls: Iterable[ApiCall]) -> list[ApiCall]:
-    """Calls that are not part of another call of the same thread (a runtime call and the driver call inside it count once), by start."""
+    """Calls that are not part of another call of the same thread (a runtime call and the driver
+    call inside it count once), by start.
+    """
     kept: list[ApiCall] = []
     ends: dict[int, int] = {}
     for call in sorted(calls, key=lambda call: (call.start, -call.end)):
@@ -167,16 +205,26 @@ def shifted(records: KinetoRecords, to_ours: Callable[[int], int]) -> KinetoReco
     def moved(items: Iterable[Any]) -> list[Any]:
         return [item._replace(start=to_ours(item.start), end=to_ours(item.end)) for item in items]
 
-    return KinetoRecords(moved(records.device), moved(records.calls), moved(records.ops), records.anchors)
+    return KinetoRecords(
+        moved(records.device), moved(records.calls), moved(records.ops), records.anchors
+    )
 
 
 def _complete(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    return (event for event in document.get("traceEvents", ()) if event.get("ph") == "X" and "ts" in event)
+    return (
+        event
+        for event in document.get("traceEvents", ())
+        if event.get("ph") == "X" and "ts" in event
+    )
 
 
 def _device_name(name: str) -> str:
     """ "Memcpy HtoD (Pinned -> Device)" is "HtoD Pinned -> Device"; kernels keep their names."""
-    return name.removeprefix(_COPY_PREFIX).replace("(", "").replace(")", "") if name.startswith(_COPY_PREFIX) else name
+    return (
+        name.removeprefix(_COPY_PREFIX).replace("(", "").replace(")", "")
+        if name.startswith(_COPY_PREFIX)
+        else name
+    )
 
 
 def _thread(tid: object, idents: Mapping[int, int]) -> int:

@@ -22,12 +22,19 @@ class View(ABC):
     """Shows a meter from its making to `close`, on a thread of its own. A context manager."""
 
     redraws: bool
-    """Whether it moves the cursor: then nothing else may be printed to its terminal before `close`."""
+    """Whether it moves the cursor: then nothing else may be printed to its terminal before
+    `close`.
+    """
 
     def __enter__(self) -> View:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     @abstractmethod
@@ -40,7 +47,9 @@ class View(ABC):
 
 
 def open_view(meter: Meter, stream: TextIO) -> View:
-    """A table on a terminal where `rich` is installed (extra `engine`); elsewhere a line per second, and one at the end."""
+    """A table on a terminal where `rich` is installed (extra `engine`); elsewhere a line per
+    second, and one at the end.
+    """
     if stream.isatty():
         try:
             return RichView(meter, stream)
@@ -83,7 +92,9 @@ class PlainView(View):
 
 
 class RichView(View):
-    """A table under the latest text, redrawn in place; the table stays after `close`, the text does not."""
+    """A table under the latest text, redrawn in place; the table stays after `close`, the text
+    does not.
+    """
 
     redraws = True
 
@@ -129,17 +140,36 @@ class RichView(View):
 
 def rows(now: MeterSnapshot) -> list[tuple[str, str]]:
     """What a snapshot says, as (name, value)."""
-    gap = "not measured" if now.step_gap_us is None else f"{now.step_gap_us:.1f} us (median), {now.step_gap_p99_us:.1f} us (99 %)"
+    gap = (
+        "not measured"
+        if now.step_gap_us is None
+        else f"{now.step_gap_us:.1f} us (median), {now.step_gap_p99_us:.1f} us (99 %)"
+    )
     return [
         ("where", f"{now.device}, depth {now.depth}"),
-        ("speed", f"{now.tokens_per_s:.1f} tokens/s, {now.steps_per_s:.1f} steps/s, {now.rows_per_step:.1f} rows a step"),
+        (
+            "speed",
+            f"{now.tokens_per_s:.1f} tokens/s, {now.steps_per_s:.1f} steps/s, "
+            f"{now.rows_per_step:.1f} rows a step",
+        ),
         ("so far", f"{now.tokens} tokens in {now.steps} steps, {now.quiet_steps} of them quiet"),
         ("step gap", gap),
         ("device waited", f"{now.device_waits} of {now.steps} launches"),
         ("host waited", f"{now.host_waits} of {now.steps} commits, {now.host_wait_s:.2f} s"),
-        ("zombies", f"{now.zombie_rows} of {now.committed_rows} rows ({now.zombie_share:.2%}), {now.zombie_steps} steps of nothing else"),
-        ("rows", f"{now.rows_held} of {now.rows_max} ({now.row_occupancy:.0%}); {now.waiting} requests wait"),
-        ("pages", f"{now.pages_held} of {now.pages_held + now.pages_free} ({now.page_occupancy:.0%})"),
+        (
+            "zombies",
+            f"{now.zombie_rows} of {now.committed_rows} rows ({now.zombie_share:.2%}), "
+            f"{now.zombie_steps} steps of nothing else",
+        ),
+        (
+            "rows",
+            f"{now.rows_held} of {now.rows_max} ({now.row_occupancy:.0%}); {now.waiting} requests "
+            "wait",
+        ),
+        (
+            "pages",
+            f"{now.pages_held} of {now.pages_held + now.pages_free} ({now.page_occupancy:.0%})",
+        ),
         ("host us a step", ", ".join(f"{phase} {us:.0f}" for phase, us in now.host_us.items())),
     ]
 
@@ -148,7 +178,9 @@ def line(now: MeterSnapshot) -> str:
     """A snapshot in one line."""
     gap = "-" if now.step_gap_us is None else f"{now.step_gap_us:.1f} us"
     return (
-        f"[meter] {now.tokens_per_s:.1f} tokens/s, {now.steps_per_s:.1f} steps/s, gap {gap}, zombies {now.zombie_share:.2%}, "
-        f"device waited {now.device_waits}, host waited {now.host_waits} of {now.steps}, rows {now.rows_held}/{now.rows_max}, "
+        f"[meter] {now.tokens_per_s:.1f} tokens/s, {now.steps_per_s:.1f} steps/s, gap {gap}, "
+        f"zombies {now.zombie_share:.2%}, "
+        f"device waited {now.device_waits}, host waited {now.host_waits} of {now.steps}, rows "
+        f"{now.rows_held}/{now.rows_max}, "
         f"pages {now.pages_held}/{now.pages_held + now.pages_free}, waiting {now.waiting}"
     )

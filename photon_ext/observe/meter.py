@@ -1,6 +1,7 @@
 """The meter: what an engine is doing, from counters and events that the loop has anyway. Always on.
 
-A step costs it two event queries, a few clock readings and some additions; nothing waits, and nothing grows. Rates are the reader's work.
+A step costs it two event queries, a few clock readings and some additions; nothing waits, and
+nothing grows. Rates are the reader's work.
 """
 
 from __future__ import annotations
@@ -27,23 +28,30 @@ SAMPLE_S = 0.25
 
 @dataclass(frozen=True)
 class MeterSnapshot:
-    """A moment of an engine. Counters run from the engine's start; rates are over the last `window_s` seconds.
+    """A moment of an engine. Counters run from the engine's start; rates are over the last
+    `window_s` seconds.
 
     Attributes:
         device, depth: where it runs, and how many steps may be in flight.
         uptime_s: seconds since the engine was made.
-        steps: steps launched. decode_steps: of them, decode steps. quiet_steps: those that sent no byte to the device.
+        steps: steps launched. decode_steps: of them, decode steps. quiet_steps: those that sent no
+            byte to the device.
         tokens: tokens committed.
-        committed_rows: rows of committed steps. zombie_rows: of them, those whose sequence had already ended.
+        committed_rows: rows of committed steps. zombie_rows: of them, those whose sequence had
+            already ended.
         zombie_steps: committed steps that held nothing but zombies.
-        host_waits, host_wait_s: commits that had to wait for the device before a slot was free again, and the seconds all commits waited.
-            That is as it should be: the device is the bottleneck.
-        device_waits: launches that found the device out of work while there was some: each is a bubble. At depth 1 every step is.
-        step_gap_us, step_gap_p99_us: of the latest steps, microseconds; None unless the engine keeps timing. They say how long the device
-            waited.
-        gap_count, gap_s: step gaps measured, and their sum in seconds; 0 unless the engine keeps timing.
-        host_s: seconds of host time by part of the loop's turn: "plan", "launch", "commit", "finalize", "deliver"; `commit` includes
-            host_wait_s. What it sleeps without work is in none.
+        host_waits, host_wait_s: commits that had to wait for the device before a slot was free
+            again, and the seconds all commits waited. That is as it should be: the device is the
+            bottleneck.
+        device_waits: launches that found the device out of work while there was some: each is a
+            bubble. At depth 1 every step is.
+        step_gap_us, step_gap_p99_us: of the latest steps, microseconds; None unless the engine
+            keeps timing. They say how long the device waited.
+        gap_count, gap_s: step gaps measured, and their sum in seconds; 0 unless the engine keeps
+            timing.
+        host_s: seconds of host time by part of the loop's turn: "plan", "launch", "commit",
+            "finalize", "deliver"; `commit` includes host_wait_s. What it sleeps without work is in
+            none.
         live, waiting: requests without a final event; of them, those without a row.
         rows_held, rows_max: rows in use, zombies included, of how many.
         pages_held, pages_free: the KV pages.
@@ -112,7 +120,8 @@ class _Sample(NamedTuple):
 
 
 class Meter:
-    """Reads one engine. `snapshot` and `prometheus` may be called from any thread, also after the engine has ended; `turn` is the loop's.
+    """Reads one engine. `snapshot` and `prometheus` may be called from any thread, also after the
+    engine has ended; `turn` is the loop's.
 
     Args:
         pipeline: the pipeline's counters.
@@ -121,18 +130,29 @@ class Meter:
         enabled: False keeps no host times and no rates: for measuring what the meter costs.
     """
 
-    def __init__(self, pipeline: PipelineStats, scheduler: Scheduler, depth: int, device: str, enabled: bool = True) -> None:
+    def __init__(
+        self,
+        pipeline: PipelineStats,
+        scheduler: Scheduler,
+        depth: int,
+        device: str,
+        enabled: bool = True,
+    ) -> None:
         self.clock = PhaseClock() if enabled else StoppedClock()
         self._pipeline = pipeline
         self._scheduler = scheduler
         self._depth = depth
         self._device = device
         self._begin_ns = time.perf_counter_ns()
-        self._samples = deque([_Sample(self._begin_ns, 0, 0, 0)], maxlen=1 + round(WINDOW_S / SAMPLE_S))
+        self._samples = deque(
+            [_Sample(self._begin_ns, 0, 0, 0)], maxlen=1 + round(WINDOW_S / SAMPLE_S)
+        )
         self._next_ns = self._begin_ns if enabled else 1 << 63
 
     def turn(self) -> None:
-        """A turn of the loop begins, with its planning; now and then keeps a sample of the counters."""
+        """A turn of the loop begins, with its planning; now and then keeps a sample of the
+        counters.
+        """
         self.clock.enter(Phase.PLAN)
         now = self.clock.last_ns
         if now >= self._next_ns:
@@ -142,11 +162,14 @@ class Meter:
     def snapshot(self) -> MeterSnapshot:
         """What the engine is doing now."""
         stats, scheduler, pool = self._pipeline, self._scheduler, self._scheduler.pool
-        samples = self._samples.copy()  # before the counters, which so are at least what any sample says
-        zombie_steps, zombie_rows = stats.zombie_steps, stats.zombie_rows  # parts before wholes, which the loop may be adding to
+        # before the counters, which so are at least what any sample says
+        samples = self._samples.copy()
+        # parts before wholes, which the loop may be adding to
+        zombie_steps, zombie_rows = stats.zombie_steps, stats.zombie_rows
         gap_s, gap_count, gaps = stats.gap_sum_us / 1e6, stats.gap_count, stats.gaps_us.copy()
         quiet_steps, held = stats.quiet_steps, pool.held
-        decode_steps, prefill_steps = stats.decode_steps, stats.prefill_steps  # each once: what is told of them fits together
+        # each once: what is told of them fits together
+        decode_steps, prefill_steps = stats.decode_steps, stats.prefill_steps
         now = time.perf_counter_ns()
         steps, tokens, rows = decode_steps + prefill_steps, stats.tokens, stats.committed_rows
         since = _window_start(samples, now)
@@ -184,7 +207,9 @@ class Meter:
         )
 
     def prometheus(self) -> str:
-        """The snapshot in Prometheus' text format, version 0.0.4, to be served as it is; see `exposition` for the names."""
+        """The snapshot in Prometheus' text format, version 0.0.4, to be served as it is; see
+        `exposition` for the names.
+        """
         return exposition(self.snapshot())
 
     def _counts(self) -> tuple[int, int, int]:
@@ -192,5 +217,7 @@ class Meter:
 
 
 def _window_start(samples: Sequence[_Sample], now: int) -> _Sample:
-    """The oldest sample within the window; the latest one where the engine has been idle for longer."""
+    """The oldest sample within the window; the latest one where the engine has been idle for
+    longer.
+    """
     return next((sample for sample in samples if now - sample.at_ns <= WINDOW_S * 1e9), samples[-1])

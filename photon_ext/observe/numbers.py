@@ -9,7 +9,9 @@ from photon_ext.errors import ConfigError
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest of `values` that at least `share` (0..1) of them do not exceed: the nearest rank. `values` must not be empty."""
+    """The smallest of `values` that at least `share` (0..1) of them do not exceed: the nearest
+    rank. `values` must not be empty.
+    """
     rank = math.ceil(share * len(values) - 1e-9)  # 0.07 x 100 is a little more than 7
     return sorted(values)[max(rank, 1) - 1]
 

@@ -8,11 +8,15 @@ from photon_ext.runtime import probe
 from photon_ext.runtime.probe import Phase
 
 TURN = (Phase.PLAN, Phase.LAUNCH, Phase.COMMIT, Phase.FINALIZE, Phase.DELIVER)
-"""Parts of one turn of the engine loop; `commit` includes its wait for the device, `finalize` its masks."""
+"""Parts of one turn of the engine loop; `commit` includes its wait for the device, `finalize`
+its masks.
+"""
 
 
 class PhaseClock:
-    """Host time per phase of TURN: one clock reading per change, and a check whether somebody observes."""
+    """Host time per phase of TURN: one clock reading per change, and a check whether somebody
+    observes.
+    """
 
     def __init__(self) -> None:
         self._ns = dict.fromkeys(TURN, 0)

@@ -1,4 +1,7 @@
-"""What a timeline records: small values, nanoseconds on one clock (that of time.perf_counter_ns). The analysis needs nothing else."""
+"""What a timeline records: small values, nanoseconds on one clock (that of time.perf_counter_ns).
+
+The analysis needs nothing else.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from photon_ext.runtime.probe import Phase
 
 
 class HostSpan(NamedTuple):
-    """A phase of our pipeline or engine on one thread. `depth` 0 is outermost; `step` where the phase belongs to one."""
+    """A phase of our pipeline or engine on one thread.
+
+    `depth` 0 is outermost; `step` where the phase belongs to one.
+    """
 
     phase: Phase
     start: int
@@ -20,7 +26,10 @@ class HostSpan(NamedTuple):
 
 
 class DeviceKind(Enum):
-    """What a device span is. On the host backend a replayed graph is a span of its own around its kernels."""
+    """What a device span is.
+
+    On the host backend a replayed graph is a span of its own around its kernels.
+    """
 
     KERNEL = "kernel"
     GRAPH = "graph"
@@ -30,9 +39,11 @@ class DeviceKind(Enum):
 
 
 class DeviceSpan(NamedTuple):
-    """Work on a stream. `correlation` is that of the API call that launched it (host backend: the number of the replay, or 0).
+    """Work on a stream. `correlation` is that of the API call that launched it (host backend: the
+    number of the replay, or 0).
 
-    A copy's name says its direction and memory: "HtoD Pinned -> Device". `bytes` is 0 where it is not known.
+    A copy's name says its direction and memory: "HtoD Pinned -> Device". `bytes` is 0 where it is
+    not known.
     """
 
     name: str
@@ -85,7 +96,10 @@ class Op(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """One step that our pipeline enqueued, between `start` and `end`. `words` int32 words of input go to the device for it."""
+    """One step that our pipeline enqueued, between `start` and `end`.
+
+    `words` int32 words of input go to the device for it.
+    """
 
     step: int
     slot: int
@@ -100,7 +114,9 @@ class Launch(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """One step that our pipeline has read at `time`; `zombies` of its rows belong to sequences that had ended before."""
+    """One step that our pipeline has read at `time`; `zombies` of its rows belong to sequences
+    that had ended before.
+    """
 
     step: int
     rows: int
@@ -112,9 +128,12 @@ class ClockError(NamedTuple):
     """How well the clocks agree, nanoseconds.
 
     Attributes:
-        host_ns: half the width of the interval in which the profiler's clock can lie against ours; 0 where there is one clock only.
-        drift_ns: how far the two moved against each other between the begin and the end; corrected for, linearly.
-        device_ns: the most by which a kernel seems to start before the call that launched it: a lower bound of the device clock's error.
+        host_ns: half the width of the interval in which the profiler's clock can lie against ours;
+            0 where there is one clock only.
+        drift_ns: how far the two moved against each other between the begin and the end; corrected
+            for, linearly.
+        device_ns: the most by which a kernel seems to start before the call that launched it: a
+            lower bound of the device clock's error.
     """
 
     host_ns: int = 0
@@ -126,7 +145,8 @@ class Records(NamedTuple):
     """Everything that was recorded, each list in order of start.
 
     Attributes:
-        backend: "cuda", "host" (the streams of the host and inline backends), or None without device records.
+        backend: "cuda", "host" (the streams of the host and inline backends), or None without
+            device records.
         start, end: the recorded window.
         threads: name by native thread id.
         streams: name by stream number.

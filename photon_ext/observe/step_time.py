@@ -1,8 +1,10 @@
-"""What a decode step takes, predicted from its bytes and from how often kernels wait for each other.
+"""What a decode step takes, predicted from its bytes and from how often kernels wait for each
+other.
 
     T = bytes / bandwidth + nodes x e + layers x a
 
-A step reads every weight and the KV of every row once, and pays for each dependency between kernels.
+A step reads every weight and the KV of every row once, and pays for each dependency between
+kernels.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ if TYPE_CHECKING:
     from photon_ext.models.weights import DecoderWeights
 
 NODE_US = {"plain graph": 3.0, "programmatic launch": 2.5}
-"""Microseconds per dependency between two kernels (e), by how kernels follow each other: an estimate for plain graphs; for programmatic
-launch the middle of what was measured per kernel at one line on an H200, 2.1 to 2.9 (benchmarks/results/NOTES.md)."""
+"""Microseconds per dependency between two kernels (e), by how kernels follow each other: an
+estimate for plain graphs; for programmatic launch the middle of what was measured per kernel at one
+line on an H200, 2.1 to 2.9 (benchmarks/results/NOTES.md).
+"""
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,12 @@ class StepShape:
 
     @classmethod
     def of(cls, config: ModelConfig, weights: DecoderWeights) -> StepShape:
-        """The shape of a model with KV in the dtype of its weights, which may be on torch's meta device (`empty_weights`)."""
-        return cls(weights.bytes_per_step, config.kv_bytes_per_token(weights.dtype.itemsize), config.layers)
+        """The shape of a model with KV in the dtype of its weights, which may be on torch's meta
+        device (`empty_weights`).
+        """
+        return cls(
+            weights.bytes_per_step, config.kv_bytes_per_token(weights.dtype.itemsize), config.layers
+        )
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,8 @@ class Machine:
     Attributes:
         bytes_per_s: measured read bandwidth (`python -m benchmarks.floor`).
         node_us: microseconds per dependency between two kernels, e; see NODE_US.
-        layer_us: microseconds per layer that neither bytes nor nodes explain, a: attention's chain of softmax and merge, for one.
+        layer_us: microseconds per layer that neither bytes nor nodes explain, a: attention's chain
+            of softmax and merge, for one.
 
     Raises:
         ConfigError: bytes_per_s is not above 0, or another is negative or not finite.
@@ -91,7 +100,9 @@ class StepTime:
         return self.floor_ms + self.nodes_ms + self.layers_ms
 
 
-def predict_step(shape: StepShape, machine: Machine, rows: int, context: float, nodes: int) -> StepTime:
+def predict_step(
+    shape: StepShape, machine: Machine, rows: int, context: float, nodes: int
+) -> StepTime:
     """The time of a decode step.
 
     Args:

@@ -1,4 +1,6 @@
-"""The probe of a timeline: it writes down phases, launches and commits as they come, and marks them as NVTX ranges where asked to."""
+"""The probe of a timeline: it writes down phases, launches and commits as they come, and marks
+them as NVTX ranges where asked to.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ class _Thread(threading.local):
 
 
 class Tape:
-    """Implements `photon_ext.runtime.probe.Probe`. Lists grow by one small tuple per phase: some ten per step.
+    """Implements `photon_ext.runtime.probe.Probe`. Lists grow by one small tuple per phase: some
+    ten per step.
 
     Args:
         nvtx: also push and pop NVTX ranges, for Nsight; needs a torch with CUDA.
@@ -43,7 +46,8 @@ class Tape:
         self.launches: list[Launch] = []
         self.commits: list[Commit] = []
         self.threads: dict[int, str] = {}
-        self.idents: dict[int, int] = {}  # pthread id, as CUPTI knows it: its low 32 bits -> native id
+        # pthread id, as CUPTI knows it: its low 32 bits -> native id
+        self.idents: dict[int, int] = {}
         self.dropped = 0
         self._nvtx = nvtx
         self._capacity = capacity
@@ -73,7 +77,20 @@ class Tape:
         now, key, stack = time.perf_counter_ns(), step.key, self._here.open
         start = stack[-1].start if stack else now
         rows, thread = len(step.segments), self._thread()
-        self.launches.append(Launch(step.index, step.slot, key.kind.value, key.lines, rows, key.split, words, start, now, thread))
+        self.launches.append(
+            Launch(
+                step.index,
+                step.slot,
+                key.kind.value,
+                key.num_tokens,
+                rows,
+                key.split,
+                words,
+                start,
+                now,
+                thread,
+            )
+        )
 
     def committed(self, step: Step, zombies: int) -> None:
         """See Probe.committed."""
@@ -96,6 +113,8 @@ class Tape:
         if self._nvtx:
             torch.cuda.nvtx.range_pop()
         if len(self.spans) < self._capacity:
-            self.spans.append(HostSpan(opened.phase, opened.start, now, self._thread(), opened.step, len(stack)))
+            self.spans.append(
+                HostSpan(opened.phase, opened.start, now, self._thread(), opened.step, len(stack))
+            )
         else:
             self.dropped += 1

@@ -1,4 +1,7 @@
-"""The decode runtime: rows, leases, slots, captured steps and the pipeline that orders them. Needs torch only."""
+"""The decode runtime: rows, leases, slots, captured steps and the pipeline that orders them.
+
+Needs torch only.
+"""
 
 from photon_ext.runtime.lease import Lease, LeaseState
 from photon_ext.runtime.pipeline import Pipeline, PipelineStats

@@ -1,4 +1,6 @@
-"""What a row is admitted with, checked whole before anything is taken: a request that cannot be served costs nobody anything."""
+"""What a row is admitted with, checked whole before anything is taken: a request that cannot be
+served costs nobody anything.
+"""
 
 from __future__ import annotations
 
@@ -45,27 +47,47 @@ def checked_admission(
     constrained: bool,
     pages: Iterable[int] | None,
 ) -> Admission:
-    """The request as plain, checked numbers. Raises RequestError, naming the value and the remedy."""
+    """The request as plain, checked numbers.
+
+    Raises RequestError, naming the value and the remedy.
+    """
     prompt = _token_ids("prompt_ids", prompt_ids, limits.vocab_size)
     stops = _token_ids("stop_ids", stop_ids, limits.vocab_size)
     new_tokens = _integer("max_new_tokens", max_new_tokens)
     if not prompt:
-        raise RequestError("the prompt is empty; give at least one token (a model's beginning-of-text id will do)")
+        raise RequestError(
+            "the prompt is empty; give at least one token (a model's beginning-of-text id will do)"
+        )
     if new_tokens < 1:
         raise RequestError(f"max_new_tokens is {new_tokens}; ask for at least 1")
     if len(prompt) + new_tokens - 1 > limits.max_len:
         raise RequestError(
-            f"prompt of {len(prompt)} tokens and max_new_tokens {new_tokens} exceed the context of {limits.max_len}; "
+            f"prompt of {len(prompt)} tokens and max_new_tokens {new_tokens} exceed the context of "
+            f"{limits.max_len}; "
             "shorten one of them, or build the runtime with a larger max_len"
         )
     if len(stops) > limits.max_stop_ids:
-        raise RequestError(f"{len(stops)} stop ids given; this runtime holds {limits.max_stop_ids} per row (max_stop_ids)")
+        raise RequestError(
+            f"{len(stops)} stop ids given; this runtime holds {limits.max_stop_ids} per row "
+            "(max_stop_ids)"
+        )
     if not isinstance(temperature, (int, float)):
         raise RequestError(f"temperature is {temperature!r}; a number is needed")
     if temperature != 0 and not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
-        raise RequestError(f"temperature is {temperature}; use 0 for greedy, or a number from {MIN_TEMPERATURE} to {MAX_TEMPERATURE:g}")
+        raise RequestError(
+            f"temperature is {temperature}; use 0 for greedy, or a number from {MIN_TEMPERATURE} "
+            f"to {MAX_TEMPERATURE:g}"
+        )
     held = _pages(pages, len(prompt) + new_tokens - 1, limits)
-    return Admission(prompt, new_tokens, stops, float(temperature), _integer("seed", seed), bool(constrained), held)
+    return Admission(
+        prompt,
+        new_tokens,
+        stops,
+        float(temperature),
+        _integer("seed", seed),
+        bool(constrained),
+        held,
+    )
 
 
 def _integer(name: str, value: int) -> int:
@@ -90,7 +112,9 @@ def _token_ids(name: str, ids: Iterable[int], vocab_size: int) -> tuple[int, ...
     checked = _integers(name, ids)
     if checked and not 0 <= min(checked) <= max(checked) < vocab_size:
         bad = next(one for one in checked if not 0 <= one < vocab_size)
-        raise RequestError(f"{name} contains {bad}; token ids of this model lie in [0, {vocab_size})")
+        raise RequestError(
+            f"{name} contains {bad}; token ids of this model lie in [0, {vocab_size})"
+        )
     return checked
 
 
@@ -98,14 +122,22 @@ def _pages(pages: Iterable[int] | None, tokens: int, limits: Limits) -> tuple[in
     needed = -(-tokens // limits.page_size)
     if pages is None:
         if limits.pages_per_row > 1:
-            raise RequestError(f"pages are missing: with page_size {limits.page_size} this request needs {needed} pages")
+            raise RequestError(
+                f"pages are missing: with page_size {limits.page_size} this request needs {needed} "
+                "pages"
+            )
         return None
     held = _integers("pages", pages)
     if not needed <= len(held) <= limits.pages_per_row:
-        raise RequestError(f"{len(held)} pages given; this request needs {needed}, and a row holds {limits.pages_per_row} at most")
+        raise RequestError(
+            f"{len(held)} pages given; this request needs {needed}, and a row holds "
+            f"{limits.pages_per_row} at most"
+        )
     if not 0 < min(held) <= max(held) <= INT32_MAX:
         bad = next(page for page in held if not 0 < page <= INT32_MAX)
-        raise RequestError(f"pages contains {bad}; pages are numbered from 1 on, page 0 is nobody's")
+        raise RequestError(
+            f"pages contains {bad}; pages are numbered from 1 on, page 0 is nobody's"
+        )
     if len(set(held)) < len(held):
         raise RequestError(f"pages {held} names a page twice; each holds other tokens")
     return held

@@ -1,4 +1,6 @@
-"""What a runtime and a pipeline are made with, checked before anything is taken: the message names the argument and what to give."""
+"""What a runtime and a pipeline are made with, checked before anything is taken: the message
+names the argument and what to give.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,10 @@ INT32_MAX = 2**31 - 1  # the device counts rows, positions and tokens in int32
 
 
 def checked_count(name: str, value: object, most: int = INT32_MAX) -> int:
-    """``value`` as an int from 1 to ``most``; anything that is an index will do, but a bool. Raises ConfigError."""
+    """``value`` as an int from 1 to ``most``; anything that is an index will do, but a bool.
+
+    Raises ConfigError.
+    """
     number = as_index(value)
     if number is None or isinstance(value, bool) or not 1 <= number <= most:
         raise ConfigError(f"{name} is {value!r}; give an integer from 1 to {most}")
@@ -41,7 +46,10 @@ def as_index(value: Any) -> int | None:
 
 
 def as_tuple(values: Any) -> tuple[Any, ...] | None:
-    """All of ``values``; None where it cannot be iterated over. What it raises on the way passes through."""
+    """All of ``values``; None where it cannot be iterated over.
+
+    What it raises on the way passes through.
+    """
     try:
         iterator = iter(values)
     except TypeError:
@@ -64,8 +72,13 @@ class Capacity(NamedTuple):
         return -(-self.max_len // self.page_size)
 
 
-def checked_capacity(max_rows: object, max_len: object, depth: object, page_size: object | None, max_stop_ids: object) -> Capacity:
-    """A runtime's sizes as plain ints; ``page_size`` None is one page of ``max_len`` tokens. Raises ConfigError."""
+def checked_capacity(
+    max_rows: object, max_len: object, depth: object, page_size: object | None, max_stop_ids: object
+) -> Capacity:
+    """A runtime's sizes as plain ints; ``page_size`` None is one page of ``max_len`` tokens.
+
+    Raises ConfigError.
+    """
     steps = as_index(depth)
     if steps not in (1, 2) or isinstance(depth, bool):
         raise ConfigError(f"depth is {depth!r}; use 1 (blocking loop) or 2 (ping-pong)")

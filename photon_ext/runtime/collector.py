@@ -1,4 +1,6 @@
-"""Python's garbage collector, switched off for a while: by several threads at once, until the last of them is done."""
+"""Python's garbage collector, switched off for a while: by several threads at once, until the
+last of them is done.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,9 @@ from photon_ext.errors import PipelineError
 
 
 class LeaseState(Enum):
-    """A lease runs, is finalized (tokens still in flight are skipped), and is released once, when no step in flight uses it."""
+    """A lease runs, is finalized (tokens still in flight are skipped), and is released once,
+    when no step in flight uses it.
+    """
 
     RUNNING = "running"
     FINALIZED = "finalized"
@@ -16,10 +18,11 @@ class LeaseState(Enum):
 
 
 class Lease:
-    """One hold on (row, generation, pages), with the number of steps in flight that use it (I3, I4).
+    """One hold on (row, generation, pages), with the number of steps in flight that use it (I3,
+    I4).
 
-    A finalized lease with ``inflight_refs > 0`` is a zombie: its sequence has ended, its memory may still be read or written. The pipeline
-    calls the methods; one out of order is a PipelineError.
+    A finalized lease with ``inflight_refs > 0`` is a zombie: its sequence has ended, its memory may
+    still be read or written. The pipeline calls the methods; one out of order is a PipelineError.
 
     Attributes:
         row: index in the device tables, from 1 on.
@@ -74,8 +77,14 @@ class Lease:
     def release(self) -> None:
         """Gives row and pages back; exactly once, and never while a step in flight uses them."""
         if not self.releasable:
-            raise PipelineError(f"{self}: released while {self.state.value} with {self.inflight_refs} steps in flight")
+            raise PipelineError(
+                f"{self}: released while {self.state.value} with {self.inflight_refs} steps in "
+                "flight"
+            )
         self.state = LeaseState.RELEASED
 
     def __repr__(self) -> str:
-        return f"Lease(row={self.row}, generation={self.generation}, {self.state.value}, refs={self.inflight_refs})"
+        return (
+            f"Lease(row={self.row}, generation={self.generation}, {self.state.value}, "
+            f"refs={self.inflight_refs})"
+        )

@@ -1,4 +1,6 @@
-"""What the pipeline needs of the machine below it: CUDA, the host backend and the simulated device all offer this."""
+"""What the pipeline needs of the machine below it: CUDA, the host backend and the simulated
+device all offer this.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,15 @@ from photon_ext.runtime.step import Fill, Forward, Sample, StepKey
 
 @dataclass(frozen=True, slots=True)
 class StepSpec:
-    """How steps are built: fixed when the pipeline is made, so that every graph can be captured at start-up.
+    """How steps are built: fixed when the pipeline is made, so that every graph can be captured at
+    start-up.
 
     Attributes:
         forward: enqueues the forward of a step and assigns its logits.
         sample: enqueues sampling into ``step.sampled``; None is ``sample_into``.
         vocab_size: width of the logits.
         decode_buckets: rows of the decode graphs, ascending; the last holds every row.
-        prefill_buckets: lines of the prefill graphs, ascending; longer chunks run eagerly.
+        prefill_buckets: tokens of the prefill graphs, ascending; longer chunks run eagerly.
         chunk: prompt tokens per prefill step at most.
         graph: capture, or run every step eagerly.
     """
@@ -35,7 +38,9 @@ class StepSpec:
 
 
 class Span(Protocol):
-    """The device time of one step, readable once the step is committed and until its slot is launched twice more."""
+    """The device time of one step, readable once the step is committed and until its slot is
+    launched twice more.
+    """
 
     def gap_us(self, previous: Span) -> float:
         """Microseconds between the end of ``previous`` and the begin of this one."""
@@ -47,23 +52,42 @@ class Span(Protocol):
 class SlotPort(Protocol):
     """One of the ping-pong slots. Every call but ``wait`` only enqueues."""
 
-    def launch(self, key: StepKey, segments: Sequence[int], staged: Sequence[int], deltas: Sequence[int], finish: bool) -> int:
-        """Stages what changed, replays the step's graph, and with ``finish`` enqueues the copy of its output records.
+    def launch(
+        self,
+        key: StepKey,
+        segments: Sequence[int],
+        staged: Sequence[int],
+        deltas: Sequence[int],
+        finish: bool,
+    ) -> int:
+        """Stages what changed, replays the step's graph, and with ``finish`` enqueues the copy of
+        its output records.
 
         Returns the number of int32 words sent to the device; 0 in a quiet step.
         """
 
     def write_mask(self, index: int, row: Row, position: int, fill: Fill) -> None:
-        """Fills the mask of segment ``index`` and keys it for (row, position). What ``fill`` raises passes through; no key is set then."""
+        """Fills the mask of segment ``index`` and keys it for (row, position).
+
+        What ``fill`` raises passes through; no key is set then.
+        """
 
     def finalize(self, key: StepKey) -> None:
-        """Sends the masks written since the last call, replays the sampling graph, enqueues the copy of the output records."""
+        """Sends the masks written since the last call, replays the sampling graph, enqueues the
+        copy of the output records.
+        """
 
     def done(self) -> bool:
-        """Whether ``wait`` would return at once, for counting only. Never blocks, and never raises: ``wait`` says what went wrong."""
+        """Whether ``wait`` would return at once, for counting only.
+
+        Never blocks, and never raises: ``wait`` says what went wrong.
+        """
 
     def wait(self, segments: int) -> Sequence[int]:
-        """Blocks until the step's records are on the host: ``segments * RECORD_WIDTH`` words. RuntimeError: device or worker failed."""
+        """Blocks until the step's records are on the host: ``segments * RECORD_WIDTH`` words.
+
+        RuntimeError: device or worker failed.
+        """
 
     @property
     def span(self) -> Span | None:
@@ -71,14 +95,16 @@ class SlotPort(Protocol):
 
 
 class RuntimePort(Protocol):
-    """A device with its row table: steps in flight, tokens a row can hold, tokens per KV page, and the table."""
+    """A device with its row table: steps in flight, tokens a row can hold, tokens per KV page,
+    and the table.
+    """
 
     depth: int
     max_len: int
     page_size: int
     table: RowTable
     captures_prefill: bool
-    """Whether a prefill step of fewer lines than its graph costs no more than its lines."""
+    """Whether a prefill step of fewer tokens than its graph costs no more than its tokens."""
 
     def open_slots(self, spec: StepSpec) -> Sequence[SlotPort]:
         """Allocates and captures; one slot per step that may be in flight."""

@@ -1,7 +1,8 @@
-"""Where the host tells an observer what it is doing. Off by default: then each call is one check of one module variable.
+"""Where the host tells an observer what it is doing. Off by default: then each call is one check of
+one module variable.
 
-The pipeline and the engine loop call `begin`, `end` and the rest below; `photon_ext.observe` sets `active` while a timeline is recorded.
-The calls come from whatever thread drives a pipeline.
+The pipeline and the engine loop call `begin`, `end` and the rest below; `photon_ext.observe` sets
+`active` while a timeline is recorded. The calls come from whatever thread drives a pipeline.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Probe(Protocol):
     """An observer."""
 
     def turn(self, phase: Phase | None) -> None:
-        """On this thread the engine loop goes over to `phase`, and everything open ends; None: its turn is over."""
+        """On this thread the engine loop goes over to `phase`, and everything open ends; None:
+        its turn is over.
+        """
 
     def begin(self, phase: Phase, step: int | None) -> None:
         """A phase begins on this thread, inside those that are open."""
@@ -39,7 +42,10 @@ class Probe(Protocol):
         """The innermost open phase of this thread ends."""
 
     def launched(self, step: Step, words: int) -> None:
-        """`step` is enqueued; `words` int32 words go to the device for it. Called inside its `launch` phase."""
+        """`step` is enqueued; `words` int32 words go to the device for it.
+
+        Called inside its `launch` phase.
+        """
 
     def committed(self, step: Step, zombies: int) -> None:
         """`step` is read; `zombies` of its segments belong to sequences that had ended before."""

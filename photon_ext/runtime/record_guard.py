@@ -1,4 +1,6 @@
-"""Recording on the CPU: only ops that can be enqueued as plain functions may run while a host graph is captured."""
+"""Recording on the CPU: only ops that can be enqueued as plain functions may run while a host
+graph is captured.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,12 @@ FRESH = ("aten::lift_fresh", "aten::lift")
 
 
 class RecordGuard(TorchDispatchMode):
-    """Lets photon_ext ops and views through; any other torch op would run now, once, and be missing from every replay.
+    """Lets photon_ext ops and views through; any other torch op would run now, once, and be missing
+    from every replay.
 
     Attributes:
-        tensors: arguments of the ops that passed, by id. Their addresses are in the record, so whoever replays it keeps them alive.
+        tensors: arguments of the ops that passed, by id. Their addresses are in the record, so
+            whoever replays it keeps them alive.
     """
 
     def __init__(self) -> None:
@@ -26,12 +30,15 @@ class RecordGuard(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled under this mode; torch would import its compiler (seconds) to say so
+        # nothing is compiled under this mode; torch would import its compiler (seconds) to say so
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "photon_ext":
             arguments = (*args, *(kwargs or {}).values())
-            self.tensors.update((id(value), value) for value in arguments if isinstance(value, torch.Tensor))
+            self.tensors.update(
+                (id(value), value) for value in arguments if isinstance(value, torch.Tensor)
+            )
         elif not _is_view(func):
             raise CaptureError(
                 f"{func} cannot be recorded into a CPU graph, which replays photon_ext ops only; "
@@ -42,5 +49,7 @@ class RecordGuard(TorchDispatchMode):
 
 def _is_view(func: Any) -> bool:
     returns = func._schema.returns
-    aliases = bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+    aliases = bool(returns) and all(
+        r.alias_info is not None and not r.alias_info.is_write for r in returns
+    )
     return aliases and func._schema.name not in FRESH

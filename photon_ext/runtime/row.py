@@ -12,8 +12,8 @@ from photon_ext.runtime.lease import Lease
 class Row:
     """One admitted sequence, as the pipeline sees it.
 
-    Launched counts run ahead of committed ones by the steps in flight. ``sampled`` is an upper bound of what the device will produce:
-    it stops early where the device sees a stop id.
+    Launched counts run ahead of committed ones by the steps in flight. ``sampled`` is an upper
+    bound of what the device will produce: it stops early where the device sees a stop id.
 
     Attributes:
         lease: what the sequence holds.
@@ -26,9 +26,20 @@ class Row:
         fault: what the row's mask callback raised, if it did.
     """
 
-    __slots__ = ("committed", "constrained", "fault", "lease", "max_new_tokens", "prefilled", "prompt_ids", "sampled")
+    __slots__ = (
+        "committed",
+        "constrained",
+        "fault",
+        "lease",
+        "max_new_tokens",
+        "prefilled",
+        "prompt_ids",
+        "sampled",
+    )
 
-    def __init__(self, lease: Lease, prompt_ids: tuple[int, ...], max_new_tokens: int, constrained: bool) -> None:
+    def __init__(
+        self, lease: Lease, prompt_ids: tuple[int, ...], max_new_tokens: int, constrained: bool
+    ) -> None:
         self.lease = lease
         self.prompt_ids = prompt_ids
         self.max_new_tokens = max_new_tokens
@@ -45,7 +56,9 @@ class Row:
 
     @property
     def generation(self) -> int:
-        """Which of the leases that the row's index has had this one is; a step's record carries both."""
+        """Which of the leases that the row's index has had this one is; a step's record carries
+        both.
+        """
         return self.lease.generation
 
     @property
@@ -55,16 +68,21 @@ class Row:
 
     @property
     def wants_decode(self) -> bool:
-        """Ready for one more decode line: steps in flight do not cover the cap yet, so none is launched in vain."""
+        """Ready for one more decode token: steps in flight do not cover the cap yet, so none is
+        launched in vain.
+        """
         return self.lease.running and 0 < self.sampled < self.max_new_tokens
 
     @property
     def next_position(self) -> int:
-        """KV position of the next line to launch."""
+        """KV position of the next token to launch."""
         return self.prefilled if self.sampled == 0 else len(self.prompt_ids) + self.sampled - 1
 
     def __repr__(self) -> str:
-        return f"Row({self.lease}, prefilled {self.prefilled}/{len(self.prompt_ids)}, sampled {self.sampled}/{self.max_new_tokens})"
+        return (
+            f"Row({self.lease}, prefilled {self.prefilled}/{len(self.prompt_ids)}, sampled "
+            f"{self.sampled}/{self.max_new_tokens})"
+        )
 
 
 def initial_state(generation: int, request: Admission) -> list[int]:
@@ -75,6 +93,8 @@ def initial_state(generation: int, request: Admission) -> list[int]:
     words[RowColumn.GENERATION] = generation
     words[RowColumn.STOP_COUNT] = len(request.stop_ids)
     words[RowColumn.TEMPERATURE] = struct.unpack("<i", struct.pack("<f", request.temperature))[0]
-    words[RowColumn.SEED_LOW], words[RowColumn.SEED_HIGH] = struct.unpack("<ii", struct.pack("<Q", request.seed & (2**64 - 1)))
+    words[RowColumn.SEED_LOW], words[RowColumn.SEED_HIGH] = struct.unpack(
+        "<ii", struct.pack("<Q", request.seed & (2**64 - 1))
+    )
     words[RowColumn.CONSTRAINT] = HOST_MASK if request.constrained else 0
     return words

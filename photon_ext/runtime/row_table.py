@@ -1,4 +1,6 @@
-"""The host side of the device tables: which rows are free, and the words to write before the next step."""
+"""The host side of the device tables: which rows are free, and the words to write before the
+next step.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,13 @@ from photon_ext.runtime.arguments import INT32_MAX
 class RowTable:
     """Free rows, their generations, and pending deltas.
 
-    The device tables (``row_state``, ``page_table``, ``stop_ids``) are written by the compute stream alone; the host says what it
-    wants through deltas, which ride with the next launch and are consumed once. A later delta for the same word
-    replaces an earlier one that was not sent yet. Words are kept by the run, never one by one: a row may have thousands of them.
+    The device tables (``row_state``, ``page_table``, ``stop_ids``) are written by the compute
+    stream alone; the host says what it wants through deltas, which ride with the next launch and
+    are consumed once. A later delta for the same word replaces an earlier one that was not sent
+    yet. Words are kept by the run, never one by one: a row may have thousands of them.
 
-    Not thread-safe. Methods trust what they are given: a row that ``acquire`` gave, released once, no more words than its tables have.
+    Not thread-safe. Methods trust what they are given: a row that ``acquire`` gave, released once,
+    no more words than its tables have.
 
     Args:
         max_rows: live sequences at most; row 0 is padding, so tables have ``max_rows + 1`` rows.
@@ -34,12 +38,15 @@ class RowTable:
         self.max_stop_ids = max_stop_ids
         if self.delta_capacity > INT32_MAX:
             raise ConfigError(
-                f"max_rows {max_rows}, each with {pages_per_row} pages and max_stop_ids {max_stop_ids}, make tables of "
-                f"{self.delta_capacity} words, and the device counts to {INT32_MAX}; make one of them smaller, or page_size larger"
+                f"max_rows {max_rows}, each with {pages_per_row} pages and max_stop_ids "
+                f"{max_stop_ids}, make tables of "
+                f"{self.delta_capacity} words, and the device counts to {INT32_MAX}; make one of "
+                "them smaller, or page_size larger"
             )
         self._free = deque(range(1, max_rows + 1))
         self._generation = [0] * (max_rows + 1)
-        self._pending: dict[tuple[int, int], list[int]] = {}  # words by (table, offset); no word is in two of them
+        # words by (table, offset); no word is in two of them
+        self._pending: dict[tuple[int, int], list[int]] = {}
 
     @property
     def rows(self) -> int:
@@ -53,14 +60,21 @@ class RowTable:
 
     @property
     def delta_capacity(self) -> int:
-        """Words that the largest possible packet of deltas takes: every row rewritten, three runs each."""
-        per_row = ROW_COLUMNS + self.pages_per_row + self.max_stop_ids + len(DeltaTable) * DELTA_RUN_WORDS
+        """Words that the largest possible packet of deltas takes: every row rewritten, three
+        runs each.
+        """
+        per_row = (
+            ROW_COLUMNS + self.pages_per_row + self.max_stop_ids + len(DeltaTable) * DELTA_RUN_WORDS
+        )
         return DELTA_HEADER + self.rows * per_row
 
     def acquire(self) -> tuple[int, int]:
         """Takes a free row; returns (row, generation), both from 1 on. Raises NoFreeRow."""
         if not self._free:
-            raise NoFreeRow(f"all {self.max_rows} rows are in use; wait for one to be released, or build the runtime with more max_rows")
+            raise NoFreeRow(
+                f"all {self.max_rows} rows are in use; wait for one to be released, or build the "
+                "runtime with more max_rows"
+            )
         row = self._free.popleft()
         self._generation[row] += 1
         return row, self._generation[row]
@@ -69,7 +83,9 @@ class RowTable:
         """Gives a row back; its device state is left as it is, dead."""
         self._free.append(row)
 
-    def write_row(self, row: int, state: Sequence[int], pages: Sequence[int], stop_ids: Sequence[int]) -> None:
+    def write_row(
+        self, row: int, state: Sequence[int], pages: Sequence[int], stop_ids: Sequence[int]
+    ) -> None:
         """Replaces everything the device knows about ``row``, with the next launch.
 
         Args:
@@ -80,8 +96,12 @@ class RowTable:
         """
         self._pending.pop(_alive(row), None)
         self._pending[_state(row)] = list(state)
-        self._pending[DeltaTable.PAGES, row * self.pages_per_row] = _padded(pages, self.pages_per_row, 0)
-        self._pending[DeltaTable.STOP_IDS, row * self.max_stop_ids] = _padded(stop_ids, self.max_stop_ids, -1)
+        self._pending[DeltaTable.PAGES, row * self.pages_per_row] = _padded(
+            pages, self.pages_per_row, 0
+        )
+        self._pending[DeltaTable.STOP_IDS, row * self.max_stop_ids] = _padded(
+            stop_ids, self.max_stop_ids, -1
+        )
 
     def kill(self, row: int) -> None:
         """Makes ``row`` dead from the next launch on."""
@@ -91,7 +111,9 @@ class RowTable:
             self._pending[_alive(row)] = [0]
 
     def take_deltas(self) -> list[int]:
-        """The pending deltas as one packet of int32 words (csrc/common/row_state.h), and forgets them. Empty when there are none."""
+        """The pending deltas as one packet of int32 words (csrc/common/row_state.h), and forgets
+        them. Empty when there are none.
+        """
         if not self._pending:
             return []
         runs: list[list[int]] = []

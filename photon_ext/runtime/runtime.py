@@ -16,7 +16,13 @@ from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.slot import Slot
 from photon_ext.runtime.step_graph import CaptureReport, StepGraph
-from photon_ext.runtime.step_program import SharedMemory, SlotMemory, StepProgram, Tables, slot_memory
+from photon_ext.runtime.step_program import (
+    SharedMemory,
+    SlotMemory,
+    StepProgram,
+    Tables,
+    slot_memory,
+)
 from photon_ext.runtime.streams import CudaStreams, HostStreams, Streams
 
 WORD = 4
@@ -32,24 +38,29 @@ class Runtime:
         max_len: tokens a sequence can hold, prompt included; the last one sampled takes no place.
         depth: steps in flight: 1 is the blocking loop, 2 is ping-pong.
         device: "cuda", "cuda:N" or "cpu".
-        stream: a ``torch.cuda.Stream`` of the device to run on, not the default stream (else a ConfigError, when the Pipeline is made);
-            None makes one.
-        page_size: tokens per KV page; None is one page of ``max_len`` tokens per row (a contiguous cache).
+        stream: a ``torch.cuda.Stream`` of the device to run on, not the default stream (else a
+            ConfigError, when the Pipeline is made); None makes one.
+        page_size: tokens per KV page; None is one page of ``max_len`` tokens per row (a contiguous
+            cache).
         max_stop_ids: stop ids a row can have.
         timing: records events around each step, so that the pipeline can report step gaps.
-        blocking: the commit's wait yields the CPU after spinning for a while (1 ms on CUDA, less on the host), instead of spinning on.
-        fast_kernels: sample with the kernel made for Hopper where it runs; the tokens are the same. Your forward chooses its own kernels.
+        blocking: the commit's wait yields the CPU after spinning for a while (1 ms on CUDA, less on
+            the host), instead of spinning on.
+        hopper_kernels: sample with the kernel made for Hopper where it runs; the tokens are the
+            same. Your forward chooses its own kernels.
 
     Attributes:
         depth, max_len, page_size, timing: as above, settled.
         device: a torch.device, with its index on CUDA.
         table: the host's side of the device tables.
         tables: the device tables, int32: ``row_state``, ``page_table``, ``stop_ids``.
-        captures_prefill: whether the Pipeline captures prefill steps where ``prefill_buckets`` is None: on the CPU.
+        captures_prefill: whether the Pipeline captures prefill steps where ``prefill_buckets`` is
+            None: on the CPU.
         report: what start-up captured, and its bytes; None before a Pipeline is made.
 
     Raises:
-        ConfigError: a number is out of range, or asks for more memory than there is; DeviceError: the device is not there.
+        ConfigError: a number is out of range, or asks for more memory than there is; DeviceError:
+            the device is not there.
     """
 
     def __init__(
@@ -63,7 +74,7 @@ class Runtime:
         max_stop_ids: int = 16,
         timing: bool = False,
         blocking: bool = True,
-        fast_kernels: bool = False,
+        hopper_kernels: bool = False,
     ) -> None:
         capacity = checked_capacity(max_rows, max_len, depth, page_size, max_stop_ids)
         self.depth = capacity.depth
@@ -78,12 +89,15 @@ class Runtime:
         self.report: CaptureReport | None = None
         self._stream = stream
         self._blocking = blocking
-        self._fast_kernels = fast_kernels
+        self._hopper_kernels = hopper_kernels
         self._streams: Streams | None = None
 
     @property
     def streams(self) -> Streams:
-        """The runtime's streams: ``compute``, ``in_copy``, ``out_copy``. Raises ConfigError before a Pipeline is made."""
+        """The runtime's streams: ``compute``, ``in_copy``, ``out_copy``.
+
+        Raises ConfigError before a Pipeline is made.
+        """
         if self._streams is None:
             raise ConfigError("the runtime has no streams yet; make a Pipeline with it first")
         return self._streams
@@ -92,49 +106,69 @@ class Runtime:
         """Allocates the slots and captures every graph of ``spec``. Called once, by the Pipeline.
 
         Raises:
-            ConfigError: the runtime serves a Pipeline already, the memory does not suffice, the stream does not suit, or the forward left
-                logits that do not fit.
-            CaptureError: the forward or the sampling cannot be recorded. What else they raise passes through.
+            ConfigError: the runtime serves a Pipeline already, the memory does not suffice, the
+                stream does not suit, or the forward left logits that do not fit.
+            CaptureError: the forward or the sampling cannot be recorded. What else they raise
+                passes through.
         """
         if self._streams is not None:
-            raise ConfigError("this Runtime already serves a Pipeline; make another Runtime for another Pipeline")
+            raise ConfigError(
+                "this Runtime already serves a Pipeline; make another Runtime for another Pipeline"
+            )
         streams = self._make_streams(spec.graph)
         rows = spec.decode_buckets[-1]
         inputs = InputLayout(rows, max(spec.chunk, rows), self.table.delta_capacity)
         masks = MaskLayout(rows, spec.vocab_size)
         with _memory_for(self.device, max_rows=rows, chunk=spec.chunk, vocab_size=spec.vocab_size):
-            shared = SharedMemory(inputs.max_lines, rows, self.device)
+            shared = SharedMemory(inputs.max_step_tokens, rows, self.device)
             memory = [slot_memory(inputs, masks, self.device) for _ in range(self.depth)]
             pinned = [_pinned_memory(inputs, masks, streams.backend) for _ in range(self.depth)]
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # the zeros above were written on torch's current stream
-        programs = [StepProgram(spec, self.tables, shared, slot, inputs, masks, self._fast_kernels) for slot in memory]
-        graphs = StepGraph(spec, programs, streams, warm_up_lines=min(spec.chunk, self.max_len))
+            # the zeros above were written on torch's current stream
+            torch.cuda.synchronize(self.device)
+        programs = [
+            StepProgram(spec, self.tables, shared, slot, inputs, masks, self._hopper_kernels)
+            for slot in memory
+        ]
+        graphs = StepGraph(spec, programs, streams, warm_up_tokens=min(spec.chunk, self.max_len))
         graphs.capture()
         self.report = CaptureReport(
             graphs=graphs.count,
             nodes=graphs.nodes,
             seconds=graphs.seconds,
-            slot_bytes=sum(tensor.nbytes for tensor in (memory[0].input, memory[0].records, memory[0].mask)),
-            shared_bytes=sum(t.nbytes for t in (shared.decode_meta, shared.extent, shared.sampled, shared.row_errors)),
+            slot_bytes=sum(
+                tensor.nbytes for tensor in (memory[0].input, memory[0].records, memory[0].mask)
+            ),
+            shared_bytes=sum(
+                t.nbytes
+                for t in (shared.decode_meta, shared.counts, shared.sampled, shared.row_errors)
+            ),
             graph_bytes=graphs.bytes,
         )
-        slots = [self._make_slot(streams, index, memory[index], pinned[index], graphs, inputs, masks) for index in range(self.depth)]
-        self._streams = streams  # only now: a forward that cannot be captured leaves the runtime as it was
+        slots = [
+            self._make_slot(streams, index, memory[index], pinned[index], graphs, inputs, masks)
+            for index in range(self.depth)
+        ]
+        # only now: a forward that cannot be captured leaves the runtime as it was
+        self._streams = streams
         return slots
 
     def _make_streams(self, graph: bool) -> Streams:
         if self.device.type == "cuda":
             return CudaStreams(self.device, self._stream)
         if self._stream is not None:
-            raise ConfigError("stream is a CUDA stream, and the runtime's device is the CPU; pass stream=None")
+            raise ConfigError(
+                "stream is a CUDA stream, and the runtime's device is the CPU; pass stream=None"
+            )
         return HostStreams(inline=not graph)
 
     def _make_tables(self) -> Tables:
         def zeros(columns: int) -> torch.Tensor:
             return torch.zeros((self.table.rows, columns), dtype=torch.int32, device=self.device)
 
-        return Tables(zeros(ROW_COLUMNS), zeros(self.table.pages_per_row), zeros(self.table.max_stop_ids))
+        return Tables(
+            zeros(ROW_COLUMNS), zeros(self.table.pages_per_row), zeros(self.table.max_stop_ids)
+        )
 
     def _make_slot(
         self,
@@ -178,36 +212,51 @@ def _pinned_memory(inputs: InputLayout, masks: MaskLayout, backend: str) -> Pinn
 
 @contextmanager
 def _memory_for(device: torch.device, **sizes: int) -> Iterator[None]:
-    """Where there is no memory for what is allocated in here, the ConfigError names the arguments that ask for it."""
+    """Where there is no memory for what is allocated in here, the ConfigError names the
+    arguments that ask for it.
+    """
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        # torch's allocator of host memory raises a bare RuntimeError; on a GPU that could be anything else
+        # torch's allocator of host memory raises a bare RuntimeError; on a GPU that could be
+        # anything else
         if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and device.type != "cpu":
             raise
         asked = ", ".join(f"{name} {value}" for name, value in sizes.items())
-        raise ConfigError(f"there is not enough memory on {device} for {asked}; make one of them smaller") from error
+        raise ConfigError(
+            f"there is not enough memory on {device} for {asked}; make one of them smaller"
+        ) from error
 
 
 def checked_device(device: str | torch.device) -> torch.device:
-    """``device`` as a torch device that exists, that this build has kernels for, and whose index is settled."""
+    """``device`` as a torch device that exists, that this build has kernels for, and whose index
+    is settled.
+    """
     try:
         checked = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise DeviceError(f"device {device!r} is not one torch knows; use 'cpu', 'cuda' or 'cuda:N'") from error
+        raise DeviceError(
+            f"device {device!r} is not one torch knows; use 'cpu', 'cuda' or 'cuda:N'"
+        ) from error
     if checked.type == "cpu":
         return checked
     if checked.type != "cuda":
         raise DeviceError(f"device {str(checked)!r} is not supported; use 'cpu' or 'cuda'")
     if not _C.cuda_compiled:
         raise DeviceError(
-            "device 'cuda' was asked for, but this build has no CUDA kernels; install nvcc and rebuild with PHOTON_CUDA=1, or use 'cpu'"
+            "device 'cuda' was asked for, but this build has no CUDA kernels; install nvcc and "
+            "rebuild with PHOTON_CUDA=1, or use 'cpu'"
         )
     if not torch.cuda.is_available():
         raise DeviceError(
-            "device 'cuda' was asked for, but torch sees no GPU (torch.cuda.is_available() is False); "
+            "device 'cuda' was asked for, but torch sees no GPU (torch.cuda.is_available() is "
+            "False); "
             "use device='cpu', or install a CUDA build of torch and its driver"
         )
     if checked.index is not None and checked.index >= torch.cuda.device_count():
-        raise DeviceError(f"device {str(checked)!r} does not exist; torch sees {torch.cuda.device_count()} GPU(s)")
-    return checked if checked.index is not None else torch.device("cuda", torch.cuda.current_device())
+        raise DeviceError(
+            f"device {str(checked)!r} does not exist; torch sees {torch.cuda.device_count()} GPU(s)"
+        )
+    return (
+        checked if checked.index is not None else torch.device("cuda", torch.cuda.current_device())
+    )

@@ -1,4 +1,6 @@
-"""One ping-pong slot: its pinned staging, its output records, its masks, and the one native call that launches a step."""
+"""One ping-pong slot: its pinned staging, its output records, its masks, and the one native call
+that launches a step.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
 class Slot:
     """Stages a step's input when it changed, launches its graph, reads its records.
 
-    The pinned input belongs to the host from the commit of the slot's last step until its next launch; the pinned output belongs to the
-    out-copy stream from launch until ``wait`` returns.
+    The pinned input belongs to the host from the commit of the slot's last step until its next
+    launch; the pinned output belongs to the out-copy stream from launch until ``wait`` returns.
     """
 
     def __init__(
@@ -55,7 +57,14 @@ class Slot:
         self._segments: list[int] = []
         self._staged = 0
 
-    def launch(self, key: StepKey, segments: Sequence[int], staged: Sequence[int], deltas: Sequence[int], finish: bool) -> int:
+    def launch(
+        self,
+        key: StepKey,
+        segments: Sequence[int],
+        staged: Sequence[int],
+        deltas: Sequence[int],
+        finish: bool,
+    ) -> int:
         """See SlotPort.launch."""
         sent = self._stage(list(segments), staged, deltas)
         if not finish:
@@ -74,7 +83,8 @@ class Slot:
         """See SlotPort.write_mask."""
         width = self._mask_layout.row_words
         start = self._mask_layout.mask_offset + index * width
-        words = array("i", bytes(4 * width))  # not the pinned words themselves: whoever keeps the view could write into later masks
+        # not the pinned words themselves: whoever keeps the view could write into later masks
+        words = array("i", bytes(4 * width))
         fill(row, memoryview(words))
         self._mask[start : start + width] = words
         key = index * MASK_KEY_COLUMNS
@@ -95,7 +105,8 @@ class Slot:
         """See SlotPort.done."""
         try:
             return self._native.done()
-        except RuntimeError:  # the device's error, which stays: the wait for this step raises it again
+        except RuntimeError:
+            # the device's error, which stays: the wait for this step raises it again
             return True
 
     def wait(self, segments: int) -> Sequence[int]:
@@ -114,7 +125,9 @@ class Slot:
         return EventSpan(*self._native.span()) if self._timing else None
 
     def _stage(self, segments: list[int], staged: Sequence[int], deltas: Sequence[int]) -> int:
-        """Writes what changed since this slot's last launch into pinned memory; returns the words to send."""
+        """Writes what changed since this slot's last launch into pinned memory; returns the
+        words to send.
+        """
         layout = self._layout
         words = 0
         if segments != self._segments:
@@ -123,9 +136,12 @@ class Slot:
             self._segments = segments
             words = layout.staged_offset
         if staged or self._staged:
-            # Also over what an earlier step staged: it was consumed, and may not reach the device again.
+            # Also over what an earlier step staged: it was consumed, and may not reach the device
+            # again.
             count = max(len(staged), self._staged)
-            self._input[layout.staged_offset : layout.staged_offset + count] = array("i", [*staged, *[NO_TOKEN] * (count - len(staged))])
+            self._input[layout.staged_offset : layout.staged_offset + count] = array(
+                "i", [*staged, *[NO_TOKEN] * (count - len(staged))]
+            )
             self._staged = len(staged)
         if staged:
             words = layout.staged_offset + len(staged)

@@ -15,14 +15,18 @@ if TYPE_CHECKING:
 
 
 class StepKind(Enum):
-    """A decode step has one line per row; a prefill step has chunks of prompts."""
+    """A decode step has one token per row; a prefill step has chunks of prompts."""
 
     DECODE = "decode"
     PREFILL = "prefill"
 
 
 class FinishReason(Enum):
-    """Why a row ended. Commits report a stop id, the cap and errors; who ends a row with `Pipeline.abort` hears nothing more of it."""
+    """Why a row ended.
+
+    Commits report a stop id, the cap and errors; who ends a row with `Pipeline.abort` hears nothing
+    more of it.
+    """
 
     STOP = "stop"
     LENGTH = "length"
@@ -35,33 +39,35 @@ class StepKey(NamedTuple):
 
     Attributes:
         kind: decode or prefill.
-        lines: T, lines of the step, those that fill up its bucket included.
+        num_tokens: T, tokens of the step, those that fill up its bucket included.
         segments: R, segments, likewise.
         split: sampled late, by `Pipeline.finalize`, because a row waits for a host mask.
     """
 
     kind: StepKind
-    lines: int
+    num_tokens: int
     segments: int
     split: bool
 
 
 class Segment(NamedTuple):
-    """One row's part of a step: ``lines`` lines from ``position`` on; ``tokens`` are staged, None carries the last token over.
+    """One row's part of a step: ``num_tokens`` tokens from ``position`` on; ``tokens`` are staged,
+    None carries the last token over.
 
-    ``sample``: a token is sampled from the last line's logits; a chunk that does not end its prompt is not.
+    ``sample``: a token is sampled from the last token's logits; a chunk that does not end its
+    prompt is not.
     """
 
     row: Row
     position: int
-    lines: int
+    num_tokens: int
     sample: bool
     tokens: tuple[int, ...] | None
 
     @property
     def sampled_position(self) -> int:
-        """Position of the line whose logits are sampled."""
-        return self.position + self.lines - 1
+        """Position of the token whose logits are sampled."""
+        return self.position + self.num_tokens - 1
 
 
 @dataclass(slots=True)
@@ -75,8 +81,8 @@ class Step:
         segments: the rows' parts, without padding.
         span: its device time; None without timing.
         finalized: its sampling is enqueued; False while it waits for masks.
-        gap_us: how long the device was idle before it, microseconds, once it is committed; None where that was not measured, or no step
-            led up to it.
+        gap_us: how long the device was idle before it, microseconds, once it is committed; None
+            where that was not measured, or no step led up to it.
     """
 
     index: int
@@ -89,7 +95,8 @@ class Step:
 
 
 class RowEvent(NamedTuple):
-    """What one commit says about one row: a token, the end, or both. ``error`` comes with ``FinishReason.ERROR``, and then no token does.
+    """What one commit says about one row: a token, the end, or both. ``error`` comes with
+    ``FinishReason.ERROR``, and then no token does.
 
     A stop token is reported as a token, with ``FinishReason.STOP``.
     """
@@ -102,28 +109,36 @@ class RowEvent(NamedTuple):
 
 @dataclass(slots=True)
 class StepTensors:
-    """The device memory of one step, as ``forward(step)`` and ``sample(step)`` see it. Fixed addresses: safe to capture.
+    """The device memory of one step, as ``forward(step)`` and ``sample(step)`` see it. Fixed
+    addresses: safe to capture.
 
-    T and R are those of the step's key and count padding; ``rows`` is the runtime's ``max_rows`` + 1, as row 0 is padding. ``forward`` and
-    ``sample`` enqueue on the runtime's compute stream, on CUDA torch's current one, and do not wait for it.
+    T and R are those of the step's key and count padding; ``rows`` is the runtime's ``max_rows`` +
+    1, as row 0 is padding. ``forward`` and ``sample`` enqueue on the runtime's compute stream, on
+    CUDA torch's current one, and do not wait for it.
 
     Attributes:
         kind: decode or prefill.
-        decode_meta: int32 [T, 4]: token, position, length, row per line; length 0 is a dead or padding line. See layout.Meta.
-        segments: int32 [R, 4]: row, first line, lines, flags (layout.SegmentFlag); of a decode step, segment i is line i.
-        extent: int32 [2]: 1 + the last live line, 1 + the last live segment that is to be sampled; nobody needs those behind.
-        page_table: int32 [rows, pages_per_row]: the KV pages of each live row, in order of position; 0 where there is none.
+        decode_meta: int32 [T, 4]: token, position, length, row per token; length 0 is a dead or
+            padding token. See layout.Meta.
+        segments: int32 [R, 4]: row, first token, number of tokens, flags (layout.SegmentFlag); of a
+            decode step, segment i is token i.
+        counts: int32 [2]: 1 + the last live token, 1 + the last live segment that is to be sampled;
+            nobody needs those behind.
+        page_table: int32 [rows, pages_per_row]: the KV pages of each live row, in order of
+            position; 0 where there is none.
         row_state: int32 [rows, 16], see layout.RowColumn.
-        sampled: int32 [R]; a custom ``sample`` writes, for each segment that is to be sampled, an id below vocab, or a negative number,
-            which ends the row with an error. What it writes for others is not looked at.
-        logits: [R, vocab], float32, float16 or bfloat16, last stride 1: what follows each segment's last line. ``forward`` assigns it;
-            what does not fit is a ConfigError of the capture or the eager launch. Host masks are written into it.
+        sampled: int32 [R]; a custom ``sample`` writes, for each segment that is to be sampled, an
+            id below vocab, or a negative number, which ends the row with an error. What it writes
+            for others is not looked at.
+        logits: [R, vocab], float32, float16 or bfloat16, last stride 1: what follows each segment's
+            last token. ``forward`` assigns it; what does not fit is a ConfigError of the capture or
+            the eager launch. Host masks are written into it.
     """
 
     kind: StepKind
     decode_meta: torch.Tensor
     segments: torch.Tensor
-    extent: torch.Tensor
+    counts: torch.Tensor
     page_table: torch.Tensor
     row_state: torch.Tensor
     sampled: torch.Tensor

@@ -1,4 +1,6 @@
-"""All graphs of a pipeline: every bucket and slot captured at start-up, largest first, over one arena; the set is fixed."""
+"""All graphs of a pipeline: every bucket and slot captured at start-up, largest first, over one
+arena; the set is fixed.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,15 @@ class CaptureReport:
 
 
 class StepGraph:
-    """Finds the graph of (slot, key), and runs what was not captured eagerly on the compute stream."""
+    """Finds the graph of (slot, key), and runs what was not captured eagerly on the compute
+    stream.
+    """
 
-    def __init__(self, spec: StepSpec, programs: Sequence[StepProgram], streams: Streams, warm_up_lines: int) -> None:
+    def __init__(
+        self, spec: StepSpec, programs: Sequence[StepProgram], streams: Streams, warm_up_tokens: int
+    ) -> None:
         self._spec = spec
-        self._warm_up_lines = warm_up_lines
+        self._warm_up_tokens = warm_up_tokens
         self._programs = programs
         self._streams = streams
         self._forward: dict[tuple[int, StepKey], _C.Graph] = {}
@@ -66,14 +72,18 @@ class StepGraph:
         return max((graph.nodes for graph in self._forward.values()), default=0)
 
     def capture(self) -> None:
-        """Captures everything, largest first, after one eager pass over each key where libraries initialize themselves lazily."""
+        """Captures everything, largest first, after one eager pass over each key where libraries
+        initialize themselves lazily.
+        """
         if not self._spec.graph:
             return
         start = time.perf_counter()
-        keys = sorted(self._keys(), key=lambda key: key.lines, reverse=True)
+        keys = sorted(self._keys(), key=lambda key: key.num_tokens, reverse=True)
         self._warm_up(keys)
         free_before = self._streams.free_bytes()
-        with no_collection():  # one inside a capture could free somebody's device objects there, which a capture does not allow
+        # one inside a capture could free somebody's device objects there, which a capture does not
+        # allow
+        with no_collection():
             for key in keys:
                 for slot, program in enumerate(self._programs):
                     self._capture_key(slot, key, program)
@@ -89,9 +99,12 @@ class StepGraph:
         return self._sampling.get((slot, key))
 
     def run_eagerly(self, slot: int, key: StepKey) -> None:
-        """Enqueues a step that has no graph; a split one keeps its tensors for ``sample_eagerly``."""
+        """Enqueues a step that has no graph; a split one keeps its tensors for
+        ``sample_eagerly``.
+        """
         with self._streams.on_compute() as tensors:
-            self._in_use[slot] = [tensors]  # the slot is free, so what its last eager step used is not needed any more
+            # the slot is free, so what its last eager step used is not needed any more
+            self._in_use[slot] = [tensors]
             step = self._programs[slot].forward(key)
             if key.split:
                 self._pending[slot] = step
@@ -109,33 +122,47 @@ class StepGraph:
         for split in (False, True):
             for bucket in self._spec.decode_buckets:
                 yield StepKey(StepKind.DECODE, bucket, bucket, split)
-            for lines in self._spec.prefill_buckets:
-                yield StepKey(StepKind.PREFILL, lines, rows, split)
+            for num_tokens in self._spec.prefill_buckets:
+                yield StepKey(StepKind.PREFILL, num_tokens, rows, split)
 
     def _capture_key(self, slot: int, key: StepKey, program: StepProgram) -> None:
         steps: list[StepTensors] = []
         if key.split:
-            self._forward[slot, key] = self._capture(program, lambda: steps.append(program.forward(key)))
-            self._sampling[slot, key] = self._capture(program, lambda: program.sample(steps[0], masked=True))
+            self._forward[slot, key] = self._capture(
+                program, lambda: steps.append(program.forward(key))
+            )
+            self._sampling[slot, key] = self._capture(
+                program, lambda: program.sample(steps[0], masked=True)
+            )
             self._sampling[slot, key].keep_alive(steps[0])
         else:
-            self._forward[slot, key] = self._capture(program, lambda: program.sample(program.forward(key), masked=False))
+            self._forward[slot, key] = self._capture(
+                program, lambda: program.sample(program.forward(key), masked=False)
+            )
 
     def _capture(self, program: StepProgram, body: Callable[[], None]) -> _C.Graph:
-        """A graph that keeps the step's memory, as long as it may run. Memory only: the collector does not see through a native graph."""
+        """A graph that keeps the step's memory, as long as it may run.
+
+        Memory only: the collector does not see through a native graph.
+        """
         graph = self._streams.capture(body)
         graph.keep_alive(program.memory)
         return graph
 
     def _warm_up(self, keys: Sequence[StepKey]) -> None:
-        """Runs eager passes over dead rows, so that no library initializes itself inside a capture or a served step."""
+        """Runs eager passes over dead rows, so that no library initializes itself inside a
+        capture or a served step.
+        """
         if not self._streams.needs_warm_up:
             return
-        eager_chunk = StepKey(StepKind.PREFILL, self._warm_up_lines, self._spec.decode_buckets[-1], False)
+        eager_chunk = StepKey(
+            StepKind.PREFILL, self._warm_up_tokens, self._spec.decode_buckets[-1], False
+        )
         try:
             for key in (eager_chunk, *keys):
                 self.run_eagerly(0, key)
                 if key.split:
                     self.sample_eagerly(0)
         finally:
-            self._streams.synchronize()  # if a key fails, too: what was enqueued still uses memory that goes with the failure
+            # if a key fails, too: what was enqueued still uses memory that goes with the failure
+            self._streams.synchronize()

@@ -1,4 +1,7 @@
-"""What a step enqueues, in order: head, the user's forward, sampling, publish. Captured once per key and slot, or run eagerly."""
+"""What a step enqueues, in order: head, the user's forward, sampling, publish.
+
+Captured once per key and slot, or run eagerly.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import torch
 from photon_ext import ops
 from photon_ext.errors import ConfigError
 from photon_ext.layout import (
-    EXTENT_SIZE,
+    COUNTS_SIZE,
     MASK_KEY_COLUMNS,
     META_COLUMNS,
     RECORD_WIDTH,
@@ -34,7 +37,9 @@ class Tables:
 
 @dataclass(frozen=True, slots=True)
 class SlotMemory:
-    """A slot's own device memory, int32: the packed step input, the output records, the masks with their keys."""
+    """A slot's own device memory, int32: the packed step input, the output records, the masks
+    with their keys.
+    """
 
     input: torch.Tensor
     records: torch.Tensor
@@ -42,14 +47,16 @@ class SlotMemory:
 
 
 class SharedMemory:
-    """Step memory that all graphs and slots share, because they run one after the other on the compute stream (I1)."""
+    """Step memory that all graphs and slots share, because they run one after the other on the
+    compute stream (I1).
+    """
 
-    def __init__(self, lines: int, segments: int, device: torch.device) -> None:
+    def __init__(self, num_tokens: int, segments: int, device: torch.device) -> None:
         def zeros(*shape: int) -> torch.Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
-        self.decode_meta = zeros(lines, META_COLUMNS)
-        self.extent = zeros(EXTENT_SIZE)
+        self.decode_meta = zeros(num_tokens, META_COLUMNS)
+        self.counts = zeros(COUNTS_SIZE)
         self.sampled = zeros(segments)
         self.row_errors = zeros(segments)
 
@@ -65,16 +72,18 @@ class StepProgram:
         slot: SlotMemory,
         inputs: InputLayout,
         masks: MaskLayout,
-        fast_kernels: bool,
+        hopper_kernels: bool,
     ) -> None:
         self._spec = spec
         self._tables = tables
         self._shared = shared
         self._slot = slot
         self._masks = masks
-        self._fast_kernels = fast_kernels
+        self._hopper_kernels = hopper_kernels
         self._segments = slot.input[: inputs.staged_offset].view(-1, SEGMENT_COLUMNS)
-        self._staged = slot.input[inputs.staged_offset : inputs.staged_offset + inputs.max_lines]
+        self._staged = slot.input[
+            inputs.staged_offset : inputs.staged_offset + inputs.max_step_tokens
+        ]
         self._deltas = slot.input[inputs.delta_offset :]
 
     @property
@@ -86,9 +95,9 @@ class StepProgram:
         """Head and forward; the result's ``logits`` are set."""
         step = StepTensors(
             kind=key.kind,
-            decode_meta=self._shared.decode_meta[: key.lines],
+            decode_meta=self._shared.decode_meta[: key.num_tokens],
             segments=self._segments[: key.segments],
-            extent=self._shared.extent,
+            counts=self._shared.counts,
             page_table=self._tables.page_table,
             row_state=self._tables.row_state,
             sampled=self._shared.sampled[: key.segments],
@@ -100,9 +109,9 @@ class StepProgram:
             tables.stop_ids,
             self._deltas,
             step.segments,
-            self._staged[: key.lines],
+            self._staged[: key.num_tokens],
             step.decode_meta,
-            step.extent,
+            step.counts,
         )
         self._spec.forward(step)
         self._check_logits(step, key)
@@ -114,12 +123,33 @@ class StepProgram:
         count = step.segments.shape[0]
         errors = self._shared.row_errors[:count] if masked else None
         if errors is not None:
-            ops.apply_token_mask_(step.logits, self._mask_rows(count), self._mask_keys(count), step.segments, step.row_state, errors)
+            ops.apply_token_mask_(
+                step.logits,
+                self._mask_rows(count),
+                self._mask_keys(count),
+                step.segments,
+                step.row_state,
+                errors,
+            )
         if self._spec.sample is not None:
             self._spec.sample(step)
         else:
-            ops.sample_into(step.sampled, step.logits, step.segments, step.row_state, errors, self._fast_kernels)
-        ops.publish_(step.row_state, self._slot.records[:count], step.sampled, step.segments, self._tables.stop_ids, errors)
+            ops.sample_into(
+                step.sampled,
+                step.logits,
+                step.segments,
+                step.row_state,
+                errors,
+                self._hopper_kernels,
+            )
+        ops.publish_(
+            step.row_state,
+            self._slot.records[:count],
+            step.sampled,
+            step.segments,
+            self._tables.stop_ids,
+            errors,
+        )
 
     def _mask_keys(self, count: int) -> torch.Tensor:
         return self._slot.mask[: self._masks.mask_offset].view(-1, MASK_KEY_COLUMNS)[:count]
@@ -130,12 +160,27 @@ class StepProgram:
     def _check_logits(self, step: StepTensors, key: StepKey) -> None:
         shape, logits = (key.segments, self._spec.vocab_size), step.logits
         if not isinstance(logits, torch.Tensor):
-            raise ConfigError(f"forward() left step.logits {logits!r}; it must assign a tensor of shape {shape} (segments, vocab_size)")
-        found = (tuple(logits.shape), logits.dtype, logits.device, logits.stride(-1) if logits.dim() else 0)
-        if found[0] != shape or logits.dtype not in LOGITS_DTYPES or logits.device != step.decode_meta.device or found[3] != 1:
             raise ConfigError(
-                f"forward() assigned step.logits of shape {found[0]}, {found[1]}, on {found[2]}, last stride {found[3]}; expected shape "
-                f"{shape} (segments, vocab_size), float32, float16 or bfloat16, on {step.decode_meta.device}, last stride 1"
+                f"forward() left step.logits {logits!r}; it must assign a tensor of shape {shape} "
+                "(segments, vocab_size)"
+            )
+        found = (
+            tuple(logits.shape),
+            logits.dtype,
+            logits.device,
+            logits.stride(-1) if logits.dim() else 0,
+        )
+        if (
+            found[0] != shape
+            or logits.dtype not in LOGITS_DTYPES
+            or logits.device != step.decode_meta.device
+            or found[3] != 1
+        ):
+            raise ConfigError(
+                f"forward() assigned step.logits of shape {found[0]}, {found[1]}, on {found[2]}, "
+                f"last stride {found[3]}; expected shape "
+                f"{shape} (segments, vocab_size), float32, float16 or bfloat16, on "
+                f"{step.decode_meta.device}, last stride 1"
             )
 
 

@@ -13,14 +13,21 @@ from photon_ext.errors import ConfigError
 from photon_ext.runtime.record_guard import RecordGuard
 
 stream_names: dict[int, str] = {}
-"""What each host and inline stream of this process is for, by its number in traces; numbers are not used again."""
+"""What each host and inline stream of this process is for, by its number in traces; numbers are
+not used again.
+"""
 
 
 class Streams(ABC):
-    """One compute stream for all forwards (I1), one stream per copy direction. Nothing runs on the default stream."""
+    """One compute stream for all forwards (I1), one stream per copy direction.
+
+    Nothing runs on the default stream.
+    """
 
     needs_warm_up: bool
-    """Whether libraries initialize themselves lazily, which must not happen inside a capture or a served step."""
+    """Whether libraries initialize themselves lazily, which must not happen inside a capture or
+    a served step.
+    """
 
     def __init__(self, backend: str, device: int, compute: _C.Stream | None = None) -> None:
         self.backend = backend
@@ -29,10 +36,19 @@ class Streams(ABC):
         self.in_copy = _C.Stream.create(backend, device)
         self.out_copy = _C.Stream.create(backend, device)
         if self.compute.id:
-            stream_names.update({self.compute.id: "compute", self.in_copy.id: "in-copy", self.out_copy.id: "out-copy"})
+            stream_names.update(
+                {
+                    self.compute.id: "compute",
+                    self.in_copy.id: "in-copy",
+                    self.out_copy.id: "out-copy",
+                }
+            )
 
     def synchronize(self) -> None:
-        """Blocks until everything enqueued on the three streams has run. For start-up: no step needs it."""
+        """Blocks until everything enqueued on the three streams has run.
+
+        For start-up: no step needs it.
+        """
         for stream in (self.in_copy, self.compute, self.out_copy):
             stream.synchronize()
 
@@ -40,7 +56,8 @@ class Streams(ABC):
     def on_compute(self) -> AbstractContextManager[Mapping[int, torch.Tensor]]:
         """Ops called inside are enqueued on the compute stream.
 
-        Gives the tensors that the caller has to keep until that work is done; empty where the allocator is ordered by the stream.
+        Gives the tensors that the caller has to keep until that work is done; empty where the
+        allocator is ordered by the stream.
         """
 
     @abstractmethod
@@ -53,7 +70,9 @@ class Streams(ABC):
 
 
 class HostStreams(Streams):
-    """Worker threads ("host"), or everything at the call, on the caller's thread ("inline": for eager torch code)."""
+    """Worker threads ("host"), or everything at the call, on the caller's thread ("inline": for
+    eager torch code).
+    """
 
     needs_warm_up = False
 
@@ -86,7 +105,10 @@ class HostStreams(Streams):
 
 
 class CudaStreams(Streams):
-    """CUDA streams of our own, or around a stream of the user's. Allocations in captured code come from one torch graph pool."""
+    """CUDA streams of our own, or around a stream of the user's.
+
+    Allocations in captured code come from one torch graph pool.
+    """
 
     needs_warm_up = True
 
@@ -96,7 +118,11 @@ class CudaStreams(Streams):
             _check_stream(stream, index)
         wrapped = None if stream is None else _C.Stream.wrap(stream.cuda_stream, index)
         super().__init__("cuda", index, wrapped)
-        self._torch = stream if stream is not None else torch.cuda.ExternalStream(self.compute.handle, device=index)
+        self._torch = (
+            stream
+            if stream is not None
+            else torch.cuda.ExternalStream(self.compute.handle, device=index)
+        )
         self._pool = torch.cuda.graph_pool_handle()
 
     @contextmanager
@@ -125,6 +151,12 @@ class CudaStreams(Streams):
 
 def _check_stream(stream: torch.cuda.Stream, index: int) -> None:
     if stream.device_index != index:
-        raise ConfigError(f"stream is on cuda:{stream.device_index}, the runtime's device is cuda:{index}; use a stream of that device")
+        raise ConfigError(
+            f"stream is on cuda:{stream.device_index}, the runtime's device is cuda:{index}; use a "
+            "stream of that device"
+        )
     if stream == torch.cuda.default_stream(index):
-        raise ConfigError("stream is the default stream, on which everything waits for everything; pass torch.cuda.Stream(), or None")
+        raise ConfigError(
+            "stream is the default stream, on which everything waits for everything; pass "
+            "torch.cuda.Stream(), or None"
+        )

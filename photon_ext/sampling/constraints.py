@@ -1,12 +1,14 @@
 """Constraints that ask the host which tokens may come next.
 
-A step with such a row runs its forward first and samples later (launch, commit, finalize): the mask for position p is asked for after the
-token at p - 1 is committed, while the forward that produced the logits is already running.
+A step with such a row runs its forward first and samples later (launch, commit, finalize): the mask
+for position p is asked for after the token at p - 1 is committed, while the forward that produced
+the logits is already running.
 
-A bitmask is a line of int32 words: bit (id & 31) of word (id >> 5) set means that the token is allowed. It arrives all zero, that is,
-closed: a constraint that forgets to write allows nothing, which ends its request with an error. The words are signed, and a memoryview
-takes no `1 << 31`: `|= -(1 << 31)` sets bit 31. Or write through `numpy.frombuffer(words, numpy.uint32)`. Bits from the vocabulary's end on
-count for nothing.
+A bitmask is a row of int32 words: bit (id & 31) of word (id >> 5) set means that the token is
+allowed. It arrives all zero, that is, closed: a constraint that forgets to write allows nothing,
+which ends its request with an error. The words are signed, and a memoryview takes no `1 << 31`: `|=
+-(1 << 31)` sets bit 31. Or write through `numpy.frombuffer(words, numpy.uint32)`. Bits from the
+vocabulary's end on count for nothing.
 """
 
 from __future__ import annotations
@@ -23,17 +25,20 @@ _BYTES_OR_TEXT = (str, bytes, bytearray, memoryview)
 
 @runtime_checkable
 class Constraint(Protocol):
-    """State of one constrained request. Called by the engine thread only; an exception ends that request alone, with an error.
+    """State of one constrained request. Called by the engine thread only; an exception ends that
+    request alone, with an error.
 
-    A constraint serves one request at a time. If it has a method `fresh()`, which returns a constraint in its start state, every request
-    takes a fresh one, so that the same SamplingParams may serve many requests. The thread that submits calls `fresh()`, and hears of what
-    it raises as RequestError. While the engine thread is in here no other request goes on, and to wait for one of the same engine is a
-    RequestError.
+    A constraint serves one request at a time. If it has a method `fresh()`, which returns a
+    constraint in its start state, every request takes a fresh one, so that the same SamplingParams
+    may serve many requests. The thread that submits calls `fresh()`, and hears of what it raises as
+    RequestError. While the engine thread is in here no other request goes on, and to wait for one
+    of the same engine is a RequestError.
     """
 
     @property
     def finished(self) -> bool:
-        """True once the request is complete: it ends with finish reason "stop". A property or an attribute, not a method.
+        """True once the request is complete: it ends with finish reason "stop". A property or an
+        attribute, not a method.
 
         Read after each `advance`, so a request has at least one token.
         """
@@ -42,17 +47,29 @@ class Constraint(Protocol):
         """Takes the token that was sampled. Not called for the stop token that ends a request."""
 
     def fill_bitmask(self, words: memoryview) -> None:
-        """Sets the bits of the allowed tokens in `words` (int32, zeroed, ceil(vocab / 32) of them); see the module for bit 31.
+        """Sets the bits of the allowed tokens in `words` (int32, zeroed, ceil(vocab / 32) of them);
+        see the module for bit 31.
 
-        Called once before each token, the first included. The words are read when it returns; a view that is kept reaches no later mask.
+        Called once before each token, the first included. The words are read when it returns; a
+        view that is kept reaches no later mask.
         """
 
 
 def constraint_fault(value: object) -> str | None:
-    """Why `value` is no Constraint, and what to do; None if it is one. Nothing of it is called: `finished` may compute."""
-    advance, fill_bitmask, finished = (inspect.getattr_static(value, name, None) for name in ("advance", "fill_bitmask", "finished"))
+    """Why `value` is no Constraint, and what to do; None if it is one.
+
+    Nothing of it is called: `finished` may compute.
+    """
+    advance, fill_bitmask, finished = (
+        inspect.getattr_static(value, name, None)
+        for name in ("advance", "fill_bitmask", "finished")
+    )
     if isinstance(value, type) or advance is None or fill_bitmask is None or finished is None:
-        return "give an object with advance(token), fill_bitmask(words) and finished, for instance what from_callable(...) returns"
+        return (
+            "give an object with advance(token), fill_bitmask(words) and finished, for "
+            "instance "
+            "what from_callable(...) returns"
+        )
     if callable(finished) or isinstance(finished, classmethod):
         return "its finished is a method, which always counts as true; make it a property"
     return None
@@ -62,11 +79,15 @@ def is_finished(constraint: Constraint) -> bool:
     """Whether the constraint's request is complete.
 
     Raises:
-        RequestError: `finished` is a method. `constraint_fault` does not see that where a property or __slots__ hold it.
+        RequestError: `finished` is a method. `constraint_fault` does not see that where a property
+            or __slots__ hold it.
     """
     finished = constraint.finished
     if callable(finished):
-        raise RequestError(f"finished is {shown(finished)}, which always counts as true; make it a property that is true or false")
+        raise RequestError(
+            f"finished is {shown(finished)}, which always counts as true; make it a property that "
+            "is true or false"
+        )
     return bool(finished)
 
 
@@ -80,19 +101,24 @@ def pack_ids(ids: Iterable[int], num_words: int) -> array[int]:
     limit = 32 * num_words
     for token in ids:
         if not 0 <= token < limit:
-            raise RequestError(f"constraint allows token id {shown(token)}; the mask covers ids 0 to {limit - 1}")
+            raise RequestError(
+                f"constraint allows token id {shown(token)}; the mask covers ids 0 to {limit - 1}"
+            )
         bits[token >> 3] |= 1 << (token & 7)
     return array("i", bytes(bits))
 
 
 class AllowedIds:
-    """Allows fixed ids: `positions[i]` at the i-th generated token, or the same ids everywhere when `repeat`."""
+    """Allows fixed ids: `positions[i]` at the i-th generated token, or the same ids everywhere
+    when `repeat`.
+    """
 
     def __init__(self, positions: Sequence[Collection[int]], repeat: bool) -> None:
         self._positions = positions
         self._repeat = repeat
         self._done = 0
-        self._packed: dict[tuple[int, int], array[int]] = {}  # by position and number of words, of which vocabularies differ
+        # by position and number of words, of which vocabularies differ
+        self._packed: dict[tuple[int, int], array[int]] = {}
 
     @property
     def finished(self) -> bool:
@@ -117,7 +143,11 @@ class AllowedIds:
 class CallableConstraint:
     """Asks a function of the tokens so far for the ids that may come next."""
 
-    def __init__(self, allowed: Callable[[list[int]], Iterable[int]], done: Callable[[list[int]], bool] | None) -> None:
+    def __init__(
+        self,
+        allowed: Callable[[list[int]], Iterable[int]],
+        done: Callable[[list[int]], bool] | None,
+    ) -> None:
         self._allowed = allowed
         self._done = done
         self._tokens: list[int] = []
@@ -137,18 +167,23 @@ class CallableConstraint:
 
 
 def from_allowed_ids(allowed: Collection[int] | Sequence[Collection[int]]) -> AllowedIds:
-    """A constraint from ids: either ids that are allowed at every position, or one collection of ids per position.
+    """A constraint from ids: either ids that are allowed at every position, or one collection of
+    ids per position.
 
-    In the second form the request is finished (with "stop") after the last position. It has `fresh()`: one serves many requests.
+    In the second form the request is finished (with "stop") after the last position. It has
+    `fresh()`: one serves many requests.
 
-    An id that the model does not have shows when a request runs: one beyond the mask's words ends it with an error, one below that is never
-    taken.
+    An id that the model does not have shows when a request runs: one beyond the mask's words ends
+    it with an error, one below that is never taken.
 
     Raises:
         ConfigError: the two forms are mixed, or something is not a token id.
     """
     if not _is_collection(allowed):
-        raise ConfigError(f"from_allowed_ids: got a {type(allowed).__name__}; give token ids, or one collection of token ids per position")
+        raise ConfigError(
+            f"from_allowed_ids: got a {type(allowed).__name__}; give token ids, or one collection "
+            "of token ids per position"
+        )
     items = list(allowed)
     if all(map(_is_id, items)):
         return AllowedIds((frozenset(items),), repeat=True)  # type: ignore[arg-type]
@@ -157,21 +192,27 @@ def from_allowed_ids(allowed: Collection[int] | Sequence[Collection[int]]) -> Al
         ids = list(item) if _is_collection(item) else None
         if ids is None or not all(map(_is_id, ids)):
             raise ConfigError(
-                f"from_allowed_ids: item {index} is {shown(item)}; give only token ids (>= 0), or only collections of token ids"
+                f"from_allowed_ids: item {index} is {shown(item)}; give only token ids (>= 0), or "
+                "only collections of token ids"
             )
         positions.append(frozenset(ids))
     return AllowedIds(tuple(positions), repeat=False)
 
 
-def from_callable(allowed: Callable[[list[int]], Iterable[int]], finished: Callable[[list[int]], bool] | None = None) -> CallableConstraint:
+def from_callable(
+    allowed: Callable[[list[int]], Iterable[int]],
+    finished: Callable[[list[int]], bool] | None = None,
+) -> CallableConstraint:
     """A constraint from a function: `allowed(tokens so far)` returns the ids that may come next.
 
     Args:
-        allowed: called by the engine thread once per token, with the generated ids (a list of its own).
-        finished: optional; `finished(tokens so far)` true ends the request with "stop". Called after each token.
+        allowed: called by the engine thread once per token, with the generated ids (a list of its
+            own).
+        finished: optional; `finished(tokens so far)` true ends the request with "stop". Called
+            after each token.
 
-    It has `fresh()`: one serves many requests. What the functions raise, and an id that the mask has no bit for, ends the request with an
-    error.
+    It has `fresh()`: one serves many requests. What the functions raise, and an id that the mask
+    has no bit for, ends the request with an error.
 
     Raises:
         ConfigError: one of the two is no function.

@@ -5,14 +5,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
-_CHARACTER_BITS = 21  # of a code point; a state and a character make one integer, the key of their transition
+# of a code point; a state and a character make one integer, the key of their transition
+_CHARACTER_BITS = 21
 
 
 class StopAutomaton:
-    """Reads text and knows after each character the longest end of it that begins a stop string, and the longest that is one.
+    """Reads text and knows after each character the longest end of it that begins a stop string,
+    and the longest that is one.
 
-    A character costs a few dictionary look-ups, however many strings there are. It is the automaton of Aho and Corasick ("Efficient
-    string matching", 1975): a state is a beginning of a stop string, and 0 the empty one. It never changes, so threads may share one.
+    A character costs a few dictionary look-ups, however many strings there are. It is the automaton
+    of Aho and Corasick ("Efficient string matching", 1975): a state is a beginning of a stop
+    string, and 0 the empty one. It never changes, so threads may share one.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
@@ -23,10 +26,15 @@ class StopAutomaton:
         ends = {self._add(stop, parents, characters) for stop in stops}
         self._fallback = array("i", [0]) * len(parents)
         self._complete = array("i", [0]) * len(parents)
-        for state in sorted(range(1, len(parents)), key=self._held.__getitem__):  # a fallback is shorter, and so there before
+        # a fallback is shorter, and so there before
+        for state in sorted(range(1, len(parents)), key=self._held.__getitem__):
             if parents[state]:
-                self._fallback[state] = self._after(self._fallback[parents[state]], characters[state])
-            self._complete[state] = self._held[state] if state in ends else self._complete[self._fallback[state]]
+                self._fallback[state] = self._after(
+                    self._fallback[parents[state]], characters[state]
+                )
+            self._complete[state] = (
+                self._held[state] if state in ends else self._complete[self._fallback[state]]
+            )
 
     def scan(self, state: int, text: str) -> tuple[int, int]:
         """Reads `text` from `state` on, up to the first character that completes a stop string.
@@ -62,7 +70,9 @@ class StopAutomaton:
         return state
 
     def _after(self, state: int, character: int) -> int:
-        """The state after one more character: falls back to shorter ends until one goes on with it."""
+        """The state after one more character: falls back to shorter ends until one goes on with
+        it.
+        """
         while (found := self._next.get(state << _CHARACTER_BITS | character)) is None:
             if state == 0:
                 return 0

@@ -9,8 +9,9 @@ from contextlib import suppress
 class Gate:
     """Where one thread waits for others, which open it.
 
-    A lock alone, and no threading.Condition or Event: their methods are Python, and Ctrl-C in one of them may leave a lock taken, or
-    somebody in the queue who has left it, to whom the next call then goes.
+    A lock alone, and no threading.Condition or Event: their methods are Python, and Ctrl-C in one
+    of them may leave a lock taken, or somebody in the queue who has left it, to whom the next call
+    then goes.
     """
 
     def __init__(self) -> None:

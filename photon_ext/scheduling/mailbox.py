@@ -16,7 +16,10 @@ from photon_ext.scheduling.sequence import Sequence
 
 
 class Mail(NamedTuple):
-    """What the engine thread takes at the begin of a turn. A cancel may be for a request that has ended, or comes in the same mail."""
+    """What the engine thread takes at the begin of a turn.
+
+    A cancel may be for a request that has ended, or comes in the same mail.
+    """
 
     submitted: tuple[Sequence, ...]
     cancelled: tuple[Request, ...]
@@ -26,7 +29,8 @@ class Mail(NamedTuple):
 class Mailbox:
     """Open until `close` or `fail`; usable from any thread.
 
-    The engine thread sleeps at a gate and not for a condition: Ctrl-C in one caller's notify() may use up that of the next.
+    The engine thread sleeps at a gate and not for a condition: Ctrl-C in one caller's notify() may
+    use up that of the next.
     """
 
     def __init__(self) -> None:
@@ -43,7 +47,10 @@ class Mailbox:
         self._process = os.getpid()
 
     def own(self) -> bool:
-        """The calling thread becomes the engine thread. False: another has become it before; a pipeline bears one."""
+        """The calling thread becomes the engine thread.
+
+        False: another has become it before; a pipeline bears one.
+        """
         with self._lock:
             if self._taken:
                 return False
@@ -52,7 +59,9 @@ class Mailbox:
         return True
 
     def disown(self) -> None:
-        """The engine thread ends: the system may give its number to any thread that starts later."""
+        """The engine thread ends: the system may give its number to any thread that starts
+        later.
+        """
         self._owner = None
         self._ended = True
 
@@ -68,7 +77,9 @@ class Mailbox:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of the engine's: there is no engine thread here, and locks may be held for ever."""
+        """Whether this process is a fork of the engine's: there is no engine thread here, and
+        locks may be held for ever.
+        """
         return self._process != os.getpid()
 
     def check_wait(self) -> None:
@@ -81,7 +92,8 @@ class Mailbox:
         self._check_fork()
         if self.owned:
             raise RequestError(
-                "a constraint, which runs on the engine's own thread, cannot wait for a request of this engine: it would wait for ever; "
+                "a constraint, which runs on the engine's own thread, cannot wait for a request of "
+                "this engine: it would wait for ever; "
                 "submit() and read the result elsewhere, or use another engine"
             )
 
@@ -95,10 +107,14 @@ class Mailbox:
         self._check_fork()
         with self._lock:
             if self._cause is not None:
-                raise EngineDeadError(f"the engine has crashed ({describe(self._cause)}); make a new one") from self._cause
+                raise EngineDeadError(
+                    f"the engine has crashed ({describe(self._cause)}); make a new one"
+                ) from self._cause
             if self._closing:
                 raise EngineDeadError("the engine is closed; make a new one")
-            self._borrow([sequence.constraint for sequence in sequences if sequence.constraint is not None])
+            self._borrow(
+                [sequence.constraint for sequence in sequences if sequence.constraint is not None]
+            )
             self._submitted.extend(sequences)
             self._changed.open()
 
@@ -127,11 +143,14 @@ class Mailbox:
             return left
 
     def collect(self, busy: Callable[[], bool]) -> Mail:
-        """The engine's side: takes everything; sleeps until there is something, unless the engine is `busy`."""
+        """The engine's side: takes everything; sleeps until there is something, unless the
+        engine is `busy`.
+        """
         while True:
             with self._lock:
                 if self._submitted or self._cancelled or self._closing or busy():
-                    # Taken before it is copied: a garbage collection on this very thread, which has the lock, may cancel a request.
+                    # Taken before it is copied: a garbage collection on this very thread, which has
+                    # the lock, may cancel a request.
                     submitted, self._submitted = self._submitted, []
                     cancelled, self._cancelled = self._cancelled, []
                     return Mail(tuple(submitted), tuple(cancelled), self._closing)
@@ -143,11 +162,14 @@ class Mailbox:
             self._borrowed.discard(id(constraint))
 
     def _check_fork(self) -> None:
-        # Torch's threads do not survive a fork: a new engine in the child waits for ever for them, unless torch is told to use none.
+        # Torch's threads do not survive a fork: a new engine in the child waits for ever for them,
+        # unless torch is told to use none.
         if self.forked:
             raise EngineDeadError(
-                f"this engine was made in process {self._process} and its thread runs there; process {os.getpid()} is a fork of it: "
-                "use a fresh process instead (multiprocessing's 'spawn'), or call torch.set_num_threads(1) here and then make a new Engine"
+                f"this engine was made in process {self._process} and its thread runs there; "
+                f"process {os.getpid()} is a fork of it: "
+                "use a fresh process instead (multiprocessing's 'spawn'), or call "
+                "torch.set_num_threads(1) here and then make a new Engine"
             )
 
     def _borrow(self, constraints: Seq[Constraint]) -> None:
@@ -156,7 +178,8 @@ class Mailbox:
         for constraint in constraints:
             if id(constraint) in taken:
                 raise RequestError(
-                    f"this {type(constraint).__name__} already serves another request; give each request its own constraint, "
+                    f"this {type(constraint).__name__} already serves another request; give each "
+                    "request its own constraint, "
                     "or give the class a method fresh() that returns one in its start state"
                 )
             taken.add(id(constraint))

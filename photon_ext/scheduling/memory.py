@@ -11,22 +11,26 @@ import torch
 
 
 class ControlFiles(NamedTuple):
-    """Where a version of Linux control groups keeps a group's memory limit, its usage, and what of that is file cache."""
+    """Where a version of Linux control groups keeps a group's memory limit, its usage, and what
+    of that is file cache.
+    """
 
     limit: str
     usage: str
     cache: tuple[str, ...]  # keys of memory.stat
 
 
-_V1 = ControlFiles("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file"))
+_V1 = ControlFiles(
+    "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")
+)
 _V2 = ControlFiles("memory.max", "memory.current", ("active_file", "inactive_file"))
 
 
 def available_bytes(device: torch.device) -> int:
     """Bytes that can be allocated on `device` now.
 
-    On CUDA what the driver has free and what torch has reserved from it and does not use; on a CPU what the machine can free without
-    swapping, within the limits of the process's control groups.
+    On CUDA what the driver has free and what torch has reserved from it and does not use; on a CPU
+    what the machine can free without swapping, within the limits of the process's control groups.
     """
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -47,14 +51,17 @@ def machine_available(proc: Path = Path("/proc")) -> int:
 
 
 def group_available(proc: Path = Path("/proc"), mount: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """What each control group that has a limit leaves: those of this process and their parents; the file cache counts as free."""
+    """What each control group that has a limit leaves: those of this process and their parents;
+    the file cache counts as free.
+    """
     try:
         memberships = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
         return []
     found = []
     for line in memberships:
-        _, controllers, path = line.split(":", 2)  # "0::/path" for version 2, "4:memory:/path" for version 1
+        # "0::/path" for version 2, "4:memory:/path" for version 1
+        _, controllers, path = line.split(":", 2)
         if controllers == "":
             found += [_left(folder, _V2) for folder in _up_to(mount, path)]
         elif "memory" in controllers.split(","):
@@ -63,7 +70,9 @@ def group_available(proc: Path = Path("/proc"), mount: Path = Path("/sys/fs/cgro
 
 
 def _up_to(mount: Path, path: str) -> Iterator[Path]:
-    """The folder of a group, and those of its parents up to the mount point, which in a container may be all that is visible."""
+    """The folder of a group, and those of its parents up to the mount point, which in a
+    container may be all that is visible.
+    """
     folder = mount / path.lstrip("/")
     yield folder
     yield from (parent for parent in folder.parents if parent == mount or mount in parent.parents)
@@ -73,7 +82,9 @@ def _left(folder: Path, files: ControlFiles) -> int | None:
     """None: no such group here, or no limit."""
     try:
         limit, usage = (int((folder / name).read_text()) for name in (files.limit, files.usage))
-        stat = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines())
+        stat = dict(
+            line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines()
+        )
     except (OSError, ValueError):  # ValueError: "max", which is no limit
         return None
     return limit - usage + sum(int(stat.get(key, 0)) for key in files.cache)

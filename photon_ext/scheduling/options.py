@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from photon_ext import _C, fast_kernels_run
+from photon_ext import _C, hopper_runs
 from photon_ext.errors import ConfigError, shown
 from photon_ext.runtime.arguments import INT32_MAX
 
@@ -22,28 +22,39 @@ class EngineOptions:
 
     Attributes:
         max_rows: requests that run at once; more wait.
-        max_len: tokens of a request, prompt and answer but for the answer's last, which is not fed; None: what the model was made for, up
-            to 4096.
-        depth: steps in flight: 2 overlaps the host's work with the device's, 1 is the blocking loop.
+        max_len: tokens of a request, prompt and answer but for the answer's last, which is not fed;
+            None: what the model was made for, up to 4096.
+        depth: steps in flight: 2 overlaps the host's work with the device's, 1 is the blocking
+            loop.
         page_size: tokens per KV page.
-        num_pages: KV pages; None: max_rows requests of max_len tokens, cut to what 0.9 of a GPU's free memory holds, or half of a CPU's.
+        num_pages: KV pages; None: max_rows requests of max_len tokens, cut to what 0.9 of a GPU's
+            free memory holds, or half of a CPU's.
         chunk: prompt tokens per prefill step at most.
         buckets: batch sizes that decode graphs are captured for; max_rows is added.
-        prefill_buckets: token counts that prefill graphs are captured for; other chunks run eagerly. None: see Pipeline.
+        prefill_buckets: token counts that prefill graphs are captured for; other chunks run
+            eagerly. None: see Pipeline.
         graph: capture steps into graphs, or run them eagerly.
-        exact: keep tokens bit for bit independent of the traffic on CUDA as well: long prefill chunks stay on our own kernels, fast or
-            portable, which are slower there than torch's matrix products, whose order of summation depends on the batch; and where
-            `chunk` times the query heads is 96 or more for each multiprocessor, on portable attention. On the CPU it is always so.
-        fast_kernels: run the kernels made for Hopper where they fit (bfloat16, compute capability 9.0 or 10.0), in decode steps and, but
-            for the layers of long eager chunks without `exact`, in prefill; and attend in prefill by matrix instructions (bfloat16, 8.0
-            or newer); elsewhere it changes nothing. They sum in another order than the portable ones, which does not depend on the
-            number of rows or tokens in a step either: what `exact` promises holds with them too, at any max_rows and chunk. None: on
-            9.0 and 10.0, where the model is bfloat16 (on 8.x, say True for prefill's attention).
-        max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to their number where a model has more.
+        exact: keep tokens bit for bit independent of the traffic on CUDA as well: long prefill
+            chunks stay on our own kernels, fast or portable, which are slower there than torch's
+            matrix products, whose order of summation depends on the batch; and where `chunk` times
+            the query heads is 96 or more for each multiprocessor, on portable attention. On the CPU
+            it is always so.
+        hopper_kernels: run the kernels made for Hopper where they fit (bfloat16, compute capability
+            9.0 or 10.0), in decode steps and, but for the layers of long eager chunks without
+            `exact`, in prefill; and attend in prefill by matrix instructions (bfloat16, 8.0 or
+            newer); elsewhere it changes nothing. They sum in another order than the portable ones,
+            which does not depend on the number of rows or tokens in a step either: what `exact`
+            promises holds with them too, at any max_rows and chunk. None: on 9.0 and 10.0, where
+            the model is bfloat16 (on 8.x, say True for prefill's attention).
+        max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to
+            their number where a model has more.
         timing: measure step gaps, by two events around each step. False leaves these out.
-        meter: keep the counts that need a clock or an event (see observe.meter). False is for measuring what they cost.
-        freeze: set aside what start-up made, so that garbage collections do not look at it while an engine is open (see Engine).
-        blocking: the wait for a step spins for a while (1 ms on CUDA, less on the host), then yields the CPU; False spins on.
+        meter: keep the counts that need a clock or an event (see observe.meter). False is for
+            measuring what they cost.
+        freeze: set aside what start-up made, so that garbage collections do not look at it while an
+            engine is open (see Engine).
+        blocking: the wait for a step spins for a while (1 ms on CUDA, less on the host), then
+            yields the CPU; False spins on.
 
     Raises:
         ConfigError: a value is out of range.
@@ -59,7 +70,7 @@ class EngineOptions:
     prefill_buckets: tuple[int, ...] | None = None
     graph: bool = True
     exact: bool = False
-    fast_kernels: bool | None = None
+    hopper_kernels: bool | None = None
     max_stop_ids: int = 16
     timing: bool = True
     meter: bool = True
@@ -72,7 +83,9 @@ class EngineOptions:
             optional = name in ("max_len", "num_pages")
             most = MAX_STOP_IDS if name == "max_stop_ids" else INT32_MAX
             if not (value is None and optional) and not (_is_positive(value) and value <= most):
-                raise ConfigError(f"{name} is {shown(value)}; give a positive integer, at most {most}")
+                raise ConfigError(
+                    f"{name} is {shown(value)}; give a positive integer, at most {most}"
+                )
         for name in ("buckets", "prefill_buckets"):
             values = getattr(self, name)
             if values is None and name == "prefill_buckets":
@@ -83,14 +96,21 @@ class EngineOptions:
         for name in ("graph", "exact", "timing", "meter", "freeze", "blocking"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is {shown(getattr(self, name))}; give True or False")
-        if not isinstance(self.fast_kernels, bool | None):
-            raise ConfigError(f"fast_kernels is {shown(self.fast_kernels)}; give True, False, or None to have them where they run")
+        if not isinstance(self.hopper_kernels, bool | None):
+            raise ConfigError(
+                f"hopper_kernels is {shown(self.hopper_kernels)}; give True, False, or None to "
+                "have them where they run"
+            )
         if not _is_positive(self.depth) or self.depth > 2:
-            raise ConfigError(f"depth is {shown(self.depth)}; give 1 (the blocking loop) or 2 (two steps in flight)")
+            raise ConfigError(
+                f"depth is {shown(self.depth)}; give 1 (the blocking loop) or 2 (two steps in "
+                "flight)"
+            )
 
 
 def named_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> EngineOptions:
-    """Options by name, as keywords of a caller. `others` are what the caller's function takes besides.
+    """Options by name, as keywords of a caller. `others` are what the caller's function takes
+    besides.
 
     Raises:
         ConfigError: there is no such option, or a value is out of range.
@@ -108,7 +128,7 @@ def choose_kernels(fast: bool | None, device: str, dtype: torch.dtype) -> bool:
     """`fast`, with None resolved: whether this device runs the fast kernels, and for this dtype."""
     if fast is not None:
         return fast
-    return device.startswith("cuda") and dtype is torch.bfloat16 and fast_kernels_run()
+    return device.startswith("cuda") and dtype is torch.bfloat16 and hopper_runs()
 
 
 def _is_positive(value: object) -> bool:
@@ -116,7 +136,9 @@ def _is_positive(value: object) -> bool:
 
 
 def choose_device(device: str) -> str:
-    """`device`, with "auto" resolved: the GPU, if torch sees one and this build has kernels for it, else the CPU."""
+    """`device`, with "auto" resolved: the GPU, if torch sees one and this build has kernels for
+    it, else the CPU.
+    """
     if device != "auto":
         return device
     return "cuda" if _C.cuda_compiled and torch.cuda.is_available() else "cpu"

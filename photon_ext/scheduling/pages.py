@@ -1,4 +1,7 @@
-"""The pool of KV pages: which are free and which are held. It knows page numbers only, not the memory behind them."""
+"""The pool of KV pages: which are free and which are held.
+
+It knows page numbers only, not the memory behind them.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ class PagePool:
         return len(self._held)
 
     def allocate(self, count: int) -> list[int] | None:
-        """Takes `count` pages, or none at all (None) when that many are not free. A negative count is a ValueError."""
+        """Takes `count` pages, or none at all (None) when that many are not free.
+
+        A negative count is a ValueError.
+        """
         if count < 0:
             raise ValueError(f"allocate: count is {count}; give a number >= 0")
         if count > self.free:
@@ -48,13 +54,17 @@ class PagePool:
         """Gives pages back.
 
         Raises:
-            ValueError: a page is not held, or is named twice (a double free), or is not of this pool; nothing has changed then.
+            ValueError: a page is not held, or is named twice (a double free), or is not of this
+                pool; nothing has changed then.
         """
         pages = list(pages)
         seen: set[int] = set()
         for page in pages:
             if not 1 <= page <= self.num_pages:
-                raise ValueError(f"release: page {page} is not of this pool, whose pages are 1 to {self.num_pages}")
+                raise ValueError(
+                    f"release: page {page} is not of this pool, whose pages are 1 to "
+                    f"{self.num_pages}"
+                )
             if page in seen or page not in self._held:
                 raise ValueError(f"release: page {page} is released twice")
             seen.add(page)

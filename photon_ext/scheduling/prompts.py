@@ -13,17 +13,23 @@ if TYPE_CHECKING:
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
 
-_EXPECTED = "give a string, a list of token ids, or a list of chat messages ({'role': ..., 'content': ...})"
+_EXPECTED = (
+    "give a string, a list of token ids, or a list of chat messages ({'role': ..., 'content': ...})"
+)
 
 
-def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int, raw: bool = False) -> tuple[int, ...]:
+def encode_prompt(
+    prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int, raw: bool = False
+) -> tuple[int, ...]:
     """Token ids of a prompt.
 
-    A string is one user message where the model has a chat template, unless `raw`; otherwise it is encoded as it stands, behind the
-    model's begin-of-text token if it uses one. Token ids are taken as they are.
+    A string is one user message where the model has a chat template, unless `raw`; otherwise it is
+    encoded as it stands, behind the model's begin-of-text token if it uses one. Token ids are taken
+    as they are.
 
     Raises:
-        RequestError: the prompt is empty, of no known form, holds ids outside the vocabulary, or needs a tokenizer that is not there.
+        RequestError: the prompt is empty, of no known form, holds ids outside the vocabulary, or
+            needs a tokenizer that is not there.
     """
     if isinstance(prompt, str):
         ids = _encode_text(prompt, tokenizer, raw)
@@ -37,7 +43,10 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int, 
         raise RequestError(f"the prompt is empty; {_EXPECTED}")
     outside = next((token for token in ids if not 0 <= token < vocab_size), None)
     if outside is not None:
-        raise RequestError(f"the prompt holds token id {shown(outside)}; ids of this model are 0 to {vocab_size - 1}")
+        raise RequestError(
+            f"the prompt holds token id {shown(outside)}; ids of this model are 0 to "
+            f"{vocab_size - 1}"
+        )
     return tuple(ids)
 
 
@@ -63,6 +72,13 @@ def _checked_id(token: object) -> int:
 
 
 def _checked_message(message: object) -> Message:
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
-        raise RequestError(f"the chat holds {shown(message)}; each message needs a 'role' (a string) and its 'content'")
+    if (
+        not isinstance(message, Mapping)
+        or not isinstance(message.get("role"), str)
+        or "content" not in message
+    ):
+        raise RequestError(
+            f"the chat holds {shown(message)}; each message needs a 'role' (a string) and its "
+            "'content'"
+        )
     return message

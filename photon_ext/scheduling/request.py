@@ -1,4 +1,7 @@
-"""What a caller holds of a request: its events as they come, its result, and a way to cancel it. Usable from any thread."""
+"""What a caller holds of a request: its events as they come, its result, and a way to cancel it.
+
+Usable from any thread.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,15 @@ from photon_ext.scheduling.gate import Gate
 
 
 class StreamEvent(NamedTuple):
-    """One delivery: a token, and the text that became certain with it. The last one has no token, but the finish reason.
+    """One delivery: a token, and the text that became certain with it. The last one has no token,
+    but the finish reason.
 
     Attributes:
-        text: to be joined to that of the events before; often a word, sometimes empty. The last event has what was held back, none after an
-            error.
+        text: to be joined to that of the events before; often a word, sometimes empty. The last
+            event has what was held back, none after an error.
         token_ids: the token, a stop token included; empty in the last event.
-        finish_reason: of the last event: "stop" (an end token, a stop string, a finished constraint), "length", "cancelled" or "error";
-            else None.
+        finish_reason: of the last event: "stop" (an end token, a stop string, a finished
+            constraint), "length", "cancelled" or "error"; else None.
         error: what went wrong, with finish reason "error"; else None.
     """
 
@@ -38,13 +42,16 @@ class Output:
     """A finished request.
 
     Attributes:
-        text: the generated text, without stop strings and special tokens; empty without a tokenizer.
+        text: the generated text, without stop strings and special tokens; empty without a
+            tokenizer.
         token_ids: the generated ids, a final stop token included.
         finish_reason: "stop", "length", "cancelled" or "error".
         error: what went wrong, with finish reason "error"; else None.
         prompt_tokens: length of the prompt in tokens, those of a chat template included.
-        ttft_ms: milliseconds from submit, once the prompt was encoded, to the commit of the first token; None without one.
-        tokens_per_s: decode rate: tokens after the first by the time since the first; None below two tokens.
+        ttft_ms: milliseconds from submit, once the prompt was encoded, to the commit of the first
+            token; None without one.
+        tokens_per_s: decode rate: tokens after the first by the time since the first; None below
+            two tokens.
     """
 
     text: str
@@ -57,19 +64,24 @@ class Output:
 
 
 class Request:
-    """A submitted prompt. Events are kept, so any number of readers may start at any time and each sees them all, in order.
+    """A submitted prompt. Events are kept, so any number of readers may start at any time and each
+    sees them all, in order.
 
-    Readers may be on any thread. A request that went wrong raises nothing: its output and last event have finish reason "error".
+    Readers may be on any thread. A request that went wrong raises nothing: its output and last
+    event have finish reason "error".
 
-    Events are kept as texts and tokens, and made where they are read: an object per token would be one more that every full garbage
-    collection looks at, and would bring it about.
+    Events are kept as texts and tokens, and made where they are read: an object per token would be
+    one more that every full garbage collection looks at, and would bring it about.
 
-    There is no lock that readers share with the engine thread: Ctrl-C could leave it taken, a fork find it taken for ever, and a garbage
-    collection, which may close a reader on any thread, come while it is taken. The engine thread alone writes, a token's text before the
-    token; a reader leaves its waker before it looks. What one line does to a list or a set is done at once.
+    There is no lock that readers share with the engine thread: Ctrl-C could leave it taken, a fork
+    find it taken for ever, and a garbage collection, which may close a reader on any thread, come
+    while it is taken. The engine thread alone writes, a token's text before the token; a reader
+    leaves its waker before it looks. What one line does to a list or a set is done at once.
     """
 
-    def __init__(self, cancel: Callable[[Request], None], check_wait: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, cancel: Callable[[Request], None], check_wait: Callable[[], None] = lambda: None
+    ) -> None:
         """`check_wait` is called before waiting, and raises where that would be for ever."""
         self._cancel = cancel
         self._check_wait = check_wait
@@ -77,7 +89,8 @@ class Request:
         self._tokens: list[int] = []
         self._end: tuple[StreamEvent, Output] | None = None  # the final event and the result
         self._wakers: set[Callable[[], None]] = set()
-        self._end_wakers: set[Callable[[], None]] = set()  # apart from them, so that a token wakes nobody who waits for the end
+        # apart from them, so that a token wakes nobody who waits for the end
+        self._end_wakers: set[Callable[[], None]] = set()
 
     @property
     def done(self) -> bool:
@@ -85,7 +98,10 @@ class Request:
         return self._end is not None
 
     def cancel(self) -> None:
-        """Ends the request with finish reason "cancelled"; does nothing if it has ended. Returns at once; the final event follows."""
+        """Ends the request with finish reason "cancelled"; does nothing if it has ended.
+
+        Returns at once; the final event follows.
+        """
         self._cancel(self)
 
     def result(self, timeout: float | None = None) -> Output:
@@ -108,12 +124,15 @@ class Request:
                 if not self.done:
                     gate.wait(seconds)
             if not self.done:
-                raise TimeoutError(f"the request has not ended within {timeout} s; wait longer, or cancel() it")
+                raise TimeoutError(
+                    f"the request has not ended within {timeout} s; wait longer, or cancel() it"
+                )
         assert self._end is not None
         return self._end[1]
 
     def iter(self) -> Iterator[StreamEvent]:
-        """Events as they come, to the final one. Blocks the calling thread; in async code use stream(). Leaving early does not cancel.
+        """Events as they come, to the final one. Blocks the calling thread; in async code use
+        stream(). Leaving early does not cancel.
 
         Raises:
             RequestError, EngineDeadError: as `result`, where it would wait.
@@ -135,7 +154,8 @@ class Request:
                     gate.wait()
 
     async def stream(self) -> AsyncIterator[StreamEvent]:
-        """Events as they come, to the final one, without blocking the event loop. Leaving early does not cancel the request.
+        """Events as they come, to the final one, without blocking the event loop. Leaving early
+        does not cancel the request.
 
         Raises:
             RequestError, EngineDeadError: as `result`, where the request has not ended.
@@ -186,7 +206,9 @@ class Request:
 
     @contextmanager
     def _woken(self, wakers: set[Callable[[], None]], wake: Callable[[], None]) -> Iterator[None]:
-        """Within the block the engine calls `wake`: at each event where `wakers` are those of readers, else at the end."""
+        """Within the block the engine calls `wake`: at each event where `wakers` are those of
+        readers, else at the end.
+        """
         wakers.add(wake)
         try:
             yield
@@ -198,7 +220,8 @@ def _wake(wakers: set[Callable[[], None]]) -> None:
     for wake in wakers.copy():  # readers come and go meanwhile
         try:
             wake()
-        except BaseException:  # the reader's event loop is closed, or is broken: nobody can be woken there any more
+        except BaseException:
+            # the reader's event loop is closed, or is broken: nobody can be woken there any more
             wakers.discard(wake)
 
 
@@ -207,7 +230,9 @@ def _checked_seconds(timeout: float | None) -> float | None:
     if timeout is None:
         return None
     if not isinstance(timeout, Real) or not timeout >= 0:  # NaN is neither
-        raise ConfigError(f"timeout is {shown(timeout)}; give seconds >= 0, or None to wait as long as it takes")
+        raise ConfigError(
+            f"timeout is {shown(timeout)}; give seconds >= 0, or None to wait as long as it takes"
+        )
     return float(min(timeout, threading.TIMEOUT_MAX))
 
 
@@ -230,7 +255,14 @@ class Timings:
         return None if self.first_token is None else 1e3 * (self.first_token - self.submitted)
 
     def tokens_per_s(self, tokens: int) -> float | None:
-        """Decode rate of `tokens` generated tokens, the first one and the prefill before it left out."""
-        if tokens < 2 or self.first_token is None or self.last_token is None or self.last_token <= self.first_token:
+        """Decode rate of `tokens` generated tokens, the first one and the prefill before it left
+        out.
+        """
+        if (
+            tokens < 2
+            or self.first_token is None
+            or self.last_token is None
+            or self.last_token <= self.first_token
+        ):
             return None
         return (tokens - 1) / (self.last_token - self.first_token)

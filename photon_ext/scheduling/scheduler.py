@@ -12,10 +12,12 @@ from photon_ext.scheduling.sequence import Sequence, SequenceState
 
 
 class Scheduler:
-    """Every live sequence: the one registry, the waiting queue, and the rows and pages of those that run.
+    """Every live sequence: the one registry, the waiting queue, and the rows and pages of those
+    that run.
 
-    A sequence is live from `add` to `drop`; its row and pages are returned by `release`, which may come later (zombies).
-    Not thread-safe: the engine thread owns it, except for `fit`, which reads constants only.
+    A sequence is live from `add` to `drop`; its row and pages are returned by `release`, which may
+    come later (zombies). Not thread-safe: the engine thread owns it, except for `fit`, which reads
+    constants only.
 
     Args:
         pool: the KV pages.
@@ -47,9 +49,9 @@ class Scheduler:
         """Rows in use, those of ended sequences whose steps are still in flight included."""
         return len(self._in_rows)
 
-    def pages_for(self, max_lines: int) -> int:
-        """Pages that hold `max_lines` KV lines."""
-        return -(-max_lines // self._page_size)
+    def pages_for(self, max_step_tokens: int) -> int:
+        """Pages that hold `max_step_tokens` KV tokens."""
+        return -(-max_step_tokens // self._page_size)
 
     def fit(self, prompt_tokens: int, max_new_tokens: int) -> int:
         """The length cap of a request, cut to what the context leaves.
@@ -58,7 +60,10 @@ class Scheduler:
             RequestError: the request can never be served by this engine, however long it waits.
         """
         if prompt_tokens == 0:
-            raise RequestError("the prompt is empty; give at least one token (a model's beginning-of-text id will do)")
+            raise RequestError(
+                "the prompt is empty; give at least one token (a model's beginning-of-text id will "
+                "do)"
+            )
         if prompt_tokens > self._max_len:
             raise RequestError(
                 f"the prompt has {prompt_tokens} tokens and the context holds {self._max_len}; "
@@ -68,8 +73,10 @@ class Scheduler:
         needed, total = self.pages_for(prompt_tokens + cap - 1), self.pool.num_pages
         if needed > total:
             raise RequestError(
-                f"a prompt of {prompt_tokens} tokens and max_new_tokens {cap} need {needed} pages of {self._page_size} tokens and the "
-                f"pool has {total}; ask for fewer tokens ({total * self._page_size} in all), or make the engine with more num_pages"
+                f"a prompt of {prompt_tokens} tokens and max_new_tokens {cap} need {needed} pages "
+                f"of {self._page_size} tokens and the "
+                f"pool has {total}; ask for fewer tokens ({total * self._page_size} in all), or "
+                "make the engine with more num_pages"
             )
         return cap
 
@@ -87,13 +94,14 @@ class Scheduler:
         return self._in_rows[row]
 
     def take(self) -> tuple[Sequence, list[int]] | None:
-        """The next sequence to admit, with its pages, or None: nobody waits, or the first in line has to go on waiting.
+        """The next sequence to admit, with its pages, or None: nobody waits, or the first in line
+        has to go on waiting.
 
         The caller follows up with `place`, or with `give_back` if admission failed.
         """
         if not self._waiting or len(self._in_rows) >= self.max_rows:
             return None
-        pages = self.pool.allocate(self.pages_for(self._waiting[0].max_lines))
+        pages = self.pool.allocate(self.pages_for(self._waiting[0].max_step_tokens))
         return None if pages is None else (self._waiting.popleft(), pages)
 
     def place(self, sequence: Sequence, row: Row) -> None:
@@ -107,7 +115,10 @@ class Scheduler:
         self._waiting.appendleft(sequence)
 
     def drop(self, sequence: Sequence) -> None:
-        """The sequence has ended: it is live no more, and waits no more. Its row and pages stay until `release`."""
+        """The sequence has ended: it is live no more, and waits no more.
+
+        Its row and pages stay until `release`.
+        """
         self._live.pop(sequence.request, None)
         if sequence.state is SequenceState.WAITING:
             self._waiting.remove(sequence)

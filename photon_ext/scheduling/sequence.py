@@ -1,4 +1,7 @@
-"""One request's generation state on the host. The engine thread owns it; callers hold its Request."""
+"""One request's generation state on the host.
+
+The engine thread owns it; callers hold its Request.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from photon_ext.scheduling.text import TextStream
 
 
 class SequenceState(Enum):
-    """Waiting for a row, running in one, or ended: no token is taken any more, though its row may still be in flight (a zombie)."""
+    """Waiting for a row, running in one, or ended: no token is taken any more, though its row
+    may still be in flight (a zombie).
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -25,8 +30,9 @@ class SequenceState(Enum):
 class Sequence:
     """State from submit to the final event.
 
-    Tokens go through two stations, so that the device never waits for text: `commit` takes a token as the pipeline reports it, `deliver`
-    turns it into text and shows it to the caller after the next launch.
+    Tokens go through two stations, so that the device never waits for text: `commit` takes a token
+    as the pipeline reports it, `deliver` turns it into text and shows it to the caller after the
+    next launch.
 
     Attributes:
         prompt_ids: the prompt's tokens.
@@ -57,8 +63,8 @@ class Sequence:
     _closed: bool = False
 
     @property
-    def max_lines(self) -> int:
-        """KV lines that the whole sequence may take; the last token's is never written."""
+    def max_step_tokens(self) -> int:
+        """KV entries that the whole sequence may take; the last token's is never written."""
         return len(self.prompt_ids) + self.max_new_tokens - 1
 
     def admit(self, row: Row) -> None:
@@ -69,7 +75,8 @@ class Sequence:
         """Takes a token and the device's verdict; advances the constraint.
 
         Returns:
-            Why the sequence ends with this token, or None. A finished constraint counts before the length cap.
+            Why the sequence ends with this token, or None. A finished constraint counts before the
+            length cap.
 
         Raises:
             Exception: whatever the constraint raises; the token is committed.
@@ -87,7 +94,10 @@ class Sequence:
         self.state = SequenceState.ENDED
 
     def deliver(self, token: int, is_stop: bool) -> bool:
-        """Shows one committed token to the caller; a stop token has no text. True if it completed a stop string."""
+        """Shows one committed token to the caller; a stop token has no text.
+
+        True if it completed a stop string.
+        """
         if self._closed:
             return False
         piece = "" if is_stop else self.text.push(token)
@@ -96,7 +106,10 @@ class Sequence:
         return self.text.stopped
 
     def close(self, reason: FinishReason, error: str | None = None) -> None:
-        """The final event, once; later calls do nothing. After an error, text that was held back stays so."""
+        """The final event, once; later calls do nothing.
+
+        After an error, text that was held back stays so.
+        """
         if self._closed:
             return
         piece = "" if reason is FinishReason.ERROR else self.text.finish()

@@ -1,4 +1,6 @@
-"""How many KV pages an engine gets: enough for every row at full length, cut to the memory there is."""
+"""How many KV pages an engine gets: enough for every row at full length, cut to the memory there
+is.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,12 @@ CPU_SHARE = 0.5  # of the available memory, which others use too
 
 @dataclass(frozen=True)
 class EngineSize:
-    """What the options come to for one model: tokens per sequence, tokens per step, and the page pool (page 0 not counted)."""
+    """What the options come to for one model: tokens per sequence, tokens per step, and the page
+    pool (page 0 not counted).
+    """
 
     max_len: int
-    max_lines: int
+    max_step_tokens: int
     num_pages: int
 
 
@@ -41,7 +45,9 @@ class Need(NamedTuple):
         return self.pages <= self.fitting(usable)
 
 
-def size_engine(options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> EngineSize:
+def size_engine(
+    options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> EngineSize:
     """Settles the sizes before anything is allocated.
 
     Raises:
@@ -49,22 +55,34 @@ def size_engine(options: EngineOptions, config: ModelConfig, dtype: torch.dtype,
     """
     max_len, rows = _max_len(options, config), options.max_rows
     if max_len > config.max_positions:
-        raise ConfigError(f"max_len is {max_len} and the model was made for {config.max_positions} positions; ask for no more than that")
+        raise ConfigError(
+            f"max_len is {max_len} and the model was made for {config.max_positions} positions; "
+            "ask for no more than that"
+        )
     need, usable = _need(options, config, dtype), _usable_bytes(device)
     if not need.fits(usable):
         raise ConfigError(
-            f"max_rows {rows}, max_len {max_len}, chunk {options.chunk} and page_size {options.page_size} need "
-            f"{_gib(need.activations)} for activations and at least {need.pages} pages of {need.page / 2**10:.0f} KiB "
-            f"({_gib(need.pages * need.page)}) for keys and values; {_gib(usable)} can be used on {device}: "
+            f"max_rows {rows}, max_len {max_len}, chunk {options.chunk} and page_size "
+            f"{options.page_size} need "
+            f"{_gib(need.activations)} for activations and at least {need.pages} pages of "
+            f"{need.page / 2**10:.0f} KiB "
+            f"({_gib(need.pages * need.page)}) for keys and values; {_gib(usable)} can be used on "
+            f"{device}: "
             f"{_remedy(options, config, dtype, usable)}"
         )
-    num_pages = options.num_pages or min(need.fitting(usable), rows * _pages_per_row(options, config))
-    return EngineSize(max_len, _max_lines(options), num_pages)
+    num_pages = options.num_pages or min(
+        need.fitting(usable), rows * _pages_per_row(options, config)
+    )
+    return EngineSize(max_len, _max_step_tokens(options), num_pages)
 
 
 def _need(options: EngineOptions, config: ModelConfig, dtype: torch.dtype) -> Need:
-    least = max(options.max_rows, _pages_per_row(options, config)) if options.num_pages is None else options.num_pages
-    activations = _activation_bytes(config, _max_lines(options), options.max_rows, dtype)
+    least = (
+        max(options.max_rows, _pages_per_row(options, config))
+        if options.num_pages is None
+        else options.num_pages
+    )
+    activations = _activation_bytes(config, _max_step_tokens(options), options.max_rows, dtype)
     return Need(activations, options.page_size * config.kv_bytes_per_token(dtype.itemsize), least)
 
 
@@ -74,7 +92,11 @@ def _remedy(options: EngineOptions, config: ModelConfig, dtype: torch.dtype, usa
     def fits_with(*lowered: str) -> bool:
         return _need(replace(options, **dict.fromkeys(lowered, 1)), config, dtype).fits(usable)  # type: ignore[arg-type]
 
-    sizes = [name for name in ("max_rows", "max_len", "num_pages", "chunk", "page_size") if name != "num_pages" or options.num_pages]
+    sizes = [
+        name
+        for name in ("max_rows", "max_len", "num_pages", "chunk", "page_size")
+        if name != "num_pages" or options.num_pages
+    ]
     alone = [name for name in sizes if fits_with(name)]
     if alone:
         return f"lower {' or '.join(alone)}"
@@ -84,10 +106,12 @@ def _remedy(options: EngineOptions, config: ModelConfig, dtype: torch.dtype, usa
 
 
 def _max_len(options: EngineOptions, config: ModelConfig) -> int:
-    return min(config.max_positions, DEFAULT_MAX_LEN) if options.max_len is None else options.max_len
+    return (
+        min(config.max_positions, DEFAULT_MAX_LEN) if options.max_len is None else options.max_len
+    )
 
 
-def _max_lines(options: EngineOptions) -> int:
+def _max_step_tokens(options: EngineOptions) -> int:
     return max(options.chunk, options.max_rows)
 
 
@@ -95,9 +119,9 @@ def _pages_per_row(options: EngineOptions, config: ModelConfig) -> int:
     return -(-_max_len(options, config) // options.page_size)
 
 
-def _activation_bytes(config: ModelConfig, lines: int, rows: int, dtype: torch.dtype) -> int:
-    per_line = 3 * config.hidden + config.qkv_size + config.q_size + 3 * config.intermediate
-    return dtype.itemsize * (lines * per_line + rows * (config.hidden + config.vocab))
+def _activation_bytes(config: ModelConfig, num_tokens: int, rows: int, dtype: torch.dtype) -> int:
+    per_token = 3 * config.hidden + config.qkv_size + config.q_size + 3 * config.intermediate
+    return dtype.itemsize * (num_tokens * per_token + rows * (config.hidden + config.vocab))
 
 
 def _usable_bytes(device: torch.device) -> int:

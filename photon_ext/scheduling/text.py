@@ -7,10 +7,11 @@ from photon_ext.sampling.stop_automaton import StopAutomaton
 
 
 class StopStrings:
-    """Cuts a stream of text before the first stop string to be complete, and never gives out a part of one.
+    """Cuts a stream of text before the first stop string to be complete, and never gives out a part
+    of one.
 
-    Of several stops that become complete with the same character the longest counts. The result does not depend on how the text is split
-    into pieces.
+    Of several stops that become complete with the same character the longest counts. The result
+    does not depend on how the text is split into pieces.
     """
 
     def __init__(self, automaton: StopAutomaton | None) -> None:
@@ -27,7 +28,9 @@ class StopStrings:
         self._state, read = self._automaton.scan(self._state, piece)
         text = self._held + piece[:read]
         self.hit = self._automaton.complete(self._state) > 0
-        certain = len(text) - (self._automaton.complete(self._state) or self._automaton.held(self._state))
+        certain = len(text) - (
+            self._automaton.complete(self._state) or self._automaton.held(self._state)
+        )
         self._held = "" if self.hit else text[certain:]
         return text[:certain]
 
@@ -50,11 +53,15 @@ class TextStream:
         return self._stops.hit
 
     def push(self, token: int) -> str:
-        """Takes one token; returns the text that may be shown now, often one word, sometimes nothing."""
+        """Takes one token; returns the text that may be shown now, often one word, sometimes
+        nothing.
+        """
         return "" if self._detokenizer is None else self._stops.push(self._detokenizer.push(token))
 
     def finish(self) -> str:
-        """The rest, once no token follows: unfinished characters, and what looked like the begin of a stop string."""
+        """The rest, once no token follows: unfinished characters, and what looked like the begin
+        of a stop string.
+        """
         if self._detokenizer is None or self.stopped:
             return ""
         return self._stops.push(self._detokenizer.flush()) + self._stops.finish()

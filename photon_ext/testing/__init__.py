@@ -1,7 +1,9 @@
-"""A simulated device for tests of decode loops: pure Python, deterministic, every interleaving of streams and host.
+"""A simulated device for tests of decode loops: pure Python, deterministic, every interleaving of
+streams and host.
 
-``SimRuntime`` takes the place of ``Runtime`` under the real Pipeline, Slot and RowTable. Streams are queues of closures, events carry
-clocks, memory is a set of named ranges whose accesses are checked for races, and what was released, consumed or never written is poison::
+``SimRuntime`` takes the place of ``Runtime`` under the real Pipeline, Slot and RowTable. Streams
+are queues of closures, events carry clocks, memory is a set of named ranges whose accesses are
+checked for races, and what was released, consumed or never written is poison::
 
     def scenario(chooser):
         driver = Driver(SimRuntime(depth=2, chooser=chooser))

@@ -11,7 +11,10 @@ class Chooser(Protocol):
     """Picks one of several possible continuations."""
 
     def choose(self, options: int) -> int:
-        """A number in [0, options). Where the host may go on, 0 lets it; the others run one action of a stream."""
+        """A number in [0, options).
+
+        Where the host may go on, 0 lets it; the others run one action of a stream.
+        """
 
 
 class Lazy:
@@ -42,7 +45,9 @@ class Random:
 
 
 class Scripted:
-    """Plays a list of choices, then always 0; remembers how many options each point had, for the search."""
+    """Plays a list of choices, then always 0; remembers how many options each point had, for the
+    search.
+    """
 
     def __init__(self, choices: Sequence[int] = ()) -> None:
         self._script = choices

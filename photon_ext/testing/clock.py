@@ -1,7 +1,7 @@
 """Vector clocks: who has seen how much of whom.
 
-Source: Mattern, "Virtual time and global states of distributed systems" (1989); the epoch test is FastTrack's (Flanagan and Freund,
-PLDI 2009).
+Source: Mattern, "Virtual time and global states of distributed systems" (1989); the epoch test is
+FastTrack's (Flanagan and Freund, PLDI 2009).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The simulated counterpart of the native DecodeSlot: the same calls, enqueued as closures on the simulated streams."""
+"""The simulated counterpart of the native DecodeSlot: the same calls, enqueued as closures on
+the simulated streams.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,13 @@ class PinnedWords:
     """Pinned int32 memory whose every access by the host is declared.
 
     Args:
-        hands_out: whether a slice that is read out of it is meant to be written (masks) or read (records).
+        hands_out: whether a slice that is read out of it is meant to be written (masks) or read
+            (records).
     """
 
-    def __init__(self, device: SimDevice, name: str, slot: int, words: int, hands_out: str = "read") -> None:
+    def __init__(
+        self, device: SimDevice, name: str, slot: int, words: int, hands_out: str = "read"
+    ) -> None:
         self.words = array("i", bytes(4 * words))
         self._view = memoryview(self.words)
         self._device = device
@@ -51,7 +56,9 @@ class PinnedWords:
 
 
 class SimDecodeSlot:
-    """Copies in, replay, copies out, with the events between them; see csrc/device/decode_slot.h."""
+    """Copies in, replay, copies out, with the events between them; see
+    csrc/device/decode_slot.h.
+    """
 
     def __init__(
         self,
@@ -76,7 +83,7 @@ class SimDecodeSlot:
         self._input_ready, self._mask_ready = SimEvent(), SimEvent()
         self._outputs_written, self._copied_out = SimEvent(), SimEvent()
 
-    # --- the native calls -------------------------------------------------------------------------------------------------------
+    # --- the native calls -------------------------------------------------------------------------
 
     def launch(self, graph: SimGraph, input_words: int, finish: bool, output_words: int) -> None:
         self.begin(input_words)
@@ -123,7 +130,9 @@ class SimDecodeSlot:
             self._late_words = 0
         self._stats.blocking_waits += 1
         if not self._unread:
-            self._stats.extra_wait(f"slot {self._index} is waited for again, and nothing was launched on it since")
+            self._stats.extra_wait(
+                f"slot {self._index} is waited for again, and nothing was launched on it since"
+            )
         self._unread = False
         if self._fault is Fault.COMMIT_WITHOUT_WAIT:
             self._device.host_point()
@@ -133,7 +142,13 @@ class SimDecodeSlot:
     def run(self, graph: SimGraph) -> None:
         """Enqueues a graph, or what an eager step enqueues in its place."""
         launch, key = self._launch, graph.key
-        parts = "step" if graph.forward and graph.sampling else "forward" if graph.forward else "sampling"
+        parts = (
+            "step"
+            if graph.forward and graph.sampling
+            else "forward"
+            if graph.forward
+            else "sampling"
+        )
 
         def replay(access: Access) -> None:
             if graph.forward:
@@ -143,9 +158,11 @@ class SimDecodeSlot:
 
         self._device.compute.enqueue(f"{parts} {launch}", replay)
 
-    # --- copies -----------------------------------------------------------------------------------------------------------------
+    # --- copies -----------------------------------------------------------------------------------
 
-    def _copy_in(self, words: int, source: PinnedWords, target: list[int], name: str, ready: SimEvent) -> None:
+    def _copy_in(
+        self, words: int, source: PinnedWords, target: list[int], name: str, ready: SimEvent
+    ) -> None:
         index = self._index
 
         def copy(access: Access) -> None:

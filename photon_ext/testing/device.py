@@ -1,7 +1,7 @@
 """Streams as queues of closures, events with clocks, and the host as an actor among them.
 
-An action is one kernel, copy or graph replay. Waits and records cost nothing and are settled as soon as they can be: a schedule where
-they come later is one where what follows them comes later.
+An action is one kernel, copy or graph replay. Waits and records cost nothing and are settled as
+soon as they can be: a schedule where they come later is one where what follows them comes later.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ class _Ticket:
 
 
 class SimEvent:
-    """An event: a wait means its latest recording at the time of the call; one that was never recorded holds nobody up."""
+    """An event: a wait means its latest recording at the time of the call; one that was never
+    recorded holds nobody up.
+    """
 
     __slots__ = ("ticket",)
 
@@ -109,7 +111,8 @@ class SimStream:
 
 
 class SimDevice:
-    """Three streams, one memory, and the host's clock. The device runs only when the chooser lets it.
+    """Three streams, one memory, and the host's clock. The device runs only when the chooser lets
+    it.
 
     Attributes:
         trace: labels of the latest actions, in the order they ran; the host adds its own.
@@ -127,10 +130,12 @@ class SimDevice:
         self._chooser = chooser
         self._host: Clock = ZERO
 
-    # --- the host ---------------------------------------------------------------------------------------------------------------
+    # --- the host ---------------------------------------------------------------------------------
 
     def issue(self) -> Clock:
-        """The host's clock, for something it enqueues now: what it touches afterwards is not ordered before that."""
+        """The host's clock, for something it enqueues now: what it touches afterwards is not
+        ordered before that.
+        """
         issued = self._host
         self._host = tick(issued, Actor.HOST)
         return issued
@@ -154,7 +159,8 @@ class SimDevice:
     def host_wait(self, event: SimEvent) -> None:
         """Blocks the host until ``event`` is done.
 
-        That always comes: a wait means a recording that was enqueued before it, so no circle of waits can form.
+        That always comes: a wait means a recording that was enqueued before it, so no circle of
+        waits can form.
         """
         self.host_waits += 1
         while not event.done:
@@ -170,7 +176,7 @@ class SimDevice:
             stream.record(event)
             self.host_wait(event)
 
-    # --- the streams ------------------------------------------------------------------------------------------------------------
+    # --- the streams ------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Passes records and waits on every stream until nothing moves."""

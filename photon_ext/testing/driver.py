@@ -1,4 +1,6 @@
-"""Drives a pipeline through requests, and watches what it says about each: the smallest engine there is."""
+"""Drives a pipeline through requests, and watches what it says about each: the smallest engine
+there is.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +40,15 @@ class Outcome:
 
 
 class Driver:
-    """Admits requests first come first served as rows and pages allow, and ticks. A SimError says what went wrong.
+    """Admits requests first come first served as rows and pages allow, and ticks. A SimError says
+    what went wrong.
 
     A request that the pipeline refuses is a RequestError of the tick that admits it.
 
     Args:
         runtime: a SimRuntime, or a real one, which then needs a ``forward``.
-        pages: pages of a pool, for runtimes with more than one page per row; page 0 is not among them.
+        pages: pages of a pool, for runtimes with more than one page per row; page 0 is not among
+            them.
         pipeline_type: the pipeline to drive; a test may plant a bug in a subclass.
         forward: what a real runtime runs; the simulated one has its own model.
         vocab_size, buckets, prefill_buckets, chunk, graph: of the Pipeline.
@@ -92,7 +96,10 @@ class Driver:
     def submit(self, request: Request) -> Outcome:
         """Queues a request. Raises RequestError where it needs more pages than there are."""
         if self._paged and self._needed(request) > self._pages:
-            raise RequestError(f"the request needs {self._needed(request)} pages and the pool has {self._pages}; make the Driver with more")
+            raise RequestError(
+                f"the request needs {self._needed(request)} pages and the pool has {self._pages}; "
+                "make the Driver with more"
+            )
         outcome = Outcome(request)
         self.outcomes.append(outcome)
         self._waiting.append(outcome)
@@ -109,7 +116,9 @@ class Driver:
 
     def admit(self) -> None:
         """Admits what fits, in order."""
-        while self._waiting and self._runtime.table.free_rows and self._fits(self._waiting[0].request):
+        while (
+            self._waiting and self._runtime.table.free_rows and self._fits(self._waiting[0].request)
+        ):
             outcome = self._waiting.popleft()
             request = outcome.request
             outcome.row = self.pipeline.admit(
@@ -119,7 +128,9 @@ class Driver:
                 temperature=request.temperature,
                 seed=request.seed,
                 constrained=request.allowed is not None,
-                pages=[self.free_pages.popleft() for _ in range(self._needed(request))] if self._paged else None,
+                pages=[self.free_pages.popleft() for _ in range(self._needed(request))]
+                if self._paged
+                else None,
             )
             self._live[outcome.row.index, outcome.row.generation] = outcome
 
@@ -140,7 +151,9 @@ class Driver:
         """Notes what a commit reported."""
         outcome = self._live.get((event.row.index, event.row.generation))
         if outcome is None or outcome.finish is not None:
-            raise SimLeaseError(f"{event.row} has ended, and a commit still reports {event.token}, {event.finish}")
+            raise SimLeaseError(
+                f"{event.row} has ended, and a commit still reports {event.token}, {event.finish}"
+            )
         if event.token is not None:
             outcome.tokens.append(event.token)
         outcome.finish, outcome.error = event.finish, event.error

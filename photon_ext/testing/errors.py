@@ -24,7 +24,9 @@ class SimOverwrite(SimError):
 
 
 class SimLeaseError(SimError):
-    """A row was released twice, a page was given to two leases, or a sequence heard of itself after its end."""
+    """A row was released twice, a page was given to two leases, or a sequence heard of itself
+    after its end.
+    """
 
 
 class Counterexample(SimError):
@@ -37,7 +39,10 @@ class Counterexample(SimError):
     """
 
     def __init__(self, error: Exception, choices: Sequence[int], run: int) -> None:
-        super().__init__(f"interleaving {run} failed: {type(error).__name__}: {error}\nrun it again: replay(scenario, {list(choices)})")
+        super().__init__(
+            f"interleaving {run} failed: {type(error).__name__}: {error}\nrun it again: "
+            f"replay(scenario, {list(choices)})"
+        )
         self.error = error
         self.choices = tuple(choices)
         self.run = run

@@ -9,7 +9,9 @@ from photon_ext.testing.chooser import Chooser, Random, Scripted
 from photon_ext.testing.errors import Counterexample
 
 Scenario = Callable[[Chooser], None]
-"""Builds a SimRuntime with the chooser it is given, drives it to the end, and raises where something is wrong."""
+"""Builds a SimRuntime with the chooser it is given, drives it to the end, and raises where
+something is wrong.
+"""
 
 
 class Exploration(NamedTuple):
@@ -51,7 +53,9 @@ def sample(scenario: Scenario, runs: int, seed: int = 0) -> Exploration:
 
 
 def replay(scenario: Scenario, choices: Sequence[int]) -> None:
-    """Runs ``scenario`` under the choices of a Counterexample; what it raises comes through unchanged."""
+    """Runs ``scenario`` under the choices of a Counterexample; what it raises comes through
+    unchanged.
+    """
     scenario(Scripted(choices))
 
 

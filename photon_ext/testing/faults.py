@@ -13,8 +13,13 @@ class Fault(Enum):
     DROP_OUTPUT_WAIT = "the out-copy does not wait for the step's outputs"
     COMMIT_WITHOUT_WAIT = "the host reads the records before they were copied out"
     STALE_DELTAS = "begin_step leaves the deltas in place, and a quiet step applies them again"
-    STAGED_REUSED = "begin_step leaves staged tokens in place, and a slot whose segments did not change does not send new ones"
-    DELTAS_OFF_STREAM = "row deltas are applied by the in-copy stream, beside the step that reads the rows"
+    STAGED_REUSED = (
+        "begin_step leaves staged tokens in place, and a slot whose segments did not "
+        "change does not send new ones"
+    )
+    DELTAS_OFF_STREAM = (
+        "row deltas are applied by the in-copy stream, beside the step that reads the rows"
+    )
 
     LATE_OUT_COPY = "the out-copy is enqueued at the wait, behind the next forward"
     EXTRA_WAIT = "launch waits for its input copy"

@@ -10,18 +10,29 @@ from photon_ext.testing.errors import SimError
 
 
 def check_invariants(pipeline: Pipeline) -> None:
-    """Raises SimError naming the invariant that does not hold (the module photon_ext.runtime.pipeline lists them)."""
+    """Raises SimError naming the invariant that does not hold (the module
+    photon_ext.runtime.pipeline lists them).
+    """
     steps = list(pipeline._inflight)
     rows = pipeline.rows
     table = pipeline._runtime.table
     refs = Counter(segment.row.lease for step in steps for segment in step.segments)
     for row in rows:
         if row.lease.inflight_refs != refs[row.lease]:
-            raise SimError(f"I3: {row} counts {row.lease.inflight_refs} steps in flight, there are {refs[row.lease]}")
+            raise SimError(
+                f"I3: {row} counts {row.lease.inflight_refs} steps in flight, there are "
+                f"{refs[row.lease]}"
+            )
         if row.lease.state is LeaseState.RELEASED or row.lease.releasable:
             raise SimError(f"I4: {row} is still registered")
-        if row.committed > row.sampled or row.sampled > row.max_new_tokens or row.prefilled > len(row.prompt_ids):
-            raise SimError(f"{row}: {row.committed} committed, {row.sampled} of {row.max_new_tokens} launched")
+        if (
+            row.committed > row.sampled
+            or row.sampled > row.max_new_tokens
+            or row.prefilled > len(row.prompt_ids)
+        ):
+            raise SimError(
+                f"{row}: {row.committed} committed, {row.sampled} of {row.max_new_tokens} launched"
+            )
     for lease in refs:
         if lease.state is LeaseState.RELEASED:
             raise SimError(f"I4: {lease} is released, and a step in flight holds it")

@@ -1,7 +1,9 @@
-"""The kernels of a step on the simulated device: what csrc/ops defines, on lists, each declaring what it reads and writes.
+"""The kernels of a step on the simulated device: what csrc/ops defines, on lists, each declaring
+what it reads and writes.
 
-Ranges: ("row", r) the words of a row in the tables; ("lease", r) the right to use them, which release takes away; ("page", p);
-("input", s), ("mask", s), ("records", s) of slot s; "decode_meta", "logits", "sampled" shared by all steps.
+Ranges: ("row", r) the words of a row in the tables; ("lease", r) the right to use them, which
+release takes away; ("page", p); ("input", s), ("mask", s), ("records", s) of slot s; "decode_meta",
+"logits", "sampled" shared by all steps.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from photon_ext.testing.memory import Access
 from photon_ext.testing.model import ToyModel, pick
 from photon_ext.testing.state import DeviceState, SlotState, clean
 
-DEAD_LINE = (0, 0, 0, 0)
+DEAD_TOKEN = (0, 0, 0, 0)
 INT32_MAX = 2**31 - 1
 SAMPLE, STAGED = int(SegmentFlag.SAMPLE), int(SegmentFlag.STAGED)
 
@@ -40,7 +42,7 @@ SAMPLE, STAGED = int(SegmentFlag.SAMPLE), int(SegmentFlag.STAGED)
 class _Segment(NamedTuple):
     row: int
     first: int
-    lines: int
+    num_tokens: int
     flags: int
 
 
@@ -75,7 +77,9 @@ class StepKernels:
         access.read("logits")
         access.read("input", self._index)
         if self._device.logits_of != launch:
-            raise SimOverwrite(f"{access.label!r} finds the logits of launch {self._device.logits_of} (I11)")
+            raise SimOverwrite(
+                f"{access.label!r} finds the logits of launch {self._device.logits_of} (I11)"
+            )
         self._apply_masks(key, access)
         self._sample(key, access)
         self._publish(key, access)
@@ -85,7 +89,7 @@ class StepKernels:
         self.apply_deltas(access)
         self._fill_meta(key, access)
 
-    # --- head -------------------------------------------------------------------------------------------------------------------
+    # --- head -------------------------------------------------------------------------------------
 
     def apply_deltas(self, access: Access) -> None:
         """Applies the slot's delta runs to the tables and consumes them."""
@@ -101,56 +105,73 @@ class StepKernels:
         if self._fault is not Fault.STALE_DELTAS:
             self._slot.input[self._inputs.delta_offset] = 0
 
-    def _apply_run(self, access: Access, packet: list[int], table: int, offset: int, count: int, source: int) -> None:
+    def _apply_run(
+        self, access: Access, packet: list[int], table: int, offset: int, count: int, source: int
+    ) -> None:
         tables = (self._device.row_state, self._device.page_table, self._device.stop_ids)
         if not 0 <= table < len(tables):
             return
         rows = tables[table]
         width = len(rows[0])
-        if count < 0 or not 0 <= offset <= len(rows) * width - count or not 0 <= source <= len(packet) - count:
+        if (
+            count < 0
+            or not 0 <= offset <= len(rows) * width - count
+            or not 0 <= source <= len(packet) - count
+        ):
             return
         for row in range(offset // width, -(-(offset + count) // width)):
             access.write("row", row)
         for i in range(count):
-            rows[(offset + i) // width][(offset + i) % width] = clean(packet[source + i], "a delta word")
+            rows[(offset + i) // width][(offset + i) % width] = clean(
+                packet[source + i], "a delta word"
+            )
 
     def _fill_meta(self, key: StepKey, access: Access) -> None:
         access.write("decode_meta")
-        meta = [DEAD_LINE] * key.lines
-        extent = [0, 0]
+        meta = [DEAD_TOKEN] * key.num_tokens
+        counts = [0, 0]
         for index, segment in self._live_segments(key, access):
             access.write("lease", segment.row)
             state = self._device.row_state[segment.row]
             position = state[RowColumn.POSITION]
-            tokens = self._take_tokens(segment, key.lines)
+            tokens = self._take_tokens(segment, key.num_tokens)
             if NO_TOKEN in tokens:
                 access.write("row", segment.row)
                 state[RowColumn.ALIVE] = 0
                 continue
             for i, token in enumerate(tokens):
                 meta[segment.first + i] = (token, position + i, position + i + 1, segment.row)
-            extent[0] = max(extent[0], segment.first + segment.lines)
+            counts[0] = max(counts[0], segment.first + segment.num_tokens)
             if segment.flags & SAMPLE:
-                extent[1] = max(extent[1], index + 1)
+                counts[1] = max(counts[1], index + 1)
         self._device.decode_meta = meta
-        self._device.extent = extent
+        self._device.counts = counts
 
-    def _take_tokens(self, segment: _Segment, lines: int) -> list[int]:
-        """The tokens of a live row's segment, those that were staged consumed; NO_TOKEN alone where it does not fit step or row."""
+    def _take_tokens(self, segment: _Segment, num_tokens: int) -> list[int]:
+        """The tokens of a live row's segment, those that were staged consumed; NO_TOKEN alone
+        where it does not fit step or row.
+        """
         state = self._device.row_state[segment.row]
-        fits = segment.lines > 0 and segment.first >= 0 and segment.first + segment.lines <= lines
-        if not fits or not 0 <= state[RowColumn.POSITION] <= INT32_MAX - segment.lines:
+        fits = (
+            segment.num_tokens > 0
+            and segment.first >= 0
+            and segment.first + segment.num_tokens <= num_tokens
+        )
+        if not fits or not 0 <= state[RowColumn.POSITION] <= INT32_MAX - segment.num_tokens:
             return [NO_TOKEN]
         if not segment.flags & STAGED:
-            return [state[RowColumn.LAST_TOKEN] if segment.lines == 1 else NO_TOKEN]
+            return [state[RowColumn.LAST_TOKEN] if segment.num_tokens == 1 else NO_TOKEN]
         start = self._inputs.staged_offset + segment.first
-        places = slice(start, start + segment.lines)
-        tokens = [clean(token, f"a staged id of lines {segment.first}+ of slot {self._index}") for token in self._slot.input[places]]
+        places = slice(start, start + segment.num_tokens)
+        tokens = [
+            clean(token, f"a staged id of tokens {segment.first}+ of slot {self._index}")
+            for token in self._slot.input[places]
+        ]
         if self._fault is not Fault.STAGED_REUSED:
-            self._slot.input[places] = [NO_TOKEN] * segment.lines
+            self._slot.input[places] = [NO_TOKEN] * segment.num_tokens
         return tokens
 
-    # --- forward ----------------------------------------------------------------------------------------------------------------
+    # --- forward ----------------------------------------------------------------------------------
 
     def _run_model(self, key: StepKey, launch: int, access: Access) -> None:
         device = self._device
@@ -163,13 +184,13 @@ class StepKernels:
         for index, segment in self._live_segments(key, access):
             if not segment.flags & SAMPLE:
                 continue
-            length, row = device.decode_meta[segment.first + segment.lines - 1][2:]
+            length, row = device.decode_meta[segment.first + segment.num_tokens - 1][2:]
             for start in range(0, length, device.page_size):
                 access.read("page", device.page_of(row, start))
             logits[index] = self._model.logits(device.context(row, length))
         device.logits, device.logits_of = logits, launch
 
-    # --- sampling ---------------------------------------------------------------------------------------------------------------
+    # --- sampling ---------------------------------------------------------------------------------
 
     def _apply_masks(self, key: StepKey, access: Access) -> None:
         device = self._device
@@ -185,8 +206,13 @@ class StepKernels:
             at = index * MASK_KEY_COLUMNS
             row, position = self._slot.mask[at : at + MASK_KEY_COLUMNS]
             if row == 0:
-                device.row_errors[index] = RecordFlag.MASK_ERROR if state[RowColumn.CONSTRAINT] == HOST_MASK else 0
-            elif (row, position) == (segment.row, state[RowColumn.POSITION] + segment.lines - 1):
+                device.row_errors[index] = (
+                    RecordFlag.MASK_ERROR if state[RowColumn.CONSTRAINT] == HOST_MASK else 0
+                )
+            elif (row, position) == (
+                segment.row,
+                state[RowColumn.POSITION] + segment.num_tokens - 1,
+            ):
                 device.logits[index] = self._masked(device.logits[index], index)
             else:
                 device.row_errors[index] = RecordFlag.MASK_ERROR
@@ -194,7 +220,9 @@ class StepKernels:
     def _masked(self, logits: list[float], index: int) -> list[float]:
         start = self._masks.mask_offset + index * self._masks.row_words
         words = self._slot.mask[start : start + self._masks.row_words]
-        return [value if words[i >> 5] >> (i & 31) & 1 else -math.inf for i, value in enumerate(logits)]
+        return [
+            value if words[i >> 5] >> (i & 31) & 1 else -math.inf for i, value in enumerate(logits)
+        ]
 
     def _sample(self, key: StepKey, access: Access) -> None:
         device = self._device
@@ -204,8 +232,10 @@ class StepKernels:
             if not segment.flags & SAMPLE or device.row_errors[index]:
                 continue
             state = device.row_state[segment.row]
-            temperature: float = struct.unpack("<f", struct.pack("<i", state[RowColumn.TEMPERATURE]))[0]
-            position = state[RowColumn.POSITION] + segment.lines - 1
+            temperature: float = struct.unpack(
+                "<f", struct.pack("<i", state[RowColumn.TEMPERATURE])
+            )[0]
+            position = state[RowColumn.POSITION] + segment.num_tokens - 1
             seeds = state[RowColumn.SEED_LOW], state[RowColumn.SEED_HIGH]
             token = pick(device.logits[index], temperature, *seeds, position)
             device.sampled[index] = token
@@ -217,7 +247,11 @@ class StepKernels:
         live = dict(self._live_segments(key, access))
         for index in range(key.segments):
             segment = live.get(index)
-            words = self._dead_record(index) if segment is None else self._publish_row(index, segment, access)
+            words = (
+                self._dead_record(index)
+                if segment is None
+                else self._publish_row(index, segment, access)
+            )
             padded = [*words, *([-1] * (RECORD_WIDTH - len(words)))]
             self._slot.records[index * RECORD_WIDTH : (index + 1) * RECORD_WIDTH] = padded
 
@@ -233,7 +267,7 @@ class StepKernels:
         access.write("lease", segment.row)
         state = device.row_state[segment.row]
         generation = state[RowColumn.GENERATION]
-        state[RowColumn.POSITION] += segment.lines
+        state[RowColumn.POSITION] += segment.num_tokens
         if not segment.flags & SAMPLE:
             return [segment.row, generation, 0, 0, -1]
         token, errors = device.sampled[index], device.row_errors[index]
@@ -251,7 +285,7 @@ class StepKernels:
             state[RowColumn.ALIVE] = 0
         return [segment.row, generation, 1, flags, token]
 
-    # --- segments ---------------------------------------------------------------------------------------------------------------
+    # --- segments ---------------------------------------------------------------------------------
 
     def _segment(self, index: int) -> _Segment:
         start = index * SEGMENT_COLUMNS

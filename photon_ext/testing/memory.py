@@ -1,6 +1,8 @@
-"""The ledger of accesses: memory as a set of named ranges, each with its last write and the reads since.
+"""The ledger of accesses: memory as a set of named ranges, each with its last write and the reads
+since.
 
-A conflicting pair that no happens-before relation orders is a race, in whichever order the two happened to run.
+A conflicting pair that no happens-before relation orders is a race, in whichever order the two
+happened to run.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class Memory:
     """Checks every access against those before it.
 
     Args:
-        check: False keeps the ledger but reports nothing, so that a test can show what values alone would reveal.
+        check: False keeps the ledger but reports nothing, so that a test can show what values alone
+            would reveal.
     """
 
     def __init__(self, check: bool = True) -> None:
@@ -37,7 +40,9 @@ class Memory:
         self._check = check
 
     def read(self, name: Range, actor: Actor, clock: Clock, label: str) -> None:
-        """``label`` of ``actor`` reads range ``name``; raises SimRace unless the last write happened before."""
+        """``label`` of ``actor`` reads range ``name``; raises SimRace unless the last write
+        happened before.
+        """
         cell = self._cells.get(name) or self._new_cell(name)
         if cell.write > clock[cell.writer]:
             self._race(name, label, "reads", cell.written_by, "writes")
@@ -45,7 +50,9 @@ class Memory:
         cell.labels[actor] = label
 
     def write(self, name: Range, actor: Actor, clock: Clock, label: str) -> None:
-        """``label`` of ``actor`` writes range ``name``; raises SimRace unless the last write and all reads happened before."""
+        """``label`` of ``actor`` writes range ``name``; raises SimRace unless the last write and
+        all reads happened before.
+        """
         cell = self._cells.get(name) or self._new_cell(name)
         if cell.write > clock[cell.writer]:
             self._race(name, label, "writes", cell.written_by, "writes")
@@ -70,7 +77,9 @@ class Memory:
     def _race(self, name: Range, label: str, verb: str, other: str, other_verb: str) -> None:
         if self._check:
             what = " ".join(str(part) for part in name)
-            raise SimRace(f"{label!r} {verb} {what} while {other!r} {other_verb} it: nothing orders the two")
+            raise SimRace(
+                f"{label!r} {verb} {what} while {other!r} {other_verb} it: nothing orders the two"
+            )
 
 
 class Access:

@@ -1,4 +1,6 @@
-"""A toy language model whose next token depends on every token before it, and an oracle that needs no pipeline."""
+"""A toy language model whose next token depends on every token before it, and an oracle that
+needs no pipeline.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ class Request:
 
 
 class ToyModel:
-    """Logits are a hash of all tokens in the row's KV pages: one wrong, stale or missing entry changes what follows.
+    """Logits are a hash of all tokens in the row's KV pages: one wrong, stale or missing entry
+    changes what follows.
 
     Args:
         vocab_size: width of the logits.
@@ -50,7 +53,9 @@ class ToyModel:
 
     def logits(self, tokens: Sequence[int]) -> list[float]:
         """Next-token logits in [0, 16), exact in float32, after ``tokens``."""
-        return list(_hashed_logits(zlib.crc32(array("i", tokens).tobytes(), self._seed), self.vocab_size))
+        return list(
+            _hashed_logits(zlib.crc32(array("i", tokens).tobytes(), self._seed), self.vocab_size)
+        )
 
     def generate(self, request: Request) -> tuple[int, ...]:
         """The tokens that a correct engine returns for ``request``, whatever rides beside it."""
@@ -60,8 +65,12 @@ class ToyModel:
             logits = self.logits(context)
             if request.allowed is not None:
                 allowed = request.allowed(tuple(tokens))
-                logits = [value if token in allowed else -math.inf for token, value in enumerate(logits)]
-            token = pick(logits, request.temperature, request.seed, request.seed >> 32, len(context) - 1)
+                logits = [
+                    value if token in allowed else -math.inf for token, value in enumerate(logits)
+                ]
+            token = pick(
+                logits, request.temperature, request.seed, request.seed >> 32, len(context) - 1
+            )
             if token < 0:
                 break
             tokens.append(token)
@@ -71,10 +80,13 @@ class ToyModel:
         return tuple(tokens)
 
 
-def pick(logits: Sequence[float], temperature: float, seed_low: int, seed_high: int, position: int) -> int:
+def pick(
+    logits: Sequence[float], temperature: float, seed_low: int, seed_high: int, position: int
+) -> int:
     """The sampled id, as ``sample_into`` defines it; -1 where no token has a candidate logit.
 
-    Greedy where ``temperature`` is 0, with ties to the lowest id; otherwise Gumbel-max. NaN and -inf are never candidates.
+    Greedy where ``temperature`` is 0, with ties to the lowest id; otherwise Gumbel-max. NaN and
+    -inf are never candidates.
     """
     best, best_value = -1, -math.inf
     for token, value in enumerate(logits):
@@ -93,7 +105,10 @@ def _hashed_logits(prefix: int, vocab_size: int) -> tuple[float, ...]:
 
 
 def _mix(value: int) -> int:
-    """16 well-mixed bits of ``value``. Source: the finalizer of splitmix64 (Steele, Lea and Flood, OOPSLA 2014)."""
+    """16 well-mixed bits of ``value``.
+
+    Source: the finalizer of splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
+    """
     value = (value + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF

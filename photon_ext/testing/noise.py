@@ -1,4 +1,6 @@
-"""The noise of temperature sampling: philox4x32-10 keyed by a row's seed, counted by position and token id (csrc/common/philox.h)."""
+"""The noise of temperature sampling: philox4x32-10 keyed by a row's seed, counted by position
+and token id (csrc/common/philox.h).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ import math
 _MASK = 0xFFFFFFFF
 
 
-def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+def philox4x32(
+    counter: tuple[int, int, int, int], key: tuple[int, int]
+) -> tuple[int, int, int, int]:
     """Four 32-bit words of a counter under a key. Source: Salmon et al., SC 2011."""
     c0, c1, c2, c3 = counter
     k0, k1 = key

@@ -13,10 +13,18 @@ from photon_ext.testing.state import DeviceState
 class SimRowTable(RowTable):
     """Poisons rows and pages at release, and reports what is given out or back twice.
 
-    A release counts as a write by the host to the row's lease and pages: a step in flight that uses them races with it.
+    A release counts as a write by the host to the row's lease and pages: a step in flight that uses
+    them races with it.
     """
 
-    def __init__(self, device: SimDevice, state: DeviceState, max_rows: int, pages_per_row: int, max_stop_ids: int) -> None:
+    def __init__(
+        self,
+        device: SimDevice,
+        state: DeviceState,
+        max_rows: int,
+        pages_per_row: int,
+        max_stop_ids: int,
+    ) -> None:
         super().__init__(max_rows, pages_per_row, max_stop_ids)
         self._device = device
         self._state = state
@@ -27,15 +35,23 @@ class SimRowTable(RowTable):
         """Pages by row, of rows not yet released."""
         return dict(self._pages)
 
-    def write_row(self, row: int, state: Sequence[int], pages: Sequence[int], stop_ids: Sequence[int]) -> None:
+    def write_row(
+        self, row: int, state: Sequence[int], pages: Sequence[int], stop_ids: Sequence[int]
+    ) -> None:
         """See RowTable.write_row."""
         if row in self._pages:
-            raise SimLeaseError(f"row {row} is given to a second lease before the first is released")
+            raise SimLeaseError(
+                f"row {row} is given to a second lease before the first is released"
+            )
         if len(set(pages)) != len(pages) or 0 in pages:
-            raise SimLeaseError(f"row {row} is given pages {tuple(pages)}; they must differ, and page 0 is nobody's")
+            raise SimLeaseError(
+                f"row {row} is given pages {tuple(pages)}; they must differ, and page 0 is nobody's"
+            )
         for other, held in self._pages.items():
             if shared := set(pages).intersection(held):
-                raise SimLeaseError(f"row {row} is given pages {sorted(shared)}, which row {other} still holds")
+                raise SimLeaseError(
+                    f"row {row} is given pages {sorted(shared)}, which row {other} still holds"
+                )
         self._pages[row] = tuple(pages)
         super().write_row(row, state, pages, stop_ids)
 

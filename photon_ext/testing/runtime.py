@@ -1,4 +1,6 @@
-"""The simulated runtime: a RuntimePort in pure Python, on which the real Pipeline, Slot and RowTable run."""
+"""The simulated runtime: a RuntimePort in pure Python, on which the real Pipeline, Slot and
+RowTable run.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,8 @@ from photon_ext.testing.stats import SimStats
 class SimRuntime:
     """A device for tests: same pipeline, no torch, every interleaving.
 
-    The ``forward`` and ``sample`` that the Pipeline is made with are not called: a ToyModel and the sampling that ``sample_into`` defines
-    stand in for them.
+    The ``forward`` and ``sample`` that the Pipeline is made with are not called: a ToyModel and the
+    sampling that ``sample_into`` defines stand in for them.
 
     Args:
         max_rows: sequences that can be live at once.
@@ -34,10 +36,12 @@ class SimRuntime:
         depth: steps in flight: 1 or 2.
         page_size: tokens per KV page; None is one page per row.
         max_stop_ids: stop ids a row can have.
-        chooser: decides how far the device gets between the host's calls; None: no further than it must.
+        chooser: decides how far the device gets between the host's calls; None: no further than it
+            must.
         fault: a bug to plant.
         model_seed: which toy model.
-        check_races: report unordered accesses; False leaves it to the values to show what went wrong.
+        check_races: report unordered accesses; False leaves it to the values to show what went
+            wrong.
 
     Attributes:
         stats: what was launched, copied and waited for, and what was slow.
@@ -79,17 +83,25 @@ class SimRuntime:
     def open_slots(self, spec: StepSpec) -> Sequence[SimSlot]:
         """See RuntimePort.open_slots."""
         if self.model is not None:
-            raise ConfigError("this SimRuntime already serves a Pipeline; make another for another Pipeline")
+            raise ConfigError(
+                "this SimRuntime already serves a Pipeline; make another for another Pipeline"
+            )
         self.model = ToyModel(spec.vocab_size, self._model_seed)
         rows = spec.decode_buckets[-1]
         inputs = InputLayout(rows, max(spec.chunk, rows), self.table.delta_capacity)
         masks = MaskLayout(rows, spec.vocab_size)
         natives: list[SimDecodeSlot] = []
         graphs = SimGraphs(_keys(spec), natives)
-        return [self._open_slot(index, inputs, masks, self.model, graphs, natives) for index in range(self.depth)]
+        return [
+            self._open_slot(index, inputs, masks, self.model, graphs, natives)
+            for index in range(self.depth)
+        ]
 
     def synchronize(self) -> None:
-        """Waits for everything that was enqueued. No step needs it: it counts as a blocking wait, and is flagged."""
+        """Waits for everything that was enqueued.
+
+        No step needs it: it counts as a blocking wait, and is flagged.
+        """
         self.stats.blocking_waits += 1
         self.stats.extra_wait("synchronize was called")
         self.device.synchronize()
@@ -108,11 +120,19 @@ class SimRuntime:
         pinned = (
             PinnedWords(self.device, "pinned input", index, inputs.words),
             PinnedWords(self.device, "pinned output", index, inputs.max_segments * RECORD_WIDTH),
-            PinnedWords(self.device, "pinned mask", index, masks.words(inputs.max_segments), hands_out="write"),
+            PinnedWords(
+                self.device,
+                "pinned mask",
+                index,
+                masks.words(inputs.max_segments),
+                hands_out="write",
+            ),
         )
         native = SimDecodeSlot(index, self.device, state, kernels, pinned, self.stats, self._fault)
         natives.append(native)
-        return SimSlot(index, self.device, native, graphs, pinned, inputs, masks, self.stats, self._fault)
+        return SimSlot(
+            index, self.device, native, graphs, pinned, inputs, masks, self.stats, self._fault
+        )
 
 
 def _keys(spec: StepSpec) -> frozenset[StepKey]:
@@ -120,6 +140,14 @@ def _keys(spec: StepSpec) -> frozenset[StepKey]:
     if not spec.graph:
         return frozenset()
     rows = spec.decode_buckets[-1]
-    decode = {StepKey(StepKind.DECODE, b, b, split) for b in spec.decode_buckets for split in (False, True)}
-    prefill = {StepKey(StepKind.PREFILL, b, rows, split) for b in spec.prefill_buckets for split in (False, True)}
+    decode = {
+        StepKey(StepKind.DECODE, b, b, split)
+        for b in spec.decode_buckets
+        for split in (False, True)
+    }
+    prefill = {
+        StepKey(StepKind.PREFILL, b, rows, split)
+        for b in spec.prefill_buckets
+        for split in (False, True)
+    }
     return frozenset(decode | prefill)

@@ -1,4 +1,6 @@
-"""The runtime's own Slot over a simulated DecodeSlot: its calls become moments at which the device may run."""
+"""The runtime's own Slot over a simulated DecodeSlot: its calls become moments at which the
+device may run.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class SimSlot(Slot):
-    """Stages and reads exactly as the real Slot does; poisons pinned memory once its step is committed."""
+    """Stages and reads exactly as the real Slot does; poisons pinned memory once its step is
+    committed.
+    """
 
     def __init__(
         self,
@@ -35,7 +39,8 @@ class SimSlot(Slot):
         stats: SimStats,
         fault: Fault | None,
     ) -> None:
-        views = [cast(memoryview, words) for words in pinned]  # PinnedWords offers the slices that a Slot uses
+        # PinnedWords offers the slices that a Slot uses
+        views = [cast(memoryview, words) for words in pinned]
         calls = cast("DecodeSlot", native), cast("StepGraph", graphs)  # and these two the calls
         super().__init__(index, *calls, views[0], views[1], views[2], inputs, masks, False)
         self._device = device
@@ -48,7 +53,14 @@ class SimSlot(Slot):
         self._poison_output = array("i", [POISON] * len(self._pinned_output.words))
         self._poison_pinned()
 
-    def launch(self, key: StepKey, segments: Sequence[int], staged: Sequence[int], deltas: Sequence[int], finish: bool) -> int:
+    def launch(
+        self,
+        key: StepKey,
+        segments: Sequence[int],
+        staged: Sequence[int],
+        deltas: Sequence[int],
+        finish: bool,
+    ) -> int:
         """See SlotPort.launch."""
         self._device.host_point()
         self._launch = self._stats.launches

@@ -1,4 +1,6 @@
-"""What the simulated device holds: tables, pages, and the memory of its slots, as plain lists with poison in them."""
+"""What the simulated device holds: tables, pages, and the memory of its slots, as plain lists
+with poison in them.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ class DeviceState:
     Attributes:
         row_state, page_table, stop_ids: one list per row; rows without a lease are poison.
         pages: tokens by page and offset; a page without a lease has no entry.
-        decode_meta: (token, position, length, row) per line.
-        extent: live lines and segments.
+        decode_meta: (token, position, length, row) per token.
+        counts: live tokens and segments.
         logits: of the latest forward, one list per segment, empty where nothing is sampled.
         logits_of: number of the launch that wrote ``logits``.
         sampled, row_errors: one per segment.
@@ -47,7 +49,7 @@ class DeviceState:
         self.stop_ids = [[POISON] * max_stop_ids for _ in range(rows)]
         self.pages: dict[int, list[int]] = {}
         self.decode_meta: list[tuple[int, int, int, int]] = []
-        self.extent = [0, 0]
+        self.counts = [0, 0]
         self.logits: list[list[float]] = []
         self.logits_of = -1
         self.sampled: list[int] = []
@@ -78,7 +80,10 @@ class DeviceState:
             tokens += self.pages.get(page, [POISON] * self.page_size)[: length - start]
         if POISON in tokens:
             at = tokens.index(POISON)
-            raise SimPoison(f"KV of row {row} at position {at}, page {self.page_of(row, at)}, was released or never written")
+            raise SimPoison(
+                f"KV of row {row} at position {at}, page {self.page_of(row, at)}, was released or "
+                "never written"
+            )
         return tokens
 
     def poison_row(self, row: int) -> None:

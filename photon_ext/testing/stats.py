@@ -19,8 +19,8 @@ class SimStats:
         blocking_waits: times the host blocked, or would have.
         copies_in, copies_out: copies enqueued.
         bytes_in, bytes_out: bytes of them.
-        slow: what was correct and slow, one sentence each: an out-copy behind a later forward, a second blocking wait in a
-            step (I7), words sent in a quiet step.
+        slow: what was correct and slow, one sentence each: an out-copy behind a later forward, a
+            second blocking wait in a step (I7), words sent in a quiet step.
     """
 
     launches: int = 0
@@ -43,12 +43,19 @@ class SimStats:
         self.slow.append(f"{what}: a step has one blocking wait, its commit's (I7)")
 
     def check_out_copy(self, access: Access, slot: int, launch: int) -> None:
-        """Flags a copy that had to wait for compute work enqueued after its records were written."""
+        """Flags a copy that had to wait for compute work enqueued after its records were
+        written.
+        """
         behind = access.clock[Actor.COMPUTE] - access.last_write("records", slot)
         if behind > 0:
-            self.slow.append(f"the out-copy of launch {launch} waits behind {behind} later actions of the compute stream")
+            self.slow.append(
+                f"the out-copy of launch {launch} waits behind {behind} later actions of the "
+                "compute stream"
+            )
 
     def check_quiet(self, words: int, slot: int) -> None:
         """Flags words sent by a slot for which nothing changed."""
         if words:
-            self.slow.append(f"slot {slot} sends {words} words in a quiet step, in which nothing changed")
+            self.slow.append(
+                f"slot {slot} sends {words} words in a quiet step, in which nothing changed"
+            )

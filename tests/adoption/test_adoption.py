@@ -27,7 +27,9 @@ def model(device: str) -> Any:
 
 @pytest.fixture
 def block() -> str:
-    assert BLOCK is not None, "README.md has no ```python block after a comment <!-- adoption: ... -->"
+    assert BLOCK is not None, (
+        "README.md has no ```python block after a comment <!-- adoption: ... -->"
+    )
     return BLOCK.group(1)
 
 
@@ -62,7 +64,10 @@ def test_same_end_at_a_stop_id(model: Any, decode: Callable[..., list[int]]) -> 
 
 def test_the_ladder_measures_the_example(block: str) -> None:
     """Its pipeline stage is the example, but for how tokens are handed out."""
-    example, stage = ({line.strip() for line in code_lines(source)} for source in (block, STAGES["pipeline"].path.read_text()))
+    example, stage = (
+        {line.strip() for line in code_lines(source)}
+        for source in (block, STAGES["pipeline"].path.read_text())
+    )
     assert stage - example == {
         "@torch.inference_mode()",
         "yield from (event.token for event in pipeline.tick() if event.token is not None)",

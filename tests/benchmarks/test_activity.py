@@ -49,7 +49,12 @@ def counter(sees_plants: bool, extra: str | None = None) -> activity.Count:
     ],
 )
 def test_a_count_passes_only_if_it_sees_what_is_planted_and_nothing_else(
-    count: activity.Count, valid: bool, passed: bool, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    count: activity.Count,
+    valid: bool,
+    passed: bool,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(activity.SOURCES, "fake", count)
     monkeypatch.setattr(activity, "Plants", OnePlant)

@@ -1,4 +1,6 @@
-"""Counting from CUPTI's activity records, with a stand-in for CUPTI that has some to give: there need not be a driver."""
+"""Counting from CUPTI's activity records, with a stand-in for CUPTI that has some to give: there
+need not be a driver.
+"""
 
 import ctypes
 from typing import Any
@@ -85,7 +87,11 @@ class Cupti:
     def cuptiActivityGetNextRecord(self, buffer: Any, size: Any, record: Any) -> int:
         at = record._obj
         sizes = {MEMCPY: COPY_BYTES, DRIVER: 40, RUNTIME: 40}
-        after = buffer.value if at.value is None else at.value + sizes[ctypes.c_uint32.from_address(at.value).value]
+        after = (
+            buffer.value
+            if at.value is None
+            else at.value + sizes[ctypes.c_uint32.from_address(at.value).value]
+        )
         if after >= buffer.value + size.value:
             return 12
         at.value = after
@@ -117,7 +123,9 @@ def recorded(monkeypatch: pytest.MonkeyPatch, cupti: Cupti) -> ActivityRecords:
     return records
 
 
-def test_calls_inside_are_counted_and_those_of_other_calls_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_inside_are_counted_and_those_of_other_calls_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cupti = Cupti(
         api(RUNTIME, 3, 90, 99),  # before
         api(DRIVER, 1, 111, 119),  # of the launch that follows
@@ -127,16 +135,34 @@ def test_calls_inside_are_counted_and_those_of_other_calls_are_not(monkeypatch: 
         api(RUNTIME, 3, 205, 210),  # the wait for the device at the end
     )
     counts = recorded(monkeypatch, cupti).counts(2)
-    assert dict(counts.calls) == {"cudaGraphLaunch": 1, "cudaEventSynchronize": 1, "cuGraphLaunch": 1}
+    assert dict(counts.calls) == {
+        "cudaGraphLaunch": 1,
+        "cudaEventSynchronize": 1,
+        "cuGraphLaunch": 1,
+    }
     assert counts.of(CallKind.GRAPH_LAUNCH) == 2
     assert counts.steps == 2
 
 
 def test_copies_have_their_direction_memory_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    cupti = Cupti(copy(1, 1, 3, 64), api(RUNTIME, 1, 110, 120), copy(1, 2, 3, 5), copy(2, 3, 2, 7), copy(2, 3, 2, 1))
+    cupti = Cupti(
+        copy(1, 1, 3, 64),
+        api(RUNTIME, 1, 110, 120),
+        copy(1, 2, 3, 5),
+        copy(2, 3, 2, 7),
+        copy(2, 3, 2, 1),
+    )
     counts = recorded(monkeypatch, cupti).counts(1)
-    assert dict(counts.copies) == {"HtoD Pageable -> Device": 1, "HtoD Pinned -> Device": 1, "DtoH Device -> Pinned": 2}
-    assert dict(counts.copied_bytes) == {"HtoD Pageable -> Device": 64, "HtoD Pinned -> Device": 5, "DtoH Device -> Pinned": 8}
+    assert dict(counts.copies) == {
+        "HtoD Pageable -> Device": 1,
+        "HtoD Pinned -> Device": 1,
+        "DtoH Device -> Pinned": 2,
+    }
+    assert dict(counts.copied_bytes) == {
+        "HtoD Pageable -> Device": 64,
+        "HtoD Pinned -> Device": 5,
+        "DtoH Device -> Pinned": 8,
+    }
     assert (counts.pageable, counts.host_to_device, counts.host_to_device_bytes) == (1, 2, 69)
     assert activity_records._BUFFERS._held == []
 
@@ -149,5 +175,9 @@ def test_lost_records_and_refusals_are_errors(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_outer_of_two_calls_that_begin_together_counts() -> None:
-    outer, inner, after = Call(1, 10, -30, RUNTIME, 1), Call(1, 10, -20, DRIVER, 1), Call(1, 30, -40, RUNTIME, 2)
+    outer, inner, after = (
+        Call(1, 10, -30, RUNTIME, 1),
+        Call(1, 10, -20, DRIVER, 1),
+        Call(1, 30, -40, RUNTIME, 2),
+    )
     assert list(outermost([after, inner, outer])) == [outer, after]

@@ -1,4 +1,6 @@
-"""The ladder: every stage of both loops gives the tokens of the first one, and the figures beside it are what they say."""
+"""The ladder: every stage of both loops gives the tokens of the first one, and the figures
+beside it are what they say.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,15 @@ import photon_ext
 from benchmarks import adopt, report
 from benchmarks.common.result import BenchmarkError
 from benchmarks.common.shapes import SHAPES
-from benchmarks.ladder.measure import SKIPPED, Subject, check_tokens, count_allocations, device_steps, step_times, timed_run
+from benchmarks.ladder.measure import (
+    SKIPPED,
+    Subject,
+    check_tokens,
+    count_allocations,
+    device_steps,
+    step_times,
+    timed_run,
+)
 from benchmarks.ladder.models import build_model
 from benchmarks.ladder.stages import LADDERS, Changed, Stage, changed
 from benchmarks.ladder.verdict import Figures, verdict
@@ -26,7 +36,9 @@ from photon_ext.models.config import Family, RopeScaling, RopeScalingKind
 from photon_ext.models.decoder import Decoder
 from photon_ext.observe.records import DeviceKind, DeviceSpan
 
-NO_TRANSFORMERS = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
+NO_TRANSFORMERS = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
+)
 LOOPS = [pytest.param(loop, marks=[NO_TRANSFORMERS] if loop == "hf" else []) for loop in LADDERS]
 NAMES = [stage.name for stage in LADDERS["stock"]]
 PROMPT = [3, 5, 7, 11, 13]
@@ -61,7 +73,7 @@ def tokens_of(loop: str, name: str, *arguments: Any) -> list[int]:
     return list(stage_of(loop, name).decode(*arguments))
 
 
-# --- the stages ---------------------------------------------------------------------------------------------------------------------
+# --- the stages -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -94,9 +106,15 @@ def test_both_loops_run_the_same_model(models: dict[tuple[str, str], Any], devic
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_a_llama_with_stretched_rotary_angles_climbs_too(monkeypatch: pytest.MonkeyPatch, loop: str, device: str) -> None:
+def test_a_llama_with_stretched_rotary_angles_climbs_too(
+    monkeypatch: pytest.MonkeyPatch, loop: str, device: str
+) -> None:
     scaling = RopeScaling(RopeScalingKind.LLAMA3, 8.0, 1.0, 4.0, original_max_positions=32)
-    monkeypatch.setitem(SHAPES, "llama", replace(SHAPES["tiny"], family=Family.LLAMA, tied_embeddings=False, rope_scaling=scaling))
+    monkeypatch.setitem(
+        SHAPES,
+        "llama",
+        replace(SHAPES["tiny"], family=Family.LLAMA, tied_embeddings=False, rope_scaling=scaling),
+    )
     model = build_model(loop, "llama", torch.float32, torch.device(device), 64)
     streams = [tokens_of(loop, name, model, PROMPT, 40, ()) for name in NAMES]
     assert all(stream == streams[0] for stream in streams)
@@ -119,12 +137,14 @@ def test_an_unknown_model_and_too_many_positions_are_refused() -> None:
         build_model("stock", "tiny", torch.float32, cpu, 4097)
 
 
-# --- lines changed ------------------------------------------------------------------------------------------------------------------
+# --- lines changed --------------------------------------------------------------------------------
 
 
 def test_lines_changed_are_lines_of_code() -> None:
     before = '"""Says something."""\n\nimport a\n\n# why\nx = 1\ny = 2\n'
-    after = '"""Says something else,\n\nat length.\n"""\nimport a\nx = 1  # noted\n\n\nz = 3\ny = 2\n'
+    after = (
+        '"""Says something else,\n\nat length.\n"""\nimport a\nx = 1  # noted\n\n\nz = 3\ny = 2\n'
+    )
     assert changed(before, after) == Changed(added=2, removed=1)
     assert changed(after, before) == Changed(added=1, removed=2)
     assert changed("", before) == Changed(added=3, removed=0)
@@ -139,17 +159,21 @@ def test_every_stage_is_a_small_change(loop: str) -> None:
         assert 0 < lines.added <= 40
 
 
-# --- figures ------------------------------------------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 
 class CountingModel:
-    """Stands in for a model: a decode loop of three allocations a token, and before the first as many as there will be tokens."""
+    """Stands in for a model: a decode loop of three allocations a token, and before the first as
+    many as there will be tokens.
+    """
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = torch.device(device)
 
 
-def counting_decode(model: CountingModel, prompt: list[int], tokens: int, stops: tuple[int, ...]) -> Iterator[int]:
+def counting_decode(
+    model: CountingModel, prompt: list[int], tokens: int, stops: tuple[int, ...]
+) -> Iterator[int]:
     kept = [torch.empty(4, device=model.device) for _ in range(tokens)]
     for token in range(tokens):
         kept = [torch.empty(8, device=model.device) for _ in range(3)]
@@ -164,7 +188,9 @@ def test_allocations_are_counted_in_steady_steps(device: str) -> None:
 def test_steady_steps_exclude_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
 
-    def decode(model: CountingModel, prompt: list[int], tokens: int, stops: tuple[int, ...]) -> Iterator[int]:
+    def decode(
+        model: CountingModel, prompt: list[int], tokens: int, stops: tuple[int, ...]
+    ) -> Iterator[int]:
         clock[0] += 5.0  # the prompt
         for token in range(tokens):
             if token % 8 == 0:  # a burst
@@ -188,27 +214,46 @@ def test_a_stage_that_ends_early_is_an_error() -> None:
 def test_tokens_must_be_equal_in_float32_only() -> None:
     assert check_tokens([1, 2, 3], [1, 2, 3], torch.float32) == 3
     assert check_tokens([1, 2, 3], [1, 9, 3], torch.bfloat16) == 1
-    with pytest.raises(BenchmarkError, match=r"differ from index 1 on: \[9, 3\], expected \[2, 3\]"):
+    with pytest.raises(
+        BenchmarkError, match=r"differ from index 1 on: \[9, 3\], expected \[2, 3\]"
+    ):
         check_tokens([1, 2, 3], [1, 9, 3], torch.float32)
     with pytest.raises(BenchmarkError, match="2 tokens came, 3 were expected"):
         check_tokens([1, 2, 3], [1, 2], torch.bfloat16)
 
 
 def records(steps: int, marker: str, odd: int | None = None) -> list[DeviceSpan]:
-    """Steps of two kernels of 10 µs that overlap by 4, and a marker of 2 µs after 1; 7 µs between steps. One step may have one more."""
+    """Steps of two kernels of 10 µs that overlap by 4, and a marker of 2 µs after 1; 7 µs
+    between steps. One step may have one more.
+    """
     made, now = [], 0
     for step in range(steps):
         names = ["linear", "norm", *(["norm"] if step == odd else []), marker]
-        for name, start, length in zip(names, (0, 6, 12, 17) if step == odd else (0, 6, 17), (10, 10, 4, 2), strict=False):
+        for name, start, length in zip(
+            names, (0, 6, 12, 17) if step == odd else (0, 6, 17), (10, 10, 4, 2), strict=False
+        ):
             length = 2 if name == marker else length
             made.append(
-                DeviceSpan(name, DeviceKind.KERNEL, (now + start) * 1000, (now + start + length) * 1000, stream=7, correlation=step)
+                DeviceSpan(
+                    name,
+                    DeviceKind.KERNEL,
+                    (now + start) * 1000,
+                    (now + start + length) * 1000,
+                    stream=7,
+                    correlation=step,
+                )
             )
         now += 26
     return made
 
 
-@pytest.mark.parametrize("marker", ["void at::native::reduce_kernel<512, 1, at::native::ReduceOp<ArgMaxOps<float>>>", "publish_kernel"])
+@pytest.mark.parametrize(
+    "marker",
+    [
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<ArgMaxOps<float>>>",
+        "publish_kernel",
+    ],
+)
 def test_device_steps_are_cut_at_the_marker(marker: str) -> None:
     steps = device_steps(records(12, marker, odd=8))
     steady = 11 - SKIPPED - 1
@@ -228,46 +273,78 @@ def test_records_without_steps_are_an_error() -> None:
 def test_the_verdict_follows_the_figures() -> None:
     graph = stage_of("stock", "graph")
     slow = Figures(ms=10.0, spread=0.1, allocations=40, kernel_ms=4.0)
-    assert verdict(graph, slow, Figures(5.0, 0.1, 0, 4.0), on_cpu=False) == "helps, x2.00: idle 6 to 1 ms, kernels 4 to 4 ms"
-    assert verdict(graph, slow, Figures(5.0, 0.1, 0), on_cpu=True) == "helps, x2.00: 10 to 5 ms, 40 to 0 allocations"
-    assert "the device waits as long as before" in verdict(graph, slow, Figures(10.1, 0.1, 40, 4.0), on_cpu=False)
-    longer = "the device waits longer for the host, which takes longer to launch the kernels than they run, idle 6 to 6.5 ms"
+    assert (
+        verdict(graph, slow, Figures(5.0, 0.1, 0, 4.0), on_cpu=False)
+        == "helps, x2.00: idle 6 to 1 ms, kernels 4 to 4 ms"
+    )
+    assert (
+        verdict(graph, slow, Figures(5.0, 0.1, 0), on_cpu=True)
+        == "helps, x2.00: 10 to 5 ms, 40 to 0 allocations"
+    )
+    assert "the device waits as long as before" in verdict(
+        graph, slow, Figures(10.1, 0.1, 40, 4.0), on_cpu=False
+    )
+    longer = (
+        "the device waits longer for the host, which takes longer to launch the kernels than "
+        "they run, idle 6 to 6.5 ms"
+    )
     assert longer in verdict(graph, slow, Figures(10.5, 0.1, 40, 4.0), on_cpu=False)
-    assert "the device waits longer, idle 1 to 2 ms" in verdict(graph, Figures(6.0, 0.1, 40, 5.0), Figures(7.0, 0.1, 40, 5.0), on_cpu=False)
+    assert "the device waits longer, idle 1 to 2 ms" in verdict(
+        graph, Figures(6.0, 0.1, 40, 5.0), Figures(7.0, 0.1, 40, 5.0), on_cpu=False
+    )
     noisy = verdict(graph, slow, Figures(9.5, 0.6, 40, 4.0), on_cpu=False)
     assert noisy.startswith(
-        "cannot be told, x1.05: runs differ by up to 1.2 ms a step; the device waits as long as before, idle 6 to 5.5 ms"
+        "cannot be told, x1.05: runs differ by up to 1.2 ms a step; the device waits as long as "
+        "before, idle 6 to 5.5 ms"
     )
     assert "measure on a quieter machine" in verdict(graph, slow, Figures(9.5, 0.6), on_cpu=False)
-    assert "goes into longer kernels" in verdict(graph, slow, Figures(10.1, 0.1, 40, 8.0), on_cpu=False)
-    assert "busy already" in verdict(graph, Figures(10.0, 0.1, 40, 9.9), Figures(9.9, 0.1, 40, 9.9), on_cpu=False)
+    assert "goes into longer kernels" in verdict(
+        graph, slow, Figures(10.1, 0.1, 40, 8.0), on_cpu=False
+    )
+    assert "busy already" in verdict(
+        graph, Figures(10.0, 0.1, 40, 9.9), Figures(9.9, 0.1, 40, 9.9), on_cpu=False
+    )
     more_idle = Figures(11.0, 0.1, 0, 9.9, step_gap_ms=0.006)
     assert verdict(graph, Figures(10.0, 0.1, 0, 9.9), more_idle, on_cpu=False) == (
-        "slower, x0.91: the device was busy already, idle 0.1 to 1.1 ms, kernels 9.9 to 9.9 ms, 0.006 ms of it between steps"
+        "slower, x0.91: the device was busy already, idle 0.1 to 1.1 ms, kernels 9.9 to 9.9 ms, "
+        "0.006 ms of it between steps"
     )
-    assert verdict(graph, slow, Figures(20.0, 0.1), on_cpu=True).startswith("slower, x0.50: torch code runs eagerly on a CPU")
-    assert verdict(graph, slow, Figures(9.9, 6.0), on_cpu=True).startswith("no help here, x1.01: torch code runs eagerly on a CPU")
+    assert verdict(graph, slow, Figures(20.0, 0.1), on_cpu=True).startswith(
+        "slower, x0.50: torch code runs eagerly on a CPU"
+    )
+    assert verdict(graph, slow, Figures(9.9, 6.0), on_cpu=True).startswith(
+        "no help here, x1.01: torch code runs eagerly on a CPU"
+    )
     assert verdict(graph, Figures(10.0, 6.0), Figures(5.0, 0.1), on_cpu=True).startswith(
         "cannot be told, x2.00: runs differ by up to 12 ms"
     )
-    assert "no activity records" in verdict(graph, Figures(10.0, 0.1), Figures(20.0, 0.1), on_cpu=False)
+    assert "no activity records" in verdict(
+        graph, Figures(10.0, 0.1), Figures(20.0, 0.1), on_cpu=False
+    )
 
 
-# --- the command --------------------------------------------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------
 
 
-def climbed(tmp_path: Path, loop: str, device: str, *more: str) -> tuple[int, dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+def climbed(
+    tmp_path: Path, loop: str, device: str, *more: str
+) -> tuple[int, dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """Exit status, and the entries for times and for records by stage."""
     file = tmp_path / "adopt.json"
     given = f"--loop {loop} --device {device} --tokens 32 --prompt 5 --repeats 1"
     status = adopt.main([*given.split(), *more, "--json", str(file)])
     entries = json.loads(file.read_text())["entries"]
-    by_stage = ({entry["stage"]: entry for entry in entries if entry["what"] == what} for what in ("steps", "records"))
+    by_stage = (
+        {entry["stage"]: entry for entry in entries if entry["what"] == what}
+        for what in ("steps", "records")
+    )
     return (status, *by_stage)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_the_ladder_is_climbed(tmp_path: Path, loop: str, device: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_ladder_is_climbed(
+    tmp_path: Path, loop: str, device: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     status, steps, found = climbed(tmp_path, loop, device)
     assert status == 0
     assert list(steps) == list(found) == NAMES
@@ -288,7 +365,9 @@ def test_the_ladder_is_climbed(tmp_path: Path, loop: str, device: str, capsys: p
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_our_step_takes_the_fast_kernels(tmp_path: Path, loop: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_step_takes_the_fast_kernels(
+    tmp_path: Path, loop: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[bool] = []
     create = Decoder.__init__
 
@@ -297,15 +376,21 @@ def test_our_step_takes_the_fast_kernels(tmp_path: Path, loop: str, device: str,
         create(self, *arguments, fast=fast, **more)
 
     monkeypatch.setattr(Decoder, "__init__", noted)
-    status, steps, found = climbed(tmp_path, loop, device, "--fast-kernels", "--dtype", "bfloat16")
+    status, steps, found = climbed(
+        tmp_path, loop, device, "--hopper-kernels", "--dtype", "bfloat16"
+    )
     assert status == 0
     assert list(found) == NAMES
     assert set(made) == {True}
-    kernels = "fast" if device == "cuda" and photon_ext.fast_kernels_run() else "portable"
-    assert {name: entry["kernels"] for name, entry in steps.items() if "kernels" in entry} == {"step": kernels}
+    kernels = "fast" if device == "cuda" and photon_ext.hopper_runs() else "portable"
+    assert {name: entry["kernels"] for name, entry in steps.items() if "kernels" in entry} == {
+        "step": kernels
+    }
 
 
-def test_a_stage_that_fails_is_an_entry_and_the_ladder_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_fails_is_an_entry_and_the_ladder_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuses(*arguments: object) -> Iterator[int]:
         raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -331,7 +416,9 @@ def test_a_stage_that_fails_is_an_entry_and_the_ladder_goes_on(tmp_path: Path, m
         ("--prompt", "0", "--prompt is 0"),
     ],
 )
-def test_bad_options_are_named(option: str, value: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_options_are_named(
+    option: str, value: str, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         adopt.main([option, value])
     assert re.search(complaint, capsys.readouterr().err)

@@ -5,13 +5,25 @@ import ctypes
 import pytest
 
 from benchmarks.common import api_counter
-from benchmarks.common.api_counter import ApiCounter, CallbackData, CopyParams, CuptiError, copy_name
+from benchmarks.common.api_counter import (
+    ApiCounter,
+    CallbackData,
+    CopyParams,
+    CuptiError,
+    copy_name,
+)
 from photon_ext.observe.api import CallKind
 
 ENTER, EXIT = 0, 1
 
 
-def call(counter: ApiCounter, domain: int, name: str, params: CopyParams | None = None, inside: tuple[str, ...] = ()) -> None:
+def call(
+    counter: ApiCounter,
+    domain: int,
+    name: str,
+    params: CopyParams | None = None,
+    inside: tuple[str, ...] = (),
+) -> None:
     """What CUPTI does around one API call that makes others."""
     for site in (ENTER, EXIT):
         address = ctypes.addressof(params) if params is not None else None
@@ -25,7 +37,12 @@ def call(counter: ApiCounter, domain: int, name: str, params: CopyParams | None 
 def test_a_call_is_counted_once_whatever_it_calls() -> None:
     counter = ApiCounter()
     for _ in range(3):
-        call(counter, api_counter.RUNTIME_API, "cudaGraphLaunch", inside=("cuGraphLaunch", "cuCtxGetCurrent"))
+        call(
+            counter,
+            api_counter.RUNTIME_API,
+            "cudaGraphLaunch",
+            inside=("cuGraphLaunch", "cuCtxGetCurrent"),
+        )
         call(counter, api_counter.DRIVER_API, "cuEventSynchronize")
     assert dict(counter.calls) == {"cudaGraphLaunch": 3, "cuEventSynchronize": 3}
     assert counter.counts(3).of(CallKind.GRAPH_LAUNCH) == 3
@@ -36,12 +53,26 @@ def test_copies_are_told_apart_by_where_their_memory_is(monkeypatch: pytest.Monk
     monkeypatch.setattr(api_counter, "memory_kind", kinds.__getitem__)
     counter = ApiCounter()
     call(counter, api_counter.RUNTIME_API, "cudaMemcpyAsync", CopyParams(dst=3, src=1, nbytes=64))
-    call(counter, api_counter.DRIVER_API, "cuMemcpyHtoDAsync_v2", CopyParams(dst=3, src=2, nbytes=100))
-    call(counter, api_counter.RUNTIME_API, "cudaMemcpyAsync_ptsz", CopyParams(dst=2, src=3, nbytes=32))
+    call(
+        counter,
+        api_counter.DRIVER_API,
+        "cuMemcpyHtoDAsync_v2",
+        CopyParams(dst=3, src=2, nbytes=100),
+    )
+    call(
+        counter,
+        api_counter.RUNTIME_API,
+        "cudaMemcpyAsync_ptsz",
+        CopyParams(dst=2, src=3, nbytes=32),
+    )
     call(counter, api_counter.RUNTIME_API, "cudaMemcpy2DAsync")
     counts = counter.counts(1)
     assert counts.copies["HtoD Pageable -> Device"] == 1
-    assert counts.copied_bytes == {"HtoD Pageable -> Device": 64, "HtoD Pinned -> Device": 100, "DtoH Device -> Pinned": 32}
+    assert counts.copied_bytes == {
+        "HtoD Pageable -> Device": 64,
+        "HtoD Pinned -> Device": 100,
+        "DtoH Device -> Pinned": 32,
+    }
     assert counts.pageable == 1
     assert counts.host_to_device_bytes is None  # the 2D copy's direction and size are not known
     assert counts.of(CallKind.COPY) == 4
@@ -68,7 +99,10 @@ class Refusing:
 
 def test_a_refusal_says_why_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api_counter, "load_cupti", Refusing)
-    words = r"MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED \(39\); .*torch\.profiler, which stays subscribed.*count in a process of its own"
+    words = (
+        r"MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED \(39\); .*torch\.profiler, which stays "
+        r"subscribed.*count in a process of its own"
+    )
     with pytest.raises(CuptiError, match=words), ApiCounter():
         pass
 

@@ -1,4 +1,6 @@
-"""What counts as a launch, a wait, an allocation or a copy, and what is a fault in a steady step."""
+"""What counts as a launch, a wait, an allocation or a copy, and what is a fault in a steady
+step.
+"""
 
 import pytest
 
@@ -6,20 +8,29 @@ from benchmarks.common.calls import Counts
 from photon_ext.observe.api import CallKind, classify, is_api_call
 
 KINDS = {
-    CallKind.GRAPH_LAUNCH: "cudaGraphLaunch cuGraphLaunch cuGraphLaunch_ptsz cudaGraphLaunch_v10000",
-    CallKind.KERNEL_LAUNCH: "cudaLaunchKernel cudaLaunchKernelExC_v11060 cuLaunchKernel cuLaunchKernelEx",
+    CallKind.GRAPH_LAUNCH: "cudaGraphLaunch cuGraphLaunch cuGraphLaunch_ptsz "
+    "cudaGraphLaunch_v10000",
+    CallKind.KERNEL_LAUNCH: "cudaLaunchKernel cudaLaunchKernelExC_v11060 cuLaunchKernel "
+    "cuLaunchKernelEx",
     CallKind.EVENT_WAIT: "cudaEventSynchronize cuEventSynchronize",
-    CallKind.SYNC: "cudaStreamSynchronize cudaDeviceSynchronize cuCtxSynchronize cuStreamSynchronize_ptsz cudaMemcpy cuMemcpyHtoD_v2 "
+    CallKind.SYNC: "cudaStreamSynchronize cudaDeviceSynchronize cuCtxSynchronize "
+    "cuStreamSynchronize_ptsz cudaMemcpy cuMemcpyHtoD_v2 "
     "cudaMemcpy2D cudaMemset cuMemcpyDtoH_v2",
-    CallKind.ALLOCATION: "cudaMalloc cudaFree cudaMallocAsync cudaFreeAsync cudaHostAlloc cudaFreeHost cudaMallocHost cuMemAlloc_v2 "
-    "cuMemFree_v2 cuMemCreate cuMemMap cuMemAddressReserve cuMemHostAlloc cudaHostRegister cuMemAllocHost_v2",
-    CallKind.COPY: "cudaMemcpyAsync cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cudaMemcpy2DAsync cuMemcpyAsync cudaMemcpyBatchAsync_v12080",
-    CallKind.OTHER: "cudaEventRecord cudaStreamWaitEvent cudaEventQuery cudaGetDevice cuMemGetInfo_v2 cudaMemsetAsync "
+    CallKind.ALLOCATION: "cudaMalloc cudaFree cudaMallocAsync cudaFreeAsync cudaHostAlloc "
+    "cudaFreeHost cudaMallocHost cuMemAlloc_v2 "
+    "cuMemFree_v2 cuMemCreate cuMemMap cuMemAddressReserve cuMemHostAlloc cudaHostRegister "
+    "cuMemAllocHost_v2",
+    CallKind.COPY: "cudaMemcpyAsync cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cudaMemcpy2DAsync "
+    "cuMemcpyAsync cudaMemcpyBatchAsync_v12080",
+    CallKind.OTHER: "cudaEventRecord cudaStreamWaitEvent cudaEventQuery cudaGetDevice "
+    "cuMemGetInfo_v2 cudaMemsetAsync "
     "cuPointerGetAttribute cudaStreamIsCapturing cudaGraphInstantiate begin_step_kernel",
 }
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in KINDS.items() for name in names.split()])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, names in KINDS.items() for name in names.split()]
+)
 def test_kind_of_call(kind: CallKind, name: str) -> None:
     assert classify(name) is kind
 
@@ -34,7 +45,14 @@ def test_api_calls_are_told_from_other_records() -> None:
 
 def steady(steps: int) -> Counts:
     counts = Counts("test", steps)
-    counts.calls.update({"cudaGraphLaunch": steps, "cudaEventSynchronize": steps, "cudaMemcpyAsync": steps, "cudaEventRecord": 2 * steps})
+    counts.calls.update(
+        {
+            "cudaGraphLaunch": steps,
+            "cudaEventSynchronize": steps,
+            "cudaMemcpyAsync": steps,
+            "cudaEventRecord": 2 * steps,
+        }
+    )
     counts.copies["DtoH Device -> Pinned"] = steps
     return counts
 

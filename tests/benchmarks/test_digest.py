@@ -22,7 +22,9 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["csrc/common/layout.h", "csrc/cuda/norm.cu", "photon_ext/runtime/slot.py"])
+@pytest.mark.parametrize(
+    "name", ["csrc/common/layout.h", "csrc/cuda/norm.cu", "photon_ext/runtime/slot.py"]
+)
 def test_digest_changes_with_any_source(tree: Path, name: str) -> None:
     before = source_digest(tree)
     assert source_digest(tree) == before
@@ -43,7 +45,8 @@ def test_digest_ignores_comments_and_layout_of_cpp(tree: Path) -> None:
     kernel.write_text("""int f(char c) { return c == '"' ? 1 : g("// no comment"); }\n""")
     before = source_digest(tree)
     kernel.write_text(
-        """// A comment's quote.\nint f(char c) {  /* two\nlines */\n  return c == '"' ? 1 : g("// no comment");  // "\n}\n"""
+        """// A comment's quote.\nint f(char c) {  /* two\nlines */\n"""
+        """  return c == '"' ? 1 : g("// no comment");  // "\n}\n"""
     )
     assert source_digest(tree) == before
     kernel.write_text("""int f(char c) { return c == '"' ? 1 : g("// no  comment"); }\n""")
@@ -106,7 +109,13 @@ def test_digest_ignores_comments_and_docstrings_of_python(tree: Path) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("# {y}", "#  {y}"), ("in brackets", "in  brackets"), ("b = 1", "b = 2"), ("an argument", "# argument"), ("(self)", "()")],
+    [
+        ("# {y}", "#  {y}"),
+        ("in brackets", "in  brackets"),
+        ("b = 1", "b = 2"),
+        ("an argument", "# argument"),
+        ("(self)", "()"),
+    ],
 )
 def test_digest_ignores_nothing_else_of_python(tree: Path, old: str, new: str) -> None:
     path = tree / "photon_ext/ops.py"
@@ -119,7 +128,15 @@ def test_digest_ignores_nothing_else_of_python(tree: Path, old: str, new: str) -
 def test_digest_takes_a_string_that_does_something_for_code(tree: Path) -> None:
     path = tree / "photon_ext/ops.py"
     digests = set()
-    for text in ('f"{x}"\n', 'f"{y}"\n', '"a".join(x)\n', '"b".join(x)\n', 'x = 1\n("a")\n', 'x = """\n\n# 1"""\n', 'x = """\n# 1"""\n'):
+    for text in (
+        'f"{x}"\n',
+        'f"{y}"\n',
+        '"a".join(x)\n',
+        '"b".join(x)\n',
+        'x = 1\n("a")\n',
+        'x = """\n\n# 1"""\n',
+        'x = """\n# 1"""\n',
+    ):
         path.write_text(text)
         digests.add(source_digest(tree))
     assert len(digests) == 7

@@ -1,4 +1,6 @@
-"""Predicted and observed gains in virtual time, where nothing but the model can be wrong: the real engine, loop and log."""
+"""Predicted and observed gains in virtual time, where nothing but the model can be wrong: the
+real engine, loop and log.
+"""
 
 from __future__ import annotations
 
@@ -39,16 +41,35 @@ UNCHANGED = Change()
 
 
 def run(
-    costs: Costs, streams: int, depth: int, requests: list[int], patch: pytest.MonkeyPatch, change: Change = UNCHANGED, timing: bool = False
+    costs: Costs,
+    streams: int,
+    depth: int,
+    requests: list[int],
+    patch: pytest.MonkeyPatch,
+    change: Change = UNCHANGED,
+    timing: bool = False,
 ) -> tuple[Calibration, list[Served], Engine]:
     """Medians of two runs, and further runs of `requests` per stream each."""
     device = VirtualDevice(costs, streams, depth, change.prompt + LONGEST * LENGTH, timing)
     patch.setattr(time, "perf_counter_ns", device.now)
-    engine = Engine(device, lambda step: None, vocab_size=VOCAB, num_pages=streams * 24, buckets=(1, 8), chunk=512)
+    engine = Engine(
+        device,
+        lambda step: None,
+        vocab_size=VOCAB,
+        num_pages=streams * 24,
+        buckets=(1, 8),
+        chunk=512,
+    )
     with engine:
-        found = Calibration.of([serve(engine, replace(load(streams, 8), aged=True), seed).log for seed in (1, 2)], streams)
+        found = Calibration.of(
+            [serve(engine, replace(load(streams, 8), aged=True), seed).log for seed in (1, 2)],
+            streams,
+        )
         device.costs = change.costs or costs
-        observed = [serve(engine, load(streams, each, change.prompt), 1000 + i) for i, each in enumerate(requests)]
+        observed = [
+            serve(engine, load(streams, each, change.prompt), 1000 + i)
+            for i, each in enumerate(requests)
+        ]
         return found, observed, engine
 
 
@@ -56,19 +77,31 @@ def load(streams: int, requests: int, prompt: int = 8) -> Load:
     return Load(streams, requests, prompt, LENGTH, LONGEST * LENGTH, 1.0)
 
 
-def gains(costs: Costs, streams: int, requests: list[int], patch: pytest.MonkeyPatch, change: Change = UNCHANGED) -> list[Gain]:
+def gains(
+    costs: Costs,
+    streams: int,
+    requests: list[int],
+    patch: pytest.MonkeyPatch,
+    change: Change = UNCHANGED,
+) -> list[Gain]:
     """Depth 1 against depth 2: a gain for each of `requests`."""
     sides = [run(costs, streams, depth, requests, patch, change)[:2] for depth in (1, 2)]
     made = []
     for i in range(len(requests)):
-        block, pipe = (Side(depth, found, [served[i]], streams) for depth, (found, served) in zip((1, 2), sides, strict=True))
+        block, pipe = (
+            Side(depth, found, [served[i]], streams)
+            for depth, (found, served) in zip((1, 2), sides, strict=True)
+        )
         made.append(Gain(block, pipe))
     return made
 
 
 def effect_of(gain: Gain, cause: Cause) -> Effect:
     """What one cause did; nothing, where it is not there."""
-    return next((effect for effect in gain.effects() if effect.cause is cause), Effect(cause, Excess(), Excess(), 0.0))
+    return next(
+        (effect for effect in gain.effects() if effect.cause is cause),
+        Effect(cause, Excess(), Excess(), 0.0),
+    )
 
 
 def test_periods_are_those_of_the_device_and_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,12 +110,16 @@ def test_periods_are_those_of_the_device_and_the_host(monkeypatch: pytest.Monkey
     four = periods(run(FAST, 4, 2, [], monkeypatch)[0].usual, ALONE)
     assert (four.decode_ms, four.prefill_ms) == pytest.approx((2.0, 2.2))
     one = periods(run(FAST, 1, 2, [], monkeypatch)[0].usual, ALONE)
-    assert (one.decode_ms, one.prefill_ms) == pytest.approx((2.0, 2.7))  # a single stream begins anew with a bubble
-    assert one.dead_ms == pytest.approx(0.2, abs=0.11)  # what is left of it after the commit before, and its own commit
+    # a single stream begins anew with a bubble
+    assert (one.decode_ms, one.prefill_ms) == pytest.approx((2.0, 2.7))
+    # what is left of it after the commit before, and its own commit
+    assert one.dead_ms == pytest.approx(0.2, abs=0.11)
 
 
 @pytest.mark.parametrize(("streams", "requests"), [(1, 30), (8, 30), (16, 30)])
-def test_predictions_meet_observations(monkeypatch: pytest.MonkeyPatch, streams: int, requests: int) -> None:
+def test_predictions_meet_observations(
+    monkeypatch: pytest.MonkeyPatch, streams: int, requests: int
+) -> None:
     (gain,) = gains(FAST, streams, [requests], monkeypatch)
     assert gain.tokens_equal
     assert abs(gain.observed - gain.prediction.gain) <= 0.01, gain.explained()
@@ -91,7 +128,9 @@ def test_predictions_meet_observations(monkeypatch: pytest.MonkeyPatch, streams:
     assert gain.work.tokens_per_request == pytest.approx(LENGTH, rel=0.15)
 
 
-def test_a_zombie_that_costs_a_whole_forward_is_seen_at_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_zombie_that_costs_a_whole_forward_is_seen_at_one_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The published case, where only the host knows of stops: the tax is 1 / L, and predicted."""
     (costly,), (cheap,) = (gains(Costs(dead=dead), 1, [30], monkeypatch) for dead in (2.0, 0.1))
     assert costly.met
@@ -99,8 +138,12 @@ def test_a_zombie_that_costs_a_whole_forward_is_seen_at_one_stream(monkeypatch: 
     assert cheap.observed - costly.observed == pytest.approx(1.25 / LENGTH, rel=0.25)
 
 
-def test_a_short_run_falls_short_by_its_ramp_down_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The published shortfall at 32 streams: host work grows with the batch, so that steps of an emptying batch have less to gain."""
+def test_a_short_run_falls_short_by_its_ramp_down_and_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The published shortfall at 32 streams: host work grows with the batch, so that steps of an
+    emptying batch have less to gain.
+    """
     costs = Costs(decode=3.8, prefill=3.9, launch=0.2, commit=0.0, commit_per_row=0.05)
     enough, short = gains(costs, 32, [60, 1], monkeypatch)
     assert enough.met, enough.explained()
@@ -110,15 +153,23 @@ def test_a_short_run_falls_short_by_its_ramp_down_and_says_so(monkeypatch: pytes
     effects = short.effects()
     assert min(effects, key=lambda effect: effect.points).cause is Cause.RAMP
     assert "by ramp-up and ramp-down" in short.explained()
-    assert sum(effect.points for effect in effects) == pytest.approx(short.observed - short.prediction.gain, abs=0.01)
+    assert sum(effect.points for effect in effects) == pytest.approx(
+        short.observed - short.prediction.gain, abs=0.01
+    )
 
 
 @pytest.mark.parametrize("streams", [1, 8])
-def test_jitter_that_is_always_there_is_in_the_medians(monkeypatch: pytest.MonkeyPatch, streams: int) -> None:
-    """A blocking loop that wakes up late now and then pays for it in every run: the prediction is to say so."""
+def test_jitter_that_is_always_there_is_in_the_medians(
+    monkeypatch: pytest.MonkeyPatch, streams: int
+) -> None:
+    """A blocking loop that wakes up late now and then pays for it in every run: the prediction
+    is to say so.
+    """
     (gain,) = gains(Costs(wake_up=(0.0, 0.1, 0.0, 1.2, 0.3)), streams, [30], monkeypatch)
     assert gain.met, gain.explained()
-    assert gain.prediction.gain > 0.3, "the mean wake-up, 0.32 ms, and not the median one, is hidden"
+    assert gain.prediction.gain > 0.3, (
+        "the mean wake-up, 0.32 ms, and not the median one, is hidden"
+    )
 
 
 def disturbed(costs: Costs, streams: int, patch: pytest.MonkeyPatch, timing: bool = False) -> Gain:
@@ -127,10 +178,13 @@ def disturbed(costs: Costs, streams: int, patch: pytest.MonkeyPatch, timing: boo
     return Gain(Side(1, *block, streams), Side(2, *undisturbed(streams, patch, timing), streams))
 
 
-_undisturbed: dict[tuple[int, bool], tuple[Calibration, list[Served]]] = {}  # in virtual time it is the same every time
+# in virtual time it is the same every time
+_undisturbed: dict[tuple[int, bool], tuple[Calibration, list[Served]]] = {}
 
 
-def undisturbed(streams: int, patch: pytest.MonkeyPatch, timing: bool) -> tuple[Calibration, list[Served]]:
+def undisturbed(
+    streams: int, patch: pytest.MonkeyPatch, timing: bool
+) -> tuple[Calibration, list[Served]]:
     """Depth 2, observed as it was in the runs of the medians."""
     key = streams, timing
     if key not in _undisturbed:
@@ -139,7 +193,9 @@ def undisturbed(streams: int, patch: pytest.MonkeyPatch, timing: bool) -> tuple[
 
 
 def test_medians_are_taken_at_the_contexts_of_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a step takes as long as its longest row, a batch that has just begun would promise too much."""
+    """Where a step takes as long as its longest row, a batch that has just begun would promise
+    too much.
+    """
     (gain,) = gains(Costs(per_longest=0.01), 8, [30], monkeypatch)
     assert gain.met, gain.explained()
     periods_ms = [ms for step, ms in gain.pipe.runs[0].log.intervals_ms() if step.steady(8)]
@@ -149,21 +205,41 @@ def test_medians_are_taken_at_the_contexts_of_a_long_run(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("streams", [8, 16])
-def test_prefill_steps_are_predicted_by_the_requests_in_them(monkeypatch: pytest.MonkeyPatch, streams: int) -> None:
-    """Most have one; those of more take longer, and depth 2 has more of them. A median of all would be that of one request."""
+def test_prefill_steps_are_predicted_by_the_requests_in_them(
+    monkeypatch: pytest.MonkeyPatch, streams: int
+) -> None:
+    """Most have one; those of more take longer, and depth 2 has more of them.
+
+    A median of all would be that of one request.
+    """
     (gain,) = gains(Costs(prefill=20.0, prefill_doubled=15.0), streams, [30], monkeypatch)
     for side in (gain.block, gain.pipe):
-        assert side.calibration.usual.prefill(2) == pytest.approx((side.calibration.usual.prefill(1) or 0) + 15.0, abs=0.3)
-        later = [ms for step, ms in side.runs[0].log.intervals_ms() if step.kind is StepKind.PREFILL and step.rows < streams // 2]
+        assert side.calibration.usual.prefill(2) == pytest.approx(
+            (side.calibration.usual.prefill(1) or 0) + 15.0, abs=0.3
+        )
+        later = [
+            ms
+            for step, ms in side.runs[0].log.intervals_ms()
+            if step.kind is StepKind.PREFILL and step.rows < streams // 2
+        ]
         assert side.periods.prefill_ms == pytest.approx(fmean(later), rel=0.03)
-    assert gain.pipe.periods.prefill_ms > gain.block.periods.prefill_ms - 0.5, "the host's part is hidden, and more requests share one"
+    assert gain.pipe.periods.prefill_ms > gain.block.periods.prefill_ms - 0.5, (
+        "the host's part is hidden, and more requests share one"
+    )
     assert abs(effect_of(gain, Cause.PREFILL).points) < 0.01
     assert abs(gain.observed - gain.prediction.gain) < 0.015, gain.explained()
 
 
 def test_a_size_without_a_median_is_taken_for_the_nearest_smaller_one() -> None:
     found = Medians(prefills={2: 3.0, 4: 5.0})
-    assert [found.prefill(requests) for requests in (1, 2, 3, 4, 5, 32)] == [3.0, 3.0, 5.0, 5.0, 5.0, 5.0]
+    assert [found.prefill(requests) for requests in (1, 2, 3, 4, 5, 32)] == [
+        3.0,
+        3.0,
+        5.0,
+        5.0,
+        5.0,
+        5.0,
+    ]
     assert found.mean_prefill({1: 0.5, 3: 0.25, 9: 0.25}) == 4.0
     assert Medians().prefill(1) is None
 
@@ -175,7 +251,9 @@ def test_aged_requests_are_the_first_ones_and_keep_within_the_cap() -> None:
     ages = [len(prompt) - 8 for prompt in prompts]
     assert ages[200:] == [0] * 200
     assert fmean(ages[:200]) == pytest.approx(LENGTH, rel=0.2)
-    assert all(age + one.max_new_tokens == LONGEST * LENGTH for age, one in zip(ages, params, strict=True))
+    assert all(
+        age + one.max_new_tokens == LONGEST * LENGTH for age, one in zip(ages, params, strict=True)
+    )
     assert min(one.max_new_tokens for one in params) >= LENGTH
 
 
@@ -199,8 +277,12 @@ def rarely(ms: float) -> tuple[float, ...]:
     ],
     ids=["slow steps", "wake-ups", "launches", "commits", "clocks", "admissions", "prefills"],
 )
-def test_what_is_planted_is_named(monkeypatch: pytest.MonkeyPatch, planted: dict[str, Any], cause: Cause) -> None:
-    """In the observed run of one depth, so that the gain suffers; the medians know nothing of it."""
+def test_what_is_planted_is_named(
+    monkeypatch: pytest.MonkeyPatch, planted: dict[str, Any], cause: Cause
+) -> None:
+    """In the observed run of one depth, so that the gain suffers; the medians know nothing of
+    it.
+    """
     gain = disturbed(replace(FAST, **planted), 8, monkeypatch)
     largest = max(gain.effects(), key=lambda effect: effect.points)
     assert largest.cause is cause, gain.explained()
@@ -209,11 +291,16 @@ def test_what_is_planted_is_named(monkeypatch: pytest.MonkeyPatch, planted: dict
     assert largest.block.steps >= 5
     if not gain.met:
         assert cause.value in gain.explained()
-    assert sum(effect.points for effect in gain.effects()) == pytest.approx(gain.observed - gain.prediction.gain, abs=0.005)
+    assert sum(effect.points for effect in gain.effects()) == pytest.approx(
+        gain.observed - gain.prediction.gain, abs=0.005
+    )
 
 
 def test_device_times_tell_slow_steps_from_late_wake_ups(monkeypatch: pytest.MonkeyPatch) -> None:
-    for planted, cause in ({"jitter": rarely(40.0)}, Cause.DEVICE), ({"wake_up": rarely(40.0)}, Cause.WAKE_UP):
+    for planted, cause in (
+        ({"jitter": rarely(40.0)}, Cause.DEVICE),
+        ({"wake_up": rarely(40.0)}, Cause.WAKE_UP),
+    ):
         gain = disturbed(replace(FAST, **planted), 1, monkeypatch, timing=True)
         assert max(gain.effects(), key=lambda effect: effect.points).cause is cause
         assert effect_of(gain, Cause.WAIT).points == 0
@@ -229,29 +316,47 @@ def test_device_times_tell_slow_steps_from_late_wake_ups(monkeypatch: pytest.Mon
         ({"jitter": (-0.05, -0.1, -0.15)}, -0.1, 0.0),
         ({"decode": 2.1, "launch": 0.2}, 0.1, -0.1),
     ],
-    ids=["launches", "wake-ups", "shorter commits", "clocks", "faster steps", "both, against each other"],
+    ids=[
+        "launches",
+        "wake-ups",
+        "shorter commits",
+        "clocks",
+        "faster steps",
+        "both, against each other",
+    ],
 )
 def test_device_times_split_what_ordinary_steps_have(
     monkeypatch: pytest.MonkeyPatch, planted: dict[str, Any], device_ms: float, host_ms: float
 ) -> None:
-    """A drift of the one is not taken for the other's; together they are what has one name without device times."""
+    """A drift of the one is not taken for the other's; together they are what has one name
+    without device times.
+    """
     costs = replace(FAST, **planted)
     gain = disturbed(costs, 8, monkeypatch, timing=True)
     effects = effect_of(gain, Cause.ORDINARY_DEVICE), effect_of(gain, Cause.ORDINARY_HOST)
     for effect, each_ms in zip(effects, (device_ms, host_ms), strict=True):
-        assert effect.block.ms == pytest.approx(each_ms * effect.block.steps, abs=0.01 * effect.block.steps)
+        assert effect.block.ms == pytest.approx(
+            each_ms * effect.block.steps, abs=0.01 * effect.block.steps
+        )
         assert effect.block_medians is not None
-        assert effect.block_medians.here - effect.block_medians.there == pytest.approx(each_ms, abs=0.01)
+        assert effect.block_medians.here - effect.block_medians.there == pytest.approx(
+            each_ms, abs=0.01
+        )
         assert abs(effect.pipe.ms) < 0.01 * effect.pipe.steps
     shown = effects[1].block_medians
     assert shown is not None
-    assert f"(median gap {shown.here:.3f} ms here, 0.500 in the run of the medians)" in effects[1].text()
+    assert (
+        f"(median gap {shown.here:.3f} ms here, 0.500 in the run of the medians)"
+        in effects[1].text()
+    )
     whole = effect_of(disturbed(costs, 8, monkeypatch), Cause.LEVEL)
     assert sum(effect.block.ms for effect in effects) == pytest.approx(whole.block.ms, abs=0.5)
     assert effect_of(gain, Cause.LEVEL).block == Excess()
 
 
-def test_longer_contexts_are_not_the_device_s_part_of_ordinary_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_longer_contexts_are_not_the_device_s_part_of_ordinary_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """What a token costs is seen on the device, whatever the wake-ups are like meanwhile."""
     costs = Costs(per_token=0.005, wake_up=(0.0, 0.1, 0.05, 0.2))
     found, observed, _ = run(costs, 8, 1, [20], monkeypatch, Change(prompt=48), timing=True)
@@ -265,7 +370,9 @@ def test_longer_contexts_are_not_the_device_s_part_of_ordinary_steps(monkeypatch
     assert compared.here == pytest.approx(compared.there, abs=0.001)
 
 
-def test_contexts_longer_than_those_of_the_medians_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contexts_longer_than_those_of_the_medians_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     (gain,) = gains(Costs(per_token=0.02), 8, [20], monkeypatch, Change(prompt=48))
     growth = effect_of(gain, Cause.CONTEXT)
     assert growth == min(gain.effects(), key=lambda effect: effect.points)
@@ -283,7 +390,12 @@ def test_garbage_collection_is_named(monkeypatch: pytest.MonkeyPatch, kind: Step
     def collecting(slot: VirtualSlot, key: StepKey, *given: Any) -> int:
         launches[key.kind] += 1
         rare = RARE if kind is StepKind.DECODE else 5
-        if key.kind is kind and not launches[kind] % rare and slot.device.depth == 1 and slot.device.costs != FAST:
+        if (
+            key.kind is kind
+            and not launches[kind] % rare
+            and slot.device.depth == 1
+            and slot.device.costs != FAST
+        ):
             slow = [lambda phase, _: slot.device.sleep(30.0 * (phase == "stop"))]
             gc.callbacks[:0] = slow
             gc.collect()
@@ -297,7 +409,9 @@ def test_garbage_collection_is_named(monkeypatch: pytest.MonkeyPatch, kind: Step
     assert largest.block.ms == pytest.approx(30 * largest.block.steps, rel=0.1)
 
 
-def test_a_device_that_hides_everything_shows_what_the_parts_predict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_hides_everything_shows_what_the_parts_predict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     (gain,) = gains(FAST, 8, [20], monkeypatch)
     parts = predict_from_parts(StepParts(1.9, 0.1, 0.5), gain.work)
     assert parts.gain == pytest.approx(gain.observed, abs=0.015)
@@ -307,7 +421,8 @@ def test_a_slow_forward_hardly_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     (gain,) = gains(Costs(decode=35.0, prefill=36.0, dead=0.2), 8, [60], monkeypatch)
     assert gain.met
     assert gain.observed < 0.02
-    assert "does not pay" in gain.prediction.verdict  # a full batch of short answers: the row-steps lost are more than what is hidden
+    # a full batch of short answers: the row-steps lost are more than what is hidden
+    assert "does not pay" in gain.prediction.verdict
 
 
 def test_the_meter_sees_the_bubble_in_virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:

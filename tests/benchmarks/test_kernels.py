@@ -1,4 +1,6 @@
-"""benchmarks.kernels on a tiny model and the CPU: every case runs, is checked, and a wrong or impossible one fails alone."""
+"""benchmarks.kernels on a tiny model and the CPU: every case runs, is checked, and a wrong or
+impossible one fails alone.
+"""
 
 import json
 import re
@@ -21,13 +23,20 @@ from benchmarks.kernel_cases.linears import projections
 from photon_ext import reference
 
 CPU = torch.device("cpu")
-SMALL = "--models tiny --device cpu --quick --floor-gib 0.01 --batches 1,3 --contexts 16,40 --chunks 8,32"
-EVERY_OP = set(re.findall(r'"(\w+)\(Tensor', (REPOSITORY / "csrc" / "ops" / "schema.cpp").read_text()))
+SMALL = (
+    "--models tiny --device cpu --quick --floor-gib 0.01 --batches 1,3 --contexts 16,40 "
+    "--chunks 8,32"
+)
+EVERY_OP = set(
+    re.findall(r'"(\w+)\(Tensor', (REPOSITORY / "csrc" / "ops" / "schema.cpp").read_text())
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """torch's pool and ours wait for work by spinning: on few cores they would take turns at being in each other's way."""
+    """torch's pool and ours wait for work by spinning: on few cores they would take turns at
+    being in each other's way.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -41,7 +50,9 @@ def run(path: Path, *more: str) -> tuple[int, list[dict[str, Any]]]:
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def entries(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def entries(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
     code, found = run(tmp_path_factory.mktemp("results") / "kernels.json", "--dtype", request.param)
     assert code == 0
     return found
@@ -57,9 +68,17 @@ def test_every_op_is_measured_or_reported_as_missing(entries: list[dict[str, Any
 
 
 def test_every_matrix_is_measured_at_every_batch(entries: list[dict[str, Any]]) -> None:
-    linear = [(entry["what"], entry["batch"]) for entry in entries if entry["op"] == "linear_into" and entry["what"] != "dependency"]
-    assert linear == [(what, batch) for what in ("qkv", "o", "gate_up", "down", "lm_head") for batch in (1, 3)]
-    contexts = {(e["batch"], e["context"]) for e in entries if e["op"] == "fused_attention_decode_into"}
+    linear = [
+        (entry["what"], entry["batch"])
+        for entry in entries
+        if entry["op"] == "linear_into" and entry["what"] != "dependency"
+    ]
+    assert linear == [
+        (what, batch) for what in ("qkv", "o", "gate_up", "down", "lm_head") for batch in (1, 3)
+    ]
+    contexts = {
+        (e["batch"], e["context"]) for e in entries if e["op"] == "fused_attention_decode_into"
+    }
     assert contexts == {(1, 16), (3, 16), (1, 40), (3, 40)}
     chunks = {(e["chunk"], e["context"]) for e in entries if e["op"] == "paged_attention_into"}
     assert chunks == {(8, 16), (8, 40), (32, 40)}
@@ -69,34 +88,63 @@ def test_figures_belong_together(entries: list[dict[str, Any]]) -> None:
     for entry in (entry for entry in entries if entry["status"] == "ok"):
         assert 0 < entry["us_best"] <= entry["us"] <= entry["us_worst"]
         assert entry["tb_per_s"] == pytest.approx(entry["bytes"] / entry["us"] * 1e-6, rel=1e-4)
-        assert entry["loss_us"] == pytest.approx(entry["us"] * (1 - entry["share"]), rel=1e-3, abs=1e-3)
-        assert entry["loss_us_per_dependency"] == pytest.approx(entry["loss_us"] / entry["dependencies"], rel=1e-4)
+        assert entry["loss_us"] == pytest.approx(
+            entry["us"] * (1 - entry["share"]), rel=1e-3, abs=1e-3
+        )
+        assert entry["loss_us_per_dependency"] == pytest.approx(
+            entry["loss_us"] / entry["dependencies"], rel=1e-4
+        )
         assert entry["checked"]["error"] <= 3 * entry["checked"]["bound"]
         assert "error" not in entry.get("baseline", {})
         if "ratio" in entry:
             assert entry["ratio"] == pytest.approx(entry["baseline"]["us"] / entry["us"], rel=1e-4)
     compared = {entry["op"] for entry in entries if "ratio" in entry}
-    assert {"linear_into", "sample_into", "fused_attention_decode_into", "paged_attention_into", "rms_norm_into"} <= compared
+    assert {
+        "linear_into",
+        "sample_into",
+        "fused_attention_decode_into",
+        "paged_attention_into",
+        "rms_norm_into",
+    } <= compared
 
 
 def test_bytes_are_those_of_the_operands(entries: list[dict[str, Any]]) -> None:
     size = 4 if entries[0]["checked"]["bound"] < 1e-3 else 2
     qkv = next(projection for projection in projections(TINY) if projection.what == "qkv")
-    entry = next(e for e in entries if e["op"] == "linear_into" and e["what"] == "qkv" and e["batch"] == 3)
+    entry = next(
+        e for e in entries if e["op"] == "linear_into" and e["what"] == "qkv" and e["batch"] == 3
+    )
     assert entry["bytes"] == size * (qkv.n * qkv.k + 3 * (qkv.n + qkv.k))
-    attention = next(e for e in entries if e["op"] == "fused_attention_decode_into" and e["context"] == 40 and e["batch"] == 3)
-    assert attention["bytes"] == size * 3 * (2 * 40 * TINY.kv_size + 2 * TINY.q_size + 2 * TINY.kv_size)
+    attention = next(
+        e
+        for e in entries
+        if e["op"] == "fused_attention_decode_into" and e["context"] == 40 and e["batch"] == 3
+    )
+    assert attention["bytes"] == size * 3 * (
+        2 * 40 * TINY.kv_size + 2 * TINY.q_size + 2 * TINY.kv_size
+    )
 
 
-def test_a_wrong_result_is_an_error_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_result_is_an_error_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     right = reference.linear_into
-    monkeypatch.setattr(reference, "linear_into", lambda out, x, weight: right(out, 1.1 * x, weight))
-    code, entries = run(tmp_path / "k.json", "--ops", "linear_into,rms_norm_into,attention", "--dtype", "float32")
+    monkeypatch.setattr(
+        reference, "linear_into", lambda out, x, weight: right(out, 1.1 * x, weight)
+    )
+    code, entries = run(
+        tmp_path / "k.json", "--ops", "linear_into,rms_norm_into,attention", "--dtype", "float32"
+    )
     assert code == 1
     failed = {(entry["op"], entry["what"]) for entry in entries if entry["status"] == "failed"}
     assert failed == {("linear_into", what) for what in ("qkv", "o", "gate_up", "down", "lm_head")}
-    assert all("relative error 0.09" in entry["error"] for entry in entries if entry["status"] == "failed")
-    assert {entry["op"] for entry in entries if entry["status"] == "ok"} >= {"rms_norm_into", "fused_attention_decode_into"}
+    assert all(
+        "relative error 0.09" in entry["error"] for entry in entries if entry["status"] == "failed"
+    )
+    assert {entry["op"] for entry in entries if entry["status"] == "ok"} >= {
+        "rms_norm_into",
+        "fused_attention_decode_into",
+    }
 
 
 def test_a_device_that_is_lost_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,9 +155,13 @@ def test_a_device_that_is_lost_ends_no_run(tmp_path: Path, monkeypatch: pytest.M
 
     result = ResultFile("kernels", Namespace(), tmp_path / "k.json")
     bench = kernels.Bench(Setting(CPU, torch.float32, Rotation(1 << 20, 8)), Patience(3, 0.01), 1e9)
-    assert bench.add("tiny", Plan(("linear_into",), "x", {"batch": 1}, "plain", lost), result) is None
+    assert (
+        bench.add("tiny", Plan(("linear_into",), "x", {"batch": 1}, "plain", lost), result) is None
+    )
     monkeypatch.setattr(kernels, "free_bytes", lost)
-    assert bench.add("tiny", Plan(("linear_into",), "y", {"batch": 1}, "plain", lost), result) is None
+    assert (
+        bench.add("tiny", Plan(("linear_into",), "y", {"batch": 1}, "plain", lost), result) is None
+    )
     assert [entry["status"] for entry in result.entries] == ["failed", "failed"]
     assert "earlier entry left the CUDA device unusable" in result.entries[1]["error"]
 
@@ -119,7 +171,9 @@ def test_short_runs_fill_a_graph_and_long_ones_do_not() -> None:
     assert _rounds(100, 3.0) == 1
 
 
-def test_a_torch_that_cannot_do_it_costs_the_ratio_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_cannot_do_it_costs_the_ratio_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*args: object, **options: object) -> None:
         raise RuntimeError("not on this chip")
 
@@ -128,7 +182,10 @@ def test_a_torch_that_cannot_do_it_costs_the_ratio_only(tmp_path: Path, monkeypa
     assert code == 0
     measured = [entry for entry in entries if entry["status"] == "ok"]
     assert measured
-    assert all(entry["ratio"] is None and "not on this chip" in entry["baseline"]["error"] for entry in measured)
+    assert all(
+        entry["ratio"] is None and "not on this chip" in entry["baseline"]["error"]
+        for entry in measured
+    )
 
 
 def test_what_the_build_lacks_is_missing_and_what_memory_lacks_is_skipped(tmp_path: Path) -> None:
@@ -138,9 +195,20 @@ def test_what_the_build_lacks_is_missing_and_what_memory_lacks_is_skipped(tmp_pa
     def never() -> Case:
         raise AssertionError("was made")
 
-    assert bench.add("tiny", Plan(("nonesuch_into",), "x", {"batch": 1}, "plain", never), result) is None
-    assert bench.add("tiny", Plan(("rms_norm_into",), "x", {"batch": 1}, "fast", never), result) is None
-    assert bench.add("tiny", Plan(("rms_norm_into",), "x", {"batch": 1}, "plain", never, 1 << 60), result) is None
+    assert (
+        bench.add("tiny", Plan(("nonesuch_into",), "x", {"batch": 1}, "plain", never), result)
+        is None
+    )
+    assert (
+        bench.add("tiny", Plan(("rms_norm_into",), "x", {"batch": 1}, "fast", never), result)
+        is None
+    )
+    assert (
+        bench.add(
+            "tiny", Plan(("rms_norm_into",), "x", {"batch": 1}, "plain", never, 1 << 60), result
+        )
+        is None
+    )
     assert [entry["status"] for entry in result.entries] == ["missing", "missing", "skipped"]
     assert "no nonesuch_into" in result.entries[0]["reason"]
     assert "no argument fast" in result.entries[1]["reason"]
@@ -245,4 +313,21 @@ def test_a_model_without_a_shape_is_refused(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.gpu
 def test_replays_on_a_gpu(tmp_path: Path) -> None:
     path = tmp_path / "k.json"
-    assert kernels.main(["--models", "tiny", "--quick", "--batches", "1,3", "--contexts", "40", "--chunks", "8", "--json", str(path)]) == 0
+    assert (
+        kernels.main(
+            [
+                "--models",
+                "tiny",
+                "--quick",
+                "--batches",
+                "1,3",
+                "--contexts",
+                "40",
+                "--chunks",
+                "8",
+                "--json",
+                str(path),
+            ]
+        )
+        == 0
+    )

@@ -25,12 +25,21 @@ def rarely(ms: float) -> tuple[float, ...]:
     return (*[0.0] * (EVERY - 1), ms)
 
 
-def run(patch: pytest.MonkeyPatch, depth: int = 2, timing: bool = True, **planted: Any) -> tuple[StepLog, float]:
-    """The log of one run of 4 rows, and its gaps in all, ms. Without anything planted a step takes 2 ms at depth 2 and 2.5 at depth 1."""
+def run(
+    patch: pytest.MonkeyPatch, depth: int = 2, timing: bool = True, **planted: Any
+) -> tuple[StepLog, float]:
+    """The log of one run of 4 rows, and its gaps in all, ms.
+
+    Without anything planted a step takes 2 ms at depth 2 and 2.5 at depth 1.
+    """
     load = Load(4, 1, 8, None, TOKENS, 1.0)
-    device = VirtualDevice(Costs(**planted), load.streams, depth, load.prompt + load.new_tokens, timing)
+    device = VirtualDevice(
+        Costs(**planted), load.streams, depth, load.prompt + load.new_tokens, timing
+    )
     patch.setattr(time, "perf_counter_ns", device.now)
-    with Engine(device, lambda step: None, vocab_size=997, num_pages=4 * 16, buckets=(4,), chunk=64) as engine:
+    with Engine(
+        device, lambda step: None, vocab_size=997, num_pages=4 * 16, buckets=(4,), chunk=64
+    ) as engine:
         served = serve(engine, load, 1)
     return served.log, served.gap_s * 1e3
 
@@ -56,7 +65,9 @@ def test_without_timing_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     ],
     ids=["launches", "commits", "wake-ups"],
 )
-def test_a_planted_stall_is_placed(monkeypatch: pytest.MonkeyPatch, planted: dict[str, Any], cause: Cause, part: str) -> None:
+def test_a_planted_stall_is_placed(
+    monkeypatch: pytest.MonkeyPatch, planted: dict[str, Any], cause: Cause, part: str
+) -> None:
     log, sum_ms = run(monkeypatch, **planted)
     found = long_gaps(log)
     assert found["count"] == len(found["longest"]) == 3
@@ -65,7 +76,9 @@ def test_a_planted_stall_is_placed(monkeypatch: pytest.MonkeyPatch, planted: dic
         assert gap["cause"] == cause.value
         assert gap["kind"] == StepKind.DECODE.value
         assert gap["rows"] == 4
-        assert 36_000 < gap["gap_us"] <= 40_500, "the stall, less what the device had to do meanwhile"
+        assert 36_000 < gap["gap_us"] <= 40_500, (
+            "the stall, less what the device had to do meanwhile"
+        )
         assert gap["host_ms"][part] - gap["usual_ms"][part] == pytest.approx(40.0, abs=2.5)
         assert gap["collected_ms"] == 0
         assert log.steps[gap["step"]].gap_us == gap["gap_us"]
@@ -73,18 +86,29 @@ def test_a_planted_stall_is_placed(monkeypatch: pytest.MonkeyPatch, planted: dic
     assert [steps[1] - steps[0], steps[2] - steps[1]] == [EVERY, EVERY]
     first = found["longest"][0]
     assert long_gaps_text(found) == (
-        f"3 gaps above 50 µs, {found['sum_ms']:.1f} ms in all; the longest {first['gap_us'] / 1e3:.1f} ms before step {first['step']} "
+        f"3 gaps above 50 µs, {found['sum_ms']:.1f} ms in all; the longest "
+        f"{first['gap_us'] / 1e3:.1f} ms before step {first['step']} "
         f"(decode): {cause.value}"
     )
 
 
-def test_steps_of_long_gaps_are_those_that_were_launched_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The virtual device stalls in the launch whose number is one less than a multiple of EVERY, counted from 0."""
+def test_steps_of_long_gaps_are_those_that_were_launched_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The virtual device stalls in the launch whose number is one less than a multiple of EVERY,
+    counted from 0.
+    """
     log, _ = run(monkeypatch, launch_jitter=rarely(40.0))
-    assert sorted(gap["step"] for gap in long_gaps(log)["longest"]) == [EVERY - 1, 2 * EVERY - 1, 3 * EVERY - 1]
+    assert sorted(gap["step"] for gap in long_gaps(log)["longest"]) == [
+        EVERY - 1,
+        2 * EVERY - 1,
+        3 * EVERY - 1,
+    ]
 
 
-def test_garbage_collection_is_told_from_what_it_falls_into(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_collection_is_told_from_what_it_falls_into(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     launch = VirtualSlot.launch
 
     def collecting(slot: VirtualSlot, *given: Any) -> int:

@@ -1,4 +1,6 @@
-"""Options that all benchmarks have: what cannot be is refused in a line, before anything is measured."""
+"""Options that all benchmarks have: what cannot be is refused in a line, before anything is
+measured.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,12 @@ def refusal(benchmark: str, given: list[str], capsys: pytest.CaptureFixture[str]
         ("decode", ["--model", ""], "argument --model: '' names nothing"),
         ("peers", ["--peers", ","], "argument --peers: ',' names nothing"),
         ("kernels", ["--ops", ""], "argument --ops: '' names nothing"),
-        ("bubble", ["--no-gain"], "error: --no-gain: nothing is left to measure; give --meter-cost or --long MODEL with it"),
+        (
+            "bubble",
+            ["--no-gain"],
+            "error: --no-gain: nothing is left to measure; give --meter-cost or --long MODEL with "
+            "it",
+        ),
         ("cpu", ["--prompt", ""], "argument --prompt: it is empty; give some text"),
         ("cpu", ["--threads", "100000"], "argument --threads: '100000' is above 256"),
     ],
@@ -70,41 +77,71 @@ def test_a_floor_of_more_than_the_memory_is_refused(capsys: pytest.CaptureFixtur
     said = refusal("floor", ["--device", "cpu", "--gib", "100000"], capsys)
     assert "error: --gib 100000: 100000 GiB to sweep do not fit into the " in said
     assert said.endswith(" GiB that cpu has free; give fewer")
-    assert "--gib 1e-09: 1 bytes are no buffer to sweep" in refusal("floor", ["--gib", "1e-9"], capsys)
+    assert "--gib 1e-09: 1 bytes are no buffer to sweep" in refusal(
+        "floor", ["--gib", "1e-9"], capsys
+    )
     with pytest.raises(BenchmarkError, match="do not fit"):
         read_floor(torch.device("cpu"), 1 << 50)
 
 
-@pytest.mark.parametrize("given", ["decode --model tiny", "kernels --models tiny", "peers --model tiny --peers ours"])
-def test_a_floor_of_more_bytes_than_an_integer_tells_is_refused_in_a_line(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "given", ["decode --model tiny", "kernels --models tiny", "peers --model tiny --peers ours"]
+)
+def test_a_floor_of_more_bytes_than_an_integer_tells_is_refused_in_a_line(
+    given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     benchmark, *options = given.split()
-    assert importlib.import_module(f"benchmarks.{benchmark}").main(["--device", "cpu", "--floor-gib", "1e300", *options]) == 1
+    assert (
+        importlib.import_module(f"benchmarks.{benchmark}").main(
+            ["--device", "cpu", "--floor-gib", "1e300", *options]
+        )
+        == 1
+    )
     said = "".join(capsys.readouterr())
     assert "GiB to sweep do not fit into the " in said
     assert "OverflowError" not in said
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
-def test_a_result_that_cannot_be_written_is_refused(benchmark: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_result_that_cannot_be_written_is_refused(
+    benchmark: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("kept")
-    assert refusal(benchmark, ["--json", str(tmp_path)], capsys).endswith(f"--json: {str(tmp_path)!r} is a directory; name a file in it")
+    assert refusal(benchmark, ["--json", str(tmp_path)], capsys).endswith(
+        f"--json: {str(tmp_path)!r} is a directory; name a file in it"
+    )
     below = refusal(benchmark, ["--json", str(tmp_path / "file" / "new" / "r.json")], capsys)
     assert below.endswith(f"{str(tmp_path / 'file')!r} is no directory")
     assert (tmp_path / "file").read_text() == "kept"
 
 
 @pytest.mark.parametrize("benchmark", PARSING)
-def test_a_device_that_is_not_there_is_refused(benchmark: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--device: device 'gpu' is not one torch knows; use 'cpu', 'cuda' or 'cuda:N'" in refusal(benchmark, ["--device", "gpu"], capsys)
+def test_a_device_that_is_not_there_is_refused(
+    benchmark: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        "--device: device 'gpu' is not one torch knows; use 'cpu', 'cuda' or 'cuda:N'"
+        in refusal(benchmark, ["--device", "gpu"], capsys)
+    )
     absent = "cuda:99" if torch.cuda.is_available() else "cuda"
     assert f"'{absent}'" in refusal(benchmark, ["--device", absent], capsys)
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "option"), [("bubble", "--markdown"), ("bubble", "--plot"), ("kernels", "--markdown"), ("peers", "--markdown")]
+    ("benchmark", "option"),
+    [
+        ("bubble", "--markdown"),
+        ("bubble", "--plot"),
+        ("kernels", "--markdown"),
+        ("peers", "--markdown"),
+    ],
 )
-def test_so_are_other_files_that_cannot_be_written(benchmark: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert f"{option}: {str(tmp_path)!r} is a directory" in refusal(benchmark, [option, str(tmp_path)], capsys)
+def test_so_are_other_files_that_cannot_be_written(
+    benchmark: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert f"{option}: {str(tmp_path)!r} is a directory" in refusal(
+        benchmark, [option, str(tmp_path)], capsys
+    )
 
 
 def test_an_output_file_is_not_made_before_it_is_written(tmp_path: Path) -> None:
@@ -117,14 +154,21 @@ def test_an_output_file_is_not_made_before_it_is_written(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("", "is a directory"), (".", "is a directory"), ("/dev/null", "is no plain file"), ("x" * 300, "File name too long")],
+    [
+        ("", "is a directory"),
+        (".", "is a directory"),
+        ("/dev/null", "is no plain file"),
+        ("x" * 300, "File name too long"),
+    ],
 )
 def test_what_is_no_output_file_is_named(text: str, words: str) -> None:
     with pytest.raises(ArgumentTypeError, match=words):
         output_file(text)
 
 
-def test_a_folder_without_permission_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_permission_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)  # who is root may write everywhere
     with pytest.raises(ArgumentTypeError, match="is not writable"):
         output_file(str(tmp_path / "r.json"))
@@ -144,7 +188,11 @@ def test_devices_that_are_there_keep_their_names() -> None:
         ("peers", "--seconds nan", "--seconds: 'nan' is not a positive number"),
         ("peers", "--timeout 0", "--timeout: '0' is not a positive number"),
         ("peers", "--floor-gib -1", "--floor-gib: '-1' is not a positive number"),
-        ("peers", "--folder /dev/null", "--folder: '/dev/null' is no directory that can be written into"),
+        (
+            "peers",
+            "--folder /dev/null",
+            "--folder: '/dev/null' is no directory that can be written into",
+        ),
         ("decode", "--steps 0", "--steps: '0' has a value below 1"),
         ("decode", "--seconds inf", "--seconds: 'inf' is not a positive number"),
         ("kernels", "--floor-gib x", "--floor-gib: 'x' is not a positive number"),
@@ -159,5 +207,9 @@ def test_numbers_that_mean_nothing_are_refused_before_anything_is_measured(
 
 def test_zero_and_usual_numbers_are_taken() -> None:
     assert (integer_from_zero("0"), integer_from_zero("7"), positive_integer("1")) == (0, 7, 1)
-    assert (number_from_zero("0"), number_from_zero("0.7"), positive_number("2.5")) == (0.0, 0.7, 2.5)
+    assert (number_from_zero("0"), number_from_zero("0.7"), positive_number("2.5")) == (
+        0.0,
+        0.7,
+        2.5,
+    )
     assert png_file("a.PNG") == Path("a.PNG")

@@ -27,14 +27,35 @@ ENTRIES = [
     row("a", "ours", 1, 0.5),
     row("a", "ours", 8, 0.75),
     row("a", "slow", 1, 67.0, last=128),
-    {"what": "peer", "status": "failed", "model": "a", "title": "slow", "batch": 8, "error": "no room"},
-    {"what": "peer", "status": "missing", "model": "a", "title": "vLLM", "reason": "vllm is not installed: pip install vllm"},
+    {
+        "what": "peer",
+        "status": "failed",
+        "model": "a",
+        "title": "slow",
+        "batch": 8,
+        "error": "no room",
+    },
+    {
+        "what": "peer",
+        "status": "missing",
+        "model": "a",
+        "title": "vLLM",
+        "reason": "vllm is not installed: pip install vllm",
+    },
     row("b", "ours", 1, 2.0),
-    {"what": "peer", "status": "missing", "model": "b", "title": "vLLM", "reason": "vllm is not installed: pip install vllm"},
+    {
+        "what": "peer",
+        "status": "missing",
+        "model": "b",
+        "title": "vLLM",
+        "reason": "vllm is not installed: pip install vllm",
+    },
 ]
 
 
-def test_a_line_per_engine_and_what_the_figures_hide_beneath(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_per_engine_and_what_the_figures_hide_beneath(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = [tmp_path / "a.json", tmp_path / "b.json"]
     for file, entries in zip(files, (ENTRIES[:6], ENTRIES[6:]), strict=True):
         file.write_text(json.dumps({"benchmark": "peers", "environment": {}, "entries": entries}))

@@ -1,4 +1,6 @@
-"""benchmarks.peers on a tiny model and the CPU: each peer in its own process, the same tokens, and what goes wrong is told."""
+"""benchmarks.peers on a tiny model and the CPU: each peer in its own process, the same tokens,
+and what goes wrong is told.
+"""
 
 import json
 import subprocess
@@ -43,8 +45,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def entries(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     path = tmp_path_factory.mktemp("results") / "peers.json"
     monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # torch's threads wait by spinning, in the way of everything else on few cores
-    given = f"--model {directory} --device cpu --dtype float32 --batches 2 --new-tokens 16 --floor-gib 0.01 --timeout 300"
+    # torch's threads wait by spinning, in the way of everything else on few cores
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    given = (
+        f"--model {directory} --device cpu --dtype float32 --batches 2 --new-tokens 16 "
+        "--floor-gib 0.01 --timeout 300"
+    )
     code = peers.main([*given.split(), "--peers", ",".join([*HERE, "vllm"]), "--json", str(path)])
     monkeypatch.undo()
     assert code == 0
@@ -52,7 +58,9 @@ def entries(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> list[d
     return found
 
 
-def test_every_peer_here_is_measured_and_the_others_are_missing(entries: list[dict[str, Any]]) -> None:
+def test_every_peer_here_is_measured_and_the_others_are_missing(
+    entries: list[dict[str, Any]],
+) -> None:
     assert [entry["status"] for entry in entries] == ["ok"] * 6 + ["missing"]
     assert [entry["peer"] for entry in entries[1:]] == [*HERE, "vllm"]
     assert "pip install vllm" in entries[-1]["reason"] or "on a GPU only" in entries[-1]["reason"]
@@ -67,7 +75,9 @@ def test_all_peers_give_the_same_tokens(entries: list[dict[str, Any]], directory
     assert len(set(measured[0]["first_tokens"])) >= 3
 
 
-def test_figures_belong_together_and_say_how_they_were_made(entries: list[dict[str, Any]], directory: Path) -> None:
+def test_figures_belong_together_and_say_how_they_were_made(
+    entries: list[dict[str, Any]], directory: Path
+) -> None:
     floor, *measured = entries[:-1]
     config, weights, _ = load_model(directory, torch.float32)
     for entry in measured:
@@ -76,11 +86,17 @@ def test_figures_belong_together_and_say_how_they_were_made(entries: list[dict[s
         assert entry["tokens_per_s"] == pytest.approx(2e3 / entry["ms_per_step"], rel=1e-4)
         nbytes = weights.nbytes - weights.embedding.nbytes + 2 * 74 * config.kv_bytes_per_token(4)
         assert entry["floor_ms"] == pytest.approx(nbytes / floor["bytes_per_s"] * 1e3, rel=1e-4)
-        assert entry["floor_share"] == pytest.approx(entry["floor_ms"] / entry["ms_per_step"], rel=1e-4)
-        assert entry["against_ours"] == pytest.approx(entry["ms_per_step"] / measured[0]["ms_per_step"], rel=1e-4)
+        assert entry["floor_share"] == pytest.approx(
+            entry["floor_ms"] / entry["ms_per_step"], rel=1e-4
+        )
+        assert entry["against_ours"] == pytest.approx(
+            entry["ms_per_step"] / measured[0]["ms_per_step"], rel=1e-4
+        )
         assert entry["mode"]
         assert entry["method"]
-    assert {entry["version"] for entry in measured if entry["peer"].startswith("hf")} == {transformers.__version__}
+    assert {entry["version"] for entry in measured if entry["peer"].startswith("hf")} == {
+        transformers.__version__
+    }
 
 
 @pytest.mark.parametrize("name", ["llama-7-1-96-scaled", "llama-biased-linear", "qwen3-6-3-24"])
@@ -94,7 +110,9 @@ def test_the_compiled_step_is_the_model(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("peer", "graphs"), [(Compiled, 3), (TunedCompiled, 1)])
-def test_one_compiled_layer_serves_all(peer: type[Compiled], graphs: int, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_compiled_layer_serves_all(
+    peer: type[Compiled], graphs: int, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
@@ -102,15 +120,24 @@ def test_one_compiled_layer_serves_all(peer: type[Compiled], graphs: int, direct
         return graph.forward
 
     compile_with = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda part, **_: compile_with(part, backend=backend, fullgraph=True, dynamic=False))
+    monkeypatch.setattr(
+        torch,
+        "compile",
+        lambda part, **_: compile_with(part, backend=backend, fullgraph=True, dynamic=False),
+    )
     setup = Setup(str(directory), "float32", "cpu", WINDOW)
     prompts = random_prompts(VOCAB, 3, WINDOW.prompt)
-    assert peer(setup).measure(prompts, WINDOW).tokens == Compiled(setup, compiles=False).measure(prompts, WINDOW).tokens
+    assert (
+        peer(setup).measure(prompts, WINDOW).tokens
+        == Compiled(setup, compiles=False).measure(prompts, WINDOW).tokens
+    )
     assert len(made) == graphs
 
 
 @pytest.mark.parametrize("name", ["tiny", "llama-small"])
-def test_a_written_checkpoint_is_the_model(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_written_checkpoint_is_the_model(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     llama = SHAPES["llama-3.2-1b"]
     sizes = {
         "hidden": 32,
@@ -125,12 +152,17 @@ def test_a_written_checkpoint_is_the_model(name: str, tmp_path: Path, monkeypatc
     }
     monkeypatch.setitem(SHAPES, "llama-small", llama.__class__(**{**vars(llama), **sizes}))
     monkeypatch.setattr(checkpoint, "SHARD_SIZE", "20KB")
-    assert checkpoint.main(["--model", name, "--dtype", "bfloat16", "--device", "cpu", str(tmp_path)]) == 0
+    assert (
+        checkpoint.main(["--model", name, "--dtype", "bfloat16", "--device", "cpu", str(tmp_path)])
+        == 0
+    )
     loaded = load_model(tmp_path)
     config, weights = open_model(name, torch.bfloat16, torch.device("cpu"))
     assert loaded.config == config
     assert loaded.weights.dtype == torch.bfloat16
-    assert all(torch.equal(a, b) for a, b in zip(loaded.weights.tensors(), weights.tensors(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(loaded.weights.tensors(), weights.tensors(), strict=True)
+    )
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
 
 
@@ -152,7 +184,9 @@ def test_steps_are_taken_from_the_window() -> None:
 
 
 class Clocked:
-    """An engine on a clock of its own: what its runs of `count` tokens take, in seconds, is `takes(count, runs before)`."""
+    """An engine on a clock of its own: what its runs of `count` tokens take, in seconds, is
+    `takes(count, runs before)`.
+    """
 
     def __init__(self, takes: Callable[[int, int], float], patch: pytest.MonkeyPatch) -> None:
         self.counts: list[int] = []
@@ -174,7 +208,9 @@ def test_differences_cancel_what_both_runs_have(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_difference_lost_in_noise_takes_more_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first two short runs are disturbed, as they are where another process wants the same cores."""
+    """The first two short runs are disturbed, as they are where another process wants the same
+    cores.
+    """
     generate = Clocked(lambda count, before: 0.001 * count + 0.1 * (before in (3, 5)), monkeypatch)
     measured = by_difference(generate, [[1]], WINDOW, 9.0)
     assert (measured.ms_per_step, measured.samples) == (pytest.approx(1.0), 5)
@@ -183,7 +219,11 @@ def test_a_difference_lost_in_noise_takes_more_runs(monkeypatch: pytest.MonkeyPa
 
 def test_a_difference_that_stays_lost_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     generate = Clocked(lambda count, _: 0.125, monkeypatch)
-    with pytest.raises(BenchmarkError, match=r"12 tokens took no longer than 3: 0\.125 and 0\.125 s, medians of 8 runs; measure more"):
+    with pytest.raises(
+        BenchmarkError,
+        match=r"12 tokens took no longer than 3: 0\.125 and 0\.125 s, medians of 8 runs; measure "
+        r"more",
+    ):
         by_difference(generate, [[1]], WINDOW, 2.0)
     assert len(generate.counts) == 3 + 16  # two seconds of them, after those for warm-up
 
@@ -219,7 +259,14 @@ def test_a_batch_that_breaks_leaves_the_others(directory: Path) -> None:
     bad, good = [[VOCAB + 1] * 5], random_prompts(VOCAB, 2, 5)
     heard: list[set[int]] = []
     setup = Setup(str(directory), "float32", "cpu", WINDOW)
-    report = process.run_worker("ours-engine", setup, [bad, good], 120, sys.executable, lambda report: heard.append(set(report.batches)))
+    report = process.run_worker(
+        "ours-engine",
+        setup,
+        [bad, good],
+        120,
+        sys.executable,
+        lambda report: heard.append(set(report.batches)),
+    )
     assert all(batches <= {1, 2} for batches in heard)
     with pytest.raises(BenchmarkError, match="RequestError: prompt 0"):
         report.of(1)
@@ -231,24 +278,48 @@ def test_a_batch_that_breaks_leaves_the_others(directory: Path) -> None:
 def test_a_worker_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
     begin = time.perf_counter()
     failure = process.run_module(
-        "timeit", ["-n", "1", "-r", "1", "import time; print('waiting', flush=True); time.sleep(60)"], tmp_path / "log", 4
+        "timeit",
+        ["-n", "1", "-r", "1", "import time; print('waiting', flush=True); time.sleep(60)"],
+        tmp_path / "log",
+        4,
     )
     assert failure == "still running after 4 s; last words: waiting"
     assert time.perf_counter() - begin < 30
 
 
 def test_a_failed_peer_fails_the_run_and_not_the_others(tmp_path: Path) -> None:
-    options = {"load_format": "auto", "spin": False, "fast_kernels": False, "timeout": 60.0, "seconds": 10.0}
-    args = Namespace(python=[], batches=[1, 2], new_tokens=16, dtype="float32", device="cpu", **options)
+    options = {
+        "load_format": "auto",
+        "spin": False,
+        "hopper_kernels": False,
+        "timeout": 60.0,
+        "seconds": 10.0,
+    }
+    args = Namespace(
+        python=[], batches=[1, 2], new_tokens=16, dtype="float32", device="cpu", **options
+    )
     result = ResultFile("peers", args, tmp_path / "p.json")
-    line = {"batch": 1, "ms_per_step": 2.0, "ms_spread": [1.0, 3.0], "samples": 3, "tokens": [[1] * 16], "window": WINDOW, "seconds": 1.0}
+    line = {
+        "batch": 1,
+        "ms_per_step": 2.0,
+        "ms_spread": [1.0, 3.0],
+        "samples": 3,
+        "tokens": [[1] * 16],
+        "window": WINDOW,
+        "seconds": 1.0,
+    }
     model = peers.Model("tiny", SHAPES["tiny"], tmp_path, 1000)
     comparison = peers.Comparison(model, args, "cpu", 1e9, result)
-    report = process.Report({"version": "1"}, {1: line, 2: {"batch": 2, "error": "RuntimeError: no room"}}, None)
+    report = process.Report(
+        {"version": "1"}, {1: line, 2: {"batch": 2, "error": "RuntimeError: no room"}}, None
+    )
 
     def run_worker(*given: Any) -> process.Report:
         given[-1](report._replace(batches={1: line}))
-        assert [entry["batch"] for entry in json.loads((tmp_path / "p.json").read_text())["entries"]] == [1]  # while it still runs
+        # while it still runs
+        assert [
+            entry["batch"] for entry in json.loads((tmp_path / "p.json").read_text())["entries"]
+        ] == [1]
         return report
 
     monkey = pytest.MonkeyPatch()
@@ -275,19 +346,33 @@ def test_common_prefixes() -> None:
 def test_what_is_missing_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing("ours", "cpu") is None
     monkeypatch.setitem(CATALOG, "vllm", CATALOG["vllm"]._replace(package="surely_not_installed"))
-    assert (missing("vllm", "cuda") or "").startswith("surely_not_installed is not installed: pip install vllm")
+    assert (missing("vllm", "cuda") or "").startswith(
+        "surely_not_installed is not installed: pip install vllm"
+    )
     assert "not installed for /nowhere/python" in (missing("vllm", "cuda", "/nowhere/python") or "")
     assert missing("ours", "cpu", sys.executable) is None
     assert "on a GPU only" in (missing("hf-cb-graphs", "cpu") or "")
-    for wrong in (["--peers", "nonesuch"], ["--python", "vllm"], ["--python", "nonesuch=/bin/python"], ["--device", "cuda:1"]):
+    for wrong in (
+        ["--peers", "nonesuch"],
+        ["--python", "vllm"],
+        ["--python", "nonesuch=/bin/python"],
+        ["--device", "cuda:1"],
+    ):
         with pytest.raises(SystemExit):
             peers.main(wrong)
 
 
-def test_a_model_that_does_not_exist_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_exist_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(peers, "floor_rate", lambda *given: {"bytes_per_s": 1e9, "method": "none"})
     path = tmp_path / "peers.json"
-    assert peers.main(["--model", "nonesuch", "--peers", "vllm", "--device", "cpu", "--json", str(path)]) == 1
+    assert (
+        peers.main(
+            ["--model", "nonesuch", "--peers", "vllm", "--device", "cpu", "--json", str(path)]
+        )
+        == 1
+    )
     entry = json.loads(path.read_text())["entries"][-1]
     assert entry["status"] == "failed"
     assert "nonesuch" in entry["error"]

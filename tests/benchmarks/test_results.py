@@ -26,7 +26,11 @@ def test_each_entry_is_on_disk_as_soon_as_it_is_measured(tmp_path: Path) -> None
     assert result.measure({"batch": 8}, lambda: fail("no room")) is None
     result.measure({"batch": 32}, lambda: {"value": 2.0})
     data = json.loads(path.read_text())
-    assert [(entry["batch"], entry["status"]) for entry in data["entries"]] == [(1, "ok"), (8, "failed"), (32, "ok")]
+    assert [(entry["batch"], entry["status"]) for entry in data["entries"]] == [
+        (1, "ok"),
+        (8, "failed"),
+        (32, "ok"),
+    ]
     assert data["entries"][0]["value"] is None
     assert data["entries"][1]["error"] == "RuntimeError: no room"
     assert data["arguments"] == {"batches": [1]}
@@ -34,9 +38,13 @@ def test_each_entry_is_on_disk_as_soon_as_it_is_measured(tmp_path: Path) -> None
 
 
 def test_what_is_printed_is_what_the_file_has(tmp_path: Path) -> None:
-    """1.0049999 is 1.00, but of six digits it is 1.005, which may be 1.01: tables made of the one and of the other would differ."""
+    """1.0049999 is 1.00, but of six digits it is 1.005, which may be 1.01: tables made of the
+    one and of the other would differ.
+    """
     path = tmp_path / "r.json"
-    entry = ResultFile("test", Namespace(), path).measure({"what": "a"}, lambda: {"ms": 1.0049999, "runs": [2 / 3], "rows": (1, 2)})
+    entry = ResultFile("test", Namespace(), path).measure(
+        {"what": "a"}, lambda: {"ms": 1.0049999, "runs": [2 / 3], "rows": (1, 2)}
+    )
     assert entry == json.loads(path.read_text())["entries"][0]
     assert entry is not None
     assert (entry["ms"], entry["runs"], entry["rows"]) == (1.005, [0.666667], [1, 2])
@@ -48,10 +56,17 @@ def test_an_error_that_says_what_to_do_has_no_trace(capsys: pytest.CaptureFixtur
     def raises(error: Exception) -> dict[str, Any]:
         raise error
 
-    for error in (ModelError("'nope' is no model; use one of tiny"), BenchmarkError("tokens differ"), KeyError("x")):
+    for error in (
+        ModelError("'nope' is no model; use one of tiny"),
+        BenchmarkError("tokens differ"),
+        KeyError("x"),
+    ):
         result.measure({"model": "nope"}, lambda error=error: raises(error))
     assert [bool(entry["trace"]) for entry in result.entries] == [False, False, True]
-    assert "failed: {'model': 'nope'}: ModelError: 'nope' is no model; use one of tiny\nfailed: " in capsys.readouterr().out
+    assert (
+        "failed: {'model': 'nope'}: ModelError: 'nope' is no model; use one of tiny\nfailed: "
+        in capsys.readouterr().out
+    )
 
 
 def test_after_a_lost_device_the_rest_is_skipped_not_tried(tmp_path: Path) -> None:
@@ -61,7 +76,9 @@ def test_after_a_lost_device_the_rest_is_skipped_not_tried(tmp_path: Path) -> No
     assert result.entries[1]["error"].startswith("skipped")
 
 
-def test_report_lists_results_and_finds_stale_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_lists_results_and_finds_stale_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     result = ResultFile("decode", Namespace(), tmp_path / "now.json")
     labels = {"what": "decode", "model": "qwen3-4b", "batch": 8, "depth": 2}
     result.measure(labels, lambda: {"ms_per_step": {"median": 2.5}})
@@ -69,7 +86,9 @@ def test_report_lists_results_and_finds_stale_ones(tmp_path: Path, capsys: pytes
     data["environment"]["sources"] = "0" * 64
     data["entries"].append({"status": "failed"})
     data["entries"].append({"status": "missing", "reason": "not in this build"})
-    data["entries"].append({"status": "ok", "what": "peer", "peer": "vllm", "batch": 1, "ms_per_step": 1.57})
+    data["entries"].append(
+        {"status": "ok", "what": "peer", "peer": "vllm", "batch": 1, "ms_per_step": 1.57}
+    )
     (tmp_path / "old.json").write_text(json.dumps(data))
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "foreign.json").write_text("[1]")
@@ -89,8 +108,12 @@ def test_report_of_an_empty_directory_is_no_error(tmp_path: Path) -> None:
     assert report.main([str(tmp_path)]) == 0
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "{}", '{"benchmark": "adopt", "environment": {}, "entries": [-1]}'])
-def test_a_file_that_is_no_result_is_named(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", "{}", '{"benchmark": "adopt", "environment": {}, "entries": [-1]}']
+)
+def test_a_file_that_is_no_result_is_named(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "x.json").write_text(text)
     assert report.main([str(tmp_path / "x.json")]) == 1
     assert "x.json: not a result file of benchmarks" in capsys.readouterr().err
@@ -99,14 +122,20 @@ def test_a_file_that_is_no_result_is_named(tmp_path: Path, text: str, capsys: py
 
 
 @pytest.mark.parametrize("benchmark", ["adopt", "bubble"])
-def test_a_damaged_result_is_named(tmp_path: Path, benchmark: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_result_is_named(
+    tmp_path: Path, benchmark: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     entries = [{"what": "steps", "status": "ok"}]
-    (tmp_path / "x.json").write_text(json.dumps({"benchmark": benchmark, "environment": {"commit": 5}, "entries": entries}))
+    (tmp_path / "x.json").write_text(
+        json.dumps({"benchmark": benchmark, "environment": {"commit": 5}, "entries": entries})
+    )
     assert report.main([str(tmp_path / "x.json")]) == 1
     assert "x.json is damaged: KeyError" in capsys.readouterr().err
 
 
-def test_a_place_without_results_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_place_without_results_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         report.main([str(tmp_path / "nowhere")])
     assert "nowhere: no such file or directory" in capsys.readouterr().err

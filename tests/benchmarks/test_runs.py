@@ -22,7 +22,10 @@ DEVICE = torch.device("cpu")
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("results") / "decode.json"
-    arguments = "--model tiny --device cpu --dtype float32 --batches 1,3 --depth 1,2 --context 40 --steps 12 --warm-up 4 --floor-gib 0.01"
+    arguments = (
+        "--model tiny --device cpu --dtype float32 --batches 1,3 --depth 1,2 --context 40 "
+        "--steps 12 --warm-up 4 --floor-gib 0.01"
+    )
     arguments += " --timeline-cost"
     assert decode.main([*arguments.split(), "--json", str(path)]) == 0
     data: dict[str, Any] = json.loads(path.read_text())
@@ -30,9 +33,20 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_decode_measures_every_batch_and_depth(measured: dict[str, Any]) -> None:
-    assert [entry["what"] for entry in measured["entries"]] == ["floor", "check", "memory", *["decode"] * 4, *["timeline"] * 2]
+    assert [entry["what"] for entry in measured["entries"]] == [
+        "floor",
+        "check",
+        "memory",
+        *["decode"] * 4,
+        *["timeline"] * 2,
+    ]
     decodes = measured["entries"][3:7]
-    assert [(entry["batch"], entry["depth"]) for entry in decodes] == [(1, 1), (1, 2), (3, 1), (3, 2)]
+    assert [(entry["batch"], entry["depth"]) for entry in decodes] == [
+        (1, 1),
+        (1, 2),
+        (3, 1),
+        (3, 2),
+    ]
     for entry in decodes:
         assert entry["steps"] == 12
         assert entry["quiet_steps"] == 12
@@ -43,7 +57,8 @@ def test_decode_measures_every_batch_and_depth(measured: dict[str, Any]) -> None
         assert entry["step_gap_us"]["count"] >= 8
         assert set(entry["host_us"]) == {"plan", "launch", "wait", "commit", "deliver", "busy"}
         assert all(value > 0 for value in entry["host_us"].values())
-        assert entry["graphs"] == 2 * entry["depth"] + entry["depth"]  # a whole step, and a split one in two
+        # a whole step, and a split one in two
+        assert entry["graphs"] == 2 * entry["depth"] + entry["depth"]
 
 
 def test_decode_counts_the_bytes_a_step_reads(measured: dict[str, Any]) -> None:
@@ -51,7 +66,9 @@ def test_decode_counts_the_bytes_a_step_reads(measured: dict[str, Any]) -> None:
     entry = measured["entries"][6]
     assert entry["bytes_per_step"]["weights"] == weights.nbytes == weights.bytes_per_step
     assert config.kv_bytes_per_token(4) == 2 * 2 * 2 * 16 * 4
-    assert entry["bytes_per_step"]["kv"] == round(3 * entry["context"] * config.kv_bytes_per_token(4))
+    assert entry["bytes_per_step"]["kv"] == round(
+        3 * entry["context"] * config.kv_bytes_per_token(4)
+    )
     floor_entry = measured["entries"][0]
     expected = sum(entry["bytes_per_step"].values()) / floor_entry["bytes_per_s"] * 1e3
     assert entry["floor_ms"] == pytest.approx(expected, rel=1e-4)
@@ -73,11 +90,26 @@ def test_what_a_timelines_checks_cost_is_told_from_a_drift(monkeypatch: pytest.M
 
     def run(session: Session, steps: int) -> list[float]:
         windows.append(probe.begin is checks)
-        return [(1.25 if windows[-1] else 1.0) * 1.001 ** len(windows)] * len(real_run(session, steps))
+        return [(1.25 if windows[-1] else 1.0) * 1.001 ** len(windows)] * len(
+            real_run(session, steps)
+        )
 
     checks, real_run = probe.begin, Session.run
     monkeypatch.setattr(Session, "run", run)
-    args = decode.arguments(["--device", "cpu", "--dtype", "float32", "--context", "40", "--steps", "12", "--warm-up", "4"])
+    args = decode.arguments(
+        [
+            "--device",
+            "cpu",
+            "--dtype",
+            "float32",
+            "--context",
+            "40",
+            "--steps",
+            "12",
+            "--warm-up",
+            "4",
+        ]
+    )
     cost = decode.Bench("tiny", args, bytes_per_s=1e9).timeline_cost(batch=1)
     assert windows[1:] == [True, False, False, True] * (decode.TIMELINE_ROUNDS // 2)
     assert cost["ratio"] == pytest.approx(1.25, rel=1e-6)
@@ -95,13 +127,32 @@ def test_two_slots_share_their_activations(measured: dict[str, Any]) -> None:
 def test_an_untied_embedding_is_not_read_whole() -> None:
     assert not SHAPES["qwen3-8b"].tied_embeddings
     weights = empty_weights(SHAPES["qwen3-8b"], torch.bfloat16, "meta")
-    assert weights.bytes_per_step == weights.nbytes - weights.embedding.nbytes == pytest.approx(15.14e9, rel=1e-3)
+    assert (
+        weights.bytes_per_step
+        == weights.nbytes - weights.embedding.nbytes
+        == pytest.approx(15.14e9, rel=1e-3)
+    )
 
 
 def test_a_model_that_does_not_exist_fails_alone(tmp_path: Path) -> None:
     path = tmp_path / "decode.json"
-    arguments = ["--model", "nonesuch,tiny", "--device", "cpu", "--batches", "1", "--depth", "1", "--steps", "8", "--context", "24"]
-    assert decode.main([*arguments, "--floor-gib", "0.01", "--skip-memory", "--json", str(path)]) == 1
+    arguments = [
+        "--model",
+        "nonesuch,tiny",
+        "--device",
+        "cpu",
+        "--batches",
+        "1",
+        "--depth",
+        "1",
+        "--steps",
+        "8",
+        "--context",
+        "24",
+    ]
+    assert (
+        decode.main([*arguments, "--floor-gib", "0.01", "--skip-memory", "--json", str(path)]) == 1
+    )
     entries = json.loads(path.read_text())["entries"]
     assert [(entry["what"], entry["status"]) for entry in entries] == [
         ("floor", "ok"),
@@ -140,14 +191,19 @@ def test_a_session_refuses_logits_that_are_not_finite() -> None:
 
 def test_a_row_that_ends_while_measured_is_an_error() -> None:
     config, weights = open_model("tiny", torch.float32, DEVICE)
-    with pytest.raises(BenchmarkError, match="ended"), Session(config, weights, [[1, 2, 3]], 4, depth=1) as session:
+    with (
+        pytest.raises(BenchmarkError, match="ended"),
+        Session(config, weights, [[1, 2, 3]], 4, depth=1) as session,
+    ):
         session.run(8)
 
 
 def test_floor_reads_the_whole_buffer_by_the_best_method() -> None:
     found = floor.read_floor(DEVICE, 1 << 22)
     assert found["bytes"] == 1 << 22
-    assert found["bytes_per_s"] == max(value for value in found["methods"].values() if isinstance(value, float))
+    assert found["bytes_per_s"] == max(
+        value for value in found["methods"].values() if isinstance(value, float)
+    )
 
 
 def test_activity_without_a_gpu_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +216,10 @@ def test_activity_without_a_gpu_says_so(tmp_path: Path, capsys: pytest.CaptureFi
 def test_cpu_compares_equal_tokens_with_transformers(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     path = tmp_path / "cpu.json"
-    assert cpu.main(["--model", "tiny", "--new-tokens", "8", "--repeats", "1", "--json", str(path)]) == 0
+    assert (
+        cpu.main(["--model", "tiny", "--new-tokens", "8", "--repeats", "1", "--json", str(path)])
+        == 0
+    )
     (entry,) = json.loads(path.read_text())["entries"]
     assert entry["tokens_equal"]
     assert set(entry["rates"]) == {"float32", "bfloat16", "transformers float32"}
@@ -170,9 +229,16 @@ def test_cpu_compares_equal_tokens_with_transformers(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 def test_activity_counts_a_steady_step_on_a_gpu(tmp_path: Path) -> None:
-    """In a process of its own: CUPTI has one subscriber, and torch.profiler has it from its first use on."""
+    """In a process of its own: CUPTI has one subscriber, and torch.profiler has it from its
+    first use on.
+    """
     path, log = tmp_path / "activity.json", tmp_path / "log.txt"
-    failure = run_module("benchmarks.activity", ["--model", "tiny", "--batches", "2", "--steps", "50", "--json", str(path)], log, 300)
+    failure = run_module(
+        "benchmarks.activity",
+        ["--model", "tiny", "--batches", "2", "--steps", "50", "--json", str(path)],
+        log,
+        300,
+    )
     assert failure is None, log.read_text()
     entries = json.loads(path.read_text())["entries"]
     assert [entry["passed"] for entry in entries if entry["what"] == "counts"] == [True, True]

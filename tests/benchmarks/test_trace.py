@@ -12,8 +12,15 @@ def test_the_commits_wait_and_the_launch_are_all_there_is() -> None:
     loop.document.call("cudaDeviceSynchronize", 1, 2)  # the profiler's own, before and after
     loop.document.call("cudaDeviceSynchronize", loop.now + 5, loop.now + 9)
     found = counts(window(loop.records()), 4)
-    assert dict(found.calls) == {"cudaGraphLaunch": 4, "cudaEventSynchronize": 4, "cudaMemcpyAsync": 4}
-    assert (dict(found.copies), dict(found.copied_bytes)) == ({"DtoH Device -> Pinned": 4}, {"DtoH Device -> Pinned": 128})
+    assert dict(found.calls) == {
+        "cudaGraphLaunch": 4,
+        "cudaEventSynchronize": 4,
+        "cudaMemcpyAsync": 4,
+    }
+    assert (dict(found.copies), dict(found.copied_bytes)) == (
+        {"DtoH Device -> Pinned": 4},
+        {"DtoH Device -> Pinned": 128},
+    )
     assert found.faults(quiet_steps=4) == []
 
 
@@ -32,7 +39,11 @@ def test_gaps_between_and_inside_steps(depth: int, gap: float) -> None:
     found = idle(Loop(depth=depth, steps=6).records())
     assert found["steps"] == 4
     assert found["step_gap_us"]["median"] == pytest.approx(gap)
-    assert (found["step_us"], found["kernel_us"], found["node_gap_us"]) == (pytest.approx(1000), pytest.approx(996), pytest.approx(4))
+    assert (found["step_us"], found["kernel_us"], found["node_gap_us"]) == (
+        pytest.approx(1000),
+        pytest.approx(996),
+        pytest.approx(4),
+    )
     assert found["kernels"] == 3
     assert set(found["share_by_kernel"]) == {"begin_step_kernel", "linear_kernel", "publish_kernel"}
 

@@ -1,6 +1,8 @@
-"""The scripted device in virtual time: one compute stream whose steps take what they are said to take, and a host whose calls do.
+"""The scripted device in virtual time: one compute stream whose steps take what they are said to
+take, and a host whose calls do.
 
-Patch `time.perf_counter_ns` with `now`: then logs and meters run on this clock, and what a run takes can be computed by hand.
+Patch `time.perf_counter_ns` with `now`: then logs and meters run on this clock, and what a run
+takes can be computed by hand.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ MS = 1_000_000
 
 @dataclass(frozen=True)
 class Costs:
-    """Milliseconds: of the device's steps by kind, and of the host's part in a launch and after a wait."""
+    """Milliseconds: of the device's steps by kind, and of the host's part in a launch and after
+    a wait.
+    """
 
     decode: float = 2.0
     prefill: float = 2.2
-    prefill_doubled: float = 0.0  # of a prefill step, each time that its requests double: as graphs of 1, 2, 4, 8 prompts take
+    # of a prefill step, each time that its requests double: as graphs of 1, 2, 4, 8 prompts take
+    prefill_doubled: float = 0.0
     dead: float = 0.1
     launch: float = 0.3
     commit: float = 0.2
@@ -36,7 +41,8 @@ class Costs:
     jitter: tuple[float, ...] = (0.0,)  # added to decode steps, in turns;
     launch_jitter: tuple[float, ...] = (0.0,)  # to the host's part in a launch;
     commit_jitter: tuple[float, ...] = (0.0,)  # to that after a wait;
-    wake_up: tuple[float, ...] = (0.0,)  # and between the end of a step that was waited for and the end of the wait
+    # and between the end of a step that was waited for and the end of the wait
+    wake_up: tuple[float, ...] = (0.0,)
 
 
 class VirtualSpan(NamedTuple):
@@ -53,17 +59,25 @@ class VirtualSpan(NamedTuple):
 
 
 class VirtualDevice(ScriptedDevice):
-    """Its host clock moves at launches and waits alone. `timing`: its slots tell when their steps ran."""
+    """Its host clock moves at launches and waits alone.
 
-    def __init__(self, costs: Costs, max_rows: int, depth: int, max_len: int, timing: bool = False) -> None:
-        super().__init__(max_rows=max_rows, max_len=max_len, depth=depth, page_size=16, max_stop_ids=64)
+    `timing`: its slots tell when their steps ran.
+    """
+
+    def __init__(
+        self, costs: Costs, max_rows: int, depth: int, max_len: int, timing: bool = False
+    ) -> None:
+        super().__init__(
+            max_rows=max_rows, max_len=max_len, depth=depth, page_size=16, max_stop_ids=64
+        )
         self.costs = costs
         self.host_ns = MS
         self.free_ns = 0
         self.waits = 0
         self.timing = timing
         self.last_kind = StepKind.PREFILL
-        self._folded: dict[int, tuple[int, int, int]] = {}  # row -> generation, length, and what so many tokens are folded to
+        # row -> generation, length, and what so many tokens are folded to
+        self._folded: dict[int, tuple[int, int, int]] = {}
 
     def now(self) -> int:
         return self.host_ns
@@ -74,7 +88,9 @@ class VirtualDevice(ScriptedDevice):
         known, done, value = self._folded.get(row, (generation, 0, NOTHING))
         if known != generation or done > length:
             done, value = 0, NOTHING
-        value = folded((self.kv[self.cell(row, position)] for position in range(done, length)), value)
+        value = folded(
+            (self.kv[self.cell(row, position)] for position in range(done, length)), value
+        )
         self._folded[row] = generation, length, value
         return value
 
@@ -99,14 +115,23 @@ class VirtualSlot(ScriptedSlot):
     def span(self) -> VirtualSpan | None:  # type: ignore[override]
         return VirtualSpan(self._begin_ns, self._end_ns) if self.device.timing else None
 
-    def launch(self, key: StepKey, segments: Sequence[int], staged: Sequence[int], deltas: Sequence[int], finish: bool) -> int:
+    def launch(
+        self,
+        key: StepKey,
+        segments: Sequence[int],
+        staged: Sequence[int],
+        deltas: Sequence[int],
+        finish: bool,
+    ) -> int:
         device, costs = self.device, self.device.costs
         device.apply(deltas)
         alive = sum(bool(device.row(row)[RowColumn.ALIVE]) for row in segments[::4])
         device.host_ns += round((costs.launch + in_turn(costs.launch_jitter, device.launches)) * MS)
         contexts = [device.row(row)[RowColumn.POSITION] for row in segments[::4]]
         grown = fmean(contexts) * costs.per_token + max(contexts) * costs.per_longest
-        decode = costs.decode + alive * costs.per_row + grown + in_turn(costs.jitter, device.launches)
+        decode = (
+            costs.decode + alive * costs.per_row + grown + in_turn(costs.jitter, device.launches)
+        )
         decode += costs.after_prefill * (device.last_kind is StepKind.PREFILL)
         device.last_kind = key.kind
         prefill = costs.prefill + costs.prefill_doubled * (len(contexts) - 1).bit_length()
@@ -124,7 +149,11 @@ class VirtualSlot(ScriptedSlot):
         costs, device.waits = device.costs, device.waits + 1
         if self._end_ns > device.host_ns:
             device.host_ns = self._end_ns + round(in_turn(costs.wake_up, device.waits) * MS)
-        commit = costs.commit + segments * costs.commit_per_row + in_turn(costs.commit_jitter, device.waits)
+        commit = (
+            costs.commit
+            + segments * costs.commit_per_row
+            + in_turn(costs.commit_jitter, device.waits)
+        )
         return _Records(super().wait(segments), device, round(commit * MS))
 
 

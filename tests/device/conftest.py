@@ -1,4 +1,6 @@
-"""Kernels for CPU streams, compiled once per session, and the backends that tests of common behaviour run on."""
+"""Kernels for CPU streams, compiled once per session, and the backends that tests of common
+behaviour run on.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Kernels:
 
     def multiply_add(self, stream: _C.Stream, cell: torch.Tensor, factor: int, term: int) -> None:
         """cell[0] = cell[0] * factor + term."""
-        stream.enqueue(self.address("multiply_add"), struct.pack("Pii", cell.data_ptr(), factor, term))
+        stream.enqueue(
+            self.address("multiply_add"), struct.pack("Pii", cell.data_ptr(), factor, term)
+        )
 
     def wait_for_flag(self, stream: _C.Stream, flag: torch.Tensor) -> None:
         stream.enqueue(self.address("wait_for_flag"), struct.pack("P", flag.data_ptr()))
@@ -48,7 +52,20 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     library = tmp_path_factory.mktemp("kernels") / "kernels.so"
     source = Path(__file__).with_name("kernels.cpp")
     compiler = os.environ.get("CXX", "g++")
-    subprocess.run([compiler, "-std=c++17", "-O1", "-fPIC", "-shared", "-pthread", str(source), "-o", str(library)], check=True)
+    subprocess.run(
+        [
+            compiler,
+            "-std=c++17",
+            "-O1",
+            "-fPIC",
+            "-shared",
+            "-pthread",
+            str(source),
+            "-o",
+            str(library),
+        ],
+        check=True,
+    )
     return Kernels(library)
 
 
@@ -64,7 +81,10 @@ def stream(backend: str) -> _C.Stream:
 
 @pytest.fixture
 def flag() -> Iterator[torch.Tensor]:
-    """What ``Kernels.wait_for_flag`` waits for. Raised at the end, so that a failing test fails instead of hanging in a destructor."""
+    """What ``Kernels.wait_for_flag`` waits for.
+
+    Raised at the end, so that a failing test fails instead of hanging in a destructor.
+    """
     flag = torch.zeros(1, dtype=torch.int32)
     yield flag
     flag.fill_(1)

@@ -1,4 +1,5 @@
-// C functions that the device tests enqueue on CPU streams. Each takes a pointer to its params, as photon::HostKernel does.
+// C functions that the device tests enqueue on CPU streams. Each takes a pointer to its params, as
+// photon::HostKernel does.
 #include <unistd.h>
 
 #include <chrono>
@@ -9,16 +10,21 @@
 extern "C" {
 
 // params: int64 microseconds
-void sleep_us(const void* params) { std::this_thread::sleep_for(std::chrono::microseconds(*static_cast<const int64_t*>(params))); }
+void sleep_us(const void* params) {
+  std::this_thread::sleep_for(std::chrono::microseconds(*static_cast<const int64_t*>(params)));
+}
 
-// params: address of an int32, factor, term. *address = *address * factor + term: its result depends on the order of calls.
+// params: address of an int32, factor, term. *address = *address * factor + term: its result
+// depends on the order of calls.
 struct MultiplyAdd {
   int32_t* address;
   int32_t factor, term;
 };
 void multiply_add(const void* params) {  // wraps around
   const auto& p = *static_cast<const MultiplyAdd*>(params);
-  *p.address = static_cast<int32_t>(static_cast<uint32_t>(*p.address) * static_cast<uint32_t>(p.factor) + static_cast<uint32_t>(p.term));
+  *p.address =
+      static_cast<int32_t>(static_cast<uint32_t>(*p.address) * static_cast<uint32_t>(p.factor) +
+                           static_cast<uint32_t>(p.term));
 }
 
 // params: address of an int32. Spins until it is not zero.

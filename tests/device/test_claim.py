@@ -1,4 +1,6 @@
-"""A claimed thread's photon ops go to the stream: they are enqueued, recorded while it captures, and run at once when nobody claims."""
+"""A claimed thread's photon ops go to the stream: they are enqueued, recorded while it captures,
+and run at once when nobody claims.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The cuda backend, on a GPU: order, capture, torch's streams and graphs, pinned memory, and independence from the default stream."""
+"""The cuda backend, on a GPU: order, capture, torch's streams and graphs, pinned memory, and
+independence from the default stream.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,14 @@ def external(stream: _C.Stream) -> torch.cuda.Stream:
     return torch.cuda.ExternalStream(stream.handle)
 
 
-def copy(stream: _C.Stream, target: torch.Tensor | _C.PinnedBuffer, source: torch.Tensor | _C.PinnedBuffer) -> None:
-    target_ptr, source_ptr = (x.ptr if isinstance(x, _C.PinnedBuffer) else x.data_ptr() for x in (target, source))
+def copy(
+    stream: _C.Stream,
+    target: torch.Tensor | _C.PinnedBuffer,
+    source: torch.Tensor | _C.PinnedBuffer,
+) -> None:
+    target_ptr, source_ptr = (
+        x.ptr if isinstance(x, _C.PinnedBuffer) else x.data_ptr() for x in (target, source)
+    )
     stream.copy(target_ptr, source_ptr, WORDS * 4)
 
 
@@ -39,8 +47,14 @@ class Slot:
         self.input, self.output, self.mask = map(memoryview, self.buffers)
         self.staged, self.result, self.masked = (device_words() for _ in range(3))
         memory = (self.staged, self.result, self.masked)
-        transfers = [part for pair in zip(self.buffers, memory, strict=True) for part in (pair[0], pair[1].data_ptr())]
-        self.native = _C.DecodeSlot(self.compute, self.in_copy, self.out_copy, *transfers, **options)
+        transfers = [
+            part
+            for pair in zip(self.buffers, memory, strict=True)
+            for part in (pair[0], pair[1].data_ptr())
+        ]
+        self.native = _C.DecodeSlot(
+            self.compute, self.in_copy, self.out_copy, *transfers, **options
+        )
 
     def capture(self, target: torch.Tensor, source: torch.Tensor) -> _C.Graph:
         self.compute.begin_capture()
@@ -108,7 +122,13 @@ def test_a_slot_refuses_device_memory_that_is_not_the_devices():
     with pytest.raises(ValueError, match="not page-locked"):
         _C.DecodeSlot(*streams, buffer, pageable.data_ptr(), buffer, slot.result.data_ptr())
     with pytest.raises(ValueError, match="a buffer is of backend 'host'"):
-        _C.DecodeSlot(*streams, _C.PinnedBuffer(64, "host"), slot.staged.data_ptr(), buffer, slot.result.data_ptr())
+        _C.DecodeSlot(
+            *streams,
+            _C.PinnedBuffer(64, "host"),
+            slot.staged.data_ptr(),
+            buffer,
+            slot.result.data_ptr(),
+        )
 
 
 def test_capture_records_and_replays():
@@ -125,9 +145,20 @@ def test_capture_records_and_replays():
 
 
 def test_capture_refuses_events_and_the_default_stream():
-    stream, event, source, target = _C.Stream.create("cuda"), _C.Event("cuda"), device_words(), device_words()
+    stream, event, source, target = (
+        _C.Stream.create("cuda"),
+        _C.Event("cuda"),
+        device_words(),
+        device_words(),
+    )
     stream.begin_capture()
-    for call in (lambda: stream.record(event), lambda: stream.wait(event), stream.synchronize, stream.query, stream.begin_capture):
+    for call in (
+        lambda: stream.record(event),
+        lambda: stream.wait(event),
+        stream.synchronize,
+        stream.query,
+        stream.begin_capture,
+    ):
         with pytest.raises(RuntimeError, match="not possible while the stream is capturing"):
             call()
     copy(stream, target, source)
@@ -143,7 +174,9 @@ def test_a_capture_that_synchronizes_fails_with_advice_and_leaves_the_stream_usa
         memory.add_(1)
         with pytest.raises(Exception, match="captur"):
             memory[0].item()
-    with pytest.raises(RuntimeError, match=r"cudaStreamEndCapture: .*run the forward once before capture"):
+    with pytest.raises(
+        RuntimeError, match=r"cudaStreamEndCapture: .*run the forward once before capture"
+    ):
         stream.end_capture()
     copy(stream, target, memory)
     stream.synchronize()
@@ -173,7 +206,8 @@ def test_destroying_graphs_and_events_does_not_break_a_capture():
     slot.native.launch(old, WORDS, True, WORDS)
     other = _C.Stream.create("cuda")
     captured = torch.cuda.CUDAGraph(keep_graph=True)
-    with torch.cuda.graph(captured, stream=external(other)):  # torch's own mode, "global": the strictest
+    # torch's own mode, "global": the strictest
+    with torch.cuda.graph(captured, stream=external(other)):
         memory.add_(1)
         del old, slot
         gc.collect()
@@ -186,7 +220,10 @@ def test_destroying_graphs_and_events_does_not_break_a_capture():
 
 def test_a_slot_runs_steps_and_late_sampling():
     slot = Slot(timing=True)
-    forward, sampling = slot.capture(slot.result, slot.staged), slot.capture(slot.result, slot.masked)
+    forward, sampling = (
+        slot.capture(slot.result, slot.staged),
+        slot.capture(slot.result, slot.masked),
+    )
     for value in (11, 12):
         slot.input[0] = slot.input[WORDS - 1] = value
         slot.native.launch(forward, WORDS, True, WORDS)
@@ -222,9 +259,12 @@ def test_two_slots_in_flight_deliver_their_own_outputs():
     for _ in range(2):
         buffers = [_C.PinnedBuffer(WORDS * 4, "cuda") for _ in range(2)]
         staged, result = device_words(), device_words()
-        native = _C.DecodeSlot(compute, in_copy, out_copy, buffers[0], staged.data_ptr(), buffers[1], result.data_ptr())
+        native = _C.DecodeSlot(
+            compute, in_copy, out_copy, buffers[0], staged.data_ptr(), buffers[1], result.data_ptr()
+        )
         with torch.cuda.stream(external(compute)):
-            result.copy_(state.mul_(3).add_(staged))  # first use of these kernels, outside the capture
+            # first use of these kernels, outside the capture
+            result.copy_(state.mul_(3).add_(staged))
             state.zero_()
             compute.begin_capture()
             result.copy_(state.mul_(3).add_(staged))
@@ -266,5 +306,7 @@ for _ in range(100):
     stream.launch(graph)
 print("end of the program")
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stdout) == (0, "end of the program\n"), done.stderr

@@ -51,7 +51,9 @@ def make_slot(streams: Streams, **options: bool) -> Slot:
         masked.data_ptr(),
         **options,
     )
-    return Slot(native, memoryview(input_), memoryview(output), memoryview(mask), staged, result, masked)
+    return Slot(
+        native, memoryview(input_), memoryview(output), memoryview(mask), staged, result, masked
+    )
 
 
 def copy_into(stream: _C.Stream, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -157,7 +159,9 @@ def test_a_span_ends_with_the_late_sampling(streams, kernels):
 
 
 def test_two_slots_keep_their_order_under_random_delays(kernels):
-    """Thousands of ping-pong steps: each step's output is that of its own launch, whatever the workers' timing."""
+    """Thousands of ping-pong steps: each step's output is that of its own launch, whatever the
+    workers' timing.
+    """
     rng, streams, state = random.Random(0), Streams("host"), zeros()
     slots = [make_slot(streams) for _ in range(2)]
     graphs = []
@@ -181,7 +185,9 @@ def test_two_slots_keep_their_order_under_random_delays(kernels):
         if len(in_flight) == 2:
             commit_oldest()
         if rng.random() < 0.05:
-            kernels.sleep(rng.choice((streams.compute, streams.in_copy, streams.out_copy)), rng.randrange(300))
+            kernels.sleep(
+                rng.choice((streams.compute, streams.in_copy, streams.out_copy)), rng.randrange(300)
+            )
         slot, graph = slots[step % 2], graphs[step % 2]
         slot.input[0] = step
         slot.native.launch(graph, 8, True, 4)
@@ -220,7 +226,10 @@ def test_a_workers_error_is_raised_by_the_wait(kernels):
 
 
 def test_a_call_that_failed_half_way_is_neither_waited_for_nor_tried_again(kernels, flag):
-    """The graph is in flight on another stream. What the slot's last step left in pinned memory is no result of this one."""
+    """The graph is in flight on another stream.
+
+    What the slot's last step left in pinned memory is no result of this one.
+    """
     streams, other = Streams("host"), _C.Stream.create("host")
     slot = make_slot(streams)
     graph = capture_copy(streams.compute, slot.result, slot.staged)
@@ -239,7 +248,9 @@ def test_a_call_that_failed_half_way_is_neither_waited_for_nor_tried_again(kerne
         slot.native.end(0, finish=False)
         with pytest.raises(RuntimeError, match="still in flight"):
             slot.native.finalize(graph, 2, 4)
-        with pytest.raises(RuntimeError, match="there is no launch or end with finish=False to finalize"):
+        with pytest.raises(
+            RuntimeError, match="there is no launch or end with finish=False to finalize"
+        ):
             slot.native.finalize(None, 2, 4)
     finally:
         flag.fill_(1)
@@ -269,9 +280,13 @@ def test_misuse_names_the_value_and_the_limit(streams):
         native.wait()
     with pytest.raises(RuntimeError, match="span: the slot was created without timing"):
         native.span()
-    with pytest.raises(ValueError, match="launch: input_words is 9, the input buffer holds 8 words"):
+    with pytest.raises(
+        ValueError, match="launch: input_words is 9, the input buffer holds 8 words"
+    ):
         native.launch(graph, 9, True, 4)
-    with pytest.raises(ValueError, match="launch: output_words is 5, the output buffer holds 4 words"):
+    with pytest.raises(
+        ValueError, match="launch: output_words is 5, the output buffer holds 4 words"
+    ):
         native.launch(graph, 0, True, 5)
     with pytest.raises(ValueError, match="begin: input_words is -1"):
         native.begin(-1)
@@ -288,7 +303,9 @@ def test_misuse_names_the_value_and_the_limit(streams):
     native.end(0, finish=False)
     with pytest.raises(RuntimeError, match="was not finalized"):
         native.launch(graph, 0, True, 4)
-    with pytest.raises(ValueError, match="finalize: mask_words is 3, the mask buffer holds 2 words"):
+    with pytest.raises(
+        ValueError, match="finalize: mask_words is 3, the mask buffer holds 2 words"
+    ):
         native.finalize(None, 3, 4)
     native.finalize(None, 2, 4)
     native.wait()
@@ -298,10 +315,28 @@ def test_a_slot_checks_its_parts_when_it_is_made(backend, streams):
     other = _C.Stream.create("inline" if backend == "host" else "host")
     buffer, memory = _C.PinnedBuffer(16, backend), zeros(4)
     with pytest.raises(ValueError, match="a copy stream of backend"):
-        _C.DecodeSlot(streams.compute, other, streams.out_copy, buffer, memory.data_ptr(), buffer, memory.data_ptr())
+        _C.DecodeSlot(
+            streams.compute,
+            other,
+            streams.out_copy,
+            buffer,
+            memory.data_ptr(),
+            buffer,
+            memory.data_ptr(),
+        )
     with pytest.raises(ValueError, match="null address"):
-        _C.DecodeSlot(streams.compute, streams.in_copy, streams.out_copy, buffer, 0, buffer, memory.data_ptr())
-    slot = _C.DecodeSlot(streams.compute, streams.in_copy, streams.out_copy, buffer, memory.data_ptr(), buffer, memory.data_ptr())
+        _C.DecodeSlot(
+            streams.compute, streams.in_copy, streams.out_copy, buffer, 0, buffer, memory.data_ptr()
+        )
+    slot = _C.DecodeSlot(
+        streams.compute,
+        streams.in_copy,
+        streams.out_copy,
+        buffer,
+        memory.data_ptr(),
+        buffer,
+        memory.data_ptr(),
+    )
     slot.begin(0)
     slot.end(0, finish=False)
     with pytest.raises(ValueError, match="mask_words is 1, the mask buffer holds 0 words"):

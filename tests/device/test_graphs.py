@@ -139,7 +139,9 @@ def test_an_error_inside_a_replay_sticks(kernels):
     graph = stream.end_capture()
     stream.launch(graph)
     stream.launch(graph)
-    with pytest.raises(RuntimeError, match="a kernel of a replayed graph failed: the kernel's own words"):
+    with pytest.raises(
+        RuntimeError, match="a kernel of a replayed graph failed: the kernel's own words"
+    ):
         stream.synchronize()
     assert value.item() == 1
 

@@ -41,13 +41,20 @@ def test_kernels_copies_and_waits_are_recorded_in_order(kernels: Kernels) -> Non
     after = time.perf_counter_ns()
     assert dropped == 0
     mine = [record for record in found if record[2] == stream.id]
-    assert [(work, name, size) for work, name, _, _, _, size in mine] == [("kernel", None, 0), ("copy", None, 16)]
+    assert [(work, name, size) for work, name, _, _, _, size in mine] == [
+        ("kernel", None, 0),
+        ("copy", None, 16),
+    ]
     assert mine[0][4] - mine[0][3] >= 3_000_000
     assert [work for work, _, number, *_ in found if number == other.id] == ["wait", "kernel"]
-    assert all(before <= begin <= end <= after for *_, begin, end, _ in found)  # on the clock of perf_counter_ns
+    # on the clock of perf_counter_ns
+    assert all(before <= begin <= end <= after for *_, begin, end, _ in found)
     waited = next(record for record in found if record[0] == "wait")
     assert waited[4] >= mine[1][4]  # until the other stream had got so far
-    assert all(first[4] <= second[3] for first, second in pairwise(sorted(mine, key=lambda record: record[3])))
+    assert all(
+        first[4] <= second[3]
+        for first, second in pairwise(sorted(mine, key=lambda record: record[3]))
+    )
 
 
 @pytest.mark.parametrize("backend", ["host", "inline"])

@@ -1,4 +1,6 @@
-"""PinnedBuffer: int32 words that Python writes through the buffer protocol and copies read by address."""
+"""PinnedBuffer: int32 words that Python writes through the buffer protocol and copies read by
+address.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from photon_ext import _C
 def test_it_is_a_writable_view_of_zeroed_words(backend):
     buffer = _C.PinnedBuffer(4096, backend)
     view = memoryview(buffer)
-    assert (view.format, view.itemsize, view.ndim, view.shape, view.readonly) == ("i", 4, 1, (1024,), False)
+    assert (view.format, view.itemsize, view.ndim, view.shape, view.readonly) == (
+        "i",
+        4,
+        1,
+        (1024,),
+        False,
+    )
     assert (buffer.nbytes, buffer.backend, buffer.ptr % 64) == (4096, backend, 0)
     assert not any(view)
     view[3] = -7

@@ -1,4 +1,6 @@
-"""Order on one stream, order across streams, what waiting means, and how errors travel (host and inline backends)."""
+"""Order on one stream, order across streams, what waiting means, and how errors travel (host and
+inline backends).
+"""
 
 from __future__ import annotations
 
@@ -107,7 +109,11 @@ def test_timing_measures_what_lies_between(backend, stream, kernels):
 
 def test_elapsed_needs_two_reached_events_with_timing(kernels, flag):
     stream = _C.Stream.create("host")
-    begin, end, plain = _C.Event("host", timing=True), _C.Event("host", timing=True), _C.Event("host")
+    begin, end, plain = (
+        _C.Event("host", timing=True),
+        _C.Event("host", timing=True),
+        _C.Event("host"),
+    )
     stream.record(begin)
     begin.synchronize()
     with pytest.raises(RuntimeError, match="never recorded"):
@@ -144,7 +150,13 @@ def test_a_kernels_error_sticks_to_its_stream(kernels, kernel):
     kernels.fail(stream, kernel)
     kernels.multiply_add(stream, value, 1, 1)
     stream.record(event)
-    for wait in (stream.synchronize, stream.synchronize, event.synchronize, event.query, stream.query):
+    for wait in (
+        stream.synchronize,
+        stream.synchronize,
+        event.synchronize,
+        event.query,
+        stream.query,
+    ):
         with pytest.raises(RuntimeError, match=words):
             wait()
     assert value.item() == 0, "what follows an error must not run"
@@ -197,7 +209,9 @@ def test_destroying_a_stream_drains_it(kernels, flag):
 
 
 def test_the_process_ends_cleanly_with_work_in_flight(kernels):
-    """Streams and graphs left behind, even leaked ones, neither hang nor crash the exit, and their work is finished."""
+    """Streams and graphs left behind, even leaked ones, neither hang nor crash the exit, and
+    their work is finished.
+    """
     program = f"""
 import ctypes, struct
 from photon_ext import _C
@@ -214,7 +228,9 @@ graph.keep_alive([asleep])
 replaying.launch(graph)
 print("end of the program", flush=True)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "end of the program\nworked\n", "")
 
 
@@ -224,9 +240,13 @@ def test_misuse_is_explained(stream, backend, kernels):
         _C.Stream.create("gpu")
     with pytest.raises(ValueError, match="device is 1"):
         _C.Stream.create(backend, 1)
-    with pytest.raises(ValueError, match=f"of backend '{backend}', the argument of backend '{other}'"):
+    with pytest.raises(
+        ValueError, match=f"of backend '{backend}', the argument of backend '{other}'"
+    ):
         stream.record(_C.Event(other))
-    with pytest.raises(ValueError, match=f"of backend '{backend}', the argument of backend '{other}'"):
+    with pytest.raises(
+        ValueError, match=f"of backend '{backend}', the argument of backend '{other}'"
+    ):
         stream.wait(_C.Event(other))
     with pytest.raises(ValueError, match="dst is a null address"):
         stream.copy(0, zeros().data_ptr(), 4)
@@ -250,7 +270,11 @@ def test_what_a_stream_says_of_itself(stream, backend):
 @pytest.mark.skipif(_C.cuda_device_count() > 0, reason="there is a CUDA device")
 def test_without_a_device_cuda_says_what_to_do():
     assert _C.cuda_device_count() == 0
-    for create in (lambda: _C.Stream.create("cuda"), lambda: _C.Event("cuda"), lambda: _C.PinnedBuffer(64, "cuda")):
+    for create in (
+        lambda: _C.Stream.create("cuda"),
+        lambda: _C.Event("cuda"),
+        lambda: _C.PinnedBuffer(64, "cuda"),
+    ):
         with pytest.raises(RuntimeError, match=r"use backend 'host'|update the driver"):
             create()
 
@@ -279,7 +303,8 @@ def test_a_forked_child_is_told_and_ends_and_the_parent_goes_on() -> None:
     done = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "this host stream belongs to the process that was forked; use a fresh process instead (multiprocessing's 'spawn'), "
+        "this host stream belongs to the process that was forked; use a fresh process instead "
+        "(multiprocessing's 'spawn'), "
         "or call torch.set_num_threads(1) here and then make a new Runtime, or Engine",
         "parent goes on",
     ]

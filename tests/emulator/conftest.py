@@ -21,7 +21,9 @@ class EmulatorError(Exception):
 
 
 class Emulator:
-    """The functions of kernels.cu: tensors and integers in, an exception where the launch failed."""
+    """The functions of kernels.cu: tensors and integers in, an exception where the launch
+    failed.
+    """
 
     def __init__(self, library: Path) -> None:
         self._library = ctypes.CDLL(str(library))
@@ -31,7 +33,12 @@ class Emulator:
     def launch(self, name: str, *arguments: Tensor | int, seed: int = 0) -> None:
         self._library.photon_emulator_set_seed(seed)
         function: Callable[..., int] = getattr(self._library, name)
-        error = function(*[ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else ctypes.c_int64(x) for x in arguments])
+        error = function(
+            *[
+                ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else ctypes.c_int64(x)
+                for x in arguments
+            ]
+        )
         if error:
             raise EmulatorError(self._library.message(error).decode())
 
@@ -51,7 +58,9 @@ class Emulator:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of the ops on the emulator run beside all others; what came of them is asked for at the end."""
+    """The tests of the ops on the emulator run beside all others; what came of them is asked for
+    at the end.
+    """
     items.sort(key=lambda item: item.name.startswith("test_the_cuda_kernels_pass"))
 
 
@@ -59,8 +68,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def emulated() -> Path:
     """The directory of the libraries that `setup.py build_emulator` builds."""
     if not (ROOT / "setup.py").exists() or not (ROOT / "build" / "obj").exists():
-        pytest.skip("photon_ext was not built here: the emulator is built from its sources and objects")
-    done = subprocess.run([sys.executable, "setup.py", "build_emulator"], cwd=ROOT, capture_output=True, text=True)
+        pytest.skip(
+            "photon_ext was not built here: the emulator is built from its sources and objects"
+        )
+    done = subprocess.run(
+        [sys.executable, "setup.py", "build_emulator"], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return ROOT / "build" / "emulated"
 

@@ -1,10 +1,11 @@
-// Small kernels that the emulator is tested with: what the fast kernels are made of, right and with planted bugs. Plain CUDA.
+// Small kernels that the emulator is tested with: what the Hopper kernels are made of, right and
+// with planted bugs. Plain CUDA.
 #include <cuda.h>
 
 #include <cstdint>
 
+#include "cuda/half_tile_map.cuh"
 #include "cuda/launch.cuh"
-#include "cuda/panel_map.cuh"
 #include "cuda/ptx.cuh"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -33,7 +34,7 @@ enum Bug : int {
   kWrongRank,
 };
 
-// --- warps ---------------------------------------------------------------------------------------------------------------------------
+// --- warps ---------------------------------------------------------------------------------------
 
 // out[i][lane], one line per operation.
 __global__ void shuffle_kernel(float* out) {
@@ -64,8 +65,8 @@ __global__ void shuffle_kernel(float* out) {
   put(static_cast<float>(__reduce_max_sync(kAll, lane - 40)));
 }
 
-// Lanes of a warp that part at `how`: 0: not at all, 1: some have ended, 2: two calls for one, 3: a mask that does not name the caller,
-// 4: a read from a lane outside of the mask.
+// Lanes of a warp that part at `how`: 0: not at all, 1: some have ended, 2: two calls for one, 3: a
+// mask that does not name the caller, 4: a read from a lane outside of the mask.
 __global__ void divergent_kernel(int* out, int how) {
   const int lane = threadIdx.x;
   if (how == 1 && lane == 5) return;
@@ -82,9 +83,10 @@ __global__ void divergent_kernel(int* out, int how) {
   out[lane] = value;
 }
 
-// --- blocks --------------------------------------------------------------------------------------------------------------------------
+// --- blocks --------------------------------------------------------------------------------------
 
-// Passes values around the block, round after round, through one buffer: both barriers of a round are needed.
+// Passes values around the block, round after round, through one buffer: both barriers of a round
+// are needed.
 __global__ void rotate_kernel(int* out, int rounds, int bug) {
   __shared__ int buffer[kThreads];
   const int t = threadIdx.x;
@@ -98,8 +100,10 @@ __global__ void rotate_kernel(int* out, int rounds, int bug) {
   out[blockIdx.x * kThreads + t] = value;
 }
 
-// The first 32 threads wait for barrier 1 alone, the others as well where they should not, or elsewhere, or they end.
-__global__ void barrier_kernel(int* out, int first_number, int first_count, int other_number, int other_count) {
+// The first 32 threads wait for barrier 1 alone, the others as well where they should not, or
+// elsewhere, or they end.
+__global__ void barrier_kernel(int* out, int first_number, int first_count, int other_number,
+                               int other_count) {
   const bool first = threadIdx.x < kWarpSize;
   const int number = first ? first_number : other_number, count = first ? first_count : other_count;
   if (count > 0) sync_threads(number, count);
@@ -142,7 +146,7 @@ __global__ void fresh_kernel(uint4* out, const uint4* in) {
   out[i] = load_fresh_if(i % 3 == 0, i % 3 == 0 ? computed_now(in + i) : nullptr);
 }
 
-// --- copies --------------------------------------------------------------------------------------------------------------------------
+// --- copies --------------------------------------------------------------------------------------
 
 constexpr int kStages = 3, kTileFloats = 64;
 constexpr uint32_t kTileBytes = kTileFloats * sizeof(float);
@@ -161,20 +165,24 @@ struct Shape {
 
 int make_map(CUtensorMap& map, const float* tensor, const Shape& shape) {
   const cuuint32_t steps[] = {1, 1, 1};
-  return cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, const_cast<float*>(tensor), shape.sizes, shape.strides, shape.box,
-                                steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                shape.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_NONE,
-                                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return cuTensorMapEncodeTiled(
+      &map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 3, const_cast<float*>(tensor), shape.sizes,
+      shape.strides, shape.box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      shape.swizzled ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
+      CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 // A tile is a row of the tensor.
 int make_tiles_map(CUtensorMap& map, const float* in, int tiles) {
   const auto count = static_cast<cuuint64_t>(tiles);
-  return make_map(map, in, {{kTileFloats, count, 1}, {kTileBytes, count * kTileBytes}, {kTileFloats, 1, 1}, false});
+  return make_map(
+      map, in,
+      {{kTileFloats, count, 1}, {kTileBytes, count * kTileBytes}, {kTileFloats, 1, 1}, false});
 }
 
 // One producer warp, two consumer warps: out[i] = sum over the tiles of in[tile][i].
-__global__ void ring_kernel(float* out, const __grid_constant__ CUtensorMap in, int tiles, int bug) {
+__global__ void ring_kernel(float* out, const __grid_constant__ CUtensorMap in, int tiles,
+                            int bug) {
   Ring& ring = *reinterpret_cast<Ring*>(dynamic_shared());
   const int warp = threadIdx.x / kWarpSize;
   if (threadIdx.x == 0 && bug != kUninitialized) {
@@ -201,15 +209,18 @@ __global__ void ring_kernel(float* out, const __grid_constant__ CUtensorMap in, 
   float sum = 0.0f;
   for (int tile = 0; tile < tiles; ++tile) {
     const int stage = tile % kStages, round = tile / kStages;
-    if (bug != kUseBeforeLanding && (bug != kNeverAwaited || tile + 1 < tiles)) wait_barrier(&ring.full[stage], round & 1);
+    if (bug != kUseBeforeLanding && (bug != kNeverAwaited || tile + 1 < tiles))
+      wait_barrier(&ring.full[stage], round & 1);
     sum += ring.tiles[stage][threadIdx.x];
     if (bug != kMissingArrival) arrive(&ring.empty[stage]);
   }
   out[threadIdx.x] = sum;
 }
 
-// Four warps read every tile and request by turns, one stage behind: out[i] = sum over the tiles of in[tile][i % kTileFloats].
-__global__ void turns_kernel(float* out, const __grid_constant__ CUtensorMap in, int tiles, int bug) {
+// Four warps read every tile and request by turns, one stage behind: out[i] = sum over the tiles of
+// in[tile][i % kTileFloats].
+__global__ void turns_kernel(float* out, const __grid_constant__ CUtensorMap in, int tiles,
+                             int bug) {
   Ring& ring = *reinterpret_cast<Ring*>(dynamic_shared());
   const int warp = threadIdx.x / kWarpSize, warps = kThreads / kWarpSize;
   const bool is_first = threadIdx.x % kWarpSize == 0;
@@ -258,11 +269,13 @@ __device__ void show_copy(uint32_t* out, int bytes, int bug, const Copy& copy) {
     copy(shared, barrier);
   }
   if (bug != kUseBeforeLanding && bug != kNeverAwaited) wait_barrier(barrier, 0);
-  for (int i = threadIdx.x; i < kBoxBytes / 4; i += kThreads) out[i] = reinterpret_cast<uint32_t*>(shared)[i];
+  for (int i = threadIdx.x; i < kBoxBytes / 4; i += kThreads)
+    out[i] = reinterpret_cast<uint32_t*>(shared)[i];
   if (bug == kUseBeforeLanding) wait_barrier(barrier, 0);
 }
 
-__global__ void box_kernel(uint32_t* out, const __grid_constant__ CUtensorMap in, TensorPlace place, int bytes, int shift, int bug) {
+__global__ void box_kernel(uint32_t* out, const __grid_constant__ CUtensorMap in, TensorPlace place,
+                           int bytes, int shift, int bug) {
   show_copy(out, bytes, bug, [&](unsigned char* shared, Barrier* barrier) {
     if (bug != kUninitialized) prefetch_tensor_map(&in);
     tensor_copy(shared + shift, &in, place, barrier, evict_first());
@@ -271,20 +284,24 @@ __global__ void box_kernel(uint32_t* out, const __grid_constant__ CUtensorMap in
 
 constexpr int kMapBlocks = 8;
 
-__global__ void panel_kernel(uint32_t* out, const __grid_constant__ PanelMap weight, int row, int block) {
-  show_copy(out, kMapBlocks * kBlockBytes, kNoBug, [&](unsigned char* shared, Barrier* barrier) {
-    prefetch_panel_map(weight);
-    copy_panel(shared + kPanelAlignment, weight, row, block, barrier, evict_first());
+__global__ void half_tile_kernel(uint32_t* out, const __grid_constant__ HalfTileMap weight, int row,
+                                 int block) {
+  show_copy(out, kMapBlocks * kSliceBytes, kNoBug, [&](unsigned char* shared, Barrier* barrier) {
+    prefetch_half_tile_map(weight);
+    copy_half_tile(shared + kHalfTileAlignment, weight, row, block, barrier, evict_first());
   });
 }
 
-// out[i] = sum over the tiles of in[tile][i], by one warp that keeps one group under way; invalid copies bring zeros.
+// out[i] = sum over the tiles of in[tile][i], by one warp that keeps one group under way; invalid
+// copies bring zeros.
 __global__ void async_kernel(float* out, const float* in, int tiles, int valid_tiles, int bug) {
-  float (&buffer)[2][kTileFloats * 2] = *reinterpret_cast<float (*)[2][kTileFloats * 2]>(dynamic_shared());
+  float (&buffer)[2][kTileFloats * 2] =
+      *reinterpret_cast<float (*)[2][kTileFloats * 2]>(dynamic_shared());
   const int lane = threadIdx.x;
   const auto start = [&](int tile) {
     const float* source = in + (tile < valid_tiles ? tile : 0) * kTileFloats * 2;
-    if (tile < tiles) async_copy16(buffer[tile % 2] + lane * 4, source + lane * 4, tile < valid_tiles);
+    if (tile < tiles)
+      async_copy16(buffer[tile % 2] + lane * 4, source + lane * 4, tile < valid_tiles);
     commit_copies();
   };
   float sums[4] = {};
@@ -303,14 +320,17 @@ __global__ void async_kernel(float* out, const float* in, int tiles, int valid_t
   for (int i = 0; i < 4; ++i) out[i * kWarpSize + (lane ^ 1)] = sums[i];
 }
 
-// --- matrices ------------------------------------------------------------------------------------------------------------------------
+// --- matrices ------------------------------------------------------------------------------------
 
-// d[16][8] += a[16][16] b[16][8]; the fragments come from global memory (`way` 0), or by load_matrices, b as [8][16] (1) or [16][8] (2).
+// d[16][8] += a[16][16] b[16][8]; the fragments come from global memory (`way` 0), or by
+// load_matrices, b as [8][16] (1) or [16][8] (2).
 __global__ void matrix_kernel(float* d, const uint16_t* a, const uint16_t* b, int way) {
   uint16_t* shared_a = reinterpret_cast<uint16_t*>(dynamic_shared());
   uint16_t* shared_b = shared_a + 16 * 16;
   const int lane = threadIdx.x, g = lane / 4, t = lane % 4 * 2;
-  const auto pair = [](uint16_t low, uint16_t high) { return static_cast<uint32_t>(high) << 16 | low; };
+  const auto pair = [](uint16_t low, uint16_t high) {
+    return static_cast<uint32_t>(high) << 16 | low;
+  };
   float sums[4];
   uint32_t left[4], right[2], loaded[4];
   for (int i = 0; i < 4; ++i) sums[i] = d[(g + i / 2 * 8) * 8 + t + i % 2];
@@ -337,9 +357,10 @@ __global__ void matrix_kernel(float* d, const uint16_t* a, const uint16_t* b, in
   for (int i = 0; i < 4; ++i) d[(g + i / 2 * 8) * 8 + t + i % 2] = sums[i];
 }
 
-// --- clusters ------------------------------------------------------------------------------------------------------------------------
+// --- clusters ------------------------------------------------------------------------------------
 
-// Every block gets from every block of its cluster that one's number, and writes the sum of (rank + 1) * number.
+// Every block gets from every block of its cluster that one's number, and writes the sum of (rank +
+// 1) * number.
 __global__ void cluster_kernel(float* out, int size, int bug) {
   float* shared = reinterpret_cast<float*>(dynamic_shared());
   if (bug != kNeverMeets) sync_cluster();
@@ -354,15 +375,18 @@ __global__ void cluster_kernel(float* out, int size, int bug) {
   out[blockIdx.x] = sum;
 }
 
-// Every block shows what the next one of its cluster has: 32 lanes with four values each, then 32 with two.
+// Every block shows what the next one of its cluster has: 32 lanes with four values each, then 32
+// with two.
 __global__ void next_block_kernel(float* out, int size, int bug) {
   float* shared = reinterpret_cast<float*>(dynamic_shared());
   const int t = threadIdx.x, rank = static_cast<int>(cluster_rank());
   const unsigned next = bug == kWrongRank ? size : (rank + 1) % size;
-  for (int i = t; i < 6 * kWarpSize; i += kWarpSize) shared[i] = static_cast<float>(1000 * rank + i);
+  for (int i = t; i < 6 * kWarpSize; i += kWarpSize)
+    shared[i] = static_cast<float>(1000 * rank + i);
   if (bug != kMissingBarrier) sync_cluster();
   const float4 four = load_from_block(reinterpret_cast<const float4*>(shared) + t, next);
-  const float2 two = load_from_block(reinterpret_cast<const float2*>(shared + 4 * kWarpSize) + t, next);
+  const float2 two =
+      load_from_block(reinterpret_cast<const float2*>(shared + 4 * kWarpSize) + t, next);
   if (bug == kEndsTooEarly && rank == 0) return;
   if (bug != kNeverMeets) sync_cluster();  // the block before this one has read it
   float* own = out + blockIdx.x * 6 * kWarpSize;
@@ -370,7 +394,8 @@ __global__ void next_block_kernel(float* out, int size, int bug) {
   for (int i = 0; i < 6; ++i) own[i < 4 ? 4 * t + i : 4 * kWarpSize + 2 * t + i - 4] = shown[i];
 }
 
-// All threads count before they enter, and see the whole cluster's count when they have met: round after round, the other barrier between.
+// All threads count before they enter, and see the whole cluster's count when they have met: round
+// after round, the other barrier between.
 __global__ void halves_kernel(int* out, int* counters, int size, int rounds, int bug) {
   const bool is_odd = cluster_rank() == 1 && bug != kNoBug;
   int* counter = counters + blockIdx.x / static_cast<unsigned>(size);
@@ -401,9 +426,10 @@ __global__ void parted_cluster_kernel() {
   meet_cluster();
 }
 
-// A ring whose tiles all blocks of a cluster read: the first two copy half of every tile each, for all of them.
-// out[block][i] = sum over the tiles of in[tile][i].
-__global__ void shared_ring_kernel(float* out, const __grid_constant__ CUtensorMap in, int tiles, int size, int bug) {
+// A ring whose tiles all blocks of a cluster read: the first two copy half of every tile each, for
+// all of them. out[block][i] = sum over the tiles of in[tile][i].
+__global__ void shared_ring_kernel(float* out, const __grid_constant__ CUtensorMap in, int tiles,
+                                   int size, int bug) {
   Ring& ring = *reinterpret_cast<Ring*>(dynamic_shared());
   const int warps = 2, half = kTileFloats / 2, rank = static_cast<int>(cluster_rank());
   const bool is_first = threadIdx.x % kWarpSize == 0;
@@ -424,8 +450,8 @@ __global__ void shared_ring_kernel(float* out, const __grid_constant__ CUtensorM
     arrive_expecting(&ring.full[stage], kTileBytes);
     if (rank > 1) return;
     const unsigned ranks = bug == kWrongRank ? 2u << size : (1u << size) - 1;
-    tensor_copy_to(static_cast<uint16_t>(ranks), ring.tiles[stage] + rank * half, &in, {rank * half, tile, 0}, &ring.full[stage],
-                   evict_last());
+    tensor_copy_to(static_cast<uint16_t>(ranks), ring.tiles[stage] + rank * half, &in,
+                   {rank * half, tile, 0}, &ring.full[stage], evict_last());
   };
   for (int tile = 0; tile + 1 < kStages; ++tile) request(tile);
   float sum = 0.0f;
@@ -446,7 +472,8 @@ __global__ void shared_ring_kernel(float* out, const __grid_constant__ CUtensorM
   if (bug != kEndsTooEarly) meet_cluster();
 }
 
-// Of a cluster of two, the second block sends the first two values a thread, which are announced when all have been sent.
+// Of a cluster of two, the second block sends the first two values a thread, which are announced
+// when all have been sent.
 __global__ void send_kernel(float* out, int bug) {
   float* values = reinterpret_cast<float*>(dynamic_shared());
   Barrier* sent = reinterpret_cast<Barrier*>(values + 2 * kThreads);
@@ -476,7 +503,7 @@ __global__ void send_kernel(float* out, int bug) {
   if (bug == kUseBeforeLanding) wait_barrier(arrived, 0);
 }
 
-// --- launches and types --------------------------------------------------------------------------------------------------------------
+// --- launches and types --------------------------------------------------------------------------
 
 __global__ void early_kernel(int* out, int waits) {
   let_next_start();
@@ -491,36 +518,54 @@ __global__ void convert_kernel(const float* in, float* bf16, float* f16, int n) 
   f16[i] = __half2float(__float2half_rn(in[i]));
 }
 
-__global__ void fill_kernel(int* out) { out[blockIdx.x * blockDim.x + threadIdx.x] = static_cast<int>(blockIdx.x); }
+__global__ void fill_kernel(int* out) {
+  out[blockIdx.x * blockDim.x + threadIdx.x] = static_cast<int>(blockIdx.x);
+}
 
 }  // namespace
 
-EXPORT const char* message(int error) { return cudaGetErrorString(static_cast<cudaError_t>(error)); }
+EXPORT const char* message(int error) {
+  return cudaGetErrorString(static_cast<cudaError_t>(error));
+}
 
 EXPORT int shuffle(float* out) { return launch(shuffle_kernel, 1, kWarpSize, nullptr, out); }
-EXPORT int divergent(int* out, int how) { return launch(divergent_kernel, 1, kWarpSize, nullptr, out, how); }
-EXPORT int rotate(int* out, int blocks, int rounds, int bug) { return launch(rotate_kernel, blocks, kThreads, nullptr, out, rounds, bug); }
-EXPORT int barrier(int* out, int first_number, int first_count, int other_number, int other_count) {
-  return launch(barrier_kernel, 1, 2 * kWarpSize, nullptr, out, first_number, first_count, other_number, other_count);
+EXPORT int divergent(int* out, int how) {
+  return launch(divergent_kernel, 1, kWarpSize, nullptr, out, how);
 }
-EXPORT int unfinished_barrier(int* out) { return launch(unfinished_barrier_kernel, 1, kThreads, nullptr, out); }
-EXPORT int static_shared(float* out, int blocks) { return launch(static_shared_kernel, blocks, kThreads, nullptr, out); }
-EXPORT int dynamic_shared_past(float* out, int writes) {
-  return launch(dynamic_shared_kernel, LaunchShape{1, kThreads, kThreads * sizeof(float)}, nullptr, out, writes);
+EXPORT int rotate(int* out, int blocks, int rounds, int bug) {
+  return launch(rotate_kernel, blocks, kThreads, nullptr, out, rounds, bug);
+}
+EXPORT int barrier(int* out, int first_number, int first_count, int other_number, int other_count) {
+  return launch(barrier_kernel, 1, 2 * kWarpSize, nullptr, out, first_number, first_count,
+                other_number, other_count);
+}
+EXPORT int unfinished_barrier(int* out) {
+  return launch(unfinished_barrier_kernel, 1, kThreads, nullptr, out);
+}
+EXPORT int static_shared(float* out, int blocks) {
+  return launch(static_shared_kernel, blocks, kThreads, nullptr, out);
+}
+EXPORT int dynamic_shared_context(float* out, int writes) {
+  return launch(dynamic_shared_kernel, LaunchShape{1, kThreads, kThreads * sizeof(float)}, nullptr,
+                out, writes);
 }
 EXPORT int last_block(float* out, float* partial, unsigned* counter, int blocks) {
   return launch(last_block_kernel, blocks, kWarpSize, nullptr, out, partial, counter);
 }
-EXPORT int fresh(uint4* out, const uint4* in) { return launch(fresh_kernel, 1, kWarpSize, nullptr, out, in); }
+EXPORT int fresh(uint4* out, const uint4* in) {
+  return launch(fresh_kernel, 1, kWarpSize, nullptr, out, in);
+}
 EXPORT int ring(float* out, const float* in, int tiles, int bug) {
   CUtensorMap map;
   if (const int error = make_tiles_map(map, in, tiles)) return error;
-  return launch(ring_kernel, LaunchShape{1, 3 * kWarpSize, sizeof(Ring)}, nullptr, out, map, tiles, bug);
+  return launch(ring_kernel, LaunchShape{1, 3 * kWarpSize, sizeof(Ring)}, nullptr, out, map, tiles,
+                bug);
 }
 EXPORT int turns(float* out, const float* in, int tiles, int bug) {
   CUtensorMap map;
   if (const int error = make_tiles_map(map, in, tiles)) return error;
-  return launch(turns_kernel, LaunchShape{1, kThreads, sizeof(Ring)}, nullptr, out, map, tiles, bug);
+  return launch(turns_kernel, LaunchShape{1, kThreads, sizeof(Ring)}, nullptr, out, map, tiles,
+                bug);
 }
 // `numbers`: sizes, strides, box, place, and whether it is swizzled.
 EXPORT int box(uint32_t* out, const float* in, const int64_t* numbers, int shift, int bug) {
@@ -531,53 +576,69 @@ EXPORT int box(uint32_t* out, const float* in, const int64_t* numbers, int shift
     shape.box[i] = static_cast<cuuint32_t>(numbers[5 + i]);
   }
   shape.swizzled = numbers[11] != 0;
-  const TensorPlace place = {static_cast<int>(numbers[8]), static_cast<int>(numbers[9]), static_cast<int>(numbers[10])};
+  const TensorPlace place = {static_cast<int>(numbers[8]), static_cast<int>(numbers[9]),
+                             static_cast<int>(numbers[10])};
   const auto bytes = static_cast<int>(4 * shape.box[0] * shape.box[1] * shape.box[2]);
   CUtensorMap map = {};
   if (bug != kUninitialized) {
     if (const int error = make_map(map, in, shape)) return error;
   }
-  return launch(box_kernel, LaunchShape{1, kThreads, kBoxBytes + sizeof(Barrier)}, nullptr, out, map, place, bytes, shift, bug);
+  return launch(box_kernel, LaunchShape{1, kThreads, kBoxBytes + sizeof(Barrier)}, nullptr, out,
+                map, place, bytes, shift, bug);
 }
-EXPORT int panel(uint32_t* out, const void* weight, int64_t rows, int64_t k, int64_t stride, int row, int block) {
-  PanelMap map;
-  if (const int error = make_panel_map(map, kMapBlocks, weight, rows, k, stride)) return error;
-  return launch(panel_kernel, LaunchShape{1, kThreads, kBoxBytes + sizeof(Barrier)}, nullptr, out, map, row, block);
+EXPORT int half_tile(uint32_t* out, const void* weight, int64_t rows, int64_t k, int64_t stride,
+                     int row, int block) {
+  HalfTileMap map;
+  if (const int error = make_half_tile_map(map, kMapBlocks, weight, rows, k, stride)) return error;
+  return launch(half_tile_kernel, LaunchShape{1, kThreads, kBoxBytes + sizeof(Barrier)}, nullptr,
+                out, map, row, block);
 }
 EXPORT int async(float* out, const float* in, int tiles, int valid_tiles, int bug) {
-  return launch(async_kernel, LaunchShape{1, kWarpSize, 4 * kTileBytes}, nullptr, out, in, tiles, valid_tiles, bug);
+  return launch(async_kernel, LaunchShape{1, kWarpSize, 4 * kTileBytes}, nullptr, out, in, tiles,
+                valid_tiles, bug);
 }
 EXPORT int matrix(float* d, const uint16_t* a, const uint16_t* b, int way) {
-  return launch(matrix_kernel, LaunchShape{1, kWarpSize, (16 * 16 + 16 * 8) * sizeof(uint16_t)}, nullptr, d, a, b, way);
+  return launch(matrix_kernel, LaunchShape{1, kWarpSize, (16 * 16 + 16 * 8) * sizeof(uint16_t)},
+                nullptr, d, a, b, way);
 }
 EXPORT int cluster(float* out, int blocks, int size, int bug) {
-  return launch(cluster_kernel, LaunchShape{blocks, kWarpSize, 64, static_cast<unsigned>(size)}, nullptr, out, size, bug);
+  return launch(cluster_kernel, LaunchShape{blocks, kWarpSize, 64, static_cast<unsigned>(size)},
+                nullptr, out, size, bug);
 }
 EXPORT int next_block(float* out, int blocks, int size, int bug) {
-  const LaunchShape shape{blocks, kWarpSize, 6 * kWarpSize * sizeof(float), static_cast<unsigned>(size)};
+  const LaunchShape shape{blocks, kWarpSize, 6 * kWarpSize * sizeof(float),
+                          static_cast<unsigned>(size)};
   return launch(next_block_kernel, shape, nullptr, out, size, bug);
 }
 EXPORT int halves(int* out, int* counters, int blocks, int size, int rounds, int bug) {
-  return launch(halves_kernel, LaunchShape{blocks, kWarpSize, 0, static_cast<unsigned>(size)}, nullptr, out, counters, size, rounds, bug);
+  return launch(halves_kernel, LaunchShape{blocks, kWarpSize, 0, static_cast<unsigned>(size)},
+                nullptr, out, counters, size, rounds, bug);
 }
-EXPORT int parted_cluster() { return launch(parted_cluster_kernel, LaunchShape{2, kWarpSize, 0, 2}, nullptr); }
+EXPORT int parted_cluster() {
+  return launch(parted_cluster_kernel, LaunchShape{2, kWarpSize, 0, 2}, nullptr);
+}
 EXPORT int shared_ring(float* out, const float* in, int tiles, int blocks, int size, int bug) {
   CUtensorMap map;
   const auto count = static_cast<cuuint64_t>(tiles);
-  const Shape shape = {{kTileFloats, count, 1}, {kTileBytes, count * kTileBytes}, {kTileFloats / 2, 1, 1}, false};
+  const Shape shape = {
+      {kTileFloats, count, 1}, {kTileBytes, count * kTileBytes}, {kTileFloats / 2, 1, 1}, false};
   if (const int error = make_map(map, in, shape)) return error;
   const LaunchShape launched{blocks, 2 * kWarpSize, sizeof(Ring), static_cast<unsigned>(size)};
   return launch(shared_ring_kernel, launched, nullptr, out, map, tiles, size, bug);
 }
 EXPORT int send(float* out, int bug) {
-  return launch(send_kernel, LaunchShape{2, kThreads, 8 * kThreads + 2 * sizeof(Barrier), 2}, nullptr, out, bug);
+  return launch(send_kernel, LaunchShape{2, kThreads, 8 * kThreads + 2 * sizeof(Barrier), 2},
+                nullptr, out, bug);
 }
-EXPORT int early(int* out, int waits) { return launch(early_kernel, LaunchShape{1, kThreads, 0, 1, true}, nullptr, out, waits); }
+EXPORT int pdl(int* out, int waits) {
+  return launch(early_kernel, LaunchShape{1, kThreads, 0, 1, true}, nullptr, out, waits);
+}
 EXPORT int convert(const float* in, float* bf16, float* f16, int n) {
   return launch(convert_kernel, ceil_div(n, kThreads), kThreads, nullptr, in, bf16, f16, n);
 }
 EXPORT int fill(int* out, int64_t blocks, int threads, int64_t shared_bytes, int cluster) {
-  const LaunchShape shape{blocks, threads, static_cast<size_t>(shared_bytes), static_cast<unsigned>(cluster)};
+  const LaunchShape shape{blocks, threads, static_cast<size_t>(shared_bytes),
+                          static_cast<unsigned>(cluster)};
   return launch(fill_kernel, shape, nullptr, out);
 }
 EXPORT int attribute(int which) { return device_attribute(static_cast<cudaDeviceAttr>(which)); }

@@ -1,4 +1,6 @@
-"""The emulator of CUDA itself: what is right gives the right result in every order of threads, and planted bugs are found."""
+"""The emulator of CUDA itself: what is right gives the right result in every order of threads,
+and planted bugs are found.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,15 @@ from torch import Tensor
 
 from tests.conftest import ROOT
 from tests.emulator.conftest import SEEDS, Emulator, EmulatorError
-from tests.ops.numeric import in_wider_lines, ints, poisoned, randn
+from tests.ops.numeric import in_wider_tokens, ints, poisoned, randn
 
 THREADS = 128  # of most blocks in kernels.cu
 LANES = range(32)
 
 # enum Bug in kernels.cu
-NO_BUG, MISSING_BARRIER, USE_BEFORE_LANDING, OVERWRITE_IN_USE, MISSING_ARRIVAL, MISSING_FENCE = range(6)
+NO_BUG, MISSING_BARRIER, USE_BEFORE_LANDING, OVERWRITE_IN_USE, MISSING_ARRIVAL, MISSING_FENCE = (
+    range(6)
+)
 TOO_MANY_BYTES, TOO_MANY_ARRIVALS, NEVER_AWAITED, UNINITIALIZED, ENDS_TOO_EARLY = range(6, 11)
 NEVER_ENTERS, NEVER_MEETS, ENTERS_TWICE, WRONG_RANK = range(11, 15)
 
@@ -28,11 +32,13 @@ def floats(*shape: int) -> Tensor:
     return poisoned(*shape, dtype=torch.float32, device="cpu")
 
 
-# --- warps ----------------------------------------------------------------------------------------------------------------------------
+# --- warps ----------------------------------------------------------------------------------------
 
 
 def segment_source(lane: int, source: int, width: int) -> int:
-    """Where a shuffle by more or fewer lanes reads from: its own lane if the source is outside of its segment."""
+    """Where a shuffle by more or fewer lanes reads from: its own lane if the source is outside
+    of its segment.
+    """
     return source if source // width == lane // width else lane
 
 
@@ -41,7 +47,10 @@ def test_shuffles_votes_and_sums(emulator: Emulator, seed: int) -> None:
     out = floats(15, 32)
     emulator.launch("shuffle", out, seed=seed)
     pairs = [lane % 16 < 8 for lane in LANES]
-    ballots = {0: sum(1 << lane for lane in range(8) if lane % 3 == 0), 1: sum(1 << lane for lane in range(16, 24) if lane % 3 == 0)}
+    ballots = {
+        0: sum(1 << lane for lane in range(8) if lane % 3 == 0),
+        1: sum(1 << lane for lane in range(16, 24) if lane % 3 == 0),
+    }
     expected = [
         [1.5 * (lane * 7 % 32) for lane in LANES],
         [1.5 * (lane // 8 * 8 + 3) for lane in LANES],
@@ -66,7 +75,11 @@ def test_shuffles_votes_and_sums(emulator: Emulator, seed: int) -> None:
     ("how", "message"),
     [
         (1, r"__shfl_xor_sync .*kernels\.cu:\d+.*(lanes 0x00000020 have ended|waits for its lane)"),
-        (2, r"lanes of one warp disagree: thread \d+ of block 0 is in __shfl_xor_sync at .*kernels\.cu:\d+, others"),
+        (
+            2,
+            r"lanes of one warp disagree: thread \d+ of block 0 is in __shfl_xor_sync at "
+            r".*kernels\.cu:\d+, others",
+        ),
         (3, r"with mask 0x7fffffff, which does not name it"),
         (4, r"__shfl_sync: a lane reads from one that is not in the mask"),
     ],
@@ -77,7 +90,7 @@ def test_lanes_that_part_are_an_error(emulator: Emulator, how: int, message: str
     emulator.launch("divergent", ints([0] * 32, "cpu"), 0)
 
 
-# --- blocks ---------------------------------------------------------------------------------------------------------------------------
+# --- blocks ---------------------------------------------------------------------------------------
 
 
 def rotated(emulator: Emulator, bug: int, seed: int) -> bool:
@@ -114,15 +127,21 @@ def test_named_barriers(emulator: Emulator) -> None:
     [
         (
             (1, 64, 2, 64),
-            r"no thread can go on:(\n  block 0, 32 threads from \d+ to \d+: at sync_threads .*: barrier [12], where 32 of 64 have come){2}",
+            r"no thread can go on:(\n  block 0, 32 threads from \d+ to \d+: at sync_threads .*: "
+            r"barrier [12], where 32 of 64 have come){2}",
         ),
         ((1, 64, 1, 0), r"sync_threads at .* waits for (every|all 64) thread"),
-        ((1, 64, 1, 32), r"brings (32|64) threads to sync_threads .*, but others wait there for (32|64)"),
+        (
+            (1, 64, 1, 32),
+            r"brings (32|64) threads to sync_threads .*, but others wait there for (32|64)",
+        ),
         ((1, 33, 1, 33), r"33 threads, expected a multiple of 32 up to the block's 64"),
         ((16, 32, 1, 32), r"there is no barrier 16, only 0 to 15"),
     ],
 )
-def test_barriers_of_a_wrong_count(emulator: Emulator, arguments: tuple[int, ...], message: str) -> None:
+def test_barriers_of_a_wrong_count(
+    emulator: Emulator, arguments: tuple[int, ...], message: str
+) -> None:
     failures = emulator.failures("barrier", ints([0] * 64, "cpu"), *arguments)
     assert any(re.search(message, failure, re.DOTALL) for failure in failures), failures
     assert all(failures)
@@ -131,7 +150,9 @@ def test_barriers_of_a_wrong_count(emulator: Emulator, arguments: tuple[int, ...
 def test_a_barrier_that_some_threads_never_reach(emulator: Emulator) -> None:
     for failure in emulator.failures("unfinished_barrier", ints([0] * THREADS, "cpu")):
         assert re.search(
-            r"__syncthreads at .*kernels\.cu:\d+|a barrier at .*kernels\.cu:\d+ waits for every thread of the block", failure
+            r"__syncthreads at .*kernels\.cu:\d+|a barrier at .*kernels\.cu:\d+ waits for every "
+            r"thread of the block",
+            failure,
         ), failure
 
 
@@ -141,14 +162,16 @@ def test_shared_memory_holds_nans_at_first(emulator: Emulator) -> None:
         emulator.launch("static_shared", out, 9, seed=seed)
         assert out.isnan().all()
     out = torch.zeros(THREADS)
-    emulator.launch("dynamic_shared_past", out, 0)
+    emulator.launch("dynamic_shared_context", out, 0)
     assert out.isnan().all()
 
 
 @pytest.mark.parametrize("place", [THREADS, THREADS + 200, -1])
-def test_writes_past_the_shared_memory_are_found(emulator: Emulator, place: int) -> None:
-    with pytest.raises(EmulatorError, match="block 0 wrote outside its 512 bytes of dynamic shared memory"):
-        emulator.launch("dynamic_shared_past", torch.zeros(THREADS), place)
+def test_writes_context_the_shared_memory_are_found(emulator: Emulator, place: int) -> None:
+    with pytest.raises(
+        EmulatorError, match="block 0 wrote outside its 512 bytes of dynamic shared memory"
+    ):
+        emulator.launch("dynamic_shared_context", torch.zeros(THREADS), place)
 
 
 def test_the_last_block_finds_what_the_others_wrote(emulator: Emulator) -> None:
@@ -168,7 +191,7 @@ def test_loads_under_a_condition(emulator: Emulator) -> None:
         assert torch.equal(out, torch.where(torch.arange(32)[:, None] % 3 == 0, x, 0))
 
 
-# --- copies ---------------------------------------------------------------------------------------------------------------------------
+# --- copies ---------------------------------------------------------------------------------------
 
 
 def ring_is_right(emulator: Emulator, bug: int, seed: int) -> bool:
@@ -193,10 +216,25 @@ def test_a_ring_of_tensor_copies(emulator: Emulator) -> None:
 @pytest.mark.parametrize(
     ("bug", "message"),
     [
-        (MISSING_ARRIVAL, r"no thread can go on:(.|\n)*at wait_barrier .*: phase 0 lacks 64 of 64 arrivals and 0 bytes"),
-        (MISSING_FENCE, r"tensor_copy .*: its barrier was initialized, but fence_barriers\(\) has not been called"),
-        (TOO_MANY_BYTES, r"no thread can go on:(.|\n)*at wait_barrier .*: phase 0 lacks 0 of 1 arrivals and 16 bytes"),
-        (NEVER_AWAITED, r"block 0 has ended, but copies into its shared memory were still under way"),
+        (
+            MISSING_ARRIVAL,
+            r"no thread can go on:(.|\n)*at wait_barrier .*: phase 0 lacks 64 of 64 arrivals and 0 "
+            r"bytes",
+        ),
+        (
+            MISSING_FENCE,
+            r"tensor_copy .*: its barrier was initialized, but fence_barriers\(\) has not been "
+            r"called",
+        ),
+        (
+            TOO_MANY_BYTES,
+            r"no thread can go on:(.|\n)*at wait_barrier .*: phase 0 lacks 0 of 1 arrivals and 16 "
+            r"bytes",
+        ),
+        (
+            NEVER_AWAITED,
+            r"block 0 has ended, but copies into its shared memory were still under way",
+        ),
         (UNINITIALIZED, r"finds no initialized barrier there"),
     ],
 )
@@ -206,7 +244,9 @@ def test_a_ring_that_is_run_wrongly_is_an_error(emulator: Emulator, bug: int, me
 
 
 def test_an_arrival_too_many_is_an_error(emulator: Emulator) -> None:
-    """It opens a stage too early, or meets a phase that is complete, whichever the order brings about."""
+    """It opens a stage too early, or meets a phase that is complete, whichever the order brings
+    about.
+    """
     assert all(emulator.failures("ring", floats(64), torch.zeros(11, 64), 11, TOO_MANY_ARRIVALS))
 
 
@@ -222,7 +262,9 @@ def test_a_ring_without_a_wait_gives_wrong_results(emulator: Emulator, bug: int)
 
 
 def test_readers_of_a_ring_run_apart(emulator: Emulator) -> None:
-    """In some order: what one warp requests overwrites what another has still to read, though copies land only when awaited."""
+    """In some order: what one warp requests overwrites what another has still to read, though
+    copies land only when awaited.
+    """
 
     def is_found(seed: int) -> bool:
         try:
@@ -233,7 +275,7 @@ def test_readers_of_a_ring_run_apart(emulator: Emulator) -> None:
     assert any(is_found(seed) for seed in SEEDS)
 
 
-BOX_FLOATS = 4096  # of shared memory, as box and panel show it
+BOX_FLOATS = 4096  # of shared memory, as box and half_tile show it
 
 
 class Box(NamedTuple):
@@ -249,7 +291,9 @@ def launch_box(emulator: Emulator, x: Tensor, box: Box, bug: int = NO_BUG, seed:
     """What shared memory holds after a copy out of x [blocks, rows, columns]."""
     out = torch.zeros(BOX_FLOATS)
     strides = [4 * x.stride(1), 4 * x.stride(0)]
-    numbers = torch.tensor([*x.shape[::-1], *strides, *box.size, *box.place, int(box.swizzled)], dtype=torch.int64)
+    numbers = torch.tensor(
+        [*x.shape[::-1], *strides, *box.size, *box.place, int(box.swizzled)], dtype=torch.int64
+    )
     emulator.launch("box", out, x, numbers, box.shift, bug, seed=seed)
     return out
 
@@ -261,15 +305,17 @@ def cut_out(x: Tensor, box: Box) -> Tensor:
         places = torch.arange(first, first + count)
         inside = (places >= 0) & (places < x.shape[dimension])
         chosen = result.index_select(dimension, places.clamp(0, x.shape[dimension] - 1))
-        result = torch.where(inside.view([-1 if d == dimension else 1 for d in range(3)]), chosen, 0.0)
+        result = torch.where(
+            inside.view([-1 if d == dimension else 1 for d in range(3)]), chosen, 0.0
+        )
     return result
 
 
 def swizzled(x: Tensor) -> Tensor:
-    """Lines of 128 bytes whose 16-byte vector v lies at v ^ (line % 8)."""
-    lines = x.reshape(-1, 8, 16 // x.element_size())
-    places = torch.arange(8) ^ torch.arange(len(lines))[:, None] % 8
-    return lines.gather(1, places[..., None].expand_as(lines))
+    """Tokens of 128 bytes whose 16-byte vector v lies at v ^ (token % 8)."""
+    num_tokens = x.reshape(-1, 8, 16 // x.element_size())
+    places = torch.arange(8) ^ torch.arange(len(num_tokens))[:, None] % 8
+    return num_tokens.gather(1, places[..., None].expand_as(num_tokens))
 
 
 def assert_shown(shown: Tensor, box: Tensor, shift: int = 0) -> None:
@@ -298,30 +344,60 @@ BOXES = [
 @pytest.mark.parametrize("box", BOXES, ids=str)
 def test_a_tensor_copy_brings_a_box(emulator: Emulator, box: Box) -> None:
     """Of a tensor whose rows and blocks are farther apart than they are long."""
-    x = in_wider_lines(randn(3, 6 * 68, dtype=torch.float32, device="cpu"), 24).unflatten(1, (6, 68))[:, :, :64]
+    x = in_wider_tokens(randn(3, 6 * 68, dtype=torch.float32, device="cpu"), 24).unflatten(
+        1, (6, 68)
+    )[:, :, :64]
     expected = cut_out(x, box)
     for seed in SEEDS:
-        assert_shown(launch_box(emulator, x, box, seed=seed), swizzled(expected) if box.swizzled else expected, box.shift)
+        assert_shown(
+            launch_box(emulator, x, box, seed=seed),
+            swizzled(expected) if box.swizzled else expected,
+            box.shift,
+        )
 
 
 def test_a_tensor_copy_lands_when_it_is_awaited(emulator: Emulator) -> None:
     for seed in SEEDS:
-        is_nan = launch_box(emulator, torch.ones(1, 8, 64), Box((64, 8, 1)), USE_BEFORE_LANDING, seed).isnan()
+        is_nan = launch_box(
+            emulator, torch.ones(1, 8, 64), Box((64, 8, 1)), USE_BEFORE_LANDING, seed
+        ).isnan()
         assert is_nan.all() if seed == 0 else is_nan[:512].any()
 
 
 @pytest.mark.parametrize(
     ("box", "bug", "message"),
     [
-        (Box((64, 8, 1)), NEVER_AWAITED, r"copies into its shared memory were still under way: nobody waited for them"),
-        (Box((64, 8, 1)), UNINITIALIZED, r"tensor_copy .*: what is at .* is not the map of a tensor of three dimensions"),
-        (Box((64, 8, 1), shift=64), NO_BUG, r"tensor_copy .*: address .* is not aligned to 128 bytes"),
-        (Box((32, 8, 1), swizzled=True, shift=128), NO_BUG, r"tensor_copy .*: address .* is not aligned to 1024 bytes"),
-        (Box((64, 64, 1), shift=128), NO_BUG, r"tensor_copy .*: 16384 bytes at .* are not in the block's shared memory"),
+        (
+            Box((64, 8, 1)),
+            NEVER_AWAITED,
+            r"copies into its shared memory were still under way: nobody waited for them",
+        ),
+        (
+            Box((64, 8, 1)),
+            UNINITIALIZED,
+            r"tensor_copy .*: what is at .* is not the map of a tensor of three dimensions",
+        ),
+        (
+            Box((64, 8, 1), shift=64),
+            NO_BUG,
+            r"tensor_copy .*: address .* is not aligned to 128 bytes",
+        ),
+        (
+            Box((32, 8, 1), swizzled=True, shift=128),
+            NO_BUG,
+            r"tensor_copy .*: address .* is not aligned to 1024 bytes",
+        ),
+        (
+            Box((64, 64, 1), shift=128),
+            NO_BUG,
+            r"tensor_copy .*: 16384 bytes at .* are not in the block's shared memory",
+        ),
     ],
     ids=str,
 )
-def test_a_wrong_tensor_copy_is_an_error(emulator: Emulator, box: Box, bug: int, message: str) -> None:
+def test_a_wrong_tensor_copy_is_an_error(
+    emulator: Emulator, box: Box, bug: int, message: str
+) -> None:
     for seed in SEEDS:
         with pytest.raises(EmulatorError, match=message):
             launch_box(emulator, torch.ones(1, 8, 64), box, bug, seed)
@@ -340,22 +416,30 @@ def test_a_wrong_tensor_copy_is_an_error(emulator: Emulator, box: Box, bug: int,
         ((2, 6, 64), 0, Box((16, 8, 1), swizzled=True), "operation not supported"),
     ],
 )
-def test_tensor_maps_that_the_driver_refuses(emulator: Emulator, shape: tuple[int, ...], first: int, box: Box, message: str) -> None:
+def test_tensor_maps_that_the_driver_refuses(
+    emulator: Emulator, shape: tuple[int, ...], first: int, box: Box, message: str
+) -> None:
     x = torch.ones(BOX_FLOATS)[first:].as_strided(shape, (shape[1] * shape[2], shape[2], 1))
     with pytest.raises(EmulatorError, match=f"^{message}$"):
         launch_box(emulator, x, box)
 
 
-@pytest.mark.parametrize(("rows", "k", "row", "block"), [(24, 512, 8, 0), (21, 576, 16, 8), (3, 64, 0, 0)])
-def test_a_panel_of_a_weight(emulator: Emulator, rows: int, k: int, row: int, block: int) -> None:
-    """As panel_map.cuh has it: by blocks of 64 columns, swizzled, and zeros outside of the weight."""
-    weight = in_wider_lines(randn(rows, k, dtype=torch.bfloat16, device="cpu"), 16)
+@pytest.mark.parametrize(
+    ("rows", "k", "row", "block"), [(24, 512, 8, 0), (21, 576, 16, 8), (3, 64, 0, 0)]
+)
+def test_a_half_tile_of_a_weight(
+    emulator: Emulator, rows: int, k: int, row: int, block: int
+) -> None:
+    """As half_tile_map.cuh has it: by blocks of 64 columns, swizzled, and zeros outside of the
+    weight.
+    """
+    weight = in_wider_tokens(randn(rows, k, dtype=torch.bfloat16, device="cpu"), 16)
     out = torch.zeros(2 * BOX_FLOATS, dtype=torch.bfloat16)
-    emulator.launch("panel", out, weight, rows, k, weight.stride(0), row, block)
-    panel = torch.zeros(8, 512, dtype=torch.bfloat16)
+    emulator.launch("half_tile", out, weight, rows, k, weight.stride(0), row, block)
+    half_tile = torch.zeros(8, 512, dtype=torch.bfloat16)
     part = weight[row : row + 8, 64 * block : 64 * block + 512]
-    panel[: part.shape[0], : part.shape[1]] = part
-    assert_shown(out, swizzled(panel.unflatten(1, (8, 64)).transpose(0, 1)), shift=1024)
+    half_tile[: part.shape[0], : part.shape[1]] = part
+    assert_shown(out, swizzled(half_tile.unflatten(1, (8, 64)).transpose(0, 1)), shift=1024)
 
 
 @pytest.mark.parametrize(("tiles", "valid"), [(1, 1), (6, 6), (7, 4)])
@@ -375,10 +459,12 @@ def test_asynchronous_copies_used_too_early(emulator: Emulator, bug: int) -> Non
         assert out.isnan().any()
 
 
-# --- matrices -------------------------------------------------------------------------------------------------------------------------
+# --- matrices -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", [0, 1, 2], ids=["by hand", "load_matrices", "load_matrices_transposed"])
+@pytest.mark.parametrize(
+    "way", [0, 1, 2], ids=["by hand", "load_matrices", "load_matrices_transposed"]
+)
 def test_multiply(emulator: Emulator, way: int) -> None:
     """A wrong place of any element would be seen: all are random."""
     for seed in SEEDS:
@@ -389,7 +475,7 @@ def test_multiply(emulator: Emulator, way: int) -> None:
         assert torch.equal(d, exact.float())
 
 
-# --- clusters -------------------------------------------------------------------------------------------------------------------------
+# --- clusters -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
@@ -407,11 +493,15 @@ def test_clusters_without_their_barriers(emulator: Emulator) -> None:
     failures = emulator.failures("cluster", floats(16), 16, 4, MISSING_BARRIER)
     assert any("where threads have ended" in failure for failure in failures)
     for failure in emulator.failures("cluster", floats(16), 16, 4, ENDS_TOO_EARLY):
-        assert re.search("sync_cluster .*(threads of the cluster, but|every thread of the cluster)|where threads have ended", failure), (
-            failure
-        )
+        assert re.search(
+            "sync_cluster .*(threads of the cluster, but|every thread of the cluster)|where "
+            "threads have ended",
+            failure,
+        ), failure
     for failure in emulator.failures("cluster", floats(16), 16, 4, NEVER_MEETS):
-        assert "before which the cluster has had no barrier: the block may not have started" in failure
+        assert (
+            "before which the cluster has had no barrier: the block may not have started" in failure
+        )
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
@@ -427,15 +517,32 @@ def test_clusters_read_each_others_memory(emulator: Emulator, size: int) -> None
 @pytest.mark.parametrize(
     ("bug", "message"),
     [
-        (MISSING_BARRIER, r"by load_from_block at .*, before which the cluster has had no barrier: the block may not have started"),
-        (NEVER_MEETS, r"by load_from_block at .*, (where threads have ended|but the block has ended)"),
-        (ENDS_TOO_EARLY, r"sync_cluster .*(threads of the cluster, but|every thread of the cluster)|load_from_block .* ha(s|ve) ended"),
+        (
+            MISSING_BARRIER,
+            r"by load_from_block at .*, before which the cluster has had no barrier: the block may "
+            r"not have started",
+        ),
+        (
+            NEVER_MEETS,
+            r"by load_from_block at .*, (where threads have ended|but the block has ended)",
+        ),
+        (
+            ENDS_TOO_EARLY,
+            r"sync_cluster .*(threads of the cluster, but|every thread of the "
+            r"cluster)|load_from_block .* ha(s|ve) ended",
+        ),
         (WRONG_RANK, r"load_from_block at .*: rank is 4, but the cluster has 4 blocks"),
     ],
 )
-def test_reading_anothers_memory_wrongly_is_an_error(emulator: Emulator, bug: int, message: str) -> None:
+def test_reading_anothers_memory_wrongly_is_an_error(
+    emulator: Emulator, bug: int, message: str
+) -> None:
     """In some order: where the blocks end together, nobody is late."""
-    failures = [failure for failure in emulator.failures("next_block", floats(16, 6 * 32), 16, 4, bug) if failure]
+    failures = [
+        failure
+        for failure in emulator.failures("next_block", floats(16, 6 * 32), 16, 4, bug)
+        if failure
+    ]
     assert failures
     for failure in failures:
         assert re.search(message, failure), failure
@@ -453,20 +560,42 @@ def test_the_two_halves_of_a_cluster_barrier(emulator: Emulator, size: int) -> N
 @pytest.mark.parametrize(
     ("bug", "message"),
     [
-        (NEVER_ENTERS, r"thread \d+ of block [13] calls meet_cluster at .*, but it has not called enter_cluster\(\) or leave_cluster\(\)"),
-        (NEVER_MEETS, r"calls sync_cluster at .*, but it has called enter_cluster at .* and not meet_cluster\(\) since"),
-        (ENTERS_TWICE, r"calls enter_cluster at .*, but it has called enter_cluster at .* and not meet_cluster\(\) since"),
-        (ENDS_TOO_EARLY, r"thread \d+ of block [13] has ended, but enter_cluster at .* waits for its meet_cluster\(\)"),
+        (
+            NEVER_ENTERS,
+            r"thread \d+ of block [13] calls meet_cluster at .*, but it has not called "
+            r"enter_cluster\(\) or leave_cluster\(\)",
+        ),
+        (
+            NEVER_MEETS,
+            r"calls sync_cluster at .*, but it has called enter_cluster at .* and not "
+            r"meet_cluster\(\) since",
+        ),
+        (
+            ENTERS_TWICE,
+            r"calls enter_cluster at .*, but it has called enter_cluster at .* and not "
+            r"meet_cluster\(\) since",
+        ),
+        (
+            ENDS_TOO_EARLY,
+            r"thread \d+ of block [13] has ended, but enter_cluster at .* waits for its "
+            r"meet_cluster\(\)",
+        ),
     ],
 )
-def test_halves_that_do_not_belong_together_are_an_error(emulator: Emulator, bug: int, message: str) -> None:
-    for failure in emulator.failures("halves", ints([0] * 128, "cpu"), ints([0] * 2, "cpu"), 4, 2, 1, bug):
+def test_halves_that_do_not_belong_together_are_an_error(
+    emulator: Emulator, bug: int, message: str
+) -> None:
+    for failure in emulator.failures(
+        "halves", ints([0] * 128, "cpu"), ints([0] * 2, "cpu"), 4, 2, 1, bug
+    ):
         assert re.search(message, failure), failure
 
 
 def test_lanes_that_enter_a_cluster_at_different_places(emulator: Emulator) -> None:
     for failure in emulator.failures("parted_cluster"):
-        assert re.search(r"lanes of one warp disagree: thread \d+ of block [01] is in enter_cluster at", failure), failure
+        assert re.search(
+            r"lanes of one warp disagree: thread \d+ of block [01] is in enter_cluster at", failure
+        ), failure
 
 
 def shared_ring_is_right(emulator: Emulator, size: int, bug: int, seed: int) -> bool:
@@ -485,15 +614,35 @@ def test_copies_to_all_blocks_of_a_cluster(emulator: Emulator, size: int) -> Non
 @pytest.mark.parametrize(
     ("bug", "message"),
     [
-        (NEVER_MEETS, r"reaches into .* of block [0-3] of its cluster by tensor_copy_to at .*, before .*may not have started"),
-        (MISSING_FENCE, r"(tensor_copy_to|arrive_in_block) .*: its barrier was initialized, but fence_barriers\(\) has not been called"),
-        (UNINITIALIZED, r"(tensor_copy_to|arrive_expecting|arrive|wait_barrier) .* finds no initialized barrier there"),
+        (
+            NEVER_MEETS,
+            r"reaches into .* of block [0-3] of its cluster by tensor_copy_to at .*, before .*may "
+            r"not have started",
+        ),
+        (
+            MISSING_FENCE,
+            r"(tensor_copy_to|arrive_in_block) .*: its barrier was initialized, but "
+            r"fence_barriers\(\) has not been called",
+        ),
+        (
+            UNINITIALIZED,
+            r"(tensor_copy_to|arrive_expecting|arrive|wait_barrier) .* finds no initialized "
+            r"barrier there",
+        ),
         (WRONG_RANK, r"tensor_copy_to at .*: rank is 3, but the cluster has 2 blocks"),
-        (MISSING_ARRIVAL, r"no thread can go on:(.|\n)*at wait_barrier .*: phase 0 lacks 2 of 4 arrivals and 0 bytes"),
+        (
+            MISSING_ARRIVAL,
+            r"no thread can go on:(.|\n)*at wait_barrier .*: phase 0 lacks 2 of 4 arrivals and 0 "
+            r"bytes",
+        ),
     ],
 )
-def test_a_shared_ring_that_is_run_wrongly_is_an_error(emulator: Emulator, bug: int, message: str) -> None:
-    for failure in emulator.failures("shared_ring", floats(4, 64), torch.zeros(17, 64), 17, 4, 2, bug):
+def test_a_shared_ring_that_is_run_wrongly_is_an_error(
+    emulator: Emulator, bug: int, message: str
+) -> None:
+    for failure in emulator.failures(
+        "shared_ring", floats(4, 64), torch.zeros(17, 64), 17, 4, 2, bug
+    ):
         assert re.search(message, failure), failure
 
 
@@ -511,10 +660,18 @@ def test_a_shared_ring_without_a_wait_gives_wrong_results(emulator: Emulator) ->
 
 def test_a_block_that_ends_before_its_neighbours_have_arrived(emulator: Emulator) -> None:
     """In some order: where the blocks end together, nobody is late."""
-    failures = [f for f in emulator.failures("shared_ring", floats(16, 64), torch.zeros(17, 64), 17, 16, 4, ENDS_TOO_EARLY) if f]
+    failures = [
+        f
+        for f in emulator.failures(
+            "shared_ring", floats(16, 64), torch.zeros(17, 64), 17, 16, 4, ENDS_TOO_EARLY
+        )
+        if f
+    ]
     assert failures
     for failure in failures:
-        assert re.search(r"reaches into .* by arrive_in_block at .*, but the block has ended", failure), failure
+        assert re.search(
+            r"reaches into .* by arrive_in_block at .*, but the block has ended", failure
+        ), failure
 
 
 def test_values_sent_to_another_block(emulator: Emulator) -> None:
@@ -530,12 +687,31 @@ def test_values_sent_to_another_block(emulator: Emulator) -> None:
 @pytest.mark.parametrize(
     ("bug", "message"),
     [
-        (UNINITIALIZED, r"send_to_block .* finds no initialized barrier there|wait_barrier .* finds no initialized barrier there"),
-        (MISSING_FENCE, r"send_to_block .*: its barrier was initialized, but fence_barriers\(\) has not been called"),
-        (TOO_MANY_BYTES, r"no thread can go on:(.|\n)*at wait_barrier .*: phase 0 lacks 0 of 1 arrivals and 8 bytes"),
-        (NEVER_AWAITED, r"block 0 has ended, but copies into its shared memory were still under way"),
+        (
+            UNINITIALIZED,
+            r"send_to_block .* finds no initialized barrier there|wait_barrier .* finds no "
+            r"initialized barrier there",
+        ),
+        (
+            MISSING_FENCE,
+            r"send_to_block .*: its barrier was initialized, but fence_barriers\(\) has not been "
+            r"called",
+        ),
+        (
+            TOO_MANY_BYTES,
+            r"no thread can go on:(.|\n)*at wait_barrier .*: phase 0 lacks 0 of 1 arrivals and 8 "
+            r"bytes",
+        ),
+        (
+            NEVER_AWAITED,
+            r"block 0 has ended, but copies into its shared memory were still under way",
+        ),
         (WRONG_RANK, r"send_to_block at .*: rank is 2, but the cluster has 2 blocks"),
-        (ENDS_TOO_EARLY, r"by (send_to|arrive_in)_block at .*, but the block has ended|copies into its shared memory were still under way"),
+        (
+            ENDS_TOO_EARLY,
+            r"by (send_to|arrive_in)_block at .*, but the block has ended|copies into its shared "
+            r"memory were still under way",
+        ),
     ],
 )
 def test_values_sent_wrongly_are_an_error(emulator: Emulator, bug: int, message: str) -> None:
@@ -543,13 +719,17 @@ def test_values_sent_wrongly_are_an_error(emulator: Emulator, bug: int, message:
         assert re.search(message, failure), failure
 
 
-# --- launches and types ---------------------------------------------------------------------------------------------------------------
+# --- launches and types ---------------------------------------------------------------------------
 
 
 def test_a_kernel_that_starts_early_has_to_wait(emulator: Emulator) -> None:
-    emulator.launch("early", ints([0] * THREADS, "cpu"), 1)
-    with pytest.raises(EmulatorError, match=r"the emulated kernel \(int\*, int\) .*without any thread having called wait_for_earlier"):
-        emulator.launch("early", ints([0] * THREADS, "cpu"), 0)
+    emulator.launch("pdl", ints([0] * THREADS, "cpu"), 1)
+    with pytest.raises(
+        EmulatorError,
+        match=r"the emulated kernel \(int\*, int\) .*without any thread having called "
+        r"wait_for_earlier",
+    ):
+        emulator.launch("pdl", ints([0] * THREADS, "cpu"), 0)
 
 
 @pytest.mark.parametrize(
@@ -579,12 +759,14 @@ def test_blocks_of_any_size_run_all_their_threads(emulator: Emulator) -> None:
             assert torch.equal(out, torch.arange(5, dtype=torch.int32)[:, None].expand(5, threads))
 
 
-def test_the_device_is_small_and_settable(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
-    multiprocessors, major, minor = 16, 75, 76  # cudaDeviceAttr
-    assert [emulator.attribute(which) for which in (multiprocessors, major, minor)] == [4, 9, 0]
-    monkeypatch.setenv("PHOTON_EMULATOR_MULTIPROCESSORS", "7")
+def test_the_device_is_small_and_settable(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sms, major, minor = 16, 75, 76  # cudaDeviceAttr
+    assert [emulator.attribute(which) for which in (sms, major, minor)] == [4, 9, 0]
+    monkeypatch.setenv("PHOTON_EMULATOR_SMS", "7")
     monkeypatch.setenv("PHOTON_EMULATOR_COMPUTE_CAPABILITY", "8.6")
-    assert [emulator.attribute(which) for which in (multiprocessors, major, minor)] == [7, 8, 6]
+    assert [emulator.attribute(which) for which in (sms, major, minor)] == [7, 8, 6]
 
 
 def test_conversions_round_to_nearest_even(emulator: Emulator) -> None:
@@ -592,10 +774,18 @@ def test_conversions_round_to_nearest_even(emulator: Emulator) -> None:
     patterns = torch.randint(-(2**31), 2**31, (200_000,), generator=generator, dtype=torch.int64)
     halfway = (torch.arange(65536) << 16 | 0x8000) - 2**31  # of two bf16
     halves = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.float16).float()
-    of_halves = torch.cat([torch.nextafter(halves, torch.tensor(end)) for end in (-torch.inf, torch.inf)])
+    of_halves = torch.cat(
+        [torch.nextafter(halves, torch.tensor(end)) for end in (-torch.inf, torch.inf)]
+    )
     between = (halves[:-1] + halves[1:]) / 2
     values = torch.cat(
-        [patterns.to(torch.int32).view(torch.float32), halfway.to(torch.int32).view(torch.float32), halves, of_halves, between]
+        [
+            patterns.to(torch.int32).view(torch.float32),
+            halfway.to(torch.int32).view(torch.float32),
+            halves,
+            of_halves,
+            between,
+        ]
     )
     bf16, f16 = floats(len(values)), floats(len(values))
     emulator.launch("convert", values, bf16, f16, len(values))

@@ -1,4 +1,6 @@
-"""The tests of the ops once more, on the CUDA kernels: in a process of their own, because an ops library is chosen at import."""
+"""The tests of the ops once more, on the CUDA kernels: in a process of their own, because an ops
+library is chosen at import.
+"""
 
 from __future__ import annotations
 
@@ -36,24 +38,26 @@ def run(library: Path, *arguments: str, **environment: str) -> subprocess.Comple
     return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
 
 
-# What runs beside the other tests: files, choice of tests, and, besides a random order, variables. `make test-emulated` runs more of the
-# fused linears, which have many cases, of chunks and of models.
+# What runs beside the other tests: files, choice of tests, and, besides a random order, variables.
+# `make test-emulated` runs more of the fused linears, which have many cases, of chunks and of
+# models.
 RUNS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
     "chunks": (
         ("ops/test_chunk_attention", "models/test_decoder_fast"),
-        "(test_chunk_attention and not ((in_parts or rides_along or stay_whole) and (96 or 128 or 256))) or as_near",
+        "(test_chunk_attention and not ((in_parts or rides_along or stay_whole) and (96 or 128 or "
+        "256))) or as_near",
         {},
     ),
     "ops": (
         tuple(f"ops/test_{family}" for family in FAMILIES if family != "chunk_attention"),
-        "(not test_fused_linear or extent or strided or as_near) and not (in_one_run and 256)",
+        "(not test_fused_linear or counts or strided or as_near) and not (in_one_run and 256)",
         {},
     ),
     # Two passes of an exchange, by one cluster.
-    "six multiprocessors": (
+    "six sms": (
         ("ops/test_fused_linear",),
         "(any_number and 120-1088) or not_finite or (around_the_groups and 120-1088)",
-        {"PHOTON_EMULATOR_MULTIPROCESSORS": "6"},
+        {"PHOTON_EMULATOR_SMS": "6"},
     ),
     # No cluster and no early launch is allowed there.
     "compute capability 8.0": (
@@ -66,7 +70,9 @@ RUNS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
 
 @pytest.fixture(scope="session")
 def runs(emulated: Path) -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
-    """Begun by the first test here that asks for it; those that ask for a result come last of all, see conftest.py."""
+    """Begun by the first test here that asks for it; those that ask for a result come last of
+    all, see conftest.py.
+    """
     with ThreadPoolExecutor(1) as pool:
         yield {
             name: pool.submit(
@@ -82,7 +88,10 @@ def runs(emulated: Path) -> Iterator[dict[str, Future[subprocess.CompletedProces
         }
 
 
-@pytest.mark.parametrize(("name", "least"), [("chunks", 150), ("ops", 300), ("six multiprocessors", 5), ("compute capability 8.0", 200)])
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("chunks", 150), ("ops", 300), ("six sms", 5), ("compute capability 8.0", 200)],
+)
 def test_the_cuda_kernels_pass_the_tests_of_the_ops_in_a_random_order(
     runs: dict[str, Future[subprocess.CompletedProcess[str]]], name: str, least: int
 ) -> None:
@@ -93,7 +102,10 @@ def test_the_cuda_kernels_pass_the_tests_of_the_ops_in_a_random_order(
 
 @pytest.mark.usefixtures("runs")
 def test_the_library_that_is_asked_for_is_loaded(emulated: Path) -> None:
-    code = "import photon_ext; from photon_ext._library import _ops_library as o; o.photon_emulator_set_seed; print(photon_ext.cpu_isa())"
+    code = (
+        "import photon_ext; from photon_ext._library import _ops_library as o; "
+        "o.photon_emulator_set_seed; print(photon_ext.cpu_isa())"
+    )
     assert run(emulated / "_ops.abi3.so", "-c", code).stdout.split() == [photon_ext.cpu_isa()]
     usual = Path(photon_ext.__file__).with_name("_ops.abi3.so")
     assert "photon_emulator_set_seed" in run(usual, "-c", code).stderr
@@ -101,4 +113,7 @@ def test_the_library_that_is_asked_for_is_loaded(emulated: Path) -> None:
 
 def test_a_library_that_is_not_there_is_named(tmp_path: Path) -> None:
     done = run(tmp_path / "none.so", "-c", "import photon_ext")
-    assert f"ImportError: PHOTON_OPS_LIBRARY is '{tmp_path}/none.so', and there is no such file" in done.stderr
+    assert (
+        f"ImportError: PHOTON_OPS_LIBRARY is '{tmp_path}/none.so', and there is no such file"
+        in done.stderr
+    )

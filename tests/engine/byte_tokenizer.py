@@ -11,7 +11,9 @@ VOCAB = 256
 
 
 def byte_tokenizer(template: str | None = None) -> Tokenizer:
-    """Token ids are the ranks of the bytes in the byte-level alphabet; there are no special tokens."""
+    """Token ids are the ranks of the bytes in the byte-level alphabet; there are no special
+    tokens.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Backend(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

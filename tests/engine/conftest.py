@@ -1,4 +1,6 @@
-"""Where a package that these tests need is missing, they are left out; the session's header names it."""
+"""Where a package that these tests need is missing, they are left out; the session's header
+names it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ if not all(map(importlib.util.find_spec, _PACKAGES)):
 
 @pytest.fixture(autouse=True, scope="package")
 def _one_torch_thread() -> Iterator[None]:
-    """For the references in transformers: tiny models gain nothing from more, and spinning threads slow down a shared machine."""
+    """For the references in transformers: tiny models gain nothing from more, and spinning
+    threads slow down a shared machine.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,7 +1,9 @@
-"""A device in a few lines of Python: the pipeline's port, with a model that is a hash of what lies in the row's pages.
+"""A device in a few tokens of Python: the pipeline's port, with a model that is a hash of what lies
+in the row's pages.
 
-It follows the step semantics of begin_step_, apply_token_mask_, sample_into and publish_, runs each step at its launch, and needs neither
-torch nor a build. A page that is shared, lost or rewritten changes the tokens.
+It follows the step semantics of begin_step_, apply_token_mask_, sample_into and publish_, runs each
+step at its launch, and needs neither torch nor a build. A page that is shared, lost or rewritten
+changes the tokens.
 """
 
 from __future__ import annotations
@@ -53,9 +55,20 @@ def expected_tokens(prompt: Sequence[int], count: int, vocab: int) -> list[int]:
 
 
 class ScriptedDevice:
-    """RuntimePort. `on_step` is called at every launch and may raise, to crash the engine loop; `finished` is what slots say they are."""
+    """RuntimePort.
 
-    def __init__(self, max_rows: int = 4, max_len: int = 64, depth: int = 2, page_size: int = 4, max_stop_ids: int = 4) -> None:
+    `on_step` is called at every launch and may raise, to crash the engine loop; `finished` is what
+    slots say they are.
+    """
+
+    def __init__(
+        self,
+        max_rows: int = 4,
+        max_len: int = 64,
+        depth: int = 2,
+        page_size: int = 4,
+        max_stop_ids: int = 4,
+    ) -> None:
         self.depth = depth
         self.max_len = max_len
         self.page_size = page_size
@@ -90,7 +103,9 @@ class ScriptedDevice:
             self.words[DeltaTable(table)][offset : offset + count] = deltas[source : source + count]
 
     def cell(self, row: int, position: int) -> tuple[int, int]:
-        page = self.words[DeltaTable.PAGES][row * self.table.pages_per_row + position // self.page_size]
+        page = self.words[DeltaTable.PAGES][
+            row * self.table.pages_per_row + position // self.page_size
+        ]
         assert page > 0, f"row {row} has no page for position {position}"
         return page, position % self.page_size
 
@@ -117,7 +132,14 @@ class ScriptedSlot:
         self._masks: dict[int, tuple[int, int, memoryview]] = {}
         self._records: list[int] = []
 
-    def launch(self, key: StepKey, segments: Sequence[int], staged: Sequence[int], deltas: Sequence[int], finish: bool) -> int:
+    def launch(
+        self,
+        key: StepKey,
+        segments: Sequence[int],
+        staged: Sequence[int],
+        deltas: Sequence[int],
+        finish: bool,
+    ) -> int:
         device = self._device
         device.on_step()
         device.launches += 1
@@ -128,7 +150,11 @@ class ScriptedSlot:
             state = device.row(row)
             if not state[RowColumn.ALIVE]:
                 continue
-            tokens = staged[first : first + count] if flags & SegmentFlag.STAGED else [state[RowColumn.LAST_TOKEN]]
+            tokens = (
+                staged[first : first + count]
+                if flags & SegmentFlag.STAGED
+                else [state[RowColumn.LAST_TOKEN]]
+            )
             for i, token in enumerate(tokens):
                 device.kv[device.cell(row, state[RowColumn.POSITION] + i)] = token
         if finish:
@@ -141,7 +167,11 @@ class ScriptedSlot:
         self._masks[index] = (row.index, position, words)
 
     def finalize(self, key: StepKey) -> None:
-        self._records = [word for index, segment in enumerate(self._segments) for word in self._publish(index, *segment)]
+        self._records = [
+            word
+            for index, segment in enumerate(self._segments)
+            for word in self._publish(index, *segment)
+        ]
 
     def done(self) -> bool:
         return self._device.finished
@@ -168,7 +198,13 @@ class ScriptedSlot:
         remaining = state[RowColumn.REMAINING] - 1
         device.set(row, RowColumn.LAST_TOKEN, token)
         device.set(row, RowColumn.REMAINING, remaining)
-        verdict = RecordFlag.STOP if token in device.stops(row) else RecordFlag.LENGTH if remaining <= 0 else 0
+        verdict = (
+            RecordFlag.STOP
+            if token in device.stops(row)
+            else RecordFlag.LENGTH
+            if remaining <= 0
+            else 0
+        )
         if verdict:
             device.set(row, RowColumn.ALIVE, 0)
         return _record(row, generation, verdict, token)

@@ -1,4 +1,6 @@
-"""Bad input, each with an error that names the value and says what to do, while an engine serves: it goes on as if nothing had happened."""
+"""Bad input, each with an error that names the value and says what to do, while an engine
+serves: it goes on as if nothing had happened.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,14 @@ from photon_ext.sampling import SamplingParams, from_allowed_ids, from_callable
 from photon_ext.scheduling import Request
 from tests.models.tiny import VOCAB, greedy_ids, saved_tiny_model
 
-SIZES = {"device": "cpu", "dtype": "float32", "max_rows": 2, "max_len": 48, "page_size": 4, "buckets": (1,)}
+SIZES = {
+    "device": "cpu",
+    "dtype": "float32",
+    "max_rows": 2,
+    "max_len": 48,
+    "page_size": 4,
+    "buckets": (1,),
+}
 PROMPT = [5, 6, 7, 8]
 
 
@@ -64,7 +73,9 @@ def truncate(path: Path) -> None:
 
 
 def make_foreign(path: Path) -> None:
-    (path / "model.safetensors").write_bytes(b"PK\x03\x04 this is an archive of something else" * 50)
+    (path / "model.safetensors").write_bytes(
+        b"PK\x03\x04 this is an archive of something else" * 50
+    )
 
 
 def make_gpt2(path: Path) -> None:
@@ -85,7 +96,9 @@ def make_gpt2(path: Path) -> None:
     ],
     ids=["truncated", "foreign", "no weights", "unsupported architecture", "broken config"],
 )
-def test_a_damaged_model_is_refused(folder: Path, tmp_path: Path, damage: Callable[[Path], None], message: str) -> None:
+def test_a_damaged_model_is_refused(
+    folder: Path, tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
     with pytest.raises(ModelError, match=message):
         Engine.from_pretrained(damaged(folder, tmp_path, damage), **SIZES)
 
@@ -98,27 +111,68 @@ def test_a_damaged_model_is_refused(folder: Path, tmp_path: Path, damage: Callab
         ({"depth": 3}, ConfigError, "depth is 3; give 1 .* or 2"),
         ({"depth": "2"}, ConfigError, "depth is '2'"),
         ({"depth": 2.0}, ConfigError, "depth is 2.0"),
-        ({"fast_kernels": "no"}, ConfigError, "fast_kernels is 'no'; give True, False, or None to have them where they run"),
+        (
+            {"hopper_kernels": "no"},
+            ConfigError,
+            "hopper_kernels is 'no'; give True, False, or None to have them where they run",
+        ),
         ({"max_rows": 0}, ConfigError, "max_rows is 0; give a positive integer"),
-        ({"max_rows": 10**9}, ConfigError, "max_rows 1000000000, .*can be used on cpu: lower max_rows"),
-        ({"max_rows": 10**400}, ConfigError, "max_rows is an integer of 1329 bits; give a positive integer, at most 2147483647"),
+        (
+            {"max_rows": 10**9},
+            ConfigError,
+            "max_rows 1000000000, .*can be used on cpu: lower max_rows",
+        ),
+        (
+            {"max_rows": 10**400},
+            ConfigError,
+            "max_rows is an integer of 1329 bits; give a positive integer, at most 2147483647",
+        ),
         ({"chunk": 10**9}, ConfigError, "chunk 1000000000 .*can be used on cpu: lower chunk$"),
-        ({"chunk": 10**400}, ConfigError, "chunk is an integer of 1329 bits; give a positive integer, at most 2147483647"),
-        ({"page_size": 2**31 - 1}, ConfigError, "page_size 2147483647 .*can be used on cpu: lower page_size$"),
+        (
+            {"chunk": 10**400},
+            ConfigError,
+            "chunk is an integer of 1329 bits; give a positive integer, at most 2147483647",
+        ),
+        (
+            {"page_size": 2**31 - 1},
+            ConfigError,
+            "page_size 2147483647 .*can be used on cpu: lower page_size$",
+        ),
         ({"num_pages": 10**9}, ConfigError, "at least 1000000000 pages .*: lower num_pages$"),
-        ({"num_pages": 10**12}, ConfigError, "num_pages is 1000000000000; give a positive integer, at most 2147483647"),
+        (
+            {"num_pages": 10**12},
+            ConfigError,
+            "num_pages is 1000000000000; give a positive integer, at most 2147483647",
+        ),
         ({"max_len": 10**5000}, ConfigError, "max_len is an integer of 16610 bits"),
         ({"depth": 10**5000}, ConfigError, "depth is an integer of 16610 bits; give 1 .* or 2"),
-        ({"max_stop_ids": 10**5000}, ConfigError, "max_stop_ids is an integer of 16610 bits; give a positive integer, at most 4096"),
-        ({"buckets": (0, 10**5000)}, ConfigError, r"buckets is a tuple \(whose text cannot be made\); give a tuple"),
+        (
+            {"max_stop_ids": 10**5000},
+            ConfigError,
+            "max_stop_ids is an integer of 16610 bits; give a positive integer, at most 4096",
+        ),
+        (
+            {"buckets": (0, 10**5000)},
+            ConfigError,
+            r"buckets is a tuple \(whose text cannot be made\); give a tuple",
+        ),
         ({"max_len": 257}, ConfigError, "max_len is 257 and the model was made for 256"),
         ({"page_size": -1}, ConfigError, "page_size is -1"),
         ({"chunk": 0}, ConfigError, "chunk is 0"),
         ({"buckets": (1, 0)}, ConfigError, "buckets is"),
         ({"dtype": "int4"}, ConfigError, "dtype is 'int4'; give one of float32"),
-        ({"max_row": 4}, ConfigError, "an engine has no option 'max_row'; did you mean max_rows.* There are model, device, dtype, max_r"),
+        (
+            {"max_row": 4},
+            ConfigError,
+            "an engine has no option 'max_row'; did you mean max_rows.* There are model, device, "
+            "dtype, max_r",
+        ),
         ({"devise": "cpu"}, ConfigError, "an engine has no option 'devise'; did you mean device"),
-        ({"gpu_memory": 0.9}, ConfigError, "an engine has no option 'gpu_memory'; there are model, .*, blocking$"),
+        (
+            {"gpu_memory": 0.9},
+            ConfigError,
+            "an engine has no option 'gpu_memory'; there are model, .*, blocking$",
+        ),
         ({"device": "tpu"}, DeviceError, "'tpu'.*use 'cpu'"),
         pytest.param(
             {"device": "cuda"},
@@ -128,7 +182,9 @@ def test_a_damaged_model_is_refused(folder: Path, tmp_path: Path, damage: Callab
         ),
     ],
 )
-def test_a_bad_setting_is_refused(folder: Path, options: dict, kind: type[PhotonError], message: str) -> None:
+def test_a_bad_setting_is_refused(
+    folder: Path, options: dict, kind: type[PhotonError], message: str
+) -> None:
     settings = {**SIZES, "model": folder, **options}
     with pytest.raises(kind, match=message):
         Engine.from_pretrained(settings.pop("model"), **settings)
@@ -136,28 +192,57 @@ def test_a_bad_setting_is_refused(folder: Path, options: dict, kind: type[Photon
 
 def test_a_loaded_model_takes_no_option_that_there_is_not(folder: Path) -> None:
     loaded = load_model(folder, "float32", "cpu")
-    with pytest.raises(ConfigError, match="an engine has no option 'device'; there are config, weights, tokenizer, max_rows, "):
+    with pytest.raises(
+        ConfigError,
+        match="an engine has no option 'device'; there are config, weights, tokenizer, max_rows, ",
+    ):
         Engine.from_weights(loaded.config, loaded.weights, device="cpu")
 
 
 def test_weights_of_another_dtype_are_refused(folder: Path) -> None:
     config = load_model(folder, "float32", "cpu").config
-    with pytest.raises(ConfigError, match=r"the weights are torch\.float64; convert them to float32, float16 or bfloat16"):
+    with pytest.raises(
+        ConfigError,
+        match=r"the weights are torch\.float64; convert them to float32, float16 or bfloat16",
+    ):
         Engine.from_weights(config, empty_weights(config, torch.float64, "cpu"))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda w: replace(w, layers=w.layers[1:]), r"the weights have 2 layers and the config 3; give those of one model"),
-        (lambda w: replace(w, final_norm=w.final_norm.double()), r"final_norm of the weights is torch\.float64 \[\d+\] on cpu, expected"),
-        (lambda w: replace(w, lm_head=w.lm_head[:-1]), r"lm_head of the weights is torch\.float32 \[\d+, \d+\] on cpu, expected torch"),
         (
-            lambda w: replace(w, layers=(w.layers[0], replace(w.layers[1], down=Linear(w.layers[1].down.weight[1:])), w.layers[2])),
-            r"layers\[1\]\.down\.weight of the weights is .*, expected .*, by the config and the embedding",
+            lambda w: replace(w, layers=w.layers[1:]),
+            r"the weights have 2 layers and the config 3; give those of one model",
         ),
-        (lambda w: replace(w, layers=(replace(w.layers[0], q_norm=w.final_norm), *w.layers[1:])), r"layers\[0\]\.q_norm .*, expected None"),
-        (lambda w: replace(w, final_norm=w.final_norm.to("meta")), r"final_norm of the weights is .* on meta, expected .* on cpu"),
+        (
+            lambda w: replace(w, final_norm=w.final_norm.double()),
+            r"final_norm of the weights is torch\.float64 \[\d+\] on cpu, expected",
+        ),
+        (
+            lambda w: replace(w, lm_head=w.lm_head[:-1]),
+            r"lm_head of the weights is torch\.float32 \[\d+, \d+\] on cpu, expected torch",
+        ),
+        (
+            lambda w: replace(
+                w,
+                layers=(
+                    w.layers[0],
+                    replace(w.layers[1], down=Linear(w.layers[1].down.weight[1:])),
+                    w.layers[2],
+                ),
+            ),
+            r"layers\[1\]\.down\.weight of the weights is .*, expected .*, by the config and the "
+            r"embedding",
+        ),
+        (
+            lambda w: replace(w, layers=(replace(w.layers[0], q_norm=w.final_norm), *w.layers[1:])),
+            r"layers\[0\]\.q_norm .*, expected None",
+        ),
+        (
+            lambda w: replace(w, final_norm=w.final_norm.to("meta")),
+            r"final_norm of the weights is .* on meta, expected .* on cpu",
+        ),
     ],
 )
 def test_weights_that_do_not_fit_the_config_are_named(
@@ -177,7 +262,11 @@ def test_weights_that_do_not_fit_the_config_are_named(
         ([1, VOCAB], {}, f"token id {VOCAB}; ids of this model are 0 to {VOCAB - 1}"),
         ([-1], {}, "token id -1"),
         ([10**5000], {}, "token id an integer of 16610 bits; ids of this model"),
-        ([(10**5000,)], {}, r"the prompt holds a tuple \(whose text cannot be made\), which is no token id"),
+        (
+            [(10**5000,)],
+            {},
+            r"the prompt holds a tuple \(whose text cannot be made\), which is no token id",
+        ),
         ([{"text": 10**5000}], {}, "no tokenizer"),
         ("text", {}, "no tokenizer; give the prompt as a list of token ids"),
         (PROMPT, {"max_new_tokens": 0}, "max_new_tokens is 0; give an integer >= 1"),
@@ -186,13 +275,19 @@ def test_weights_that_do_not_fit_the_config_are_named(
         (PROMPT, {"temperature": math.nan}, "temperature is nan; give 0"),
         (PROMPT, {"temperature": 10**400}, "temperature is an integer of 1329 bits; give 0"),
         (PROMPT, {"seed": 10**5000}, "seed is an integer of 16610 bits; give an integer from 0"),
-        (PROMPT, {"max_new_tokens": -(10**5000)}, "max_new_tokens is a negative integer of 16610 bits"),
+        (
+            PROMPT,
+            {"max_new_tokens": -(10**5000)},
+            "max_new_tokens is a negative integer of 16610 bits",
+        ),
         (PROMPT, {"stop_token_ids": (10**5000,)}, "stop_token_ids holds an integer of 16610 bits"),
         (PROMPT, {"stop": "x"}, "no tokenizer; use stop_token_ids"),
         (PROMPT, {"stop_token_ids": (VOCAB,)}, f"stop_token_ids holds {VOCAB}"),
     ],
 )
-def test_a_bad_request_is_refused(engine: Engine, prompt: object, params: dict, message: str) -> None:
+def test_a_bad_request_is_refused(
+    engine: Engine, prompt: object, params: dict, message: str
+) -> None:
     with pytest.raises((RequestError, ConfigError), match=message):
         engine.generate([PROMPT, prompt], SamplingParams(**params))
 
@@ -208,7 +303,9 @@ def test_a_bad_request_is_refused(engine: Engine, prompt: object, params: dict, 
     ],
     ids=["nothing", "nothing later", "raises", "beyond the vocabulary"],
 )
-def test_a_faulty_constraint_ends_its_request(engine: Engine, constraint: object, error: str) -> None:
+def test_a_faulty_constraint_ends_its_request(
+    engine: Engine, constraint: object, error: str
+) -> None:
     output = engine.submit(PROMPT, SamplingParams(constraint=constraint)).result(60)
     assert output.finish_reason == "error"
     assert error in (output.error or "")
@@ -218,11 +315,17 @@ def test_a_faulty_constraint_ends_its_request(engine: Engine, constraint: object
     ("constraint", "error"),
     [
         (None, "position 3: all of its logits are NaN or -inf; look at the weights"),
-        (from_allowed_ids(range(VOCAB)), "position 3: the constraint allows nothing there, or, less likely, all logits that it allows"),
+        (
+            from_allowed_ids(range(VOCAB)),
+            "position 3: the constraint allows nothing there, or, less likely, all logits that it "
+            "allows",
+        ),
     ],
     ids=["plain", "constrained"],
 )
-def test_logits_that_are_no_numbers_end_the_request(folder: Path, constraint: object, error: str) -> None:
+def test_logits_that_are_no_numbers_end_the_request(
+    folder: Path, constraint: object, error: str
+) -> None:
     loaded = load_model(folder, "float32", "cpu")
     loaded.weights.final_norm[:] = math.nan
     sizes = {name: value for name, value in SIZES.items() if name not in ("device", "dtype")}

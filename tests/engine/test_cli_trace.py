@@ -28,29 +28,68 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_it_writes_what_it_says_and_prints_the_summary(depth: int, capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path) -> None:
+def test_it_writes_what_it_says_and_prints_the_summary(
+    depth: int, capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path
+) -> None:
     out = tmp_path / "made" / "here"
-    options = ("--model", model, "--device", "cpu", "--depth", str(depth), "--batch", "3", "--max-new-tokens", "9", "--prompt", "w5 w6")
+    options = (
+        "--model",
+        model,
+        "--device",
+        "cpu",
+        "--depth",
+        str(depth),
+        "--batch",
+        "3",
+        "--max-new-tokens",
+        "9",
+        "--prompt",
+        "w5 w6",
+    )
     code, printed, _ = run(capsys, "trace", "--out", str(out), *options)
     assert code == 0
     expected = FILES | ({"timeline.png"} if has_matplotlib() else set())
     assert {path.name for path in out.iterdir()} == expected
     text = (out / "summary.txt").read_text()
     assert text in printed
-    assert all(part in text for part in ("steady", "active", "step gap", "zombies", "clocks agree", "effective bandwidth"))
+    assert all(
+        part in text
+        for part in (
+            "steady",
+            "active",
+            "step gap",
+            "zombies",
+            "clocks agree",
+            "effective bandwidth",
+        )
+    )
     assert all(str(out / name) in printed for name in expected)
     summary = json.loads((out / "summary.json").read_text())
     assert summary["rows"] >= 9  # of three requests that take up to nine steps
     assert summary["excluded"][0]["step"] == 0, "the steps of the warm-up are not counted"
     config, weights, _ = load_model(model)
-    most = config.kv_bytes_per_token(weights.dtype.itemsize) * 3 * 6.5  # of three rows, eight steps that attend to 3 .. 10 tokens
+    # of three rows, eight steps that attend to 3 .. 10 tokens
+    most = config.kv_bytes_per_token(weights.dtype.itemsize) * 3 * 6.5
     assert 0 < summary["bytes_per_step"] - weights.bytes_per_step <= most
     assert " of keys and values (mean)" in text
 
 
 def test_a_path_that_the_output_cannot_spell_is_no_crash(model: str, tmp_path: Path) -> None:
     out = tmp_path / "\u00e4"
-    line = [sys.executable, "-m", "photon_ext", "trace", "--out", str(out), "--model", model, "--device", "cpu", "--prompt", "w5"]
+    line = [
+        sys.executable,
+        "-m",
+        "photon_ext",
+        "trace",
+        "--out",
+        str(out),
+        "--model",
+        model,
+        "--device",
+        "cpu",
+        "--prompt",
+        "w5",
+    ]
     spelled = environment(PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C.UTF-8")
     done = subprocess.run(line, env=spelled, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -59,7 +98,9 @@ def test_a_path_that_the_output_cannot_spell_is_no_crash(model: str, tmp_path: P
 
 
 def test_the_context_that_steps_read_is_that_of_all_rows() -> None:
-    """Of two requests from prompts of 3 and 5 tokens, the first answers with 3 tokens, the second with 2: two steps, 4 + 6, then 5."""
+    """Of two requests from prompts of 3 and 5 tokens, the first answers with 3 tokens, the
+    second with 2: two steps, 4 + 6, then 5.
+    """
     outputs = [answer(prompt=3, tokens=3), answer(prompt=5, tokens=2)]
     assert mean_context(outputs) == 7.5
     assert mean_context([answer(prompt=3, tokens=1)]) == 0, "the prefill's token alone"
@@ -73,7 +114,18 @@ def test_without_matplotlib_everything_else_is_written(
     capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("photon_ext.observe.render.save.has_matplotlib", lambda: False)
-    code, _, err = run(capsys, "trace", "--out", str(tmp_path), "--model", model, "--device", "cpu", "--prompt", "w5")
+    code, _, err = run(
+        capsys,
+        "trace",
+        "--out",
+        str(tmp_path),
+        "--model",
+        model,
+        "--device",
+        "cpu",
+        "--prompt",
+        "w5",
+    )
     assert code == 0
     assert {path.name for path in tmp_path.iterdir()} == FILES
     assert "no timeline.png: matplotlib is not installed (pip install 'photon_ext[trace]')" in err
@@ -86,7 +138,10 @@ def test_without_matplotlib_everything_else_is_written(
         (("--out", "{file}"), "{file} is a file; name a directory"),
         (("--out", "{file}/in/it"), "{file} is a file; name a directory"),
         (("--out", "{folder}", "--batch", "0"), "batch is 0"),
-        (("--out", "{folder}", "--batch", "1000000000"), "batch is 1000000000, of 1 prompts; trace from 1 to 4096 requests at once"),
+        (
+            ("--out", "{folder}", "--batch", "1000000000"),
+            "batch is 1000000000, of 1 prompts; trace from 1 to 4096 requests at once",
+        ),
         (("--out", "{folder}", "--depth", "3"), "depth is 3"),
         (("--out", "{folder}", "--max-new-tokens", "0"), "max_new_tokens is 0"),
         (("--out", "{folder}", "--model", "/nowhere"), "/nowhere"),
@@ -94,12 +149,18 @@ def test_without_matplotlib_everything_else_is_written(
     ],
 )
 def test_mistakes_are_told_in_one_line_with_exit_code_two(
-    capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path, arguments: tuple[str, ...], message: str
+    capsys: pytest.CaptureFixture[str],
+    model: str,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    message: str,
 ) -> None:
     file = tmp_path / "file"
     file.write_text("here already")
     filled = [part.format(file=file, folder=tmp_path / "out") for part in arguments]
-    code, out, err = run(capsys, "trace", "--model", model, "--device", "cpu", "--prompt", "w5", *filled)
+    code, out, err = run(
+        capsys, "trace", "--model", model, "--device", "cpu", "--prompt", "w5", *filled
+    )
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert message.format(file=file) in err
@@ -109,7 +170,9 @@ def test_a_file_in_the_way_is_told_before_the_work_and_nothing_is_left(
     capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path
 ) -> None:
     (tmp_path / "timeline.png").mkdir()
-    code, printed, err = run(capsys, "trace", "--out", str(tmp_path), "--model", model, "--device", "cpu")
+    code, printed, err = run(
+        capsys, "trace", "--out", str(tmp_path), "--model", model, "--device", "cpu"
+    )
     assert (code, printed) == (2, "")
     assert "timeline.png" in err
     assert "name a directory that can be written" in err

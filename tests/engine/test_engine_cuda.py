@@ -1,4 +1,6 @@
-"""The engine on a GPU: transformers' tokens in float32 with the plain kernels, bf16 by tolerance, depth 2 equal to depth 1."""
+"""The engine on a GPU: transformers' tokens in float32 with the plain kernels, bf16 by
+tolerance, depth 2 equal to depth 1.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def test_greedy_tokens_equal_transformers(name: str, seed: int, tmp_path: Path) 
 
 @pytest.mark.parametrize("prefill_buckets", [(), (4, 9)])
 @pytest.mark.parametrize("graph", [True, False])
-def test_graphs_and_eager_steps_agree(graph: bool, prefill_buckets: tuple[int, ...], tmp_path: Path) -> None:
+def test_graphs_and_eager_steps_agree(
+    graph: bool, prefill_buckets: tuple[int, ...], tmp_path: Path
+) -> None:
     model = saved_tiny_model("qwen3-tied", tmp_path)
     prompt = prompt_of(20, VOCAB)
     with tiny_engine(tmp_path, 2, "cuda", graph=graph, prefill_buckets=prefill_buckets) as engine:
@@ -57,19 +61,25 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Engine, Engine]:
         engine.close()
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.lists(REQUEST, min_size=1, max_size=6))
 def test_depth_two_equals_depth_one(pair: tuple[Engine, Engine], requests: list[dict]) -> None:
     calm = run(pair[0], requests, cancel=False)
     assert run(pair[1], requests, cancel=False) == calm
-    for (tokens, reason), (full, full_reason) in zip(run(pair[1], requests, cancel=True), calm, strict=True):
+    for (tokens, reason), (full, full_reason) in zip(
+        run(pair[1], requests, cancel=True), calm, strict=True
+    ):
         assert tokens == full[: len(tokens)]
         assert reason in ("cancelled", full_reason)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["llama-6-2-24-tied", "qwen3-6-3-24"])
-def test_half_precision_is_as_near_to_float32_as_transformers(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_half_precision_is_as_near_to_float32_as_transformers(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
     model = saved_tiny_model(name, tmp_path)
     config, weights, _ = load_model(tmp_path, dtype, torch.device("cuda"))
     harness = Harness(config, weights)
@@ -93,17 +103,24 @@ def test_smollm2_tokens_equal_transformers(reference: LlamaForCausalLM) -> None:
 
 
 def test_hazard_34_a_blocked_default_stream_delays_nothing(tmp_path: Path) -> None:
-    """Captured and eager steps, prefill through torch's GEMM, and late sampling: none of it may wait for the default stream."""
+    """Captured and eager steps, prefill through torch's GEMM, and late sampling: none of it may
+    wait for the default stream.
+    """
     saved_tiny_model("qwen3-tied", tmp_path)
     options = {"exact": False, "chunk": 64, "max_len": 128}
-    constrained = SamplingParams(max_new_tokens=NEW, ignore_eos=True, constraint=from_allowed_ids(list(range(VOCAB))))
+    constrained = SamplingParams(
+        max_new_tokens=NEW, ignore_eos=True, constraint=from_allowed_ids(list(range(VOCAB)))
+    )
     with tiny_engine(tmp_path, 2, "cuda", **options) as engine:
         prompts = [prompt_of(60, VOCAB), prompt_of(3, VOCAB)]
         expected = engine.generate(prompts, SamplingParams(max_new_tokens=NEW, ignore_eos=True))
         torch.cuda._sleep(4_000_000_000)  # about two seconds
         still_blocked = torch.cuda.Event()
         still_blocked.record(torch.cuda.default_stream())
-        outputs = [*engine.generate(prompts, SamplingParams(max_new_tokens=NEW, ignore_eos=True)), *engine.generate(prompts, constrained)]
+        outputs = [
+            *engine.generate(prompts, SamplingParams(max_new_tokens=NEW, ignore_eos=True)),
+            *engine.generate(prompts, constrained),
+        ]
         assert not still_blocked.query()
     torch.cuda.synchronize()
     assert [output.token_ids for output in outputs] == 2 * [output.token_ids for output in expected]

@@ -1,4 +1,6 @@
-"""The engine with the fast kernels, in bfloat16: tokens depend on nothing but the request, and are those of float32 but for near ties."""
+"""The engine with the Hopper kernels, in bfloat16: tokens depend on nothing but the request, and
+are those of float32 but for near ties.
+"""
 
 from __future__ import annotations
 
@@ -30,28 +32,51 @@ def engine_on(device: str, depth: int, **changes: int) -> Engine:
     for layer in weights.layers:
         for linear in (layer.qkv, layer.o, layer.gate_up, layer.down):
             linear.weight.mul_(10)  # so that tokens are not all alike
-    options = {"max_rows": 5, "max_len": 96, "page_size": 16, "buckets": (1, 2), "chunk": 40, "exact": True, "fast_kernels": True}
+    options = {
+        "max_rows": 5,
+        "max_len": 96,
+        "page_size": 16,
+        "buckets": (1, 2),
+        "chunk": 40,
+        "exact": True,
+        "hopper_kernels": True,
+    }
     return Engine.from_weights(CONFIG, weights, depth=depth, **{**options, **changes})
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_tokens_are_the_same_alone_batched_and_at_both_depths(device: str) -> None:
     prompts = [prompt_of(length, CONFIG.vocab) for length in (1, 9, 33, 20, 47)]
-    params = [SamplingParams(max_new_tokens=NEW, temperature=0.7 * (i % 2), seed=i, ignore_eos=True) for i in range(len(prompts))]
+    params = [
+        SamplingParams(max_new_tokens=NEW, temperature=0.7 * (i % 2), seed=i, ignore_eos=True)
+        for i in range(len(prompts))
+    ]
     runs = []
     for depth in (1, 2):
         with engine_on(device, depth) as engine:
             runs.append([output.token_ids for output in engine.generate(prompts, params)])
-            runs.append([engine.generate([prompt], one)[0].token_ids for prompt, one in zip(prompts, params, strict=True)])
+            runs.append(
+                [
+                    engine.generate([prompt], one)[0].token_ids
+                    for prompt, one in zip(prompts, params, strict=True)
+                ]
+            )
     assert all(tokens == runs[0] for tokens in runs)
     assert len({tokens[-4:] for tokens in runs[0]}) > 1
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_tokens_are_the_same_alone_and_among_more_rows_than_a_launch_takes(device: str) -> None:
-    """And with another chunk: prompts of 67 tokens go in one step of two launches, or in two steps."""
-    prompts = [prompt_of(1 + row % 3, CONFIG.vocab) for row in range(65)] + [prompt_of(67, CONFIG.vocab)]
-    params = [SamplingParams(max_new_tokens=3, temperature=0.7, seed=i, ignore_eos=True) for i in range(len(prompts))]
+    """And with another chunk: prompts of 67 tokens go in one step of two launches, or in two
+    steps.
+    """
+    prompts = [prompt_of(1 + row % 3, CONFIG.vocab) for row in range(65)] + [
+        prompt_of(67, CONFIG.vocab)
+    ]
+    params = [
+        SamplingParams(max_new_tokens=3, temperature=0.7, seed=i, ignore_eos=True)
+        for i in range(len(prompts))
+    ]
     with engine_on(device, 2, max_rows=len(prompts), chunk=70) as engine:
         together = [output.token_ids for output in engine.generate(prompts, params)]
     with engine_on(device, 1, chunk=40) as engine:
@@ -69,7 +94,14 @@ def test_smollm2_leaves_the_tokens_of_float32_only_at_near_ties(
     loaded = load_model("smollm2", torch.bfloat16, torch.device(device))
     assert loaded.tokenizer is not None
     prompts = [loaded.tokenizer.encode(text) for text in TEXTS]
-    options = {"max_rows": 8, "max_len": 256, "buckets": (8,), "chunk": 64, "exact": True, "fast_kernels": True}
+    options = {
+        "max_rows": 8,
+        "max_len": 256,
+        "buckets": (8,),
+        "chunk": 64,
+        "exact": True,
+        "hopper_kernels": True,
+    }
     with Engine.from_weights(loaded.config, loaded.weights, loaded.tokenizer, **options) as engine:
         outputs = engine.generate(prompts, SamplingParams(max_new_tokens=NEW, ignore_eos=True))
     others, worst = 0, 0.0
@@ -81,18 +113,30 @@ def test_smollm2_leaves_the_tokens_of_float32_only_at_near_ties(
         others += int((behind > 0).sum())
         worst = max(worst, float(behind.max()))
     record_property("tokens_that_are_not_float32's", others)
-    assert worst < NEAR_TIE, f"{others} of {NEW * len(prompts)} tokens are not float32's first choice, one by {worst:.2f}"
+    assert worst < NEAR_TIE, (
+        f"{others} of {NEW * len(prompts)} tokens are not float32's first choice, one by "
+        f"{worst:.2f}"
+    )
     assert others < 0.1 * NEW * len(prompts)
 
 
 @pytest.mark.parametrize("chosen", [True, False])
 def test_a_choice_of_kernels_is_kept(chosen: bool) -> None:
-    assert choose_kernels(chosen, "cpu", torch.float32) == choose_kernels(chosen, "cuda:0", torch.bfloat16) == chosen
+    assert (
+        choose_kernels(chosen, "cpu", torch.float32)
+        == choose_kernels(chosen, "cuda:0", torch.bfloat16)
+        == chosen
+    )
 
 
-def test_without_a_choice_the_fast_kernels_run_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(options, "fast_kernels_run", lambda: True)
+def test_without_a_choice_the_fast_kernels_run_where_they_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(options, "hopper_runs", lambda: True)
     assert choose_kernels(None, "cuda:0", torch.bfloat16)
-    assert not any(choose_kernels(None, *other) for other in (("cuda", torch.float32), ("cuda", torch.float16), ("cpu", torch.bfloat16)))
-    monkeypatch.setattr(options, "fast_kernels_run", lambda: False)
+    assert not any(
+        choose_kernels(None, *other)
+        for other in (("cuda", torch.float32), ("cuda", torch.float16), ("cpu", torch.bfloat16))
+    )
+    monkeypatch.setattr(options, "hopper_runs", lambda: False)
     assert not choose_kernels(None, "cuda", torch.bfloat16)

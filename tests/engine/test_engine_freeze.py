@@ -1,4 +1,6 @@
-"""Engines and the garbage collector: start-up is set aside while one is open, and nothing of a closed engine stays for it."""
+"""Engines and the garbage collector: start-up is set aside while one is open, and nothing of a
+closed engine stays for it.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,23 @@ from photon_ext.sampling import SamplingParams, from_callable
 
 pytestmark = pytest.mark.usefixtures("collector")
 CONFIG = ModelConfig(
-    family=Family.LLAMA, hidden=32, layers=1, q_heads=2, kv_heads=1, head_dim=16, intermediate=48, vocab=512, tied_embeddings=True
+    family=Family.LLAMA,
+    hidden=32,
+    layers=1,
+    q_heads=2,
+    kv_heads=1,
+    head_dim=16,
+    intermediate=48,
+    vocab=512,
+    tied_embeddings=True,
 )
 WEIGHTS = random_weights(CONFIG, torch.float32)
 
 
 def make(**options: Any) -> Engine:
-    return Engine.from_weights(CONFIG, WEIGHTS, **{"max_rows": 2, "max_len": 32, "buckets": (2,), **options})
+    return Engine.from_weights(
+        CONFIG, WEIGHTS, **{"max_rows": 2, "max_len": 32, "buckets": (2,), **options}
+    )
 
 
 def use(engine: Engine) -> None:
@@ -33,14 +45,19 @@ def use(engine: Engine) -> None:
 def memory_of(engine: Engine) -> list[weakref.ref[torch.Tensor]]:
     """An engine's tensors: its row table, its KV pool."""
     pipeline: Any = engine._pipeline
-    return [weakref.ref(pipeline._runtime.tables.row_state), weakref.ref(pipeline._spec.forward.__self__._kv)]
+    return [
+        weakref.ref(pipeline._runtime.tables.row_state),
+        weakref.ref(pipeline._spec.forward.__self__._kv),
+    ]
 
 
 @pytest.mark.parametrize("graph", [True, False])
 def test_start_up_is_set_aside_until_the_engine_is_closed(graph: bool) -> None:
     with make(graph=graph) as engine:
         assert gc.get_freeze_count() > 10_000
-        assert not any(each is engine for each in gc.get_objects()), "the engine is set aside itself"
+        assert not any(each is engine for each in gc.get_objects()), (
+            "the engine is set aside itself"
+        )
         use(engine)
     assert gc.get_freeze_count() == 0
 
@@ -54,7 +71,9 @@ def test_an_engine_may_leave_the_collector_alone() -> None:
 
 
 def test_an_engine_is_freed_while_another_keeps_its_memory_set_aside() -> None:
-    """Refcounts alone free it: a cycle through a closed engine would keep device memory until the last engine ends."""
+    """Refcounts alone free it: a cycle through a closed engine would keep device memory until
+    the last engine ends.
+    """
     for used in (False, True):
         first, second = make(), make()
         if used:
@@ -77,15 +96,22 @@ def test_an_engine_that_is_dropped_unused_ends_its_part() -> None:
 
 
 @pytest.mark.parametrize("end", ["crash", "closed by a constraint"])
-def test_an_engine_that_ended_by_itself_is_kept_by_nobody(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_ended_by_itself_is_kept_by_nobody(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who makes a new one after a crash needs the memory of the old one, closed or not."""
     engine = make()
     if end == "crash":
         monkeypatch.setattr(engine._pipeline, "commit", crash)
         assert engine.generate([[1]])[0].finish_reason == "error"
     else:
-        constraint = from_callable(lambda tokens, engine=engine: [3] if engine.close() is None else [])  # type: ignore[misc]
-        assert engine.generate([[1]], SamplingParams(constraint=constraint))[0].finish_reason == "cancelled"
+        constraint = from_callable(
+            lambda tokens, engine=engine: [3] if engine.close() is None else []
+        )  # type: ignore[misc]
+        assert (
+            engine.generate([[1]], SamplingParams(constraint=constraint))[0].finish_reason
+            == "cancelled"
+        )
         del constraint
     engine._threads[-1].join(20)
     found = memory_of(engine)
@@ -102,7 +128,9 @@ def crash() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_tokens_leave_nothing_for_the_collector(depth: int) -> None:
-    """What a token keeps, its text and its id, the collector does not look at: long answers bring no collection about."""
+    """What a token keeps, its text and its id, the collector does not look at: long answers
+    bring no collection about.
+    """
     params = SamplingParams(max_new_tokens=400, ignore_eos=True)
     with make(max_len=512, depth=depth) as engine:
         engine.generate([[1, 2], [3]], params)

@@ -1,4 +1,6 @@
-"""The engine on the real host runtime with a tiny random model: it does not grow, and it tells everybody of a forward that fails."""
+"""The engine on the real host runtime with a tiny random model: it does not grow, and it tells
+everybody of a forward that fails.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,15 @@ from photon_ext.runtime import Runtime
 from photon_ext.sampling import SamplingParams, from_allowed_ids
 
 CONFIG = ModelConfig(
-    family=Family.LLAMA, hidden=32, layers=1, q_heads=2, kv_heads=1, head_dim=16, intermediate=48, vocab=512, tied_embeddings=True
+    family=Family.LLAMA,
+    hidden=32,
+    layers=1,
+    q_heads=2,
+    kv_heads=1,
+    head_dim=16,
+    intermediate=48,
+    vocab=512,
+    tied_embeddings=True,
 )
 WEIGHTS = random_weights(CONFIG, torch.float32)
 MIB = 2**20
@@ -41,13 +51,23 @@ def grown(work: Callable[[], None]) -> tuple[int, int]:
 
 @pytest.mark.parametrize("graph", [True, False])
 def test_hazard_19_nothing_of_a_step_outlives_its_commit(graph: bool) -> None:
-    """Plain and constrained requests, which sample late: 10,000 steps leave no object behind, and no memory.
+    """Plain and constrained requests, which sample late: 10,000 steps leave no object behind, and
+    no memory.
 
     One object a step would be 10,000, one row of logits (2 KiB) 20 MiB.
     """
     free = SamplingParams(max_new_tokens=250, ignore_eos=True)
-    constrained = SamplingParams(max_new_tokens=250, ignore_eos=True, constraint=from_allowed_ids(range(100)))
-    options = {"max_rows": 2, "max_len": 300, "chunk": 8, "buckets": (1, 2), "depth": 2, "graph": graph}
+    constrained = SamplingParams(
+        max_new_tokens=250, ignore_eos=True, constraint=from_allowed_ids(range(100))
+    )
+    options = {
+        "max_rows": 2,
+        "max_len": 300,
+        "chunk": 8,
+        "buckets": (1, 2),
+        "depth": 2,
+        "graph": graph,
+    }
 
     with Engine.from_weights(CONFIG, WEIGHTS, **options) as engine:
 
@@ -67,7 +87,9 @@ def test_hazard_19_nothing_of_a_step_outlives_its_commit(graph: bool) -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_forward_that_raises_at_run_time_ends_every_open_request_once(depth: int) -> None:
     """Eager mode: the forward is the caller's code at every step, not only while it is captured."""
-    decoder = Decoder(CONFIG, WEIGHTS, max_lines=8, max_segments=2, max_len=64, page_size=16, num_pages=9)
+    decoder = Decoder(
+        CONFIG, WEIGHTS, max_step_tokens=8, max_segments=2, max_len=64, page_size=16, num_pages=9
+    )
     submitted = threading.Event()
     armed = False
     calls = 0
@@ -83,11 +105,14 @@ def test_a_forward_that_raises_at_run_time_ends_every_open_request_once(depth: i
     runtime = Runtime(max_rows=2, max_len=64, depth=depth, device="cpu", page_size=16)
     engine = Engine(runtime, forward, vocab_size=CONFIG.vocab, num_pages=8, chunk=8, graph=False)
     armed = True
-    requests = [engine.submit([n, n + 1], SamplingParams(max_new_tokens=40)) for n in range(5)]  # two run, three wait
+    # two run, three wait
+    requests = [engine.submit([n, n + 1], SamplingParams(max_new_tokens=40)) for n in range(5)]
     submitted.set()
     for request in requests:
         events = list(request.iter())
-        assert [event.finish_reason for event in events if event.finish_reason is not None] == ["error"]
+        assert [event.finish_reason for event in events if event.finish_reason is not None] == [
+            "error"
+        ]
         assert "ZeroDivisionError: the model divides by zero" in (events[-1].error or "")
         assert request.result(0).error == events[-1].error
     with pytest.raises(EngineDeadError, match="the model divides by zero") as raised:
@@ -98,7 +123,9 @@ def test_a_forward_that_raises_at_run_time_ends_every_open_request_once(depth: i
 
 @pytest.mark.parametrize("timing", [True, False])
 def test_step_gaps_are_measured_unless_that_is_turned_off(timing: bool) -> None:
-    """On a host whose step follows another at once a gap may be of no time at all, but it is counted."""
+    """On a host whose step follows another at once a gap may be of no time at all, but it is
+    counted.
+    """
     options = {} if timing else {"timing": False}
     with Engine.from_weights(CONFIG, WEIGHTS, max_rows=1, max_len=32, **options) as engine:
         engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=8, ignore_eos=True))

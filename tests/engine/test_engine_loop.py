@@ -24,14 +24,23 @@ LONG = SamplingParams(max_new_tokens=60)
 
 @contextmanager
 def scripted(
-    depth: int = 2, num_pages: int = 64, eos_ids: tuple[int, ...] = (), template: str | None = None, **sizes: int
+    depth: int = 2,
+    num_pages: int = 64,
+    eos_ids: tuple[int, ...] = (),
+    template: str | None = None,
+    **sizes: int,
 ) -> Iterator[Engine]:
     device = ScriptedDevice(depth=depth, **sizes)
     with make(device, num_pages, eos_ids, template) as engine:
         yield engine
 
 
-def make(device: ScriptedDevice, num_pages: int = 64, eos_ids: tuple[int, ...] = (), template: str | None = None) -> Engine:
+def make(
+    device: ScriptedDevice,
+    num_pages: int = 64,
+    eos_ids: tuple[int, ...] = (),
+    template: str | None = None,
+) -> Engine:
     return Engine(
         device,
         lambda step: None,
@@ -55,14 +64,16 @@ def assert_alive(engine: Engine) -> None:
     assert list(output.token_ids) == expected_tokens([1, 2, 3], 5, VOCAB)
 
 
-# --- what comes out ------------------------------------------------------------------------------------------------------------------
+# --- what comes out -------------------------------------------------------------------------------
 
 
 @DEPTHS
 def test_more_requests_than_rows_are_served_in_order_with_their_own_tokens(depth: int) -> None:
     prompts = [[5], [1, 2, 3], list(range(20)), [9, 9], [7] * 11, [4, 3], [200] * 30]
     with scripted(depth, max_rows=3) as engine:
-        outputs = engine.generate(prompts, [SamplingParams(max_new_tokens=n) for n in (1, 9, 4, 12, 2, 7, 5)])
+        outputs = engine.generate(
+            prompts, [SamplingParams(max_new_tokens=n) for n in (1, 9, 4, 12, 2, 7, 5)]
+        )
         assert_drained_after(engine)
     for prompt, output in zip(prompts, outputs, strict=True):
         assert list(output.token_ids) == expected_tokens(prompt, len(output.token_ids), VOCAB)
@@ -71,7 +82,9 @@ def test_more_requests_than_rows_are_served_in_order_with_their_own_tokens(depth
 
 
 def assert_drained_after(engine: Engine) -> None:
-    """Zombies come back by themselves: after close, which waits for them, rows and pages are all accounted for."""
+    """Zombies come back by themselves: after close, which waits for them, rows and pages are all
+    accounted for.
+    """
     assert_alive(engine)
     engine.close()
     assert_drained(engine)
@@ -82,7 +95,8 @@ def test_an_end_token_stops_and_stays_in_the_ids_but_not_in_the_text(depth: int)
     tokens = expected_tokens([1, 2, 3], 6, VOCAB)
     with scripted(depth, eos_ids=(tokens[3],)) as engine:
         stopped, ignored = engine.generate(
-            [[1, 2, 3]] * 2, [SamplingParams(max_new_tokens=6), SamplingParams(max_new_tokens=6, ignore_eos=True)]
+            [[1, 2, 3]] * 2,
+            [SamplingParams(max_new_tokens=6), SamplingParams(max_new_tokens=6, ignore_eos=True)],
         )
         tokenizer = engine.tokenizer
     assert (list(stopped.token_ids), stopped.finish_reason) == (tokens[:4], "stop")
@@ -96,7 +110,9 @@ def test_a_stop_string_ends_text_and_tokens_at_the_same_place(depth: int) -> Non
     text = byte_tokenizer().decode(tokens)
     at = next(i for i in range(2, len(text) - 1) if "\ufffd" not in text[i : i + 2])
     with scripted(depth) as engine:
-        (output,) = engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=8, stop=(text[at : at + 2],)))
+        (output,) = engine.generate(
+            [[1, 2, 3]], SamplingParams(max_new_tokens=8, stop=(text[at : at + 2],))
+        )
     assert output.finish_reason == "stop"
     assert output.text == text[: text.index(text[at : at + 2])]
     assert list(output.token_ids) == tokens[: len(output.token_ids)]
@@ -106,7 +122,9 @@ def test_a_stop_string_ends_text_and_tokens_at_the_same_place(depth: int) -> Non
 @DEPTHS
 def test_streamed_pieces_add_up_to_the_text(depth: int) -> None:
     with scripted(depth) as engine:
-        requests = [engine.submit([prompt], SamplingParams(max_new_tokens=20)) for prompt in range(3)]
+        requests = [
+            engine.submit([prompt], SamplingParams(max_new_tokens=20)) for prompt in range(3)
+        ]
 
         async def read(request: Request) -> str:
             return "".join([event.text async for event in request.stream()])
@@ -116,11 +134,17 @@ def test_streamed_pieces_add_up_to_the_text(depth: int) -> None:
 
         texts = asyncio.run(read_all())
         for prompt, request, text in zip(range(3), requests, texts, strict=True):
-            assert text == request.result().text == byte_tokenizer().decode(expected_tokens([prompt], 20, VOCAB))
+            assert (
+                text
+                == request.result().text
+                == byte_tokenizer().decode(expected_tokens([prompt], 20, VOCAB))
+            )
 
 
 def test_a_string_is_a_user_message_unless_raw() -> None:
-    with scripted(template="{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}") as engine:
+    with scripted(
+        template="{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    ) as engine:
         encode = engine.tokenizer.encode
         chat = [{"role": "system", "content": "x"}, {"role": "user", "content": "hi"}]
         outputs = engine.generate(["hi", chat], SamplingParams(max_new_tokens=3)) + engine.generate(
@@ -133,7 +157,11 @@ def test_a_string_is_a_user_message_unless_raw() -> None:
 def test_a_seed_repeats_and_none_does_not() -> None:
     with scripted() as engine:
         once, again, other, fresh, fresh_again = engine.generate(
-            [[1, 2]] * 5, [SamplingParams(max_new_tokens=12, temperature=1.0, seed=seed) for seed in (5, 5, 6, None, None)]
+            [[1, 2]] * 5,
+            [
+                SamplingParams(max_new_tokens=12, temperature=1.0, seed=seed)
+                for seed in (5, 5, 6, None, None)
+            ],
         )
     assert once.token_ids == again.token_ids != other.token_ids
     assert fresh.token_ids != fresh_again.token_ids
@@ -146,7 +174,7 @@ def test_pages_that_do_not_suffice_for_all_make_the_rest_wait() -> None:
     assert [list(o.token_ids) for o in outputs] == [expected_tokens(p, 5, VOCAB) for p in prompts]
 
 
-# --- depth does not show -------------------------------------------------------------------------------------------------------------
+# --- depth does not show --------------------------------------------------------------------------
 
 
 REQUEST = st.tuples(
@@ -188,12 +216,16 @@ def outcome(requests: list[tuple], depth: int, with_cancels: bool) -> list[Outpu
 
         device.on_step = cancel_on_time
         for prompt, count, stops, kind, _ in requests:
-            params = SamplingParams(max_new_tokens=count, stop_token_ids=tuple(stops), constraint=constraint_of(kind))
+            params = SamplingParams(
+                max_new_tokens=count, stop_token_ids=tuple(stops), constraint=constraint_of(kind)
+            )
             handles.append(engine.submit(prompt, params))
         ready.set()
         outputs = [handle.result(20) for handle in handles]
         for handle in handles:
-            assert sum(event.finish_reason is not None for event in handle.iter()) == 1, "one final event"
+            assert sum(event.finish_reason is not None for event in handle.iter()) == 1, (
+                "one final event"
+            )
         device.on_step = lambda: None
         assert_drained_after(engine)
         return outputs
@@ -201,12 +233,19 @@ def outcome(requests: list[tuple], depth: int, with_cancels: bool) -> list[Outpu
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(REQUEST, min_size=1, max_size=6))
-def test_depth_two_equals_depth_one_with_stops_caps_constraints_and_cancels(requests: list[tuple]) -> None:
+def test_depth_two_equals_depth_one_with_stops_caps_constraints_and_cancels(
+    requests: list[tuple],
+) -> None:
     undisturbed = outcome(requests, 1, with_cancels=False)
     summary = [(o.token_ids, o.text, o.finish_reason, o.error) for o in undisturbed]
-    assert [(o.token_ids, o.text, o.finish_reason, o.error) for o in outcome(requests, 2, with_cancels=False)] == summary
+    assert [
+        (o.token_ids, o.text, o.finish_reason, o.error)
+        for o in outcome(requests, 2, with_cancels=False)
+    ] == summary
     for depth in (1, 2):
-        for request, calm, cancelled in zip(requests, undisturbed, outcome(requests, depth, with_cancels=True), strict=True):
+        for request, calm, cancelled in zip(
+            requests, undisturbed, outcome(requests, depth, with_cancels=True), strict=True
+        ):
             if cancelled.finish_reason == "cancelled":
                 assert request[4] is not None
                 assert cancelled.token_ids == calm.token_ids[: len(cancelled.token_ids)]
@@ -214,7 +253,7 @@ def test_depth_two_equals_depth_one_with_stops_caps_constraints_and_cancels(requ
                 assert (cancelled.token_ids, cancelled.text) == (calm.token_ids, calm.text)
 
 
-# --- one bad request fails alone -----------------------------------------------------------------------------------------------------
+# --- one bad request fails alone ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -233,7 +272,9 @@ def test_depth_two_equals_depth_one_with_stops_caps_constraints_and_cancels(requ
         ([1], {"stop_token_ids": (1, 2, 3, 4, 5)}, "5 stop token ids"),
     ],
 )
-def test_bad_input_is_refused_at_submit_and_the_engine_goes_on(prompt: object, options: dict, message: str) -> None:
+def test_bad_input_is_refused_at_submit_and_the_engine_goes_on(
+    prompt: object, options: dict, message: str
+) -> None:
     with scripted() as engine:
         running = engine.submit([7, 8], SamplingParams(max_new_tokens=30))
         with pytest.raises(RequestError, match=message):
@@ -252,7 +293,9 @@ def test_bad_input_is_refused_at_submit_and_the_engine_goes_on(prompt: object, o
         ([[1], [2]], [SamplingParams(), 0.7], "prompt 1: params is a float; give SamplingParams"),
     ],
 )
-def test_generate_refuses_before_anything_is_queued(prompts: object, params: object, message: str) -> None:
+def test_generate_refuses_before_anything_is_queued(
+    prompts: object, params: object, message: str
+) -> None:
     with scripted() as engine:
         with pytest.raises((ConfigError, RequestError), match=message):
             engine.generate(prompts, params)
@@ -278,7 +321,9 @@ def test_a_request_larger_than_the_pool_is_refused_and_blocks_nobody() -> None:
         (from_callable(lambda tokens: None), 0, "TypeError"),
     ],
 )
-def test_a_faulty_constraint_ends_its_own_request_only(depth: int, constraint: object, tokens: int, error: str) -> None:
+def test_a_faulty_constraint_ends_its_own_request_only(
+    depth: int, constraint: object, tokens: int, error: str
+) -> None:
     with scripted(depth) as engine:
         good, bad, other = engine.generate(
             [[1, 2], [3, 4], [5, 6]],
@@ -296,7 +341,9 @@ def test_a_faulty_constraint_ends_its_own_request_only(depth: int, constraint: o
 
 
 class Brittle:
-    """A constraint of the caller's own, without fresh(), that raises in `advance` or in `finished`."""
+    """A constraint of the caller's own, without fresh(), that raises in `advance` or in
+    `finished`.
+    """
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -317,7 +364,9 @@ class Brittle:
 
 @DEPTHS
 @pytest.mark.parametrize("where", ["advance", "finished"])
-def test_a_constraint_that_raises_while_it_advances_ends_its_own_request(depth: int, where: str) -> None:
+def test_a_constraint_that_raises_while_it_advances_ends_its_own_request(
+    depth: int, where: str
+) -> None:
     with scripted(depth) as engine:
         brittle = Brittle("")
         params = SamplingParams(max_new_tokens=9, constraint=brittle)
@@ -334,7 +383,9 @@ def test_a_constraint_object_serves_one_request_at_a_time() -> None:
         with pytest.raises(RequestError, match="already serves another request"):
             engine.generate([[1], [2]], params)
         assert len(engine.generate([[1]], params)[0].token_ids) == 4
-        assert len(engine.generate([[2]], params)[0].token_ids) == 4, "it is free again after the first request"
+        assert len(engine.generate([[2]], params)[0].token_ids) == 4, (
+            "it is free again after the first request"
+        )
 
 
 def test_a_tokenizer_that_fails_on_text_ends_that_request_only() -> None:
@@ -354,7 +405,7 @@ def test_a_tokenizer_that_fails_on_text_ends_that_request_only() -> None:
         assert_alive(engine)
 
 
-# --- cancels, ends and crashes -------------------------------------------------------------------------------------------------------
+# --- cancels, ends and crashes --------------------------------------------------------------------
 
 
 @DEPTHS
@@ -369,12 +420,18 @@ def test_cancel_reaches_waiting_and_running_requests_and_is_idempotent(depth: in
 
     device.on_step = hold
     with make(device) as engine:
-        running, waiting, after = (engine.submit([n], SamplingParams(max_new_tokens=40)) for n in (1, 2, 3))
+        running, waiting, after = (
+            engine.submit([n], SamplingParams(max_new_tokens=40)) for n in (1, 2, 3)
+        )
         assert launched.wait(20)
         for request in (running, waiting, running):
             request.cancel()
         go_on.set()
-        assert [r.result(20).finish_reason for r in (running, waiting, after)] == ["cancelled", "cancelled", "length"]
+        assert [r.result(20).finish_reason for r in (running, waiting, after)] == [
+            "cancelled",
+            "cancelled",
+            "length",
+        ]
         assert running.result().token_ids
         assert waiting.result().token_ids == ()
         assert waiting.result().ttft_ms is None
@@ -414,7 +471,10 @@ def test_what_ends_early_is_not_decoded_on(depth: int, how: str) -> None:
     device = ScriptedDevice(depth=depth, max_rows=1)
     params = {
         "stop string": SamplingParams(max_new_tokens=60, stop=("...",)),
-        "finished": SamplingParams(max_new_tokens=60, constraint=from_callable(lambda tokens: [1, 2], lambda tokens: len(tokens) == 3)),
+        "finished": SamplingParams(
+            max_new_tokens=60,
+            constraint=from_callable(lambda tokens: [1, 2], lambda tokens: len(tokens) == 3),
+        ),
         "advance": SamplingParams(max_new_tokens=60, constraint=Brittle("advance")),
     }
     requests: list[Request] = []
@@ -434,11 +494,15 @@ def test_what_ends_early_is_not_decoded_on(depth: int, how: str) -> None:
         requests[0].result(20)
         engine.tokenizer.detokenizer = detokenizer
         assert_drained_after(engine)
-    assert device.launches <= 4 + depth + 5, "those of the request, those in flight when it ended, and those of the next one"
+    assert device.launches <= 4 + depth + 5, (
+        "those of the request, those in flight when it ended, and those of the next one"
+    )
 
 
 class Interrupted:
-    """Posts sequences as the engine does, then behaves as if Ctrl-C came at once; remembers what was posted."""
+    """Posts sequences as the engine does, then behaves as if Ctrl-C came at once; remembers what
+    was posted.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.post = engine._post
@@ -450,8 +514,14 @@ class Interrupted:
         raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("call", [lambda e: e.generate([[1], [2], [3]], LONG), lambda e: e.submit([1], LONG)], ids=["generate", "submit"])
-def test_an_interrupt_right_after_queueing_cancels_the_requests(call: Callable[[Engine], object], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "call",
+    [lambda e: e.generate([[1], [2], [3]], LONG), lambda e: e.submit([1], LONG)],
+    ids=["generate", "submit"],
+)
+def test_an_interrupt_right_after_queueing_cancels_the_requests(
+    call: Callable[[Engine], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     device, go_on = ScriptedDevice(max_rows=1), threading.Event()
     device.on_step = lambda: go_on.wait(20)
     with make(device) as engine:
@@ -462,7 +532,9 @@ def test_an_interrupt_right_after_queueing_cancels_the_requests(call: Callable[[
                 call(engine)
         go_on.set()
         assert interrupted.sequences
-        assert {sequence.request.result(20).finish_reason for sequence in interrupted.sequences} == {"cancelled"}
+        assert {
+            sequence.request.result(20).finish_reason for sequence in interrupted.sequences
+        } == {"cancelled"}
         assert_drained_after(engine)
 
 
@@ -482,8 +554,12 @@ def test_a_thread_that_does_not_start_fails_that_call_only(monkeypatch: pytest.M
         engine.close()
 
 
-def test_a_start_that_was_interrupted_and_made_a_thread_all_the_same_leaves_one_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C, while the first request waits for its thread to run: the next request starts one, too."""
+def test_a_start_that_was_interrupted_and_made_a_thread_all_the_same_leaves_one_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ctrl-C, while the first request waits for its thread to run: the next request starts one,
+    too.
+    """
     start = threading.Thread.start
     begun = threading.Event()
 
@@ -510,7 +586,9 @@ def test_a_start_that_was_interrupted_and_made_a_thread_all_the_same_leaves_one_
 
 @pytest.mark.parametrize("crash", [False, True], ids=["closed", "crashed"])
 def test_an_engine_that_ends_while_a_request_is_submitted_is_kept_by_nobody(crash: bool) -> None:
-    """The caller finds no thread that is alive, starts one more, and has the end of the process close the engine."""
+    """The caller finds no thread that is alive, starts one more, and has the end of the process
+    close the engine.
+    """
 
     def ended() -> weakref.ref[Engine]:
         engine = make(ScriptedDevice())
@@ -527,7 +605,9 @@ def test_an_engine_that_ends_while_a_request_is_submitted_is_kept_by_nobody(cras
             patch.setattr(engine._mailbox, "post", late)
             if crash:
                 patch.setattr(engine._pipeline, "launch", lambda: 1 // 0)
-            assert engine.submit([9]).result(20).finish_reason == ("error" if crash else "cancelled")
+            assert engine.submit([9]).result(20).finish_reason == (
+                "error" if crash else "cancelled"
+            )
             engine._threads[-1].join(20)
         return weakref.ref(engine)
 
@@ -536,7 +616,9 @@ def test_an_engine_that_ends_while_a_request_is_submitted_is_kept_by_nobody(cras
     assert kept() is None
 
 
-def test_a_closed_engine_whose_first_start_failed_has_no_cycles(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_engine_whose_first_start_failed_has_no_cycles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = make(ScriptedDevice())
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", lambda thread: 1 // 0)
@@ -554,7 +636,9 @@ def test_a_closed_engine_whose_first_start_failed_has_no_cycles(monkeypatch: pyt
         gc.enable()
 
 
-def test_a_signal_handler_may_close_the_engine_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_handler_may_close_the_engine_while_it_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It runs on the thread that it interrupts, which waits for the engine thread to run."""
     engine = make(ScriptedDevice())
     start = threading.Thread.start
@@ -585,7 +669,8 @@ def test_close_cancels_what_is_left_and_refuses_what_comes() -> None:
     engine.close()
     engine.close()
     assert {request.result(0).finish_reason for request in requests} <= {"cancelled", "length"}
-    assert_drained(engine)  # the steps in flight, which nobody hears of any more, have given row and pages back
+    # the steps in flight, which nobody hears of any more, have given row and pages back
+    assert_drained(engine)
     with pytest.raises(EngineDeadError, match="closed"):
         engine.submit([1])
 
@@ -616,7 +701,9 @@ def test_a_crash_fails_every_open_request_with_the_cause() -> None:
 
 
 def test_a_request_that_the_pipeline_refuses_ends_alone_and_gives_its_pages_back() -> None:
-    """Whatever is wrong shows at submit; what is overlooked there is still no reason to stop the others."""
+    """Whatever is wrong shows at submit; what is overlooked there is still no reason to stop the
+    others.
+    """
     with scripted() as engine:
         overlooked = engine._intake.make([1, 2], LONG, False)
         overlooked.temperature = -1.0
@@ -631,12 +718,16 @@ def test_requests_that_can_never_be_let_in_are_told_so() -> None:
     """Pages that nobody gives back are a bug of ours, and the callers do not wait for ever."""
     with scripted() as engine:
         assert engine._scheduler.pool.allocate(60) is not None
-        assert "1 requests wait, and no row runs" in (engine.submit([1], LONG).result(5).error or "")
+        assert "1 requests wait, and no row runs" in (
+            engine.submit([1], LONG).result(5).error or ""
+        )
 
 
 @DEPTHS
 def test_a_crash_is_told_to_whoever_is_between_two_lists(depth: int) -> None:
-    """One request has ended, and its final event is not delivered yet; another was posted, and nobody took it."""
+    """One request has ended, and its final event is not delivered yet; another was posted, and
+    nobody took it.
+    """
     device = ScriptedDevice(depth=depth)
     requests: list[Request] = []
     ready = threading.Event()
@@ -656,19 +747,26 @@ def test_a_crash_is_told_to_whoever_is_between_two_lists(depth: int) -> None:
     for request in requests[:2]:
         request.result(5)
     assert len(requests) == 3
-    assert ["fell off the bus" in (request.result(5).error or "") for request in requests] == [True] * 3
+    assert ["fell off the bus" in (request.result(5).error or "") for request in requests] == [
+        True
+    ] * 3
     engine.close()
 
 
 def test_text_is_delivered_after_the_next_launch() -> None:
-    """The order of one turn: at depth 2 a token is shown while the step after its successor's launch runs, never before that launch."""
+    """The order of one turn: at depth 2 a token is shown while the step after its successor's
+    launch runs, never before that launch.
+    """
     for depth in (1, 2):
         device = ScriptedDevice(depth=depth)
         launches_at_token: list[int] = []
         with make(device) as engine:
-            engine.tokenizer.detokenizer = lambda device=device, seen=launches_at_token: Recorder(device, seen)
+            engine.tokenizer.detokenizer = lambda device=device, seen=launches_at_token: Recorder(
+                device, seen
+            )
             engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=6))
-        # Token n is sampled by launch n + 1 (the prefill samples token 0); the launch after it comes first, until there is none.
+        # Token n is sampled by launch n + 1 (the prefill samples token 0); the launch after it
+        # comes first, until there is none.
         assert launches_at_token == [2, 3, 4, 5, 6, 6]
 
 

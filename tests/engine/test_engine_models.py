@@ -1,4 +1,6 @@
-"""The engine over real decoders: its tokens are transformers' tokens, whatever the depth, the batch, the chunks and the traffic."""
+"""The engine over real decoders: its tokens are transformers' tokens, whatever the depth, the
+batch, the chunks and the traffic.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,17 @@ def prompt_of(length: int, vocab: int, seed: int = 0) -> list[int]:
 
 
 def tiny_engine(folder: Path, depth: int, device: str = "cpu", **options: object) -> Engine:
-    sizes = {"max_rows": 4, "max_len": 64, "page_size": 5, "chunk": 9, "buckets": (1, 2), "exact": True}
-    return Engine.from_pretrained(folder, device=device, dtype="float32", depth=depth, **{**sizes, **options})
+    sizes = {
+        "max_rows": 4,
+        "max_len": 64,
+        "page_size": 5,
+        "chunk": 9,
+        "buckets": (1, 2),
+        "exact": True,
+    }
+    return Engine.from_pretrained(
+        folder, device=device, dtype="float32", depth=depth, **{**sizes, **options}
+    )
 
 
 def check_greedy(name: str, seed: int, folder: Path, device: str) -> None:
@@ -47,7 +58,9 @@ def check_greedy(name: str, seed: int, folder: Path, device: str) -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("name", sorted(TINY))
-def test_greedy_tokens_equal_transformers_alone_and_batched_at_both_depths(name: str, seed: int, tmp_path: Path) -> None:
+def test_greedy_tokens_equal_transformers_alone_and_batched_at_both_depths(
+    name: str, seed: int, tmp_path: Path
+) -> None:
     check_greedy(name, seed, tmp_path, "cpu")
 
 
@@ -63,7 +76,10 @@ def test_eager_steps_and_graphs_agree(graph: bool, tmp_path: Path) -> None:
 @DEPTHS
 def test_sampled_tokens_depend_on_the_seed_and_not_on_the_batch(depth: int, tmp_path: Path) -> None:
     saved_tiny_model("llama-plain", tmp_path)
-    params = [SamplingParams(max_new_tokens=NEW, temperature=0.8, seed=seed, ignore_eos=True) for seed in range(5)]
+    params = [
+        SamplingParams(max_new_tokens=NEW, temperature=0.8, seed=seed, ignore_eos=True)
+        for seed in range(5)
+    ]
     prompt = prompt_of(7, VOCAB)
     with tiny_engine(tmp_path, depth) as engine:
         batched = engine.generate([prompt] * 5, params)
@@ -89,7 +105,9 @@ REQUEST = st.fixed_dictionaries(
         "count": st.integers(1, 20),
         "temperature": st.sampled_from([0.0, 1.0]),
         "stops": st.lists(st.integers(0, VOCAB - 1), max_size=8),
-        "constraint": st.sampled_from([None, list(range(40, 80)), [{1, 2, 3}, {4, 5}, {6, 7, 8}], [{9}, set()]]),
+        "constraint": st.sampled_from(
+            [None, list(range(40, 80)), [{1, 2, 3}, {4, 5}, {6, 7, 8}], [{9}, set()]]
+        ),
         "cancel_after": st.one_of(st.none(), st.integers(0, 6)),
     }
 )
@@ -98,7 +116,9 @@ REQUEST = st.fixed_dictionaries(
 def run(engine: Engine, requests: list[dict], cancel: bool) -> list[tuple]:
     handles = []
     for index, request in enumerate(requests):
-        constraint = None if request["constraint"] is None else from_allowed_ids(request["constraint"])
+        constraint = (
+            None if request["constraint"] is None else from_allowed_ids(request["constraint"])
+        )
         params = SamplingParams(
             max_new_tokens=request["count"],
             temperature=request["temperature"],
@@ -119,21 +139,28 @@ def run(engine: Engine, requests: list[dict], cancel: bool) -> list[tuple]:
     return [(output.token_ids, output.finish_reason) for output in outputs]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.lists(REQUEST, min_size=1, max_size=6))
 def test_depth_two_equals_depth_one(pair: tuple[Engine, Engine], requests: list[dict]) -> None:
-    """Stops, caps, constraints, temperatures: equal. A cancelled request shows a beginning of the same tokens, others all of them."""
+    """Stops, caps, constraints, temperatures: equal.
+
+    A cancelled request shows a beginning of the same tokens, others all of them.
+    """
     calm = run(pair[0], requests, cancel=False)
     assert run(pair[1], requests, cancel=False) == calm
     for engine in pair:
-        for (tokens, reason), (full, full_reason) in zip(run(engine, requests, cancel=True), calm, strict=True):
+        for (tokens, reason), (full, full_reason) in zip(
+            run(engine, requests, cancel=True), calm, strict=True
+        ):
             if reason == "cancelled":
                 assert tokens == full[: len(tokens)]
             else:
                 assert (tokens, reason) == (full, full_reason)
 
 
-# --- SmolLM2 -------------------------------------------------------------------------------------------------------------------------
+# --- SmolLM2 --------------------------------------------------------------------------------------
 
 TEXTS = [
     "Hi",
@@ -162,19 +189,25 @@ SMOL_NEW = 16
 
 @pytest.fixture(scope="module")
 def reference(smollm2: LoadedModel) -> LlamaForCausalLM:
-    """transformers' own maths over our weights; that these are the file's is shown in tests/models."""
+    """transformers' own maths over our weights; that these are the file's is shown in
+    tests/models.
+    """
     return reference_model("smollm2", smollm2.config, smollm2.weights)
 
 
 def argmax_after(reference: LlamaForCausalLM, prompt: list[int], tokens: list[int]) -> list[int]:
-    """What transformers takes greedily after the prompt, given that what came before is `tokens`."""
+    """What transformers takes greedily after the prompt, given that what came before is
+    `tokens`.
+    """
     with torch.no_grad():
         logits = reference(torch.tensor([prompt + tokens[:-1]])).logits[0]
     return logits[len(prompt) - 1 :].argmax(-1).tolist()
 
 
 def check_smollm2(loaded: LoadedModel, reference: LlamaForCausalLM, new_tokens: int) -> None:
-    """Alone and batched, at depth 1 and 2: four runs that agree, and each of their tokens is transformers' own choice."""
+    """Alone and batched, at depth 1 and 2: four runs that agree, and each of their tokens is
+    transformers' own choice.
+    """
     assert loaded.tokenizer is not None
     prompts = [loaded.tokenizer.encode(text) for text in TEXTS]
     assert len(prompts) >= 20
@@ -182,8 +215,17 @@ def check_smollm2(loaded: LoadedModel, reference: LlamaForCausalLM, new_tokens: 
     params = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
     runs = []
     for depth in (1, 2):
-        options = {"max_rows": 8, "max_len": 256, "buckets": (1, 4, 8), "chunk": 64, "depth": depth, "exact": True}
-        with Engine.from_weights(loaded.config, loaded.weights, loaded.tokenizer, **options) as engine:
+        options = {
+            "max_rows": 8,
+            "max_len": 256,
+            "buckets": (1, 4, 8),
+            "chunk": 64,
+            "depth": depth,
+            "exact": True,
+        }
+        with Engine.from_weights(
+            loaded.config, loaded.weights, loaded.tokenizer, **options
+        ) as engine:
             runs.append(engine.generate(prompts, params))
             runs.append([engine.generate([prompt], params)[0] for prompt in prompts])
     for prompt, *outputs in zip(prompts, *runs, strict=True):
@@ -191,12 +233,16 @@ def check_smollm2(loaded: LoadedModel, reference: LlamaForCausalLM, new_tokens: 
         assert list(tokens) == argmax_after(reference, prompt, list(tokens))
 
 
-def test_smollm2_tokens_equal_transformers_over_twenty_prompts(smollm2: LoadedModel, reference: LlamaForCausalLM) -> None:
+def test_smollm2_tokens_equal_transformers_over_twenty_prompts(
+    smollm2: LoadedModel, reference: LlamaForCausalLM
+) -> None:
     check_smollm2(smollm2, reference, SMOL_NEW)
 
 
 def test_smollm2_streams_its_chat_answer(smollm2: LoadedModel) -> None:
-    with Engine.from_weights(smollm2.config, smollm2.weights, smollm2.tokenizer, max_rows=1, max_len=128) as engine:
+    with Engine.from_weights(
+        smollm2.config, smollm2.weights, smollm2.tokenizer, max_rows=1, max_len=128
+    ) as engine:
         request = engine.submit("What is the capital of France?", SamplingParams(max_new_tokens=24))
         streamed = "".join(event.text for event in request.iter())
         output = request.result()

@@ -1,4 +1,6 @@
-"""What callers hand in may raise, return or call anything: it costs them their request, and nobody else theirs."""
+"""What callers hand in may raise, return or call anything: it costs them their request, and
+nobody else theirs.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Unspeakable(BaseException):
 
 
 class Scripted:
-    """A constraint that allows everything, and calls `act` with the name of each method that is called."""
+    """A constraint that allows everything, and calls `act` with the name of each method that is
+    called.
+    """
 
     def __init__(self, act: Callable[[str], object]) -> None:
         self.act = act
@@ -56,7 +60,13 @@ class Scripted:
 
 def engine_of(depth: int = 2) -> Engine:
     return Engine(
-        ScriptedDevice(depth=depth), lambda step: None, vocab_size=VOCAB, num_pages=64, tokenizer=byte_tokenizer(), buckets=(1, 2), chunk=8
+        ScriptedDevice(depth=depth),
+        lambda step: None,
+        vocab_size=VOCAB,
+        num_pages=64,
+        tokenizer=byte_tokenizer(),
+        buckets=(1, 2),
+        chunk=8,
     )
 
 
@@ -65,7 +75,9 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """Serves on after whatever the test does to it."""
     with engine_of(request.param) as made:
         yield made
-        assert list(made.generate([[1, 2, 3]], SamplingParams(max_new_tokens=5))[0].token_ids) == expected_tokens([1, 2, 3], 5, VOCAB)
+        assert list(
+            made.generate([[1, 2, 3]], SamplingParams(max_new_tokens=5))[0].token_ids
+        ) == expected_tokens([1, 2, 3], 5, VOCAB)
 
 
 def serve(engine: Engine, act: Callable[[str], object]) -> Request:
@@ -79,9 +91,13 @@ def serve(engine: Engine, act: Callable[[str], object]) -> Request:
 
 @pytest.mark.parametrize("where", ["fill_bitmask", "advance", "finished"])
 @pytest.mark.parametrize(
-    "kind", [Panic, Unspeakable, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError], ids=lambda kind: kind.__name__
+    "kind",
+    [Panic, Unspeakable, SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError],
+    ids=lambda kind: kind.__name__,
 )
-def test_whatever_a_constraint_raises_ends_its_own_request_only(engine: Engine, where: str, kind: type[BaseException]) -> None:
+def test_whatever_a_constraint_raises_ends_its_own_request_only(
+    engine: Engine, where: str, kind: type[BaseException]
+) -> None:
     def act(called: str) -> None:
         if called == where:
             raise kind
@@ -101,7 +117,9 @@ class Slotted(Scripted):
         self.finished = lambda: False
 
 
-def test_a_constraint_whose_finished_turns_out_to_be_a_method_ends_with_an_error(engine: Engine) -> None:
+def test_a_constraint_whose_finished_turns_out_to_be_a_method_ends_with_an_error(
+    engine: Engine,
+) -> None:
     output = engine.submit([1], SamplingParams(max_new_tokens=3, constraint=Slotted())).result(20)
     assert output.finish_reason == "error"
     assert "which always counts as true; make it a property" in (output.error or "")
@@ -109,7 +127,9 @@ def test_a_constraint_whose_finished_turns_out_to_be_a_method_ends_with_an_error
 
 @pytest.mark.parametrize("where", ["push", "flush"])
 @pytest.mark.parametrize("kind", [Panic, Unspeakable, UnicodeError], ids=lambda kind: kind.__name__)
-def test_whatever_a_detokenizer_raises_ends_its_own_request_only(engine: Engine, where: str, kind: type[BaseException]) -> None:
+def test_whatever_a_detokenizer_raises_ends_its_own_request_only(
+    engine: Engine, where: str, kind: type[BaseException]
+) -> None:
     class Failing:
         def push(self, token: int) -> str:
             if where == "push":
@@ -132,7 +152,9 @@ def test_a_reader_that_cannot_be_woken_is_left_alone(engine: Engine) -> None:
         raise Panic
 
     go_on = threading.Event()
-    request = engine.submit([1], SamplingParams(max_new_tokens=3, constraint=Scripted(lambda called: go_on.wait(20))))
+    request = engine.submit(
+        [1], SamplingParams(max_new_tokens=3, constraint=Scripted(lambda called: go_on.wait(20)))
+    )
     request._wakers.add(wake)
     go_on.set()
     assert request.result(20).finish_reason == "length"
@@ -153,7 +175,9 @@ def test_a_crash_without_a_text_is_told_by_its_type() -> None:
 
 
 def test_without_an_engine_an_interrupt_of_the_main_thread_stays_one() -> None:
-    """Python raises it wherever the main thread happens to be, be it in a mask callback; the step can be finalized after it."""
+    """Python raises it wherever the main thread happens to be, be it in a mask callback; the
+    step can be finalized after it.
+    """
     pipe = Pipeline(ScriptedDevice(), lambda step: None, vocab_size=VOCAB, buckets=(1, 2), chunk=8)
     row = pipe.admit([1], max_new_tokens=2, constrained=True, pages=[1])
 
@@ -168,10 +192,13 @@ def test_without_an_engine_an_interrupt_of_the_main_thread_stays_one() -> None:
     pipe.finalize(fail(Unspeakable()))
     (event,) = pipe.commit()
     assert event.row is row
-    assert event.error == "the constraint raised at position 0: Unspeakable (whose text cannot be made)"
+    assert (
+        event.error
+        == "the constraint raised at position 0: Unspeakable (whose text cannot be made)"
+    )
 
 
-# --- fresh() and the protocol --------------------------------------------------------------------------------------------------------
+# --- fresh() and the protocol ---------------------------------------------------------------------
 
 
 class MethodFinished(Scripted):
@@ -201,13 +228,18 @@ class Fresh(Scripted):
         (None, "returned None; it must return a constraint"),
         (5, "returned a int"),
         (Scripted, "returned a type"),
-        (MethodFinished(), "returned a MethodFinished; it must return a constraint: its finished is a method"),
+        (
+            MethodFinished(),
+            "returned a MethodFinished; it must return a constraint: its finished is a method",
+        ),
         (ValueError("no start"), "raised ValueError: no start"),
         (Panic("rust"), "raised Panic: rust"),
         (Unspeakable(), "raised Unspeakable"),
     ],
 )
-def test_a_request_is_never_served_without_the_constraint_it_asked_for(engine: Engine, made: object, message: str) -> None:
+def test_a_request_is_never_served_without_the_constraint_it_asked_for(
+    engine: Engine, made: object, message: str
+) -> None:
     params = SamplingParams(max_new_tokens=3, constraint=Fresh(made))
     with pytest.raises(RequestError, match=message):
         engine.submit([1], params)
@@ -220,7 +252,7 @@ def test_an_interrupt_of_the_caller_in_fresh_stays_one(engine: Engine) -> None:
         engine.submit([1], SamplingParams(constraint=Fresh(KeyboardInterrupt())))
 
 
-# --- calls from the engine's own thread ----------------------------------------------------------------------------------------------
+# --- calls from the engine's own thread -----------------------------------------------------------
 
 
 def waits(engine: Engine) -> dict[str, Callable[[], object]]:
@@ -241,7 +273,9 @@ def waits(engine: Engine) -> dict[str, Callable[[], object]]:
 def test_a_constraint_that_waits_for_its_own_engine_is_refused(engine: Engine, call: str) -> None:
     output = serve(engine, lambda called: waits(engine)[call]()).result()
     assert output.finish_reason == "error"
-    assert "RequestError: a constraint, which runs on the engine's own thread, cannot wait" in (output.error or "")
+    assert "RequestError: a constraint, which runs on the engine's own thread, cannot wait" in (
+        output.error or ""
+    )
 
 
 def test_a_constraint_may_use_what_needs_no_wait(engine: Engine) -> None:
@@ -255,18 +289,28 @@ def test_a_constraint_may_use_what_needs_no_wait(engine: Engine) -> None:
         assert list(done.iter())
 
     assert serve(engine, act).result().finish_reason == "length"
-    assert all(list(request.result(20).token_ids) == expected_tokens([1, 2], 2, VOCAB) for request in submitted)
+    assert all(
+        list(request.result(20).token_ids) == expected_tokens([1, 2], 2, VOCAB)
+        for request in submitted
+    )
 
 
 def test_a_constraint_may_wait_for_another_engine(engine: Engine) -> None:
     with engine_of() as other:
-        assert serve(engine, lambda called: other.generate([[1]], SamplingParams(max_new_tokens=2))).result().finish_reason == "length"
+        assert (
+            serve(engine, lambda called: other.generate([[1]], SamplingParams(max_new_tokens=2)))
+            .result()
+            .finish_reason
+            == "length"
+        )
 
 
 @DEPTHS
 def test_a_constraint_that_closes_its_engine_does_not_wait_for_itself(depth: int) -> None:
     engine = engine_of(depth)
-    request = engine.submit([1], SamplingParams(max_new_tokens=30, constraint=Scripted(lambda called: engine.close())))
+    request = engine.submit(
+        [1], SamplingParams(max_new_tokens=30, constraint=Scripted(lambda called: engine.close()))
+    )
     assert request.result(20).finish_reason == "cancelled"
     closing = threading.Thread(target=engine.close, daemon=True)
     closing.start()
@@ -277,7 +321,9 @@ def test_a_constraint_that_closes_its_engine_does_not_wait_for_itself(depth: int
 
 
 @pytest.mark.parametrize("crash", [False, True])
-def test_a_thread_with_the_number_of_an_ended_engine_thread_is_not_taken_for_it(crash: bool) -> None:
+def test_a_thread_with_the_number_of_an_ended_engine_thread_is_not_taken_for_it(
+    crash: bool,
+) -> None:
     """The system gives numbers again; here the test's own thread was the engine's before."""
     device = ScriptedDevice()
     engine = Engine(device, lambda step: None, vocab_size=VOCAB, num_pages=64)
@@ -292,12 +338,14 @@ def test_a_thread_with_the_number_of_an_ended_engine_thread_is_not_taken_for_it(
         engine.close()
     engine._loop.run()
     for call in (lambda: engine.generate([[1]]), lambda: engine.submit([1])):
-        with pytest.raises(EngineDeadError, match="the device is gone" if crash else "the engine is closed"):
+        with pytest.raises(
+            EngineDeadError, match="the device is gone" if crash else "the engine is closed"
+        ):
             call()
     assert not engine._mailbox.owned
 
 
-# --- fork ----------------------------------------------------------------------------------------------------------------------------
+# --- fork -----------------------------------------------------------------------------------------
 
 FORK = """
 import os, sys
@@ -309,18 +357,21 @@ from tests.engine.test_isolation import CONFIG, WEIGHTS
 
 torch.zeros(3_000_000).cos()  # by as many threads as torch has: none of them is there after a fork
 engine = Engine.from_weights(CONFIG, WEIGHTS, max_rows=2, max_len=200, buckets=(1, 2))
-served, running = engine.submit([1, 2], SamplingParams(max_new_tokens=2)), engine.submit([3], SamplingParams(max_new_tokens=190))
+served = engine.submit([1, 2], SamplingParams(max_new_tokens=2))
+running = engine.submit([3], SamplingParams(max_new_tokens=190))
 served.result()
 child = os.fork()
 if child == 0:
     calls = {"generate": lambda: engine.generate([[1]]), "submit": lambda: engine.submit([1])}
     if not running.done:
-        calls |= {"result": running.result, "iter": lambda: next(running.iter()) and list(running.iter())}
+        calls["result"] = running.result
+        calls["iter"] = lambda: next(running.iter()) and list(running.iter())
     for name, call in calls.items():
         try:
             call()
         except EngineDeadError as error:
-            assert "use a fresh process instead (multiprocessing's 'spawn'), or call torch.set_num_threads(1)" in str(error), error
+            remedy = "use a fresh process instead (multiprocessing's 'spawn'), or call "
+            assert remedy + "torch.set_num_threads(1)" in str(error), error
             assert str(error).endswith("here and then make a new Engine"), error
         else:
             raise AssertionError(name)
@@ -334,11 +385,20 @@ if child == 0:
     assert (output.token_ids, output.error) == (served.result().token_ids, None)
     sys.exit(7)  # a normal end: atexit, finalizers
 code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-assert running.result().finish_reason in ("length", "stop"), "the child's calls are nothing to the parent"
+reason = running.result().finish_reason
+assert reason in ("length", "stop"), "the child's calls are nothing to the parent"
 print(code, len(engine.generate([[1, 2]], SamplingParams(max_new_tokens=2))[0].token_ids))
 """
 CONFIG = ModelConfig(
-    family=Family.LLAMA, hidden=32, layers=1, q_heads=2, kv_heads=1, head_dim=16, intermediate=48, vocab=512, tied_embeddings=True
+    family=Family.LLAMA,
+    hidden=32,
+    layers=1,
+    q_heads=2,
+    kv_heads=1,
+    head_dim=16,
+    intermediate=48,
+    vocab=512,
+    tied_embeddings=True,
 )
 WEIGHTS = random_weights(CONFIG, torch.float32)
 
@@ -349,33 +409,46 @@ def test_in_a_forked_process_the_engine_says_so_and_what_it_advises_works() -> N
     assert (done.returncode, done.stdout.split()) == (0, ["7", "2"]), done.stderr
 
 
-# --- options -------------------------------------------------------------------------------------------------------------------------
+# --- options --------------------------------------------------------------------------------------
 
 
 def test_a_model_with_many_end_tokens_gets_room_for_them() -> None:
     ends = tuple(range(100, 120))
-    with Engine.from_weights(CONFIG.with_eos(*ends), WEIGHTS, max_rows=1, max_len=40, max_stop_ids=4) as engine:
+    with Engine.from_weights(
+        CONFIG.with_eos(*ends), WEIGHTS, max_rows=1, max_len=40, max_stop_ids=4
+    ) as engine:
         assert engine.generate([[1]], SamplingParams(max_new_tokens=2))[0].token_ids
         with pytest.raises(RequestError, match=r"21 stop token ids.*20 at most \(max_stop_ids\)"):
             engine.submit([1], SamplingParams(stop_token_ids=(5,)))
 
 
 def test_the_number_of_stop_ids_has_a_bound() -> None:
-    with pytest.raises(ConfigError, match="max_stop_ids is 4097; give a positive integer, at most 4096"):
+    with pytest.raises(
+        ConfigError, match="max_stop_ids is 4097; give a positive integer, at most 4096"
+    ):
         Engine.from_weights(CONFIG, WEIGHTS, max_stop_ids=4097)
 
 
-@pytest.mark.parametrize("prompt", [b"ab", bytearray(b"ab"), memoryview(b"ab")], ids=lambda prompt: type(prompt).__name__)
+@pytest.mark.parametrize(
+    "prompt", [b"ab", bytearray(b"ab"), memoryview(b"ab")], ids=lambda prompt: type(prompt).__name__
+)
 def test_bytes_are_no_token_ids(engine: Engine, prompt: object) -> None:
-    with pytest.raises(RequestError, match=f"the prompt is a {type(prompt).__name__}; give a string"):
+    with pytest.raises(
+        RequestError, match=f"the prompt is a {type(prompt).__name__}; give a string"
+    ):
         engine.submit(prompt)
     with pytest.raises(ConfigError, match=f"prompts is a {type(prompt).__name__}"):
         engine.generate(prompt)
 
 
-@pytest.mark.parametrize(("text", "which"), [("ab\udcff", "DCFF"), ("ab\ud83d\ude42", "D83D")], ids=["lone", "pair"])
+@pytest.mark.parametrize(
+    ("text", "which"), [("ab\udcff", "DCFF"), ("ab\ud83d\ude42", "D83D")], ids=["lone", "pair"]
+)
 def test_a_surrogate_is_refused(engine: Engine, text: str, which: str) -> None:
-    with pytest.raises(RequestError, match=rf"the prompt holds a surrogate, U\+{which}, at character 2; give valid Unicode text"):
+    with pytest.raises(
+        RequestError,
+        match=rf"the prompt holds a surrogate, U\+{which}, at character 2; give valid Unicode text",
+    ):
         engine.submit(text)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from photon_ext import ops
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.decoder import GEMM_LINES, Decoder
+from photon_ext.models.decoder import GEMM_TOKENS, Decoder
 from photon_ext.models.weights import DecoderWeights
 from photon_ext.runtime.step import StepKind, StepTensors
 
@@ -22,7 +22,9 @@ class Chunk(NamedTuple):
 
 
 class Harness:
-    """A decoder of `rows` rows, each with `max_len` positions over pages in random order; row 0 is padding."""
+    """A decoder of `rows` rows, each with `max_len` positions over pages in random order; row 0
+    is padding.
+    """
 
     def __init__(
         self,
@@ -30,33 +32,46 @@ class Harness:
         weights: DecoderWeights,
         max_len: int = 64,
         page_size: int = 4,
-        gemm_lines: int | None = GEMM_LINES,
-        fast: bool = False,
+        gemm_tokens: int | None = GEMM_TOKENS,
+        hopper: bool = False,
         rows: int = 4,
-        max_lines: int = 64,
+        max_step_tokens: int = 64,
     ) -> None:
         self.device = weights.device
         pages_per_row = -(-max_len // page_size)
         num_pages = 1 + rows * pages_per_row
-        lines, segments = max(max_lines, rows), max(rows, min(2 * rows, 64))
-        self.decoder = Decoder(config, weights, lines, segments, max_len, page_size, num_pages, gemm_lines, fast)
+        entries, segments = max(max_step_tokens, rows), max(rows, min(2 * rows, 64))
+        self.decoder = Decoder(
+            config, weights, entries, segments, max_len, page_size, num_pages, gemm_tokens, hopper
+        )
         order = 1 + torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(7))
         self.page_table = torch.zeros(rows + 1, pages_per_row, dtype=torch.int32)
         self.page_table[1:] = order.view(rows, pages_per_row)
         self.page_table = self.page_table.to(self.device)
 
     def step(self, kind: StepKind, chunks: list[Chunk], padding: int = 0) -> torch.Tensor:
-        """Runs `make_step` and returns a copy of the logits of the last token of every chunk, [len(chunks), vocab]."""
+        """Runs `make_step` and returns a copy of the logits of the last token of every chunk,
+        [len(chunks), vocab].
+        """
         step = self.make_step(kind, chunks, padding)
         self.decoder.forward(step)
         assert step.logits is not None
         return step.logits[: len(chunks)].clone()
 
     def make_step(self, kind: StepKind, chunks: list[Chunk], padding: int = 0) -> StepTensors:
-        """A step of these chunks; `padding` dead lines and segments follow the live ones."""
-        lines = [(token, chunk.position + i, chunk.row) for chunk in chunks for i, token in enumerate(chunk.tokens)]
-        live, total = len(lines), len(lines) + padding
-        columns = torch.tensor(lines + [(0, -1, 0)] * padding, dtype=torch.int32).t().contiguous().to(self.device)
+        """A step of these chunks; `padding` dead tokens and segments follow the live ones."""
+        entries = [
+            (token, chunk.position + i, chunk.row)
+            for chunk in chunks
+            for i, token in enumerate(chunk.tokens)
+        ]
+        live, total = len(entries), len(entries) + padding
+        columns = (
+            torch.tensor(entries + [(0, -1, 0)] * padding, dtype=torch.int32)
+            .t()
+            .contiguous()
+            .to(self.device)
+        )
         decode_meta = torch.empty(total, 4, dtype=torch.int32, device=self.device)
         ops.decode_meta_set_(decode_meta, *columns.unbind())
         segments = torch.zeros(len(chunks) + padding, 4, dtype=torch.int32)
@@ -68,7 +83,7 @@ class Harness:
             kind=kind,
             decode_meta=decode_meta,
             segments=segments.to(self.device),
-            extent=torch.tensor([live, len(chunks)], dtype=torch.int32, device=self.device),
+            counts=torch.tensor([live, len(chunks)], dtype=torch.int32, device=self.device),
             page_table=self.page_table,
             row_state=torch.zeros(len(self.page_table), 16, dtype=torch.int32, device=self.device),
             sampled=torch.zeros(len(segments), dtype=torch.int32, device=self.device),
@@ -77,14 +92,21 @@ class Harness:
     def prefill(self, chunks: list[Chunk], padding: int = 0) -> torch.Tensor:
         return self.step(StepKind.PREFILL, chunks, padding)
 
-    def decode(self, rows: list[int], positions: list[int], tokens: list[int], padding: int = 0) -> torch.Tensor:
-        chunks = [Chunk(row, position, [token]) for row, position, token in zip(rows, positions, tokens, strict=True)]
+    def decode(
+        self, rows: list[int], positions: list[int], tokens: list[int], padding: int = 0
+    ) -> torch.Tensor:
+        chunks = [
+            Chunk(row, position, [token])
+            for row, position, token in zip(rows, positions, tokens, strict=True)
+        ]
         return self.step(StepKind.DECODE, chunks, padding)
 
     def greedy(self, prompts: list[list[int]], count: int) -> list[list[int]]:
         """`count` greedy tokens after each prompt, all prompts in one batch on rows 1, 2, ..."""
         rows = list(range(1, len(prompts) + 1))
-        logits = self.prefill([Chunk(row, 0, prompt) for row, prompt in zip(rows, prompts, strict=True)])
+        logits = self.prefill(
+            [Chunk(row, 0, prompt) for row, prompt in zip(rows, prompts, strict=True)]
+        )
         outputs: list[list[int]] = [[] for _ in prompts]
         for index in range(count):
             tokens = logits.argmax(-1).tolist()

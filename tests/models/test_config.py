@@ -49,9 +49,16 @@ GGUF = {
 
 @pytest.mark.parametrize(
     ("name", "gigabytes", "kib_per_token"),
-    [("qwen3-0.6b", 1.192, 112), ("llama-3.2-1b", 2.472, 32), ("qwen3-4b", 8.045, 144), ("qwen3-8b", 15.14, 144)],
+    [
+        ("qwen3-0.6b", 1.192, 112),
+        ("llama-3.2-1b", 2.472, 32),
+        ("qwen3-4b", 8.045, 144),
+        ("qwen3-8b", 15.14, 144),
+    ],
 )
-def test_named_shapes_read_the_published_bytes(name: str, gigabytes: float, kib_per_token: int) -> None:
+def test_named_shapes_read_the_published_bytes(
+    name: str, gigabytes: float, kib_per_token: int
+) -> None:
     config = NAMED_SHAPES[name]
     weights = empty_weights(config, torch.bfloat16, "meta")
     read = weights.nbytes - (0 if config.tied_embeddings else weights.embedding.nbytes)
@@ -63,9 +70,19 @@ def test_named_shapes_read_the_published_bytes(name: str, gigabytes: float, kib_
 def test_hf_config_reads_what_transformers_writes(name: str) -> None:
     model = tiny_model(name)
     config = hf_config(json.loads(model.config.to_json_string()))
-    assert (config.hidden, config.layers, config.vocab) == (model.config.hidden_size, 3, model.config.vocab_size)
-    assert (config.q_heads, config.kv_heads) == (model.config.num_attention_heads, model.config.num_key_value_heads)
-    assert (config.head_dim, config.intermediate) == (model.config.head_dim, model.config.intermediate_size)
+    assert (config.hidden, config.layers, config.vocab) == (
+        model.config.hidden_size,
+        3,
+        model.config.vocab_size,
+    )
+    assert (config.q_heads, config.kv_heads) == (
+        model.config.num_attention_heads,
+        model.config.num_key_value_heads,
+    )
+    assert (config.head_dim, config.intermediate) == (
+        model.config.head_dim,
+        model.config.intermediate_size,
+    )
     assert config.tied_embeddings == model.config.tie_word_embeddings
     assert config.qk_norm == (model.config.model_type == "qwen3")
     assert config.eos_ids == (2,)
@@ -82,7 +99,11 @@ def test_rope_tables_equal_transformers_bitwise(name: str) -> None:
     assert torch.equal(ours[1], sin[0])
 
 
-@pytest.mark.parametrize("scaling", [RopeScaling(), RopeScaling(RopeScalingKind.FACTORS, factors=(2.0,) * 8)], ids=["plain", "factors"])
+@pytest.mark.parametrize(
+    "scaling",
+    [RopeScaling(), RopeScaling(RopeScalingKind.FACTORS, factors=(2.0,) * 8)],
+    ids=["plain", "factors"],
+)
 def test_rope_tables_do_not_depend_on_torchs_default_device(scaling: RopeScaling) -> None:
     config = replace(hf_config(LLAMA), rope_scaling=scaling)
     expected = rope_tables(config, 20, "cpu")
@@ -92,24 +113,49 @@ def test_rope_tables_do_not_depend_on_torchs_default_device(scaling: RopeScaling
 
 
 def test_older_rope_spelling_means_the_same() -> None:
-    scaling = {key: value for key, value in LLAMA3_ROPE.items() if key not in ("rope_theta", "rope_type")}
-    older = hf_config({**LLAMA, "rope_theta": 10000.0, "rope_scaling": {**scaling, "type": "llama3"}})
+    scaling = {
+        key: value for key, value in LLAMA3_ROPE.items() if key not in ("rope_theta", "rope_type")
+    }
+    older = hf_config(
+        {**LLAMA, "rope_theta": 10000.0, "rope_scaling": {**scaling, "type": "llama3"}}
+    )
     assert older == hf_config({**LLAMA, "rope_parameters": LLAMA3_ROPE})
     assert older.rope_scaling.kind is RopeScalingKind.LLAMA3
 
 
 def test_rope_scaling_counts_where_a_file_has_rope_parameters_too() -> None:
-    """transformers 5 writes the latter; the former is what people are told to add to stretch a model's context."""
-    both = hf_config({**LLAMA, "rope_parameters": {"rope_theta": 500.0}, "rope_scaling": {"rope_type": "linear", "factor": 2.0}})
+    """transformers 5 writes the latter; the former is what people are told to add to stretch a
+    model's context.
+    """
+    both = hf_config(
+        {
+            **LLAMA,
+            "rope_parameters": {"rope_theta": 500.0},
+            "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+        }
+    )
     assert both.rope_scaling == RopeScaling(RopeScalingKind.LINEAR, factor=2.0)
     with pytest.raises(ModelError, match="'yarn' is not supported"):
-        hf_config({**LLAMA, "rope_parameters": LLAMA3_ROPE, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}})
+        hf_config(
+            {
+                **LLAMA,
+                "rope_parameters": LLAMA3_ROPE,
+                "rope_scaling": {"rope_type": "yarn", "factor": 4.0},
+            }
+        )
 
 
-@pytest.mark.parametrize(("inside", "beside", "expected"), [(64, 32, 32), (None, 32, 32), (64, None, 64), (None, None, 128)])
-def test_the_trained_context_of_llama3_scaling_may_stand_beside_it(inside: int | None, beside: int | None, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("inside", "beside", "expected"),
+    [(64, 32, 32), (None, 32, 32), (64, None, 64), (None, None, 128)],
+)
+def test_the_trained_context_of_llama3_scaling_may_stand_beside_it(
+    inside: int | None, beside: int | None, expected: int
+) -> None:
     rope = {**LLAMA3_ROPE, "original_max_position_embeddings": inside}
-    config = hf_config({**LLAMA, "rope_parameters": rope, "original_max_position_embeddings": beside})
+    config = hf_config(
+        {**LLAMA, "rope_parameters": rope, "original_max_position_embeddings": beside}
+    )
     assert config.rope_scaling.original_max_positions == expected
 
 
@@ -123,19 +169,36 @@ def test_gguf_frequency_factors_carry_llama3_scaling() -> None:
     unscaled = plain(reference)[0]
     factors = (unscaled / inverse_frequencies(config)).tolist()
     assert max(factors) == pytest.approx(32.0)
-    by_factors = replace(config, rope_scaling=RopeScaling(RopeScalingKind.FACTORS, factors=tuple(factors)))
+    by_factors = replace(
+        config, rope_scaling=RopeScaling(RopeScalingKind.FACTORS, factors=tuple(factors))
+    )
     torch.testing.assert_close(rope_tables(by_factors, 64, "cpu")[0], scaled_cos, atol=1e-5, rtol=0)
 
 
 def test_metadata_config() -> None:
     config = metadata_config(GGUF, tied=True, source="m.gguf")
-    assert config == ModelConfig(Family.QWEN3, 64, 2, 4, 2, 32, 96, 70, tied_embeddings=True, max_positions=512, eos_ids=(5, 6))
+    assert config == ModelConfig(
+        Family.QWEN3,
+        64,
+        2,
+        4,
+        2,
+        32,
+        96,
+        70,
+        tied_embeddings=True,
+        max_positions=512,
+        eos_ids=(5, 6),
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "MambaForCausalLM.*supported.*LlamaForCausalLM.*Qwen3ForCausalLM"),
+        (
+            {"architectures": ["MambaForCausalLM"], "model_type": "mamba"},
+            "MambaForCausalLM.*supported.*LlamaForCausalLM.*Qwen3ForCausalLM",
+        ),
         ({"architectures": None, "model_type": "gpt2"}, "gpt2.*supported"),
         ({"hidden_size": "64"}, "hidden_size is '64', expected an integer from 1"),
         ({"num_hidden_layers": None}, "num_hidden_layers is None"),
@@ -145,7 +208,10 @@ def test_metadata_config() -> None:
         ({"head_dim": 512}, "head_dim is 512"),
         ({"vocab_size": 0}, "vocab_size is 0"),
         ({"rope_scaling": {"type": "yarn", "factor": 2}}, "'yarn' is not supported"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "rope_scaling.low_freq_factor is None, expected a finite number"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 2}},
+            "rope_scaling.low_freq_factor is None, expected a finite number",
+        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"use_sliding_window": True, "sliding_window": 32}, "sliding-window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding-window"),
@@ -162,14 +228,26 @@ def test_what_is_not_supported_is_refused_by_name(change: dict, message: str) ->
     [
         ({"general.architecture": "gemma3"}, "'gemma3'.*supported"),
         ({"qwen3.expert_count": 8}, "8 experts"),
-        ({"qwen3.rope.dimension_count": 16}, "rotary embeddings over 16 dimensions and key heads of 32"),
+        (
+            {"qwen3.rope.dimension_count": 16},
+            "rotary embeddings over 16 dimensions and key heads of 32",
+        ),
         ({"qwen3.attention.value_length": 16}, "value heads of 16 dimensions"),
         ({"qwen3.rope.scaling.type": "yarn"}, "'yarn'"),
         ({"qwen3.rope.scaling.type": "yarn", "qwen3.rope.scaling.factor": 4.0}, "'yarn'"),
         ({"qwen3.rope.scaling.type": 5}, "qwen3.rope.scaling.type is 5, expected a text"),
-        ({"qwen3.rope.scaling.factor": -2.0}, "qwen3.rope.scaling.factor is -2.0, expected a finite number above 0"),
-        ({"qwen3.rope.scaling.factor": False}, "qwen3.rope.scaling.factor is False, expected a finite number above 0"),
-        ({"qwen3.rope.scale_linear": math.inf}, "qwen3.rope.scale_linear is inf, expected a finite number above 0"),
+        (
+            {"qwen3.rope.scaling.factor": -2.0},
+            "qwen3.rope.scaling.factor is -2.0, expected a finite number above 0",
+        ),
+        (
+            {"qwen3.rope.scaling.factor": False},
+            "qwen3.rope.scaling.factor is False, expected a finite number above 0",
+        ),
+        (
+            {"qwen3.rope.scale_linear": math.inf},
+            "qwen3.rope.scale_linear is inf, expected a finite number above 0",
+        ),
         ({"qwen3.block_count": 0}, "qwen3.block_count is 0"),
     ],
 )
@@ -195,8 +273,14 @@ def test_gguf_that_is_not_supported_is_refused_by_name(change: dict, message: st
     ],
     ids=str,
 )
-def test_gguf_rope_scaling_is_linear_by_its_factor_as_in_llama_cpp(change: dict, factor: float) -> None:
-    scaled = metadata_config({**GGUF, **{f"qwen3.{key}": value for key, value in change.items()}}, tied=True, source="m.gguf")
+def test_gguf_rope_scaling_is_linear_by_its_factor_as_in_llama_cpp(
+    change: dict, factor: float
+) -> None:
+    scaled = metadata_config(
+        {**GGUF, **{f"qwen3.{key}": value for key, value in change.items()}},
+        tied=True,
+        source="m.gguf",
+    )
     plain = metadata_config(GGUF, tied=True, source="m.gguf")
     assert plain.rope_scaling == RopeScaling()
     assert torch.equal(inverse_frequencies(scaled), inverse_frequencies(plain) / factor)
@@ -205,7 +289,11 @@ def test_gguf_rope_scaling_is_linear_by_its_factor_as_in_llama_cpp(change: dict,
 FACTORS = (1.0,) * 15
 
 
-@pytest.mark.parametrize("change", [{}, {"type": "none"}, {"type": "linear"}, {"factor": 0.0}, {"type": "none", "factor": 2.0}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"type": "none"}, {"type": "linear"}, {"factor": 0.0}, {"type": "none", "factor": 2.0}],
+    ids=str,
+)
 def test_gguf_frequency_factors_stand_beside_a_linear_factor_of_one(change: dict) -> None:
     fields = {**GGUF, **{f"qwen3.rope.scaling.{key}": value for key, value in change.items()}}
     config = metadata_config(fields, tied=True, rope_factors=(*FACTORS, 8.0), source="m.gguf")
@@ -214,13 +302,22 @@ def test_gguf_frequency_factors_stand_beside_a_linear_factor_of_one(change: dict
 
 def test_gguf_frequency_factors_and_a_linear_factor_together_are_refused() -> None:
     for change in ({"qwen3.rope.scaling.factor": 2.0}, {"qwen3.rope.scale_linear": 2.0}):
-        with pytest.raises(ModelError, match=r"m\.gguf: linear rope scaling by 2\.0 and a rope_freqs\.weight tensor together are not supp"):
-            metadata_config({**GGUF, **change}, tied=True, rope_factors=(*FACTORS, 8.0), source="m.gguf")
+        with pytest.raises(
+            ModelError,
+            match=r"m\.gguf: linear rope scaling by 2\.0 and a rope_freqs\.weight tensor together "
+            r"are not supp",
+        ):
+            metadata_config(
+                {**GGUF, **change}, tied=True, rope_factors=(*FACTORS, 8.0), source="m.gguf"
+            )
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 def test_gguf_frequency_factors_that_are_no_divisors_are_refused(value: float) -> None:
-    with pytest.raises(ModelError, match=rf"m\.gguf: rope_freqs\.weight holds {value} at 15, expected finite numbers above 0"):
+    with pytest.raises(
+        ModelError,
+        match=rf"m\.gguf: rope_freqs\.weight holds {value} at 15, expected finite numbers above 0",
+    ):
         metadata_config(GGUF, tied=True, rope_factors=(*FACTORS, value), source="m.gguf")
 
 

@@ -1,4 +1,6 @@
-"""Damaged model files: whatever a key or a file holds, loading works or raises a ModelError that names it; nothing else ever comes out."""
+"""Damaged model files: whatever a key or a file holds, loading works or raises a ModelError that
+names it; nothing else ever comes out.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,26 @@ from photon_ext.models.loader import load_model
 from tests.models.tiny import LLAMA3_ROPE, VOCAB, saved_tiny_model, tiny_model
 from tests.models.tiny_gguf import write_tiny_gguf
 
-JUNK = [None, 0, -1, -64, 10**15, 10**400, 1.5, float("inf"), float("nan"), True, "", "x", "64", [], [{}], ["x"], {}, {"x": 1}]
+JUNK = [
+    None,
+    0,
+    -1,
+    -64,
+    10**15,
+    10**400,
+    1.5,
+    float("inf"),
+    float("nan"),
+    True,
+    "",
+    "x",
+    "64",
+    [],
+    [{}],
+    ["x"],
+    {},
+    {"x": 1},
+]
 CONFIG_KEYS = [
     "architectures",
     "attention_bias",
@@ -82,8 +103,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama with Llama 3 scaling, a tokenizer of words and the small files around it."""
     path = tmp_path_factory.mktemp("tiny")
     saved_tiny_model("llama-7-1-96-scaled", path)
-    Backend(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0")).save(str(path / "tokenizer.json"))
-    (path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "w2", "chat_template": "{{ messages }}"}))
+    Backend(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0")).save(
+        str(path / "tokenizer.json")
+    )
+    (path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": "w2", "chat_template": "{{ messages }}"})
+    )
     return path
 
 
@@ -149,12 +174,20 @@ def test_any_value_in_the_files_beside_it(file: str, key: str, broken: Path) -> 
     alone(broken, file)
     if not (broken / file).exists():
         (broken / file).write_text("{}")
-    for value in [*JUNK, {"a": []}, {"a": 5}, [{"name": "default"}], [{"name": "default", "template": 5}]]:
+    for value in [
+        *JUNK,
+        {"a": []},
+        {"a": 5},
+        [{"name": "default"}],
+        [{"name": "default", "template": 5}],
+    ]:
         change(broken / file, **{key: value})
         load_or_refuse(broken, (file, key, value))
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe\x00", b"null", b"[1]", b"{", b"[" * 100_000, b'{"a": \xff}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe\x00", b"null", b"[1]", b"{", b"[" * 100_000, b'{"a": \xff}']
+)
 @pytest.mark.parametrize(
     "file",
     [
@@ -174,12 +207,20 @@ def test_any_content_of_a_file(file: str, content: bytes, broken: Path) -> None:
 
 
 @pytest.mark.parametrize("key", GGUF_KEYS)
-def test_any_value_of_gguf_metadata(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_value_of_gguf_metadata(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "m.gguf"
-    write_tiny_gguf(tiny_model("llama-plain"), path, {"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.add_bos_token": True})
+    write_tiny_gguf(
+        tiny_model("llama-plain"),
+        path,
+        {"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.add_bos_token": True},
+    )
     fields = dict(GgufFile(path).fields)
     for value in JUNK:
-        replaced = property(lambda self, value=value: {**fields, key: value}, lambda self, read: None)
+        replaced = property(
+            lambda self, value=value: {**fields, key: value}, lambda self, read: None
+        )
         monkeypatch.setattr(GgufFile, "fields", replaced, raising=False)
         load_or_refuse(path, (key, value))
 
@@ -187,63 +228,107 @@ def test_any_value_of_gguf_metadata(key: str, tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda p: change(p / "config.json", num_attention_heads=0), r"config\.json: num_attention_heads is 0, expected an integer from 1"),
-        (lambda p: change(p / "config.json", hidden_size=-49), r"config\.json: hidden_size is -49, expected an integer from 1"),
-        (lambda p: change(p / "config.json", rms_norm_eps=None), r"config\.json: rms_norm_eps is None, expected a finite number above 0"),
+        (
+            lambda p: change(p / "config.json", num_attention_heads=0),
+            r"config\.json: num_attention_heads is 0, expected an integer from 1",
+        ),
+        (
+            lambda p: change(p / "config.json", hidden_size=-49),
+            r"config\.json: hidden_size is -49, expected an integer from 1",
+        ),
+        (
+            lambda p: change(p / "config.json", rms_norm_eps=None),
+            r"config\.json: rms_norm_eps is None, expected a finite number above 0",
+        ),
         (
             lambda p: change(p / "config.json", rope_parameters={**LLAMA3_ROPE, "factor": None}),
             r"config\.json: rope_parameters\.factor is None, expected a finite number",
         ),
         (
-            lambda p: change(p / "config.json", rope_parameters={**LLAMA3_ROPE, "low_freq_factor": 4.0}),
-            r"rope_parameters\.low_freq_factor is 4\.0, expected a number below high_freq_factor, which is 4\.0",
+            lambda p: change(
+                p / "config.json", rope_parameters={**LLAMA3_ROPE, "low_freq_factor": 4.0}
+            ),
+            r"rope_parameters\.low_freq_factor is 4\.0, expected a number below high_freq_factor, "
+            r"which is 4\.0",
         ),
         (
             lambda p: change(p / "config.json", eos_token_id="x"),
             r"config\.json: eos_token_id is 'x', expected a token id or a list of them",
         ),
-        (lambda p: change(p / "config.json", eos_token_id=VOCAB), rf"config\.json: end token {VOCAB} is not in the vocabulary of {VOCAB}"),
-        (lambda p: change(p / "config.json", quantization_config="awq"), r"quantization_config is 'awq', expected an object"),
-        (lambda p: change(p / "config.json", layer_types=5), r"config\.json: layer_types is 5, expected a list"),
-        (lambda p: change(p / "config.json", tie_word_embeddings="false"), r"tie_word_embeddings is 'false', expected true or false"),
+        (
+            lambda p: change(p / "config.json", eos_token_id=VOCAB),
+            rf"config\.json: end token {VOCAB} is not in the vocabulary of {VOCAB}",
+        ),
+        (
+            lambda p: change(p / "config.json", quantization_config="awq"),
+            r"quantization_config is 'awq', expected an object",
+        ),
+        (
+            lambda p: change(p / "config.json", layer_types=5),
+            r"config\.json: layer_types is 5, expected a list",
+        ),
+        (
+            lambda p: change(p / "config.json", tie_word_embeddings="false"),
+            r"tie_word_embeddings is 'false', expected true or false",
+        ),
         (
             lambda p: change(p / "config.json", vocab_size=2**24),
-            rf"embed_tokens\.weight has shape \[{VOCAB}, 49\], config\.json asks for \[{2**24}, 49\]",
+            rf"embed_tokens\.weight has shape \[{VOCAB}, 49\], config\.json asks for \[{2**24}, "
+            r"49\]",
         ),
         (
             lambda p: change(p / "tokenizer_config.json", chat_template=[{"name": "default"}]),
-            r"tokenizer_config\.json: chat_template is \[\{'name': 'default'\}\], expected a text, or a list of objects",
+            r"tokenizer_config\.json: chat_template is \[\{'name': 'default'\}\], expected a text, "
+            r"or a list of objects",
         ),
-        (lambda p: (p / "chat_template.jinja").write_bytes(b"\xff"), r"chat_template\.jinja: not a readable UTF-8 file"),
+        (
+            lambda p: (p / "chat_template.jinja").write_bytes(b"\xff"),
+            r"chat_template\.jinja: not a readable UTF-8 file",
+        ),
         (
             lambda p: alone(p, INDEX_FILE).write_text('{"weight_map": {"a": ["b"]}}'),
             r"index\.json: has no 'weight_map' object that names a shard for each tensor",
         ),
         (
-            lambda p: (p / "generation_config.json").unlink() or (p / "generation_config.json").write_text('{"eos_token_id": "x"}'),
+            lambda p: (
+                (p / "generation_config.json").unlink()
+                or (p / "generation_config.json").write_text('{"eos_token_id": "x"}')
+            ),
             r"generation_config\.json: eos_token_id is 'x'",
         ),
         (
-            lambda p: (p / "generation_config.json").unlink() or (p / "generation_config.json").write_text('{"eos_token_id": [0, 999]}'),
+            lambda p: (
+                (p / "generation_config.json").unlink()
+                or (p / "generation_config.json").write_text('{"eos_token_id": [0, 999]}')
+            ),
             rf"/generation_config\.json: end token 999 is not in the vocabulary of {VOCAB}",
         ),
         (
-            lambda p: change(p / "tokenizer.json", model={"type": "WordLevel", "vocab": {"w2": 999, "w0": 0}, "unk_token": "w0"}),
+            lambda p: change(
+                p / "tokenizer.json",
+                model={"type": "WordLevel", "vocab": {"w2": 999, "w0": 0}, "unk_token": "w0"},
+            ),
             rf"/tokenizer\.json: end token 999 is not in the vocabulary of {VOCAB}",
         ),
     ],
 )
-def test_damage_is_named_with_what_was_expected(damage: Callable[[Path], object], message: str, broken: Path) -> None:
+def test_damage_is_named_with_what_was_expected(
+    damage: Callable[[Path], object], message: str, broken: Path
+) -> None:
     damage(broken)
     with pytest.raises(ModelError, match=message):
         load_model(broken)
 
 
-def test_damage_that_nobody_foresaw_is_named_as_well(broken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_that_nobody_foresaw_is_named_as_well(
+    broken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*args: object, **options: object) -> None:
         raise KeyError("surprise")
 
     monkeypatch.setattr("photon_ext.models.loader.hf_config", fail)
-    with pytest.raises(ModelError, match=rf"{broken.name}: cannot be read \(KeyError: 'surprise'\)") as raised:
+    with pytest.raises(
+        ModelError, match=rf"{broken.name}: cannot be read \(KeyError: 'surprise'\)"
+    ) as raised:
         load_model(broken)
     assert isinstance(raised.value.__cause__, KeyError)

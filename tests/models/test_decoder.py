@@ -1,4 +1,6 @@
-"""The decoder against transformers: tiny random models in float32, alone, batched, in chunks and beside dead lines."""
+"""The decoder against transformers: tiny random models in float32, alone, batched, in chunks and
+beside dead tokens.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
     model, harness = loaded(name, tmp_path)
     (ids,) = prompts(3, (40,))
     expected = reference_logits(model, ids)
-    torch.testing.assert_close(harness.prefill([Chunk(1, 0, ids[:30])])[0], expected[29], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        harness.prefill([Chunk(1, 0, ids[:30])])[0], expected[29], atol=1e-4, rtol=1e-4
+    )
     for position in range(30, 40):
         logits = harness.decode([1], [position], [ids[position]])
         torch.testing.assert_close(logits[0], expected[position], atol=1e-4, rtol=1e-4)
@@ -61,7 +65,9 @@ def test_logits_equal_transformers(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["llama-6-2-24-tied", "qwen3-6-3-24"])
-def test_half_precision_is_as_near_to_float32_as_transformers(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_half_precision_is_as_near_to_float32_as_transformers(
+    name: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
     model = saved_tiny_model(name, tmp_path)
     config, weights, _ = load_model(tmp_path, dtype)
     harness = Harness(config, weights)
@@ -99,16 +105,25 @@ def test_rows_do_not_depend_on_their_batch_bitwise(name: str, tmp_path: Path) ->
     positions, tokens = [len(text) for text in texts], [4, 5, 6]
     together = harness.decode([1, 2, 3], positions, tokens)
     for padding in (0, 3):
-        alone = torch.cat([harness.decode([row], [positions[row - 1]], [tokens[row - 1]], padding) for row in (1, 2, 3)])
+        alone = torch.cat(
+            [
+                harness.decode([row], [positions[row - 1]], [tokens[row - 1]], padding)
+                for row in (1, 2, 3)
+            ]
+        )
         assert torch.equal(together, alone)
 
 
-def test_a_prefill_step_may_have_as_many_lines_as_segments(tmp_path: Path) -> None:
-    """With padding, T == R does not mean one line a segment: the kind says which lines the logits belong to."""
+def test_a_prefill_step_may_have_as_many_tokens_as_segments(tmp_path: Path) -> None:
+    """With padding, T == R does not mean one token a segment: the kind says which tokens the
+    logits belong to.
+    """
     model, harness = loaded("llama-plain", tmp_path)
     chunks = [Chunk(1, 0, [5, 6, 7]), Chunk(2, 0, [8])]
     logits = harness.step(StepKind.PREFILL, chunks, padding=4)
-    torch.testing.assert_close(logits[0], reference_logits(model, [5, 6, 7])[-1], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        logits[0], reference_logits(model, [5, 6, 7])[-1], atol=1e-4, rtol=1e-4
+    )
     torch.testing.assert_close(logits[1], reference_logits(model, [8])[-1], atol=1e-4, rtol=1e-4)
 
 
@@ -133,22 +148,26 @@ def test_buffers_are_one_arena_at_fixed_addresses(tmp_path: Path) -> None:
     assert spans[0][0] >= arena.data_ptr()
     assert spans[-1][1] <= arena.data_ptr() + arena.nbytes
     assert all(end <= start for (_, end), (start, _) in pairwise(spans))
-    for lines, segments in ((16, 4), (3, 1), (0, 0)):
-        views = buffers.leading(lines, segments)
-        assert [view.data_ptr() for view in views if view.numel()] == [full.data_ptr() for full in buffers if lines]
-        assert [len(view) for view in views] == [lines] * 7 + [segments] * 2
+    for num_tokens, segments in ((16, 4), (3, 1), (0, 0)):
+        views = buffers.leading(num_tokens, segments)
+        assert [view.data_ptr() for view in views if view.numel()] == [
+            full.data_ptr() for full in buffers if num_tokens
+        ]
+        assert [len(view) for view in views] == [num_tokens] * 7 + [segments] * 2
     assert decoder.kv_bytes == config.kv_bytes_per_token(4) * 9 * 8
 
 
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ((0, 4, 64, 8, 9), "max_lines is 0"),
+        ((0, 4, 64, 8, 9), "max_step_tokens is 0"),
         ((16, 4, 64, 8, -1), "num_pages is -1"),
         ((16, 4, 257, 8, 9), "max_len is 257, the model was made for 256 positions"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(sizes: tuple[int, int, int, int, int], message: str) -> None:
+def test_sizes_that_cannot_be_are_refused(
+    sizes: tuple[int, int, int, int, int], message: str
+) -> None:
     config = hf_config(tiny_model("llama-plain").config.to_dict())
     with pytest.raises(ConfigError, match=message):
         Decoder(config, random_weights(config), *sizes)
@@ -156,5 +175,7 @@ def test_sizes_that_cannot_be_are_refused(sizes: tuple[int, int, int, int, int],
 
 def test_a_step_beyond_the_buffers_is_refused(tmp_path: Path) -> None:
     _, harness = loaded("llama-plain", tmp_path)
-    with pytest.raises(ConfigError, match=r"a step of 65 lines and 1 segments, made for up to 64 and 8; raise"):
+    with pytest.raises(
+        ConfigError, match=r"a step of 65 tokens and 1 segments, made for up to 64 and 8; raise"
+    ):
         harness.prefill([Chunk(1, 0, [1] * 65)])

@@ -1,4 +1,6 @@
-"""The decoder on CUDA against the decoder on the CPU, with random weights in float32; needs neither transformers nor files."""
+"""The decoder on CUDA against the decoder on the CPU, with random weights in float32; needs
+neither transformers nor files.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +16,42 @@ pytestmark = pytest.mark.gpu
 
 CONFIGS = {
     "llama-6-2-24-tied": ModelConfig(Family.LLAMA, 30, 3, 6, 2, 24, 45, 131, tied_embeddings=True),
-    "llama-7-1-96-biased": ModelConfig(Family.LLAMA, 49, 3, 7, 1, 96, 45, 131, attention_bias=True, mlp_bias=True),
+    "llama-7-1-96-biased": ModelConfig(
+        Family.LLAMA, 49, 3, 7, 1, 96, 45, 131, attention_bias=True, mlp_bias=True
+    ),
     "qwen3-4-2-128": ModelConfig(Family.QWEN3, 64, 3, 4, 2, 128, 96, 131),
 }
 PROMPT = [(7 * i) % 131 for i in range(60)]
 
 
 def decoder_weights(config: ModelConfig, device: str) -> DecoderWeights:
-    """Random weights, ten times larger than those of benchmarks so that logits differ, the same on both devices."""
-    source, weights = random_weights(config, torch.float32), empty_weights(config, torch.float32, device)
-    for (name, slot), (_, values) in zip(weight_slots(config, weights), weight_slots(config, source), strict=True):
+    """Random weights, ten times larger than those of benchmarks so that logits differ, the same
+    on both devices.
+    """
+    source, weights = (
+        random_weights(config, torch.float32),
+        empty_weights(config, torch.float32, device),
+    )
+    for (name, slot), (_, values) in zip(
+        weight_slots(config, weights), weight_slots(config, source), strict=True
+    ):
         slot.copy_(values if name.endswith("norm.weight") else 10 * values)
     return weights
 
 
-def harness(name: str, device: str, gemm_lines: int | None = None) -> Harness:
-    return Harness(CONFIGS[name], decoder_weights(CONFIGS[name], device), gemm_lines=gemm_lines)
+def harness(name: str, device: str, gemm_tokens: int | None = None) -> Harness:
+    return Harness(CONFIGS[name], decoder_weights(CONFIGS[name], device), gemm_tokens=gemm_tokens)
 
 
-@pytest.mark.parametrize("gemm_lines", [None, 32])
+@pytest.mark.parametrize("gemm_tokens", [None, 32])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_cuda_equals_cpu(name: str, gemm_lines: int | None) -> None:
+def test_cuda_equals_cpu(name: str, gemm_tokens: int | None) -> None:
     """With the plain kernels, and with long eager prefill steps through torch."""
-    cpu, cuda = harness(name, "cpu"), harness(name, "cuda", gemm_lines)
+    cpu, cuda = harness(name, "cpu"), harness(name, "cuda", gemm_tokens)
     for one in (Chunk(1, 0, PROMPT[:50]), Chunk(1, 50, PROMPT[50:])):
-        torch.testing.assert_close(cuda.prefill([one]).cpu(), cpu.prefill([one]), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            cuda.prefill([one]).cpu(), cpu.prefill([one]), atol=1e-4, rtol=1e-4
+        )
     logits = (decoder.decode([1], [60], [5]).cpu() for decoder in (cuda, cpu))
     torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
 
@@ -67,7 +80,9 @@ def test_a_captured_forward_replays_at_other_positions() -> None:
     with torch.cuda.graph(graph, stream=stream):
         captured.decoder.forward(step)
     for position in range(4, 40):
-        step.decode_meta.copy_(torch.tensor([[PROMPT[position], position, position + 1, 1]], dtype=torch.int32))
+        step.decode_meta.copy_(
+            torch.tensor([[PROMPT[position], position, position + 1, 1]], dtype=torch.int32)
+        )
         graph.replay()
         assert step.logits is not None
         assert torch.equal(step.logits, eager.decode([1], [position], [PROMPT[position]]))

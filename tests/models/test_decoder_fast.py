@@ -1,4 +1,6 @@
-"""The decoder with the fused ops and their fast kernels, against the one that goes op by op; needs neither transformers nor files."""
+"""The decoder with the fused ops and their Hopper kernels, against the one that goes op by op;
+needs neither transformers nor files.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +10,29 @@ from functools import cache
 import pytest
 import torch
 
-from photon_ext import fast_kernels_run
+from photon_ext import hopper_runs
 from photon_ext.models import decoder as decoder_module
 from photon_ext.models.config import Family, ModelConfig
-from photon_ext.models.decoder import FAST_GEMM_LINES, GEMM_LINES, WHOLE_ROWS, Decoder
+from photon_ext.models.decoder import GEMM_TOKENS, HOPPER_GEMM_TOKENS, WHOLE_ROWS, Decoder
 from photon_ext.models.weights import DecoderWeights, empty_weights, random_weights, weight_slots
 from photon_ext.runtime.step import StepKind
 from tests.models.harness import Chunk, Harness
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-# Shapes that the fast kernels take, none of them round: head sizes and groups, widths of odd multiples of 64, a vocabulary of odd size. The
-# fast linears leave 7 heads of 96 and an intermediate width of 100 to the portable ones.
+# Shapes that the Hopper kernels take, none of them round: head sizes and groups, widths of odd
+# multiples of 64, a vocabulary of odd size. The Hopper linears leave 7 heads of 96 and an
+# intermediate width of 100 to the portable ones.
 CONFIGS = {
-    "llama-6-2-64-tied": ModelConfig(Family.LLAMA, 192, 2, 6, 2, 64, 320, 131, tied_embeddings=True),
-    "llama-7-1-96-biased": ModelConfig(Family.LLAMA, 320, 2, 7, 1, 96, 192, 131, attention_bias=True, mlp_bias=True),
+    "llama-6-2-64-tied": ModelConfig(
+        Family.LLAMA, 192, 2, 6, 2, 64, 320, 131, tied_embeddings=True
+    ),
+    "llama-7-1-96-biased": ModelConfig(
+        Family.LLAMA, 320, 2, 7, 1, 96, 192, 131, attention_bias=True, mlp_bias=True
+    ),
     "qwen3-4-2-128": ModelConfig(Family.QWEN3, 576, 2, 4, 2, 128, 100, 131),
 }
 PROMPT = [(7 * i) % 131 for i in range(40)]
-LONG = [(5 * i + i // 7) % 131 for i in range(140)]  # of three groups of lines
+LONG = [(5 * i + i // 7) % 131 for i in range(140)]  # of three groups of tokens
 BATCHES = (1, 2, 7, 8, 9, 16, 31, 33, 64)
 
 
@@ -34,19 +41,27 @@ def source(name: str) -> DecoderWeights:
     return random_weights(CONFIGS[name], torch.float32)
 
 
-def harness(name: str, device: str, dtype: torch.dtype, fast: bool, **sizes: int | None) -> Harness:
-    """Random weights, ten times larger than those of benchmarks so that logits differ; in float32 those of the other dtypes, rounded."""
+def harness(
+    name: str, device: str, dtype: torch.dtype, hopper: bool, **sizes: int | None
+) -> Harness:
+    """Random weights, ten times larger than those of benchmarks so that logits differ; in
+    float32 those of the other dtypes, rounded.
+    """
     config = CONFIGS[name]
     weights = empty_weights(config, dtype, device)
-    for (slot_name, slot), (_, values) in zip(weight_slots(config, weights), weight_slots(config, source(name)), strict=True):
+    for (slot_name, slot), (_, values) in zip(
+        weight_slots(config, weights), weight_slots(config, source(name)), strict=True
+    ):
         slot.copy_((values if slot_name.endswith("norm.weight") else 10 * values).bfloat16())
-    return Harness(config, weights, fast=fast, **{"gemm_lines": None, **sizes})
+    return Harness(config, weights, hopper=hopper, **{"gemm_tokens": None, **sizes})
 
 
 def next_logits(decoder: Harness, count: int = 3) -> torch.Tensor:
     """Logits of a prompt and of the decode steps after it, [1 + count, vocab], on the CPU."""
     prompt = decoder.prefill([Chunk(1, 0, PROMPT)])
-    return torch.cat([prompt, *(decoder.decode([1], [len(PROMPT) + i], [5 + i]) for i in range(count))]).cpu()
+    return torch.cat(
+        [prompt, *(decoder.decode([1], [len(PROMPT) + i], [5 + i]) for i in range(count))]
+    ).cpu()
 
 
 @pytest.fixture
@@ -64,19 +79,25 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_on_a_cpu_fused_ops_change_no_bit(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_cpu_fused_ops_change_no_bit(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if dtype is torch.bfloat16 and "PHOTON_OPS_LIBRARY" in os.environ:
-        pytest.skip("the CUDA kernels run in the emulator, the fast ones too")
-    monkeypatch.setattr(decoder_module, "fast_kernels_run", lambda: True)  # prefill steps are fused where they do
-    assert torch.equal(next_logits(harness(name, "cpu", dtype, fast=True)), next_logits(harness(name, "cpu", dtype, fast=False)))
+        pytest.skip("the CUDA kernels run in the emulator, the Hopper ones too")
+    # prefill steps are fused where they do
+    monkeypatch.setattr(decoder_module, "hopper_runs", lambda: True)
+    assert torch.equal(
+        next_logits(harness(name, "cpu", dtype, hopper=True)),
+        next_logits(harness(name, "cpu", dtype, hopper=False)),
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_as_near_to_float32_as_op_by_op(name: str, device: str) -> None:
-    exact = next_logits(harness(name, "cpu", torch.float32, fast=False))
-    rounded = next_logits(harness(name, device, torch.bfloat16, fast=False)).float()
-    ours = next_logits(harness(name, device, torch.bfloat16, fast=True)).float()
+    exact = next_logits(harness(name, "cpu", torch.float32, hopper=False))
+    rounded = next_logits(harness(name, device, torch.bfloat16, hopper=False)).float()
+    ours = next_logits(harness(name, device, torch.bfloat16, hopper=True)).float()
     assert (rounded - exact).norm() > 0
     assert (ours - exact).norm() < 1.5 * (rounded - exact).norm()
 
@@ -84,17 +105,23 @@ def test_as_near_to_float32_as_op_by_op(name: str, device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_row_has_the_same_bits_in_every_batch(name: str, device: str) -> None:
-    decoder = harness(name, device, torch.bfloat16, fast=True, rows=max(BATCHES))
+    decoder = harness(name, device, torch.bfloat16, hopper=True, rows=max(BATCHES))
     texts = [PROMPT[: 1 + row % len(PROMPT)] for row in range(max(BATCHES))]
     for row, text in enumerate(texts):
         decoder.prefill([Chunk(row + 1, 0, text)])
 
     def step(rows: list[int], padding: int = 0) -> torch.Tensor:
-        return decoder.decode([row + 1 for row in rows], [len(texts[row]) for row in rows], [row % 131 for row in rows], padding)
+        return decoder.decode(
+            [row + 1 for row in rows],
+            [len(texts[row]) for row in rows],
+            [row % 131 for row in rows],
+            padding,
+        )
 
     alone = {row: step([row])[0] for row in range(0, max(BATCHES), 5)}
     for batch in BATCHES:
-        rows = [(3 * batch + i) % max(BATCHES) for i in range(batch)]  # not in the same place of every batch
+        # not in the same place of every batch
+        rows = [(3 * batch + i) % max(BATCHES) for i in range(batch)]
         logits = step(rows, padding=min(2, 64 - batch))
         for place, row in enumerate(rows):
             if row in alone:
@@ -103,26 +130,40 @@ def test_a_row_has_the_same_bits_in_every_batch(name: str, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_steps_repeat_to_the_bit(device: str) -> None:
-    decoder = harness("qwen3-4-2-128", device, torch.bfloat16, fast=True)
+    decoder = harness("qwen3-4-2-128", device, torch.bfloat16, hopper=True)
     first = next_logits(decoder)
     assert all(torch.equal(next_logits(decoder), first) for _ in range(3))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_row_has_the_same_bits_in_batches_of_several_launches(device: str) -> None:
-    rows = [*range(1, FAST_GEMM_LINES + 3)]
-    decoder = harness("llama-6-2-64-tied", device, torch.bfloat16, fast=True, rows=len(rows), max_lines=2 * len(rows))
+    rows = [*range(1, HOPPER_GEMM_TOKENS + 3)]
+    decoder = harness(
+        "llama-6-2-64-tied",
+        device,
+        torch.bfloat16,
+        hopper=True,
+        rows=len(rows),
+        max_step_tokens=2 * len(rows),
+    )
     prompts = decoder.prefill([Chunk(row, 0, PROMPT[:2]) for row in rows])
-    assert all(torch.equal(line, prompts[0]) for line in prompts)
+    assert all(torch.equal(token_index, prompts[0]) for token_index in prompts)
     alone = decoder.decode(rows[:1], [2], [7])
     for count in (65, len(rows)):
-        assert all(torch.equal(line, alone[0]) for line in decoder.decode(rows[:count], [2] * count, [7] * count))
+        assert all(
+            torch.equal(token_index, alone[0])
+            for token_index in decoder.decode(rows[:count], [2] * count, [7] * count)
+        )
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_prompt_has_the_same_bits_however_it_is_cut_and_whatever_rides_along(name: str, device: str) -> None:
-    decoder = harness(name, device, torch.bfloat16, fast=True, max_len=len(LONG), max_lines=len(LONG) + 60)
+def test_a_prompt_has_the_same_bits_however_it_is_cut_and_whatever_rides_along(
+    name: str, device: str
+) -> None:
+    decoder = harness(
+        name, device, torch.bfloat16, hopper=True, max_len=len(LONG), max_step_tokens=len(LONG) + 60
+    )
     whole = decoder.prefill([Chunk(1, 0, LONG)])
     for cut in (1, 70):
         decoder.prefill([Chunk(2, 0, LONG[:cut])], padding=3)
@@ -136,9 +177,11 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut_and_whatever_rides_along(n
 def test_through_torch_go_the_layers_of_a_long_chunk_and_not_its_head(
     device: str, monkeypatch: pytest.MonkeyPatch, products: list[torch.Size]
 ) -> None:
-    exact = harness("llama-6-2-64-tied", device, torch.bfloat16, fast=True).prefill([Chunk(1, 0, PROMPT)])
-    monkeypatch.setattr(Decoder, "_through_torch", lambda self, lines: True)
-    decoder = harness("llama-6-2-64-tied", device, torch.bfloat16, fast=True)
+    exact = harness("llama-6-2-64-tied", device, torch.bfloat16, hopper=True).prefill(
+        [Chunk(1, 0, PROMPT)]
+    )
+    monkeypatch.setattr(Decoder, "_through_torch", lambda self, num_tokens: True)
+    decoder = harness("llama-6-2-64-tied", device, torch.bfloat16, hopper=True)
     logits = decoder.prefill([Chunk(1, 0, PROMPT)])
     assert len(products) == 4 * decoder.decoder.config.layers
     assert (logits - exact).norm() < 0.05 * exact.norm()
@@ -147,13 +190,17 @@ def test_through_torch_go_the_layers_of_a_long_chunk_and_not_its_head(
 
 
 @pytest.mark.gpu
-def test_eager_chunks_of_few_lines_and_captured_ones_of_any_number_are_exact(products: list[torch.Size]) -> None:
-    if not fast_kernels_run():
-        pytest.skip("the fast kernels do not run on this GPU")
-    sizes = {"max_len": len(LONG), "max_lines": len(LONG)}
-    exact = harness("llama-6-2-64-tied", "cuda", torch.bfloat16, fast=True, **sizes)
-    usual = harness("llama-6-2-64-tied", "cuda", torch.bfloat16, fast=True, **sizes, gemm_lines=GEMM_LINES)
-    short, whole = [Chunk(1, 0, LONG[:FAST_GEMM_LINES])], [Chunk(1, 0, LONG)]
+def test_eager_chunks_of_few_tokens_and_captured_ones_of_any_number_are_exact(
+    products: list[torch.Size],
+) -> None:
+    if not hopper_runs():
+        pytest.skip("the Hopper kernels do not run on this GPU")
+    sizes = {"max_len": len(LONG), "max_step_tokens": len(LONG)}
+    exact = harness("llama-6-2-64-tied", "cuda", torch.bfloat16, hopper=True, **sizes)
+    usual = harness(
+        "llama-6-2-64-tied", "cuda", torch.bfloat16, hopper=True, **sizes, gemm_tokens=GEMM_TOKENS
+    )
+    short, whole = [Chunk(1, 0, LONG[:HOPPER_GEMM_TOKENS])], [Chunk(1, 0, LONG)]
     assert torch.equal(usual.prefill(short), exact.prefill(short))
     expected = exact.prefill(whole)  # now all that is captured is loaded
     step, graph = usual.make_step(StepKind.PREFILL, whole), torch.cuda.CUDAGraph()
@@ -163,17 +210,26 @@ def test_eager_chunks_of_few_lines_and_captured_ones_of_any_number_are_exact(pro
     assert step.logits is not None
     assert torch.equal(step.logits, expected)
     assert not products
-    usual.prefill([Chunk(1, 0, LONG[: FAST_GEMM_LINES + 1])])
+    usual.prefill([Chunk(1, 0, LONG[: HOPPER_GEMM_TOKENS + 1])])
     assert len(products) == 4 * usual.decoder.config.layers
 
 
 @pytest.mark.gpu
 def test_without_torchs_products_no_bit_depends_on_how_a_long_prompt_is_cut() -> None:
-    """Where a chunk could be so long that fast attention sums in another order, attention is portable."""
+    """Where a chunk could be so long that Hopper attention sums in another order, attention is
+    portable.
+    """
     config = CONFIGS["qwen3-4-2-128"]
-    count = WHOLE_ROWS * torch.cuda.get_device_properties("cuda").multi_processor_count // config.q_heads + 2
-    weights = harness("qwen3-4-2-128", "cuda", torch.bfloat16, fast=True).decoder.weights
-    decoder = Harness(config, weights, max_len=count, gemm_lines=None, fast=True, rows=2, max_lines=count)
+    count = (
+        WHOLE_ROWS
+        * torch.cuda.get_device_properties("cuda").multi_processor_count
+        // config.q_heads
+        + 2
+    )
+    weights = harness("qwen3-4-2-128", "cuda", torch.bfloat16, hopper=True).decoder.weights
+    decoder = Harness(
+        config, weights, max_len=count, gemm_tokens=None, hopper=True, rows=2, max_step_tokens=count
+    )
     tokens = [(7 * i) % config.vocab for i in range(count)]
     whole = decoder.prefill([Chunk(1, 0, tokens)])
     decoder.prefill([Chunk(2, 0, tokens[: count // 2])])

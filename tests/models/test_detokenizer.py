@@ -23,10 +23,19 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def sentencepiece_tokenizer() -> Tokenizer:
-    """Llama 2's decoder: blanks as a mark, bytes as tokens, and the first blank of a text dropped."""
+    """Llama 2's decoder: blanks as a mark, bytes as tokens, and the first blank of a text
+    dropped.
+    """
     symbols = ["<s>", "▁", "a", "▁b", "c", *(f"<0x{byte:02X}>" for byte in range(256))]
-    backend = Backend(models.BPE({symbol: index for index, symbol in enumerate(symbols)}, [], byte_fallback=True))
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend = Backend(
+        models.BPE({symbol: index for index, symbol in enumerate(symbols)}, [], byte_fallback=True)
+    )
+    steps = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     backend.decoder = decoders.Sequence(steps)
     backend.add_special_tokens(["<s>"])
     return Tokenizer(backend, {}, None, "test")
@@ -53,7 +62,11 @@ def test_any_bytes_join_to_what_decoding_at_once_gives(ids: list[int]) -> None:
     assert "".join(stream(BYTES, ids)) == BYTES.decode(ids)
 
 
-@given(parts=st.lists(st.one_of(st.integers(0, 4), st.characters(exclude_categories=["Cs"])), max_size=20))
+@given(
+    parts=st.lists(
+        st.one_of(st.integers(0, 4), st.characters(exclude_categories=["Cs"])), max_size=20
+    )
+)
 def test_decoders_that_treat_the_first_token_differently(parts: list[int | str]) -> None:
     ids: list[int] = []
     for part in parts:
@@ -89,8 +102,12 @@ def test_a_long_text_decodes_a_short_window(count: int) -> None:
 
 
 @pytest.mark.parametrize("token", [256, 400], ids=["special", "unknown"])
-def test_tokens_without_a_text_are_decoded_once_at_most(token: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that ignores the end token may give thousands of them; each made the next one slower, and others waited."""
+def test_tokens_without_a_text_are_decoded_once_at_most(
+    token: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that ignores the end token may give thousands of them; each made the next one
+    slower, and others waited.
+    """
     seen: list[int] = []
     tokenizer = byte_tokenizer()
     decode = tokenizer.decode
@@ -107,4 +124,8 @@ def test_tokens_without_a_text_are_decoded_once_at_most(token: int, monkeypatch:
 
 def test_special_tokens_are_shown_where_they_are_asked_for() -> None:
     detokenizer = BYTES.detokenizer(skip_special_tokens=False)
-    assert [detokenizer.push(token) for token in [*BYTES.encode("a"), 256, 400]] == ["a", "<end>", ""]
+    assert [detokenizer.push(token) for token in [*BYTES.encode("a"), 256, 400]] == [
+        "a",
+        "<end>",
+        "",
+    ]

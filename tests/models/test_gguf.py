@@ -54,7 +54,9 @@ def test_a_file_cut_short_says_so(keep: int, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_tiny_gguf(tiny_model("llama-plain"), path)
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ModelError, match=r"m\.gguf: (damaged or cut short|starts with .* not a GGUF file)"):
+    with pytest.raises(
+        ModelError, match=r"m\.gguf: (damaged or cut short|starts with .* not a GGUF file)"
+    ):
         load_model(path)
 
 
@@ -62,7 +64,10 @@ def test_a_version_of_another_time_is_named(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_tiny_gguf(tiny_model("llama-plain"), path)
     path.write_bytes(b"GGUF" + (99).to_bytes(4, "little") + path.read_bytes()[8:])
-    with pytest.raises(ModelError, match=r"m\.gguf: GGUF version 99, but gguf reads \[2, 3\]; convert the model again"):
+    with pytest.raises(
+        ModelError,
+        match=r"m\.gguf: GGUF version 99, but gguf reads \[2, 3\]; convert the model again",
+    ):
         load_model(path)
 
 
@@ -76,11 +81,16 @@ def test_a_foreign_file_says_so(tmp_path: Path) -> None:
     ("fields", "message"),
     [
         ({"general.architecture": "gemma3"}, "'gemma3'; supported architectures are"),
-        ({"tokenizer.ggml.model": "llama"}, "tokenizer 'llama'.*use the model's Hugging Face directory"),
+        (
+            {"tokenizer.ggml.model": "llama"},
+            "tokenizer 'llama'.*use the model's Hugging Face directory",
+        ),
         ({"tokenizer.ggml.pre": "invented"}, "pre-tokenizer 'invented' is not supported"),
     ],
 )
-def test_unsupported_metadata_is_named(fields: dict[str, str], message: str, tmp_path: Path) -> None:
+def test_unsupported_metadata_is_named(
+    fields: dict[str, str], message: str, tmp_path: Path
+) -> None:
     model = tiny_model("llama-plain")
     write_tiny_gguf(model, tmp_path / "m.gguf", fields)
     with pytest.raises(ModelError, match=message):
@@ -92,9 +102,15 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
     write_tiny_gguf(model, tmp_path / "m.gguf")
     file = GgufFile(tmp_path / "m.gguf")
     config = gguf_config(file)
-    with pytest.raises(ModelError, match=r"9 of \d+ tensors are missing, first 'blk\.3\.attn_k\.weight'"):
+    with pytest.raises(
+        ModelError, match=r"9 of \d+ tensors are missing, first 'blk\.3\.attn_k\.weight'"
+    ):
         load_gguf_weights(file, replace(config, layers=4))
-    with pytest.raises(ModelError, match=r"9 tensors would be ignored, first 'blk\.2\.attn_k\.weight'"):
+    with pytest.raises(
+        ModelError, match=r"9 tensors would be ignored, first 'blk\.2\.attn_k\.weight'"
+    ):
         load_gguf_weights(file, replace(config, layers=2))
-    with pytest.raises(ModelError, match=r"ffn_gate\.weight has shape \[45, 64\], its metadata asks for \[46, 64\]"):
+    with pytest.raises(
+        ModelError, match=r"ffn_gate\.weight has shape \[45, 64\], its metadata asks for \[46, 64\]"
+    ):
         load_gguf_weights(file, replace(config, intermediate=46))

@@ -48,14 +48,22 @@ def test_a_dtype_without_kernels_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("bf16", torch.bfloat16), ("float32", torch.float32), (torch.float16, torch.float16), (None, None)]
+    ("name", "dtype"),
+    [
+        ("bf16", torch.bfloat16),
+        ("float32", torch.float32),
+        (torch.float16, torch.float16),
+        (None, None),
+    ],
 )
 def test_dtypes_have_names(name: object, dtype: torch.dtype | None) -> None:
     assert checked_dtype(name) is dtype
 
 
 def test_paths_that_hold_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"nowhere': no such file or directory; expected 'smollm2'"):
+    with pytest.raises(
+        ModelError, match=r"nowhere': no such file or directory; expected 'smollm2'"
+    ):
         resolve_model("nowhere")
     with pytest.raises(ModelError, match="model is '', an empty name"):
         resolve_model("")
@@ -75,7 +83,10 @@ def test_paths_that_hold_no_model(tmp_path: Path) -> None:
     ("model", "message"),
     [
         ("a%" * 5000, r"model 'a%a%.*\.\.\..*a%': File name too long; give the path of"),
-        ("~nosuchuser/x", r"model '~nosuchuser/x': Could not determine home directory; give the path of"),
+        (
+            "~nosuchuser/x",
+            r"model '~nosuchuser/x': Could not determine home directory; give the path of",
+        ),
         ("a\0b", r"model 'a\\x00b': no such file or directory"),
     ],
 )
@@ -87,7 +98,9 @@ def test_names_that_are_no_paths(model: str, message: str) -> None:
 
 @pytest.mark.parametrize("model", [None, 5, b"smollm2", ["smollm2"]])
 def test_a_model_that_is_neither_name_nor_path_is_refused(model: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^model is .*; give 'smollm2', or a path as a str or a Path"):
+    with pytest.raises(
+        ConfigError, match=r"^model is .*; give 'smollm2', or a path as a str or a Path"
+    ):
         load_model(model)
 
 
@@ -112,7 +125,10 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path) -
         load_model(tmp_path)
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "not a readable JSON"), ("[]", "expected a JSON object, found list")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "not a readable JSON"), ("[]", "expected a JSON object, found list")],
+)
 def test_a_damaged_config_is_named(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ModelError, match=rf"config\.json: {message}"):
@@ -125,7 +141,9 @@ def test_a_missing_bundle_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) ->
         resolve_model("smollm2")
 
 
-def test_a_missing_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_package_says_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     saved_tiny_model("llama-plain", tmp_path)
     real_import = builtins.__import__
 
@@ -135,7 +153,10 @@ def test_a_missing_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, t
         return real_import(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_safetensors)
-    with pytest.raises(ModelError, match=r"needs the Python package 'safetensors'; pip install 'photon-ext\[engine\]'"):
+    with pytest.raises(
+        ModelError,
+        match=r"needs the Python package 'safetensors'; pip install 'photon-ext\[engine\]'",
+    ):
         load_model(tmp_path)
 
 
@@ -153,5 +174,7 @@ config = ModelConfig(Family.QWEN3, 32, 2, 4, 2, 8, 48, 64)
 decoder = Decoder(config, random_weights(config), 4, 4, 16, 16, 4)
 print(decoder.activation_bytes > 0)
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2]
+    )
     assert result.stdout.strip() == "True", result.stderr

@@ -1,4 +1,6 @@
-"""SmolLM2 from the bundled GGUF file against transformers, which reads and un-permutes the same file on its own."""
+"""SmolLM2 from the bundled GGUF file against transformers, which reads and un-permutes the same
+file on its own.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ PUBLISHED = LlamaConfig(
 def reference() -> LlamaForCausalLM:
     with torch.device("meta"):
         network = LlamaForCausalLM(PUBLISHED)
-    tensors = load_gguf_checkpoint(str(resolve_model("smollm2")), return_tensors=True, model_to_load=network)["tensors"]
+    tensors = load_gguf_checkpoint(
+        str(resolve_model("smollm2")), return_tensors=True, model_to_load=network
+    )["tensors"]
     missing, unexpected = network.load_state_dict(tensors, strict=False, assign=True)
     assert (missing, unexpected) == (["lm_head.weight"], [])
     network.tie_weights()
@@ -51,15 +55,25 @@ def test_logits_equal_transformers(smollm2: LoadedModel, reference: LlamaForCaus
     ids = smollm2.tokenizer.encode(" ".join(PROMPTS))
     expected = reference_logits(reference, ids)
     harness = Harness(smollm2.config, smollm2.weights)
-    torch.testing.assert_close(harness.prefill([Chunk(1, 0, ids[:-1])])[0], expected[-2], atol=1e-3, rtol=1e-4)
-    torch.testing.assert_close(harness.decode([1], [len(ids) - 1], ids[-1:])[0], expected[-1], atol=1e-3, rtol=1e-4)
+    torch.testing.assert_close(
+        harness.prefill([Chunk(1, 0, ids[:-1])])[0], expected[-2], atol=1e-3, rtol=1e-4
+    )
+    torch.testing.assert_close(
+        harness.decode([1], [len(ids) - 1], ids[-1:])[0], expected[-1], atol=1e-3, rtol=1e-4
+    )
 
 
-def test_greedy_tokens_equal_transformers(smollm2: LoadedModel, reference: LlamaForCausalLM) -> None:
-    """One prompt against `generate`; for the others the reference is run once, over what we produced: each token must be its argmax."""
+def test_greedy_tokens_equal_transformers(
+    smollm2: LoadedModel, reference: LlamaForCausalLM
+) -> None:
+    """One prompt against `generate`; for the others the reference is run once, over what we
+    produced: each token must be its argmax.
+    """
     assert smollm2.tokenizer is not None
     prompts = [smollm2.tokenizer.encode(text) for text in PROMPTS]
-    prompts.append(smollm2.tokenizer.encode_chat([{"role": "user", "content": "Why is the sky blue?"}]))
+    prompts.append(
+        smollm2.tokenizer.encode_chat([{"role": "user", "content": "Why is the sky blue?"}])
+    )
     outputs = Harness(smollm2.config, smollm2.weights, max_len=96).greedy(prompts, TOKENS)
     assert outputs[0] == greedy_ids(reference, prompts[0], TOKENS)
     for prompt, output in zip(prompts[1:], outputs[1:], strict=True):

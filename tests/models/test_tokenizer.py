@@ -1,4 +1,6 @@
-"""Tokenizer and chat templates against transformers, from the bundled GGUF file and from directories."""
+"""Tokenizer and chat templates against transformers, from the bundled GGUF file and from
+directories.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def smollm2_reference() -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_smollm2_ids_equal_transformers(text: str, tokenizer: Tokenizer, smollm2_reference: PreTrainedTokenizerFast) -> None:
+def test_smollm2_ids_equal_transformers(
+    text: str, tokenizer: Tokenizer, smollm2_reference: PreTrainedTokenizerFast
+) -> None:
     ids = tokenizer.encode(text)
     assert ids == smollm2_reference(text).input_ids
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
@@ -62,17 +66,31 @@ def test_smollm2_ids_equal_transformers(text: str, tokenizer: Tokenizer, smollm2
 
 
 def test_smollm2_cuts_digits_before_words_as_its_original_does(tokenizer: Tokenizer) -> None:
-    """The original isolates digits first, so two blanks before a digit stay one token; transformers' GGUF reader does not."""
+    """The original isolates digits first, so two blanks before a digit stay one token;
+    transformers' GGUF reader does not.
+    """
     double_blank = tokenizer.token_id("ĠĠ")
-    assert tokenizer.encode("a  12") == [tokenizer.token_id("a"), double_blank, tokenizer.token_id("1"), tokenizer.token_id("2")]
+    assert tokenizer.encode("a  12") == [
+        tokenizer.token_id("a"),
+        double_blank,
+        tokenizer.token_id("1"),
+        tokenizer.token_id("2"),
+    ]
 
 
-def test_smollm2_chat_equals_transformers(tokenizer: Tokenizer, smollm2_reference: PreTrainedTokenizerFast) -> None:
+def test_smollm2_chat_equals_transformers(
+    tokenizer: Tokenizer, smollm2_reference: PreTrainedTokenizerFast
+) -> None:
     for prompted in (False, True):
-        expected = smollm2_reference.apply_chat_template(MESSAGES, add_generation_prompt=prompted, tokenize=False)
+        expected = smollm2_reference.apply_chat_template(
+            MESSAGES, add_generation_prompt=prompted, tokenize=False
+        )
         assert tokenizer.chat_template is not None
         assert tokenizer.chat_template.render(MESSAGES, prompted) == expected
-        assert tokenizer.decode(tokenizer.encode_chat(MESSAGES, prompted), skip_special_tokens=False) == expected
+        assert (
+            tokenizer.decode(tokenizer.encode_chat(MESSAGES, prompted), skip_special_tokens=False)
+            == expected
+        )
     assert tokenizer.eos_id == tokenizer.token_id("<|im_end|>") == 2
     assert tokenizer.encode_chat(MESSAGES)[0] == tokenizer.bos_id == 1
     assert tokenizer.vocab_size == 49152
@@ -102,12 +120,26 @@ def test_a_chat_without_messages_is_refused(tokenizer: Tokenizer, messages: Any)
 
 @pytest.mark.parametrize(
     "messages",
-    [iter(MESSAGES), (message for message in MESSAGES), 5, 0, object(), "hello", b"hello", MESSAGES[0], set()],
+    [
+        iter(MESSAGES),
+        (message for message in MESSAGES),
+        5,
+        0,
+        object(),
+        "hello",
+        b"hello",
+        MESSAGES[0],
+        set(),
+    ],
     ids=lambda m: type(m).__name__,
 )
-def test_a_chat_that_is_no_list_is_refused_and_not_consumed(tokenizer: Tokenizer, messages: Any) -> None:
+def test_a_chat_that_is_no_list_is_refused_and_not_consumed(
+    tokenizer: Tokenizer, messages: Any
+) -> None:
     with pytest.raises(
-        RequestError, match=rf"the conversation is a {type(messages).__name__}; expected a list of messages such as \[\{{'role'"
+        RequestError,
+        match=rf"the conversation is a {type(messages).__name__}; expected a list of messages such "
+        rf"as \[\{{'role'",
     ):
         tokenizer.encode_chat(messages)
     assert not isinstance(messages, Iterator) or list(messages) == MESSAGES
@@ -118,17 +150,26 @@ def test_a_chat_may_be_a_tuple(tokenizer: Tokenizer) -> None:
 
 
 def saved_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """A small byte-level BPE with special tokens and a begin-of-text rule, written as a Hugging Face directory."""
+    """A small byte-level BPE with special tokens and a begin-of-text rule, written as a Hugging
+    Face directory.
+    """
     from tokenizers.processors import TemplateProcessing
 
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
     backend.train_from_iterator(["the cat sat on the mat, then it sat on the hat"] * 4, trainer)
     backend.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     reference = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>")
-    reference.chat_template = "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m | tojson }}{{ eos_token }}{% endfor %}"
+    reference.chat_template = (
+        "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m | "
+        "tojson }}{{ eos_token }}{% endfor %}"
+    )
     reference.save_pretrained(folder)
     return reference
 
@@ -136,19 +177,32 @@ def saved_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 @pytest.mark.parametrize("template_in", ["file", "config", "named"])
 def test_directory_equals_transformers(template_in: str, tmp_path: Path) -> None:
     reference = saved_tokenizer(tmp_path)
-    config_path, template_path = tmp_path / "tokenizer_config.json", tmp_path / "chat_template.jinja"
+    config_path, template_path = (
+        tmp_path / "tokenizer_config.json",
+        tmp_path / "chat_template.jinja",
+    )
     assert template_path.exists()
     if template_in != "file":
         template: object = template_path.read_text()
         if template_in == "named":
-            template = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": template}]
-        config_path.write_text(json.dumps({**json.loads(config_path.read_text()), "chat_template": template}))
+            template = [
+                {"name": "tool_use", "template": "no"},
+                {"name": "default", "template": template},
+            ]
+        config_path.write_text(
+            json.dumps({**json.loads(config_path.read_text()), "chat_template": template})
+        )
         template_path.unlink()
     tokenizer = Tokenizer.from_directory(tmp_path)
     for text in TEXTS:
         assert tokenizer.encode(text) == reference(text).input_ids
-        assert tokenizer.encode(text, add_special_tokens=False) == reference(text, add_special_tokens=False).input_ids
-    assert tokenizer.encode_chat(MESSAGES) == reference.apply_chat_template(MESSAGES, add_generation_prompt=True, return_dict=False)
+        assert (
+            tokenizer.encode(text, add_special_tokens=False)
+            == reference(text, add_special_tokens=False).input_ids
+        )
+    assert tokenizer.encode_chat(MESSAGES) == reference.apply_chat_template(
+        MESSAGES, add_generation_prompt=True, return_dict=False
+    )
     assert (tokenizer.bos_id, tokenizer.eos_id) == (0, 1)
 
 
@@ -160,16 +214,26 @@ def test_what_a_trainer_left_in_the_file_neither_cuts_nor_pads_prompts(tmp_path:
     left = json.loads((tmp_path / "tokenizer.json").read_text())
     assert left["truncation"] is not None
     assert left["padding"] is not None
-    tokenizer, reference = Tokenizer.from_directory(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer, reference = (
+        Tokenizer.from_directory(tmp_path),
+        AutoTokenizer.from_pretrained(tmp_path),
+    )
     for text in ("the cat sat on the mat, then it sat on the hat", "a"):
         assert tokenizer.encode(text) == reference(text).input_ids
-        assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=False) == text
+        assert (
+            tokenizer.decode(
+                tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=False
+            )
+            == text
+        )
 
 
 def test_directory_without_template_takes_no_messages(tmp_path: Path) -> None:
     saved_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
-    with pytest.raises(RequestError, match=r"tokenizer\.json has no chat template; send a plain prompt"):
+    with pytest.raises(
+        RequestError, match=r"tokenizer\.json has no chat template; send a plain prompt"
+    ):
         Tokenizer.from_directory(tmp_path).encode_chat(MESSAGES)
 
 
@@ -187,7 +251,9 @@ def test_directories_that_do_not_load(tmp_path: Path) -> None:
 
 def test_templates_are_sandboxed(tmp_path: Path) -> None:
     saved_tokenizer(tmp_path)
-    (tmp_path / "chat_template.jinja").write_text("{{ messages.__class__.__mro__[1].__subclasses__() }}")
+    (tmp_path / "chat_template.jinja").write_text(
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}"
+    )
     with pytest.raises(RequestError, match="unsafe"):
         Tokenizer.from_directory(tmp_path).encode_chat(MESSAGES)
 
@@ -201,15 +267,19 @@ def rendered(template: str, messages: Any = MESSAGES) -> str:
     [
         "{% if tools is not none %}TOOLS{% endif %}{{ messages[0].content }}",
         "{{ tools is defined }}{{ documents is none }}",
-        "{% set n = 1 %}{% for m in messages %}{% generation %}{% set n = 2 %}{{ m.content }}{{ n }}{% endgeneration %}{{ n }}{% endfor %}",
+        "{% set n = 1 %}{% for m in messages %}{% generation %}{% set n = 2 %}{{ m.content }}{{ n "
+        "}}{% endgeneration %}{{ n }}{% endfor %}",
         "{{ {'é': 1, 'a': '<'} | tojson }}",
         "{{ {'é': 1, 'a': '<'} | tojson(true) }}",
         "{{ {'é': 1, 'a': 2} | tojson(ensure_ascii=true, indent=4, sort_keys=true) }}",
-        "{{ {'é': 1, 'a': 2} | tojson(ensure_ascii=false, separators=(',', ':'), sort_keys=true) }}",
+        "{{ {'é': 1, 'a': 2} | tojson(ensure_ascii=false, separators=(',', ':'), "
+        "sort_keys=true) }}",
     ],
 )
 def test_templates_find_what_transformers_gives_them(template: str) -> None:
-    expected = render_jinja_template([MESSAGES], chat_template=template, add_generation_prompt=True)[0]
+    expected = render_jinja_template(
+        [MESSAGES], chat_template=template, add_generation_prompt=True
+    )[0]
     assert [rendered(template)] == expected
 
 
@@ -220,48 +290,85 @@ def test_templates_find_what_transformers_gives_them(template: str) -> None:
         ("{{ '%d' % messages[0].content }}", "TypeError: %d format"),
         ("{{ messages[0].content.index('zz') }}", "ValueError: substring not found"),
         ("{{ range(10**9) | list }}", "OverflowError: Range too big"),
-        ("{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}", "RecursionError: maximum recursion depth"),
+        (
+            "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+            "RecursionError: maximum recursion depth",
+        ),
         ("{{ messages[0].content.foo.bar }}", "'str object' has no attribute 'foo'"),
         ("{{ 5 | dictsort }}", "AttributeError: 'int' object has no attribute 'items'"),
         ("{{ 'text'.encode('nothing') }}", "LookupError: unknown encoding: nothing"),
     ],
 )
-def test_a_template_that_fails_on_any_messages_is_told_from_bad_messages(template: str, error: str) -> None:
+def test_a_template_that_fails_on_any_messages_is_told_from_bad_messages(
+    template: str, error: str
+) -> None:
     with pytest.raises(RequestError) as raised:
         rendered(template)
     assert str(raised.value).startswith(f"some/file: the chat template fails ({error}")
-    assert str(raised.value).endswith("), on a plain user message too; repair it, or send a string and raw=True instead of messages")
+    assert str(raised.value).endswith(
+        "), on a plain user message too; repair it, or send a string and raw=True instead of "
+        "messages"
+    )
 
 
 @pytest.mark.parametrize(
     ("template", "message", "error"),
     [
-        ("{{ 10 // (messages[0].content | length) }}", {"role": "user", "content": ""}, "ZeroDivisionError: integer division"),
-        ("{{ messages[0].content.strip() }}", {"role": "user", "content": None}, "'None' has no attribute 'strip'"),
-        ("{{ messages[0].content | tojson }}", {"role": "user", "content": object()}, "TypeError: Object of type object is not JSON"),
+        (
+            "{{ 10 // (messages[0].content | length) }}",
+            {"role": "user", "content": ""},
+            "ZeroDivisionError: integer division",
+        ),
+        (
+            "{{ messages[0].content.strip() }}",
+            {"role": "user", "content": None},
+            "'None' has no attribute 'strip'",
+        ),
+        (
+            "{{ messages[0].content | tojson }}",
+            {"role": "user", "content": object()},
+            "TypeError: Object of type object is not JSON",
+        ),
         ("{{ raise_exception('never') }}", {"role": "user", "content": "x"}, "never"),
-        ("{{ raise_exception('only systems') }}{{ 1 // 0 }}", {"role": "tool", "content": "x"}, "only systems"),
+        (
+            "{{ raise_exception('only systems') }}{{ 1 // 0 }}",
+            {"role": "tool", "content": "x"},
+            "only systems",
+        ),
     ],
 )
-def test_messages_on_which_a_sound_template_fails_are_refused(template: str, message: Any, error: str) -> None:
+def test_messages_on_which_a_sound_template_fails_are_refused(
+    template: str, message: Any, error: str
+) -> None:
     with pytest.raises(RequestError) as raised:
         rendered(template, [message])
     assert str(raised.value).startswith(f"the chat template refuses these 1 messages ({error}")
-    assert str(raised.value).endswith("); expected a list such as [{'role': 'user', 'content': 'text'}]")
+    assert str(raised.value).endswith(
+        "); expected a list such as [{'role': 'user', 'content': 'text'}]"
+    )
 
 
-@pytest.mark.parametrize(("pre", "pattern"), [("qwen2", PRETOKENIZE_REGEX), ("llama-bpe", TikTokenConverter(vocab_file="unused").pattern)])
+@pytest.mark.parametrize(
+    ("pre", "pattern"),
+    [("qwen2", PRETOKENIZE_REGEX), ("llama-bpe", TikTokenConverter(vocab_file="unused").pattern)],
+)
 @given(text=st.text(alphabet=st.sampled_from("aZé你 \t\r\n'stllS01234!?.")))
 def test_gguf_pre_tokenizers_cut_like_the_originals(pre: str, pattern: str, text: str) -> None:
     from tokenizers import Regex
 
     split = pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False)
-    original = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    assert _pre_tokenizer(_PRE_TOKENIZERS[pre]).pre_tokenize_str(text) == original.pre_tokenize_str(text)
+    original = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    assert _pre_tokenizer(_PRE_TOKENIZERS[pre]).pre_tokenize_str(text) == original.pre_tokenize_str(
+        text
+    )
 
 
 def test_gguf_begin_of_text_and_whole_word_rules(tmp_path: Path) -> None:
-    """Llama 3 files begin texts unless told otherwise, and take a piece that is a token of its own whole."""
+    """Llama 3 files begin texts unless told otherwise, and take a piece that is a token of its
+    own whole.
+    """
     model = tiny_model("llama-plain")
     for name, fields in {"on": {}, "off": {"tokenizer.ggml.add_bos_token": False}}.items():
         metadata = {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.bos_token_id": 0, **fields}

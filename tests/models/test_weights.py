@@ -1,4 +1,6 @@
-"""Loading weights: equal to transformers' parameters, and clear errors for files that are missing, cut short or foreign."""
+"""Loading weights: equal to transformers' parameters, and clear errors for files that are
+missing, cut short or foreign.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ def test_every_parameter_arrives(name: str, tmp_path: Path) -> None:
 
 def test_fused_projections_hold_their_parts_in_order(tmp_path: Path) -> None:
     model = saved_tiny_model("qwen3-6-3-24", tmp_path)
-    layer, reference = load_hf_weights(tmp_path, read_config(tmp_path), torch.float32).layers[1], model.model.layers[1]
+    layer, reference = (
+        load_hf_weights(tmp_path, read_config(tmp_path), torch.float32).layers[1],
+        model.model.layers[1],
+    )
     attention, mlp = reference.self_attn, reference.mlp
     qkv = torch.cat((attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight))
     assert torch.equal(layer.qkv.weight, qkv)
@@ -60,14 +65,21 @@ def test_shards_equal_one_file(tmp_path: Path) -> None:
 
 def test_a_single_file_goes_before_shards_as_in_transformers(tmp_path: Path) -> None:
     saved_tiny_model("llama-plain", tmp_path, seed=1, max_shard_size="60KB")
-    shards = {path.name: path.read_bytes() for path in tmp_path.iterdir() if "safetensors" in path.name}
+    shards = {
+        path.name: path.read_bytes() for path in tmp_path.iterdir() if "safetensors" in path.name
+    }
     model = saved_tiny_model("llama-plain", tmp_path, seed=2)
     for name, content in shards.items():
         (tmp_path / name).write_bytes(content)
     assert (tmp_path / INDEX).exists()
     embedding = load_hf_weights(tmp_path, read_config(tmp_path), torch.float32).embedding
     assert torch.equal(embedding, model.model.embed_tokens.weight)
-    assert torch.equal(embedding, AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).model.embed_tokens.weight)
+    assert torch.equal(
+        embedding,
+        AutoModelForCausalLM.from_pretrained(
+            tmp_path, dtype=torch.float32
+        ).model.embed_tokens.weight,
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -75,7 +87,9 @@ def test_dtype_conversion_rounds_once(dtype: torch.dtype, tmp_path: Path) -> Non
     model = saved_tiny_model("llama-plain", tmp_path)
     weights = load_hf_weights(tmp_path, read_config(tmp_path), dtype)
     assert {tensor.dtype for tensor in weights.tensors()} == {dtype}
-    assert torch.equal(weights.layers[0].down.weight, model.model.layers[0].mlp.down_proj.weight.to(dtype))
+    assert torch.equal(
+        weights.layers[0].down.weight, model.model.layers[0].mlp.down_proj.weight.to(dtype)
+    )
 
 
 def change_tensors(folder: Path, **changes: torch.Tensor | None) -> None:
@@ -117,7 +131,9 @@ def break_file(folder: Path, how: str) -> None:
         (folder / INDEX).write_text("{")
     elif how == "shard missing":
         path.unlink()
-        (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}}))
+        (folder / INDEX).write_text(
+            json.dumps({"weight_map": {"a": "model-00001-of-00002.safetensors"}})
+        )
 
 
 @pytest.fixture
@@ -137,7 +153,9 @@ def test_a_head_that_repeats_the_embeddings_is_not_missed(tied: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [4, 4096])
-def test_a_head_of_its_own_is_not_dropped_for_tied_embeddings(rows: int, tied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_of_its_own_is_not_dropped_for_tied_embeddings(
+    rows: int, tied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("photon_ext.models.hf_weights._ROWS_COMPARED", rows)
     head = load_file(tied / SINGLE)["model.embed_tokens.weight"].clone()
     head[-1, -1] += 1
@@ -145,7 +163,8 @@ def test_a_head_of_its_own_is_not_dropped_for_tied_embeddings(rows: int, tied: P
     with pytest.raises(ModelError) as raised:
         load_hf_weights(tied, read_config(tied), torch.float32)
     assert str(raised.value) == (
-        f"{tied}: config.json says tie_word_embeddings, but lm_head.weight (model.safetensors) differs from model.embed_tokens.weight "
+        f"{tied}: config.json says tie_word_embeddings, but lm_head.weight (model.safetensors) "
+        "differs from model.embed_tokens.weight "
         "and would be ignored; set tie_word_embeddings to false in config.json"
     )
     untied = json.loads((tied / "config.json").read_text()) | {"tie_word_embeddings": False}
@@ -155,12 +174,16 @@ def test_a_head_of_its_own_is_not_dropped_for_tied_embeddings(rows: int, tied: P
 
 def test_a_head_of_another_shape_is_named_where_embeddings_are_tied(tied: Path) -> None:
     change_tensors(tied, lm_head__weight=torch.zeros(7, 64))
-    with pytest.raises(ModelError, match=r"lm_head\.weight has shape \[7, 64\], config\.json asks for \[131, 64\]"):
+    with pytest.raises(
+        ModelError, match=r"lm_head\.weight has shape \[7, 64\], config\.json asks for \[131, 64\]"
+    ):
         load_hf_weights(tied, read_config(tied), torch.float32)
 
 
 def store_as(path: Path, name: str, dtype: str, size: int) -> None:
-    """Rewrites a file so that one tensor's header says another dtype; `size`: bytes that its elements take in it."""
+    """Rewrites a file so that one tensor's header says another dtype; `size`: bytes that its
+    elements take in it.
+    """
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
@@ -181,7 +204,11 @@ def store_as(path: Path, name: str, dtype: str, size: int) -> None:
 def test_a_dtype_that_torch_does_not_know_is_named_with_file_and_tensor(tmp_path: Path) -> None:
     saved_tiny_model("llama-plain", tmp_path)
     store_as(tmp_path / SINGLE, "model.norm.weight", "F6_E2M3", 64 * 6 // 8)
-    with pytest.raises(ModelError, match=r"model\.safetensors: model\.norm\.weight is stored as F6_E2M3; use a checkpoint in float32"):
+    with pytest.raises(
+        ModelError,
+        match=r"model\.safetensors: model\.norm\.weight is stored as F6_E2M3; use a checkpoint in "
+        r"float32",
+    ):
         load_hf_weights(tmp_path, read_config(tmp_path))
 
 
@@ -194,9 +221,15 @@ def test_a_dtype_that_torch_does_not_know_is_named_with_file_and_tensor(tmp_path
         ("gone", r"expected model\.safetensors or .*found no weights; download them"),
         ("pickle", r"found pytorch_model\.bin, which is not read; convert it"),
         ("tensor missing", r"1 of \d+ parameters are missing, first 'model\.norm\.weight'"),
-        ("tensor of another shape", r"model\.norm\.weight has shape \[63\], config\.json asks for \[64\]"),
+        (
+            "tensor of another shape",
+            r"model\.norm\.weight has shape \[63\], config\.json asks for \[64\]",
+        ),
         ("quantized", r"model\.norm\.weight is stored as I8; use"),
-        ("tensor too many", r"1 parameters would be ignored, first 'model\.layers\.0\.self_attn\.q_proj\.bias'"),
+        (
+            "tensor too many",
+            r"1 parameters would be ignored, first 'model\.layers\.0\.self_attn\.q_proj\.bias'",
+        ),
         ("index without a map", r"index\.json: has no 'weight_map'"),
         ("index not json", r"index\.json: not a readable JSON file"),
         ("shard missing", r"1 of 1 shards are missing \(model-00001-of-00002\.safetensors\)"),

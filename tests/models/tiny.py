@@ -1,4 +1,6 @@
-"""Tiny random Llama and Qwen3 models, built by transformers, that the tests of this folder compare with."""
+"""Tiny random Llama and Qwen3 models, built by transformers, that the tests of this folder
+compare with.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 VOCAB = 131
 LLAMA3_ROPE = {
@@ -18,16 +26,32 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 
-# name -> (family, options). Widths that are no multiple of 8, odd head counts, head sizes beside the usual ones.
+# name -> (family, options). Widths that are no multiple of 8, odd head counts, head sizes beside
+# the usual ones.
 TINY: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama-plain": ("llama", {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}),
+    "llama-plain": (
+        "llama",
+        {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+    ),
     "llama-6-2-24-tied": (
         "llama",
-        {"hidden_size": 30, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 24, "tie_word_embeddings": True},
+        {
+            "hidden_size": 30,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "tie_word_embeddings": True,
+        },
     ),
     "llama-7-1-96-scaled": (
         "llama",
-        {"hidden_size": 49, "num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 96, "rope_parameters": LLAMA3_ROPE},
+        {
+            "hidden_size": 49,
+            "num_attention_heads": 7,
+            "num_key_value_heads": 1,
+            "head_dim": 96,
+            "rope_parameters": LLAMA3_ROPE,
+        },
     ),
     "llama-biased-linear": (
         "llama",
@@ -43,14 +67,25 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3-tied": (
         "qwen3",
-        {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": True},
+        {
+            "hidden_size": 64,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "tie_word_embeddings": True,
+        },
     ),
-    "qwen3-6-3-24": ("qwen3", {"hidden_size": 42, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 24}),
+    "qwen3-6-3-24": (
+        "qwen3",
+        {"hidden_size": 42, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 24},
+    ),
 }
 
 
 def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
-    """A float32 model of `TINY[name]`; weights are large enough that logits are far apart, and norms are not all one."""
+    """A float32 model of `TINY[name]`; weights are large enough that logits are far apart, and
+    norms are not all one.
+    """
     family, options = TINY[name]
     common = {
         "vocab_size": VOCAB,
@@ -71,11 +106,16 @@ def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
             if key.endswith("norm.weight"):
                 parameter.copy_(1 + 0.2 * torch.randn_like(parameter))
             else:
-                parameter.copy_(torch.randn_like(parameter) * (0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5))
+                parameter.copy_(
+                    torch.randn_like(parameter)
+                    * (0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5)
+                )
     return model.eval()
 
 
-def saved_tiny_model(name: str, folder: Path, seed: int = 0, max_shard_size: str = "1GB") -> PreTrainedModel:
+def saved_tiny_model(
+    name: str, folder: Path, seed: int = 0, max_shard_size: str = "1GB"
+) -> PreTrainedModel:
     """`tiny_model`, also written to `folder` as a Hugging Face directory."""
     model = tiny_model(name, seed)
     model.save_pretrained(folder, max_shard_size=max_shard_size)

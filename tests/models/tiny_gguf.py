@@ -23,9 +23,14 @@ def permute_heads(weight: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def write_tiny_gguf(
-    model: PreTrainedModel, path: Path, fields: dict[str, Any] | None = None, rope_factors: torch.Tensor | None = None
+    model: PreTrainedModel,
+    path: Path,
+    fields: dict[str, Any] | None = None,
+    rope_factors: torch.Tensor | None = None,
 ) -> None:
-    """A float32 GGUF file of a transformers model with an invented vocabulary; `fields` replace or add string and integer metadata."""
+    """A float32 GGUF file of a transformers model with an invented vocabulary; `fields` replace
+    or add string and integer metadata.
+    """
     config = model.config
     architecture = config.model_type
     writer = gguf.GGUFWriter(path, architecture)
@@ -41,7 +46,11 @@ def write_tiny_gguf(
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
     writer.add_file_type(0)
-    metadata = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.ggml.eos_token_id": 1}
+    metadata = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.eos_token_id": 1,
+    }
     for key, value in {**metadata, **(fields or {})}.items():
         writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
     writer.add_token_list(TOKENS)

@@ -1,7 +1,8 @@
-"""Chrome traces as torch.profiler writes them on a GPU, made by hand: the categories, names and args of its events, times in microseconds.
+"""Chrome traces as torch.profiler writes them on a GPU, made by hand: the categories, names and
+args of its events, times in microseconds.
 
-`Loop` writes a decode loop of ours step by step: a host thread with API calls and phases, a compute stream whose graph replays have three
-kernels, and the copies. Bubbles are planted by its arguments.
+`Loop` writes a decode loop of ours step by step: a host thread with API calls and phases, a compute
+stream whose graph replays have three kernels, and the copies. Bubbles are planted by its arguments.
 """
 
 from __future__ import annotations
@@ -31,30 +32,77 @@ class Document:
     events: list[dict[str, Any]] = field(default_factory=list)
     correlations: int = 0
 
-    def add(self, category: str, name: str, start: float, end: float, tid: int, **args: Any) -> None:
+    def add(
+        self, category: str, name: str, start: float, end: float, tid: int, **args: Any
+    ) -> None:
         pid = 0 if category in ("kernel", "gpu_memcpy", "gpu_memset") else PID
-        event = {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": start, "dur": round(end - start, 3), "args": args}
+        event = {
+            "ph": "X",
+            "cat": category,
+            "name": name,
+            "pid": pid,
+            "tid": tid,
+            "ts": start,
+            "dur": round(end - start, 3),
+            "args": args,
+        }
         self.events.append(event)
 
     def call(self, name: str, start: float, end: float, category: str = "cuda_runtime") -> int:
         self.correlations += 1
-        self.add(category, name, start, end, THREAD, **{"External id": 1, "cbid": 211, "correlation": self.correlations})
+        self.add(
+            category,
+            name,
+            start,
+            end,
+            THREAD,
+            **{"External id": 1, "cbid": 211, "correlation": self.correlations},
+        )
         return self.correlations
 
-    def kernel(self, name: str, start: float, end: float, correlation: int, stream: int = COMPUTE) -> None:
-        args = {"device": 0, "context": 1, "stream": stream, "correlation": correlation, "grid": [1, 1, 1], "block": [256, 1, 1]}
+    def kernel(
+        self, name: str, start: float, end: float, correlation: int, stream: int = COMPUTE
+    ) -> None:
+        args = {
+            "device": 0,
+            "context": 1,
+            "stream": stream,
+            "correlation": correlation,
+            "grid": [1, 1, 1],
+            "block": [256, 1, 1],
+        }
         self.add("kernel", name, start, end, stream, **args)
 
-    def copy(self, name: str, start: float, end: float, correlation: int, stream: int, size: int) -> None:
-        args = {"device": 0, "context": 1, "stream": stream, "correlation": correlation, "bytes": size, "memory bandwidth (GB/s)": 1.0}
+    def copy(
+        self, name: str, start: float, end: float, correlation: int, stream: int, size: int
+    ) -> None:
+        args = {
+            "device": 0,
+            "context": 1,
+            "stream": stream,
+            "correlation": correlation,
+            "bytes": size,
+            "memory bandwidth (GB/s)": 1.0,
+        }
         self.add("gpu_memcpy", f"Memcpy {name}", start, end, stream, **args)
 
     def op(self, name: str, start: float, end: float, category: str = "cpu_op") -> None:
         self.add(category, name, start, end, THREAD, **{"External id": 7, "Record function id": 0})
 
     def json(self) -> dict[str, Any]:
-        metadata = {"ph": "M", "name": "process_name", "ts": 0, "pid": PID, "tid": 0, "args": {"name": "python"}}
-        return {"schemaVersion": 1, "baseTimeNanoseconds": BASE, "traceEvents": [metadata, *reversed(self.events)]}
+        metadata = {
+            "ph": "M",
+            "name": "process_name",
+            "ts": 0,
+            "pid": PID,
+            "tid": 0,
+            "args": {"name": "python"},
+        }
+        return {
+            "schemaVersion": 1,
+            "baseTimeNanoseconds": BASE,
+            "traceEvents": [metadata, *reversed(self.events)],
+        }
 
 
 @dataclass
@@ -64,7 +112,8 @@ class Loop:
     Args:
         depth: 1 or 2.
         commit_us: the commit's own work.
-        mask_us, pageable: a constrained loop (late sampling): time to make the masks, and whether they are sent from pageable memory.
+        mask_us, pageable: a constrained loop (late sampling): time to make the masks, and whether
+            they are sent from pageable memory.
         late_copy: the out-copy of a step waits for the next step.
         zombies: steps whose only row is a zombie.
     """
@@ -140,7 +189,9 @@ class Loop:
         self.free = begin + (22 if dead else 902)
         if not split:
             self._publish(step, correlation)
-        self.launches.append(Launch(step, step % 2, "decode", 1, 1, split, 0, ns(start), ns(self.now), THREAD))
+        self.launches.append(
+            Launch(step, step % 2, "decode", 1, 1, split, 0, ns(start), ns(self.now), THREAD)
+        )
         self._span(Phase.LAUNCH, start, step)
         if not self.late_copy and not split:
             self._copy_out(step, after=self.ends[step])
@@ -159,7 +210,9 @@ class Loop:
             begin = self.now
             correlation = self._call("cudaMemcpyAsync", 200)
             self.document.op("aten::copy_", begin - 2, self.now + 2)
-            self.document.copy("HtoD (Pageable -> Device)", self.now - 10, self.now - 2, correlation, IN, 19_000)
+            self.document.copy(
+                "HtoD (Pageable -> Device)", self.now - 10, self.now - 2, correlation, IN, 19_000
+            )
         self._span(Phase.MASK, start, step)
         start = self.now
         correlation = self._call("cudaGraphLaunch", 12)
@@ -195,7 +248,9 @@ def ns(us: float) -> int:
 
 
 def records_of(document: Document) -> Records:
-    """What a timeline would make of a document without anything of ours, on a clock that begins at the trace's base."""
+    """What a timeline would make of a document without anything of ours, on a clock that begins
+    at the trace's base.
+    """
     found = parse(document.json())
 
     def moved(items: list[Any]) -> list[Any]:
@@ -207,7 +262,8 @@ def records_of(document: Document) -> Records:
 
 
 def user_loop(items: int, steps: int = 10, wake_us: float = 10, python_us: float = 50) -> Records:
-    """A stock PyTorch loop: embedding, four layers, argmax, one launch each; then .item() so many times, and Python.
+    """A stock PyTorch loop: embedding, four layers, argmax, one launch each; then .item() so many
+    times, and Python.
 
     Args:
         wake_us: from the end of an item's copy until the host goes on.
@@ -217,7 +273,11 @@ def user_loop(items: int, steps: int = 10, wake_us: float = 10, python_us: float
     host = device = 0.0
     for _ in range(steps):
         begin = host
-        for name in ("indexSelectSmallIndex", *("rms_norm", "gemv") * 4, "reduce_kernel<512, 1, ArgMaxOps>"):
+        for name in (
+            "indexSelectSmallIndex",
+            *("rms_norm", "gemv") * 4,
+            "reduce_kernel<512, 1, ArgMaxOps>",
+        ):
             op = host
             correlation = document.call("cudaLaunchKernel", host + 2, host + 6)
             host += 8

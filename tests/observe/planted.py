@@ -15,7 +15,8 @@ from photon_ext.runtime.step import Fill, StepKey
 
 VOCAB = 64
 STEPS = 24
-WORK, REPEATS = 2048, 12  # on the CPU: the square matrix that every step multiplies with, and how often: some 5 ms
+# on the CPU: the square matrix that every step multiplies with, and how often: some 5 ms
+WORK, REPEATS = 2048, 12
 CYCLES = 4_000_000  # on a GPU: some 2 ms
 
 
@@ -27,13 +28,17 @@ class Model:
         self.on_cuda, self.repeats = device == "cuda", repeats
         self.identity, self.successor = identity, identity.roll(1, 0).contiguous()
         self.x, self.last, self.logits = (torch.empty(8, VOCAB, device=device) for _ in range(3))
-        self.weight, self.given, self.taken = torch.ones(WORK, WORK), torch.ones(8, WORK), torch.empty(8, WORK)
+        self.weight, self.given, self.taken = (
+            torch.ones(WORK, WORK),
+            torch.ones(8, WORK),
+            torch.empty(8, WORK),
+        )
 
     def forward(self, step: StepTensors) -> None:
         lines, segments = len(step.decode_meta), len(step.segments)
         ops.embedding_into(self.x[:lines], step.decode_meta, self.identity)
         self._take_time(lines)
-        ops.select_lines_into(self.last[:segments], self.x[:lines], step.segments)
+        ops.select_tokens_into(self.last[:segments], self.x[:lines], step.segments)
         ops.linear_into(self.logits[:segments], self.last[:segments], self.successor)
         step.logits = self.logits[:segments]
 
@@ -45,7 +50,9 @@ class Model:
             ops.linear_into(self.taken[:lines], self.given[:lines], self.weight)
 
 
-def open_pipeline(depth: int, device: str = "cpu", constrained: bool = False, repeats: int = REPEATS) -> Pipeline:
+def open_pipeline(
+    depth: int, device: str = "cpu", constrained: bool = False, repeats: int = REPEATS
+) -> Pipeline:
     """A pipeline with one row admitted, and its first steps behind it."""
     runtime = Runtime(max_rows=1, max_len=STEPS + 16, depth=depth, device=device)
     pipeline = Pipeline(runtime, Model(device, repeats).forward, vocab_size=VOCAB, chunk=4)
@@ -54,19 +61,26 @@ def open_pipeline(depth: int, device: str = "cpu", constrained: bool = False, re
 
 
 def traced(
-    pipeline: Pipeline, fill: Fill | None = None, on_event: Callable[[RowEvent], None] | None = None, nvtx: bool = False
+    pipeline: Pipeline,
+    fill: Fill | None = None,
+    on_event: Callable[[RowEvent], None] | None = None,
+    nvtx: bool = False,
 ) -> Timeline:
     """Decodes to the end under the timeline. What is planted changes no token."""
     tokens: list[int] = []
     with timeline(nvtx=nvtx) as recording:
         while pipeline.busy:
-            tokens += [event.token for event in pipeline.tick(fill, on_event) if event.token is not None]
+            tokens += [
+                event.token for event in pipeline.tick(fill, on_event) if event.token is not None
+            ]
     assert tokens == [(3 + step) % VOCAB for step in range(STEPS)]
     return recording
 
 
 def postpone_out_copies(pipeline: Pipeline) -> None:
-    """Plants the bug: the event that the out-copy of step t waits for is recorded only after the forward of t+1 is enqueued."""
+    """Plants the bug: the event that the out-copy of step t waits for is recorded only after the
+    forward of t+1 is enqueued.
+    """
     open_steps: list[tuple[Slot, StepKey]] = []
 
     def finish() -> None:
@@ -76,7 +90,13 @@ def postpone_out_copies(pipeline: Pipeline) -> None:
     def plant(slot: Slot) -> None:
         launch, wait = slot.launch, slot.wait
 
-        def late_launch(key: StepKey, segments: list[int], staged: list[int], deltas: list[int], finish_now: bool) -> int:
+        def late_launch(
+            key: StepKey,
+            segments: list[int],
+            staged: list[int],
+            deltas: list[int],
+            finish_now: bool,
+        ) -> int:
             sent = launch(key, segments, staged, deltas, False)
             while open_steps:
                 finish()

@@ -1,4 +1,6 @@
-"""A strict reader of Prometheus' text format 0.0.4, as its specification describes it; raises ValueError at what is not allowed."""
+"""A strict reader of Prometheus' text format 0.0.4, as its specification describes it; raises
+ValueError at what is not allowed.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,12 @@ def _sample(line: str, current: str, family: Metric) -> None:
     name, labels, value = match.group(1), match.group(2) or "", float(match.group(3))
     if name not in {current + suffix for suffix in _SUFFIXES[family.kind]}:
         raise ValueError(f"{name} stands among the samples of {current}")
-    pairs = tuple(sorted((key, re.sub(r"\\.", lambda m: _UNESCAPED[m.group()], text)) for key, text in _LABEL.findall(labels)))
+    pairs = tuple(
+        sorted(
+            (key, re.sub(r"\\.", lambda m: _UNESCAPED[m.group()], text))
+            for key, text in _LABEL.findall(labels)
+        )
+    )
     if ",".join(found.group() for found in _LABEL.finditer(labels)) != labels:
         raise ValueError(f'labels are not name="value" with commas between: {line}')
     if (name, pairs) in family.values:

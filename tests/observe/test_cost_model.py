@@ -1,4 +1,6 @@
-"""The cost model of pipelining against published figures, against the loop's own step counts, and against bad input."""
+"""The cost model of pipelining against published figures, against the loop's own step counts,
+and against bad input.
+"""
 
 from __future__ import annotations
 
@@ -34,18 +36,22 @@ PUBLISHED = [
 ]
 
 
-# --- the bubble ----------------------------------------------------------------------------------------------------------------------
+# --- the bubble -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("block", "pipe", "streams", "length", "published"), PUBLISHED)
-def test_the_formula_gives_the_published_predictions(block: float, pipe: float, streams: int, length: int, published: float) -> None:
+def test_the_formula_gives_the_published_predictions(
+    block: float, pipe: float, streams: int, length: int, published: float
+) -> None:
     found = predict(Periods(block, block), Periods(pipe, pipe, pipe), Workload(streams, length))
     assert found.formula_gain == pytest.approx(published, abs=0.005)
     assert found.published_z == (1 / length if streams == 1 else 0)
 
 
 def test_a_step_of_dead_rows_makes_the_tax_of_one_stream_small() -> None:
-    """The same loop with stops seen by the host, whose zombie is a whole forward, and by the device, whose zombie is none."""
+    """The same loop with stops seen by the host, whose zombie is a whole forward, and by the
+    device, whose zombie is none.
+    """
     work = Workload(1, 110)
     host = predict(Periods(2.5, 2.5), Periods(2.0, 2.0, 2.0), work)
     device = predict(Periods(2.5, 2.5), Periods(2.0, 2.0, 0.1), work)
@@ -57,23 +63,43 @@ def test_a_step_of_dead_rows_makes_the_tax_of_one_stream_small() -> None:
 
 def test_a_batch_pays_in_row_steps_and_only_where_rows_are_short() -> None:
     block, pipe = Periods(2.5, 2.5), Periods(2.0, 2.0)
-    tax = {turnover: predict(block, pipe, Workload(32, 110, turnover)).zombie_share for turnover in Turnover}
+    tax = {
+        turnover: predict(block, pipe, Workload(32, 110, turnover)).zombie_share
+        for turnover in Turnover
+    }
     assert tax[Turnover.NONE] == 0
     assert 0 < tax[Turnover.STREAMS] < 1 / 110
     assert 0 < tax[Turnover.ROWS] < 2 / 110
-    lost = {turnover: steps_per_request(Workload(32, 110, turnover), 2).lost_rows for turnover in Turnover}
+    lost = {
+        turnover: steps_per_request(Workload(32, 110, turnover), 2).lost_rows
+        for turnover in Turnover
+    }
     assert lost[Turnover.NONE] == 0 < lost[Turnover.STREAMS] == 1 < lost[Turnover.ROWS] < 2
     assert predict(block, pipe, Workload(32, 110, Turnover.NONE)).gain == pytest.approx(0.25)
 
 
 def serve(depth: int, streams: int, requests: int, mean_length: int) -> tuple[MeterSnapshot, float]:
-    """The real loop on a scripted device: its counters, and the mean length of what it generated."""
+    """The real loop on a scripted device: its counters, and the mean length of what it
+    generated.
+    """
     vocab, choose = 997, random.Random(1)
-    device = ScriptedDevice(max_rows=streams, max_len=900, depth=depth, page_size=16, max_stop_ids=64)
+    device = ScriptedDevice(
+        max_rows=streams, max_len=900, depth=depth, page_size=16, max_stop_ids=64
+    )
     stops = tuple(choose.sample(range(1, vocab), vocab // mean_length))
-    with Engine(device, lambda step: None, vocab_size=vocab, num_pages=streams * 60, buckets=(1, 8), chunk=64) as engine:
+    with Engine(
+        device,
+        lambda step: None,
+        vocab_size=vocab,
+        num_pages=streams * 60,
+        buckets=(1, 8),
+        chunk=64,
+    ) as engine:
         prompts = [[choose.randrange(1, vocab)] * 3 for _ in range(requests)]
-        params = [SamplingParams(max_new_tokens=800, stop_token_ids=stops, temperature=1.0, seed=i) for i in range(requests)]
+        params = [
+            SamplingParams(max_new_tokens=800, stop_token_ids=stops, temperature=1.0, seed=i)
+            for i in range(requests)
+        ]
         outputs = engine.generate(prompts, params)
         engine.close()
         assert all(output.finish_reason == "stop" for output in outputs)
@@ -81,35 +107,55 @@ def serve(depth: int, streams: int, requests: int, mean_length: int) -> tuple[Me
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize(("streams", "requests", "mean_length"), [(1, 30, 20), (8, 800, 20), (16, 600, 30)])
-def test_steps_are_those_of_the_loop(depth: int, streams: int, requests: int, mean_length: int) -> None:
+@pytest.mark.parametrize(
+    ("streams", "requests", "mean_length"), [(1, 30, 20), (8, 800, 20), (16, 600, 30)]
+)
+def test_steps_are_those_of_the_loop(
+    depth: int, streams: int, requests: int, mean_length: int
+) -> None:
     counted, length = serve(depth, streams, requests, mean_length)
     steps = steps_per_request(Workload(streams, length), depth)
     decode = counted.decode_steps - counted.zombie_steps
     if streams == 1:
-        assert (decode, counted.zombie_steps) == (pytest.approx(requests * steps.decode), requests * steps.dead)
+        assert (decode, counted.zombie_steps) == (
+            pytest.approx(requests * steps.decode),
+            requests * steps.dead,
+        )
     else:
-        assert decode == pytest.approx(requests * steps.decode, rel=0.06)  # the end of the run, when rows run empty, is not in the model
+        # the end of the run, when rows run empty, is not in the model
+        assert decode == pytest.approx(requests * steps.decode, rel=0.06)
     assert counted.steps - counted.decode_steps == pytest.approx(requests * steps.prefill, rel=0.08)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize(("streams", "length"), [(1, 20), (8, 20), (16, 30), (32, 110), (4, 1), (500, 110)])
-def test_prefill_steps_have_as_many_requests_as_there_are(depth: int, streams: int, length: float) -> None:
-    """Shares, and their mean is the requests by the steps; who ends in the prefill itself, one in L, is left out of groups."""
+@pytest.mark.parametrize(
+    ("streams", "length"), [(1, 20), (8, 20), (16, 30), (32, 110), (4, 1), (500, 110)]
+)
+def test_prefill_steps_have_as_many_requests_as_there_are(
+    depth: int, streams: int, length: float
+) -> None:
+    """Shares, and their mean is the requests by the steps; who ends in the prefill itself, one
+    in L, is left out of groups.
+    """
     for turnover in Turnover:
         work = Workload(streams, length, turnover)
         groups = prefill_groups(work, depth)
         assert sum(groups.values()) == pytest.approx(1)
         mean = sum(requests * share for requests, share in groups.items())
-        assert mean == pytest.approx(1 / steps_per_request(work, depth).prefill, rel=0.02 + 1.2 / length)
+        assert mean == pytest.approx(
+            1 / steps_per_request(work, depth).prefill, rel=0.02 + 1.2 / length
+        )
 
 
 def test_two_requests_share_a_prefill_as_often_as_in_the_loop() -> None:
-    """By hand: of 8 rows that end with chance 1/20 each, where one does: 1 - 8 x 0.05 x 0.95^7 / (1 - 0.95^8) have company."""
+    """By hand: of 8 rows that end with chance 1/20 each, where one does: 1 - 8 x 0.05 x 0.95^7 /
+    (1 - 0.95^8) have company.
+    """
     work = Workload(8, 20)
     assert 1 - prefill_groups(work, 1)[1] == pytest.approx(1 - 0.4 * 0.95**7 / (1 - 0.95**8))
-    assert prefill_groups(work, 2)[1] < prefill_groups(work, 1)[1], "who ends in two steps shares one"
+    assert prefill_groups(work, 2)[1] < prefill_groups(work, 1)[1], (
+        "who ends in two steps shares one"
+    )
 
 
 def test_rows_lost_to_zombies_are_those_of_the_loop() -> None:
@@ -120,11 +166,12 @@ def test_rows_lost_to_zombies_are_those_of_the_loop() -> None:
     assert lost == pytest.approx(steps_per_request(Workload(8, length), 2).lost_rows, abs=0.25)
 
 
-# --- from parts ----------------------------------------------------------------------------------------------------------------------
+# --- from parts -----------------------------------------------------------------------------------
 
 
 def test_bookkeeping_is_hidden_under_the_device() -> None:
-    parts = StepParts(forward_ms=3.80, sampling_ms=0.14, bookkeeping_ms=1.61, residue_ms=0.04)  # B200, 32 streams
+    # B200, 32 streams
+    parts = StepParts(forward_ms=3.80, sampling_ms=0.14, bookkeeping_ms=1.61, residue_ms=0.04)
     assert parts.block_ms == pytest.approx(5.55)
     assert parts.pipe_ms == pytest.approx(3.98)
     found = predict_from_parts(parts, Workload(32, 104, Turnover.NONE))
@@ -135,14 +182,19 @@ def test_bookkeeping_is_hidden_under_the_device() -> None:
 def test_a_long_forward_leaves_little_to_win() -> None:
     """The critics' case: a forward of 30 to 40 ms."""
     for forward in (30.0, 35.0, 40.0):
-        found = predict_from_parts(StepParts(forward, 0.2, 0.5), Workload(32, 200, Turnover.STREAMS))
+        found = predict_from_parts(
+            StepParts(forward, 0.2, 0.5), Workload(32, 200, Turnover.STREAMS)
+        )
         assert found.gain < 0.02
         assert "hardly pays" in found.verdict
         assert "faster kernels" in found.verdict
 
 
 def test_a_small_gain_is_called_one() -> None:
-    assert "pays a little" in predict_from_parts(StepParts(10.0, 0.2, 0.4), Workload(8, 500, Turnover.NONE)).verdict
+    assert (
+        "pays a little"
+        in predict_from_parts(StepParts(10.0, 0.2, 0.4), Workload(8, 500, Turnover.NONE)).verdict
+    )
 
 
 def test_a_host_that_is_slower_than_the_device_bounds_the_pipeline() -> None:
@@ -170,7 +222,7 @@ def test_a_single_stream_begins_anew_with_a_bubble() -> None:
     assert parts.periods(1, 8) == Periods(decode_ms=2.7, prefill_ms=2.7)
 
 
-# --- bad input -----------------------------------------------------------------------------------------------------------------------
+# --- bad input ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""From torch.profiler's Chrome trace to records, on hand-made documents, and on one that torch makes here."""
+"""From torch.profiler's Chrome trace to records, on hand-made documents, and on one that torch
+makes here.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +22,34 @@ def test_kernels_copies_and_calls_are_told_apart_and_sorted() -> None:
     document.call("cuMemcpyHtoDAsync_v2", 10, 12, "cuda_driver")
     document.kernel("linear_kernel", 20, 30.5, launch)
     document.copy("HtoD (Pageable -> Device)", 14, 15, 3, 21, 4096)
-    document.add("gpu_memset", "Memset (Device)", 16, 17, COMPUTE, stream=COMPUTE, correlation=9, bytes=64)
+    document.add(
+        "gpu_memset", "Memset (Device)", 16, 17, COMPUTE, stream=COMPUTE, correlation=9, bytes=64
+    )
     document.add("cuda_sync", "Stream Sync", 1, 2, COMPUTE)
     document.add("overhead", "Buffer Flush", 1, 2, 0)
     document.op("aten::add", 0, 1)
     document.op("my range", 0, 2, "user_annotation")
     found = parse(document.json())
-    assert [(call.name, call.correlation) for call in found.calls] == [("cudaGraphLaunch", 1), ("cuMemcpyHtoDAsync", 3)]
+    assert [(call.name, call.correlation) for call in found.calls] == [
+        ("cudaGraphLaunch", 1),
+        ("cuMemcpyHtoDAsync", 3),
+    ]
     copy, fill, kernel = found.device
-    assert kernel == DeviceSpan("linear_kernel", DeviceKind.KERNEL, BASE + 20_000, BASE + 30_500, COMPUTE, launch)
-    assert (copy.name, copy.bytes, copy.is_pageable, copy.is_in_copy, copy.stream) == ("HtoD Pageable -> Device", 4096, True, True, 21)
+    assert kernel == DeviceSpan(
+        "linear_kernel", DeviceKind.KERNEL, BASE + 20_000, BASE + 30_500, COMPUTE, launch
+    )
+    assert (copy.name, copy.bytes, copy.is_pageable, copy.is_in_copy, copy.stream) == (
+        "HtoD Pageable -> Device",
+        4096,
+        True,
+        True,
+        21,
+    )
     assert fill.kind is DeviceKind.FILL
-    assert {(op.name, op.kind) for op in found.ops} == {("aten::add", OpKind.TORCH), ("my range", OpKind.ANNOTATION)}
+    assert {(op.name, op.kind) for op in found.ops} == {
+        ("aten::add", OpKind.TORCH),
+        ("my range", OpKind.ANNOTATION),
+    }
 
 
 def test_threads_that_cupti_names_by_their_pthread_id_are_found() -> None:
@@ -40,13 +58,19 @@ def test_threads_that_cupti_names_by_their_pthread_id_are_found() -> None:
     pthread = 0x7F12_F00D_1234
     signed = (pthread & 0xFFFFFFFF) - 2**32
     document.add("cuda_runtime", "cudaGraphLaunch", 0, 1, signed, correlation=1)
-    assert [call.thread for call in parse(document.json(), {pthread & 0xFFFFFFFF: PID}).calls] == [PID]
+    assert [call.thread for call in parse(document.json(), {pthread & 0xFFFFFFFF: PID}).calls] == [
+        PID
+    ]
 
 
 @pytest.mark.parametrize("name", ['say "hi"', '"', 'a",', '", ', "it's", "a\tb", 'a\t"b"\x01'])
 @pytest.mark.parametrize(
     "written",
-    ['{"cat": "user_annotation", "name": "%s", "pid": 1, "tid": "a",\n"ts": 0}', '{\n"name": "%s",\n"ts": 0}', '{"name": "%s"\n}'],
+    [
+        '{"cat": "user_annotation", "name": "%s", "pid": 1, "tid": "a",\n"ts": 0}',
+        '{\n"name": "%s",\n"ts": 0}',
+        '{"name": "%s"\n}',
+    ],
 )
 def test_a_quote_in_a_name_is_read_as_torch_writes_it(written: str, name: str) -> None:
     assert decode(written % name)["name"] == name
@@ -61,7 +85,12 @@ def test_a_range_may_have_a_quote_in_its_name() -> None:
 
 
 def test_outermost_is_judged_per_thread() -> None:
-    calls = [ApiCall("cudaA", 0, 100, 1), ApiCall("cuA", 10, 90, 1), ApiCall("cuB", 20, 30, 2), ApiCall("cudaC", 100, 110, 1)]
+    calls = [
+        ApiCall("cudaA", 0, 100, 1),
+        ApiCall("cuA", 10, 90, 1),
+        ApiCall("cuB", 20, 30, 2),
+        ApiCall("cudaC", 100, 110, 1),
+    ]
     assert [call.name for call in outermost(calls)] == ["cudaA", "cuB", "cudaC"]
 
 

@@ -1,4 +1,6 @@
-"""The meter for people: a table in a terminal, lines elsewhere, and what `photon-ext generate --meter` makes of it."""
+"""The meter for people: a table in a terminal, lines elsewhere, and what `photon-ext generate
+--meter` makes of it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from photon_ext.observe.live import PlainView, RichView, open_view, rows
 from photon_ext.sampling import SamplingParams
 from tests.observe.test_meter import scripted
 
-LINE = re.compile(r"\[meter\] [\d.]+ tokens/s, [\d.]+ steps/s, gap (-|[\d.]+ us), zombies [\d.]+%, .* rows \d+/4, pages \d+/64, waiting 0")
+LINE = re.compile(
+    r"\[meter\] [\d.]+ tokens/s, [\d.]+ steps/s, gap (-|[\d.]+ us), zombies [\d.]+%, .* rows "
+    r"\d+/4, pages \d+/64, waiting 0"
+)
 
 
 class Terminal(io.StringIO):
@@ -59,7 +64,8 @@ def test_a_stream_that_is_closed_ends_the_lines_and_nothing_else() -> None:
 
 def test_a_terminal_shows_the_text_and_a_table_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
-    monkeypatch.setenv("TERM", "xterm")  # rich redraws nothing on the terminal "dumb" that build machines and editors name
+    # rich redraws nothing on the terminal "dumb" that build machines and editors name
+    monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
     with scripted() as engine, open_view(engine.meter, stream) as view:
         assert isinstance(view, RichView)
@@ -95,7 +101,7 @@ def test_every_row_has_a_name_and_words() -> None:
     assert all(value for _, value in shown)
 
 
-# --- the command -----------------------------------------------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -107,13 +113,25 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
     folder: Path = tmp_path_factory.mktemp("tiny")
     save_with_words(folder, "w")
-    arguments = ["generate", "w5 w6 w7", "--meter", "--model", str(folder), "--device", "cpu", "--max-new-tokens", "7"]
+    arguments = [
+        "generate",
+        "w5 w6 w7",
+        "--meter",
+        "--model",
+        str(folder),
+        "--device",
+        "cpu",
+        "--max-new-tokens",
+        "7",
+    ]
     return [sys.executable, "-m", "photon_ext", *arguments]
 
 
 def test_the_command_prints_lines_to_stderr_and_text_alone_to_stdout(command: list[str]) -> None:
     metered = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    plain = subprocess.run([part for part in command if part != "--meter"], capture_output=True, text=True, timeout=120)
+    plain = subprocess.run(
+        [part for part in command if part != "--meter"], capture_output=True, text=True, timeout=120
+    )
     assert metered.returncode == plain.returncode == 0
     assert metered.stdout == plain.stdout
     assert "[meter] " in metered.stderr
@@ -121,9 +139,13 @@ def test_the_command_prints_lines_to_stderr_and_text_alone_to_stdout(command: li
 
 
 def test_in_a_terminal_the_text_stands_under_the_table_at_the_end(command: list[str]) -> None:
-    text = subprocess.run([part for part in command if part != "--meter"], capture_output=True, text=True, timeout=120).stdout.strip()
+    text = subprocess.run(
+        [part for part in command if part != "--meter"], capture_output=True, text=True, timeout=120
+    ).stdout.strip()
     primary, secondary = pty.openpty()
-    running = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=secondary, stderr=secondary, close_fds=True)
+    running = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=secondary, stderr=secondary, close_fds=True
+    )
     os.close(secondary)
     shown = b""
     try:

@@ -27,10 +27,20 @@ SECOND = 10**9
 
 
 @contextmanager
-def scripted(depth: int = 2, finished: bool = True, max_rows: int = 4, meter: bool = True) -> Iterator[Engine]:
+def scripted(
+    depth: int = 2, finished: bool = True, max_rows: int = 4, meter: bool = True
+) -> Iterator[Engine]:
     device = ScriptedDevice(max_rows=max_rows, depth=depth)
     device.finished = finished
-    with Engine(device, lambda step: None, vocab_size=VOCAB, num_pages=64, buckets=(1, 2), chunk=8, meter=meter) as engine:
+    with Engine(
+        device,
+        lambda step: None,
+        vocab_size=VOCAB,
+        num_pages=64,
+        buckets=(1, 2),
+        chunk=8,
+        meter=meter,
+    ) as engine:
         yield engine
 
 
@@ -38,7 +48,7 @@ def stopped_by_its_third_token(prompt: list[int]) -> SamplingParams:
     return SamplingParams(max_new_tokens=20, stop_token_ids=(expected_tokens(prompt, 3, VOCAB)[2],))
 
 
-# --- counters ------------------------------------------------------------------------------------------------------------------------
+# --- counters -------------------------------------------------------------------------------------
 
 
 @DEPTHS
@@ -72,13 +82,15 @@ def test_one_stream_pays_a_step_of_nothing_but_zombies_at_depth_2(depth: int) ->
 
 def test_a_zombie_beside_a_running_row_costs_no_step() -> None:
     with scripted() as engine:
-        engine.generate([[5], [1, 2, 3]], [stopped_by_its_third_token([5]), SamplingParams(max_new_tokens=8)])
+        engine.generate(
+            [[5], [1, 2, 3]], [stopped_by_its_third_token([5]), SamplingParams(max_new_tokens=8)]
+        )
         engine.close()
         now = engine.meter.snapshot()
     assert (now.zombie_rows, now.zombie_steps, now.steps) == (1, 0, 8)
 
 
-# --- who waits for whom --------------------------------------------------------------------------------------------------------------
+# --- who waits for whom ---------------------------------------------------------------------------
 
 
 def test_at_depth_1_every_step_but_the_first_finds_the_device_idle() -> None:
@@ -104,7 +116,8 @@ def test_an_engine_without_requests_makes_nobody_wait(depth: int) -> None:
             engine.generate([PROMPT], SamplingParams(max_new_tokens=1))
             deadline = time.monotonic() + 10
             while engine.meter.snapshot().rows_held and time.monotonic() < deadline:
-                time.sleep(0.001)  # the turn that takes the row back also finds that there is no work
+                # the turn that takes the row back also finds that there is no work
+                time.sleep(0.001)
         assert engine.meter.snapshot().device_waits == 0
 
 
@@ -132,7 +145,7 @@ def test_without_the_meter_only_plain_counts_are_left() -> None:
     assert set(now.host_s.values()) == {0.0}
 
 
-# --- rates and occupancy -------------------------------------------------------------------------------------------------------------
+# --- rates and occupancy --------------------------------------------------------------------------
 
 
 class Clock:
@@ -151,7 +164,9 @@ def bare_meter() -> tuple[Meter, PipelineStats, Scheduler]:
     return Meter(stats, scheduler, 2, "cpu"), stats, scheduler
 
 
-def test_rates_are_over_the_last_seconds_and_fall_when_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_are_over_the_last_seconds_and_fall_when_nothing_happens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = Clock(monkeypatch)
     meter, stats, _ = bare_meter()
     for _ in range(1000):  # 10 s of 100 steps a second, 3 rows each
@@ -172,7 +187,9 @@ def test_rates_are_over_the_last_seconds_and_fall_when_nothing_happens(monkeypat
     meter.turn()
     clock.forward(1)
     stats.decode_steps += 7
-    assert meter.snapshot().steps_per_s == pytest.approx(7), "a new burst is not diluted by the pause before it"
+    assert meter.snapshot().steps_per_s == pytest.approx(7), (
+        "a new burst is not diluted by the pause before it"
+    )
 
 
 class Running(PipelineStats):
@@ -189,14 +206,18 @@ class Running(PipelineStats):
 
 def test_a_loop_that_goes_on_meanwhile_moves_no_counter_back() -> None:
     pool = PagePool(10)
-    meter = Meter(Running(prefill_steps=3), Scheduler(pool, page_size=4, max_rows=4, max_len=64), 2, "cpu")
+    meter = Meter(
+        Running(prefill_steps=3), Scheduler(pool, page_size=4, max_rows=4, max_len=64), 2, "cpu"
+    )
     for _ in range(3):
         assert 'steps_total{kind="prefill"} 3.0\n' in meter.prometheus()
     now = meter.snapshot()
     assert now.steps == now.decode_steps + 3
 
 
-def test_a_loop_that_wakes_meanwhile_moves_no_rate_below_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_wakes_meanwhile_moves_no_rate_below_zero(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = Clock(monkeypatch)
     wakes = []
 
@@ -251,7 +272,12 @@ def test_gaps_are_summed_and_the_latest_ones_ranked() -> None:
     stats.gaps_us.extend(float(us) for us in range(1, 102))
     stats.gap_count, stats.gap_sum_us = 5000, 2e6
     now = meter.snapshot()
-    assert (now.step_gap_us, now.step_gap_p99_us, now.gap_count, now.gap_s) == (51.0, 100.0, 5000, 2.0)
+    assert (now.step_gap_us, now.step_gap_p99_us, now.gap_count, now.gap_s) == (
+        51.0,
+        100.0,
+        5000,
+        2.0,
+    )
 
 
 def test_occupancy_is_that_of_the_pool_and_the_rows() -> None:
@@ -277,7 +303,7 @@ def test_host_times_are_by_phase_and_per_step(monkeypatch: pytest.MonkeyPatch) -
     assert now.host_us["commit"] == 0
 
 
-# --- other threads -------------------------------------------------------------------------------------------------------------------
+# --- other threads --------------------------------------------------------------------------------
 
 
 def test_readers_on_other_threads_see_counts_that_fit_together_and_only_grow() -> None:
@@ -302,7 +328,14 @@ def test_readers_on_other_threads_see_counts_that_fit_together_and_only_grow() -
     for snapshots in seen:
         assert len(snapshots) > 20
         for before, after in pairwise(snapshots):
-            for name in ("steps", "tokens", "committed_rows", "zombie_rows", "host_waits", "device_waits"):
+            for name in (
+                "steps",
+                "tokens",
+                "committed_rows",
+                "zombie_rows",
+                "host_waits",
+                "device_waits",
+            ):
                 assert getattr(before, name) <= getattr(after, name)
         for now in snapshots:
             assert now.zombie_rows <= now.committed_rows

@@ -22,7 +22,9 @@ from photon_ext.observe.numbers import percentile
         (5, 1, 5),
     ],
 )
-def test_a_percentile_is_the_value_of_the_nearest_rank(count: int, share: float, expected: int) -> None:
+def test_a_percentile_is_the_value_of_the_nearest_rank(
+    count: int, share: float, expected: int
+) -> None:
     values = [float(value) for value in range(count, 0, -1)]
     assert percentile(values, share) == expected
     assert values[0] == count, "the values are left as they are"

@@ -1,4 +1,6 @@
-"""On a GPU: the four planted bubbles are found and named in the device's own records, and a clean pipeline has none of them."""
+"""On a GPU: the four planted bubbles are found and named in the device's own records, and a
+clean pipeline has none of them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from photon_ext.observe.analysis.steps import StepMethod
 from photon_ext.observe.records import DeviceKind
 from photon_ext.runtime import RowEvent
 from photon_ext.runtime.probe import Phase
-from tests.observe.planted import STEPS, VOCAB, allow_all, open_pipeline, postpone_out_copies, traced
+from tests.observe.planted import (
+    STEPS,
+    VOCAB,
+    allow_all,
+    open_pipeline,
+    postpone_out_copies,
+    traced,
+)
 
 pytestmark = pytest.mark.gpu
 ROWS = 8
@@ -37,7 +46,12 @@ def sleep_300us(_: RowEvent) -> None:
 
 def test_a_clean_pipeline_has_no_findings_but_its_gap() -> None:
     recording = traced(open_pipeline(2, "cuda"))
-    for kind in (FindingKind.SYNC, FindingKind.PAGEABLE, FindingKind.ALLOCATION, FindingKind.OUT_COPY):
+    for kind in (
+        FindingKind.SYNC,
+        FindingKind.PAGEABLE,
+        FindingKind.ALLOCATION,
+        FindingKind.OUT_COPY,
+    ):
         assert found(recording, kind) == []
     report = recording.report
     assert report.backend == "cuda"
@@ -50,7 +64,9 @@ def test_a_clean_pipeline_has_no_findings_but_its_gap() -> None:
 
 
 def test_host_and_gpu_are_on_one_clock() -> None:
-    """No step begins before its launch, nor ends after the wait for it: but for the error that the records state."""
+    """No step begins before its launch, nor ends after the wait for it: but for the error that
+    the records state.
+    """
     recording = traced(open_pipeline(2, "cuda"))
     records = recording.records
     slack = records.clock.host_ns + records.clock.device_ns + 5_000
@@ -90,11 +106,17 @@ def test_a_pageable_copy_in_the_mask_path_is_named() -> None:
 def test_masks_from_page_locked_memory_are_not() -> None:
     recording = traced(open_pipeline(2, "cuda", constrained=True), allow_all)
     assert found(recording, FindingKind.PAGEABLE) == []
-    assert any(span.kind is DeviceKind.COPY and span.is_in_copy for span in recording.records.device)
+    assert any(
+        span.kind is DeviceKind.COPY and span.is_in_copy for span in recording.records.device
+    )
 
 
 def test_an_item_in_user_code_is_named() -> None:
-    """A loop that is not ours. It asks for the token of each row: one item alone leaves the device idle for some microseconds only."""
+    """A loop that is not ours.
+
+    It asks for the token of each row: one item alone leaves the device idle for some microseconds
+    only.
+    """
     weight, x = torch.randn(VOCAB, VOCAB, device="cuda"), torch.randn(ROWS, VOCAB, device="cuda")
     tokens = [0] * ROWS
     with timeline() as recording:
@@ -103,10 +125,16 @@ def test_an_item_in_user_code_is_named() -> None:
                 torch.cuda._sleep(500_000)
                 x = (x @ weight + tokens[0]).softmax(dim=-1)
                 tokens = [token.item() for token in x.argmax(dim=-1)]
-    (sync,) = (finding for finding in found(recording, FindingKind.SYNC) if "aten::item in decode one token" in finding.where)
+    (sync,) = (
+        finding
+        for finding in found(recording, FindingKind.SYNC)
+        if "aten::item in decode one token" in finding.where
+    )
     assert sync.times >= STEPS * ROWS
     assert len(recording.report.steps.steady) >= STEPS // 2
-    assert any("aten::item" in finding.where for finding in found(recording, FindingKind.GAP)), recording.report.text()
+    assert any("aten::item" in finding.where for finding in found(recording, FindingKind.GAP)), (
+        recording.report.text()
+    )
 
 
 def test_an_out_copy_behind_the_next_forward_is_named() -> None:
@@ -119,4 +147,9 @@ def test_an_out_copy_behind_the_next_forward_is_named() -> None:
 
 def test_nvtx_ranges_do_no_harm_and_everything_can_be_saved(tmp_path: Path) -> None:
     written = traced(open_pipeline(2, "cuda"), nvtx=True).save(tmp_path)
-    assert {path.name for path in written} >= {"trace.json", "timeline.html", "summary.txt", "summary.json"}
+    assert {path.name for path in written} >= {
+        "trace.json",
+        "timeline.html",
+        "summary.txt",
+        "summary.json",
+    }

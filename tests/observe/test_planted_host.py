@@ -1,4 +1,5 @@
-"""Bubbles planted into a real pipeline on the host backend: found and named in the records of its own streams.
+"""Bubbles planted into a real pipeline on the host backend: found and named in the records of its
+own streams.
 
 Steps take some milliseconds, because a shared machine may wake a thread a millisecond late.
 """
@@ -14,7 +15,14 @@ from photon_ext.observe import timeline
 from photon_ext.observe.analysis.findings import FindingKind
 from photon_ext.observe.analysis.gaps import Cause
 from photon_ext.runtime import RowEvent
-from tests.observe.planted import REPEATS, STEPS, allow_all, open_pipeline, postpone_out_copies, traced
+from tests.observe.planted import (
+    REPEATS,
+    STEPS,
+    allow_all,
+    open_pipeline,
+    postpone_out_copies,
+    traced,
+)
 
 LONG = 4 * REPEATS  # a busy machine keeps a thread off its cores for longer than a short step
 
@@ -28,19 +36,32 @@ def test_a_sleep_in_commit_is_named_at_depth_one_and_hidden_at_depth_two(depth: 
     report = traced(open_pipeline(depth, repeats=LONG), on_event=sleep_300us).report
     assert report.host_us["commit"] >= 300
     steady = {step.number for step in report.steps.steady}
-    waited = [gap for gap in report.gaps if gap.step in steady and any(s.cause is Cause.COMMIT and s.ns >= 300_000 for s in gap.shares)]
+    waited = [
+        gap
+        for gap in report.gaps
+        if gap.step in steady
+        and any(s.cause is Cause.COMMIT and s.ns >= 300_000 for s in gap.shares)
+    ]
     if depth == 1:
         assert len(waited) == len(steady)
-        assert any(finding.kind is FindingKind.GAP and finding.where == "commit" for finding in report.findings)
+        assert any(
+            finding.kind is FindingKind.GAP and finding.where == "commit"
+            for finding in report.findings
+        )
     else:
-        assert len(waited) < len(steady) / 2  # where the host was kept off its core for a whole step
+        # where the host was kept off its core for a whole step
+        assert len(waited) < len(steady) / 2
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_an_out_copy_behind_the_next_forward_is_named(depth: int) -> None:
     pipeline = open_pipeline(depth)
     postpone_out_copies(pipeline)
-    late = [finding for finding in traced(pipeline).report.findings if finding.kind is FindingKind.OUT_COPY]
+    late = [
+        finding
+        for finding in traced(pipeline).report.findings
+        if finding.kind is FindingKind.OUT_COPY
+    ]
     assert len(late) == (1 if depth == 2 else 0)  # at depth 1 there is no next forward to wait for
     if late:
         assert late[0].times >= STEPS // 2
@@ -49,7 +70,11 @@ def test_an_out_copy_behind_the_next_forward_is_named(depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_an_out_copy_in_time_is_not(depth: int) -> None:
-    assert [finding for finding in traced(open_pipeline(depth)).report.findings if finding.kind is FindingKind.OUT_COPY] == []
+    assert [
+        finding
+        for finding in traced(open_pipeline(depth)).report.findings
+        if finding.kind is FindingKind.OUT_COPY
+    ] == []
 
 
 def test_masks_that_take_longer_than_the_forward_are_named() -> None:
@@ -59,7 +84,10 @@ def test_masks_that_take_longer_than_the_forward_are_named() -> None:
 
     report = traced(open_pipeline(2, constrained=True), slow_fill).report
     assert report.waited_us["mask"] > 2000
-    assert next(finding for finding in report.findings if finding.kind is FindingKind.GAP).where == "mask"
+    assert (
+        next(finding for finding in report.findings if finding.kind is FindingKind.GAP).where
+        == "mask"
+    )
 
 
 def test_a_blocking_wait_in_the_callers_own_code_is_named() -> None:
@@ -72,6 +100,10 @@ def test_a_blocking_wait_in_the_callers_own_code_is_named() -> None:
                 pipeline._runtime.streams.compute.synchronize()  # type: ignore[attr-defined]
                 time.sleep(500e-6)
     report = recording.report
-    named = [finding for finding in report.findings if finding.kind is FindingKind.GAP and "check the answer" in finding.where]
+    named = [
+        finding
+        for finding in report.findings
+        if finding.kind is FindingKind.GAP and "check the answer" in finding.where
+    ]
     assert named
     assert report.waited_us["other code of the host"] >= 400

@@ -26,28 +26,48 @@ def test_every_metric_is_ours_and_says_what_it_is() -> None:
 
 def test_values_are_those_of_the_snapshot() -> None:
     now = snapshot(
-        device="cuda:0", depth=2, steps=10, decode_steps=7, tokens=123456789012, zombie_rows=3, step_gap_us=3.5, step_gap_p99_us=9.0,
-        gap_s=0.25, gap_count=9, host_s={"plan": 0.5, "commit": 1.25}, waiting=4, pages_held=6,
-    )  # fmt: skip
+        device="cuda:0",
+        depth=2,
+        steps=10,
+        decode_steps=7,
+        tokens=123456789012,
+        zombie_rows=3,
+        step_gap_us=3.5,
+        step_gap_p99_us=9.0,
+        gap_s=0.25,
+        gap_count=9,
+        host_s={"plan": 0.5, "commit": 1.25},
+        waiting=4,
+        pages_held=6,
+    )
     families = parse(exposition(now))
 
     def value(name: str, suffix: str = "", **labels: str) -> float:
         return families[name].values[name + suffix, tuple(sorted(labels.items()))]
 
     assert value("photon_engine_info", device="cuda:0", depth="2") == 1
-    assert (value("photon_steps_total", kind="decode"), value("photon_steps_total", kind="prefill")) == (7, 3)
+    assert (
+        value("photon_steps_total", kind="decode"),
+        value("photon_steps_total", kind="prefill"),
+    ) == (7, 3)
     assert value("photon_tokens_total") == 123456789012
     assert value("photon_zombie_rows_total") == 3
     assert value("photon_host_seconds_total", phase="commit") == 1.25
     assert value("photon_step_gap_seconds", quantile="0.5") == pytest.approx(3.5e-6)
     assert value("photon_step_gap_seconds", quantile="0.99") == pytest.approx(9e-6)
-    assert (value("photon_step_gap_seconds", "_sum"), value("photon_step_gap_seconds", "_count")) == (0.25, 9)
+    assert (
+        value("photon_step_gap_seconds", "_sum"),
+        value("photon_step_gap_seconds", "_count"),
+    ) == (0.25, 9)
     assert (value("photon_requests_waiting"), value("photon_pages_held")) == (4, 6)
 
 
 def test_without_timing_there_are_no_quantiles() -> None:
     gaps = parse(exposition(snapshot()))["photon_step_gap_seconds"]
-    assert set(gaps.values) == {("photon_step_gap_seconds_sum", ()), ("photon_step_gap_seconds_count", ())}
+    assert set(gaps.values) == {
+        ("photon_step_gap_seconds_sum", ()),
+        ("photon_step_gap_seconds_count", ()),
+    }
 
 
 def test_labels_are_escaped() -> None:

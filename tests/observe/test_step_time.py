@@ -29,7 +29,9 @@ def shape_of(model: str) -> StepShape:
         ("qwen3-8b", 15.14, 144, (3.36, 3.47, 3.88)),
     ],
 )
-def test_bytes_and_floors_are_those_computed_by_hand(model: str, gigabytes: float, kib: int, floors: tuple[float, ...]) -> None:
+def test_bytes_and_floors_are_those_computed_by_hand(
+    model: str, gigabytes: float, kib: int, floors: tuple[float, ...]
+) -> None:
     shape = shape_of(model)
     assert shape.weight_bytes == pytest.approx(gigabytes * 1e9, rel=1e-3)
     assert shape.kv_bytes_per_token == kib * 1024
@@ -40,14 +42,17 @@ def test_bytes_and_floors_are_those_computed_by_hand(model: str, gigabytes: floa
 
 def test_nodes_and_layers_are_paid_for_one_by_one() -> None:
     shape = shape_of("qwen3-0.6b")
-    step = predict_step(shape, Machine(H200, NODE_US["programmatic launch"], layer_us=4.0), 1, 512, nodes=200)
+    step = predict_step(
+        shape, Machine(H200, NODE_US["programmatic launch"], layer_us=4.0), 1, 512, nodes=200
+    )
     assert (step.nodes_ms, step.layers_ms) == (pytest.approx(0.5), pytest.approx(28 * 0.004))
     assert step.total_ms == pytest.approx(step.floor_ms + 0.612)
 
 
 def test_node_times_are_of_what_there_is_and_of_what_was_measured() -> None:
     assert set(NODE_US) == {"plain graph", "programmatic launch"}
-    assert 2.1 <= NODE_US["programmatic launch"] <= 2.9  # per kernel, four models at one line on an H200
+    # per kernel, four models at one line on an H200
+    assert 2.1 <= NODE_US["programmatic launch"] <= 2.9
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""`timeline()` around real code on this machine: what it records, that it is off by default, and what it costs then."""
+"""`timeline()` around real code on this machine: what it records, that it is off by default, and
+what it costs then.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,15 @@ from photon_ext.sampling import SamplingParams, from_allowed_ids
 from tests.observe.planted import STEPS, open_pipeline
 
 CONFIG = ModelConfig(
-    family=Family.LLAMA, hidden=32, layers=2, q_heads=2, kv_heads=1, head_dim=16, intermediate=48, vocab=512, tied_embeddings=True
+    family=Family.LLAMA,
+    hidden=32,
+    layers=2,
+    q_heads=2,
+    kv_heads=1,
+    head_dim=16,
+    intermediate=48,
+    vocab=512,
+    tied_embeddings=True,
 )
 WEIGHTS = random_weights(CONFIG, torch.float32)
 NEW = 20
@@ -39,7 +49,9 @@ PLAIN = SamplingParams(max_new_tokens=NEW, ignore_eos=True)
 
 
 def engine(depth: int = 2, **options: object) -> Engine:
-    return Engine.from_weights(CONFIG, WEIGHTS, max_rows=2, max_len=64, chunk=8, buckets=(1, 2), depth=depth, **options)
+    return Engine.from_weights(
+        CONFIG, WEIGHTS, max_rows=2, max_len=64, chunk=8, buckets=(1, 2), depth=depth, **options
+    )
 
 
 def traced(depth: int, params: SamplingParams = PLAIN) -> Timeline:
@@ -55,19 +67,31 @@ def test_every_step_of_an_engine_is_there_with_its_phases(depth: int) -> None:
     recording = traced(depth)
     records, report = recording.records, recording.report
     assert (records.backend, records.dropped) == ("host", 0)
-    assert len(report.steps.steps) == len(records.launches) == NEW  # one prefill, which samples, then one step per token
-    assert [step.launch.slot for step in report.steps.steps if step.launch] == [step % depth for step in range(NEW)]
+    # one prefill, which samples, then one step per token
+    assert len(report.steps.steps) == len(records.launches) == NEW
+    assert [step.launch.slot for step in report.steps.steps if step.launch] == [
+        step % depth for step in range(NEW)
+    ]
     assert [launch.kind for launch in records.launches] == ["prefill", *["decode"] * (NEW - 1)]
     assert [commit.rows for commit in records.commits] == [2] * NEW
     assert {span.phase for span in records.host} >= set(Phase) - {Phase.MASK}
     for wait in (span for span in records.host if span.phase is Phase.WAIT):
         assert wait.step is not None
         assert wait.depth == 1  # inside the engine's commit
-    assert set(report.phases_us) >= {"carry-over", "forward", "prefill chunk", "sampling", "copy out", "copy in"}
+    assert set(report.phases_us) >= {
+        "carry-over",
+        "forward",
+        "prefill chunk",
+        "sampling",
+        "copy out",
+        "copy in",
+    }
 
 
 def test_host_and_device_are_on_one_clock() -> None:
-    """No step runs before its launch begins, or after the wait for it is over; and every kernel lies inside a replay."""
+    """No step runs before its launch begins, or after the wait for it is over; and every kernel
+    lies inside a replay.
+    """
     recording = traced(2)
     records, steps = recording.records, recording.report.steps
     waits = {span.step: span.end for span in records.host if span.phase is Phase.WAIT}
@@ -78,12 +102,22 @@ def test_host_and_device_are_on_one_clock() -> None:
     kernels = [span for span in records.device if span.kind is DeviceKind.KERNEL]
     assert len(replays) == NEW
     for kernel in kernels:
-        assert replays[kernel.correlation].start <= kernel.start <= kernel.end <= replays[kernel.correlation].end
+        assert (
+            replays[kernel.correlation].start
+            <= kernel.start
+            <= kernel.end
+            <= replays[kernel.correlation].end
+        )
     assert all(records.start <= span.start <= span.end for span in records.device)
 
 
 def test_late_sampling_is_two_replays_of_one_step_with_masks_between() -> None:
-    recording = traced(2, SamplingParams(max_new_tokens=NEW, ignore_eos=True, constraint=from_allowed_ids(range(100))))
+    recording = traced(
+        2,
+        SamplingParams(
+            max_new_tokens=NEW, ignore_eos=True, constraint=from_allowed_ids(range(100))
+        ),
+    )
     records, report = recording.records, recording.report
     assert sum(span.kind is DeviceKind.GRAPH for span in records.device) == 2 * NEW
     assert len(report.steps.steps) == NEW
@@ -102,7 +136,9 @@ def test_two_runs_in_one_window_are_kept_apart_by_rest() -> None:
     rests = [gap.ns for gap in recording.report.gaps if gap.kind.value == "no work"]
     assert len(rests) == 1
     assert rests[0] > 150e6
-    assert recording.report.wall_us < (recording.records.end - recording.records.start) / 1e3 - 150e3
+    assert (
+        recording.report.wall_us < (recording.records.end - recording.records.start) / 1e3 - 150e3
+    )
 
 
 def test_a_window_may_begin_while_steps_are_in_flight() -> None:
@@ -115,7 +151,9 @@ def test_a_window_may_begin_while_steps_are_in_flight() -> None:
     known = {step.launch.step: step for step in steps if step.launch is not None}
     assert sorted(known) == [launch.step for launch in recording.records.launches]
     assert len(steps) in (STEPS - 1, STEPS)  # the first may have run before the window began
-    assert all(step.start >= step.launch.start for step in known.values() if step.launch is not None)
+    assert all(
+        step.start >= step.launch.start for step in known.values() if step.launch is not None
+    )
 
 
 def test_eager_steps_are_recorded_too() -> None:
@@ -145,7 +183,9 @@ def test_stacks_name_the_function() -> None:
 
     with timeline(stacks=True) as recording:
         ask_the_device()
-    assert any("ask_the_device" in op.name for op in recording.records.ops if op.kind is OpKind.PYTHON)
+    assert any(
+        "ask_the_device" in op.name for op in recording.records.ops if op.kind is OpKind.PYTHON
+    )
 
 
 def test_what_raises_inside_passes_and_the_records_are_kept() -> None:
@@ -228,7 +268,9 @@ def test_threads_may_serve_while_timelines_come_and_go() -> None:
 
         def serve() -> None:
             while not done.is_set():
-                failed.extend(output.error for output in served.generate([[1, 2, 3]], PLAIN) if output.error)
+                failed.extend(
+                    output.error for output in served.generate([[1, 2, 3]], PLAIN) if output.error
+                )
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -240,17 +282,21 @@ def test_threads_may_serve_while_timelines_come_and_go() -> None:
     assert failed == []
 
 
-# --- off ------------------------------------------------------------------------------------------------------------------------------
+# --- off ------------------------------------------------------------------------------------------
 
 
 def test_off_nothing_of_it_is_imported() -> None:
     program = """
 import sys
 import photon_ext.engine, photon_ext.cli
-always = tuple(f"photon_ext.observe.{name}" for name in ("meter", "numbers", "phase_clock", "prometheus"))
-print([name for name in sys.modules if name.startswith("photon_ext.observe.") and name not in always or name == "matplotlib"])
+names = "meter", "numbers", "phase_clock", "prometheus"
+always = tuple(f"photon_ext.observe.{name}" for name in names)
+ours = [name for name in sys.modules if name.startswith("photon_ext.observe.")]
+print([name for name in ours if name not in always] + ["matplotlib"][:"matplotlib" in sys.modules])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
@@ -260,7 +306,9 @@ def test_off_no_span_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in (HostSpan, DeviceSpan, Launch, Commit):
         create = kind.__new__
 
-        def counted(cls: type, *args: object, create: Callable[..., object] = create, **kwargs: object) -> object:
+        def counted(
+            cls: type, *args: object, create: Callable[..., object] = create, **kwargs: object
+        ) -> object:
             made.append(cls)
             return create(cls, *args, **kwargs)
 
@@ -296,7 +344,10 @@ def test_off_leaves_no_objects_behind() -> None:
 
 
 def test_off_a_phase_costs_little_more_than_two_empty_calls() -> None:
-    """A check of one module variable each. By ratio: a shared machine has no microseconds to go by."""
+    """A check of one module variable each.
+
+    By ratio: a shared machine has no microseconds to go by.
+    """
 
     def nothing(phase: Phase, step: int | None = None) -> None:
         del phase, step
@@ -317,15 +368,34 @@ def test_off_a_phase_costs_little_more_than_two_empty_calls() -> None:
 
 def test_saved_files_can_be_read(tmp_path: Path) -> None:
     written = traced(2).save(tmp_path / "new" / "folder")
-    assert {path.name for path in written} >= {"trace.json", "timeline.html", "summary.txt", "summary.json"}
+    assert {path.name for path in written} >= {
+        "trace.json",
+        "timeline.html",
+        "summary.txt",
+        "summary.json",
+    }
     summary = json.loads((tmp_path / "new" / "folder" / "summary.json").read_text())
     assert (summary["step_count"], summary["backend"]) == (NEW, "host")
-    assert set(summary) >= {"active", "step_gap", "node_gap", "waited_us", "zombies", "findings", "histogram", "transitions", "excluded"}
+    assert set(summary) >= {
+        "active",
+        "step_gap",
+        "node_gap",
+        "waited_us",
+        "zombies",
+        "findings",
+        "histogram",
+        "transitions",
+        "excluded",
+    }
 
 
 def test_a_timeline_that_has_recorded_nothing_says_so(tmp_path: Path) -> None:
     recording = timeline()
-    for ask in (lambda: recording.report, lambda: recording.save(tmp_path), lambda: recording.records):
+    for ask in (
+        lambda: recording.report,
+        lambda: recording.save(tmp_path),
+        lambda: recording.records,
+    ):
         with pytest.raises(ConfigError, match="nothing yet; ask after the `with` block"):
             ask()
     with pytest.raises(ConfigError, match="is not recording"):

@@ -1,4 +1,6 @@
-"""KV memory for attention tests: shuffled pages with strides of any kind, or a contiguous [B, H, L, D] cache."""
+"""KV memory for attention tests: shuffled pages with strides of any kind, or a contiguous [B, H,
+L, D] cache.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tests.ops.tables import SAMPLE, STAGED
 
 @dataclass
 class Cache:
-    """k and v are [pages, page size, kv heads, head_dim] views; every element that no test writes is NaN."""
+    """k and v are [pages, page size, kv heads, head_dim] views; every element that no test
+    writes is NaN.
+    """
 
     k: Tensor
     v: Tensor
@@ -36,9 +40,15 @@ class Cache:
     def fill(self, row: int, positions: int, seed: int) -> None:
         """Random keys and values at positions 0 .. positions - 1 of a row."""
         heads, head_dim = self.k.shape[2:]
-        values = randn(2, positions, heads, head_dim, dtype=self.k.dtype, device=str(self.k.device), seed=seed)
+        values = randn(
+            2, positions, heads, head_dim, dtype=self.k.dtype, device=str(self.k.device), seed=seed
+        )
         places = (
-            torch.tensor([self.place(row, position) for position in range(positions)], dtype=torch.int64).reshape(-1, 2).to(self.k.device)
+            torch.tensor(
+                [self.place(row, position) for position in range(positions)], dtype=torch.int64
+            )
+            .reshape(-1, 2)
+            .to(self.k.device)
         )
         self.k[places[:, 0], places[:, 1]] = values[0]
         self.v[places[:, 0], places[:, 1]] = values[1]
@@ -49,31 +59,54 @@ def _strided_copy(x: Tensor) -> Tensor:
     return copy.copy_(x)
 
 
-def paged_cache(rows: int, pages_per_row: int, page_size: int, heads: int, head_dim: int, dtype: torch.dtype, device: str) -> Cache:
-    """Pages in random order, page 0 nobody's; k and v are the halves of one buffer with heads before tokens."""
+def paged_cache(
+    rows: int,
+    pages_per_row: int,
+    page_size: int,
+    heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: str,
+) -> Cache:
+    """Pages in random order, page 0 nobody's; k and v are the halves of one buffer with heads
+    before tokens.
+    """
     pages = 1 + rows * pages_per_row
-    both = torch.full((pages, 2, heads, page_size, head_dim), float("nan"), dtype=dtype, device=device)
+    both = torch.full(
+        (pages, 2, heads, page_size, head_dim), float("nan"), dtype=dtype, device=device
+    )
     order = list(range(1, pages))
     random.Random(pages).shuffle(order)
     table = ints(order, device).reshape(rows, pages_per_row)
     return Cache(both[:, 0].transpose(1, 2), both[:, 1].transpose(1, 2), table, page_size)
 
 
-def contiguous_cache(rows: int, length: int, heads: int, head_dim: int, dtype: torch.dtype, device: str) -> Cache:
+def contiguous_cache(
+    rows: int, length: int, heads: int, head_dim: int, dtype: torch.dtype, device: str
+) -> Cache:
     """A [B, H, L, D] cache as other engines have it: a row's only page is the row."""
-    k, v = (torch.full((rows, heads, length, head_dim), float("nan"), dtype=dtype, device=device) for _ in range(2))
+    k, v = (
+        torch.full((rows, heads, length, head_dim), float("nan"), dtype=dtype, device=device)
+        for _ in range(2)
+    )
     return Cache(k.transpose(1, 2), v.transpose(1, 2), None, length)
 
 
-def lines_and_segments(spans: list[tuple[int, int, int]], device: str, dead_after: int = 0) -> tuple[Tensor, Tensor]:
-    """decode_meta and segments of (row, first position, number of lines) each, then `dead_after` dead lines; row 0 is a dead segment."""
-    lines: list[list[int]] = []
+def tokens_and_segments(
+    spans: list[tuple[int, int, int]], device: str, dead_after: int = 0
+) -> tuple[Tensor, Tensor]:
+    """decode_meta and segments of (row, first position, number of tokens) each, then
+    `dead_after` dead tokens; row 0 is a dead segment.
+    """
+    num_tokens: list[list[int]] = []
     segments: list[list[int]] = []
     for row, first, count in spans:
-        segments.append([row, len(lines), count, SAMPLE if count == 1 else SAMPLE | STAGED])
-        lines += [[7, first + i, first + i + 1, row] if row else [0, 0, 0, 0] for i in range(count)]
-    lines += [[0, 0, 0, 0]] * dead_after
-    return ints(lines, device).reshape(-1, 4), ints(segments, device).reshape(-1, 4)
+        segments.append([row, len(num_tokens), count, SAMPLE if count == 1 else SAMPLE | STAGED])
+        num_tokens += [
+            [7, first + i, first + i + 1, row] if row else [0, 0, 0, 0] for i in range(count)
+        ]
+    num_tokens += [[0, 0, 0, 0]] * dead_after
+    return ints(num_tokens, device).reshape(-1, 4), ints(segments, device).reshape(-1, 4)
 
 
 def rotary_tables(max_len: int, head_dim: int, device: str) -> tuple[Tensor, Tensor]:

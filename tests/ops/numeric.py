@@ -1,4 +1,6 @@
-"""How close a kernel must be to the float64 reference, and memory that tells when it is written wrongly."""
+"""How close a kernel must be to the float64 reference, and memory that tells when it is written
+wrongly.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,17 @@ def poisoned(*shape: int, dtype: torch.dtype, device: str) -> Tensor:
     return torch.full(shape, fill, dtype=dtype, device=device)
 
 
-def in_wider_lines(x: Tensor, extra: int = 5) -> Tensor:
-    """A copy of x [lines, ...] whose lines are `extra` poisoned elements apart: strided, and nowhere aligned."""
+def in_wider_tokens(x: Tensor, extra: int = 5) -> Tensor:
+    """A copy of x [tokens, ...] whose tokens are `extra` poisoned elements apart: strided, and
+    nowhere aligned.
+    """
     width = x[0].numel() if len(x) else 0
     buffer = poisoned(len(x), width + extra, dtype=x.dtype, device=str(x.device))
-    view = buffer[:, extra // 2 : extra // 2 + width].view(x.shape) if x.dim() == 2 else buffer[:, :width].unflatten(1, x.shape[1:])
+    view = (
+        buffer[:, extra // 2 : extra // 2 + width].view(x.shape)
+        if x.dim() == 2
+        else buffer[:, :width].unflatten(1, x.shape[1:])
+    )
     view.copy_(x)
     return view
 

@@ -40,7 +40,7 @@ class Step:
     segments: Tensor
     staged_ids: Tensor
     decode_meta: Tensor
-    extent: Tensor
+    counts: Tensor
 
     def tensors(self) -> list[Tensor]:
         return list(vars(self).values())
@@ -49,7 +49,14 @@ class Step:
         return Step(*[tensor.clone() for tensor in self.tensors()])
 
 
-def empty_step(device: str, state: Tensor, segments: list[list[int]], lines: int, pages: int = 3, stops: int = 2) -> Step:
+def empty_step(
+    device: str,
+    state: Tensor,
+    segments: list[list[int]],
+    num_tokens: int,
+    pages: int = 3,
+    stops: int = 2,
+) -> Step:
     rows = len(state)
     return Step(
         row_state=state,
@@ -57,17 +64,21 @@ def empty_step(device: str, state: Tensor, segments: list[list[int]], lines: int
         stop_ids=torch.zeros(rows, stops, dtype=torch.int32, device=device),
         deltas=torch.zeros(4, dtype=torch.int32, device=device),
         segments=ints(segments, device).reshape(-1, 4),
-        staged_ids=torch.full((lines,), NO_TOKEN, dtype=torch.int32, device=device),
-        decode_meta=poisoned(lines, 4, dtype=torch.int32, device=device),
-        extent=poisoned(2, dtype=torch.int32, device=device),
+        staged_ids=torch.full((num_tokens,), NO_TOKEN, dtype=torch.int32, device=device),
+        decode_meta=poisoned(num_tokens, 4, dtype=torch.int32, device=device),
+        counts=poisoned(2, dtype=torch.int32, device=device),
     )
 
 
 def random_step(device: str, seed: int) -> Step:
-    """Rows alive and dead, segments of every kind, rows and lines outside the tables, deltas that fit and deltas that do not."""
+    """Rows alive and dead, segments of every kind, rows and tokens outside the tables, deltas
+    that fit and deltas that do not.
+    """
     rng = random.Random(seed)
-    rows, lines = rng.choice([2, 5, 40]), rng.choice([0, 1, 6, 33])
-    state = torch.tensor([[rng.randrange(50) for _ in range(ROW_COLUMNS)] for _ in range(rows)], dtype=torch.int32)
+    rows, num_tokens = rng.choice([2, 5, 40]), rng.choice([0, 1, 6, 33])
+    state = torch.tensor(
+        [[rng.randrange(50) for _ in range(ROW_COLUMNS)] for _ in range(rows)], dtype=torch.int32
+    )
     state[:, RowColumn.ALIVE] = torch.tensor([0] + [rng.randrange(2) for _ in range(rows - 1)])
     state[:, RowColumn.STOP_COUNT] = torch.tensor([rng.randrange(-1, 4) for _ in range(rows)])
     owners = [*range(1, rows), 0, 0, -3, rows, 2**31 - 1]
@@ -78,16 +89,18 @@ def random_step(device: str, seed: int) -> Step:
         flags = rng.choice([0, SAMPLE, STAGED, SAMPLE | STAGED])
         segments.append([row, first, count, flags])
         first += count
-    step = empty_step(device, state.to(device), segments, lines)
+    step = empty_step(device, state.to(device), segments, num_tokens)
     missing = rng.choice([0.0, 0.0, 0.2])
-    for line in range(lines):
-        step.staged_ids[line] = NO_TOKEN if rng.random() < missing else rng.randrange(-2, 50)
+    for token_index in range(num_tokens):
+        step.staged_ids[token_index] = NO_TOKEN if rng.random() < missing else rng.randrange(-2, 50)
     step.deltas = ints(_random_deltas(rng, rows), device)
     return step
 
 
 def _random_deltas(rng: random.Random, rows: int) -> list[int]:
-    """Runs over separate thirds of the tables, so that their order does not matter, among runs that are out of bounds."""
+    """Runs over separate thirds of the tables, so that their order does not matter, among runs
+    that are out of bounds.
+    """
     payload = [1000 + i for i in range(8)]
     sizes = (rows * ROW_COLUMNS, rows * 3, rows * 2)
     runs = []

@@ -7,29 +7,60 @@ import torch
 from torch import Tensor
 
 from photon_ext import ops, reference
-from tests.ops.caches import Cache, contiguous_cache, lines_and_segments, paged_cache, rotary_tables
+from tests.ops.caches import (
+    Cache,
+    contiguous_cache,
+    paged_cache,
+    rotary_tables,
+    tokens_and_segments,
+)
 from tests.ops.numeric import DTYPES, assert_close, assert_same_bits, poisoned, randn
 
-SHAPES = [(1, 1, 16), (3, 1, 64), (7, 1, 96), (6, 2, 64), (4, 4, 128), (9, 3, 2), (5, 5, 34), (2, 1, 256)]  # q heads, kv heads, head_dim
-MIXED = [(1, 0, 1), (2, 5, 3), (0, 0, 1), (4, 17, 1), (3, 0, 9)]  # row, first position, lines: decode, chunks, a dead line
+# q heads, kv heads, head_dim
+SHAPES = [
+    (1, 1, 16),
+    (3, 1, 64),
+    (7, 1, 96),
+    (6, 2, 64),
+    (4, 4, 128),
+    (9, 3, 2),
+    (5, 5, 34),
+    (2, 1, 256),
+]
+# row, first position, tokens: decode, chunks, a dead token
+MIXED = [(1, 0, 1), (2, 5, 3), (0, 0, 1), (4, 17, 1), (3, 0, 9)]
 
 
-def qkv(lines: int, q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v as views of one fused projection [lines, (q heads + 2 kv heads) * head_dim], as a decoder has them."""
-    fused = randn(lines, (q_heads + 2 * kv_heads) * head_dim, dtype=dtype, device=device, seed=lines)
-    heads = fused.view(lines, q_heads + 2 * kv_heads, head_dim)
-    return heads[:, :q_heads], heads[:, q_heads : q_heads + kv_heads], heads[:, q_heads + kv_heads :]
+def qkv(
+    num_tokens: int, q_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v as views of one fused projection [tokens, (q heads + 2 kv heads) * head_dim],
+    as a decoder has them.
+    """
+    fused = randn(
+        num_tokens, (q_heads + 2 * kv_heads) * head_dim, dtype=dtype, device=device, seed=num_tokens
+    )
+    heads = fused.view(num_tokens, q_heads + 2 * kv_heads, head_dim)
+    return (
+        heads[:, :q_heads],
+        heads[:, q_heads : q_heads + kv_heads],
+        heads[:, q_heads + kv_heads :],
+    )
 
 
-def filled_cache(kv_heads: int, head_dim: int, dtype: torch.dtype, device: str, page_size: int = 4) -> Cache:
-    """Five rows of 24 positions, 20 of them filled; row 0's pages stay NaN: nobody may read them."""
+def filled_cache(
+    kv_heads: int, head_dim: int, dtype: torch.dtype, device: str, page_size: int = 4
+) -> Cache:
+    """Five rows of 24 positions, 20 of them filled; row 0's pages stay NaN: nobody may read
+    them.
+    """
     cache = paged_cache(5, -(-24 // page_size), page_size, kv_heads, head_dim, dtype, device)
     for row in range(1, 5):
         cache.fill(row, 20, seed=row)
     return cache
 
 
-# --- rope_append_kv_ ------------------------------------------------------------------------------------------------------------------
+# --- rope_append_kv_ ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -38,11 +69,15 @@ def filled_cache(kv_heads: int, head_dim: int, dtype: torch.dtype, device: str, 
 def test_rope_append_is_near_the_float64_reference(
     device: str, dtype: torch.dtype, q_heads: int, kv_heads: int, head_dim: int, normed: bool
 ) -> None:
-    meta, _ = lines_and_segments(MIXED, device, dead_after=1)
+    meta, _ = tokens_and_segments(MIXED, device, dead_after=1)
     q, k, v = qkv(len(meta), q_heads, kv_heads, head_dim, dtype, device)
     cache = filled_cache(kv_heads, head_dim, dtype, device)
     cos, sin = rotary_tables(24, head_dim, device)
-    norms = [randn(head_dim, dtype=dtype, device=device, seed=s) for s in (5, 6)] if normed else [None, None]
+    norms = (
+        [randn(head_dim, dtype=dtype, device=device, seed=s) for s in (5, 6)]
+        if normed
+        else [None, None]
+    )
     exact_q, exact = q.double(), cache.double()
     reference.rope_append_kv_(
         *(exact_q, k.double(), v.double(), exact.k, exact.v, meta, cache.page_table, cos, sin),
@@ -55,8 +90,8 @@ def test_rope_append_is_near_the_float64_reference(
     assert_close(q[live], exact_q[live])
     assert_same_bits(q[~live], before_q[~live])
     written = torch.zeros(cache.k.shape[:2], dtype=torch.bool)
-    for line in meta[live].tolist():
-        written[cache.place(line[3], line[1])] = True
+    for token_index in meta[live].tolist():
+        written[cache.place(token_index[3], token_index[1])] = True
     assert_close(cache.k[written], exact.k[written])
     assert_same_bits(cache.v[written], exact.v[written].to(dtype))
     assert_same_bits(cache.k[~written], before_k[~written])
@@ -64,27 +99,34 @@ def test_rope_append_is_near_the_float64_reference(
 
 
 def test_rope_append_rounds_as_the_reference_does(device: str) -> None:
-    """The norm is rounded to the dtype before the rotation: nearly all bits agree, which a kernel that skips the rounding cannot reach."""
-    meta, _ = lines_and_segments([(1, 0, 16)], device)
+    """The norm is rounded to the dtype before the rotation: nearly all bits agree, which a
+    kernel that skips the rounding cannot reach.
+    """
+    meta, _ = tokens_and_segments([(1, 0, 16)], device)
     q, k, v = qkv(16, 4, 2, 64, torch.bfloat16, device)
     cache = paged_cache(2, 2, 16, 2, 64, torch.bfloat16, device)
     cos, sin = rotary_tables(16, 64, device)
     norms = [randn(64, dtype=torch.bfloat16, device=device, seed=s) for s in (5, 6)]
     expected_q, expected = q.clone(), cache.clone()
-    reference.rope_append_kv_(expected_q, k, v, expected.k, expected.v, meta, cache.page_table, cos, sin, *norms)
+    reference.rope_append_kv_(
+        expected_q, k, v, expected.k, expected.v, meta, cache.page_table, cos, sin, *norms
+    )
     ops.rope_append_kv_(q, k, v, cache.k, cache.v, meta, cache.page_table, cos, sin, *norms)
     assert (q == expected_q).float().mean() > 0.99
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rope_append_into_a_contiguous_cache(device: str, dtype: torch.dtype) -> None:
-    meta, _ = lines_and_segments([(0, 0, 1), (2, 7, 1), (1, 3, 2)], device)
-    meta[0] = torch.tensor([5, 2, 3, 0], device=device)  # without a row table row 0 is a row like any other
+    meta, _ = tokens_and_segments([(0, 0, 1), (2, 7, 1), (1, 3, 2)], device)
+    # without a row table row 0 is a row like any other
+    meta[0] = torch.tensor([5, 2, 3, 0], device=device)
     q, k, v = qkv(4, 6, 2, 64, dtype, device)
     cache = contiguous_cache(3, 8, 2, 64, dtype, device)
     cos, sin = rotary_tables(8, 64, device)
     expected_q, expected = q.double(), cache.double()
-    reference.rope_append_kv_(expected_q, k.double(), v.double(), expected.k, expected.v, meta, None, cos, sin)
+    reference.rope_append_kv_(
+        expected_q, k.double(), v.double(), expected.k, expected.v, meta, None, cos, sin
+    )
     ops.rope_append_kv_(q, k, v, cache.k, cache.v, meta, None, cos, sin)
     assert_close(q, expected_q)
     assert torch.equal(cache.k.isnan(), expected.k.isnan())
@@ -92,89 +134,136 @@ def test_rope_append_into_a_contiguous_cache(device: str, dtype: torch.dtype) ->
     assert_same_bits(cache.v.nan_to_num(), expected.v.nan_to_num().to(dtype))
 
 
-# --- paged_attention_into -------------------------------------------------------------------------------------------------------------
+# --- paged_attention_into -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), SHAPES)
-def test_attention_is_near_the_float64_reference(device: str, dtype: torch.dtype, q_heads: int, kv_heads: int, head_dim: int) -> None:
-    meta, segments = lines_and_segments(MIXED, device, dead_after=2)
+def test_attention_is_near_the_float64_reference(
+    device: str, dtype: torch.dtype, q_heads: int, kv_heads: int, head_dim: int
+) -> None:
+    meta, segments = tokens_and_segments(MIXED, device, dead_after=2)
     q, _, _ = qkv(len(meta), q_heads, kv_heads, head_dim, dtype, device)
     cache = filled_cache(kv_heads, head_dim, dtype, device)
     scale = head_dim**-0.5
     out = poisoned(len(meta), q_heads, head_dim, dtype=dtype, device=device)
     ops.paged_attention_into(out, q, cache.k, cache.v, meta, segments, cache.page_table, scale)
     exact = cache.double()
-    assert_close(out, reference.paged_attention(q.double(), exact.k, exact.v, meta, segments, cache.page_table, scale), slack=2)
+    assert_close(
+        out,
+        reference.paged_attention(
+            q.double(), exact.k, exact.v, meta, segments, cache.page_table, scale
+        ),
+        slack=2,
+    )
     assert_same_bits(out[meta[:, 2] == 0], torch.zeros_like(out[meta[:, 2] == 0]))
-    assert_same_bits(ops.paged_attention(q, cache.k, cache.v, meta, segments, cache.page_table, scale), out)
+    assert_same_bits(
+        ops.paged_attention(q, cache.k, cache.v, meta, segments, cache.page_table, scale), out
+    )
 
 
-@pytest.mark.parametrize("spans", [[], [(1, 0, 1)], [(1, 19, 1), (2, 3, 1), (3, 0, 1)], [(2, 0, 20), (1, 7, 13)]])
+@pytest.mark.parametrize(
+    "spans", [[], [(1, 0, 1)], [(1, 19, 1), (2, 3, 1), (3, 0, 1)], [(2, 0, 20), (1, 7, 13)]]
+)
 @pytest.mark.parametrize("page_size", [1, 3, 16, 24])
-def test_attention_over_pages_of_any_size(device: str, spans: list[tuple[int, int, int]], page_size: int) -> None:
-    meta, segments = lines_and_segments(spans, device)
+def test_attention_over_pages_of_any_size(
+    device: str, spans: list[tuple[int, int, int]], page_size: int
+) -> None:
+    meta, segments = tokens_and_segments(spans, device)
     q, _, _ = qkv(len(meta), 6, 2, 32, torch.float32, device)
     cache = filled_cache(2, 32, torch.float32, device, page_size)
     exact = cache.double()
     out = ops.paged_attention(q, cache.k, cache.v, meta, segments, cache.page_table, 0.2)
-    assert_close(out, reference.paged_attention(q.double(), exact.k, exact.v, meta, segments, cache.page_table, 0.2))
-    other = filled_cache(2, 32, torch.float32, device, page_size=4)  # the same values elsewhere: the same bits
-    assert_same_bits(out, ops.paged_attention(q, other.k, other.v, meta, segments, other.page_table, 0.2))
+    assert_close(
+        out,
+        reference.paged_attention(
+            q.double(), exact.k, exact.v, meta, segments, cache.page_table, 0.2
+        ),
+    )
+    # the same values elsewhere: the same bits
+    other = filled_cache(2, 32, torch.float32, device, page_size=4)
+    assert_same_bits(
+        out, ops.paged_attention(q, other.k, other.v, meta, segments, other.page_table, 0.2)
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_attention_over_a_contiguous_cache(device: str, dtype: torch.dtype) -> None:
-    meta, segments = lines_and_segments([(2, 4, 1), (1, 0, 3)], device)
+    meta, segments = tokens_and_segments([(2, 4, 1), (1, 0, 3)], device)
     q, _, _ = qkv(4, 4, 2, 64, dtype, device)
     cache = contiguous_cache(3, 6, 2, 64, dtype, device)
     cache.fill(1, 3, seed=1)
     cache.fill(2, 5, seed=2)
     exact = cache.double()
     out = ops.paged_attention(q, cache.k, cache.v, meta, segments, None, 0.125)
-    assert_close(out, reference.paged_attention(q.double(), exact.k, exact.v, meta, segments, None, 0.125), slack=2)
+    assert_close(
+        out,
+        reference.paged_attention(q.double(), exact.k, exact.v, meta, segments, None, 0.125),
+        slack=2,
+    )
 
 
 @pytest.mark.parametrize("length", [1, 31, 257, 1000])
-def test_attention_over_a_long_past_with_large_scores(device: str, length: int) -> None:
+def test_attention_over_a_long_context_with_large_scores(device: str, length: int) -> None:
     """Scores up to some hundreds: a softmax that does not subtract the maximum overflows."""
     cache = paged_cache(2, 63, 16, 1, 64, torch.float32, device)
     cache.fill(1, length, seed=3)
-    meta, segments = lines_and_segments([(1, length - 1, 1)], device)
+    meta, segments = tokens_and_segments([(1, length - 1, 1)], device)
     q = 12 * randn(1, 3, 64, dtype=torch.float32, device=device)
     exact = cache.double()
     out = ops.paged_attention(q, cache.k, cache.v, meta, segments, cache.page_table, 1.0)
-    assert_close(out, reference.paged_attention(q.double(), exact.k, exact.v, meta, segments, cache.page_table, 1.0), slack=20)
+    assert_close(
+        out,
+        reference.paged_attention(
+            q.double(), exact.k, exact.v, meta, segments, cache.page_table, 1.0
+        ),
+        slack=20,
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(6, 2, 64), (7, 1, 34)])
-def test_a_line_alone_has_the_bits_it_has_in_a_chunk_or_a_batch(
+def test_a_token_alone_has_the_bits_it_has_in_a_chunk_or_a_batch(
     device: str, dtype: torch.dtype, q_heads: int, kv_heads: int, head_dim: int
 ) -> None:
     spans = [(1, 3, 1), (2, 0, 12), (3, 18, 1), (4, 5, 2)]
-    meta, segments = lines_and_segments(spans, device)
+    meta, segments = tokens_and_segments(spans, device)
     q, _, _ = qkv(len(meta), q_heads, kv_heads, head_dim, dtype, device)
     cache = filled_cache(kv_heads, head_dim, dtype, device)
     together = ops.paged_attention(q, cache.k, cache.v, meta, segments, cache.page_table, 0.3)
-    for line, (_, position, _, row) in enumerate(meta.tolist()):
-        alone_meta, alone_segments = lines_and_segments([(row, position, 1)], device)
-        alone = ops.paged_attention(q[line : line + 1], cache.k, cache.v, alone_meta, alone_segments, cache.page_table, 0.3)
-        assert_same_bits(alone, together[line : line + 1])
+    for token_index, (_, position, _, row) in enumerate(meta.tolist()):
+        alone_meta, alone_segments = tokens_and_segments([(row, position, 1)], device)
+        alone = ops.paged_attention(
+            q[token_index : token_index + 1],
+            cache.k,
+            cache.v,
+            alone_meta,
+            alone_segments,
+            cache.page_table,
+            0.3,
+        )
+        assert_same_bits(alone, together[token_index : token_index + 1])
 
 
-def test_attention_writes_strided_lines_and_nothing_between(device: str) -> None:
-    meta, segments = lines_and_segments([(1, 3, 1), (2, 5, 2)], device)
+def test_attention_writes_strided_tokens_and_nothing_between(device: str) -> None:
+    meta, segments = tokens_and_segments([(1, 3, 1), (2, 5, 2)], device)
     q, _, _ = qkv(3, 4, 2, 32, torch.bfloat16, device)
     cache = filled_cache(2, 32, torch.bfloat16, device)
     buffer = poisoned(3, 4, 40, dtype=torch.bfloat16, device=device)
-    ops.paged_attention_into(buffer[:, :, 3:35], q, cache.k, cache.v, meta, segments, cache.page_table, 0.2)
-    assert_same_bits(buffer[:, :, 3:35], ops.paged_attention(q.contiguous(), cache.k, cache.v, meta, segments, cache.page_table, 0.2))
+    ops.paged_attention_into(
+        buffer[:, :, 3:35], q, cache.k, cache.v, meta, segments, cache.page_table, 0.2
+    )
+    assert_same_bits(
+        buffer[:, :, 3:35],
+        ops.paged_attention(
+            q.contiguous(), cache.k, cache.v, meta, segments, cache.page_table, 0.2
+        ),
+    )
     assert buffer[:, :, :3].isnan().all()
     assert buffer[:, :, 35:].isnan().all()
 
 
-# --- fused_attention_decode_into ------------------------------------------------------------------------------------------------------
+# --- fused_attention_decode_into ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -183,20 +272,38 @@ def test_attention_writes_strided_lines_and_nothing_between(device: str) -> None
 def test_fused_decode_does_what_its_two_parts_do(
     device: str, dtype: torch.dtype, q_heads: int, kv_heads: int, head_dim: int, normed: bool
 ) -> None:
-    meta, segments = lines_and_segments([(1, 0, 1), (3, 20, 1), (0, 0, 1), (2, 9, 1)], device)
+    meta, segments = tokens_and_segments([(1, 0, 1), (3, 20, 1), (0, 0, 1), (2, 9, 1)], device)
     q, k, v = qkv(4, q_heads, kv_heads, head_dim, dtype, device)
     cache = filled_cache(kv_heads, head_dim, dtype, device)
     cos, sin = rotary_tables(24, head_dim, device)
-    norms = [randn(head_dim, dtype=dtype, device=device, seed=s) for s in (5, 6)] if normed else [None, None]
+    norms = (
+        [randn(head_dim, dtype=dtype, device=device, seed=s) for s in (5, 6)]
+        if normed
+        else [None, None]
+    )
     exact, parts, scale = cache.double(), cache.clone(), head_dim**-0.5
     exact_out = torch.zeros(4, q_heads, head_dim, dtype=torch.float64, device=device)
     reference.fused_attention_decode_into(
-        *(exact_out, q.double(), k.double(), v.double(), exact.k, exact.v, meta, cache.page_table, cos, sin, scale),
+        *(
+            exact_out,
+            q.double(),
+            k.double(),
+            v.double(),
+            exact.k,
+            exact.v,
+            meta,
+            cache.page_table,
+            cos,
+            sin,
+            scale,
+        ),
         *(norm if norm is None else norm.double() for norm in norms),
     )
     before = q.clone()
     out = poisoned(4, q_heads, head_dim, dtype=dtype, device=device)
-    ops.fused_attention_decode_into(out, q, k, v, cache.k, cache.v, meta, cache.page_table, cos, sin, scale, *norms)
+    ops.fused_attention_decode_into(
+        out, q, k, v, cache.k, cache.v, meta, cache.page_table, cos, sin, scale, *norms
+    )
     assert_same_bits(q, before)
     assert_close(out, exact_out, slack=4)
     assert_same_bits(out[2], torch.zeros_like(out[2]))
@@ -205,7 +312,9 @@ def test_fused_decode_does_what_its_two_parts_do(
     ops.rope_append_kv_(rotated, k, v, parts.k, parts.v, meta, cache.page_table, cos, sin, *norms)
     assert_same_bits(cache.k, parts.k)
     assert_same_bits(cache.v, parts.v)
-    assert_same_bits(out, ops.paged_attention(rotated, parts.k, parts.v, meta, segments, cache.page_table, scale))
+    assert_same_bits(
+        out, ops.paged_attention(rotated, parts.k, parts.v, meta, segments, cache.page_table, scale)
+    )
 
 
 def test_fused_decode_over_a_contiguous_cache_of_many_rows(device: str) -> None:
@@ -214,40 +323,61 @@ def test_fused_decode_over_a_contiguous_cache_of_many_rows(device: str) -> None:
     spans = [(row, row % 8, 1) for row in range(1, rows)]
     for row, position, _ in spans:
         cache.fill(row, position, seed=row)
-    meta, _ = lines_and_segments(spans, device)
+    meta, _ = tokens_and_segments(spans, device)
     q, k, v = qkv(len(spans), 6, 2, 16, torch.float32, device)
     cos, sin = rotary_tables(8, 16, device)
-    exact, exact_out = cache.double(), torch.zeros(len(spans), 6, 16, dtype=torch.float64, device=device)
-    reference.fused_attention_decode_into(exact_out, q.double(), k.double(), v.double(), exact.k, exact.v, meta, None, cos, sin, 0.25)
+    exact, exact_out = (
+        cache.double(),
+        torch.zeros(len(spans), 6, 16, dtype=torch.float64, device=device),
+    )
+    reference.fused_attention_decode_into(
+        exact_out, q.double(), k.double(), v.double(), exact.k, exact.v, meta, None, cos, sin, 0.25
+    )
     out = torch.empty(len(spans), 6, 16, device=device)
     ops.fused_attention_decode_into(out, q, k, v, cache.k, cache.v, meta, None, cos, sin, 0.25)
     assert_close(out, exact_out, slack=4)
 
 
-# --- garbage in the tables ------------------------------------------------------------------------------------------------------------
+# --- garbage in the tables ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "line",
-    [[7, 3, 4, 99], [7, 3, 4, -1], [7, 500, 501, 1], [7, -2, 4, 1], [7, 3, -4, 1], [7, 2**31 - 1, 2**31 - 1, 1], [7, 3, 2**31 - 1, 1]],
+    "token_index",
+    [
+        [7, 3, 4, 99],
+        [7, 3, 4, -1],
+        [7, 500, 501, 1],
+        [7, -2, 4, 1],
+        [7, 3, -4, 1],
+        [7, 2**31 - 1, 2**31 - 1, 1],
+        [7, 3, 2**31 - 1, 1],
+    ],
 )
 @pytest.mark.parametrize("paged", [True, False])
-def test_garbage_in_decode_meta_touches_no_foreign_memory(device: str, line: list[int], paged: bool) -> None:
-    """Such a line's own output may be anything; the line beside it and all guarded memory stay right."""
+def test_garbage_in_decode_meta_touches_no_foreign_memory(
+    device: str, token_index: list[int], paged: bool
+) -> None:
+    """Such a token's own output may be anything; the token beside it and all guarded memory stay
+    right.
+    """
     if paged:
         cache = paged_cache(2, 2, 4, 1, 16, torch.float32, device)
     else:
         cache = contiguous_cache(2, 8, 1, 16, torch.float32, device)
     cache.fill(1, 8, seed=1)
-    meta, segments = lines_and_segments([(1, 2, 1), (1, 2, 1)], device)
+    meta, segments = tokens_and_segments([(1, 2, 1), (1, 2, 1)], device)
     q, k, v = qkv(2, 3, 1, 16, torch.float32, device)
     cos, sin = rotary_tables(8, 16, device)
     right = ops.paged_attention(q, cache.k, cache.v, meta, segments, cache.page_table, 0.2)[0]
-    meta[1] = torch.tensor(line, device=device)
-    assert_same_bits(ops.paged_attention(q, cache.k, cache.v, meta, segments, cache.page_table, 0.2)[0], right)
+    meta[1] = torch.tensor(token_index, device=device)
+    assert_same_bits(
+        ops.paged_attention(q, cache.k, cache.v, meta, segments, cache.page_table, 0.2)[0], right
+    )
     ops.rope_append_kv_(q, k, v, cache.k, cache.v, meta, cache.page_table, cos, sin)
     out = torch.empty(2, 3, 16, device=device)
-    ops.fused_attention_decode_into(out, q, k, v, cache.k, cache.v, meta, cache.page_table, cos, sin, 0.2)
+    ops.fused_attention_decode_into(
+        out, q, k, v, cache.k, cache.v, meta, cache.page_table, cos, sin, 0.2
+    )
     nobodys = [0] if not paged else [0, *cache.page_table[0].tolist()]  # row 0 was never named
     assert cache.k[nobodys].isnan().all()
     assert torch.isfinite(out[0]).all()
@@ -260,7 +390,7 @@ def test_garbage_in_the_page_table_touches_no_foreign_memory(device: str, page: 
     assert cache.page_table is not None
     cache.page_table[1, 1] = page
     before = cache.k.clone()
-    meta, segments = lines_and_segments([(1, 6, 1)], device)
+    meta, segments = tokens_and_segments([(1, 6, 1)], device)
     q, k, v = qkv(1, 3, 1, 16, torch.float32, device)
     cos, sin = rotary_tables(8, 16, device)
     ops.rope_append_kv_(q, k, v, cache.k, cache.v, meta, cache.page_table, cos, sin)
@@ -269,49 +399,71 @@ def test_garbage_in_the_page_table_touches_no_foreign_memory(device: str, page: 
 
 
 @pytest.mark.parametrize(
-    ("line", "rotated"), [([7, 3, 4, 99], True), ([7, 6, 7, 1], True), ([7, 8, 9, 0], True), ([7, 20, 21, 1], False), ([7, 3, 0, 1], False)]
+    ("token_index", "rotated"),
+    [
+        ([7, 3, 4, 99], True),
+        ([7, 6, 7, 1], True),
+        ([7, 8, 9, 0], True),
+        ([7, 20, 21, 1], False),
+        ([7, 3, 0, 1], False),
+    ],
 )
-def test_a_line_without_a_place_or_without_angles_writes_nothing(device: str, line: list[int], rotated: bool) -> None:
-    """A row outside the tables, a page outside the cache, a position beyond the row's pages, one beyond the angles, a dead line."""
+def test_a_token_without_a_place_or_without_angles_writes_nothing(
+    device: str, token_index: list[int], rotated: bool
+) -> None:
+    """A row outside the tables, a page outside the cache, a position beyond the row's pages, one
+    beyond the angles, a dead token.
+    """
     cache = paged_cache(2, 2, 4, 1, 16, torch.float32, device)
     cache.fill(1, 8, seed=1)
     assert cache.page_table is not None
     cache.page_table[1, 1] = 99
     before = cache.k.clone(), cache.v.clone()
-    meta = torch.tensor([line], dtype=torch.int32, device=device)
+    meta = torch.tensor([token_index], dtype=torch.int32, device=device)
     q, k, v = qkv(1, 3, 1, 16, torch.float32, device)
     cos, sin = rotary_tables(20, 16, device)
     out = torch.full_like(q, float("nan"))
-    ops.fused_attention_decode_into(out, q, k, v, cache.k, cache.v, meta, cache.page_table, cos, sin, 0.2)
+    ops.fused_attention_decode_into(
+        out, q, k, v, cache.k, cache.v, meta, cache.page_table, cos, sin, 0.2
+    )
     assert_same_bits(out, torch.zeros_like(out))
     expected = q.double()
     if rotated:
         place = contiguous_cache(1, 20, 1, 16, torch.float64, device)
-        meta_with_place = torch.tensor([[*line[:3], 0]], dtype=torch.int32, device=device)
-        reference.rope_append_kv_(expected, k.double(), v.double(), place.k, place.v, meta_with_place, None, cos, sin)
+        meta_with_place = torch.tensor([[*token_index[:3], 0]], dtype=torch.int32, device=device)
+        reference.rope_append_kv_(
+            expected, k.double(), v.double(), place.k, place.v, meta_with_place, None, cos, sin
+        )
     ops.rope_append_kv_(q, k, v, cache.k, cache.v, meta, cache.page_table, cos, sin)
     assert_close(q, expected)
     assert_same_bits(cache.k, before[0])
     assert_same_bits(cache.v, before[1])
 
 
-def test_a_past_is_cut_where_its_row_ends_and_where_a_page_is_missing(device: str) -> None:
+def test_a_context_is_cut_where_its_row_ends_and_where_a_page_is_missing(device: str) -> None:
     cache = paged_cache(2, 3, 4, 1, 16, torch.float32, device)
     cache.fill(1, 12, seed=1)
     assert cache.page_table is not None
     q = qkv(4, 3, 1, 16, torch.float32, device)[0]
-    meta, segments = lines_and_segments([(1, 11, 1)] * 4, device)
+    meta, segments = tokens_and_segments([(1, 11, 1)] * 4, device)
     meta[1, 2] = 2**31 - 1  # beyond the row's pages
     meta[2, 3] = 99
     meta[3, 2] = 0
     all_of_them = ops.paged_attention(q, cache.k, cache.v, meta, segments, cache.page_table, 0.2)
-    same_q = ops.paged_attention(q[:1].expand(4, 3, 16).contiguous(), cache.k, cache.v, meta, segments, cache.page_table, 0.2)
+    same_q = ops.paged_attention(
+        q[:1].expand(4, 3, 16).contiguous(), cache.k, cache.v, meta, segments, cache.page_table, 0.2
+    )
     assert_same_bits(same_q[1], all_of_them[0])
     assert_same_bits(all_of_them[2:], torch.zeros_like(all_of_them[2:]))
     two_pages = cache.page_table[:, [0, 2]].contiguous()
     expected = torch.empty(1, 3, 16, dtype=torch.float64, device=device)
-    shorter, segment = lines_and_segments([(1, 7, 1)], device)
+    shorter, segment = tokens_and_segments([(1, 7, 1)], device)
     exact = cache.double()
-    reference.paged_attention_into(expected, q[:1].double(), exact.k, exact.v, shorter, segment, two_pages, 0.2)
+    reference.paged_attention_into(
+        expected, q[:1].double(), exact.k, exact.v, shorter, segment, two_pages, 0.2
+    )
     cache.page_table[1, 1] = -1
-    assert_close(ops.paged_attention(q, cache.k, cache.v, meta, segments, cache.page_table, 0.2)[:1], expected)
+    assert_close(
+        ops.paged_attention(q, cache.k, cache.v, meta, segments, cache.page_table, 0.2)[:1],
+        expected,
+    )

@@ -1,6 +1,8 @@
-"""paged_attention_into with fast=True: chunks by matrix instructions, near the float64 reference and free of what else is in the step.
+"""paged_attention_into with fast=True: chunks by matrix instructions, near the float64 reference
+and free of what else is in the step.
 
-On the CPU `fast` changes nothing, and these tests hold for the portable kernel; they are written for the CUDA one, on a GPU or emulated.
+On the CPU `fast` changes nothing, and these tests hold for the portable kernel; they are written
+for the CUDA one, on a GPU or emulated.
 """
 
 from __future__ import annotations
@@ -15,102 +17,161 @@ from torch import Tensor
 from photon_ext import ops, reference
 from photon_ext.layout import Meta
 from photon_ext.models.decoder import WHOLE_ROWS
-from tests.ops.caches import Cache, contiguous_cache, lines_and_segments, paged_cache
+from tests.ops.caches import Cache, contiguous_cache, paged_cache, tokens_and_segments
 from tests.ops.numeric import assert_close, assert_same_bits, ints, poisoned, randn
 
 BF16 = torch.bfloat16
 HEAD_DIMS = [64, 96, 128, 256]
 GROUPS = [1, 2, 3, 4, 7, 8, 16]  # query heads of a KV head
 CHUNKS = [1, 2, 5, 16, 63, 64, 65, 130, 300]
-PASTS = [0, 1, 15, 64, 100, 700]
+CONTEXTS = [0, 1, 15, 64, 100, 700]
 PAGE_SIZES = [16, 64, 1, 23]
-Span = tuple[int, int, int]  # row, first position, lines
+Span = tuple[int, int, int]  # row, first position, tokens
 
 
-def queries(lines: int, q_heads: int, head_dim: int, device: str, seed: int = 0) -> Tensor:
-    """A view of a fused projection, as a decoder has it: lines are further apart than their heads are long."""
-    return randn(lines, q_heads + 4, head_dim, dtype=BF16, device=device, seed=seed)[:, 2 : q_heads + 2]
+def queries(num_tokens: int, q_heads: int, head_dim: int, device: str, seed: int = 0) -> Tensor:
+    """A view of a fused projection, as a decoder has it: tokens are further apart than their
+    heads are long.
+    """
+    return randn(num_tokens, q_heads + 4, head_dim, dtype=BF16, device=device, seed=seed)[
+        :, 2 : q_heads + 2
+    ]
 
 
-def filled_rows(spans: list[Span], kv_heads: int, head_dim: int, device: str, page_size: int = 16) -> Cache:
-    """A cache whose rows hold just the positions that the spans reach; the rest is NaN. Values depend on row and position alone."""
+def filled_rows(
+    spans: list[Span], kv_heads: int, head_dim: int, device: str, page_size: int = 16
+) -> Cache:
+    """A cache whose rows hold just the positions that the spans reach; the rest is NaN.
+
+    Values depend on row and position alone.
+    """
     ends: dict[int, int] = {}
     for row, first, count in spans:
         ends[row] = max(ends.get(row, 0), first + count)
-    cache = paged_cache(max(ends) + 1, -(-max(ends.values()) // page_size), page_size, kv_heads, head_dim, BF16, device)
+    cache = paged_cache(
+        max(ends) + 1,
+        -(-max(ends.values()) // page_size),
+        page_size,
+        kv_heads,
+        head_dim,
+        BF16,
+        device,
+    )
     for row, end in ends.items():
         if row:
             cache.fill(row, end, seed=row)
     return cache
 
 
-def attend(q: Tensor, cache: Cache, meta: Tensor, segments: Tensor, scale: float | None = None, fast: bool = True) -> Tensor:
+def attend(
+    q: Tensor,
+    cache: Cache,
+    meta: Tensor,
+    segments: Tensor,
+    scale: float | None = None,
+    hopper: bool = True,
+) -> Tensor:
     out = poisoned(*q.shape, dtype=q.dtype, device=str(q.device))
-    ops.paged_attention_into(out, q, cache.k, cache.v, meta, segments, cache.page_table, scale or q.shape[2] ** -0.5, fast)
+    ops.paged_attention_into(
+        out,
+        q,
+        cache.k,
+        cache.v,
+        meta,
+        segments,
+        cache.page_table,
+        scale or q.shape[2] ** -0.5,
+        hopper,
+    )
     return out
 
 
-def set_multiprocessors(monkeypatch: pytest.MonkeyPatch, device: str, count: int) -> int:
+def set_sms(monkeypatch: pytest.MonkeyPatch, device: str, count: int) -> int:
     """How many the device has: `count` from now on if it is emulated; a GPU has what it has."""
     if device == "cuda":
         return int(torch.cuda.get_device_properties(device).multi_processor_count)
-    monkeypatch.setenv("PHOTON_EMULATOR_MULTIPROCESSORS", str(count))
+    monkeypatch.setenv("PHOTON_EMULATOR_SMS", str(count))
     return count
 
 
-def set_whole_lines(monkeypatch: pytest.MonkeyPatch, device: str, q_heads: int) -> int:
-    """Lines of the shortest chunk whose pasts are not cut, on a device of few multiprocessors if it is emulated."""
-    return -(-WHOLE_ROWS * set_multiprocessors(monkeypatch, device, 8) // q_heads)
+def set_whole_tokens(monkeypatch: pytest.MonkeyPatch, device: str, q_heads: int) -> int:
+    """Tokens of the shortest chunk whose contexts are not cut, on a device of few sms if it is
+    emulated.
+    """
+    return -(-WHOLE_ROWS * set_sms(monkeypatch, device, 8) // q_heads)
 
 
-def check_near_the_reference(spans: list[Span], group: int, kv_heads: int, head_dim: int, device: str, page_size: int) -> None:
-    meta, segments = lines_and_segments(spans, device, dead_after=3)
+def check_near_the_reference(
+    spans: list[Span], group: int, kv_heads: int, head_dim: int, device: str, page_size: int
+) -> None:
+    meta, segments = tokens_and_segments(spans, device, dead_after=3)
     segments = torch.cat([segments, torch.zeros_like(segments[:2])])  # a bucket's unused segments
-    q, cache = queries(len(meta), group * kv_heads, head_dim, device), filled_rows(spans, kv_heads, head_dim, device, page_size)
+    q, cache = (
+        queries(len(meta), group * kv_heads, head_dim, device),
+        filled_rows(spans, kv_heads, head_dim, device, page_size),
+    )
     out, exact = attend(q, cache, meta, segments), cache.double()
-    expected = reference.paged_attention(q.double(), exact.k, exact.v, meta, segments, cache.page_table, head_dim**-0.5)
+    expected = reference.paged_attention(
+        q.double(), exact.k, exact.v, meta, segments, cache.page_table, head_dim**-0.5
+    )
     dead = meta[:, Meta.LENGTH] == 0
     assert_same_bits(out[dead], torch.zeros_like(out[dead]))
-    for line in range(len(meta)):  # line by line: one wrong line among hundreds must not hide
-        assert_close(out[line], expected[line], slack=2)
+    # token by token: one wrong token among hundreds must not hide
+    for token_index in range(len(meta)):
+        assert_close(out[token_index], expected[token_index], slack=2)
 
 
-# --- right ----------------------------------------------------------------------------------------------------------------------------
+# --- right ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_mixed_steps_are_near_the_float64_reference(device: str, head_dim: int, group: int) -> None:
-    """Two chunks, decode lines, a dead segment and padding; the sizes go round, so that each meets each in some case."""
+    """Two chunks, decode tokens, a dead segment and padding; the sizes go round, so that each
+    meets each in some case.
+    """
     case = HEAD_DIMS.index(head_dim) * len(GROUPS) + GROUPS.index(group)
     chunk, other = CHUNKS[case % 8], CHUNKS[(3 * case + 1) % 7]
-    past, other_past = PASTS[case % 5], PASTS[(case + 2) % 5]
-    spans = [(2, past, chunk), (1, 40, 1), (0, 0, 1), (4, 77, 1), (3, other_past, other)]
+    context, other_context = CONTEXTS[case % 5], CONTEXTS[(case + 2) % 5]
+    spans = [(2, context, chunk), (1, 40, 1), (0, 0, 1), (4, 77, 1), (3, other_context, other)]
     check_near_the_reference(spans, group, 1 + case % 2, head_dim, device, PAGE_SIZES[case % 4])
 
 
-@pytest.mark.parametrize("past", PASTS)
+@pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_chunks_over_pasts_are_near_the_float64_reference(device: str, chunk: int, past: int) -> None:
-    case = CHUNKS.index(chunk) + PASTS.index(past)
-    check_near_the_reference([(1, past, chunk)], 1 + case % 3, 1, HEAD_DIMS[case % 3], device, PAGE_SIZES[case % 4])
+def test_chunks_over_contexts_are_near_the_float64_reference(
+    device: str, chunk: int, context: int
+) -> None:
+    case = CHUNKS.index(chunk) + CONTEXTS.index(context)
+    check_near_the_reference(
+        [(1, context, chunk)], 1 + case % 3, 1, HEAD_DIMS[case % 3], device, PAGE_SIZES[case % 4]
+    )
 
 
-def test_many_rows_of_one_line_are_near_the_float64_reference(device: str) -> None:
+def test_many_rows_of_one_token_are_near_the_float64_reference(device: str) -> None:
     spans = [(row, 5 * row % 90, 1) for row in range(1, 34)]
     check_near_the_reference(spans, 4, 2, 64, device, 16)
 
 
-@pytest.mark.parametrize("multiprocessors", [4, 1000])
-@pytest.mark.parametrize("past", [200, 450, 1780])
+@pytest.mark.parametrize("sms", [4, 1000])
+@pytest.mark.parametrize("context", [200, 450, 1780])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_pasts_in_parts_are_near_the_float64_reference(
-    device: str, head_dim: int, past: int, multiprocessors: int, monkeypatch: pytest.MonkeyPatch
+def test_contexts_in_parts_are_near_the_float64_reference(
+    device: str, head_dim: int, context: int, sms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within a chunk the number of parts changes, and where they begin; a second row has fewer, and a third is not cut."""
-    set_multiprocessors(monkeypatch, device, multiprocessors)
+    """Within a chunk the number of parts changes, and where they begin; a second row has fewer,
+    and a third is not cut.
+    """
+    set_sms(monkeypatch, device, sms)
     group = 1 + HEAD_DIMS.index(head_dim)
-    check_near_the_reference([(1, past, 80), (2, 1, 1), (0, 0, 1), (3, past // 2, 3)], group, 1, head_dim, device, 16)
+    check_near_the_reference(
+        [(1, context, 80), (2, 1, 1), (0, 0, 1), (3, context // 2, 3)],
+        group,
+        1,
+        head_dim,
+        device,
+        16,
+    )
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
@@ -118,93 +179,145 @@ def test_a_contiguous_cache(device: str, head_dim: int) -> None:
     cache = contiguous_cache(3, 90, 2, head_dim, BF16, device)
     cache.fill(1, 80, seed=1)
     cache.fill(2, 21, seed=2)
-    meta, segments = lines_and_segments([(2, 20, 1), (1, 10, 70)], device)
+    meta, segments = tokens_and_segments([(2, 20, 1), (1, 10, 70)], device)
     q, exact = queries(71, 6, head_dim, device), cache.double()
-    expected = reference.paged_attention(q.double(), exact.k, exact.v, meta, segments, None, head_dim**-0.5)
+    expected = reference.paged_attention(
+        q.double(), exact.k, exact.v, meta, segments, None, head_dim**-0.5
+    )
     assert_close(attend(q, cache, meta, segments), expected, slack=2)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-9])
 def test_scores_of_any_size(device: str, scale: float) -> None:
-    """Up to some hundreds, where a softmax that does not subtract the maximum overflows; and all alike."""
+    """Up to some hundreds, where a softmax that does not subtract the maximum overflows; and all
+    alike.
+    """
     cache = filled_rows([(1, 200, 70)], 1, 64, device)
-    meta, segments = lines_and_segments([(1, 200, 70)], device)
+    meta, segments = tokens_and_segments([(1, 200, 70)], device)
     q, exact = 12 * queries(70, 2, 64, device), cache.double()
-    expected = reference.paged_attention(q.double(), exact.k, exact.v, meta, segments, cache.page_table, scale)
+    expected = reference.paged_attention(
+        q.double(), exact.k, exact.v, meta, segments, cache.page_table, scale
+    )
     assert_close(attend(q, cache, meta, segments, scale), expected, slack=2)
 
 
-# --- the same bits, whatever else is in the step --------------------------------------------------------------------------------------
+# --- the same bits, whatever else is in the step --------------------------------------------------
 
 
-@pytest.mark.parametrize(("head_dim", "group"), [(64, 3), (96, 1), (128, 2), (128, 8), (256, 2), (64, 16)])
-def test_a_prompt_has_the_same_bits_however_it_is_cut(device: str, head_dim: int, group: int) -> None:
-    """One chunk, several, single lines, among other rows and alone; in few lines and in many, over pages of other sizes."""
-    past, lines, kv_heads = 30, 150, 2
-    whole = [(1, past, lines)]
-    cache, q = filled_rows(whole, kv_heads, head_dim, device), queries(lines, group * kv_heads, head_dim, device)
-    together = attend(q, cache, *lines_and_segments(whole, device))
+@pytest.mark.parametrize(
+    ("head_dim", "group"), [(64, 3), (96, 1), (128, 2), (128, 8), (256, 2), (64, 16)]
+)
+def test_a_prompt_has_the_same_bits_however_it_is_cut(
+    device: str, head_dim: int, group: int
+) -> None:
+    """One chunk, several, single tokens, among other rows and alone; in few tokens and in many,
+    over pages of other sizes.
+    """
+    context, num_tokens, kv_heads = 30, 150, 2
+    whole = [(1, context, num_tokens)]
+    cache, q = (
+        filled_rows(whole, kv_heads, head_dim, device),
+        queries(num_tokens, group * kv_heads, head_dim, device),
+    )
+    together = attend(q, cache, *tokens_and_segments(whole, device))
     for cuts in ([0, 64, 128, 150], [0, 1, 2, 7, 23, 86, 150], [0, 33, 34, 97, 98, 149, 150]):
         for begin, end in pairwise(cuts):
-            part = attend(q[begin:end], cache, *lines_and_segments([(1, past + begin, end - begin)], device))
+            part = attend(
+                q[begin:end],
+                cache,
+                *tokens_and_segments([(1, context + begin, end - begin)], device),
+            )
             assert_same_bits(part, together[begin:end])
 
-    spans = [(3, 0, 5), (1, past, lines), (2, 90, 1), (4, 9, 70)]
+    spans = [(3, 0, 5), (1, context, num_tokens), (2, 90, 1), (4, 9, 70)]
     crowd = filled_rows(spans, kv_heads, head_dim, device, page_size=23)
-    all_q = torch.cat([queries(5, group * kv_heads, head_dim, device, 1), q, queries(71, group * kv_heads, head_dim, device, 2)])
-    assert_same_bits(attend(all_q, crowd, *lines_and_segments(spans, device))[5 : 5 + lines], together)
+    all_q = torch.cat(
+        [
+            queries(5, group * kv_heads, head_dim, device, 1),
+            q,
+            queries(71, group * kv_heads, head_dim, device, 2),
+        ]
+    )
+    assert_same_bits(
+        attend(all_q, crowd, *tokens_and_segments(spans, device))[5 : 5 + num_tokens], together
+    )
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_a_step_that_fills_the_device_has_the_bits_of_small_ones(device: str, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many lines are cut into larger tiles than few are, by the number of multiprocessors."""
-    multiprocessors = set_multiprocessors(monkeypatch, device, 40)
-    lines, heads = -(-multiprocessors * 128 // 16) + 5, 16
-    cache, q = filled_rows([(1, 3, lines)], 2, head_dim, device), queries(lines, heads, head_dim, device)
-    spans = [(1, 3 + begin, min(13, lines - begin)) for begin in range(0, lines, 13)]
-    together = attend(q, cache, *lines_and_segments(spans, device))
+def test_a_step_that_fills_the_device_has_the_bits_of_small_ones(
+    device: str, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many tokens are cut into larger tiles than few are, by the number of sms."""
+    sms = set_sms(monkeypatch, device, 40)
+    num_tokens, heads = -(-sms * 128 // 16) + 5, 16
+    cache, q = (
+        filled_rows([(1, 3, num_tokens)], 2, head_dim, device),
+        queries(num_tokens, heads, head_dim, device),
+    )
+    spans = [(1, 3 + begin, min(13, num_tokens - begin)) for begin in range(0, num_tokens, 13)]
+    together = attend(q, cache, *tokens_and_segments(spans, device))
     for span in spans:
         own = slice(span[1] - 3, span[1] - 3 + span[2])
-        assert_same_bits(attend(q[own], cache, *lines_and_segments([span], device)), together[own])
+        assert_same_bits(attend(q[own], cache, *tokens_and_segments([span], device)), together[own])
 
 
-@pytest.mark.parametrize("past", [190, 440, 1730])
+@pytest.mark.parametrize("context", [190, 440, 1730])
 @pytest.mark.parametrize(("head_dim", "group"), [(64, 3), (96, 1), (128, 2), (256, 2)])
-def test_a_long_past_has_the_same_parts_in_every_step(
-    device: str, head_dim: int, group: int, past: int, monkeypatch: pytest.MonkeyPatch
+def test_a_long_context_has_the_same_parts_in_every_step(
+    device: str, head_dim: int, group: int, context: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However the prompt is cut, beside rows whose pasts are shorter and longer, and in a table that has room for longer ones."""
-    set_multiprocessors(monkeypatch, device, 40)
-    lines = 150
-    whole = [(1, past, lines)]
-    cache, q = filled_rows(whole, 1, head_dim, device), queries(lines, group, head_dim, device)
-    together = attend(q, cache, *lines_and_segments(whole, device))
+    """However the prompt is cut, beside rows whose contexts are shorter and longer, and in a
+    table that has room for longer ones.
+    """
+    set_sms(monkeypatch, device, 40)
+    num_tokens = 150
+    whole = [(1, context, num_tokens)]
+    cache, q = filled_rows(whole, 1, head_dim, device), queries(num_tokens, group, head_dim, device)
+    together = attend(q, cache, *tokens_and_segments(whole, device))
     for begin, end in pairwise([0, 1, 7, 64, 130, 150]):
-        part = attend(q[begin:end], cache, *lines_and_segments([(1, past + begin, end - begin)], device))
+        part = attend(
+            q[begin:end], cache, *tokens_and_segments([(1, context + begin, end - begin)], device)
+        )
         assert_same_bits(part, together[begin:end])
-    spans = [(3, 0, 2), (1, past, lines), (2, 2300, 3)]
+    spans = [(3, 0, 2), (1, context, num_tokens), (2, 2300, 3)]
     crowd = filled_rows(spans, 1, head_dim, device, page_size=23)
-    all_q = torch.cat([queries(2, group, head_dim, device, 1), q, queries(3, group, head_dim, device, 2)])
-    assert_same_bits(attend(all_q, crowd, *lines_and_segments(spans, device))[2 : 2 + lines], together)
+    all_q = torch.cat(
+        [queries(2, group, head_dim, device, 1), q, queries(3, group, head_dim, device, 2)]
+    )
+    assert_same_bits(
+        attend(all_q, crowd, *tokens_and_segments(spans, device))[2 : 2 + num_tokens], together
+    )
 
 
 @pytest.mark.parametrize("missing", [1, 0], ids=["cut", "whole"])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_a_chunk_has_the_same_bits_whatever_rides_along(device: str, head_dim: int, missing: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line too few for its pasts to stay whole, and just long enough: alone, among chunks of either kind, after many decode lines, in a
-    bucket, and in a table that has room for longer pasts."""
-    heads, past = 32, 700
-    whole = set_whole_lines(monkeypatch, device, heads)
-    lines, long = whole - missing, (4, 9, whole + 5)
-    chunk, decode = (1, past, lines), [(2, 500 + i, 1) for i in range(40)]
-    q, crowd_q = queries(lines, heads, head_dim, device), queries(len(decode) + 3 * whole, heads, head_dim, device, seed=1)
+def test_a_chunk_has_the_same_bits_whatever_rides_along(
+    device: str, head_dim: int, missing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token too few for its contexts to stay whole, and just long enough: alone, among chunks of
+    either kind, after many decode tokens, in a bucket, and in a table that has room for longer
+    contexts.
+    """
+    heads, context = 32, 700
+    whole = set_whole_tokens(monkeypatch, device, heads)
+    num_tokens, long = whole - missing, (4, 9, whole + 5)
+    chunk, decode = (1, context, num_tokens), [(2, 500 + i, 1) for i in range(40)]
+    q, crowd_q = (
+        queries(num_tokens, heads, head_dim, device),
+        queries(len(decode) + 3 * whole, heads, head_dim, device, seed=1),
+    )
 
     def in_step(before: list[Span], after: list[Span], unused: int = 0, dead: int = 0) -> Tensor:
         spans = [*before, chunk, *after]
         cache, first = filled_rows(spans, 2, head_dim, device), sum(span[2] for span in before)
-        meta, segments = lines_and_segments(spans, device, dead_after=dead)
-        step_q = torch.cat([crowd_q[:first], q, crowd_q[: len(meta) - first - lines]])
-        return attend(step_q, cache, meta, torch.cat([segments, torch.zeros_like(segments[:1]).expand(unused, -1)]))[first:][:lines]
+        meta, segments = tokens_and_segments(spans, device, dead_after=dead)
+        step_q = torch.cat([crowd_q[:first], q, crowd_q[: len(meta) - first - num_tokens]])
+        return attend(
+            step_q,
+            cache,
+            meta,
+            torch.cat([segments, torch.zeros_like(segments[:1]).expand(unused, -1)]),
+        )[first:][:num_tokens]
 
     alone = in_step([], [])
     assert_same_bits(in_step([(3, 0, 5)], [(0, 0, 1), long]), alone)
@@ -214,35 +327,53 @@ def test_a_chunk_has_the_same_bits_whatever_rides_along(device: str, head_dim: i
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_the_pasts_of_a_chunk_stay_whole_from_some_lines_on(device: str, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line less, and every line has the bits that it has as a chunk of its own."""
+def test_the_contexts_of_a_chunk_stay_whole_from_some_tokens_on(
+    device: str, head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A token less, and every token has the bits that it has as a chunk of its own."""
     if device == "cpu" and "PHOTON_OPS_LIBRARY" not in os.environ:
-        pytest.skip("the CPU cuts no past")
-    heads, past = 32, 700
-    whole = set_whole_lines(monkeypatch, device, heads)
-    chunk = [(1, past, whole)]
+        pytest.skip("the CPU cuts no context")
+    heads, context = 32, 700
+    whole = set_whole_tokens(monkeypatch, device, heads)
+    chunk = [(1, context, whole)]
     cache, q = filled_rows(chunk, 2, head_dim, device), queries(whole, heads, head_dim, device)
-    one_by_one = attend(q, cache, *lines_and_segments([(1, past + i, 1) for i in range(whole)], device))
-    assert_same_bits(attend(q[:-1], cache, *lines_and_segments([(1, past, whole - 1)], device)), one_by_one[:-1])
-    meta, segments = lines_and_segments(chunk, device)
+    one_by_one = attend(
+        q, cache, *tokens_and_segments([(1, context + i, 1) for i in range(whole)], device)
+    )
+    assert_same_bits(
+        attend(q[:-1], cache, *tokens_and_segments([(1, context, whole - 1)], device)),
+        one_by_one[:-1],
+    )
+    meta, segments = tokens_and_segments(chunk, device)
     together, exact = attend(q, cache, meta, segments), cache.double()
-    assert all(not torch.equal(together[line], one_by_one[line]) for line in range(whole))
-    expected = reference.paged_attention(q.double(), exact.k, exact.v, meta, segments, cache.page_table, head_dim**-0.5)
+    assert all(
+        not torch.equal(together[token_index], one_by_one[token_index])
+        for token_index in range(whole)
+    )
+    expected = reference.paged_attention(
+        q.double(), exact.k, exact.v, meta, segments, cache.page_table, head_dim**-0.5
+    )
     assert_close(together, expected, slack=2)
 
 
-def test_lines_of_any_length_share_a_tile(device: str) -> None:
-    """Lines of one row out of order, long ones beside short and dead ones: each has the bits that it has alone."""
+def test_tokens_of_any_length_share_a_tile(device: str) -> None:
+    """Tokens of one row out of order, long ones beside short and dead ones: each has the bits
+    that it has alone.
+    """
     lengths = [1700, 1, 0, 640, 257, 1793, 256, 64, 2000, 0, 65, 1200]
     cache, q = filled_rows([(1, 0, 2000)], 2, 64, device), queries(len(lengths), 4, 64, device)
     meta = ints([[7, max(length - 1, 0), length, 1] for length in lengths], device)
     segments = ints([[1, 0, len(lengths), 0]], device)
     together = attend(q, cache, meta, segments)
-    for line in range(len(lengths)):
-        alone = attend(q[line : line + 1], cache, meta[line : line + 1], segments)
-        assert_same_bits(alone, together[line : line + 1])
+    for token_index in range(len(lengths)):
+        alone = attend(
+            q[token_index : token_index + 1], cache, meta[token_index : token_index + 1], segments
+        )
+        assert_same_bits(alone, together[token_index : token_index + 1])
     exact = cache.double()
-    expected = reference.paged_attention(q.double(), exact.k, exact.v, meta, segments, cache.page_table, 0.125)
+    expected = reference.paged_attention(
+        q.double(), exact.k, exact.v, meta, segments, cache.page_table, 0.125
+    )
     assert_close(together, expected, slack=2)
 
 
@@ -253,25 +384,35 @@ def test_lines_of_any_length_share_a_tile(device: str) -> None:
         [[0, 0, 0, 0]] * 40,
         [[1, 0, 200, 0]],
         [[2, 80, 50, 0], [1, 0, 80, 0], [3, 130, 1, 0]],
-        [[1, -7, 3, 0], [99, 2**31 - 1, -4, 0], [2, 3, 2**31 - 1, 0], [1, -(2**31), 9, 0], [2, 100, 1, 0]],
-        [[1, line, 1, 0] for line in range(131)],
+        [
+            [1, -7, 3, 0],
+            [99, 2**31 - 1, -4, 0],
+            [2, 3, 2**31 - 1, 0],
+            [1, -(2**31), 9, 0],
+            [2, 100, 1, 0],
+        ],
+        [[1, token_index, 1, 0] for token_index in range(131)],
     ],
-    ids=["none", "unused", "one", "unsorted", "garbage", "line by line"],
+    ids=["none", "unused", "one", "unsorted", "garbage", "token by token"],
 )
 def test_segments_change_no_bit(device: str, segments: list[list[int]]) -> None:
-    """Of pasts that are too short to be cut."""
+    """Of contexts that are too short to be cut."""
     spans = [(1, 20, 80), (2, 0, 50), (3, 60, 1)]
-    meta, right = lines_and_segments(spans, device, dead_after=2)
+    meta, right = tokens_and_segments(spans, device, dead_after=2)
     cache, q = filled_rows(spans, 1, 64, device), queries(len(meta), 4, 64, device)
-    assert_same_bits(attend(q, cache, meta, ints(segments, device).reshape(-1, 4)), attend(q, cache, meta, right))
+    assert_same_bits(
+        attend(q, cache, meta, ints(segments, device).reshape(-1, 4)), attend(q, cache, meta, right)
+    )
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_what_a_later_position_holds_reaches_no_earlier_line(device: str, head_dim: int, bad: float) -> None:
+def test_what_a_later_position_holds_reaches_no_earlier_token(
+    device: str, head_dim: int, bad: float
+) -> None:
     spans, later = [(1, 40, 60)], 75
     cache, q = filled_rows(spans, 2, head_dim, device), queries(60, 6, head_dim, device)
-    step = lines_and_segments(spans, device)
+    step = tokens_and_segments(spans, device)
     before = attend(q, cache, *step)
     cache.k[cache.place(1, later)] = bad
     cache.v[cache.place(1, later)] = bad
@@ -282,11 +423,15 @@ def test_what_a_later_position_holds_reaches_no_earlier_line(device: str, head_d
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("later", [3, 320, 612, 676])
-def test_what_is_not_finite_in_a_part_reaches_no_line_before_it(device: str, later: int, bad: float) -> None:
-    """In the first part, at the border of two that differs among the lines, and in the last, where lines end."""
+def test_what_is_not_finite_in_a_part_reaches_no_token_before_it(
+    device: str, later: int, bad: float
+) -> None:
+    """In the first part, at the border of two that differs among the tokens, and in the last,
+    where tokens end.
+    """
     spans, column = [(1, 600, 80)], 13
     cache, q = filled_rows(spans, 1, 64, device), queries(80, 3, 64, device)
-    step = lines_and_segments(spans, device)
+    step = tokens_and_segments(spans, device)
     before = attend(q, cache, *step)
     cache.v[(*cache.place(1, later), 0, column)] = bad
     after, first = attend(q, cache, *step), max(later - 600, 0)
@@ -303,7 +448,7 @@ def test_what_is_not_finite_in_a_part_reaches_no_line_before_it(device: str, lat
 def test_a_value_that_is_not_finite_stays_in_its_column(device: str, bad: float) -> None:
     spans, later, column = [(1, 0, 90)], 33, 13
     cache, q = filled_rows(spans, 1, 64, device), queries(90, 2, 64, device)
-    step = lines_and_segments(spans, device)
+    step = tokens_and_segments(spans, device)
     before = attend(q, cache, *step)
     cache.v[(*cache.place(1, later), 0, column)] = bad
     after = attend(q, cache, *step)
@@ -312,7 +457,7 @@ def test_a_value_that_is_not_finite_stays_in_its_column(device: str, bad: float)
     assert_same_bits(after, before)
 
 
-# --- where it does not fit ------------------------------------------------------------------------------------------------------------
+# --- where it does not fit ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
@@ -320,66 +465,90 @@ def test_fast_is_another_kernel(device: str, head_dim: int) -> None:
     if device == "cpu" and "PHOTON_OPS_LIBRARY" not in os.environ:
         pytest.skip("the CPU has one kernel")
     cache, q = filled_rows([(1, 0, 64)], 1, head_dim, device), queries(64, 4, head_dim, device)
-    step = lines_and_segments([(1, 0, 64)], device)
-    assert not torch.equal(attend(q, cache, *step), attend(q, cache, *step, fast=False))
+    step = tokens_and_segments([(1, 0, 64)], device)
+    assert not torch.equal(attend(q, cache, *step), attend(q, cache, *step, hopper=False))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_other_dtypes_run_the_portable_kernel(device: str, dtype: torch.dtype) -> None:
     cache = paged_cache(2, 2, 16, 1, 64, dtype, device)
     cache.fill(1, 20, seed=1)
-    q, step = randn(20, 2, 64, dtype=dtype, device=device), lines_and_segments([(1, 0, 20)], device)
-    assert_same_bits(attend(q, cache, *step), attend(q, cache, *step, fast=False))
+    q, step = (
+        randn(20, 2, 64, dtype=dtype, device=device),
+        tokens_and_segments([(1, 0, 20)], device),
+    )
+    assert_same_bits(attend(q, cache, *step), attend(q, cache, *step, hopper=False))
 
 
 @pytest.mark.parametrize("head_dim", [2, 32, 80, 192])
 def test_other_head_dims_run_the_portable_kernel(device: str, head_dim: int) -> None:
     cache, q = filled_rows([(1, 0, 20)], 1, head_dim, device), queries(20, 2, head_dim, device)
-    step = lines_and_segments([(1, 0, 20)], device)
-    assert_same_bits(attend(q, cache, *step), attend(q, cache, *step, fast=False))
+    step = tokens_and_segments([(1, 0, 20)], device)
+    assert_same_bits(attend(q, cache, *step), attend(q, cache, *step, hopper=False))
 
 
 def test_unaligned_tensors_and_odd_scales_run_the_portable_kernel(device: str) -> None:
     cache, q = filled_rows([(1, 0, 20)], 1, 64, device), queries(20, 2, 64, device)
-    step = lines_and_segments([(1, 0, 20)], device)
-    portable = attend(q, cache, *step, fast=False)
+    step = tokens_and_segments([(1, 0, 20)], device)
+    portable = attend(q, cache, *step, hopper=False)
     shifted_q = torch.empty(20, 2, 65, dtype=BF16, device=device)[:, :, 1:].copy_(q)
     assert_same_bits(attend(shifted_q, cache, *step), portable)
     out = torch.empty(20, 2, 68, dtype=BF16, device=device)[:, :, :64]
-    ops.paged_attention_into(out, q, cache.k, cache.v, *step, cache.page_table, 0.125, fast=True)
+    ops.paged_attention_into(out, q, cache.k, cache.v, *step, cache.page_table, 0.125, hopper=True)
     assert_same_bits(out, portable)
     wide = torch.empty(*cache.k.shape[:3], 66, dtype=BF16, device=device)[..., :64].copy_(cache.k)
     assert_same_bits(attend(q, Cache(wide, cache.v, cache.page_table, 16), *step), portable)
     for scale in (-0.3, 0.0):
         arguments = q, cache.k, cache.v, *step, cache.page_table, scale
-        assert_same_bits(ops.paged_attention(*arguments, fast=True), ops.paged_attention(*arguments))
+        assert_same_bits(
+            ops.paged_attention(*arguments, hopper=True), ops.paged_attention(*arguments)
+        )
 
 
 def test_strided_outputs_and_nothing_between(device: str) -> None:
     spans = [(1, 3, 40), (2, 5, 1)]
-    cache, q, step = filled_rows(spans, 2, 64, device), queries(41, 4, 64, device), lines_and_segments(spans, device)
+    cache, q, step = (
+        filled_rows(spans, 2, 64, device),
+        queries(41, 4, 64, device),
+        tokens_and_segments(spans, device),
+    )
     buffer = poisoned(41, 4, 80, dtype=BF16, device=device)
-    ops.paged_attention_into(buffer[:, :, 8:72], q, cache.k, cache.v, *step, cache.page_table, 0.125, fast=True)
+    ops.paged_attention_into(
+        buffer[:, :, 8:72], q, cache.k, cache.v, *step, cache.page_table, 0.125, hopper=True
+    )
     assert_same_bits(buffer[:, :, 8:72], attend(q, cache, *step))
     assert buffer[:, :, :8].isnan().all()
     assert buffer[:, :, 72:].isnan().all()
 
 
-# --- garbage in the tables ------------------------------------------------------------------------------------------------------------
+# --- garbage in the tables ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "line",
-    [[7, 3, 4, 99], [7, 3, 4, -1], [7, 500, 501, 1], [7, 3, -4, 1], [7, 2**31 - 1, 2**31 - 1, 1], [7, 3, 2**31 - 1, 2]],
+    "token_index",
+    [
+        [7, 3, 4, 99],
+        [7, 3, 4, -1],
+        [7, 500, 501, 1],
+        [7, 3, -4, 1],
+        [7, 2**31 - 1, 2**31 - 1, 1],
+        [7, 3, 2**31 - 1, 2],
+    ],
 )
 @pytest.mark.parametrize("paged", [True, False])
-def test_garbage_in_decode_meta_touches_no_other_line(device: str, line: list[int], paged: bool) -> None:
-    cache = paged_cache(3, 5, 4, 1, 64, BF16, device) if paged else contiguous_cache(3, 20, 1, 64, BF16, device)
+def test_garbage_in_decode_meta_touches_no_other_token(
+    device: str, token_index: list[int], paged: bool
+) -> None:
+    cache = (
+        paged_cache(3, 5, 4, 1, 64, BF16, device)
+        if paged
+        else contiguous_cache(3, 20, 1, 64, BF16, device)
+    )
     cache.fill(1, 20, seed=1)
-    meta, segments = lines_and_segments([(1, 2, 18)], device)
+    meta, segments = tokens_and_segments([(1, 2, 18)], device)
     q = queries(18, 3, 64, device)
     right = attend(q, cache, meta, segments)
-    meta[7] = ints(line, device)
+    meta[7] = ints(token_index, device)
     others = [index for index in range(18) if index != 7]
     assert_same_bits(attend(q, cache, meta, segments)[others], right[others])
 
@@ -387,7 +556,11 @@ def test_garbage_in_decode_meta_touches_no_other_line(device: str, line: list[in
 @pytest.mark.parametrize("page", [-1, 99, 2**31 - 1])
 def test_garbage_in_the_page_table_touches_no_other_row(device: str, page: int) -> None:
     spans = [(1, 0, 40), (2, 10, 30)]
-    cache, q, step = filled_rows(spans, 1, 64, device), queries(70, 2, 64, device), lines_and_segments(spans, device)
+    cache, q, step = (
+        filled_rows(spans, 1, 64, device),
+        queries(70, 2, 64, device),
+        tokens_and_segments(spans, device),
+    )
     right = attend(q, cache, *step)
     assert cache.page_table is not None
     cache.page_table[1, 1] = page

@@ -1,4 +1,6 @@
-"""The ops inside torch.compile: symbolic sizes stay symbolic, and wrong calls fail while they are traced."""
+"""The ops inside torch.compile: symbolic sizes stay symbolic, and wrong calls fail while they
+are traced.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ def test_one_graph_serves_all_sizes() -> None:
 
     compiled = torch.compile(normalized, backend=count, dynamic=True, fullgraph=True)
     weight = randn(16, dtype=torch.float32, device="cpu")
-    for lines in (3, 4, 9):
-        x = randn(lines, 16, dtype=torch.float32, device="cpu", seed=lines)
+    for num_tokens in (3, 4, 9):
+        x = randn(num_tokens, 16, dtype=torch.float32, device="cpu", seed=num_tokens)
         torch._dynamo.mark_dynamic(x, 0)  # an error if anything makes the size a constant
         assert_same_bits(compiled(x, weight), normalized(x, weight))
     assert len(graphs) == 1
@@ -48,16 +50,21 @@ def test_updates_are_seen_through_functionalization() -> None:
 
 
 def test_an_mlp_of_fused_linears_compiles_to_the_same_bits() -> None:
-    def step(residual: torch.Tensor, norm: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+    def step(
+        residual: torch.Tensor, norm: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+    ) -> torch.Tensor:
         act = residual.new_empty(len(residual), down.shape[1])
-        ops.norm_swiglu_into(act, residual, norm, 1e-5, gate_up, fast=True)
-        ops.linear_residual_(residual, act, down, fast=True)
+        ops.norm_swiglu_into(act, residual, norm, 1e-5, gate_up, hopper=True)
+        ops.linear_residual_(residual, act, down, hopper=True)
         logits = residual.new_empty(len(residual), len(gate_up))
-        ops.norm_linear_into(logits, residual, norm, 1e-5, gate_up, fast=True)
+        ops.norm_linear_into(logits, residual, norm, 1e-5, gate_up, hopper=True)
         return logits
 
     shapes = ((3, 8), (8,), (12, 8), (8, 6))
-    residual, *weights = (randn(*shape, dtype=torch.float32, device="cpu", seed=seed) for seed, shape in enumerate(shapes))
+    residual, *weights = (
+        randn(*shape, dtype=torch.float32, device="cpu", seed=seed)
+        for seed, shape in enumerate(shapes)
+    )
     expected = residual.clone()
     wanted = step(expected, *weights)
     compiled = torch.compile(step, backend="aot_eager", fullgraph=True)

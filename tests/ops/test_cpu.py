@@ -13,7 +13,8 @@ import pytest
 
 from tests.conftest import ROOT
 
-V3 = {"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}  # as /proc/cpuinfo names what -march=x86-64-v3 and v4 use
+# as /proc/cpuinfo names what -march=x86-64-v3 and v4 use
+V3 = {"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"}
 V4 = V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 
@@ -21,8 +22,14 @@ def runnable_isas() -> list[str]:
     """What this machine can run, best first, by the kernel's account of it."""
     if platform.machine() != "x86_64":
         return ["baseline"]
-    flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")).split()
-    return [name for name, needs in (("avx512", V4), ("avx2", V3), ("baseline", set[str]())) if needs <= set(flags)]
+    flags = next(
+        line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")
+    ).split()
+    return [
+        name
+        for name, needs in (("avx512", V4), ("avx2", V3), ("baseline", set[str]()))
+        if needs <= set(flags)
+    ]
 
 
 def start(isa: str | None) -> subprocess.CompletedProcess[str]:
@@ -30,7 +37,9 @@ def start(isa: str | None) -> subprocess.CompletedProcess[str]:
     if isa is not None:
         environment["PHOTON_CPU_ISA"] = isa
     code = "import photon_ext; print(photon_ext.cpu_isa())"
-    return subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True
+    )
 
 
 @pytest.mark.parametrize("isa", [None, ""])
@@ -45,21 +54,30 @@ def test_photon_cpu_isa_is_obeyed_or_refused(isa: str) -> None:
         assert done.stdout.split() == [isa]
     else:
         names = ", ".join(runnable_isas())
-        assert f"ImportError: PHOTON_CPU_ISA is '{isa}', expected one of those that this machine runs: {names}" in done.stderr
+        assert (
+            f"ImportError: PHOTON_CPU_ISA is '{isa}', expected one of those that this machine "
+            f"runs: {names}" in done.stderr
+        )
 
 
 @pytest.fixture(scope="module")
 def quota(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """csrc/cpu/quota.cpp with a C function around it: the built library reads this machine's groups alone."""
+    """csrc/cpu/quota.cpp with a C function around it: the built library reads this machine's
+    groups alone.
+    """
     folder = tmp_path_factory.mktemp("quota")
     source, library = folder / "quota.cpp", folder / "quota.so"
     source.write_text(
         '#include "cpu/quota.h"\n'
-        'extern "C" int quota_cores(const char* groups, const char* mount) { return photon::cpu::quota_cores(groups, mount); }\n'
+        'extern "C" int quota_cores(const char* groups, const char* mount) { return '
+        "photon::cpu::quota_cores(groups, mount); }\n"
     )
     compiler = os.environ.get("CXX", "g++")
     flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-I", str(ROOT / "csrc")]
-    subprocess.run([compiler, *flags, str(source), str(ROOT / "csrc/cpu/quota.cpp"), "-o", str(library)], check=True)
+    subprocess.run(
+        [compiler, *flags, str(source), str(ROOT / "csrc/cpu/quota.cpp"), "-o", str(library)],
+        check=True,
+    )
     return ctypes.CDLL(str(library))
 
 
@@ -71,23 +89,41 @@ def quota(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
         ("0::/\n", {"cpu.max": "250000 100000\n"}, 2),  # the half is left to other threads
         ("0::/\n", {"cpu.max": "50000 100000\n"}, 1),
         ("0::/\n", {}, 0),
-        ("0::/a/b\n", {"a/b/cpu.max": "800000 100000\n", "a/cpu.max": "300000 100000\n"}, 3),  # a group holds what is inside it
+        # a group holds what is inside it
+        ("0::/a/b\n", {"a/b/cpu.max": "800000 100000\n", "a/cpu.max": "300000 100000\n"}, 3),
         ("0::/a/b\n", {"a/b/cpu.max": "200000 100000\n", "a/cpu.max": "max 100000\n"}, 2),
         ("0::/the/host's path\n", {"cpu.max": "600000 200000\n"}, 3),
         ("0::/the host's/path\n", {"the host's/path/cpu.max": "600000 200000\n"}, 3),
-        ("4:memory:/m\n2:cpu,cpuacct:/a\n0::/\n", {"cpu/a/cpu.cfs_quota_us": "200000\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 2),
-        ("2:cpu,cpuacct:/a\n", {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 0),
-        ("2:cpuset:/a\n", {"cpu/a/cpu.cfs_quota_us": "200000\n", "cpu/a/cpu.cfs_period_us": "100000\n"}, 0),
+        (
+            "4:memory:/m\n2:cpu,cpuacct:/a\n0::/\n",
+            {"cpu/a/cpu.cfs_quota_us": "200000\n", "cpu/a/cpu.cfs_period_us": "100000\n"},
+            2,
+        ),
+        (
+            "2:cpu,cpuacct:/a\n",
+            {"cpu/a/cpu.cfs_quota_us": "-1\n", "cpu/a/cpu.cfs_period_us": "100000\n"},
+            0,
+        ),
+        (
+            "2:cpuset:/a\n",
+            {"cpu/a/cpu.cfs_quota_us": "200000\n", "cpu/a/cpu.cfs_period_us": "100000\n"},
+            0,
+        ),
         ("nonsense\n\n0::\n", {"cpu.max": "nonsense\n"}, 0),
         ("0::/\n", {"cpu.max": "100000 0\n"}, 0),
     ],
 )
-def test_quotas_of_control_groups(quota: ctypes.CDLL, tmp_path: Path, groups: str, files: dict[str, str], cores: int) -> None:
+def test_quotas_of_control_groups(
+    quota: ctypes.CDLL, tmp_path: Path, groups: str, files: dict[str, str], cores: int
+) -> None:
     (tmp_path / "groups").write_text(groups)
     for name, text in files.items():
         (tmp_path / "mount" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "mount" / name).write_text(text)
-    assert quota.quota_cores(str(tmp_path / "groups").encode(), str(tmp_path / "mount").encode()) == cores
+    assert (
+        quota.quota_cores(str(tmp_path / "groups").encode(), str(tmp_path / "mount").encode())
+        == cores
+    )
 
 
 def test_no_groups_are_no_quota(quota: ctypes.CDLL, tmp_path: Path) -> None:

@@ -4,31 +4,33 @@ import pytest
 import torch
 
 from photon_ext import ops, reference
-from tests.ops.numeric import DTYPES, assert_same_bits, in_wider_lines, ints, poisoned, randn
+from tests.ops.numeric import DTYPES, assert_same_bits, in_wider_tokens, ints, poisoned, randn
 
 VOCAB = 11
 
 
-def lines_of(tokens: list[int], device: str) -> torch.Tensor:
-    """One live line per token."""
+def tokens_of(tokens: list[int], device: str) -> torch.Tensor:
+    """One live token per token."""
     return ints([[token, i, i + 1, 1] for i, token in enumerate(tokens)], device).reshape(-1, 4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("hidden", [1, 7, 64])
-@pytest.mark.parametrize("lines", [0, 1, 33])
-def test_embedding_copies_rows(device: str, dtype: torch.dtype, hidden: int, lines: int) -> None:
+@pytest.mark.parametrize("num_tokens", [0, 1, 33])
+def test_embedding_copies_rows(
+    device: str, dtype: torch.dtype, hidden: int, num_tokens: int
+) -> None:
     weight = randn(VOCAB, hidden, dtype=dtype, device=device)
-    meta = lines_of([i * 7 % VOCAB for i in range(lines)], device)
-    out = poisoned(lines, hidden, dtype=dtype, device=device)
+    meta = tokens_of([i * 7 % VOCAB for i in range(num_tokens)], device)
+    out = poisoned(num_tokens, hidden, dtype=dtype, device=device)
     ops.embedding_into(out, meta, weight)
     assert_same_bits(out, weight[meta[:, 0].long()])
     assert_same_bits(ops.embedding(meta, weight), out)
 
 
-def test_dead_lines_and_foreign_ids_are_zeros(device: str) -> None:
+def test_dead_tokens_and_foreign_ids_are_zeros(device: str) -> None:
     weight = randn(VOCAB, 13, dtype=torch.float32, device=device)
-    meta = lines_of([3, 4, -1, VOCAB, 2**31 - 1, -(2**31)], device)
+    meta = tokens_of([3, 4, -1, VOCAB, 2**31 - 1, -(2**31)], device)
     meta[1] = 0
     out = poisoned(6, 13, dtype=torch.float32, device=device)
     ops.embedding_into(out, meta, weight)
@@ -37,28 +39,33 @@ def test_dead_lines_and_foreign_ids_are_zeros(device: str) -> None:
     assert_same_bits(out, reference.embedding(meta, weight))
 
 
-def test_embedding_into_strided_lines(device: str) -> None:
+def test_embedding_into_strided_tokens(device: str) -> None:
     weight = randn(VOCAB, 13, dtype=torch.bfloat16, device=device)
     buffer = poisoned(3, 20, dtype=torch.bfloat16, device=device)
-    ops.embedding_into(buffer[:, 2:15], lines_of([5, 0, 9], device), weight)
+    ops.embedding_into(buffer[:, 2:15], tokens_of([5, 0, 9], device), weight)
     assert_same_bits(buffer[:, 2:15], weight[[5, 0, 9]])
     assert buffer[:, :2].isnan().all()
     assert buffer[:, 15:].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_select_lines_takes_the_last_line_of_each_segment(device: str, dtype: torch.dtype) -> None:
-    x = in_wider_lines(randn(8, 21, dtype=dtype, device=device))
-    segments = ints([[1, 0, 1, 1], [2, 1, 5, 1], [3, 6, 0, 1], [4, 6, 2, 0], [5, 7, 2, 1], [6, -5, 2, 1]], device)
+def test_select_tokens_takes_the_last_token_of_each_segment(
+    device: str, dtype: torch.dtype
+) -> None:
+    x = in_wider_tokens(randn(8, 21, dtype=dtype, device=device))
+    segments = ints(
+        [[1, 0, 1, 1], [2, 1, 5, 1], [3, 6, 0, 1], [4, 6, 2, 0], [5, 7, 2, 1], [6, -5, 2, 1]],
+        device,
+    )
     out = poisoned(6, 21, dtype=dtype, device=device)
-    ops.select_lines_into(out, x, segments)
+    ops.select_tokens_into(out, x, segments)
     zeros = torch.zeros(21, dtype=dtype, device=device)
     assert_same_bits(out, torch.stack([x[0], x[5], zeros, x[7], zeros, zeros]))
     expected = poisoned(6, 21, dtype=dtype, device=device)
-    reference.select_lines_into(expected, x, segments)
+    reference.select_tokens_into(expected, x, segments)
     assert_same_bits(out, expected)
 
 
-def test_select_lines_of_no_segments(device: str) -> None:
+def test_select_tokens_of_no_segments(device: str) -> None:
     out = torch.empty(0, 4, device=device)
-    ops.select_lines_into(out, torch.ones(3, 4, device=device), ints([], device).reshape(0, 4))
+    ops.select_tokens_into(out, torch.ones(3, 4, device=device), ints([], device).reshape(0, 4))

@@ -14,13 +14,13 @@ from photon_ext import ops
 from photon_ext.layout import ROW_COLUMNS
 from tests.ops.test_opcheck import CASES, overload
 
-LINES = 3
+TOKENS = 3
 BHLD = torch.zeros(9, 2, 7, 8)  # a cache that was not transposed
 
 
 def call(name: str, changes: dict[int, Any], device: str = "cpu") -> None:
     """Calls an op with good arguments, but for those at the given places."""
-    arguments = list(CASES[name](device, LINES))
+    arguments = list(CASES[name](device, TOKENS))
     for place, value in changes.items():
         arguments[place] = value(arguments[place]) if callable(value) else value
     overload(name)(*arguments)
@@ -43,90 +43,300 @@ def gapped(x: torch.Tensor) -> torch.Tensor:
     ("name", "changes", "message"),
     [
         ("rms_norm_into", {2: narrower}, "weight has shape [5], expected [6] ([hidden of x])"),
-        ("rms_norm_into", {2: torch.Tensor.half}, "weight has dtype float16, expected float32, the dtype of x"),
-        ("rms_norm_into", {1: torch.Tensor.double}, "x has dtype float64, expected float32, float16 or bfloat16"),
-        ("rms_norm_into", {1: torch.Tensor.flatten}, "x has shape [18], expected 2 dimensions [lines, hidden]"),
+        (
+            "rms_norm_into",
+            {2: torch.Tensor.half},
+            "weight has dtype float16, expected float32, the dtype of x",
+        ),
+        (
+            "rms_norm_into",
+            {1: torch.Tensor.double},
+            "x has dtype float64, expected float32, float16 or bfloat16",
+        ),
+        (
+            "rms_norm_into",
+            {1: torch.Tensor.flatten},
+            "x has shape [18], expected 2 dimensions [tokens, hidden]",
+        ),
         ("rms_norm_into", {0: longer}, "out has shape [4, 6], expected [3, 6] (the shape of x)"),
         ("rms_norm_into", {0: gapped}, "out has strides [12, 2], expected the last one to be 1"),
-        ("rms_norm_into", {0: lambda x: x[:1].expand(3, 6)}, "out has strides [0, 1], expected none to be 0"),
+        (
+            "rms_norm_into",
+            {0: lambda x: x[:1].expand(3, 6)},
+            "out has strides [0, 1], expected none to be 0",
+        ),
         ("rms_norm_into", {3: -1.0}, "eps is -1, expected a finite number, 0 or more"),
         ("rms_norm_into", {3: float("nan")}, "eps is nan, expected a finite number"),
-        ("add_rms_norm_into", {1: narrower}, "residual has shape [3, 5], expected [3, 6] (the shape of x)"),
+        (
+            "add_rms_norm_into",
+            {1: narrower},
+            "residual has shape [3, 5], expected [3, 6] (the shape of x)",
+        ),
         ("linear_into", {2: narrower}, "weight has shape [5, 5], expected [*, 6] ([n, k of x])"),
         ("linear_into", {3: longer}, "bias has shape [6], expected [5] ([n of weight])"),
-        ("linear_into", {4: torch.Tensor.long}, "extent has dtype int64, expected int32"),
-        ("linear_into", {4: torch.zeros(0, dtype=torch.int32)}, "extent has shape [0], expected dimension 0 to be at least 1"),
-        ("gemv_into", {1: gapped}, "x has shape [6] with strides [2], expected a contiguous tensor"),
-        ("silu_mul_into", {1: narrower}, "gate_up has shape [3, 7], expected dimension 1 to be even (gate, then up)"),
-        ("silu_mul_into", {0: narrower}, "gate_up has shape [3, 8], expected [3, 6] ([lines of out, 2 x width of out])"),
-        ("silu_mul_into", {1: torch.Tensor.char}, "gate_up has dtype int8, expected float32, float16 or bfloat16"),
+        ("linear_into", {4: torch.Tensor.long}, "counts has dtype int64, expected int32"),
+        (
+            "linear_into",
+            {4: torch.zeros(0, dtype=torch.int32)},
+            "counts has shape [0], expected dimension 0 to be at least 1",
+        ),
+        (
+            "gemv_into",
+            {1: gapped},
+            "x has shape [6] with strides [2], expected a contiguous tensor",
+        ),
+        (
+            "silu_mul_into",
+            {1: narrower},
+            "gate_up has shape [3, 7], expected dimension 1 to be even (gate, then up)",
+        ),
+        (
+            "silu_mul_into",
+            {0: narrower},
+            "gate_up has shape [3, 8], expected [3, 6] ([tokens of out, 2 x width of out])",
+        ),
+        (
+            "silu_mul_into",
+            {1: torch.Tensor.char},
+            "gate_up has dtype int8, expected float32, float16 or bfloat16",
+        ),
         ("fused_mlp_into", {3: narrower}, "gate_up_weight has shape [8, 5], expected [8, 6]"),
         ("fused_mlp_into", {1: narrower}, "act has shape [3, 3], expected [3, 4]"),
-        ("norm_linear_into", {1: torch.Tensor.flatten}, "x has shape [18], expected 2 dimensions [lines, k]"),
+        (
+            "norm_linear_into",
+            {1: torch.Tensor.flatten},
+            "x has shape [18], expected 2 dimensions [tokens, k]",
+        ),
         ("norm_linear_into", {1: gapped}, "x has strides [12, 2], expected the last one to be 1"),
         ("norm_linear_into", {2: narrower}, "norm_weight has shape [5], expected [6] ([k of x])"),
-        ("norm_linear_into", {2: gapped}, "norm_weight has shape [6] with strides [2], expected a contiguous tensor"),
+        (
+            "norm_linear_into",
+            {2: gapped},
+            "norm_weight has shape [6] with strides [2], expected a contiguous tensor",
+        ),
         ("norm_linear_into", {3: -1.0}, "eps is -1, expected a finite number, 0 or more"),
-        ("norm_linear_into", {4: narrower}, "weight has shape [5, 5], expected [*, 6] ([n, k of x])"),
-        ("norm_linear_into", {4: torch.Tensor.half}, "weight has dtype float16, expected float32, the dtype of x"),
-        ("norm_linear_into", {0: longer}, "out has shape [4, 5], expected [3, 5] ([lines of x, n of weight])"),
+        (
+            "norm_linear_into",
+            {4: narrower},
+            "weight has shape [5, 5], expected [*, 6] ([n, k of x])",
+        ),
+        (
+            "norm_linear_into",
+            {4: torch.Tensor.half},
+            "weight has dtype float16, expected float32, the dtype of x",
+        ),
+        (
+            "norm_linear_into",
+            {0: longer},
+            "out has shape [4, 5], expected [3, 5] ([tokens of x, n of weight])",
+        ),
         ("norm_linear_into", {5: longer}, "bias has shape [6], expected [5] ([n of weight])"),
-        ("norm_linear_into", {6: torch.Tensor.long}, "extent has dtype int64, expected int32"),
-        ("linear_residual_", {1: torch.Tensor.double}, "x has dtype float64, expected float32, float16 or bfloat16"),
-        ("linear_residual_", {2: gapped}, "weight has strides [12, 2], expected the last one to be 1"),
-        ("linear_residual_", {0: narrower}, "residual has shape [3, 4], expected [3, 5] ([lines of x, n of weight])"),
-        ("linear_residual_", {0: torch.Tensor.bfloat16}, "residual has dtype bfloat16, expected float32, the dtype of x"),
-        ("linear_residual_", {0: lambda x: x[:1].expand(3, 5)}, "residual has strides [0, 1], expected none to be 0"),
-        ("linear_residual_", {3: torch.Tensor.half}, "bias has dtype float16, expected float32, the dtype of x"),
-        ("linear_residual_", {4: torch.zeros(0, dtype=torch.int32)}, "extent has shape [0], expected dimension 0 to be at least 1"),
-        ("norm_swiglu_into", {0: narrower}, "gate_up_weight has shape [8, 6], expected [6, 6] ([2 x intermediate of out, hidden of x])"),
-        ("norm_swiglu_into", {0: longer}, "out has shape [4, 4], expected [3, *] ([lines of x, intermediate])"),
-        ("norm_swiglu_into", {2: narrower}, "norm_weight has shape [5], expected [6] ([hidden of x])"),
+        ("norm_linear_into", {6: torch.Tensor.long}, "counts has dtype int64, expected int32"),
+        (
+            "linear_residual_",
+            {1: torch.Tensor.double},
+            "x has dtype float64, expected float32, float16 or bfloat16",
+        ),
+        (
+            "linear_residual_",
+            {2: gapped},
+            "weight has strides [12, 2], expected the last one to be 1",
+        ),
+        (
+            "linear_residual_",
+            {0: narrower},
+            "residual has shape [3, 4], expected [3, 5] ([tokens of x, n of weight])",
+        ),
+        (
+            "linear_residual_",
+            {0: torch.Tensor.bfloat16},
+            "residual has dtype bfloat16, expected float32, the dtype of x",
+        ),
+        (
+            "linear_residual_",
+            {0: lambda x: x[:1].expand(3, 5)},
+            "residual has strides [0, 1], expected none to be 0",
+        ),
+        (
+            "linear_residual_",
+            {3: torch.Tensor.half},
+            "bias has dtype float16, expected float32, the dtype of x",
+        ),
+        (
+            "linear_residual_",
+            {4: torch.zeros(0, dtype=torch.int32)},
+            "counts has shape [0], expected dimension 0 to be at least 1",
+        ),
+        (
+            "norm_swiglu_into",
+            {0: narrower},
+            "gate_up_weight has shape [8, 6], expected [6, 6] ([2 x intermediate of out, hidden of "
+            "x])",
+        ),
+        (
+            "norm_swiglu_into",
+            {0: longer},
+            "out has shape [4, 4], expected [3, *] ([tokens of x, intermediate])",
+        ),
+        (
+            "norm_swiglu_into",
+            {2: narrower},
+            "norm_weight has shape [5], expected [6] ([hidden of x])",
+        ),
         ("norm_swiglu_into", {3: float("inf")}, "eps is inf, expected a finite number, 0 or more"),
-        ("norm_swiglu_into", {4: gapped}, "gate_up_weight has shape [8, 6] with strides [12, 2], expected a contiguous tensor"),
-        ("norm_swiglu_into", {4: lambda weight: weight[:-1]}, "gate_up_weight has shape [7, 6], expected dimension 0 to be even (gate,"),
-        ("norm_swiglu_into", {4: torch.Tensor.flatten}, "gate_up_weight has shape [48], expected 2 dimensions [2 x intermediate, hidden]"),
-        ("norm_swiglu_into", {5: narrower}, "bias has shape [7], expected [8] ([2 x intermediate of out])"),
-        ("norm_swiglu_into", {5: gapped}, "bias has shape [8] with strides [2], expected a contiguous tensor"),
-        ("norm_swiglu_into", {6: lambda extent: extent[None]}, "extent has shape [1, 1], expected 1 dimension [lines to compute]"),
-        ("embedding_into", {2: torch.Tensor.bfloat16}, "out has dtype float32, expected bfloat16, the dtype of weight"),
-        ("embedding_into", {1: narrower}, "decode_meta has shape [3, 3], expected [*, 4] ([lines, 4])"),
-        ("select_lines_into", {2: longer}, "out has shape [3, 6], expected [4, 6] ([segments, hidden of x])"),
+        (
+            "norm_swiglu_into",
+            {4: gapped},
+            "gate_up_weight has shape [8, 6] with strides [12, 2], expected a contiguous tensor",
+        ),
+        (
+            "norm_swiglu_into",
+            {4: lambda weight: weight[:-1]},
+            "gate_up_weight has shape [7, 6], expected dimension 0 to be even (gate,",
+        ),
+        (
+            "norm_swiglu_into",
+            {4: torch.Tensor.flatten},
+            "gate_up_weight has shape [48], expected 2 dimensions [2 x intermediate, hidden]",
+        ),
+        (
+            "norm_swiglu_into",
+            {5: narrower},
+            "bias has shape [7], expected [8] ([2 x intermediate of out])",
+        ),
+        (
+            "norm_swiglu_into",
+            {5: gapped},
+            "bias has shape [8] with strides [2], expected a contiguous tensor",
+        ),
+        (
+            "norm_swiglu_into",
+            {6: lambda counts: counts[None]},
+            "counts has shape [1, 1], expected 1 dimension [tokens to compute]",
+        ),
+        (
+            "embedding_into",
+            {2: torch.Tensor.bfloat16},
+            "out has dtype float32, expected bfloat16, the dtype of weight",
+        ),
+        (
+            "embedding_into",
+            {1: narrower},
+            "decode_meta has shape [3, 3], expected [*, 4] ([tokens, 4])",
+        ),
+        (
+            "select_tokens_into",
+            {2: longer},
+            "out has shape [3, 6], expected [4, 6] ([segments, hidden of x])",
+        ),
         ("begin_step_", {0: narrower}, f"row_state has shape [4, 15], expected [*, {ROW_COLUMNS}]"),
-        ("begin_step_", {1: longer}, "page_table has shape [5, 3], expected [4, *] ([rows, pages per row])"),
-        ("begin_step_", {3: torch.zeros(3, dtype=torch.int32)}, "deltas has shape [3], expected dimension 0 to be at least 4 (the header)"),
+        (
+            "begin_step_",
+            {1: longer},
+            "page_table has shape [5, 3], expected [4, *] ([rows, pages per row])",
+        ),
+        (
+            "begin_step_",
+            {3: torch.zeros(3, dtype=torch.int32)},
+            "deltas has shape [3], expected dimension 0 to be at least 4 (the header)",
+        ),
         ("begin_step_", {5: torch.Tensor.long}, "staged_ids has dtype int64, expected int32"),
-        ("begin_step_", {6: longer}, "decode_meta has shape [4, 4], expected [3, 4] ([lines of staged_ids, 4])"),
+        (
+            "begin_step_",
+            {6: longer},
+            "decode_meta has shape [4, 4], expected [3, 4] ([tokens of staged_ids, 4])",
+        ),
         ("carry_over_ids_", {2: longer}, "idx has shape [4], expected [3] ([n of next])"),
         ("carry_over_ids_", {1: torch.Tensor.float}, "prev has dtype float32, expected int32"),
-        ("decode_meta_set_", {2: narrower}, "positions has shape [2], expected [3] ([lines of decode_meta])"),
-        ("publish_", {1: narrower}, "out_record has shape [3, 4], expected dimension 1 to be at least 5"),
-        ("apply_token_mask_", {1: narrower}, "mask has shape [3, 1], expected dimension 1 to be at least 2"),
+        (
+            "decode_meta_set_",
+            {2: narrower},
+            "positions has shape [2], expected [3] ([tokens of decode_meta])",
+        ),
+        (
+            "publish_",
+            {1: narrower},
+            "out_record has shape [3, 4], expected dimension 1 to be at least 5",
+        ),
+        (
+            "apply_token_mask_",
+            {1: narrower},
+            "mask has shape [3, 1], expected dimension 1 to be at least 2",
+        ),
         ("apply_token_mask_", {5: longer}, "row_errors has shape [4], expected [3] ([segments])"),
         ("sample_into", {0: torch.Tensor.long}, "out has dtype int64, expected int32"),
-        ("sample_into", {1: torch.zeros(3, 0)}, "logits has shape [3, 0], expected dimension 1 to be at least 1"),
+        (
+            "sample_into",
+            {1: torch.zeros(3, 0)},
+            "logits has shape [3, 0], expected dimension 1 to be at least 1",
+        ),
         ("rope_append_kv_", {1: narrower}, "k has shape [3, 2, 7], expected [3, 2, 8]"),
         ("rope_append_kv_", {0: narrower}, "q has head_dim 7, expected an even number, 2 to 256"),
-        ("rope_append_kv_", {0: torch.zeros(3, 5, 8)}, "q has 5 heads, expected a multiple of the KV heads, which are 2 (dimension 2 of"),
+        (
+            "rope_append_kv_",
+            {0: torch.zeros(3, 5, 8)},
+            "q has 5 heads, expected a multiple of the KV heads, which are 2 (dimension 2 of",
+        ),
         (
             "paged_attention_into",
             {2: BHLD, 3: BHLD},
-            "q has 4 heads, expected a multiple of the KV heads, which are 7 (dimension 2 of k_cache; a [B,",
+            "q has 4 heads, expected a multiple of the KV heads, which are 7 (dimension 2 of "
+            "k_cache; a [B,",
         ),
-        ("rope_append_kv_", {0: torch.zeros(3, 4, 258)}, "q has head_dim 258, expected an even number, 2 to 256"),
-        ("rope_append_kv_", {4: torch.Tensor.half}, "v_cache has dtype float16, expected float32, the dtype of k_cache"),
+        (
+            "rope_append_kv_",
+            {0: torch.zeros(3, 4, 258)},
+            "q has head_dim 258, expected an even number, 2 to 256",
+        ),
+        (
+            "rope_append_kv_",
+            {4: torch.Tensor.half},
+            "v_cache has dtype float16, expected float32, the dtype of k_cache",
+        ),
         ("rope_append_kv_", {6: torch.Tensor.long}, "page_table has dtype int64, expected int32"),
         ("rope_append_kv_", {7: torch.Tensor.double}, "cos has dtype float64, expected float32"),
-        ("rope_append_kv_", {8: longer}, "sin has shape [9, 8], expected [8, 8] (the shape of cos)"),
+        (
+            "rope_append_kv_",
+            {8: longer},
+            "sin has shape [9, 8], expected [8, 8] (the shape of cos)",
+        ),
         ("rope_append_kv_", {9: narrower}, "q_norm has shape [7], expected [8] ([head_dim of q])"),
-        ("paged_attention_into", {4: longer}, "decode_meta has shape [4, 4], expected [3, 4] ([lines of q, 4])"),
-        ("paged_attention_into", {2: lambda k: k[:, :0], 3: lambda v: v[:, :0]}, "k_cache has shape [9, 0, 2, 8], expected dimension 1"),
+        (
+            "paged_attention_into",
+            {4: longer},
+            "decode_meta has shape [4, 4], expected [3, 4] ([tokens of q, 4])",
+        ),
+        (
+            "paged_attention_into",
+            {2: lambda k: k[:, :0], 3: lambda v: v[:, :0]},
+            "k_cache has shape [9, 0, 2, 8], expected dimension 1",
+        ),
         ("paged_attention_into", {7: float("inf")}, "scale is inf, expected a finite number"),
-        ("fused_attention_decode_into", {3: longer}, "v has shape [4, 2, 8], expected [3, 2, 8] (the shape of k)"),
-        ("fused_attention_decode_into", {14: None}, "workspace is not given, expected float32 zeros [8192] or more (attention_workspace"),
-        ("fused_attention_decode_into", {14: narrower}, "workspace has shape [8191], expected dimension 0 to be at least 8192"),
-        ("fused_attention_decode_into", {14: torch.Tensor.half}, "workspace has dtype float16, expected float32"),
-        ("fused_attention_decode_into", {14: gapped}, "workspace has shape [8192] with strides [2], expected a contiguous tensor"),
+        (
+            "fused_attention_decode_into",
+            {3: longer},
+            "v has shape [4, 2, 8], expected [3, 2, 8] (the shape of k)",
+        ),
+        (
+            "fused_attention_decode_into",
+            {14: None},
+            "workspace is not given, expected float32 zeros [8192] or more (attention_workspace",
+        ),
+        (
+            "fused_attention_decode_into",
+            {14: narrower},
+            "workspace has shape [8191], expected dimension 0 to be at least 8192",
+        ),
+        (
+            "fused_attention_decode_into",
+            {14: torch.Tensor.half},
+            "workspace has dtype float16, expected float32",
+        ),
+        (
+            "fused_attention_decode_into",
+            {14: gapped},
+            "workspace has shape [8192] with strides [2], expected a contiguous tensor",
+        ),
     ],
 )
 def test_message(name: str, changes: dict[int, Any], message: str) -> None:
@@ -135,7 +345,7 @@ def test_message(name: str, changes: dict[int, Any], message: str) -> None:
 
 
 def sharing(name: str, written: int, other: int) -> Callable[[], None]:
-    arguments = list(CASES[name]("cpu", LINES))
+    arguments = list(CASES[name]("cpu", TOKENS))
     arguments[written] = arguments[other].reshape(arguments[written].shape)
     return lambda: overload(name)(*arguments)
 
@@ -151,7 +361,9 @@ def sharing(name: str, written: int, other: int) -> Callable[[], None]:
         ("embedding_into", 0, 0, None),
     ],
 )
-def test_written_tensors_are_apart(name: str, written: int, other: int, message: str | None) -> None:
+def test_written_tensors_are_apart(
+    name: str, written: int, other: int, message: str | None
+) -> None:
     run = sharing(name, written, other)
     if message is None:
         run()
@@ -163,25 +375,36 @@ def test_written_tensors_are_apart(name: str, written: int, other: int, message:
 @pytest.mark.parametrize(
     ("name", "others"),
     [
-        ("norm_linear_into", {1: "x", 2: "norm_weight", 4: "weight", 5: "bias", 6: "extent"}),
-        ("linear_residual_", {1: "x", 2: "weight", 3: "bias", 4: "extent"}),
-        ("norm_swiglu_into", {1: "x", 2: "norm_weight", 4: "gate_up_weight", 5: "bias", 6: "extent"}),
+        ("norm_linear_into", {1: "x", 2: "norm_weight", 4: "weight", 5: "bias", 6: "counts"}),
+        ("linear_residual_", {1: "x", 2: "weight", 3: "bias", 4: "counts"}),
+        (
+            "norm_swiglu_into",
+            {1: "x", 2: "norm_weight", 4: "gate_up_weight", 5: "bias", 6: "counts"},
+        ),
     ],
 )
 def test_a_fused_linear_writes_apart_from_all_it_reads(name: str, others: dict[int, str]) -> None:
     """Each argument in turn begins inside the written one."""
     for place, argument in others.items():
-        arguments = list(CASES[name]("cpu", LINES))
-        buffer = torch.zeros(2 * max(tensor.numel() for tensor in (arguments[0], arguments[place])) + 1)
+        arguments = list(CASES[name]("cpu", TOKENS))
+        buffer = torch.zeros(
+            2 * max(tensor.numel() for tensor in (arguments[0], arguments[place])) + 1
+        )
         written, read = arguments[0], arguments[place]
         arguments[0] = buffer[: written.numel()].view(written.shape)
         arguments[place] = buffer[1:].view(read.dtype)[: read.numel()].view(read.shape)
-        with pytest.raises(RuntimeError, match=f"^{name}: (out|residual) shares memory with {argument}, expected separate tensors"):
+        with pytest.raises(
+            RuntimeError,
+            match=f"^{name}: (out|residual) shares memory with {argument}, expected separate "
+            "tensors",
+        ):
             overload(name)(*arguments)
 
 
 def test_neighbours_in_one_buffer_are_apart() -> None:
-    """Halves of a buffer, and interleaved views of a fused projection, share a storage but no element."""
+    """Halves of a buffer, and interleaved views of a fused projection, share a storage but no
+    element.
+    """
     buffer = torch.zeros(2, 3, 6)
     call("rms_norm_into", {0: buffer[0], 1: buffer[1]})
     fused = torch.zeros(3, 8, 8)
@@ -189,13 +412,19 @@ def test_neighbours_in_one_buffer_are_apart() -> None:
 
 
 def test_devices_may_not_be_mixed() -> None:
-    with pytest.raises(RuntimeError, match=r"^rms_norm_into: x is on meta, out is on cpu; expected all tensors on one device"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"^rms_norm_into: x is on meta, out is on cpu; expected all tensors on one device",
+    ):
         call("rms_norm_into", {1: lambda x: x.to("meta")})
 
 
 @pytest.mark.gpu
 def test_cpu_and_cuda_may_not_be_mixed() -> None:
-    with pytest.raises(RuntimeError, match=r"^rms_norm_into: x is on cpu, out is on cuda:0; expected all tensors on one device"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"^rms_norm_into: x is on cpu, out is on cuda:0; expected all tensors on one device",
+    ):
         call("rms_norm_into", {1: torch.Tensor.cpu}, device="cuda")
 
 
@@ -204,7 +433,9 @@ def test_none_in_the_place_of_a_tensor_is_named(name: str) -> None:
     """torch hands it to an op all the same, and the wrappers do not look."""
     for place, argument in enumerate(overload(name)._schema.arguments):
         if str(argument.type) == "Tensor":
-            with pytest.raises(RuntimeError, match=f"^{name}: {argument.name} is None, expected a tensor"):
+            with pytest.raises(
+                RuntimeError, match=f"^{name}: {argument.name} is None, expected a tensor"
+            ):
                 call(name, {place: None})
 
 
@@ -229,7 +460,7 @@ def test_views_of_one_layout_that_begin_together_share_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    "call_twin",
+    "call_functional",
     [
         lambda x: ops.linear(x, torch.ones(3, 4)),
         lambda x: ops.rms_norm(x, torch.ones(4), 1e-6),
@@ -240,18 +471,22 @@ def test_views_of_one_layout_that_begin_together_share_memory() -> None:
         lambda x: ops.norm_swiglu(x, torch.ones(4), 1e-6, torch.ones(6, 4)),
     ],
 )
-def test_a_twin_refuses_to_lose_a_gradient(call_twin: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def test_a_functional_refuses_to_lose_a_gradient(
+    call_functional: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
     x = torch.ones(2, 4, requires_grad=True)
     with pytest.raises(RuntimeError, match=r"requires grad.*torch\.no_grad\(\), or detach\(\)"):
-        call_twin(x)
+        call_functional(x)
     with torch.no_grad():
-        call_twin(x)
-    call_twin(x.detach())
+        call_functional(x)
+    call_functional(x.detach())
 
 
-def test_a_twin_refuses_to_lose_a_tangent() -> None:
+def test_a_functional_refuses_to_lose_a_tangent() -> None:
     x = torch.ones(2, 4)
-    with pytest.raises(RuntimeError, match=r"^silu_mul: an input has a tangent .* pass its detach\(\)"):
+    with pytest.raises(
+        RuntimeError, match=r"^silu_mul: an input has a tangent .* pass its detach\(\)"
+    ):
         torch.func.jvp(ops.silu_mul, (x,), (x,))
     with forward_ad.dual_level(), torch.no_grad():
         dual = forward_ad.make_dual(x, x)
@@ -265,38 +500,89 @@ SCALAR = torch.tensor(1.0)
 
 
 @pytest.mark.parametrize(
-    ("call_twin", "message"),
+    ("call_functional", "message"),
     [
-        (lambda: ops.sample(SCALAR, *TABLES), "sample_into: logits has shape [], expected 2 dimensions [segments, vocab]"),
-        (lambda: ops.embedding(TABLES[0], torch.ones(5)), "embedding_into: weight has shape [5], expected 2 dimensions [vocab, hidden]"),
-        (lambda: ops.embedding(SCALAR.int(), torch.ones(5, 4)), "embedding_into: decode_meta has shape [], expected [*, 4]"),
-        (lambda: ops.rms_norm(SCALAR, torch.ones(4), 0.0), "rms_norm_into: x has shape [], expected 2 dimensions [lines, hidden]"),
-        (lambda: ops.linear(SCALAR, torch.ones(4, 4)), "linear_into: x has shape [], expected 2 dimensions [lines, k]"),
-        (lambda: ops.linear(torch.ones(2, 4), SCALAR), "linear_into: weight has shape [], expected [*, 4]"),
-        (lambda: ops.silu_mul(SCALAR), "silu_mul_into: gate_up has shape [], expected 2 dimensions [lines, 2 x width]"),
-        (lambda: ops.silu_mul(torch.ones(6)), "silu_mul_into: gate_up has shape [6], expected 2 dimensions [lines, 2 x width]"),
-        (lambda: ops.fused_mlp(SCALAR, torch.ones(6, 4), torch.ones(4, 3)), "fused_mlp_into: x has shape [], expected 2 dimensions"),
-        (lambda: ops.fused_mlp(torch.ones(2, 4), torch.ones(6, 4), torch.ones(4)), "fused_mlp_into: down_weight has shape [4], expected"),
-        (lambda: ops.norm_linear(SCALAR, torch.ones(4), 0.0, torch.ones(4, 4)), "norm_linear_into: x has shape [], expected 2 dimensions"),
-        (lambda: ops.norm_linear(torch.ones(2, 4), torch.ones(4), 0.0, SCALAR), "norm_linear_into: weight has shape [], expected [*, 4]"),
-        (lambda: ops.norm_swiglu(SCALAR, torch.ones(4), 0.0, torch.ones(4, 4)), "norm_swiglu_into: x has shape [], expected 2 dimensions"),
-        (lambda: ops.norm_swiglu(torch.ones(2, 4), torch.ones(4), 0.0, SCALAR), "norm_swiglu_into: gate_up_weight has shape [], expected"),
         (
-            lambda: ops.paged_attention(SCALAR, torch.ones(1, 4, 1, 8), torch.ones(1, 4, 1, 8), *[TABLES[0]] * 2, None, 1.0),
+            lambda: ops.sample(SCALAR, *TABLES),
+            "sample_into: logits has shape [], expected 2 dimensions [segments, vocab]",
+        ),
+        (
+            lambda: ops.embedding(TABLES[0], torch.ones(5)),
+            "embedding_into: weight has shape [5], expected 2 dimensions [vocab, hidden]",
+        ),
+        (
+            lambda: ops.embedding(SCALAR.int(), torch.ones(5, 4)),
+            "embedding_into: decode_meta has shape [], expected [*, 4]",
+        ),
+        (
+            lambda: ops.rms_norm(SCALAR, torch.ones(4), 0.0),
+            "rms_norm_into: x has shape [], expected 2 dimensions [tokens, hidden]",
+        ),
+        (
+            lambda: ops.linear(SCALAR, torch.ones(4, 4)),
+            "linear_into: x has shape [], expected 2 dimensions [tokens, k]",
+        ),
+        (
+            lambda: ops.linear(torch.ones(2, 4), SCALAR),
+            "linear_into: weight has shape [], expected [*, 4]",
+        ),
+        (
+            lambda: ops.silu_mul(SCALAR),
+            "silu_mul_into: gate_up has shape [], expected 2 dimensions [tokens, 2 x width]",
+        ),
+        (
+            lambda: ops.silu_mul(torch.ones(6)),
+            "silu_mul_into: gate_up has shape [6], expected 2 dimensions [tokens, 2 x width]",
+        ),
+        (
+            lambda: ops.fused_mlp(SCALAR, torch.ones(6, 4), torch.ones(4, 3)),
+            "fused_mlp_into: x has shape [], expected 2 dimensions",
+        ),
+        (
+            lambda: ops.fused_mlp(torch.ones(2, 4), torch.ones(6, 4), torch.ones(4)),
+            "fused_mlp_into: down_weight has shape [4], expected",
+        ),
+        (
+            lambda: ops.norm_linear(SCALAR, torch.ones(4), 0.0, torch.ones(4, 4)),
+            "norm_linear_into: x has shape [], expected 2 dimensions",
+        ),
+        (
+            lambda: ops.norm_linear(torch.ones(2, 4), torch.ones(4), 0.0, SCALAR),
+            "norm_linear_into: weight has shape [], expected [*, 4]",
+        ),
+        (
+            lambda: ops.norm_swiglu(SCALAR, torch.ones(4), 0.0, torch.ones(4, 4)),
+            "norm_swiglu_into: x has shape [], expected 2 dimensions",
+        ),
+        (
+            lambda: ops.norm_swiglu(torch.ones(2, 4), torch.ones(4), 0.0, SCALAR),
+            "norm_swiglu_into: gate_up_weight has shape [], expected",
+        ),
+        (
+            lambda: ops.paged_attention(
+                SCALAR, torch.ones(1, 4, 1, 8), torch.ones(1, 4, 1, 8), *[TABLES[0]] * 2, None, 1.0
+            ),
             "paged_attention_into: q has shape [], expected 3 dimensions",
         ),
     ],
 )
-def test_a_twin_leaves_wrong_shapes_to_the_checks(call_twin: Callable[[], torch.Tensor], message: str) -> None:
+def test_a_functional_leaves_wrong_shapes_to_the_checks(
+    call_functional: Callable[[], torch.Tensor], message: str
+) -> None:
     with pytest.raises(RuntimeError, match="^" + re.escape(message)):
-        call_twin()
+        call_functional()
 
 
 @pytest.mark.parametrize(
-    ("name", "place", "argument"), [("rms_norm_into", 0, "out"), ("linear_into", 1, "x"), ("sample_into", 1, "logits")]
+    ("name", "place", "argument"),
+    [("rms_norm_into", 0, "out"), ("linear_into", 1, "x"), ("sample_into", 1, "logits")],
 )
 def test_a_negated_view_is_refused(name: str, place: int, argument: str) -> None:
-    with pytest.raises(RuntimeError, match=rf"^{name}: {argument} is a negated view, expected plain memory; .*{argument}\.resolve_neg\(\)"):
+    with pytest.raises(
+        RuntimeError,
+        match=rf"^{name}: {argument} is a negated view, expected plain memory; "
+        rf".*{argument}\.resolve_neg\(\)",
+    ):
         call(name, {place: torch._neg_view})
 
 
@@ -308,7 +594,11 @@ def test_an_epsilon_beyond_float32_is_refused(eps: float) -> None:
 
 @pytest.mark.parametrize("written", ["out", "k_cache", "workspace"])
 def test_decode_attention_writes_apart_from_its_norms(written: str) -> None:
-    cache, table, words = torch.zeros(1, 8, 1, 64), torch.zeros(8, 64), ops.attention_workspace_words(1, 1, 1, 64)
+    cache, table, words = (
+        torch.zeros(1, 8, 1, 64),
+        torch.zeros(8, 64),
+        ops.attention_workspace_words(1, 1, 1, 64),
+    )
     parts = {"out": torch.zeros(1, 1, 64), "k_cache": cache, "workspace": torch.zeros(words)}
     q, k, v = torch.zeros(3, 1, 1, 64)
     meta = torch.tensor([[1, 0, 1, 0]], dtype=torch.int32)

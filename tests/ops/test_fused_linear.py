@@ -1,4 +1,6 @@
-"""norm_linear, linear_residual and norm_swiglu: the bits of the separate ops, and near the float64 reference whichever kernels run."""
+"""norm_linear, linear_residual and norm_swiglu: the bits of the separate ops, and near the
+float64 reference whichever kernels run.
+"""
 
 from __future__ import annotations
 
@@ -9,39 +11,58 @@ import torch
 from torch import Tensor
 
 from photon_ext import num_threads, ops, reference, set_num_threads
-from tests.ops.numeric import DTYPES, assert_close, assert_same_bits, in_wider_lines, ints, poisoned, randn
+from tests.ops.numeric import (
+    DTYPES,
+    assert_close,
+    assert_same_bits,
+    in_wider_tokens,
+    ints,
+    poisoned,
+    randn,
+)
 
 EPS = 1e-5
 # (n, k): one element; k of whole packs of 8 but not of 32; k of neither; k of many packs.
 SHAPES = [(1, 1), (7, 40), (100, 577), (100, 576)]
-# For the fast kernels, which want k of whole blocks of 64: n of whole tiles of 16; of one panel of 8, whose columns two blocks share; of an
-# odd number of panels; of no whole panels; of several passes.
+# For the Hopper kernels, which want k of whole blocks of 64: n of whole tiles of 16; of one
+# half_tile of 8, whose columns two blocks share; of an odd number of half_tiles; of no whole
+# half_tiles; of several passes.
 ALIGNED = [(64, 64), (8, 1088), (72, 320), (21, 192), (264, 576)]
 
-# For the groups of lines: few tiles, which 17 lines share out; the same where two parts of the columns exchange sums; many tiles; and with
-# six multiprocessors two passes of an exchange.
+# For the groups of tokens: few tiles, which 17 tokens share out; the same where two parts of the
+# columns exchange sums; many tiles; and with six sms two passes of an exchange.
 GROUPED = [(72, 320), (80, 1088), (264, 576), (120, 1088)]
 
 
 class Operands(NamedTuple):
     """What the three ops take, for n outputs of k inputs."""
 
-    x: Tensor  # [lines, k]
+    x: Tensor  # [tokens, k]
     norm: Tensor  # [k]
     weight: Tensor  # [n, k]
     bias: Tensor | None  # [n]
     gate_up: Tensor  # [2n, k]
     gate_up_bias: Tensor | None  # [2n]
-    residual: Tensor  # [lines, n]
+    residual: Tensor  # [tokens, n]
 
 
-def operands(lines: int, n: int, k: int, dtype: torch.dtype, device: str, with_bias: bool = True) -> Operands:
+def operands(
+    num_tokens: int, n: int, k: int, dtype: torch.dtype, device: str, with_bias: bool = True
+) -> Operands:
     x, norm, weight, bias, residual = (
         randn(*shape, dtype=dtype, device=device, seed=seed)
-        for seed, shape in enumerate([(lines, k), (k,), (2 * n, k), (2 * n,), (lines, n)])
+        for seed, shape in enumerate([(num_tokens, k), (k,), (2 * n, k), (2 * n,), (num_tokens, n)])
     )
     weight /= k**0.5  # products near 1, so that no activation saturates
-    return Operands(x, norm, weight[n:], bias[n:] if with_bias else None, weight, bias if with_bias else None, residual)
+    return Operands(
+        x,
+        norm,
+        weight[n:],
+        bias[n:] if with_bias else None,
+        weight,
+        bias if with_bias else None,
+        residual,
+    )
 
 
 class Results(NamedTuple):
@@ -50,16 +71,18 @@ class Results(NamedTuple):
     norm_swiglu: Tensor
 
 
-def fused(o: Operands, fast: bool = False, extent: Tensor | None = None, gap: int = 0) -> Results:
-    """The three ops, into memory that tells what was not written, its lines `gap` elements apart."""
-    lines, n = o.residual.shape
-    out, act = (poisoned(lines, n, dtype=o.x.dtype, device=str(o.x.device)) for _ in range(2))
+def fused(o: Operands, hopper: bool = False, counts: Tensor | None = None, gap: int = 0) -> Results:
+    """The three ops, into memory that tells what was not written, its tokens `gap` elements
+    apart.
+    """
+    num_tokens, n = o.residual.shape
+    out, act = (poisoned(num_tokens, n, dtype=o.x.dtype, device=str(o.x.device)) for _ in range(2))
     residual = o.residual.clone()
     if gap:
-        out, residual, act = (in_wider_lines(x, gap) for x in (out, residual, act))
-    ops.norm_linear_into(out, o.x, o.norm, EPS, o.weight, o.bias, extent, fast)
-    ops.linear_residual_(residual, o.x, o.weight, o.bias, extent, fast)
-    ops.norm_swiglu_into(act, o.x, o.norm, EPS, o.gate_up, o.gate_up_bias, extent, fast)
+        out, residual, act = (in_wider_tokens(x, gap) for x in (out, residual, act))
+    ops.norm_linear_into(out, o.x, o.norm, EPS, o.weight, o.bias, counts, hopper)
+    ops.linear_residual_(residual, o.x, o.weight, o.bias, counts, hopper)
+    ops.norm_swiglu_into(act, o.x, o.norm, EPS, o.gate_up, o.gate_up_bias, counts, hopper)
     return Results(out, residual, act)
 
 
@@ -84,9 +107,13 @@ def exact(o: Operands) -> Results:
     )
 
 
-def assert_leading_lines_only(o: Operands, extent: Tensor, done: int, expected: Results, fast: bool = True) -> None:
-    """With this extent the ops compute the first `done` lines of `expected`, and write no other."""
-    actual = fused(o, fast, extent)
+def assert_leading_tokens_only(
+    o: Operands, counts: Tensor, done: int, expected: Results, hopper: bool = True
+) -> None:
+    """With this counts the ops compute the first `done` tokens of `expected`, and write no
+    other.
+    """
+    actual = fused(o, hopper, counts)
     for one, other in zip(actual, expected, strict=True):
         assert_same_bits(one[:done], other[:done])
     assert actual.norm_linear[done:].isnan().all()
@@ -100,185 +127,232 @@ def assert_same_results(actual: Results, expected: Results) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("lines", [0, 1, 2, 3, 5, 8, 9, 33])
+@pytest.mark.parametrize("num_tokens", [0, 1, 2, 3, 5, 8, 9, 33])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_the_bits_are_those_of_the_separate_ops(device: str, dtype: torch.dtype, lines: int, n: int, k: int, with_bias: bool) -> None:
-    o = operands(lines, n, k, dtype, device, with_bias)
-    assert_same_results(fused(o), separate(o))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("lines", "n", "k"), [(1, 7, 40_008), (3, 7, 9000), (9, 5, 4361), (9, 7, 4360), (1, 8195, 24), (5, 8193, 8)])
-def test_lines_longer_than_shared_memory_and_more_rows_than_the_gpu_holds(
-    device: str, dtype: torch.dtype, lines: int, n: int, k: int
+def test_the_bits_are_those_of_the_separate_ops(
+    device: str, dtype: torch.dtype, num_tokens: int, n: int, k: int, with_bias: bool
 ) -> None:
-    o = operands(lines, n, k, dtype, device)
+    o = operands(num_tokens, n, k, dtype, device, with_bias)
     assert_same_results(fused(o), separate(o))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("lines", [0, 1, 3, 8, 12, 21, 33, 64])
+@pytest.mark.parametrize(
+    ("num_tokens", "n", "k"),
+    [(1, 7, 40_008), (3, 7, 9000), (9, 5, 4361), (9, 7, 4360), (1, 8195, 24), (5, 8193, 8)],
+)
+def test_tokens_longer_than_shared_memory_and_more_rows_than_the_gpu_holds(
+    device: str, dtype: torch.dtype, num_tokens: int, n: int, k: int
+) -> None:
+    o = operands(num_tokens, n, k, dtype, device)
+    assert_same_results(fused(o), separate(o))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_tokens", [0, 1, 3, 8, 12, 21, 33, 64])
 @pytest.mark.parametrize(("n", "k"), [(7, 61), (100, 577), *ALIGNED])
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("hopper", [False, True])
 def test_results_are_near_the_float64_reference(
-    device: str, dtype: torch.dtype, lines: int, n: int, k: int, with_bias: bool, fast: bool
+    device: str, dtype: torch.dtype, num_tokens: int, n: int, k: int, with_bias: bool, hopper: bool
 ) -> None:
-    o = operands(lines, n, k, dtype, device, with_bias)
-    for actual, expected in zip(fused(o, fast), exact(o), strict=True):
+    o = operands(num_tokens, n, k, dtype, device, with_bias)
+    for actual, expected in zip(fused(o, hopper), exact(o), strict=True):
         assert_close(actual, expected, slack=2)
 
 
 @pytest.mark.parametrize("k", [8, 72, 104, 577])
 def test_widths_that_no_fast_kernel_takes_have_the_portable_bits(device: str, k: int) -> None:
     o = operands(9, 40, k, torch.bfloat16, device)
-    assert_same_results(fused(o, fast=True), fused(o, fast=False))
+    assert_same_results(fused(o, hopper=True), fused(o, hopper=False))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("n", "k"), [(33, 61), *ALIGNED])
-@pytest.mark.parametrize("fast", [False, True])
-def test_a_line_has_the_same_bits_in_every_batch_and_every_run(device: str, dtype: torch.dtype, n: int, k: int, fast: bool) -> None:
+@pytest.mark.parametrize("hopper", [False, True])
+def test_a_token_has_the_same_bits_in_every_batch_and_every_run(
+    device: str, dtype: torch.dtype, n: int, k: int, hopper: bool
+) -> None:
     o = operands(64, n, k, dtype, device)
-    together = fused(o, fast)
+    together = fused(o, hopper)
     for size in (1, 2, 3, 5, 9, 33):
-        pieces = [fused(o._replace(x=o.x[i : i + size], residual=o.residual[i : i + size]), fast) for i in range(0, 64, size)]
+        pieces = [
+            fused(o._replace(x=o.x[i : i + size], residual=o.residual[i : i + size]), hopper)
+            for i in range(0, 64, size)
+        ]
         assert_same_results(Results(*map(torch.cat, zip(*pieces, strict=True))), together)
     strangers = torch.where(torch.arange(64, device=device)[:, None] == 9, o.x, -3 * o.x.flip(0))
-    for one, other in zip(fused(o._replace(x=strangers), fast), together, strict=True):
+    for one, other in zip(fused(o._replace(x=strangers), hopper), together, strict=True):
         assert_same_bits(one[9], other[9])
 
 
 @pytest.mark.parametrize(("n", "k"), [(8, 1088), *GROUPED])
-def test_any_number_of_lines_has_the_bits_of_each_alone(device: str, n: int, k: int) -> None:
+def test_any_number_of_tokens_has_the_bits_of_each_alone(device: str, n: int, k: int) -> None:
     o = operands(64, n, k, torch.bfloat16, device)
 
     def leading(first: int, end: int) -> Results:
-        return fused(o._replace(x=o.x[first:end], residual=o.residual[first:end]), fast=True)
+        return fused(o._replace(x=o.x[first:end], residual=o.residual[first:end]), hopper=True)
 
     alone = Results(*map(torch.cat, zip(*[leading(i, i + 1) for i in range(64)], strict=True)))
-    for lines in range(2, 65):
-        assert_same_results(leading(0, lines), Results(*(one[:lines] for one in alone)))
+    for num_tokens in range(2, 65):
+        assert_same_results(leading(0, num_tokens), Results(*(one[:num_tokens] for one in alone)))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("n", "k"), [(8192, 3072), (8448, 4096)])
 def test_blocks_with_room_for_one_stage_of_weights_have_the_same_bits(n: int, k: int) -> None:
-    """On 132 multiprocessors, of 17 to 32 lines; they run the kernels for larger blocks."""
+    """On 132 sms, of 17 to 32 tokens; they run the kernels for larger blocks."""
     o = operands(32, n, k, torch.bfloat16, "cuda")
-    pieces = [fused(o._replace(x=o.x[i : i + 8], residual=o.residual[i : i + 8]), fast=True) for i in range(0, 32, 8)]
-    assert_same_results(fused(o, fast=True), Results(*map(torch.cat, zip(*pieces, strict=True))))
+    pieces = [
+        fused(o._replace(x=o.x[i : i + 8], residual=o.residual[i : i + 8]), hopper=True)
+        for i in range(0, 32, 8)
+    ]
+    assert_same_results(fused(o, hopper=True), Results(*map(torch.cat, zip(*pieces, strict=True))))
 
 
 def check_near_and_the_same_in_batches(o: Operands, batches: tuple[int, ...]) -> None:
-    together = fused(o, fast=True)
+    together = fused(o, hopper=True)
     for one, other in zip(together, exact(o), strict=True):
         assert_close(one, other, slack=2)
-    for lines in batches:
-        alone = fused(o._replace(x=o.x[:lines], residual=o.residual[:lines]), fast=True)
-        assert_same_results(alone, Results(*(one[:lines] for one in together)))
+    for num_tokens in batches:
+        alone = fused(o._replace(x=o.x[:num_tokens], residual=o.residual[:num_tokens]), hopper=True)
+        assert_same_results(alone, Results(*(one[:num_tokens] for one in together)))
 
 
 @pytest.mark.parametrize("n", [8, 40])
 def test_few_tiles_of_many_columns(device: str, n: int) -> None:
-    """Beyond 2,048 columns up to 8 lines have the same kernel whether a block's tiles are few or many."""
+    """Beyond 2,048 columns up to 8 tokens have the same kernel whether a block's tiles are few
+    or many.
+    """
     check_near_and_the_same_in_batches(operands(9, n, 2112, torch.bfloat16, device), (1, 2, 5, 8))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("n", "k"), [(9504, 64), (17000, 192)])
 def test_more_tiles_than_a_pass_takes(n: int, k: int) -> None:
-    """On 132 multiprocessors, two passes and three over the lines where a residual is added; SwiGLU takes one and two."""
+    """On 132 sms, two passes and three over the tokens where a residual is added; SwiGLU takes
+    one and two.
+    """
     check_near_and_the_same_in_batches(operands(9, n, k, torch.bfloat16, "cuda"), (1, 8))
 
 
-@pytest.mark.parametrize("lines", [1, 9, 32, 64])
-def test_what_is_not_finite_has_the_same_bits_in_every_batch(device: str, lines: int) -> None:
+@pytest.mark.parametrize("num_tokens", [1, 9, 32, 64])
+def test_what_is_not_finite_has_the_same_bits_in_every_batch(device: str, num_tokens: int) -> None:
     """Not even beside columns that another block multiplies does it meet a zero."""
     o = operands(64, 8, 1088, torch.bfloat16, device)
     for column in (0, 543, 544, 600, 1023, 1024, 1087):
         o.x[column % 7, column] = torch.inf
-    first = fused(o._replace(x=o.x[:lines], residual=o.residual[:lines]), fast=True)
-    for one, other in zip(first, fused(o, fast=True), strict=True):
-        torch.testing.assert_close(one, other[:lines], rtol=0, atol=0, equal_nan=True)
+    first = fused(o._replace(x=o.x[:num_tokens], residual=o.residual[:num_tokens]), hopper=True)
+    for one, other in zip(first, fused(o, hopper=True), strict=True):
+        torch.testing.assert_close(one, other[:num_tokens], rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("lines", [32, 33, 64])
+@pytest.mark.parametrize("num_tokens", [32, 33, 64])
 @pytest.mark.parametrize(("n", "k"), GROUPED)
-def test_extents_around_the_groups_of_lines(device: str, lines: int, n: int, k: int) -> None:
-    o = operands(lines, n, k, torch.bfloat16, device)
-    whole = fused(o, fast=True)
-    for extent in (-1, 0, 1, 15, 16, 17, 31, 32, 33, 48, 63, 64, 99):
-        assert_leading_lines_only(o, ints([extent], device), min(max(extent, 0), lines), whole)
+def test_counts_around_the_groups_of_tokens(device: str, num_tokens: int, n: int, k: int) -> None:
+    o = operands(num_tokens, n, k, torch.bfloat16, device)
+    whole = fused(o, hopper=True)
+    for counts in (-1, 0, 1, 15, 16, 17, 31, 32, 33, 48, 63, 64, 99):
+        assert_leading_tokens_only(
+            o, ints([counts], device), min(max(counts, 0), num_tokens), whole
+        )
 
 
-@pytest.mark.parametrize("lines", [65, 100, 130])
+@pytest.mark.parametrize("num_tokens", [65, 100, 130])
 @pytest.mark.parametrize(("n", "k"), [(72, 320), (8, 1088)])
-def test_more_lines_than_a_launch_takes_have_the_bits_of_fewer_at_any_extent(device: str, lines: int, n: int, k: int) -> None:
-    o = operands(lines, n, k, torch.bfloat16, device)
-    pieces = [fused(o._replace(x=o.x[i : i + 33], residual=o.residual[i : i + 33]), fast=True) for i in range(0, lines, 33)]
+def test_more_tokens_than_a_launch_takes_have_the_bits_of_fewer_at_any_counts(
+    device: str, num_tokens: int, n: int, k: int
+) -> None:
+    o = operands(num_tokens, n, k, torch.bfloat16, device)
+    pieces = [
+        fused(o._replace(x=o.x[i : i + 33], residual=o.residual[i : i + 33]), hopper=True)
+        for i in range(0, num_tokens, 33)
+    ]
     fewer = Results(*map(torch.cat, zip(*pieces, strict=True)))
-    assert_same_results(fused(o, fast=True), fewer)
-    for extent in (-(2**31), 0, 37, 64, 65, 99, 128, 129, 2**31 - 1):
-        assert_leading_lines_only(o, ints([extent], device), min(max(extent, 0), lines), fewer)
+    assert_same_results(fused(o, hopper=True), fewer)
+    for counts in (-(2**31), 0, 37, 64, 65, 99, 128, 129, 2**31 - 1):
+        assert_leading_tokens_only(
+            o, ints([counts], device), min(max(counts, 0), num_tokens), fewer
+        )
 
 
 @pytest.mark.parametrize("gap", [5, 16])
-def test_strided_lines_of_several_launches_leave_the_gaps_alone(device: str, gap: int) -> None:
+def test_strided_tokens_of_several_launches_leave_the_gaps_alone(device: str, gap: int) -> None:
     o = operands(130, 72, 192, torch.bfloat16, device)
-    actual = fused(o._replace(x=in_wider_lines(o.x, gap)), fast=True, gap=gap)
+    actual = fused(o._replace(x=in_wider_tokens(o.x, gap)), hopper=True, gap=gap)
     for one, other in zip(actual, exact(o), strict=True):
         assert_close(one, other, slack=2)
         assert int(one.as_strided((130, 72 + gap), (72 + gap, 1), 0).isnan().sum()) == 130 * gap
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("extent", [-1, 0, 1, 4, 5, 99])
-@pytest.mark.parametrize("fast", [False, True])
-def test_extent_computes_the_leading_lines_only(device: str, dtype: torch.dtype, extent: int, fast: bool) -> None:
+@pytest.mark.parametrize("counts", [-1, 0, 1, 4, 5, 99])
+@pytest.mark.parametrize("hopper", [False, True])
+def test_counts_computes_the_leading_tokens_only(
+    device: str, dtype: torch.dtype, counts: int, hopper: bool
+) -> None:
     o = operands(5, 64, 128, dtype, device)
-    assert_leading_lines_only(o, ints([extent, 7], device), min(max(extent, 0), 5), fused(o, fast), fast)
+    assert_leading_tokens_only(
+        o, ints([counts, 7], device), min(max(counts, 0), 5), fused(o, hopper), hopper
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("n", "k"), [(21, 40), (21, 192), (72, 192)])
-@pytest.mark.parametrize("gap", [5, 16])  # 16: lines stay aligned
-@pytest.mark.parametrize("fast", [False, True])
-def test_strided_lines_leave_the_gaps_alone(device: str, dtype: torch.dtype, n: int, k: int, gap: int, fast: bool) -> None:
+@pytest.mark.parametrize("gap", [5, 16])  # 16: tokens stay aligned
+@pytest.mark.parametrize("hopper", [False, True])
+def test_strided_tokens_leave_the_gaps_alone(
+    device: str, dtype: torch.dtype, n: int, k: int, gap: int, hopper: bool
+) -> None:
     o = operands(9, n, k, dtype, device)
-    strided = o._replace(x=in_wider_lines(o.x, gap), weight=in_wider_lines(o.weight, gap))
-    actual, dense = fused(strided, fast, gap=gap), fused(o)
+    strided = o._replace(x=in_wider_tokens(o.x, gap), weight=in_wider_tokens(o.weight, gap))
+    actual, dense = fused(strided, hopper, gap=gap), fused(o)
     for one, other in zip(actual, dense, strict=True):
         assert_close(one, other.double(), slack=2)
         buffer = one.as_strided((9, n + gap), (n + gap, 1), 0)
         assert int(buffer.isnan().sum()) == 9 * gap
-    if not fast:
+    if not hopper:
         assert_same_results(actual, dense)
 
 
-@pytest.mark.parametrize("extent", [None, 2])
-def test_the_reference_writes_what_the_ops_write(device: str, extent: int | None) -> None:
+@pytest.mark.parametrize("counts", [None, 2])
+def test_the_reference_writes_what_the_ops_write(device: str, counts: int | None) -> None:
     o = operands(3, 10, 24, torch.float32, device)
-    lines = None if extent is None else ints([extent], device)
-    expected = Results(poisoned(3, 10, dtype=torch.float32, device=device), o.residual.clone(), torch.full_like(o.residual, torch.nan))
-    reference.norm_linear_into(expected.norm_linear, o.x, o.norm, EPS, o.weight, o.bias, lines, fast=True)
-    reference.linear_residual_(expected.linear_residual, o.x, o.weight, o.bias, lines, fast=True)
-    reference.norm_swiglu_into(expected.norm_swiglu, o.x, o.norm, EPS, o.gate_up, o.gate_up_bias, lines, fast=True)
-    for one, other in zip(fused(o, extent=lines), expected, strict=True):
+    num_tokens = None if counts is None else ints([counts], device)
+    expected = Results(
+        poisoned(3, 10, dtype=torch.float32, device=device),
+        o.residual.clone(),
+        torch.full_like(o.residual, torch.nan),
+    )
+    reference.norm_linear_into(
+        expected.norm_linear, o.x, o.norm, EPS, o.weight, o.bias, num_tokens, hopper=True
+    )
+    reference.linear_residual_(
+        expected.linear_residual, o.x, o.weight, o.bias, num_tokens, hopper=True
+    )
+    reference.norm_swiglu_into(
+        expected.norm_swiglu, o.x, o.norm, EPS, o.gate_up, o.gate_up_bias, num_tokens, hopper=True
+    )
+    for one, other in zip(fused(o, counts=num_tokens), expected, strict=True):
         torch.testing.assert_close(one, other, equal_nan=True)
 
 
-@pytest.mark.parametrize("fast", [False, True])
-def test_the_twins_have_the_bits_of_the_ops(device: str, fast: bool) -> None:
+@pytest.mark.parametrize("hopper", [False, True])
+def test_the_functionals_have_the_bits_of_the_ops(device: str, hopper: bool) -> None:
     o = operands(3, 10, 24, torch.float32, device)
-    into = fused(o, fast)
-    assert_same_bits(ops.norm_linear(o.x, o.norm, EPS, o.weight, o.bias, fast=fast), into.norm_linear)
-    assert_same_bits(ops.norm_swiglu(o.x, o.norm, EPS, o.gate_up, o.gate_up_bias, fast=fast), into.norm_swiglu)
+    into = fused(o, hopper)
+    assert_same_bits(
+        ops.norm_linear(o.x, o.norm, EPS, o.weight, o.bias, hopper=hopper), into.norm_linear
+    )
+    assert_same_bits(
+        ops.norm_swiglu(o.x, o.norm, EPS, o.gate_up, o.gate_up_bias, hopper=hopper),
+        into.norm_swiglu,
+    )
 
 
 def test_large_values_do_not_overflow_float16(device: str) -> None:
-    """The normalized lines are near 1 however large x is."""
+    """The normalized tokens are near 1 however large x is."""
     o = operands(2, 16, 64, torch.float16, device)
     o = o._replace(x=torch.full_like(o.x, 6e4), norm=torch.ones_like(o.norm))
     ones = o._replace(x=torch.ones_like(o.x))
@@ -293,7 +367,7 @@ def test_cpu_results_depend_neither_on_the_number_of_threads_nor_on_fast() -> No
         results = []
         for threads in (1, 2, 5):
             set_num_threads(threads)
-            results += [fused(o, fast=False), fused(o, fast=True)]
+            results += [fused(o, hopper=False), fused(o, hopper=True)]
     finally:
         set_num_threads(before)
     for result in results[1:]:

@@ -10,7 +10,7 @@ from tests.ops.numeric import assert_same_bits
 from tests.ops.test_opcheck import CASES, Arguments, overload
 
 pytestmark = pytest.mark.gpu
-LINES = 3
+TOKENS = 3
 
 
 def tensors(arguments: Arguments) -> list[Tensor]:
@@ -24,7 +24,7 @@ def allocations() -> int:
 @pytest.mark.parametrize("name", CASES)
 def test_an_op_can_be_captured_and_allocates_nothing(name: str) -> None:
     op = overload(name)
-    fresh, eager, captured = (CASES[name]("cuda", LINES) for _ in range(3))
+    fresh, eager, captured = (CASES[name]("cuda", TOKENS) for _ in range(3))
     torch.cuda.synchronize()
     before = allocations()
     op(*eager)

@@ -4,18 +4,28 @@ import pytest
 import torch
 
 from photon_ext import num_threads, ops, reference, set_num_threads
-from tests.ops.numeric import DTYPES, assert_close, assert_same_bits, in_wider_lines, ints, poisoned, randn
+from tests.ops.numeric import (
+    DTYPES,
+    assert_close,
+    assert_same_bits,
+    in_wider_tokens,
+    ints,
+    poisoned,
+    randn,
+)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("lines", [0, 1, 3, 33])
+@pytest.mark.parametrize("num_tokens", [0, 1, 3, 33])
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (5, 7), (64, 64), (130, 577)])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_linear_is_near_the_float64_reference(device: str, dtype: torch.dtype, lines: int, n: int, k: int, with_bias: bool) -> None:
-    x = randn(lines, k, dtype=dtype, device=device)
+def test_linear_is_near_the_float64_reference(
+    device: str, dtype: torch.dtype, num_tokens: int, n: int, k: int, with_bias: bool
+) -> None:
+    x = randn(num_tokens, k, dtype=dtype, device=device)
     weight = randn(n, k, dtype=dtype, device=device, seed=1)
     bias = randn(n, dtype=dtype, device=device, seed=2) if with_bias else None
-    out = poisoned(lines, n, dtype=dtype, device=device)
+    out = poisoned(num_tokens, n, dtype=dtype, device=device)
     ops.linear_into(out, x, weight, bias)
     exact = reference.linear(x.double(), weight.double(), None if bias is None else bias.double())
     assert_close(out, exact)
@@ -35,8 +45,8 @@ def test_gemv_has_the_bits_of_linear(device: str, dtype: torch.dtype, n: int, k:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_strided_operands(device: str, dtype: torch.dtype) -> None:
-    x = in_wider_lines(randn(9, 40, dtype=dtype, device=device))
-    weight = in_wider_lines(randn(21, 40, dtype=dtype, device=device, seed=1))
+    x = in_wider_tokens(randn(9, 40, dtype=dtype, device=device))
+    weight = in_wider_tokens(randn(21, 40, dtype=dtype, device=device, seed=1))
     buffer = poisoned(9, 30, dtype=dtype, device=device)
     ops.linear_into(buffer[:, 4:25], x, weight)
     assert_close(buffer[:, 4:25], reference.linear(x.double(), weight.double()))
@@ -44,20 +54,22 @@ def test_strided_operands(device: str, dtype: torch.dtype) -> None:
     assert buffer[:, 25:].isnan().all()
 
 
-@pytest.mark.parametrize("extent", [-1, 0, 1, 4, 5, 99])
-def test_extent_computes_the_leading_lines_only(device: str, extent: int) -> None:
+@pytest.mark.parametrize("counts", [-1, 0, 1, 4, 5, 99])
+def test_counts_computes_the_leading_tokens_only(device: str, counts: int) -> None:
     x = randn(5, 48, dtype=torch.float32, device=device)
     weight = randn(20, 48, dtype=torch.float32, device=device, seed=1)
     out = poisoned(5, 20, dtype=torch.float32, device=device)
-    ops.linear_into(out, x, weight, None, ints([extent, 7], device))
-    done = min(max(extent, 0), 5)
+    ops.linear_into(out, x, weight, None, ints([counts, 7], device))
+    done = min(max(counts, 0), 5)
     assert_same_bits(out[:done], ops.linear(x, weight)[:done])
     assert out[done:].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("n", "k"), [(70, 576), (33, 61)])
-def test_a_line_alone_has_the_bits_it_has_in_a_batch(device: str, dtype: torch.dtype, n: int, k: int) -> None:
+def test_a_token_alone_has_the_bits_it_has_in_a_batch(
+    device: str, dtype: torch.dtype, n: int, k: int
+) -> None:
     x = randn(33, k, dtype=dtype, device=device)
     weight = randn(n, k, dtype=dtype, device=device, seed=1)
     together = ops.linear(x, weight)
@@ -84,7 +96,10 @@ def test_cpu_results_do_not_depend_on_the_number_of_threads() -> None:
 
 @pytest.mark.parametrize("threads", [0, -1, 1.5, "2", None, True])
 def test_a_number_of_threads_that_is_none_is_refused(threads: object) -> None:
-    with pytest.raises(ValueError, match=rf"set_num_threads: threads is {threads!r}, expected an integer, 1 or more"):
+    with pytest.raises(
+        ValueError,
+        match=rf"set_num_threads: threads is {threads!r}, expected an integer, 1 or more",
+    ):
         set_num_threads(threads)  # type: ignore[arg-type]
 
 

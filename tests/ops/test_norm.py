@@ -4,39 +4,50 @@ import pytest
 import torch
 
 from photon_ext import ops, reference
-from tests.ops.numeric import DTYPES, assert_close, assert_same_bits, in_wider_lines, poisoned, randn
+from tests.ops.numeric import (
+    DTYPES,
+    assert_close,
+    assert_same_bits,
+    in_wider_tokens,
+    poisoned,
+    randn,
+)
 
 EPS = 1e-5
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("lines", [0, 1, 3, 33])
+@pytest.mark.parametrize("num_tokens", [0, 1, 3, 33])
 @pytest.mark.parametrize("hidden", [1, 7, 64, 577])
-def test_rms_norm_is_near_the_float64_reference(device: str, dtype: torch.dtype, lines: int, hidden: int) -> None:
-    x = randn(lines, hidden, dtype=dtype, device=device)
+def test_rms_norm_is_near_the_float64_reference(
+    device: str, dtype: torch.dtype, num_tokens: int, hidden: int
+) -> None:
+    x = randn(num_tokens, hidden, dtype=dtype, device=device)
     weight = randn(hidden, dtype=dtype, device=device, seed=1)
-    out = poisoned(lines, hidden, dtype=dtype, device=device)
+    out = poisoned(num_tokens, hidden, dtype=dtype, device=device)
     ops.rms_norm_into(out, x, weight, EPS)
     assert_close(out, reference.rms_norm(x.double(), weight.double(), EPS))
     assert_same_bits(ops.rms_norm(x, weight, EPS), out)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("lines", "hidden"), [(1, 7), (3, 576), (33, 65)])
-def test_add_rms_norm_rounds_the_sum_before_it_normalizes(device: str, dtype: torch.dtype, lines: int, hidden: int) -> None:
-    x = randn(lines, hidden, dtype=dtype, device=device)
-    residual = randn(lines, hidden, dtype=dtype, device=device, seed=1)
+@pytest.mark.parametrize(("num_tokens", "hidden"), [(1, 7), (3, 576), (33, 65)])
+def test_add_rms_norm_rounds_the_sum_before_it_normalizes(
+    device: str, dtype: torch.dtype, num_tokens: int, hidden: int
+) -> None:
+    x = randn(num_tokens, hidden, dtype=dtype, device=device)
+    residual = randn(num_tokens, hidden, dtype=dtype, device=device, seed=1)
     weight = randn(hidden, dtype=dtype, device=device, seed=2)
-    out = poisoned(lines, hidden, dtype=dtype, device=device)
+    out = poisoned(num_tokens, hidden, dtype=dtype, device=device)
     expected_sum = residual + x
     ops.add_rms_norm_into(out, residual, x, weight, EPS)
     assert_same_bits(residual, expected_sum)
     assert_close(out, reference.rms_norm(expected_sum.double(), weight.double(), EPS))
 
 
-def test_strided_lines_leave_the_gaps_alone(device: str) -> None:
-    x = in_wider_lines(randn(5, 37, dtype=torch.bfloat16, device=device))
-    residual = in_wider_lines(randn(5, 37, dtype=torch.bfloat16, device=device, seed=1))
+def test_strided_tokens_leave_the_gaps_alone(device: str) -> None:
+    x = in_wider_tokens(randn(5, 37, dtype=torch.bfloat16, device=device))
+    residual = in_wider_tokens(randn(5, 37, dtype=torch.bfloat16, device=device, seed=1))
     weight = randn(37, dtype=torch.bfloat16, device=device, seed=2)
     buffer = poisoned(5, 64, dtype=torch.bfloat16, device=device)
     ops.add_rms_norm_into(buffer[:, 9:46], residual, x, weight, EPS)
@@ -48,7 +59,7 @@ def test_strided_lines_leave_the_gaps_alone(device: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_line_alone_has_the_bits_it_has_in_a_batch(device: str, dtype: torch.dtype) -> None:
+def test_a_token_alone_has_the_bits_it_has_in_a_batch(device: str, dtype: torch.dtype) -> None:
     x = randn(33, 576, dtype=dtype, device=device)
     weight = randn(576, dtype=dtype, device=device, seed=1)
     together = ops.rms_norm(x, weight, EPS)
@@ -63,12 +74,16 @@ def test_large_values_do_not_overflow_float16(device: str) -> None:
 
 
 @pytest.mark.gpu
-def test_more_lines_than_a_grid_has_blocks_are_an_error() -> None:
-    """2^32 + 1 lines: narrowed to 32 bits they would be one, and all others silently left as they are."""
-    lines = 2**32 + 1
+def test_more_tokens_than_a_grid_has_blocks_are_an_error() -> None:
+    """2^32 + 1 tokens: narrowed to 32 bits they would be one, and all others silently left as
+    they are.
+    """
+    num_tokens = 2**32 + 1
     if torch.cuda.mem_get_info()[0] < 10 * 2**30:
         pytest.skip("needs 10 GiB of GPU memory")
     x = torch.ones(1, 1, dtype=torch.bfloat16, device="cuda")
-    out = torch.empty(lines, 1, dtype=torch.bfloat16, device="cuda")
-    with pytest.raises(RuntimeError, match="rms_norm_into: CUDA said: invalid configuration argument"):
-        ops.rms_norm_into(out, x.expand(lines, 1), x[0], EPS)
+    out = torch.empty(num_tokens, 1, dtype=torch.bfloat16, device="cuda")
+    with pytest.raises(
+        RuntimeError, match="rms_norm_into: CUDA said: invalid configuration argument"
+    ):
+        ops.rms_norm_into(out, x.expand(num_tokens, 1), x[0], EPS)

@@ -1,4 +1,6 @@
-"""torch.library.opcheck on every op, with its whole set of checks: schema, autograd registration, fake tensors, dynamic shapes."""
+"""torch.library.opcheck on every op, with its whole set of checks: schema, autograd
+registration, fake tensors, dynamic shapes.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ import torch
 
 from photon_ext import ops
 from photon_ext.layout import RowColumn
-from tests.ops.caches import lines_and_segments, paged_cache, rotary_tables
+from tests.ops.caches import paged_cache, rotary_tables, tokens_and_segments
 from tests.ops.numeric import ints, randn
 from tests.ops.tables import SAMPLE, empty_step, row_state
 
 Arguments = tuple[Any, ...]
-SIZES = [0, 1, 9]  # lines or segments: none, one, several
+SIZES = [0, 1, 9]  # tokens or segments: none, one, several
 
 
 def floats(*shape: int, device: str, seed: int = 0) -> torch.Tensor:
@@ -24,21 +26,34 @@ def floats(*shape: int, device: str, seed: int = 0) -> torch.Tensor:
 
 
 def rows_and_segments(device: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    state = row_state(device, {row: {RowColumn.REMAINING: 3} for row in range(1, count + 1)}, count + 1)
-    return state, ints([[row, row - 1, 1, SAMPLE] for row in range(1, count + 1)], device).reshape(-1, 4)
+    state = row_state(
+        device, {row: {RowColumn.REMAINING: 3} for row in range(1, count + 1)}, count + 1
+    )
+    return state, ints([[row, row - 1, 1, SAMPLE] for row in range(1, count + 1)], device).reshape(
+        -1, 4
+    )
 
 
 def begin_step(device: str, size: int) -> Arguments:
     state, segments = rows_and_segments(device, size)
-    return tuple(empty_step(device, state, segments.tolist(), lines=size).tensors())
+    return tuple(empty_step(device, state, segments.tolist(), num_tokens=size).tensors())
 
 
 def carry_over_ids(device: str, size: int) -> Arguments:
-    return ints([1] * size, device), ints([5, 6], device), ints([i % 3 - 1 for i in range(size)], device)
+    return (
+        ints([1] * size, device),
+        ints([5, 6], device),
+        ints([i % 3 - 1 for i in range(size)], device),
+    )
 
 
 def decode_meta_set(device: str, size: int) -> Arguments:
-    return ints([[9] * 4] * size, device).reshape(-1, 4), ints([3] * size, device), ints([*range(size)], device), None
+    return (
+        ints([[9] * 4] * size, device).reshape(-1, 4),
+        ints([3] * size, device),
+        ints([*range(size)], device),
+        None,
+    )
 
 
 def publish(device: str, size: int) -> Arguments:
@@ -50,30 +65,52 @@ def publish(device: str, size: int) -> Arguments:
 def apply_token_mask(device: str, size: int) -> Arguments:
     state, segments = rows_and_segments(device, size)
     keys = ints([[row, 0] for row in range(1, size + 1)], device).reshape(-1, 2)
-    return floats(size, 40, device=device), ints([[-1, 3]] * size, device).reshape(-1, 2), keys, segments, state, ints([5] * size, device)
+    return (
+        floats(size, 40, device=device),
+        ints([[-1, 3]] * size, device).reshape(-1, 2),
+        keys,
+        segments,
+        state,
+        ints([5] * size, device),
+    )
 
 
 def sample(device: str, size: int) -> Arguments:
     state, segments = rows_and_segments(device, size)
-    return ints([8] * size, device), floats(size, 40, device=device), segments, state, ints([0] * size, device)
+    return (
+        ints([8] * size, device),
+        floats(size, 40, device=device),
+        segments,
+        state,
+        ints([0] * size, device),
+    )
 
 
 def embedding(device: str, size: int) -> Arguments:
-    meta, _ = lines_and_segments([(1, 0, size)], device)
+    meta, _ = tokens_and_segments([(1, 0, size)], device)
     return floats(size, 6, device=device), meta, floats(10, 6, device=device, seed=1)
 
 
-def select_lines(device: str, size: int) -> Arguments:
+def select_tokens(device: str, size: int) -> Arguments:
     _, segments = rows_and_segments(device, size)
     return floats(size, 6, device=device), floats(size, 6, device=device, seed=1), segments
 
 
 def rms_norm(device: str, size: int) -> Arguments:
-    return floats(size, 6, device=device), floats(size, 6, device=device, seed=1), floats(6, device=device, seed=2), 1e-5
+    return (
+        floats(size, 6, device=device),
+        floats(size, 6, device=device, seed=1),
+        floats(6, device=device, seed=2),
+        1e-5,
+    )
 
 
 def add_rms_norm(device: str, size: int) -> Arguments:
-    return floats(size, 6, device=device), floats(size, 6, device=device, seed=3), *rms_norm(device, size)[1:]
+    return (
+        floats(size, 6, device=device),
+        floats(size, 6, device=device, seed=3),
+        *rms_norm(device, size)[1:],
+    )
 
 
 def linear(device: str, size: int) -> Arguments:
@@ -82,7 +119,12 @@ def linear(device: str, size: int) -> Arguments:
 
 
 def gemv(device: str, size: int) -> Arguments:
-    return floats(size, device=device), floats(6, device=device, seed=1), floats(size, 6, device=device, seed=2), None
+    return (
+        floats(size, device=device),
+        floats(6, device=device, seed=1),
+        floats(size, 6, device=device, seed=2),
+        None,
+    )
 
 
 def silu_mul(device: str, size: int) -> Arguments:
@@ -91,12 +133,19 @@ def silu_mul(device: str, size: int) -> Arguments:
 
 def fused_mlp(device: str, size: int) -> Arguments:
     out, act, x = (floats(size, width, device=device, seed=width) for width in (6, 4, 6))
-    return out, act, x.clone(), floats(8, 6, device=device, seed=1), floats(6, 4, device=device, seed=2), None
+    return (
+        out,
+        act,
+        x.clone(),
+        floats(8, 6, device=device, seed=1),
+        floats(6, 4, device=device, seed=2),
+        None,
+    )
 
 
 def norm_linear(device: str, size: int) -> Arguments:
-    out, x, weight, bias, extent = linear(device, size)
-    return out, x, floats(6, device=device, seed=3), 1e-5, weight, bias, extent, True
+    out, x, weight, bias, counts = linear(device, size)
+    return out, x, floats(6, device=device, seed=3), 1e-5, weight, bias, counts, True
 
 
 def linear_residual(device: str, size: int) -> Arguments:
@@ -105,29 +154,63 @@ def linear_residual(device: str, size: int) -> Arguments:
 
 def norm_swiglu(device: str, size: int) -> Arguments:
     out, x, norm = (floats(*shape, device=device, seed=3) for shape in ((size, 4), (size, 6), (6,)))
-    return out, x, norm, 1e-5, floats(8, 6, device=device, seed=1), floats(8, device=device, seed=2), ints([size], device), False
+    return (
+        out,
+        x,
+        norm,
+        1e-5,
+        floats(8, 6, device=device, seed=1),
+        floats(8, device=device, seed=2),
+        ints([size], device),
+        False,
+    )
 
 
 def attention_parts(device: str, size: int) -> dict[str, Any]:
     cache = paged_cache(size + 1, 2, 4, 2, 8, torch.float32, device)
     cache.k.fill_(0.5)
     cache.v.fill_(0.25)
-    meta, segments = lines_and_segments([(row, 2, 1) for row in range(1, size + 1)], device)
+    meta, segments = tokens_and_segments([(row, 2, 1) for row in range(1, size + 1)], device)
     q, k, v = (floats(size, heads, 8, device=device, seed=heads) for heads in (4, 2, 2))
     cos, sin = rotary_tables(8, 8, device)
-    return {"cache": cache, "meta": meta, "segments": segments, "qkv": (q, k, v), "tables": (cos, sin)}
+    return {
+        "cache": cache,
+        "meta": meta,
+        "segments": segments,
+        "qkv": (q, k, v),
+        "tables": (cos, sin),
+    }
 
 
 def rope_append_kv(device: str, size: int) -> Arguments:
     parts = attention_parts(device, size)
     cache, norm = parts["cache"], floats(8, device=device, seed=7)
-    return *parts["qkv"], cache.k, cache.v, parts["meta"], cache.page_table, *parts["tables"], norm, None, 1e-6
+    return (
+        *parts["qkv"],
+        cache.k,
+        cache.v,
+        parts["meta"],
+        cache.page_table,
+        *parts["tables"],
+        norm,
+        None,
+        1e-6,
+    )
 
 
 def paged_attention(device: str, size: int) -> Arguments:
     parts = attention_parts(device, size)
     cache, q = parts["cache"], parts["qkv"][0]
-    return torch.zeros_like(q), q, cache.k, cache.v, parts["meta"], parts["segments"], cache.page_table, 0.3
+    return (
+        torch.zeros_like(q),
+        q,
+        cache.k,
+        cache.v,
+        parts["meta"],
+        parts["segments"],
+        cache.page_table,
+        0.3,
+    )
 
 
 def fused_attention_decode(device: str, size: int) -> Arguments:
@@ -146,7 +229,7 @@ CASES: dict[str, Callable[[str, int], Arguments]] = {
     "apply_token_mask_": apply_token_mask,
     "sample_into": sample,
     "embedding_into": embedding,
-    "select_lines_into": select_lines,
+    "select_tokens_into": select_tokens,
     "rms_norm_into": rms_norm,
     "add_rms_norm_into": add_rms_norm,
     "linear_into": linear,
@@ -169,12 +252,20 @@ def overload(name: str) -> Any:
 def test_every_op_has_a_case_a_wrapper_and_a_reference() -> None:
     from photon_ext import reference
 
-    registered = {name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if name.startswith("photon_ext::")}
+    registered = {
+        name.split("::")[1]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("photon_ext::")
+    }
     assert registered == set(CASES)
     for name in CASES:
         for key in ("CPU", "CUDA", "Meta"):
             assert torch._C._dispatch_has_kernel_for_dispatch_key(f"photon_ext::{name}", key)
-    wrappers = {name: function for name, function in vars(ops).items() if inspect.isfunction(function) and hasattr(reference, name)}
+    wrappers = {
+        name: function
+        for name, function in vars(ops).items()
+        if inspect.isfunction(function) and hasattr(reference, name)
+    }
     assert set(wrappers) >= set(CASES)
     for name, wrapper in wrappers.items():
         assert inspect.signature(getattr(reference, name)) == inspect.signature(wrapper), name
@@ -190,7 +281,10 @@ def test_opcheck(device: str, name: str, size: int) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_meta_tensors_run_the_checks_and_nothing_else(name: str) -> None:
-    arguments = [value.to("meta") if isinstance(value, torch.Tensor) else value for value in CASES[name]("cpu", 2)]
+    arguments = [
+        value.to("meta") if isinstance(value, torch.Tensor) else value
+        for value in CASES[name]("cpu", 2)
+    ]
     assert overload(name)(*arguments) is None
     arguments[0] = arguments[0].new_empty(*arguments[0].shape, 3)
     with pytest.raises(RuntimeError, match=f"^{name}: "):

@@ -1,4 +1,6 @@
-"""Views of one buffer: an op takes those that share no element with what it writes, and refuses all others."""
+"""Views of one buffer: an op takes those that share no element with what it writes, and refuses
+all others.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 
 from photon_ext import ops
-from tests.ops.caches import lines_and_segments
+from tests.ops.caches import tokens_and_segments
 from tests.ops.test_opcheck import CASES, overload
 
 
@@ -37,19 +39,19 @@ def is_refused(name: str, *arguments: object) -> bool:
 
 def attention(out: Tensor, q: Tensor) -> bool:
     cache = torch.zeros(2, 4, 1, q.shape[2])
-    meta, segments = lines_and_segments([(1, 0, 1)] * len(q), "cpu")
+    meta, segments = tokens_and_segments([(1, 0, 1)] * len(q), "cpu")
     return is_refused("paged_attention_into", out, q, cache, cache, meta, segments, None, 1.0)
 
 
-@pytest.mark.parametrize(("x_lines", "out_lines"), [(3, 3), (1, 3), (3, 1), (1, 1)])
-def test_columns_of_a_matrix_are_told_apart_exactly(x_lines: int, out_lines: int) -> None:
+@pytest.mark.parametrize(("x_tokens", "out_tokens"), [(3, 3), (1, 3), (3, 1), (1, 1)])
+def test_columns_of_a_matrix_are_told_apart_exactly(x_tokens: int, out_tokens: int) -> None:
     """Every place of x around out, runs that go around the end of a row among them."""
     buffer, first = torch.zeros(120), 45
-    segments = torch.zeros(out_lines, 4, dtype=torch.int32)
+    segments = torch.zeros(out_tokens, 4, dtype=torch.int32)
     for width, offset in product((1, 4, 6, 10), range(90)):
-        out = buffer.as_strided((out_lines, width), (10, 1), first)
-        x = buffer.as_strided((x_lines, width), (10, 1), offset)
-        assert is_refused("select_lines_into", out, x, segments) == share(out, x), (width, offset)
+        out = buffer.as_strided((out_tokens, width), (10, 1), first)
+        x = buffer.as_strided((x_tokens, width), (10, 1), offset)
+        assert is_refused("select_tokens_into", out, x, segments) == share(out, x), (width, offset)
 
 
 def test_columns_of_different_widths_are_told_apart_exactly() -> None:
@@ -61,7 +63,7 @@ def test_columns_of_different_widths_are_told_apart_exactly() -> None:
 
 @pytest.mark.parametrize("strides", [(24, 6, 1), (6, 18, 1), (26, 8, 1), (6, 26, 1)])
 def test_heads_of_one_layout_are_told_apart_exactly(strides: tuple[int, int, int]) -> None:
-    """Heads before or after lines, with or without gaps behind either."""
+    """Heads before or after tokens, with or without gaps behind either."""
     buffer = torch.zeros(400)
     for heads, offset in product((1, 2, 3), range(0, 240)):
         out = buffer.as_strided((3, heads, 4), strides, 120)
@@ -70,22 +72,37 @@ def test_heads_of_one_layout_are_told_apart_exactly(strides: tuple[int, int, int
 
 
 def test_no_views_that_share_are_taken() -> None:
-    """Views of any strides, of themselves too: where they are entangled one may be refused for nothing, but never taken in error."""
+    """Views of any strides, of themselves too: where they are entangled one may be refused for
+    nothing, but never taken in error.
+    """
     rng, buffer = random.Random(0), torch.zeros(300)
     taken, wrong = 0, 0
     for _ in range(3000):
         shape = rng.choice([1, 2, 4]), rng.choice([1, 2, 3]), rng.choice([2, 4])
-        out, q = (buffer.as_strided(shape, (rng.randrange(1, 40), rng.randrange(1, 20), 1), rng.randrange(80)) for _ in range(2))
+        out, q = (
+            buffer.as_strided(
+                shape, (rng.randrange(1, 40), rng.randrange(1, 20), 1), rng.randrange(80)
+            )
+            for _ in range(2)
+        )
         is_wrong = share(out, q) or len(set(places(out))) < out.numel()
         is_taken = not attention(out, q)
-        assert not (is_wrong and is_taken), (shape, out.stride(), out.storage_offset(), q.stride(), q.storage_offset())
+        assert not (is_wrong and is_taken), (
+            shape,
+            out.stride(),
+            out.storage_offset(),
+            q.stride(),
+            q.storage_offset(),
+        )
         taken, wrong = taken + is_taken, wrong + is_wrong
     assert wrong > 1000
     assert taken > 0.8 * (3000 - wrong)
 
 
 def test_interleaved_views_are_apart() -> None:
-    """q, k and v side by side in a line, or head by head; pages of keys and values in one buffer, in each order."""
+    """q, k and v side by side in a token, or head by head; pages of keys and values in one
+    buffer, in each order.
+    """
     side, by_head = torch.zeros(3, 8, 8), torch.zeros(3, 2, 3, 8)
     arguments = list(CASES["rope_append_kv_"]("cpu", 3))
     for qkv in ((side[:, :4], side[:, 4:6], side[:, 6:]), by_head.unbind(2)):
@@ -119,11 +136,18 @@ def test_interleaved_views_are_apart() -> None:
     ],
 )
 @pytest.mark.parametrize("where", ["cpu", "meta"])
-def test_what_is_written_may_not_overlap_itself(where: str, name: str, place: int, argument: str, strides: tuple[int, ...]) -> None:
-    arguments = [value.to(where) if isinstance(value, Tensor) else value for value in CASES[name]("cpu", 3)]
+def test_what_is_written_may_not_overlap_itself(
+    where: str, name: str, place: int, argument: str, strides: tuple[int, ...]
+) -> None:
+    arguments = [
+        value.to(where) if isinstance(value, Tensor) else value for value in CASES[name]("cpu", 3)
+    ]
     shape = tuple(arguments[place].shape)
     arguments[place] = torch.zeros(10000, device=where).as_strided(shape, strides)
-    wanted = f"{name}: {argument} has shape {list(shape)} with strides {list(strides)}, expected strides that keep its elements apart"
+    wanted = (
+        f"{name}: {argument} has shape {list(shape)} with strides {list(strides)}, expected "
+        "strides that keep its elements apart"
+    )
     with pytest.raises(RuntimeError, match="^" + re.escape(wanted)):
         overload(name)(*arguments)
 
@@ -142,6 +166,12 @@ def test_rotation_writes_apart_from_its_norms_and_tables(argument: str) -> None:
     arguments[place] = written[0, :3].repeat_interleave(2, 1) if argument == "q" else written
     for other, name in ((7, "cos"), (9, "q_norm"), (10, "k_norm")):
         wrong = [*arguments]
-        wrong[other] = arguments[place].flatten()[:64].view(8, 8) if name == "cos" else arguments[place].flatten()[8:16]
-        with pytest.raises(RuntimeError, match=f"^rope_append_kv_: {argument} shares memory with {name}"):
+        wrong[other] = (
+            arguments[place].flatten()[:64].view(8, 8)
+            if name == "cos"
+            else arguments[place].flatten()[8:16]
+        )
+        with pytest.raises(
+            RuntimeError, match=f"^rope_append_kv_: {argument} shares memory with {name}"
+        ):
             overload("rope_append_kv_")(*wrong)

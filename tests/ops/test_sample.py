@@ -8,7 +8,7 @@ import torch
 
 from photon_ext import ops, reference
 from photon_ext.layout import HOST_MASK, RecordFlag, RowColumn
-from tests.ops.numeric import DTYPES, assert_same_bits, in_wider_lines, ints, poisoned, randn
+from tests.ops.numeric import DTYPES, assert_same_bits, in_wider_tokens, ints, poisoned, randn
 from tests.ops.tables import SAMPLE, float_bits, row_state
 
 NAN, INF = float("nan"), float("inf")
@@ -26,7 +26,9 @@ KNOWN_ANSWERS = [  # Random123's kat_vectors: counter, key, result
 def greedy_rows(device: str, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """row_state and segments of `count` greedy rows."""
     state = row_state(device, {row: {} for row in range(1, count + 1)}, count + 1)
-    segments = ints([[row, row - 1, 1, SAMPLE] for row in range(1, count + 1)], device).reshape(-1, 4)
+    segments = ints([[row, row - 1, 1, SAMPLE] for row in range(1, count + 1)], device).reshape(
+        -1, 4
+    )
     return state, segments
 
 
@@ -40,7 +42,9 @@ def warm_row(temperature: float, seed: int, position: int) -> dict[RowColumn, in
 
 
 def among_winners(x: torch.Tensor, before: int, after: int) -> torch.Tensor:
-    """A copy of x [rows, vocab] with elements before and after each row that would win if they were looked at."""
+    """A copy of x [rows, vocab] with elements before and after each row that would win if they
+    were looked at.
+    """
     buffer = torch.full((len(x), before + x.shape[1] + after), INF, dtype=x.dtype, device=x.device)
     view = buffer[:, before : before + x.shape[1]]
     view.copy_(x)
@@ -48,25 +52,29 @@ def among_winners(x: torch.Tensor, before: int, after: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN_ANSWERS)
-def test_philox_of_the_reference_gives_the_known_answers(counter: list[int], key: tuple[int, int], expected: list[int]) -> None:
+def test_philox_of_the_reference_gives_the_known_answers(
+    counter: list[int], key: tuple[int, int], expected: list[int]
+) -> None:
     assert reference.philox4x32(torch.tensor([counter]), *key).tolist() == [expected]
 
 
-# --- sample_into ----------------------------------------------------------------------------------------------------------------------
+# --- sample_into ----------------------------------------------------------------------------------
 
 Sample = Callable[..., torch.Tensor]
 
 
-@pytest.fixture(params=[False, True], ids=["portable", "fast"])
+@pytest.fixture(params=[False, True], ids=["portable", "hopper"])
 def sample(request: pytest.FixtureRequest) -> Sample:
-    return partial(ops.sample, fast=request.param)
+    return partial(ops.sample, hopper=request.param)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("vocab", [1, 7, 1000, 50257])
-def test_greedy_takes_the_largest_logit(device: str, sample: Sample, dtype: torch.dtype, vocab: int) -> None:
+def test_greedy_takes_the_largest_logit(
+    device: str, sample: Sample, dtype: torch.dtype, vocab: int
+) -> None:
     state, segments = greedy_rows(device, 3)
-    logits = in_wider_lines(randn(3, vocab, dtype=dtype, device=device))
+    logits = in_wider_tokens(randn(3, vocab, dtype=dtype, device=device))
     out = poisoned(3, dtype=torch.int32, device=device)
     ops.sample_into(out, logits, segments, state)
     assert_same_bits(out, reference.sample(logits, segments, state))
@@ -87,7 +95,9 @@ def test_greedy_takes_the_largest_logit(device: str, sample: Sample, dtype: torc
     ],
 )
 @pytest.mark.parametrize("repeat", [1, 1500])
-def test_greedy_ties_and_odd_values(device: str, sample: Sample, logits: list[float], expected: int, repeat: int) -> None:
+def test_greedy_ties_and_odd_values(
+    device: str, sample: Sample, logits: list[float], expected: int, repeat: int
+) -> None:
     state, segments = greedy_rows(device, 1)
     row = torch.tensor([logits * repeat], device=device)
     errors = ints([0], device)
@@ -98,15 +108,29 @@ def test_greedy_ties_and_odd_values(device: str, sample: Sample, logits: list[fl
 def test_segments_that_are_not_sampled_get_minus_one(device: str, sample: Sample) -> None:
     state, _ = greedy_rows(device, 4)
     state[2, RowColumn.ALIVE] = 0
-    segments = ints([[1, 0, 1, 0], [2, 1, 1, SAMPLE], [0, 2, 1, SAMPLE], [9, 3, 1, SAMPLE], [3, 4, 1, SAMPLE], [4, 5, 1, SAMPLE]], device)
+    segments = ints(
+        [
+            [1, 0, 1, 0],
+            [2, 1, 1, SAMPLE],
+            [0, 2, 1, SAMPLE],
+            [9, 3, 1, SAMPLE],
+            [3, 4, 1, SAMPLE],
+            [4, 5, 1, SAMPLE],
+        ],
+        device,
+    )
     errors = ints([0, 0, 0, 0, int(RecordFlag.MASK_ERROR), 0], device)
-    assert sample(torch.ones(6, 5, device=device), segments, state, errors).tolist() == [-1] * 5 + [0]
+    assert sample(torch.ones(6, 5, device=device), segments, state, errors).tolist() == [-1] * 5 + [
+        0
+    ]
     assert errors.tolist() == [0, 0, 0, 0, int(RecordFlag.MASK_ERROR), 0]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("vocab", [3, 257, 20000])
-def test_temperature_equals_the_reference(device: str, sample: Sample, dtype: torch.dtype, vocab: int) -> None:
+def test_temperature_equals_the_reference(
+    device: str, sample: Sample, dtype: torch.dtype, vocab: int
+) -> None:
     rows = {row: warm_row(0.4 * row, seed=1000 + row, position=3 * row) for row in range(1, 9)}
     state = row_state(device, rows, 9)
     segments = ints([[row, row, 1 + row % 3, SAMPLE] for row in range(1, 9)], device)
@@ -116,8 +140,14 @@ def test_temperature_equals_the_reference(device: str, sample: Sample, dtype: to
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("vocab", [1, 3, 5, 8, 12, 1001, 33003])
-def test_rows_may_begin_and_end_anywhere(device: str, sample: Sample, dtype: torch.dtype, vocab: int) -> None:
-    state = row_state(device, {1: {}, 2: warm_row(0.7, seed=3, position=5), 3: {}, 4: warm_row(1.5, seed=4, position=6)}, 5)
+def test_rows_may_begin_and_end_anywhere(
+    device: str, sample: Sample, dtype: torch.dtype, vocab: int
+) -> None:
+    state = row_state(
+        device,
+        {1: {}, 2: warm_row(0.7, seed=3, position=5), 3: {}, 4: warm_row(1.5, seed=4, position=6)},
+        5,
+    )
     segments = ints([[row, row, 1, SAMPLE] for row in range(1, 5)], device)
     logits = randn(4, vocab, dtype=dtype, device=device, seed=vocab)
     expected = reference.sample(logits, segments, state)
@@ -131,10 +161,27 @@ def test_rows_may_begin_and_end_anywhere(device: str, sample: Sample, dtype: tor
 def test_the_lower_of_equals_wins_wherever_they_are(
     device: str, sample: Sample, dtype: torch.dtype, after: int, top: tuple[float, float]
 ) -> None:
-    """Two equal logits in a vector, in neighbouring threads, warps, blocks and loads, in the first and the last vector."""
+    """Two equal logits in a vector, in neighbouring threads, warps, blocks and loads, in the
+    first and the last vector.
+    """
     vocab = 170_003
     lower = [0, 6, 3, 7, 255, 4095, 2047, 16383, 32767, 81919, 163839, 0, 169999, 100_000]
-    higher = [1, 7, 4, 8, 256, 4096, 2048, 16384, 32768, 81920, 163840, vocab - 1, vocab - 1, 100_000 + 32768]
+    higher = [
+        1,
+        7,
+        4,
+        8,
+        256,
+        4096,
+        2048,
+        16384,
+        32768,
+        81920,
+        163840,
+        vocab - 1,
+        vocab - 1,
+        100_000 + 32768,
+    ]
     state, segments = greedy_rows(device, len(lower))
     logits = torch.full((len(lower), vocab), -1.0, dtype=dtype, device=device)
     for row, ids in enumerate(zip(lower, higher, strict=True)):
@@ -145,12 +192,18 @@ def test_the_lower_of_equals_wins_wherever_they_are(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("nothing", [NAN, -INF])
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
-def test_the_only_candidate_is_found(device: str, sample: Sample, dtype: torch.dtype, nothing: float, temperature: float) -> None:
+def test_the_only_candidate_is_found(
+    device: str, sample: Sample, dtype: torch.dtype, nothing: float, temperature: float
+) -> None:
     """However low it is: the lowest of float32, divided by 0.5, is -inf. The last row has none."""
     vocab = 40_005
     ids = [0, 1, 7, 8, 4095, 4096, 32768, vocab - 6, vocab - 1]
     count = len(ids) + 1
-    state = row_state(device, {row: warm_row(temperature, seed=row, position=0) for row in range(1, count + 1)}, count + 1)
+    state = row_state(
+        device,
+        {row: warm_row(temperature, seed=row, position=0) for row in range(1, count + 1)},
+        count + 1,
+    )
     segments = ints([[row, row - 1, 1, SAMPLE] for row in range(1, count + 1)], device)
     logits = torch.full((count, vocab), nothing, dtype=dtype, device=device)
     logits[range(len(ids)), ids] = torch.finfo(dtype).min
@@ -160,15 +213,22 @@ def test_the_only_candidate_is_found(device: str, sample: Sample, dtype: torch.d
 
 
 def test_temperature_draws_from_the_softmax(device: str) -> None:
-    """Frequencies over 4,000 positions against exp(logit / t): the sum of squared errors in units of variance (chi-square, 4 degrees)."""
+    """Frequencies over 4,000 positions against exp(logit / t): the sum of squared errors in
+    units of variance (chi-square, 4 degrees).
+    """
     draws, temperature = 4000, 0.7
     logits = torch.tensor([0.5, -1.0, 1.0, 0.0, -0.3], device=device)
-    state = row_state(device, {row: warm_row(temperature, seed=5, position=row) for row in range(1, draws + 1)}, draws + 1)
+    state = row_state(
+        device,
+        {row: warm_row(temperature, seed=5, position=row) for row in range(1, draws + 1)},
+        draws + 1,
+    )
     segments = ints([[row, row, 1, SAMPLE] for row in range(1, draws + 1)], device)
     tokens = ops.sample(logits.expand(draws, -1).contiguous(), segments, state)
     expected = (logits / temperature).softmax(0).double() * draws
     counted = torch.bincount(tokens.long(), minlength=5).double()
-    assert ((counted - expected) ** 2 / expected).sum() < 20  # exceeded by chance once in 2,000 seeds
+    # exceeded by chance once in 2,000 seeds
+    assert ((counted - expected) ** 2 / expected).sum() < 20
 
 
 def test_noise_depends_on_seed_and_position_not_on_the_batch(device: str, sample: Sample) -> None:
@@ -189,7 +249,9 @@ def test_noise_depends_on_seed_and_position_not_on_the_batch(device: str, sample
 
 
 def test_temperature_never_takes_what_is_masked(device: str, sample: Sample) -> None:
-    state = row_state(device, {row: warm_row(50.0, seed=row, position=0) for row in range(1, 65)}, 65)
+    state = row_state(
+        device, {row: warm_row(50.0, seed=row, position=0) for row in range(1, 65)}, 65
+    )
     segments = ints([[row, row, 1, SAMPLE] for row in range(1, 65)], device)
     logits = torch.full((64, 300), -INF, device=device)
     logits[:, 17] = -3.0
@@ -202,7 +264,7 @@ def test_sampling_no_segments(device: str, sample: Sample) -> None:
     assert sample(torch.ones(0, 5, device=device), segments, state).tolist() == []
 
 
-# --- apply_token_mask_ ----------------------------------------------------------------------------------------------------------------
+# --- apply_token_mask_ ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -211,9 +273,13 @@ def test_masks_forbid_ids(device: str, dtype: torch.dtype, vocab: int) -> None:
     state, segments = greedy_rows(device, 3)
     state[:, RowColumn.POSITION] = 4
     generator = torch.Generator().manual_seed(vocab)
-    mask = torch.randint(-(2**31), 2**31, (3, (vocab + 31) // 32 + 1), generator=generator).int().to(device)
+    mask = (
+        torch.randint(-(2**31), 2**31, (3, (vocab + 31) // 32 + 1), generator=generator)
+        .int()
+        .to(device)
+    )
     keys = ints([[1, 4], [2, 4], [3, 4]], device)
-    logits = in_wider_lines(randn(3, vocab, dtype=dtype, device=device))
+    logits = in_wider_tokens(randn(3, vocab, dtype=dtype, device=device))
     expected = logits.clone()
     errors, expected_errors = (poisoned(3, dtype=torch.int32, device=device) for _ in range(2))
     ops.apply_token_mask_(logits, mask, keys, segments, state, errors)
@@ -237,16 +303,24 @@ def test_masks_forbid_ids(device: str, dtype: torch.dtype, vocab: int) -> None:
         ([2, 6], 0, RecordFlag.MASK_ERROR, False),
     ],
 )
-def test_masks_are_for_one_row_and_position(device: str, key: list[int], constraint: int, error: int, masked: bool) -> None:
-    state = row_state(device, {1: {RowColumn.POSITION: 4, RowColumn.CONSTRAINT: constraint}, 2: {}}, 3)
+def test_masks_are_for_one_row_and_position(
+    device: str, key: list[int], constraint: int, error: int, masked: bool
+) -> None:
+    state = row_state(
+        device, {1: {RowColumn.POSITION: 4, RowColumn.CONSTRAINT: constraint}, 2: {}}, 3
+    )
     segments = ints([[1, 0, 3, SAMPLE]], device)  # positions 4, 5, 6
     logits = torch.ones(1, 40, device=device)
     errors = poisoned(1, dtype=torch.int32, device=device)
-    ops.apply_token_mask_(logits, ints([[8, 0]], device), ints([key], device), segments, state, errors)
+    ops.apply_token_mask_(
+        logits, ints([[8, 0]], device), ints([key], device), segments, state, errors
+    )
     assert errors.tolist() == [error]
     assert (logits == 1).sum() == (1 if masked else 40)
     expected = torch.ones(1, 40, device=device)
-    reference.apply_token_mask_(expected, ints([[8, 0]], device), ints([key], device), segments, state, errors)
+    reference.apply_token_mask_(
+        expected, ints([[8, 0]], device), ints([key], device), segments, state, errors
+    )
     assert errors.tolist() == [error]
     assert_same_bits(logits, expected)
 
@@ -257,7 +331,9 @@ def test_segments_that_are_not_sampled_are_not_masked(device: str) -> None:
     keys = ints([[1, 0], [2, 0], [5, 0], [7, 0]], device)
     logits = torch.ones(4, 9, device=device)
     errors = poisoned(4, dtype=torch.int32, device=device)
-    ops.apply_token_mask_(logits, torch.zeros(4, 1, dtype=torch.int32, device=device), keys, segments, state, errors)
+    ops.apply_token_mask_(
+        logits, torch.zeros(4, 1, dtype=torch.int32, device=device), keys, segments, state, errors
+    )
     assert errors.tolist() == [0, 0, 0, 0]
     assert (logits == 1).all()
 
@@ -266,6 +342,8 @@ def test_a_mask_that_allows_nothing_ends_as_no_candidate(device: str) -> None:
     state = row_state(device, {1: {RowColumn.CONSTRAINT: HOST_MASK}}, 2)
     segments = ints([[1, 0, 1, SAMPLE]], device)
     logits, errors = torch.ones(1, 64, device=device), ints([0], device)
-    ops.apply_token_mask_(logits, ints([[0, 0]], device), ints([[1, 0]], device), segments, state, errors)
+    ops.apply_token_mask_(
+        logits, ints([[0, 0]], device), ints([[1, 0]], device), segments, state, errors
+    )
     assert ops.sample(logits, segments, state, errors).tolist() == [-1]
     assert errors.tolist() == [RecordFlag.NO_CANDIDATE]

@@ -1,4 +1,6 @@
-"""fused_attention_decode_into with `fast`: splits of a row's past over blocks, merged through the workspace."""
+"""fused_attention_decode_into with `fast`: splits of a row's context over blocks, merged through
+the workspace.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,27 @@ import torch
 from torch import Tensor
 
 from photon_ext import ops, reference
-from tests.ops.caches import Cache, contiguous_cache, lines_and_segments, paged_cache, rotary_tables
+from tests.ops.caches import (
+    Cache,
+    contiguous_cache,
+    paged_cache,
+    rotary_tables,
+    tokens_and_segments,
+)
 from tests.ops.numeric import assert_close, assert_same_bits, ints, poisoned, randn
 from tests.ops.test_attention import qkv
-from tests.ops.test_chunk_attention import set_multiprocessors
+from tests.ops.test_chunk_attention import set_sms
 
 BF16 = torch.bfloat16
-GUARD = 64  # words beside a workspace; a multiple of the 16 bytes that the kernel wants it aligned to
+# words beside a workspace; a multiple of the 16 bytes that the kernel wants it aligned to
+GUARD = 64
 
 
 @dataclass
 class Decode:
-    """One step's arguments: a line per length, each of a row of its own that holds all earlier positions; length 0 is a dead line."""
+    """One step's arguments: a token per length, each of a row of its own that holds all earlier
+    positions; length 0 is a dead token.
+    """
 
     q: Tensor
     k: Tensor
@@ -33,25 +44,57 @@ class Decode:
     norms: tuple[Tensor | None, Tensor | None]
     scale: float
 
-    def run(self, lines: Tensor | None = None, fast: bool = True, workspace: Tensor | None = None) -> Tensor:
-        """The output of these lines, or of all."""
-        meta, q, k, v = (x if lines is None else x[lines.to(x.device)] for x in (self.meta, self.q, self.k, self.v))
+    def run(
+        self, num_tokens: Tensor | None = None, hopper: bool = True, workspace: Tensor | None = None
+    ) -> Tensor:
+        """The output of these tokens, or of all."""
+        meta, q, k, v = (
+            x if num_tokens is None else x[num_tokens.to(x.device)]
+            for x in (self.meta, self.q, self.k, self.v)
+        )
         workspace = workspace_of(q, self.cache) if workspace is None else workspace
-        out = poisoned(*q.shape, dtype=q.dtype, device=str(q.device))  # last: decode_meta is not written by the kernel right before the op
+        # last: decode_meta is not written by the kernel right before the op
+        out = poisoned(*q.shape, dtype=q.dtype, device=str(q.device))
         ops.fused_attention_decode_into(
-            *(out, q, k, v, self.cache.k, self.cache.v, meta, self.cache.page_table, *self.tables, self.scale, *self.norms),
-            *(1e-6, workspace, fast),
+            *(
+                out,
+                q,
+                k,
+                v,
+                self.cache.k,
+                self.cache.v,
+                meta,
+                self.cache.page_table,
+                *self.tables,
+                self.scale,
+                *self.norms,
+            ),
+            *(1e-6, workspace, hopper),
         )
         return out
 
     def expected(self) -> tuple[Tensor, Cache]:
-        """What the reference computes in float64 from q and k rotated and rounded, as they are in the cache; and that cache."""
+        """What the reference computes in float64 from q and k rotated and rounded, as they are
+        in the cache; and that cache.
+        """
         cache, q = self.cache.clone(), self.q.clone()
-        parts = (q, self.k, self.v, cache.k, cache.v, self.meta, cache.page_table, *self.tables, *self.norms)
+        parts = (
+            q,
+            self.k,
+            self.v,
+            cache.k,
+            cache.v,
+            self.meta,
+            cache.page_table,
+            *self.tables,
+            *self.norms,
+        )
         ops.rope_append_kv_(*parts)
         exact = cache.double()
         segments = self.meta.new_empty(0, 4)
-        return reference.paged_attention(q.double(), exact.k, exact.v, self.meta, segments, cache.page_table, self.scale), cache
+        return reference.paged_attention(
+            q.double(), exact.k, exact.v, self.meta, segments, cache.page_table, self.scale
+        ), cache
 
 
 def workspace_of(q: Tensor, cache: Cache) -> Tensor:
@@ -75,22 +118,41 @@ def decode(
 ) -> Decode:
     longest, rows = max([1, *lengths]), len(lengths) + 1
     if paged:
-        cache = paged_cache(rows, -(-longest // page_size), page_size, kv_heads, head_dim, dtype, device)
+        cache = paged_cache(
+            rows, -(-longest // page_size), page_size, kv_heads, head_dim, dtype, device
+        )
     else:
         cache = contiguous_cache(rows, longest, kv_heads, head_dim, dtype, device)
     for row, length in enumerate(lengths, start=1):
         cache.fill(row, max(length - 1, 0), seed=seed + row)
-    spans = [(row if length else 0, max(length - 1, 0), 1) for row, length in enumerate(lengths, start=1)]
-    meta, _ = lines_and_segments(spans, device)
+    spans = [
+        (row if length else 0, max(length - 1, 0), 1) for row, length in enumerate(lengths, start=1)
+    ]
+    meta, _ = tokens_and_segments(spans, device)
     q, k, v = qkv(len(lengths), q_heads, kv_heads, head_dim, dtype, device)
     if contiguous:
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-    norms = [randn(head_dim, dtype=dtype, device=device, seed=s) for s in (5, 6)] if normed else [None, None]
-    return Decode(q, k, v, cache, meta, rotary_tables(longest, head_dim, device), (norms[0], norms[1]), head_dim**-0.5)
+    norms = (
+        [randn(head_dim, dtype=dtype, device=device, seed=s) for s in (5, 6)]
+        if normed
+        else [None, None]
+    )
+    return Decode(
+        q,
+        k,
+        v,
+        cache,
+        meta,
+        rotary_tables(longest, head_dim, device),
+        (norms[0], norms[1]),
+        head_dim**-0.5,
+    )
 
 
 def check(step: Decode, workspace: Tensor | None = None) -> None:
-    """The output is near the reference's, and the cache holds the new keys and values and is otherwise as it was, bit for bit."""
+    """The output is near the reference's, and the cache holds the new keys and values and is
+    otherwise as it was, bit for bit.
+    """
     exact, cache = step.expected()
     out = step.run(workspace=workspace)
     assert_close(out, exact, slack=0.5)
@@ -100,41 +162,77 @@ def check(step: Decode, workspace: Tensor | None = None) -> None:
     assert_same_bits(out[dead], torch.zeros_like(out[dead]))
 
 
-# --- against the reference ------------------------------------------------------------------------------------------------------------
+# --- against the reference ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 7, 8, 12, 16, 24])
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 def test_fast_decode_is_near_the_float64_reference(device: str, head_dim: int, group: int) -> None:
     kv_heads = 2 if group < 8 else 1
-    check(decode(device, [1, 2, 17, 0, 65, 130], group * kv_heads, kv_heads, head_dim, normed=group % 2 == 0))
+    check(
+        decode(
+            device,
+            [1, 2, 17, 0, 65, 130],
+            group * kv_heads,
+            kv_heads,
+            head_dim,
+            normed=group % 2 == 0,
+        )
+    )
 
 
-@pytest.mark.parametrize("lengths", [[15, 16, 17], [63, 64, 65], [127, 0, 128, 129], [1, 500, 2, 0], [2000], []], ids=str)
-@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(16, 8, 128), (9, 3, 64), (2, 1, 128)])
-def test_fast_decode_of_any_length(device: str, lengths: list[int], q_heads: int, kv_heads: int, head_dim: int) -> None:
+@pytest.mark.parametrize(
+    "lengths", [[15, 16, 17], [63, 64, 65], [127, 0, 128, 129], [1, 500, 2, 0], [2000], []], ids=str
+)
+@pytest.mark.parametrize(
+    ("q_heads", "kv_heads", "head_dim"), [(16, 8, 128), (9, 3, 64), (2, 1, 128)]
+)
+def test_fast_decode_of_any_length(
+    device: str, lengths: list[int], q_heads: int, kv_heads: int, head_dim: int
+) -> None:
     check(decode(device, lengths, q_heads, kv_heads, head_dim, normed=True))
 
 
 @pytest.mark.parametrize(
     ("length", "q_heads", "kv_heads", "head_dim"),
-    [(8000, 4, 1, 64), (4500, 8, 8, 64), (4000, 16, 16, 64), (1000, 32, 32, 128), (3000, 16, 16, 128)],
+    [
+        (8000, 4, 1, 64),
+        (4500, 8, 8, 64),
+        (4000, 16, 16, 64),
+        (1000, 32, 32, 128),
+        (3000, 16, 16, 128),
+    ],
 )
-def test_fast_decode_of_a_very_long_past(device: str, length: int, q_heads: int, kv_heads: int, head_dim: int) -> None:
+def test_fast_decode_of_a_very_long_context(
+    device: str, length: int, q_heads: int, kv_heads: int, head_dim: int
+) -> None:
     """As many splits as there are, each of one to six tiles a warp."""
     check(decode(device, [length, 3], q_heads, kv_heads, head_dim))
 
 
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(2, 2, 64), (2, 2, 128)])
-@pytest.mark.parametrize("multiprocessors", [3, 7])
+@pytest.mark.parametrize("sms", [3, 7])
 def test_fast_decode_of_splits_of_any_number_of_units(
-    monkeypatch: pytest.MonkeyPatch, device: str, multiprocessors: int, q_heads: int, kv_heads: int, head_dim: int
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    sms: int,
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
 ) -> None:
-    """Splits of up to two units with heads of 64 and four with 128; lines end within a unit, at its end and behind it, in any share."""
-    step = decode(device, [1, 64, 65, 449, 512, 513, 1023, 1025, 1300, 1537, 2047, 2049, 5], q_heads, kv_heads, head_dim)
+    """Splits of up to two units with heads of 64 and four with 128; tokens end within a unit, at
+    its end and behind it, in any share.
+    """
+    step = decode(
+        device,
+        [1, 64, 65, 449, 512, 513, 1023, 1025, 1300, 1537, 2047, 2049, 5],
+        q_heads,
+        kv_heads,
+        head_dim,
+    )
     check(step)
     together = step.run()
-    set_multiprocessors(monkeypatch, device, multiprocessors)
+    set_sms(monkeypatch, device, sms)
     assert_same_bits(step.run(), together)
 
 
@@ -143,16 +241,28 @@ def test_fast_decode_over_pages_of_any_size(device: str, page_size: int | None) 
     lengths = [1, 66, 0, 200]
     step = decode(device, lengths, 6, 2, 128, page_size=page_size or 1, paged=page_size is not None)
     check(step)
-    other = decode(device, lengths, 6, 2, 128, page_size=32)  # the same values elsewhere: the same bits
+    # the same values elsewhere: the same bits
+    other = decode(device, lengths, 6, 2, 128, page_size=32)
     assert_same_bits(step.run(), other.run())
 
 
 @pytest.mark.parametrize("contiguous", [False, True])
-def test_fast_decode_writes_strided_outputs_and_nothing_between(device: str, contiguous: bool) -> None:
+def test_fast_decode_writes_strided_outputs_and_nothing_between(
+    device: str, contiguous: bool
+) -> None:
     step = decode(device, [5, 100, 0], 6, 2, 64, contiguous=contiguous)
     buffer = poisoned(3, 6, 96, dtype=BF16, device=device)
     ops.fused_attention_decode_into(
-        *(buffer[:, :, 8:72], step.q, step.k, step.v, step.cache.k, step.cache.v, step.meta, step.cache.page_table),
+        *(
+            buffer[:, :, 8:72],
+            step.q,
+            step.k,
+            step.v,
+            step.cache.k,
+            step.cache.v,
+            step.meta,
+            step.cache.page_table,
+        ),
         *(*step.tables, step.scale, None, None, 1e-6, workspace_of(step.q, step.cache), True),
     )
     assert_same_bits(buffer[:, :, 8:72], step.run())
@@ -161,7 +271,9 @@ def test_fast_decode_writes_strided_outputs_and_nothing_between(device: str, con
 
 
 def test_fast_decode_of_large_scores(device: str) -> None:
-    """Scores up to some hundreds, of both signs: a softmax that does not subtract the maximum of each split overflows."""
+    """Scores up to some hundreds, of both signs: a softmax that does not subtract the maximum of
+    each split overflows.
+    """
     step = decode(device, [300, 70], 4, 2, 64)
     step.q.mul_(12)
     step.scale = 1.0
@@ -172,20 +284,26 @@ def test_fast_decode_of_large_scores(device: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, BF16], ids=str)
 @pytest.mark.parametrize("head_dim", [34, 80, 64])
-def test_what_the_fast_kernel_cannot_do_the_portable_one_does(device: str, dtype: torch.dtype, head_dim: int) -> None:
+def test_what_the_fast_kernel_cannot_do_the_portable_one_does(
+    device: str, dtype: torch.dtype, head_dim: int
+) -> None:
     step = decode(device, [3, 70], 4, 2, head_dim, dtype=dtype)
     if dtype == BF16 and head_dim == 64:  # keys that are not aligned to 16 bytes
-        wider = torch.full((*step.cache.k.shape[:3], head_dim + 1), float("nan"), dtype=dtype, device=device)
+        wider = torch.full(
+            (*step.cache.k.shape[:3], head_dim + 1), float("nan"), dtype=dtype, device=device
+        )
         wider[..., 1:] = step.cache.k
         step.cache.k = wider[..., 1:]
-    assert_same_bits(step.run(fast=True), step.run(fast=False))
+    assert_same_bits(step.run(hopper=True), step.run(hopper=False))
 
 
-# --- the same bits at every batch -----------------------------------------------------------------------------------------------------
+# --- the same bits at every batch -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(4, 2, 64), (12, 1, 128)])
-def test_a_line_has_the_same_bits_in_every_batch(device: str, q_heads: int, kv_heads: int, head_dim: int) -> None:
+def test_a_token_has_the_same_bits_in_every_batch(
+    device: str, q_heads: int, kv_heads: int, head_dim: int
+) -> None:
     lengths = [1 + 37 * i % 200 for i in range(64)]
     lengths[5], lengths[40] = 0, 600
     step = decode(device, lengths, q_heads, kv_heads, head_dim)
@@ -193,47 +311,71 @@ def test_a_line_has_the_same_bits_in_every_batch(device: str, q_heads: int, kv_h
     assert_same_bits(step.run(), together)  # and from run to run
     order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
     assert_same_bits(step.run(order), together[order.to(device)])
-    for lines in ([40], [5], [63], [40, 2], [7, 9, 40], [*range(30, 62)]):
-        at = torch.tensor(lines)
+    for num_tokens in ([40], [5], [63], [40, 2], [7, 9, 40], [*range(30, 62)]):
+        at = torch.tensor(num_tokens)
         assert_same_bits(step.run(at), together[at.to(device)])
 
 
-@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(4, 2, 128), (10, 2, 64), (3, 1, 96), (24, 2, 128), (4, 2, 256)])
-def test_a_line_has_the_same_bits_in_one_run_and_in_several(device: str, q_heads: int, kv_heads: int, head_dim: int) -> None:
-    """Alone a line has a run for each of its splits; the more lines there are beside it, the fewer and longer its runs, at last one."""
+@pytest.mark.parametrize(
+    ("q_heads", "kv_heads", "head_dim"),
+    [(4, 2, 128), (10, 2, 64), (3, 1, 96), (24, 2, 128), (4, 2, 256)],
+)
+def test_a_token_has_the_same_bits_in_one_run_and_in_several(
+    device: str, q_heads: int, kv_heads: int, head_dim: int
+) -> None:
+    """Alone a token has a run for each of its splits; the more tokens there are beside it, the
+    fewer and longer its runs, at last one.
+    """
     lengths = [900, 1, 128, 129, 385, 640, 0, 700] + [500 + i for i in range(56)]
     step = decode(device, lengths, q_heads, kv_heads, head_dim, normed=True)
     step.q.mul_(4)  # weights of many sizes: a split's highest score is not the next one's
     together = step.run()
     for count in (1, 2, 3, 5, 8, 16, 33):
         for first in (0, 2, 4, 5):
-            lines = torch.tensor([*range(first, min(first + count, 64))])
-            assert_same_bits(step.run(lines), together[lines.to(device)])
+            num_tokens = torch.tensor([*range(first, min(first + count, 64))])
+            assert_same_bits(step.run(num_tokens), together[num_tokens.to(device)])
 
 
-@pytest.mark.parametrize(("q_heads", "kv_heads", "head_dim"), [(8, 4, 128), (8, 2, 64), (8, 1, 96), (12, 1, 64), (24, 2, 128), (4, 1, 256)])
-def test_a_line_has_the_same_bits_however_many_blocks_it_meets_in(
+@pytest.mark.parametrize(
+    ("q_heads", "kv_heads", "head_dim"),
+    [(8, 4, 128), (8, 2, 64), (8, 1, 96), (12, 1, 64), (24, 2, 128), (4, 1, 256)],
+)
+def test_a_token_has_the_same_bits_however_many_blocks_it_meets_in(
     monkeypatch: pytest.MonkeyPatch, device: str, q_heads: int, kv_heads: int, head_dim: int
 ) -> None:
-    """Splits meet in clusters of two to eight blocks, in global memory or in one block, by the number of lines and by how long they are."""
+    """Splits meet in clusters of two to eight blocks, in global memory or in one block, by the
+    number of tokens and by how long they are.
+    """
     lengths = [512, 500, 449, 512, 64, 65, 0, 2048, 2049, 300, 400, 1, 350, 512, 400, 300]
     step = decode(device, lengths, q_heads, kv_heads, head_dim, normed=True)
     step.q.mul_(4)
-    set_multiprocessors(monkeypatch, device, 1)
+    set_sms(monkeypatch, device, 1)
     together = step.run()
     check(step)
     for count in (4, 8, 32, 128):
-        set_multiprocessors(monkeypatch, device, count)
-        for first, end in ((0, 1), (0, 2), (0, 4), (3, 6), (4, 7), (6, 8), (7, 9), (9, 16), (0, 16)):
-            lines = torch.tensor([*range(first, end)])
-            assert_same_bits(step.run(lines), together[lines.to(device)])
+        set_sms(monkeypatch, device, count)
+        for first, end in (
+            (0, 1),
+            (0, 2),
+            (0, 4),
+            (3, 6),
+            (4, 7),
+            (6, 8),
+            (7, 9),
+            (9, 16),
+            (0, 16),
+        ):
+            num_tokens = torch.tensor([*range(first, end)])
+            assert_same_bits(step.run(num_tokens), together[num_tokens.to(device)])
 
 
-# --- the workspace --------------------------------------------------------------------------------------------------------------------
+# --- the workspace --------------------------------------------------------------------------------
 
 
 def test_one_workspace_serves_calls_of_all_sizes(device: str) -> None:
-    """Larger and smaller calls, and other heads, one after another; what lies beside the workspace stays."""
+    """Larger and smaller calls, and other heads, one after another; what lies beside the
+    workspace stays.
+    """
     steps = [
         decode(device, [70, 300, 0, 129], 16, 1, 64, seed=10),
         decode(device, [500], 2, 2, 128, seed=20),
@@ -252,13 +394,19 @@ def test_one_workspace_serves_calls_of_all_sizes(device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "q_heads", "kv_heads", "head_dim"), [(1, 16, 8, 128), (33, 7, 1, 64), (2, 9, 3, 96), (1, 64, 64, 256), (5, 200, 200, 2)]
+    ("num_tokens", "q_heads", "kv_heads", "head_dim"),
+    [(1, 16, 8, 128), (33, 7, 1, 64), (2, 9, 3, 96), (1, 64, 64, 256), (5, 200, 200, 2)],
 )
-def test_the_workspace_is_as_large_as_python_says(device: str, lines: int, q_heads: int, kv_heads: int, head_dim: int) -> None:
-    step = decode(device, [1] * lines, q_heads, kv_heads, head_dim)
-    words = ops.attention_workspace_words(lines, q_heads, kv_heads, head_dim)
+def test_the_workspace_is_as_large_as_python_says(
+    device: str, num_tokens: int, q_heads: int, kv_heads: int, head_dim: int
+) -> None:
+    step = decode(device, [1] * num_tokens, q_heads, kv_heads, head_dim)
+    words = ops.attention_workspace_words(num_tokens, q_heads, kv_heads, head_dim)
     step.run(workspace=torch.zeros(words, device=device))
-    message = f"workspace has shape [{words - 1}], expected dimension 0 to be at least {words} (attention_workspace_words"
+    message = (
+        f"workspace has shape [{words - 1}], expected dimension 0 to be at least {words} "
+        "(attention_workspace_words"
+    )
     with pytest.raises(RuntimeError, match=re.escape(message)):
         step.run(workspace=torch.zeros(words - 1, device=device))
 
@@ -266,37 +414,65 @@ def test_the_workspace_is_as_large_as_python_says(device: str, lines: int, q_hea
 def test_fast_needs_a_workspace(device: str) -> None:
     step = decode(device, [1], 4, 2, 64)
     out = torch.empty_like(step.q)
-    arguments = (out, step.q, step.k, step.v, step.cache.k, step.cache.v, step.meta, step.cache.page_table, *step.tables, step.scale)
+    arguments = (
+        out,
+        step.q,
+        step.k,
+        step.v,
+        step.cache.k,
+        step.cache.v,
+        step.meta,
+        step.cache.page_table,
+        *step.tables,
+        step.scale,
+    )
     words = ops.attention_workspace_words(1, 4, 2, 64)
-    with pytest.raises(RuntimeError, match=re.escape(f"workspace is not given, expected float32 zeros [{words}]")):
-        ops.fused_attention_decode_into(*arguments, fast=True)
+    with pytest.raises(
+        RuntimeError, match=re.escape(f"workspace is not given, expected float32 zeros [{words}]")
+    ):
+        ops.fused_attention_decode_into(*arguments, hopper=True)
     ops.fused_attention_decode_into(*arguments)
 
 
-# --- lines that cannot be ------------------------------------------------------------------------------------------------------------
+# --- tokens that cannot be ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "line", [[7, 3, 4, 99], [7, 3, 4, -1], [7, 500, 501, 1], [7, -2, 4, 1], [7, 3, -4, 1], [7, 2**31 - 1, 2**31 - 1, 1]]
+    "token_index",
+    [
+        [7, 3, 4, 99],
+        [7, 3, 4, -1],
+        [7, 500, 501, 1],
+        [7, -2, 4, 1],
+        [7, 3, -4, 1],
+        [7, 2**31 - 1, 2**31 - 1, 1],
+    ],
 )
 @pytest.mark.parametrize("paged", [True, False])
-def test_a_line_that_cannot_be_is_zeros_and_touches_nothing(device: str, line: list[int], paged: bool) -> None:
+def test_a_token_that_cannot_be_is_zeros_and_touches_nothing(
+    device: str, token_index: list[int], paged: bool
+) -> None:
     step = decode(device, [70, 70], 4, 2, 64, paged=paged)
-    step.meta[1] = ints(line, device)
+    step.meta[1] = ints(token_index, device)
     untouched = step.cache.clone()
     alone = step.run(torch.tensor([0]))
     out = step.run()
     assert_same_bits(out[0], alone[0])
     assert_same_bits(out[1], torch.zeros_like(out[1]))
     page, token = step.cache.place(1, 69)
-    untouched.k[page, token], untouched.v[page, token] = step.cache.k[page, token], step.cache.v[page, token]
+    untouched.k[page, token], untouched.v[page, token] = (
+        step.cache.k[page, token],
+        step.cache.v[page, token],
+    )
     assert_same_bits(step.cache.k, untouched.k)
     assert_same_bits(step.cache.v, untouched.v)
 
 
 @pytest.mark.parametrize("length", [3, 200, 2**31 - 1])
 def test_a_length_beside_its_position_touches_no_foreign_memory(device: str, length: int) -> None:
-    """Such a line's own output may be anything, but the counters come to rest: the next step is right."""
+    """Such a token's own output may be anything, but the counters come to rest: the next step is
+    right.
+    """
     step = decode(device, [150, 70], 4, 2, 64)
     workspace = workspace_of(step.q, step.cache)
     right = step.run()
@@ -310,8 +486,8 @@ def test_a_length_beside_its_position_touches_no_foreign_memory(device: str, len
 def test_a_page_that_cannot_be_is_not_read(device: str, page: int) -> None:
     step = decode(device, [100, 80, 80], 4, 2, 64)
     assert step.cache.page_table is not None
-    step.cache.page_table[2, 1] = page  # of the past: its positions are left out
-    step.cache.page_table[3, 79 // 16] = page  # of the new position: the line has no place
+    step.cache.page_table[2, 1] = page  # of the context: its positions are left out
+    step.cache.page_table[3, 79 // 16] = page  # of the new position: the token has no place
     before = step.cache.clone()
     out = step.run()
     assert torch.isfinite(out).all()
@@ -320,8 +496,8 @@ def test_a_page_that_cannot_be_is_not_read(device: str, page: int) -> None:
     assert_same_bits(step.cache.k[untouched], before.k[untouched])
 
 
-def test_words_grow_with_the_lines() -> None:
-    words = [ops.attention_workspace_words(lines, 32, 8, 128) for lines in (0, 1, 2, 32)]
+def test_words_grow_with_the_tokens() -> None:
+    words = [ops.attention_workspace_words(num_tokens, 32, 8, 128) for num_tokens in (0, 1, 2, 32)]
     assert words[0] == 0
     assert words == sorted(words)
     assert math.isclose(words[3], 32 * 32 * 16 * 130, rel_tol=0.02)

@@ -21,7 +21,11 @@ def runtime() -> SimRuntime:
 
 @pytest.fixture
 def pipeline(runtime: SimRuntime) -> Pipeline:
-    return Pipeline(runtime, lambda step: None, vocab_size=runtime.vocab_size if hasattr(runtime, "vocab_size") else 32)
+    return Pipeline(
+        runtime,
+        lambda step: None,
+        vocab_size=runtime.vocab_size if hasattr(runtime, "vocab_size") else 32,
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,7 +57,9 @@ def pipeline(runtime: SimRuntime) -> Pipeline:
         ({"pages": [1, 1]}, "names a page twice"),
     ],
 )
-def test_a_bad_request_is_refused_and_takes_no_row(runtime: SimRuntime, pipeline: Pipeline, change: dict[str, Any], message: str) -> None:
+def test_a_bad_request_is_refused_and_takes_no_row(
+    runtime: SimRuntime, pipeline: Pipeline, change: dict[str, Any], message: str
+) -> None:
     with pytest.raises(RequestError, match=message):
         pipeline.admit(**{**GOOD, **change})
     assert runtime.table.free_rows == 2

@@ -1,4 +1,6 @@
-"""What a Runtime and a Pipeline are made with is checked when it is given; the message names the argument, the value and the remedy."""
+"""What a Runtime and a Pipeline are made with is checked when it is given; the message names the
+argument, the value and the remedy.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def forward(step: object) -> None:
         ({"depth": True}, "depth is True; use 1"),
     ],
 )
-def test_a_bad_runtime_says_what_is_wrong(kind: type, options: dict[str, Any], message: str) -> None:
+def test_a_bad_runtime_says_what_is_wrong(
+    kind: type, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         make(kind, **options)
 
@@ -63,9 +67,15 @@ def test_a_device_that_is_none_is_named(device: Any) -> None:
 
 
 def test_tables_that_int32_cannot_count_are_refused_before_they_are_made() -> None:
-    with pytest.raises(ConfigError, match="max_rows 32, each with 1 pages and max_stop_ids 1000000000, make tables of 33000000961 words"):
+    with pytest.raises(
+        ConfigError,
+        match="max_rows 32, each with 1 pages and max_stop_ids 1000000000, make tables of "
+        "33000000961 words",
+    ):
         Runtime(device="cpu", max_stop_ids=10**9)
-    with pytest.raises(ConfigError, match=r"max_rows 2147483647, .* make one of them smaller, or page_size larger"):
+    with pytest.raises(
+        ConfigError, match=r"max_rows 2147483647, .* make one of them smaller, or page_size larger"
+    ):
         RowTable(2**31 - 1, 1, 1)
 
 
@@ -89,7 +99,9 @@ def test_tables_that_int32_cannot_count_are_refused_before_they_are_made() -> No
         ({"on_release": 5}, "on_release is 5; give a function, or None"),
     ],
 )
-def test_a_bad_pipeline_says_what_is_wrong_and_leaves_the_runtime_as_it_was(options: dict[str, Any], message: str, graph: bool) -> None:
+def test_a_bad_pipeline_says_what_is_wrong_and_leaves_the_runtime_as_it_was(
+    options: dict[str, Any], message: str, graph: bool
+) -> None:
     runtime = SimRuntime()
     good: dict[str, Any] = {"forward": forward, "vocab_size": 32, "graph": graph}
     with pytest.raises(ConfigError, match=message):
@@ -101,7 +113,9 @@ def test_buckets_may_come_from_a_generator() -> None:
     def buckets() -> Iterator[int]:
         yield from (1, 2)
 
-    assert Pipeline(SimRuntime(), forward, vocab_size=32, buckets=buckets())._spec.decode_buckets == (1, 2, 4)
+    assert Pipeline(
+        SimRuntime(), forward, vocab_size=32, buckets=buckets()
+    )._spec.decode_buckets == (1, 2, 4)
 
 
 def test_tables_without_memory_name_their_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,32 +123,57 @@ def test_tables_without_memory_name_their_arguments(monkeypatch: pytest.MonkeyPa
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
     monkeypatch.setattr(torch, "zeros", zeros)
-    with pytest.raises(ConfigError, match=r"not enough memory on cpu for max_rows 7, max_len 64, .* make one of them"):
+    with pytest.raises(
+        ConfigError,
+        match=r"not enough memory on cpu for max_rows 7, max_len 64, .* make one of them",
+    ):
         Runtime(device="cpu", max_rows=7, max_len=64)
 
 
 @pytest.mark.parametrize("place", ["tensors", "pinned"])
-def test_slots_without_memory_name_their_arguments_and_leave_the_runtime_as_it_was(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_slots_without_memory_name_their_arguments_and_leave_the_runtime_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
     def fail(*arguments: Any, **options: Any) -> Any:
-        raise RuntimeError("DefaultCPUAllocator: can't allocate memory") if place == "tensors" else MemoryError
+        raise (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory")
+            if place == "tensors"
+            else MemoryError
+        )
 
     runtime = Runtime(device="cpu", max_rows=3, max_len=64)
     with monkeypatch.context() as patched:
         patched.setattr(*((torch, "zeros") if place == "tensors" else (_C, "PinnedBuffer")), fail)
-        with pytest.raises(ConfigError, match="not enough memory on cpu for max_rows 3, chunk 99, vocab_size 32; make one of them smaller"):
+        with pytest.raises(
+            ConfigError,
+            match="not enough memory on cpu for max_rows 3, chunk 99, vocab_size 32; make one of "
+            "them smaller",
+        ):
             Pipeline(runtime, forward, vocab_size=32, chunk=99, graph=False)
     Pipeline(runtime, forward, vocab_size=32, chunk=99, graph=False)
 
 
 def test_the_largest_context_has_room_for_the_largest_cap() -> None:
-    """Whatever a runtime takes as max_len fits the device's int32, and so does every cap up to it: no row beside it comes to harm."""
+    """Whatever a runtime takes as max_len fits the device's int32, and so does every cap up to
+    it: no row beside it comes to harm.
+    """
 
     def greedy_zero(step: StepTensors) -> None:
         step.logits = torch.zeros(len(step.segments), 32)
 
-    pipeline = Pipeline(Runtime(device="cpu", max_rows=2, max_len=2**31 - 1), greedy_zero, vocab_size=32, graph=False)
-    row, other = pipeline.admit([1], max_new_tokens=2**31 - 1), pipeline.admit([2], max_new_tokens=3)
-    with pytest.raises(RequestError, match="max_new_tokens 2147483648 exceed the context of 2147483647"):
+    pipeline = Pipeline(
+        Runtime(device="cpu", max_rows=2, max_len=2**31 - 1),
+        greedy_zero,
+        vocab_size=32,
+        graph=False,
+    )
+    row, other = (
+        pipeline.admit([1], max_new_tokens=2**31 - 1),
+        pipeline.admit([2], max_new_tokens=3),
+    )
+    with pytest.raises(
+        RequestError, match="max_new_tokens 2147483648 exceed the context of 2147483647"
+    ):
         pipeline.admit([1], max_new_tokens=2**31)
     while other.lease.running:
         pipeline.tick()

@@ -1,4 +1,6 @@
-"""When a step fails half-way: the pipeline says so from then on, and memory outlives the work that still uses it."""
+"""When a step fails half-way: the pipeline says so from then on, and memory outlives the work
+that still uses it.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,19 @@ class Forward:
 
     def __init__(self) -> None:
         self.table = torch.eye(VOCAB).roll(1, dims=1).contiguous()
-        self.lines = torch.zeros(64, VOCAB)
+        self.num_tokens = torch.zeros(64, VOCAB)
         self.logits = torch.zeros(4, VOCAB)
         self.fail = False
 
     def __call__(self, step: StepTensors) -> None:
         if self.fail:
             raise RuntimeError("out of luck")
-        lines, logits = self.lines[: len(step.decode_meta)], self.logits[: len(step.segments)]
-        ops.embedding_into(lines, step.decode_meta, self.table)
-        ops.select_lines_into(logits, lines, step.segments)
+        num_tokens, logits = (
+            self.num_tokens[: len(step.decode_meta)],
+            self.logits[: len(step.segments)],
+        )
+        ops.embedding_into(num_tokens, step.decode_meta, self.table)
+        ops.select_tokens_into(logits, num_tokens, step.segments)
         step.logits = logits
 
 
@@ -61,7 +66,9 @@ def test_a_forward_that_raises_ends_the_pipeline_and_every_call_says_why() -> No
 
 
 def test_late_sampling_that_raises_ends_the_pipeline_and_every_call_says_why() -> None:
-    """Its masks are sent, and nothing was sampled with them: the step can neither be finalized again nor be committed."""
+    """Its masks are sent, and nothing was sampled with them: the step can neither be finalized
+    again nor be committed.
+    """
 
     def sample(step: StepTensors) -> None:
         raise RuntimeError("no dice")
@@ -77,7 +84,9 @@ def test_late_sampling_that_raises_ends_the_pipeline_and_every_call_says_why() -
 
 
 def test_a_commit_that_raises_ends_the_pipeline_and_every_call_says_why() -> None:
-    """The step is half read: rows before the bad one have their tokens, and nobody hears of them."""
+    """The step is half read: rows before the bad one have their tokens, and nobody hears of
+    them.
+    """
 
     def sample(step: StepTensors) -> None:
         step.sampled[0], step.sampled[1] = 3, VOCAB
@@ -130,7 +139,9 @@ def test_torch_code_is_refused_in_a_cpu_graph_by_name() -> None:
     def forward(step: StepTensors) -> None:
         step.logits = torch.zeros(len(step.segments), VOCAB)
 
-    with pytest.raises(Exception, match=r"aten\.zeros.*cannot be recorded into a CPU graph.*graph=False"):
+    with pytest.raises(
+        Exception, match=r"aten\.zeros.*cannot be recorded into a CPU graph.*graph=False"
+    ):
         Pipeline(Runtime(max_rows=1, max_len=8, device="cpu"), forward, vocab_size=VOCAB)
 
 
@@ -142,8 +153,12 @@ def sleep_on(stream: _C.Stream, seconds: float) -> None:
 
 @pytest.mark.parametrize("constrained", [False, True])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_memory_outlives_the_work_of_a_pipeline_that_is_dropped(depth: int, constrained: bool) -> None:
-    """A step waits behind a sleep, finished or, constrained, still without its sampling; the forward's buffers must wait with it."""
+def test_memory_outlives_the_work_of_a_pipeline_that_is_dropped(
+    depth: int, constrained: bool
+) -> None:
+    """A step waits behind a sleep, finished or, constrained, still without its sampling; the
+    forward's buffers must wait with it.
+    """
     forward = Forward()
     pipeline = make(forward, graph=True, depth=depth)
     freed: list[float] = []

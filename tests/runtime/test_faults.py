@@ -1,4 +1,6 @@
-"""Every planted bug is found within a bounded search, by the rule it breaks, and by its tokens where only values are looked at."""
+"""Every planted bug is found within a bounded search, by the rule it breaks, and by its tokens
+where only values are looked at.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,11 @@ PLAIN = (Request((1, 2, 3), 4), Request((4, 5), 3))
 QUIET = (Request((1, 2), 7),)
 LONG_PROMPT = (Request((1, 2, 3, 4, 5, 6, 7), 3),)
 HELD = (Request((1, 2, 3), 4, allowed=follow), Request((4, 5), 3))
-STOPPED = (Request((1, 2, 3), 5, stop_ids=(MODEL.generate(Request((1, 2, 3), 2))[1],)), Request((4, 5, 6), 6), Request((9,), 4))
+STOPPED = (
+    Request((1, 2, 3), 5, stop_ids=(MODEL.generate(Request((1, 2, 3), 2))[1],)),
+    Request((4, 5, 6), 6),
+    Request((9,), 4),
+)
 NEVER = 10**6
 
 
@@ -60,11 +66,15 @@ def scenario(
     paged: bool = False,
     races: bool = True,
 ) -> Scenario:
-    """Serves ``requests`` on 2 rows, cancels the first at a tick, and compares every token with the oracle."""
+    """Serves ``requests`` on 2 rows, cancels the first at a tick, and compares every token with
+    the oracle.
+    """
 
     def run(chooser: Chooser) -> None:
         page_size, pages = (2, 6) if paged else (None, 0)
-        runtime = SimRuntime(2, 16, page_size=page_size, chooser=chooser, fault=fault, check_races=races)
+        runtime = SimRuntime(
+            2, 16, page_size=page_size, chooser=chooser, fault=fault, check_races=races
+        )
         engine = driver(runtime, pipeline_type=pipeline, chunk=chunk, pages=pages)
         outcomes = [engine.submit(request) for request in requests]
         ticks = 0
@@ -77,7 +87,9 @@ def scenario(
         for outcome in outcomes:
             expected = MODEL.generate(outcome.request)
             cancelled = cancel_at != NEVER and outcome is outcomes[0]
-            assert tuple(outcome.tokens) == (expected[: len(outcome.tokens)] if cancelled else expected)
+            assert tuple(outcome.tokens) == (
+                expected[: len(outcome.tokens)] if cancelled else expected
+            )
             assert outcome.finish is not None
         assert runtime.device.idle
         assert runtime.stats.slow == []
@@ -85,7 +97,9 @@ def scenario(
     return run
 
 
-def finding(planted: Scenario, search: Callable[[Scenario, int], object] = sample, runs: int = 300) -> Exception:
+def finding(
+    planted: Scenario, search: Callable[[Scenario, int], object] = sample, runs: int = 300
+) -> Exception:
     """What a bounded search finds; the counterexample must fail again when it is replayed."""
     with pytest.raises(Counterexample) as found:
         search(planted, runs)
@@ -94,7 +108,7 @@ def finding(planted: Scenario, search: Callable[[Scenario, int], object] = sampl
     return found.value.error
 
 
-# --- bugs below the pipeline ----------------------------------------------------------------------------------------------------
+# --- bugs below the pipeline ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -112,7 +126,9 @@ def finding(planted: Scenario, search: Callable[[Scenario, int], object] = sampl
         (Fault.RESEND, QUIET, {}, AssertionError),
     ],
 )
-def test_device_fault_is_found(fault: Fault, requests: tuple[Request, ...], options: dict[str, int], rule: type[Exception]) -> None:
+def test_device_fault_is_found(
+    fault: Fault, requests: tuple[Request, ...], options: dict[str, int], rule: type[Exception]
+) -> None:
     clean = scenario(requests, **options)  # type: ignore[arg-type]
     explore(clean, 150)
     sample(clean, 50)
@@ -140,7 +156,9 @@ def test_every_fault_is_tried() -> None:
 
 
 def test_staged_tokens_that_were_consumed_end_the_row_loudly() -> None:
-    """The device's half of the protection: a slot that forgets to send a chunk writes no wrong tokens, and the commit says so."""
+    """The device's half of the protection: a slot that forgets to send a chunk writes no wrong
+    tokens, and the commit says so.
+    """
 
     class Forgetful(Driver):
         def tick(self) -> None:
@@ -154,7 +172,7 @@ def test_staged_tokens_that_were_consumed_end_the_row_loudly() -> None:
     assert "the step's outputs are not its own" in str(error)
 
 
-# --- bugs in the pipeline -------------------------------------------------------------------------------------------------------
+# --- bugs in the pipeline -------------------------------------------------------------------------
 
 
 class ReusesSlot(Pipeline):
@@ -206,13 +224,18 @@ class LaunchesOverLogits(Pipeline):
         return launched
 
     def finalize(self, fill: Fill | None = None) -> None:
-        waiting, self._inflight = self._inflight, deque(step for step in self._inflight if not step.finalized)
+        waiting, self._inflight = (
+            self._inflight,
+            deque(step for step in self._inflight if not step.finalized),
+        )
         while len(self._inflight) > 1:
             self._inflight.pop()
         super().finalize(fill)
         self._inflight = waiting
 
-    def tick(self, fill: Fill | None = None, on_event: Callable[[RowEvent], None] | None = None) -> list[RowEvent]:
+    def tick(
+        self, fill: Fill | None = None, on_event: Callable[[RowEvent], None] | None = None
+    ) -> list[RowEvent]:
         self.launch()
         return super().tick(fill, on_event)
 
@@ -255,7 +278,10 @@ class PagesBackEarly(Driver):
     ],
 )
 def test_pipeline_fault_is_found(
-    pipeline: type[Pipeline], requests: tuple[Request, ...], options: dict[str, int], rule: type[Exception]
+    pipeline: type[Pipeline],
+    requests: tuple[Request, ...],
+    options: dict[str, int],
+    rule: type[Exception],
 ) -> None:
     clean = scenario(requests, **options)  # type: ignore[arg-type]
     explore(clean, 150)
@@ -265,9 +291,15 @@ def test_pipeline_fault_is_found(
 
 @pytest.mark.parametrize(
     ("pipeline", "requests", "options"),
-    [(ReusesSlot, PLAIN, {}), (ReleasesEarly, STOPPED, {}), (ReleasesEarly, PLAIN, {"cancel_at": 2})],
+    [
+        (ReusesSlot, PLAIN, {}),
+        (ReleasesEarly, STOPPED, {}),
+        (ReleasesEarly, PLAIN, {"cancel_at": 2}),
+    ],
 )
-def test_early_reuse_is_found_by_values_alone(pipeline: type[Pipeline], requests: tuple[Request, ...], options: dict[str, int]) -> None:
+def test_early_reuse_is_found_by_values_alone(
+    pipeline: type[Pipeline], requests: tuple[Request, ...], options: dict[str, int]
+) -> None:
     error = finding(scenario(requests, pipeline=pipeline, races=False, **options))  # type: ignore[arg-type]
     assert isinstance(error, (AssertionError, PipelineError))
     assert not isinstance(error, SimRace)

@@ -1,4 +1,7 @@
-"""The failures of other engines that concern the pipeline, each shown not to happen here. Numbers are those of the hazard list."""
+"""The failures of other engines that concern the pipeline, each shown not to happen here.
+
+Numbers are those of the hazard list.
+"""
 
 from __future__ import annotations
 
@@ -53,12 +56,15 @@ def test_hazard_8_a_row_that_sits_out_a_step_keeps_its_token(sits_out: int) -> N
     second = driver.submit(other)
     while driver.busy:
         driver.tick()
-    assert (tuple(first.tokens), tuple(second.tokens)) == (MODEL.generate(LONG), MODEL.generate(other))
+    assert (tuple(first.tokens), tuple(second.tokens)) == (
+        MODEL.generate(LONG),
+        MODEL.generate(other),
+    )
 
 
 @pytest.mark.parametrize("cap", [1, 2, 3])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_hazard_9_no_step_is_launched_past_the_cap(cap: int, depth: int) -> None:
+def test_hazard_9_no_step_is_launched_context_the_cap(cap: int, depth: int) -> None:
     runtime = SimRuntime(depth=depth)
     Driver(runtime).run(Request((1, 2), cap))
     assert runtime.stats.launches == cap
@@ -105,7 +111,10 @@ def test_hazard_13_a_cancel_touches_no_other_request() -> None:
     """At every tick of a batch, with pages that fill up just then."""
     for ticks in range(16):
         driver = Driver(SimRuntime(3, 16, page_size=2), pages=24)
-        outcomes = [driver.submit(request) for request in (LONG, SHORT, Request((7,), 8, allowed=lambda tokens: (len(tokens),)))]
+        outcomes = [
+            driver.submit(request)
+            for request in (LONG, SHORT, Request((7,), 8, allowed=lambda tokens: (len(tokens),)))
+        ]
         for _ in range(ticks):
             driver.tick()
         ended = outcomes[0].finish
@@ -140,7 +149,9 @@ def test_hazard_15_a_record_of_another_row_or_generation_is_refused(column: int)
 
 
 def test_hazard_17_a_missing_mask_is_closed() -> None:
-    """A constraint that raises leaves no mask; the row ends in an error, and its neighbour does not notice."""
+    """A constraint that raises leaves no mask; the row ends in an error, and its neighbour does
+    not notice.
+    """
 
     def raising(tokens: tuple[int, ...]) -> tuple[int, ...]:
         if len(tokens) == 2:
@@ -155,7 +166,9 @@ def test_hazard_17_a_missing_mask_is_closed() -> None:
 
 
 def test_hazard_17_a_mask_of_an_earlier_step_does_not_count() -> None:
-    """The slot's mask memory still holds what an earlier lease of the row sent for the same position."""
+    """The slot's mask memory still holds what an earlier lease of the row sent for the same
+    position.
+    """
     pipe = pipeline(SimRuntime(max_rows=1, depth=1))
     pipe.admit((1, 2), max_new_tokens=1, constrained=True)
     assert [event.finish for event in pipe.tick(allow_all)] == [FinishReason.LENGTH]
@@ -169,7 +182,9 @@ def test_hazard_17_a_mask_of_an_earlier_step_does_not_count() -> None:
 
 
 def test_hazard_17_a_mask_of_an_earlier_lease_does_not_touch_a_free_row() -> None:
-    """A row without a constraint takes over row and position of one with; a neighbour still needs a mask."""
+    """A row without a constraint takes over row and position of one with; a neighbour still
+    needs a mask.
+    """
     pipe = pipeline(SimRuntime(max_rows=2, depth=1))
 
     def only_seven(row: Row, words: memoryview) -> None:
@@ -180,7 +195,10 @@ def test_hazard_17_a_mask_of_an_earlier_lease_does_not_touch_a_free_row() -> Non
     assert [event.token for event in pipe.tick(only_seven)] == [7, 7]
     pipe.admit((3, 4), max_new_tokens=1)
     pipe.admit((3, 4), max_new_tokens=1, constrained=True)
-    assert [event.token for event in pipe.tick(only_seven)] == [MODEL.generate(Request((3, 4), 1))[0], 7]
+    assert [event.token for event in pipe.tick(only_seven)] == [
+        MODEL.generate(Request((3, 4), 1))[0],
+        7,
+    ]
 
 
 def test_hazard_17_masks_that_nobody_fills_are_an_error_of_the_caller() -> None:
@@ -201,7 +219,9 @@ def test_hazard_18_a_mask_for_another_position_is_refused(offset: int) -> None:
     driver = Driver(runtime)
     for slot in driver.pipeline._slots:
         write = slot.write_mask
-        slot.write_mask = lambda i, row, position, fill, write=write: write(i, row, position + offset, fill)  # type: ignore[method-assign,misc]
+        slot.write_mask = lambda i, row, position, fill, write=write: write(
+            i, row, position + offset, fill
+        )  # type: ignore[method-assign,misc]
     driver.run(Request((1, 2), 4, allowed=lambda tokens: (7,)), SHORT)
     assert driver.outcomes[0].tokens == []
     assert "no mask arrived for position 1" in str(driver.outcomes[0].error)
@@ -268,9 +288,14 @@ def test_hazard_27_a_partial_prefill_is_never_sampled(chunk: int) -> None:
 
 
 def test_a_constraint_is_not_asked_about_a_partial_prefill() -> None:
-    """A step that samples one constrained row, and holds the first chunk of another: a constraint may count how often it is asked."""
+    """A step that samples one constrained row, and holds the first chunk of another: a
+    constraint may count how often it is asked.
+    """
     pipe = pipeline(SimRuntime(2), chunk=4)
-    rows = [pipe.admit(prompt, max_new_tokens=2, constrained=True) for prompt in ((1, 2), (3, 4, 5, 6, 7, 8))]
+    rows = [
+        pipe.admit(prompt, max_new_tokens=2, constrained=True)
+        for prompt in ((1, 2), (3, 4, 5, 6, 7, 8))
+    ]
     asked: list[tuple[Row, int]] = []
 
     def fill(row: Row, words: memoryview) -> None:
@@ -279,7 +304,12 @@ def test_a_constraint_is_not_asked_about_a_partial_prefill() -> None:
 
     while pipe.busy:
         pipe.tick(fill)
-    assert sorted(asked, key=lambda entry: entry[0].index) == [(rows[0], 2), (rows[0], 2), (rows[1], 6), (rows[1], 6)]
+    assert sorted(asked, key=lambda entry: entry[0].index) == [
+        (rows[0], 2),
+        (rows[0], 2),
+        (rows[1], 6),
+        (rows[1], 6),
+    ]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -300,13 +330,18 @@ def test_hazard_28_a_prompt_of_many_chunks_does_not_starve_a_running_row(depth: 
 
 
 def test_hazard_36_a_quiet_step_applies_no_old_deltas() -> None:
-    """The slot's device input still holds them; position and last token must go on from where they are."""
+    """The slot's device input still holds them; position and last token must go on from where
+    they are.
+    """
     runtime = SimRuntime(1, depth=2)
     driver = Driver(runtime)
     outcome = driver.submit(Request((1, 2, 3), 9))
     for _ in range(4):
         driver.tick()
-    quiet, position = driver.pipeline.stats.quiet_steps, runtime.state.row_state[1][RowColumn.POSITION]
+    quiet, position = (
+        driver.pipeline.stats.quiet_steps,
+        runtime.state.row_state[1][RowColumn.POSITION],
+    )
     for _ in range(4):
         driver.tick()
     assert driver.pipeline.stats.quiet_steps == quiet + 4

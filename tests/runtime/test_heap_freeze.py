@@ -1,4 +1,6 @@
-"""What start-up made is left out of garbage collection until the last one that asked for it ends; who runs the collector is let be."""
+"""What start-up made is left out of garbage collection until the last one that asked for it
+ends; who runs the collector is let be.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from photon_ext.runtime import heap_freeze
 from photon_ext.runtime.collector import is_enabled, no_collection
 from photon_ext.runtime.heap_freeze import HeapFreeze
 
-MANY = 1000  # objects: what is set aside loses a few by itself, as they are freed, so a handful more or less shows nothing
+# objects: what is set aside loses a few by itself, as they are freed, so a handful more or less
+# shows nothing
+MANY = 1000
 
 
 class Cycle:
@@ -54,7 +58,9 @@ def test_garbage_is_collected_first_unless_the_caller_has_done_so() -> None:
 def test_the_last_release_counts_and_each_only_once() -> None:
     first, between = HeapFreeze(), [Cycle() for _ in range(MANY)]
     frozen, second = gc.get_freeze_count(), HeapFreeze()
-    assert gc.get_freeze_count() > frozen + MANY / 2, "the second sets aside what came since the first"
+    assert gc.get_freeze_count() > frozen + MANY / 2, (
+        "the second sets aside what came since the first"
+    )
     first.release()
     first.release()
     assert gc.get_freeze_count() > frozen + MANY / 2

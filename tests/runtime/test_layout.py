@@ -1,4 +1,6 @@
-"""Every number of layout.py against the C++ headers, and the packed layouts against their own bounds."""
+"""Every number of layout.py against the C++ headers, and the packed layouts against their own
+bounds.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def test_every_member_is_the_headers(header: str, enum: type[IntEnum], prefix: s
         ("out_record.h", "enum RecordFlag", "}", layout.RecordFlag),
     ],
 )
-def test_no_member_of_the_header_is_missing(header: str, start: str, end: str, enum: type[IntEnum]) -> None:
+def test_no_member_of_the_header_is_missing(
+    header: str, start: str, end: str, enum: type[IntEnum]
+) -> None:
     text = re.sub(r"//[^\n]*", "", (COMMON / header).read_text())
     body = text[text.index(start) :]
     body = body[: body.index(end, len(start))]
@@ -61,7 +65,7 @@ def test_constants_are_the_headers() -> None:
     meta, rows, record = enums("decode_meta.h"), enums("row_state.h"), enums("out_record.h")
     assert meta["kMetaColumns"] == layout.META_COLUMNS
     assert meta["kSegmentColumns"] == layout.SEGMENT_COLUMNS
-    assert meta["kExtentSize"] == layout.EXTENT_SIZE
+    assert meta["kCountsSize"] == layout.COUNTS_SIZE
     assert meta["kNoToken"] == layout.NO_TOKEN
     assert rows["kRowColumns"] == layout.ROW_COLUMNS
     assert rows["kDeltaHeader"] == layout.DELTA_HEADER
@@ -74,11 +78,11 @@ def test_constants_are_the_headers() -> None:
     assert layout.RECORD_WIDTH > layout.RECORD_TOKENS
 
 
-@pytest.mark.parametrize("lines", [1, 3, 4, 5, 256])
-def test_parts_of_the_step_input_do_not_overlap(lines: int) -> None:
-    inputs = layout.InputLayout(max_segments=3, max_lines=lines, delta_words=17)
+@pytest.mark.parametrize("num_tokens", [1, 3, 4, 5, 256])
+def test_parts_of_the_step_input_do_not_overlap(num_tokens: int) -> None:
+    inputs = layout.InputLayout(max_segments=3, max_step_tokens=num_tokens, delta_words=17)
     assert inputs.staged_offset == 3 * layout.SEGMENT_COLUMNS
-    assert inputs.delta_offset >= inputs.staged_offset + lines
+    assert inputs.delta_offset >= inputs.staged_offset + num_tokens
     assert inputs.delta_offset % 4 == 0
     assert inputs.words == inputs.delta_offset + 17
 

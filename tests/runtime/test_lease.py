@@ -1,4 +1,6 @@
-"""The lease's life: running, finalized, released once, never while steps in flight use it (I3, I4)."""
+"""The lease's life: running, finalized, released once, never while steps in flight use it (I3,
+I4).
+"""
 
 from __future__ import annotations
 

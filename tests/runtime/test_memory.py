@@ -21,6 +21,8 @@ def test_two_slots_cost_at_most_five_percent_more_than_one(name: str) -> None:
     config = NAMED_SHAPES[name]
     arena = allocate_activations(config, CHUNK, ROWS, torch.bfloat16, META).memory.nbytes
     table = RowTable(ROWS, MAX_LEN // PAGE, max_stop_ids=16)
-    slot = slot_memory(InputLayout(ROWS, CHUNK, table.delta_capacity), MaskLayout(ROWS, config.vocab), META)
+    slot = slot_memory(
+        InputLayout(ROWS, CHUNK, table.delta_capacity), MaskLayout(ROWS, config.vocab), META
+    )
     owned = slot.input.nbytes + slot.records.nbytes + slot.mask.nbytes
     assert (arena + 2 * owned) / (arena + owned) <= 1.05

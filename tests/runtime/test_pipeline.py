@@ -73,54 +73,96 @@ def numbers(entries: Iterable[str]) -> list[int]:
     return [int(entry.split()[-1]) for entry in entries]
 
 
-# --- traces ---------------------------------------------------------------------------------------------------------------------
+# --- traces ---------------------------------------------------------------------------------------
 
 
 def test_trace_of_the_blocking_loop() -> None:
     driver = Driver(SimRuntime(depth=1))
     driver.run(Request((1, 2, 3), 3))
     assert traced(driver, "") == [
-        "host launches 0", "copy input 0", "step 0", "copy output 0", "host commits 0",
-        "host launches 1", "copy input 1", "step 1", "copy output 1", "host commits 1",
-        "host launches 2", "step 2", "copy output 2", "host commits 2", "host releases row 1",
-    ]  # fmt: skip
+        "host launches 0",
+        "copy input 0",
+        "step 0",
+        "copy output 0",
+        "host commits 0",
+        "host launches 1",
+        "copy input 1",
+        "step 1",
+        "copy output 1",
+        "host commits 1",
+        "host launches 2",
+        "step 2",
+        "copy output 2",
+        "host commits 2",
+        "host releases row 1",
+    ]
 
 
 def test_trace_of_ping_pong_on_the_slowest_device() -> None:
     driver = Driver(SimRuntime(depth=2))
     driver.run(Request((1, 2, 3), 4))
     assert traced(driver, "host") == [
-        "host launches 0", "host launches 1", "host commits 0",
-        "host launches 2", "host commits 1",
-        "host launches 3", "host commits 2",
-        "host commits 3", "host releases row 1",
-    ]  # fmt: skip
+        "host launches 0",
+        "host launches 1",
+        "host commits 0",
+        "host launches 2",
+        "host commits 1",
+        "host launches 3",
+        "host commits 2",
+        "host commits 3",
+        "host releases row 1",
+    ]
 
 
 def test_trace_of_ping_pong_on_the_fastest_device() -> None:
     driver = Driver(SimRuntime(depth=2, chooser=Eager()))
     driver.run(Request((1, 2, 3), 3))
     assert traced(driver, "") == [
-        "host launches 0", "copy input 0", "step 0", "copy output 0",
-        "host launches 1", "host commits 0", "copy input 1", "step 1", "copy output 1",
-        "host launches 2", "host commits 1", "copy input 2", "step 2", "copy output 2",
-        "host commits 2", "host releases row 1",
-    ]  # fmt: skip
+        "host launches 0",
+        "copy input 0",
+        "step 0",
+        "copy output 0",
+        "host launches 1",
+        "host commits 0",
+        "copy input 1",
+        "step 1",
+        "copy output 1",
+        "host launches 2",
+        "host commits 1",
+        "copy input 2",
+        "step 2",
+        "copy output 2",
+        "host commits 2",
+        "host releases row 1",
+    ]
 
 
 def test_trace_of_a_constrained_row() -> None:
     driver = Driver(SimRuntime(depth=2))
     driver.run(Request((1, 2, 3), 3, allowed=follow))
     assert traced(driver, "host") == [
-        "host launches 0", "host finalizes 0", "host launches 1", "host commits 0",
-        "host finalizes 1", "host launches 2", "host commits 1",
-        "host finalizes 2", "host commits 2", "host releases row 1",
-    ]  # fmt: skip
+        "host launches 0",
+        "host finalizes 0",
+        "host launches 1",
+        "host commits 0",
+        "host finalizes 1",
+        "host launches 2",
+        "host commits 1",
+        "host finalizes 2",
+        "host commits 2",
+        "host releases row 1",
+    ]
     assert traced(driver, "forward", "sampling", "copy mask") == [
-        "forward 0", "copy mask 0", "sampling 0",
-        "forward 1", "copy mask 1", "sampling 1",
-        "forward 2", "copy mask 2", "sampling 2",
-    ]  # fmt: skip
+        "forward 0",
+        "copy mask 0",
+        "sampling 0",
+        "forward 1",
+        "copy mask 1",
+        "sampling 1",
+        "forward 2",
+        "copy mask 2",
+        "sampling 2",
+    ]
 
 
 def test_trace_of_a_stop_that_leaves_a_zombie() -> None:
@@ -129,14 +171,18 @@ def test_trace_of_a_stop_that_leaves_a_zombie() -> None:
     (tokens,) = driver.run(Request((1, 2, 3), 9, stop_ids=(stop,)))
     assert tokens[-1] == stop
     assert traced(driver, "host") == [
-        "host launches 0", "host launches 1", "host commits 0",
-        "host launches 2", "host commits 1",  # the stop is seen here, while step 2 runs
-        "host commits 2", "host releases row 1",
-    ]  # fmt: skip
+        "host launches 0",
+        "host launches 1",
+        "host commits 0",
+        "host launches 2",
+        "host commits 1",  # the stop is seen here, while step 2 runs
+        "host commits 2",
+        "host releases row 1",
+    ]
     assert driver.pipeline.stats.zombie_rows == 1
 
 
-# --- invariants -----------------------------------------------------------------------------------------------------------------
+# --- invariants -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -159,7 +205,15 @@ def test_i3_refs_are_the_steps_in_flight_that_hold_the_lease() -> None:
     pipe = pipeline(SimRuntime(depth=2))
     row = pipe.admit((1, 2), max_new_tokens=5)
     refs = [row.lease.inflight_refs]
-    for call in (pipe.launch, pipe.launch, pipe.launch, pipe.commit, pipe.launch, pipe.commit, pipe.commit):
+    for call in (
+        pipe.launch,
+        pipe.launch,
+        pipe.launch,
+        pipe.commit,
+        pipe.launch,
+        pipe.commit,
+        pipe.commit,
+    ):
         call()
         check_invariants(pipe)
         refs.append(row.lease.inflight_refs)
@@ -273,7 +327,9 @@ def test_i8_tokens_do_not_depend_on_depth_batch_or_schedule(seed: int) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_i9_the_owner_of_pages_hears_of_every_release_once(depth: int) -> None:
-    """The owner knows nothing but what it gave to ``admit`` and what ``on_release`` says, however a row ends."""
+    """The owner knows nothing but what it gave to ``admit`` and what ``on_release`` says,
+    however a row ends.
+    """
     total = 24
     free, held, given = deque(range(1, total + 1)), dict[Row, tuple[int, ...]](), 0
     stop = MODEL.generate(Request((1, 2, 3), 2))[1]
@@ -287,24 +343,37 @@ def test_i9_the_owner_of_pages_hears_of_every_release_once(depth: int) -> None:
             raise KeyError("no such state")
         words[0] = -1
 
-    pipe = pipeline(SimRuntime(4, 16, depth, page_size=2, chooser=Random(depth)), on_release=on_release)
+    pipe = pipeline(
+        SimRuntime(4, 16, depth, page_size=2, chooser=Random(depth)), on_release=on_release
+    )
     for turn in range(40):
-        while pipe._runtime.table.free_rows and len(free) >= 6 and turn < 30:  # by turns: to the cap, a stop, a constraint that fails
+        # by turns: to the cap, a stop, a constraint that fails
+        while pipe._runtime.table.free_rows and len(free) >= 6 and turn < 30:
             pages = tuple(free.popleft() for _ in range(6))
-            row = pipe.admit((1, 2, 3), max_new_tokens=9, stop_ids=(stop,) * (given % 3 == 1), constrained=given % 3 == 2, pages=pages)
+            row = pipe.admit(
+                (1, 2, 3),
+                max_new_tokens=9,
+                stop_ids=(stop,) * (given % 3 == 1),
+                constrained=given % 3 == 2,
+                pages=pages,
+            )
             held[row], given = pages, given + 1
         if turn % 5 == 4:  # with steps in flight at depth 2
             for row in pipe.rows[-1:]:
                 pipe.abort(row)
         pipe.tick(fill)
         assert set(held) == set(pipe.rows)
-        assert sorted([*free, *(page for pages in held.values() for page in pages)]) == list(range(1, total + 1))
+        assert sorted([*free, *(page for pages in held.values() for page in pages)]) == list(
+            range(1, total + 1)
+        )
     assert (held, pipe.busy) == ({}, False)
     assert given > 12
 
 
 def test_i10_a_key_holds_the_shape_and_graphs_are_a_fixed_set() -> None:
-    """Positions, rows, tokens and lengths vary under one key; the tokens stay right, so nothing of them is baked in."""
+    """Positions, rows, tokens and lengths vary under one key; the tokens stay right, so nothing
+    of them is baked in.
+    """
     keys: set[StepKey] = set()
 
     class Watched(Pipeline):
@@ -313,15 +382,25 @@ def test_i10_a_key_holds_the_shape_and_graphs_are_a_fixed_set() -> None:
             keys.add(key)
             return key
 
-    driver = Driver(SimRuntime(5, 32), pipeline_type=Watched, buckets=(1, 2, 64), prefill_buckets=(4, 8, 99), chunk=8)
+    driver = Driver(
+        SimRuntime(5, 32),
+        pipeline_type=Watched,
+        buckets=(1, 2, 64),
+        prefill_buckets=(4, 8, 99),
+        chunk=8,
+    )
     asked = requests(20, 7)
     assert driver.run(*asked) == [MODEL.generate(request) for request in asked]
-    assert StepKey._fields == ("kind", "lines", "segments", "split")
+    assert StepKey._fields == ("kind", "num_tokens", "segments", "split")
     assert {key for key in keys if key.kind is StepKind.DECODE} <= {
-        StepKey(StepKind.DECODE, bucket, bucket, split) for bucket in (1, 2, 5) for split in (False, True)
+        StepKey(StepKind.DECODE, bucket, bucket, split)
+        for bucket in (1, 2, 5)
+        for split in (False, True)
     }
     assert {key for key in keys if key.kind is StepKind.PREFILL} <= {
-        StepKey(StepKind.PREFILL, lines, 5, split) for lines in (4, 8) for split in (False, True)
+        StepKey(StepKind.PREFILL, num_tokens, 5, split)
+        for num_tokens in (4, 8)
+        for split in (False, True)
     }
 
 
@@ -329,7 +408,9 @@ def test_i11_no_launch_while_a_step_waits_for_its_masks() -> None:
     pipe = pipeline(SimRuntime(depth=2))
     pipe.admit((1, 2), max_new_tokens=3, constrained=True)
     pipe.launch()
-    with pytest.raises(PipelineError, match=r"step 0 waits for its masks: call finalize\(\) before the next launch"):
+    with pytest.raises(
+        PipelineError, match=r"step 0 waits for its masks: call finalize\(\) before the next launch"
+    ):
         pipe.launch()
     with pytest.raises(PipelineError, match=r"call finalize\(\) before commit"):
         pipe.commit()
@@ -342,7 +423,7 @@ def test_every_invariant_has_a_test_that_names_it() -> None:
     assert {name.upper() for name in named} == set(promised)
 
 
-# --- behaviour ------------------------------------------------------------------------------------------------------------------
+# --- behaviour ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -355,7 +436,9 @@ def test_every_invariant_has_a_test_that_names_it() -> None:
     ],
 )
 @pytest.mark.parametrize("races", [True, False])
-def test_ping_pong_is_right_under_every_interleaving(asked: tuple[Request, ...], races: bool) -> None:
+def test_ping_pong_is_right_under_every_interleaving(
+    asked: tuple[Request, ...], races: bool
+) -> None:
     expected = [MODEL.generate(request) for request in asked]
 
     def scenario(chooser: Chooser) -> None:
@@ -367,7 +450,9 @@ def test_ping_pong_is_right_under_every_interleaving(asked: tuple[Request, ...],
 
 
 def test_a_partial_prefill_waits_for_no_mask() -> None:
-    """Of a constrained row only the last chunk is sampled: the chunks before it run ahead, and send no masks."""
+    """Of a constrained row only the last chunk is sampled: the chunks before it run ahead, and
+    send no masks.
+    """
     runtime = SimRuntime(depth=2)
     pipe = pipeline(runtime, chunk=2)
     pipe.admit(tuple(range(6)), max_new_tokens=1, constrained=True)
@@ -397,7 +482,10 @@ def test_stop_wins_over_length_when_both_are_due() -> None:
 
 def test_a_constraint_that_allows_nothing_ends_its_row_alone() -> None:
     driver = Driver(SimRuntime(chooser=Lazy()))
-    bad, good = Request((1, 2), 5, allowed=lambda tokens: () if len(tokens) == 2 else (7,)), Request((3, 4), 6)
+    bad, good = (
+        Request((1, 2), 5, allowed=lambda tokens: () if len(tokens) == 2 else (7,)),
+        Request((3, 4), 6),
+    )
     assert driver.run(bad, good) == [(7, 7), MODEL.generate(good)]
     assert driver.outcomes[0].finish is FinishReason.ERROR
     assert "no token can be sampled at position 3" in str(driver.outcomes[0].error)
@@ -406,11 +494,18 @@ def test_a_constraint_that_allows_nothing_ends_its_row_alone() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("constrained", [(), (0,), (1,), (0, 1)])
-def test_what_on_event_raises_costs_no_row_a_token(depth: int, constrained: tuple[int, ...]) -> None:
-    """The callback raises on the third event, and on every event of a later turn: each event comes once, masks follow their tokens."""
+def test_what_on_event_raises_costs_no_row_a_token(
+    depth: int, constrained: tuple[int, ...]
+) -> None:
+    """The callback raises on the third event, and on every event of a later turn: each event
+    comes once, masks follow their tokens.
+    """
     asked = [Request((i + 1,), 6, allowed=follow if i in constrained else None) for i in range(2)]
     pipe = pipeline(SimRuntime(depth=depth))
-    rows = [pipe.admit(one.prompt_ids, max_new_tokens=6, constrained=one.allowed is not None) for one in asked]
+    rows = [
+        pipe.admit(one.prompt_ids, max_new_tokens=6, constrained=one.allowed is not None)
+        for one in asked
+    ]
     told: dict[Row, list[int]] = {row: [] for row in rows}
     events, turns, raised = 0, 0, []
 
@@ -456,7 +551,9 @@ class OpenPhases:
 
 
 def test_a_turn_whose_callback_raised_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The phases that an observer sees are closed, and what was raised is not kept by a cycle of its own frames."""
+    """The phases that an observer sees are closed, and what was raised is not kept by a cycle of
+    its own frames.
+    """
     phases = OpenPhases()
     monkeypatch.setattr(probe, "active", phases)
     pipe = pipeline(SimRuntime(depth=1))
@@ -515,7 +612,9 @@ def test_more_rows_than_fit_is_not_now() -> None:
         ({"pages": (1, 2)}, "2 pages given; this request needs 1, and a row holds 1"),
     ],
 )
-def test_a_bad_request_says_what_is_wrong_and_takes_nothing(bad: dict[str, object], message: str) -> None:
+def test_a_bad_request_says_what_is_wrong_and_takes_nothing(
+    bad: dict[str, object], message: str
+) -> None:
     runtime = SimRuntime()
     pipe = pipeline(runtime)
     arguments = {"prompt_ids": (1, 2), "max_new_tokens": 3, **bad}
@@ -527,5 +626,7 @@ def test_a_bad_request_says_what_is_wrong_and_takes_nothing(bad: dict[str, objec
 
 def test_pages_are_asked_for_where_a_row_has_several() -> None:
     pipe = pipeline(SimRuntime(page_size=4))
-    with pytest.raises(RequestError, match="pages are missing: with page_size 4 this request needs 3 pages"):
+    with pytest.raises(
+        RequestError, match="pages are missing: with page_size 4 this request needs 3 pages"
+    ):
         pipe.admit((1,) * 8, max_new_tokens=3)

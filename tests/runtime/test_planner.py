@@ -29,7 +29,11 @@ def test_prompts_of_several_rows_share_a_step_in_order_of_admission() -> None:
     assert planned is not None
     kind, segments = planned
     assert kind is PREFILL
-    assert [(s.row.index, s.position, s.lines, s.sample) for s in segments] == [(2, 0, 3, True), (1, 0, 3, True), (3, 0, 2, False)]
+    assert [(s.row.index, s.position, s.num_tokens, s.sample) for s in segments] == [
+        (2, 0, 3, True),
+        (1, 0, 3, True),
+        (3, 0, 2, False),
+    ]
     assert segments[2].tokens == (0, 1)
 
 
@@ -39,7 +43,9 @@ def test_a_chunk_continues_where_the_last_one_ended() -> None:
     assert [(s.position, s.tokens, s.sample) for s in segments] == [(4, (4, 5, 6, 7), False)]
     long.prefilled = 8
     _, segments = plan([long], PREFILL, 4) or (None, ())
-    assert [(s.position, s.tokens, s.sample, s.sampled_position) for s in segments] == [(8, (8,), True, 8)]
+    assert [(s.position, s.tokens, s.sample, s.sampled_position) for s in segments] == [
+        (8, (8,), True, 8)
+    ]
 
 
 def test_decode_lines_are_carried_over_at_the_next_position() -> None:
@@ -47,7 +53,7 @@ def test_decode_lines_are_carried_over_at_the_next_position() -> None:
     assert planned is not None
     kind, segments = planned
     assert kind is DECODE
-    assert [(s.row.index, s.position, s.lines, s.sample, s.tokens) for s in segments] == [
+    assert [(s.row.index, s.position, s.num_tokens, s.sample, s.tokens) for s in segments] == [
         (1, 4, 1, True, None),
         (4, 3, 1, True, None),
     ]
@@ -62,7 +68,7 @@ def test_prefill_and_decode_take_turns_when_both_wait() -> None:
         previous, segments = planned
         kinds.append(previous)
         for segment in segments:
-            segment.row.prefilled += segment.lines if segment.tokens else 0
+            segment.row.prefilled += segment.num_tokens if segment.tokens else 0
             segment.row.sampled += segment.sample
     assert kinds == [PREFILL, DECODE] * 3
 
@@ -91,7 +97,7 @@ def test_hazard_27_a_partial_prompt_is_never_sampled() -> None:
         long, sampled = row(1, prompt=10), []
         while long.wants_prefill:
             _, (segment,) = plan([long], PREFILL, chunk) or (None, ())
-            long.prefilled += segment.lines
+            long.prefilled += segment.num_tokens
             sampled.append(segment.sample)
         assert sampled == [False] * (len(sampled) - 1) + [True]
 

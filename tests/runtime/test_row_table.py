@@ -1,4 +1,4 @@
-"""Rows, generations and the packing of deltas, applied here by a few independent lines."""
+"""Rows, generations and the packing of deltas, applied here by a few independent tokens."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from photon_ext.runtime.row_table import RowTable
 
 
 def runs(packet: list[int]) -> list[tuple[int, int, list[int]]]:
-    """(table, offset, words) of every run; the packet is checked for holes and overlaps on the way."""
+    """(table, offset, words) of every run; the packet is checked for holes and overlaps on the
+    way.
+    """
     count, total = packet[0], packet[1]
     assert total == len(packet)
     found, expected_source = [], DELTA_HEADER + DELTA_RUN_WORDS * count
     for i in range(count):
-        table, offset, words, source = packet[DELTA_HEADER + i * DELTA_RUN_WORDS :][:DELTA_RUN_WORDS]
+        table, offset, words, source = packet[DELTA_HEADER + i * DELTA_RUN_WORDS :][
+            :DELTA_RUN_WORDS
+        ]
         assert source == expected_source
         found.append((table, offset, packet[source : source + words]))
         expected_source += words
@@ -66,7 +70,9 @@ def test_neighbouring_rows_merge_into_the_same_runs() -> None:
 def test_a_kill_is_one_word() -> None:
     table = RowTable(4, 1, 1)
     table.kill(3)
-    assert runs(table.take_deltas()) == [(DeltaTable.ROW_STATE, 3 * ROW_COLUMNS + RowColumn.ALIVE, [0])]
+    assert runs(table.take_deltas()) == [
+        (DeltaTable.ROW_STATE, 3 * ROW_COLUMNS + RowColumn.ALIVE, [0])
+    ]
 
 
 def test_a_later_write_replaces_an_earlier_one() -> None:
@@ -90,7 +96,9 @@ def test_hazard_36_deltas_are_taken_once() -> None:
 
 
 def test_a_row_of_many_words_makes_few_objects() -> None:
-    """A thousand stop ids, say: an object for each would take the loop most of a millisecond, and drive garbage collection."""
+    """A thousand stop ids, say: an object for each would take the loop most of a millisecond,
+    and drive garbage collection.
+    """
     table, stops = RowTable(2, 500, 1500), list(range(1500))
     gc.disable()
     try:
@@ -108,7 +116,9 @@ def test_a_row_of_many_words_makes_few_objects() -> None:
     stops=st.integers(1, 3),
     writes=st.lists(st.tuples(st.sampled_from(["write", "kill"]), st.integers(1, 5)), max_size=20),
 )
-def test_packets_say_what_was_written_and_fit_the_capacity(rows: int, pages: int, stops: int, writes: list[tuple[str, int]]) -> None:
+def test_packets_say_what_was_written_and_fit_the_capacity(
+    rows: int, pages: int, stops: int, writes: list[tuple[str, int]]
+) -> None:
     table = RowTable(rows, pages, stops)
     expected: dict[tuple[int, int], int] = {}
     for number, (what, row) in enumerate(writes):
@@ -118,11 +128,19 @@ def test_packets_say_what_was_written_and_fit_the_capacity(rows: int, pages: int
             expected[0, row * ROW_COLUMNS + RowColumn.ALIVE] = 0
             continue
         table.write_row(row, [number] * ROW_COLUMNS, [number + 1] * pages, [number + 2] * stops)
-        for kind, width, word in ((0, ROW_COLUMNS, number), (1, pages, number + 1), (2, stops, number + 2)):
+        for kind, width, word in (
+            (0, ROW_COLUMNS, number),
+            (1, pages, number + 1),
+            (2, stops, number + 2),
+        ):
             expected.update({(kind, row * width + i): word for i in range(width)})
     packet = table.take_deltas()
     assert len(packet) <= table.delta_capacity
-    applied = {(kind, at + i): word for kind, at, words in (runs(packet) if packet else []) for i, word in enumerate(words)}
+    applied = {
+        (kind, at + i): word
+        for kind, at, words in (runs(packet) if packet else [])
+        for i, word in enumerate(words)
+    }
     assert applied == expected
 
 

@@ -1,4 +1,6 @@
-"""Hypothesis drives the pipeline call by call: every order of admit, launch, finalize, commit and abort, with stops anywhere."""
+"""Hypothesis drives the pipeline call by call: every order of admit, launch, finalize, commit
+and abort, with stops anywhere.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,16 @@ REQUESTS = st.builds(
 
 
 class PipelineMachine(RuleBasedStateMachine):
-    """A paged device whose pages and rows are both too few, so that requests wait and rows and pages are reused."""
+    """A paged device whose pages and rows are both too few, so that requests wait and rows and
+    pages are reused.
+    """
 
-    @initialize(depth=st.sampled_from([1, 2]), rows=st.integers(1, 3), chunk=st.sampled_from([1, 3, 8]), seed=st.integers(0, 999))
+    @initialize(
+        depth=st.sampled_from([1, 2]),
+        rows=st.integers(1, 3),
+        chunk=st.sampled_from([1, 3, 8]),
+        seed=st.integers(0, 999),
+    )
     def start(self, depth: int, rows: int, chunk: int, seed: int) -> None:
         self.runtime = SimRuntime(rows, 16, depth, page_size=2, chooser=Random(seed))
         self.driver = Driver(self.runtime, pages=PAGES, chunk=chunk, prefill_buckets=(2, 8))
@@ -134,5 +143,8 @@ class PipelineMachine(RuleBasedStateMachine):
 
 TestPipelineMachine = PipelineMachine.TestCase
 TestPipelineMachine.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )

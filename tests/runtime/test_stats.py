@@ -1,4 +1,6 @@
-"""What the pipeline counts: idle for want of work is neither a gap nor a wait, and a step that sends masks is not quiet."""
+"""What the pipeline counts: idle for want of work is neither a gap nor a wait, and a step that
+sends masks is not quiet.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,20 @@ def call_by_call(pipeline: Pipeline) -> None:
         pipeline.commit()
 
 
-LOOPS = pytest.mark.parametrize("loop", [tick_while_busy, call_by_call], ids=lambda loop: loop.__name__)
+LOOPS = pytest.mark.parametrize(
+    "loop", [tick_while_busy, call_by_call], ids=lambda loop: loop.__name__
+)
 
 
 @DEPTHS
 @LOOPS
 def test_time_between_bursts_is_no_gap(depth: int, loop: Callable[[Pipeline], None]) -> None:
-    pipeline = Pipeline(Runtime(max_rows=2, max_len=32, depth=depth, device="cpu", timing=True), Forward(), vocab_size=VOCAB, chunk=8)
+    pipeline = Pipeline(
+        Runtime(max_rows=2, max_len=32, depth=depth, device="cpu", timing=True),
+        Forward(),
+        vocab_size=VOCAB,
+        chunk=8,
+    )
     for burst in range(1, 4):
         pipeline.admit([1, 2], max_new_tokens=TOKENS)
         loop(pipeline)
@@ -45,7 +54,9 @@ def test_time_between_bursts_is_no_gap(depth: int, loop: Callable[[Pipeline], No
 
 @DEPTHS
 @LOOPS
-def test_a_burst_that_finds_the_device_idle_did_not_keep_it_waiting(depth: int, loop: Callable[[Pipeline], None]) -> None:
+def test_a_burst_that_finds_the_device_idle_did_not_keep_it_waiting(
+    depth: int, loop: Callable[[Pipeline], None]
+) -> None:
     pipeline = simulated(depth)
     waits = [0]
     for _ in range(3):

@@ -23,7 +23,9 @@ def test_exactly_the_bits_of_the_ids_are_set(ids: set[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("token", "named"), [(32 * WORDS, "128"), (-1, "-1"), (10**5000, "an integer of 16610 bits")], ids=["beyond", "negative", "huge"]
+    ("token", "named"),
+    [(32 * WORDS, "128"), (-1, "-1"), (10**5000, "an integer of 16610 bits")],
+    ids=["beyond", "negative", "huge"],
 )
 def test_an_id_outside_the_mask_is_named(token: int, named: str) -> None:
     with pytest.raises(RequestError, match=f"token id {named}; the mask covers"):
@@ -62,7 +64,9 @@ def test_one_constraint_serves_engines_of_different_vocabularies(ids: object) ->
         assert allowed_by(constraint.fresh(), num_words) == {1, 40}
 
 
-@pytest.mark.parametrize("bad", [[1, {2}], ["a"], [[1, "b"]], [-1], [True], [[[1]]], [[1], 10**5000, "a"]])
+@pytest.mark.parametrize(
+    "bad", [[1, {2}], ["a"], [[1, "b"]], [-1], [True], [[[1]]], [[1], 10**5000, "a"]]
+)
 def test_mixed_or_foreign_items_are_refused(bad: list[object]) -> None:
     with pytest.raises(ConfigError, match="from_allowed_ids: item"):
         from_allowed_ids(bad)
@@ -70,7 +74,9 @@ def test_mixed_or_foreign_items_are_refused(bad: list[object]) -> None:
 
 @pytest.mark.parametrize("bad", [None, 5, "ab", b"ab"])
 def test_what_holds_no_ids_is_refused(bad: object) -> None:
-    with pytest.raises(ConfigError, match=f"from_allowed_ids: got a {type(bad).__name__}; give token ids"):
+    with pytest.raises(
+        ConfigError, match=f"from_allowed_ids: got a {type(bad).__name__}; give token ids"
+    ):
         from_allowed_ids(bad)
 
 

@@ -13,7 +13,12 @@ from photon_ext.sampling.params import MAX_STOP_CHARACTERS
 
 def test_defaults_are_greedy_without_stops() -> None:
     params = SamplingParams()
-    assert (params.temperature, params.stop, params.stop_token_ids, params.constraint) == (0.0, (), (), None)
+    assert (params.temperature, params.stop, params.stop_token_ids, params.constraint) == (
+        0.0,
+        (),
+        (),
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,17 +68,27 @@ def test_a_single_stop_string_is_a_stop_string_and_not_its_letters() -> None:
 def test_stop_strings_have_room_for_so_many_characters_and_no_more() -> None:
     half = "x" * (MAX_STOP_CHARACTERS // 2)
     assert SamplingParams(stop=[half, half]).stop == (half, half)
-    with pytest.raises(ConfigError, match="stop holds 3 strings of 16385 characters in all; give at most 16384"):
+    with pytest.raises(
+        ConfigError, match="stop holds 3 strings of 16385 characters in all; give at most 16384"
+    ):
         SamplingParams(stop=[half, half, "!"])
 
 
 def test_half_a_character_is_no_stop_string() -> None:
-    with pytest.raises(ConfigError, match=r"stop holds 'ab\\udcff' with a surrogate, U\+DCFF, at character 2; give valid Unicode text"):
+    with pytest.raises(
+        ConfigError,
+        match=r"stop holds 'ab\\udcff' with a surrogate, U\+DCFF, at character 2; give valid "
+        r"Unicode text",
+    ):
         SamplingParams(stop="ab\udcff")
 
 
-@pytest.mark.parametrize("name", ["max_new_tokens", "temperature", "seed", "stop_token_ids", "stop"])
-def test_integers_too_large_for_their_digits_to_be_written_are_told_by_their_size(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["max_new_tokens", "temperature", "seed", "stop_token_ids", "stop"]
+)
+def test_integers_too_large_for_their_digits_to_be_written_are_told_by_their_size(
+    name: str,
+) -> None:
     with pytest.raises(ConfigError, match=f"^{name} is a negative integer of 16610 bits; give"):
         SamplingParams(**{name: -(10**5000)})
 
@@ -85,7 +100,9 @@ def test_lists_become_tuples_so_that_params_stay_hashable_and_frozen() -> None:
 
 
 def test_edges_of_the_ranges_are_accepted() -> None:
-    SamplingParams(max_new_tokens=1, temperature=0.001, seed=2**64 - 1, constraint=from_allowed_ids([1]))
+    SamplingParams(
+        max_new_tokens=1, temperature=0.001, seed=2**64 - 1, constraint=from_allowed_ids([1])
+    )
     SamplingParams(temperature=10000)
 
 
@@ -99,13 +116,24 @@ def done(*_: object) -> bool:
     return False
 
 
-@pytest.mark.parametrize("finished", [done, staticmethod(done), classmethod(done), partial(done)], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "finished",
+    [done, staticmethod(done), classmethod(done), partial(done)],
+    ids=lambda value: type(value).__name__,
+)
 def test_a_method_that_says_whether_a_constraint_is_finished_is_refused(finished: object) -> None:
-    with pytest.raises(ConfigError, match=r"constraint is a Grammar; its finished is a method, .*; make it a property"):
+    with pytest.raises(
+        ConfigError,
+        match=r"constraint is a Grammar; its finished is a method, .*; make it a property",
+    ):
         SamplingParams(constraint=constraint(finished=finished))
 
 
-@pytest.mark.parametrize("finished", [property(done), cached_property(done), False], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "finished",
+    [property(done), cached_property(done), False],
+    ids=lambda value: type(value).__name__,
+)
 def test_a_constraint_may_be_finished_by_a_property_or_an_attribute(finished: object) -> None:
     SamplingParams(constraint=constraint(finished=finished))
 

@@ -1,9 +1,12 @@
-"""The sanitized tests under each tool of compute-sanitizer, dealt out to several processes that run side by side.
+"""The sanitized tests under each tool of compute-sanitizer, dealt out to several processes that run
+side by side.
 
-    python -m tests.sanitizer.run [--tools memcheck=6,racecheck=4] [--jobs 16] [--limit 540] [--logs DIRECTORY] [TEST ...]
+    python -m tests.sanitizer.run [--tools memcheck=6,racecheck=4] [--jobs 16] [--limit 540] [--logs
+    DIRECTORY] [TEST ...]
 
-A tool is clean if every test has passed and each process has ended with the tool's own summary, which must count nothing. Each part is a
-fresh process: racecheck's memory grows with what it has seen.
+A tool is clean if every test has passed and each process has ended with the tool's own summary,
+which must count nothing. Each part is a fresh process: racecheck's memory grows with what it has
+seen.
 """
 
 from __future__ import annotations
@@ -38,8 +41,10 @@ TESTS = (
     "tests/models/test_decoder_fast.py",
     "tests/engine/test_engine_cuda.py::test_graphs_and_eager_steps_agree",
 )
-TOOLS = {"memcheck": 6, "synccheck": 6, "racecheck": 4}  # processes each; more of racecheck are slower on one GPU
-# How many barriers a block has in shared memory, at most: synccheck's own guess is too low where they are an array, and then it fails.
+# processes each; more of racecheck are slower on one GPU
+TOOLS = {"memcheck": 6, "synccheck": 6, "racecheck": 4}
+# How many barriers a block has in shared memory, at most: synccheck's own guess is too low where
+# they are an array, and then it fails.
 OPTIONS = {"synccheck": ("--num-cuda-barriers", "64")}
 SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (.*)$", re.MULTILINE)
 OUTCOME = re.compile(r"\b(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b(?: \([^\n]*\))? *\[ *\d+%\]")
@@ -58,13 +63,32 @@ class Part(NamedTuple):
         return f"{self.tool}-{self.number}of{self.parts}"
 
     def command(self, tests: list[str]) -> list[str]:
-        tool = ["compute-sanitizer", "--tool", self.tool, *OPTIONS.get(self.tool, ()), "--error-exitcode", "9"]
-        pytest = ["-m", "pytest", "-v", "--sanitized", "--shard", f"{self.number}/{self.parts}", "-p", "no:cacheprovider", "--durations=5"]
+        tool = [
+            "compute-sanitizer",
+            "--tool",
+            self.tool,
+            *OPTIONS.get(self.tool, ()),
+            "--error-exitcode",
+            "9",
+        ]
+        pytest = [
+            "-m",
+            "pytest",
+            "-v",
+            "--sanitized",
+            "--shard",
+            f"{self.number}/{self.parts}",
+            "-p",
+            "no:cacheprovider",
+            "--durations=5",
+        ]
         return [*tool, sys.executable, *pytest, *tests]
 
 
 class Ended(NamedTuple):
-    """How a process ended: its exit status (None: it was stopped at the limit), and what it wrote."""
+    """How a process ended: its exit status (None: it was stopped at the limit), and what it
+    wrote.
+    """
 
     part: Part
     status: int | None
@@ -99,7 +123,17 @@ def available(tests: list[str]) -> list[str]:
 
 def collected(tests: list[str]) -> int:
     """How many tests there are to run."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--sanitized", "-p", "no:cacheprovider", *tests]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-q",
+        "--sanitized",
+        "-p",
+        "no:cacheprovider",
+        *tests,
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode != 0:
         raise SystemExit(f"the tests could not be collected:\n{done.stdout}{done.stderr}")
@@ -130,10 +164,16 @@ class Pool:
         return ended
 
     def _start(self, part: Part) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}  # there is a process for each core already
+        # there is a process for each core already
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         with self._log(part).open("wb") as log:
             process = subprocess.Popen(
-                part.command(self._tests), cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                part.command(self._tests),
+                cwd=ROOT,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
         self._running[part] = (process, time.monotonic())
 
@@ -145,8 +185,14 @@ class Pool:
 
     def _ended(self, part: Part, status: int | None) -> Ended:
         _, begin = self._running.pop(part)
-        ended = Ended(part, status, self._log(part).read_text(errors="replace"), time.monotonic() - begin)
-        print(f"{part.name}: {ended.outcomes['PASSED']} passed, {ended.seconds:.0f} s: {ended.problem or 'clean'}", flush=True)
+        ended = Ended(
+            part, status, self._log(part).read_text(errors="replace"), time.monotonic() - begin
+        )
+        print(
+            f"{part.name}: {ended.outcomes['PASSED']} passed, {ended.seconds:.0f} s: "
+            f"{ended.problem or 'clean'}",
+            flush=True,
+        )
         return ended
 
     def _log(self, part: Part) -> Path:
@@ -159,7 +205,10 @@ def verdict(tool: str, ended: list[Ended], expected: int) -> tuple[str, bool]:
     problems = [f"{part.part.name}: {part.problem}" for part in ended if part.problem]
     if outcomes["PASSED"] != expected:
         problems.append(f"{expected - outcomes['PASSED']} tests did not pass or did not run")
-    counts = ", ".join(f"{count} {outcome.lower()}" for outcome, count in sorted(outcomes.items())) or "none ran"
+    counts = (
+        ", ".join(f"{count} {outcome.lower()}" for outcome, count in sorted(outcomes.items()))
+        or "none ran"
+    )
     text = f"{tool}: {expected} tests: {counts}; {max(part.seconds for part in ended):.0f} s"
     return f"{text}: {'; '.join(problems) or 'clean'}", not problems
 
@@ -170,23 +219,55 @@ def tools(text: str) -> dict[str, int]:
     for item in text.split(","):
         tool, sign, count = item.partition("=")
         if tool not in TOOLS or (sign and not (count.isdecimal() and int(count))):
-            raise argparse.ArgumentTypeError(f"{item!r}: expected TOOL or TOOL=PROCESSES with a tool of {', '.join(TOOLS)}")
+            raise argparse.ArgumentTypeError(
+                f"{item!r}: expected TOOL or TOOL=PROCESSES with a tool of {', '.join(TOOLS)}"
+            )
         chosen[tool] = int(count) if sign else TOOLS[tool]
     return chosen
 
 
 def main(given: list[str] | None = None) -> int:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("tests", nargs="*", default=list(TESTS), help="files or tests; default: all with our kernels in small sizes")
-    options.add_argument("--tools", type=tools, default=TOOLS, help="with the number of processes of each; default: all")
-    options.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time; default: one a core")
-    options.add_argument("--limit", type=float, default=3600.0, help="seconds for all; what then still runs is ended, and not clean")
-    options.add_argument("--logs", type=Path, default=ROOT / "build" / "sanitizer", help="where each process' output goes")
+    options.add_argument(
+        "tests",
+        nargs="*",
+        default=list(TESTS),
+        help="files or tests; default: all with our kernels in small sizes",
+    )
+    options.add_argument(
+        "--tools",
+        type=tools,
+        default=TOOLS,
+        help="with the number of processes of each; default: all",
+    )
+    options.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), help="processes at a time; default: one a core"
+    )
+    options.add_argument(
+        "--limit",
+        type=float,
+        default=3600.0,
+        help="seconds for all; what then still runs is ended, and not clean",
+    )
+    options.add_argument(
+        "--logs",
+        type=Path,
+        default=ROOT / "build" / "sanitizer",
+        help="where each process' output goes",
+    )
     args = options.parse_args(given)
     tests = available(args.tests)
     expected = collected(tests)
-    parts = [Part(tool, number + 1, count) for tool, count in args.tools.items() for number in range(count)]
-    print(f"{expected} tests for each of {', '.join(args.tools)}; {len(parts)} processes; logs in {args.logs}", flush=True)
+    parts = [
+        Part(tool, number + 1, count)
+        for tool, count in args.tools.items()
+        for number in range(count)
+    ]
+    print(
+        f"{expected} tests for each of {', '.join(args.tools)}; {len(parts)} processes; logs in "
+        f"{args.logs}",
+        flush=True,
+    )
     ended = Pool(tests, args.jobs, args.limit, args.logs).run(parts)
     clean = bool(expected)
     for tool in args.tools:

@@ -1,4 +1,6 @@
-"""Which tests run under compute-sanitizer: of each function few cases, which together hold every value and every pair of values."""
+"""Which tests run under compute-sanitizer: of each function few cases, which together hold every
+value and every pair of values.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +8,46 @@ from collections.abc import Iterable, Mapping
 from itertools import combinations, groupby
 from typing import NamedTuple
 
-# What differs between dtypes is arithmetic, not indexes or barriers: the fast kernels have one, of the plain ones one is enough.
+# What differs between dtypes is arithmetic, not indexes or barriers: the fast kernels have one, of
+# the plain ones one is enough.
 FAST_DTYPE, PLAIN_DTYPE = "torch.bfloat16", "torch.float32"
 
-# Functions whose cases launch a kernel hundreds of times, or on thousands of positions: every value once, not every pair of values.
-LONG = frozenset({
-    "test_a_chunk_has_the_same_bits_whatever_rides_along",
-    "test_a_line_alone_has_the_bits_it_has_in_a_batch",
-    "test_a_line_has_the_same_bits_in_every_batch",
-    "test_a_long_past_has_the_same_parts_in_every_step",
-    "test_a_prompt_has_the_same_bits_however_it_is_cut",
-    "test_chunks_over_pasts_are_near_the_float64_reference",
-    "test_extents_around_the_groups_of_lines",
-    "test_mixed_steps_are_near_the_float64_reference",
-    "test_more_lines_than_a_launch_takes_have_the_bits_of_fewer_at_any_extent",
-    "test_pasts_in_parts_are_near_the_float64_reference",
-    "test_what_a_later_position_holds_reaches_no_earlier_line",
-    "test_what_is_not_finite_in_a_part_reaches_no_line_before_it",
-})  # fmt: skip
+# Functions whose cases launch a kernel hundreds of times, or on thousands of positions: every value
+# once, not every pair of values.
+LONG = frozenset(
+    {
+        "test_a_chunk_has_the_same_bits_whatever_rides_along",
+        "test_a_line_alone_has_the_bits_it_has_in_a_batch",
+        "test_a_line_has_the_same_bits_in_every_batch",
+        "test_a_long_past_has_the_same_parts_in_every_step",
+        "test_a_prompt_has_the_same_bits_however_it_is_cut",
+        "test_chunks_over_pasts_are_near_the_float64_reference",
+        "test_extents_around_the_groups_of_lines",
+        "test_mixed_steps_are_near_the_float64_reference",
+        "test_more_lines_than_a_launch_takes_have_the_bits_of_fewer_at_any_extent",
+        "test_pasts_in_parts_are_near_the_float64_reference",
+        "test_what_a_later_position_holds_reaches_no_earlier_line",
+        "test_what_is_not_finite_in_a_part_reaches_no_line_before_it",
+    }
+)
 
 # Functions whose parameter is a seed: the first cases.
 FIRST = {"test_begin_step_equals_the_reference": 12, "test_publish_equals_the_reference": 8}
 
-# Functions that launch a kernel thousands of times, or fill the device, and hold no size that others do not; and one that makes a call fail
-# on purpose, which memcheck would report.
-LEFT_OUT = frozenset({
-    "test_more_lines_than_a_grid_has_blocks_are_an_error",
-    "test_any_number_of_lines_has_the_bits_of_each_alone",
-    "test_a_line_has_the_same_bits_however_many_blocks_it_meets_in",
-    "test_a_line_has_the_same_bits_in_every_batch_and_every_run",
-    "test_a_line_has_the_same_bits_in_one_run_and_in_several",
-    "test_a_step_that_fills_the_device_has_the_bits_of_small_ones",
-    "test_the_pasts_of_a_chunk_stay_whole_from_some_lines_on",
-    "test_without_torchs_products_no_bit_depends_on_how_a_long_prompt_is_cut",
-})  # fmt: skip
+# Functions that launch a kernel thousands of times, or fill the device, and hold no size that
+# others do not; and one that makes a call fail on purpose, which memcheck would report.
+LEFT_OUT = frozenset(
+    {
+        "test_more_lines_than_a_grid_has_blocks_are_an_error",
+        "test_any_number_of_lines_has_the_bits_of_each_alone",
+        "test_a_line_has_the_same_bits_however_many_blocks_it_meets_in",
+        "test_a_line_has_the_same_bits_in_every_batch_and_every_run",
+        "test_a_line_has_the_same_bits_in_one_run_and_in_several",
+        "test_a_step_that_fills_the_device_has_the_bits_of_small_ones",
+        "test_the_pasts_of_a_chunk_stay_whole_from_some_lines_on",
+        "test_without_torchs_products_no_bit_depends_on_how_a_long_prompt_is_cut",
+    }
+)
 
 
 class Case(NamedTuple):
@@ -53,14 +61,21 @@ class Case(NamedTuple):
 def selected(cases: Iterable[Case]) -> list[str]:
     """The names of the tests to run, in the order given; cases of a function stand together."""
     names: list[str] = []
-    for (_, function), group in groupby(cases, key=lambda case: (case.name.partition("[")[0], case.function)):
+    for (_, function), group in groupby(
+        cases, key=lambda case: (case.name.partition("[")[0], case.function)
+    ):
         if function not in LEFT_OUT:
-            names += _of_function([case for case in group if of_one_dtype(case)][: FIRST.get(function)], function in LONG)
+            names += _of_function(
+                [case for case in group if of_one_dtype(case)][: FIRST.get(function)],
+                function in LONG,
+            )
     return names
 
 
 def _of_function(cases: list[Case], long: bool) -> list[str]:
-    """Fast kernels have sizes of their own, so their cases stand alone; of the plain ones, which other tests have too, a few do."""
+    """Fast kernels have sizes of their own, so their cases stand alone; of the plain ones, which
+    other tests have too, a few do.
+    """
     fast = [case for case in cases if case.values.get("fast") == "True"]
     plain = [case for case in cases if case not in fast]
     return cover(fast, 1 if long else 2) + cover(plain, 1 if long or fast else 2)
@@ -73,7 +88,9 @@ def of_one_dtype(case: Case) -> bool:
 
 
 def cover(cases: list[Case], together: int) -> list[str]:
-    """Few of the cases that hold every value, and every combination of `together` parameters' values, that any case holds."""
+    """Few of the cases that hold every value, and every combination of `together` parameters'
+    values, that any case holds.
+    """
     held = [_combinations(case, together) for case in cases]
     missing = {part for parts in held for part in parts}
     taken: set[int] = set()
@@ -85,7 +102,9 @@ def cover(cases: list[Case], together: int) -> list[str]:
 
 
 def shard(names: list[str], text: str) -> list[str]:
-    """ "2/5": the second of five parts, dealt out in turn, so that the cases of a long function go to several."""
+    """ "2/5": the second of five parts, dealt out in turn, so that the cases of a long function
+    go to several.
+    """
     number, _, count = text.partition("/")
     if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
         raise ValueError(f"{text!r}: expected NUMBER/COUNT like 2/5")

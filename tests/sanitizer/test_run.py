@@ -1,4 +1,6 @@
-"""The runner of compute-sanitizer, with a stand-in for it that runs its command and writes the summary it is told to."""
+"""The runner of compute-sanitizer, with a stand-in for it that runs its command and writes the
+summary it is told to.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ CLEAN = {
     "synccheck": "========= ERROR SUMMARY: 0 errors",
     "racecheck": "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)",
 }
-# argv of the stand-in: --tool TOOL [OPTION ...] --error-exitcode 9 PYTHON -m pytest -v --sanitized --shard I/N ...
+# argv of the stand-in: --tool TOOL [OPTION ...] --error-exitcode 9 PYTHON -m pytest -v --sanitized
+# --shard I/N ...
 STAND_IN = """#!{python}
 import sys, time
 tool, shard = sys.argv[2], sys.argv[sys.argv.index("--shard") + 1]
@@ -30,14 +33,20 @@ Run = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def sanitize(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def sanitize(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
     """Runs the runner over three tests; `ending` is what the stand-in does at last."""
     monkeypatch.setattr(run, "collected", lambda tests: 3)
 
     def sanitized(*options: str, ending: str = "", outcome: str = "PASSED") -> tuple[int, str]:
         tool = tmp_path / "bin" / "compute-sanitizer"
         tool.parent.mkdir(exist_ok=True)
-        tool.write_text(STAND_IN.format(python=run.sys.executable, outcome=outcome, ending=ending or f"print({CLEAN}[tool])"))
+        tool.write_text(
+            STAND_IN.format(
+                python=run.sys.executable, outcome=outcome, ending=ending or f"print({CLEAN}[tool])"
+            )
+        )
         tool.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
         code = run.main([*options, "--logs", str(tmp_path / "logs"), "tests/sanitizer/test_run.py"])
@@ -55,7 +64,11 @@ def test_all_tools_are_clean_and_say_how_many_tests_ran(sanitize: Run) -> None:
 
 
 def test_synccheck_has_room_for_the_barriers_of_a_block() -> None:
-    names = {"kMaxStages": "stream_share.cuh", "kMaxXStages": "stream_wide.cuh", "kGroups": "stream_wide.cuh"}
+    names = {
+        "kMaxStages": "stream_share.cuh",
+        "kMaxXStages": "stream_wide.cuh",
+        "kGroups": "stream_wide.cuh",
+    }
     files = {name: (run.ROOT / "csrc" / "cuda" / file).read_text() for name, file in names.items()}
     most = {name: int(re.search(rf"\b{name} = (\d+)", text)[1]) for name, text in files.items()}  # type: ignore[index]
     option, room = run.OPTIONS["synccheck"]
@@ -67,7 +80,10 @@ def test_synccheck_has_room_for_the_barriers_of_a_block() -> None:
     ("ending", "says"),
     [
         ("print('========= ERROR SUMMARY: 2 errors'); sys.exit(9)", "2 errors"),
-        ("print('========= RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)')", "1 hazard displayed"),
+        (
+            "print('========= RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)')",
+            "1 hazard displayed",
+        ),
         ("sys.exit(0)", "no summary of the tool: the process died"),
         ("import os; os.kill(os.getpid(), 9)", "exit status -9, and no summary"),
         ("print('========= ERROR SUMMARY: 0 errors'); sys.exit(1)", "a test failed"),
@@ -88,10 +104,15 @@ def test_tests_that_did_not_pass_are_missed(sanitize: Run, outcome: str) -> None
 
 
 def test_the_time_limit_ends_what_runs_and_what_waits(sanitize: Run) -> None:
-    code, text = sanitize("--tools", "racecheck=2", "--jobs", "1", "--limit", "1.5", ending="time.sleep(60)")
+    code, text = sanitize(
+        "--tools", "racecheck=2", "--jobs", "1", "--limit", "1.5", ending="time.sleep(60)"
+    )
     assert code == 1
     last = text.splitlines()[-1]
-    assert "racecheck-1of2: stopped at the time limit; racecheck-2of2: stopped at the time limit" in last
+    assert (
+        "racecheck-1of2: stopped at the time limit; racecheck-2of2: stopped at the time limit"
+        in last
+    )
     assert "2 passed" in last
 
 
@@ -102,8 +123,17 @@ def test_processes_by_tool() -> None:
             run.tools(wrong)
 
 
-def test_what_needs_a_missing_package_is_left_out_aloud(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(run, "missing_packages", lambda path: {"hypothesis"} if path.name == "test_engine_cuda.py" else set())
+def test_what_needs_a_missing_package_is_left_out_aloud(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        run,
+        "missing_packages",
+        lambda path: {"hypothesis"} if path.name == "test_engine_cuda.py" else set(),
+    )
     kept = run.available(list(run.TESTS))
     assert len(kept) == len(run.TESTS) - 1
-    assert "test_engine_cuda.py::test_graphs_and_eager_steps_agree: hypothesis not installed" in capsys.readouterr().out
+    assert (
+        "test_engine_cuda.py::test_graphs_and_eager_steps_agree: hypothesis not installed"
+        in capsys.readouterr().out
+    )

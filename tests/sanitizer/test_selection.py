@@ -13,8 +13,13 @@ from tests.sanitizer.selection import FIRST, LEFT_OUT, LONG, Case, selected, sha
 
 def cases(function: str, **values: list[object]) -> list[Case]:
     """Every combination, as pytest collects them."""
-    made = [dict(zip(values, map(str, chosen), strict=True)) for chosen in product(*values.values())]
-    return [Case(f"tests/test_x.py::{function}[{'-'.join(case.values())}]", function, case) for case in made]
+    made = [
+        dict(zip(values, map(str, chosen), strict=True)) for chosen in product(*values.values())
+    ]
+    return [
+        Case(f"tests/test_x.py::{function}[{'-'.join(case.values())}]", function, case)
+        for case in made
+    ]
 
 
 def values_of(names: list[str]) -> list[tuple[str, ...]]:
@@ -22,7 +27,9 @@ def values_of(names: list[str]) -> list[tuple[str, ...]]:
 
 
 def test_every_pair_of_values_is_there_in_few_cases() -> None:
-    kept = values_of(selected(cases("test_x", lines=[1, 8, 9], shape=["a", "b", "c", "d"], bias=[True, False])))
+    kept = values_of(
+        selected(cases("test_x", lines=[1, 8, 9], shape=["a", "b", "c", "d"], bias=[True, False]))
+    )
     assert {(line, shape) for line, shape, _ in kept} == set(product("189", "abcd"))
     assert {(line, bias) for line, _, bias in kept} == set(product("189", ["True", "False"]))
     assert {(shape, bias) for _, shape, bias in kept} == set(product("abcd", ["True", "False"]))
@@ -32,15 +39,28 @@ def test_every_pair_of_values_is_there_in_few_cases() -> None:
 def test_long_functions_keep_every_value_only() -> None:
     kept = values_of(selected(cases(sorted(LONG)[0], head_dim=[64, 96, 128], group=[1, 3, 7])))
     assert len(kept) == 3
-    assert [set(column) for column in zip(*kept, strict=True)] == [{"64", "96", "128"}, {"1", "3", "7"}]
+    assert [set(column) for column in zip(*kept, strict=True)] == [
+        {"64", "96", "128"},
+        {"1", "3", "7"},
+    ]
 
 
 def test_fast_kernels_keep_their_own_pairs_in_their_own_dtype() -> None:
     kept = values_of(
-        selected(cases("test_x", fast=[False, True], lines=[1, 9], shape=["a", "b"], dtype=["torch.float32", "torch.bfloat16"]))
+        selected(
+            cases(
+                "test_x",
+                fast=[False, True],
+                lines=[1, 9],
+                shape=["a", "b"],
+                dtype=["torch.float32", "torch.bfloat16"],
+            )
+        )
     )
-    fast = [(lines, shape, dtype) for is_fast, lines, shape, dtype in kept if is_fast == "True"]
-    plain = [(lines, shape, dtype) for is_fast, lines, shape, dtype in kept if is_fast == "False"]
+    fast = [(lines, shape, dtype) for is_hopper, lines, shape, dtype in kept if is_hopper == "True"]
+    plain = [
+        (lines, shape, dtype) for is_hopper, lines, shape, dtype in kept if is_hopper == "False"
+    ]
     assert fast == [(*pair, "torch.bfloat16") for pair in product("19", "ab")]
     assert len(plain) == 2
     assert {dtype for *_, dtype in plain} == {"torch.float32"}
@@ -48,7 +68,9 @@ def test_fast_kernels_keep_their_own_pairs_in_their_own_dtype() -> None:
 
 def test_some_functions_are_cut_short_or_left_out() -> None:
     seeds = cases("test_publish_equals_the_reference", seed=list(range(40)))
-    assert selected(seeds) == [case.name for case in seeds[: FIRST["test_publish_equals_the_reference"]]]
+    assert selected(seeds) == [
+        case.name for case in seeds[: FIRST["test_publish_equals_the_reference"]]
+    ]
     assert selected(cases(sorted(LEFT_OUT)[0], n=[1, 2])) == []
 
 

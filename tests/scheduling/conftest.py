@@ -14,7 +14,9 @@ if importlib.util.find_spec("hypothesis") is None:
 
 @pytest.fixture
 def no_collection() -> Iterator[None]:
-    """For tests that plant an interrupt: a garbage collection may call functions in Python, as of hypothesis, and lose it there."""
+    """For tests that plant an interrupt: a garbage collection may call functions in Python, as
+    of hypothesis, and lose it there.
+    """
     gc.disable()
     try:
         yield

@@ -15,10 +15,14 @@ from tests.scheduling.test_sequence import make
 
 @pytest.mark.usefixtures("no_collection")
 def test_ctrl_c_in_one_call_loses_none_of_the_next() -> None:
-    """A request that was submitted to an idle engine after an interrupted one was not served until the call after it."""
+    """A request that was submitted to an idle engine after an interrupted one was not served
+    until the call after it.
+    """
 
     def interrupted(number: int) -> bool:
-        """Whether a call has so many places to be interrupted at: where Python looks for signals, the begins and ends of functions."""
+        """Whether a call has so many places to be interrupted at: where Python looks for
+        signals, the begins and ends of functions.
+        """
         mailbox, taken, left = Mailbox(), queue.SimpleQueue[Sequence](), itertools.count(-number)
 
         def serve() -> None:
@@ -59,7 +63,9 @@ def test_ctrl_c_in_one_call_loses_none_of_the_next() -> None:
 
 
 def test_a_cancel_that_comes_while_the_mail_is_taken_is_in_the_next() -> None:
-    """As from a garbage collection on the engine thread, which ends a generator that cancels what it reads."""
+    """As from a garbage collection on the engine thread, which ends a generator that cancels
+    what it reads.
+    """
     mailbox = Mailbox()
     early, late = Request(mailbox.cancel), Request(mailbox.cancel)
 

@@ -1,4 +1,6 @@
-"""What is taken for available memory: the kernel's estimate, control groups of both versions, and what torch holds and does not use."""
+"""What is taken for available memory: the kernel's estimate, control groups of both versions,
+and what torch holds and does not use.
+"""
 
 from pathlib import Path
 
@@ -24,7 +26,9 @@ def group(folder: Path, limit: object, usage: int, cache: int = 0) -> None:
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Path:
-    """A mount point of control groups, beside a /proc whose process is in /a/b of version 2 and in /c of version 1."""
+    """A mount point of control groups, beside a /proc whose process is in /a/b of version 2 and
+    in /c of version 1.
+    """
     write(tmp_path / "proc", meminfo=MEMINFO)
     write(tmp_path / "proc/self", cgroup="7:cpuset,memory:/c\n3:cpu:/x\n0::/a/b")
     (tmp_path / "cgroup").mkdir()
@@ -65,19 +69,30 @@ def test_in_a_container_the_mount_point_is_all_there_is(mount: Path) -> None:
 
 
 def test_version_one(mount: Path) -> None:
-    stat = f"cache {9 * MIB}\ninactive_file 1\ntotal_active_file {MIB}\ntotal_inactive_file {2 * MIB}"
-    write(mount / "memory/c", memory__limit_in_bytes=32 * MIB, memory__usage_in_bytes=20 * MIB, memory__stat=stat)
+    stat = (
+        f"cache {9 * MIB}\ninactive_file 1\ntotal_active_file {MIB}\ntotal_inactive_file {2 * MIB}"
+    )
+    write(
+        mount / "memory/c",
+        memory__limit_in_bytes=32 * MIB,
+        memory__usage_in_bytes=20 * MIB,
+        memory__stat=stat,
+    )
     assert left(mount) == [15 * MIB]
 
 
 def test_the_smallest_counts_and_never_less_than_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for groups, expected in (([], 9), ([12, 4], 4), ([-3], 0)):
         monkeypatch.setattr("photon_ext.scheduling.memory.machine_available", lambda: 9)
-        monkeypatch.setattr("photon_ext.scheduling.memory.group_available", lambda groups=groups: groups)
+        monkeypatch.setattr(
+            "photon_ext.scheduling.memory.group_available", lambda groups=groups: groups
+        )
         assert available_bytes(torch.device("cpu")) == expected
 
 
-def test_on_cuda_what_torch_has_reserved_and_does_not_use_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_cuda_what_torch_has_reserved_and_does_not_use_is_available(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 5000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 120)

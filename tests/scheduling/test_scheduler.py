@@ -1,4 +1,6 @@
-"""Scheduler: first come, first served; what can never fit fails alone; one registry; pages add up."""
+"""Scheduler: first come, first served; what can never fit fails alone; one registry; pages add
+up.
+"""
 
 from collections.abc import Callable
 
@@ -15,7 +17,16 @@ PAGE, ROWS, MAX_LEN, PAGES = 4, 3, 32, 10
 
 
 def make_sequence(prompt: int, new: int) -> Sequence:
-    return Sequence(tuple(range(1, prompt + 1)), new, (), 0.0, 0, None, TextStream(None), Request(lambda request: None))
+    return Sequence(
+        tuple(range(1, prompt + 1)),
+        new,
+        (),
+        0.0,
+        0,
+        None,
+        TextStream(None),
+        Request(lambda request: None),
+    )
 
 
 def make_scheduler() -> Scheduler:
@@ -46,17 +57,26 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert (
                 not self.waiting
                 or len(self.running) + len(self.zombies) == ROWS
-                or self.scheduler.pages_for(self.waiting[0].max_lines) > self.scheduler.pool.free
+                or self.scheduler.pages_for(self.waiting[0].max_step_tokens)
+                > self.scheduler.pool.free
             ), "the first in line waits only while no row or not enough pages are free"
             return
         sequence, pages = taken
         assert sequence is self.waiting[0], "nobody overtakes"
-        assert len(pages) * PAGE >= sequence.max_lines
+        assert len(pages) * PAGE >= sequence.max_step_tokens
         if not admitted:
             self.scheduler.give_back(sequence, pages)
             return
         self.admitted += 1
-        self.scheduler.place(sequence, Row(Lease(1, self.admitted, tuple(pages)), sequence.prompt_ids, sequence.max_new_tokens, False))
+        self.scheduler.place(
+            sequence,
+            Row(
+                Lease(1, self.admitted, tuple(pages)),
+                sequence.prompt_ids,
+                sequence.max_new_tokens,
+                False,
+            ),
+        )
         self.running.append(self.waiting.pop(0))
 
     @precondition(lambda self: self.waiting or self.running)
@@ -83,7 +103,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def everything_adds_up(self) -> None:
         pool = self.scheduler.pool
         held = [page for row in self.zombies for page in row.lease.pages]
-        held += [page for sequence in self.running if sequence.row for page in sequence.row.lease.pages]
+        held += [
+            page for sequence in self.running if sequence.row for page in sequence.row.lease.pages
+        ]
         assert len(held) == len(set(held)) == pool.held
         assert pool.free + pool.held == PAGES
         assert set(self.scheduler.live) == {*self.waiting, *self.running}
@@ -100,10 +122,15 @@ TestScheduler.settings = settings(max_examples=60, stateful_step_count=30, deadl
     [
         (lambda s: s.fit(0, 4), "prompt is empty"),
         (lambda s: s.fit(33, 4), "prompt has 33 tokens and the context holds 32"),
-        (lambda s: Scheduler(PagePool(4), PAGE, ROWS, MAX_LEN).fit(12, 8), "need 5 pages of 4 tokens and the pool has 4"),
+        (
+            lambda s: Scheduler(PagePool(4), PAGE, ROWS, MAX_LEN).fit(12, 8),
+            "need 5 pages of 4 tokens and the pool has 4",
+        ),
     ],
 )
-def test_what_can_never_fit_is_refused_with_its_numbers(ask: Callable[[Scheduler], object], message: str) -> None:
+def test_what_can_never_fit_is_refused_with_its_numbers(
+    ask: Callable[[Scheduler], object], message: str
+) -> None:
     with pytest.raises(RequestError, match=message):
         ask(make_scheduler())
 
@@ -111,12 +138,12 @@ def test_what_can_never_fit_is_refused_with_its_numbers(ask: Callable[[Scheduler
 def test_the_cap_is_cut_to_the_context() -> None:
     scheduler = make_scheduler()
     assert scheduler.fit(10, 5) == 5
-    assert scheduler.fit(30, 5) == 3, "the last token needs no KV line"
+    assert scheduler.fit(30, 5) == 3, "the last token needs no KV token"
     assert scheduler.fit(32, 5) == 1
 
 
 def test_a_request_may_take_the_last_page_to_its_last_place() -> None:
-    """The last token's keys are never written: 7 + 14 tokens are 20 lines, which are 5 pages."""
+    """The last token's keys are never written: 7 + 14 tokens are 20 tokens, which are 5 pages."""
     scheduler = Scheduler(PagePool(5), PAGE, ROWS, MAX_LEN)
     assert scheduler.fit(7, 14) == 14
     scheduler.add(make_sequence(7, 14))

@@ -20,7 +20,9 @@ from photon_ext.scheduling import Request, Sequence, StreamEvent, TextStream
 
 
 def make(stops: tuple[str, ...] = (), constraint: Constraint | None = None) -> Sequence:
-    text = TextStream(Detokenizer(lambda ids: "".join(map(chr, ids))), SamplingParams(stop=stops).stop_automaton)
+    text = TextStream(
+        Detokenizer(lambda ids: "".join(map(chr, ids))), SamplingParams(stop=stops).stop_automaton
+    )
     return Sequence((1, 2), 8, (), 0.0, 0, constraint, text, Request(lambda request: None))
 
 
@@ -42,7 +44,12 @@ def test_events_carry_tokens_and_text_and_end_once() -> None:
         StreamEvent("", (), "length"),
     ]
     output = sequence.request.result()
-    assert (output.text, output.token_ids, output.finish_reason, output.prompt_tokens) == ("ab", (97, 98), "length", 2)
+    assert (output.text, output.token_ids, output.finish_reason, output.prompt_tokens) == (
+        "ab",
+        (97, 98),
+        "length",
+        2,
+    )
     assert output.ttft_ms is not None
     assert output.ttft_ms >= 0
 
@@ -82,16 +89,25 @@ def test_nothing_is_shown_after_the_final_event() -> None:
 def test_a_constraint_does_not_hear_of_the_stop_token() -> None:
     """It may be one that the constraint has no state for."""
     heard: list[list[int]] = []
-    sequence = make(constraint=from_callable(lambda tokens: [97], lambda tokens: bool(heard.append(tokens))))
+    sequence = make(
+        constraint=from_callable(lambda tokens: [97], lambda tokens: bool(heard.append(tokens)))
+    )
     assert sequence.commit(97, None) is None
     assert sequence.commit(98, FinishReason.STOP) is FinishReason.STOP
     assert heard == [[97]]
 
 
 @pytest.mark.parametrize(
-    ("verdict", "expected"), [(None, FinishReason.STOP), (FinishReason.LENGTH, FinishReason.STOP), (FinishReason.STOP, FinishReason.STOP)]
+    ("verdict", "expected"),
+    [
+        (None, FinishReason.STOP),
+        (FinishReason.LENGTH, FinishReason.STOP),
+        (FinishReason.STOP, FinishReason.STOP),
+    ],
 )
-def test_a_finished_constraint_counts_before_the_length_cap(verdict: FinishReason | None, expected: FinishReason) -> None:
+def test_a_finished_constraint_counts_before_the_length_cap(
+    verdict: FinishReason | None, expected: FinishReason
+) -> None:
     assert make(constraint=from_allowed_ids([{97}])).commit(97, verdict) is expected
 
 
@@ -106,13 +122,19 @@ def test_result_times_out_with_advice() -> None:
         make().request.result(timeout=0.01)
 
 
-@pytest.mark.parametrize("timeout", [-1, -0.1, math.nan, -math.inf, "1", -(10**5000)], ids=lambda value: f"{type(value).__name__}")
+@pytest.mark.parametrize(
+    "timeout",
+    [-1, -0.1, math.nan, -math.inf, "1", -(10**5000)],
+    ids=lambda value: f"{type(value).__name__}",
+)
 def test_a_timeout_that_is_no_time_is_refused(timeout: object) -> None:
     with pytest.raises(ConfigError, match=r"timeout is .*; give seconds >= 0, or None"):
         make().request.result(timeout)
 
 
-@pytest.mark.parametrize("timeout", [math.inf, 10**400, 1e300, None], ids=["infinity", "huge", "large", "none"])
+@pytest.mark.parametrize(
+    "timeout", [math.inf, 10**400, 1e300, None], ids=["infinity", "huge", "large", "none"]
+)
 def test_a_timeout_may_be_longer_than_any_clock(timeout: float | None) -> None:
     sequence = make()
     threading.Timer(0.05, lambda: sequence.close(FinishReason.LENGTH)).start()
@@ -124,12 +146,18 @@ def test_a_timeout_of_zero_looks_without_waiting() -> None:
         make().request.result(0)
 
 
-@pytest.mark.parametrize("read", [Request.result, lambda request: list(request.iter())], ids=["result", "iter"])
+@pytest.mark.parametrize(
+    "read", [Request.result, lambda request: list(request.iter())], ids=["result", "iter"]
+)
 @pytest.mark.usefixtures("no_collection")
-def test_ctrl_c_in_any_function_of_a_reader_leaves_no_lock_taken(read: Callable[[Request], object]) -> None:
-    """A lock that a reader of one request left taken stopped the engine thread at that request's next token, and all others with it.
+def test_ctrl_c_in_any_function_of_a_reader_leaves_no_lock_taken(
+    read: Callable[[Request], object],
+) -> None:
+    """A lock that a reader of one request left taken stopped the engine thread at that request's
+    next token, and all others with it.
 
-    The places are the begins and ends of Python functions, where Python looks for signals, and where conditions and events are torn.
+    The places are the begins and ends of Python functions, where Python looks for signals, and
+    where conditions and events are torn.
     """
 
     def interrupted(number: int) -> bool:
@@ -137,7 +165,9 @@ def test_ctrl_c_in_any_function_of_a_reader_leaves_no_lock_taken(read: Callable[
         sequence, left, gone = make(), itertools.count(-number), threading.Event()
 
         def write() -> None:
-            while not (sequence.request._wakers or sequence.request._end_wakers or gone.wait(0.001)):
+            while not (
+                sequence.request._wakers or sequence.request._end_wakers or gone.wait(0.001)
+            ):
                 pass  # the reader does not wait yet
             play(sequence, "ab")
             sequence.close(FinishReason.LENGTH)
@@ -180,7 +210,9 @@ def test_readers_in_threads_and_coroutines_see_the_same_events() -> None:
 
         task = asyncio.create_task(read())
         await asyncio.sleep(0)
-        writer = threading.Thread(target=lambda: (play(sequence, "hello"), sequence.close(FinishReason.LENGTH)))
+        writer = threading.Thread(
+            target=lambda: (play(sequence, "hello"), sequence.close(FinishReason.LENGTH))
+        )
         writer.start()
         await asyncio.wait_for(task, 10)
         writer.join()
@@ -203,7 +235,9 @@ def test_a_reader_whose_event_loop_is_closed_is_forgotten() -> None:
 
 
 def test_a_reader_waits_for_no_lock_of_the_engine_thread() -> None:
-    """In a fork that thread is gone, and what it held just then would be held for ever: at the latest where a reader is dropped."""
+    """In a fork that thread is gone, and what it held just then would be held for ever: at the
+    latest where a reader is dropped.
+    """
     sequence = make()
     play(sequence, "ab")
     reader = sequence.request.iter()
@@ -222,7 +256,10 @@ def test_a_reader_waits_for_no_lock_of_the_engine_thread() -> None:
         seen.append(next(sequence.request.iter()))
 
     sequence.request._tokens = Stuck(sequence.request._tokens)
-    threads = [threading.Thread(target=target, daemon=True) for target in (lambda: play(sequence, "c"), read)]
+    threads = [
+        threading.Thread(target=target, daemon=True)
+        for target in (lambda: play(sequence, "c"), read)
+    ]
     threads[0].start()
     assert within.wait(20)
     threads[1].start()
@@ -251,7 +288,9 @@ def test_a_reader_that_left_does_not_disturb_the_engine() -> None:
 
 
 def test_tokens_leave_no_objects_that_garbage_collection_looks_at() -> None:
-    """Else long answers bring full collections about, which take longer the more there is, and stall the loop."""
+    """Else long answers bring full collections about, which take longer the more there is, and
+    stall the loop.
+    """
     sequence = make()
     gc.disable()
     try:
@@ -269,7 +308,9 @@ def test_tokens_leave_no_objects_that_garbage_collection_looks_at() -> None:
 def test_a_result_is_waited_for_without_being_woken_by_tokens() -> None:
     sequence = make()
     found: list[str] = []
-    waiting = threading.Thread(target=lambda: found.append(sequence.request.result(timeout=10).text))
+    waiting = threading.Thread(
+        target=lambda: found.append(sequence.request.result(timeout=10).text)
+    )
     waiting.start()
     play(sequence, "ab")
     assert waiting.is_alive()

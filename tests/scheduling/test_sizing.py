@@ -11,7 +11,15 @@ from photon_ext.scheduling.sizing import EngineSize, size_engine
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(
-    family=Family.LLAMA, hidden=32, layers=2, q_heads=4, kv_heads=2, head_dim=8, intermediate=64, vocab=100, max_positions=512
+    family=Family.LLAMA,
+    hidden=32,
+    layers=2,
+    q_heads=4,
+    kv_heads=2,
+    head_dim=8,
+    intermediate=64,
+    vocab=100,
+    max_positions=512,
 )
 TOKEN_BYTES = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, head_dim, float32
 
@@ -23,7 +31,7 @@ def size(monkeypatch: pytest.MonkeyPatch, memory: int, **options: object) -> Eng
 
 def test_with_enough_memory_every_row_can_be_full(monkeypatch: pytest.MonkeyPatch) -> None:
     result = size(monkeypatch, 2**30, max_rows=4, max_len=100, page_size=16, chunk=64)
-    assert result == EngineSize(max_len=100, max_lines=64, num_pages=4 * 7)
+    assert result == EngineSize(max_len=100, max_step_tokens=64, num_pages=4 * 7)
 
 
 def test_the_context_is_the_models_own_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,11 +51,31 @@ def test_less_memory_makes_fewer_pages_that_fit_it(monkeypatch: pytest.MonkeyPat
     [
         ({"max_rows": 2, "max_len": 512}, "at least 32 pages of 4 KiB", "lower max_len"),
         ({"max_rows": 60, "max_len": 16}, "at least 60 pages", "lower max_rows"),
-        ({"max_rows": 10, "max_len": 16, "page_size": 64}, "at least 10 pages of 16 KiB", "lower max_rows or page_size"),
-        ({"max_rows": 60, "max_len": 512}, "at least 60 pages", "lower more than one of max_rows, max_len, chunk, page_size"),
-        ({"max_rows": 1, "num_pages": 1000, "max_len": 16}, "at least 1000 pages", "lower num_pages"),
-        ({"max_rows": 1, "max_len": 16, "chunk": 10**6}, "chunk 1000000 and .* at least 1 pages", "lower chunk"),
-        ({"max_rows": 1, "max_len": 16, "page_size": 10**6}, "page_size 1000000 need .* at least 1 pages", "lower page_size"),
+        (
+            {"max_rows": 10, "max_len": 16, "page_size": 64},
+            "at least 10 pages of 16 KiB",
+            "lower max_rows or page_size",
+        ),
+        (
+            {"max_rows": 60, "max_len": 512},
+            "at least 60 pages",
+            "lower more than one of max_rows, max_len, chunk, page_size",
+        ),
+        (
+            {"max_rows": 1, "num_pages": 1000, "max_len": 16},
+            "at least 1000 pages",
+            "lower num_pages",
+        ),
+        (
+            {"max_rows": 1, "max_len": 16, "chunk": 10**6},
+            "chunk 1000000 and .* at least 1 pages",
+            "lower chunk",
+        ),
+        (
+            {"max_rows": 1, "max_len": 16, "page_size": 10**6},
+            "page_size 1000000 need .* at least 1 pages",
+            "lower page_size",
+        ),
     ],
 )
 def test_what_does_not_fit_says_how_much_is_needed_and_how_much_is_there_and_what_to_lower(
@@ -59,9 +87,14 @@ def test_what_does_not_fit_says_how_much_is_needed_and_how_much_is_there_and_wha
 
 
 def test_where_nothing_fits_no_option_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="not even one token fits; free memory there, or take a smaller model"):
+    with pytest.raises(
+        ConfigError, match="not even one token fits; free memory there, or take a smaller model"
+    ):
         size(monkeypatch, 1000)
 
 
 def test_memory_of_this_machine_is_found() -> None:
-    assert size_engine(EngineOptions(max_rows=1, max_len=64), CONFIG, torch.float32, CPU).num_pages == 4
+    assert (
+        size_engine(EngineOptions(max_rows=1, max_len=64), CONFIG, torch.float32, CPU).num_pages
+        == 4
+    )

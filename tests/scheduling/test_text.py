@@ -1,4 +1,6 @@
-"""Stop strings and incremental text: the pieces add up, and no part of a stop string is ever shown."""
+"""Stop strings and incremental text: the pieces add up, and no part of a stop string is ever
+shown.
+"""
 
 import sys
 from collections.abc import Sequence
@@ -31,11 +33,20 @@ class PlainStopStrings:
         if self.hit or not self._stops:
             return "" if self.hit else piece
         text = self._held + piece
-        found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
+        found = [
+            (start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0
+        ]
         if found:
             self.hit, self._held = True, ""
             return text[: min(found)[1]]
-        keep = next((len(text) - start for start in range(len(text)) if any(stop.startswith(text[start:]) for stop in self._stops)), 0)
+        keep = next(
+            (
+                len(text) - start
+                for start in range(len(text))
+                if any(stop.startswith(text[start:]) for stop in self._stops)
+            ),
+            0,
+        )
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -62,7 +73,9 @@ def cut_before_first_complete_stop(text: str, stops: list[str]) -> str:
 
 
 @given(LETTERS, STOPS, st.data())
-def test_the_cut_does_not_depend_on_the_pieces(text: str, stops: list[str], data: st.DataObject) -> None:
+def test_the_cut_does_not_depend_on_the_pieces(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     expected = cut_before_first_complete_stop(text, stops)
@@ -73,7 +86,9 @@ def test_the_cut_does_not_depend_on_the_pieces(text: str, stops: list[str], data
     st.lists(st.text(alphabet="ab😀", min_size=1, max_size=7), max_size=12),
     st.lists(st.text(alphabet="ab😀", max_size=6), max_size=12),
 )
-def test_every_piece_shows_what_looking_at_each_stop_string_would(stops: list[str], pieces: list[str]) -> None:
+def test_every_piece_shows_what_looking_at_each_stop_string_would(
+    stops: list[str], pieces: list[str]
+) -> None:
     stream, plain = stop_strings(stops), PlainStopStrings(stops)
     for piece in pieces:
         assert (stream.push(piece), stream.hit) == (plain.push(piece), plain.hit)
@@ -83,7 +98,9 @@ def test_every_piece_shows_what_looking_at_each_stop_string_would(stops: list[st
 
 
 def calls(stream: StopStrings, text: str) -> int:
-    """How many functions are called, builtins and generators included, while the stream takes the text."""
+    """How many functions are called, builtins and generators included, while the stream takes
+    the text.
+    """
     count = 0
 
     def profile(frame: object, event: str, argument: object) -> None:
@@ -100,8 +117,12 @@ def calls(stream: StopStrings, text: str) -> int:
     return count
 
 
-@pytest.mark.parametrize("stops", [[f"q{i}" for i in range(2000)], ["q" * length for length in range(101, 160)]])
-def test_a_piece_costs_the_same_however_many_stop_strings_there_are_and_however_long(stops: list[str]) -> None:
+@pytest.mark.parametrize(
+    "stops", [[f"q{i}" for i in range(2000)], ["q" * length for length in range(101, 160)]]
+)
+def test_a_piece_costs_the_same_however_many_stop_strings_there_are_and_however_long(
+    stops: list[str],
+) -> None:
     text = "a quick sequence, " + "q" * 100
     assert calls(stop_strings(stops), text) < 1.5 * calls(stop_strings(["no", "quiet"]), text)
 
@@ -109,13 +130,20 @@ def test_a_piece_costs_the_same_however_many_stop_strings_there_are_and_however_
 def test_the_automaton_is_made_once_for_all_requests_of_the_same_parameters() -> None:
     params = SamplingParams(stop=["a", "b"])
     assert params.stop_automaton is params.stop_automaton
-    assert params == SamplingParams(stop=["a", "b"]), "what was made of them is no part of the parameters"
+    assert params == SamplingParams(stop=["a", "b"]), (
+        "what was made of them is no part of the parameters"
+    )
     assert SamplingParams().stop_automaton is None
 
 
 def test_what_may_become_a_stop_string_is_held_back_and_then_shown() -> None:
     stream = stop_strings(["STOP"])
-    assert [stream.push(piece) for piece in ("go S", "TO", "RE S", "T")] == ["go ", "", "STORE ", ""]
+    assert [stream.push(piece) for piece in ("go S", "TO", "RE S", "T")] == [
+        "go ",
+        "",
+        "STORE ",
+        "",
+    ]
     assert stream.finish() == "ST"
 
 

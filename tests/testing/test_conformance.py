@@ -1,4 +1,6 @@
-"""The simulated device against the real one: the same words from the ops, the same tokens and counts from the runtime."""
+"""The simulated device against the real one: the same words from the ops, the same tokens and
+counts from the runtime.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +36,16 @@ from photon_ext.testing.kernels import StepKernels
 from photon_ext.testing.memory import Access, Memory
 from photon_ext.testing.state import DeviceState, SlotState
 
-ROWS, SEGMENTS, LINES, VOCAB, STOPS, PAGES = 6, 4, 7, 40, 3, 2
-INPUTS = InputLayout(SEGMENTS, LINES, 80)
+ROWS, SEGMENTS, TOKENS, VOCAB, STOPS, PAGES = 6, 4, 7, 40, 3, 2
+INPUTS = InputLayout(SEGMENTS, TOKENS, 80)
 MASKS = MaskLayout(SEGMENTS, VOCAB)
-KEY = StepKey(StepKind.PREFILL, LINES, SEGMENTS, True)
+KEY = StepKey(StepKind.PREFILL, TOKENS, SEGMENTS, True)
 
 
 class World:
-    """One random state of tables and slot, with garbage where the kernels have to stand it, held twice: as lists and as tensors."""
+    """One random state of tables and slot, with garbage where the kernels have to stand it, held
+    twice: as lists and as tensors.
+    """
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
@@ -49,10 +53,16 @@ class World:
         self.slot = SlotState(INPUTS, MASKS)
         self.device.row_state[:] = [self.row(row) for row in range(ROWS)]
         self.device.page_table[:] = [[rng.randrange(9) for _ in range(PAGES)] for _ in range(ROWS)]
-        self.device.stop_ids[:] = [[rng.randrange(VOCAB) for _ in range(STOPS)] for _ in range(ROWS)]
+        self.device.stop_ids[:] = [
+            [rng.randrange(VOCAB) for _ in range(STOPS)] for _ in range(ROWS)
+        ]
         self.slot.input[:] = self.segments() + self.staged() + self.deltas()
-        self.slot.mask[:] = self.keys() + [rng.getrandbits(32) - (1 << 31) for _ in range(SEGMENTS * MASKS.row_words)]
-        self.device.logits = [[rng.randrange(1 << 12) / 256.0 for _ in range(VOCAB)] for _ in range(SEGMENTS)]
+        self.slot.mask[:] = self.keys() + [
+            rng.getrandbits(32) - (1 << 31) for _ in range(SEGMENTS * MASKS.row_words)
+        ]
+        self.device.logits = [
+            [rng.randrange(1 << 12) / 256.0 for _ in range(VOCAB)] for _ in range(SEGMENTS)
+        ]
         if rng.random() < 0.3:
             self.device.logits[0] = [float("nan")] * VOCAB
         if rng.random() < 0.3:
@@ -66,10 +76,20 @@ class World:
         def words(values: object) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.int32)
 
-        self.row_state, self.page_table = words(self.device.row_state), words(self.device.page_table)
-        self.stop_ids, self.input, self.mask = words(self.device.stop_ids), words(self.slot.input), words(self.slot.mask)
+        self.row_state, self.page_table = (
+            words(self.device.row_state),
+            words(self.device.page_table),
+        )
+        self.stop_ids, self.input, self.mask = (
+            words(self.device.stop_ids),
+            words(self.slot.input),
+            words(self.slot.mask),
+        )
         self.logits = torch.tensor(self.device.logits)
-        self.decode_meta, self.extent = torch.full((LINES, META_COLUMNS), 77, dtype=torch.int32), words([5, 5])
+        self.decode_meta, self.counts = (
+            torch.full((TOKENS, META_COLUMNS), 77, dtype=torch.int32),
+            words([5, 5]),
+        )
         self.errors, self.sampled = words([9] * SEGMENTS), words([9] * SEGMENTS)
         self.records = torch.full((SEGMENTS, RECORD_WIDTH), 77, dtype=torch.int32)
 
@@ -81,20 +101,25 @@ class World:
         words[RowColumn.ALIVE] = int(row > 0 and rng.random() < 0.75)
         words[RowColumn.GENERATION] = rng.randrange(9)
         words[RowColumn.STOP_COUNT] = rng.randint(0, STOPS)
-        words[RowColumn.TEMPERATURE] = struct.unpack("<i", struct.pack("<f", rng.choice([0.0, 0.5, 2.0])))[0]
-        words[RowColumn.SEED_LOW], words[RowColumn.SEED_HIGH] = rng.randint(-(2**31), 2**31 - 1), rng.randrange(2**31)
+        words[RowColumn.TEMPERATURE] = struct.unpack(
+            "<i", struct.pack("<f", rng.choice([0.0, 0.5, 2.0]))
+        )[0]
+        words[RowColumn.SEED_LOW], words[RowColumn.SEED_HIGH] = (
+            rng.randint(-(2**31), 2**31 - 1),
+            rng.randrange(2**31),
+        )
         words[RowColumn.CONSTRAINT] = rng.randint(0, 1)
         return words
 
     def segments(self) -> list[int]:
-        rng, words, line = self.rng, [], 0
+        rng, words, entry = self.rng, [], 0
         rows = rng.sample([*range(1, ROWS), ROWS + 3, -2], SEGMENTS)
         for row in rows:
             staged = rng.random() < 0.5
-            lines = rng.choice([0, 1, 1, 2, 2, 2] if staged else [1, 1, 1, 1, 1, 2])
+            entries = rng.choice([0, 1, 1, 2, 2, 2] if staged else [1, 1, 1, 1, 1, 2])
             flags = rng.choice([0, SegmentFlag.SAMPLE]) | (SegmentFlag.STAGED if staged else 0)
-            words += [row, line, lines, int(flags)]
-            line += lines
+            words += [row, entry, entries, int(flags)]
+            entry += entries
         return words
 
     def staged(self) -> list[int]:
@@ -105,10 +130,25 @@ class World:
         """A few good runs, and some that point outside a table or the packet."""
         rng = self.rng
         runs = [
-            (0, rng.randrange(1, ROWS) * ROW_COLUMNS + rng.choice([RowColumn.POSITION, RowColumn.REMAINING]), 1),
+            (
+                0,
+                rng.randrange(1, ROWS) * ROW_COLUMNS
+                + rng.choice([RowColumn.POSITION, RowColumn.REMAINING]),
+                1,
+            ),
             (1, rng.randrange(PAGES, ROWS * PAGES - 2), 2),
             (2, rng.randrange(ROWS * STOPS - 3), 3),
-            *rng.sample([(3, 0, 1), (-1, 0, 1), (0, ROWS * ROW_COLUMNS, 1), (1, -1, 1), (2, 0, 99), (0, 0, -1)], 2),
+            *rng.sample(
+                [
+                    (3, 0, 1),
+                    (-1, 0, 1),
+                    (0, ROWS * ROW_COLUMNS, 1),
+                    (1, -1, 1),
+                    (2, 0, 99),
+                    (0, 0, -1),
+                ],
+                2,
+            ),
         ]
         rng.shuffle(runs)
         base = DELTA_HEADER + 4 * len(runs)
@@ -121,9 +161,15 @@ class World:
     def keys(self) -> list[int]:
         words = []
         for index in range(SEGMENTS):
-            row, _, lines, _ = self.slot.input[index * SEGMENT_COLUMNS :][:SEGMENT_COLUMNS]
-            position = self.device.row_state[row][RowColumn.POSITION] + lines - 1 if 0 < row < ROWS else 0
-            words += self.rng.choice([(0, 0), (row, position), (row, position), (row, position + 1), (row + 1, position)])
+            row, _, entries, _ = self.slot.input[index * SEGMENT_COLUMNS :][:SEGMENT_COLUMNS]
+            position = (
+                self.device.row_state[row][RowColumn.POSITION] + entries - 1
+                if 0 < row < ROWS
+                else 0
+            )
+            words += self.rng.choice(
+                [(0, 0), (row, position), (row, position), (row, position + 1), (row + 1, position)]
+            )
         return words
 
     @property
@@ -140,24 +186,45 @@ class World:
 @pytest.mark.parametrize("seed", range(60))
 def test_begin_step_is_the_ops(seed: int) -> None:
     world = World(seed)
-    staged = world.input[INPUTS.staged_offset : INPUTS.staged_offset + LINES]
+    staged = world.input[INPUTS.staged_offset : INPUTS.staged_offset + TOKENS]
     deltas = world.input[INPUTS.delta_offset :]
     ops.begin_step_(
-        world.row_state, world.page_table, world.stop_ids, deltas, world.segment_tensor, staged, world.decode_meta, world.extent
+        world.row_state,
+        world.page_table,
+        world.stop_ids,
+        deltas,
+        world.segment_tensor,
+        staged,
+        world.decode_meta,
+        world.counts,
     )
     world.kernels.begin_step(KEY, world.access)
     world.same_tables()
-    assert world.decode_meta.tolist() == [list(line) for line in world.device.decode_meta]
-    assert world.extent.tolist() == world.device.extent
+    assert world.decode_meta.tolist() == [list(entry) for entry in world.device.decode_meta]
+    assert world.counts.tolist() == world.device.counts
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_masks_sampling_and_publish_are_the_ops(seed: int) -> None:
     world = World(seed)
-    rows, keys = world.mask[MASKS.mask_offset :].view(SEGMENTS, -1), world.mask[: MASKS.mask_offset].view(-1, MASK_KEY_COLUMNS)
-    ops.apply_token_mask_(world.logits, rows, keys, world.segment_tensor, world.row_state, world.errors)
-    ops.sample_into(world.sampled, world.logits, world.segment_tensor, world.row_state, world.errors)
-    ops.publish_(world.row_state, world.records, world.sampled, world.segment_tensor, world.stop_ids, world.errors)
+    rows, keys = (
+        world.mask[MASKS.mask_offset :].view(SEGMENTS, -1),
+        world.mask[: MASKS.mask_offset].view(-1, MASK_KEY_COLUMNS),
+    )
+    ops.apply_token_mask_(
+        world.logits, rows, keys, world.segment_tensor, world.row_state, world.errors
+    )
+    ops.sample_into(
+        world.sampled, world.logits, world.segment_tensor, world.row_state, world.errors
+    )
+    ops.publish_(
+        world.row_state,
+        world.records,
+        world.sampled,
+        world.segment_tensor,
+        world.stop_ids,
+        world.errors,
+    )
     world.kernels.sampling(KEY, 0, world.access)
     world.same_tables()
     assert world.errors.tolist() == world.device.row_errors
@@ -166,17 +233,25 @@ def test_masks_sampling_and_publish_are_the_ops(seed: int) -> None:
 
 
 @pytest.mark.parametrize("simulated", [False, True])
-def test_a_step_without_its_tokens_is_an_error_and_no_token(monkeypatch: pytest.MonkeyPatch, simulated: bool) -> None:
+def test_a_step_without_its_tokens_is_an_error_and_no_token(
+    monkeypatch: pytest.MonkeyPatch, simulated: bool
+) -> None:
     runtime: RuntimePort
     if simulated:
         runtime = SimRuntime(2, 32, 2, page_size=4, max_stop_ids=2)
     else:
-        runtime = Runtime(max_rows=2, max_len=32, depth=2, device="cpu", page_size=4, max_stop_ids=2)
-    driver = Driver(runtime, forward=TorchToy(VOCAB, 4), pages=20, vocab_size=VOCAB, chunk=4, graph=False)
+        runtime = Runtime(
+            max_rows=2, max_len=32, depth=2, device="cpu", page_size=4, max_stop_ids=2
+        )
+    driver = Driver(
+        runtime, forward=TorchToy(VOCAB, 4), pages=20, vocab_size=VOCAB, chunk=4, graph=False
+    )
     kind: type[Any] = type(driver.pipeline._slots[0])
     launch = kind.launch
 
-    def launch_with_consumed_ids(slot: object, key: StepKey, segments: object, staged: list[int], *rest: object) -> object:
+    def launch_with_consumed_ids(
+        slot: object, key: StepKey, segments: object, staged: list[int], *rest: object
+    ) -> object:
         return launch(slot, key, segments, [NO_TOKEN] * len(staged), *rest)
 
     monkeypatch.setattr(kind, "launch", launch_with_consumed_ids)
@@ -195,15 +270,20 @@ class TorchToy:
 
     def __call__(self, step: StepTensors) -> None:
         pages = step.page_table.tolist()
-        lines = step.decode_meta.tolist()
-        for token, position, length, row in lines:
+        entries = step.decode_meta.tolist()
+        for token, position, length, row in entries:
             if length:
-                self._kv[pages[row][position // self._page_size], position % self._page_size] = token
+                self._kv[pages[row][position // self._page_size], position % self._page_size] = (
+                    token
+                )
         logits = torch.zeros(len(step.segments), self._model.vocab_size)
         for index, (_, first, count, flags) in enumerate(step.segments.tolist()):
-            _, _, length, row = lines[first + count - 1] if count else (0, 0, 0, 0)
+            _, _, length, row = entries[first + count - 1] if count else (0, 0, 0, 0)
             if flags & SegmentFlag.SAMPLE and length:
-                context = [self._kv[pages[row][at // self._page_size], at % self._page_size] for at in range(length)]
+                context = [
+                    self._kv[pages[row][at // self._page_size], at % self._page_size]
+                    for at in range(length)
+                ]
                 logits[index] = torch.tensor(self._model.logits(context))
         step.logits = logits
 
@@ -224,13 +304,17 @@ def test_the_same_driver_gives_the_same_on_the_real_runtime(depth: int, constrai
     ]
 
     def serve(runtime: RuntimePort) -> tuple[list[tuple[int, ...]], list[object], tuple[int, ...]]:
-        driver = Driver(runtime, forward=TorchToy(VOCAB, 4), pages=20, vocab_size=VOCAB, chunk=4, graph=False)
+        driver = Driver(
+            runtime, forward=TorchToy(VOCAB, 4), pages=20, vocab_size=VOCAB, chunk=4, graph=False
+        )
         tokens = driver.run(*asked)
         stats = driver.pipeline.stats
         counts = (stats.steps, stats.decode_steps, stats.quiet_steps, stats.zombie_rows)
         return tokens, [outcome.finish for outcome in driver.outcomes], counts
 
-    real = serve(Runtime(max_rows=2, max_len=32, depth=depth, device="cpu", page_size=4, max_stop_ids=2))
+    real = serve(
+        Runtime(max_rows=2, max_len=32, depth=depth, device="cpu", page_size=4, max_stop_ids=2)
+    )
     simulated = serve(SimRuntime(2, 32, depth, page_size=4, max_stop_ids=2))
     assert real == simulated
     assert real[0] == [model.generate(request) for request in asked]

@@ -48,13 +48,21 @@ def test_generate_ends_at_a_stop_a_cap_or_a_constraint_that_allows_nothing() -> 
     model = ToyModel(32)
     free = model.generate(Request((1, 2), 6))
     assert len(free) == 6
-    assert model.generate(Request((1, 2), 6, stop_ids=(free[2],))) == free[: free.index(free[2]) + 1]
-    assert model.generate(Request((1, 2), 6, allowed=lambda tokens: (3,) if len(tokens) < 2 else ())) == (3, 3)
-    assert model.generate(Request((1, 2), 6, temperature=1.0, seed=1)) != model.generate(Request((1, 2), 6, temperature=1.0, seed=2))
+    assert (
+        model.generate(Request((1, 2), 6, stop_ids=(free[2],))) == free[: free.index(free[2]) + 1]
+    )
+    assert model.generate(
+        Request((1, 2), 6, allowed=lambda tokens: (3,) if len(tokens) < 2 else ())
+    ) == (3, 3)
+    assert model.generate(Request((1, 2), 6, temperature=1.0, seed=1)) != model.generate(
+        Request((1, 2), 6, temperature=1.0, seed=2)
+    )
 
 
 def test_a_request_that_no_pool_of_this_size_can_hold_is_refused() -> None:
     driver = Driver(SimRuntime(page_size=4, max_len=64), pages=2)
-    with pytest.raises(RequestError, match="needs 3 pages and the pool has 2; make the Driver with more"):
+    with pytest.raises(
+        RequestError, match="needs 3 pages and the pool has 2; make the Driver with more"
+    ):
         driver.submit(Request((1, 2, 3, 4, 5, 6), 5))
     assert len(driver.run(Request((1, 2, 3), 4))[0]) == 4

@@ -1,4 +1,5 @@
-"""Carry-over: token and position stay on the device, where the next step reads them, and the host asks for tokens eight at a time.
+"""Carry-over: token and position stay on the device, where the next step reads them, and the host
+asks for tokens eight at a time.
 
 The price: up to seven steps run past the end, and tokens arrive in bursts.
 """
@@ -14,7 +15,9 @@ BURST = 8
 
 
 @torch.inference_mode()
-def decode(model: PreTrainedModel, prompt_ids: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int]) -> Iterator[int]:
+def decode(
+    model: PreTrainedModel, prompt_ids: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int]
+) -> Iterator[int]:
     cache = StaticCache(config=model.config, max_cache_len=len(prompt_ids) + max_new_tokens)
     ids = torch.tensor([list(prompt_ids)], device=model.device)
     positions = torch.arange(len(prompt_ids), device=model.device)[None]
@@ -23,7 +26,9 @@ def decode(model: PreTrainedModel, prompt_ids: Sequence[int], max_new_tokens: in
     known = 0
 
     def step(ids: torch.Tensor, positions: torch.Tensor) -> None:
-        logits = model(input_ids=ids, position_ids=positions, past_key_values=cache, logits_to_keep=1).logits
+        logits = model(
+            input_ids=ids, position_ids=positions, past_key_values=cache, logits_to_keep=1
+        ).logits
         next_ids.copy_(logits[:, -1:].argmax(-1))
         position.add_(1)
 

@@ -1,6 +1,8 @@
-"""One CUDA graph per step: the second decode step is recorded, and replayed for every token from there on. On a CPU the steps stay eager.
+"""One CUDA graph per step: the second decode step is recorded, and replayed for every token from
+there on. On a CPU the steps stay eager.
 
-The first decode step runs as it is, so that libraries initialize themselves outside of the recording; recording runs nothing.
+The first decode step runs as it is, so that libraries initialize themselves outside of the
+recording; recording runs nothing.
 """
 
 from __future__ import annotations
@@ -14,18 +16,26 @@ from photon_ext import Event, PinnedBuffer, Stream
 
 
 @torch.inference_mode()
-def decode(model: PreTrainedModel, prompt_ids: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int]) -> Iterator[int]:
+def decode(
+    model: PreTrainedModel, prompt_ids: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int]
+) -> Iterator[int]:
     cache = StaticCache(config=model.config, max_cache_len=len(prompt_ids) + max_new_tokens)
     ids = torch.tensor([list(prompt_ids)], device=model.device)
     positions = torch.arange(len(prompt_ids), device=model.device)[None]
     next_ids, position = ids[:, -1:].clone(), positions[:, -1:].clone()
     cuda = model.device.type == "cuda"
-    stream = Stream.wrap(torch.cuda.current_stream(model.device).cuda_stream) if cuda else Stream.create("inline")
+    stream = (
+        Stream.wrap(torch.cuda.current_stream(model.device).cuda_stream)
+        if cuda
+        else Stream.create("inline")
+    )
     slots = [(PinnedBuffer(8, stream.backend), Event(stream.backend)) for _ in range(2)]
     graph: torch.cuda.CUDAGraph | None = None
 
     def step(ids: torch.Tensor, positions: torch.Tensor) -> None:
-        logits = model(input_ids=ids, position_ids=positions, past_key_values=cache, logits_to_keep=1).logits
+        logits = model(
+            input_ids=ids, position_ids=positions, past_key_values=cache, logits_to_keep=1
+        ).logits
         next_ids.copy_(logits[:, -1:].argmax(-1))
         position.add_(1)
 

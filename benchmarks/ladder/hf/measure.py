@@ -1,4 +1,6 @@
-"""The loop as it is usually written: transformers' default cache, which grows, and every token goes to the host and back."""
+"""The loop as it is usually written: transformers' default cache, which grows, and every token
+goes to the host and back.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from transformers import DynamicCache, PreTrainedModel
 
 
 @torch.inference_mode()
-def decode(model: PreTrainedModel, prompt_ids: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int]) -> Iterator[int]:
+def decode(
+    model: PreTrainedModel, prompt_ids: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int]
+) -> Iterator[int]:
     cache = DynamicCache(config=model.config)
     ids = torch.tensor([list(prompt_ids)], device=model.device)
     for _ in range(max_new_tokens):

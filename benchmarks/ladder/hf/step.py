@@ -1,4 +1,5 @@
-"""Our step: the model's weights, copied under our decoder, whose kernels read the step from the device and write into memory that it owns.
+"""Our step: the model's weights, copied under our decoder, whose kernels read the step from the
+device and write into memory that it owns.
 
 A model on disk needs none of this: ``photon_ext.Engine.from_pretrained(path)``.
 """
@@ -12,7 +13,7 @@ from photon_ext.models.weights import empty_weights, weight_slots
 
 
 @torch.inference_mode()
-def decode(model, prompt_ids, max_new_tokens, stop_ids, fast_kernels=False):
+def decode(model, prompt_ids, max_new_tokens, stop_ids, hopper_kernels=False):
     config, device = hf_config(model.config.to_dict()), model.device
     max_len = len(prompt_ids) + max_new_tokens
     weights, parameters = empty_weights(config, model.dtype, device), dict(model.named_parameters())
@@ -20,8 +21,18 @@ def decode(model, prompt_ids, max_new_tokens, stop_ids, fast_kernels=False):
     for name, slot in weight_slots(config, weights):
         slot.copy_(parameters[name])
     pages = {"page_size": max_len, "num_pages": 2}  # one for the sequence; page 0 is nobody's
-    decoder = Decoder(config, weights, max_lines=256, max_segments=1, max_len=max_len, fast=fast_kernels, **pages)
-    runtime = photon_ext.Runtime(max_rows=1, max_len=max_len, depth=2, device=device, fast_kernels=fast_kernels)
+    decoder = Decoder(
+        config,
+        weights,
+        max_step_tokens=256,
+        max_segments=1,
+        max_len=max_len,
+        hopper=hopper_kernels,
+        **pages,
+    )
+    runtime = photon_ext.Runtime(
+        max_rows=1, max_len=max_len, depth=2, device=device, hopper_kernels=hopper_kernels
+    )
     pipeline = photon_ext.Pipeline(runtime, decoder.forward, vocab_size=config.vocab)
     pipeline.admit(prompt_ids, max_new_tokens=max_new_tokens, stop_ids=stop_ids)
     while pipeline.busy:

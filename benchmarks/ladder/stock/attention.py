@@ -1,6 +1,8 @@
-"""Our attention: one op rotates, appends and attends on the loop's own cache, through its strides. Prompts keep the loop's attention.
+"""Our attention: one op rotates, appends and attends on the loop's own cache, through its strides.
+Prompts keep the loop's attention.
 
-The op reads as many keys as the sequence has. Attention behind a mask reads the whole cache at every step.
+The op reads as many keys as the sequence has. Attention behind a mask reads the whole cache at
+every step.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def allocate(model: Model, length: int) -> SimpleNamespace:
         act=zeros(length, config.intermediate),
         logits=zeros(1, config.vocab),
         out=zeros(1, config.q_heads, config.head_dim),
-        pages=torch.zeros(2, 1, dtype=torch.int32, device=model.device),  # page table: the cache is one page, of whichever row
+        # page table: the cache is one page, of whichever row
+        pages=torch.zeros(2, 1, dtype=torch.int32, device=model.device),
         places=torch.arange(length, device=model.device),
     )
 
@@ -43,7 +46,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Te
 
 
 def forward(model: Model, step: StepTensors, memory: SimpleNamespace) -> torch.Tensor:
-    """Logits [1, vocab] after the last line of the step. Writes the cache in ``memory``."""
+    """Logits [1, vocab] after the last token of the step. Writes the cache in ``memory``."""
     config, weights = model.config, model.weights
     meta, scale = step.decode_meta, config.head_dim**-0.5
     ids, positions = meta[:, 0], meta[:, 1].long()
@@ -51,26 +54,45 @@ def forward(model: Model, step: StepTensors, memory: SimpleNamespace) -> torch.T
     mask = memory.places <= positions[:, None]
     x = F.embedding(ids, weights.embedding)
     for layer, keys, values in zip(weights.layers, memory.keys, memory.values, strict=True):
-        qkv = linear(model.norm(x, layer.input_norm), layer.qkv.weight, out=memory.qkv).view(len(ids), -1, config.head_dim)
+        qkv = linear(model.norm(x, layer.input_norm), layer.qkv.weight, out=memory.qkv).view(
+            len(ids), -1, config.head_dim
+        )
         q, k, v = qkv.split((config.q_heads, config.kv_heads, config.kv_heads), dim=1)
         if step.kind is StepKind.DECODE:
             paged = keys.transpose(1, 2), values.transpose(1, 2)
             norms = layer.q_norm, layer.k_norm, config.rms_eps
-            ops.fused_attention_decode_into(memory.out, q, k, v, *paged, meta, memory.pages, model.cos, model.sin, scale, *norms)
+            ops.fused_attention_decode_into(
+                memory.out, q, k, v, *paged, meta, memory.pages, model.cos, model.sin, scale, *norms
+            )
             out = memory.out.transpose(0, 1)[None]
         else:
-            q, k = rotate(model.norm(q, layer.q_norm), cos, sin), rotate(model.norm(k, layer.k_norm), cos, sin)
+            q, k = (
+                rotate(model.norm(q, layer.q_norm), cos, sin),
+                rotate(model.norm(k, layer.k_norm), cos, sin),
+            )
             keys[0].index_copy_(1, positions, k.transpose(0, 1))
             values[0].index_copy_(1, positions, v.transpose(0, 1))
-            out = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys, values, attn_mask=mask, enable_gqa=True)
-        x += linear(out[0].transpose(0, 1).reshape(len(ids), -1), layer.o.weight, out=memory.projected)
-        gate, up = linear(model.norm(x, layer.post_norm), layer.gate_up.weight, out=memory.gate_up).chunk(2, dim=-1)
-        x += linear(torch.mul(F.silu(gate), up, out=memory.act[: len(ids)]), layer.down.weight, out=memory.projected)
+            out = F.scaled_dot_product_attention(
+                q.transpose(0, 1)[None], keys, values, attn_mask=mask, enable_gqa=True
+            )
+        x += linear(
+            out[0].transpose(0, 1).reshape(len(ids), -1), layer.o.weight, out=memory.projected
+        )
+        gate, up = linear(
+            model.norm(x, layer.post_norm), layer.gate_up.weight, out=memory.gate_up
+        ).chunk(2, dim=-1)
+        x += linear(
+            torch.mul(F.silu(gate), up, out=memory.act[: len(ids)]),
+            layer.down.weight,
+            out=memory.projected,
+        )
     return linear(model.norm(x[-1:], weights.final_norm), weights.lm_head, out=memory.logits)
 
 
 @torch.inference_mode()
-def decode(model: Model, prompt_ids: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int]) -> Iterator[int]:
+def decode(
+    model: Model, prompt_ids: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int]
+) -> Iterator[int]:
     max_len = len(prompt_ids) + max_new_tokens
     memory = allocate(model, max_len)
 
@@ -78,7 +100,9 @@ def decode(model: Model, prompt_ids: Sequence[int], max_new_tokens: int, stop_id
         step.logits = forward(model, step, memory)
 
     runtime = Runtime(max_rows=1, max_len=max_len, depth=2, device=model.device)
-    pipeline = Pipeline(runtime, enqueue, vocab_size=model.config.vocab, graph=model.device.type == "cuda")
+    pipeline = Pipeline(
+        runtime, enqueue, vocab_size=model.config.vocab, graph=model.device.type == "cuda"
+    )
     pipeline.admit(prompt_ids, max_new_tokens=max_new_tokens, stop_ids=stop_ids)
     while pipeline.busy:
         yield from (event.token for event in pipeline.tick() if event.token is not None)

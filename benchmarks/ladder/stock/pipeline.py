@@ -1,4 +1,6 @@
-"""The pipeline: slots, carry-over, events, graphs and stops are the runtime's; what is left is the forward and where it finds its step."""
+"""The pipeline: slots, carry-over, events, graphs and stops are the runtime's; what is left is
+the forward and where it finds its step.
+"""
 
 from __future__ import annotations
 
@@ -38,27 +40,47 @@ def linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Te
 
 
 def forward(model: Model, meta: torch.Tensor, memory: SimpleNamespace) -> torch.Tensor:
-    """Logits [1, vocab] after the last line of ``meta``, decode_meta int32 [T, 4]. Writes the cache in ``memory``."""
+    """Logits [1, vocab] after the last token of ``meta``, decode_meta int32 [T, 4].
+
+    Writes the cache in ``memory``.
+    """
     config, weights = model.config, model.weights
     ids, positions = meta[:, 0], meta[:, 1].long()
     cos, sin = model.cos[positions], model.sin[positions]
     mask = memory.places <= positions[:, None]
     x = F.embedding(ids, weights.embedding)
     for layer, keys, values in zip(weights.layers, memory.keys, memory.values, strict=True):
-        qkv = linear(model.norm(x, layer.input_norm), layer.qkv.weight, out=memory.qkv).view(len(ids), -1, config.head_dim)
+        qkv = linear(model.norm(x, layer.input_norm), layer.qkv.weight, out=memory.qkv).view(
+            len(ids), -1, config.head_dim
+        )
         q, k, v = qkv.split((config.q_heads, config.kv_heads, config.kv_heads), dim=1)
-        q, k = rotate(model.norm(q, layer.q_norm), cos, sin), rotate(model.norm(k, layer.k_norm), cos, sin)
+        q, k = (
+            rotate(model.norm(q, layer.q_norm), cos, sin),
+            rotate(model.norm(k, layer.k_norm), cos, sin),
+        )
         keys[0].index_copy_(1, positions, k.transpose(0, 1))
         values[0].index_copy_(1, positions, v.transpose(0, 1))
-        out = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys, values, attn_mask=mask, enable_gqa=True)
-        x += linear(out[0].transpose(0, 1).reshape(len(ids), -1), layer.o.weight, out=memory.projected)
-        gate, up = linear(model.norm(x, layer.post_norm), layer.gate_up.weight, out=memory.gate_up).chunk(2, dim=-1)
-        x += linear(torch.mul(F.silu(gate), up, out=memory.act[: len(ids)]), layer.down.weight, out=memory.projected)
+        out = F.scaled_dot_product_attention(
+            q.transpose(0, 1)[None], keys, values, attn_mask=mask, enable_gqa=True
+        )
+        x += linear(
+            out[0].transpose(0, 1).reshape(len(ids), -1), layer.o.weight, out=memory.projected
+        )
+        gate, up = linear(
+            model.norm(x, layer.post_norm), layer.gate_up.weight, out=memory.gate_up
+        ).chunk(2, dim=-1)
+        x += linear(
+            torch.mul(F.silu(gate), up, out=memory.act[: len(ids)]),
+            layer.down.weight,
+            out=memory.projected,
+        )
     return linear(model.norm(x[-1:], weights.final_norm), weights.lm_head, out=memory.logits)
 
 
 @torch.inference_mode()
-def decode(model: Model, prompt_ids: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int]) -> Iterator[int]:
+def decode(
+    model: Model, prompt_ids: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int]
+) -> Iterator[int]:
     max_len = len(prompt_ids) + max_new_tokens
     memory = allocate(model, max_len)
 
@@ -66,7 +88,9 @@ def decode(model: Model, prompt_ids: Sequence[int], max_new_tokens: int, stop_id
         step.logits = forward(model, step.decode_meta, memory)
 
     runtime = Runtime(max_rows=1, max_len=max_len, depth=2, device=model.device)
-    pipeline = Pipeline(runtime, enqueue, vocab_size=model.config.vocab, graph=model.device.type == "cuda")
+    pipeline = Pipeline(
+        runtime, enqueue, vocab_size=model.config.vocab, graph=model.device.type == "cuda"
+    )
     pipeline.admit(prompt_ids, max_new_tokens=max_new_tokens, stop_ids=stop_ids)
     while pipeline.busy:
         yield from (event.token for event in pipeline.tick() if event.token is not None)

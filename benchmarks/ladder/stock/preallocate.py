@@ -1,4 +1,6 @@
-"""Pre-allocated: a cache of full length, and fixed buffers for whatever torch can write with ``out=``. Addresses stay from here on."""
+"""Pre-allocated: a cache of full length, and fixed buffers for whatever torch can write with
+``out=``. Addresses stay from here on.
+"""
 
 from __future__ import annotations
 
@@ -34,28 +36,50 @@ def linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Te
     return torch.mm(x, weight.t(), out=out[: len(x)])
 
 
-def forward(model: Model, ids: torch.Tensor, position: int, memory: SimpleNamespace) -> torch.Tensor:
-    """Logits [1, vocab] after the last of ``ids`` [T], whose first stands at ``position``. Writes the cache in ``memory``."""
+def forward(
+    model: Model, ids: torch.Tensor, position: int, memory: SimpleNamespace
+) -> torch.Tensor:
+    """Logits [1, vocab] after the last of ``ids`` [T], whose first stands at ``position``.
+
+    Writes the cache in ``memory``.
+    """
     config, weights = model.config, model.weights
     end = position + len(ids)
     cos, sin = model.cos[position:end], model.sin[position:end]
     x = F.embedding(ids, weights.embedding)
     for layer, keys, values in zip(weights.layers, memory.keys, memory.values, strict=True):
-        qkv = linear(model.norm(x, layer.input_norm), layer.qkv.weight, out=memory.qkv).view(len(ids), -1, config.head_dim)
+        qkv = linear(model.norm(x, layer.input_norm), layer.qkv.weight, out=memory.qkv).view(
+            len(ids), -1, config.head_dim
+        )
         q, k, v = qkv.split((config.q_heads, config.kv_heads, config.kv_heads), dim=1)
-        q, k = rotate(model.norm(q, layer.q_norm), cos, sin), rotate(model.norm(k, layer.k_norm), cos, sin)
+        q, k = (
+            rotate(model.norm(q, layer.q_norm), cos, sin),
+            rotate(model.norm(k, layer.k_norm), cos, sin),
+        )
         keys[0, :, position:end] = k.transpose(0, 1)
         values[0, :, position:end] = v.transpose(0, 1)
-        past = keys[:, :, :end], values[:, :, :end]
-        out = F.scaled_dot_product_attention(q.transpose(0, 1)[None], *past, is_causal=len(ids) > 1, enable_gqa=True)
-        x += linear(out[0].transpose(0, 1).reshape(len(ids), -1), layer.o.weight, out=memory.projected)
-        gate, up = linear(model.norm(x, layer.post_norm), layer.gate_up.weight, out=memory.gate_up).chunk(2, dim=-1)
-        x += linear(torch.mul(F.silu(gate), up, out=memory.act[: len(ids)]), layer.down.weight, out=memory.projected)
+        context = keys[:, :, :end], values[:, :, :end]
+        out = F.scaled_dot_product_attention(
+            q.transpose(0, 1)[None], *context, is_causal=len(ids) > 1, enable_gqa=True
+        )
+        x += linear(
+            out[0].transpose(0, 1).reshape(len(ids), -1), layer.o.weight, out=memory.projected
+        )
+        gate, up = linear(
+            model.norm(x, layer.post_norm), layer.gate_up.weight, out=memory.gate_up
+        ).chunk(2, dim=-1)
+        x += linear(
+            torch.mul(F.silu(gate), up, out=memory.act[: len(ids)]),
+            layer.down.weight,
+            out=memory.projected,
+        )
     return linear(model.norm(x[-1:], weights.final_norm), weights.lm_head, out=memory.logits)
 
 
 @torch.inference_mode()
-def decode(model: Model, prompt_ids: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int]) -> Iterator[int]:
+def decode(
+    model: Model, prompt_ids: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int]
+) -> Iterator[int]:
     memory = allocate(model, len(prompt_ids) + max_new_tokens)
     ids = torch.tensor(prompt_ids, device=model.device)
     next_ids = torch.zeros(1, dtype=torch.int64, device=model.device)

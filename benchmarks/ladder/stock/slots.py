@@ -1,7 +1,8 @@
-"""Two slots: every token travels to pinned memory of its own slot, behind its step, and is read one step late.
+"""Two slots: every token travels to pinned memory of its own slot, behind its step, and is read one
+step late.
 
-While the host reads the token of step t, step t + 1 is queued already. Tokens come one by one again, and one step at
-most runs past the end.
+While the host reads the token of step t, step t + 1 is queued already. Tokens come one by one
+again, and one step at most runs past the end.
 """
 
 from __future__ import annotations
@@ -41,35 +42,62 @@ def linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Te
 
 
 def forward(model: Model, meta: torch.Tensor, memory: SimpleNamespace) -> torch.Tensor:
-    """Logits [1, vocab] after the last line of ``meta``, decode_meta int32 [T, 4]. Writes the cache in ``memory``."""
+    """Logits [1, vocab] after the last token of ``meta``, decode_meta int32 [T, 4].
+
+    Writes the cache in ``memory``.
+    """
     config, weights = model.config, model.weights
     ids, positions = meta[:, 0], meta[:, 1].long()
     cos, sin = model.cos[positions], model.sin[positions]
     mask = memory.places <= positions[:, None]
     x = F.embedding(ids, weights.embedding)
     for layer, keys, values in zip(weights.layers, memory.keys, memory.values, strict=True):
-        qkv = linear(model.norm(x, layer.input_norm), layer.qkv.weight, out=memory.qkv).view(len(ids), -1, config.head_dim)
+        qkv = linear(model.norm(x, layer.input_norm), layer.qkv.weight, out=memory.qkv).view(
+            len(ids), -1, config.head_dim
+        )
         q, k, v = qkv.split((config.q_heads, config.kv_heads, config.kv_heads), dim=1)
-        q, k = rotate(model.norm(q, layer.q_norm), cos, sin), rotate(model.norm(k, layer.k_norm), cos, sin)
+        q, k = (
+            rotate(model.norm(q, layer.q_norm), cos, sin),
+            rotate(model.norm(k, layer.k_norm), cos, sin),
+        )
         keys[0].index_copy_(1, positions, k.transpose(0, 1))
         values[0].index_copy_(1, positions, v.transpose(0, 1))
-        out = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys, values, attn_mask=mask, enable_gqa=True)
-        x += linear(out[0].transpose(0, 1).reshape(len(ids), -1), layer.o.weight, out=memory.projected)
-        gate, up = linear(model.norm(x, layer.post_norm), layer.gate_up.weight, out=memory.gate_up).chunk(2, dim=-1)
-        x += linear(torch.mul(F.silu(gate), up, out=memory.act[: len(ids)]), layer.down.weight, out=memory.projected)
+        out = F.scaled_dot_product_attention(
+            q.transpose(0, 1)[None], keys, values, attn_mask=mask, enable_gqa=True
+        )
+        x += linear(
+            out[0].transpose(0, 1).reshape(len(ids), -1), layer.o.weight, out=memory.projected
+        )
+        gate, up = linear(
+            model.norm(x, layer.post_norm), layer.gate_up.weight, out=memory.gate_up
+        ).chunk(2, dim=-1)
+        x += linear(
+            torch.mul(F.silu(gate), up, out=memory.act[: len(ids)]),
+            layer.down.weight,
+            out=memory.projected,
+        )
     return linear(model.norm(x[-1:], weights.final_norm), weights.lm_head, out=memory.logits)
 
 
 @torch.inference_mode()
-def decode(model: Model, prompt_ids: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int]) -> Iterator[int]:
+def decode(
+    model: Model, prompt_ids: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int]
+) -> Iterator[int]:
     memory = allocate(model, len(prompt_ids) + max_new_tokens)
     ids = torch.tensor(prompt_ids, dtype=torch.int32, device=model.device)
     positions = torch.arange(len(prompt_ids), dtype=torch.int32, device=model.device)
-    meta, next_meta = (torch.zeros(lines, 4, dtype=torch.int32, device=model.device) for lines in (len(prompt_ids), 1))
+    meta, next_meta = (
+        torch.zeros(num_tokens, 4, dtype=torch.int32, device=model.device)
+        for num_tokens in (len(prompt_ids), 1)
+    )
     ops.decode_meta_set_(meta, ids, positions)
     token, position = ids[-1:].clone(), positions[-1:].clone()
     cuda = model.device.type == "cuda"
-    stream = Stream.wrap(torch.cuda.current_stream(model.device).cuda_stream) if cuda else Stream.create("inline")
+    stream = (
+        Stream.wrap(torch.cuda.current_stream(model.device).cuda_stream)
+        if cuda
+        else Stream.create("inline")
+    )
     slots = [(PinnedBuffer(4, stream.backend), Event(stream.backend)) for _ in range(2)]
 
     def step(meta: torch.Tensor) -> None:

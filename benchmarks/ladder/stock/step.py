@@ -1,4 +1,6 @@
-"""Our step: the same weights under our decoder, whose kernels read the step from the device and write into memory that it owns."""
+"""Our step: the same weights under our decoder, whose kernels read the step from the device and
+write into memory that it owns.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,26 @@ from photon_ext.models.decoder import Decoder
 
 @torch.inference_mode()
 def decode(
-    model: Model, prompt_ids: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int], fast_kernels: bool = False
+    model: Model,
+    prompt_ids: Sequence[int],
+    max_new_tokens: int,
+    stop_ids: Sequence[int],
+    hopper_kernels: bool = False,
 ) -> Iterator[int]:
     max_len = len(prompt_ids) + max_new_tokens
     pages = {"page_size": max_len, "num_pages": 2}  # one for the sequence; page 0 is nobody's
-    decoder = Decoder(model.config, model.weights, max_lines=256, max_segments=1, max_len=max_len, fast=fast_kernels, **pages)
-    runtime = Runtime(max_rows=1, max_len=max_len, depth=2, device=model.device, fast_kernels=fast_kernels)
+    decoder = Decoder(
+        model.config,
+        model.weights,
+        max_step_tokens=256,
+        max_segments=1,
+        max_len=max_len,
+        hopper=hopper_kernels,
+        **pages,
+    )
+    runtime = Runtime(
+        max_rows=1, max_len=max_len, depth=2, device=model.device, hopper_kernels=hopper_kernels
+    )
     pipeline = Pipeline(runtime, decoder.forward, vocab_size=model.config.vocab)
     pipeline.admit(prompt_ids, max_new_tokens=max_new_tokens, stop_ids=stop_ids)
     while pipeline.busy:

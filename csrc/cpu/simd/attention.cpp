@@ -1,5 +1,6 @@
-// Attention of one line over its past: an online softmax over blocks of positions, counted from 0, so that the order of every sum depends
-// on the length alone (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).
+// Attention of one token over its context: an online softmax over blocks of positions, counted from
+// 0, so that the order of every sum depends on the length alone (Milakov and Gimelshein, "Online
+// normalizer calculation for softmax", 2018).
 #include "common/params.h"
 #include "cpu/simd/dot.h"
 #include "cpu/simd/functions.h"
@@ -12,9 +13,9 @@ constexpr int kGroupHeads = 4;  // query heads that share one read of keys and v
 constexpr int kSlices = 4;      // vectors of 16 output elements that are accumulated in registers
 
 #if defined(__AVX512F__)
-constexpr int kTileTokens = 4;
+constexpr int kTilePositions = 4;
 #else
-constexpr int kTileTokens = 2;
+constexpr int kTilePositions = 2;
 #endif
 
 template <typename T>
@@ -24,20 +25,24 @@ struct Tokens {
   int count;
 };
 
-// Where the keys and values of positions begin .. end - 1 are, kBlock of them at most; those in pages that are none are left out.
+// Where the keys and values of positions begin .. end - 1 are, kBlock of them at most; those in
+// pages that are none are left out.
 template <typename T>
-void gather(const KvPast& past, int64_t begin, int64_t end, Tokens<T>& tokens) {
+void gather(const KvContext& context, int64_t begin, int64_t end, Tokens<T>& tokens) {
   tokens.count = 0;
   for (int64_t position = begin; position < end;) {
-    const int64_t slot = position / past.page_size, offset = position % past.page_size;
-    const int64_t page = past.pages[slot], rest = past.page_size - offset, run = rest < end - position ? rest : end - position;
+    const int64_t slot = position / context.page_size, offset = position % context.page_size;
+    const int64_t page = context.pages[slot], rest = context.page_size - offset,
+                  run = rest < end - position ? rest : end - position;
     position += run;
-    if (page < 0 || page >= past.num_pages) continue;
-    const T* k = static_cast<const T*>(past.k) + page * past.k_page_stride + offset * past.k_token_stride;
-    const T* v = static_cast<const T*>(past.v) + page * past.v_page_stride + offset * past.v_token_stride;
+    if (page < 0 || page >= context.num_pages) continue;
+    const T* k = static_cast<const T*>(context.k) + page * context.k_page_stride +
+                 offset * context.k_token_stride;
+    const T* v = static_cast<const T*>(context.v) + page * context.v_page_stride +
+                 offset * context.v_token_stride;
     for (int64_t i = 0; i < run; ++i) {
-      tokens.k[tokens.count] = k + i * past.k_token_stride;
-      tokens.v[tokens.count++] = v + i * past.v_token_stride;
+      tokens.k[tokens.count] = k + i * context.k_token_stride;
+      tokens.v[tokens.count++] = v + i * context.v_token_stride;
     }
   }
 }
@@ -51,7 +56,8 @@ struct Softmax {
 };
 
 template <typename T, int H, int N>
-PHOTON_INLINE void score_tile(const Tokens<T>& tokens, int at, int64_t head_dim, float scale, Softmax<H>& s) {
+PHOTON_INLINE void score_tile(const Tokens<T>& tokens, int at, int64_t head_dim, float scale,
+                              Softmax<H>& s) {
   const T* rows[N];
   float dots[H * N];
   PHOTON_UNROLL
@@ -64,7 +70,8 @@ PHOTON_INLINE void score_tile(const Tokens<T>& tokens, int at, int64_t head_dim,
   }
 }
 
-// Scores become weights exp(score - top); `fade` is what the earlier blocks' sums are to be multiplied with.
+// Scores become weights exp(score - top); `fade` is what the earlier blocks' sums are to be
+// multiplied with.
 template <int H>
 void weigh(int count, Softmax<H>& s) {
   for (int h = 0; h < H; ++h) {
@@ -85,20 +92,23 @@ void weigh(int count, Softmax<H>& s) {
   }
 }
 
-// sums[:, at ...] = sums * fade + weights . values, S vectors wide; `some` elements of the last one where it is not whole.
+// sums[:, at ...] = sums * fade + weights . values, S vectors wide; `some` elements of the last one
+// where it is not whole.
 template <typename T, int H, int S, bool kWhole>
 PHOTON_INLINE void add_slices(const Tokens<T>& tokens, int64_t at, int64_t some, Softmax<H>& s) {
   Lanes acc[H * S];
   PHOTON_UNROLL
   for (int h = 0; h < H; ++h) {
     PHOTON_UNROLL
-    for (int i = 0; i < S; ++i) acc[h * S + i] = load(s.sums[h] + at + i * kLanes) * splat(s.fade[h]);
+    for (int i = 0; i < S; ++i)
+      acc[h * S + i] = load(s.sums[h] + at + i * kLanes) * splat(s.fade[h]);
   }
   for (int t = 0; t < tokens.count; ++t) {
     const T* const from = tokens.v[t] + at;
     Lanes value[S];
     PHOTON_UNROLL
-    for (int i = 0; i < S; ++i) value[i] = kWhole ? load(from + i * kLanes) : load_some(from + i * kLanes, some);
+    for (int i = 0; i < S; ++i)
+      value[i] = kWhole ? load(from + i * kLanes) : load_some(from + i * kLanes, some);
     PHOTON_UNROLL
     for (int h = 0; h < H; ++h) {
       const Lanes weight = splat(s.scores[h][t]);
@@ -116,7 +126,8 @@ PHOTON_INLINE void add_slices(const Tokens<T>& tokens, int64_t at, int64_t some,
 template <typename T, int H>
 void add_values(const Tokens<T>& tokens, int64_t head_dim, Softmax<H>& s) {
   int64_t at = 0;
-  for (; at + kSlices * kLanes <= head_dim; at += kSlices * kLanes) add_slices<T, H, kSlices, true>(tokens, at, 0, s);
+  for (; at + kSlices * kLanes <= head_dim; at += kSlices * kLanes)
+    add_slices<T, H, kSlices, true>(tokens, at, 0, s);
   for (; at + kLanes <= head_dim; at += kLanes) add_slices<T, H, 1, true>(tokens, at, 0, s);
   if (at < head_dim) add_slices<T, H, 1, false>(tokens, at, head_dim - at, s);
 }
@@ -125,18 +136,21 @@ template <typename T, int H>
 void attend_heads(const AttendGroup& g, int64_t first) {
   Softmax<H> s;
   for (int h = 0; h < H; ++h) {
-    to_float(s.q[h], static_cast<const T*>(g.q) + (first + h) * g.q_head_stride, g.head_dim, g.dtype);
+    to_float(s.q[h], static_cast<const T*>(g.q) + (first + h) * g.q_head_stride, g.head_dim,
+             g.dtype);
     for (float& sum : s.sums[h]) sum = 0.0f;
     s.top[h] = -__builtin_inff();
     s.total[h] = 0.0f;
   }
-  const int64_t room = g.past.row_pages * g.past.page_size, length = g.length < room ? g.length : room;
+  const int64_t room = g.context.row_pages * g.context.page_size,
+                length = g.length < room ? g.length : room;
   Tokens<T> tokens;
   for (int64_t begin = 0; begin < length; begin += kBlock) {
-    gather(g.past, begin, begin + kBlock < length ? begin + kBlock : length, tokens);
+    gather(g.context, begin, begin + kBlock < length ? begin + kBlock : length, tokens);
     if (tokens.count == 0) continue;
     int at = 0;
-    for (; at + kTileTokens <= tokens.count; at += kTileTokens) score_tile<T, H, kTileTokens>(tokens, at, g.head_dim, g.scale, s);
+    for (; at + kTilePositions <= tokens.count; at += kTilePositions)
+      score_tile<T, H, kTilePositions>(tokens, at, g.head_dim, g.scale, s);
     for (; at < tokens.count; ++at) score_tile<T, H, 1>(tokens, at, g.head_dim, g.scale, s);
     weigh(tokens.count, s);
     add_values(tokens, g.head_dim, s);
@@ -144,7 +158,9 @@ void attend_heads(const AttendGroup& g, int64_t first) {
   for (int h = 0; h < H; ++h) {
     const Lanes total = splat(s.total[h] == 0.0f ? 1.0f : s.total[h]);  // nothing was read: zeros
     T* const out = static_cast<T*>(g.out) + (first + h) * g.out_head_stride;
-    for_lanes(g.head_dim, [&](int64_t i, const auto&, const auto& put) { put(out + i, load(s.sums[h] + i) / total); });
+    for_lanes(g.head_dim, [&](int64_t i, const auto&, const auto& put) {
+      put(out + i, load(s.sums[h] + i) / total);
+    });
   }
 }
 

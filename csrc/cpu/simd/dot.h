@@ -1,4 +1,4 @@
-// The micro-tile that linear and attention share: M lines against N rows of another matrix.
+// The micro-tile that linear and attention share: M tokens against N rows of another matrix.
 #pragma once
 #include "cpu/simd/lanes.h"
 
@@ -7,11 +7,11 @@ namespace {
 
 // Tiles whose accumulators stay in registers.
 #if defined(__AVX512F__)
-constexpr int kTileLines = 6, kTileRows = 4;  // 24 of 32 registers
+constexpr int kTileTokens = 6, kTileRows = 4;  // 24 of 32 registers
 #elif defined(__AVX2__)
-constexpr int kTileLines = 3, kTileRows = 2;  // 12 of 16 registers, two a vector
+constexpr int kTileTokens = 3, kTileRows = 2;  // 12 of 16 registers, two a vector
 #else
-constexpr int kTileLines = 2, kTileRows = 2;  // 16 of 16 registers, four a vector
+constexpr int kTileTokens = 2, kTileRows = 2;  // 16 of 16 registers, four a vector
 #endif
 
 template <int M, int N>
@@ -25,9 +25,11 @@ PHOTON_INLINE void reduce_tile(const Lanes (&acc)[M * N], float* out) {
   for (int i = M * N / 4 * 4; i < M * N; ++i) out[i] = sum(acc[i]);
 }
 
-// out[i * N + j] = x[i * x_stride ...] . rows[j], over k elements. The rows' elements `ahead` further on are called into the cache.
+// out[i * N + j] = x[i * x_stride ...] . rows[j], over k elements. The rows' elements `ahead`
+// further on are called into the cache.
 template <typename T, int M, int N>
-PHOTON_INLINE void dot_tile(const float* x, int64_t x_stride, const T* const (&rows)[N], int64_t k, int64_t ahead, float* out) {
+PHOTON_INLINE void dot_tile(const float* x, int64_t x_stride, const T* const (&rows)[N], int64_t k,
+                            int64_t ahead, float* out) {
   Lanes acc[M * N];
   PHOTON_UNROLL
   for (int i = 0; i < M * N; ++i) acc[i] = splat(0.0f);
@@ -36,8 +38,8 @@ PHOTON_INLINE void dot_tile(const float* x, int64_t x_stride, const T* const (&r
     Lanes b[N];
     PHOTON_UNROLL
     for (int j = 0; j < N; ++j) {
-      __builtin_prefetch(
-          reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(rows[j] + at) + static_cast<uintptr_t>(ahead) * sizeof(T)));
+      __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(rows[j] + at) +
+                                                       static_cast<uintptr_t>(ahead) * sizeof(T)));
       b[j] = load(rows[j] + at);
     }
     PHOTON_UNROLL
@@ -52,7 +54,8 @@ PHOTON_INLINE void dot_tile(const float* x, int64_t x_stride, const T* const (&r
     for (int j = 0; j < N; ++j) {
       const Lanes b = load_some(rows[j] + at, k - at);
       PHOTON_UNROLL
-      for (int i = 0; i < M; ++i) acc[i * N + j] = fma(load_some(x + i * x_stride + at, k - at), b, acc[i * N + j]);
+      for (int i = 0; i < M; ++i)
+        acc[i * N + j] = fma(load_some(x + i * x_stride + at, k - at), b, acc[i * N + j]);
     }
   }
   reduce_tile<M, N>(acc, out);

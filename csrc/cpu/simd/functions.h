@@ -7,7 +7,7 @@ namespace photon::cpu::PHOTON_ISA {
 
 void to_float(float* to, const void* from, int64_t n, DType dtype);
 void linear(const LinearBlock& block);
-void rms_norm(const NormLine& line);
+void rms_norm(const NormToken& token);
 void add(void* to, const void* x, int64_t n, DType dtype);
 void silu_mul(void* out, const void* gate, const void* up, int64_t n, DType dtype);
 void rotate(const RotateHead& head);

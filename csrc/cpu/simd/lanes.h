@@ -1,6 +1,7 @@
-// Sixteen float32 lanes, the unit in which every ISA computes: the same accumulator layout and the same reduction tree whatever the
-// width of the machine's registers. Included by the files of this folder only, which the build compiles once per ISA: everything here
-// has internal linkage, so that no AVX-512 copy of a function can stand in for a baseline one.
+// Sixteen float32 lanes, the unit in which every ISA computes: the same accumulator layout and the
+// same reduction tree whatever the width of the machine's registers. Included by the files of this
+// folder only, which the build compiles once per ISA: everything here has internal linkage, so that
+// no AVX-512 copy of a function can stand in for a baseline one.
 #pragma once
 #include <cstdint>
 
@@ -92,7 +93,8 @@ PHOTON_INLINE Lanes max(const Lanes& a, const Lanes& b) {
   return each_part([&](int p) { return a.part[p] > b.part[p] ? a.part[p] : b.part[p]; });
 }
 
-// a * b + c; fused where the ISA can. Written out, so that no two instantiations are contracted differently.
+// a * b + c; fused where the ISA can. Written out, so that no two instantiations are contracted
+// differently.
 PHOTON_INLINE Lanes fma(const Lanes& a, const Lanes& b, const Lanes& c) {
   return each_part([&](int p) {
 #if defined(__AVX512F__)
@@ -105,11 +107,12 @@ PHOTON_INLINE Lanes fma(const Lanes& a, const Lanes& b, const Lanes& c) {
   });
 }
 
-// --- reductions: lanes i and i + 8, then i and i + 4, + 2, + 1 ---------------------------------------------------------------------
+// --- reductions: lanes i and i + 8, then i and i + 4, + 2, + 1 -----------------------------------
 
 PHOTON_INLINE Float4 fold(const Lanes& a) {
 #if defined(__AVX512F__)
-  const __m256 eight = _mm512_maskz_extractf32x8_ps(0xff, a.part[0], 0) + _mm512_maskz_extractf32x8_ps(0xff, a.part[0], 1);
+  const __m256 eight = _mm512_maskz_extractf32x8_ps(0xff, a.part[0], 0) +
+                       _mm512_maskz_extractf32x8_ps(0xff, a.part[0], 1);
   return Float4(_mm256_castps256_ps128(eight) + _mm256_extractf128_ps(eight, 1));
 #elif defined(__AVX2__)
   const __m256 eight = a.part[0] + a.part[1];
@@ -142,10 +145,10 @@ PHOTON_INLINE float max_lane(const Lanes& a) {
   return best;
 }
 
-// --- half formats; rounding is to nearest even -------------------------------------------------------------------------------------
+// --- half formats; rounding is to nearest even ---------------------------------------------------
 
-// Intrinsics where GCC 12 makes four instructions of the plain conversion; their zero-masked forms, because it takes the undefined
-// operand of the others for an uninitialized variable.
+// Intrinsics where GCC 12 makes four instructions of the plain conversion; their zero-masked forms,
+// because it takes the undefined operand of the others for an uninitialized variable.
 PHOTON_INLINE WordPart zero_extend(HalfPart bits) {
 #if defined(__AVX512F__)
   return bit_cast<WordPart>(_mm512_maskz_cvtepu16_epi32(0xffff, bit_cast<__m256i>(bits)));
@@ -156,40 +159,52 @@ PHOTON_INLINE WordPart zero_extend(HalfPart bits) {
 #endif
 }
 
-PHOTON_INLINE FloatPart widen(BF16, HalfPart bits) { return bit_cast<FloatPart>(zero_extend(bits) << 16); }
+PHOTON_INLINE FloatPart widen(BF16, HalfPart bits) {
+  return bit_cast<FloatPart>(zero_extend(bits) << 16);
+}
 
 PHOTON_INLINE HalfPart narrow(BF16, FloatPart value) {
   const WordPart bits = bit_cast<WordPart>(value);
   const WordPart rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
   const WordPart nan = {};
-  return __builtin_convertvector((bits & 0x7fffffffu) > 0x7f800000u ? nan + 0x7fc0u : rounded, HalfPart);
+  return __builtin_convertvector((bits & 0x7fffffffu) > 0x7f800000u ? nan + 0x7fc0u : rounded,
+                                 HalfPart);
 }
 
 #if defined(__AVX512F__)
-PHOTON_INLINE FloatPart widen(F16, HalfPart bits) { return FloatPart(_mm512_maskz_cvtph_ps(0xffff, bit_cast<__m256i>(bits))); }
+PHOTON_INLINE FloatPart widen(F16, HalfPart bits) {
+  return FloatPart(_mm512_maskz_cvtph_ps(0xffff, bit_cast<__m256i>(bits)));
+}
 PHOTON_INLINE HalfPart narrow(F16, FloatPart value) {
-  return bit_cast<HalfPart>(_mm512_maskz_cvtps_ph(0xffff, value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  return bit_cast<HalfPart>(
+      _mm512_maskz_cvtps_ph(0xffff, value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 #elif defined(__AVX2__)
-PHOTON_INLINE FloatPart widen(F16, HalfPart bits) { return FloatPart(_mm256_cvtph_ps(bit_cast<__m128i>(bits))); }
+PHOTON_INLINE FloatPart widen(F16, HalfPart bits) {
+  return FloatPart(_mm256_cvtph_ps(bit_cast<__m128i>(bits)));
+}
 PHOTON_INLINE HalfPart narrow(F16, FloatPart value) {
   return bit_cast<HalfPart>(_mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 #else
-// Exponents are re-biased by a multiplication with 2^112, which also normalizes subnormals; infinities and NaN keep exponent 255.
+// Exponents are re-biased by a multiplication with 2^112, which also normalizes subnormals;
+// infinities and NaN keep exponent 255.
 PHOTON_INLINE FloatPart widen(F16, HalfPart half) {
   const WordPart bits = zero_extend(half);
   const WordPart magnitude = (bits & 0x7fffu) << 13;
   const WordPart scaled = bit_cast<WordPart>(bit_cast<FloatPart>(magnitude) * 0x1p112f);
   const WordPart special = magnitude | 0x7f800000u;
-  return bit_cast<FloatPart>((magnitude >= (0x7c00u << 13) ? special : scaled) | ((bits & 0x8000u) << 16));
+  return bit_cast<FloatPart>((magnitude >= (0x7c00u << 13) ? special : scaled) |
+                             ((bits & 0x8000u) << 16));
 }
 
 PHOTON_INLINE HalfPart narrow(F16, FloatPart value) {
   const WordPart bits = bit_cast<WordPart>(value), magnitude = bits & 0x7fffffffu;
   const WordPart normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  // Below 2^-14 the half's unit is 2^-24: adding 0.5 in float32 leaves the rounded count of units in the low mantissa bits.
-  const WordPart subnormal = bit_cast<WordPart>(bit_cast<FloatPart>(magnitude) + 0.5f) - 0x3f000000u;
+  // Below 2^-14 the half's unit is 2^-24: adding 0.5 in float32 leaves the rounded count of units
+  // in the low mantissa bits.
+  const WordPart subnormal =
+      bit_cast<WordPart>(bit_cast<FloatPart>(magnitude) + 0.5f) - 0x3f000000u;
   const WordPart zero = {}, infinity = zero + 0x7c00u, nan = zero + 0x7e00u;
   WordPart half = magnitude < (113u << 23) ? subnormal : normal;
   half = magnitude >= 0x477ff000u ? infinity : half;  // 65520 and above round to infinity
@@ -198,7 +213,7 @@ PHOTON_INLINE HalfPart narrow(F16, FloatPart value) {
 }
 #endif
 
-// --- memory ------------------------------------------------------------------------------------------------------------------------
+// --- memory --------------------------------------------------------------------------------------
 
 PHOTON_INLINE Lanes load(const float* from) {
   return each_part([&](int p) {
@@ -219,7 +234,8 @@ PHOTON_INLINE Lanes load(const T* from) {
 
 PHOTON_INLINE void store(float* to, const Lanes& value) {
   PHOTON_UNROLL
-  for (int p = 0; p < kParts; ++p) __builtin_memcpy(to + p * kWidth, &value.part[p], sizeof(value.part[p]));
+  for (int p = 0; p < kParts; ++p)
+    __builtin_memcpy(to + p * kWidth, &value.part[p], sizeof(value.part[p]));
 }
 
 template <typename T>
@@ -253,8 +269,8 @@ PHOTON_INLINE Lanes rounded_to(const T*, const Lanes& value) {
   return each_part([&](int p) { return widen(T{}, narrow(T{}, value.part[p])); });
 }
 
-// Calls body(offset, load, store) over 0 .. n, sixteen lanes at a time, the last call with the remainder; `load` and `store` move that
-// many elements of a pointer plus offset.
+// Calls body(offset, load, store) over 0 .. n, sixteen lanes at a time, the last call with the
+// remainder; `load` and `store` move that many elements of a pointer plus offset.
 template <typename Body>
 PHOTON_INLINE void for_lanes(int64_t n, const Body& body) {
   const auto load_all = [](const auto* from) { return load(from); };
@@ -282,15 +298,17 @@ PHOTON_INLINE void with_type(DType dtype, const Body& body) {
   }
 }
 
-// --- e^x: x = n ln 2 + r with |r| <= ln 2 / 2, a degree-7 Taylor polynomial in r, and 2^n in two factors so that the ends of the range
-// overflow to infinity and fade into subnormals as they should. About 1 ulp.
+// --- e^x: x = n ln 2 + r with |r| <= ln 2 / 2, a degree-7 Taylor polynomial in r, and 2^n in two
+// factors so that the ends of the range overflow to infinity and fade into subnormals as they
+// should. About 1 ulp.
 PHOTON_INLINE Lanes exp(const Lanes& value) {
   return each_part([&](int p) {
     const FloatPart zero = {};
     FloatPart x = value.part[p];
     x = x > 89.0f ? zero + 89.0f : x;  // comparisons with NaN are false: it stays
     x = x < -105.0f ? zero - 105.0f : x;
-    const FloatPart shifted = x * 1.44269504088896341f + 12582912.0f;  // 1.5 * 2^23: the integer is in the low mantissa bits
+    const FloatPart shifted = x * 1.44269504088896341f +
+                              12582912.0f;  // 1.5 * 2^23: the integer is in the low mantissa bits
     const IntPart n = bit_cast<IntPart>(shifted) - 0x4b400000;
     const FloatPart whole = shifted - 12582912.0f;
     const FloatPart r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
@@ -302,7 +320,8 @@ PHOTON_INLINE Lanes exp(const Lanes& value) {
     y = y * r + 0.5f;
     y = (y * r) * r + r + 1.0f;
     const IntPart half = n >> 1;
-    return y * bit_cast<FloatPart>((half + 127) << 23) * bit_cast<FloatPart>((n - half + 127) << 23);
+    return y * bit_cast<FloatPart>((half + 127) << 23) *
+           bit_cast<FloatPart>((n - half + 127) << 23);
   });
 }
 

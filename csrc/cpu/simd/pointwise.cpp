@@ -1,4 +1,4 @@
-// Conversions, RMS norm, sums, SiLU and argmax: one pass or two over a line.
+// Conversions, RMS norm, sums, SiLU and argmax: one pass or two over a token.
 #include "cpu/simd/functions.h"
 
 namespace photon::cpu::PHOTON_ISA {
@@ -10,13 +10,13 @@ void to_float_of(float* to, const T* from, int64_t n) {
 }
 
 template <typename T>
-void rms_norm_of(const NormLine& line) {
-  T* const out = static_cast<T*>(line.out);
-  T* const residual = static_cast<T*>(line.residual);
-  const T* const x = static_cast<const T*>(line.x);
-  const T* const weight = static_cast<const T*>(line.weight);
+void rms_norm_of(const NormToken& token) {
+  T* const out = static_cast<T*>(token.out);
+  T* const residual = static_cast<T*>(token.residual);
+  const T* const x = static_cast<const T*>(token.x);
+  const T* const weight = static_cast<const T*>(token.weight);
   Lanes squares = splat(0.0f);
-  for_lanes(line.size, [&](int64_t i, const auto& get, const auto& put) {
+  for_lanes(token.size, [&](int64_t i, const auto& get, const auto& put) {
     Lanes v = get(x + i);
     if (residual != nullptr) {
       v = rounded_to(x, get(residual + i) + v);
@@ -25,14 +25,18 @@ void rms_norm_of(const NormLine& line) {
     squares = fma(v, v, squares);
   });
   const T* const from = residual != nullptr ? residual : x;
-  const Lanes scale = splat(1.0f / __builtin_sqrtf(sum(squares) / static_cast<float>(line.size) + line.eps));
-  for_lanes(line.size,
-            [&](int64_t i, const auto& get, const auto& put) { put(out + i, get(weight + i) * rounded_to(x, get(from + i) * scale)); });
+  const Lanes scale =
+      splat(1.0f / __builtin_sqrtf(sum(squares) / static_cast<float>(token.size) + token.eps));
+  for_lanes(token.size, [&](int64_t i, const auto& get, const auto& put) {
+    put(out + i, get(weight + i) * rounded_to(x, get(from + i) * scale));
+  });
 }
 
 template <typename T>
 void add_of(T* to, const T* x, int64_t n) {
-  for_lanes(n, [&](int64_t i, const auto& get, const auto& put) { put(to + i, get(to + i) + get(x + i)); });
+  for_lanes(n, [&](int64_t i, const auto& get, const auto& put) {
+    put(to + i, get(to + i) + get(x + i));
+  });
 }
 
 template <typename T>
@@ -71,7 +75,8 @@ Candidate argmax_of(const T* values, int64_t n) {
   for (int l = 0; l < kLanes; ++l) {
     const float value = best.part[l / kWidth][l % kWidth];
     const int32_t id = where[l / kWidth][l % kWidth];
-    if (id >= 0 && (value > found.value || (value == found.value && id < found.id))) found = {value, id};
+    if (id >= 0 && (value > found.value || (value == found.value && id < found.id)))
+      found = {value, id};
   }
   return found;
 }
@@ -79,11 +84,12 @@ Candidate argmax_of(const T* values, int64_t n) {
 }  // namespace
 
 void to_float(float* to, const void* from, int64_t n, DType dtype) {
-  with_type(dtype, [&](auto element) { to_float_of(to, static_cast<const decltype(element)*>(from), n); });
+  with_type(dtype,
+            [&](auto element) { to_float_of(to, static_cast<const decltype(element)*>(from), n); });
 }
 
-void rms_norm(const NormLine& line) {
-  with_type(line.dtype, [&](auto element) { rms_norm_of<decltype(element)>(line); });
+void rms_norm(const NormToken& token) {
+  with_type(token.dtype, [&](auto element) { rms_norm_of<decltype(element)>(token); });
 }
 
 void add(void* to, const void* x, int64_t n, DType dtype) {
@@ -102,7 +108,9 @@ void silu_mul(void* out, const void* gate, const void* up, int64_t n, DType dtyp
 
 Candidate argmax(const void* values, int64_t n, DType dtype) {
   Candidate found = {};
-  with_type(dtype, [&](auto element) { found = argmax_of(static_cast<const decltype(element)*>(values), n); });
+  with_type(dtype, [&](auto element) {
+    found = argmax_of(static_cast<const decltype(element)*>(values), n);
+  });
   return found;
 }
 

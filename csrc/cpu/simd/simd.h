@@ -1,5 +1,6 @@
-// The hot loops, compiled once per ISA (simd/*.cpp) and chosen once at run time. Plain pointers in, one line or block at a time;
-// threads, strides of whole tensors and decode_meta are the callers' business.
+// The hot loops, compiled once per ISA (simd/*.cpp) and chosen once at run time. Plain pointers in,
+// one token or block at a time; threads, strides of whole tensors and decode_meta are the callers'
+// business.
 #pragma once
 #include <cstdint>
 
@@ -7,19 +8,20 @@
 
 namespace photon::cpu {
 
-// out[t, j] = x[t, :] . weight[j, :] + bias[j], rounded once to dtype. Every output has one accumulator of 16 lanes along k, whatever
-// the tile it is computed in.
+// out[t, j] = x[t, :] . weight[j, :] + bias[j], rounded once to dtype. Every output has one
+// accumulator of 16 lanes along k, whatever the tile it is computed in.
 struct LinearBlock {
   void* out;
   const float* x;
   const void* weight;
   const void* bias;  // or null
-  int64_t lines, n, k, out_stride, x_stride, weight_stride;
+  int64_t tokens, n, k, out_stride, x_stride, weight_stride;
   DType dtype;
 };
 
-// out = weight * round(v * rsqrt(mean(v^2) + eps)), v = x, or v = residual = round(residual + x) where residual is set.
-struct NormLine {
+// out = weight * round(v * rsqrt(mean(v^2) + eps)), v = x, or v = residual = round(residual + x)
+// where residual is set.
+struct NormToken {
   void* out;
   void* residual;  // or null
   const void* x;
@@ -29,7 +31,8 @@ struct NormLine {
   DType dtype;
 };
 
-// One head: RMS norm with `norm` if set, then the rotation by cos and sin [head_dim] of its position.
+// One head: RMS norm with `norm` if set, then the rotation by cos and sin [head_dim] of its
+// position.
 struct RotateHead {
   void* out;  // may be `in`
   const void* in;
@@ -41,19 +44,20 @@ struct RotateHead {
   DType dtype;
 };
 
-// The past of one row for one KV head.
-struct KvPast {
+// The context of one row for one KV head.
+struct KvContext {
   const void* k;  // element 0 of this head in page 0
   const void* v;
   const int32_t* pages;  // [row_pages]; tokens in pages outside 0 .. num_pages - 1 are left out
-  int64_t row_pages, num_pages, page_size, k_page_stride, k_token_stride, v_page_stride, v_token_stride;
+  int64_t row_pages, num_pages, page_size, k_page_stride, k_token_stride, v_page_stride,
+      v_token_stride;
 };
 
-// The query heads of one line that share a KV head, over positions 0 .. length - 1.
+// The query heads of one token that share a KV head, over positions 0 .. length - 1.
 struct AttendGroup {
   void* out;
   const void* q;
-  KvPast past;
+  KvContext context;
   int64_t heads, head_dim, length, q_head_stride, out_head_stride;
   float scale;
   DType dtype;
@@ -68,7 +72,7 @@ struct SimdKernels {
   const char* name;
   void (*to_float)(float* to, const void* from, int64_t n, DType dtype);
   void (*linear)(const LinearBlock& block);
-  void (*rms_norm)(const NormLine& line);
+  void (*rms_norm)(const NormToken& token);
   void (*add)(void* to, const void* x, int64_t n, DType dtype);  // to = round(to + x)
   void (*silu_mul)(void* out, const void* gate, const void* up, int64_t n, DType dtype);
   void (*rotate)(const RotateHead& head);
@@ -77,10 +81,12 @@ struct SimdKernels {
   Candidate (*argmax)(const void* values, int64_t n, DType dtype);
 };
 
-// The best set this machine can run; PHOTON_CPU_ISA=baseline|avx2|avx512 asks for a lower one. Chosen at the first call.
+// The best set this machine can run; PHOTON_CPU_ISA=baseline|avx2|avx512 asks for a lower one.
+// Chosen at the first call.
 const SimdKernels& simd();
 
-// What is wrong with the value of PHOTON_CPU_ISA, or null. simd() is the baseline then; the Python package refuses to load.
+// What is wrong with the value of PHOTON_CPU_ISA, or null. simd() is the baseline then; the Python
+// package refuses to load.
 const char* simd_error();
 
 }  // namespace photon::cpu

@@ -6,6 +6,7 @@
 namespace photon::cpu::PHOTON_ISA {
 
 extern const SimdKernels kernels;
-const SimdKernels kernels = {PHOTON_TEXT(PHOTON_ISA), to_float, linear, rms_norm, add, silu_mul, rotate, attend, argmax};
+const SimdKernels kernels = {
+    PHOTON_TEXT(PHOTON_ISA), to_float, linear, rms_norm, add, silu_mul, rotate, attend, argmax};
 
 }  // namespace photon::cpu::PHOTON_ISA

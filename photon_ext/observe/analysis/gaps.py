@@ -1,9 +1,10 @@
 """Gaps on the device, and whom it waited for in each of them.
 
-A gap lies between two steps (step gap), between the forward and the late sampling of one step (split gap), or inside a step (node gap).
-A step gap in which the engine mostly waited for requests is none: it is rest.
-Where its next kernel was launched before the gap began, the device waited for a copy, or only for itself. Otherwise it waited for the host:
-the gap is shared out over what the launching thread did meanwhile. API calls count before phases of ours, those before torch ops.
+A gap lies between two steps (step gap), between the forward and the late sampling of one step
+(split gap), or inside a step (node gap). A step gap in which the engine mostly waited for requests
+is none: it is rest. Where its next kernel was launched before the gap began, the device waited for
+a copy, or only for itself. Otherwise it waited for the host: the gap is shared out over what the
+launching thread did meanwhile. API calls count before phases of ours, those before torch ops.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from photon_ext.observe.records import ApiCall, DeviceSpan, HostSpan, Op, OpKind
 from photon_ext.runtime.probe import Phase
 
 MASK_KERNEL = "apply_token_mask"  # late sampling begins with it
-NODE_FLOOR = 2_000  # nanoseconds; shorter node gaps are the device's own and are counted, but not explained
+# nanoseconds; shorter node gaps are the device's own and are counted, but not explained
+NODE_FLOOR = 2_000
 
 
 class GapKind(Enum):
@@ -73,12 +75,17 @@ class Share(NamedTuple):
 
 def share_name(share: Share) -> str:
     """ "commit", or "launch (from the call to the first kernel)"."""
-    return share.cause.value if share.detail in ("", share.cause.value) else f"{share.cause.value} ({share.detail})"
+    return (
+        share.cause.value
+        if share.detail in ("", share.cause.value)
+        else f"{share.cause.value} ({share.detail})"
+    )
 
 
 class Gap(NamedTuple):
-    """Idle device from `start` to `end`; `before` and `after` are short kernel names; `step` is the number of the step that follows it,
-    or that it lies in."""
+    """Idle device from `start` to `end`; `before` and `after` are short kernel names; `step` is the
+    number of the step that follows it, or that it lies in.
+    """
 
     start: int
     end: int
@@ -102,10 +109,16 @@ class HostView:
     """What each thread did, looked up by time."""
 
     def __init__(self, records: Records) -> None:
-        self._spans = {thread: Cover[HostSpan](spans) for thread, spans in by_thread(records.host).items()}
+        self._spans = {
+            thread: Cover[HostSpan](spans) for thread, spans in by_thread(records.host).items()
+        }
         self._ops = {thread: Cover[Op](ops) for thread, ops in by_thread(records.ops).items()}
-        self._calls = {thread: Cover[ApiCall](calls) for thread, calls in by_thread(records.calls).items()}
-        self._pageable = {span.correlation for span in records.device if span.is_pageable and span.correlation}
+        self._calls = {
+            thread: Cover[ApiCall](calls) for thread, calls in by_thread(records.calls).items()
+        }
+        self._pageable = {
+            span.correlation for span in records.device if span.is_pageable and span.correlation
+        }
 
     def phase(self, thread: int, time: int) -> Phase | None:
         """The innermost phase of ours at that time."""
@@ -113,7 +126,9 @@ class HostView:
         return path[-1].phase if path else None
 
     def op(self, thread: int, time: int) -> str:
-        """The torch op at that time, as the user wrote it (the outermost one), and the innermost range or function around it."""
+        """The torch op at that time, as the user wrote it (the outermost one), and the innermost
+        range or function around it.
+        """
         return op_name(self._ops[thread].at(time)) if thread in self._ops else ""
 
     def shares(self, thread: int, start: int, end: int) -> Iterator[Share]:
@@ -146,7 +161,11 @@ class HostView:
             return Share(Cause.RESULTS, call.name, ns)
         if kind in (CallKind.SYNC, CallKind.EVENT_WAIT):
             return Share(Cause.SYNC, f"{call.name}{', ' * bool(where)}{where}", ns)
-        return Share(Cause.ALLOCATION, f"{call.name}{', ' * bool(where)}{where}", ns) if kind is CallKind.ALLOCATION else None
+        return (
+            Share(Cause.ALLOCATION, f"{call.name}{', ' * bool(where)}{where}", ns)
+            if kind is CallKind.ALLOCATION
+            else None
+        )
 
     def where(self, call: ApiCall) -> str:
         """In which phase of ours and which torch op a call was made: "mask: aten::copy_"."""
@@ -156,7 +175,9 @@ class HostView:
 
 
 def op_name(path: tuple[Op, ...]) -> str:
-    """A path of ops as its user knows it: the outermost torch op, "in" the innermost range or function around it."""
+    """A path of ops as its user knows it: the outermost torch op, "in" the innermost range or
+    function around it.
+    """
     torch_op = next((op.name for op in path if op.kind is OpKind.TORCH), "")
     around: list[str] = []
     for op in path:
@@ -179,8 +200,20 @@ def find_gaps(steps: Steps, records: Records) -> list[Gap]:
             kernel = steps.kernels[index]
             if kernel.start > reached and previous is not None:
                 kind = _kind(step, index, kernel)
-                shares = explain(reached, kernel, step) if kind is not GapKind.NODE or kernel.start - reached >= NODE_FLOOR else ()
-                gap = Gap(reached, kernel.start, kind, short_name(previous.name), short_name(kernel.name), step.number, shares)
+                shares = (
+                    explain(reached, kernel, step)
+                    if kind is not GapKind.NODE or kernel.start - reached >= NODE_FLOOR
+                    else ()
+                )
+                gap = Gap(
+                    reached,
+                    kernel.start,
+                    kind,
+                    short_name(previous.name),
+                    short_name(kernel.name),
+                    step.number,
+                    shares,
+                )
                 gaps.append(gap._replace(kind=GapKind.REST) if _is_rest(gap) else gap)
             if kernel.end >= reached:
                 reached, previous = kernel.end, kernel
@@ -212,7 +245,9 @@ class _Explainer:
         self._in_copies = [span for span in records.device if span.is_in_copy]
         self._enqueues = {} if records.backend == "cuda" else enqueues(records)
         threads = [launch.thread for launch in records.launches]
-        threads = threads or [call.thread for call in records.calls if classify(call.name) in _LAUNCHES]
+        threads = threads or [
+            call.thread for call in records.calls if classify(call.name) in _LAUNCHES
+        ]
         self._thread = max(set(threads), key=threads.count) if threads else None
 
     def __call__(self, start: int, kernel: DeviceSpan, step: DeviceStep) -> tuple[Share, ...]:
@@ -224,7 +259,9 @@ class _Explainer:
         until = kernel.start if launched is None else min(launched, kernel.start)
         shares = list(self._view.shares(thread, start, until))
         if until < kernel.start:
-            shares.append(Share(Cause.LAUNCH, "from the call to the first kernel", kernel.start - until))
+            shares.append(
+                Share(Cause.LAUNCH, "from the call to the first kernel", kernel.start - until)
+            )
         return _merged(shares)
 
     def _launch_of(self, kernel: DeviceSpan, step: DeviceStep) -> tuple[int | None, int | None]:
@@ -251,7 +288,9 @@ class _Explainer:
             yield Share(Cause.DEVICE, "", end - start - waited)
 
 
-def _pieces(cover: Cover[HostSpan] | Cover[Op] | Cover[ApiCall] | None, start: int, end: int) -> Iterator[tuple[int, int, tuple]]:  # type: ignore[type-arg]
+def _pieces(
+    cover: Cover[HostSpan] | Cover[Op] | Cover[ApiCall] | None, start: int, end: int
+) -> Iterator[tuple[int, int, tuple]]:  # type: ignore[type-arg]
     if cover is None:
         yield start, end, ()
     else:
@@ -262,4 +301,8 @@ def _merged(shares: Iterator[Share] | list[Share]) -> tuple[Share, ...]:
     total: dict[tuple[Cause, str], int] = defaultdict(int)
     for share in shares:
         total[share.cause, share.detail] += share.ns
-    return tuple(Share(cause, detail, ns) for (cause, detail), ns in sorted(total.items(), key=lambda item: -item[1]) if ns > 0)
+    return tuple(
+        Share(cause, detail, ns)
+        for (cause, detail), ns in sorted(total.items(), key=lambda item: -item[1])
+        if ns > 0
+    )

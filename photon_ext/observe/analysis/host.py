@@ -37,4 +37,6 @@ def op_costs(records: Records) -> list[OpCost]:
         for piece in flatten(ops):
             if piece.path[-1].kind is OpKind.TORCH:
                 own[piece.path[-1].name] += (piece.end - piece.start) / 1e3
-    return sorted((OpCost(name, calls[name], us) for name, us in own.items()), key=lambda cost: -cost.own_us)
+    return sorted(
+        (OpCost(name, calls[name], us) for name, us in own.items()), key=lambda cost: -cost.own_us
+    )

@@ -37,10 +37,16 @@ class Cover(Generic[T]):
     def at(self, time: int) -> tuple[T, ...]:
         """The spans around `time`, outermost first."""
         place = bisect_right(self._ends, time)
-        return self.pieces[place].path if place < len(self.pieces) and self.pieces[place].start <= time else ()
+        return (
+            self.pieces[place].path
+            if place < len(self.pieces) and self.pieces[place].start <= time
+            else ()
+        )
 
     def within(self, start: int, end: int) -> Iterator[Piece]:
-        """All of [start, end], in order, cut where the innermost span changes; with an empty path where there is none."""
+        """All of [start, end], in order, cut where the innermost span changes; with an empty
+        path where there is none.
+        """
         reached = start
         place = bisect_right(self._ends, start)
         while place < len(self.pieces) and self.pieces[place].start < end:
@@ -55,7 +61,10 @@ class Cover(Generic[T]):
 
 
 def flatten(spans: Iterable[T]) -> list[Piece]:
-    """Stretches that do not overlap, by time, of spans that nest. Of a span that outlives the one around it, both stay open."""
+    """Stretches that do not overlap, by time, of spans that nest.
+
+    Of a span that outlives the one around it, both stay open.
+    """
     pieces: list[Piece] = []
     stack: list[T] = []
     reached = 0

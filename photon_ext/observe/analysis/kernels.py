@@ -1,4 +1,5 @@
-"""What the kernels of steady steps say: shares of time, the distribution of gaps, gaps by transition, allocations, bandwidth.
+"""What the kernels of steady steps say: shares of time, the distribution of gaps, gaps by
+transition, allocations, bandwidth.
 
 The tables are those of the pegainfer post "From Pre-allocation to Graph Replay".
 """
@@ -20,7 +21,9 @@ BINS = ("< 1", "1-5", "5-10", "10-50", "> 50")
 
 
 class KernelShare(NamedTuple):
-    """One kernel in steady steps: share of all kernel time, mean microseconds, launches per step."""
+    """One kernel in steady steps: share of all kernel time, mean microseconds, launches per
+    step.
+    """
 
     name: str
     share: float
@@ -38,7 +41,9 @@ class Bin(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """Gaps between one kernel and the next: count, median and largest, and their sum per step, microseconds."""
+    """Gaps between one kernel and the next: count, median and largest, and their sum per step,
+    microseconds.
+    """
 
     before: str
     after: str
@@ -58,7 +63,9 @@ class CallCost(NamedTuple):
 
 
 class StepFigures(NamedTuple):
-    """Medians of steady steps, microseconds: first kernel to the next step's first, kernels running, idle, and idle as a share."""
+    """Medians of steady steps, microseconds: first kernel to the next step's first, kernels
+    running, idle, and idle as a share.
+    """
 
     steps: int
     wall_us: float
@@ -76,7 +83,14 @@ def kernel_shares(steps: Steps) -> list[KernelShare]:
         for kernel in steps.of(step):
             times[short_name(kernel.name)].append(kernel.end - kernel.start)
     total = sum(map(sum, times.values()))
-    made = [KernelShare(name, sum(ns) / total, fmean(ns) / 1e3, len(ns) / len(steady)) for name, ns in times.items()] if total else []
+    made = (
+        [
+            KernelShare(name, sum(ns) / total, fmean(ns) / 1e3, len(ns) / len(steady))
+            for name, ns in times.items()
+        ]
+        if total
+        else []
+    )
     return sorted(made, key=lambda share: -share.share)
 
 
@@ -95,7 +109,9 @@ def step_figures(steps: Steps, gaps: Iterable[Gap]) -> StepFigures | None:
         return None
     wall, busy, gap_ns, _ = zip(*rows, strict=True)
     share = median(idle_ns / wall_ns for wall_ns, _, idle_ns, _ in rows if wall_ns)
-    return StepFigures(len(rows), median(wall) / 1e3, median(busy) / 1e3, median(gap_ns) / 1e3, share, rows[0][3])
+    return StepFigures(
+        len(rows), median(wall) / 1e3, median(busy) / 1e3, median(gap_ns) / 1e3, share, rows[0][3]
+    )
 
 
 def histogram(gaps: Iterable[Gap], steps: int) -> list[Bin]:
@@ -118,7 +134,9 @@ def transitions(gaps: Iterable[Gap], steps: int) -> list[Transition]:
     for gap in gaps:
         found[gap.before, gap.after].append(gap.ns)
     made = [
-        Transition(before, after, len(ns), median(ns) / 1e3, max(ns) / 1e3, sum(ns) / 1e3 / max(steps, 1))
+        Transition(
+            before, after, len(ns), median(ns) / 1e3, max(ns) / 1e3, sum(ns) / 1e3 / max(steps, 1)
+        )
         for (before, after), ns in found.items()
     ]
     return sorted(made, key=lambda transition: -transition.us_per_step)
@@ -130,12 +148,17 @@ def allocations(records: Records, steps: int) -> list[CallCost]:
     for call in records.calls:
         if classify(call.name) is CallKind.ALLOCATION:
             times[call.name].append(call.end - call.start)
-    made = [CallCost(name, len(ns), fmean(ns) / 1e3, len(ns) / max(steps, 1)) for name, ns in times.items()]
+    made = [
+        CallCost(name, len(ns), fmean(ns) / 1e3, len(ns) / max(steps, 1))
+        for name, ns in times.items()
+    ]
     return sorted(made, key=lambda cost: -cost.calls)
 
 
 class CopyCost(NamedTuple):
-    """Copies of one direction and kind of memory: count, bytes, mean microseconds, GB/s (0 where sizes are not known)."""
+    """Copies of one direction and kind of memory: count, bytes, mean microseconds, GB/s (0 where
+    sizes are not known).
+    """
 
     name: str
     times: int
@@ -153,5 +176,7 @@ def copies(records: Records) -> list[CopyCost]:
     made = []
     for name, items in sorted(found.items()):
         ns, size = sum(item[0] for item in items), sum(item[1] for item in items)
-        made.append(CopyCost(name, len(items), size, ns / len(items) / 1e3, size / ns if ns else 0.0))
+        made.append(
+            CopyCost(name, len(items), size, ns / len(items) / 1e3, size / ns if ns else 0.0)
+        )
     return made

@@ -52,30 +52,38 @@ class GapFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What the records say. Times are microseconds where a name ends in `_us`; means and medians are of steady steps where they say so.
+    """What the records say. Times are microseconds where a name ends in `_us`; means and medians
+    are of steady steps where they say so.
 
     Attributes:
         backend: "cuda", "host", or None without records of a device.
-        method, marker: how steps were found (StepMethod), and the kernel that begins or ends them, where there is one.
+        method, marker: how steps were found (StepMethod), and the kernel that begins or ends them,
+            where there is one.
         steps, gaps: all of them, in nanoseconds; not in `as_dict`.
         figures: medians of steady steps; None without any.
-        wall_us: from the first step's start to the last one's end, without the time when there was no work.
-        active: share of that time outside of step gaps (split gaps count as such); None without steps.
+        wall_us: from the first step's start to the last one's end, without the time when there was
+            no work.
+        active: share of that time outside of step gaps (split gaps count as such); None without
+            steps.
         busy: share of it with at least one kernel running.
         step_gap, split_gap, node_gap: see GapKind; split gaps are of steps with late sampling.
         waited_us: microseconds per steady step by what the device waited for, step and split gaps.
         phases_us: median time on the device, by phase of a step of ours.
         host_us: host time per step, by phase.
-        shares, histogram, transitions: kernels, gap lengths, and gaps by the kernels around them, of steady steps.
-        allocations, copies, ops: API calls that allocate or free, copies by direction and memory, torch ops by their own time; of the whole
-            recording.
-        allocator_per_step: requests to torch's CUDA allocator per step; None without it, or without steps.
+        shares, histogram, transitions: kernels, gap lengths, and gaps by the kernels around them,
+            of steady steps.
+        allocations, copies, ops: API calls that allocate or free, copies by direction and memory,
+            torch ops by their own time; of the whole recording.
+        allocator_per_step: requests to torch's CUDA allocator per step; None without it, or without
+            steps.
         rows, zombies: rows of committed steps; of them, those whose sequence had ended.
         findings: what is wrong, costliest first.
         clock_us: how well the clocks agree: host, drift, device (ClockError).
         dropped: records for which there was no room.
-        bytes_per_step, bytes_note, bandwidth_gb_s: what a step moves as it was told, what that counts in words, and that per time.
-        excluded: steps that are not steady: number, reason, wall time and gap before them, microseconds.
+        bytes_per_step, bytes_note, bandwidth_gb_s: what a step moves as it was told, what that
+            counts in words, and that per time.
+        excluded: steps that are not steady: number, reason, wall time and gap before them,
+            microseconds.
     """
 
     backend: str | None
@@ -117,10 +125,19 @@ class Report:
             plain[name] = [item._asdict() for item in plain[name]]
         for name in ("figures", "step_gap", "split_gap", "node_gap"):
             plain[name] = plain[name]._asdict() if plain[name] is not None else None
-        plain["findings"] = [{**finding._asdict(), "kind": finding.kind.value} for finding in self.findings]
-        plain["excluded"] = [dict(zip(("step", "why", "wall_us", "gap_us"), row, strict=True)) for row in self.excluded]
+        plain["findings"] = [
+            {**finding._asdict(), "kind": finding.kind.value} for finding in self.findings
+        ]
+        plain["excluded"] = [
+            dict(zip(("step", "why", "wall_us", "gap_us"), row, strict=True))
+            for row in self.excluded
+        ]
         plain["clock_us"] = dict(zip(("host", "drift", "device"), self.clock_us, strict=True))
-        return {"step_count": len(self.steps.steps), "steady_steps": len(self.steps.steady), **plain}
+        return {
+            "step_count": len(self.steps.steps),
+            "steady_steps": len(self.steps.steady),
+            **plain,
+        }
 
     def text(self) -> str:
         """For people: findings first, then the tables."""
@@ -163,18 +180,26 @@ def make_report(records: Records, options: Options = NO_OPTIONS) -> Report:
         histogram=histogram(inside, count),
         transitions=transitions(inside, count),
         allocations=allocations(records, len(steps.steps)),
-        allocator_per_step=records.allocator / len(steps.steps) if records.allocator is not None and steps.steps else None,
+        allocator_per_step=records.allocator / len(steps.steps)
+        if records.allocator is not None and steps.steps
+        else None,
         copies=copies(records),
         bytes_per_step=options.bytes_per_step,
         bytes_note=options.bytes_note,
-        bandwidth_gb_s=options.bytes_per_step / figures.wall_us / 1e3 if options.bytes_per_step and figures else None,
+        bandwidth_gb_s=options.bytes_per_step / figures.wall_us / 1e3
+        if options.bytes_per_step and figures
+        else None,
         phases_us=phase_times(steps, records),
         host_us=phase_costs(records),
         ops=op_costs(records),
         rows=sum(commit.rows for commit in records.commits),
         zombies=sum(commit.zombies for commit in records.commits),
         findings=find_all(records, steps, gaps),
-        clock_us=(records.clock.host_ns / 1e3, records.clock.drift_ns / 1e3, records.clock.device_ns / 1e3),
+        clock_us=(
+            records.clock.host_ns / 1e3,
+            records.clock.drift_ns / 1e3,
+            records.clock.device_ns / 1e3,
+        ),
         dropped=records.dropped,
     )
 
@@ -187,7 +212,9 @@ def _gap_figures(gaps: Iterable[Gap], kind: GapKind, steps: Iterable[int]) -> Ga
     ns = list(per_step.values())
     if not ns:
         return None
-    return GapFigures(len(ns), median(ns) / 1e3, fmean(ns) / 1e3, percentile(ns, 0.99) / 1e3, max(ns) / 1e3)
+    return GapFigures(
+        len(ns), median(ns) / 1e3, fmean(ns) / 1e3, percentile(ns, 0.99) / 1e3, max(ns) / 1e3
+    )
 
 
 def _waited(gaps: Iterable[Gap], steps: int) -> dict[str, float]:
@@ -201,7 +228,12 @@ def _waited(gaps: Iterable[Gap], steps: int) -> dict[str, float]:
 def _excluded(steps: Steps, gaps: Iterable[Gap]) -> list[tuple[int, str, float, float]]:
     before = {gap.step: gap.ns for gap in gaps if gap.kind in (GapKind.STEP, GapKind.REST)}
     return [
-        (step.number, step.excluded, (step.end - step.start) / 1e3, before.get(step.number, 0) / 1e3)
+        (
+            step.number,
+            step.excluded,
+            (step.end - step.start) / 1e3,
+            before.get(step.number, 0) / 1e3,
+        )
         for step in steps.steps
         if step.excluded is not None
     ]

@@ -1,8 +1,9 @@
 """Where steps begin and end on the device, and which of them are steady.
 
-A step begins with a marker kernel: ours, a named one, the first of a graph launch, or one found by the period of the kernel sequence. The
-first step, prefills and steps with another number of kernels are kept out of steady figures and shown beside them (method: the
-pegainfer post "From Pre-allocation to Graph Replay", which cuts at its argmax kernel).
+A step begins with a marker kernel: ours, a named one, the first of a graph launch, or one found by
+the period of the kernel sequence. The first step, prefills and steps with another number of kernels
+are kept out of steady figures and shown beside them (method: the pegainfer post "From
+Pre-allocation to Graph Replay", which cuts at its argmax kernel).
 """
 
 from __future__ import annotations
@@ -78,30 +79,47 @@ class Steps(NamedTuple):
 
 
 class Numbers:
-    """The numbers that the window's steps have, for what goes by the pipeline's own, which it counts from its beginning."""
+    """The numbers that the window's steps have, for what goes by the pipeline's own, which it
+    counts from its beginning.
+    """
 
     def __init__(self, steps: Sequence[DeviceStep]) -> None:
-        self._found: dict[int, list[tuple[int, int]]] = defaultdict(list)  # by the pipeline's number: when it was launched, number here
+        # by the pipeline's number: when it was launched, number here
+        self._found: dict[int, list[tuple[int, int]]] = defaultdict(list)
         known = [(step, step.launch) for step in steps if step.launch is not None]
         for step, launch in known:
             self._found[launch.step].append((launch.start, step.number))
         if known:
             first, launch = known[0]
             for early in steps[: first.number]:  # in flight when the window began
-                self._found[launch.step - (first.number - early.number)].append((early.start, early.number))
+                self._found[launch.step - (first.number - early.number)].append(
+                    (early.start, early.number)
+                )
 
     def at(self, index: int, end: int) -> int | None:
-        """Of the pipeline's step `index`, by what the host did for it until `end` (two pipelines may have one each); None: not in here."""
+        """Of the pipeline's step `index`, by what the host did for it until `end` (two pipelines
+        may have one each); None: not in here.
+        """
         found = self._found.get(index, [])
-        return next((number for begin, number in reversed(found) if begin <= end), found[0][1] if found else None)
+        return next(
+            (number for begin, number in reversed(found) if begin <= end),
+            found[0][1] if found else None,
+        )
 
 
 def short_name(kernel: str) -> str:
     """A demangled kernel's name without return type, namespaces, template arguments and parameters.
 
-    "void photon::cuda::(anonymous namespace)::linear_kernel<float, 4>(photon::LinearParams)" is "linear_kernel".
+    "void photon::cuda::(anonymous namespace)::linear_kernel<float, 4>(photon::LinearParams)" is
+    "linear_kernel".
     """
-    return kernel.replace("(anonymous namespace)::", "").split("<")[0].split("(")[0].split("::")[-1].split(" ")[-1]
+    return (
+        kernel.replace("(anonymous namespace)::", "")
+        .split("<")[0]
+        .split("(")[0]
+        .split("::")[-1]
+        .split(" ")[-1]
+    )
 
 
 def find_steps(records: Records, marker: str | None = None, marker_ends: bool = False) -> Steps:
@@ -113,9 +131,15 @@ def find_steps(records: Records, marker: str | None = None, marker_ends: bool = 
     """
     kernels = kernels_of(records)
     method, used, bounds = _bounds(records, kernels, marker, marker_ends)
-    steps = [_step(kernels, number, first, last) for number, (first, last) in enumerate(pairwise([*bounds, len(kernels)])) if last > first]
+    steps = [
+        _step(kernels, number, first, last)
+        for number, (first, last) in enumerate(pairwise([*bounds, len(kernels)]))
+        if last > first
+    ]
     steps = match_launches(steps, kernels, records)
-    zombies = {commit.step for commit in records.commits if commit.rows and commit.zombies == commit.rows}
+    zombies = {
+        commit.step for commit in records.commits if commit.rows and commit.zombies == commit.rows
+    }
     return Steps(method, used, kernels, _excluded(steps, zombies))
 
 
@@ -152,11 +176,19 @@ def _bounds(
 
 
 def _graph_bounds(records: Records, kernels: Sequence[DeviceSpan]) -> list[int]:
-    """First kernels of graph launches, if most of those are of one size (a step of several graphs is left to the period)."""
-    graphs = {call.correlation for call in records.calls if classify(call.name) is CallKind.GRAPH_LAUNCH}
+    """First kernels of graph launches, if most of those are of one size (a step of several
+    graphs is left to the period).
+    """
+    graphs = {
+        call.correlation for call in records.calls if classify(call.name) is CallKind.GRAPH_LAUNCH
+    }
     graphs |= {span.correlation for span in records.device if span.kind is DeviceKind.GRAPH}
-    sizes: Counter[int] = Counter(kernel.correlation for kernel in kernels if kernel.correlation in graphs)
-    if len(sizes) < MIN_STEPS or Counter(sizes.values()).most_common(1)[0][1] < REGULAR * len(sizes):
+    sizes: Counter[int] = Counter(
+        kernel.correlation for kernel in kernels if kernel.correlation in graphs
+    )
+    if len(sizes) < MIN_STEPS or Counter(sizes.values()).most_common(1)[0][1] < REGULAR * len(
+        sizes
+    ):
         return []
     seen: set[int] = set()
     bounds = []
@@ -168,8 +200,9 @@ def _graph_bounds(records: Records, kernels: Sequence[DeviceSpan]) -> list[int]:
 
 
 def periodic_bounds(kernels: Sequence[DeviceSpan]) -> tuple[StepMethod, str | None, list[int]]:
-    """Steps of a loop that says nothing: a kernel that comes back at equal distances, rarest first; the step begins where, within that
-    period, the device is idle longest."""
+    """Steps of a loop that says nothing: a kernel that comes back at equal distances, rarest first;
+    the step begins where, within that period, the device is idle longest.
+    """
     places: dict[str, list[int]] = defaultdict(list)
     for index, kernel in enumerate(kernels):
         places[short_name(kernel.name)].append(index)
@@ -177,7 +210,9 @@ def periodic_bounds(kernels: Sequence[DeviceSpan]) -> tuple[StepMethod, str | No
     for name, found in places.items():
         if len(found) < MIN_STEPS:
             continue
-        period, times = Counter(after - before for before, after in pairwise(found)).most_common(1)[0]
+        period, times = Counter(after - before for before, after in pairwise(found)).most_common(1)[
+            0
+        ]
         regular = times / (len(found) - 1)
         if regular >= REGULAR:
             candidates.append((-round(regular, 1), len(found), name, period))
@@ -206,12 +241,18 @@ def _gaps_before(kernels: Sequence[DeviceSpan]) -> list[int]:
 
 def _step(kernels: Sequence[DeviceSpan], number: int, first: int, last: int) -> DeviceStep:
     own = kernels[first:last]
-    return DeviceStep(number, first, last, own[0].start, max(kernel.end for kernel in own), busy_time(own))
+    return DeviceStep(
+        number, first, last, own[0].start, max(kernel.end for kernel in own), busy_time(own)
+    )
 
 
-def match_launches(steps: Sequence[DeviceStep], kernels: Sequence[DeviceSpan], records: Records) -> list[DeviceStep]:
-    """Gives each step the note of its launch: by the API call that launched its first kernel; on the host backend by its replay's number,
-    or, for what ran at the call, by time. GPU records without the call they came from are matched by order."""
+def match_launches(
+    steps: Sequence[DeviceStep], kernels: Sequence[DeviceSpan], records: Records
+) -> list[DeviceStep]:
+    """Gives each step the note of its launch: by the API call that launched its first kernel; on
+    the host backend by its replay's number, or, for what ran at the call, by time. GPU records
+    without the call they came from are matched by order.
+    """
     if not records.launches or not steps:
         return list(steps)
     calls = {call.correlation: call.start for call in records.calls}
@@ -240,14 +281,19 @@ def match_launches(steps: Sequence[DeviceStep], kernels: Sequence[DeviceSpan], r
 def _match_by_order(steps: Sequence[DeviceStep], launches: Sequence[Launch]) -> list[DeviceStep]:
     """As `enqueues`: after the least number of steps for which none runs before its launch."""
     for early in range(min(MAX_EARLY, len(steps)) + 1):
-        if all(step.start >= launch.start for step, launch in zip(steps[early:], launches, strict=False)):
+        if all(
+            step.start >= launch.start
+            for step, launch in zip(steps[early:], launches, strict=False)
+        ):
             notes = {early + place: launch for place, launch in enumerate(launches)}
             return [step._replace(launch=notes.get(step.number)) for step in steps]
     return list(steps)
 
 
 class Enqueue(NamedTuple):
-    """When the host was done enqueueing a replay; `launch` is the step's note, None for its late sampling."""
+    """When the host was done enqueueing a replay; `launch` is the step's note, None for its late
+    sampling.
+    """
 
     start: int
     end: int
@@ -256,8 +302,10 @@ class Enqueue(NamedTuple):
 
 
 def enqueues(records: Records) -> dict[int, Enqueue]:
-    """Host backend: who enqueued each replay, by its number. Both run in order; replays of steps that were in flight when the window began
-    come first. Their count is the least for which nothing runs before it is enqueued; empty if there is none (some steps ran eagerly)."""
+    """Host backend: who enqueued each replay, by its number. Both run in order; replays of steps
+    that were in flight when the window began come first. Their count is the least for which nothing
+    runs before it is enqueued; empty if there is none (some steps ran eagerly).
+    """
     made = [Enqueue(launch.start, launch.end, launch.thread, launch) for launch in records.launches]
     if any(launch.split for launch in records.launches):
         made += [
@@ -277,7 +325,9 @@ def enqueues(records: Records) -> dict[int, Enqueue]:
 def _excluded(steps: Sequence[DeviceStep], zombies: Iterable[int]) -> list[DeviceStep]:
     """Says of each step why it is not steady."""
     dead = set(zombies)
-    plain = [step for step in steps if step.launch is None or step.launch.kind == "decode"] or list(steps)
+    plain = [step for step in steps if step.launch is None or step.launch.kind == "decode"] or list(
+        steps
+    )
     usual = Counter(step.kernels for step in plain).most_common(1)[0][0] if plain else 0
     lines = Counter(step.launch.lines for step in plain if step.launch is not None)
     usual_lines = lines.most_common(1)[0][0] if lines else None

@@ -1,7 +1,9 @@
-"""What the pictures show, and in which colours: lanes of coloured spans, made once for PNG, HTML and Perfetto.
+"""What the pictures show, and in which colours: lanes of coloured spans, made once for PNG, HTML
+and Perfetto.
 
-Colours are those of Okabe and Ito, and of Paul Tol. Whoever can stand beside each other was chosen to be told apart with colour-blindness,
-too (a test simulates it); idle, the only red, is hatched besides.
+Colours are those of Okabe and Ito, and of Paul Tol. Whoever can stand beside each other was chosen
+to be told apart with colour-blindness, too (a test simulates it); idle, the only red, is hatched
+besides.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ SLOTS, TURNS = ("slot A", "slot B"), ("even step", "odd step")
 
 
 class Box(NamedTuple):
-    """A span in a lane, nanoseconds; `colour` is a key of COLOURS, `text` says what it is and why."""
+    """A span in a lane, nanoseconds; `colour` is a key of COLOURS, `text` says what it is and
+    why.
+    """
 
     start: int
     end: int
@@ -60,7 +64,9 @@ class Lane(NamedTuple):
 
 
 def make_lanes(records: Records, report: Report) -> list[Lane]:
-    """Host threads with phases of ours, or torch ops; steps with the idle time between them; kernels; copies. Empty ones are left out."""
+    """Host threads with phases of ours, or torch ops; steps with the idle time between them;
+    kernels; copies. Empty ones are left out.
+    """
     lanes = list(_host_lanes(records, Numbers(report.steps.steps)))
     lanes.append(Lane("device: steps", list(_step_boxes(report))))
     lanes.append(Lane("device: phases", list(_phase_boxes(report))))
@@ -72,12 +78,16 @@ def make_lanes(records: Records, report: Report) -> list[Lane]:
 def luminance(colour: str) -> float:
     """Of "#RRGGBB", 0..1 (https://www.w3.org/TR/WCAG22/#dfn-relative-luminance)."""
     parts = (int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5))
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    red, green, blue = (
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    )
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def takes_white(colour: str) -> bool:
-    """Whether white text can be read on a key of COLOURS: black has less contrast on it, or about as much."""
+    """Whether white text can be read on a key of COLOURS: black has less contrast on it, or
+    about as much.
+    """
     return luminance(COLOURS[colour]) < 0.26
 
 
@@ -94,7 +104,9 @@ def step_text(step: DeviceStep) -> str:
     if step.launch is not None:
         launch = step.launch
         parts.insert(
-            0, f"{launch.kind}, {launch.rows} rows, {launch.lines} lines, slot {'AB'[launch.slot % 2]}{', late sampling' * launch.split}"
+            0,
+            f"{launch.kind}, {launch.rows} rows, {launch.lines} lines, slot "
+            f"{'AB'[launch.slot % 2]}{', late sampling' * launch.split}",
         )
     if step.excluded is not None:
         parts.append(f"not steady: {step.excluded}")
@@ -106,7 +118,9 @@ def step_title(step: DeviceStep) -> str:
 
 
 def host_step(numbers: Numbers, span: HostSpan) -> int | None:
-    """The number of the step that a span belongs to; None: to none, or to one outside the recording."""
+    """The number of the step that a span belongs to; None: to none, or to one outside the
+    recording.
+    """
     return None if span.step is None else numbers.at(span.step, span.end)
 
 
@@ -116,20 +130,33 @@ def gap_text(gap: Gap) -> str:
 
 
 def _host_lanes(records: Records, numbers: Numbers) -> Iterator[Lane]:
-    threads = list(dict.fromkeys([span.thread for span in records.host] + [op.thread for op in records.ops]))
+    threads = list(
+        dict.fromkeys([span.thread for span in records.host] + [op.thread for op in records.ops])
+    )
     for thread in threads:
         name = records.threads.get(thread, f"thread {thread}")
         spans = [span for span in records.host if span.thread == thread]
         if spans:
-            yield Lane(f"host: {name}", [_phase_box(piece.start, piece.end, piece.path[-1], numbers) for piece in flatten(spans)])
+            yield Lane(
+                f"host: {name}",
+                [
+                    _phase_box(piece.start, piece.end, piece.path[-1], numbers)
+                    for piece in flatten(spans)
+                ],
+            )
         ops = [op for op in records.ops if op.thread == thread and op.kind is not OpKind.PYTHON]
         if ops:
-            yield Lane(f"torch ops: {name}", [_op_box(piece.start, piece.end, piece.path) for piece in flatten(ops)])
+            yield Lane(
+                f"torch ops: {name}",
+                [_op_box(piece.start, piece.end, piece.path) for piece in flatten(ops)],
+            )
 
 
 def _phase_box(start: int, end: int, span: HostSpan, numbers: Numbers) -> Box:
     step = host_step(numbers, span)
-    return Box(start, end, span.phase.value, span.phase.value, "" if step is None else f"step {step}")
+    return Box(
+        start, end, span.phase.value, span.phase.value, "" if step is None else f"step {step}"
+    )
 
 
 def _op_box(start: int, end: int, path: Sequence[Op]) -> Box:
@@ -157,19 +184,50 @@ def _step_boxes(report: Report) -> Iterator[Box]:
 def _phase_boxes(report: Report) -> Iterator[Box]:
     for step in report.steps.steps:
         for span in phase_spans(report.steps, step):
-            yield Box(span.start, span.end, span.phase.value, span.phase.value, f"{step_title(step)}, {span.kernels} kernels")
+            yield Box(
+                span.start,
+                span.end,
+                span.phase.value,
+                span.phase.value,
+                f"{step_title(step)}, {span.kernels} kernels",
+            )
 
 
 def _kernel_boxes(report: Report) -> Iterator[Box]:
     for step in report.steps.steps:
         colour = slot_name(step)
         for kernel in report.steps.of(step):
-            yield Box(kernel.start, kernel.end, colour, short_name(kernel.name), kernel.name if "(" in kernel.name else "")
+            yield Box(
+                kernel.start,
+                kernel.end,
+                colour,
+                short_name(kernel.name),
+                kernel.name if "(" in kernel.name else "",
+            )
     if not report.steps.steps:
-        yield from (Box(kernel.start, kernel.end, TURNS[0], short_name(kernel.name)) for kernel in report.steps.kernels)
+        yield from (
+            Box(kernel.start, kernel.end, TURNS[0], short_name(kernel.name))
+            for kernel in report.steps.kernels
+        )
 
 
 def _copy_lanes(records: Records) -> Iterator[Lane]:
     for name, wanted in (("copies in", "HtoD"), ("copies out", "DtoH")):
-        copies = [span for span in records.device if span.kind is DeviceKind.COPY and span.name.startswith(wanted)]
-        yield Lane(name, [Box(span.start, span.end, "copy", span.name, f"{span.bytes} bytes" * bool(span.bytes)) for span in copies])
+        copies = [
+            span
+            for span in records.device
+            if span.kind is DeviceKind.COPY and span.name.startswith(wanted)
+        ]
+        yield Lane(
+            name,
+            [
+                Box(
+                    span.start,
+                    span.end,
+                    "copy",
+                    span.name,
+                    f"{span.bytes} bytes" * bool(span.bytes),
+                )
+                for span in copies
+            ],
+        )

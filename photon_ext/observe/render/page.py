@@ -10,7 +10,17 @@ from typing import Any
 from photon_ext.observe.analysis.gaps import GapKind
 from photon_ext.observe.analysis.report import Report
 from photon_ext.observe.records import Records
-from photon_ext.observe.render.lanes import COLOURS, IDLE, Lane, gap_text, make_lanes, slot_name, step_text, step_title, takes_white
+from photon_ext.observe.render.lanes import (
+    COLOURS,
+    IDLE,
+    Lane,
+    gap_text,
+    make_lanes,
+    slot_name,
+    step_text,
+    step_title,
+    takes_white,
+)
 
 BOXES = 400_000  # of one lane; a page that holds more is too heavy to open
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -28,11 +38,17 @@ def page(records: Records, report: Report) -> str:
     }
     # "<" may not stand in a script, where a kernel's name could close it.
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    return TEMPLATE.read_text(encoding="utf-8").replace("@SUMMARY@", html.escape(report.text())).replace("@DATA@", text)
+    return (
+        TEMPLATE.read_text(encoding="utf-8")
+        .replace("@SUMMARY@", html.escape(report.text()))
+        .replace("@DATA@", text)
+    )
 
 
 def _lane(lane: Lane, zero: int) -> dict[str, Any]:
-    """A lane as flat numbers, microseconds, with its distinct texts apart: begin, length, colour, title, text."""
+    """A lane as flat numbers, microseconds, with its distinct texts apart: begin, length,
+    colour, title, text.
+    """
     words: dict[str, int] = {}
     boxes: list[float | int] = []
 
@@ -40,13 +56,25 @@ def _lane(lane: Lane, zero: int) -> dict[str, Any]:
         return words.setdefault(text, len(words))
 
     for box in lane.boxes[:BOXES]:
-        boxes += [(box.start - zero) / 1e3, (box.end - box.start) / 1e3, word(box.colour), word(box.title), word(box.text)]
-    return {"name": lane.name, "words": list(words), "boxes": boxes, "dropped": max(0, len(lane.boxes) - BOXES)}
+        boxes += [
+            (box.start - zero) / 1e3,
+            (box.end - box.start) / 1e3,
+            word(box.colour),
+            word(box.title),
+            word(box.text),
+        ]
+    return {
+        "name": lane.name,
+        "words": list(words),
+        "boxes": boxes,
+        "dropped": max(0, len(lane.boxes) - BOXES),
+    }
 
 
 def _steps(report: Report, zero: int) -> list[dict[str, Any]]:
-    """The list of steps, microseconds: `before` is the gap before a step, `gaps` that and the one before its late sampling, `idle` when
-    those begin and end."""
+    """The list of steps, microseconds: `before` is the gap before a step, `gaps` that and the one
+    before its late sampling, `idle` when those begin and end.
+    """
     before = {gap.step: gap for gap in report.gaps if gap.kind is GapKind.STEP}
     split = {gap.step: gap for gap in report.gaps if gap.kind is GapKind.SPLIT}
     made = []

@@ -1,4 +1,6 @@
-"""A timeline as a PNG: all of it as a strip, some steps from its middle as lanes, and whom the device waited for. Needs matplotlib."""
+"""A timeline as a PNG: all of it as a strip, some steps from its middle as lanes, and whom the
+device waited for. Needs matplotlib.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,15 @@ def draw(records: Records, report: Report, path: Path) -> None:
 
     lanes = make_lanes(records, report)
     start, end = _middle(records, report)
-    shown = [lane for lane in (Lane(lane.name, _cut(lane.boxes, start, end)) for lane in lanes) if lane.boxes]
+    shown = [
+        lane
+        for lane in (Lane(lane.name, _cut(lane.boxes, start, end)) for lane in lanes)
+        if lane.boxes
+    ]
     figure = Figure(
-        figsize=(WIDTH, 3.6 + 0.42 * len(shown) + 1.9), dpi=DPI, layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.06)
+        figsize=(WIDTH, 3.6 + 0.42 * len(shown) + 1.9),
+        dpi=DPI,
+        layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.06),
     )  # inches: no label at the edge
     FigureCanvasAgg(figure)
     strip, main, bars = figure.subplots(3, 1, height_ratios=[0.9, max(2.0, 0.42 * len(shown)), 1.9])
@@ -71,13 +79,20 @@ def _middle(records: Records, report: Report) -> tuple[int, int]:
 
 
 def _cut(boxes: Sequence[Box], start: int, end: int) -> list[Box]:
-    return [box._replace(start=max(box.start, start), end=min(box.end, end)) for box in boxes if box.end > start and box.start < end]
+    return [
+        box._replace(start=max(box.start, start), end=min(box.end, end))
+        for box in boxes
+        if box.end > start and box.start < end
+    ]
 
 
 def _draw_strip(axes: Axes, records: Records, report: Report, window: tuple[int, int]) -> None:
     """The share of idle device over the whole recording."""
     axes.set_title(
-        "idle device over the whole recording (step gaps); the lanes below show the stretch between the lines", fontsize=9, loc="left"
+        "idle device over the whole recording (step gaps); the lanes below show the stretch "
+        "between the lines",
+        fontsize=9,
+        loc="left",
     )
     steps = report.steps.steps
     begin, end = (steps[0].start, steps[-1].end) if steps else (records.start, records.end)
@@ -88,11 +103,19 @@ def _draw_strip(axes: Axes, records: Records, report: Report, window: tuple[int,
             continue
         place = int((gap.start - begin) / width)
         while place < STRIP_BINS and begin + place * width < gap.end:
-            overlap = min(gap.end, begin + (place + 1) * width) - max(gap.start, begin + place * width)
+            overlap = min(gap.end, begin + (place + 1) * width) - max(
+                gap.start, begin + place * width
+            )
             idle[place] += max(0.0, overlap) / width
             place += 1
     lefts = [(begin + place * width - records.start) / 1e6 for place in range(STRIP_BINS)]
-    axes.bar(lefts, [100 * min(1.0, share) for share in idle], width=width / 1e6, align="edge", color=COLOURS[IDLE])
+    axes.bar(
+        lefts,
+        [100 * min(1.0, share) for share in idle],
+        width=width / 1e6,
+        align="edge",
+        color=COLOURS[IDLE],
+    )
     axes.set_ylim(0, 100)
     axes.set_xlim(lefts[0], lefts[-1] + width / 1e6)
     axes.set_ylabel("idle (%)")
@@ -102,7 +125,9 @@ def _draw_strip(axes: Axes, records: Records, report: Report, window: tuple[int,
 
 
 def _draw_lanes(axes: Axes, lanes: Sequence[Lane], start: int, end: int, zero: int) -> None:
-    axes.set_title("lanes: host above, device below; slots by colour, idle hatched", fontsize=9, loc="left")
+    axes.set_title(
+        "lanes: host above, device below; slots by colour, idle hatched", fontsize=9, loc="left"
+    )
     used: dict[str, Any] = {}
     for row, lane in enumerate(lanes):
         y = len(lanes) - 1 - row
@@ -110,40 +135,78 @@ def _draw_lanes(axes: Axes, lanes: Sequence[Lane], start: int, end: int, zero: i
             mine = [box for box in lane.boxes if box.colour == colour]
             ranges = [((box.start - zero) / 1e6, (box.end - box.start) / 1e6) for box in mine]
             thin = lane.name == "device: kernels"
-            edge = "white" if colour == IDLE else COLOURS[colour]  # of its own colour: a span narrower than a pixel still shows
+            # of its own colour: a span narrower than a pixel still shows
+            edge = "white" if colour == IDLE else COLOURS[colour]
             hatch = "///" if colour == IDLE else None
             width = 0.2 if colour == IDLE or thin else 1.0
-            drawn = axes.broken_barh(ranges, (y - 0.4, 0.8), facecolors=COLOURS[colour], edgecolor=edge, linewidth=width, hatch=hatch)
+            drawn = axes.broken_barh(
+                ranges,
+                (y - 0.4, 0.8),
+                facecolors=COLOURS[colour],
+                edgecolor=edge,
+                linewidth=width,
+                hatch=hatch,
+            )
             used.setdefault(colour, drawn)
         _label(axes, lane, y, start, end, zero)
-    axes.set_yticks(range(len(lanes)), [_drawable(lane.name) for lane in reversed(lanes)], parse_math=False)
+    axes.set_yticks(
+        range(len(lanes)), [_drawable(lane.name) for lane in reversed(lanes)], parse_math=False
+    )
     axes.set_ylim(-0.6, len(lanes) - 0.4)
     axes.set_xlim((start - zero) / 1e6, (end - zero) / 1e6)
     axes.set_xlabel("time since the recording began (ms)")
     if used:
-        axes.legend(used.values(), used.keys(), loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=9, frameon=False)
+        axes.legend(
+            used.values(),
+            used.keys(),
+            loc="upper left",
+            bbox_to_anchor=(1.0, 1.0),
+            fontsize=9,
+            frameon=False,
+        )
 
 
 def _label(axes: Axes, lane: Lane, y: int, start: int, end: int, zero: int) -> None:
     """Names in boxes that are wide enough for them."""
     for box in lane.boxes:
-        if box.end - box.start >= LABEL_SHARE * (end - start) and len(box.title) * 0.008 * (end - start) < box.end - box.start:
+        if (
+            box.end - box.start >= LABEL_SHARE * (end - start)
+            and len(box.title) * 0.008 * (end - start) < box.end - box.start
+        ):
             colour = "white" if takes_white(box.colour) else "black"
             middle = ((box.start + box.end) / 2 - zero) / 1e6
-            under = {"facecolor": COLOURS[IDLE], "edgecolor": "none", "pad": 1.5} if box.colour == IDLE else None  # off the hatching
-            style: dict[str, Any] = {"fontsize": 8, "color": colour, "bbox": under, "parse_math": False}
-            axes.text(middle, y, _drawable(box.title), ha="center", va="center", clip_on=True, **style)
+            # off the hatching
+            under = (
+                {"facecolor": COLOURS[IDLE], "edgecolor": "none", "pad": 1.5}
+                if box.colour == IDLE
+                else None
+            )
+            style: dict[str, Any] = {
+                "fontsize": 8,
+                "color": colour,
+                "bbox": under,
+                "parse_math": False,
+            }
+            axes.text(
+                middle, y, _drawable(box.title), ha="center", va="center", clip_on=True, **style
+            )
 
 
 def _drawable(name: str) -> str:
-    """Of a range or a thread, which may have any name: matplotlib draws no half of a surrogate pair, and a long one leaves no room."""
+    """Of a range or a thread, which may have any name: matplotlib draws no half of a surrogate
+    pair, and a long one leaves no room.
+    """
     text = name.encode(errors="replace").decode()
     return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
 
 
 def _draw_bars(axes: Axes, report: Report) -> None:
     """Whom the device waited for, microseconds per steady step."""
-    axes.set_title("whom the device waited for in step and split gaps, mean per steady step", fontsize=9, loc="left")
+    axes.set_title(
+        "whom the device waited for in step and split gaps, mean per steady step",
+        fontsize=9,
+        loc="left",
+    )
     causes = list(report.waited_us.items())[:5] or [("no gaps", 0.0)]
     names, values = [name for name, _ in reversed(causes)], [us for _, us in reversed(causes)]
     bars = axes.barh(names, values, color=COLOURS[IDLE], height=0.6)

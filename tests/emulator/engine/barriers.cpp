@@ -9,18 +9,20 @@ namespace {
 
 std::string missing_threads(const void* subject) {
   const BlockBarrier& barrier = *static_cast<const BlockBarrier*>(subject);
-  return format("barrier %d, where %d of %d have come", barrier.number, barrier.arrived, barrier.expected);
+  return format("barrier %d, where %d of %d have come", barrier.number, barrier.arrived,
+                barrier.expected);
 }
 
 std::string missing_in_cluster(const void*) {
-  return format("the cluster's barrier, where %d of %zu have come", machine.cluster_barrier.arrived, machine.threads.size());
+  return format("the cluster's barrier, where %d of %zu have come", machine.cluster_barrier.arrived,
+                machine.threads.size());
 }
 
 // The instructions are `aligned`: a warp executes each as one.
 void check_aligned(const char* name, Site site, Site other) {
   if (other.line == site.line && other.file == site.file) return;
-  fail(format("lanes of one warp disagree: %s is in %s %s, others %s", thread_name(*machine.current).c_str(), name, at(site).c_str(),
-              at(other).c_str()));
+  fail(format("lanes of one warp disagree: %s is in %s %s, others %s",
+              thread_name(*machine.current).c_str(), name, at(site).c_str(), at(other).c_str()));
 }
 
 void check_waiters(const Waiters& waiters, const char* name, Site site) {
@@ -34,8 +36,8 @@ void arrive_and_wait(BlockBarrier& barrier, int expected, const char* name, Site
   if (barrier.arrived == 0) {
     barrier.expected = expected;
   } else if (barrier.expected != expected) {
-    fail(format("%s brings %d threads to %s %s, but others wait there for %d", thread_name(self).c_str(), expected, name, at(site).c_str(),
-                barrier.expected));
+    fail(format("%s brings %d threads to %s %s, but others wait there for %d",
+                thread_name(self).c_str(), expected, name, at(site).c_str(), barrier.expected));
   }
   check_waiters(barrier.waiters, name, site);
   if (++barrier.arrived < expected) {
@@ -49,7 +51,9 @@ void arrive_and_wait(BlockBarrier& barrier, int expected, const char* name, Site
 
 // The thread that is in this phase of the cluster's barrier, of those given; null: none is.
 const Thread* find_entered(const Thread* threads, size_t count) {
-  const auto has_entered = [](const Thread& one) { return one.entry.name != nullptr && one.entry.phase == machine.cluster_barrier.phase; };
+  const auto has_entered = [](const Thread& one) {
+    return one.entry.name != nullptr && one.entry.phase == machine.cluster_barrier.phase;
+  };
   const Thread* found = std::find_if(threads, threads + count, has_entered);
   return found == threads + count ? nullptr : found;
 }
@@ -59,14 +63,17 @@ void enter(const char* name, Site site) {
   ClusterBarrier& barrier = machine.cluster_barrier;
   const int threads = static_cast<int>(machine.threads.size());
   if (self.entry.name != nullptr) {
-    fail(format("%s calls %s %s, but it has called %s %s and not meet_cluster() since", thread_name(self).c_str(), name, at(site).c_str(),
-                self.entry.name, at(self.entry.site).c_str()));
+    fail(format("%s calls %s %s, but it has called %s %s and not meet_cluster() since",
+                thread_name(self).c_str(), name, at(site).c_str(), self.entry.name,
+                at(self.entry.site).c_str()));
   }
   if (machine.live < threads) {
-    fail(format("%s reaches %s %s, which waits for all %d threads of the cluster, but %d have ended", thread_name(self).c_str(), name,
-                at(site).c_str(), threads, threads - machine.live));
+    fail(
+        format("%s reaches %s %s, which waits for all %d threads of the cluster, but %d have ended",
+               thread_name(self).c_str(), name, at(site).c_str(), threads, threads - machine.live));
   }
-  const Thread* mate = find_entered(self.warp->threads, static_cast<size_t>(__builtin_popcount(self.warp->lanes)));
+  const Thread* mate =
+      find_entered(self.warp->threads, static_cast<size_t>(__builtin_popcount(self.warp->lanes)));
   if (mate != nullptr) check_aligned(name, site, mate->entry.site);
   self.entry = {name, site, barrier.phase};
   if (++barrier.arrived < threads) return;
@@ -79,8 +86,8 @@ void meet(const char* name, Site site) {
   Thread& self = *machine.current;
   ClusterBarrier& barrier = machine.cluster_barrier;
   if (self.entry.name == nullptr) {
-    fail(format("%s calls %s %s, but it has not called enter_cluster() or leave_cluster() before", thread_name(self).c_str(), name,
-                at(site).c_str()));
+    fail(format("%s calls %s %s, but it has not called enter_cluster() or leave_cluster() before",
+                thread_name(self).c_str(), name, at(site).c_str()));
   }
   if (self.entry.phase == barrier.phase) {
     check_waiters(barrier.waiters, name, site);
@@ -108,15 +115,20 @@ void clear_cluster_barrier() {
 
 void sync_block(const char* name, int number, int threads, Site site) {
   Block& block = current_block();
-  if (number < 0 || number >= kBlockBarriers) fail(format("%s %s: there is no barrier %d, only 0 to 15", name, at(site).c_str(), number));
+  if (number < 0 || number >= kBlockBarriers)
+    fail(format("%s %s: there is no barrier %d, only 0 to 15", name, at(site).c_str(), number));
   if (threads == kWholeBlock || threads == block.threads) {
     threads = block.threads;
     if (block.live < threads) {
-      fail(format("%s reaches %s %s, which waits for all %d threads of the block, but %d have ended", thread_name(*machine.current).c_str(),
-                  name, at(site).c_str(), threads, threads - block.live));
+      fail(
+          format("%s reaches %s %s, which waits for all %d threads of the block, but %d have ended",
+                 thread_name(*machine.current).c_str(), name, at(site).c_str(), threads,
+                 threads - block.live));
     }
-  } else if (threads <= 0 || threads > block.threads || threads % static_cast<int>(kWarpSize) != 0) {
-    fail(format("%s %s: %d threads, expected a multiple of 32 up to the block's %d", name, at(site).c_str(), threads, block.threads));
+  } else if (threads <= 0 || threads > block.threads ||
+             threads % static_cast<int>(kWarpSize) != 0) {
+    fail(format("%s %s: %d threads, expected a multiple of 32 up to the block's %d", name,
+                at(site).c_str(), threads, block.threads));
   }
   arrive_and_wait(block.barriers[number], threads, name, site);
 }
@@ -135,7 +147,8 @@ void meet_cluster(Site site) { meet("meet_cluster", site); }
 
 void check_thread_end(Thread& thread) {
   const auto refuse = [&](const char* name, const Site& site, const char* waits) {
-    fail(format("%s has ended, but %s %s waits for %s", thread_name(thread).c_str(), name, at(site).c_str(), waits));
+    fail(format("%s has ended, but %s %s waits for %s", thread_name(thread).c_str(), name,
+                at(site).c_str(), waits));
   };
   for (unsigned i = 0; i < thread.warp->collective_count; ++i) {
     const Collective& one = thread.warp->collectives[i];
@@ -144,16 +157,22 @@ void check_thread_end(Thread& thread) {
   const Block& block = *thread.warp->block;
   const auto site_of = [](const BlockBarrier& barrier) {
     for (size_t i = 0; i < barrier.waiters.size(); ++i) {
-      if (barrier.waiters[i] != 0) return machine.warps[i].threads[__builtin_ctz(barrier.waiters[i])].wait.site;
+      if (barrier.waiters[i] != 0)
+        return machine.warps[i].threads[__builtin_ctz(barrier.waiters[i])].wait.site;
     }
     return Site{"", 0};
   };
   for (const BlockBarrier& barrier : block.barriers) {
-    if (barrier.arrived > 0 && barrier.expected == block.threads) refuse("a barrier", site_of(barrier), "every thread of the block");
+    if (barrier.arrived > 0 && barrier.expected == block.threads)
+      refuse("a barrier", site_of(barrier), "every thread of the block");
   }
-  if (thread.entry.name != nullptr) refuse(thread.entry.name, thread.entry.site, "its meet_cluster()");
-  const Thread* entered = machine.cluster_barrier.arrived > 0 ? find_entered(machine.threads.data(), machine.threads.size()) : nullptr;
-  if (entered != nullptr) refuse(entered->entry.name, entered->entry.site, "every thread of the cluster");
+  if (thread.entry.name != nullptr)
+    refuse(thread.entry.name, thread.entry.site, "its meet_cluster()");
+  const Thread* entered = machine.cluster_barrier.arrived > 0
+                              ? find_entered(machine.threads.data(), machine.threads.size())
+                              : nullptr;
+  if (entered != nullptr)
+    refuse(entered->entry.name, entered->entry.site, "every thread of the cluster");
 }
 
 unsigned cluster_rank() { return current_block().rank; }
@@ -161,26 +180,33 @@ unsigned cluster_rank() { return current_block().rank; }
 Block& reach_block(unsigned rank, const char* name, Site site) {
   const Thread& self = *machine.current;
   if (rank >= machine.blocks.size()) {
-    fail(format("%s %s: rank is %u, but the cluster has %zu blocks", name, at(site).c_str(), rank, machine.blocks.size()));
+    fail(format("%s %s: rank is %u, but the cluster has %zu blocks", name, at(site).c_str(), rank,
+                machine.blocks.size()));
   }
   Block& block = machine.blocks[rank];
   if (&block == &current_block()) return block;
   const auto refuse = [&](const char* why) {
-    fail(format("%s reaches into the shared memory of block %u of its cluster by %s %s, %s", thread_name(self).c_str(), rank, name,
-                at(site).c_str(), why));
+    fail(format("%s reaches into the shared memory of block %u of its cluster by %s %s, %s",
+                thread_name(self).c_str(), rank, name, at(site).c_str(), why));
   };
-  if (machine.cluster_barrier.phase == 0) refuse("before which the cluster has had no barrier: the block may not have started");
-  if (self.entry.name != nullptr && self.entry.phase == 0) refuse("before its first meet_cluster(): the block may not have started");
-  if (block.live == 0) refuse("but the block has ended: only a cluster barrier before its end keeps a block's memory");
+  if (machine.cluster_barrier.phase == 0)
+    refuse("before which the cluster has had no barrier: the block may not have started");
+  if (self.entry.name != nullptr && self.entry.phase == 0)
+    refuse("before its first meet_cluster(): the block may not have started");
+  if (block.live == 0)
+    refuse("but the block has ended: only a cluster barrier before its end keeps a block's memory");
   return block;
 }
 
-void* place_in(const Block& block, const void* pointer, size_t bytes, size_t alignment, const char* name, Site site) {
+void* place_in(const Block& block, const void* pointer, size_t bytes, size_t alignment,
+               const char* name, Site site) {
   check_shared(pointer, bytes, alignment, name, site);
   const auto* first = static_cast<const unsigned char*>(pointer);
   if (in_static_shared(first, bytes)) {
-    fail(format("%s %s: the blocks of a cluster share one copy of static shared memory here, and cannot reach another's", name,
-                at(site).c_str()));
+    fail(
+        format("%s %s: the blocks of a cluster share one copy of static shared memory here, and "
+               "cannot reach another's",
+               name, at(site).c_str()));
   }
   return block.shared + (first - current_block().shared);
 }
@@ -188,11 +214,13 @@ void* place_in(const Block& block, const void* pointer, size_t bytes, size_t ali
 namespace {
 
 // The same place in a block of which every thread is there yet.
-void* place_in_live_block(const void* pointer, unsigned rank, size_t bytes, const char* name, Site site) {
+void* place_in_live_block(const void* pointer, unsigned rank, size_t bytes, const char* name,
+                          Site site) {
   const Block& target = reach_block(rank, name, site);
   if (target.live < target.threads) {
     fail(
-        format("%s reaches into the shared memory of block %u of its cluster by %s %s, where threads have ended: only a cluster barrier "
+        format("%s reaches into the shared memory of block %u of its cluster by %s %s, where "
+               "threads have ended: only a cluster barrier "
                "before its end keeps a block's memory",
                thread_name(*machine.current).c_str(), rank, name, at(site).c_str()));
   }

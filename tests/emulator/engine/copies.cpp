@@ -1,5 +1,5 @@
-// Barriers in shared memory, and copies that land when they are awaited: at once, in a random order, or when no thread can go on without
-// them. Until then their destination holds NaNs.
+// Barriers in shared memory, and copies that land when they are awaited: at once, in a random
+// order, or when no thread can go on without them. Until then their destination holds NaNs.
 #include <cstring>
 
 #include "machine.h"
@@ -7,7 +7,8 @@
 namespace emulator {
 namespace {
 
-constexpr uint64_t kTag = 0xba441e40u;  // what an initialized barrier's upper half holds; its lower half is its number in the block
+constexpr uint64_t kTag = 0xba441e40u;  // what an initialized barrier's upper half holds; its lower
+                                        // half is its number in the block
 constexpr size_t kAsyncBytes = 16;
 
 void land(const AsyncCopy& copy) {
@@ -20,25 +21,33 @@ void land(const AsyncCopy& copy) {
 
 std::string missing_arrivals(const void* subject) {
   const MemoryBarrier& barrier = *static_cast<const MemoryBarrier*>(subject);
-  return format("phase %u lacks %u of %u arrivals and %lld bytes", barrier.phase, barrier.pending, barrier.arrivals,
-                static_cast<long long>(barrier.bytes));
+  return format("phase %u lacks %u of %u arrivals and %lld bytes", barrier.phase, barrier.pending,
+                barrier.arrivals, static_cast<long long>(barrier.bytes));
 }
 
 MemoryBarrier& find_barrier(Block& block, uint64_t* address, const char* name, Site site) {
   const uint64_t number = *address & 0xffffffffu;
-  if (*address >> 32 == kTag && number < block.memory_barrier_count && block.memory_barriers[number].address == address) {
+  if (*address >> 32 == kTag && number < block.memory_barrier_count &&
+      block.memory_barriers[number].address == address) {
     return block.memory_barriers[number];
   }
-  fail(format("%s: %s %s finds no initialized barrier there: init_barrier has not run yet, or something was written over it",
-              thread_name(*machine.current).c_str(), name, at(site).c_str()));
+  fail(
+      format("%s: %s %s finds no initialized barrier there: init_barrier has not run yet, or "
+             "something was written over it",
+             thread_name(*machine.current).c_str(), name, at(site).c_str()));
 }
 
-// The barrier that the block has where the calling thread's has `address`, to count bytes or arrivals from outside of the block's threads.
+// The barrier that the block has where the calling thread's has `address`, to count bytes or
+// arrivals from outside of the block's threads.
 MemoryBarrier& find_fenced(Block& block, uint64_t* address, const char* name, Site site) {
-  void* place = &block == &current_block() ? address : place_in(block, address, sizeof(*address), sizeof(*address), name, site);
+  void* place = &block == &current_block()
+                    ? address
+                    : place_in(block, address, sizeof(*address), sizeof(*address), name, site);
   MemoryBarrier& barrier = find_barrier(block, static_cast<uint64_t*>(place), name, site);
   if (!barrier.fenced) {
-    fail(format("%s %s: its barrier was initialized, but fence_barriers() has not been called since", name, at(site).c_str()));
+    fail(
+        format("%s %s: its barrier was initialized, but fence_barriers() has not been called since",
+               name, at(site).c_str()));
   }
   return barrier;
 }
@@ -52,7 +61,9 @@ void complete_phase_if_due(MemoryBarrier& barrier) {
 }
 
 void land_copy(MemoryBarrier& barrier) {
-  const size_t which = random_order() ? random_below(static_cast<uint32_t>(barrier.under_way())) : 0, copies = barrier.copies.size();
+  const size_t which =
+                   random_order() ? random_below(static_cast<uint32_t>(barrier.under_way())) : 0,
+               copies = barrier.copies.size();
   if (which < copies) {
     land(barrier.copies[which]);
     barrier.bytes -= box_bytes(barrier.copies[which].map);
@@ -68,8 +79,9 @@ void land_copy(MemoryBarrier& barrier) {
 
 void arrive_at(MemoryBarrier& barrier, uint32_t expected_bytes, Site site) {
   if (barrier.pending == 0) {
-    fail(format("%s arrives %s at a barrier whose phase %u has had all its %u arrivals", thread_name(*machine.current).c_str(),
-                at(site).c_str(), barrier.phase, barrier.arrivals));
+    fail(format("%s arrives %s at a barrier whose phase %u has had all its %u arrivals",
+                thread_name(*machine.current).c_str(), at(site).c_str(), barrier.phase,
+                barrier.arrivals));
   }
   --barrier.pending;
   barrier.bytes += expected_bytes;
@@ -78,7 +90,8 @@ void arrive_at(MemoryBarrier& barrier, uint32_t expected_bytes, Site site) {
 }
 
 // Copies of a box into one block.
-void start_copy(Block& block, void* place, const CUtensorMap& map, const int (&begin)[3], uint64_t* address, const char* name, Site site) {
+void start_copy(Block& block, void* place, const CUtensorMap& map, const int (&begin)[3],
+                uint64_t* address, const char* name, Site site) {
   MemoryBarrier& barrier = find_fenced(block, address, name, site);
   std::memset(place, 0xff, box_bytes(map));
   barrier.copies.push_back({place, map, {begin[0], begin[1], begin[2]}});
@@ -86,17 +99,19 @@ void start_copy(Block& block, void* place, const CUtensorMap& map, const int (&b
 
 }  // namespace
 
-void check_shared(const void* pointer, size_t bytes, size_t alignment, const char* name, Site site) {
+void check_shared(const void* pointer, size_t bytes, size_t alignment, const char* name,
+                  Site site) {
   const Block& block = current_block();
   const auto* first = static_cast<const unsigned char*>(pointer);
   if (reinterpret_cast<uintptr_t>(pointer) % alignment != 0) {
-    fail(format("%s: %s %s: address %p is not aligned to %zu bytes", thread_name(*machine.current).c_str(), name, at(site).c_str(), pointer,
-                alignment));
+    fail(format("%s: %s %s: address %p is not aligned to %zu bytes",
+                thread_name(*machine.current).c_str(), name, at(site).c_str(), pointer, alignment));
   }
-  const bool dynamic = first >= block.shared && first + bytes <= block.shared + machine.launch->shared_bytes;
+  const bool dynamic =
+      first >= block.shared && first + bytes <= block.shared + machine.launch->shared_bytes;
   if (!dynamic && !in_static_shared(first, bytes)) {
-    fail(format("%s: %s %s: %zu bytes at %p are not in the block's shared memory", thread_name(*machine.current).c_str(), name,
-                at(site).c_str(), bytes, pointer));
+    fail(format("%s: %s %s: %zu bytes at %p are not in the block's shared memory",
+                thread_name(*machine.current).c_str(), name, at(site).c_str(), bytes, pointer));
   }
 }
 
@@ -105,7 +120,8 @@ void init_barrier(uint64_t* address, uint32_t arrivals, Site site) {
   if (arrivals == 0) fail(format("init_barrier %s: a barrier of no arrivals", at(site).c_str()));
   Block& block = current_block();
   const uint32_t number = block.memory_barrier_count++;
-  if (block.memory_barriers.size() < block.memory_barrier_count) block.memory_barriers.emplace_back();
+  if (block.memory_barriers.size() < block.memory_barrier_count)
+    block.memory_barriers.emplace_back();
   MemoryBarrier& barrier = block.memory_barriers[number];
   barrier.waiters.assign(machine.warps.size(), 0);
   barrier.copies.clear();
@@ -128,17 +144,23 @@ void arrive(uint64_t* address, uint32_t expected_bytes, Site site) {
 }
 
 void arrive_in_block(uint64_t* address, unsigned rank, Site site) {
-  arrive_at(find_fenced(reach_block(rank, "arrive_in_block", site), address, "arrive_in_block", site), 0, site);
+  arrive_at(
+      find_fenced(reach_block(rank, "arrive_in_block", site), address, "arrive_in_block", site), 0,
+      site);
 }
 
 void wait_barrier(uint64_t* address, uint32_t parity, Site site) {
-  if (parity > 1) fail(format("wait_barrier %s: parity is %u, expected 0 or 1", at(site).c_str(), parity));
+  if (parity > 1)
+    fail(format("wait_barrier %s: parity is %u, expected 0 or 1", at(site).c_str(), parity));
   Thread& self = *machine.current;
-  bool is_fast = random_order() && random_below(2) == 0;  // so that this thread can leave behind others that wait for the same
+  bool is_hopper =
+      random_order() &&
+      random_below(2) == 0;  // so that this thread can leave behind others that wait for the same
   while (true) {
     MemoryBarrier& barrier = find_barrier(current_block(), address, "wait_barrier", site);
-    while (is_fast && (barrier.phase & 1u) == parity && barrier.under_way() > 0) land_copy(barrier);
-    is_fast = false;
+    while (is_hopper && (barrier.phase & 1u) == parity && barrier.under_way() > 0)
+      land_copy(barrier);
+    is_hopper = false;
     if ((barrier.phase & 1u) != parity) break;
     barrier.waiters[self.warp->number] |= 1u << self.lane;
     ++barrier.waiting;
@@ -147,26 +169,30 @@ void wait_barrier(uint64_t* address, uint32_t parity, Site site) {
   may_switch();
 }
 
-void tensor_copy(void* shared, const CUtensorMap* map, const int (&begin)[3], uint64_t* address, Site site) {
+void tensor_copy(void* shared, const CUtensorMap* map, const int (&begin)[3], uint64_t* address,
+                 Site site) {
   check_tensor_map(map, "tensor_copy", site);
   check_shared(shared, box_bytes(*map), box_alignment(*map), "tensor_copy", site);
   start_copy(current_block(), shared, *map, begin, address, "tensor_copy", site);
   may_switch();
 }
 
-void tensor_copy_to(unsigned ranks, void* shared, const CUtensorMap* map, const int (&begin)[3], uint64_t* address, Site site) {
+void tensor_copy_to(unsigned ranks, void* shared, const CUtensorMap* map, const int (&begin)[3],
+                    uint64_t* address, Site site) {
   constexpr const char* kName = "tensor_copy_to";
   check_tensor_map(map, kName, site);
   if (ranks == 0) fail(format("%s %s: it names no block", kName, at(site).c_str()));
   for (unsigned rank = 0; ranks >> rank != 0; ++rank) {
     if ((ranks >> rank & 1u) == 0) continue;
     Block& block = reach_block(rank, kName, site);
-    start_copy(block, place_in(block, shared, box_bytes(*map), box_alignment(*map), kName, site), *map, begin, address, kName, site);
+    start_copy(block, place_in(block, shared, box_bytes(*map), box_alignment(*map), kName, site),
+               *map, begin, address, kName, site);
   }
   may_switch();
 }
 
-void send_to_block(float* pointer, unsigned rank, const float (&values)[2], uint64_t* address, Site site) {
+void send_to_block(float* pointer, unsigned rank, const float (&values)[2], uint64_t* address,
+                   Site site) {
   constexpr const char* kName = "send_to_block";
   Block& block = reach_block(rank, kName, site);
   void* place = place_in(block, pointer, sizeof(values), sizeof(values), kName, site);
@@ -178,7 +204,8 @@ void send_to_block(float* pointer, unsigned rank, const float (&values)[2], uint
 
 bool land_awaited_copy() {
   for (Block& block : machine.blocks) {
-    const uint32_t count = block.memory_barrier_count, first = random_order() && count > 0 ? random_below(count) : 0;
+    const uint32_t count = block.memory_barrier_count,
+                   first = random_order() && count > 0 ? random_below(count) : 0;
     for (uint32_t i = 0; i < count; ++i) {
       MemoryBarrier& barrier = block.memory_barriers[(first + i) % count];
       if (barrier.waiting == 0 || barrier.under_way() == 0) continue;
@@ -191,7 +218,8 @@ bool land_awaited_copy() {
 
 std::string leftovers(const Block& block) {
   for (uint32_t i = 0; i < block.memory_barrier_count; ++i) {
-    if (block.memory_barriers[i].under_way() > 0) return "copies into its shared memory were still under way: nobody waited for them";
+    if (block.memory_barriers[i].under_way() > 0)
+      return "copies into its shared memory were still under way: nobody waited for them";
   }
   return "";
 }
@@ -199,8 +227,8 @@ std::string leftovers(const Block& block) {
 void async_copy16(void* shared, const void* global, bool valid, Site site) {
   check_shared(shared, kAsyncBytes, kAsyncBytes, "async_copy16", site);
   if (reinterpret_cast<uintptr_t>(global) % 16 != 0) {
-    fail(format("%s: async_copy16 %s from %p, which is not aligned to 16 bytes", thread_name(*machine.current).c_str(), at(site).c_str(),
-                global));
+    fail(format("%s: async_copy16 %s from %p, which is not aligned to 16 bytes",
+                thread_name(*machine.current).c_str(), at(site).c_str(), global));
   }
   std::memset(shared, 0xff, kAsyncBytes);
   machine.current->copies.push_back({shared, valid ? global : nullptr});

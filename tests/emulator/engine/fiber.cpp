@@ -12,8 +12,8 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-// void emulator_switch(void** save, void* load): keeps the callee-saved registers on the stack that is left, and takes those that lie on
-// the stack that is continued.
+// void emulator_switch(void** save, void* load): keeps the callee-saved registers on the stack that
+// is left, and takes those that lie on the stack that is continued.
 #if defined(__x86_64__)
 asm(R"(
 .text
@@ -92,7 +92,8 @@ unsigned char* pooled_stack(size_t index) {
   static std::vector<unsigned char*> pool;
   while (pool.size() <= index) {
     const size_t guard = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    void* memory = mmap(nullptr, guard + kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* memory = mmap(nullptr, guard + kStackBytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) throw std::bad_alloc();
     mprotect(memory, guard, PROT_NONE);
     pool.push_back(static_cast<unsigned char*>(memory) + guard);
@@ -107,9 +108,11 @@ void prepare_fiber(Fiber& fiber, size_t index, void (*entry)()) {
   fiber.stack_bytes = kStackBytes;
   fiber.sanitizer_state = nullptr;
 #if defined(__SANITIZE_ADDRESS__)
-  __asan_unpoison_memory_region(fiber.stack, fiber.stack_bytes);  // of frames that were left for good
+  __asan_unpoison_memory_region(fiber.stack,
+                                fiber.stack_bytes);  // of frames that were left for good
 #endif
-  // Tops at different distances from their page: the stacks of a block would otherwise all live in the same few cache sets.
+  // Tops at different distances from their page: the stacks of a block would otherwise all live in
+  // the same few cache sets.
   const size_t shift = index * 576 % 8192;
   void** top = reinterpret_cast<void**>(fiber.stack + kStackBytes - shift);
 #if defined(__x86_64__)
@@ -141,7 +144,8 @@ void fiber_started() {
 
 void switch_fiber(Fiber& from, Fiber& to, bool for_good) {
   left = &from;
-  __sanitizer_start_switch_fiber(for_good ? nullptr : &from.sanitizer_state, to.stack, to.stack_bytes);
+  __sanitizer_start_switch_fiber(for_good ? nullptr : &from.sanitizer_state, to.stack,
+                                 to.stack_bytes);
   emulator_switch(&from.stack_pointer, to.stack_pointer);
   __sanitizer_finish_switch_fiber(from.sanitizer_state, nullptr, nullptr);
 }

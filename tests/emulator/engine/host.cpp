@@ -13,7 +13,8 @@
 
 namespace {
 
-constexpr int kDefaultSharedBytes = 48 * 1024, kMaxSharedBytes = 227 * 1024, kSharedBytesOfMultiprocessor = 228 * 1024;
+constexpr int kDefaultSharedBytes = 48 * 1024, kMaxSharedBytes = 227 * 1024,
+              kSharedBytesOfMultiprocessor = 228 * 1024;
 constexpr unsigned kMaxThreads = 1024, kMaxCluster = 8;
 
 thread_local cudaError_t last_error = cudaSuccess;
@@ -26,7 +27,8 @@ cudaError_t remember(cudaError_t error) {
 
 struct Attributes {
   std::mutex mutex;
-  std::unordered_map<const void*, int> shared_bytes;  // of the kernels that asked for more than a launch gives by itself
+  std::unordered_map<const void*, int>
+      shared_bytes;  // of the kernels that asked for more than a launch gives by itself
 };
 
 Attributes& attributes() {
@@ -57,7 +59,8 @@ Capability capability() {
   return found;
 }
 
-// "kernel(photon::LinearParams, long int)" out of what the compiler calls the function that launches it.
+// "kernel(photon::LinearParams, long int)" out of what the compiler calls the function that
+// launches it.
 std::string kernel_text(const std::string& function) {
   const size_t first = function.find("Params = {"), last = function.find('}', first);
   if (first == std::string::npos || last == std::string::npos) return function;
@@ -71,7 +74,9 @@ cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 
-cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : remember(cudaErrorInvalidDevice); }
+cudaError_t cudaSetDevice(int device) {
+  return device == 0 ? cudaSuccess : remember(cudaErrorInvalidDevice);
+}
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   if (device != 0) return remember(cudaErrorInvalidDevice);
@@ -106,11 +111,13 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
   return cudaSuccess;
 }
 
-cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned,
+                                             unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {
   const bool is_known = std::strcmp(symbol, "cuTensorMapEncodeTiled") == 0;
   *function = is_known ? reinterpret_cast<void*>(cuTensorMapEncodeTiled) : nullptr;
-  if (result != nullptr) *result = is_known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  if (result != nullptr)
+    *result = is_known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
 
@@ -142,22 +149,36 @@ const char* cudaGetErrorString(cudaError_t error) {
 
 namespace emulator {
 
-cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, const char* signature, void (*run)(const void* args),
-                   const void* args) {
+cudaError_t launch(const cudaLaunchConfig_t& config, const void* kernel, const char* signature,
+                   void (*run)(const void* args), const void* args) {
   const dim3 &grid = config.gridDim, &block = config.blockDim;
   const std::string text = kernel_text(signature);
-  Launch one{{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, config.dynamicSmemBytes, 1, false, kernel, text.c_str(), run, args};
+  Launch one{{grid.x, grid.y, grid.z},
+             {block.x, block.y, block.z},
+             config.dynamicSmemBytes,
+             1,
+             false,
+             kernel,
+             text.c_str(),
+             run,
+             args};
   for (unsigned i = 0; i < config.numAttrs; ++i) {
     const cudaLaunchAttribute& attribute = config.attrs[i];
-    if (attribute.id == cudaLaunchAttributeClusterDimension) one.cluster = attribute.val.clusterDim.x;
+    if (attribute.id == cudaLaunchAttributeClusterDimension)
+      one.cluster = attribute.val.clusterDim.x;
     if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization)
       one.early = attribute.val.programmaticStreamSerializationAllowed != 0;
   }
-  const uint64_t threads = uint64_t{block.x} * block.y * block.z, blocks = uint64_t{grid.x} * grid.y * grid.z;
-  const bool fits = threads > 0 && threads <= kMaxThreads && blocks > 0 && grid.x <= INT32_MAX && grid.y <= 65535 && grid.z <= 65535;
-  if (!fits || one.cluster == 0 || one.cluster > kMaxCluster || grid.x % one.cluster != 0) return remember(cudaErrorInvalidConfiguration);
-  if ((one.cluster > 1 || one.early) && capability().major < 9) return remember(cudaErrorInvalidConfiguration);
-  if (config.dynamicSmemBytes > static_cast<size_t>(allowed_shared_bytes(kernel))) return remember(cudaErrorInvalidValue);
+  const uint64_t threads = uint64_t{block.x} * block.y * block.z,
+                 blocks = uint64_t{grid.x} * grid.y * grid.z;
+  const bool fits = threads > 0 && threads <= kMaxThreads && blocks > 0 && grid.x <= INT32_MAX &&
+                    grid.y <= 65535 && grid.z <= 65535;
+  if (!fits || one.cluster == 0 || one.cluster > kMaxCluster || grid.x % one.cluster != 0)
+    return remember(cudaErrorInvalidConfiguration);
+  if ((one.cluster > 1 || one.early) && capability().major < 9)
+    return remember(cudaErrorInvalidConfiguration);
+  if (config.dynamicSmemBytes > static_cast<size_t>(allowed_shared_bytes(kernel)))
+    return remember(cudaErrorInvalidValue);
   return run_grid(one, failure) ? cudaSuccess : remember(cudaErrorLaunchFailure);
 }
 

@@ -24,7 +24,7 @@ constexpr unsigned char kPoison = 0xff;  // NaN in every floating type
 constexpr size_t kGuardBytes = 1024;     // on both sides of a block's dynamic shared memory
 constexpr size_t kSharedAlignment = 1024;
 
-// --- static shared memory ------------------------------------------------------------------------------------------------------------
+// --- static shared memory ------------------------------------------------------------------------
 
 struct Range {
   unsigned char *first, *last;
@@ -34,8 +34,8 @@ struct Range {
 
 const Range kStaticShared = {__start_photon_shared, __stop_photon_shared};
 
-// The __shared__ variables of all kernels lie in one section. Which of them a kernel uses is seen from its first few launches, so that
-// later only those are poisoned before each of its blocks.
+// The __shared__ variables of all kernels lie in one section. Which of them a kernel uses is seen
+// from its first few launches, so that later only those are poisoned before each of its blocks.
 struct StaticShared {
   std::vector<Range> ranges;
   int looks = 0;
@@ -68,7 +68,7 @@ void look(StaticShared& used) {
   }
 }
 
-// --- dynamic shared memory -----------------------------------------------------------------------------------------------------------
+// --- dynamic shared memory -----------------------------------------------------------------------
 
 struct Free {
   void operator()(unsigned char* memory) const { std::free(memory); }
@@ -79,7 +79,8 @@ unsigned char* arena(size_t block, size_t bytes) {
   static std::vector<std::pair<std::unique_ptr<unsigned char, Free>, size_t>> arenas;
   if (arenas.size() <= block) arenas.resize(block + 1);
   auto& [memory, size] = arenas[block];
-  const size_t needed = (bytes + 2 * kGuardBytes + kSharedAlignment - 1) / kSharedAlignment * kSharedAlignment;
+  const size_t needed =
+      (bytes + 2 * kGuardBytes + kSharedAlignment - 1) / kSharedAlignment * kSharedAlignment;
   if (size < needed) {
     memory.reset(static_cast<unsigned char*>(std::aligned_alloc(kSharedAlignment, needed)));
     size = needed;
@@ -89,10 +90,11 @@ unsigned char* arena(size_t block, size_t bytes) {
 }
 
 bool is_guard_whole(const unsigned char* first) {
-  return std::all_of(first, first + kGuardBytes, [](unsigned char byte) { return byte == kPoison; });
+  return std::all_of(first, first + kGuardBytes,
+                     [](unsigned char byte) { return byte == kPoison; });
 }
 
-// --- one cluster ---------------------------------------------------------------------------------------------------------------------
+// --- one cluster ---------------------------------------------------------------------------------
 
 void thread_main() {
   fiber_started();
@@ -103,7 +105,8 @@ void thread_main() {
 // Called when the shape of the machine changes, which is rarer than launches.
 void shape_machine(unsigned blocks, unsigned threads) {
   const unsigned warps = (threads + kWarpSize - 1) / kWarpSize;
-  if (machine.blocks.size() == blocks && machine.blocks[0].threads == static_cast<int>(threads)) return;
+  if (machine.blocks.size() == blocks && machine.blocks[0].threads == static_cast<int>(threads))
+    return;
   machine.blocks.clear();
   machine.blocks.resize(blocks);
   machine.warps.clear();
@@ -150,12 +153,14 @@ void prepare_blocks(const Launch& launch, uint64_t first_block) {
   for (size_t i = 0; i < machine.blocks.size(); ++i) {
     Block& block = machine.blocks[i];
     const uint64_t number = first_block + i;
-    block.index = {static_cast<unsigned>(number % launch.grid.x), static_cast<unsigned>(number / launch.grid.x % launch.grid.y),
+    block.index = {static_cast<unsigned>(number % launch.grid.x),
+                   static_cast<unsigned>(number / launch.grid.x % launch.grid.y),
                    static_cast<unsigned>(number / launch.grid.x / launch.grid.y)};
     block.live = block.threads;
     block.memory_barrier_count = 0;
     block.shared = arena(i, launch.shared_bytes);
-    for (int number = 0; number < kBlockBarriers; ++number) clear_barrier(block.barriers[number], number);
+    for (int number = 0; number < kBlockBarriers; ++number)
+      clear_barrier(block.barriers[number], number);
   }
   clear_cluster_barrier();
 }
@@ -170,8 +175,11 @@ void check_blocks(const Launch& launch) {
   for (const Block& block : machine.blocks) {
     const std::string left = leftovers(block);
     if (!left.empty()) note_failure(format("block %u has ended, but ", block.index.x) + left);
-    const bool whole = is_guard_whole(block.shared - kGuardBytes) && is_guard_whole(block.shared + launch.shared_bytes);
-    if (!whole) note_failure(format("block %u wrote outside its %zu bytes of dynamic shared memory", block.index.x, launch.shared_bytes));
+    const bool whole = is_guard_whole(block.shared - kGuardBytes) &&
+                       is_guard_whole(block.shared + launch.shared_bytes);
+    if (!whole)
+      note_failure(format("block %u wrote outside its %zu bytes of dynamic shared memory",
+                          block.index.x, launch.shared_bytes));
   }
 }
 
@@ -192,7 +200,8 @@ bool run_grid(const Launch& launch, std::string& error) {
   static std::mutex one_at_a_time;
   static std::unordered_map<const void*, StaticShared> static_shared;
   const std::lock_guard<std::mutex> lock(one_at_a_time);
-  const uint64_t blocks = uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z, clusters = blocks / launch.cluster;
+  const uint64_t blocks = uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z,
+                 clusters = blocks / launch.cluster;
   StaticShared& used = static_shared[launch.kernel];
   machine.launch = &launch;
   machine.failed = machine.waited_for_earlier = false;
@@ -210,11 +219,14 @@ bool run_grid(const Launch& launch, std::string& error) {
     if (!machine.failed) check_blocks(launch);
   }
   if (launch.early && !machine.waited_for_earlier) {
-    note_failure("it was launched as one that may start early, and ended without any thread having called wait_for_earlier()");
+    note_failure(
+        "it was launched as one that may start early, and ended without any thread having called "
+        "wait_for_earlier()");
   }
   if (!machine.failed) return true;
-  error = format("the emulated kernel %s failed, in a grid of %llu blocks of %u threads: ", launch.signature,
-                 static_cast<unsigned long long>(blocks), launch.block.x * launch.block.y * launch.block.z) +
+  error = format("the emulated kernel %s failed, in a grid of %llu blocks of %u threads: ",
+                 launch.signature, static_cast<unsigned long long>(blocks),
+                 launch.block.x * launch.block.y * launch.block.z) +
           machine.error;
   return false;
 }

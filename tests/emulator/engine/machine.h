@@ -1,5 +1,5 @@
-// What the engine holds while a grid runs: the blocks of one cluster, their warps and threads. One launch runs at a time, on the host
-// thread that made it; clusters run one after another.
+// What the engine holds while a grid runs: the blocks of one cluster, their warps and threads. One
+// launch runs at a time, on the host thread that made it; clusters run one after another.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -101,7 +101,8 @@ struct ClusterBarrier {
 struct MemoryBarrier {
   uint64_t* address;
   uint32_t arrivals, pending;
-  int64_t bytes;   // announced and not landed; negative where more have landed than were announced yet
+  int64_t
+      bytes;  // announced and not landed; negative where more have landed than were announced yet
   uint32_t phase;  // how many are complete
   bool fenced;
   unsigned waiting;
@@ -139,7 +140,7 @@ struct Machine {
 
 extern Machine machine;
 
-// --- order: who goes on (order.cpp) --------------------------------------------------------------------------------------------------
+// --- order: who goes on (order.cpp) --------------------------------------------------------------
 
 void begin_order(uint64_t blocks);            // of a launch
 uint64_t ordered_cluster(uint64_t position);  // which cluster runs at this position
@@ -149,7 +150,8 @@ uint32_t random_below(uint32_t bound);
 void make_ready(Warp& warp, unsigned lanes);
 void make_ready(Waiters& waiters);  // and clears them
 
-// The calling thread made others ready, itself perhaps among them: in a random order somebody else may go on first.
+// The calling thread made others ready, itself perhaps among them: in a random order somebody else
+// may go on first.
 void give_way();
 [[noreturn]] void end_thread();
 void run_cluster();
@@ -166,7 +168,8 @@ inline void continue_with(Fiber& from, Thread& thread, bool for_good = false) {
   switch_fiber(from, thread.fiber, for_good);
 }
 
-// The calling thread waits until somebody makes it ready. Inline, because a return behind a switch is never predicted.
+// The calling thread waits until somebody makes it ready. Inline, because a return behind a switch
+// is never predicted.
 inline void wait_here(const Wait& wait) {
   Thread& self = *machine.current;
   self.wait = wait;
@@ -175,21 +178,24 @@ inline void wait_here(const Wait& wait) {
   self.wait.name = nullptr;
 }
 
-// --- the rest ------------------------------------------------------------------------------------------------------------------------
+// --- the rest ------------------------------------------------------------------------------------
 
 void clear_barrier(BlockBarrier& barrier, int number);
 void clear_cluster_barrier();
 void check_thread_end(Thread& thread);
-bool land_awaited_copy();                   // lets a copy arrive that somebody waits for; false if there is none
-std::string leftovers(const Block& block);  // what a block that has ended should not have left; empty: nothing
+bool land_awaited_copy();  // lets a copy arrive that somebody waits for; false if there is none
+std::string leftovers(
+    const Block& block);  // what a block that has ended should not have left; empty: nothing
 std::string deadlock_message();
 // Ends the launch unless these bytes lie in the block's shared memory, aligned.
 void check_shared(const void* pointer, size_t bytes, size_t alignment, const char* name, Site site);
-// Block `rank` of the cluster, into whose shared memory the calling thread is about to reach. Ends the launch where that block may not have
-// started, or has ended.
+// Block `rank` of the cluster, into whose shared memory the calling thread is about to reach. Ends
+// the launch where that block may not have started, or has ended.
 Block& reach_block(unsigned rank, const char* name, Site site);
-// What that block has in its dynamic shared memory where the calling thread's block has these bytes.
-void* place_in(const Block& block, const void* pointer, size_t bytes, size_t alignment, const char* name, Site site);
+// What that block has in its dynamic shared memory where the calling thread's block has these
+// bytes.
+void* place_in(const Block& block, const void* pointer, size_t bytes, size_t alignment,
+               const char* name, Site site);
 bool in_static_shared(const unsigned char* first, size_t bytes);
 uint32_t box_bytes(const CUtensorMap& map);
 size_t box_alignment(const CUtensorMap& map);  // of its place in shared memory

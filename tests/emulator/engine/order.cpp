@@ -1,6 +1,7 @@
-// In which order threads, warps and clusters go on. Seed 0: round robin, a warp at a time. Any other seed: random clusters, and in each
-// cluster one of two ways, drawn anew: a random thread at every switch, or warps with random priorities, so that one warp runs as far ahead
-// of another as the barriers let it.
+// In which order threads, warps and clusters go on. Seed 0: round robin, a warp at a time. Any
+// other seed: random clusters, and in each cluster one of two ways, drawn anew: a random thread at
+// every switch, or warps with random priorities, so that one warp runs as far ahead of another as
+// the barriers let it.
 #include <cstdlib>
 #include <numeric>
 
@@ -79,7 +80,9 @@ Thread* take_next() {
 
 bool random_order() { return order.seed != 0; }
 
-uint32_t random_below(uint32_t bound) { return static_cast<uint32_t>((next_random() >> 32) * bound >> 32); }
+uint32_t random_below(uint32_t bound) {
+  return static_cast<uint32_t>((next_random() >> 32) * bound >> 32);
+}
 
 void begin_order(uint64_t clusters) {
   order.state = order.seed;
@@ -90,7 +93,9 @@ void begin_order(uint64_t clusters) {
   shuffle(order.clusters);
 }
 
-uint64_t ordered_cluster(uint64_t position) { return order.clusters.empty() ? position : order.clusters[position]; }
+uint64_t ordered_cluster(uint64_t position) {
+  return order.clusters.empty() ? position : order.clusters[position];
+}
 
 void begin_cluster_order() {
   const size_t warps = machine.warps.size();
@@ -162,4 +167,6 @@ void fail(const std::string& message) {
 
 }  // namespace emulator
 
-extern "C" __attribute__((visibility("default"))) void photon_emulator_set_seed(uint64_t seed) { emulator::order.seed = seed; }
+extern "C" __attribute__((visibility("default"))) void photon_emulator_set_seed(uint64_t seed) {
+  emulator::order.seed = seed;
+}

@@ -22,8 +22,9 @@ std::string thread_name(const Thread& thread) {
   const Extent& block = thread.warp->block->index;
   const Extent& size = machine.launch->block;
   const unsigned number = thread.index.x + size.x * (thread.index.y + size.y * thread.index.z);
-  return block.y + block.z == 0 ? format("thread %u of block %u", number, block.x)
-                                : format("thread %u of block (%u, %u, %u)", number, block.x, block.y, block.z);
+  return block.y + block.z == 0
+             ? format("thread %u of block %u", number, block.x)
+             : format("thread %u of block (%u, %u, %u)", number, block.x, block.y, block.z);
 }
 
 std::string deadlock_message() {
@@ -39,8 +40,10 @@ std::string deadlock_message() {
     const Thread* threads = machine.warps[block.first_warp].threads;
     for (unsigned i = 0; i < static_cast<unsigned>(block.threads); ++i) {
       const Wait& wait = threads[i].wait;
-      const std::string what =
-          threads[i].ended ? "ended" : format("at %s %s: ", wait.name, at(wait.site).c_str()) + wait.describe(wait.subject);
+      const std::string what = threads[i].ended
+                                   ? "ended"
+                                   : format("at %s %s: ", wait.name, at(wait.site).c_str()) +
+                                         wait.describe(wait.subject);
       Group& group = groups.try_emplace(what, Group{i, i, 0, what}).first->second;
       group.last = i;
       ++group.count;
@@ -51,7 +54,9 @@ std::string deadlock_message() {
         message += format("\n  and %zu other places", groups.size() - kMaxLines);
         break;
       }
-      message += format("\n  block %u, %zu threads from %u to %u: ", block.index.x, group.count, group.first, group.last) + what;
+      message += format("\n  block %u, %zu threads from %u to %u: ", block.index.x, group.count,
+                        group.first, group.last) +
+                 what;
     }
   }
   return message;

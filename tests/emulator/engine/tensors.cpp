@@ -32,11 +32,14 @@ unsigned char* swizzled(unsigned char* place) {
 
 void check_tensor_map(const CUtensorMap* map, const char* name, Site site) {
   if (map->rank == 3) return;
-  fail(format("%s: %s %s: what is at %p is not the map of a tensor of three dimensions", thread_name(*machine.current).c_str(), name,
-              at(site).c_str(), static_cast<const void*>(map)));
+  fail(format("%s: %s %s: what is at %p is not the map of a tensor of three dimensions",
+              thread_name(*machine.current).c_str(), name, at(site).c_str(),
+              static_cast<const void*>(map)));
 }
 
-uint32_t box_bytes(const CUtensorMap& map) { return map.box[0] * map.box[1] * map.box[2] * map.element_bytes; }
+uint32_t box_bytes(const CUtensorMap& map) {
+  return map.box[0] * map.box[1] * map.box[2] * map.element_bytes;
+}
 
 size_t box_alignment(const CUtensorMap& map) { return map.swizzled ? 1024 : 128; }
 
@@ -44,14 +47,17 @@ void land(const TensorCopy& copy) {
   const CUtensorMap& map = copy.map;
   const auto size = [&](int dimension) { return static_cast<int64_t>(map.sizes[dimension]); };
   const size_t line_bytes = size_t{map.box[0]} * map.element_bytes;
-  const int64_t column = copy.begin[0], first = std::max<int64_t>(column, 0), last = std::min(column + map.box[0], size(0));
+  const int64_t column = copy.begin[0], first = std::max<int64_t>(column, 0),
+                last = std::min(column + map.box[0], size(0));
   unsigned char line[kMaxBox * 4];
   auto* place = static_cast<unsigned char*>(copy.shared);
   for (uint32_t i = 0; i < map.box[1] * map.box[2]; ++i) {
-    const int64_t row = copy.begin[1] + int64_t{i % map.box[1]}, block = copy.begin[2] + int64_t{i / map.box[1]};
+    const int64_t row = copy.begin[1] + int64_t{i % map.box[1]},
+                  block = copy.begin[2] + int64_t{i / map.box[1]};
     std::memset(line, 0, line_bytes);
     if (first < last && row >= 0 && row < size(1) && block >= 0 && block < size(2)) {
-      const unsigned char* from = map.base + block * static_cast<int64_t>(map.strides[1]) + row * static_cast<int64_t>(map.strides[0]);
+      const unsigned char* from = map.base + block * static_cast<int64_t>(map.strides[1]) +
+                                  row * static_cast<int64_t>(map.strides[0]);
       std::memcpy(line + (first - column) * map.element_bytes, from + first * map.element_bytes,
                   static_cast<size_t>(last - first) * map.element_bytes);
     }
@@ -63,29 +69,38 @@ void land(const TensorCopy& copy) {
 
 }  // namespace emulator
 
-CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* base, const cuuint64_t* sizes,
-                                const cuuint64_t* strides, const cuuint32_t* box, const cuuint32_t* steps, CUtensorMapInterleave interleave,
-                                CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
+CUresult cuTensorMapEncodeTiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
+                                void* base, const cuuint64_t* sizes, const cuuint64_t* strides,
+                                const cuuint32_t* box, const cuuint32_t* steps,
+                                CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                                CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
   using namespace emulator;
-  const auto is_aligned = [](const void* pointer, size_t alignment) { return reinterpret_cast<uintptr_t>(pointer) % alignment == 0; };
+  const auto is_aligned = [](const void* pointer, size_t alignment) {
+    return reinterpret_cast<uintptr_t>(pointer) % alignment == 0;
+  };
   const cuuint32_t element_bytes = size_of(type);
-  if (map == nullptr || !is_aligned(map, 64) || rank == 0 || rank > kMaxRank || base == nullptr || !is_aligned(base, kVector)) {
+  if (map == nullptr || !is_aligned(map, 64) || rank == 0 || rank > kMaxRank || base == nullptr ||
+      !is_aligned(base, kVector)) {
     return CUDA_ERROR_INVALID_VALUE;
   }
   bool is_dense = true;
   for (cuuint32_t i = 0; i < rank; ++i) {
-    if (sizes[i] == 0 || sizes[i] > kMaxSize || box[i] == 0 || box[i] > kMaxBox || steps[i] == 0 || steps[i] > kMaxStep) {
+    if (sizes[i] == 0 || sizes[i] > kMaxSize || box[i] == 0 || box[i] > kMaxBox || steps[i] == 0 ||
+        steps[i] > kMaxStep) {
       return CUDA_ERROR_INVALID_VALUE;
     }
-    if (i + 1 < rank && (strides[i] % kVector != 0 || strides[i] >= kMaxStride)) return CUDA_ERROR_INVALID_VALUE;
+    if (i + 1 < rank && (strides[i] % kVector != 0 || strides[i] >= kMaxStride))
+      return CUDA_ERROR_INVALID_VALUE;
     is_dense = is_dense && steps[i] == 1;
   }
   const size_t line_bytes = size_t{box[0]} * element_bytes;
   const bool is_swizzled = swizzle == CU_TENSOR_MAP_SWIZZLE_128B;
-  if (line_bytes % kVector != 0 || (is_swizzled && line_bytes > kSwizzled)) return CUDA_ERROR_INVALID_VALUE;
-  const bool is_known = element_bytes != 0 && rank == 3 && is_dense && interleave == CU_TENSOR_MAP_INTERLEAVE_NONE &&
-                        fill == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE &&
-                        (is_swizzled ? line_bytes == kSwizzled : swizzle == CU_TENSOR_MAP_SWIZZLE_NONE);
+  if (line_bytes % kVector != 0 || (is_swizzled && line_bytes > kSwizzled))
+    return CUDA_ERROR_INVALID_VALUE;
+  const bool is_known =
+      element_bytes != 0 && rank == 3 && is_dense && interleave == CU_TENSOR_MAP_INTERLEAVE_NONE &&
+      fill == CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE &&
+      (is_swizzled ? line_bytes == kSwizzled : swizzle == CU_TENSOR_MAP_SWIZZLE_NONE);
   if (!is_known) return CUDA_ERROR_NOT_SUPPORTED;
   *map = {};
   map->base = static_cast<const unsigned char*>(base);

@@ -12,7 +12,8 @@ std::string missing_lanes(const void* subject) {
   for (unsigned i = 0; i < warp.collective_count; ++i) {
     const Collective& one = warp.collectives[i];
     if ((one.arrived >> thread.lane & 1u) != 0)
-      return format("of mask 0x%08x, lanes 0x%08x have not come", one.mask, one.mask & ~one.arrived);
+      return format("of mask 0x%08x, lanes 0x%08x have not come", one.mask,
+                    one.mask & ~one.arrived);
   }
   return "";
 }
@@ -21,7 +22,8 @@ bool same_place(const Site& a, const Site& b) { return a.line == b.line && a.fil
 
 [[noreturn]] void refuse_mask(const char* name, unsigned mask, Site site) {
   const Thread& self = *machine.current;
-  const std::string call = format("%s calls %s %s with mask 0x%08x, ", thread_name(self).c_str(), name, at(site).c_str(), mask);
+  const std::string call = format("%s calls %s %s with mask 0x%08x, ", thread_name(self).c_str(),
+                                  name, at(site).c_str(), mask);
   if ((mask >> self.lane & 1u) == 0) fail(call + "which does not name it");
   fail(call + format("but lanes 0x%08x have ended", mask & (self.warp->ended | ~self.warp->lanes)));
 }
@@ -31,8 +33,9 @@ Collective& join(Warp& warp, const char* name, unsigned mask, Complete complete,
     Collective& one = warp.collectives[i];
     if (one.mask != mask) continue;
     if (one.complete == complete && same_place(one.site, site)) return one;
-    fail(format("lanes of one warp disagree: %s is in %s %s, others of the same mask are in %s %s", thread_name(*machine.current).c_str(),
-                name, at(site).c_str(), one.name, at(one.site).c_str()));
+    fail(format("lanes of one warp disagree: %s is in %s %s, others of the same mask are in %s %s",
+                thread_name(*machine.current).c_str(), name, at(site).c_str(), one.name,
+                at(one.site).c_str()));
   }
   Collective& one = warp.collectives[warp.collective_count++];
   one.name = name;
@@ -64,7 +67,7 @@ void collective(const char* name, unsigned mask, void* payload, Complete complet
   give_way();
 }
 
-// --- matrix instructions -------------------------------------------------------------------------------------------------------------
+// --- matrix instructions -------------------------------------------------------------------------
 
 namespace {
 
@@ -81,17 +84,20 @@ struct MultiplyLane {
   const uint32_t* b;
 };
 
-// One rounding of the exact products' sum, which doubles hold nearly exactly; the hardware's own order of summing is not documented.
+// One rounding of the exact products' sum, which doubles hold nearly exactly; the hardware's own
+// order of summing is not documented.
 void complete_multiply(unsigned, void* const* payloads) {
   double a[16][16], b[16][8];
   for (int lane = 0; lane < 32; ++lane) {
     const MultiplyLane& own = *static_cast<const MultiplyLane*>(payloads[lane]);
     const int g = lane / 4, t = lane % 4 * 2;
     for (int i = 0; i < 4; ++i) {
-      for (int half = 0; half < 2; ++half) a[g + i % 2 * 8][t + i / 2 * 8 + half] = from_bf16(own.a[i] >> half * 16 & 0xffffu);
+      for (int half = 0; half < 2; ++half)
+        a[g + i % 2 * 8][t + i / 2 * 8 + half] = from_bf16(own.a[i] >> half * 16 & 0xffffu);
     }
     for (int i = 0; i < 2; ++i) {
-      for (int half = 0; half < 2; ++half) b[t + i * 8 + half][g] = from_bf16(own.b[i] >> half * 16 & 0xffffu);
+      for (int half = 0; half < 2; ++half)
+        b[t + i * 8 + half][g] = from_bf16(own.b[i] >> half * 16 & 0xffffu);
     }
   }
   double sums[16][8] = {};
@@ -116,7 +122,8 @@ template <bool kTransposed>
 void complete_load(unsigned, void* const* payloads) {
   uint16_t matrices[4][8][8];
   for (int lane = 0; lane < 32; ++lane) {
-    std::memcpy(matrices[lane / 8][lane % 8], static_cast<const MatrixLane*>(payloads[lane])->row, sizeof(matrices[0][0]));
+    std::memcpy(matrices[lane / 8][lane % 8], static_cast<const MatrixLane*>(payloads[lane])->row,
+                sizeof(matrices[0][0]));
   }
   for (int lane = 0; lane < 32; ++lane) {
     uint32_t* registers = static_cast<const MatrixLane*>(payloads[lane])->registers;
@@ -139,7 +146,8 @@ void multiply_bf16(float* d, const uint32_t* a, const uint32_t* b, Site site) {
 void load_matrices(uint32_t* registers, const void* row, bool transposed, Site site) {
   check_shared(row, 16, 16, "load_matrices", site);
   MatrixLane payload{registers, row};
-  collective("load_matrices", ~0u, &payload, transposed ? complete_load<true> : complete_load<false>, site);
+  collective("load_matrices", ~0u, &payload,
+             transposed ? complete_load<true> : complete_load<false>, site);
 }
 
 }  // namespace emulator

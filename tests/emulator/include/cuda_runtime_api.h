@@ -1,4 +1,5 @@
-// Stands in for the CUDA toolkit's header: what csrc/cuda and csrc/ops call on the host. There is one device.
+// Stands in for the CUDA toolkit's header: what csrc/cuda and csrc/ops call on the host. There is
+// one device.
 #pragma once
 #include "emulator/keywords.h"
 
@@ -62,11 +63,13 @@ constexpr unsigned long long cudaEnableDefault = 0;
 
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaSetDevice(int device);
-// What PHOTON_EMULATOR_MULTIPROCESSORS (4) and PHOTON_EMULATOR_COMPUTE_CAPABILITY (9.0) say, and an H100's shared memory.
+// What PHOTON_EMULATOR_SMS (4) and PHOTON_EMULATOR_COMPUTE_CAPABILITY (9.0) say, and an H100's
+// shared memory.
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
 // Finds the functions of the driver that cuda.h declares here.
-cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned version, unsigned long long flags,
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned version,
+                                             unsigned long long flags,
                                              cudaDriverEntryPointQueryResult* result = nullptr);
 cudaError_t cudaGetLastError();
 cudaError_t cudaPeekAtLastError();

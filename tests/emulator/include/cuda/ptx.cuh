@@ -17,7 +17,7 @@ constexpr bool kHopperCode = true;
 
 inline unsigned char* dynamic_shared() { return emulator::dynamic_shared(); }
 
-// --- programmatic dependent launch: kernels run one after another here ---------------------------------------------------------------
+// --- programmatic dependent launch: kernels run one after another here ---------------------------
 
 inline void let_next_start() { emulator::may_switch(); }
 inline void wait_for_earlier() { emulator::wait_for_earlier(); }
@@ -29,20 +29,22 @@ inline const T* computed_now(const T* pointer) {
   return pointer;
 }
 
-// --- loads past L1: the host's caches are coherent ----------------------------------------------------------------------------------
+// --- loads past L1: the host's caches are coherent -----------------------------------------------
 
-inline uint4 load_fresh_if(bool valid, const uint4* pointer) { return valid ? *pointer : uint4{0, 0, 0, 0}; }
+inline uint4 load_fresh_if(bool valid, const uint4* pointer) {
+  return valid ? *pointer : uint4{0, 0, 0, 0};
+}
 inline int32_t load_fresh(const int32_t* pointer) { return *pointer; }
 
-// --- one lane of a warp --------------------------------------------------------------------------------------------------------------
+// --- one lane of a warp --------------------------------------------------------------------------
 
 inline bool is_elected() { return threadIdx.x % 32 == 0; }
 
-// --- counting blocks -----------------------------------------------------------------------------------------------------------------
+// --- counting blocks -----------------------------------------------------------------------------
 
 inline unsigned count_round(unsigned* counter, unsigned last) { return atomicInc(counter, last); }
 
-// --- barriers in shared memory -------------------------------------------------------------------------------------------------------
+// --- barriers in shared memory -------------------------------------------------------------------
 
 using Barrier = uint64_t;
 
@@ -50,12 +52,19 @@ inline void init_barrier(Barrier* barrier, uint32_t arrivals, Site site = emulat
   emulator::init_barrier(barrier, arrivals, site);
 }
 inline void fence_barriers() { emulator::fence_barriers(); }
-inline void arrive(Barrier* barrier, uint32_t after = 0, Site site = emulator::here()) { emulator::arrive(barrier + after, 0, site); }
-inline void arrive_expecting(Barrier* barrier, uint32_t bytes, Site site = emulator::here()) { emulator::arrive(barrier, bytes, site); }
-inline void arrive_in_block(Barrier* barrier, uint32_t rank, uint32_t after, Site site = emulator::here()) {
+inline void arrive(Barrier* barrier, uint32_t after = 0, Site site = emulator::here()) {
+  emulator::arrive(barrier + after, 0, site);
+}
+inline void arrive_expecting(Barrier* barrier, uint32_t bytes, Site site = emulator::here()) {
+  emulator::arrive(barrier, bytes, site);
+}
+inline void arrive_in_block(Barrier* barrier, uint32_t rank, uint32_t after,
+                            Site site = emulator::here()) {
   emulator::arrive_in_block(barrier + after, rank, site);
 }
-inline void wait_barrier(Barrier* barrier, uint32_t parity, Site site = emulator::here()) { emulator::wait_barrier(barrier, parity, site); }
+inline void wait_barrier(Barrier* barrier, uint32_t parity, Site site = emulator::here()) {
+  emulator::wait_barrier(barrier, parity, site);
+}
 
 inline void sync_threads(int number, int threads, Site site = emulator::here()) {
   __syncwarp(~0u, site);
@@ -65,7 +74,7 @@ inline void sync_threads(int number, int threads, Site site = emulator::here()) 
 inline void fence_async_shared() {}
 inline void fence_async_global() {}
 
-// --- copies into shared memory -------------------------------------------------------------------------------------------------------
+// --- copies into shared memory -------------------------------------------------------------------
 
 inline uint64_t evict_first() { return 0; }
 inline uint64_t evict_last() { return 0; }
@@ -74,12 +83,13 @@ struct TensorPlace {
   int column, row, block;
 };
 
-inline void tensor_copy(void* shared, const CUtensorMap* map, TensorPlace at, Barrier* barrier, uint64_t, Site site = emulator::here()) {
+inline void tensor_copy(void* shared, const CUtensorMap* map, TensorPlace at, Barrier* barrier,
+                        uint64_t, Site site = emulator::here()) {
   emulator::tensor_copy(shared, map, {at.column, at.row, at.block}, barrier, site);
 }
 
-inline void tensor_copy_to(uint16_t ranks, void* shared, const CUtensorMap* map, TensorPlace at, Barrier* barrier, uint64_t,
-                           Site site = emulator::here()) {
+inline void tensor_copy_to(uint16_t ranks, void* shared, const CUtensorMap* map, TensorPlace at,
+                           Barrier* barrier, uint64_t, Site site = emulator::here()) {
   emulator::tensor_copy_to(ranks, shared, map, {at.column, at.row, at.block}, barrier, site);
 }
 
@@ -87,7 +97,8 @@ inline void prefetch_tensor_map(const CUtensorMap* map, Site site = emulator::he
   emulator::check_tensor_map(map, "prefetch_tensor_map", site);
 }
 
-inline void async_copy16(void* shared, const void* global, bool valid, Site site = emulator::here()) {
+inline void async_copy16(void* shared, const void* global, bool valid,
+                         Site site = emulator::here()) {
   emulator::async_copy16(shared, global, valid, site);
 }
 
@@ -99,9 +110,10 @@ inline void wait_copies() {
   emulator::wait_copies(kPending);
 }
 
-// --- matrix instructions -------------------------------------------------------------------------------------------------------------
+// --- matrix instructions -------------------------------------------------------------------------
 
-inline void multiply_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], Site site = emulator::here()) {
+inline void multiply_bf16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                          Site site = emulator::here()) {
   emulator::multiply_bf16(d, a, b, site);
 }
 
@@ -109,23 +121,29 @@ inline void load_matrices(uint32_t (&registers)[4], const void* row, Site site =
   emulator::load_matrices(registers, row, false, site);
 }
 
-inline void load_matrices_transposed(uint32_t (&registers)[4], const void* row, Site site = emulator::here()) {
+inline void load_matrices_transposed(uint32_t (&registers)[4], const void* row,
+                                     Site site = emulator::here()) {
   emulator::load_matrices(registers, row, true, site);
 }
 
-// --- maths ---------------------------------------------------------------------------------------------------------------------------
+// --- maths ---------------------------------------------------------------------------------------
 
 inline float exp2_approx(float x) { return std::exp2(x); }
 
-// --- clusters ------------------------------------------------------------------------------------------------------------------------
+// --- clusters ------------------------------------------------------------------------------------
 
 inline uint32_t cluster_rank() { return emulator::cluster_rank(); }
 inline void sync_cluster(Site site = emulator::here()) { emulator::sync_cluster(site); }
-inline void enter_cluster(Site site = emulator::here()) { emulator::enter_cluster("enter_cluster", site); }
-inline void leave_cluster(Site site = emulator::here()) { emulator::enter_cluster("leave_cluster", site); }
+inline void enter_cluster(Site site = emulator::here()) {
+  emulator::enter_cluster("enter_cluster", site);
+}
+inline void leave_cluster(Site site = emulator::here()) {
+  emulator::enter_cluster("leave_cluster", site);
+}
 inline void meet_cluster(Site site = emulator::here()) { emulator::meet_cluster(site); }
 
-inline void store_in_block(float* pointer, uint32_t rank, float value, Site site = emulator::here()) {
+inline void store_in_block(float* pointer, uint32_t rank, float value,
+                           Site site = emulator::here()) {
   emulator::store_in_block(pointer, rank, &value, sizeof(value), site);
 }
 
@@ -140,7 +158,8 @@ inline float4 load_from_block(const float4* pointer, uint32_t rank, Site site = 
   return v;
 }
 
-inline void send_to_block(float* pointer, uint32_t rank, float first, float second, Barrier* barrier, Site site = emulator::here()) {
+inline void send_to_block(float* pointer, uint32_t rank, float first, float second,
+                          Barrier* barrier, Site site = emulator::here()) {
   emulator::send_to_block(pointer, rank, {first, second}, barrier, site);
 }
 

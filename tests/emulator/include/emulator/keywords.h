@@ -10,7 +10,8 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(bytes) __attribute__((aligned(bytes)))
-// Blocks that share such a variable run one after another; the engine poisons the section before each.
+// Blocks that share such a variable run one after another; the engine poisons the section before
+// each.
 #define __shared__ static __attribute__((section("photon_shared")))
 
 #define PHOTON_VECTOR_TYPES(T, name)                                                 \

@@ -1,4 +1,5 @@
-// Bit operations, memory hints and the maths of a device that the host's <cmath> lacks. Approximate intrinsics are exact here.
+// Bit operations, memory hints and the maths of a device that the host's <cmath> lacks. Approximate
+// intrinsics are exact here.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -24,10 +25,14 @@ inline float __int_as_float(int v) { return emulator::bit_cast<float>(v); }
 inline int __popc(unsigned v) { return __builtin_popcount(v); }
 inline int __popcll(unsigned long long v) { return __builtin_popcountll(v); }
 inline int __clz(int v) { return v == 0 ? 32 : __builtin_clz(static_cast<unsigned>(v)); }
-inline int __clzll(long long v) { return v == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(v)); }
+inline int __clzll(long long v) {
+  return v == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(v));
+}
 inline int __ffs(int v) { return __builtin_ffs(v); }
 inline int __ffsll(long long v) { return __builtin_ffsll(v); }
-inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(uint64_t{a} * b >> 32); }
+inline unsigned __umulhi(unsigned a, unsigned b) {
+  return static_cast<unsigned>(uint64_t{a} * b >> 32);
+}
 
 inline unsigned __brev(unsigned v) {
   unsigned reversed = 0;
@@ -35,7 +40,8 @@ inline unsigned __brev(unsigned v) {
   return reversed;
 }
 
-// Four bytes chosen from the eight of y:x, x being the lower; a selector's bit 3 spreads the byte's sign instead.
+// Four bytes chosen from the eight of y:x, x being the lower; a selector's bit 3 spreads the byte's
+// sign instead.
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selectors) {
   const uint64_t bytes = uint64_t{y} << 32 | x;
   unsigned result = 0;
@@ -64,7 +70,9 @@ inline float __sinf(float v) { return sinf(v); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __frcp_rn(float v) { return 1.0f / v; }
 inline float __fsqrt_rn(float v) { return sqrtf(v); }
-inline float __frsqrt_rn(float v) { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(v))); }
+inline float __frsqrt_rn(float v) {
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(v)));
+}
 inline float __fadd_rn(float a, float b) { return a + b; }
 inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fmul_rn(float a, float b) { return a * b; }
@@ -91,7 +99,7 @@ inline float max(float a, float b) { return fmaxf(a, b); }
 inline double min(double a, double b) { return fmin(a, b); }
 inline double max(double a, double b) { return fmax(a, b); }
 
-// --- loads and stores with a cache hint, which changes no value ------------------------------------------------------------------------
+// --- loads and stores with a cache hint, which changes no value ----------------------------------
 
 #define PHOTON_LOAD(name) \
   template <typename T>   \

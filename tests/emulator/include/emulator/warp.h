@@ -21,7 +21,8 @@ inline void complete_shuffle(unsigned mask, void* const* payloads) {
   }
   for (unsigned bits = mask; bits != 0; bits &= bits - 1) {
     ShuffleLane& own = *static_cast<ShuffleLane*>(payloads[__builtin_ctz(bits)]);
-    if ((mask >> own.source & 1u) == 0) fail(std::string(own.name) + ": a lane reads from one that is not in the mask");
+    if ((mask >> own.source & 1u) == 0)
+      fail(std::string(own.name) + ": a lane reads from one that is not in the mask");
     std::memcpy(own.value, values[own.source], 8);
   }
 }
@@ -44,13 +45,18 @@ enum class Vote { kBallot, kAdd, kMin, kMax, kAnd, kOr, kXor, kSignedMin, kSigne
 
 template <Vote kVote>
 void complete_vote(unsigned mask, void* const* payloads) {
-  const auto value = [&](int lane) -> unsigned& { return static_cast<VoteLane*>(payloads[lane])->value; };
+  const auto value = [&](int lane) -> unsigned& {
+    return static_cast<VoteLane*>(payloads[lane])->value;
+  };
   const auto is_less = [](unsigned a, unsigned b) {
-    return kVote == Vote::kSignedMin || kVote == Vote::kSignedMax ? static_cast<int>(a) < static_cast<int>(b) : a < b;
+    return kVote == Vote::kSignedMin || kVote == Vote::kSignedMax
+               ? static_cast<int>(a) < static_cast<int>(b)
+               : a < b;
   };
   constexpr bool kIsMin = kVote == Vote::kMin || kVote == Vote::kSignedMin;
   unsigned result = kVote == Vote::kBallot ? 0 : value(__builtin_ctz(mask));
-  for (unsigned bits = kVote == Vote::kBallot ? mask : mask & (mask - 1); bits != 0; bits &= bits - 1) {
+  for (unsigned bits = kVote == Vote::kBallot ? mask : mask & (mask - 1); bits != 0;
+       bits &= bits - 1) {
     const int lane = __builtin_ctz(bits);
     const unsigned v = value(lane);
     if (kVote == Vote::kBallot) {
@@ -79,35 +85,44 @@ unsigned vote(const char* name, unsigned mask, unsigned value, Site site) {
 
 }  // namespace emulator
 
-// --- shuffles: `width` lanes, a power of two, are a segment of their own ---------------------------------------------------------------
+// --- shuffles: `width` lanes, a power of two, are a segment of their own -------------------------
 
 template <typename T>
-T __shfl_sync(unsigned mask, T value, int source, int width = 32, emulator::Site site = emulator::here()) {
+T __shfl_sync(unsigned mask, T value, int source, int width = 32,
+              emulator::Site site = emulator::here()) {
   const unsigned lane = emulator::lane(), within = static_cast<unsigned>(width) - 1;
-  return emulator::shuffle("__shfl_sync", mask, value, (lane & ~within) | (static_cast<unsigned>(source) & within), site);
+  return emulator::shuffle("__shfl_sync", mask, value,
+                           (lane & ~within) | (static_cast<unsigned>(source) & within), site);
 }
 
 template <typename T>
-T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, emulator::Site site = emulator::here()) {
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,
+                 emulator::Site site = emulator::here()) {
   const unsigned lane = emulator::lane(), in_segment = lane & (static_cast<unsigned>(width) - 1);
-  return emulator::shuffle("__shfl_up_sync", mask, value, delta <= in_segment ? lane - delta : lane, site);
+  return emulator::shuffle("__shfl_up_sync", mask, value, delta <= in_segment ? lane - delta : lane,
+                           site);
 }
 
 template <typename T>
-T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, emulator::Site site = emulator::here()) {
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
+                   emulator::Site site = emulator::here()) {
   const unsigned lane = emulator::lane(), last = lane | (static_cast<unsigned>(width) - 1);
-  return emulator::shuffle("__shfl_down_sync", mask, value, delta <= last - lane ? lane + delta : lane, site);
+  return emulator::shuffle("__shfl_down_sync", mask, value,
+                           delta <= last - lane ? lane + delta : lane, site);
 }
 
 template <typename T>
-T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32, emulator::Site site = emulator::here()) {
-  const unsigned lane = emulator::lane(), last = lane | (static_cast<unsigned>(width) - 1), source = lane ^ static_cast<unsigned>(bits);
+T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32,
+                  emulator::Site site = emulator::here()) {
+  const unsigned lane = emulator::lane(), last = lane | (static_cast<unsigned>(width) - 1),
+                 source = lane ^ static_cast<unsigned>(bits);
   return emulator::shuffle("__shfl_xor_sync", mask, value, source <= last ? source : lane, site);
 }
 
-// --- votes and sums ------------------------------------------------------------------------------------------------------------------
+// --- votes and sums ------------------------------------------------------------------------------
 
-inline unsigned __ballot_sync(unsigned mask, int predicate, emulator::Site site = emulator::here()) {
+inline unsigned __ballot_sync(unsigned mask, int predicate,
+                              emulator::Site site = emulator::here()) {
   return emulator::vote<emulator::Vote::kBallot>("__ballot_sync", mask, predicate != 0, site);
 }
 inline int __any_sync(unsigned mask, int predicate, emulator::Site site = emulator::here()) {
@@ -117,9 +132,11 @@ inline int __all_sync(unsigned mask, int predicate, emulator::Site site = emulat
   return emulator::vote<emulator::Vote::kBallot>("__all_sync", mask, predicate != 0, site) == mask;
 }
 
-#define PHOTON_REDUCE(name, T, kVote)                                                                                                  \
-  inline T __reduce_##name##_sync(unsigned mask, T value, emulator::Site site = emulator::here()) {                                    \
-    return static_cast<T>(emulator::vote<emulator::Vote::kVote>("__reduce_" #name "_sync", mask, static_cast<unsigned>(value), site)); \
+#define PHOTON_REDUCE(name, T, kVote)                                          \
+  inline T __reduce_##name##_sync(unsigned mask, T value,                      \
+                                  emulator::Site site = emulator::here()) {    \
+    return static_cast<T>(emulator::vote<emulator::Vote::kVote>(               \
+        "__reduce_" #name "_sync", mask, static_cast<unsigned>(value), site)); \
   }
 PHOTON_REDUCE(add, unsigned, kAdd)
 PHOTON_REDUCE(add, int, kAdd)
@@ -132,18 +149,20 @@ PHOTON_REDUCE(or, unsigned, kOr)
 PHOTON_REDUCE(xor, unsigned, kXor)
 #undef PHOTON_REDUCE
 
-// --- barriers and fences -------------------------------------------------------------------------------------------------------------
+// --- barriers and fences -------------------------------------------------------------------------
 
 inline void __syncwarp(unsigned mask = ~0u, emulator::Site site = emulator::here()) {
   emulator::collective("__syncwarp", mask, nullptr, nullptr, site);
 }
-inline void __syncthreads(emulator::Site site = emulator::here()) { emulator::sync_block("__syncthreads", 0, emulator::kWholeBlock, site); }
+inline void __syncthreads(emulator::Site site = emulator::here()) {
+  emulator::sync_block("__syncthreads", 0, emulator::kWholeBlock, site);
+}
 inline void __threadfence() { emulator::may_switch(); }
 inline void __threadfence_block() { emulator::may_switch(); }
 inline void __threadfence_system() { emulator::may_switch(); }
 [[noreturn]] inline void __trap() { emulator::fail("__trap() was called"); }
 
-// --- atomics: one thread runs at a time, so each is the plain operation ----------------------------------------------------------------
+// --- atomics: one thread runs at a time, so each is the plain operation --------------------------
 
 namespace emulator {
 

@@ -1,18 +1,21 @@
-// What it costs that partial sums of all blocks meet, beside what a dependency costs: whether three dependencies a layer can beat five.
+// What it costs that partial sums of all blocks meet, beside what a dependency costs: whether three
+// dependencies a layer can beat five.
 //
-//     nvcc -O3 -std=c++17 -arch=sm_90a benchmarks/lab/meeting.cu -o /tmp/meeting && /tmp/meeting
+//     nvcc -O3 -std=c++17 -arch=sm_90a benchmarks/lab/reduction.cu -o /tmp/reduction
+//     /tmp/reduction
 //
-// Where a block goes from its slice of gate/up straight into its columns of down, every block has a part of every output, and the parts of
-// all blocks have to be added, in an order that does not depend on chance. Integers add up to the same in any order: so each block adds its
-// parts, as fixed point, to sums in L2. Chains of kernels, each launched early, in a CUDA graph; a kernel reads all inputs of all lines, as
-// a linear does, and leaves outputs in one of these ways:
+// Where a block goes from its slice of gate/up straight into its columns of down, every block has a
+// part of every output, and the parts of all blocks have to be added, in an order that does not
+// depend on chance. Integers add up to the same in any order: so each block adds its parts, as
+// fixed point, to sums in L2. Chains of kernels, each launched early, in a CUDA graph; a kernel
+// reads all inputs of all tokens, as a linear does, and leaves outputs in one of these ways:
 //
 //     own      each block stores its own outputs: the dependency as it is
 //     meet     each block adds to all outputs, 64-bit fixed point, by reductions in L2
 //     meet32   the same in 32 bits
 //
-// "meet" less "own" is what the meeting costs more than a kernel without one, and "own" what the dependency costs that it saves. The sums
-// are compared with those of a host.
+// "meet" less "own" is what the reduction costs more than a kernel without one, and "own" what the
+// dependency costs that it saves. The sums are compared with those of a host.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
@@ -42,18 +45,24 @@ __device__ int32_t load_sum(const int32_t* from) {
   return v;
 }
 
-__device__ void add_to(int64_t* to, int64_t v) { asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(v) : "memory"); }
-__device__ void add_to(int32_t* to, int32_t v) { asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory"); }
+__device__ void add_to(int64_t* to, int64_t v) {
+  asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(to), "l"(v) : "memory");
+}
+__device__ void add_to(int32_t* to, int32_t v) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
+}
 
-// Reads `in`, leaves sums in `out`, and clears `next`, to which the kernel after it adds. A block's part of output i is how many inputs are
-// odd, + i % 7 + block % 5: something that depends on all inputs.
+// Reads `in`, leaves sums in `out`, and clears `next`, to which the kernel after it adds. A block's
+// part of output i is how many inputs are odd, + i % 7 + block % 5: something that depends on all
+// inputs.
 template <Way kWay, typename Sum>
 __global__ void __launch_bounds__(kThreads) link(const Sum* in, Sum* out, Sum* next, int outputs) {
   asm volatile("griddepcontrol.launch_dependents;");
   __shared__ int partial[kThreads / 32];
   asm volatile("griddepcontrol.wait;" ::: "memory");
   int low = 0;
-  for (int i = threadIdx.x; i < outputs; i += kThreads) low += static_cast<int>(load_sum(in + i) & 1);
+  for (int i = threadIdx.x; i < outputs; i += kThreads)
+    low += static_cast<int>(load_sum(in + i) & 1);
   low = __reduce_add_sync(~0u, low);
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = low;
   __syncthreads();
@@ -63,7 +72,8 @@ __global__ void __launch_bounds__(kThreads) link(const Sum* in, Sum* out, Sum* n
   if constexpr (kWay == Way::kOwn) {
     for (int i = first + threadIdx.x; i < end; i += kThreads) {
       Sum sum = 0;
-      for (int block = 0; block < 5; ++block) sum += low + i % 7 + block;  // as if the five kinds of blocks had met
+      for (int block = 0; block < 5; ++block)
+        sum += low + i % 7 + block;  // as if the five kinds of blocks had met
       out[i] = sum;
     }
   } else {
@@ -79,14 +89,14 @@ __global__ void __launch_bounds__(kThreads) link(const Sum* in, Sum* out, Sum* n
 
 template <Way kWay, typename Sum>
 void launch(cudaStream_t stream, int blocks, const Sum* in, Sum* out, Sum* next, int outputs) {
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute pdl = {};
+  pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  pdl.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(blocks);
   config.blockDim = dim3(kThreads);
   config.stream = stream;
-  config.attrs = &early;
+  config.attrs = &pdl;
   config.numAttrs = 1;
   CHECK(cudaLaunchKernelEx(&config, link<kWay, Sum>, in, out, next, outputs));
 }
@@ -118,7 +128,8 @@ double measure(int blocks, int outputs) {
   cudaGraphExec_t replay;
   CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   for (Sum* place : sums) CHECK(cudaMemsetAsync(place, 0, outputs * sizeof(Sum), stream));
-  for (int k = 0; k < kKernels; ++k) launch<kWay, Sum>(stream, blocks, sums[k % 3], sums[(k + 1) % 3], sums[(k + 2) % 3], outputs);
+  for (int k = 0; k < kKernels; ++k)
+    launch<kWay, Sum>(stream, blocks, sums[k % 3], sums[(k + 1) % 3], sums[(k + 2) % 3], outputs);
   CHECK(cudaStreamEndCapture(stream, &graph));
   CHECK(cudaGraphInstantiate(&replay, graph, 0));
   cudaEvent_t begin, end;
@@ -135,7 +146,8 @@ double measure(int blocks, int outputs) {
     times.push_back(ms);
   }
   std::vector<Sum> found(outputs);
-  CHECK(cudaMemcpy(found.data(), sums[kKernels % 3], outputs * sizeof(Sum), cudaMemcpyDeviceToHost));
+  CHECK(
+      cudaMemcpy(found.data(), sums[kKernels % 3], outputs * sizeof(Sum), cudaMemcpyDeviceToHost));
   if (found != expected<kWay, Sum>(blocks, outputs)) {
     std::fprintf(stderr, "%d outputs: the sums are not the host's\n", outputs);
     std::exit(1);
@@ -150,12 +162,15 @@ double measure(int blocks, int outputs) {
 int main() {
   int blocks = 0;
   CHECK(cudaDeviceGetAttribute(&blocks, cudaDevAttrMultiProcessorCount, 0));
-  std::printf("%d blocks; microseconds a kernel\n%8s %6s %8s %8s %8s\n", blocks, "hidden", "lines", "own", "meet", "meet32");
+  std::printf("%d blocks; microseconds a kernel\n%8s %6s %8s %8s %8s\n", blocks, "hidden", "tokens",
+              "own", "meet", "meet32");
   for (const int hidden : {1024, 2048, 2560, 4096}) {
-    for (const int lines : {1, 2, 4, 8}) {
-      const int outputs = hidden * lines;
-      std::printf("%8d %6d %8.2f %8.2f %8.2f\n", hidden, lines, measure<Way::kOwn, int64_t>(blocks, outputs),
-                  measure<Way::kMeet, int64_t>(blocks, outputs), measure<Way::kMeet32, int32_t>(blocks, outputs));
+    for (const int tokens : {1, 2, 4, 8}) {
+      const int outputs = hidden * tokens;
+      std::printf("%8d %6d %8.2f %8.2f %8.2f\n", hidden, tokens,
+                  measure<Way::kOwn, int64_t>(blocks, outputs),
+                  measure<Way::kMeet, int64_t>(blocks, outputs),
+                  measure<Way::kMeet32, int32_t>(blocks, outputs));
       std::fflush(stdout);
     }
   }

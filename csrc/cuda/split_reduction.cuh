@@ -1,5 +1,5 @@
-// The splits of a team meet in its cluster: whoever has a split sends it to the blocks' shared memory, of each block the dims that it
-// merges.
+// The splits of a split-KV group meet in its cluster: whoever has a split sends it to the blocks'
+// shared memory, of each block the dims that it merges.
 #pragma once
 #include "cuda/split_attention.cuh"
 
@@ -11,25 +11,30 @@ constexpr int kPieceDims = 8, kPiecePairs = kPieceDims / 2;
 // Whether a block has a place, and a thread, for each pair of sums that it merges.
 template <int kHeadDim, int kHalves>
 bool can_meet(int64_t queries, int ranks) {
-  return queries * ceil_div(kHeadDim / kPieceDims, ranks) * kPiecePairs <= SplitShared<kHeadDim, kHalves>::kMeetingPlaces;
+  return queries * ceil_div(kHeadDim / kPieceDims, ranks) * kPiecePairs <=
+         SplitShared<kHeadDim, kHalves>::kReductionPlaces;
 }
 
 template <int kHeadDim, int kHalves>
-struct ClusterMeeting {
+struct ClusterReduction {
   using Sums = DimSoftmax<kHeadDim, kHalves>;
   using Shared = SplitShared<kHeadDim, kHalves>;
   static constexpr int kPieces = kHeadDim / kPieceDims;
-  static_assert(kPieces >= kFewSplits);  // every block merges something, and so stays until all has arrived
+  static_assert(kPieces >=
+                kFewSplits);  // every block merges something, and so stays until all has arrived
 
   const SplitGrid& grid;
   Shared& shared;
-  int line, splits, first_head, queries;  // queries: 0 where nothing meets
+  int token, splits, first_head, queries;  // queries: 0 where nothing meets
 
-  __device__ ClusterMeeting(const SplitGrid& grid, const Share& share, const RunCursor& run, Shared& shared) : grid(grid), shared(shared) {
-    const bool meets = share.in_clusters && run.index < grid.lines && run.length > 0;
-    const TeamHeads heads = TeamHeads::of(grid, run.team, kHalves * kHalfQueries);
-    line = run.index;
-    splits = run.cut.splits;
+  __device__ ClusterReduction(const SplitGrid& grid, const Share& share, const RangeCursor& range,
+                              Shared& shared)
+      : grid(grid), shared(shared) {
+    const bool meets = share.in_clusters && range.index < grid.tokens && range.length > 0;
+    const SplitGroupHeads heads =
+        SplitGroupHeads::of(grid, range.split_group, kHalves * kHalfQueries);
+    token = range.index;
+    splits = range.cut.splits;
     first_head = heads.first;
     queries = meets ? heads.count : 0;
   }
@@ -37,9 +42,9 @@ struct ClusterMeeting {
   // Before others send; all threads of the cluster must call both, the second after the first.
   __device__ void open() const {
     if (threadIdx.x == 0) {
-      init_barrier(&shared.meeting.arrived, 1);
+      init_barrier(&shared.reduction.arrived, 1);
       fence_barriers();
-      arrive_expecting(&shared.meeting.arrived, splits_bytes());
+      arrive_expecting(&shared.reduction.arrived, splits_bytes());
     }
     __syncwarp();
     enter_cluster();
@@ -58,12 +63,19 @@ struct ClusterMeeting {
 #pragma unroll
       for (int i = 0; i < Sums::kPieces; ++i) {
         const int piece = Sums::first_dim() / kPieceDims + i;
-        float2* place = &shared.meeting.sums[split][(query * grid.rank_pieces.of + (piece >> grid.rank_bits)) * kPiecePairs + lane.t];
-        send_to_block(&place->x, piece & (grid.ranks() - 1), part.sum[2 * i], part.sum[2 * i + 1], &shared.meeting.arrived);
+        float2* place =
+            &shared.reduction
+                 .sums[split]
+                      [(query * grid.rank_pieces.of + (piece >> grid.rank_bits)) * kPiecePairs +
+                       lane.t];
+        send_to_block(&place->x, piece & (grid.ranks() - 1), part.sum[2 * i], part.sum[2 * i + 1],
+                      &shared.reduction.arrived);
       }
-      const int to = SplitShape<kHeadDim>::crew_warp() * 4 + lane.t;  // all lanes of a query have the weight, and each tells a block
+      const int to = SplitShape<kHeadDim>::warp_group_warp() * 4 +
+                     lane.t;  // all lanes of a query have the weight, and each tells a block
       if (to < grid.ranks()) {
-        send_to_block(&shared.meeting.weights[split][query].high, to, part.weight.high, part.weight.sum, &shared.meeting.arrived);
+        send_to_block(&shared.reduction.weights[split][query].high, to, part.weight.high,
+                      part.weight.sum, &shared.reduction.arrived);
       }
     }
   }
@@ -71,10 +83,12 @@ struct ClusterMeeting {
   // Merges the splits in order and writes what they come to.
   __device__ void merge() const {
     const unsigned row = threadIdx.x / kPiecePairs, own_query = grid.rank_pieces.divides(row);
-    const int own_piece = static_cast<int>((row - own_query * grid.rank_pieces.of) << grid.rank_bits | cluster_rank());
+    const int own_piece = static_cast<int>(
+        (row - own_query * grid.rank_pieces.of) << grid.rank_bits | cluster_rank());
     if (static_cast<int>(own_query) >= queries || own_piece >= kPieces) return;
-    Bf16* out = grid.out.at(line, first_head + own_query) + own_piece * kPieceDims + 2 * (threadIdx.x % kPiecePairs);
-    wait_barrier(&shared.meeting.arrived, 0);
+    Bf16* out = grid.out.at(token, first_head + own_query) + own_piece * kPieceDims +
+                2 * (threadIdx.x % kPiecePairs);
+    wait_barrier(&shared.reduction.arrived, 0);
     PartSoftmax<2> total = sent(own_query, 0);
 #pragma unroll 1
     for (int split = 1; split < splits; ++split) total.add(sent(own_query, split));
@@ -85,13 +99,15 @@ struct ClusterMeeting {
  private:
   __device__ uint32_t splits_bytes() const {
     const int pieces = grid.each_rank(kPieces - static_cast<int>(cluster_rank()));
-    return queries * splits * (pieces * kPieceDims * static_cast<int>(sizeof(float)) + static_cast<int>(sizeof(Weight)));
+    return queries * splits *
+           (pieces * kPieceDims * static_cast<int>(sizeof(float)) +
+            static_cast<int>(sizeof(Weight)));
   }
 
   // What has arrived of a split.
   __device__ PartSoftmax<2> sent(unsigned own_query, int split) const {
-    const float2 sums = shared.meeting.sums[split][threadIdx.x];
-    return {shared.meeting.weights[split][own_query], {sums.x, sums.y}};
+    const float2 sums = shared.reduction.sums[split][threadIdx.x];
+    return {shared.reduction.weights[split][own_query], {sums.x, sums.y}};
   }
 };
 
