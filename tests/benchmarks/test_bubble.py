@@ -358,9 +358,9 @@ def test_sampling_alone_is_timed_with_the_kernel_that_steps_run(
         segments: Any,
         row_state: Any,
         row_errors: Any = None,
-        fast: bool = False,
+        hopper: bool = False,
     ) -> None:
-        found.add(fast)
+        found.add(hopper)
         run(out, logits, segments, row_state, row_errors, fast)
 
     monkeypatch.setattr(ops, "sample_into", sample_into)

@@ -17,17 +17,17 @@ FAST_DTYPE, PLAIN_DTYPE = "torch.bfloat16", "torch.float32"
 LONG = frozenset(
     {
         "test_a_chunk_has_the_same_bits_whatever_rides_along",
-        "test_a_line_alone_has_the_bits_it_has_in_a_batch",
-        "test_a_line_has_the_same_bits_in_every_batch",
-        "test_a_long_past_has_the_same_parts_in_every_step",
+        "test_a_token_alone_has_the_bits_it_has_in_a_batch",
+        "test_a_token_has_the_same_bits_in_every_batch",
+        "test_a_long_context_has_the_same_parts_in_every_step",
         "test_a_prompt_has_the_same_bits_however_it_is_cut",
-        "test_chunks_over_pasts_are_near_the_float64_reference",
-        "test_extents_around_the_groups_of_lines",
+        "test_chunks_over_contexts_are_near_the_float64_reference",
+        "test_counts_around_the_groups_of_tokens",
         "test_mixed_steps_are_near_the_float64_reference",
-        "test_more_lines_than_a_launch_takes_have_the_bits_of_fewer_at_any_extent",
-        "test_pasts_in_parts_are_near_the_float64_reference",
-        "test_what_a_later_position_holds_reaches_no_earlier_line",
-        "test_what_is_not_finite_in_a_part_reaches_no_line_before_it",
+        "test_more_tokens_than_a_launch_takes_have_the_bits_of_fewer_at_any_counts",
+        "test_contexts_in_parts_are_near_the_float64_reference",
+        "test_what_a_later_position_holds_reaches_no_earlier_token",
+        "test_what_is_not_finite_in_a_part_reaches_no_token_before_it",
     }
 )
 
@@ -38,13 +38,13 @@ FIRST = {"test_begin_step_equals_the_reference": 12, "test_publish_equals_the_re
 # others do not; and one that makes a call fail on purpose, which memcheck would report.
 LEFT_OUT = frozenset(
     {
-        "test_more_lines_than_a_grid_has_blocks_are_an_error",
-        "test_any_number_of_lines_has_the_bits_of_each_alone",
-        "test_a_line_has_the_same_bits_however_many_blocks_it_meets_in",
-        "test_a_line_has_the_same_bits_in_every_batch_and_every_run",
-        "test_a_line_has_the_same_bits_in_one_run_and_in_several",
+        "test_more_tokens_than_a_grid_has_blocks_are_an_error",
+        "test_any_number_of_tokens_has_the_bits_of_each_alone",
+        "test_a_token_has_the_same_bits_however_many_blocks_it_meets_in",
+        "test_a_token_has_the_same_bits_in_every_batch_and_every_run",
+        "test_a_token_has_the_same_bits_in_one_run_and_in_several",
         "test_a_step_that_fills_the_device_has_the_bits_of_small_ones",
-        "test_the_pasts_of_a_chunk_stay_whole_from_some_lines_on",
+        "test_the_contexts_of_a_chunk_stay_whole_from_some_tokens_on",
         "test_without_torchs_products_no_bit_depends_on_how_a_long_prompt_is_cut",
     }
 )

@@ -43,7 +43,7 @@ int allowed_shared_bytes(const void* kernel) {
 }
 
 int multiprocessors() {
-  const char* text = std::getenv("PHOTON_EMULATOR_MULTIPROCESSORS");
+  const char* text = std::getenv("PHOTON_EMULATOR_SMS");
   const int count = text == nullptr ? 4 : std::atoi(text);
   return count > 0 ? count : 4;
 }
