@@ -7,7 +7,7 @@ A model is a named shape with random weights, a model directory, a .gguf file or
 figure comes from a window of its own, so that what is added to see one does not slow another: plain
 steps for ms/step, the host's split, a second pipeline with timing events for the step gap, and on
 CUDA, after everything else, a profile for the node gap. Beside it stands what
-photon_ext.observe.step_time predicts from the floor and the number of kernels, and what each kernel
+benchmarks.common.step_time predicts from the floor and the number of kernels, and what each kernel
 then costs beyond the floor (us/node). `--timeline-cost` compares steps with the checks for a
 timeline, while none is recorded, and without. Use one process per model where a crash must not take
 others along.
@@ -42,10 +42,10 @@ from benchmarks.common.options import (
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.session import Memory, Session, agree, random_prompts
 from benchmarks.common.shapes import open_model
+from benchmarks.common.step_time import NODE_US, Machine, StepShape, predict_step
 from benchmarks.common.table import print_table
 from benchmarks.common.trace import idle, record
 from benchmarks.floor import bytes_of, read_floor
-from photon_ext.observe.step_time import NODE_US, Machine, StepShape, predict_step
 
 TRACED_STEPS = 12
 CHECKED_STEPS = 16

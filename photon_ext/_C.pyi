@@ -242,12 +242,13 @@ def start_host_trace(capacity: int) -> None:
     ValueError: ``capacity`` is below 1. RuntimeError: it is on already.
     """
 
-def stop_host_trace() -> tuple[list[tuple[str, str | None, int, int, int, int]], int]:
-    """Ends it. Records (work, name, stream id, begin, end, bytes), as they ended, and how many
+def stop_host_trace() -> tuple[list[tuple[str, str | None, int, int, int, int, int]], int]:
+    """Ends it. Records (work, name, stream id, begin, end, bytes, cpu), as they ended, and how many
     found no room; none without a start.
 
     Work is "kernel", "copy", "graph" or "wait"; times are nanoseconds of time.perf_counter_ns; a
-    graph's bytes are its number of nodes.
+    graph's bytes are its number of nodes; cpu is the processor time of the stream's thread in it,
+    nanoseconds: less than end - begin where the thread slept or was taken off its core.
     """
 
 def drain_host_streams() -> None:

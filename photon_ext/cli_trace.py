@@ -74,9 +74,8 @@ def _directory(text: str) -> str:
 
 
 class Traced(NamedTuple):
-    """What came of it, to be printed: the summary, the files, which file could not be made and
-    why, the first answer's error.
-    """
+    """What came of it, to be printed: the summary, the files, which file could not be made and why,
+    the first answer's error."""
 
     summary: str
     written: list[Path]
@@ -95,14 +94,12 @@ def trace(arguments: argparse.Namespace) -> Traced:
     from photon_ext.models.loader import load_model
     from photon_ext.observe import timeline
     from photon_ext.observe.render.save import has_matplotlib
-    from photon_ext.observe.step_time import StepShape
     from photon_ext.runtime.runtime import checked_device
     from photon_ext.sampling import SamplingParams
     from photon_ext.scheduling.options import EngineOptions, choose_device
 
-    # else the profiler says on stderr that it starts and stops
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    # refuses what cannot be recorded before a model is loaded
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler talks on stderr
+    # What cannot be recorded is refused before a model is loaded.
     recording = timeline(stacks=arguments.stacks, nvtx=arguments.nvtx)
     given = arguments.prompt or [PROMPT]
     if not 1 <= arguments.batch <= MAX_BATCH or len(given) > MAX_BATCH:
@@ -130,11 +127,11 @@ def trace(arguments: argparse.Namespace) -> Traced:
         )
         with recording:
             outputs = engine.generate(prompts, params, raw=arguments.raw)
-    shape = StepShape.of(config, weights)
-    kv = round(shape.kv_bytes_per_token * mean_context(outputs))
-    recording.bytes_per_step = shape.weight_bytes + kv
+    read, kv_per_token = weights.bytes_per_step, config.kv_bytes_per_token(weights.dtype.itemsize)
+    kv = round(kv_per_token * mean_context(outputs))
+    recording.bytes_per_step = read + kv
     recording.bytes_note = (
-        f": {shape.weight_bytes / 1e6:.1f} of weights, {kv / 1e6:.1f} of keys and values (mean)"
+        f": {read / 1e6:.1f} of weights, {kv / 1e6:.1f} of keys and values (mean)"
     )
     try:
         written = recording.save(arguments.out)
@@ -142,19 +139,17 @@ def trace(arguments: argparse.Namespace) -> Traced:
         raise ConfigError(
             f"--out {arguments.out}: {error}; name a directory that can be written"
         ) from error
-    missing = (
-        None
-        if has_matplotlib()
-        else "no timeline.png: matplotlib is not installed (pip install 'photon_ext[trace]')"
-    )
+    install = "matplotlib is not installed (pip install 'photon_ext[trace]')"
+    missing = None if has_matplotlib() else f"no timeline.png: {install}"
     failure = next((output.error for output in outputs if output.error is not None), None)
     return Traced(recording.report.text(), written, missing, failure)
 
 
 def mean_context(outputs: Sequence[Output]) -> float:
-    """Tokens whose keys and values a decode step reads, of all its rows together, on average over
-    the decode steps of requests that began together: a row attends to its prompt, to what it has
-    answered before, and to itself.
+    """Tokens whose keys and values a decode step reads, of all its rows, on average over the steps.
+
+    The requests began together. A row attends to its prompt, to what it has answered before, and to
+    itself.
     """
     read = steps = 0
     for output in outputs:

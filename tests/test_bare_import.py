@@ -125,18 +125,14 @@ def test_what_observes_is_there_by_name_and_imported_when_it_is_used() -> None:
     out = run(
         """
 import photon_ext.observe
-names = "Timeline", "cost_model", "meter", "prometheus", "step_time", "timeline"
+names = "Timeline", "cost_model", "meter", "prometheus", "timeline"
 loaded = [name for name in sys.modules if name.startswith("photon_ext.observe.")]
 print(loaded, {*names} <= {*dir(photon_ext.observe)})
 print(photon_ext.observe.cost_model.StepParts(1.0, 0.1, 0.2).device_ms)
 print(*(getattr(photon_ext.observe, name).__name__.split(".")[-1] for name in names))
 """
     )
-    assert out.splitlines() == [
-        "[] True",
-        "1.1",
-        "Timeline cost_model meter prometheus step_time timeline",
-    ]
+    assert out.splitlines() == ["[] True", "1.1", "Timeline cost_model meter prometheus timeline"]
 
 
 def test_the_engine_is_not_imported_until_it_is_used() -> None:

@@ -12,6 +12,7 @@ from benchmarks.common.calibration import COLLECTED, Calibration
 from benchmarks.common.cause import Cause, Excess, Tally
 from benchmarks.common.compared import Compared
 from benchmarks.common.course import course
+from benchmarks.common.prefill_groups import prefill_groups
 from benchmarks.common.result import BenchmarkError
 from benchmarks.common.serving import Served
 from benchmarks.common.steady import Medians, pace, timed_steps
@@ -22,7 +23,6 @@ from photon_ext.observe.cost_model import (
     Steps,
     Workload,
     predict,
-    prefill_groups,
     steps_per_request,
 )
 from photon_ext.runtime.step import StepKind

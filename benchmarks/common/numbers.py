@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from photon_ext.observe.numbers import percentile
+from photon_ext.observe.meter import percentile
 
 
 def summary(values: Sequence[float]) -> dict[str, float | int] | None:

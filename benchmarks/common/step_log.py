@@ -31,8 +31,8 @@ class Part(Enum):
 
 
 _PART_OF = {
-    # the engine loop calls everything before its launch so; the plan itself is made at the launch
-    Phase.PLAN: Part.ADMIT,
+    Phase.ADMIT: Part.ADMIT,
+    Phase.PLAN: Part.LAUNCH,
     Phase.LAUNCH: Part.LAUNCH,
     Phase.DELIVER: Part.DELIVER,
     Phase.COMMIT: Part.COMMIT,

@@ -1,5 +1,7 @@
 #include "device/host_trace.h"
 
+#include <time.h>
+
 #include <atomic>
 #include <chrono>
 #include <mutex>
@@ -28,6 +30,12 @@ int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
              std::chrono::steady_clock::now().time_since_epoch())
       .count();
+}
+
+int64_t thread_cpu_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
 }  // namespace
@@ -64,12 +72,14 @@ WorkTimer::WorkTimer(const WaitCommand&, uint32_t stream) {
 }
 
 void WorkTimer::begin(Work work, uint32_t stream, uint64_t bytes, const char* name) {
-  if (recording.load(std::memory_order_relaxed)) record_ = {work, stream, now_ns(), 0, bytes, name};
+  if (!recording.load(std::memory_order_relaxed)) return;
+  record_ = {work, stream, now_ns(), 0, bytes, name, thread_cpu_ns()};
 }
 
 WorkTimer::~WorkTimer() {
   if (record_.begin_ns == 0) return;
   record_.end_ns = now_ns();
+  record_.cpu_ns = thread_cpu_ns() - record_.cpu_ns;
   Buffer& target = buffer();
   std::lock_guard<std::mutex> lock(target.mutex);
   if (!recording.load(std::memory_order_relaxed)) return;

@@ -21,6 +21,8 @@ struct WorkRecord {
   int64_t end_ns;
   uint64_t bytes;    // of a copy; nodes of a replayed graph; otherwise 0
   const char* name;  // of a kernel, with static lifetime; may be null
+  int64_t cpu_ns;    // processor time of the stream's thread: less than end_ns - begin_ns where
+                     // the thread slept or the system took it off its core
 };
 
 struct WorkTrace {

@@ -202,13 +202,13 @@ const char* work_name(Work work) {
   return "unknown";
 }
 
-// ([(work, name or None, stream id, begin ns, end ns, bytes)], records that were dropped)
+// ([(work, name or None, stream id, begin ns, end ns, bytes, processor ns)], dropped records)
 py::tuple host_trace_as_python(const WorkTrace& trace) {
   py::list records;
   for (const WorkRecord& record : trace.records) {
     const py::object name = record.name == nullptr ? py::object(py::none()) : py::str(record.name);
     records.append(py::make_tuple(work_name(record.work), name, record.stream, record.begin_ns,
-                                  record.end_ns, record.bytes));
+                                  record.end_ns, record.bytes, record.cpu_ns));
   }
   return py::make_tuple(records, trace.dropped);
 }

@@ -1,5 +1,4 @@
-"""Seeing the bubble: timelines and what they say, the meter, two cost models. Nothing here is
-imported before it is used.
+"""Seeing the bubble: timelines, the meter, the cost model. Nothing is imported before it is used.
 
     with photon_ext.observe.timeline() as t:
         ...                # any torch code, an Engine, a Pipeline
@@ -13,25 +12,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from photon_ext.observe import cost_model, meter, prometheus, step_time
+    from photon_ext.observe import cost_model, meter, prometheus
     from photon_ext.observe.capture import Timeline, timeline
 
-_LAZY = {
-    "Timeline": "photon_ext.observe.capture",
-    "timeline": "photon_ext.observe.capture",
-}
+_MODULES = ("cost_model", "meter", "prometheus")
 
-_MODULES = ("cost_model", "meter", "prometheus", "step_time")
-
-__all__ = ["Timeline", "cost_model", "meter", "prometheus", "step_time", "timeline"]
+__all__ = ["Timeline", "cost_model", "meter", "prometheus", "timeline"]
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"photon_ext.observe.{name}")
-    if name not in _LAZY:
+    if name not in __all__:
         raise AttributeError(f"module 'photon_ext.observe' has no attribute {name!r}")
-    value = getattr(import_module(_LAZY[name]), name)
+    value = getattr(import_module("photon_ext.observe.capture"), name)
     globals()[name] = value
     return value
 

@@ -1,6 +1,4 @@
-"""What CUDA API calls mean for a decode step: launches, waits, allocations, copies; by name, for
-runtime and driver calls alike.
-"""
+"""What CUDA API calls mean for a decode step, by their names, runtime and driver calls alike."""
 
 from __future__ import annotations
 
@@ -20,26 +18,25 @@ class CallKind(Enum):
     OTHER = "other"
 
 
-_PATTERNS = (
-    (CallKind.GRAPH_LAUNCH, r"GraphLaunch"),
-    (
-        CallKind.KERNEL_LAUNCH,
-        r"Launch(CooperativeKernel|Kernel|KernelEx|KernelExC|HostFunc|Grid|GridAsync)?",
+_PATTERNS = {
+    r"GraphLaunch": CallKind.GRAPH_LAUNCH,
+    r"Launch(CooperativeKernel|Kernel|KernelEx|KernelExC|HostFunc|Grid|GridAsync)?": (
+        CallKind.KERNEL_LAUNCH
     ),
-    (CallKind.EVENT_WAIT, r"EventSynchronize"),
-    (CallKind.SYNC, r"(Stream|Device|Ctx|Context|Thread)Synchronize"),
-    (CallKind.SYNC, r"Mem(cpy|set)\w*(?<!Async)"),  # what does not say Async may block
-    (CallKind.COPY, r"Memcpy\w*Async"),
-    (CallKind.ALLOCATION, r"(Malloc|Free)\w*"),
-    (
-        CallKind.ALLOCATION,
-        r"Mem(Alloc|Free|HostAlloc|HostRegister|HostUnregister|Create|Release|Map|Unmap|Address(Reserve|Free))\w*",
+    r"EventSynchronize": CallKind.EVENT_WAIT,
+    r"(Stream|Device|Ctx|Context|Thread)Synchronize": CallKind.SYNC,
+    r"Mem(cpy|set)\w*(?<!Async)": CallKind.SYNC,  # what does not say Async may block
+    r"Memcpy\w*Async": CallKind.COPY,
+    r"(Malloc|Free)\w*": CallKind.ALLOCATION,
+    r"Mem(Alloc|Free|Host(Alloc|Register|Unregister)|Create|Release|Map|Unmap)\w*": (
+        CallKind.ALLOCATION
     ),
-    (CallKind.ALLOCATION, r"Host(Alloc|Register|Unregister)\w*"),
-    (CallKind.ALLOCATION, r"MemPool(Create|Destroy|TrimTo)"),
-    (CallKind.ALLOCATION, r"Array(3D)?(Create|Destroy)"),
-)
-_COMPILED = tuple((kind, re.compile(pattern)) for kind, pattern in _PATTERNS)
+    r"MemAddress(Reserve|Free)\w*": CallKind.ALLOCATION,
+    r"Host(Alloc|Register|Unregister)\w*": CallKind.ALLOCATION,
+    r"MemPool(Create|Destroy|TrimTo)": CallKind.ALLOCATION,
+    r"Array(3D)?(Create|Destroy)": CallKind.ALLOCATION,
+}
+_COMPILED = [(re.compile(pattern), kind) for pattern, kind in _PATTERNS.items()]
 _API_NAME = re.compile(r"^(?:cuda|cu)([A-Z]\w*)$")
 _SUFFIX = re.compile(r"(_v\d+|_ptsz|_ptds)+$")
 
@@ -59,5 +56,5 @@ def classify(name: str) -> CallKind:
     match = _API_NAME.match(plain_name(name))
     if match is None:
         return CallKind.OTHER
-    bare = match.group(1)
-    return next((kind for kind, pattern in _COMPILED if pattern.fullmatch(bare)), CallKind.OTHER)
+    found = (kind for pattern, kind in _COMPILED if pattern.fullmatch(match.group(1)))
+    return next(found, CallKind.OTHER)

@@ -6,18 +6,17 @@ import threading
 import time
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
 from photon_ext.errors import ConfigError, shown
 from photon_ext.observe import host_work
 from photon_ext.observe.analysis.report import Options, Report, make_report
-from photon_ext.observe.anchor import Bracket, Converter, Offset, drop_anchors, find_offset
 from photon_ext.observe.api import CallKind, classify
-from photon_ext.observe.kineto import KinetoRecords, Recorder, shifted
+from photon_ext.observe.clock_sync import Bracket, Converter, Offset, find_offset, make_marks
+from photon_ext.observe.kineto import KinetoRecords, Recorder
 from photon_ext.observe.records import ClockError, DeviceKind, DeviceSpan, Records
-from photon_ext.observe.tape import Tape
+from photon_ext.observe.trace_recorder import TraceRecorder
 from photon_ext.runtime import probe
 from photon_ext.runtime.streams import stream_names
 
@@ -27,8 +26,10 @@ _starting = threading.Lock()
 
 
 class Timeline:
-    """A recording; see `timeline`. `records`, `report` and `save` are there after the `with` block,
-    which waits for the device at its end.
+    """A recording; see `timeline`.
+
+    `records`, `report` and `save` are there after the `with` block, which waits for the device at
+    its end.
 
     Attributes:
         bytes_per_step: see `timeline`; it may be set until the report is first asked for.
@@ -43,61 +44,40 @@ class Timeline:
         self.bytes_per_step = options.bytes_per_step
         self.bytes_note = options.bytes_note
         self._options = options
-        self._tape = Tape(nvtx, capacity)
-        self._recorder = Recorder(ops, stacks)
+        self._host = TraceRecorder(nvtx, capacity)
+        self._profiler = Recorder(ops, stacks)
         self._capacity = capacity
         self._brackets: list[list[Bracket]] = []
         self._wall: list[Offset] = []
         self._start = 0
-        self._allocated: int | None = None
 
     def __enter__(self) -> Timeline:
         with _starting:
-            if self._start:
-                raise ConfigError(
-                    "this timeline has recorded already; make a new one with timeline()"
-                )
-            if probe.active is not None:
-                raise ConfigError(
-                    "a timeline is being recorded already, and there is one at a time; end it first"
-                )
-            # of this thread, or of any
-            if torch.autograd._profiler_enabled() or torch.autograd.profiler._is_profiler_enabled:
-                raise ConfigError(
-                    "torch.profiler is running, and a timeline needs it for itself; end the "
-                    "profile first"
-                )
+            self._check_startable()
             host_work.start(self._capacity)
             try:
-                self._recorder.start()
+                self._profiler.start()
                 self._mark_clocks()
             except BaseException:
                 host_work.stop()
                 raise
-            self._allocated = _allocator_requests()
             self._start = time.perf_counter_ns()
-            probe.active = self._tape
+            probe.active = self._host
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         end = time.perf_counter_ns()
-        if probe.active is not self._tape:
+        if probe.active is not self._host:
             raise ConfigError("this timeline is not recording; put `with` before it")
         probe.active = None
-        allocated = _allocator_requests()
-        # what is still running belongs to the recording; these calls themselves come after its end
+        # What still runs belongs to the recording; these calls themselves come after its end.
         host_work.drain()
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         self._mark_clocks()
-        host, dropped = host_work.stop()
-        found = self._recorder.stop(self._tape.idents)
-        self._records = self._assemble(end, host, dropped, found, allocated)
+        device, dropped = host_work.stop()
+        found = self._profiler.stop(self._host.idents)
+        self._records = self._assemble(end, device, dropped, found)
 
     @property
     def records(self) -> Records:
@@ -115,84 +95,80 @@ class Timeline:
                 positive integer.
         """
         _check_bytes(self.bytes_per_step)
-        return make_report(
-            self.records,
-            self._options._replace(bytes_per_step=self.bytes_per_step, bytes_note=self.bytes_note),
-        )
+        size, note = self.bytes_per_step, self.bytes_note
+        options = self._options._replace(bytes_per_step=size, bytes_note=note)
+        return make_report(self.records, options)
 
     def save(self, directory: str | Path) -> list[Path]:
         """Writes trace.json (opens in ui.perfetto.dev), timeline.html, summary.txt and
-        summary.json, and, where matplotlib is installed, timeline.png. Makes the directory,
-        overwrites what is there. Returns what was written. Raises ConfigError as `report` does, and
-        OSError where a file cannot be written.
+        summary.json, and, where matplotlib is installed, timeline.png.
+
+        Makes the directory, overwrites what is there, returns what was written. Raises ConfigError
+        as `report` does, and OSError where a file cannot be written.
         """
         from photon_ext.observe.render.save import save
 
         return save(self.records, self.report, Path(directory))
 
+    def _check_startable(self) -> None:
+        if self._start:
+            raise ConfigError("this timeline has recorded already; make a new one with timeline()")
+        if probe.active is not None:
+            raise ConfigError(
+                "a timeline is being recorded already, and there is one at a time; end it first"
+            )
+        of_this_thread, of_any = torch.autograd._profiler_enabled, torch.autograd.profiler
+        if of_this_thread() or of_any._is_profiler_enabled:
+            raise ConfigError(
+                "torch.profiler is running, and a timeline needs it for itself; end the profile "
+                "first"
+            )
+
     def _mark_clocks(self) -> None:
-        self._brackets.append(drop_anchors())
+        self._brackets.append(make_marks())
         before, wall, after = time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()
-        self._wall.append(Offset(wall - (before + after) // 2, (after - before + 1) // 2, before))
+        middle, error = (before + after) // 2, (after - before + 1) // 2
+        self._wall.append(Offset(wall - middle, error, before))
 
     def _assemble(
-        self,
-        end: int,
-        host: list[DeviceSpan],
-        dropped: int,
-        found: KinetoRecords,
-        allocated: int | None,
+        self, end: int, device: list[DeviceSpan], dropped: int, found: KinetoRecords
     ) -> Records:
-        converter = self._converter(found)
-        moved = shifted(found, converter)
-        calls = [call for call in moved.calls if self._start <= call.start < end]
-        if host and not any(span.kind is DeviceKind.KERNEL for span in (*host, *moved.device)):
-            host = [*host, *host_work.eager_spans(self._tape.spans, moved.ops)]
-        device = sorted((*host, *moved.device), key=lambda span: span.start)
-        streams = {
-            stream: name
-            for stream, name in stream_names.items()
-            if any(span.stream == stream for span in host)
-        }
+        to_ours = self._converter(found)
+        moved = found.shifted(to_ours)
+        if device and not any(s.kind is DeviceKind.KERNEL for s in (*device, *moved.device)):
+            device = [*device, *host_work.eager_spans(self._host.spans, moved.ops)]
+        mine = {span.stream for span in device}
+        streams = {stream: name for stream, name in stream_names.items() if stream in mine}
         streams |= {span.stream: f"stream {span.stream}" for span in moved.device}
+        threads = {t.native_id: t.name for t in threading.enumerate() if t.native_id}
+        error = ClockError()
+        if found.marks or moved.device:
+            error = ClockError(to_ours.error, to_ours.drift, _device_lead(moved))
         return Records(
-            backend="cuda" if moved.device else "host" if host else None,
+            backend="cuda" if moved.device else "host" if device else None,
             start=self._start,
             end=end,
-            host=sorted(self._tape.spans, key=lambda span: (span.start, span.depth)),
-            device=device,
-            calls=calls,
+            host=sorted(self._host.spans, key=lambda span: (span.start, span.depth)),
+            device=sorted((*device, *moved.device), key=lambda span: span.start),
+            calls=[call for call in moved.calls if self._start <= call.start < end],
             ops=[op for op in moved.ops if self._start <= op.start < end],
-            launches=self._tape.launches,
-            commits=self._tape.commits,
-            threads={
-                thread.native_id: thread.name
-                for thread in threading.enumerate()
-                if thread.native_id
-            }
-            | self._tape.threads,
+            launches=self._host.launches,
+            commits=self._host.commits,
+            threads=threads | self._host.threads,
             streams=streams,
-            allocator=None
-            if allocated is None or self._allocated is None
-            else allocated - self._allocated,
-            dropped=dropped + self._tape.dropped,
-            clock=ClockError(converter.error, converter.drift, _device_lead(moved))
-            if found.anchors or moved.device
-            else ClockError(),
+            dropped=dropped + self._host.dropped,
+            clock=error,
         )
 
     def _converter(self, found: KinetoRecords) -> Converter:
-        """By the anchors; without them (no torch ops recorded) by the wall clock, which the
-        profiler's times are said to follow.
-        """
-        first_brackets, last_brackets = self._brackets[0], self._brackets[-1]
-        first = find_offset(first_brackets, found.anchors[: len(first_brackets)])
-        last = find_offset(last_brackets, found.anchors[len(first_brackets) :])
-        return (
-            Converter(first, last)
-            if first is not None and last is not None
-            else Converter(self._wall[0], self._wall[-1])
-        )
+        """By the sync marks; without them (no torch ops recorded) by the wall clock, which the
+        profiler's times are said to follow."""
+        begin, finish = self._brackets
+        first = find_offset(begin, found.marks[: len(begin)])
+        last = find_offset(finish, found.marks[len(begin) :])
+        if first is None or last is None:
+            return Converter(*self._wall)
+        return Converter(first, last)
 
 
 def timeline(
@@ -217,15 +193,13 @@ def timeline(
         ops: record torch ops and record_function ranges, which name who caused a synchronization.
         stacks: record Python functions too, which says where in the code; slow.
         nvtx: mark the phases as NVTX ranges, for Nsight; needs a torch with CUDA.
-        marker: part of the name of a kernel that runs once per step, in loops that are not ours; by
-            default steps begin with our head kernel, with a graph launch, or are found by their
-            period.
+        marker: part of the name of a kernel that runs once per step, in loops that are not ours;
+            by default steps begin with our head kernel, or are found by their period.
         marker_ends: the marker is the last kernel of its step (an argmax, say), not the first.
-        bytes_per_step: what a step reads and writes at least, in bytes, for its effective
-            bandwidth.
-        capacity: phases of ours to keep, and records of host streams, whose memory (40 bytes each)
-            is reserved at once; later ones are counted and dropped. What torch.profiler records, of
-            CUDA and of torch ops, it does not limit.
+        bytes_per_step: what a step reads and writes at least, for its effective bandwidth.
+        capacity: phases of ours to keep, and records of host streams, whose memory (48 bytes each)
+            is reserved at once; later ones are counted and dropped. What torch.profiler records,
+            of CUDA and of torch ops, it does not limit.
 
     Raises:
         ConfigError: an argument is wrong; at the begin of the block, another timeline is being
@@ -233,63 +207,34 @@ def timeline(
             torch.profiler that began inside has ended the recording.
     """
     if nvtx and not torch.cuda.is_available():
-        raise ConfigError(
-            "nvtx=True needs a torch with CUDA and a GPU that it sees; leave it out here"
-        )
+        raise ConfigError("nvtx=True needs a torch with CUDA and a GPU that it sees; leave it out")
     if marker is not None and (not isinstance(marker, str) or not marker):
         raise ConfigError(f"marker is {shown(marker)}; give a part of a kernel's name, or None")
-    if (
-        not isinstance(capacity, int)
-        or isinstance(capacity, bool)
-        or not 1 <= capacity <= MAX_CAPACITY
-    ):
+    if not _is_count(capacity, MAX_CAPACITY):
         raise ConfigError(
-            f"capacity is {shown(capacity)}; give an integer from 1 to {MAX_CAPACITY}, or leave it "
-            "out"
+            f"capacity is {shown(capacity)}; give an integer from 1 to {MAX_CAPACITY}, or leave "
+            "it out"
         )
     _check_bytes(bytes_per_step)
-    return Timeline(
-        Options(marker, marker_ends, bytes_per_step),
-        ops=ops,
-        stacks=stacks,
-        nvtx=nvtx,
-        capacity=capacity,
-    )
+    options = Options(marker, marker_ends, bytes_per_step)
+    return Timeline(options, ops=ops, stacks=stacks, nvtx=nvtx, capacity=capacity)
 
 
-def _check_bytes(bytes_per_step: object) -> None:
-    if bytes_per_step is None:
-        return
-    if (
-        not isinstance(bytes_per_step, int)
-        or isinstance(bytes_per_step, bool)
-        or not 1 <= bytes_per_step < 1 << 63
-    ):
+def _check_bytes(given: object) -> None:
+    if given is not None and not _is_count(given, (1 << 63) - 1):
         raise ConfigError(
-            f"bytes_per_step is {shown(bytes_per_step)}; give a positive number of bytes, an "
-            "integer, or None"
+            f"bytes_per_step is {shown(given)}; give a positive number of bytes, an integer, or "
+            "None"
         )
 
 
-def _allocator_requests() -> int | None:
-    return (
-        int(torch.cuda.memory_stats().get("allocation.all.allocated", 0))
-        if torch.cuda.is_initialized()
-        else None
-    )
+def _is_count(value: object, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
 
 
 def _device_lead(records: KinetoRecords) -> int:
-    """The most by which a kernel seems to start before the call that launched it, nanoseconds; 0
-    if none does.
-    """
-    launches = (CallKind.GRAPH_LAUNCH, CallKind.KERNEL_LAUNCH)
-    called = {
-        call.correlation: call.start for call in records.calls if classify(call.name) in launches
-    }
-    kernels = (
-        span
-        for span in records.device
-        if span.kind is DeviceKind.KERNEL and span.correlation in called
-    )
-    return max(0, max((called[kernel.correlation] - kernel.start for kernel in kernels), default=0))
+    """The most by which a kernel seems to start before the call that launched it, nanoseconds."""
+    kinds = (CallKind.GRAPH_LAUNCH, CallKind.KERNEL_LAUNCH)
+    called = {c.correlation: c.start for c in records.calls if classify(c.name) in kinds}
+    kernels = (span for span in records.device if span.kind is DeviceKind.KERNEL)
+    return max((0, *(called.get(k.correlation, k.start) - k.start for k in kernels)))

@@ -2,20 +2,18 @@
 
 A blocking loop runs forward, sampling and bookkeeping one after the other; a pipelined one hides
 the bookkeeping of one step under the next step's forward. Moondream's post "Photon: pipelined
-decoding" writes the gain as
+decoding" writes that as
 
     speedup = T_block / T_pipe x (1 - z)
 
-with z, the zombie tax: a step that was launched before its sequence was known to have ended. There,
-z is one forward per L tokens at one stream and nearly nothing in a batch; `Prediction.formula_gain`
-is that. `Prediction.gain` counts as this engine's loop does:
+with z, the zombie tax: one forward per L tokens at one stream, nearly nothing in a batch
+(`Prediction.formula_gain`). `Prediction.gain` counts as this engine's loop does:
 
 - The device sees the stop token itself. At one stream the wasted step reads no weights, and costs
-`Periods.dead_ms`, not a forward. - A zombie holds its row until its step is committed. In a batch
-that is full, its successor starts up to two steps later than at depth 1
-  (one where rows are spare). Those are steps of one row, not of the batch.
-- Prefill steps take their share of the time, at both depths. Prompts of requests that begin
-together share one: see `prefill_groups`.
+  `Periods.dead_ms`, not a forward.
+- A zombie holds its row until its step is committed. In a batch that is full, its successor starts
+  up to two steps later than at depth 1 (one where rows are spare).
+- Prefill steps take their share of the time. Requests that begin together share one.
 """
 
 from __future__ import annotations
@@ -25,27 +23,17 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from photon_ext.errors import ConfigError
-from photon_ext.observe.numbers import check_not_negative, check_positive
 
 PAYS = 0.05  # gain from which pipelining pays
 HARDLY = 0.02  # gain below which it hardly does
 
 
 class Turnover(Enum):
-    """What bounds how many sequences run, and thereby how many row-steps a zombie costs in a
-    batch, at depth 2 over depth 1.
-    """
+    """What bounds how many sequences run; the value: row-steps that a zombie costs a batch."""
 
-    ROWS = 2
-    """As many rows as sequences, and more requests wait: the zombie's step, and the one launched
-    before its row is free again.
-    """
-    STREAMS = 1
-    """Rows are spare; each stream sends its next request when the last one ends: the zombie's
-    step alone.
-    """
-    NONE = 0
-    """Rows are spare and always filled: the zombie rides along free."""
+    ROWS = 2  # more requests wait: the zombie's step, and the one launched before its row is free
+    STREAMS = 1  # rows are spare, each stream sends its next request when the last one ends
+    NONE = 0  # rows are spare and always filled: the zombie rides along free
 
 
 @dataclass(frozen=True)
@@ -55,8 +43,8 @@ class StepParts:
     Attributes:
         forward_ms: device time of the forward.
         sampling_ms: device time of sampling, stop checks and the copy out.
-        bookkeeping_ms: host time that the device waits for in a blocking loop: plan, launch,
-            commit, deliver, and the wait's own latency.
+        bookkeeping_ms: host time that the device waits for in a blocking loop: admit, plan,
+            launch, commit, deliver, and the wait's own latency.
         residue_ms: idle time that stays between two pipelined steps.
         overlap: share of the bookkeeping that can run beside the device, 0..1. 1 on a GPU; 0 where
             the device is the CPU itself, and the kernels have all its cores.
@@ -75,9 +63,8 @@ class StepParts:
     dead_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        check_positive("forward_ms", self.forward_ms)
-        for name in ("sampling_ms", "bookkeeping_ms", "residue_ms", "dead_ms"):
-            check_not_negative(name, getattr(self, name))
+        times = {name: value for name, value in vars(self).items() if name.endswith("_ms")}
+        _check_times(times, above_zero="forward_ms")
         if not 0 <= self.overlap <= 1:
             raise ConfigError(
                 f"overlap is {self.overlap}; it is a share, give a number from 0 to 1"
@@ -96,12 +83,9 @@ class StepParts:
     @property
     def pipe_ms(self) -> float:
         """Period of a pipelined loop: what is hidden costs nothing, until there is more to hide
-        than there is to hide it under.
-        """
-        hidden = self.bookkeeping_ms * self.overlap
-        return max(
-            self.device_ms + self.residue_ms + self.bookkeeping_ms - hidden, self.bookkeeping_ms
-        )
+        than there is to hide it under."""
+        shown = self.bookkeeping_ms * (1 - self.overlap)
+        return max(self.device_ms + self.residue_ms + shown, self.bookkeeping_ms)
 
     @property
     def host_bound(self) -> bool:
@@ -109,24 +93,20 @@ class StepParts:
         return self.bookkeeping_ms > self.device_ms + self.residue_ms
 
     def periods(self, depth: int, streams: int) -> Periods:
-        """Periods of a loop at a depth (1 or 2, else a ConfigError), where nothing but these parts
-        is known.
+        """Periods of a loop at a depth (1 or 2, else a ConfigError), from these parts alone.
 
         A prefill step is taken for as long as a decode step; of one stream, for as long as a
-        blocking one.
+        blocking one: nothing else is in flight when it begins anew.
         """
         _check_depth(depth)
         decode = self.block_ms if depth == 1 else self.pipe_ms
-        # nothing else is in flight when a single stream begins anew
         turnover = self.block_ms if streams == 1 else decode
-        return Periods(
-            decode_ms=decode, prefill_ms=turnover, dead_ms=self.dead_ms if depth == 2 else 0.0
-        )
+        return Periods(decode, turnover, self.dead_ms if depth == 2 else 0.0)
 
 
 @dataclass(frozen=True)
 class Periods:
-    """Steady periods of one loop: from one commit to the next, by what was committed. Milliseconds.
+    """Steady periods of one loop: from one commit to the next, by what was committed, in ms.
 
     Attributes:
         decode_ms: a decode step.
@@ -142,9 +122,7 @@ class Periods:
     dead_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        check_positive("decode_ms", self.decode_ms)
-        check_not_negative("prefill_ms", self.prefill_ms)
-        check_not_negative("dead_ms", self.dead_ms)
+        _check_times(vars(self), above_zero="decode_ms")
 
 
 @dataclass(frozen=True)
@@ -166,13 +144,11 @@ class Workload:
     turnover: Turnover = Turnover.ROWS
 
     def __post_init__(self) -> None:
-        if isinstance(self.streams, bool) or not isinstance(self.streams, int) or self.streams < 1:
-            raise ConfigError(f"streams is {self.streams!r}; give a positive integer")
-        if not (math.isfinite(self.tokens_per_request) and self.tokens_per_request >= 1):
-            raise ConfigError(
-                f"tokens_per_request is {self.tokens_per_request!r}; a request generates at least "
-                "1 token"
-            )
+        streams, length = self.streams, self.tokens_per_request
+        if isinstance(streams, bool) or not isinstance(streams, int) or streams < 1:
+            raise ConfigError(f"streams is {streams!r}; give a positive integer")
+        if not (math.isfinite(length) and length >= 1):
+            raise ConfigError(f"tokens_per_request is {length!r}; give a number from 1 on")
 
 
 @dataclass(frozen=True)
@@ -191,11 +167,8 @@ class Steps:
 
     def time_ms(self, periods: Periods) -> float:
         """Milliseconds per request."""
-        return (
-            self.decode * periods.decode_ms
-            + self.prefill * periods.prefill_ms
-            + self.dead * periods.dead_ms
-        )
+        decode, prefill = self.decode * periods.decode_ms, self.prefill * periods.prefill_ms
+        return decode + prefill + self.dead * periods.dead_ms
 
 
 def steps_per_request(work: Workload, depth: int) -> Steps:
@@ -211,23 +184,16 @@ def steps_per_request(work: Workload, depth: int) -> Steps:
         return Steps(length - 1, 1.0, float(depth == 2), 0.0)
     if length == 1:
         return Steps(0.0, 1 / streams, 0.0, 0.0)
-    due, lost = _ends(length, streams), 0.0
-    # rows lost to zombies end nobody's sequence: the two depend on each other, weakly
-    for _ in range(8 if depth == 2 else 0):
-        due, lost = _pipelined(
-            _ends(length, streams * (length - 1) / (length - 1 + lost)), work.turnover
-        )
+    due, lost = chance_of_an_end(length, streams), 0.0
+    for _ in range(8 if depth == 2 else 0):  # rows lost to zombies end nobody's sequence
+        busy = streams * (length - 1) / (length - 1 + lost)
+        due, lost = _pipelined(chance_of_an_end(length, busy), work.turnover)
     decode = (length - 1 + lost) / streams
     return Steps(decode, min(1.0, max(due * decode, 1 / streams)), 0.0, lost)
 
 
-def _check_depth(depth: int) -> None:
-    if isinstance(depth, bool) or depth not in (1, 2):
-        raise ConfigError(f"depth is {depth!r}; give 1 or 2")
-
-
-def _ends(length: float, rows: float) -> float:
-    """The chance that a decode step ends a sequence, for lengths without memory."""
+def chance_of_an_end(length: float, rows: float) -> float:
+    """The chance that a decode step of `rows` ends a sequence, for lengths without memory."""
     return min(-math.expm1(rows * math.log1p(-1 / length)), 1 - 1e-9)
 
 
@@ -238,55 +204,13 @@ def _pipelined(ends: float, turnover: Turnover) -> tuple[float, float]:
     Where the zombie holds its row, a quiet time ends so: the step that ends a sequence, two more,
     of which the first has the zombie, and then its successor's prefill. Who ends in those two
     shares the next prefill, one decode step on; from there, prefill and decode take turns for as
-    long as each decode step ends somebody. Whoever ends right before a prefill leaves no zombie in
-    it.
+    long as each decode step ends somebody. Whoever ends right before a prefill leaves no zombie.
     """
     if turnover is not Turnover.ROWS:
         return ends, float(turnover.value)
-    # prefills after the first, until a decode step ends nobody
-    more = (1 - (1 - ends) ** 2) / (1 - ends)
+    more = (1 - (1 - ends) ** 2) / (1 - ends)  # prefills after the first, until nobody ends
     decode = 1 / ends + 2 + more
     return (1 + more) / decode, (2 * (1 / ends + 1) + 1 + more) / decode
-
-
-def prefill_groups(work: Workload, depth: int) -> dict[int, float]:
-    """The share of prefill steps in which so many requests begin, at a depth (1 or 2, else a
-    ConfigError). Their prompts fit into one step.
-
-    At depth 2, where the zombie holds its row, the second prefill of a burst has those that ended
-    in two decode steps, every other those of one; see `_pipelined`. Requests that end in their
-    prefill itself, one in L, are not counted with the group they join.
-    """
-    _check_depth(depth)
-    length, streams = work.tokens_per_request, work.streams
-    if streams == 1 or length == 1:
-        return {streams: 1.0}
-    of_one = _group(length, streams)
-    if depth == 1 or work.turnover is not Turnover.ROWS:
-        return of_one
-    ends, second, of_two = (
-        _ends(length, streams),
-        _ends(length, 2 * streams),
-        _group(length, 2 * streams),
-    )
-    others = 1 + second * ends / (1 - ends)
-    return {
-        count: (others * of_one.get(count, 0.0) + second * share) / (others + second)
-        for count, share in of_two.items()
-    }
-
-
-def _group(length: float, rows: int) -> dict[int, float]:
-    """The chances that 1, 2, ... `rows` of so many row-steps end a sequence, where one does."""
-    ends, goes_on = -math.log(length), math.log1p(-1 / length)
-    ways = {
-        count: math.lgamma(rows + 1) - math.lgamma(count + 1) - math.lgamma(rows - count + 1)
-        for count in range(1, rows + 1)
-    }
-    return {
-        count: math.exp(of + count * ends + (rows - count) * goes_on) / _ends(length, rows)
-        for count, of in ways.items()
-    }
 
 
 @dataclass(frozen=True)
@@ -296,12 +220,11 @@ class Prediction:
     Attributes:
         block_ms, pipe_ms: T_block and T_pipe, the decode periods.
         formula_gain: T_block / T_pipe x (1 - z) - 1 with z of the published formula.
-        gain: tokens/s at depth 2 over depth 1, minus 1, with prefill steps and this engine's
-            zombies.
+        gain: tokens/s at depth 2 over depth 1, minus 1, with prefill steps and our zombies.
         zombie_share: share of the pipelined loop's time that zombies cost.
         published_z: the formula's z.
-        host_ms: bookkeeping, where it is known. host_bound: whether it is longer than what it is to
-            be hidden under.
+        host_ms: bookkeeping, where it is known.
+        host_bound: whether that is longer than what it is to be hidden under.
     """
 
     block_ms: float
@@ -316,31 +239,25 @@ class Prediction:
     @property
     def verdict(self) -> str:
         """Whether it pays, in a sentence."""
-        hidden = self.block_ms - self.pipe_ms
-        figures = (
-            f"{self.gain:+.1%}: {max(hidden, 0.0):.2f} ms of a step of {self.block_ms:.2f} "
-            "ms are hidden"
-        )
+        hidden = f"{max(self.block_ms - self.pipe_ms, 0.0):.2f} ms of a step of"
+        figures = f"({self.gain:+.1%}: {hidden} {self.block_ms:.2f} ms are hidden)"
         if self.host_bound:
             idle = 1 - (self.block_ms - (self.host_ms or 0.0)) / self.pipe_ms
             return (
-                f"the host is the bottleneck ({figures}): its {self.host_ms:.2f} ms are longer "
-                "than the device's part, which idles for "
-                f"{idle:.0%} of the time at depth 2 as well; make the bookkeeping cheaper first"
+                f"the host is the bottleneck {figures}: its {self.host_ms:.2f} ms are longer than "
+                f"the device's part, which idles for {idle:.0%} of the time at depth 2 as well; "
+                "make the bookkeeping cheaper first"
             )
-        if self.gain >= PAYS:
-            return f"pipelining pays ({figures})"
         if self.gain >= HARDLY:
-            return f"pipelining pays a little ({figures})"
+            return f"pipelining pays{' a little' * (self.gain < PAYS)} {figures}"
         if self.gain < 0:
             return (
-                f"pipelining does not pay ({figures}): zombies cost {self.zombie_share:.1%}; a "
+                f"pipelining does not pay {figures}: zombies cost {self.zombie_share:.1%}; a "
                 "blocking loop is as good here, and simpler"
             )
         return (
-            f"pipelining hardly pays ({figures}); of a step of {self.pipe_ms:.1f} ms the device "
-            "needs nearly all, and faster kernels, "
-            "fewer bytes or a larger batch give more"
+            f"pipelining hardly pays {figures}; of a step of {self.pipe_ms:.1f} ms the device "
+            "needs nearly all, and faster kernels, fewer bytes or a larger batch give more"
         )
 
 
@@ -360,8 +277,18 @@ def predict(block: Periods, pipe: Periods, work: Workload) -> Prediction:
 
 
 def predict_from_parts(parts: StepParts, work: Workload) -> Prediction:
-    """What depth 2 would be worth, before anybody has built it: from the parts of a blocking
-    step alone.
-    """
+    """What depth 2 would be worth before anybody has built it: from a blocking step's parts."""
     found = predict(parts.periods(1, work.streams), parts.periods(2, work.streams), work)
     return replace(found, host_ms=parts.bookkeeping_ms, host_bound=parts.host_bound)
+
+
+def _check_depth(depth: int) -> None:
+    if isinstance(depth, bool) or depth not in (1, 2):
+        raise ConfigError(f"depth is {depth!r}; give 1 or 2")
+
+
+def _check_times(times: dict[str, float], above_zero: str) -> None:
+    for name, ms in times.items():
+        if not (math.isfinite(ms) and (ms > 0 or (ms == 0 and name != above_zero))):
+            wanted = "a positive number" if name == above_zero else "a number from 0 on"
+            raise ConfigError(f"{name} is {ms!r}; give {wanted}")

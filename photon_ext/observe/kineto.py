@@ -1,9 +1,7 @@
-"""torch.profiler as a recorder of API calls, kernels (those inside replayed graphs too), copies and
-torch ops.
+"""torch.profiler as a recorder of API calls, kernels (inside replayed graphs, too), copies, ops.
 
 Its Chrome trace is read, not its event objects: only there a copy has its size and a kernel its
-stream. Kernel records inside a graph slow its replay down, so what comes from here explains steps;
-it does not time them.
+stream. Kernel records inside a graph slow its replay down: they explain steps, no more.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,8 +21,8 @@ import torch
 from torch._C._profiler import _ExperimentalConfig
 
 from photon_ext.errors import ConfigError
-from photon_ext.observe.anchor import ANCHOR
 from photon_ext.observe.api import is_api_call, plain_name
+from photon_ext.observe.clock_sync import MARK
 from photon_ext.observe.records import ApiCall, DeviceKind, DeviceSpan, Op, OpKind
 
 _DEVICE = {
@@ -38,8 +36,6 @@ _OPS = {
     "python_function": OpKind.PYTHON,
 }
 _CALLS = ("cuda_runtime", "cuda_driver")
-_COPY_PREFIX = "Memcpy "
-_LOW = 0xFFFFFFFF
 _NAME = re.compile(r'(?<="name": ")(.*?)(?=",?$|", "pid": )', re.MULTILINE)
 _BARE_QUOTE = re.compile(r'(?<!\\)"')
 
@@ -48,15 +44,22 @@ _ending = threading.Lock()
 
 
 class KinetoRecords(NamedTuple):
-    """What one profile holds, in order of start, in the profiler's own nanoseconds.
-
-    `anchors` are (start, end).
-    """
+    """What one profile holds, by start, in the profiler's nanoseconds; marks are (start, end)."""
 
     device: list[DeviceSpan]
     calls: list[ApiCall]
     ops: list[Op]
-    anchors: list[tuple[int, int]]
+    marks: list[tuple[int, int]]
+
+    def shifted(self, to_ours: Callable[[int], int]) -> KinetoRecords:
+        """The records on our clock; marks stay as they were."""
+
+        def moved(items: Iterable[Any]) -> list[Any]:
+            return [
+                item._replace(start=to_ours(item.start), end=to_ours(item.end)) for item in items
+            ]
+
+        return KinetoRecords(moved(self.device), moved(self.calls), moved(self.ops), self.marks)
 
 
 class Recorder:
@@ -71,8 +74,7 @@ class Recorder:
         # A profiler that tears CUPTI down and starts it again does not survive captured graphs.
         os.environ.setdefault("TEARDOWN_CUPTI", "0")
         os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
-        on_host = bool(ops or stacks)
-        on_cuda = torch.cuda.is_available()
+        on_host, on_cuda = bool(ops or stacks), torch.cuda.is_available()
         self._profile = None
         if on_host or on_cuda:
             # Not torch.profiler.profile, which is a schedule around this: torch 2.11's warns of
@@ -96,7 +98,6 @@ class Recorder:
         """Ends the recording. `idents`: see `parse`."""
         if self._profile is None:
             return KinetoRecords([], [], [], [])
-        # else it ended as the process does
         if not _end_recording() and self._profile.kineto_results is None:
             raise ConfigError(
                 "the timeline's profile was ended by another one; start no torch.profiler inside a "
@@ -128,17 +129,16 @@ atexit.register(_end_recording)  # torch crashes, too, where the process ends in
 
 
 def decode(text: str) -> Any:
-    """A Chrome trace of torch.profiler as JSON. Torch writes names as they are: a quote in that of
-    a range or a thread ends the string.
+    """A Chrome trace of torch.profiler as JSON.
 
-    That of a thread may hold a tab or another control character, too.
+    Torch writes names as they are: a quote in that of a range or a thread ends the string, and a
+    tab or another control character stands there as it is.
     """
     try:
         return json.loads(text, strict=False)
     except json.JSONDecodeError:
-        return json.loads(
-            _NAME.sub(lambda name: _BARE_QUOTE.sub(r"\"", name[0]), text), strict=False
-        )
+        quoted = _NAME.sub(lambda name: _BARE_QUOTE.sub(r"\"", name[0]), text)
+        return json.loads(quoted, strict=False)
 
 
 def parse(document: Mapping[str, Any], idents: Mapping[int, int] | None = None) -> KinetoRecords:
@@ -151,44 +151,35 @@ def parse(document: Mapping[str, Any], idents: Mapping[int, int] | None = None) 
     """
     base = int(document.get("baseTimeNanoseconds", 0))
     known = idents or {}
-    device: list[DeviceSpan] = []
-    calls: list[ApiCall] = []
-    ops: list[Op] = []
-    anchors: list[tuple[int, int]] = []
-    for event in _complete(document):
+    found = KinetoRecords([], [], [], [])
+    for event in document.get("traceEvents", ()):
+        if event.get("ph") != "X" or "ts" not in event:
+            continue
         category, name, args = event.get("cat", ""), event["name"], event.get("args", {})
         start = base + round(float(event["ts"]) * 1e3)
         end = start + round(float(event.get("dur", 0)) * 1e3)
+        correlation, tid = int(args.get("correlation", 0)), event["tid"]
         if category in _DEVICE:
-            kind = _DEVICE[category]
-            stream = int(args.get("stream", event["tid"]))
-            correlation, size = int(args.get("correlation", 0)), int(args.get("bytes", 0))
-            device.append(
-                DeviceSpan(_device_name(name), kind, start, end, stream, correlation, size)
-            )
+            where = (int(args.get("stream", tid)), correlation, int(args.get("bytes", 0)))
+            span = DeviceSpan(_device_name(name), _DEVICE[category], start, end, *where)
+            found.device.append(span)
         elif category in _CALLS and is_api_call(name):
-            calls.append(
-                ApiCall(
-                    plain_name(name),
-                    start,
-                    end,
-                    _thread(event["tid"], known),
-                    int(args.get("correlation", 0)),
-                )
-            )
-        elif name == ANCHOR:
-            anchors.append((start, end))
+            call = ApiCall(plain_name(name), start, end, _thread(tid, known), correlation)
+            found.calls.append(call)
+        elif name == MARK:
+            found.marks.append((start, end))
         elif category in _OPS:
-            ops.append(Op(name, _OPS[category], start, end, _thread(event["tid"], known)))
-    by_start = attrgetter("start")
-    return KinetoRecords(
-        sorted(device, key=by_start), outermost(calls), sorted(ops, key=by_start), sorted(anchors)
-    )
+            found.ops.append(Op(name, _OPS[category], start, end, _thread(tid, known)))
+    found.device.sort(key=attrgetter("start"))
+    found.ops.sort(key=attrgetter("start"))
+    found.marks.sort()
+    return found._replace(calls=outermost(found.calls))
 
 
 def outermost(calls: Iterable[ApiCall]) -> list[ApiCall]:
-    """Calls that are not part of another call of the same thread (a runtime call and the driver
-    call inside it count once), by start.
+    """Calls that are not part of another call of the same thread, by start.
+
+    A runtime call and the driver call inside it count once.
     """
     kept: list[ApiCall] = []
     ends: dict[int, int] = {}
@@ -199,34 +190,12 @@ def outermost(calls: Iterable[ApiCall]) -> list[ApiCall]:
     return kept
 
 
-def shifted(records: KinetoRecords, to_ours: Callable[[int], int]) -> KinetoRecords:
-    """The records on our clock; anchors stay as they were."""
-
-    def moved(items: Iterable[Any]) -> list[Any]:
-        return [item._replace(start=to_ours(item.start), end=to_ours(item.end)) for item in items]
-
-    return KinetoRecords(
-        moved(records.device), moved(records.calls), moved(records.ops), records.anchors
-    )
-
-
-def _complete(document: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    return (
-        event
-        for event in document.get("traceEvents", ())
-        if event.get("ph") == "X" and "ts" in event
-    )
-
-
 def _device_name(name: str) -> str:
     """ "Memcpy HtoD (Pinned -> Device)" is "HtoD Pinned -> Device"; kernels keep their names."""
-    return (
-        name.removeprefix(_COPY_PREFIX).replace("(", "").replace(")", "")
-        if name.startswith(_COPY_PREFIX)
-        else name
-    )
+    bare = name.removeprefix("Memcpy ")
+    return name if bare == name else bare.replace("(", "").replace(")", "")
 
 
 def _thread(tid: object, idents: Mapping[int, int]) -> int:
     number = int(tid) if isinstance(tid, (int, float)) else 0
-    return idents.get(number & _LOW, number)
+    return idents.get(number & 0xFFFFFFFF, number)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
-from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from photon_ext.observe.meter import Meter, MeterSnapshot
 
@@ -14,42 +12,37 @@ if TYPE_CHECKING:
 
 REDRAWS_PER_S = 4
 LINE_INTERVAL_S = 1.0
-SHOWN_LINES = 12  # of the text above the table: what does not fit the terminal could not be redrawn
+SHOWN_LINES = 12  # of the text above the table: what does not fit could not be redrawn
 SHOWN_CHARACTERS = 2000
 
 
-class View(ABC):
-    """Shows a meter from its making to `close`, on a thread of its own. A context manager."""
+class View(Protocol):
+    """Shows a meter from its making to `close`, on a thread of its own. A context manager.
+
+    Attributes:
+        redraws: it moves the cursor: nothing else may be printed to its terminal before `close`.
+    """
 
     redraws: bool
-    """Whether it moves the cursor: then nothing else may be printed to its terminal before
-    `close`.
-    """
 
     def __enter__(self) -> View:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
-    @abstractmethod
     def show(self, text: str) -> None:
         """Adds to the text shown above the table, where the view redraws."""
+        return
 
-    @abstractmethod
     def close(self) -> None:
         """Shows the last state and stops. Idempotent."""
+        return
 
 
 def open_view(meter: Meter, stream: TextIO) -> View:
     """A table on a terminal where `rich` is installed (extra `engine`); elsewhere a line per
-    second, and one at the end.
-    """
+    second, and one at the end."""
     if stream.isatty():
         try:
             return RichView(meter, stream)
@@ -69,16 +62,12 @@ class PlainView(View):
         self._thread = threading.Thread(target=self._run, name="photon-meter", daemon=True)
         self._thread.start()
 
-    def show(self, text: str) -> None:
-        """See View.show."""
-
     def close(self) -> None:
         """See View.close."""
-        if self._closed.is_set():
-            return
-        self._closed.set()
-        self._thread.join()
-        self._print()
+        if not self._closed.is_set():
+            self._closed.set()
+            self._thread.join()
+            self._print()
 
     def _run(self) -> None:
         while not self._closed.wait(self._interval_s):
@@ -87,14 +76,12 @@ class PlainView(View):
     def _print(self) -> None:
         try:
             print(line(self._meter.snapshot()), file=self._stream, flush=True)
-        except (OSError, ValueError):  # nobody reads it any more: no reason to end what is metered
+        except (OSError, ValueError):  # nobody reads it: no reason to end what is metered
             self._closed.set()
 
 
 class RichView(View):
-    """A table under the latest text, redrawn in place; the table stays after `close`, the text
-    does not.
-    """
+    """A table under the latest text, redrawn in place; after `close` the table alone stays."""
 
     redraws = True
 
@@ -134,42 +121,27 @@ class RichView(View):
         table.add_column()
         for name, value in rows(self._meter.snapshot()):
             table.add_row(name, value)
-        shown = Text(self._text).wrap(self._console, max(20, self._console.width))[-SHOWN_LINES:]
-        return Group(*shown, table)
+        text = Text(self._text).wrap(self._console, max(20, self._console.width))
+        return Group(*text[-SHOWN_LINES:], table)
 
 
 def rows(now: MeterSnapshot) -> list[tuple[str, str]]:
     """What a snapshot says, as (name, value)."""
-    gap = (
-        "not measured"
-        if now.step_gap_us is None
-        else f"{now.step_gap_us:.1f} us (median), {now.step_gap_p99_us:.1f} us (99 %)"
-    )
+    gap = f"{now.step_gap_us or 0:.1f} us (median), {now.step_gap_p99_us or 0:.1f} us (99 %)"
+    speed = f"{now.tokens_per_s:.1f} tokens/s, {now.steps_per_s:.1f} steps/s"
+    zombies = f"{now.zombie_rows} of {now.committed_rows} rows ({now.zombie_share:.2%})"
+    pages = f"{now.pages_held} of {now.pages_held + now.pages_free} ({now.page_occupancy:.0%})"
+    held = f"{now.rows_held} of {now.rows_max} ({now.row_occupancy:.0%})"
     return [
         ("where", f"{now.device}, depth {now.depth}"),
-        (
-            "speed",
-            f"{now.tokens_per_s:.1f} tokens/s, {now.steps_per_s:.1f} steps/s, "
-            f"{now.rows_per_step:.1f} rows a step",
-        ),
+        ("speed", f"{speed}, {now.rows_per_step:.1f} rows a step"),
         ("so far", f"{now.tokens} tokens in {now.steps} steps, {now.quiet_steps} of them quiet"),
-        ("step gap", gap),
+        ("step gap", "not measured" if now.step_gap_us is None else gap),
         ("device waited", f"{now.device_waits} of {now.steps} launches"),
         ("host waited", f"{now.host_waits} of {now.steps} commits, {now.host_wait_s:.2f} s"),
-        (
-            "zombies",
-            f"{now.zombie_rows} of {now.committed_rows} rows ({now.zombie_share:.2%}), "
-            f"{now.zombie_steps} steps of nothing else",
-        ),
-        (
-            "rows",
-            f"{now.rows_held} of {now.rows_max} ({now.row_occupancy:.0%}); {now.waiting} requests "
-            "wait",
-        ),
-        (
-            "pages",
-            f"{now.pages_held} of {now.pages_held + now.pages_free} ({now.page_occupancy:.0%})",
-        ),
+        ("zombies", f"{zombies}, {now.zombie_steps} steps of nothing else"),
+        ("rows", f"{held}; {now.waiting} requests wait"),
+        ("pages", pages),
         ("host us a step", ", ".join(f"{phase} {us:.0f}" for phase, us in now.host_us.items())),
     ]
 
@@ -179,8 +151,7 @@ def line(now: MeterSnapshot) -> str:
     gap = "-" if now.step_gap_us is None else f"{now.step_gap_us:.1f} us"
     return (
         f"[meter] {now.tokens_per_s:.1f} tokens/s, {now.steps_per_s:.1f} steps/s, gap {gap}, "
-        f"zombies {now.zombie_share:.2%}, "
-        f"device waited {now.device_waits}, host waited {now.host_waits} of {now.steps}, rows "
-        f"{now.rows_held}/{now.rows_max}, "
+        f"zombies {now.zombie_share:.2%}, device waited {now.device_waits}, host waited "
+        f"{now.host_waits} of {now.steps}, rows {now.rows_held}/{now.rows_max}, "
         f"pages {now.pages_held}/{now.pages_held + now.pages_free}, waiting {now.waiting}"
     )

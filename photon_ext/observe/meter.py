@@ -1,11 +1,12 @@
-"""The meter: what an engine is doing, from counters and events that the loop has anyway. Always on.
+"""The meter: what an engine is doing, from counters and events that the loop has anyway.
 
-A step costs it two event queries, a few clock readings and some additions; nothing waits, and
-nothing grows. Rates are the reader's work.
+Always on. A step costs it two event queries, a few clock readings and some additions; nothing
+waits, and nothing grows. Rates are the reader's work.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
@@ -13,9 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from photon_ext.observe.numbers import percentile
-from photon_ext.observe.phase_clock import PhaseClock, StoppedClock
-from photon_ext.observe.prometheus import exposition
+from photon_ext.runtime import probe
 from photon_ext.runtime.probe import Phase
 
 if TYPE_CHECKING:
@@ -24,38 +23,39 @@ if TYPE_CHECKING:
 
 WINDOW_S = 5.0  # what rates are taken over
 SAMPLE_S = 0.25
+TURN = (Phase.ADMIT, Phase.PLAN, Phase.LAUNCH, Phase.COMMIT, Phase.FINALIZE, Phase.DELIVER)
 
 
 @dataclass(frozen=True)
 class MeterSnapshot:
-    """A moment of an engine. Counters run from the engine's start; rates are over the last
-    `window_s` seconds.
+    """A moment of an engine.
+
+    Counters run from the engine's start; rates are over the last `window_s` seconds.
 
     Attributes:
         device, depth: where it runs, and how many steps may be in flight.
         uptime_s: seconds since the engine was made.
-        steps: steps launched. decode_steps: of them, decode steps. quiet_steps: those that sent no
-            byte to the device.
+        steps: steps launched. decode_steps: of them, decode steps.
+        quiet_steps: those that sent no byte to the device.
         tokens: tokens committed.
-        committed_rows: rows of committed steps. zombie_rows: of them, those whose sequence had
-            already ended.
+        committed_rows: rows of committed steps.
+        zombie_rows: of them, those whose sequence had already ended.
         zombie_steps: committed steps that held nothing but zombies.
-        host_waits, host_wait_s: commits that had to wait for the device before a slot was free
-            again, and the seconds all commits waited. That is as it should be: the device is the
-            bottleneck.
+        host_waits: commits that waited for the device before a slot was free again. That is as it
+            should be: the device is the bottleneck.
+        host_wait_s: the seconds that all commits waited.
         device_waits: launches that found the device out of work while there was some: each is a
             bubble. At depth 1 every step is.
-        step_gap_us, step_gap_p99_us: of the latest steps, microseconds; None unless the engine
-            keeps timing. They say how long the device waited.
-        gap_count, gap_s: step gaps measured, and their sum in seconds; 0 unless the engine keeps
-            timing.
-        host_s: seconds of host time by part of the loop's turn: "plan", "launch", "commit",
-            "finalize", "deliver"; `commit` includes host_wait_s. What it sleeps without work is in
-            none.
+        step_gap_us, step_gap_p99_us: how long the device idled before each of the latest steps,
+            median and 99th percentile, microseconds; None unless the engine keeps timing.
+        gap_count, gap_s: step gaps measured, and their sum in seconds; 0 without timing.
+        host_s: seconds of host time by part of the loop's turn: "admit", "plan" (where the loop
+            plans; else it is part of launch), "launch", "commit" (with host_wait_s), "finalize"
+            (with its masks), "deliver". What the loop sleeps without work is in none.
         live, waiting: requests without a final event; of them, those without a row.
         rows_held, rows_max: rows in use, zombies included, of how many.
         pages_held, pages_free: the KV pages.
-        window_s: seconds that the rates below are over, at most WINDOW_S while the engine works.
+        window_s: seconds that the rates are over, at most WINDOW_S while the engine works.
         steps_per_s, tokens_per_s: in the window.
         rows_per_step: mean batch of the window's steps, zombies included; 0 without any.
     """
@@ -110,6 +110,40 @@ class MeterSnapshot:
         return self.pages_held / max(self.pages_held + self.pages_free, 1)
 
 
+class PhaseClock:
+    """Host time per phase of TURN: one clock reading per change, and a look for an observer."""
+
+    def __init__(self) -> None:
+        self._ns: dict[Phase, int] = {}
+        self._phase: Phase | None = None
+        self.last_ns = 0  # the latest reading, of time.perf_counter_ns
+
+    def enter(self, phase: Phase | None) -> None:
+        """`phase` begins, and the one before it ends; None: the turn is over."""
+        now = time.perf_counter_ns()
+        if (ended := self._phase) is not None:
+            self._ns[ended] = self._ns.get(ended, 0) + now - self.last_ns
+        self._phase, self.last_ns = phase, now
+        if probe.active is not None:
+            probe.turn(phase)
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds since the engine was made, by phase that the loop has entered.
+
+        May be called from any thread.
+        """
+        ns = self._ns.copy()
+        return {phase.value: ns[phase] / 1e9 for phase in TURN if phase in ns}
+
+
+class StoppedClock(PhaseClock):
+    """Measures nothing; it only tells whoever observes."""
+
+    def enter(self, phase: Phase | None) -> None:
+        """See PhaseClock.enter."""
+        probe.turn(phase)
+
+
 class _Sample(NamedTuple):
     """Counters at one time, nanoseconds of `time.perf_counter_ns`."""
 
@@ -120,8 +154,10 @@ class _Sample(NamedTuple):
 
 
 class Meter:
-    """Reads one engine. `snapshot` and `prometheus` may be called from any thread, also after the
-    engine has ended; `turn` is the loop's.
+    """Reads one engine.
+
+    `snapshot` and `prometheus` may be called from any thread, also after the engine has ended;
+    `turn` is the loop's.
 
     Args:
         pipeline: the pipeline's counters.
@@ -144,31 +180,29 @@ class Meter:
         self._depth = depth
         self._device = device
         self._begin_ns = time.perf_counter_ns()
-        self._samples = deque(
-            [_Sample(self._begin_ns, 0, 0, 0)], maxlen=1 + round(WINDOW_S / SAMPLE_S)
-        )
+        first = _Sample(self._begin_ns, 0, 0, 0)
+        self._samples = deque([first], maxlen=1 + round(WINDOW_S / SAMPLE_S))
         self._next_ns = self._begin_ns if enabled else 1 << 63
 
     def turn(self) -> None:
-        """A turn of the loop begins, with its planning; now and then keeps a sample of the
-        counters.
-        """
-        self.clock.enter(Phase.PLAN)
-        now = self.clock.last_ns
-        if now >= self._next_ns:
-            self._next_ns = now + round(SAMPLE_S * 1e9)
-            self._samples.append(_Sample(now, *self._counts()))
+        """A turn of the loop begins, with admission; now and then keeps a sample of counters."""
+        clock = self.clock
+        clock.enter(Phase.ADMIT)
+        if clock.last_ns >= self._next_ns:
+            self._next_ns = clock.last_ns + round(SAMPLE_S * 1e9)
+            stats = self._pipeline
+            sample = _Sample(clock.last_ns, stats.steps, stats.tokens, stats.committed_rows)
+            self._samples.append(sample)
 
     def snapshot(self) -> MeterSnapshot:
         """What the engine is doing now."""
         stats, scheduler, pool = self._pipeline, self._scheduler, self._scheduler.pool
-        # before the counters, which so are at least what any sample says
+        # The loop may go on meanwhile. Samples first: the counters then are at least what any of
+        # them says. Parts before wholes, and each once: what is told of them fits together.
         samples = self._samples.copy()
-        # parts before wholes, which the loop may be adding to
         zombie_steps, zombie_rows = stats.zombie_steps, stats.zombie_rows
         gap_s, gap_count, gaps = stats.gap_sum_us / 1e6, stats.gap_count, stats.gaps_us.copy()
         quiet_steps, held = stats.quiet_steps, pool.held
-        # each once: what is told of them fits together
         decode_steps, prefill_steps = stats.decode_steps, stats.prefill_steps
         now = time.perf_counter_ns()
         steps, tokens, rows = decode_steps + prefill_steps, stats.tokens, stats.committed_rows
@@ -207,17 +241,24 @@ class Meter:
         )
 
     def prometheus(self) -> str:
-        """The snapshot in Prometheus' text format, version 0.0.4, to be served as it is; see
-        `exposition` for the names.
+        """The snapshot in Prometheus' text format, version 0.0.4, to be served as it is.
+
+        Raises ConfigError where prometheus-client is not installed (extra `engine`). The names,
+        and what they mean, stand in photon_ext.observe.prometheus.
         """
+        from photon_ext.observe.prometheus import exposition
+
         return exposition(self.snapshot())
 
-    def _counts(self) -> tuple[int, int, int]:
-        return self._pipeline.steps, self._pipeline.tokens, self._pipeline.committed_rows
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest of `values`, of which there is one at least, that `share` (0..1) of them do not
+    exceed: the nearest rank."""
+    rank = math.ceil(share * len(values) - 1e-9)  # 0.07 x 100 is a little more than 7
+    return sorted(values)[max(rank, 1) - 1]
 
 
 def _window_start(samples: Sequence[_Sample], now: int) -> _Sample:
-    """The oldest sample within the window; the latest one where the engine has been idle for
-    longer.
-    """
-    return next((sample for sample in samples if now - sample.at_ns <= WINDOW_S * 1e9), samples[-1])
+    """The oldest sample within the window; the latest one where the engine idled for longer."""
+    recent = (sample for sample in samples if now - sample.at_ns <= WINDOW_S * 1e9)
+    return next(recent, samples[-1])

@@ -1,4 +1,4 @@
-"""What a timeline records: small values, nanoseconds on one clock (that of time.perf_counter_ns).
+"""What a timeline records: small values, nanoseconds on the clock of time.perf_counter_ns.
 
 The analysis needs nothing else.
 """
@@ -12,38 +12,35 @@ from photon_ext.runtime.probe import Phase
 
 
 class HostSpan(NamedTuple):
-    """A phase of our pipeline or engine on one thread.
-
-    `depth` 0 is outermost; `step` where the phase belongs to one.
-    """
+    """A phase of our pipeline or engine on one thread; `depth` 0 is outermost."""
 
     phase: Phase
     start: int
     end: int
     thread: int
-    step: int | None = None
+    step: int | None = None  # the pipeline's own number, where the phase belongs to a step
     depth: int = 0
 
 
 class DeviceKind(Enum):
-    """What a device span is.
-
-    On the host backend a replayed graph is a span of its own around its kernels.
-    """
+    """What a device span is. Only the host backend has the last three."""
 
     KERNEL = "kernel"
-    GRAPH = "graph"
     COPY = "copy"
     FILL = "fill"
+    GRAPH = "graph"  # a replay, around its kernels
     WAIT = "wait"
+    DESCHEDULED = "descheduled"  # the system had taken the stream's thread off the CPU
 
 
 class DeviceSpan(NamedTuple):
-    """Work on a stream. `correlation` is that of the API call that launched it (host backend: the
-    number of the replay, or 0).
+    """Work on a stream.
 
-    A copy's name says its direction and memory: "HtoD Pinned -> Device". `bytes` is 0 where it is
-    not known.
+    Attributes:
+        name: of a copy, its direction and memory: "HtoD Pinned -> Device".
+        correlation: that of the API call that launched it; on the host backend the number of the
+            replay, or 0.
+        bytes: of a copy, where it is known; else 0.
     """
 
     name: str
@@ -96,15 +93,12 @@ class Op(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """One step that our pipeline enqueued, between `start` and `end`.
-
-    `words` int32 words of input go to the device for it.
-    """
+    """One step that our pipeline enqueued; `words` int32 words of input were sent for it."""
 
     step: int
     slot: int
     kind: str
-    lines: int
+    tokens: int
     rows: int
     split: bool
     words: int
@@ -114,9 +108,7 @@ class Launch(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """One step that our pipeline has read at `time`; `zombies` of its rows belong to sequences
-    that had ended before.
-    """
+    """One step that our pipeline has read at `time`; of its rows, so many were zombies."""
 
     step: int
     rows: int
@@ -128,10 +120,8 @@ class ClockError(NamedTuple):
     """How well the clocks agree, nanoseconds.
 
     Attributes:
-        host_ns: half the width of the interval in which the profiler's clock can lie against ours;
-            0 where there is one clock only.
-        drift_ns: how far the two moved against each other between the begin and the end; corrected
-            for, linearly.
+        host_ns: the profiler's clock stands within this much of where it is taken to be.
+        drift_ns: how far it moved against ours during the recording, which is corrected for.
         device_ns: the most by which a kernel seems to start before the call that launched it: a
             lower bound of the device clock's error.
     """
@@ -145,12 +135,11 @@ class Records(NamedTuple):
     """Everything that was recorded, each list in order of start.
 
     Attributes:
-        backend: "cuda", "host" (the streams of the host and inline backends), or None without
-            device records.
+        backend: "cuda", "host" (streams of the host and inline backends), or None without records
+            of a device.
         start, end: the recorded window.
         threads: name by native thread id.
         streams: name by stream number.
-        allocator: requests to torch's CUDA allocator in the window; None where there is none.
         dropped: records for which there was no room.
     """
 
@@ -165,6 +154,5 @@ class Records(NamedTuple):
     commits: list[Commit] = []  # noqa: RUF012
     threads: dict[int, str] = {}  # noqa: RUF012
     streams: dict[int, str] = {}  # noqa: RUF012
-    allocator: int | None = None
     dropped: int = 0
     clock: ClockError = ClockError()

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 class Phase(Enum):
     """What the host does for a step. Phases nest: a `wait` lies inside the engine's `commit`."""
 
-    PLAN = "plan"
+    __hash__ = object.__hash__  # Enum's own is a Python call; the meter hashes some seven a turn
+
+    ADMIT = "admit"  # takes waiting requests into rows
+    PLAN = "plan"  # decides which rows ride in the next step
     LAUNCH = "launch"
     WAIT = "wait"
     COMMIT = "commit"

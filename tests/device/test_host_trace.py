@@ -12,7 +12,7 @@ import torch
 from photon_ext import _C, ops
 from tests.device.conftest import Kernels
 
-Record = tuple[str, str | None, int, int, int, int]
+Record = tuple[str, str | None, int, int, int, int, int]
 
 
 def recorded(capacity: int, body: object) -> tuple[list[Record], int]:
@@ -41,14 +41,15 @@ def test_kernels_copies_and_waits_are_recorded_in_order(kernels: Kernels) -> Non
     after = time.perf_counter_ns()
     assert dropped == 0
     mine = [record for record in found if record[2] == stream.id]
-    assert [(work, name, size) for work, name, _, _, _, size in mine] == [
+    assert [(work, name, size) for work, name, _, _, _, size, _ in mine] == [
         ("kernel", None, 0),
         ("copy", None, 16),
     ]
     assert mine[0][4] - mine[0][3] >= 3_000_000
+    assert mine[0][6] < 1_500_000  # of processor time: it slept
     assert [work for work, _, number, *_ in found if number == other.id] == ["wait", "kernel"]
     # on the clock of perf_counter_ns
-    assert all(before <= begin <= end <= after for *_, begin, end, _ in found)
+    assert all(before <= begin <= end <= after for *_, begin, end, _, _ in found)
     waited = next(record for record in found if record[0] == "wait")
     assert waited[4] >= mine[1][4]  # until the other stream had got so far
     assert all(
@@ -77,8 +78,9 @@ def test_the_ops_inside_a_replay_are_known_by_name(backend: str) -> None:
     assert kernels == ["rms_norm_into", "linear_into"] * 2
     replays = [record for record in found if record[0] == "graph"]
     assert [record[5] for record in replays] == [2, 2]  # nodes
-    for work, _, number, begin, end, _ in found:
+    for work, _, number, begin, end, _, cpu in found:
         assert number == stream.id
+        assert 0 <= cpu <= end - begin + 1_000_000
         assert work == "graph" or any(replay[3] <= begin <= end <= replay[4] for replay in replays)
 
 

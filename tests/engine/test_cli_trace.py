@@ -65,11 +65,12 @@ def test_it_writes_what_it_says_and_prints_the_summary(
     )
     assert all(str(out / name) in printed for name in expected)
     summary = json.loads((out / "summary.json").read_text())
-    assert summary["rows"] >= 9  # of three requests that take up to nine steps
+    assert summary["zombies"]["rows"] >= 9  # of three requests that take up to nine steps
     assert summary["excluded"][0]["step"] == 0, "the steps of the warm-up are not counted"
     config, weights, _ = load_model(model)
-    # of three rows, eight steps that attend to 3 .. 10 tokens
-    most = config.kv_bytes_per_token(weights.dtype.itemsize) * 3 * 6.5
+    most = (
+        config.kv_bytes_per_token(weights.dtype.itemsize) * 3 * 6.5
+    )  # of three rows, eight steps that attend to 3 .. 10 tokens
     assert 0 < summary["bytes_per_step"] - weights.bytes_per_step <= most
     assert " of keys and values (mean)" in text
 

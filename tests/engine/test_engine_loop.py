@@ -788,6 +788,6 @@ def test_host_time_is_split_by_phase() -> None:
     with scripted() as engine:
         assert_alive(engine)
         stats = engine.stats()
-    assert set(stats.host_us) == {"plan", "launch", "commit", "finalize", "deliver"}
+    assert set(stats.host_us) == {"admit", "launch", "commit", "finalize", "deliver"}
     assert stats.host_us["launch"] > 0
     assert (stats.steps, stats.decode_steps, stats.depth) == (5, 4, 2)

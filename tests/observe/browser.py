@@ -1,5 +1,6 @@
-"""A headless Chromium with one page, driven by the Chrome DevTools protocol over a pipe
-(https://chromedevtools.github.io/devtools-protocol).
+"""A headless Chromium with one page, driven by the Chrome DevTools protocol over a pipe.
+
+Protocol: https://chromedevtools.github.io/devtools-protocol
 """
 
 from __future__ import annotations
@@ -12,21 +13,11 @@ import subprocess
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-PATH = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))),
-    None,
-)
-_FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--remote-debugging-pipe",
-    "--no-first-run",
-    "--window-size=1400,1000",
-)
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+PATH = next(filter(None, map(shutil.which, _NAMES)), None)
+_FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe")
 PATIENCE = 120  # seconds
 _FIRST = 100  # file descriptors from here on are nobody's
 
@@ -42,15 +33,14 @@ class Page:
             os.dup2(ends[0], 3)
             os.dup2(ends[1], 4)
 
-        command = [str(PATH), *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
         self._process = subprocess.Popen(
-            command,
+            [str(PATH), *_FLAGS, f"--user-data-dir={profile}", "about:blank"],
             preexec_fn=as_three_and_four,
             close_fds=False,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        # a browser that hangs ends the test with "has ended"
+        # A browser that hangs ends the test with "has ended".
         self._watch = threading.Timer(PATIENCE, self._process.kill)
         self._watch.start()
         for end in (child_in, child_out, *ends):
@@ -59,18 +49,11 @@ class Page:
         self._buffer, self._number, self._session = b"", 0, None
         self.errors: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
-            "sessionId"
-        ]
+        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = attached["sessionId"]
         self.call("Runtime.enable")
         self.call("Page.enable")
-        self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=1400,
-            height=1000,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
+        self.resize(1400)
         self.call("Page.navigate", url=file.as_uri())
         while self.evaluate("document.readyState + location.protocol") != "completefile:":
             time.sleep(0.02)
@@ -79,12 +62,7 @@ class Page:
     def __enter__(self) -> Page:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._watch.cancel()
         self._process.kill()
         self._process.wait()
@@ -94,21 +72,14 @@ class Page:
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """One command; its result."""
         self._number += 1
-        message = {
-            "id": self._number,
-            "method": method,
-            "params": params,
-            **({"sessionId": self._session} if self._session else {}),
-        }
+        message = {"id": self._number, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
         self._commands.write(json.dumps(message).encode() + b"\0")
         while True:
             answer = self._receive()
             if answer.get("method") == "Runtime.exceptionThrown":
-                self.errors.append(
-                    str(
-                        answer["params"]["exceptionDetails"].get("exception", {}).get("description")
-                    )
-                )
+                self.errors.append(str(answer["params"]["exceptionDetails"]))
             if answer.get("id") == self._number:
                 if "error" in answer:
                     raise RuntimeError(f"{method}: {answer['error']}")
@@ -116,22 +87,26 @@ class Page:
 
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression; of a promise, what comes of it."""
-        return self.call(
-            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True
-        )["result"].get("value")
+        how = {"awaitPromise": True, "returnByValue": True}
+        return self.call("Runtime.evaluate", expression=expression, **how)["result"].get("value")
+
+    def resize(self, width: int) -> None:
+        size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        self._frame()
 
     def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
-        """A real mouse event ("mouseMoved", "mousePressed", "mouseReleased", "mouseWheel"), and
-        then a frame.
-        """
+        """A real mouse event ("mouseMoved", "mouseWheel" ...), and then a frame."""
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
         self._frame()
 
+    def click(self, x: float, y: float, count: int = 1) -> None:
+        for kind in ("mousePressed", "mouseReleased"):
+            self.mouse(kind, x, y, button="left", clickCount=count)
+
     def _frame(self) -> None:
-        self.evaluate(
-            "new Promise(done => setTimeout(() => requestAnimationFrame(() => setTimeout(done)), "
-            "30))"
-        )
+        frame = "requestAnimationFrame(() => setTimeout(done))"
+        self.evaluate(f"new Promise(done => setTimeout(() => {frame}, 30))")
 
     def _receive(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:

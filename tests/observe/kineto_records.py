@@ -1,5 +1,4 @@
-"""Chrome traces as torch.profiler writes them on a GPU, made by hand: the categories, names and
-args of its events, times in microseconds.
+"""Chrome traces as torch.profiler writes them on a GPU, made by hand; times in microseconds.
 
 `Loop` writes a decode loop of ours step by step: a host thread with API calls and phases, a compute
 stream whose graph replays have three kernels, and the copies. Bubbles are planted by its arguments.
@@ -36,70 +35,31 @@ class Document:
         self, category: str, name: str, start: float, end: float, tid: int, **args: Any
     ) -> None:
         pid = 0 if category in ("kernel", "gpu_memcpy", "gpu_memset") else PID
-        event = {
-            "ph": "X",
-            "cat": category,
-            "name": name,
-            "pid": pid,
-            "tid": tid,
-            "ts": start,
-            "dur": round(end - start, 3),
-            "args": args,
-        }
-        self.events.append(event)
+        event = {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "args": args}
+        self.events.append({**event, "ts": start, "dur": round(end - start, 3)})
 
     def call(self, name: str, start: float, end: float, category: str = "cuda_runtime") -> int:
         self.correlations += 1
-        self.add(
-            category,
-            name,
-            start,
-            end,
-            THREAD,
-            **{"External id": 1, "cbid": 211, "correlation": self.correlations},
-        )
+        self.add(category, name, start, end, THREAD, cbid=211, correlation=self.correlations)
         return self.correlations
 
     def kernel(
         self, name: str, start: float, end: float, correlation: int, stream: int = COMPUTE
     ) -> None:
-        args = {
-            "device": 0,
-            "context": 1,
-            "stream": stream,
-            "correlation": correlation,
-            "grid": [1, 1, 1],
-            "block": [256, 1, 1],
-        }
-        self.add("kernel", name, start, end, stream, **args)
+        self.add("kernel", name, start, end, stream, stream=stream, correlation=correlation)
 
     def copy(
         self, name: str, start: float, end: float, correlation: int, stream: int, size: int
     ) -> None:
-        args = {
-            "device": 0,
-            "context": 1,
-            "stream": stream,
-            "correlation": correlation,
-            "bytes": size,
-            "memory bandwidth (GB/s)": 1.0,
-        }
+        args = {"stream": stream, "correlation": correlation, "bytes": size}
         self.add("gpu_memcpy", f"Memcpy {name}", start, end, stream, **args)
 
     def op(self, name: str, start: float, end: float, category: str = "cpu_op") -> None:
-        self.add(category, name, start, end, THREAD, **{"External id": 7, "Record function id": 0})
+        self.add(category, name, start, end, THREAD, **{"External id": 7})
 
     def json(self) -> dict[str, Any]:
-        metadata = {
-            "ph": "M",
-            "name": "process_name",
-            "ts": 0,
-            "pid": PID,
-            "tid": 0,
-            "args": {"name": "python"},
-        }
+        metadata = {"ph": "M", "name": "process_name", "ts": 0, "pid": PID, "tid": 0}
         return {
-            "schemaVersion": 1,
             "baseTimeNanoseconds": BASE,
             "traceEvents": [metadata, *reversed(self.events)],
         }
@@ -149,21 +109,16 @@ class Loop:
         )
 
     def _run(self) -> None:
-        if self.depth == 1:
-            for step in range(self.steps):
-                self._launch(step)
-                self._finalize(step)
-                self._commit(step)
-            return
-        self._launch(0)
-        self._finalize(0)
         for step in range(self.steps):
-            if step + 1 < self.steps:
-                self._launch(step + 1)
+            for launched in (0, 1) if step == 0 and self.depth == 2 else (step + self.depth - 1,):
+                if launched < self.steps:
+                    self._launch(launched)
+                    if launched == 0 or self.depth == 1:
+                        self._finalize(launched)
             if self.late_copy:
                 self._copy_out(step, after=max(self.free, self.now))
             self._commit(step)
-            if step + 1 < self.steps:
+            if self.depth == 2 and step + 1 < self.steps:
                 self._finalize(step + 1)
 
     def _span(self, phase: Phase, start: float, step: int | None = None, depth: int = 0) -> None:
@@ -183,15 +138,14 @@ class Loop:
         correlation = self._call("cudaGraphLaunch", 12)
         split = self.mask_us is not None
         begin = max(self.free, self.now + 3)
-        dead = step in self.zombies
+        took = 20 if step in self.zombies else 900
         self.document.kernel(HEAD, begin, begin + 4, correlation)
-        self.document.kernel(LINEAR, begin + 6, begin + (20 if dead else 900), correlation)
-        self.free = begin + (22 if dead else 902)
+        self.document.kernel(LINEAR, begin + 6, begin + took, correlation)
+        self.free = begin + took + 2
         if not split:
             self._publish(step, correlation)
-        self.launches.append(
-            Launch(step, step % 2, "decode", 1, 1, split, 0, ns(start), ns(self.now), THREAD)
-        )
+        what = (step, step % 2, "decode", 1, 1, split, 0)
+        self.launches.append(Launch(*what, ns(start), ns(self.now), THREAD))
         self._span(Phase.LAUNCH, start, step)
         if not self.late_copy and not split:
             self._copy_out(step, after=self.ends[step])
@@ -210,9 +164,8 @@ class Loop:
             begin = self.now
             correlation = self._call("cudaMemcpyAsync", 200)
             self.document.op("aten::copy_", begin - 2, self.now + 2)
-            self.document.copy(
-                "HtoD (Pageable -> Device)", self.now - 10, self.now - 2, correlation, IN, 19_000
-            )
+            name = "HtoD (Pageable -> Device)"
+            self.document.copy(name, self.now - 10, self.now - 2, correlation, IN, 19_000)
         self._span(Phase.MASK, start, step)
         start = self.now
         correlation = self._call("cudaGraphLaunch", 12)
@@ -225,14 +178,14 @@ class Loop:
 
     def _copy_out(self, step: int, after: float) -> None:
         correlation = self._call("cudaMemcpyAsync", 3)
-        self.document.copy("DtoH (Device -> Pinned)", after + 2, after + 4, correlation, OUT, 32)
+        name = "DtoH (Device -> Pinned)"
+        self.document.copy(name, after + 2, after + 4, correlation, OUT, 32)
         self.copied[step] = after + 4
 
     def _commit(self, step: int) -> None:
-        outer, start = self.now, self.now
-        self.document.call("cudaEventSynchronize", start, max(start + 1, self.copied[step] + 8))
-        self.now = max(start + 1, self.copied[step] + 8)
-        self._span(Phase.WAIT, start, step, depth=1)
+        outer = self.now
+        self._call("cudaEventSynchronize", max(1, self.copied[step] + 8 - self.now))
+        self._span(Phase.WAIT, outer, step, depth=1)
         start = self.now
         self.now += self.commit_us
         self._span(Phase.COMMIT, start, step, depth=1)
@@ -248,17 +201,11 @@ def ns(us: float) -> int:
 
 
 def records_of(document: Document) -> Records:
-    """What a timeline would make of a document without anything of ours, on a clock that begins
-    at the trace's base.
-    """
-    found = parse(document.json())
-
-    def moved(items: list[Any]) -> list[Any]:
-        return [item._replace(start=item.start - BASE, end=item.end - BASE) for item in items]
-
-    device = moved(found.device)
-    end = max((span.end for span in device), default=0)
-    return Records("cuda", 0, end, device=device, calls=moved(found.calls), ops=moved(found.ops))
+    """What a timeline would make of a document without anything of ours, on a clock that begins at
+    the trace's base."""
+    found = parse(document.json()).shifted(lambda time: time - BASE)
+    end = max((span.end for span in found.device), default=0)
+    return Records("cuda", 0, end, device=found.device, calls=found.calls, ops=found.ops)
 
 
 def user_loop(items: int, steps: int = 10, wake_us: float = 10, python_us: float = 50) -> Records:
@@ -271,13 +218,10 @@ def user_loop(items: int, steps: int = 10, wake_us: float = 10, python_us: float
     """
     document = Document()
     host = device = 0.0
+    layers = ("rms_norm", "gemv") * 4
     for _ in range(steps):
         begin = host
-        for name in (
-            "indexSelectSmallIndex",
-            *("rms_norm", "gemv") * 4,
-            "reduce_kernel<512, 1, ArgMaxOps>",
-        ):
+        for name in ("indexSelectSmallIndex", *layers, "reduce_kernel<512, 1, ArgMaxOps>"):
             op = host
             correlation = document.call("cudaLaunchKernel", host + 2, host + 6)
             host += 8
@@ -287,9 +231,9 @@ def user_loop(items: int, steps: int = 10, wake_us: float = 10, python_us: float
             document.kernel(name, start, device, correlation)
         for _ in range(items):
             op = host
-            correlation = document.call("cudaMemcpyAsync", host + 3, host + 6)
+            sent = document.call("cudaMemcpyAsync", host + 3, host + 6)
             device = max(device, host + 6) + 3
-            document.copy("DtoH (Device -> Pinned)", device - 2, device, correlation, COMPUTE, 8)
+            document.copy("DtoH (Device -> Pinned)", device - 2, device, sent, COMPUTE, 8)
             document.call("cudaStreamSynchronize", host + 7, device + wake_us)
             host = device + wake_us + 2
             document.op("aten::item", op, host)

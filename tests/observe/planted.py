@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -15,8 +16,7 @@ from photon_ext.runtime.step import Fill, StepKey
 
 VOCAB = 64
 STEPS = 24
-# on the CPU: the square matrix that every step multiplies with, and how often: some 5 ms
-WORK, REPEATS = 2048, 12
+WORK, REPEATS = 2048, 12  # on the CPU: a square matrix, multiplied with so often: some 5 ms
 CYCLES = 4_000_000  # on a GPU: some 2 ms
 
 
@@ -28,26 +28,19 @@ class Model:
         self.on_cuda, self.repeats = device == "cuda", repeats
         self.identity, self.successor = identity, identity.roll(1, 0).contiguous()
         self.x, self.last, self.logits = (torch.empty(8, VOCAB, device=device) for _ in range(3))
-        self.weight, self.given, self.taken = (
-            torch.ones(WORK, WORK),
-            torch.ones(8, WORK),
-            torch.empty(8, WORK),
-        )
+        self.weight, self.given = torch.ones(WORK, WORK), torch.ones(8, WORK)
+        self.taken = torch.empty(8, WORK)
 
     def forward(self, step: StepTensors) -> None:
-        lines, segments = len(step.decode_meta), len(step.segments)
-        ops.embedding_into(self.x[:lines], step.decode_meta, self.identity)
-        self._take_time(lines)
-        ops.select_tokens_into(self.last[:segments], self.x[:lines], step.segments)
-        ops.linear_into(self.logits[:segments], self.last[:segments], self.successor)
-        step.logits = self.logits[:segments]
-
-    def _take_time(self, lines: int) -> None:
+        tokens, segments = len(step.decode_meta), len(step.segments)
+        ops.embedding_into(self.x[:tokens], step.decode_meta, self.identity)
         if self.on_cuda:
             torch.cuda._sleep(CYCLES)
-            return
-        for _ in range(self.repeats):
-            ops.linear_into(self.taken[:lines], self.given[:lines], self.weight)
+        for _ in range(0 if self.on_cuda else self.repeats):
+            ops.linear_into(self.taken[:tokens], self.given[:tokens], self.weight)
+        ops.select_tokens_into(self.last[:segments], self.x[:tokens], step.segments)
+        ops.linear_into(self.logits[:segments], self.last[:segments], self.successor)
+        step.logits = self.logits[:segments]
 
 
 def open_pipeline(
@@ -55,7 +48,8 @@ def open_pipeline(
 ) -> Pipeline:
     """A pipeline with one row admitted, and its first steps behind it."""
     runtime = Runtime(max_rows=1, max_len=STEPS + 16, depth=depth, device=device)
-    pipeline = Pipeline(runtime, Model(device, repeats).forward, vocab_size=VOCAB, chunk=4)
+    forward = Model(device, repeats).forward
+    pipeline = Pipeline(runtime, forward, vocab_size=VOCAB, chunk=4)
     pipeline.admit([1, 2], max_new_tokens=STEPS, constrained=constrained)
     return pipeline
 
@@ -70,17 +64,15 @@ def traced(
     tokens: list[int] = []
     with timeline(nvtx=nvtx) as recording:
         while pipeline.busy:
-            tokens += [
-                event.token for event in pipeline.tick(fill, on_event) if event.token is not None
-            ]
+            events = pipeline.tick(fill, on_event)
+            tokens += [event.token for event in events if event.token is not None]
     assert tokens == [(3 + step) % VOCAB for step in range(STEPS)]
     return recording
 
 
 def postpone_out_copies(pipeline: Pipeline) -> None:
     """Plants the bug: the event that the out-copy of step t waits for is recorded only after the
-    forward of t+1 is enqueued.
-    """
+    forward of t+1 is enqueued."""
     open_steps: list[tuple[Slot, StepKey]] = []
 
     def finish() -> None:
@@ -90,14 +82,8 @@ def postpone_out_copies(pipeline: Pipeline) -> None:
     def plant(slot: Slot) -> None:
         launch, wait = slot.launch, slot.wait
 
-        def late_launch(
-            key: StepKey,
-            segments: list[int],
-            staged: list[int],
-            deltas: list[int],
-            finish_now: bool,
-        ) -> int:
-            sent = launch(key, segments, staged, deltas, False)
+        def late_launch(key: StepKey, *given: object) -> int:
+            sent = launch(key, *given[:-1], False)  # type: ignore[arg-type]
             while open_steps:
                 finish()
             open_steps.append((slot, key))
@@ -112,6 +98,10 @@ def postpone_out_copies(pipeline: Pipeline) -> None:
 
     for slot in pipeline._slots:
         plant(slot)  # type: ignore[arg-type]
+
+
+def sleep_300us(_: RowEvent) -> None:
+    time.sleep(300e-6)
 
 
 def allow_all(_: object, words: memoryview) -> None:

@@ -1,6 +1,4 @@
-"""From torch.profiler's Chrome trace to records, on hand-made documents, and on one that torch
-makes here.
-"""
+"""From torch.profiler's Chrome trace to records, on hand-made documents, and on one made here."""
 
 from __future__ import annotations
 
@@ -9,10 +7,17 @@ import threading
 import pytest
 import torch
 
-from photon_ext.observe.anchor import Bracket, Converter, Offset, drop_anchors, find_offset
-from photon_ext.observe.kineto import Recorder, decode, outermost, parse
+from photon_ext.observe.clock_sync import Bracket, Converter, Offset, find_offset, make_marks
+from photon_ext.observe.kineto import KinetoRecords, Recorder, decode, outermost, parse
 from photon_ext.observe.records import ApiCall, DeviceKind, DeviceSpan, OpKind
 from tests.observe.kineto_records import BASE, COMPUTE, PID, Document
+
+
+def recorded(body: object) -> KinetoRecords:
+    recorder = Recorder(ops=True, stacks=False)
+    recorder.start()
+    body()  # type: ignore[operator]
+    return recorder.stop({})
 
 
 def test_kernels_copies_and_calls_are_told_apart_and_sorted() -> None:
@@ -22,45 +27,31 @@ def test_kernels_copies_and_calls_are_told_apart_and_sorted() -> None:
     document.call("cuMemcpyHtoDAsync_v2", 10, 12, "cuda_driver")
     document.kernel("linear_kernel", 20, 30.5, launch)
     document.copy("HtoD (Pageable -> Device)", 14, 15, 3, 21, 4096)
-    document.add(
-        "gpu_memset", "Memset (Device)", 16, 17, COMPUTE, stream=COMPUTE, correlation=9, bytes=64
-    )
+    document.add("gpu_memset", "Memset (Device)", 16, 17, COMPUTE, correlation=9, bytes=64)
     document.add("cuda_sync", "Stream Sync", 1, 2, COMPUTE)
     document.add("overhead", "Buffer Flush", 1, 2, 0)
     document.op("aten::add", 0, 1)
     document.op("my range", 0, 2, "user_annotation")
     found = parse(document.json())
-    assert [(call.name, call.correlation) for call in found.calls] == [
-        ("cudaGraphLaunch", 1),
-        ("cuMemcpyHtoDAsync", 3),
-    ]
+    calls = [(call.name, call.correlation) for call in found.calls]
+    assert calls == [("cudaGraphLaunch", 1), ("cuMemcpyHtoDAsync", 3)]
     copy, fill, kernel = found.device
-    assert kernel == DeviceSpan(
-        "linear_kernel", DeviceKind.KERNEL, BASE + 20_000, BASE + 30_500, COMPUTE, launch
-    )
-    assert (copy.name, copy.bytes, copy.is_pageable, copy.is_in_copy, copy.stream) == (
-        "HtoD Pageable -> Device",
-        4096,
-        True,
-        True,
-        21,
-    )
+    span = (BASE + 20_000, BASE + 30_500)
+    assert kernel == DeviceSpan("linear_kernel", DeviceKind.KERNEL, *span, COMPUTE, launch)
+    assert (copy.name, copy.bytes, copy.stream) == ("HtoD Pageable -> Device", 4096, 21)
+    assert copy.is_pageable
+    assert copy.is_in_copy
     assert fill.kind is DeviceKind.FILL
-    assert {(op.name, op.kind) for op in found.ops} == {
-        ("aten::add", OpKind.TORCH),
-        ("my range", OpKind.ANNOTATION),
-    }
+    ops = {(op.name, op.kind) for op in found.ops}
+    assert ops == {("aten::add", OpKind.TORCH), ("my range", OpKind.ANNOTATION)}
 
 
 def test_threads_that_cupti_names_by_their_pthread_id_are_found() -> None:
     """It keeps the low 32 bits, with a sign."""
     document = Document()
-    pthread = 0x7F12_F00D_1234
-    signed = (pthread & 0xFFFFFFFF) - 2**32
-    document.add("cuda_runtime", "cudaGraphLaunch", 0, 1, signed, correlation=1)
-    assert [call.thread for call in parse(document.json(), {pthread & 0xFFFFFFFF: PID}).calls] == [
-        PID
-    ]
+    low = 0x7F12_F00D_1234 & 0xFFFFFFFF
+    document.add("cuda_runtime", "cudaGraphLaunch", 0, 1, low - 2**32, correlation=1)
+    assert [call.thread for call in parse(document.json(), {low: PID}).calls] == [PID]
 
 
 @pytest.mark.parametrize("name", ['say "hi"', '"', 'a",', '", ', "it's", "a\tb", 'a\t"b"\x01'])
@@ -77,24 +68,20 @@ def test_a_quote_in_a_name_is_read_as_torch_writes_it(written: str, name: str) -
 
 
 def test_a_range_may_have_a_quote_in_its_name() -> None:
-    recorder = Recorder(ops=True, stacks=False)
-    recorder.start()
-    with torch.profiler.record_function('the "inner" loop'):
-        torch.ones(3)
-    assert 'the "inner" loop' in [op.name for op in recorder.stop({}).ops]
+    def body() -> None:
+        with torch.profiler.record_function('the "inner" loop'):
+            torch.ones(3)
+
+    assert 'the "inner" loop' in [op.name for op in recorded(body).ops]
 
 
 def test_outermost_is_judged_per_thread() -> None:
-    calls = [
-        ApiCall("cudaA", 0, 100, 1),
-        ApiCall("cuA", 10, 90, 1),
-        ApiCall("cuB", 20, 30, 2),
-        ApiCall("cudaC", 100, 110, 1),
-    ]
-    assert [call.name for call in outermost(calls)] == ["cudaA", "cuB", "cudaC"]
+    spans = [("cudaA", 0, 100, 1), ("cuA", 10, 90, 1), ("cuB", 20, 30, 2), ("cudaC", 100, 110, 1)]
+    names = [call.name for call in outermost(ApiCall(*span) for span in spans)]
+    assert names == ["cudaA", "cuB", "cudaC"]
 
 
-def test_an_anchor_bounds_the_offset_from_both_sides() -> None:
+def test_a_sync_mark_bounds_the_offset_from_both_sides() -> None:
     """Our clock reads 1000 when the profiler's reads 51000, and more."""
     brackets = [Bracket(1000, 1400), Bracket(2000, 2100)]
     offset = find_offset(brackets, [(51_120, 51_300), (52_010, 52_080)])
@@ -104,7 +91,7 @@ def test_an_anchor_bounds_the_offset_from_both_sides() -> None:
     assert (offset.value, offset.error) == ((low + high) // 2, (high - low + 1) // 2)
 
 
-def test_anchors_that_were_lost_give_no_offset() -> None:
+def test_sync_marks_that_were_lost_give_no_offset() -> None:
     assert find_offset([Bracket(0, 1)], []) is None
     assert find_offset([], []) is None
 
@@ -116,32 +103,32 @@ def test_drift_is_corrected_linearly() -> None:
 
 
 def test_the_clocks_of_this_machine_agree_to_microseconds() -> None:
-    recorder = Recorder(ops=True, stacks=False)
-    recorder.start()
-    first, last = drop_anchors(), drop_anchors()
-    found = recorder.stop({}).anchors
-    offsets = find_offset(first, found[: len(first)]), find_offset(last, found[len(first) :])
-    assert offsets[0] is not None
-    assert offsets[1] is not None
-    assert offsets[0].error < 50_000
-    assert abs(offsets[0].value - offsets[1].value) <= offsets[0].error + offsets[1].error + 50_000
+    brackets: list[list[Bracket]] = []
+    marks = recorded(lambda: brackets.extend(make_marks() for _ in range(2))).marks
+    half = len(brackets[0])
+    first, last = find_offset(brackets[0], marks[:half]), find_offset(brackets[1], marks[half:])
+    assert first is not None
+    assert last is not None
+    assert first.error < 50_000
+    assert abs(first.value - last.value) <= first.error + last.error + 50_000
 
 
 def test_ops_of_all_threads_are_recorded() -> None:
-    recorder = Recorder(ops=True, stacks=False)
-    recorder.start()
     thread = threading.Thread(target=lambda: torch.ones(4).sum().item())
-    thread.start()
-    thread.join()
-    torch.ones(4).add(1)
-    ops = recorder.stop({}).ops
-    assert {op.name for op in ops if op.thread == thread.native_id} >= {"aten::sum", "aten::item"}
-    assert {op.name for op in ops if op.thread == threading.get_native_id()} >= {"aten::add"}
+
+    def body() -> None:
+        thread.start()
+        thread.join()
+        torch.ones(4).add(1)
+
+    ops = {(op.name, op.thread) for op in recorded(body).ops}
+    here = threading.get_native_id()
+    assert ops >= {("aten::sum", thread.native_id), ("aten::item", thread.native_id)}
+    assert ("aten::add", here) in ops
 
 
-def test_without_anything_to_record_there_is_nothing() -> None:
+def test_without_anything_to_record_there_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     recorder = Recorder(ops=False, stacks=False)
-    if torch.cuda.is_available():
-        return
     recorder.start()
     assert recorder.stop({}) == ([], [], [], [])

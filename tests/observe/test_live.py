@@ -1,6 +1,4 @@
-"""The meter for people: a table in a terminal, lines elsewhere, and what `photon-ext generate
---meter` makes of it.
-"""
+"""The meter for people: a table in a terminal, lines elsewhere; `photon-ext generate --meter`."""
 
 from __future__ import annotations
 
@@ -20,8 +18,8 @@ from photon_ext.sampling import SamplingParams
 from tests.observe.test_meter import scripted
 
 LINE = re.compile(
-    r"\[meter\] [\d.]+ tokens/s, [\d.]+ steps/s, gap (-|[\d.]+ us), zombies [\d.]+%, .* rows "
-    r"\d+/4, pages \d+/64, waiting 0"
+    r"\[meter\] [\d.]+ tokens/s, [\d.]+ steps/s, gap (-|[\d.]+ us), zombies [\d.]+%, .* "
+    r"rows \d+/4, pages \d+/64, waiting 0"
 )
 
 
@@ -64,8 +62,9 @@ def test_a_stream_that_is_closed_ends_the_lines_and_nothing_else() -> None:
 
 def test_a_terminal_shows_the_text_and_a_table_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
-    # rich redraws nothing on the terminal "dumb" that build machines and editors name
-    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv(
+        "TERM", "xterm"
+    )  # rich redraws nothing on the terminal "dumb" that build machines and editors name
     stream = Terminal()
     with scripted() as engine, open_view(engine.meter, stream) as view:
         assert isinstance(view, RichView)

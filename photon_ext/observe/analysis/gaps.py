@@ -9,20 +9,30 @@ launching thread did meanwhile. API calls count before phases of ours, those bef
 
 from __future__ import annotations
 
-from collections import defaultdict
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from photon_ext.observe.analysis.intervals import Cover, by_thread
-from photon_ext.observe.analysis.steps import DeviceStep, Steps, enqueues, short_name
+from photon_ext.observe.analysis.intervals import Cover, Piece, by_thread
+from photon_ext.observe.analysis.steps import DeviceStep, Steps, short_name
 from photon_ext.observe.api import CallKind, classify
-from photon_ext.observe.records import ApiCall, DeviceSpan, HostSpan, Op, OpKind, Records
+from photon_ext.observe.host_work import DESCHEDULED_NS
+from photon_ext.observe.records import (
+    ApiCall,
+    DeviceKind,
+    DeviceSpan,
+    HostSpan,
+    Launch,
+    Op,
+    OpKind,
+    Records,
+)
 from photon_ext.runtime.probe import Phase
 
 MASK_KERNEL = "apply_token_mask"  # late sampling begins with it
-# nanoseconds; shorter node gaps are the device's own and are counted, but not explained
-NODE_FLOOR = 2_000
+NODE_FLOOR = 2_000  # nanoseconds; shorter node gaps are the device's own, and are not explained
 
 
 class GapKind(Enum):
@@ -37,6 +47,7 @@ class GapKind(Enum):
 class Cause(Enum):
     """Whom the device waited for."""
 
+    ADMIT = "admit"
     PLAN = "plan"
     LAUNCH = "launch"
     COMMIT = "commit"
@@ -49,10 +60,12 @@ class Cause(Enum):
     ALLOCATION = "allocation"
     COLLECT = "requests"
     CALLER = "other code of the host"
-    DEVICE = "nobody (the next work was queued already)"
+    DESCHEDULED = "descheduled"  # the system had taken the host stream's thread off the CPU
+    DEVICE = "start of queued work"
 
 
 _PHASES = {
+    Phase.ADMIT: Cause.ADMIT,
     Phase.PLAN: Cause.PLAN,
     Phase.LAUNCH: Cause.LAUNCH,
     Phase.WAIT: Cause.RESULTS,
@@ -62,7 +75,13 @@ _PHASES = {
     Phase.DELIVER: Cause.DELIVER,
     Phase.COLLECT: Cause.COLLECT,
 }
-_LAUNCHES = (CallKind.GRAPH_LAUNCH, CallKind.KERNEL_LAUNCH)
+_CALLS = {
+    CallKind.GRAPH_LAUNCH: Cause.LAUNCH,
+    CallKind.KERNEL_LAUNCH: Cause.LAUNCH,
+    CallKind.EVENT_WAIT: Cause.SYNC,
+    CallKind.SYNC: Cause.SYNC,
+    CallKind.ALLOCATION: Cause.ALLOCATION,
+}
 
 
 class Share(NamedTuple):
@@ -72,19 +91,17 @@ class Share(NamedTuple):
     detail: str
     ns: int
 
-
-def share_name(share: Share) -> str:
-    """ "commit", or "launch (from the call to the first kernel)"."""
-    return (
-        share.cause.value
-        if share.detail in ("", share.cause.value)
-        else f"{share.cause.value} ({share.detail})"
-    )
+    @property
+    def name(self) -> str:
+        """ "commit", or "launch (from the call to the first kernel)"."""
+        return f"{self.cause.value} ({self.detail})" if self.detail else self.cause.value
 
 
 class Gap(NamedTuple):
-    """Idle device from `start` to `end`; `before` and `after` are short kernel names; `step` is the
-    number of the step that follows it, or that it lies in.
+    """Idle device from `start` to `end`.
+
+    `before` and `after` are short kernel names; `step` is the number of the step that follows it,
+    or that it lies in.
     """
 
     start: int
@@ -93,188 +110,148 @@ class Gap(NamedTuple):
     before: str
     after: str
     step: int
-    shares: tuple[Share, ...] = ()
+    shares: tuple[Share, ...] = ()  # largest first
 
     @property
     def ns(self) -> int:
         return self.end - self.start
-
-    @property
-    def cause(self) -> Share | None:
-        """The largest share."""
-        return max(self.shares, key=lambda share: share.ns, default=None)
 
 
 class HostView:
     """What each thread did, looked up by time."""
 
     def __init__(self, records: Records) -> None:
-        self._spans = {
-            thread: Cover[HostSpan](spans) for thread, spans in by_thread(records.host).items()
-        }
-        self._ops = {thread: Cover[Op](ops) for thread, ops in by_thread(records.ops).items()}
-        self._calls = {
-            thread: Cover[ApiCall](calls) for thread, calls in by_thread(records.calls).items()
-        }
-        self._pageable = {
-            span.correlation for span in records.device if span.is_pageable and span.correlation
-        }
-
-    def phase(self, thread: int, time: int) -> Phase | None:
-        """The innermost phase of ours at that time."""
-        path = self._spans[thread].at(time) if thread in self._spans else ()
-        return path[-1].phase if path else None
-
-    def op(self, thread: int, time: int) -> str:
-        """The torch op at that time, as the user wrote it (the outermost one), and the innermost
-        range or function around it.
-        """
-        return op_name(self._ops[thread].at(time)) if thread in self._ops else ""
-
-    def shares(self, thread: int, start: int, end: int) -> Iterator[Share]:
-        """What [start, end] was spent on."""
-        for piece in _pieces(self._calls.get(thread), start, end):
-            share = self._of_call(piece[2][-1], piece[1] - piece[0]) if piece[2] else None
-            if share is not None:
-                yield share
-            else:
-                yield from self._of_spans(thread, piece[0], piece[1])
-
-    def _of_spans(self, thread: int, start: int, end: int) -> Iterator[Share]:
-        for piece in _pieces(self._spans.get(thread), start, end):
-            if piece[2]:
-                phase = piece[2][-1].phase
-                yield Share(_PHASES[phase], phase.value, piece[1] - piece[0])
-            else:
-                for begin, until, path in _pieces(self._ops.get(thread), piece[0], piece[1]):
-                    yield Share(Cause.CALLER, op_name(path) or "Python", until - begin)
-
-    def _of_call(self, call: ApiCall, ns: int) -> Share | None:
-        """None: the call explains nothing, the phase around it does."""
-        kind = classify(call.name)
-        where = self.where(call)
-        if call.correlation in self._pageable:
-            return Share(Cause.PAGEABLE, where, ns)
-        if kind in _LAUNCHES:
-            return Share(Cause.LAUNCH, call.name, ns)
-        if kind is CallKind.EVENT_WAIT and self.phase(call.thread, call.start) is Phase.WAIT:
-            return Share(Cause.RESULTS, call.name, ns)
-        if kind in (CallKind.SYNC, CallKind.EVENT_WAIT):
-            return Share(Cause.SYNC, f"{call.name}{', ' * bool(where)}{where}", ns)
-        return (
-            Share(Cause.ALLOCATION, f"{call.name}{', ' * bool(where)}{where}", ns)
-            if kind is CallKind.ALLOCATION
-            else None
+        lists = (records.host, records.ops, records.calls)
+        self._spans, self._ops, self._calls = (
+            {thread: Cover(spans) for thread, spans in by_thread(spans).items()} for spans in lists
         )
+        self._pageable = {s.correlation for s in records.device if s.is_pageable and s.correlation}
+
+    def cause(self, call: ApiCall) -> Cause | None:
+        """What a call means for the device; None: nothing, the phase around it does."""
+        if call.correlation in self._pageable:
+            return Cause.PAGEABLE
+        kind = classify(call.name)
+        if kind is CallKind.EVENT_WAIT and self._phase(call) is Phase.WAIT:
+            return Cause.RESULTS  # the commit's own wait (I7)
+        return _CALLS.get(kind)
 
     def where(self, call: ApiCall) -> str:
         """In which phase of ours and which torch op a call was made: "mask: aten::copy_"."""
-        phase = self.phase(call.thread, call.start)
-        op = self.op(call.thread, call.start)
-        return ": ".join(part for part in (phase.value if phase is not None else "", op) if part)
+        phase = self._phase(call)
+        op = _op_name(self._ops.get(call.thread, Cover()).at(call.start))
+        return ": ".join(filter(None, (phase.value if phase is not None else "", op)))
 
+    def shares(self, thread: int, start: int, end: int) -> Iterator[Share]:
+        """What [start, end] was spent on."""
+        for begin, until, calls in _pieces(self._calls, thread, start, end):
+            cause = self.cause(calls[-1]) if calls else None
+            if cause is None:
+                yield from self._of_spans(thread, begin, until)
+                continue
+            name, where = calls[-1].name, self.where(calls[-1])
+            if cause is Cause.PAGEABLE:
+                yield Share(cause, where, until - begin)
+            elif cause in (Cause.SYNC, Cause.ALLOCATION) and where:
+                yield Share(cause, f"{name}, {where}", until - begin)
+            else:
+                yield Share(cause, name, until - begin)
 
-def op_name(path: tuple[Op, ...]) -> str:
-    """A path of ops as its user knows it: the outermost torch op, "in" the innermost range or
-    function around it.
-    """
-    torch_op = next((op.name for op in path if op.kind is OpKind.TORCH), "")
-    around: list[str] = []
-    for op in path:
-        if op.kind is OpKind.TORCH:
-            break
-        around.append(op.name)
-    return " in ".join(part for part in (torch_op, around[-1] if around else "") if part)
+    def _of_spans(self, thread: int, start: int, end: int) -> Iterator[Share]:
+        for begin, until, spans in _pieces(self._spans, thread, start, end):
+            if spans:
+                yield Share(_PHASES[spans[-1].phase], "", until - begin)
+                continue
+            for first, last, ops in _pieces(self._ops, thread, begin, until):
+                yield Share(Cause.CALLER, _op_name(ops) or "Python", last - first)
+
+    def _phase(self, call: ApiCall) -> Phase | None:
+        path = self._spans.get(call.thread, Cover()).at(call.start)
+        return path[-1].phase if path else None
 
 
 def find_gaps(steps: Steps, records: Records) -> list[Gap]:
     """Every gap between the first and the last step, explained."""
-    view = HostView(records)
-    explain = _Explainer(records, view)
+    explain = _Explainer(records, steps)
     gaps: list[Gap] = []
-    if not steps.steps:
-        return gaps
-    reached, previous = steps.steps[0].start, None
+    reached, previous = steps.steps[0].start if steps.steps else 0, None
     for step in steps.steps:
+        late = False  # the step's late sampling has begun
         for index in range(step.first, step.last):
             kernel = steps.kernels[index]
+            begins_late = MASK_KERNEL in kernel.name and index > step.first
+            late |= begins_late
             if kernel.start > reached and previous is not None:
-                kind = _kind(step, index, kernel)
-                shares = (
-                    explain(reached, kernel, step)
-                    if kind is not GapKind.NODE or kernel.start - reached >= NODE_FLOOR
-                    else ()
-                )
-                gap = Gap(
-                    reached,
-                    kernel.start,
-                    kind,
-                    short_name(previous.name),
-                    short_name(kernel.name),
-                    step.number,
-                    shares,
-                )
-                gaps.append(gap._replace(kind=GapKind.REST) if _is_rest(gap) else gap)
+                kind = GapKind.STEP if index == step.first else GapKind.NODE
+                kind = GapKind.SPLIT if begins_late else kind
+                long = kind is not GapKind.NODE or kernel.start - reached >= NODE_FLOOR
+                shares = explain(reached, kernel, step, late) if long else ()
+                kind = GapKind.REST if kind is GapKind.STEP and _is_rest(shares) else kind
+                names = (short_name(previous.name), short_name(kernel.name))
+                gaps.append(Gap(reached, kernel.start, kind, *names, step.number, shares))
             if kernel.end >= reached:
                 reached, previous = kernel.end, kernel
     return gaps
 
 
-def step_gaps(gaps: Iterable[Gap]) -> list[Gap]:
+def idle_gaps(gaps: Iterable[Gap]) -> list[Gap]:
     """The gaps that count as idle: between steps, and before a late sampling."""
     return [gap for gap in gaps if gap.kind in (GapKind.STEP, GapKind.SPLIT)]
-
-
-def _is_rest(gap: Gap) -> bool:
-    waited = sum(share.ns for share in gap.shares if share.cause is Cause.COLLECT)
-    return gap.kind is GapKind.STEP and 2 * waited > gap.ns
-
-
-def _kind(step: DeviceStep, index: int, kernel: DeviceSpan) -> GapKind:
-    if index == step.first:
-        return GapKind.STEP
-    return GapKind.SPLIT if MASK_KERNEL in kernel.name else GapKind.NODE
 
 
 class _Explainer:
     """Shares a gap out."""
 
-    def __init__(self, records: Records, view: HostView) -> None:
-        self._view = view
-        self._calls = {call.correlation: call for call in records.calls}
+    def __init__(self, records: Records, steps: Steps) -> None:
+        self._view = HostView(records)
+        self._on_host = records.backend == "host"
+        self._calls = {} if self._on_host else {call.correlation: call for call in records.calls}
         self._in_copies = [span for span in records.device if span.is_in_copy]
-        self._enqueues = {} if records.backend == "cuda" else enqueues(records)
-        threads = [launch.thread for launch in records.launches]
-        threads = threads or [
-            call.thread for call in records.calls if classify(call.name) in _LAUNCHES
+        self._out_copies = [span.start for span in records.device if span.is_out_copy]
+        lost = (span for span in records.device if span.kind is DeviceKind.DESCHEDULED)
+        self._lost = {span.start: span.end for span in lost}
+        finalizes = (span for span in records.host if span.phase is Phase.FINALIZE)
+        self._finalizes = {steps.number(span.step): span for span in finalizes}
+        threads = [launch.thread for launch in records.launches] or [
+            call.thread for call in records.calls if _CALLS.get(classify(call.name)) is Cause.LAUNCH
         ]
         self._thread = max(set(threads), key=threads.count) if threads else None
 
-    def __call__(self, start: int, kernel: DeviceSpan, step: DeviceStep) -> tuple[Share, ...]:
-        thread, launched = self._launch_of(kernel, step)
-        if launched is not None and launched <= start:
-            return _merged(self._on_device(start, kernel.start))
-        if thread is None:
-            return (Share(Cause.CALLER, "unknown thread", kernel.start - start),)
-        until = kernel.start if launched is None else min(launched, kernel.start)
-        shares = list(self._view.shares(thread, start, until))
-        if until < kernel.start:
-            shares.append(
-                Share(Cause.LAUNCH, "from the call to the first kernel", kernel.start - until)
-            )
+    def __call__(
+        self, start: int, kernel: DeviceSpan, step: DeviceStep, late: bool
+    ) -> tuple[Share, ...]:
+        end = kernel.start
+        begin = self._lost_until(start, end)
+        shares = [Share(Cause.DESCHEDULED, "", begin - start)]
+        enqueued = self._enqueue(kernel, step, late)
+        if enqueued is not None and enqueued.end <= start:
+            shares += self._on_device(begin, end)
+        elif (thread := enqueued.thread if enqueued is not None else self._thread) is not None:
+            until = end if enqueued is None else min(max(enqueued.end, begin), end)
+            shares += self._view.shares(thread, begin, until)
+            shares.append(Share(Cause.LAUNCH, "from the call to the first kernel", end - until))
+        else:
+            shares.append(Share(Cause.CALLER, "unknown thread", end - begin))
         return _merged(shares)
 
-    def _launch_of(self, kernel: DeviceSpan, step: DeviceStep) -> tuple[int | None, int | None]:
-        """The thread that launched a kernel, and when its call was over."""
+    def _lost_until(self, start: int, end: int) -> int:
+        """Until when a host stream's thread was off the CPU from `start` on: that of the kernel
+        before, or that of the copy of its results, which was queued and began late."""
+        until = self._lost.get(start, start)
+        if self._on_host:
+            place = bisect_left(self._out_copies, start)
+            begun = self._out_copies[place] if place < len(self._out_copies) else end
+            until = begun if until + DESCHEDULED_NS <= begun < end else until
+        return min(until, end)
+
+    def _enqueue(
+        self, kernel: DeviceSpan, step: DeviceStep, late: bool
+    ) -> ApiCall | HostSpan | Launch | None:
+        """What of the host launched a kernel."""
         call = self._calls.get(kernel.correlation)
         if call is not None:
-            return call.thread, call.end
-        enqueue = self._enqueues.get(kernel.correlation)
-        if enqueue is not None:
-            return enqueue.thread, enqueue.end
-        if step.launch is not None and kernel.start == step.start:
-            return step.launch.thread, step.launch.end
-        return self._thread, None
+            return call
+        return self._finalizes.get(step.number) if late else step.launch
 
     def _on_device(self, start: int, end: int) -> Iterator[Share]:
         """The next kernel was queued: a copy to the device may have held it back."""
@@ -284,25 +261,29 @@ class _Explainer:
             if overlap > 0 and copy.end <= end:
                 waited += overlap
                 yield Share(Cause.PAGEABLE if copy.is_pageable else Cause.H2D, copy.name, overlap)
-        if end - start > waited:
-            yield Share(Cause.DEVICE, "", end - start - waited)
+        rest = end - start - waited
+        is_lost = self._on_host and rest >= DESCHEDULED_NS
+        yield Share(Cause.DESCHEDULED if is_lost else Cause.DEVICE, "", rest)
 
 
-def _pieces(
-    cover: Cover[HostSpan] | Cover[Op] | Cover[ApiCall] | None, start: int, end: int
-) -> Iterator[tuple[int, int, tuple]]:  # type: ignore[type-arg]
-    if cover is None:
-        yield start, end, ()
-    else:
-        yield from cover.within(start, end)
+def _is_rest(shares: Iterable[Share]) -> bool:
+    waited = sum(share.ns for share in shares if share.cause is Cause.COLLECT)
+    return 2 * waited > sum(share.ns for share in shares)
 
 
-def _merged(shares: Iterator[Share] | list[Share]) -> tuple[Share, ...]:
-    total: dict[tuple[Cause, str], int] = defaultdict(int)
+def _op_name(path: tuple[Op, ...]) -> str:
+    """A path of ops as its user knows it: the outermost torch op, "in" the innermost range or
+    function around it."""
+    place = next((i for i, op in enumerate(path) if op.kind is OpKind.TORCH), len(path))
+    return " in ".join(op.name for op in (*path[place : place + 1], *path[:place][-1:]))
+
+
+def _pieces(covers: dict[int, Cover], thread: int, start: int, end: int) -> Iterator[Piece]:
+    return covers.get(thread, Cover()).within(start, end)
+
+
+def _merged(shares: Iterable[Share]) -> tuple[Share, ...]:
+    total: Counter[tuple[Cause, str]] = Counter()
     for share in shares:
         total[share.cause, share.detail] += share.ns
-    return tuple(
-        Share(cause, detail, ns)
-        for (cause, detail), ns in sorted(total.items(), key=lambda item: -item[1])
-        if ns > 0
-    )
+    return tuple(Share(*what, ns) for what, ns in total.most_common() if ns > 0)

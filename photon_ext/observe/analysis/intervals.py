@@ -3,20 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
-
-
-class HasSpan(Protocol):
-    """Anything from `start` to `end`."""
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def end(self) -> int: ...
-
-
-T = TypeVar("T", bound=HasSpan)
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 
 class Piece(NamedTuple):
@@ -27,26 +15,22 @@ class Piece(NamedTuple):
     path: tuple[Any, ...]
 
 
-class Cover(Generic[T]):
-    """The innermost spans of one thread, by time."""
+class Cover:
+    """The innermost spans of one thread, by time; a span is what has a `start` and an `end`."""
 
-    def __init__(self, spans: Iterable[T]) -> None:
+    def __init__(self, spans: Iterable[Any] = ()) -> None:
         self.pieces = flatten(spans)
         self._ends = [piece.end for piece in self.pieces]
 
-    def at(self, time: int) -> tuple[T, ...]:
+    def at(self, time: int) -> tuple[Any, ...]:
         """The spans around `time`, outermost first."""
         place = bisect_right(self._ends, time)
-        return (
-            self.pieces[place].path
-            if place < len(self.pieces) and self.pieces[place].start <= time
-            else ()
-        )
+        inside = place < len(self.pieces) and self.pieces[place].start <= time
+        return self.pieces[place].path if inside else ()
 
     def within(self, start: int, end: int) -> Iterator[Piece]:
-        """All of [start, end], in order, cut where the innermost span changes; with an empty
-        path where there is none.
-        """
+        """All of [start, end], in order, cut where the innermost span changes; with an empty path
+        where there is none."""
         reached = start
         place = bisect_right(self._ends, start)
         while place < len(self.pieces) and self.pieces[place].start < end:
@@ -60,13 +44,13 @@ class Cover(Generic[T]):
             yield Piece(reached, end, ())
 
 
-def flatten(spans: Iterable[T]) -> list[Piece]:
+def flatten(spans: Iterable[Any]) -> list[Piece]:
     """Stretches that do not overlap, by time, of spans that nest.
 
     Of a span that outlives the one around it, both stay open.
     """
     pieces: list[Piece] = []
-    stack: list[T] = []
+    stack: list[Any] = []
     reached = 0
 
     def advance(time: int) -> None:
@@ -76,21 +60,18 @@ def flatten(spans: Iterable[T]) -> list[Piece]:
         reached = max(reached, time)
 
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
-        _leave(stack, span.start, advance)
+        while stack and stack[-1].end <= span.start:
+            advance(stack[-1].end)
+            stack.pop()
         advance(span.start)
         stack.append(span)
-    _leave(stack, None, advance)
+    while stack:
+        advance(stack[-1].end)
+        stack.pop()
     return pieces
 
 
-def _leave(stack: list[T], time: int | None, advance: Any) -> None:
-    """Ends all spans that are over at `time` (None: all)."""
-    while stack and (time is None or stack[-1].end <= time):
-        advance(stack[-1].end)
-        stack.pop()
-
-
-def by_thread(items: Sequence[Any]) -> dict[int, list[Any]]:
+def by_thread(items: Iterable[Any]) -> dict[int, list[Any]]:
     """Items by their `thread`, in order."""
     found: dict[int, list[Any]] = {}
     for item in items:

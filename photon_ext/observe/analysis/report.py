@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from photon_ext.observe.analysis.findings import Finding, find_all
-from photon_ext.observe.analysis.gaps import Gap, GapKind, find_gaps, step_gaps
-from photon_ext.observe.analysis.host import OpCost, op_costs, phase_costs
-from photon_ext.observe.analysis.kernels import (
-    Bin,
+from photon_ext.observe.analysis.gaps import Cause, Gap, GapKind, find_gaps, idle_gaps
+from photon_ext.observe.analysis.host import (
     CallCost,
-    CopyCost,
+    LateCopies,
+    costly_calls,
+    late_copies,
+    phase_costs,
+)
+from photon_ext.observe.analysis.kernels import (
     KernelShare,
     StepFigures,
-    Transition,
-    allocations,
-    copies,
-    histogram,
     kernel_shares,
     step_figures,
-    transitions,
 )
-from photon_ext.observe.analysis.phases import phase_times
 from photon_ext.observe.analysis.steps import Steps, find_steps
-from photon_ext.observe.numbers import percentile
+from photon_ext.observe.meter import percentile
 from photon_ext.observe.records import Records
+
+SHOWN = 12  # rows of a table; the JSON has them all
 
 
 class Options(NamedTuple):
@@ -50,40 +49,53 @@ class GapFigures(NamedTuple):
     max_us: float
 
 
+class Excluded(NamedTuple):
+    """A step that is not steady: number, reason, wall time and gap before it, microseconds."""
+
+    step: int
+    why: str
+    wall_us: float
+    gap_us: float
+
+
+class Zombies(NamedTuple):
+    """Rows of committed steps; of them, those whose sequence had ended; steps of nothing else, and
+    what those took of the device, microseconds."""
+
+    rows: int
+    zombies: int
+    steps: int
+    us: float
+
+
 @dataclass(frozen=True)
 class Report:
-    """What the records say. Times are microseconds where a name ends in `_us`; means and medians
-    are of steady steps where they say so.
+    """What the records say. Times are microseconds where a name ends in `_us`.
 
     Attributes:
         backend: "cuda", "host", or None without records of a device.
         method, marker: how steps were found (StepMethod), and the kernel that begins or ends them,
             where there is one.
         steps, gaps: all of them, in nanoseconds; not in `as_dict`.
-        figures: medians of steady steps; None without any.
         wall_us: from the first step's start to the last one's end, without the time when there was
             no work.
         active: share of that time outside of step gaps (split gaps count as such); None without
-            steps.
-        busy: share of it with at least one kernel running.
+            steps. busy: share of it with at least one kernel running.
+        figures: medians of steady steps; None without any.
         step_gap, split_gap, node_gap: see GapKind; split gaps are of steps with late sampling.
-        waited_us: microseconds per steady step by what the device waited for, step and split gaps.
-        phases_us: median time on the device, by phase of a step of ours.
+        waited_us: mean per steady step in step and split gaps, by whom the device waited for.
+        descheduled_us: mean per steady step, node gaps included, in which the system had taken the
+            thread of a host stream off the CPU.
         host_us: host time per step, by phase.
-        shares, histogram, transitions: kernels, gap lengths, and gaps by the kernels around them,
-            of steady steps.
-        allocations, copies, ops: API calls that allocate or free, copies by direction and memory,
-            torch ops by their own time; of the whole recording.
-        allocator_per_step: requests to torch's CUDA allocator per step; None without it, or without
-            steps.
-        rows, zombies: rows of committed steps; of them, those whose sequence had ended.
-        findings: what is wrong, costliest first.
+        shares: kernels of steady steps.
+        calls: calls that block the host or allocate. late_copies: copies of results that ran
+            behind the next step. Both of the whole recording.
+        zombies: rows of the committed steps, and those whose sequence had ended.
+        excluded: steps that are not steady.
+        bytes_per_step, bytes_note: what a step moves as it was told, and what that counts.
+        bandwidth_gb_s: the former per time of a steady step.
         clock_us: how well the clocks agree: host, drift, device (ClockError).
         dropped: records for which there was no room.
-        bytes_per_step, bytes_note, bandwidth_gb_s: what a step moves as it was told, what that
-            counts in words, and that per time.
-        excluded: steps that are not steady: number, reason, wall time and gap before them,
-            microseconds.
     """
 
     backend: str | None
@@ -99,51 +111,33 @@ class Report:
     split_gap: GapFigures | None
     node_gap: GapFigures | None
     waited_us: dict[str, float]
-    excluded: list[tuple[int, str, float, float]]
+    descheduled_us: float
+    host_us: dict[str, float]
     shares: list[KernelShare]
-    histogram: list[Bin]
-    transitions: list[Transition]
-    allocations: list[CallCost]
-    allocator_per_step: float | None
-    copies: list[CopyCost]
+    calls: list[CallCost]
+    late_copies: LateCopies | None
+    zombies: Zombies
+    excluded: list[Excluded]
     bytes_per_step: int | None
     bytes_note: str
     bandwidth_gb_s: float | None
-    phases_us: dict[str, float]
-    host_us: dict[str, float]
-    ops: list[OpCost]
-    rows: int
-    zombies: int
-    findings: list[Finding]
-    clock_us: tuple[float, float, float]
+    clock_us: dict[str, float]
     dropped: int
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: everything but single gaps and kernels."""
-        plain = {name: value for name, value in vars(self).items() if name not in ("steps", "gaps")}
-        for name in ("shares", "histogram", "transitions", "allocations", "copies", "ops"):
-            plain[name] = [item._asdict() for item in plain[name]]
-        for name in ("figures", "step_gap", "split_gap", "node_gap"):
-            plain[name] = plain[name]._asdict() if plain[name] is not None else None
-        plain["findings"] = [
-            {**finding._asdict(), "kind": finding.kind.value} for finding in self.findings
-        ]
-        plain["excluded"] = [
-            dict(zip(("step", "why", "wall_us", "gap_us"), row, strict=True))
-            for row in self.excluded
-        ]
-        plain["clock_us"] = dict(zip(("host", "drift", "device"), self.clock_us, strict=True))
-        return {
-            "step_count": len(self.steps.steps),
-            "steady_steps": len(self.steps.steady),
-            **plain,
-        }
+        plain = {name: _plain(value) for name, value in vars(self).items()}
+        counts = {"step_count": len(self.steps.steps), "steady_steps": len(self.steps.steady)}
+        return {**counts, **{k: v for k, v in plain.items() if k not in ("steps", "gaps")}}
 
     def text(self) -> str:
-        """For people: findings first, then the tables."""
-        from photon_ext.observe.analysis.text import lines
+        """For people: figures of steps first, then the tables."""
+        return "\n".join((*_head(self), *_tables(self))) + "\n"
 
-        return "\n".join(lines(self)) + "\n"
+    @property
+    def backend_text(self) -> str:
+        """Whose device it was: "host" alone would read as the host, against the device."""
+        return f"{self.backend} backend" if self.backend is not None else "no device records"
 
 
 NO_OPTIONS = Options()
@@ -154,13 +148,13 @@ def make_report(records: Records, options: Options = NO_OPTIONS) -> Report:
     steps = find_steps(records, options.marker, options.marker_ends)
     gaps = find_gaps(steps, records)
     steady = {step.number for step in steps.steady}
-    count = len(steady)
-    inside = [gap for gap in gaps if gap.step in steady and gap.kind is not GapKind.REST]
+    split = {s.number for s in steps.steady if s.launch is not None and s.launch.split}
+    inside = [gap for gap in gaps if gap.step in steady]
     figures = step_figures(steps, gaps)
     rest = sum(gap.ns for gap in gaps if gap.kind is GapKind.REST)
     wall = steps.steps[-1].end - steps.steps[0].start - rest if steps.steps else 0
-    idle = sum(gap.ns for gap in step_gaps(gaps))
-    split = [step.number for step in steps.steady if step.launch is not None and step.launch.split]
+    idle = sum(gap.ns for gap in idle_gaps(gaps))
+    size, clock = options.bytes_per_step, records.clock
     return Report(
         backend=records.backend,
         method=steps.method.value,
@@ -174,34 +168,28 @@ def make_report(records: Records, options: Options = NO_OPTIONS) -> Report:
         step_gap=_gap_figures(inside, GapKind.STEP, steady),
         split_gap=_gap_figures(inside, GapKind.SPLIT, split),
         node_gap=_gap_figures(inside, GapKind.NODE, steady),
-        waited_us=_waited(step_gaps(inside), count),
-        excluded=_excluded(steps, gaps),
-        shares=kernel_shares(steps),
-        histogram=histogram(inside, count),
-        transitions=transitions(inside, count),
-        allocations=allocations(records, len(steps.steps)),
-        allocator_per_step=records.allocator / len(steps.steps)
-        if records.allocator is not None and steps.steps
-        else None,
-        copies=copies(records),
-        bytes_per_step=options.bytes_per_step,
-        bytes_note=options.bytes_note,
-        bandwidth_gb_s=options.bytes_per_step / figures.wall_us / 1e3
-        if options.bytes_per_step and figures
-        else None,
-        phases_us=phase_times(steps, records),
+        waited_us=_waited(idle_gaps(inside), len(steady)),
+        descheduled_us=_waited(inside, len(steady)).get(Cause.DESCHEDULED.value, 0.0),
         host_us=phase_costs(records),
-        ops=op_costs(records),
-        rows=sum(commit.rows for commit in records.commits),
-        zombies=sum(commit.zombies for commit in records.commits),
-        findings=find_all(records, steps, gaps),
-        clock_us=(
-            records.clock.host_ns / 1e3,
-            records.clock.drift_ns / 1e3,
-            records.clock.device_ns / 1e3,
-        ),
+        shares=kernel_shares(steps),
+        calls=costly_calls(records),
+        late_copies=late_copies(records, steps),
+        zombies=_zombies(records, steps),
+        excluded=_excluded(steps, gaps),
+        bytes_per_step=size,
+        bytes_note=options.bytes_note,
+        bandwidth_gb_s=size / figures.wall_us / 1e3 if size and figures else None,
+        clock_us={name.removesuffix("_ns"): ns / 1e3 for name, ns in clock._asdict().items()},
         dropped=records.dropped,
     )
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "_asdict"):
+        return {name: _plain(part) for name, part in value._asdict().items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return value.value if isinstance(value, Enum) else value
 
 
 def _gap_figures(gaps: Iterable[Gap], kind: GapKind, steps: Iterable[int]) -> GapFigures | None:
@@ -209,31 +197,137 @@ def _gap_figures(gaps: Iterable[Gap], kind: GapKind, steps: Iterable[int]) -> Ga
     for gap in gaps:
         if gap.kind is kind:
             per_step[gap.step] += gap.ns
-    ns = list(per_step.values())
-    if not ns:
+    us = [ns / 1e3 for ns in per_step.values()]
+    if not us:
         return None
-    return GapFigures(
-        len(ns), median(ns) / 1e3, fmean(ns) / 1e3, percentile(ns, 0.99) / 1e3, max(ns) / 1e3
-    )
+    return GapFigures(len(us), median(us), fmean(us), percentile(us, 0.99), max(us))
 
 
 def _waited(gaps: Iterable[Gap], steps: int) -> dict[str, float]:
     total: Counter[str] = Counter()
     for gap in gaps:
         for share in gap.shares:
-            total[share.cause.value] += share.ns
-    return {cause: ns / 1e3 / max(steps, 1) for cause, ns in total.most_common()}
+            total[share.name] += share.ns
+    return {name: ns / 1e3 / max(steps, 1) for name, ns in total.most_common()}
 
 
-def _excluded(steps: Steps, gaps: Iterable[Gap]) -> list[tuple[int, str, float, float]]:
+def _zombies(records: Records, steps: Steps) -> Zombies:
+    commits = records.commits
+    dead = {commit.step for commit in commits if 0 < commit.rows == commit.zombies}
+    spent = (s.end - s.start for s in steps.steps if s.launch and s.launch.step in dead)
+    rows, zombies = sum(c.rows for c in commits), sum(c.zombies for c in commits)
+    return Zombies(rows, zombies, len(dead), sum(spent) / 1e3)
+
+
+def _excluded(steps: Steps, gaps: Iterable[Gap]) -> list[Excluded]:
     before = {gap.step: gap.ns for gap in gaps if gap.kind in (GapKind.STEP, GapKind.REST)}
     return [
-        (
-            step.number,
-            step.excluded,
-            (step.end - step.start) / 1e3,
-            before.get(step.number, 0) / 1e3,
-        )
-        for step in steps.steps
-        if step.excluded is not None
+        Excluded(s.number, s.excluded, (s.end - s.start) / 1e3, before.get(s.number, 0) / 1e3)
+        for s in steps.steps
+        if s.excluded is not None
     ]
+
+
+def _head(report: Report) -> Iterator[str]:
+    count = len(report.steps.steps)
+    steady = f"{count} steps, {len(report.steps.steady)} of them steady, by {report.method}"
+    found = steady if count else "no steps were found on the device"
+    yield f"{report.backend_text}: {found}"
+    if report.active is not None and report.busy is not None:
+        yield (
+            f"active {report.active:.2%} of {report.wall_us / 1e3:.2f} ms (outside of step gaps); "
+            f"a kernel runs {report.busy:.2%}"
+        )
+    if (f := report.figures) is not None:
+        yield (
+            f"steady step: {f.wall_us:.1f} us, kernels run {f.busy_us:.1f} us, idle "
+            f"{f.gap_us:.1f} us ({f.gap_share:.1%}, all gaps together), {f.kernels} kernels "
+            "(medians)"
+        )
+    for name, gap in (
+        ("step gap, between two steps", report.step_gap),
+        ("split gap, before late sampling", report.split_gap),
+        ("node gaps, between the kernels of a step, all together", report.node_gap),
+    ):
+        if gap is not None:
+            yield (
+                f"{name}: {gap.median_us:.1f} us median, {gap.mean_us:.1f} mean, "
+                f"{gap.p99_us:.1f} p99, {gap.max_us:.1f} max"
+            )
+    if report.bandwidth_gb_s is not None and report.bytes_per_step is not None:
+        moved = f"{report.bytes_per_step / 1e6:.1f} MB per step{report.bytes_note}"
+        yield f"effective bandwidth: {report.bandwidth_gb_s:.1f} GB/s, of {moved}"
+    yield from _remarks(report)
+
+
+def _remarks(report: Report) -> Iterator[str]:
+    if report.descheduled_us:
+        yield (
+            f"descheduled: the system kept the device's thread off the CPU for "
+            f"{report.descheduled_us:.0f} us per steady step (mean); that counts as gap"
+        )
+    if (z := report.zombies).rows:
+        alone = f"; {z.steps} steps had no other rows and took {z.us:.0f} us of the device"
+        yield f"zombies: {z.zombies} of {z.rows} rows{alone if z.steps else ''}"
+    if (late := report.late_copies) is not None:
+        yield (
+            f"{late.copies} copies of results to the host ran behind the next step, {late.us:.0f} "
+            "us after their own step (median): the host could not commit before; enqueue the copy, "
+            "or record the event it waits for, before the next step is launched"
+        )
+    clock = report.clock_us
+    yield (
+        f"clocks agree within {clock['host']:.1f} us (drift {clock['drift']:.1f} us; kernels seem "
+        f"to lead their launch by at most {clock['device']:.1f} us)"
+    )
+    if report.dropped:
+        yield (
+            f"{report.dropped} records found no room: give timeline() a larger capacity, or record "
+            "less"
+        )
+
+
+def _tables(report: Report) -> Iterator[str]:
+    for title, per_phase in (
+        ("the device waited in step and split gaps, mean per steady step, for", report.waited_us),
+        ("host time per step, by phase", report.host_us),
+    ):
+        yield from _table(title, ("", "us"), [(k, f"{us:.1f}") for k, us in per_phase.items()])
+    yield from _table(
+        "calls that block the host or allocate",
+        ("", "calls", "us each (median)"),
+        [
+            (
+                f"{c.cause.value}: {c.name}{' in ' * bool(c.where)}{c.where}",
+                f"{c.calls}",
+                f"{c.us:.1f}",
+            )
+            for c in report.calls
+        ],
+    )
+    yield from _table(
+        "kernels of steady steps",
+        ("", "share", "mean us", "per step"),
+        [
+            (s.name, f"{s.share:.1%}", f"{s.mean_us:.1f}", f"{s.per_step:.1f}")
+            for s in report.shares
+        ],
+    )
+    yield from _table(
+        f"steps kept out of steady figures ({len(report.excluded)})",
+        ("step", "why", "us", "gap before us"),
+        [(f"{e.step}", e.why, f"{e.wall_us:.0f}", f"{e.gap_us:.0f}") for e in report.excluded],
+    )
+
+
+def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A titled table; the first column to the left, the others to the right. Nothing without
+    rows."""
+    if not rows:
+        return
+    shown = (header, *rows[:SHOWN])
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    yield f"\n{title}:"
+    for first, *others in shown:
+        cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        yield "  ".join(("", first.ljust(widths[0]), *cells)).rstrip()

@@ -1,14 +1,13 @@
 """Where steps begin and end on the device, and which of them are steady.
 
-A step begins with a marker kernel: ours, a named one, the first of a graph launch, or one found by
-the period of the kernel sequence. The first step, prefills and steps with another number of kernels
-are kept out of steady figures and shown beside them (method: the pegainfer post "From
-Pre-allocation to Graph Replay", which cuts at its argmax kernel).
+A step begins with a marker kernel: ours, a named one, or one found by the period of the kernel
+sequence. The first step, prefills and steps with another number of kernels are kept out of steady
+figures and shown beside them (method: the pegainfer post "From Pre-allocation to Graph Replay",
+which cuts at its argmax kernel).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from enum import Enum
@@ -16,13 +15,11 @@ from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
-from photon_ext.observe.api import CallKind, classify
 from photon_ext.observe.records import DeviceKind, DeviceSpan, Launch, Records
-from photon_ext.runtime.probe import Phase
 
 HEAD_KERNEL = "begin_step"
 MIN_STEPS = 4  # fewer repetitions are no period
-MAX_EARLY = 4  # replays that can be in flight: two steps, each with its late sampling
+MAX_EARLY = 2  # steps that can be in flight when a recording begins
 REGULAR = 0.6  # share of repetitions that must be equally long
 
 
@@ -31,7 +28,6 @@ class StepMethod(Enum):
 
     HEAD = "our head kernel"
     MARKER = "the given marker kernel"
-    GRAPH = "graph launches"
     PERIOD = "the period of the kernel sequence"
     NONE = "no steps found"
 
@@ -77,49 +73,22 @@ class Steps(NamedTuple):
         """The kernels of one step."""
         return self.kernels[step.first : step.last]
 
-
-class Numbers:
-    """The numbers that the window's steps have, for what goes by the pipeline's own, which it
-    counts from its beginning.
-    """
-
-    def __init__(self, steps: Sequence[DeviceStep]) -> None:
-        # by the pipeline's number: when it was launched, number here
-        self._found: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        known = [(step, step.launch) for step in steps if step.launch is not None]
-        for step, launch in known:
-            self._found[launch.step].append((launch.start, step.number))
-        if known:
-            first, launch = known[0]
-            for early in steps[: first.number]:  # in flight when the window began
-                self._found[launch.step - (first.number - early.number)].append(
-                    (early.start, early.number)
-                )
-
-    def at(self, index: int, end: int) -> int | None:
-        """Of the pipeline's step `index`, by what the host did for it until `end` (two pipelines
-        may have one each); None: not in here.
-        """
-        found = self._found.get(index, [])
-        return next(
-            (number for begin, number in reversed(found) if begin <= end),
-            found[0][1] if found else None,
-        )
+    def number(self, index: int | None) -> int | None:
+        """The number here of the pipeline's own step `index`, which counts from its beginning;
+        None: it is not in here."""
+        known = next(((s.number, s.launch.step) for s in self.steps if s.launch), None)
+        number = -1 if index is None or known is None else index - known[1] + known[0]
+        return number if 0 <= number < len(self.steps) else None
 
 
 def short_name(kernel: str) -> str:
-    """A demangled kernel's name without return type, namespaces, template arguments and parameters.
+    """A demangled kernel's name without return type, namespaces, template arguments, parameters.
 
     "void photon::cuda::(anonymous namespace)::linear_kernel<float, 4>(photon::LinearParams)" is
     "linear_kernel".
     """
-    return (
-        kernel.replace("(anonymous namespace)::", "")
-        .split("<")[0]
-        .split("(")[0]
-        .split("::")[-1]
-        .split(" ")[-1]
-    )
+    bare = kernel.replace("(anonymous namespace)::", "").split("<")[0].split("(")[0]
+    return bare.split("::")[-1].split(" ")[-1]
 
 
 def find_steps(records: Records, marker: str | None = None, marker_ends: bool = False) -> Steps:
@@ -130,17 +99,12 @@ def find_steps(records: Records, marker: str | None = None, marker_ends: bool = 
         marker_ends: the marker is its step's last kernel, not its first.
     """
     kernels = kernels_of(records)
-    method, used, bounds = _bounds(records, kernels, marker, marker_ends)
-    steps = [
-        _step(kernels, number, first, last)
-        for number, (first, last) in enumerate(pairwise([*bounds, len(kernels)]))
-        if last > first
-    ]
-    steps = match_launches(steps, kernels, records)
-    zombies = {
-        commit.step for commit in records.commits if commit.rows and commit.zombies == commit.rows
-    }
-    return Steps(method, used, kernels, _excluded(steps, zombies))
+    method, used, bounds = _bounds(kernels, marker, marker_ends)
+    cuts = [cut for cut in pairwise([*bounds, len(kernels)]) if cut[1] > cut[0]]
+    steps = [_step(kernels, number, *cut) for number, cut in enumerate(cuts)]
+    if method is StepMethod.HEAD:
+        steps = _with_launches(steps, kernels, records)
+    return Steps(method, used, kernels, _with_reasons(steps, records))
 
 
 def kernels_of(records: Records) -> list[DeviceSpan]:
@@ -158,69 +122,43 @@ def busy_time(kernels: Sequence[DeviceSpan]) -> int:
 
 
 def _bounds(
-    records: Records, kernels: Sequence[DeviceSpan], marker: str | None, marker_ends: bool
+    kernels: Sequence[DeviceSpan], marker: str | None, marker_ends: bool
 ) -> tuple[StepMethod, str | None, list[int]]:
     """The index of each step's first kernel."""
-    for method, name in ((StepMethod.MARKER, marker), (StepMethod.HEAD, HEAD_KERNEL)):
-        if name is None:
-            continue
-        found = [index for index, kernel in enumerate(kernels) if name in kernel.name]
-        if found:
-            ends = marker_ends and method is StepMethod.MARKER
-            return method, name, [0, *(index + 1 for index in found)] if ends else found
-        if method is StepMethod.MARKER:
-            return StepMethod.NONE, name, []
-    if regular := _graph_bounds(records, kernels):
-        return StepMethod.GRAPH, None, regular
-    return periodic_bounds(kernels)
+    if marker is not None:
+        found = _places(kernels, marker)
+        if not found:
+            return StepMethod.NONE, marker, []
+        bounds = [0, *(index + 1 for index in found)] if marker_ends else found
+        return StepMethod.MARKER, marker, bounds
+    if heads := _places(kernels, HEAD_KERNEL):
+        return StepMethod.HEAD, HEAD_KERNEL, heads
+    return _periodic_bounds(kernels)
 
 
-def _graph_bounds(records: Records, kernels: Sequence[DeviceSpan]) -> list[int]:
-    """First kernels of graph launches, if most of those are of one size (a step of several
-    graphs is left to the period).
-    """
-    graphs = {
-        call.correlation for call in records.calls if classify(call.name) is CallKind.GRAPH_LAUNCH
-    }
-    graphs |= {span.correlation for span in records.device if span.kind is DeviceKind.GRAPH}
-    sizes: Counter[int] = Counter(
-        kernel.correlation for kernel in kernels if kernel.correlation in graphs
-    )
-    if len(sizes) < MIN_STEPS or Counter(sizes.values()).most_common(1)[0][1] < REGULAR * len(
-        sizes
-    ):
-        return []
-    seen: set[int] = set()
-    bounds = []
-    for index, kernel in enumerate(kernels):
-        if kernel.correlation in sizes and kernel.correlation not in seen:
-            seen.add(kernel.correlation)
-            bounds.append(index)
-    return bounds
+def _places(kernels: Sequence[DeviceSpan], name: str) -> list[int]:
+    return [index for index, kernel in enumerate(kernels) if name in kernel.name]
 
 
-def periodic_bounds(kernels: Sequence[DeviceSpan]) -> tuple[StepMethod, str | None, list[int]]:
-    """Steps of a loop that says nothing: a kernel that comes back at equal distances, rarest first;
-    the step begins where, within that period, the device is idle longest.
-    """
+def _periodic_bounds(
+    kernels: Sequence[DeviceSpan],
+) -> tuple[StepMethod, str | None, list[int]]:
+    """Steps of a loop that says nothing: a kernel that comes back at equal distances, rarest
+    first; the step begins where, within that period, the device is idle longest."""
     places: dict[str, list[int]] = defaultdict(list)
     for index, kernel in enumerate(kernels):
         places[short_name(kernel.name)].append(index)
     candidates = []
     for name, found in places.items():
-        if len(found) < MIN_STEPS:
-            continue
-        period, times = Counter(after - before for before, after in pairwise(found)).most_common(1)[
-            0
-        ]
-        regular = times / (len(found) - 1)
-        if regular >= REGULAR:
-            candidates.append((-round(regular, 1), len(found), name, period))
+        if len(found) >= MIN_STEPS:
+            distances = Counter(after - before for before, after in pairwise(found))
+            period, times = distances.most_common(1)[0]
+            if (regular := times / (len(found) - 1)) >= REGULAR:
+                candidates.append((-round(regular, 1), len(found), name, period))
     if not candidates:
         return StepMethod.NONE, None, []
     *_, name, period = min(candidates)
-    found = places[name]
-    gaps = _gaps_before(kernels)
+    found, gaps = places[name], _gaps_before(kernels)
 
     def typical_gap(back: int) -> float:
         return median(gaps[index - back] for index in found if index >= back)
@@ -241,108 +179,66 @@ def _gaps_before(kernels: Sequence[DeviceSpan]) -> list[int]:
 
 def _step(kernels: Sequence[DeviceSpan], number: int, first: int, last: int) -> DeviceStep:
     own = kernels[first:last]
-    return DeviceStep(
-        number, first, last, own[0].start, max(kernel.end for kernel in own), busy_time(own)
-    )
+    end = max(kernel.end for kernel in own)
+    return DeviceStep(number, first, last, own[0].start, end, busy_time(own))
 
 
-def match_launches(
-    steps: Sequence[DeviceStep], kernels: Sequence[DeviceSpan], records: Records
+def _with_launches(
+    steps: list[DeviceStep], kernels: Sequence[DeviceSpan], records: Records
 ) -> list[DeviceStep]:
-    """Gives each step the note of its launch: by the API call that launched its first kernel; on
-    the host backend by its replay's number, or, for what ran at the call, by time. GPU records
-    without the call they came from are matched by order.
+    """Gives each step the note of its launch: both are in the same order."""
+    early = _in_flight(steps, kernels, records)
+    pairs = list(zip(steps[early:], records.launches, strict=False))
+    noted = [step._replace(launch=launch) for step, launch in pairs]
+    return [*steps[:early], *noted, *steps[early + len(noted) :]]
+
+
+def _in_flight(steps: Sequence[DeviceStep], kernels: Sequence[DeviceSpan], records: Records) -> int:
+    """How many of the steps were launched before the window began.
+
+    The first later one was launched by a call inside the first launch. Where records do not say
+    which call launched a kernel, the answer is the least number for which no step runs before its
+    launch, as far as the clocks agree.
     """
-    if not records.launches or not steps:
-        return list(steps)
-    calls = {call.correlation: call.start for call in records.calls}
-    on_gpu = records.backend == "cuda"
-    replays = {} if on_gpu else enqueues(records)
-    starts = [launch.start for launch in records.launches]
-
-    def launch_at(time: int | None) -> Launch | None:
-        place = 0 if time is None else bisect_right(starts, time)
-        launch = records.launches[place - 1] if place else None
-        return launch if launch is not None and time is not None and time <= launch.end else None
-
-    matched = []
-    for step in steps:
-        kernel = kernels[step.first]
-        if kernel.correlation in replays:
-            launch = replays[kernel.correlation].launch
-        else:
-            launch = launch_at(calls.get(kernel.correlation) if on_gpu else kernel.start)
-        matched.append(step._replace(launch=launch))
-    if on_gpu and all(step.launch is None for step in matched):
-        return _match_by_order(steps, records.launches)
-    return matched
+    called = {call.correlation: call.start for call in records.calls}
+    slack = records.clock.host_ns + records.clock.device_ns
+    candidates = range(min(MAX_EARLY, len(steps)) + 1)
+    for early, step in enumerate(steps[: len(candidates)]):
+        call = called.get(kernels[step.first].correlation, -1)
+        if records.launches and records.launches[0].start <= call <= records.launches[0].end:
+            return early
+    for early in candidates:
+        pairs = zip(steps[early:], records.launches, strict=False)
+        if all(step.start + slack >= launch.start for step, launch in pairs):
+            return early
+    return 0
 
 
-def _match_by_order(steps: Sequence[DeviceStep], launches: Sequence[Launch]) -> list[DeviceStep]:
-    """As `enqueues`: after the least number of steps for which none runs before its launch."""
-    for early in range(min(MAX_EARLY, len(steps)) + 1):
-        if all(
-            step.start >= launch.start
-            for step, launch in zip(steps[early:], launches, strict=False)
-        ):
-            notes = {early + place: launch for place, launch in enumerate(launches)}
-            return [step._replace(launch=notes.get(step.number)) for step in steps]
-    return list(steps)
-
-
-class Enqueue(NamedTuple):
-    """When the host was done enqueueing a replay; `launch` is the step's note, None for its late
-    sampling.
-    """
-
-    start: int
-    end: int
-    thread: int
-    launch: Launch | None
-
-
-def enqueues(records: Records) -> dict[int, Enqueue]:
-    """Host backend: who enqueued each replay, by its number. Both run in order; replays of steps
-    that were in flight when the window began come first. Their count is the least for which nothing
-    runs before it is enqueued; empty if there is none (some steps ran eagerly).
-    """
-    made = [Enqueue(launch.start, launch.end, launch.thread, launch) for launch in records.launches]
-    if any(launch.split for launch in records.launches):
-        made += [
-            Enqueue(span.start, span.end, span.thread, None)
-            for span in records.host
-            if span.phase is Phase.FINALIZE and span.step is not None
-        ]
-    made.sort(key=lambda enqueue: enqueue.start)
-    replays = [span for span in records.device if span.kind is DeviceKind.GRAPH]
-    for early in range(min(MAX_EARLY, len(replays)) + 1):
-        pairs = list(zip(replays[early:], made, strict=False))
-        if pairs and all(replay.start >= enqueue.start for replay, enqueue in pairs):
-            return {replay.correlation: enqueue for replay, enqueue in pairs}
-    return {}
-
-
-def _excluded(steps: Sequence[DeviceStep], zombies: Iterable[int]) -> list[DeviceStep]:
+def _with_reasons(steps: Sequence[DeviceStep], records: Records) -> list[DeviceStep]:
     """Says of each step why it is not steady."""
-    dead = set(zombies)
-    plain = [step for step in steps if step.launch is None or step.launch.kind == "decode"] or list(
-        steps
-    )
-    usual = Counter(step.kernels for step in plain).most_common(1)[0][0] if plain else 0
-    lines = Counter(step.launch.lines for step in plain if step.launch is not None)
-    usual_lines = lines.most_common(1)[0][0] if lines else None
+    dead = {commit.step for commit in records.commits if 0 < commit.rows == commit.zombies}
+    decodes = [s for s in steps if s.launch is None or s.launch.kind == "decode"]
+    plain = decodes or list(steps)
+    usual = _usual(step.kernels for step in plain)
+    usual_tokens = _usual(step.launch.tokens for step in plain if step.launch is not None)
 
     def reason(step: DeviceStep) -> str | None:
-        if step.launch is not None and step.launch.kind != "decode":
-            return step.launch.kind
+        launch = step.launch
+        if launch is not None and launch.kind != "decode":
+            return launch.kind
         if step.number == 0:
             return "first"
         if step.number == len(steps) - 1:
             return "last, which the window may cut"
-        if step.launch is not None and step.launch.lines != usual_lines:
-            return f"{step.launch.lines} lines, the others {usual_lines}"
-        if step.launch is not None and step.launch.step in dead:
+        if launch is not None and launch.tokens != usual_tokens:
+            return f"{launch.tokens} tokens, the others {usual_tokens}"
+        if launch is not None and launch.step in dead:
             return "zombies only"
         return f"{step.kernels} kernels, the others {usual}" if step.kernels != usual else None
 
     return [step._replace(excluded=reason(step)) for step in steps]
+
+
+def _usual(values: Iterable[int]) -> int | None:
+    most = Counter(values).most_common(1)
+    return most[0][0] if most else None

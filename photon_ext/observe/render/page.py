@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from photon_ext.observe.analysis.gaps import GapKind
+from photon_ext.observe.analysis.gaps import GapKind, idle_gaps
 from photon_ext.observe.analysis.report import Report
 from photon_ext.observe.records import Records
 from photon_ext.observe.render.lanes import (
-    COLOURS,
     IDLE,
+    LEGEND,
+    WHITE,
     Lane,
     gap_text,
     make_lanes,
     slot_name,
     step_text,
-    step_title,
-    takes_white,
 )
 
 BOXES = 400_000  # of one lane; a page that holds more is too heavy to open
@@ -29,68 +29,47 @@ TEMPLATE = Path(__file__).with_name("page.html")
 def page(records: Records, report: Report) -> str:
     """The whole document."""
     data = {
-        "colours": COLOURS,
+        "legend": LEGEND,
         "idle": IDLE,
-        "white": [name for name in COLOURS if takes_white(name)],
+        "white": WHITE,
         "end": (records.end - records.start) / 1e3,
         "lanes": [_lane(lane, records.start) for lane in make_lanes(records, report)],
-        "steps": _steps(report, records.start),
+        "steps": list(_steps(report, records.start)),
     }
     # "<" may not stand in a script, where a kernel's name could close it.
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    return (
-        TEMPLATE.read_text(encoding="utf-8")
-        .replace("@SUMMARY@", html.escape(report.text()))
-        .replace("@DATA@", text)
-    )
+    template = TEMPLATE.read_text(encoding="utf-8")
+    return template.replace("@SUMMARY@", html.escape(report.text())).replace("@DATA@", text)
 
 
 def _lane(lane: Lane, zero: int) -> dict[str, Any]:
-    """A lane as flat numbers, microseconds, with its distinct texts apart: begin, length,
-    colour, title, text.
+    """A lane as flat numbers, with its distinct texts apart.
+
+    Of a box: begin and length in microseconds, then the places of colour, title and text.
     """
     words: dict[str, int] = {}
     boxes: list[float | int] = []
-
-    def word(text: str) -> int:
-        return words.setdefault(text, len(words))
-
     for box in lane.boxes[:BOXES]:
-        boxes += [
-            (box.start - zero) / 1e3,
-            (box.end - box.start) / 1e3,
-            word(box.colour),
-            word(box.title),
-            word(box.text),
-        ]
-    return {
-        "name": lane.name,
-        "words": list(words),
-        "boxes": boxes,
-        "dropped": max(0, len(lane.boxes) - BOXES),
-    }
+        texts = (box.colour, box.title, box.text)
+        places = (words.setdefault(text, len(words)) for text in texts)
+        boxes += [(box.start - zero) / 1e3, (box.end - box.start) / 1e3, *places]
+    return {"name": lane.name, "words": list(words), "boxes": boxes}
 
 
-def _steps(report: Report, zero: int) -> list[dict[str, Any]]:
+def _steps(report: Report, zero: int) -> Iterator[dict[str, Any]]:
     """The list of steps, microseconds: `before` is the gap before a step, `gaps` that and the one
-    before its late sampling, `idle` when those begin and end.
-    """
-    before = {gap.step: gap for gap in report.gaps if gap.kind is GapKind.STEP}
-    split = {gap.step: gap for gap in report.gaps if gap.kind is GapKind.SPLIT}
-    made = []
+    before its late sampling."""
+    found = {(gap.step, gap.kind): gap for gap in idle_gaps(report.gaps)}
     for step in report.steps.steps:
-        gaps = [found[step.number] for found in (split, before) if step.number in found]
-        made.append(
-            {
-                "title": step_title(step),
-                "slot": slot_name(step),
-                "start": (step.start - zero) / 1e3,
-                "us": (step.end - step.start) / 1e3,
-                "before": before[step.number].ns / 1e3 if step.number in before else 0,
-                "gaps": sum(gap.ns for gap in gaps) / 1e3,
-                "idle": [((gap.start - zero) / 1e3, (gap.end - zero) / 1e3) for gap in gaps],
-                "cause": "; ".join(filter(None, map(gap_text, gaps))),
-                "text": step_text(step),
-            }
-        )
-    return made
+        before = found.get((step.number, GapKind.STEP))
+        both = [gap for gap in (found.get((step.number, GapKind.SPLIT)), before) if gap is not None]
+        yield {
+            "title": f"step {step.number}",
+            "slot": slot_name(step),
+            "start": (step.start - zero) / 1e3,
+            "us": (step.end - step.start) / 1e3,
+            "before": before.ns / 1e3 if before is not None else 0,
+            "gaps": sum(gap.ns for gap in both) / 1e3,
+            "cause": "; ".join(filter(None, map(gap_text, both))),
+            "text": step_text(step),
+        }

@@ -21,16 +21,14 @@ def save(records: Records, report: Report, directory: Path) -> list[Path]:
         "summary.txt": report.text(),
         "summary.json": json.dumps(report.as_dict(), indent=1) + "\n",
     }
-    written = []
     for name, text in texts.items():
-        path = directory / name
-        path.write_text(text, encoding="utf-8")
-        written.append(path)
+        (directory / name).write_text(text, encoding="utf-8")
+    written = [directory / name for name in texts]
     if has_matplotlib():
         from photon_ext.observe.render.picture import draw
 
-        draw(records, report, directory / "timeline.png")
         written.append(directory / "timeline.png")
+        draw(records, report, written[-1])
     return written
 
 

@@ -1,12 +1,9 @@
-"""The probe of a timeline: it writes down phases, launches and commits as they come, and marks
-them as NVTX ranges where asked to.
-"""
+"""The probe of a timeline: it writes down phases, launches and commits as they come."""
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import NamedTuple
 
 import torch
 
@@ -15,26 +12,17 @@ from photon_ext.runtime.probe import Phase
 from photon_ext.runtime.step import Step
 
 
-class _Open(NamedTuple):
-    """A phase that has begun."""
-
-    phase: Phase
-    start: int
-    step: int | None
-
-
 class _Thread(threading.local):
-    """This thread's native id, and its open phases; 0 before it is known to a tape."""
+    """This thread's native id (0: not asked for yet), and its open phases: phase, start, step."""
 
     number = 0
 
     def __init__(self) -> None:
-        self.open: list[_Open] = []
+        self.open: list[tuple[Phase, int, int | None]] = []
 
 
-class Tape:
-    """Implements `photon_ext.runtime.probe.Probe`. Lists grow by one small tuple per phase: some
-    ten per step.
+class TraceRecorder:
+    """Implements `photon_ext.runtime.probe.Probe`. Keeps one small tuple per phase.
 
     Args:
         nvtx: also push and pop NVTX ranges, for Nsight; needs a torch with CUDA.
@@ -46,8 +34,7 @@ class Tape:
         self.launches: list[Launch] = []
         self.commits: list[Commit] = []
         self.threads: dict[int, str] = {}
-        # pthread id, as CUPTI knows it: its low 32 bits -> native id
-        self.idents: dict[int, int] = {}
+        self.idents: dict[int, int] = {}  # pthread id as CUPTI has it, its low 32 bits -> native id
         self.dropped = 0
         self._nvtx = nvtx
         self._capacity = capacity
@@ -56,45 +43,32 @@ class Tape:
     def turn(self, phase: Phase | None) -> None:
         """See Probe.turn."""
         now = time.perf_counter_ns()
-        stack = self._here.open
-        while stack:
-            self._close(stack, now)
+        while self._here.open:
+            self._close(now)
         if phase is not None:
-            self._push(stack, phase, now, None)
+            self._push(phase, now, None)
 
     def begin(self, phase: Phase, step: int | None) -> None:
         """See Probe.begin."""
-        self._push(self._here.open, phase, time.perf_counter_ns(), step)
+        self._push(phase, time.perf_counter_ns(), step)
 
     def end(self) -> None:
         """See Probe.end. An end whose begin came before the timeline is none of ours."""
         now = time.perf_counter_ns()
-        if stack := self._here.open:
-            self._close(stack, now)
+        if self._here.open:
+            self._close(now)
 
     def launched(self, step: Step, words: int) -> None:
         """See Probe.launched."""
         now, key, stack = time.perf_counter_ns(), step.key, self._here.open
-        start = stack[-1].start if stack else now
-        rows, thread = len(step.segments), self._thread()
-        self.launches.append(
-            Launch(
-                step.index,
-                step.slot,
-                key.kind.value,
-                key.num_tokens,
-                rows,
-                key.split,
-                words,
-                start,
-                now,
-                thread,
-            )
-        )
+        start = stack[-1][1] if stack else now
+        what = (key.kind.value, key.num_tokens, len(step.segments), key.split, words)
+        self.launches.append(Launch(step.index, step.slot, *what, start, now, self._thread()))
 
     def committed(self, step: Step, zombies: int) -> None:
         """See Probe.committed."""
-        self.commits.append(Commit(step.index, len(step.segments), zombies, time.perf_counter_ns()))
+        now = time.perf_counter_ns()
+        self.commits.append(Commit(step.index, len(step.segments), zombies, now))
 
     def _thread(self) -> int:
         if not self._here.number:
@@ -103,18 +77,17 @@ class Tape:
             self.idents[threading.get_ident() & 0xFFFFFFFF] = self._here.number
         return self._here.number
 
-    def _push(self, stack: list[_Open], phase: Phase, now: int, step: int | None) -> None:
-        stack.append(_Open(phase, now, step))
+    def _push(self, phase: Phase, now: int, step: int | None) -> None:
+        self._here.open.append((phase, now, step))
         if self._nvtx:
             torch.cuda.nvtx.range_push(f"photon_ext {phase.value}")
 
-    def _close(self, stack: list[_Open], now: int) -> None:
-        opened = stack.pop()
+    def _close(self, now: int) -> None:
+        phase, start, step = self._here.open.pop()
         if self._nvtx:
             torch.cuda.nvtx.range_pop()
         if len(self.spans) < self._capacity:
-            self.spans.append(
-                HostSpan(opened.phase, opened.start, now, self._thread(), opened.step, len(stack))
-            )
+            depth = len(self._here.open)
+            self.spans.append(HostSpan(phase, start, now, self._thread(), step, depth))
         else:
             self.dropped += 1

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from benchmarks.common.step_time import NODE_US, Machine, StepShape, predict_step
 from photon_ext.errors import ConfigError
 from photon_ext.models.shapes import NAMED_SHAPES
 from photon_ext.models.weights import empty_weights
-from photon_ext.observe.step_time import NODE_US, Machine, StepShape, predict_step
 
 H200 = 4.53e12
 
@@ -51,8 +51,9 @@ def test_nodes_and_layers_are_paid_for_one_by_one() -> None:
 
 def test_node_times_are_of_what_there_is_and_of_what_was_measured() -> None:
     assert set(NODE_US) == {"plain graph", "programmatic launch"}
-    # per kernel, four models at one line on an H200
-    assert 2.1 <= NODE_US["programmatic launch"] <= 2.9
+    assert (
+        2.1 <= NODE_US["programmatic launch"] <= 2.9
+    )  # per kernel, four models at one line on an H200
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,17 @@
-"""What a decode step takes, predicted from its bytes and from how often kernels wait for each
-other.
+"""What a decode step takes, predicted from its bytes and from how often kernels follow each other.
 
     T = bytes / bandwidth + nodes x e + layers x a
 
-A step reads every weight and the KV of every row once, and pays for each dependency between
-kernels.
+A step reads every weight and the KV of every row once, and pays for each dependency of kernels.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from photon_ext.observe.numbers import check_not_negative, check_positive
+from photon_ext.errors import ConfigError
 
 if TYPE_CHECKING:
     from photon_ext.models.config import ModelConfig
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
 NODE_US = {"plain graph": 3.0, "programmatic launch": 2.5}
 """Microseconds per dependency between two kernels (e), by how kernels follow each other: an
 estimate for plain graphs; for programmatic launch the middle of what was measured per kernel at one
-line on an H200, 2.1 to 2.9 (benchmarks/results/NOTES.md).
-"""
+token a step on an H200, 2.1 to 2.9."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +41,13 @@ class StepShape:
     layers: int
 
     def __post_init__(self) -> None:
-        for name in ("weight_bytes", "kv_bytes_per_token", "layers"):
-            check_positive(name, getattr(self, name))
+        for name, value in vars(self).items():
+            _check(name, value, above_zero=True)
 
     @classmethod
     def of(cls, config: ModelConfig, weights: DecoderWeights) -> StepShape:
         """The shape of a model with KV in the dtype of its weights, which may be on torch's meta
-        device (`empty_weights`).
-        """
+        device (`empty_weights`)."""
         return cls(
             weights.bytes_per_step, config.kv_bytes_per_token(weights.dtype.itemsize), config.layers
         )
@@ -75,9 +72,8 @@ class Machine:
     layer_us: float = 0.0
 
     def __post_init__(self) -> None:
-        check_positive("bytes_per_s", self.bytes_per_s)
-        check_not_negative("node_us", self.node_us)
-        check_not_negative("layer_us", self.layer_us)
+        for name, value in vars(self).items():
+            _check(name, value, above_zero=name == "bytes_per_s")
 
 
 @dataclass(frozen=True)
@@ -115,7 +111,7 @@ def predict_step(
         ConfigError: one of the three is negative or not finite.
     """
     for name, value in (("rows", rows), ("context", context), ("nodes", nodes)):
-        check_not_negative(name, value)
+        _check(name, value)
     per_ms = machine.bytes_per_s / 1e3
     return StepTime(
         weights_ms=shape.weight_bytes / per_ms,
@@ -123,3 +119,9 @@ def predict_step(
         nodes_ms=nodes * machine.node_us / 1e3,
         layers_ms=shape.layers * machine.layer_us / 1e3,
     )
+
+
+def _check(name: str, value: float, above_zero: bool = False) -> None:
+    if not (math.isfinite(value) and (value > 0 or (value == 0 and not above_zero))):
+        wanted = "a positive number" if above_zero else "a number from 0 on"
+        raise ConfigError(f"{name} is {value!r}; give {wanted}")
