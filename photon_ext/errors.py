@@ -67,9 +67,13 @@ def shown(value: object) -> str:
     if isinstance(value, int) and value.bit_length() > _SHOWN_BITS:
         return f"{'a negative' if value < 0 else 'an'} integer of {value.bit_length()} bits"
     try:
-        text = repr(value)
+        return shortened(repr(value))
     except Exception:
         return f"a {type(value).__name__} (whose text cannot be made)"
+
+
+def shortened(text: str) -> str:
+    """A text as a message repeats it: whole where it is short, else its begin and its end."""
     half = _SHOWN_CHARACTERS // 2
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:half]}...{text[-half:]}"
 
@@ -91,6 +95,6 @@ def describe(error: BaseException) -> str:
     It may be anybody's: where its own text cannot be made, its type has to do.
     """
     try:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {shortened(str(error))}"
     except BaseException:
         return f"{type(error).__name__} (whose text cannot be made)"

@@ -1,10 +1,7 @@
-"""ChatTemplate: turns messages into the prompt text a model was tuned on, by the Jinja template
-that ships with it.
-"""
+"""ChatTemplate: turns messages into the prompt text of a model, by the template it ships with."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
@@ -12,55 +9,33 @@ from typing import Any, NoReturn
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from photon_ext.errors import ModelError, RequestError, describe
+from photon_ext.errors import ModelError, RequestError, describe, shortened, shown
+from photon_ext.models.template_bounds import BoundedEnvironment, TemplateLimit
 
 Message = Mapping[str, Any]  # {"role": "user", "content": "..."}
 
-# what any template should take
-_PLAIN: tuple[Message, ...] = ({"role": "user", "content": "text"},)
-# by what a template does
-_RAISED = (
-    TemplateError,
-    TypeError,
-    LookupError,
-    ValueError,
-    ArithmeticError,
-    AttributeError,
-    RecursionError,
-)
+_PLAIN: tuple[Message, ...] = (
+    {"role": "user", "content": "text"},
+)  # what any template should take
 
 
 class _Refusal(TemplateError):
     """The template itself says that it does not take these messages."""
 
 
-def _raise_exception(message: str) -> NoReturn:
-    raise _Refusal(message)
+def _raise_exception(message: object = None) -> NoReturn:
+    raise _Refusal(message if isinstance(message, str) else shown(message))
 
 
 def _strftime_now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """With the options that transformers gives it; jinja's own filter escapes HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
 class _GenerationTag(Extension):
-    """{% generation %} ...
+    """{% generation %} ... {% endgeneration %} marks an answer for training.
 
-    {% endgeneration %} marks an answer for training; for a prompt it is only what stands in it.
+    For a prompt it is only what stands in it.
     """
 
     tags = {"generation"}  # noqa: RUF012 - jinja's name, which is typed so
@@ -72,15 +47,10 @@ class _GenerationTag(Extension):
         )
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    """The names and whitespace rules that published templates are written for; templates are
-    data, hence the sandbox.
-    """
+def _environment() -> BoundedEnvironment:
+    """The names and whitespace rules that published templates are written for."""
     extensions = ("jinja2.ext.loopcontrols", _GenerationTag)
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=extensions
-    )
-    environment.filters["tojson"] = _tojson
+    environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -97,11 +67,12 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._source = source
         try:
-            self._template = _environment().from_string(template)
-        except TemplateError as error:
+            self._environment = _environment()
+            self._template = self._environment.compile_bounded(template)
+        except Exception as error:  # of Jinja, or of Python on the code that Jinja writes
             raise ModelError(
-                f"{source}: the chat template does not compile ({error}); remove it or use plain "
-                "prompts"
+                f"{source}: the chat template does not compile ({_told(error)}); "
+                "remove it or use plain prompts"
             ) from error
 
     def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
@@ -113,18 +84,22 @@ class ChatTemplate:
         """
         if not messages:
             raise RequestError(
-                "a conversation has no messages; expected at least one, such as {'role': 'user', "
-                "'content': 'text'}"
+                "a conversation has no messages; expected at least one, such as "
+                "{'role': 'user', 'content': 'text'}"
             )
         try:
             return self._render(messages, add_generation_prompt)
-        except _RAISED as error:
-            told = str(error) if isinstance(error, TemplateError) else describe(error)
+        except TemplateLimit as error:
+            raise RequestError(
+                f"{self._source}: the chat template asks for too much on {len(messages)} messages "
+                f"({error}); repair it, or send a string and raw=True instead of messages"
+            ) from error
+        except Exception as error:  # whatever its own code raises, or the values in the messages
+            told = _told(error)
             if not isinstance(error, _Refusal) and self._broken():
                 raise RequestError(
                     f"{self._source}: the chat template fails ({told}), on a plain user message "
-                    "too; "
-                    f"repair it, or send a string and raw=True instead of messages"
+                    "too; repair it, or send a string and raw=True instead of messages"
                 ) from error
             raise RequestError(
                 f"the chat template refuses these {len(messages)} messages ({told}); "
@@ -132,25 +107,29 @@ class ChatTemplate:
             ) from error
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """Tools and documents are there as None, as transformers gives them: templates ask
-        whether they are none.
+        """Tools and documents are there as None, as transformers gives them.
+
+        Templates ask whether they are none.
         """
-        return self._template.render(
-            messages=messages,
-            tools=None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
+        variables = {
             **self._special_tokens,
-        )
+            "messages": messages,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        return self._environment.render_bounded(self._template, variables, len(messages))
 
     def _broken(self) -> bool:
-        """Whether the fault is the template's, as far as one can tell: it fails on the plainest
-        messages.
-        """
+        """Whether the fault is the template's: as far as one can tell, by the plainest messages."""
         try:
             self._render(_PLAIN, True)
         except _Refusal:
             return False
-        except _RAISED:
+        except Exception:
             return True
         return False
+
+
+def _told(error: Exception) -> str:
+    return shortened(str(error)) if isinstance(error, TemplateError) else describe(error)

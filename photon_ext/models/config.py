@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from photon_ext.errors import ModelError
+from photon_ext.errors import ModelError, shown
 
 
 class Family(Enum):
-    """Families the decoder knows; the value is both Hugging Face's `model_type` and GGUF's
-    `general.architecture`.
+    """Families the decoder knows.
+
+    The value is both Hugging Face's `model_type` and GGUF's `general.architecture`.
     """
 
     LLAMA = "llama"
@@ -34,8 +35,9 @@ class RopeScalingKind(Enum):
     NONE = "default"
     LINEAR = "linear"
     LLAMA3 = "llama3"
-    # GGUF stores one divisor per frequency; this is how it carries Llama 3 scaling
-    FACTORS = "factors"
+    FACTORS = (
+        "factors"  # GGUF stores one divisor per frequency; this is how it carries Llama 3 scaling
+    )
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,9 @@ class ModelConfig:
     mlp_bias: bool = False  # gate, up and down projections carry a bias
     max_positions: int = 4096
     eos_ids: tuple[int, ...] = ()
-    # the file stores float32 on purpose: not rounded unless a dtype is asked for
-    prefers_float32: bool = False
+    prefers_float32: bool = (
+        False  # the file stores float32 on purpose: not rounded unless a dtype is asked for
+    )
     source: str = field(default="model config", repr=False, compare=False)  # the file, for errors
 
     def __post_init__(self) -> None:
@@ -92,8 +95,8 @@ class ModelConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
                 raise ModelError(
-                    f"{self.source}: {name} is {value!r}, expected a positive integer; the config "
-                    "file is damaged"
+                    f"{self.source}: {name} is {shown(value)}, expected a positive integer; the "
+                    "config file is damaged"
                 )
         if self.q_heads % self.kv_heads != 0:
             raise ModelError(
@@ -137,8 +140,9 @@ class ModelConfig:
         return 2 * self.layers * self.kv_size * element_size
 
     def with_eos(self, *ids: int | None, source: str | None = None) -> ModelConfig:
-        """A copy whose `eos_ids` also hold `ids` (None is ignored, order kept, no duplicates);
-        `source`: the file that they are from.
+        """A copy whose `eos_ids` also hold `ids`, which are from the file `source`.
+
+        None is ignored, the order is kept, and there are no duplicates.
 
         Raises:
             ModelError: one is not in the vocabulary.

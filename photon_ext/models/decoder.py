@@ -17,9 +17,8 @@ import torch
 
 from photon_ext import hopper_runs, ops
 from photon_ext.errors import ConfigError
-from photon_ext.models.activations import Activations, allocate_activations
+from photon_ext.models.buffers import Activations, allocate_activations, allocate_kv_pool
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.kv_pool import allocate_kv_pool
 from photon_ext.models.rope import rope_tables
 from photon_ext.models.weights import DecoderWeights, LayerWeights, Linear
 from photon_ext.runtime.step import StepKind

@@ -1,5 +1,6 @@
-"""ModelConfig from the metadata of a GGUF file; what the decoder does not do is refused here, by
-name, before any weight is read.
+"""ModelConfig from the metadata of a GGUF file.
+
+What the decoder does not do is refused here, by name, before any weight is read.
 """
 
 from __future__ import annotations
@@ -8,26 +9,23 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from photon_ext.errors import ModelError
+from gguf import Keys, LlamaFileType
+
+from photon_ext.errors import ModelError, shown
 from photon_ext.models.config import Family, ModelConfig, RopeScaling, RopeScalingKind, unsupported
-from photon_ext.models.fields import MAX_LAYERS, MAX_POSITIONS, Fields
+from photon_ext.models.config_reader import MAX_LAYERS, MAX_POSITIONS, ConfigReader
 from photon_ext.models.gguf_file import GgufFile
 
 ROPE_FACTORS = "rope_freqs.weight"
 OUTPUT = "output.weight"
-_EOS_KEYS = (
-    "tokenizer.ggml.eos_token_id",
-    "tokenizer.ggml.eot_token_id",
-    "tokenizer.ggml.eom_token_id",
-)
+_EOS_KEYS = (Keys.Tokenizer.EOS_ID, Keys.Tokenizer.EOT_ID, Keys.Tokenizer.EOM_ID)
 _LINEAR_FACTOR_KEYS = ("rope.scaling.factor", "rope.scale_linear")  # newer and older
-_FLOAT32_FILE = 0  # general.file_type
 
 
 def gguf_config(file: GgufFile) -> ModelConfig:
-    """The model's shape.
+    """The model's shape. An absent output head means tied embeddings.
 
-    An absent output head means tied embeddings; a rope_freqs tensor carries Llama 3 scaling.
+    A rope_freqs tensor carries Llama 3 scaling.
     """
     factors = (
         tuple(file.tensor(ROPE_FACTORS).flatten().tolist())
@@ -45,27 +43,28 @@ def gguf_config(file: GgufFile) -> ModelConfig:
 def metadata_config(
     metadata: Mapping[str, Any], *, tied: bool, rope_factors: tuple[float, ...] = (), source: str
 ) -> ModelConfig:
-    """Reads GGUF metadata. `tied`: the file has no output head. `rope_factors`: its
-    rope_freqs.weight, if any.
+    """Reads GGUF metadata.
+
+    `tied`: the file has no output head. `rope_factors`: its rope_freqs.weight, if any.
 
     Raises ModelError, naming `source`, for an unsupported architecture or option, and for a key
     that is missing or damaged.
     """
-    fields = Fields(metadata, source)
+    fields = ConfigReader(metadata, source)
     architecture = fields.get("general.architecture")
     family = next((f for f in Family if f.value == architecture), None)
     if family is None:
-        raise unsupported(f"general.architecture is {architecture!r}", source)
+        raise unsupported(f"general.architecture is {shown(architecture)}", source)
     prefix = f"{family.value}."
-    own = Fields(
+    own = ConfigReader(
         {key[len(prefix) :]: value for key, value in metadata.items() if key.startswith(prefix)},
         source,
         prefix,
     )
     if own.get("expert_count"):
         raise ModelError(
-            f"{source}: a mixture of {own.get('expert_count')} experts is not supported; use a "
-            "dense model"
+            f"{source}: a mixture of {shown(own.get('expert_count'))} experts is not supported; "
+            "use a dense model"
         )
     hidden, q_heads = own.positive("embedding_length"), own.positive("attention.head_count")
     head_dim = own.positive("attention.key_length", hidden // q_heads)
@@ -93,14 +92,15 @@ def metadata_config(
         tied_embeddings=tied,
         max_positions=own.positive("context_length", most=MAX_POSITIONS),
         eos_ids=tuple(dict.fromkeys(token for key in _EOS_KEYS for token in fields.token_ids(key))),
-        prefers_float32=fields.get("general.file_type") == _FLOAT32_FILE,
+        prefers_float32=fields.get("general.file_type") == LlamaFileType.ALL_F32,
         source=source,
     )
 
 
-def _rope_scaling(own: Fields, factors: tuple[float, ...], source: str) -> RopeScaling:
-    """As llama.cpp reads it: without a type the scaling is linear, without a factor (or with 0)
-    it is by 1.
+def _rope_scaling(own: ConfigReader, factors: tuple[float, ...], source: str) -> RopeScaling:
+    """As llama.cpp reads it.
+
+    Without a type the scaling is linear, without a factor (or with 0) it is by 1.
     """
     wrong = next(
         (
@@ -120,8 +120,8 @@ def _rope_scaling(own: Fields, factors: tuple[float, ...], source: str) -> RopeS
     name = "linear" if name is None else name
     if name not in ("none", "linear"):
         raise ModelError(
-            f"{source}: rope scaling {name!r} is not supported; supported are 'none', 'linear' and "
-            "a rope_freqs tensor"
+            f"{source}: rope scaling {shown(name)} is not supported; supported are 'none', "
+            "'linear' and a rope_freqs tensor"
         )
     factor = _linear_factor(own) if name == "linear" else 1.0
     if factor == 1.0:
@@ -134,7 +134,7 @@ def _rope_scaling(own: Fields, factors: tuple[float, ...], source: str) -> RopeS
     return RopeScaling(RopeScalingKind.LINEAR, factor=factor)
 
 
-def _linear_factor(own: Fields) -> float:
+def _linear_factor(own: ConfigReader) -> float:
     key = next(
         (key for key in _LINEAR_FACTOR_KEYS if own.get(key) is not None), _LINEAR_FACTOR_KEYS[0]
     )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from gguf import dequantize
+from gguf.gguf_reader import READER_SUPPORTED_VERSIONS
 
-from photon_ext.errors import ModelError
+from photon_ext.errors import ModelError, shortened
+from photon_ext.models.gguf_reader import GgufReader
 from photon_ext.models.text_files import check_regular
 
 _MAGIC = b"GGUF"
@@ -28,8 +29,7 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         """Opens and maps the file.
 
-        Raises ModelError, naming it, where it is missing, damaged or not GGUF; or without the
-        package gguf.
+        Raises ModelError, naming it, where it is missing, damaged or not GGUF.
         """
         self.path = path
         check_regular(path)
@@ -44,29 +44,29 @@ class GgufFile:
             raise ModelError(
                 f"{path}: starts with {magic!r}, expected {_MAGIC!r}; this is not a GGUF file"
             )
-        self._gguf = _gguf_package(path)
         self._check_version(version)
         try:
-            reader = _reader(self._gguf, path)
+            reader = GgufReader(path)
             self.fields: Mapping[str, Any] = {
                 key: field.contents() for key, field in reader.fields.items()
             }
-        except Exception as error:
-            # the reader indexes its memory map: damage shows as whatever numpy raises
+        except (
+            Exception
+        ) as error:  # the reader indexes its memory map: damage shows as whatever numpy raises
             size = path.stat().st_size
             raise ModelError(
-                f"{path}: damaged or cut short at {size} bytes ({error}); download it again"
+                f"{path}: damaged or cut short at {size} bytes ({shortened(str(error))}); download "
+                "it again"
             ) from error
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
 
     def _check_version(self, version: bytes) -> None:
-        """Raises ModelError for a version that the package does not read, in either order of
-        bytes; too few bytes are damage.
+        """Raises ModelError for a version that the package does not read, in either order of bytes.
+
+        Too few bytes are damage.
         """
-        numbers, known = (
-            [int.from_bytes(version, order) for order in ("little", "big")],
-            self._gguf.gguf_reader.READER_SUPPORTED_VERSIONS,
-        )
+        numbers = [int.from_bytes(version, order) for order in ("little", "big")]
+        known = READER_SUPPORTED_VERSIONS
         if len(version) == 4 and not any(number in known for number in numbers):
             raise ModelError(
                 f"{self.path}: GGUF version {numbers[0]}, but gguf reads {list(known)}; convert "
@@ -90,40 +90,13 @@ class GgufFile:
         """
         stored = self._tensors[name]
         try:
-            values = self._gguf.dequantize(stored.data, stored.tensor_type)
+            values = dequantize(stored.data, stored.tensor_type)
         except NotImplementedError as error:
             kind = stored.tensor_type.name
             raise ModelError(
                 f"{self.path}: {name} is quantized as {kind}, which the gguf package cannot read; "
                 "use another file"
             ) from error
-        # a copy: float32 tensors come as a read-only view of the file
-        return torch.from_numpy(values.copy())
-
-
-def _gguf_package(path: Path) -> Any:
-    """The package is needed for this format alone, so a machine without it still loads Hugging
-    Face directories.
-    """
-    try:
-        return import_module("gguf")
-    except ImportError as error:
-        raise ModelError(
-            f"{path}: reading GGUF files needs the package gguf; install it with `pip install gguf`"
-        ) from error
-
-
-def _reader(package: Any, path: Path) -> Any:
-    """The package's reader over plain arrays: slicing numpy's memmap for 100,000 tokens and
-    merges takes as long as all the rest.
-    """
-
-    class Reader(package.GGUFReader):  # type: ignore[misc]
-        data: Any
-
-        def _get(self, *args: Any, **options: Any) -> Any:
-            if isinstance(self.data, np.memmap):
-                self.data = self.data.view(np.ndarray)
-            return super()._get(*args, **options)
-
-    return Reader(path)
+        return torch.from_numpy(
+            values.copy()
+        )  # a copy: float32 tensors come as a read-only view of the file

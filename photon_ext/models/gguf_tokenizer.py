@@ -1,12 +1,10 @@
-"""A `tokenizers` backend from the vocabulary and merges of a GGUF file (byte-level BPE, which
-GGUF calls "gpt2").
-"""
+"""A `tokenizers` backend from a GGUF file: its byte-level BPE, which GGUF calls "gpt2"."""
 
 from __future__ import annotations
 
-from enum import IntEnum
 from typing import NamedTuple
 
+from gguf import TokenType
 from tokenizers import (
     AddedToken,
     Regex,
@@ -18,16 +16,10 @@ from tokenizers import (
     processors,
 )
 
-from photon_ext.errors import ModelError
-from photon_ext.models.fields import Fields
+from photon_ext.errors import ModelError, shown
+from photon_ext.models.config_reader import ConfigReader
 from photon_ext.models.gguf_file import GgufFile
-
-
-class _TokenType(IntEnum):
-    """tokenizer.ggml.token_type, as far as it matters here."""
-
-    CONTROL = 3
-    USER_DEFINED = 4
+from photon_ext.models.tokenizer_file import library_errors
 
 
 class _PreTokenizer(NamedTuple):
@@ -63,35 +55,26 @@ def gguf_backend(file: GgufFile) -> Tokenizer:
 
     Raises ModelError, naming the file, for a vocabulary that is not supported or is damaged.
     """
-    fields = Fields(file.fields, str(file.path))
+    fields = ConfigReader(file.fields, str(file.path))
     kind, pre = fields.text("tokenizer.ggml.model"), fields.text("tokenizer.ggml.pre")
     if kind != "gpt2" or pre not in _PRE_TOKENIZERS:
         raise ModelError(
-            f"{file.path}: tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported; "
-            "supported are 'gpt2' with "
+            f"{file.path}: tokenizer {shown(kind)} with pre-tokenizer {shown(pre)} is not "
+            "supported; supported are 'gpt2' with "
             f"{', '.join(_PRE_TOKENIZERS)}; use the model's Hugging Face directory, whose "
             "tokenizer.json says it all"
         )
-    rules = _PRE_TOKENIZERS[pre]
+    what = f"{file.path}: vocabulary and merges do not fit together; download the file again"
+    with library_errors(ModelError, what):
+        return _backend(fields, _PRE_TOKENIZERS[pre])
+
+
+def _backend(fields: ConfigReader, rules: _PreTokenizer) -> Tokenizer:
     tokens = _texts(fields, "tokenizer.ggml.tokens")
-    merges = [
-        (left, right)
-        for left, _, right in (
-            merge.partition(" ") for merge in _texts(fields, "tokenizer.ggml.merges")
-        )
-    ]
-    try:
-        model = models.BPE(
-            {token: index for index, token in enumerate(tokens)},
-            merges,
-            ignore_merges=rules.ignore_merges,
-        )
-    except Exception as error:  # the library raises a bare Exception
-        raise ModelError(
-            f"{file.path}: vocabulary and merges do not fit together ({error}); download the file "
-            "again"
-        ) from error
-    backend = Tokenizer(model)
+    split = (merge.partition(" ") for merge in _texts(fields, "tokenizer.ggml.merges"))
+    merges = [(left, right) for left, _, right in split]
+    ids = {token: index for index, token in enumerate(tokens)}
+    backend = Tokenizer(models.BPE(ids, merges, ignore_merges=rules.ignore_merges))
     if rules.nfc:
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = _pre_tokenizer(rules)
@@ -108,7 +91,7 @@ def gguf_backend(file: GgufFile) -> Tokenizer:
     return backend
 
 
-def _texts(fields: Fields, key: str) -> list[str]:
+def _texts(fields: ConfigReader, key: str) -> list[str]:
     values = fields.items(key)
     if not all(isinstance(value, str) for value in values):
         fields.refuse(key, "a list of texts")
@@ -126,13 +109,14 @@ def _pre_tokenizer(rules: _PreTokenizer) -> pre_tokenizers.PreTokenizer:
 
 
 def _add_marked_tokens(backend: Tokenizer, tokens: list[str], types: list[int]) -> None:
-    """Control and user-defined tokens are found before text is cut; control tokens are left out
-    of decoded text.
+    """Control and user-defined tokens are found before text is cut.
+
+    Control tokens are left out of decoded text.
     """
-    marked = (_TokenType.CONTROL, _TokenType.USER_DEFINED)
+    marked = (TokenType.CONTROL, TokenType.USER_DEFINED)
     backend.add_tokens(
         [
-            AddedToken(token, special=kind == _TokenType.CONTROL, normalized=False)
+            AddedToken(token, special=kind == TokenType.CONTROL, normalized=False)
             for token, kind in zip(tokens, types, strict=False)
             if kind in marked
         ]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from photon_ext.errors import ModelError
+from photon_ext.errors import ModelError, shown
 from photon_ext.models.config import Family, ModelConfig, RopeScaling, RopeScalingKind, unsupported
-from photon_ext.models.fields import MAX_LAYERS, MAX_POSITIONS, Fields
+from photon_ext.models.config_reader import MAX_LAYERS, MAX_POSITIONS, ConfigReader
 
 _ARCHITECTURES = {Family.LLAMA: "LlamaForCausalLM", Family.QWEN3: "Qwen3ForCausalLM"}
 _QWEN3_HEAD_DIM = 128  # transformers' default
@@ -23,7 +23,7 @@ def hf_config(values: Mapping[str, Any], source: str = "config.json") -> ModelCo
     Raises ModelError, naming `source`, for an unsupported architecture or option, and for a key
     that is missing or damaged.
     """
-    fields = Fields(values, source)
+    fields = ConfigReader(values, source)
     family = _family(fields, source)
     _refuse_options(fields, source)
     hidden, q_heads = fields.positive("hidden_size"), fields.positive("num_attention_heads")
@@ -54,25 +54,27 @@ def hf_config(values: Mapping[str, Any], source: str = "config.json") -> ModelCo
     )
 
 
-def _family(fields: Fields, source: str) -> Family:
+def _family(fields: ConfigReader, source: str) -> Family:
     architectures, model_type = fields.items("architectures"), fields.get("model_type")
     for family, architecture in _ARCHITECTURES.items():
         if (architectures[0] == architecture) if architectures else (model_type == family.value):
             return family
-    raise unsupported(f"architecture is {architectures!r}, model_type {model_type!r}", source)
+    raise unsupported(
+        f"architecture is {shown(architectures)}, model_type {shown(model_type)}", source
+    )
 
 
-def _refuse_options(fields: Fields, source: str) -> None:
+def _refuse_options(fields: ConfigReader, source: str) -> None:
     """Options that would silently change the numbers if they were ignored."""
     activation = fields.get("hidden_act")
     if activation not in (None, "silu"):
-        raise ModelError(f"{source}: hidden_act is {activation!r}, only 'silu' is supported")
+        raise ModelError(f"{source}: hidden_act is {shown(activation)}, only 'silu' is supported")
     quantization = fields.object("quantization_config")
     if quantization is not None:
         method = quantization.get("quant_method") or "unknown"
         raise ModelError(
-            f"{source}: weights quantized with {method!r} are not supported; use plain weights or "
-            "a GGUF file"
+            f"{source}: weights quantized with {shown(method)} are not supported; use plain "
+            "weights or a GGUF file"
         )
     others = [kind for kind in fields.items("layer_types") if kind != "full_attention"]
     if others or (fields.get("use_sliding_window") and fields.get("sliding_window")):
@@ -82,14 +84,18 @@ def _refuse_options(fields: Fields, source: str) -> None:
         )
 
 
-def _rope(fields: Fields, max_positions: int, source: str) -> tuple[float, RopeScaling]:
-    """theta and scaling; older files keep theta beside `rope_scaling`, newer ones inside
-    `rope_parameters`.
+def _rope(fields: ConfigReader, max_positions: int, source: str) -> tuple[float, RopeScaling]:
+    """theta and scaling.
 
+    Older files keep theta beside `rope_scaling`, newer ones inside `rope_parameters`.
     In a file with both `rope_scaling` counts, as in transformers: it was added by hand to a newer
     file.
     """
-    rope = fields.object("rope_scaling") or fields.object("rope_parameters") or Fields({}, source)
+    rope = (
+        fields.object("rope_scaling")
+        or fields.object("rope_parameters")
+        or ConfigReader({}, source)
+    )
     theta = rope.number("rope_theta", fields.number("rope_theta", 10000.0))
     for each in (rope, fields):
         if each.get("partial_rotary_factor") not in (None, 1.0):
@@ -105,14 +111,15 @@ def _rope(fields: Fields, max_positions: int, source: str) -> tuple[float, RopeS
     if name == "llama3":
         return theta, _llama3(rope, fields, max_positions)
     raise ModelError(
-        f"{source}: rope scaling {name!r} is not supported; supported are 'default', 'linear' and "
-        "'llama3'"
+        f"{source}: rope scaling {shown(name)} is not supported; supported are 'default', 'linear' "
+        "and 'llama3'"
     )
 
 
-def _llama3(rope: Fields, fields: Fields, max_positions: int) -> RopeScaling:
-    """The trained context stands in `rope`, or in the file's own `fields`, which then count, as
-    in transformers.
+def _llama3(rope: ConfigReader, fields: ConfigReader, max_positions: int) -> RopeScaling:
+    """The trained context stands in `rope`.
+
+    Where it stands in the file itself too, that counts, as in transformers.
     """
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
     if low >= high:

@@ -1,6 +1,4 @@
-"""DecoderWeights from a Hugging Face directory: model.safetensors, else the shards listed in
-model.safetensors.index.json.
-"""
+"""DecoderWeights from a Hugging Face directory: one file, or shards and their index."""
 
 from __future__ import annotations
 
@@ -11,16 +9,20 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 
-from photon_ext.errors import ModelError
+from photon_ext.errors import ModelError, shortened, shown
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.text_files import check_regular, read_json
+from photon_ext.models.text_files import check_regular, present, read_json
 from photon_ext.models.weights import DecoderWeights, empty_weights, weight_slots
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-# of the embeddings and the head at a time: neither is in memory as a whole for it
-_ROWS_COMPARED = 4096
+_ROWS_COMPARED = (
+    4096  # of the embeddings and the head at a time: neither is in memory as a whole for it
+)
+_WEIGHT_SUFFIXES = (".bin", ".pt", ".pth", ".safetensors")
+# Some old checkpoints hold the rotary frequencies, which the config gives too.
+_IGNORED = "rotary_emb.inv_freq"
 _DTYPES = ("F64", "F32", "F16", "BF16")  # as safetensors calls them
 
 
@@ -40,19 +42,23 @@ def load_hf_weights(
     """Reads every parameter of `config` from `directory`, converted to `dtype` on `device`.
 
     Raises ModelError, naming the file and the tensor, where a file is missing or damaged, a tensor
-    is missing, of another shape or quantized, or where the files hold parameters that the model as
-    configured would ignore: a head of its own where config.json ties it to the embeddings is one.
+    is missing, of another shape or quantized, or not in the shard that the index names, or where
+    the files hold parameters that the model as configured would ignore: a head of its own where
+    config.json ties it to the embeddings is one.
     """
-    files = _weight_files(directory)
     expected = {
         name: slot.shape
         for name, slot in weight_slots(config, empty_weights(config, dtype, "meta"))
     }
     with ExitStack() as stack:
-        tensors = {name: stored for path in files for name, stored in _open(path, stack).items()}
+        tensors = _open_all(directory, stack)
         _check_names(directory, config, set(tensors), set(expected))
-        # before anything is allocated: a damaged size would ask for all the memory there is
-        for name, shape in expected.items():
+        for (
+            name,
+            shape,
+        ) in (
+            expected.items()
+        ):  # before anything is allocated: a damaged size would ask for all the memory there is
             _check(tensors[name], name, shape)
         if config.tied_embeddings and _HEAD in tensors:
             _check(tensors[_HEAD], _HEAD, expected[_EMBEDDING])
@@ -63,41 +69,74 @@ def load_hf_weights(
     return weights
 
 
-def _weight_files(directory: Path) -> list[Path]:
-    """The single file where there is one, as transformers does: an index beside it may be left
-    over.
+def _open_all(directory: Path, stack: ExitStack) -> dict[str, _Stored]:
+    """The single file where there is one, as transformers does.
+
+    An index beside it may be left over.
     """
-    if (directory / SINGLE_FILE).exists():
-        return [directory / SINGLE_FILE]
-    index_path = directory / INDEX_FILE
-    if index_path.exists():
-        shards = read_json(index_path).get("weight_map")
-        if (
-            not isinstance(shards, dict)
-            or not shards
-            or not all(isinstance(name, str) for name in shards.values())
-        ):
-            raise ModelError(
-                f"{index_path}: has no 'weight_map' object that names a shard for each tensor; "
-                "download it again"
-            )
-        files = [directory / name for name in sorted(set(shards.values()))]
-        missing = [path.name for path in files if not path.exists()]
-        if missing:
-            raise ModelError(
-                f"{directory}: {len(missing)} of {len(files)} shards are missing "
-                f"({', '.join(missing[:3])}); get them"
-            )
-        return files
-    others = sorted(
-        p.name for p in directory.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".safetensors")
-    )
-    found = (
-        f"found {', '.join(others[:4])}, which is not read; convert it to safetensors"
-        if others
-        else "found no weights; download them"
-    )
+    if present(directory / SINGLE_FILE):
+        return _open(directory / SINGLE_FILE, stack)
+    if present(directory / INDEX_FILE):
+        return _open_shards(directory, stack)
+    others = sorted(p.name for p in directory.iterdir() if p.suffix in _WEIGHT_SUFFIXES)
+    if others:
+        names = shortened(", ".join(others[:4]))
+        found = f"found {names}, which is not read; convert it to safetensors"
+    else:
+        found = "found no weights; download them"
     raise ModelError(f"{directory}: expected {SINGLE_FILE} or {INDEX_FILE}, {found}")
+
+
+def _open_shards(directory: Path, stack: ExitStack) -> dict[str, _Stored]:
+    """Each tensor from the shard that the index names for it, and from no other."""
+    places = _weight_map(directory / INDEX_FILE)
+    shards = sorted(set(places.values()))
+    missing = [name for name in shards if not present(directory / name)]
+    if missing:
+        names = shortened(", ".join(missing[:3]))
+        raise ModelError(
+            f"{directory}: {len(missing)} of {len(shards)} shards are missing ({names}); get them"
+        )
+    tensors: dict[str, _Stored] = {}
+    for shard in shards:
+        for name, stored in _open(directory / shard, stack).items():
+            if places.get(name) == shard:
+                tensors[name] = stored
+            elif not name.endswith(_IGNORED):
+                place = f"places in {shown(places[name])}" if name in places else "does not name"
+                raise ModelError(
+                    f"{directory / shard}: holds {shown(name)}, which {INDEX_FILE} {place}; "
+                    "the files belong to two models, download them again"
+                )
+    absent = next((name for name in places if name not in tensors), None)
+    if absent is not None:
+        raise ModelError(
+            f"{directory / places[absent]}: has no tensor {shown(absent)}, which {INDEX_FILE} "
+            "places there; "
+            "the files belong to two models, download them again"
+        )
+    return tensors
+
+
+def _weight_map(path: Path) -> dict[str, str]:
+    """Tensor to shard, each a plain name: what an index says must not lead out of its directory."""
+    places = read_json(path).get("weight_map")
+    if (
+        not isinstance(places, dict)
+        or not places
+        or not all(isinstance(name, str) for name in places.values())
+    ):
+        raise ModelError(
+            f"{path}: has no 'weight_map' object that names a shard for each tensor; download it "
+            "again"
+        )
+    for tensor, shard in places.items():
+        if shard in ("", ".", "..") or shard != Path(shard).name:
+            raise ModelError(
+                f"{path}: places {shown(tensor)} in {shown(shard)}, expected the name of a file in "
+                "the same directory"
+            )
+    return places
 
 
 def _open(path: Path, stack: ExitStack) -> dict[str, _Stored]:
@@ -108,8 +147,8 @@ def _open(path: Path, stack: ExitStack) -> dict[str, _Stored]:
     except (SafetensorError, OSError) as error:
         size = path.stat().st_size
         raise ModelError(
-            f"{path}: {size} bytes that are not a whole safetensors file ({error}); download it "
-            "again"
+            f"{path}: {size} bytes that are not a whole safetensors file "
+            f"({shortened(str(error))}); download it again"
         ) from error
 
 
@@ -122,12 +161,10 @@ def _check_names(directory: Path, config: ModelConfig, found: set[str], expected
             f"config.json does not belong to these weights, or shards are missing"
         )
     ignorable = {_HEAD} if config.tied_embeddings else set()
-    extra = sorted(
-        name for name in found - expected - ignorable if not name.endswith("rotary_emb.inv_freq")
-    )
+    extra = sorted(name for name in found - expected - ignorable if not name.endswith(_IGNORED))
     if extra:
         raise ModelError(
-            f"{directory}: {len(extra)} parameters would be ignored, first {extra[0]!r}; "
+            f"{directory}: {len(extra)} parameters would be ignored, first {shown(extra[0])}; "
             "config.json does not belong to these weights, or they are quantized, biased or "
             "adapters"
         )
@@ -138,8 +175,8 @@ def _check(stored: _Stored, name: str, expected: torch.Size) -> None:
     shape, dtype = described.get_shape(), described.get_dtype()
     if tuple(shape) != tuple(expected):
         raise ModelError(
-            f"{stored.path}: {name} has shape {shape}, config.json asks for {list(expected)}; they "
-            "do not belong together"
+            f"{stored.path}: {name} has shape {shown(shape)}, config.json asks for "
+            f"{list(expected)}; they do not belong together"
         )
     if dtype not in _DTYPES:
         raise ModelError(
@@ -171,7 +208,8 @@ def _rows(stored: _Stored, name: str, start: int) -> torch.Tensor:
         part: torch.Tensor = stored.handle.get_slice(name)[start : start + _ROWS_COMPARED]
     except (SafetensorError, OSError) as error:
         raise ModelError(
-            f"{stored.path}: {name} cannot be read ({error}); download the file again"
+            f"{stored.path}: {name} cannot be read ({shortened(str(error))}); download the file "
+            "again"
         ) from error
     return part
 
@@ -181,6 +219,7 @@ def _copy(stored: _Stored, name: str, slot: torch.Tensor) -> None:
         tensor = stored.handle.get_tensor(name)
     except (SafetensorError, OSError) as error:
         raise ModelError(
-            f"{stored.path}: {name} cannot be read ({error}); download the file again"
+            f"{stored.path}: {name} cannot be read ({shortened(str(error))}); download the file "
+            "again"
         ) from error
     slot.copy_(tensor)

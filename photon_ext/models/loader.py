@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from photon_ext.errors import ConfigError, ModelError, PhotonError, shown
+from photon_ext.errors import ConfigError, ModelError, PhotonError, describe, shortened, shown
 from photon_ext.models.config import ModelConfig
-from photon_ext.models.fields import Fields
+from photon_ext.models.config_reader import ConfigReader
 from photon_ext.models.hf_config import hf_config
-from photon_ext.models.text_files import check_regular, read_json
+from photon_ext.models.text_files import check_regular, present, read_json
 from photon_ext.models.weights import DecoderWeights
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """
     found = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     if dtype is not None and found not in DTYPES.values():
-        raise ConfigError(f"dtype is {dtype!r}; give one of {', '.join(DTYPES)}")
+        raise ConfigError(f"dtype is {shown(dtype)}; give one of {', '.join(DTYPES)}")
     return found
 
 
@@ -101,8 +101,10 @@ def resolve_model(model: str | Path) -> Path:
         return _bundled_model()
     try:
         return _find(model)
-    except (OSError, RuntimeError) as error:
-        # a name too long, a folder closed to us; a home that is nobody's
+    except (
+        OSError,
+        RuntimeError,
+    ) as error:  # a name too long, a folder closed to us; a home that is nobody's
         what = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
         raise ModelError(
             f"model {shown(str(model))}: {what}; give the path of a Hugging Face directory or a "
@@ -112,7 +114,7 @@ def resolve_model(model: str | Path) -> Path:
 
 def _find(model: str | Path) -> Path:
     path = Path(model).expanduser()
-    if not path.exists():
+    if not present(path):
         raise ModelError(
             f"model {shown(str(model))}: no such file or directory; expected {BUNDLED_NAME!r}, a "
             "Hugging Face directory or a .gguf file"
@@ -125,9 +127,9 @@ def _find(model: str | Path) -> Path:
             f"{path}: expected a .gguf file or a Hugging Face directory; for safetensors give the "
             "directory they are in"
         )
-    if (path / "config.json").exists():
+    if present(path / "config.json"):
         return path
-    ggufs = sorted(path.glob("*.gguf"))
+    ggufs = sorted(each for each in path.glob("*.gguf") if present(each))
     if len(ggufs) == 1:
         return ggufs[0]
     found = (
@@ -139,8 +141,9 @@ def _find(model: str | Path) -> Path:
 
 
 def _bundled_model() -> Path:
-    # not imported: that would need the package's own host application
-    spec = importlib.util.find_spec(_BUNDLED_PACKAGE)
+    spec = importlib.util.find_spec(
+        _BUNDLED_PACKAGE
+    )  # not imported: that would need the package's own host application
     folders = (spec.submodule_search_locations or []) if spec else []
     ggufs = [path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))]
     if not ggufs:
@@ -159,14 +162,12 @@ def _load_directory(
         from photon_ext.models.tokenizer import TOKENIZER_FILE, Tokenizer
     config = hf_config(read_json(directory / "config.json"), source=str(directory / "config.json"))
     generation = directory / "generation_config.json"
-    if generation.exists():
+    if present(generation):
         config = config.with_eos(
-            *Fields(read_json(generation), str(generation)).token_ids("eos_token_id"),
+            *ConfigReader(read_json(generation), str(generation)).token_ids("eos_token_id"),
             source=str(generation),
         )
-    tokenizer = (
-        Tokenizer.from_directory(directory) if (directory / TOKENIZER_FILE).exists() else None
-    )
+    tokenizer = Tokenizer.from_directory(directory) if present(directory / TOKENIZER_FILE) else None
     weights = load_hf_weights(directory, config, dtype or default_dtype(config), device)
     return _with_tokenizer_eos(config, weights, tokenizer, directory / TOKENIZER_FILE)
 
@@ -212,8 +213,9 @@ def _needs_packages(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _damage_names(path: Path) -> Iterator[None]:
-    """The last resort for damage that no check has foreseen: whatever Python raises on it, the
-    error names the model.
+    """The last resort for damage that no check has foreseen.
+
+    Whatever Python raises on it, the error names the model.
     """
     try:
         yield
@@ -221,10 +223,19 @@ def _damage_names(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise ModelError(
-            f"{path}: cannot be read ({error}); see that its files are whole and open to you"
+            f"{path}: cannot be read ({shortened(str(error))}); see that its files are whole and "
+            "open to you"
         ) from error
-    except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
+    except (
+        TypeError,
+        ValueError,
+        AttributeError,
+        ArithmeticError,
+        LookupError,
+        RecursionError,
+        MemoryError,
+    ) as error:
         raise ModelError(
-            f"{path}: cannot be read ({type(error).__name__}: {error}); a file of it is damaged, "
-            "download it again"
+            f"{path}: cannot be read ({describe(error)}); a file of it is damaged, download it "
+            "again"
         ) from error

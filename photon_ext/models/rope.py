@@ -1,5 +1,6 @@
-"""cos/sin tables of the rotary position embedding (Su et al., "RoFormer"), with Llama 3's
-context stretching.
+"""cos/sin tables of the rotary position embedding, with Llama 3's context stretching.
+
+Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", 2021.
 """
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ import math
 
 import torch
 
+from photon_ext.errors import ModelError, shown
 from photon_ext.models.config import ModelConfig, RopeScaling, RopeScalingKind
 
 
 def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
-    """float32 [head_dim / 2]: radians per position of each rotated pair, scaled as
-    `config.rope_scaling` says.
+    """float32 [head_dim / 2]: radians per position of each pair, as `config.rope_scaling` says.
 
     The order of float32 operations follows Hugging Face's, so that tables agree to the last bit.
     They run on the CPU, whatever the caller has made torch's default device.
@@ -34,9 +35,7 @@ def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
 
 
 def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """Short wavelengths stay, long ones are divided by the factor, those between are
-    interpolated.
-    """
+    """Short wavelengths stay, long ones are divided by the factor, others are interpolated."""
     low_wavelength = scaling.original_max_positions / scaling.low_freq_factor
     high_wavelength = scaling.original_max_positions / scaling.high_freq_factor
     wavelength = 2 * math.pi / frequencies
@@ -51,12 +50,20 @@ def _llama3(frequencies: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
 def rope_tables(
     config: ModelConfig, max_len: int, device: torch.device | str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin, float32 [max_len, head_dim] each, on `device`; both halves of a row repeat
-    the same angles.
+    """cos and sin, float32 [max_len, head_dim] each, on `device`.
+
+    Both halves of a row repeat the same values.
+
+    Raises:
+        ModelError: an angle is beyond float32, by a theta or factors that no model has.
     """
-    angles = (
-        torch.arange(max_len, dtype=torch.float32, device="cpu")[:, None]
-        * inverse_frequencies(config)[None, :]
-    )
+    positions = torch.arange(max_len, dtype=torch.float32, device="cpu")
+    angles = positions[:, None] * inverse_frequencies(config)[None, :]
+    if not bool(angles.isfinite().all()):
+        raise ModelError(
+            f"{config.source}: rope_theta {config.rope_theta} and {shown(config.rope_scaling)} "
+            "make "
+            f"angles beyond float32 at {max_len} positions; the config file is damaged"
+        )
     angles = torch.cat((angles, angles), dim=-1)
     return angles.cos().to(device), angles.sin().to(device)

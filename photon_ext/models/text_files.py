@@ -1,22 +1,39 @@
-"""Reading the files of a model directory: what may be opened at all, and the small ones that
-hold text.
-"""
+"""The files of a model directory: what may be opened at all, and those that hold text."""
 
 from __future__ import annotations
 
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any
 
-from photon_ext.errors import ModelError
+from photon_ext.errors import ModelError, shortened
 
 _KINDS = {stat.S_ISDIR: "a directory", stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket"}
 
 
+def present(path: Path) -> bool:
+    """Whether there is something at `path`.
+
+    Raises:
+        ModelError: there is a link that leads nowhere. To pass over it would lose a chat template
+            or end tokens without a word.
+    """
+    if path.exists():
+        return True
+    if path.is_symlink():
+        target = shortened(os.readlink(path))
+        raise ModelError(
+            f"{path}: is a link to {target}, which is not there; get that file, or remove the link"
+        )
+    return False
+
+
 def check_regular(path: Path) -> None:
-    """Raises ModelError, naming the file, where there is something else than a regular file: a
-    FIFO would be waited for without end.
+    """Raises ModelError, naming the file, where there is something else than a regular file.
+
+    Whoever opens a FIFO waits without end.
     """
     try:
         mode = path.stat().st_mode
@@ -31,26 +48,34 @@ def check_regular(path: Path) -> None:
 
 def read_text(path: Path) -> str:
     """The text of a UTF-8 file; ModelError, naming the file, where it is missing or is not one."""
+    if not present(path):
+        raise ModelError(
+            f"{path}: no such file; a Hugging Face model directory has one, copy it there"
+        )
     check_regular(path)
     try:
         return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ModelError(
-            f"{path}: no such file; a Hugging Face model directory has one, copy it there"
-        ) from None
     except (OSError, UnicodeError) as error:
         raise ModelError(
-            f"{path}: not a readable UTF-8 file ({error}); download it again"
+            f"{path}: not a readable UTF-8 file ({shortened(str(error))}); download it again"
         ) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; ModelError, naming the file, where it is missing or is not one."""
+    return parse_json(read_text(path), path)
+
+
+def parse_json(text: str, path: Path) -> dict[str, Any]:
+    """A JSON object from the text of a file; ModelError, naming the file, where it is not one."""
     try:
-        value = json.loads(read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+        value = json.loads(text)
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: an integer of more digits than Python reads, too
         raise ModelError(
-            f"{path}: not a readable JSON file ({error}); download it again"
+            f"{path}: not a readable JSON file ({shortened(str(error))}); download it again"
         ) from error
     if not isinstance(value, dict):
         raise ModelError(

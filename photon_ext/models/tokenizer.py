@@ -1,22 +1,22 @@
-"""Tokenizer: text to ids and back, over the `tokenizers` library, from tokenizer.json or a GGUF
-vocabulary.
-"""
+"""Tokenizer: text to ids and back, from tokenizer.json or the vocabulary of a GGUF file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer as Backend
 
 from photon_ext.errors import ModelError, RequestError, surrogate_in
 from photon_ext.models.chat_template import ChatTemplate, Message
+from photon_ext.models.config_reader import ConfigReader
 from photon_ext.models.detokenizer import Detokenizer
-from photon_ext.models.fields import Fields
-from photon_ext.models.gguf_file import GgufFile
-from photon_ext.models.gguf_tokenizer import gguf_backend
-from photon_ext.models.text_files import check_regular, read_json, read_text
+from photon_ext.models.text_files import present, read_json, read_text
+from photon_ext.models.tokenizer_file import library_errors, read_backend
+
+if TYPE_CHECKING:
+    from photon_ext.models.gguf_file import GgufFile
 
 TOKENIZER_FILE = "tokenizer.json"
 _CONFIG_FILE = "tokenizer_config.json"
@@ -36,9 +36,7 @@ class Tokenizer:
     def __init__(
         self, backend: Backend, special_tokens: Mapping[str, str], template: str | None, source: str
     ) -> None:
-        """`special_tokens`: names such as "eos_token" to texts; `template`: Jinja; `source`: the
-        file, for errors.
-        """
+        """`special_tokens`: texts by names such as "eos_token"; `source`: the file, for errors."""
         self._backend = backend
         self._source = source
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
@@ -58,23 +56,13 @@ class Tokenizer:
                 it.
         """
         path = directory / TOKENIZER_FILE
-        if not path.exists():
+        if not present(path):
             raise ModelError(
                 f"{path}: no such file; copy the model's {TOKENIZER_FILE} there (older tokenizers "
                 "must be converted)"
             )
-        check_regular(path)
-        try:
-            backend = Backend.from_file(str(path))
-        except Exception as error:  # the library raises a bare Exception
-            raise ModelError(
-                f"{path}: not a tokenizer that the tokenizers library reads ({error}); download it "
-                "again"
-            ) from error
-        # a trainer may have left both in the file: they are no part of a prompt's ids
-        backend.no_truncation()
-        backend.no_padding()
-        config = read_json(directory / _CONFIG_FILE) if (directory / _CONFIG_FILE).exists() else {}
+        backend = read_backend(path)
+        config = read_json(directory / _CONFIG_FILE) if present(directory / _CONFIG_FILE) else {}
         return cls(backend, _special_tokens(config), _template(directory, config), str(path))
 
     @classmethod
@@ -85,6 +73,10 @@ class Tokenizer:
             ModelError: the kind of tokenizer is not supported, or the vocabulary or the chat
                 template is damaged.
         """
+        from photon_ext.models.gguf_tokenizer import (
+            gguf_backend,
+        )  # the package gguf is needed for this format alone
+
         backend = gguf_backend(file)
         tokens = file.fields.get("tokenizer.ggml.tokens", ())
         special_tokens = {}
@@ -92,18 +84,22 @@ class Tokenizer:
             token_id = file.fields.get(f"tokenizer.ggml.{name}_id")
             if isinstance(token_id, int) and 0 <= token_id < len(tokens):
                 special_tokens[name] = tokens[token_id]
-        template = Fields(file.fields, str(file.path)).text("tokenizer.chat_template")
+        template = ConfigReader(file.fields, str(file.path)).text("tokenizer.chat_template")
         return cls(backend, special_tokens, template, str(file.path))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of `text`, with the begin-of-text token in front if the model uses one and
-        `add_special_tokens` is set.
+        """Ids of `text`, behind the begin-of-text token if the model uses one.
+
+        `add_special_tokens`: False leaves that out.
 
         Raises:
-            RequestError: the text cannot be written in UTF-8.
+            RequestError: the text cannot be written in UTF-8, or the tokenizer fails on it.
         """
         _check_unicode(text)
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        with library_errors(
+            RequestError, f"{self._source}: the tokenizer fails on this text; try another one"
+        ):
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def encode_chat(
@@ -127,23 +123,28 @@ class Tokenizer:
                 f"the conversation is a {type(messages).__name__}; "
                 f"expected a list of messages such as [{{'role': 'user', 'content': 'text'}}]"
             )
-        # where a character stands is told before the template puts other text around it
-        for message in messages or ():
-            # what is no message the template refuses
-            for value in message.values() if isinstance(message, Mapping) else ():
+        for message in (
+            messages or ()
+        ):  # where a character stands is told before the template puts other text around it
+            for value in (
+                message.values() if isinstance(message, Mapping) else ()
+            ):  # what is no message the template refuses
                 if isinstance(value, str):
                     _check_unicode(value)
         text = self.chat_template.render(messages, add_generation_prompt)
         return self.encode(text, add_special_tokens=False)  # the template writes them itself
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Text of `ids`; bytes that are no character become U+FFFD, ids without a token are left
-        out.
+        """Text of `ids`. Bytes that are no character become U+FFFD, ids without a token nothing.
 
         Raises:
             OverflowError: an id is negative, or 2**32 or more.
+            RequestError: the tokenizer fails on these ids.
         """
-        text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        with library_errors(
+            RequestError, f"{self._source}: the tokenizer fails on these {len(ids)} ids"
+        ):
+            text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
@@ -154,7 +155,7 @@ class Tokenizer:
                 skip_special_tokens and token in self._special_ids
             ) or self._backend.id_to_token(token) is None
 
-        return Detokenizer(lambda ids: self.decode(ids, skip_special_tokens), left_out)
+        return Detokenizer(self._backend, skip_special_tokens, left_out)
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its exact text in the vocabulary, such as "<|im_end|>", or None."""
@@ -172,8 +173,9 @@ def _check_unicode(text: str) -> None:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The entries of tokenizer_config.json that name a token: a text, or an object with its text
-    as `content`.
+    """The entries of tokenizer_config.json that name a token.
+
+    Each is a text, or an object with its text as `content`.
     """
     tokens = {}
     for name, value in config.items():
@@ -184,13 +186,17 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _template(directory: Path, config: Mapping[str, Any]) -> str | None:
-    """chat_template.jinja, else the entry in tokenizer_config.json; of several named templates,
-    the default one.
+    """chat_template.jinja, else the entry in tokenizer_config.json.
+
+    Of several named templates it is the default one.
     """
     path = directory / _TEMPLATE_FILE
-    if path.exists():
+    if present(path):
         return read_text(path)
-    fields, entries = Fields(config, str(directory / _CONFIG_FILE)), config.get("chat_template")
+    fields, entries = (
+        ConfigReader(config, str(directory / _CONFIG_FILE)),
+        config.get("chat_template"),
+    )
     if not isinstance(entries, list):
         return fields.text("chat_template")
     if not all(

@@ -1,5 +1,4 @@
-"""DecoderWeights: every parameter of a Llama or Qwen3 decoder, with q/k/v and gate/up fused. Needs
-torch only.
+"""DecoderWeights: every parameter of a Llama or Qwen3 decoder, with q/k/v and gate/up fused.
 
 `weight_slots` names each parameter as a Hugging Face checkpoint does and says where it goes: a
 loader is a loop over it.
@@ -77,8 +76,9 @@ class DecoderWeights:
 
     @property
     def bytes_per_step(self) -> int:
-        """Bytes of them that a decode step reads: all but an embedding that is not the head too,
-        of which it reads a row per line.
+        """Bytes of them that a decode step reads.
+
+        Those are all but an embedding that is not the head too, of which it reads a row per line.
         """
         return self.nbytes - (0 if self.lm_head is self.embedding else self.embedding.nbytes)
 
@@ -86,8 +86,9 @@ class DecoderWeights:
 def empty_weights(
     config: ModelConfig, dtype: torch.dtype, device: torch.device | str
 ) -> DecoderWeights:
-    """Uninitialized parameters of the right shapes on `device`; a loader fills them through
-    `weight_slots`.
+    """Uninitialized parameters of the right shapes on `device`.
+
+    A loader fills them through `weight_slots`.
     """
 
     def empty(*shape: int) -> torch.Tensor:
@@ -115,8 +116,10 @@ def empty_weights(
 
 
 def check_weights(config: ModelConfig, weights: DecoderWeights) -> None:
-    """Raises ConfigError unless all parameters of `config` are there, in its shapes, on one
-    device and in one dtype that kernels know.
+    """Raises ConfigError unless all parameters of `config` are there as the kernels want them.
+
+    That is: in the shapes of the config, contiguous, on one device and in one dtype that the
+    kernels know.
     """
     if weights.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise ConfigError(
@@ -137,6 +140,11 @@ def check_weights(config: ModelConfig, weights: DecoderWeights) -> None:
             raise ConfigError(
                 f"{name} of the weights is {found}, expected {wanted}, by the config and the "
                 "embedding"
+            )
+        if tensor is not None and not tensor.is_contiguous():
+            raise ConfigError(
+                f"{name} of the weights has strides {list(tensor.stride())}, expected a contiguous "
+                "tensor, as the kernels read it; give its .contiguous()"
             )
 
 
@@ -161,9 +169,7 @@ def _shown(tensor: torch.Tensor | None, device: torch.device | None) -> str:
 def weight_slots(
     config: ModelConfig, weights: DecoderWeights
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """(Hugging Face parameter name, the view of `weights` that holds it), for every parameter of
-    the model.
-    """
+    """For every parameter its name in Hugging Face's files, and its view of `weights`."""
     yield "model.embed_tokens.weight", weights.embedding
     for index, layer in enumerate(weights.layers):
         prefix = f"model.layers.{index}."

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from photon_ext.errors import RequestError, shown
+import torch
+
+from photon_ext.errors import RequestError, describe, shown
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from photon_ext.models.tokenizer import Tokenizer
 
 Message: TypeAlias = Mapping[str, Any]
-Prompt: TypeAlias = str | Sequence[int] | Sequence[Message]
+Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message] | torch.Tensor | np.ndarray[Any, Any]"
 
 _EXPECTED = (
-    "give a string, a list of token ids, or a list of chat messages ({'role': ..., 'content': ...})"
+    "give a string, a list or one-dimensional array of token ids, or a list of chat messages "
+    "({'role': ..., 'content': ...})"
 )
 
 
@@ -25,14 +32,17 @@ def encode_prompt(
 
     A string is one user message where the model has a chat template, unless `raw`; otherwise it is
     encoded as it stands, behind the model's begin-of-text token if it uses one. Token ids are taken
-    as they are.
+    as they are, from a sequence, a numpy array or a torch tensor, which is read from its device.
+    The content of a chat message is a text, or a list of OpenAI's parts, of which texts are joined.
 
     Raises:
-        RequestError: the prompt is empty, of no known form, holds ids outside the vocabulary, or
-            needs a tokenizer that is not there.
+        RequestError: the prompt is empty, of no known form, holds ids outside the vocabulary or
+            parts that are no text, or needs a tokenizer that is not there.
     """
     if isinstance(prompt, str):
         ids = _encode_text(prompt, tokenizer, raw)
+    elif _is_array(prompt):
+        ids = _array_ids(prompt)
     elif not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray, memoryview)):
         raise RequestError(f"the prompt is a {type(prompt).__name__}; {_EXPECTED}")
     elif prompt and isinstance(prompt[0], Mapping):
@@ -65,10 +75,32 @@ def _tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
     return tokenizer
 
 
+def _is_array(prompt: object) -> bool:
+    numpy = sys.modules.get("numpy")  # who has made an array has imported it
+    return isinstance(prompt, torch.Tensor) or (
+        numpy is not None and isinstance(prompt, numpy.ndarray)
+    )
+
+
+def _array_ids(array: Any) -> list[int]:
+    """The ids of a numpy array or a torch tensor of integers, of any width."""
+    dtype, shape = str(array.dtype), tuple(array.shape)
+    if not dtype.removeprefix("torch.").startswith(("int", "uint")) or len(shape) != 1:
+        raise RequestError(
+            f"the prompt is a {type(array).__name__} of {dtype} with shape {shown(shape)}; "
+            f"{_EXPECTED}"
+        )
+    try:
+        ids: list[int] = array.tolist()
+    except RuntimeError as error:  # a tensor without memory, or of a layout that is no list
+        raise RequestError(f"the prompt's tensor cannot be read ({describe(error)})") from error
+    return ids
+
+
 def _checked_id(token: object) -> int:
-    if isinstance(token, bool) or not isinstance(token, int):
+    if isinstance(token, bool) or not isinstance(token, Integral):
         raise RequestError(f"the prompt holds {shown(token)}, which is no token id; {_EXPECTED}")
-    return token
+    return int(token)
 
 
 def _checked_message(message: object) -> Message:
@@ -78,7 +110,24 @@ def _checked_message(message: object) -> Message:
         or "content" not in message
     ):
         raise RequestError(
-            f"the chat holds {shown(message)}; each message needs a 'role' (a string) and its "
-            "'content'"
+            f"the chat holds {shown(message)}; "
+            "each message needs a 'role' (a string) and its 'content'"
         )
+    content = message["content"]
+    if isinstance(content, (list, tuple)):
+        return {**message, "content": "".join(map(_part_text, content))}
     return message
+
+
+def _part_text(part: object) -> str:
+    """The text of one of OpenAI's content parts."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if isinstance(part, Mapping) and kind == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    if kind is not None and kind != "text":
+        raise RequestError(
+            f"the chat holds a content part of type {shown(kind)}; this engine takes 'text' only"
+        )
+    raise RequestError(
+        f"the chat holds the content part {shown(part)}; expected {{'type': 'text', 'text': '...'}}"
+    )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from photon_ext.models.detokenizer import Detokenizer
+from typing import TYPE_CHECKING
+
 from photon_ext.sampling.stop_automaton import StopAutomaton
+
+if TYPE_CHECKING:
+    from photon_ext.models.detokenizer import Detokenizer
 
 
 class StopStrings:

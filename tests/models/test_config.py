@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -324,3 +325,68 @@ def test_gguf_frequency_factors_that_are_no_divisors_are_refused(value: float) -
 def test_with_eos_adds_without_duplicates() -> None:
     config = replace(NAMED_SHAPES["qwen3-4b"], eos_ids=(7,))
     assert config.with_eos(8, None, 7).eos_ids == (7, 8)
+
+
+@pytest.mark.parametrize("value", [1e-300, 1e-46, 1e300])
+def test_constants_that_float32_cannot_hold_are_refused(value: float) -> None:
+    """1e-300 became 0, and every frequency infinite."""
+    with pytest.raises(
+        ModelError,
+        match=rf"rope_theta is {re.escape(str(value))}, expected a finite number above 0",
+    ):
+        hf_config({**LLAMA, "rope_theta": value})
+    with pytest.raises(
+        ModelError,
+        match=rf"qwen3\.rope\.freq_base is {re.escape(str(value))}, expected a finite number above "
+        r"0",
+    ):
+        metadata_config({**GGUF, "qwen3.rope.freq_base": value}, tied=True, source="m.gguf")
+
+
+def test_a_theta_whose_angles_are_infinite_is_refused() -> None:
+    config = hf_config({**LLAMA, "rope_theta": 1e-37, "head_dim": 256}, "some/config.json")
+    with pytest.raises(
+        ModelError,
+        match=r"some/config\.json: rope_theta 1e-37 and .* make angles beyond float32 at 100000 p",
+    ):
+        rope_tables(config, 100_000, "cpu")
+
+
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hidden_act": LONG},
+        {"architectures": [LONG] * 9},
+        {"architectures": None, "model_type": LONG},
+        {"quantization_config": {"quant_method": LONG}},
+        {"rope_scaling": {"type": LONG, "factor": 2}},
+        {"hidden_size": LONG},
+        {"eos_token_id": [LONG]},
+        {"vocab_size": 10**4000},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_messages_are_short_whatever_the_file_holds(change: dict) -> None:
+    with pytest.raises(ModelError) as raised:
+        hf_config({**LLAMA, **change}, "some/config.json")
+    assert len(str(raised.value)) < 700
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"general.architecture": LONG},
+        {"qwen3.expert_count": LONG},
+        {"qwen3.rope.scaling.type": LONG},
+        {"qwen3.rope.scaling.factor": LONG},
+        {"tokenizer.ggml.eos_token_id": LONG},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_messages_about_gguf_are_short_too(change: dict) -> None:
+    with pytest.raises(ModelError) as raised:
+        metadata_config({**GGUF, **change}, tied=True, source="m.gguf")
+    assert len(str(raised.value)) < 700

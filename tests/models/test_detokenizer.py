@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
+from tokenizers.decoders import DecodeStream
 
-from photon_ext.models.detokenizer import Detokenizer
 from photon_ext.models.tokenizer import Tokenizer
 
 
@@ -23,8 +26,9 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def sentencepiece_tokenizer() -> Tokenizer:
-    """Llama 2's decoder: blanks as a mark, bytes as tokens, and the first blank of a text
-    dropped.
+    """Llama 2's decoder.
+
+    Blanks as a mark, bytes as tokens, and the first blank of a text dropped.
     """
     symbols = ["<s>", "▁", "a", "▁b", "c", *(f"<0x{byte:02X}>" for byte in range(256))]
     backend = Backend(
@@ -87,39 +91,75 @@ def test_special_tokens_give_no_text() -> None:
     assert stream(BYTES, [*BYTES.encode("é")[:1], 256, *BYTES.encode("é")[1:]]) == ["", "", "é", ""]
 
 
-@pytest.mark.parametrize("count", [50, 500])
-def test_a_long_text_decodes_a_short_window(count: int) -> None:
-    seen: list[int] = []
+class CountedStream:
+    """The library's stream: it keeps what it is given until a character is whole."""
 
-    def decode(ids: list[int]) -> str:
-        seen.append(len(ids))
-        return BYTES.decode(ids)
+    def __init__(self, ids: Sequence[int] = (), skip_special_tokens: bool = False) -> None:
+        self._stream = DecodeStream(ids, skip_special_tokens)
+        self.most = self._kept = 0
 
-    detokenizer = Detokenizer(decode)  # type: ignore[arg-type]
-    for token in BYTES.encode("long text " * (count // 10)):
-        detokenizer.push(token)
-    assert max(seen) == 2
+    def step(self, backend: Backend, token: int) -> str | None:
+        piece: str | None = self._stream.step(backend, token)
+        self._kept = 0 if piece is not None else self._kept + 1
+        self.most = max(self.most, self._kept)
+        return piece
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> list[CountedStream]:
+    made: list[CountedStream] = []
+
+    def make(*args: Any, **options: Any) -> CountedStream:
+        made.append(CountedStream(*args, **options))
+        return made[-1]
+
+    monkeypatch.setattr("photon_ext.models.detokenizer.DecodeStream", make)
+    return made
 
 
 @pytest.mark.parametrize("token", [256, 400], ids=["special", "unknown"])
-def test_tokens_without_a_text_are_decoded_once_at_most(
-    token: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A request that ignores the end token may give thousands of them; each made the next one
-    slower, and others waited.
+def test_tokens_without_a_text_do_not_pile_up(token: int, streams: list[CountedStream]) -> None:
+    """A request that ignores the end token may give thousands of them.
+
+    Each made the next one slower, and others waited.
     """
-    seen: list[int] = []
-    tokenizer = byte_tokenizer()
-    decode = tokenizer.decode
-
-    def counted(ids: list[int], skip_special_tokens: bool = True) -> str:
-        seen.append(len(ids))
-        return decode(ids, skip_special_tokens)
-
-    monkeypatch.setattr(tokenizer, "decode", counted)
-    pieces = stream(tokenizer, [*BYTES.encode("a"), *[token] * 300, *BYTES.encode("b")])
+    pieces = stream(BYTES, [*BYTES.encode("a"), *[token] * 300, *BYTES.encode("b")])
     assert "".join(pieces) == "ab"
-    assert max(seen) <= 2
+    assert [each.most for each in streams[:1]] == [0]
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, PIECES], ids=["byte-level", "byte tokens"])
+def test_bytes_that_are_no_text_do_not_pile_up(
+    tokenizer: Tokenizer, streams: list[CountedStream]
+) -> None:
+    """A model that is lost may repeat such a byte for ever.
+
+    What is held stays short, and it shows.
+    """
+    (bad,) = (
+        tokenizer.token_id(symbol)
+        for symbol in ("ÿ", "<0xFF>")
+        if tokenizer.token_id(symbol) is not None
+    )
+    a = tokenizer.token_id("a")
+    assert bad is not None
+    assert a is not None
+    pieces = stream(tokenizer, [a, *[bad] * 1000, a])
+    assert "".join(pieces) == tokenizer.decode([a, *[bad] * 1000, a]) == "a" + "\ufffd" * 1000 + "a"
+    assert max(each.most for each in streams) == 64
+    assert max(map(len, pieces)) <= 64
+
+
+@given(ids=st.lists(st.integers(0, 260), max_size=40))
+def test_any_byte_tokens_stream_and_only_what_is_no_text_may_differ(ids: list[int]) -> None:
+    text, whole = "".join(stream(PIECES, ids)), PIECES.decode(ids)
+    assert text == whole or "\ufffd" in whole
+
+
+def test_the_beginning_of_a_run_that_is_no_text_is_kept() -> None:
+    ids = [PIECES.token_id(token) for token in ("<0x41>", "<0xFF>", "c", "▁b")]
+    assert stream(PIECES, ids) == ["A", "", "\ufffdc", " b", ""]
+    assert PIECES.decode(ids) == "\ufffd\ufffdc b"
 
 
 def test_special_tokens_are_shown_where_they_are_asked_for() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from photon_ext.errors import ModelError
+from photon_ext.errors import ConfigError, ModelError
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.hf_config import hf_config
 from photon_ext.models.hf_weights import load_hf_weights
-from photon_ext.models.weights import random_weights, weight_slots
+from photon_ext.models.weights import Linear, check_weights, random_weights, weight_slots
 from tests.models.tiny import TINY, saved_tiny_model
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -249,3 +250,23 @@ def test_random_weights_repeat_by_seed() -> None:
     assert not torch.equal(first.embedding, other.embedding)
     assert torch.equal(first.final_norm, torch.ones(32))
     assert first.layers[0].qkv.weight.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+def test_weights_that_are_not_contiguous_are_refused_by_name() -> None:
+    """A transposed view has the right shape, and failed in an op of the first step."""
+    config = ModelConfig(Family.QWEN3, 32, 2, 4, 2, 8, 48, 64)
+    weights = random_weights(config, torch.float32, "cpu")
+    check_weights(config, weights)
+    first, last = weights.layers
+    transposed = last.o.weight.t().contiguous().t()
+    changed = replace(weights, layers=(first, replace(last, o=Linear(transposed))))
+    with pytest.raises(ConfigError) as raised:
+        check_weights(config, changed)
+    assert str(raised.value) == (
+        "layers[1].o.weight of the weights has strides [1, 32], expected a contiguous tensor, "
+        "as the kernels read it; give its .contiguous()"
+    )
+    changed = replace(weights, final_norm=torch.ones(64)[::2])
+    with pytest.raises(ConfigError, match=r"final_norm of the weights has strides \[2\]"):
+        check_weights(config, changed)
+    check_weights(config, replace(weights, final_norm=torch.ones(64)[::2].contiguous()))

@@ -9,8 +9,6 @@ import gguf
 import torch
 from transformers import PreTrainedModel
 
-from photon_ext.models.gguf_weights import gguf_name
-
 TOKENS = ["<|bos|>", "<|eos|>", *"abcdefgh", "Ġ", "ab", "Ġab", "cd"]
 MERGES = ["a b", "Ġ ab", "c d"]
 TYPES = [3, 3] + [1] * (len(TOKENS) - 2)
@@ -27,9 +25,11 @@ def write_tiny_gguf(
     path: Path,
     fields: dict[str, Any] | None = None,
     rope_factors: torch.Tensor | None = None,
+    alignment: int | None = None,
 ) -> None:
-    """A float32 GGUF file of a transformers model with an invented vocabulary; `fields` replace
-    or add string and integer metadata.
+    """A float32 GGUF file of a transformers model with an invented vocabulary.
+
+    `fields` replace or add string and integer metadata; `alignment`: bytes, None: the format's own.
     """
     config = model.config
     architecture = config.model_type
@@ -46,6 +46,8 @@ def write_tiny_gguf(
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
     writer.add_file_type(0)
+    if alignment is not None:
+        writer.add_custom_alignment(alignment)
     metadata = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
@@ -56,13 +58,15 @@ def write_tiny_gguf(
     writer.add_token_list(TOKENS)
     writer.add_token_types(TYPES)
     writer.add_token_merges(MERGES)
+    family = gguf.MODEL_ARCH[architecture.upper()]
+    names = gguf.get_tensor_name_map(family, config.num_hidden_layers)
     for name, parameter in model.named_parameters():
         tensor = parameter.detach()
         if architecture == "llama" and "q_proj" in name:
             tensor = permute_heads(tensor, config.num_attention_heads)
         elif architecture == "llama" and "k_proj" in name:
             tensor = permute_heads(tensor, config.num_key_value_heads)
-        writer.add_tensor(gguf_name(name), tensor.contiguous().numpy())
+        writer.add_tensor(names.get_name(name, (".weight",)), tensor.contiguous().numpy())
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors.numpy())
     writer.write_header_to_file()

@@ -13,16 +13,23 @@ from typing import Any
 import pytest
 
 from photon_ext.errors import ConfigError
-from photon_ext.models.detokenizer import Detokenizer
 from photon_ext.runtime import FinishReason
 from photon_ext.sampling import Constraint, SamplingParams, from_allowed_ids, from_callable
 from photon_ext.scheduling import Request, Sequence, StreamEvent, TextStream
 
 
+class Letters:
+    """A detokenizer whose tokens are the letters of a text."""
+
+    def push(self, token: int) -> str:
+        return chr(token)
+
+    def flush(self) -> str:
+        return ""
+
+
 def make(stops: tuple[str, ...] = (), constraint: Constraint | None = None) -> Sequence:
-    text = TextStream(
-        Detokenizer(lambda ids: "".join(map(chr, ids))), SamplingParams(stop=stops).stop_automaton
-    )
+    text = TextStream(Letters(), SamplingParams(stop=stops).stop_automaton)
     return Sequence((1, 2), 8, (), 0.0, 0, constraint, text, Request(lambda request: None))
 
 

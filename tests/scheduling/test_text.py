@@ -2,6 +2,7 @@
 shown.
 """
 
+import codecs
 import sys
 from collections.abc import Sequence
 
@@ -9,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from photon_ext.models.detokenizer import Detokenizer
 from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling import StopStrings, TextStream
 
@@ -152,12 +152,21 @@ def test_nothing_is_shown_after_a_stop() -> None:
     assert (stream.push("One. Two"), stream.hit, stream.push(" more")) == ("One", True, "")
 
 
-def utf8(ids: list[int]) -> str:
-    return bytes(ids).decode("utf-8", errors="replace")
+class Utf8:
+    """A detokenizer whose tokens are the bytes of a text."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token: int) -> str:
+        return self._decoder.decode(bytes([token]))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
 
 
 def test_a_stop_string_is_found_across_split_characters() -> None:
-    text = TextStream(Detokenizer(utf8), SamplingParams(stop="é!").stop_automaton)
+    text = TextStream(Utf8(), SamplingParams(stop="é!").stop_automaton)
     shown = [text.push(byte) for byte in "café! no".encode()[:7]]
     assert "".join(shown) == "caf"
     assert text.stopped
@@ -165,7 +174,7 @@ def test_a_stop_string_is_found_across_split_characters() -> None:
 
 
 def test_an_unfinished_character_shows_at_the_end_only() -> None:
-    text = TextStream(Detokenizer(utf8))
+    text = TextStream(Utf8())
     assert "".join(text.push(byte) for byte in "né".encode()[:2]) == "n"
     assert text.finish() == "\ufffd"
 

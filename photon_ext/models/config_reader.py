@@ -1,32 +1,37 @@
-"""Fields: the keys of a model's config file, read by type, so that a damaged value is refused
-where it is read.
+"""ConfigReader.
+
+The keys of a model's config file, read by type, so that a damaged value is refused where it is
+read.
 """
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from photon_ext.errors import ModelError
+from photon_ext.errors import ModelError, shown
 
-# of a dimension; nothing published comes near, and the bytes of two still count in 64 bits
-MAX_SIZE = 2**24
+MAX_SIZE = (
+    2**24
+)  # of a dimension; nothing published comes near, and the bytes of two still count in 64 bits
 MAX_LAYERS = 4096
 MAX_POSITIONS = 2**31 - 1  # positions are int32 on the device
-_MAX_NUMBER = 3.0e38  # of float32, in which constants reach the kernels
+# Constants reach the kernels in float32: what is smaller becomes 0 there, and what is larger
+# infinite.
+MIN_NUMBER, MAX_NUMBER = 1.2e-38, 3.0e38
 
 
-class Fields:
-    """Typed access to a mapping from a file. A key that is absent or null has its default, where
-    there is one.
+class ConfigReader:
+    """Typed access to a mapping from a file.
 
-    Every error is a ModelError that names the file, the key, the value and what was expected.
+    A key that is absent or null has its default, where there is one. Every error is a
+    ModelError that names the file, the key, the value and what was expected.
     """
 
     def __init__(self, values: Mapping[str, Any], source: str, prefix: str = "") -> None:
-        """`source`: the file; `prefix`: what stands before each key in it, such as
-        "rope_parameters.".
+        """`source`: the file; `prefix`.
+
+        What stands before each key in it, such as "rope_parameters.".
         """
         self._values = values
         self._source = source
@@ -44,14 +49,14 @@ class Fields:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0."""
+        """A number above 0 that float32 can hold."""
         value = self._or_default(key, default)
         if (
             isinstance(value, bool)
             or not isinstance(value, (int, float))
-            or not 0 < value <= _MAX_NUMBER
+            or not MIN_NUMBER <= value <= MAX_NUMBER
         ):
-            self.refuse(key, "a finite number above 0")
+            self.refuse(key, "a finite number above 0 that float32 holds, from 1.2e-38 to 3.0e38")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
@@ -76,8 +81,9 @@ class Fields:
         return list(value)
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """A token id or a list of them, as a tuple without duplicates; empty where the key is
-        absent.
+        """A token id or a list of them, as a tuple without duplicates.
+
+        Empty where the key is absent.
         """
         value = self._or_default(key, [])
         ids = value if isinstance(value, (list, tuple)) else (value,)
@@ -85,20 +91,20 @@ class Fields:
             self.refuse(key, "a token id or a list of them, integers from 0 on")
         return tuple(dict.fromkeys(ids))
 
-    def object(self, key: str) -> Fields | None:
-        """The fields of an object inside this one; None where the key is absent or the object is
-        empty.
+    def object(self, key: str) -> ConfigReader | None:
+        """The fields of an object inside this one.
+
+        None where the key is absent or the object is empty.
         """
         value = self.get(key)
         if value is not None and not isinstance(value, Mapping):
             self.refuse(key, "an object")
-        return Fields(value, self._source, f"{self._prefix}{key}.") if value else None
+        return ConfigReader(value, self._source, f"{self._prefix}{key}.") if value else None
 
     def refuse(self, key: str, expected: str) -> NoReturn:
         """Raises the error for a key whose value is not what it should be."""
         raise ModelError(
-            f"{self._source}: {self._prefix}{key} is {reprlib.repr(self.get(key))}, expected "
-            f"{expected}; "
+            f"{self._source}: {self._prefix}{key} is {shown(self.get(key))}, expected {expected}; "
             "the file is damaged or does not describe a model"
         )
 
