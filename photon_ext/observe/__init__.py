@@ -1,9 +1,9 @@
 """Seeing the bubble: timelines, the meter, the cost model. Nothing is imported before it is used.
 
-    with photon_ext.observe.timeline() as t:
-        ...                # any torch code, an Engine, a Pipeline
-    print(t.report.text())
-    t.save("trace")        # trace.json (Perfetto), timeline.png, timeline.html, summary.txt, .json
+with photon_ext.observe.timeline() as t:
+    ...                # any torch code, an Engine, a Pipeline
+print(t.report.text())
+t.save("trace")        # trace.json (Perfetto), timeline.png, timeline.html, summary.txt, .json
 """
 
 from __future__ import annotations
