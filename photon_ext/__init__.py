@@ -19,24 +19,51 @@ from photon_ext._library import cpu_isa, hopper_runs, num_threads, set_num_threa
 
 if TYPE_CHECKING:
     from photon_ext._C import DecodeSlot, Event, Graph, PinnedBuffer, Stream
-    from photon_ext.engine import Engine
-    from photon_ext.runtime import Pipeline, RowTable, Runtime
+    from photon_ext.engine import Engine, EngineOptions, Output, Request, StepOutput, StreamEvent
+    from photon_ext.errors import (
+        CaptureError,
+        ConfigError,
+        DeviceError,
+        EngineDeadError,
+        ModelError,
+        NoFreeRow,
+        PhotonError,
+        PipelineError,
+        RequestError,
+    )
+    from photon_ext.runtime import Pipeline, RowParams, RowTable, Runtime, StepPlan
     from photon_ext.sampling import Constraint, SamplingParams, from_allowed_ids, from_callable
 
 __version__ = "0.1.0"
 
 _LAZY = {
+    "CaptureError": "photon_ext.errors",
+    "ConfigError": "photon_ext.errors",
     "Constraint": "photon_ext.sampling",
     "DecodeSlot": "photon_ext._C",
+    "DeviceError": "photon_ext.errors",
     "Engine": "photon_ext.engine",
+    "EngineDeadError": "photon_ext.errors",
+    "EngineOptions": "photon_ext.engine",
     "Event": "photon_ext._C",
     "Graph": "photon_ext._C",
+    "ModelError": "photon_ext.errors",
+    "NoFreeRow": "photon_ext.errors",
+    "Output": "photon_ext.engine",
+    "PhotonError": "photon_ext.errors",
     "PinnedBuffer": "photon_ext._C",
     "Pipeline": "photon_ext.runtime",
+    "PipelineError": "photon_ext.errors",
+    "Request": "photon_ext.engine",
+    "RequestError": "photon_ext.errors",
+    "RowParams": "photon_ext.runtime",
     "RowTable": "photon_ext.runtime",
     "Runtime": "photon_ext.runtime",
     "SamplingParams": "photon_ext.sampling",
+    "StepOutput": "photon_ext.engine",
+    "StepPlan": "photon_ext.runtime",
     "Stream": "photon_ext._C",
+    "StreamEvent": "photon_ext.engine",
     "from_allowed_ids": "photon_ext.sampling",
     "from_callable": "photon_ext.sampling",
 }
@@ -44,17 +71,33 @@ _LAZY = {
 _MODULES = ("observe", "reference", "runtime", "sampling")
 
 __all__ = [
+    "CaptureError",
+    "ConfigError",
     "Constraint",
     "DecodeSlot",
+    "DeviceError",
     "Engine",
+    "EngineDeadError",
+    "EngineOptions",
     "Event",
     "Graph",
+    "ModelError",
+    "NoFreeRow",
+    "Output",
+    "PhotonError",
     "PinnedBuffer",
     "Pipeline",
+    "PipelineError",
+    "Request",
+    "RequestError",
+    "RowParams",
     "RowTable",
     "Runtime",
     "SamplingParams",
+    "StepOutput",
+    "StepPlan",
     "Stream",
+    "StreamEvent",
     "cpu_isa",
     "from_allowed_ids",
     "from_callable",

@@ -20,9 +20,9 @@ from photon_ext import cli_trace
 from photon_ext.errors import ModelError, PhotonError
 
 if TYPE_CHECKING:
+    from photon_ext.engine import Output, Request
     from photon_ext.observe.live import View
     from photon_ext.observe.meter import MeterSnapshot
-    from photon_ext.scheduling import Output, Request
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 130
 TOKENIZER_FILE = "tokenizer.json"

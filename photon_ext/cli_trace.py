@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from photon_ext.errors import ConfigError
 
 if TYPE_CHECKING:
-    from photon_ext.scheduling import Output
+    from photon_ext.engine import Output
 
 PROMPT = "Why is the sky blue?"
 WARM_UP_TOKENS = 8
@@ -91,12 +91,12 @@ def trace(arguments: argparse.Namespace) -> Traced:
             be written.
     """
     from photon_ext.engine import Engine
+    from photon_ext.engine.options import EngineOptions, choose_device
     from photon_ext.models.loader import load_model
     from photon_ext.observe import timeline
     from photon_ext.observe.render.save import has_matplotlib
     from photon_ext.runtime.runtime import checked_device
     from photon_ext.sampling import SamplingParams
-    from photon_ext.scheduling.options import EngineOptions, choose_device
 
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler talks on stderr
     # What cannot be recorded is refused before a model is loaded.

@@ -62,13 +62,13 @@ class TraceRecorder:
         """See Probe.launched."""
         now, key, stack = time.perf_counter_ns(), step.key, self._here.open
         start = stack[-1][1] if stack else now
-        what = (key.kind.value, key.num_tokens, len(step.segments), key.split, words)
+        what = (key.kind.value, key.num_tokens, step.num_rows, key.split, words)
         self.launches.append(Launch(step.index, step.slot, *what, start, now, self._thread()))
 
     def committed(self, step: Step, zombies: int) -> None:
         """See Probe.committed."""
         now = time.perf_counter_ns()
-        self.commits.append(Commit(step.index, len(step.segments), zombies, now))
+        self.commits.append(Commit(step.index, step.num_rows, zombies, now))
 
     def _thread(self) -> int:
         if not self._here.number:

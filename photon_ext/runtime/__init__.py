@@ -1,27 +1,40 @@
-"""The decode runtime: rows, leases, slots, captured steps and the pipeline that orders them.
+"""The decode runtime: rows, slots, captured steps and the pipeline that orders them; torch only."""
 
-Needs torch only.
-"""
-
-from photon_ext.runtime.lease import Lease, LeaseState
-from photon_ext.runtime.pipeline import Pipeline, PipelineStats
-from photon_ext.runtime.row import Row
+from photon_ext.runtime.admission import Admission
+from photon_ext.runtime.pipeline import Pipeline
+from photon_ext.runtime.row import Row, RowState
+from photon_ext.runtime.row_params import RowParams
 from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.runtime import Runtime
-from photon_ext.runtime.step import FinishReason, RowEvent, Step, StepKey, StepKind, StepTensors
+from photon_ext.runtime.stats import PipelineStats
+from photon_ext.runtime.step import (
+    Chunk,
+    FinishReason,
+    RowEvent,
+    Step,
+    StepKey,
+    StepKind,
+    StepPlan,
+    StepResult,
+    StepTensors,
+)
 
 __all__ = [
+    "Admission",
+    "Chunk",
     "FinishReason",
-    "Lease",
-    "LeaseState",
     "Pipeline",
     "PipelineStats",
     "Row",
     "RowEvent",
+    "RowParams",
+    "RowState",
     "RowTable",
     "Runtime",
     "Step",
     "StepKey",
     "StepKind",
+    "StepPlan",
+    "StepResult",
     "StepTensors",
 ]

@@ -12,8 +12,8 @@ Invariants, each held here or by the slots below, each with a test that names it
 
     I1   Forwards are enqueued on one stream, in launch order.
     I2   Commits are first in, first out.
-    I3   ``lease.inflight_refs`` is the number of steps in flight that hold the lease.
-    I4   Nothing is released while refs > 0 or running, and exactly once after.
+    I3   A row is in use as long as the last step that holds it is in flight.
+    I4   Nothing is released while in use or running, and exactly once after.
     I5   A slot's pinned output is not rewritten before its commit has finished: a slot is taken
          again only after its commit.
     I6   Sampling of a host-constrained row at t+1 is enqueued after the commit of t.
@@ -32,79 +32,47 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
+from photon_ext.checks import (
+    INT32_MAX,
+    Limits,
+    check_callable,
+    check_count,
+    check_counts,
+    check_pages,
+)
 from photon_ext.errors import PipelineError
-from photon_ext.layout import META_COLUMNS, RECORD_WIDTH, SegmentFlag
+from photon_ext.layout import META_COLUMNS, SEGMENT_COLUMNS, SegmentFlag
 from photon_ext.runtime import probe
-from photon_ext.runtime.admission import Limits, checked_admission
-from photon_ext.runtime.arguments import INT32_MAX, check_callable, checked_count, checked_counts
-from photon_ext.runtime.lease import Lease
-from photon_ext.runtime.planner import plan
+from photon_ext.runtime.admission import Admission, check_admission
+from photon_ext.runtime.decode_batch import DecodeBatch
+from photon_ext.runtime.default_plan import first_come_first_served
 from photon_ext.runtime.ports import RuntimePort, SlotPort, Span, StepSpec
 from photon_ext.runtime.probe import Phase
-from photon_ext.runtime.record import read_record
-from photon_ext.runtime.row import Row, initial_state
+from photon_ext.runtime.record import read_step
+from photon_ext.runtime.roster import Roster
+from photon_ext.runtime.row import NEVER, Row, RowState
+from photon_ext.runtime.row_params import RowParams, row_words
+from photon_ext.runtime.stats import PipelineStats
 from photon_ext.runtime.step import (
+    Chunk,
+    ChunkSegment,
     Fill,
     Forward,
     RowEvent,
     Sample,
-    Segment,
     Step,
     StepKey,
     StepKind,
+    StepPlan,
+    StepResult,
 )
 
-GAP_WINDOW = 4096
 MAX_CHUNK = INT32_MAX // META_COLUMNS  # the words of decode_meta are counted in int32
-
-
-@dataclass(slots=True)
-class PipelineStats:
-    """Counters since the pipeline was made.
-
-    Attributes:
-        decode_steps, prefill_steps: steps launched, by kind. Neither falls, and neither does their
-            sum for a thread that reads each once.
-        quiet_steps: steps without a host-to-device copy, neither of input nor of masks.
-        committed_rows: segments of committed steps, zombies included.
-        zombie_rows: of them, those whose sequence had already ended.
-        zombie_steps: committed steps that held nothing but zombies.
-        tokens: tokens committed.
-        host_waits: commits that found their step unfinished, so that the host had to wait for the
-            device; 0 without ``stalls``.
-        host_wait_ns: how long all commits waited, nanoseconds; 0 without ``stalls``.
-        device_waits: launches that found the device done with everything before, though there had
-            been work all along; at depth 1 that is every step. 0 without ``stalls``.
-        gap_count, gap_sum_us: step gaps measured so far, and their sum in microseconds; 0 unless
-            the runtime keeps timing.
-        gaps_us: step gaps of the latest 4096 steps, microseconds; empty unless the runtime keeps
-            timing. Another thread than the pipeline's takes ``gaps_us.copy()``: a loop over it
-            fails when the pipeline appends.
-    """
-
-    decode_steps: int = 0
-    prefill_steps: int = 0
-    quiet_steps: int = 0
-    committed_rows: int = 0
-    zombie_rows: int = 0
-    zombie_steps: int = 0
-    tokens: int = 0
-    host_waits: int = 0
-    host_wait_ns: int = 0
-    device_waits: int = 0
-    gap_count: int = 0
-    gap_sum_us: float = 0.0
-    gaps_us: deque[float] = field(default_factory=lambda: deque(maxlen=GAP_WINDOW))
-
-    @property
-    def steps(self) -> int:
-        """Steps launched."""
-        return self.decode_steps + self.prefill_steps
 
 
 class Pipeline:
@@ -131,9 +99,9 @@ class Pipeline:
         prefill_buckets: token counts that prefill graphs are captured for; other chunks run
             eagerly. None leaves it to the runtime: one graph of ``chunk`` tokens where idle tokens
             cost nothing (the host backend), none elsewhere.
-        chunk: prompt tokens per prefill step at most.
+        chunk: prompt tokens per step at most.
         graph: capture steps into graphs at start-up (default), or run them eagerly.
-        on_release: called once with each row whose lease is released, by the commit or abort that
+        on_release: called once with each row that is released, by the commit or abort that
             releases it: its pages are free then.
         stalls: count who waits for whom: two event queries and two clock readings per step, none of
             which waits. False is for measuring what that costs.
@@ -164,14 +132,12 @@ class Pipeline:
         stalls: bool = True,
     ) -> None:
         rows = runtime.table.max_rows
-        vocab_size = checked_count("vocab_size", vocab_size)
-        chunk = checked_count("chunk", chunk, MAX_CHUNK)
+        vocab_size = check_count("vocab_size", vocab_size)
+        chunk = check_count("chunk", chunk, MAX_CHUNK)
         if prefill_buckets is None:
             prefill_buckets = (chunk,) if runtime.captures_prefill else ()
-        buckets, prefill_buckets = (
-            checked_counts("buckets", buckets),
-            checked_counts("prefill_buckets", prefill_buckets),
-        )
+        buckets = check_counts("buckets", buckets)
+        prefill_buckets = check_counts("prefill_buckets", prefill_buckets)
         check_callable("forward", forward, optional=False)
         check_callable("sample", sample)
         check_callable("on_release", on_release)
@@ -180,7 +146,7 @@ class Pipeline:
         spec = StepSpec(forward, sample, vocab_size, decode_buckets, prefills, chunk, graph)
         self._runtime = runtime
         self._spec = spec
-        self._limits = Limits(
+        self.limits = Limits(
             vocab_size,
             runtime.max_len,
             runtime.page_size,
@@ -190,12 +156,14 @@ class Pipeline:
         self._slots: Sequence[SlotPort] = runtime.open_slots(spec)
         self._on_release = on_release
         self._stalls = stalls
-        # whether there has been work ever since the last launch: a device that idles then waits for
-        # the host
+        # whether there has been work ever since the last launch: a device that idles then waits
+        # for the host
         self._fed = False
-        self._rows: dict[int, Row] = {}
+        self.roster = Roster()
+        self._batch: DecodeBatch | None = None
         self._inflight: deque[Step] = deque()
-        self._last_kind: StepKind | None = None
+        self._committed = NEVER
+        self.last_kind: StepKind | None = None
         self._last_span: Span | None = None
         self._failure: BaseException | None = None
         self.stats = PipelineStats()
@@ -205,74 +173,67 @@ class Pipeline:
     @property
     def rows(self) -> tuple[Row, ...]:
         """Rows admitted and not yet released, zombies included, in order of admission."""
-        return tuple(self._rows.values())
+        return self.roster.rows
 
     @property
     def busy(self) -> bool:
         """Whether any row or step is left."""
-        return bool(self._rows or self._inflight)
+        return bool(self.roster or self._inflight)
 
     @property
     def inflight(self) -> int:
         """Steps launched and not yet committed."""
         return len(self._inflight)
 
+    def check(self, prompt_ids: Iterable[int], params: RowParams) -> Admission:
+        """A request that `admit` takes as it is; usable from any thread.
+
+        Args:
+            prompt_ids: at least one id in [0, vocab_size).
+            params: prompt and ``max_new_tokens`` must fit ``max_len``, but for the last token,
+                which takes no place; at most the runtime's ``max_stop_ids`` stop ids.
+
+        Raises:
+            RequestError: the request can never be served.
+        """
+        return check_admission(self.limits, prompt_ids, params)
+
     def admit(
         self,
-        prompt_ids: Sequence[int],
-        *,
-        max_new_tokens: int,
-        stop_ids: Sequence[int] = (),
-        temperature: float = 0.0,
-        seed: int = 0,
-        constrained: bool = False,
+        prompt_ids: Iterable[int] | Admission,
+        params: RowParams | None = None,
         pages: Sequence[int] | None = None,
     ) -> Row:
         """Gives a sequence a row; it rides from the next launch on.
 
         Args:
-            prompt_ids: at least one id in [0, vocab_size).
-            max_new_tokens: cap on sampled tokens, ≥ 1; prompt and cap must fit ``max_len``, but for
-                the last token, which takes no place.
-            stop_ids: ids that end the sequence when sampled; at most the runtime's
-                ``max_stop_ids``.
-            temperature: 0 is greedy; else 0.001 to 10000.
-            seed: of the row's noise; of an integer beyond 64 bits the low ones.
-            constrained: sampling waits for a host mask (``finalize``).
+            prompt_ids: token ids, or what `check` has made of a request: then without ``params``.
+            params: what the row is run with; None: the defaults.
             pages: KV pages of the whole sequence, in order: enough for prompt and cap without the
-                last token, different, from 1 on, and the caller's until ``on_release``. None, with
+                last token, different, from 0 on, and the caller's until ``on_release``. None, with
                 one page per row, is the page of the row's index.
 
         Raises:
             RequestError: the request can never be served; NoFreeRow: not now. Nothing has been
                 taken then.
         """
-        request = checked_admission(
-            self._limits,
-            prompt_ids,
-            max_new_tokens,
-            stop_ids,
-            temperature,
-            seed,
-            constrained,
-            pages,
+        admission = (
+            prompt_ids
+            if isinstance(prompt_ids, Admission)
+            else self.check(prompt_ids, RowParams() if params is None else params)
         )
-        index, generation = self._runtime.table.acquire()
-        held = (index,) if request.pages is None else request.pages
-        self._runtime.table.write_row(
-            index, initial_state(generation, request), held, request.stop_ids
-        )
-        row = Row(
-            Lease(index, generation, held),
-            request.prompt,
-            request.max_new_tokens,
-            request.constrained,
-        )
-        self._rows[index] = row
+        held = check_pages(pages, admission.kv_len, self.limits)
+        table = self._runtime.table
+        index, generation = table.acquire()
+        held = (index,) if held is None else held
+        words = row_words(admission.params, generation)
+        table.write_row(index, words, held, admission.params.stop_token_ids)
+        row = Row(index, generation, held, admission.prompt_ids, admission.params)
+        self.roster.add(row)
         return row
 
     def abort(self, row: Row) -> bool:
-        """Ends a row now: tokens in flight are skipped, its lease is released when no step uses it.
+        """Ends a row now: tokens in flight are skipped, and it is released when no step uses it.
         False if it had ended already.
 
         Where no step uses it, ``on_release`` is called before this returns. No event follows.
@@ -280,26 +241,43 @@ class Pipeline:
         Raises:
             PipelineError: the row is another pipeline's.
         """
-        if not row.lease.running:
+        return self._leave(row, RowState.FINISHED)
+
+    def drain(self, row: Row) -> bool:
+        """Ends a row without losing a token: those in flight are still delivered, and no other is
+        launched. False if it had ended already, or drains. Released as by `abort`.
+
+        Raises:
+            PipelineError: the row is another pipeline's.
+        """
+        return self._leave(row, RowState.DRAINING)
+
+    def _leave(self, row: Row, state: RowState) -> bool:
+        if not row.delivers or row.state is state:
             return False
-        if self._rows.get(row.index) is not row:
+        if not self.roster.holds(row):
             raise PipelineError(f"{row} was admitted by another pipeline; abort it there")
-        row.lease.finalize()
+        self.roster.finish(row, state)
         self._runtime.table.kill(row.index)
-        self._release_if_idle(row)
+        self._release_unused()
         return True
 
     # --- one turn of the loop ---------------------------------------------------------------------
 
-    def launch(self) -> Step | None:
-        """Plans the next step and enqueues it; None when every slot is taken or no row can run.
-        Does not wait for the device.
+    def launch(self, plan: StepPlan | None = None) -> Step | None:
+        """Enqueues the next step; None when every slot is taken or nothing is to be launched. Does
+        not wait for the device.
+
+        Args:
+            plan: who rides; None: first come, first served, prefill and decode in turns. An empty
+                plan launches nothing.
 
         Raises:
-            PipelineError: the latest step waits for its masks, or the pipeline is broken.
+            PipelineError: the plan holds a row that has nothing to launch, or more than a step
+                takes; the latest step waits for its masks, or the pipeline is broken.
         """
         self._require_working()
-        if len(self._inflight) >= self._runtime.depth:
+        if not self.can_launch:
             return None
         if self._inflight and not self._inflight[-1].finalized:
             raise PipelineError(
@@ -307,21 +285,27 @@ class Pipeline:
                 "next launch() (I11)"
             )
         probe.begin(Phase.PLAN)
-        planned = plan(self._rows.values(), self._last_kind, self._spec.chunk)
+        if plan is None:
+            plan = first_come_first_served(self.roster, self.last_kind, self._spec.chunk)
         probe.end()
-        if planned is None:
+        if plan is None or not (plan.decode or plan.chunks):
             self._rest()
             return None
+        self._check_chunks(plan.chunks)
+        batch = self._batch_of(plan.decode)
         with self._no_way_back():
-            return self._enqueue(*planned)
+            return self._enqueue(batch, plan.chunks)
 
-    def commit(self) -> list[RowEvent]:
-        """Waits for the oldest step, the only blocking wait, and advances its rows (I2). Empty when
-        nothing is in flight.
+    @property
+    def can_launch(self) -> bool:
+        """Whether a slot is free."""
+        return len(self._inflight) < self._runtime.depth
 
-        Events are in the order of the step's rows: one for each that was sampled, none for zombies
-        and for chunks that do not end their prompt. ``on_release`` is called, for rows that end
-        here, before the events are returned.
+    def commit(self) -> StepResult:
+        """Waits for the oldest step, the only blocking wait, and advances its rows (I2). An empty
+        result when nothing is in flight.
+
+        ``on_release`` is called, for rows that end here, before the result is returned.
 
         Raises:
             PipelineError: the step waits for its masks, its record is not that of its rows, a
@@ -329,7 +313,7 @@ class Pipeline:
         """
         self._require_working()
         if not self._inflight:
-            return []
+            return StepResult()
         step = self._inflight[0]
         if not step.finalized:
             raise PipelineError(
@@ -341,18 +325,15 @@ class Pipeline:
             probe.end()
             probe.begin(Phase.COMMIT, step.index)
             self._inflight.popleft()
+            self._committed = step.index
             self._measure_gap(step)
-            zombies = self.stats.zombie_rows
-            read = (
-                self._commit_segment(segment, records[i * RECORD_WIDTH : (i + 1) * RECORD_WIDTH])
-                for i, segment in enumerate(step.segments)
-            )
-            events = [event for event in read if event is not None]
-            self.stats.committed_rows += len(step.segments)
-            self.stats.zombie_steps += self.stats.zombie_rows - zombies == len(step.segments)
-            probe.committed(step, self.stats.zombie_rows - zombies)
+            zombies = self._count_zombies(step)
+            result = read_step(step, records, self._spec.vocab_size)
+            self._finish_rows(result)
+            self._count(step, result, zombies)
+            probe.committed(step, zombies)
             probe.end()
-            return events
+            return result
 
     def finalize(self, fill: Fill | None = None) -> None:
         """Samples the step that waits for masks, once every step before it is committed (I6);
@@ -374,9 +355,9 @@ class Pipeline:
             return
         slot = self._slots[step.slot]
         probe.begin(Phase.MASK, step.index)
-        for i, segment in enumerate(step.segments):
-            if segment.sample and segment.row.constrained and segment.row.lease.running:
-                self._write_mask(slot, i, segment, fill)
+        for index, row in _constrained(step):
+            if row.running:
+                self._write_mask(slot, index, row, fill)
         probe.end()
         probe.begin(Phase.FINALIZE, step.index)
         with self._no_way_back():
@@ -386,7 +367,7 @@ class Pipeline:
 
     def tick(
         self, fill: Fill | None = None, on_event: Callable[[RowEvent], None] | None = None
-    ) -> list[RowEvent]:
+    ) -> StepResult:
         """One turn: launch t+1, commit t when the pipeline is full or nothing was left to launch,
         finalize t+1.
 
@@ -399,72 +380,112 @@ class Pipeline:
                 from there.
 
         Returns:
-            The events of the step that was committed; empty where none was, as in the first tick at
-            depth 2.
+            The result of the step that was committed: iterate over it for its events. Empty where
+            none was, as in the first tick at depth 2.
 
         Raises:
             PipelineError: as ``launch``, ``commit`` and ``finalize``.
         """
         launched = self.launch()
         self.finalize(fill)
-        events = (
-            self.commit() if launched is None or len(self._inflight) >= self._runtime.depth else []
-        )
+        full = launched is None or not self.can_launch
+        result = self.commit() if full else StepResult()
         try:
             if on_event is not None:
-                _hand_out(events, on_event)
+                _hand_out(result, on_event)
         finally:
             self.finalize(fill)
             if not self.busy:  # the caller may stop here, and come back with the next request
                 self._rest()
-        return events
+        return result
 
     # --- launch -----------------------------------------------------------------------------------
 
-    def _enqueue(self, kind: StepKind, segments: tuple[Segment, ...]) -> Step:
-        split = any(segment.sample and segment.row.constrained for segment in segments)
-        key = self._key(kind, segments, split)
-        slot = self._free_slot()
-        if (
-            self._stalls
-            and self._fed
-            and (not self._inflight or self._slots[self._inflight[-1].slot].done())
-        ):
-            self.stats.device_waits += 1
+    def _batch_of(self, rows: tuple[Row, ...]) -> DecodeBatch | None:
+        """The batch of these rows: the latest one where it holds the very same."""
+        if not rows:
+            return None
+        batch = self._batch
+        if batch is None or batch.rows is not rows or not batch.ready:
+            if len(rows) > self._spec.decode_buckets[-1]:
+                raise PipelineError(
+                    f"a plan has {len(rows)} decode rows; a step takes "
+                    f"{self._spec.decode_buckets[-1]} (max_rows)"
+                )
+            self._batch = batch = DecodeBatch(rows, self._bucket(len(rows)))
+        return batch
+
+    def _bucket(self, rows: int) -> int:
+        return next(bucket for bucket in self._spec.decode_buckets if bucket >= rows)
+
+    def _check_chunks(self, chunks: tuple[Chunk, ...]) -> None:
+        if not chunks:
+            return
+        for row, tokens in chunks:
+            left = len(row.prompt_ids) - row.prefilled
+            if not row.wants_prefill or not 1 <= tokens <= left:
+                raise PipelineError(f"a plan has a chunk of {tokens} tokens of {row}")
+        if len({row for row, _ in chunks}) < len(chunks):
+            raise PipelineError("a plan has two chunks of one row; give one for both")
+        total = sum(tokens for _, tokens in chunks)
+        if total > self._spec.chunk:
+            raise PipelineError(
+                f"a plan has {total} prompt tokens; a step takes {self._spec.chunk} (chunk)"
+            )
+
+    def _enqueue(self, batch: DecodeBatch | None, chunks: tuple[Chunk, ...]) -> Step:
         number = self.stats.steps
+        slot = self._free_slot()
+        if self._stalls and self._fed and self._is_idle():
+            self.stats.device_waits += 1
         probe.begin(Phase.LAUNCH, number)
-        words, staged = _segment_words(segments)
-        sent = self._slots[slot].launch(
-            key, words, staged, self._runtime.table.take_deltas(), not split
+        segments = tuple(_chunk_segment(chunk) for chunk in chunks)
+        split = (batch is not None and bool(batch.constrained)) or any(
+            segment.sample and segment.row.params.constrained for segment in segments
         )
+        key = self._key(batch, segments, split)
+        words = batch.words if batch is not None and not segments else _words(key, batch, segments)
+        staged = [token for segment in segments for token in _staged(segment)]
+        deltas = self._runtime.table.take_deltas()
+        sent = self._slots[slot].launch(key, words, staged, deltas, not split)
+        launch = 0 if batch is None else batch.launch(number)
+        if batch is not None and not batch.ready:
+            self.roster.regroup()
         for segment in segments:
-            segment.row.lease.retain()
-            segment.row.prefilled += segment.num_tokens if segment.tokens is not None else 0
-            segment.row.sampled += segment.sample
-        step = Step(number, slot, key, segments, self._slots[slot].span, finalized=not split)
+            segment.row.launch_chunk(number, segment.num_tokens)
+            if segment.sample:
+                self.roster.prompt_done(segment.row)
+        span = self._slots[slot].span
+        step = Step(number, slot, key, batch, launch, segments, span, finalized=not split)
         self._inflight.append(step)
         self._fed = True
-        self._last_kind = kind
-        if kind is StepKind.DECODE:
-            self.stats.decode_steps += 1
-        else:
+        self.last_kind = key.kind
+        if segments:
             self.stats.prefill_steps += 1
+        else:
+            self.stats.decode_steps += 1
         self.stats.quiet_steps += sent == 0 and not split
         probe.launched(step, sent)
         probe.end()
         return step
 
-    def _key(self, kind: StepKind, segments: tuple[Segment, ...], split: bool) -> StepKey:
-        if kind is StepKind.DECODE:
-            bucket = next(bucket for bucket in self._spec.decode_buckets if bucket >= len(segments))
-            return StepKey(kind, bucket, bucket, split)
-        num_tokens = sum(segment.num_tokens for segment in segments)
-        bucket = next(
-            (bucket for bucket in self._spec.prefill_buckets if bucket >= num_tokens), num_tokens
-        )
-        if self._spec.graph and bucket in self._spec.prefill_buckets:
-            return StepKey(kind, bucket, self._spec.decode_buckets[-1], split)
-        return StepKey(kind, num_tokens, len(segments), split)
+    def _key(
+        self, batch: DecodeBatch | None, chunks: tuple[ChunkSegment, ...], split: bool
+    ) -> StepKey:
+        """The key of a graph where there is one; else of the step as it is, without padding."""
+        if not chunks:
+            assert batch is not None
+            return StepKey(len(batch.words) // SEGMENT_COLUMNS, 0, 0, split)
+        tokens = sum(chunk.num_tokens for chunk in chunks)
+        if batch is not None:
+            return StepKey(len(batch.rows), tokens, len(chunks), split)
+        bucket = next((bucket for bucket in self._spec.prefill_buckets if bucket >= tokens), 0)
+        if self._spec.graph and bucket:
+            return StepKey(0, bucket, self._spec.decode_buckets[-1], split)
+        return StepKey(0, tokens, len(chunks), split)
+
+    def _is_idle(self) -> bool:
+        return not self._inflight or self._slots[self._inflight[-1].slot].done()
 
     def _free_slot(self) -> int:
         taken = {step.slot for step in self._inflight}
@@ -479,41 +500,41 @@ class Pipeline:
 
     # --- commit -----------------------------------------------------------------------------------
 
-    def _wait(self, step: Step) -> Sequence[int]:
+    def _wait(self, step: Step) -> memoryview:
         slot = self._slots[step.slot]
         if not self._stalls:
-            return slot.wait(len(step.segments))
+            return slot.wait(step.key.segments)
         self.stats.host_waits += not slot.done()
         begin = time.perf_counter_ns()
-        records = slot.wait(len(step.segments))
+        records = slot.wait(step.key.segments)
         self.stats.host_wait_ns += time.perf_counter_ns() - begin
         return records
 
-    def _commit_segment(self, segment: Segment, record: Sequence[int]) -> RowEvent | None:
-        row = segment.row
-        row.lease.drop()
-        event = None
-        if row.lease.running:
-            event = read_record(segment, record, self._limits.vocab_size)
-            if event is not None:
-                if event.token is not None:
-                    row.committed += 1
-                    self.stats.tokens += 1
-                if event.finish is not None:
-                    row.lease.finalize()
-        else:
-            self.stats.zombie_rows += 1
-        self._release_if_idle(row)
-        return event
+    def _finish_rows(self, result: StepResult) -> None:
+        for event in result.events.values():
+            if event.finish is not None:
+                self.roster.finish(event.row)
+        self._release_unused()
 
-    def _release_if_idle(self, row: Row) -> None:
-        if not row.lease.releasable:
-            return
-        row.lease.release()
-        del self._rows[row.index]
-        self._runtime.table.release(row.index)
-        if self._on_release is not None:
-            self._on_release(row)
+    def _release_unused(self) -> None:
+        for row in self.roster.take_unused(self._committed):
+            self._runtime.table.release(row.index)
+            if self._on_release is not None:
+                self._on_release(row)
+
+    def _count_zombies(self, step: Step) -> int:
+        batch = step.batch
+        zombies = sum(not chunk.row.delivers for chunk in step.chunks)
+        if batch is not None and not batch.intact:
+            zombies += sum(not row.delivers for row in batch.rows)
+        return zombies
+
+    def _count(self, step: Step, result: StepResult, zombies: int) -> None:
+        stats = self.stats
+        stats.committed_rows += step.num_rows
+        stats.zombie_rows += zombies
+        stats.zombie_steps += zombies == step.num_rows
+        stats.tokens += result.count
 
     def _measure_gap(self, step: Step) -> None:
         if self._last_span is not None and step.span is not None:
@@ -525,19 +546,17 @@ class Pipeline:
 
     # --- masks and failure ------------------------------------------------------------------------
 
-    def _write_mask(self, slot: SlotPort, index: int, segment: Segment, fill: Fill | None) -> None:
+    def _write_mask(self, slot: SlotPort, index: int, row: Row, fill: Fill | None) -> None:
         if fill is None:
-            raise PipelineError(f"{segment.row} is constrained: finalize() needs a fill callback")
+            raise PipelineError(f"{row} is constrained: finalize() needs a fill callback")
         try:
-            slot.write_mask(index, segment.row, segment.sampled_position, fill)
+            slot.write_mask(index, row, row.next_position - 1, fill)
         except BaseException as error:
             # the user's callback, which may raise anything: its fault is that row's alone
-            if (
-                isinstance(error, KeyboardInterrupt)
-                and threading.current_thread() is threading.main_thread()
-            ):
+            is_main = threading.current_thread() is threading.main_thread()
+            if isinstance(error, KeyboardInterrupt) and is_main:
                 raise  # Ctrl-C, which Python raises wherever the main thread happens to be
-            segment.row.fault = error
+            row.fault = error
 
     def _require_working(self) -> None:
         if self._failure is not None:
@@ -547,8 +566,8 @@ class Pipeline:
 
     @contextmanager
     def _no_way_back(self) -> Iterator[None]:
-        """What raises in here leaves a step half enqueued or half read: the pipeline says so
-        from then on.
+        """What raises in here leaves a step half enqueued or half read: the pipeline says so from
+        then on.
         """
         try:
             yield
@@ -557,9 +576,9 @@ class Pipeline:
             raise
 
 
-def _hand_out(events: Sequence[RowEvent], on_event: Callable[[RowEvent], None]) -> None:
-    """Calls ``on_event`` with every event, whatever it raises meanwhile, and then raises the
-    first of that.
+def _hand_out(events: Iterable[RowEvent], on_event: Callable[[RowEvent], None]) -> None:
+    """Calls ``on_event`` with every event, whatever it raises meanwhile, and then raises the first
+    of that.
     """
     raised: BaseException | None = None
     probe.begin(Phase.COMMIT)
@@ -567,8 +586,8 @@ def _hand_out(events: Sequence[RowEvent], on_event: Callable[[RowEvent], None]) 
         try:
             on_event(event)
         except BaseException as error:
-            # the user's callback, which may raise anything: the other rows' tokens are still to be
-            # told
+            # the user's callback, which may raise anything: the other rows' tokens are still to
+            # be told
             raised = error if raised is None else raised
     probe.end()
     if raised is not None:
@@ -578,17 +597,36 @@ def _hand_out(events: Sequence[RowEvent], on_event: Callable[[RowEvent], None]) 
             del raised  # it holds this frame
 
 
-def _segment_words(segments: Sequence[Segment]) -> tuple[list[int], list[int]]:
-    """The int32 words of ``segments`` [R, 4], and the staged ids of its tokens."""
-    words: list[int] = []
-    staged: list[int] = []
-    token_index = 0
-    for segment in segments:
-        flags = SegmentFlag.SAMPLE * segment.sample | SegmentFlag.STAGED * (
-            segment.tokens is not None
-        )
-        words += (segment.row.index, token_index, segment.num_tokens, flags)
-        if segment.tokens is not None:
-            staged += segment.tokens
-        token_index += segment.num_tokens
-    return words, staged
+def _constrained(step: Step) -> Iterator[tuple[int, Row]]:
+    """Segments of a step that are sampled with a mask: their index and row."""
+    if step.batch is not None:
+        for column in step.batch.constrained:
+            yield column, step.batch.rows[column]
+    for i, chunk in enumerate(step.chunks):
+        if chunk.sample and chunk.row.params.constrained:
+            yield step.key.decode_rows + i, chunk.row
+
+
+def _chunk_segment(chunk: Chunk) -> ChunkSegment:
+    row, tokens = chunk
+    ends = row.prefilled + tokens == len(row.prompt_ids)
+    return ChunkSegment(row, row.prefilled, tokens, ends)
+
+
+def _staged(segment: ChunkSegment) -> tuple[int, ...]:
+    return segment.row.prompt_ids[segment.position : segment.position + segment.num_tokens]
+
+
+def _words(key: StepKey, batch: DecodeBatch | None, chunks: tuple[ChunkSegment, ...]) -> array[int]:
+    """Segments of a step with chunks, int32 [R, 4]."""
+    words = array("i", bytes(4 * SEGMENT_COLUMNS * key.segments))
+    if batch is not None:
+        count = key.decode_rows * SEGMENT_COLUMNS
+        words[:count] = batch.words[:count]
+    first = key.decode_rows
+    for i, chunk in enumerate(chunks, key.decode_rows):
+        flags = SegmentFlag.STAGED | (SegmentFlag.SAMPLE if chunk.sample else 0)
+        place = slice(i * SEGMENT_COLUMNS, (i + 1) * SEGMENT_COLUMNS)
+        words[place] = array("i", (chunk.row.index, first, chunk.num_tokens, flags))
+        first += chunk.num_tokens
+    return words

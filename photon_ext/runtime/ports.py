@@ -4,6 +4,7 @@ device all offer this.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -55,13 +56,21 @@ class SlotPort(Protocol):
     def launch(
         self,
         key: StepKey,
-        segments: Sequence[int],
+        segments: array[int],
         staged: Sequence[int],
         deltas: Sequence[int],
         finish: bool,
     ) -> int:
         """Stages what changed, replays the step's graph, and with ``finish`` enqueues the copy of
         its output records.
+
+        Args:
+            key: of the step.
+            segments: int32 [R, 4]. The same object as at the slot's last launch has not changed.
+            staged: ids of the chunks' tokens, in order; the first belongs to token
+                ``key.decode_rows``.
+            deltas: a packet of table words, or nothing.
+            finish: False where sampling follows late.
 
         Returns the number of int32 words sent to the device; 0 in a quiet step.
         """
@@ -83,8 +92,9 @@ class SlotPort(Protocol):
         Never blocks, and never raises: ``wait`` says what went wrong.
         """
 
-    def wait(self, segments: int) -> Sequence[int]:
-        """Blocks until the step's records are on the host: ``segments * RECORD_WIDTH`` words.
+    def wait(self, segments: int) -> memoryview:
+        """Blocks until the step's records are on the host: ``segments * RECORD_WIDTH`` int32 words,
+        which stay as they are until the slot's next launch.
 
         RuntimeError: device or worker failed.
         """

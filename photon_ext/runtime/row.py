@@ -1,100 +1,150 @@
-"""A row in the pipeline: a lease, and how far its sequence has been launched and committed."""
+"""A row: a live sequence's index in the device tables, what it holds there, and until when."""
 
 from __future__ import annotations
 
-import struct
+from enum import Enum
+from typing import TYPE_CHECKING
 
-from photon_ext.layout import HOST_MASK, ROW_COLUMNS, RowColumn
-from photon_ext.runtime.admission import Admission
-from photon_ext.runtime.lease import Lease
+from photon_ext.errors import PipelineError
+
+if TYPE_CHECKING:
+    from photon_ext.runtime.decode_batch import DecodeBatch
+    from photon_ext.runtime.row_params import RowParams
+
+NEVER = -1  # the number of a step before the first
+
+
+class RowState(Enum):
+    """A row runs; or drains (tokens in flight are still delivered, none is launched); then it is
+    finished (tokens in flight are skipped); and released once, when no step in flight uses it.
+    """
+
+    RUNNING = "running"
+    DRAINING = "draining"
+    FINISHED = "finished"
+    RELEASED = "released"
+
+
+_NEXT = {
+    RowState.RUNNING: (RowState.DRAINING, RowState.FINISHED),
+    RowState.DRAINING: (RowState.FINISHED,),
+    RowState.FINISHED: (RowState.RELEASED,),
+    RowState.RELEASED: (),
+}
 
 
 class Row:
-    """One admitted sequence, as the pipeline sees it.
+    """One admitted sequence, as the pipeline sees it, and its hold on (index, generation, pages).
 
     Launched counts run ahead of committed ones by the steps in flight. ``sampled`` is an upper
-    bound of what the device will produce: it stops early where the device sees a stop id.
+    bound of what the device will produce: it stops early where the device sees a stop id. Counts
+    of decode steps are kept by the batch that the row is in, once for all of its rows.
 
     Attributes:
-        lease: what the sequence holds.
+        index: in the device tables, from 1 on.
+        generation: which of the sequences that the index has had it is, from 1 on; a step's record
+            carries both.
+        pages: the KV pages, in order of position.
         prompt_ids: the prompt.
-        max_new_tokens: cap on sampled tokens.
-        constrained: sampling waits for a host mask.
+        params: what it is run with.
+        state: running, draining, finished or released.
         prefilled: prompt tokens launched.
-        sampled: tokens whose sampling was launched.
-        committed: tokens delivered by commits.
         fault: what the row's mask callback raised, if it did.
+        batch: the batch it decodes in; None before the first and after the last.
     """
 
     __slots__ = (
-        "committed",
-        "constrained",
+        "_last_step",
+        "_sampled",
+        "batch",
         "fault",
-        "lease",
-        "max_new_tokens",
+        "generation",
+        "index",
+        "pages",
+        "params",
         "prefilled",
         "prompt_ids",
-        "sampled",
+        "state",
     )
 
     def __init__(
-        self, lease: Lease, prompt_ids: tuple[int, ...], max_new_tokens: int, constrained: bool
+        self,
+        index: int,
+        generation: int,
+        pages: tuple[int, ...],
+        prompt_ids: tuple[int, ...],
+        params: RowParams,
     ) -> None:
-        self.lease = lease
+        self.index = index
+        self.generation = generation
+        self.pages = pages
         self.prompt_ids = prompt_ids
-        self.max_new_tokens = max_new_tokens
-        self.constrained = constrained
+        self.params = params
+        self.state = RowState.RUNNING
         self.prefilled = 0
-        self.sampled = 0
-        self.committed = 0
         self.fault: BaseException | None = None
+        self.batch: DecodeBatch | None = None
+        self._sampled = 0
+        self._last_step = NEVER
 
     @property
-    def index(self) -> int:
-        """The row's index in the device tables."""
-        return self.lease.row
+    def running(self) -> bool:
+        """Whether its sequence goes on."""
+        return self.state is RowState.RUNNING
 
     @property
-    def generation(self) -> int:
-        """Which of the leases that the row's index has had this one is; a step's record carries
-        both.
-        """
-        return self.lease.generation
+    def delivers(self) -> bool:
+        """Whether tokens in flight are still delivered."""
+        return self.state in (RowState.RUNNING, RowState.DRAINING)
+
+    @property
+    def sampled(self) -> int:
+        """Tokens whose sampling was launched."""
+        return self._sampled + (0 if self.batch is None else self.batch.launches)
+
+    @property
+    def last_step(self) -> int:
+        """Number of the latest step that uses it; NEVER: none did."""
+        return self._last_step if self.batch is None else max(self._last_step, self.batch.last_step)
 
     @property
     def wants_prefill(self) -> bool:
         """Whether some of its prompt is not launched yet."""
-        return self.lease.running and self.prefilled < len(self.prompt_ids)
+        return self.running and self.prefilled < len(self.prompt_ids)
 
     @property
     def wants_decode(self) -> bool:
-        """Ready for one more decode token: steps in flight do not cover the cap yet, so none is
-        launched in vain.
+        """Ready for one more token: steps in flight do not cover the cap yet, so none is launched
+        in vain.
         """
-        return self.lease.running and 0 < self.sampled < self.max_new_tokens
+        return self.running and 0 < self.sampled < self.params.max_new_tokens
 
     @property
     def next_position(self) -> int:
         """KV position of the next token to launch."""
-        return self.prefilled if self.sampled == 0 else len(self.prompt_ids) + self.sampled - 1
+        sampled = self.sampled
+        return self.prefilled if sampled == 0 else len(self.prompt_ids) + sampled - 1
+
+    def move(self, state: RowState) -> None:
+        """The row goes over to another state. Raises PipelineError where it cannot."""
+        if state not in _NEXT[self.state]:
+            raise PipelineError(f"{self}: cannot become {state.value}")
+        self.state = state
+
+    def launch_chunk(self, step: int, tokens: int) -> None:
+        """A step with so many tokens of its prompt was launched."""
+        self.prefilled += tokens
+        self._last_step = step
+        if self.prefilled == len(self.prompt_ids):
+            self._sampled = 1
+
+    def leave_batch(self) -> None:
+        """Takes over what its batch has counted."""
+        self._sampled, self._last_step, self.batch = self.sampled, self.last_step, None
 
     def __repr__(self) -> str:
         return (
-            f"Row({self.lease}, prefilled {self.prefilled}/{len(self.prompt_ids)}, sampled "
-            f"{self.sampled}/{self.max_new_tokens})"
+            f"Row({self.index}, generation {self.generation}, {self.state.value}, "
+            f"prefilled {self.prefilled}/{len(self.prompt_ids)}, "
+            f"sampled {self.sampled}/{self.params.max_new_tokens})"
         )
-
-
-def initial_state(generation: int, request: Admission) -> list[int]:
-    """The row_state words of a sequence before its first step."""
-    words = [0] * ROW_COLUMNS
-    words[RowColumn.REMAINING] = request.max_new_tokens
-    words[RowColumn.ALIVE] = 1
-    words[RowColumn.GENERATION] = generation
-    words[RowColumn.STOP_COUNT] = len(request.stop_ids)
-    words[RowColumn.TEMPERATURE] = struct.unpack("<i", struct.pack("<f", request.temperature))[0]
-    words[RowColumn.SEED_LOW], words[RowColumn.SEED_HIGH] = struct.unpack(
-        "<ii", struct.pack("<Q", request.seed & (2**64 - 1))
-    )
-    words[RowColumn.CONSTRAINT] = HOST_MASK if request.constrained else 0
-    return words

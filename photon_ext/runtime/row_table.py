@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from photon_ext.checks import INT32_MAX
 from photon_ext.errors import ConfigError, NoFreeRow
 from photon_ext.layout import DELTA_HEADER, DELTA_RUN_WORDS, ROW_COLUMNS, DeltaTable, RowColumn
-from photon_ext.runtime.arguments import INT32_MAX
 
 
 class RowTable:

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 
 from photon_ext import _C
+from photon_ext.checks import check_capacity
 from photon_ext.errors import ConfigError, DeviceError
 from photon_ext.layout import RECORD_WIDTH, ROW_COLUMNS, InputLayout, MaskLayout
-from photon_ext.runtime.arguments import checked_capacity
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.slot import Slot
@@ -76,7 +76,7 @@ class Runtime:
         blocking: bool = True,
         hopper_kernels: bool = False,
     ) -> None:
-        capacity = checked_capacity(max_rows, max_len, depth, page_size, max_stop_ids)
+        capacity = check_capacity(max_rows, max_len, depth, page_size, max_stop_ids)
         self.depth = capacity.depth
         self.max_len = capacity.max_len
         self.page_size = capacity.page_size
@@ -117,7 +117,7 @@ class Runtime:
             )
         streams = self._make_streams(spec.graph)
         rows = spec.decode_buckets[-1]
-        inputs = InputLayout(rows, max(spec.chunk, rows), self.table.delta_capacity)
+        inputs = InputLayout(rows, rows + spec.chunk, self.table.delta_capacity)
         masks = MaskLayout(rows, spec.vocab_size)
         with _memory_for(self.device, max_rows=rows, chunk=spec.chunk, vocab_size=spec.vocab_size):
             shared = SharedMemory(inputs.max_step_tokens, rows, self.device)

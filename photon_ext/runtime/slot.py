@@ -12,7 +12,6 @@ from photon_ext.layout import (
     MASK_KEY_COLUMNS,
     NO_TOKEN,
     RECORD_WIDTH,
-    SEGMENT_COLUMNS,
     InputLayout,
     MaskLayout,
 )
@@ -54,19 +53,19 @@ class Slot:
         self._layout = input_layout
         self._mask_layout = mask_layout
         self._timing = timing
-        self._segments: list[int] = []
-        self._staged = 0
+        self._segments: array[int] | None = None
+        self._staged = range(0)  # tokens whose ids the last launch staged
 
     def launch(
         self,
         key: StepKey,
-        segments: Sequence[int],
+        segments: array[int],
         staged: Sequence[int],
         deltas: Sequence[int],
         finish: bool,
     ) -> int:
         """See SlotPort.launch."""
-        sent = self._stage(list(segments), staged, deltas)
+        sent = self._stage(key, segments, staged, deltas)
         if not finish:
             self._clear_keys()
         records = key.segments * RECORD_WIDTH
@@ -109,10 +108,10 @@ class Slot:
             # the device's error, which stays: the wait for this step raises it again
             return True
 
-    def wait(self, segments: int) -> Sequence[int]:
+    def wait(self, segments: int) -> memoryview:
         """See SlotPort.wait."""
         self._native.wait()
-        return self._output[: segments * RECORD_WIDTH].tolist()
+        return self._output[: segments * RECORD_WIDTH]
 
     def _clear_keys(self) -> None:
         """A mask that is not written for this step is missing, not stale."""
@@ -124,28 +123,31 @@ class Slot:
         """See SlotPort.span."""
         return EventSpan(*self._native.span()) if self._timing else None
 
-    def _stage(self, segments: list[int], staged: Sequence[int], deltas: Sequence[int]) -> int:
-        """Writes what changed since this slot's last launch into pinned memory; returns the
-        words to send.
+    def _stage(
+        self, key: StepKey, segments: array[int], staged: Sequence[int], deltas: Sequence[int]
+    ) -> int:
+        """Writes what changed since this slot's last launch into pinned memory; returns the words
+        to send.
         """
-        layout = self._layout
-        words = 0
-        if segments != self._segments:
-            width = layout.max_segments * SEGMENT_COLUMNS
-            self._input[:width] = array("i", segments + [0] * (width - len(segments)))
+        layout, words = self._layout, 0
+        if segments is not self._segments:
+            self._input[: len(segments)] = segments
             self._segments = segments
             words = layout.staged_offset
         if staged or self._staged:
-            # Also over what an earlier step staged: it was consumed, and may not reach the device
-            # again.
-            count = max(len(staged), self._staged)
-            self._input[layout.staged_offset : layout.staged_offset + count] = array(
-                "i", [*staged, *[NO_TOKEN] * (count - len(staged))]
-            )
-            self._staged = len(staged)
-        if staged:
-            words = layout.staged_offset + len(staged)
+            self._clear_staged()
+            self._staged = range(key.decode_rows, key.decode_rows + len(staged))
+            if staged:
+                begin = layout.staged_offset + key.decode_rows
+                words = begin + len(staged)
+                self._input[begin:words] = array("i", staged)
         if deltas:
             words = layout.delta_offset + len(deltas)
             self._input[layout.delta_offset : words] = array("i", deltas)
         return words
+
+    def _clear_staged(self) -> None:
+        """What an earlier step staged was consumed, and may not reach the device again."""
+        begin = self._layout.staged_offset + self._staged.start
+        count = len(self._staged)
+        self._input[begin : begin + count] = array("i", [NO_TOKEN]) * count

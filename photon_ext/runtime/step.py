@@ -1,8 +1,8 @@
-"""What crosses the stream boundary: steps, their segments, and what a commit reports."""
+"""What crosses the stream boundary: plans, steps, and what a commit reports."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import torch
 
+    from photon_ext.runtime.decode_batch import DecodeBatch
     from photon_ext.runtime.ports import Span
     from photon_ext.runtime.row import Row
 
 
 class StepKind(Enum):
-    """A decode step has one token per row; a prefill step has chunks of prompts."""
+    """A decode step has one token per row; a prefill step has chunks of prompts; a mixed step has
+    the one before the other.
+    """
 
     DECODE = "decode"
     PREFILL = "prefill"
+    MIXED = "mixed"
 
 
 class FinishReason(Enum):
@@ -34,40 +38,67 @@ class FinishReason(Enum):
     ERROR = "error"
 
 
+class Chunk(NamedTuple):
+    """The next ``num_tokens`` tokens of a row's prompt."""
+
+    row: Row
+    num_tokens: int
+
+
+class StepPlan(NamedTuple):
+    """Who rides in a step: each row of ``decode`` with one token, then chunks of prompts.
+
+    While nobody joins, leaves or ends, a planner gives the same tuple ``decode`` again: the step
+    then costs the host no work per row.
+    """
+
+    decode: tuple[Row, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+
+
 class StepKey(NamedTuple):
     """What a captured graph depends on; everything else that a kernel needs is on the device (I10).
 
     Attributes:
-        kind: decode or prefill.
-        num_tokens: T, tokens of the step, those that fill up its bucket included.
-        segments: R, segments, likewise.
+        decode_rows: leading tokens and segments for decode rows, padding included.
+        chunk_tokens: tokens for chunks, padding included.
+        chunks: segments for chunks, padding included.
         split: sampled late, by `Pipeline.finalize`, because a row waits for a host mask.
     """
 
-    kind: StepKind
-    num_tokens: int
-    segments: int
+    decode_rows: int
+    chunk_tokens: int
+    chunks: int
     split: bool
 
+    @property
+    def num_tokens(self) -> int:
+        """T, tokens of the step."""
+        return self.decode_rows + self.chunk_tokens
 
-class Segment(NamedTuple):
-    """One row's part of a step: ``num_tokens`` tokens from ``position`` on; ``tokens`` are staged,
-    None carries the last token over.
+    @property
+    def segments(self) -> int:
+        """R, segments of the step: those of decode rows, then those of chunks."""
+        return self.decode_rows + self.chunks
 
-    ``sample``: a token is sampled from the last token's logits; a chunk that does not end its
-    prompt is not.
+    @property
+    def kind(self) -> StepKind:
+        """Which parts the step has."""
+        if self.chunk_tokens == 0:
+            return StepKind.DECODE
+        return StepKind.MIXED if self.decode_rows else StepKind.PREFILL
+
+
+class ChunkSegment(NamedTuple):
+    """A chunk as it was launched: ``num_tokens`` prompt tokens of ``row`` from ``position`` on.
+
+    ``sample``: the chunk ends its prompt, and a token is sampled from its last token's logits.
     """
 
     row: Row
     position: int
     num_tokens: int
     sample: bool
-    tokens: tuple[int, ...] | None
-
-    @property
-    def sampled_position(self) -> int:
-        """Position of the token whose logits are sampled."""
-        return self.position + self.num_tokens - 1
 
 
 @dataclass(slots=True)
@@ -78,7 +109,9 @@ class Step:
         index: number of the step, from 0 on, in order of launch.
         slot: which of the pipeline's slots it has.
         key: what its graph depends on.
-        segments: the rows' parts, without padding.
+        batch: the decode rows; None where there are none.
+        launch: which of the batch's launches it is, from 0 on.
+        chunks: the chunks, in order.
         span: its device time; None without timing.
         finalized: its sampling is enqueued; False while it waits for masks.
         gap_us: how long the device was idle before it, microseconds, once it is committed; None
@@ -88,23 +121,71 @@ class Step:
     index: int
     slot: int
     key: StepKey
-    segments: tuple[Segment, ...]
+    batch: DecodeBatch | None
+    launch: int
+    chunks: tuple[ChunkSegment, ...]
     span: Span | None
     finalized: bool
     gap_us: float | None = None
 
+    @property
+    def num_rows(self) -> int:
+        """Rows that it holds, without padding."""
+        return (0 if self.batch is None else len(self.batch.rows)) + len(self.chunks)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The rows that it holds: decode rows, then those of chunks."""
+        decode = () if self.batch is None else self.batch.rows
+        return (*decode, *(chunk.row for chunk in self.chunks))
+
 
 class RowEvent(NamedTuple):
-    """What one commit says about one row: a token, the end, or both. ``error`` comes with
-    ``FinishReason.ERROR``, and then no token does.
+    """What one commit says about one row: a token, the end, or both.
 
-    A stop token is reported as a token, with ``FinishReason.STOP``.
+    ``error`` comes with ``FinishReason.ERROR``, and then no token does. A stop token is reported as
+    a token, with ``FinishReason.STOP``.
     """
 
     row: Row
     token: int | None
     finish: FinishReason | None
     error: str | None = None
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What one commit reports, in columns. To iterate over it gives a `RowEvent` for each row that
+    was sampled, in the step's order: none for rows that had ended, and for chunks that do not end
+    their prompt.
+
+    Attributes:
+        step: the step; None where nothing was in flight.
+        rows: its decode rows.
+        tokens: of each decode row the token; where it has none, a negative number.
+        events: of rows that need a look: decode rows that end here, by column, and every chunk that
+            was sampled, from column ``len(rows)`` on. All others go on with their token.
+        skipped: columns of decode rows that had ended before.
+        count: tokens in all.
+    """
+
+    step: Step | None = None
+    rows: tuple[Row, ...] = ()
+    tokens: list[int] = field(default_factory=list)
+    events: dict[int, RowEvent] = field(default_factory=dict)
+    skipped: frozenset[int] = frozenset()
+    count: int = 0
+
+    def __iter__(self) -> Iterator[RowEvent]:
+        for column, (row, token) in enumerate(zip(self.rows, self.tokens, strict=True)):
+            if column not in self.skipped:
+                yield self.events.get(column) or RowEvent(row, token, None)
+        for column in sorted(self.events):
+            if column >= len(self.rows):
+                yield self.events[column]
+
+    def __len__(self) -> int:
+        return len(self.rows) - len(self.skipped) + sum(c >= len(self.rows) for c in self.events)
 
 
 @dataclass(slots=True)
@@ -117,7 +198,9 @@ class StepTensors:
     CUDA torch's current one, and do not wait for it.
 
     Attributes:
-        kind: decode or prefill.
+        kind: decode, prefill or mixed.
+        decode_tokens: leading tokens that decode rows may have, padding included; a number, not
+            device memory.
         decode_meta: int32 [T, 4]: token, position, length, row per token; length 0 is a dead or
             padding token. See layout.Meta.
         segments: int32 [R, 4]: row, first token, number of tokens, flags (layout.SegmentFlag); of a
@@ -136,6 +219,7 @@ class StepTensors:
     """
 
     kind: StepKind
+    decode_tokens: int
     decode_meta: torch.Tensor
     segments: torch.Tensor
     counts: torch.Tensor

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from photon_ext.runtime.collector import no_collection
 from photon_ext.runtime.ports import StepSpec
-from photon_ext.runtime.step import StepKey, StepKind, StepTensors
+from photon_ext.runtime.step import StepKey, StepTensors
 from photon_ext.runtime.step_program import StepProgram
 
 if TYPE_CHECKING:
@@ -121,9 +121,9 @@ class StepGraph:
         rows = self._spec.decode_buckets[-1]
         for split in (False, True):
             for bucket in self._spec.decode_buckets:
-                yield StepKey(StepKind.DECODE, bucket, bucket, split)
+                yield StepKey(bucket, 0, 0, split)
             for num_tokens in self._spec.prefill_buckets:
-                yield StepKey(StepKind.PREFILL, num_tokens, rows, split)
+                yield StepKey(0, num_tokens, rows, split)
 
     def _capture_key(self, slot: int, key: StepKey, program: StepProgram) -> None:
         steps: list[StepTensors] = []
@@ -155,9 +155,7 @@ class StepGraph:
         """
         if not self._streams.needs_warm_up:
             return
-        eager_chunk = StepKey(
-            StepKind.PREFILL, self._warm_up_tokens, self._spec.decode_buckets[-1], False
-        )
+        eager_chunk = StepKey(0, self._warm_up_tokens, self._spec.decode_buckets[-1], False)
         try:
             for key in (eager_chunk, *keys):
                 self.run_eagerly(0, key)

@@ -95,6 +95,7 @@ class StepProgram:
         """Head and forward; the result's ``logits`` are set."""
         step = StepTensors(
             kind=key.kind,
+            decode_tokens=key.decode_rows,
             decode_meta=self._shared.decode_meta[: key.num_tokens],
             segments=self._segments[: key.segments],
             counts=self._shared.counts,

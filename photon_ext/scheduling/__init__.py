@@ -1,19 +1,8 @@
-"""Host-side state of requests: sequences, their text, the KV page pool, and who runs next."""
+"""Decides: who gets a row and pages, who rides in the next step, and where tokens belong."""
 
 from photon_ext.scheduling.pages import PagePool
-from photon_ext.scheduling.request import Output, Request, StreamEvent
+from photon_ext.scheduling.planner import Planner
 from photon_ext.scheduling.scheduler import Scheduler
 from photon_ext.scheduling.sequence import Sequence, SequenceState
-from photon_ext.scheduling.text import StopStrings, TextStream
 
-__all__ = [
-    "Output",
-    "PagePool",
-    "Request",
-    "Scheduler",
-    "Sequence",
-    "SequenceState",
-    "StopStrings",
-    "StreamEvent",
-    "TextStream",
-]
+__all__ = ["PagePool", "Planner", "Scheduler", "Sequence", "SequenceState"]

@@ -1,29 +1,33 @@
-"""Who runs next: first come, first served, when a row and all pages of the request are free."""
+"""Every request from submit to release: the one registry, who waits, who holds rows and pages."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 from photon_ext.errors import RequestError
-from photon_ext.runtime import Row
+from photon_ext.runtime import Row, RowEvent, StepResult
 from photon_ext.scheduling.pages import PagePool
-from photon_ext.scheduling.request import Request
 from photon_ext.scheduling.sequence import Sequence, SequenceState
+from photon_ext.scheduling.token_log import TokenLog
 
 
 class Scheduler:
-    """Every live sequence: the one registry, the waiting queue, and the rows and pages of those
-    that run.
+    """Every live sequence: the registry, the waiting queue, and the rows and pages of those that
+    run.
 
-    A sequence is live from `add` to `drop`; its row and pages are returned by `release`, which may
-    come later (zombies). Not thread-safe: the engine thread owns it, except for `fit`, which reads
-    constants only.
+    A sequence is live from `add` to `finish`; its row and pages are returned by `release`, which
+    may come later (zombies). Not thread-safe: the engine thread owns it, except for `fit`, which
+    reads constants only.
 
     Args:
         pool: the KV pages.
         page_size: tokens per page.
         max_rows: sequences in rows at once.
         max_len: longest sequence, prompt and generated tokens.
+
+    Attributes:
+        log: the tokens of rows that decode together.
     """
 
     def __init__(self, pool: PagePool, page_size: int, max_rows: int, max_len: int) -> None:
@@ -31,9 +35,10 @@ class Scheduler:
         self._page_size = page_size
         self.max_rows = max_rows
         self._max_len = max_len
-        self._live: dict[Request, Sequence] = {}
+        self._live: dict[object, Sequence] = {}
         self._waiting: deque[Sequence] = deque()
         self._in_rows: dict[Row, Sequence] = {}
+        self.log = TokenLog()
 
     @property
     def live(self) -> tuple[Sequence, ...]:
@@ -42,6 +47,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
+        """Sequences without a row."""
         return len(self._waiting)
 
     @property
@@ -49,9 +55,9 @@ class Scheduler:
         """Rows in use, those of ended sequences whose steps are still in flight included."""
         return len(self._in_rows)
 
-    def pages_for(self, max_step_tokens: int) -> int:
-        """Pages that hold `max_step_tokens` KV tokens."""
-        return -(-max_step_tokens // self._page_size)
+    def pages_for(self, kv_len: int) -> int:
+        """Pages that hold `kv_len` KV entries."""
+        return -(-kv_len // self._page_size)
 
     def fit(self, prompt_tokens: int, max_new_tokens: int) -> int:
         """The length cap of a request, cut to what the context leaves.
@@ -59,11 +65,6 @@ class Scheduler:
         Raises:
             RequestError: the request can never be served by this engine, however long it waits.
         """
-        if prompt_tokens == 0:
-            raise RequestError(
-                "the prompt is empty; give at least one token (a model's beginning-of-text id will "
-                "do)"
-            )
         if prompt_tokens > self._max_len:
             raise RequestError(
                 f"the prompt has {prompt_tokens} tokens and the context holds {self._max_len}; "
@@ -74,18 +75,19 @@ class Scheduler:
         if needed > total:
             raise RequestError(
                 f"a prompt of {prompt_tokens} tokens and max_new_tokens {cap} need {needed} pages "
-                f"of {self._page_size} tokens and the "
-                f"pool has {total}; ask for fewer tokens ({total * self._page_size} in all), or "
-                "make the engine with more num_pages"
+                f"of {self._page_size} tokens and the pool has {total}; ask for fewer tokens "
+                f"({total * self._page_size} in all), or make the engine with more num_pages"
             )
         return cap
+
+    # --- from waiting to released -----------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
         """Registers a sequence and queues it."""
         self._live[sequence.request] = sequence
         self._waiting.append(sequence)
 
-    def find(self, request: Request) -> Sequence | None:
+    def find(self, request: object) -> Sequence | None:
         """The live sequence of a request, waiting or running; None once it has ended."""
         return self._live.get(request)
 
@@ -93,37 +95,74 @@ class Scheduler:
         """Who holds a row, ended or not."""
         return self._in_rows[row]
 
-    def take(self) -> tuple[Sequence, list[int]] | None:
-        """The next sequence to admit, with its pages, or None: nobody waits, or the first in line
-        has to go on waiting.
+    def first_waiting(self) -> Sequence | None:
+        """The sequence that has waited longest; None where nobody waits."""
+        return self._waiting[0] if self._waiting else None
 
-        The caller follows up with `place`, or with `give_back` if admission failed.
+    def schedule(self, sequence: Sequence) -> list[int] | None:
+        """Takes a waiting sequence out of the queue and gives it its pages; None where there are
+        too few, or no row is free.
+
+        The caller follows up with `admit`, or with `requeue` if admission failed.
         """
-        if not self._waiting or len(self._in_rows) >= self.max_rows:
+        if len(self._in_rows) >= self.max_rows:
             return None
-        pages = self.pool.allocate(self.pages_for(self._waiting[0].max_step_tokens))
-        return None if pages is None else (self._waiting.popleft(), pages)
+        pages = self.pool.allocate(self.pages_for(sequence.admission.kv_len))
+        if pages is not None:
+            self._waiting.remove(sequence)
+        return pages
 
-    def place(self, sequence: Sequence, row: Row) -> None:
-        """The sequence taken last has got this row."""
-        sequence.admit(row)
+    def admit(self, sequence: Sequence, row: Row) -> None:
+        """The scheduled sequence has got this row."""
+        sequence.row = row
         self._in_rows[row] = sequence
 
-    def give_back(self, sequence: Sequence, pages: list[int]) -> None:
-        """The sequence taken last was not admitted: it is first in line again."""
+    def requeue(self, sequence: Sequence, pages: list[int]) -> None:
+        """The scheduled sequence was not admitted: it is first in line again."""
         self.pool.release(pages)
         self._waiting.appendleft(sequence)
 
-    def drop(self, sequence: Sequence) -> None:
-        """The sequence has ended: it is live no more, and waits no more.
-
-        Its row and pages stay until `release`.
+    def finish(self, sequence: Sequence) -> None:
+        """The sequence has ended: it is live no more, and waits no more. Its row and pages stay
+        until `release`.
         """
-        self._live.pop(sequence.request, None)
         if sequence.state is SequenceState.WAITING:
             self._waiting.remove(sequence)
+        self._live.pop(sequence.request, None)
+        sequence.ended = True
+        if not sequence.watched:
+            sequence.request.settle()
 
     def release(self, row: Row) -> None:
-        """The row's lease is released: no step in flight uses its pages."""
+        """The row is released: no step in flight uses its pages."""
         del self._in_rows[row]
-        self.pool.release(row.lease.pages)
+        self.pool.release(row.pages)
+
+    # --- results ----------------------------------------------------------------------------------
+
+    def advance(self, result: StepResult) -> Iterator[tuple[Sequence, RowEvent]]:
+        """Takes the tokens of a step: those of ordinary rows as a column.
+
+        Yields:
+            What has to be looked at: rows that end here, first tokens, and every token of watched
+            sequences. The token of an end is not told to the request yet; others are, but for
+            watched sequences.
+        """
+        log = self.log
+        if result.rows and result.rows is not log.rows:
+            log.follow(result.rows, tuple(self._in_rows[row] for row in result.rows))
+        for column in log.watched if result.rows else ():
+            if column not in result.skipped and column not in result.events:
+                yield (
+                    log.sequences[column],
+                    RowEvent(result.rows[column], result.tokens[column], None),
+                )
+        for column, event in result.events.items():
+            sequence = self._in_rows[event.row]
+            if not sequence.watched:
+                sequence.request.settle()
+                if column >= len(result.rows) and event.finish is None and event.token is not None:
+                    sequence.request.add(event.token)
+            yield sequence, event
+        if result.rows:
+            log.append(result)

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from photon_ext.checks import check_capacity
 from photon_ext.errors import ConfigError
 from photon_ext.layout import RECORD_WIDTH, InputLayout, MaskLayout
-from photon_ext.runtime.arguments import checked_capacity
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.step import StepKey, StepKind
@@ -66,7 +66,7 @@ class SimRuntime:
         model_seed: int = 0,
         check_races: bool = True,
     ) -> None:
-        capacity = checked_capacity(max_rows, max_len, depth, page_size, max_stop_ids)
+        capacity = check_capacity(max_rows, max_len, depth, page_size, max_stop_ids)
         self.depth = capacity.depth
         self.captures_prefill = True
         self.max_len = capacity.max_len

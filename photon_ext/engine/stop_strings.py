@@ -1,4 +1,4 @@
-"""Tokens in, text out, a piece at a time: incremental decoding and stop strings."""
+"""Stop strings: the text of a request that ends where one of them is complete."""
 
 from __future__ import annotations
 
@@ -18,24 +18,22 @@ class StopStrings:
     does not depend on how the text is split into pieces.
     """
 
-    def __init__(self, automaton: StopAutomaton | None) -> None:
-        """`automaton`: of the stop strings; None: there are none, and all text is shown at once."""
+    def __init__(self, automaton: StopAutomaton) -> None:
         self._automaton = automaton
         self._state = 0
         self._held = ""
-        self.hit = False
+        self.found: str | None = None
 
     def push(self, piece: str) -> str:
         """Takes a piece; returns what may be shown. After a hit it returns nothing."""
-        if self.hit or self._automaton is None:
-            return "" if self.hit else piece
+        if self.found is not None:
+            return ""
         self._state, read = self._automaton.scan(self._state, piece)
         text = self._held + piece[:read]
-        self.hit = self._automaton.complete(self._state) > 0
-        certain = len(text) - (
-            self._automaton.complete(self._state) or self._automaton.held(self._state)
-        )
-        self._held = "" if self.hit else text[certain:]
+        complete = self._automaton.complete(self._state)
+        certain = len(text) - (complete or self._automaton.held(self._state))
+        self.found = text[certain:] if complete else None
+        self._held = "" if complete else text[certain:]
         return text[:certain]
 
     def finish(self) -> str:
@@ -44,28 +42,28 @@ class StopStrings:
         return held
 
 
-class TextStream:
-    """Text of one request: decoding, then stop strings. Without a detokenizer all text is empty."""
+class StoppedText:
+    """Text of one request with stop strings, which the engine makes: decoding, then the stops."""
 
-    def __init__(self, detokenizer: Detokenizer | None, stops: StopAutomaton | None = None) -> None:
+    def __init__(self, detokenizer: Detokenizer, stops: StopAutomaton) -> None:
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops)
 
     @property
-    def stopped(self) -> bool:
-        """A stop string is complete; the request ends here."""
-        return self._stops.hit
+    def found(self) -> str | None:
+        """The stop string that is complete; the request ends here. None: none is."""
+        return self._stops.found
 
     def push(self, token: int) -> str:
         """Takes one token; returns the text that may be shown now, often one word, sometimes
         nothing.
         """
-        return "" if self._detokenizer is None else self._stops.push(self._detokenizer.push(token))
+        return self._stops.push(self._detokenizer.push(token))
 
     def finish(self) -> str:
         """The rest, once no token follows: unfinished characters, and what looked like the begin
         of a stop string.
         """
-        if self._detokenizer is None or self.stopped:
+        if self.found is not None:
             return ""
         return self._stops.push(self._detokenizer.flush()) + self._stops.finish()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -25,10 +24,9 @@ _EXPECTED = (
 )
 
 
-def encode_prompt(
-    prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int, raw: bool = False
-) -> tuple[int, ...]:
-    """Token ids of a prompt.
+def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, raw: bool = False) -> Sequence[int]:
+    """Token ids of a prompt, as they are given or encoded; whether they are ids of the model is
+    checked where the request is.
 
     A string is one user message where the model has a chat template, unless `raw`; otherwise it is
     encoded as it stands, behind the model's begin-of-text token if it uses one. Token ids are taken
@@ -36,9 +34,10 @@ def encode_prompt(
     The content of a chat message is a text, or a list of OpenAI's parts, of which texts are joined.
 
     Raises:
-        RequestError: the prompt is empty, of no known form, holds ids outside the vocabulary or
-            parts that are no text, or needs a tokenizer that is not there.
+        RequestError: the prompt is empty, of no known form, holds parts that are no text, or needs
+            a tokenizer that is not there.
     """
+    ids: Sequence[int]
     if isinstance(prompt, str):
         ids = _encode_text(prompt, tokenizer, raw)
     elif _is_array(prompt):
@@ -48,16 +47,10 @@ def encode_prompt(
     elif prompt and isinstance(prompt[0], Mapping):
         ids = _tokenizer(tokenizer).encode_chat([_checked_message(message) for message in prompt])
     else:
-        ids = [_checked_id(token) for token in prompt]
+        ids = prompt  # type: ignore[assignment]
     if not ids:
         raise RequestError(f"the prompt is empty; {_EXPECTED}")
-    outside = next((token for token in ids if not 0 <= token < vocab_size), None)
-    if outside is not None:
-        raise RequestError(
-            f"the prompt holds token id {shown(outside)}; ids of this model are 0 to "
-            f"{vocab_size - 1}"
-        )
-    return tuple(ids)
+    return ids
 
 
 def _encode_text(text: str, tokenizer: Tokenizer | None, raw: bool) -> list[int]:
@@ -95,12 +88,6 @@ def _array_ids(array: Any) -> list[int]:
     except RuntimeError as error:  # a tensor without memory, or of a layout that is no list
         raise RequestError(f"the prompt's tensor cannot be read ({describe(error)})") from error
     return ids
-
-
-def _checked_id(token: object) -> int:
-    if isinstance(token, bool) or not isinstance(token, Integral):
-        raise RequestError(f"the prompt holds {shown(token)}, which is no token id; {_EXPECTED}")
-    return int(token)
 
 
 def _checked_message(message: object) -> Message:

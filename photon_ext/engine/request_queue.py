@@ -8,25 +8,24 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
+from photon_ext.engine.input import Submission
+from photon_ext.engine.request import Gate, Request
 from photon_ext.errors import EngineDeadError, RequestError, describe
 from photon_ext.sampling import Constraint
-from photon_ext.scheduling.gate import Gate
-from photon_ext.scheduling.request import Request
-from photon_ext.scheduling.sequence import Sequence
 
 
-class Mail(NamedTuple):
+class Arrivals(NamedTuple):
     """What the engine thread takes at the begin of a turn.
 
-    A cancel may be for a request that has ended, or comes in the same mail.
+    A cancel may be for a request that has ended, or comes at the same time.
     """
 
-    submitted: tuple[Sequence, ...]
+    submitted: tuple[Submission, ...]
     cancelled: tuple[Request, ...]
     closing: bool
 
 
-class Mailbox:
+class RequestQueue:
     """Open until `close` or `fail`; usable from any thread.
 
     The engine thread sleeps at a gate and not for a condition: Ctrl-C in one caller's notify() may
@@ -36,7 +35,7 @@ class Mailbox:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._changed = Gate()
-        self._submitted: list[Sequence] = []
+        self._submitted: list[Submission] = []
         self._cancelled: list[Request] = []
         self._borrowed: set[int] = set()  # ids of constraint objects that serve a live request
         self._closing = False
@@ -97,8 +96,8 @@ class Mailbox:
                 "submit() and read the result elsewhere, or use another engine"
             )
 
-    def post(self, sequences: Seq[Sequence]) -> None:
-        """Queues sequences together, so that they are admitted in the same turn.
+    def post(self, submissions: Seq[Submission]) -> None:
+        """Queues requests together, so that they are admitted in the same turn.
 
         Raises:
             EngineDeadError: closed, or failed.
@@ -113,9 +112,9 @@ class Mailbox:
             if self._closing:
                 raise EngineDeadError("the engine is closed; make a new one")
             self._borrow(
-                [sequence.constraint for sequence in sequences if sequence.constraint is not None]
+                [own for one in submissions if (own := one.sequence.constraint) is not None]
             )
-            self._submitted.extend(sequences)
+            self._submitted.extend(submissions)
             self._changed.open()
 
     def cancel(self, request: Request) -> None:
@@ -128,21 +127,21 @@ class Mailbox:
                 self._changed.open()
 
     def close(self) -> None:
-        """Nothing is taken any more; the engine thread learns of it with its next mail."""
+        """Nothing is taken any more; the engine thread learns of it with its next turn."""
         if self.forked:
             return
         with self._lock:
             self._closing = True
             self._changed.open()
 
-    def fail(self, cause: BaseException) -> list[Sequence]:
-        """The engine has crashed: returns the sequences that nobody will take any more."""
+    def fail(self, cause: BaseException) -> list[Submission]:
+        """The engine has crashed: returns the requests that nobody will take any more."""
         with self._lock:
             self._cause = cause
             left, self._submitted = self._submitted, []
             return left
 
-    def collect(self, busy: Callable[[], bool]) -> Mail:
+    def collect(self, busy: Callable[[], bool]) -> Arrivals:
         """The engine's side: takes everything; sleeps until there is something, unless the
         engine is `busy`.
         """
@@ -153,7 +152,7 @@ class Mailbox:
                     # the lock, may cancel a request.
                     submitted, self._submitted = self._submitted, []
                     cancelled, self._cancelled = self._cancelled, []
-                    return Mail(tuple(submitted), tuple(cancelled), self._closing)
+                    return Arrivals(tuple(submitted), tuple(cancelled), self._closing)
             self._changed.wait()
 
     def give_back(self, constraint: Constraint | None) -> None:

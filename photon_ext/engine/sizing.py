@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import torch
 
+from photon_ext.engine.memory import available_bytes
+from photon_ext.engine.options import EngineOptions
 from photon_ext.errors import ConfigError
 from photon_ext.models.config import ModelConfig
-from photon_ext.scheduling.memory import available_bytes
-from photon_ext.scheduling.options import EngineOptions
 
 DEFAULT_MAX_LEN = 4096
 CUDA_SHARE = 0.9  # of the available memory; the rest is for torch's workspaces and captured graphs

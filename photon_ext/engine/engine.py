@@ -1,6 +1,7 @@
 """The engine: what callers see of continuous batching.
 
-The loop itself is in `engine_loop`, on a thread of its own.
+The loop itself is in `loop`, on a
+thread of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from photon_ext.engine_loop import EngineLoop
+from photon_ext.engine.input import InputProcessor, Submission
+from photon_ext.engine.loop import EngineLoop, Listener
+from photon_ext.engine.options import choose_device, choose_kernels, named_options
+from photon_ext.engine.output import Output
+from photon_ext.engine.prompts import Prompt
+from photon_ext.engine.request import Request
+from photon_ext.engine.request_queue import RequestQueue
+from photon_ext.engine.sizing import size_engine
 from photon_ext.errors import ConfigError, RequestError
 from photon_ext.models.decoder import GEMM_TOKENS, Decoder
 from photon_ext.models.loader import load_model
@@ -26,15 +34,7 @@ from photon_ext.runtime import Pipeline, Row, Runtime
 from photon_ext.runtime.heap_freeze import HeapFreeze
 from photon_ext.runtime.runtime import checked_device
 from photon_ext.sampling import SamplingParams
-from photon_ext.scheduling.intake import Intake
-from photon_ext.scheduling.mailbox import Mailbox
-from photon_ext.scheduling.options import choose_device, choose_kernels, named_options
-from photon_ext.scheduling.pages import PagePool
-from photon_ext.scheduling.prompts import Prompt
-from photon_ext.scheduling.request import Output, Request
-from photon_ext.scheduling.scheduler import Scheduler
-from photon_ext.scheduling.sequence import Sequence
-from photon_ext.scheduling.sizing import size_engine
+from photon_ext.scheduling import PagePool, Planner, Scheduler
 
 if TYPE_CHECKING:
     from photon_ext.models.config import ModelConfig
@@ -108,16 +108,7 @@ class Engine:
         self._scheduler = Scheduler(
             PagePool(num_pages), runtime.page_size, runtime.table.max_rows, runtime.max_len
         )
-        self._mailbox = Mailbox()
-        self._intake = Intake(
-            tokenizer,
-            vocab_size,
-            tuple(eos_ids),
-            runtime.table.max_stop_ids,
-            self._scheduler.fit,
-            self._mailbox.cancel,
-            self._mailbox.check_wait,
-        )
+        self._queue = RequestQueue()
         released: list[Row] = []
         self._pipeline = Pipeline(
             runtime,
@@ -130,9 +121,26 @@ class Engine:
             on_release=released.append,
             stalls=meter,
         )
+        read: set[Request] = set()
+        self._input = InputProcessor(
+            tokenizer,
+            tuple(eos_ids),
+            self._pipeline.limits,
+            self._scheduler.fit,
+            self._queue.cancel,
+            self._queue.check_wait,
+            read,
+        )
         self.meter = Meter(self._pipeline.stats, self._scheduler, runtime.depth, device, meter)
         self._loop = EngineLoop(
-            self._pipeline, released, self._scheduler, self._mailbox, runtime.depth, self.meter
+            self._pipeline,
+            released,
+            self._scheduler,
+            Planner(self._scheduler, self._pipeline.roster, chunk),
+            self._queue,
+            read,
+            runtime.depth,
+            self.meter,
         )
         # one, and before it those whose start failed or was interrupted
         self._threads: list[threading.Thread] = []
@@ -263,7 +271,7 @@ class Engine:
                 constraint of this engine calls this: it would wait for itself.
             EngineDeadError: the engine was closed or has crashed, or this is a fork of its process.
         """
-        self._mailbox.check_wait()
+        self._queue.check_wait()
         if isinstance(prompts, (str, bytes, bytearray, memoryview)) or not isinstance(prompts, Seq):
             raise ConfigError(
                 f"prompts is a {type(prompts).__name__}; give a list of prompts, for instance "
@@ -274,18 +282,18 @@ class Engine:
                 f"{len(params)} sampling params for {len(prompts)} prompts; give one for all, or "
                 "one for each"
             )
-        sequences = []
+        submissions = []
         for index, prompt in enumerate(prompts):
             own = params[index] if isinstance(params, Seq) else params
             try:
-                sequences.append(self._intake.make(prompt, own, raw))
+                submissions.append(self._input.make(prompt, own, raw))
             except (RequestError, ConfigError) as error:
                 raise type(error)(f"prompt {index}: {error}") from error.__cause__
         try:
-            self._post(sequences)
-            return [sequence.request.result() for sequence in sequences]
+            self._post(submissions)
+            return [submission.request.result() for submission in submissions]
         except BaseException:  # nobody waits for them any more
-            _cancel(sequences)
+            _cancel(submissions)
             raise
 
     def submit(
@@ -300,13 +308,22 @@ class Engine:
             RequestError, ConfigError: the request can never be served; others are unaffected.
             EngineDeadError: the engine was closed or has crashed, or this is a fork of its process.
         """
-        sequence = self._intake.make(prompt, params, raw)
+        submission = self._input.make(prompt, params, raw)
         try:
-            self._post([sequence])
+            self._post([submission])
         except BaseException:  # the caller never gets the request
-            _cancel([sequence])
+            _cancel([submission])
             raise
-        return sequence.request
+        return submission.request
+
+    def listen(self, listener: Listener) -> None:
+        """Calls `listener` once per step with what it gave to all requests (output.StepOutput): one
+        hand-over, in columns, for a server or whoever sends tokens on.
+
+        It is called on the engine thread, between two launches, so it should return at once. One
+        that raises is logged and hears no more.
+        """
+        self._loop.listeners.append(listener)
 
     def stats(self) -> MeterSnapshot:
         """A snapshot of counters, timings and rates; the same as `meter.snapshot()`."""
@@ -319,12 +336,12 @@ class Engine:
         An engine that was used is closed when the process exits. Called by a constraint, on the
         engine thread itself, it does not wait; in a fork of the engine's process it does nothing.
         """
-        self._mailbox.close()
-        if self._mailbox.forked:
+        self._queue.close()
+        if self._queue.forked:
             return
         if self._freeze is not None:
             self._freeze.release()
-        if self._mailbox.owned:
+        if self._queue.owned:
             return
         with self._starting:
             # one that never ran keeps the engine
@@ -344,8 +361,8 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _post(self, sequences: Seq[Sequence]) -> None:
-        self._mailbox.post(sequences)
+    def _post(self, submissions: Seq[Submission]) -> None:
+        self._queue.post(submissions)
         with self._starting:
             # where a start fails, the next request tries again
             if not any(thread.is_alive() for thread in self._threads):
@@ -375,7 +392,7 @@ def _run(loop: EngineLoop, close: Callable[[], None]) -> None:
     del close  # the traceback of a crash holds this frame
 
 
-def _cancel(sequences: Iterable[Sequence]) -> None:
+def _cancel(submissions: Iterable[Submission]) -> None:
     """Ends requests that may be queued, running, ended or never have been posted."""
-    for sequence in sequences:
-        sequence.request.cancel()
+    for submission in submissions:
+        submission.request.cancel()

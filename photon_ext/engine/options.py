@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from photon_ext import _C, hopper_runs
+from photon_ext.checks import INT32_MAX, check_count, check_counts, check_depth, check_flag
 from photon_ext.errors import ConfigError, shown
-from photon_ext.runtime.arguments import INT32_MAX
 
 MAX_STOP_IDS = 4096  # the device looks through all of a row's for each token
 
@@ -80,32 +80,17 @@ class EngineOptions:
     def __post_init__(self) -> None:
         for name in ("max_rows", "max_len", "page_size", "num_pages", "chunk", "max_stop_ids"):
             value = getattr(self, name)
-            optional = name in ("max_len", "num_pages")
-            most = MAX_STOP_IDS if name == "max_stop_ids" else INT32_MAX
-            if not (value is None and optional) and not (_is_positive(value) and value <= most):
-                raise ConfigError(
-                    f"{name} is {shown(value)}; give a positive integer, at most {most}"
-                )
+            if value is not None or name not in ("max_len", "num_pages"):
+                check_count(name, value, MAX_STOP_IDS if name == "max_stop_ids" else INT32_MAX)
         for name in ("buckets", "prefill_buckets"):
             values = getattr(self, name)
-            if values is None and name == "prefill_buckets":
-                continue
-            if not isinstance(values, (list, tuple)) or not all(map(_is_positive, values)):
-                raise ConfigError(f"{name} is {shown(values)}; give a tuple of positive integers")
-            object.__setattr__(self, name, tuple(values))
+            if values is not None or name == "buckets":
+                object.__setattr__(self, name, check_counts(name, values))
         for name in ("graph", "exact", "timing", "meter", "freeze", "blocking"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} is {shown(getattr(self, name))}; give True or False")
-        if not isinstance(self.hopper_kernels, bool | None):
-            raise ConfigError(
-                f"hopper_kernels is {shown(self.hopper_kernels)}; give True, False, or None to "
-                "have them where they run"
-            )
-        if not _is_positive(self.depth) or self.depth > 2:
-            raise ConfigError(
-                f"depth is {shown(self.depth)}; give 1 (the blocking loop) or 2 (two steps in "
-                "flight)"
-            )
+            check_flag(name, getattr(self, name))
+        if self.hopper_kernels is not None:
+            check_flag("hopper_kernels", self.hopper_kernels)
+        check_depth(self.depth)
 
 
 def named_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> EngineOptions:
@@ -129,10 +114,6 @@ def choose_kernels(fast: bool | None, device: str, dtype: torch.dtype) -> bool:
     if fast is not None:
         return fast
     return device.startswith("cuda") and dtype is torch.bfloat16 and hopper_runs()
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def choose_device(device: str) -> str:

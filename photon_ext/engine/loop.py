@@ -1,0 +1,331 @@
+"""The engine loop: continuous batching over the two-slot pipeline; what runs on the engine thread.
+
+One turn, in order (at depth 2 step t+1 runs on the device while the host commits and delivers step
+t):
+
+    admit      waiting requests get rows and pages, cancels are taken
+    plan       who rides in step t+1
+    launch     step t+1 is enqueued
+    commit     step t is read: tokens in columns, stops, constraints advance
+    finalize   masks of step t+1, from committed state; its sampling is enqueued
+    deliver    readers of step t are woken, ends are told, stop strings are looked for
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from photon_ext.engine.input import Submission
+from photon_ext.engine.output import End, StepOutput
+from photon_ext.engine.request import Request
+from photon_ext.engine.request_queue import RequestQueue
+from photon_ext.errors import PipelineError, RequestError, describe
+from photon_ext.observe.meter import Meter
+from photon_ext.runtime import FinishReason, Pipeline, Row, RowEvent, Step, StepResult, probe
+from photon_ext.runtime.probe import Phase
+from photon_ext.scheduling import Planner, Scheduler, Sequence
+
+Listener = Callable[[StepOutput], None]
+_LOG = logging.getLogger("photon_ext")
+
+
+class Delivery(NamedTuple):
+    """What `deliver` has to show: a token of a watched sequence, or an end, with the last token."""
+
+    submission: Submission
+    token: int | None = None
+    end: End | None = None
+
+
+class EngineLoop:
+    """Drives the pipeline for the requests that come through the queue. It owns the scheduler and
+    the pipeline while it runs.
+
+    Args:
+        pipeline: made with `released.append` as its `on_release`.
+        released: rows that the pipeline has released, to be taken by the next turn: until then a
+            commit may still speak of them.
+        scheduler: the registry of sequences.
+        planner: who gets a row, who rides.
+        queue: what callers send.
+        read: the requests that somebody reads.
+        depth: steps in flight.
+        meter: told of every turn; its clock takes the host's time.
+
+    Attributes:
+        listeners: called with what each step gave.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        released: list[Row],
+        scheduler: Scheduler,
+        planner: Planner,
+        queue: RequestQueue,
+        read: set[Request],
+        depth: int,
+        meter: Meter,
+    ) -> None:
+        self.listeners: list[Listener] = []
+        self._meter = meter
+        self._pipeline = pipeline
+        self._released = released
+        self._scheduler = scheduler
+        self._planner = planner
+        self._queue = queue
+        self._read = read
+        self._depth = depth
+        self._submissions: dict[Request, Submission] = {}
+        self._undelivered: deque[Delivery] = deque()
+        self._fresh: StepResult | None = None
+        self._first: list[tuple[Request, int]] = []
+        self._told: tuple[tuple[Row, ...], tuple[Request, ...]] = ((), ())  # of a batch
+
+    def run(self) -> bool:
+        """The thread's whole life: turns, until the queue is closed and nothing is left, or until
+        a crash, of which all callers hear.
+
+        False: another thread is at it. A start that was interrupted may have made one all the same.
+        """
+        if not self._queue.own():
+            return self._queue.ended
+        try:
+            while self._collect():
+                self._turn()
+        except BaseException as error:  # whatever it is, every caller must hear of it
+            self._die(error)
+        finally:
+            self._queue.disown()
+        return True
+
+    def _turn(self) -> None:
+        clock = self._meter.clock
+        self._meter.turn()
+        self._admit()
+        launched = self._launch()
+        clock.enter(Phase.DELIVER)
+        self._deliver()  # at depth 1: what was committed while nothing ran
+        if launched is None or self._pipeline.inflight == self._depth:
+            clock.enter(Phase.COMMIT)
+            self._commit()
+            clock.enter(Phase.FINALIZE)
+            self._pipeline.finalize(self._fill_mask)
+        if self._pipeline.inflight:
+            clock.enter(Phase.DELIVER)
+            self._deliver()
+        clock.enter(None)
+
+    def _collect(self) -> bool:
+        """Takes what has arrived; sleeps while there is nothing to do.
+
+        False: the engine is to end, and nothing is left.
+        """
+        probe.begin(Phase.COLLECT)
+        arrivals = self._queue.collect(self._has_work)
+        probe.end()
+        for submission in arrivals.submitted:
+            self._submissions[submission.request] = submission
+            self._scheduler.add(submission.sequence)
+        for request in arrivals.cancelled:
+            if (found := self._scheduler.find(request)) is not None:
+                self._end(found, End(FinishReason.CANCELLED))
+        if arrivals.closing:
+            for sequence in self._scheduler.live:
+                self._end(sequence, End(FinishReason.CANCELLED))
+        return not arrivals.closing or self._has_work()
+
+    def _has_work(self) -> bool:
+        return bool(
+            self._pipeline.busy
+            or self._released
+            or self._undelivered
+            or self._fresh is not None
+            or self._scheduler.waiting
+        )
+
+    # --- admit, plan, launch ----------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        for row in self._released:
+            self._scheduler.release(row)
+        self._released.clear()
+        for sequence, pages in self._planner.admissions():
+            try:
+                row = self._pipeline.admit(sequence.admission, pages=pages)
+            except RequestError as error:
+                self._scheduler.requeue(sequence, pages)
+                self._end(sequence, End(FinishReason.ERROR, error=str(error)))
+            else:
+                self._scheduler.admit(sequence, row)
+        if self._scheduler.waiting and not self._pipeline.busy:
+            raise PipelineError(
+                f"{self._scheduler.waiting} requests wait, and no row runs whose end could let "
+                "them in"
+            )
+
+    def _launch(self) -> Step | None:
+        clock, pipeline = self._meter.clock, self._pipeline
+        if not pipeline.can_launch:
+            return None
+        clock.enter(Phase.PLAN)
+        plan = self._planner.plan(pipeline.last_kind)
+        clock.enter(Phase.LAUNCH)
+        step = pipeline.launch(plan)
+        # if nothing older is in flight; else it has to wait for that commit
+        pipeline.finalize(self._fill_mask)
+        return step
+
+    def _fill_mask(self, row: Row, words: memoryview) -> None:
+        constraint = self._scheduler.sequence_of(row).constraint
+        assert constraint is not None
+        constraint.fill_bitmask(words)
+
+    # --- commit -----------------------------------------------------------------------------------
+
+    def _commit(self) -> None:
+        result = self._pipeline.commit()
+        for sequence, event in self._scheduler.advance(result):
+            self._take(sequence, event)
+        if result.step is not None:
+            self._fresh = result
+
+    def _take(self, sequence: Sequence, event: RowEvent) -> None:
+        """An end, a first token, or a token of a watched sequence."""
+        if event.token is None:
+            self._end(sequence, End(FinishReason.ERROR, error=event.error))
+            return
+        if self.listeners:
+            self._first.append((sequence.request, event.token))
+        if not sequence.watched:
+            if event.finish is not None:
+                self._end(sequence, self._verdict(sequence, event, event.finish), event.token)
+            return
+        self._take_watched(sequence, event, event.token)
+
+    def _take_watched(self, sequence: Sequence, event: RowEvent, token: int) -> None:
+        is_stop = event.finish is FinishReason.STOP
+        if not is_stop:  # that comes with the end, because it has no text
+            submission = self._submissions[sequence.request]
+            self._undelivered.append(Delivery(submission, token))
+        try:
+            reason = sequence.advance(token, event.finish)
+        except BaseException as error:
+            # the constraint is the caller's code and may raise anything: its fault is that
+            # request's alone
+            fault = f"the constraint raised on token {token}: {describe(error)}"
+            self._end(sequence, End(FinishReason.ERROR, error=fault))
+            return
+        if reason is not None:
+            end = self._verdict(sequence, event, reason)
+            self._end(sequence, end, token if is_stop else None)
+
+    def _verdict(self, sequence: Sequence, event: RowEvent, reason: FinishReason) -> End:
+        if reason is FinishReason.LENGTH:
+            cut = self._submissions[sequence.request].cut
+            return End(reason, "max_len" if cut else "max_new_tokens")
+        if event.finish is FinishReason.STOP:
+            return End(reason, event.token, hides_last=True)
+        return End(reason, "constraint")
+
+    # --- deliver ----------------------------------------------------------------------------------
+
+    def _deliver(self) -> None:
+        ended: list[Request] = []
+        while self._undelivered:
+            delivery = self._undelivered.popleft()
+            try:
+                self._show(delivery)
+            except BaseException as error:
+                # no text for these tokens (tokenizers panic with a BaseException): no reason to
+                # stop the others
+                fault = f"the text could not be made: {describe(error)}"
+                self._fail_text(delivery.submission, fault)
+            if delivery.submission.request.done:
+                ended.append(delivery.submission.request)
+        if self._fresh is not None:
+            for request in self._read.copy():
+                request.wake()
+        if self.listeners and (self._fresh is not None or ended):
+            self._tell(ended)
+        self._fresh = None
+
+    def _show(self, delivery: Delivery) -> None:
+        submission, token, end = delivery
+        request, text = submission.request, submission.text
+        if request.done:
+            return
+        if end is not None:
+            has_text = text is not None and end.reason is not FinishReason.ERROR
+            request.finish(end, token, text.finish() if has_text else "")  # type: ignore[union-attr]
+            del self._submissions[request]
+        elif token is not None and text is None:
+            request.add(token)
+        elif token is not None and text is not None:
+            request.publish(text.push(token), token)
+            if text.found is not None:
+                end = End(FinishReason.STOP, text.found)
+                self._end(submission.sequence, end, told=True)
+                request.finish(end)
+                del self._submissions[request]
+
+    def _fail_text(self, submission: Submission, fault: str) -> None:
+        end = End(FinishReason.ERROR, error=fault)
+        self._end(submission.sequence, end, told=True)
+        if not submission.request.done:
+            submission.request.finish(end)
+        self._submissions.pop(submission.request, None)
+
+    def _tell(self, ended: list[Request]) -> None:
+        """One hand-over per step to whoever listens."""
+        result = self._fresh or StepResult()
+        rows, requests = self._told
+        if result.rows is not rows:
+            requests = tuple(sequence.request for sequence in self._scheduler.log.sequences)
+            self._told = (result.rows, requests)
+        tokens = result.tokens
+        if result.skipped or result.events:
+            tokens = [
+                -1 if column in result.skipped or column in result.events else token
+                for column, token in enumerate(tokens)
+            ]
+        first, self._first = self._first, []
+        output = StepOutput(requests, tokens, first, ended)
+        for listener in self.listeners.copy():
+            try:
+                listener(output)
+            except Exception:
+                self.listeners.remove(listener)
+                _LOG.exception("a listener of the engine raised, and hears no more: %r", listener)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def _end(
+        self, sequence: Sequence, end: End, token: int | None = None, told: bool = False
+    ) -> None:
+        """The sequence ends now; its row follows when no step in flight uses it, its final event
+        with the next delivery, unless it is `told` already.
+        """
+        if sequence.ended:
+            return
+        if not told:  # first: from here on a crash finds it there
+            submission = self._submissions[sequence.request]
+            self._undelivered.append(Delivery(submission, token, end))
+        self._scheduler.finish(sequence)
+        if sequence.row is not None:
+            self._pipeline.abort(sequence.row)
+        self._queue.give_back(sequence.constraint)
+
+    def _die(self, error: BaseException) -> None:
+        """The loop has crashed: nobody waits for ever, and everybody learns why.
+
+        The runtime keeps the memory of steps still in flight.
+        """
+        left = self._queue.fail(error)
+        fault = f"the engine has crashed: {describe(error)}"
+        for submission in (*self._submissions.values(), *left):
+            if not submission.request.done:
+                submission.request.finish(End(FinishReason.ERROR, error=fault))

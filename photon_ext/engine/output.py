@@ -1,0 +1,115 @@
+"""What a request gives: events, its result, and the text of its tokens."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from photon_ext.runtime import FinishReason
+
+if TYPE_CHECKING:
+    from photon_ext.engine.request import Request
+    from photon_ext.models.detokenizer import Detokenizer
+
+
+class StreamEvent(NamedTuple):
+    """One delivery: a token, and the text that became certain with it. The last one has no token,
+    but the finish reason.
+
+    Attributes:
+        text: to be joined to that of the events before; often a word, sometimes empty. The last
+            event has what was held back, none after an error.
+        token_ids: the token, a stop token included; empty in the last event.
+        finish_reason: of the last event: "stop" (an end token, a stop string, a finished
+            constraint), "length", "cancelled" or "error"; else None.
+        stop_reason: which stop or limit it was, see Output.
+        error: what went wrong, with finish reason "error"; else None.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """A finished request.
+
+    Attributes:
+        text: the generated text, without stop strings and special tokens; empty without a
+            tokenizer.
+        token_ids: the generated ids, a final stop token included.
+        finish_reason: "stop", "length", "cancelled" or "error".
+        stop_reason: what ended it. With "stop" the id of the stop token, the stop string, or
+            "constraint"; with "length" "max_new_tokens", or "max_len" where the context was full;
+            else None.
+        error: what went wrong, with finish reason "error"; else None.
+        prompt_tokens: length of the prompt in tokens, those of a chat template included.
+        ttft_ms: milliseconds from submit, once the prompt was encoded, to the commit of the first
+            token; None without one.
+        tokens_per_s: decode rate: tokens after the first by the time since the first; None below
+            two tokens.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    stop_reason: int | str | None
+    error: str | None
+    prompt_tokens: int
+    ttft_ms: float | None
+    tokens_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Why a request has ended.
+
+    Attributes:
+        reason: stop, length, cancelled or error.
+        stop_reason: see Output.
+        error: what went wrong, with reason error.
+        hides_last: the last token is a stop token, which has no text.
+        time: when, in seconds of `time.perf_counter`.
+    """
+
+    reason: FinishReason
+    stop_reason: int | str | None = None
+    error: str | None = None
+    hides_last: bool = False
+    time: float = field(default_factory=time.perf_counter)
+
+
+class TextReader:
+    """The text of one request's tokens, for one reader; without a detokenizer all text is empty."""
+
+    def __init__(self, detokenizer: Detokenizer | None = None) -> None:
+        self._detokenizer = detokenizer
+
+    def push(self, token: int) -> str:
+        """Takes one token; returns the text that is certain now, often one word, sometimes none."""
+        return "" if self._detokenizer is None else self._detokenizer.push(token)
+
+    def finish(self) -> str:
+        """The rest, once no token follows: unfinished characters."""
+        return "" if self._detokenizer is None else self._detokenizer.flush()
+
+
+class StepOutput(NamedTuple):
+    """What one step gave to all requests: see `Engine.listen`.
+
+    Attributes:
+        requests: those that decode together; the same tuple as long as nobody joins or leaves.
+        tokens: the token of each of them; negative where it has none.
+        first: requests that got their first token, or whose tokens the engine handles one by one
+            (constraints, stop strings), with the token.
+        ended: requests that have ended.
+    """
+
+    requests: tuple[Request, ...]
+    tokens: list[int]
+    first: list[tuple[Request, int]]
+    ended: list[Request]

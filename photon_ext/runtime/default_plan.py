@@ -1,0 +1,39 @@
+"""Who rides in the next step where nobody plans: first come, first served; prefill steps and decode
+steps take turns, so that a stream of prompts cannot starve running rows, nor the reverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from photon_ext.runtime.roster import Roster
+from photon_ext.runtime.row import Row
+from photon_ext.runtime.step import Chunk, StepKind, StepPlan
+
+
+def first_come_first_served(
+    roster: Roster, previous: StepKind | None, budget: int
+) -> StepPlan | None:
+    """The next step, or None when no row can be launched.
+
+    Args:
+        roster: the pipeline's rows.
+        previous: kind of the step launched last.
+        budget: prompt tokens that one step may carry.
+    """
+    decode, prefill = roster.decode, roster.prefill
+    if prefill and not (decode and previous is StepKind.PREFILL):
+        return StepPlan((), take_chunks(prefill, budget))
+    return StepPlan(decode) if decode else None
+
+
+def take_chunks(rows: Iterable[Row], budget: int) -> tuple[Chunk, ...]:
+    """Chunks of these rows' prompts, in order, of so many tokens in all."""
+    chunks: list[Chunk] = []
+    for row in rows:
+        if budget == 0:
+            break
+        tokens = min(budget, len(row.prompt_ids) - row.prefilled)
+        chunks.append(Chunk(row, tokens))
+        budget -= tokens
+    return tuple(chunks)

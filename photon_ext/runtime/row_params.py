@@ -1,0 +1,157 @@
+"""What a row is run with: one definition, from which checks, device words and flags follow.
+
+A parameter is one field of `RowParams`, annotated with its `Field`: where the device keeps it and
+what it may be. The device's side is csrc/common/row_state.h.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, get_type_hints
+
+from photon_ext.checks import INT32_MAX, as_index, as_tuple
+from photon_ext.errors import ConfigError, shown
+from photon_ext.layout import HOST_MASK, ROW_COLUMNS, RowColumn
+
+
+class Field(NamedTuple):
+    """How a parameter is checked and where the device keeps it.
+
+    Attributes:
+        column: its first column of row_state; None: the host or another table keeps it.
+        expected: what a value has to be, as an error says it.
+        least, most: bounds of a number, inclusive; `zero` is allowed besides.
+        zero: 0 is allowed although it is below `least`.
+        optional: None is allowed.
+        help: for a command line; "": it has no flag.
+    """
+
+    column: RowColumn | None
+    expected: str
+    least: float = 0
+    most: float = INT32_MAX
+    zero: bool = False
+    optional: bool = False
+    help: str = ""
+
+
+@dataclass(frozen=True)
+class RowParams:
+    """Parameters of one row, checked when made.
+
+    Attributes:
+        max_new_tokens: most tokens to sample, from 1 on.
+        temperature: 0 is greedy, where ties go to the lowest id; otherwise 0.001 to 10000, sampled
+            by the Gumbel-max method.
+        seed: 0 to 2**64 - 1. The noise depends on seed, position and token id alone. None: a new
+            seed each time.
+        stop_token_ids: ids that end the row when sampled; they are reported as its last token.
+        constrained: each token waits for a mask from the host (`Pipeline.finalize`).
+
+    Raises:
+        ConfigError: (a ValueError) names the parameter, its value and what is allowed.
+    """
+
+    max_new_tokens: Annotated[
+        int,
+        Field(
+            RowColumn.REMAINING,
+            "an integer from 1 to 2147483647",
+            least=1,
+            help="longest answer, in tokens",
+        ),
+    ] = 128
+    temperature: Annotated[
+        float,
+        Field(
+            RowColumn.TEMPERATURE,
+            "0 for greedy decoding, or a number from 0.001 to 10000",
+            1e-3,
+            1e4,
+            zero=True,
+            help="0 for greedy decoding",
+        ),
+    ] = 0.0
+    seed: Annotated[
+        int | None,
+        Field(
+            RowColumn.SEED_LOW,
+            "an integer from 0 to 2**64 - 1, or None for a new one each time",
+            most=2**64 - 1,
+            optional=True,
+            help="of the noise",
+        ),
+    ] = None
+    stop_token_ids: Annotated[tuple[int, ...], Field(None, "token ids, integers >= 0")] = ()
+    constrained: Annotated[bool, Field(RowColumn.CONSTRAINT, "True or False")] = False
+
+    def __post_init__(self) -> None:
+        ids = as_tuple(self.stop_token_ids)
+        if ids is None:
+            raise ConfigError(
+                f"stop_token_ids is {shown(self.stop_token_ids)}; give a list or a tuple"
+            )
+        object.__setattr__(self, "stop_token_ids", ids)
+        for name, (kind, field) in FIELDS.items():
+            _check(name, getattr(self, name), kind, field)
+
+
+def _fields() -> dict[str, tuple[Any, Field]]:
+    hints = get_type_hints(RowParams, include_extras=True)
+    return {name: (hint.__origin__, hint.__metadata__[0]) for name, hint in hints.items()}
+
+
+def _check(name: str, value: object, kind: Any, field: Field) -> None:
+    if kind is bool:
+        fits = isinstance(value, bool)
+    elif isinstance(value, tuple):
+        bad = [entry for entry in value if (as_index(entry) or 0) < 0 or as_index(entry) is None]
+        if bad:
+            raise ConfigError(f"{name} holds {shown(bad[0])}; give {field.expected}")
+        fits = True
+    elif value is None:
+        fits = field.optional
+    else:
+        fits = _is_number(value, kind) and (
+            field.least <= value <= field.most or (field.zero and value == 0)  # type: ignore[operator]
+        )
+    if not fits:
+        raise ConfigError(f"{name} is {shown(value)}; give {field.expected}")
+
+
+def _is_number(value: object, kind: Any) -> bool:
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return as_index(value) is not None
+
+
+FIELDS: dict[str, tuple[Any, Field]] = _fields()
+"""The table: by name, the type and the `Field` of each parameter."""
+
+
+def row_words(params: RowParams, generation: int) -> list[int]:
+    """The row_state words of a row before its first step."""
+    words = [0] * ROW_COLUMNS
+    words[RowColumn.ALIVE] = 1
+    words[RowColumn.GENERATION] = generation
+    words[RowColumn.STOP_COUNT] = len(params.stop_token_ids)
+    for name, (kind, field) in FIELDS.items():
+        if field.column is not None:
+            packed = _packed(getattr(params, name), kind, field)
+            words[field.column : field.column + len(packed)] = packed
+    return words
+
+
+def _packed(value: Any, kind: Any, field: Field) -> tuple[int, ...]:
+    """A value as int32 words: a flag, the bits of a float32, one integer, or an integer of 64
+    bits as its low and its high half.
+    """
+    if kind is bool:
+        return (HOST_MASK if value else 0,)
+    if kind is float:
+        return struct.unpack("<i", struct.pack("<f", value))
+    if field.most <= INT32_MAX:
+        return (value,)
+    return struct.unpack("<ii", struct.pack("<Q", secrets.randbits(64) if value is None else value))

@@ -1,0 +1,52 @@
+"""Counters of a pipeline."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+GAP_WINDOW = 4096
+
+
+@dataclass(slots=True)
+class PipelineStats:
+    """Counters since the pipeline was made.
+
+    Attributes:
+        decode_steps, prefill_steps: steps launched, by kind. Neither falls, and neither does their
+            sum for a thread that reads each once.
+        quiet_steps: steps without a host-to-device copy, neither of input nor of masks.
+        committed_rows: segments of committed steps, zombies included.
+        zombie_rows: of them, those whose sequence had already ended.
+        zombie_steps: committed steps that held nothing but zombies.
+        tokens: tokens committed.
+        host_waits: commits that found their step unfinished, so that the host had to wait for the
+            device; 0 without ``stalls``.
+        host_wait_ns: how long all commits waited, nanoseconds; 0 without ``stalls``.
+        device_waits: launches that found the device done with everything before, though there had
+            been work all along; at depth 1 that is every step. 0 without ``stalls``.
+        gap_count, gap_sum_us: step gaps measured so far, and their sum in microseconds; 0 unless
+            the runtime keeps timing.
+        gaps_us: step gaps of the latest 4096 steps, microseconds; empty unless the runtime keeps
+            timing. Another thread than the pipeline's takes ``gaps_us.copy()``: a loop over it
+            fails when the pipeline appends.
+    """
+
+    decode_steps: int = 0
+    prefill_steps: int = 0
+    quiet_steps: int = 0
+    committed_rows: int = 0
+    zombie_rows: int = 0
+    zombie_steps: int = 0
+    tokens: int = 0
+    host_waits: int = 0
+    host_wait_ns: int = 0
+    device_waits: int = 0
+    gap_count: int = 0
+    gap_sum_us: float = 0.0
+    gaps_us: deque[float] = field(default_factory=lambda: deque(maxlen=GAP_WINDOW))
+
+    @property
+    def steps(self) -> int:
+        """Steps launched."""
+        return self.decode_steps + self.prefill_steps
