@@ -13,6 +13,8 @@ tensors on the host, and so wait for their device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -22,6 +24,8 @@ from photon_ext.layout import (
     HOST_MASK,
     NO_TOKEN,
     RECORD_TOKENS,
+    Count,
+    DeltaTable,
     Meta,
     RecordFlag,
     RowColumn,
@@ -39,7 +43,7 @@ def _is_alive(row_state: Tensor, row: int) -> bool:
     return 0 < row < row_state.shape[0] and int(row_state[row, RowColumn.ALIVE]) != 0
 
 
-def _apply_deltas(tables: tuple[Tensor, Tensor, Tensor], deltas: Tensor) -> None:
+def _apply_deltas(tables: Sequence[Tensor], deltas: Tensor) -> None:
     words = deltas.tolist()
     for i in range(words[0]):
         run = words[DELTA_HEADER + DELTA_RUN_WORDS * i :][:DELTA_RUN_WORDS]
@@ -54,21 +58,20 @@ def _apply_deltas(tables: tuple[Tensor, Tensor, Tensor], deltas: Tensor) -> None
 
 
 def begin_step_(
-    row_state: Tensor,
-    page_table: Tensor,
-    stop_ids: Tensor,
+    tables: Sequence[Tensor],
     deltas: Tensor,
     segments: Tensor,
     staged_ids: Tensor,
     decode_meta: Tensor,
     counts: Tensor,
 ) -> None:
-    """As :func:`photon_ext.ops.begin_step_`: the int32 tables, decode_meta [T, 4] and counts [2]
+    """As :func:`photon_ext.ops.begin_step_`: the int32 tables, decode_meta [T, 4] and counts [3]
     are updated in place.
 
     Segments must not overlap; what overlapping ones give is undefined, here as there.
     """
-    _apply_deltas((row_state, page_table, stop_ids), deltas)
+    row_state = tables[DeltaTable.ROW_STATE]
+    _apply_deltas(tables, deltas)
     decode_meta.zero_()
     counts.zero_()
     for index, (row, first, num_tokens, flags) in enumerate(segments.tolist()):
@@ -81,9 +84,12 @@ def begin_step_(
             continue
         for i, token in enumerate(tokens):
             decode_meta[first + i] = torch.tensor([token, position + i, position + i + 1, row])
-        counts[0] = max(int(counts[0]), first + num_tokens)
+        end = first + num_tokens
+        if not flags & SegmentFlag.STAGED:
+            counts[Count.DECODE_TOKENS] = max(int(counts[Count.DECODE_TOKENS]), end)
+        counts[Count.TOKENS] = max(int(counts[Count.TOKENS]), end)
         if flags & SegmentFlag.SAMPLE:
-            counts[1] = index + 1
+            counts[Count.SEGMENTS] = index + 1
 
 
 def _take_tokens(
@@ -129,18 +135,18 @@ def decode_meta_set_(
 
 
 def publish_(
-    row_state: Tensor,
+    tables: Sequence[Tensor],
     out_record: Tensor,
     sampled: Tensor,
     segments: Tensor,
-    stop_ids: Tensor,
     row_errors: Tensor | None = None,
 ) -> None:
-    """As :func:`photon_ext.ops.publish_`: row_state [rows, 16] is updated, out_record [R, W]
-    written, both int32.
+    """As :func:`photon_ext.ops.publish_`: row_state [rows, 32], the first of the tables, is
+    updated, out_record [R, W] written, both int32.
 
     W below 5 is a RuntimeError.
     """
+    row_state, stop_ids = tables[DeltaTable.ROW_STATE], tables[DeltaTable.STOP_IDS]
     for index, (row, _, num_tokens, flags) in enumerate(segments.tolist()):
         known = 0 <= row < len(row_state)
         record = [row, int(row_state[row, RowColumn.GENERATION]) if known else 0, 0, 0]

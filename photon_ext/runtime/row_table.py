@@ -90,7 +90,7 @@ class RowTable:
 
         Args:
             row: from 1 on.
-            state: its 16 words, see layout.RowColumn.
+            state: its 32 words, see layout.RowColumn.
             pages: at most ``pages_per_row``; the others become 0.
             stop_ids: at most ``max_stop_ids``; the others become -1.
         """
