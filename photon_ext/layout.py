@@ -129,6 +129,8 @@ DELTA_HEADER = 4
 DELTA_RUN_WORDS = 4
 COUNTS_SIZE = 3
 HOST_MASK = 1
+NO_PAGE = -1
+"""An entry of a page table that names no page; any other number that is none counts as -1 does."""
 NO_TOKEN = -(2**31)
 
 

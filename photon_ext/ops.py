@@ -642,7 +642,8 @@ def rope_append_kv_(
             ``cache.transpose(1, 2)``.
         v_cache: like k_cache, updated.
         decode_meta: int32 [T, 4].
-        page_table: int32 [rows, pages per row]; None: a row's only page is the row's index.
+        page_table: int32 [rows, pages per row]; an entry below 0 (the runtime writes -1) or beyond
+            the cache's pages is none. None: a row's only page is the row's index.
         cos: float32 [positions, head_dim], the base of the table: a token reads its own position's
             entry. Both halves repeat.
         sin: like cos.

@@ -275,7 +275,7 @@ def _table(setting: Setting, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _side_tables(setting: Setting, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A page table, and stop ids that no row has."""
-    pages = torch.zeros(batch + 1, PAGES_PER_ROW, dtype=torch.int32, device=setting.device)
+    pages = torch.full((batch + 1, PAGES_PER_ROW), -1, dtype=torch.int32, device=setting.device)
     return pages, torch.full((batch + 1, STOP_IDS), -1, dtype=torch.int32, device=setting.device)
 
 

@@ -133,11 +133,9 @@ def _pages(pages: Iterable[int] | None, tokens: int, limits: Limits) -> tuple[in
             f"{len(held)} pages given; this request needs {needed}, and a row holds "
             f"{limits.pages_per_row} at most"
         )
-    if not 0 < min(held) <= max(held) <= INT32_MAX:
-        bad = next(page for page in held if not 0 < page <= INT32_MAX)
-        raise RequestError(
-            f"pages contains {bad}; pages are numbered from 1 on, page 0 is nobody's"
-        )
+    if not 0 <= min(held) <= max(held) <= INT32_MAX:
+        bad = next(page for page in held if not 0 <= page <= INT32_MAX)
+        raise RequestError(f"pages contains {bad}; pages are numbered from 0 on, in int32")
     if len(set(held)) < len(held):
         raise RequestError(f"pages {held} names a page twice; each holds other tokens")
     return held

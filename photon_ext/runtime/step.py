@@ -126,7 +126,7 @@ class StepTensors:
             + the last live segment that is to be sampled; see layout.Count.
         tables: the device tables, in the order of layout.DeltaTable.
         page_table: int32 [rows, pages_per_row]: the KV pages of each live row, in order of
-            position; 0 where there is none.
+            position; -1 where there is none.
         row_state: int32 [rows, 32], see layout.RowColumn.
         sampled: int32 [R]; a custom ``sample`` writes, for each segment that is to be sampled, an
             id below vocab, or a negative number, which ends the row with an error. What it writes

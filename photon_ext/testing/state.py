@@ -62,8 +62,8 @@ class DeviceState:
         if index >= len(entries):
             raise SimPoison(f"row {row} reaches position {position}, past its {len(entries)} pages")
         page = clean(entries[index], f"page_table[{row}][{index}]")
-        if page == 0:
-            raise SimPoison(f"row {row} uses page 0 at position {position}; page 0 is nobody's")
+        if page < 0:
+            raise SimPoison(f"row {row} has no page for position {position}: its entry is {page}")
         return page
 
     def store(self, row: int, position: int, token: int) -> int:
