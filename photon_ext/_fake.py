@@ -15,11 +15,17 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 
-def _is_static(tensor: torch.Tensor) -> bool:
-    return all(isinstance(number, int) for number in (*tensor.shape, *tensor.stride()))
+def _is_static(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_static, value))
+    return not isinstance(value, torch.Tensor) or all(
+        isinstance(number, int) for number in (*value.shape, *value.stride())
+    )
 
 
 def _on_meta(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_on_meta(each) for each in value]
     if not isinstance(value, torch.Tensor):
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
@@ -33,9 +39,7 @@ def _check(
     kwargs: dict[str, Any] | None = None,
 ) -> None:
     named = kwargs or {}
-    if all(
-        _is_static(value) for value in (*args, *named.values()) if isinstance(value, torch.Tensor)
-    ):
+    if _is_static((*args, *named.values())):
         func(*map(_on_meta, args), **{name: _on_meta(value) for name, value in named.items()})
 
 

@@ -44,7 +44,8 @@ class SegmentFlag(IntEnum):
 
 
 class RowColumn(IntEnum):
-    """Columns of row_state, int32 [rows, ROW_COLUMNS]; columns without a name are reserved.
+    """Columns of row_state, int32 [rows, ROW_COLUMNS]; columns without a name are reserved and
+    zero.
 
     Attributes:
         LAST_TOKEN: the token that the next decode step feeds.
@@ -53,7 +54,7 @@ class RowColumn(IntEnum):
         REMAINING: tokens that may still be sampled.
         ALIVE: 1: takes part in steps; 0: ended, or free.
         GENERATION: which lease holds the row; echoed in output records.
-        STOP_COUNT: how many leading entries of the row's line of stop_ids count.
+        STOP_COUNT: how many leading entries of the row's stop_ids count.
         TEMPERATURE: the bits of a float32; 0 is greedy.
         SEED_LOW, SEED_HIGH: the seed's halves of 32 bits.
         CONSTRAINT: HOST_MASK: sampled with a mask or not at all; 0: free.
@@ -73,9 +74,24 @@ class RowColumn(IntEnum):
     LORA_SLOT = 10
 
 
+class Count(IntEnum):
+    """Entries of counts, int32 [COUNTS_SIZE], which the head of a step writes.
+
+    Attributes:
+        DECODE_TOKENS: 1 + the last live token that was carried over. In a mixed step, the attention
+            of decode tokens takes the tokens below it, the attention of chunks those from it on.
+        TOKENS: 1 + the last live token; nobody needs those behind.
+        SEGMENTS: 1 + the last live segment that is to be sampled; nobody needs those behind.
+    """
+
+    DECODE_TOKENS = 0
+    TOKENS = 1
+    SEGMENTS = 2
+
+
 class DeltaTable(IntEnum):
-    """Which device table a delta run writes; offsets and counts are int32 words of the table as
-    a flat array.
+    """Which device table a delta run writes: its place in the list of tables, where extension
+    tables follow these. Offsets and counts are int32 words of the table as a flat array.
     """
 
     ROW_STATE = 0
@@ -104,14 +120,17 @@ class RecordFlag(IntEnum):
 
 META_COLUMNS = 4
 SEGMENT_COLUMNS = 4
-ROW_COLUMNS = 16
+ROW_COLUMNS = 32
+MAX_TABLES = 8
 RECORD_WIDTH = 8
 RECORD_TOKENS = 4
 MASK_KEY_COLUMNS = 2
 DELTA_HEADER = 4
 DELTA_RUN_WORDS = 4
-COUNTS_SIZE = 2
+COUNTS_SIZE = 3
 HOST_MASK = 1
+NO_PAGE = -1
+"""An entry of a page table that names no page; any other number that is none counts as -1 does."""
 NO_TOKEN = -(2**31)
 
 

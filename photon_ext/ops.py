@@ -10,12 +10,13 @@ They may be called from any thread. On a CPU they run at the call, on the thread
 alone), but within a stream's ``claim()`` they are enqueued there: until they have run, whoever
 calls keeps their tensors.
 
-Words used below. A *token* is one token of a step: ``decode_meta`` is int32 [T, 4], (token,
-position, length, row) a token; length 0 marks a dead token, which reads and writes no KV. A
-*segment* is one row's tokens: ``segments`` is int32 [R, 4], (row, first token, number of tokens,
-flags). ``row_state`` is int32 [rows, 16]; rows that live are numbered from 1 on, row 0 is padding.
-:mod:`photon_ext.layout` says what each column and flag means, as Meta, SegmentFlag, RowColumn and
-RecordFlag.
+Words used below. A *token* is one position of one sequence in a step: ``decode_meta`` is int32 [T,
+4], (id, position, length, row) a token; length 0 marks a dead token, which reads and writes no KV.
+A *segment* is one row's tokens: ``segments`` is int32 [R, 4], (row, first token, number of tokens,
+flags). A step's tokens are decode tokens first, each a segment whose id is carried over, and then
+chunks, whose ids are staged. ``row_state`` is int32 [rows, 32]; rows that live are numbered from 1
+on, row 0 is padding. :mod:`photon_ext.layout` says what each column and flag means, as Meta,
+SegmentFlag, RowColumn, Count and RecordFlag.
 
 All integer tensors are int32. Floating ones are float32, bfloat16 or float16, of one dtype a call,
 but for tables of angles and a workspace, which are float32. Integer tensors, vectors and tables of
@@ -36,7 +37,7 @@ PyTorch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -91,6 +92,15 @@ _paged_attention = _op["paged_attention_into"]
 _fused_attention_decode = _op["fused_attention_decode_into"]
 
 
+def _named_tensors(arguments: dict[str, object]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors among a call's arguments, those of a list by their place in it."""
+    for name, value in arguments.items():
+        if isinstance(value, Tensor):
+            yield name, value
+        elif isinstance(value, (list, tuple)):
+            yield from ((f"{name}[{i}]", each) for i, each in enumerate(value))
+
+
 def _negation_refused(name: str) -> Callable[..., None]:
     """For views whose memory holds the negative of their values: torch would copy them for the
     call, and back in vain.
@@ -103,9 +113,7 @@ def _negation_refused(name: str) -> Callable[..., None]:
             ),
             **kwargs,
         }
-        found = next(
-            key for key, value in given.items() if isinstance(value, Tensor) and value.is_neg()
-        )
+        found = next(name for name, tensor in _named_tensors(given) if tensor.is_neg())
         raise RuntimeError(
             f"{name}: {found} is a negated view, expected plain memory; pass a copy, "
             f"{found}.resolve_neg()"
@@ -151,9 +159,7 @@ def _size(x: Tensor, dim: int) -> int:
 
 
 def begin_step_(
-    row_state: Tensor,
-    page_table: Tensor,
-    stop_ids: Tensor,
+    tables: Sequence[Tensor],
     deltas: Tensor,
     segments: Tensor,
     staged_ids: Tensor,
@@ -174,24 +180,26 @@ def begin_step_(
     What overlapping ones give is undefined, and differs from device to device.
 
     Args:
-        row_state: int32 [rows, 16], updated by the deltas; rows that cannot be fed end.
-        page_table: int32 [rows, pages per row], updated by the deltas.
-        stop_ids: int32 [rows, stop ids per row], updated by the deltas.
+        tables: three to eight device tables of the rows, all updated by the deltas: row_state int32
+            [rows, 32], whose rows end where they cannot be fed; page_table int32 [rows, pages per
+            row]; stop_ids int32 [rows, stop ids per row]; then extension tables, int32 [rows, words
+            of a row] each.
         deltas: int32 [words], at least 4. Word 0 counts the runs and is zeroed; run i is words 4 +
-            4i...: (table, offset, count, first payload word), where table is a layout.DeltaTable,
-            offset and count are words of it, and payload words are counted from the begin of
-            deltas. Runs must not overlap. A run that does not fit its table or this buffer is
-            skipped.
+            4i...: (table, offset, count, first payload word), where table is a place in tables
+            (layout.DeltaTable names the first three), offset and count are words of it, and payload
+            words are counted from the begin of deltas. Runs must not overlap. A run that does not
+            fit its table or this buffer is skipped.
         segments: int32 [R, 4]; with STAGED a segment's tokens are the staged_ids of its tokens,
             else its row's last token.
         staged_ids: int32 [T]; an id that is read is replaced by the mark of "no token"
             (layout.NO_TOKEN, -2**31).
         decode_meta: int32 [T, 4], written whole: (token, position, position + 1, row) for live
             tokens, zeros for dead ones.
-        counts: int32 [2], written: 1 + the last live token, 1 + the last segment that is to be
-            sampled and whose tokens are alive.
+        counts: int32 [3], written: 1 + the last live token that was carried over, 1 + the last live
+            token, 1 + the last segment that is to be sampled and whose tokens are alive; see
+            layout.Count.
     """
-    _begin_step(row_state, page_table, stop_ids, deltas, segments, staged_ids, decode_meta, counts)
+    _begin_step(tables, deltas, segments, staged_ids, decode_meta, counts)
 
 
 def carry_over_ids_(next_ids: Tensor, prev: Tensor, idx: Tensor) -> None:
@@ -223,11 +231,10 @@ def decode_meta_set_(
 
 
 def publish_(
-    row_state: Tensor,
+    tables: Sequence[Tensor],
     out_record: Tensor,
     sampled: Tensor,
     segments: Tensor,
-    stop_ids: Tensor,
     row_errors: Tensor | None = None,
 ) -> None:
     """The tail of a step: advances the rows, decides stops and caps, and writes what the host will
@@ -237,15 +244,15 @@ def publish_(
     else happens to it.
 
     Args:
-        row_state: int32 [rows, 16], updated: last token, position, remaining, alive.
+        tables: as in :func:`begin_step_`. row_state is updated: last token, position, remaining,
+            alive.
         out_record: int32 [R, W >= 5], written: (row, generation, n_tokens, flags, tokens...,
             -1...); flags are layout.RecordFlag.
         sampled: int32 [R]; below 0: nothing was sampled, which ends a row that was to be sampled.
         segments: int32 [R, 4].
-        stop_ids: int32 [rows, stop ids per row].
         row_errors: int32 [R] of record flags; not 0 ends the row. None: no errors.
     """
-    _publish(row_state, out_record, sampled, segments, stop_ids, row_errors)
+    _publish(tables, out_record, sampled, segments, row_errors)
 
 
 # --- sampling -------------------------------------------------------------------------------------
@@ -270,7 +277,7 @@ def apply_token_mask_(
         mask: int32 [R, >= ceil(vocab / 32)]; bit (id & 31) of word (id >> 5) set: id is allowed.
         mask_keys: int32 [R, 2], (row, position of the sampled token); row 0: no mask.
         segments: int32 [R, 4].
-        row_state: int32 [rows, 16].
+        row_state: int32 [rows, 32].
         row_errors: int32 [R], written: 0, or RecordFlag.MASK_ERROR: the mask is foreign, or missing
             where row_state asks for one.
     """
@@ -296,7 +303,7 @@ def sample_into(
         out: int32 [R], written.
         logits: [R, vocab].
         segments: int32 [R, 4].
-        row_state: int32 [rows, 16]: temperature, seed and position.
+        row_state: int32 [rows, 32]: temperature, seed and position.
         row_errors: int32 [R], updated: not 0 is in error; RecordFlag.NO_CANDIDATE is added. None:
             no errors in or out.
         hopper: on GPUs of compute capability 9.0 and 10.0 a cluster of blocks shares a row. The
@@ -635,7 +642,8 @@ def rope_append_kv_(
             ``cache.transpose(1, 2)``.
         v_cache: like k_cache, updated.
         decode_meta: int32 [T, 4].
-        page_table: int32 [rows, pages per row]; None: a row's only page is the row's index.
+        page_table: int32 [rows, pages per row]; an entry below 0 (the runtime writes -1) or beyond
+            the cache's pages is none. None: a row's only page is the row's index.
         cos: float32 [positions, head_dim], the base of the table: a token reads its own position's
             entry. Both halves repeat.
         sin: like cos.

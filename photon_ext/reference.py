@@ -13,6 +13,8 @@ tensors on the host, and so wait for their device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -20,8 +22,11 @@ from photon_ext.layout import (
     DELTA_HEADER,
     DELTA_RUN_WORDS,
     HOST_MASK,
+    NO_PAGE,
     NO_TOKEN,
     RECORD_TOKENS,
+    Count,
+    DeltaTable,
     Meta,
     RecordFlag,
     RowColumn,
@@ -39,7 +44,7 @@ def _is_alive(row_state: Tensor, row: int) -> bool:
     return 0 < row < row_state.shape[0] and int(row_state[row, RowColumn.ALIVE]) != 0
 
 
-def _apply_deltas(tables: tuple[Tensor, Tensor, Tensor], deltas: Tensor) -> None:
+def _apply_deltas(tables: Sequence[Tensor], deltas: Tensor) -> None:
     words = deltas.tolist()
     for i in range(words[0]):
         run = words[DELTA_HEADER + DELTA_RUN_WORDS * i :][:DELTA_RUN_WORDS]
@@ -54,21 +59,20 @@ def _apply_deltas(tables: tuple[Tensor, Tensor, Tensor], deltas: Tensor) -> None
 
 
 def begin_step_(
-    row_state: Tensor,
-    page_table: Tensor,
-    stop_ids: Tensor,
+    tables: Sequence[Tensor],
     deltas: Tensor,
     segments: Tensor,
     staged_ids: Tensor,
     decode_meta: Tensor,
     counts: Tensor,
 ) -> None:
-    """As :func:`photon_ext.ops.begin_step_`: the int32 tables, decode_meta [T, 4] and counts [2]
+    """As :func:`photon_ext.ops.begin_step_`: the int32 tables, decode_meta [T, 4] and counts [3]
     are updated in place.
 
     Segments must not overlap; what overlapping ones give is undefined, here as there.
     """
-    _apply_deltas((row_state, page_table, stop_ids), deltas)
+    row_state = tables[DeltaTable.ROW_STATE]
+    _apply_deltas(tables, deltas)
     decode_meta.zero_()
     counts.zero_()
     for index, (row, first, num_tokens, flags) in enumerate(segments.tolist()):
@@ -81,9 +85,12 @@ def begin_step_(
             continue
         for i, token in enumerate(tokens):
             decode_meta[first + i] = torch.tensor([token, position + i, position + i + 1, row])
-        counts[0] = max(int(counts[0]), first + num_tokens)
+        end = first + num_tokens
+        if not flags & SegmentFlag.STAGED:
+            counts[Count.DECODE_TOKENS] = max(int(counts[Count.DECODE_TOKENS]), end)
+        counts[Count.TOKENS] = max(int(counts[Count.TOKENS]), end)
         if flags & SegmentFlag.SAMPLE:
-            counts[1] = index + 1
+            counts[Count.SEGMENTS] = index + 1
 
 
 def _take_tokens(
@@ -129,18 +136,18 @@ def decode_meta_set_(
 
 
 def publish_(
-    row_state: Tensor,
+    tables: Sequence[Tensor],
     out_record: Tensor,
     sampled: Tensor,
     segments: Tensor,
-    stop_ids: Tensor,
     row_errors: Tensor | None = None,
 ) -> None:
-    """As :func:`photon_ext.ops.publish_`: row_state [rows, 16] is updated, out_record [R, W]
-    written, both int32.
+    """As :func:`photon_ext.ops.publish_`: row_state [rows, 32], the first of the tables, is
+    updated, out_record [R, W] written, both int32.
 
     W below 5 is a RuntimeError.
     """
+    row_state, stop_ids = tables[DeltaTable.ROW_STATE], tables[DeltaTable.STOP_IDS]
     for index, (row, _, num_tokens, flags) in enumerate(segments.tolist()):
         known = 0 <= row < len(row_state)
         record = [row, int(row_state[row, RowColumn.GENERATION]) if known else 0, 0, 0]
@@ -497,17 +504,21 @@ def norm_swiglu_into(
 
 
 def _places(
-    decode_meta: Tensor, page_table: Tensor | None, page_size: int, token_index: int
+    decode_meta: Tensor, page_table: Tensor | None, cache: Tensor, token_index: int
 ) -> tuple[Tensor, Tensor]:
-    """Pages and tokens in them of the positions 0 .. length - 1 of a token's row."""
+    """Pages and tokens in them of the positions 0 .. length - 1 of a token's row; page -1 where
+    the page table has none.
+    """
     length, row = (
         int(decode_meta[token_index, Meta.LENGTH]),
         int(decode_meta[token_index, Meta.ROW]),
     )
+    num_pages, page_size = cache.shape[:2]
     positions = torch.arange(length, device=decode_meta.device)
     if page_table is None:
         return torch.full_like(positions, row), positions
-    return page_table[row].long()[positions // page_size], positions % page_size
+    pages = page_table[row].long()[positions // page_size]
+    return pages.where((pages >= 0) & (pages < num_pages), NO_PAGE), positions % page_size
 
 
 def _rotate(x: Tensor, norm: Tensor | None, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
@@ -537,18 +548,20 @@ def rope_append_kv_(
     """As :func:`photon_ext.ops.rope_append_kv_`: q is updated, and both caches at the live tokens'
     places; cos and sin may be float64.
 
-    Where the kernels skip a token, here a position beyond cos or the page table, or a row or page
-    beyond its table, is an IndexError.
+    Where the kernels skip a token, here a position beyond cos or the page table, or a row beyond
+    its table, is an IndexError.
     """
     for token_index in range(len(q)):
         if decode_meta[token_index, Meta.LENGTH] <= 0:
             continue
         position = int(decode_meta[token_index, Meta.POSITION])
-        pages, tokens = _places(decode_meta, page_table, k_cache.shape[1], token_index)
-        angles = cos[position], sin[position]
+        pages, tokens = _places(decode_meta, page_table, k_cache, token_index)
+        angles, page = (cos[position], sin[position]), pages[position]
         q[token_index] = _rotate(q[token_index], q_norm, *angles, eps)
-        k_cache[pages[position], tokens[position]] = _rotate(k[token_index], k_norm, *angles, eps)
-        v_cache[pages[position], tokens[position]] = v[token_index]
+        if page == NO_PAGE:
+            continue
+        k_cache[page, tokens[position]] = _rotate(k[token_index], k_norm, *angles, eps)
+        v_cache[page, tokens[position]] = v[token_index]
 
 
 def paged_attention(
@@ -563,8 +576,8 @@ def paged_attention(
 ) -> Tensor:
     """As :func:`photon_ext.ops.paged_attention`: a new tensor of the shape and dtype of q.
 
-    `segments` and `fast` change nothing. A row or page beyond its table, or a length beyond the
-    row's pages, is an IndexError.
+    `segments` and `hopper` change nothing; positions of a page that is none are left out. A row
+    beyond its table, or a length beyond the row's pages, is an IndexError.
     """
     del segments, hopper  # a token's own row and length say what it sees
     out = torch.zeros_like(q)
@@ -572,10 +585,11 @@ def paged_attention(
     for token_index in range(len(q)):
         if decode_meta[token_index, Meta.LENGTH] <= 0:
             continue
-        pages, tokens = _places(decode_meta, page_table, k_cache.shape[1], token_index)
-        # [length, q heads, head_dim]
-        keys = _wide(k_cache[pages, tokens]).repeat_interleave(group, dim=1)
-        values = _wide(v_cache[pages, tokens]).repeat_interleave(group, dim=1)
+        pages, tokens = _places(decode_meta, page_table, k_cache, token_index)
+        places = pages[pages != NO_PAGE], tokens[pages != NO_PAGE]
+        # [positions, q heads, head_dim]
+        keys = _wide(k_cache[places]).repeat_interleave(group, dim=1)
+        values = _wide(v_cache[places]).repeat_interleave(group, dim=1)
         scores = torch.einsum("hd,lhd->hl", _wide(q[token_index]), keys) * scale
         out[token_index] = torch.einsum("hl,lhd->hd", scores.softmax(-1), values).to(q.dtype)
     return out
@@ -620,8 +634,8 @@ def fused_attention_decode_into(
     """As :func:`photon_ext.ops.fused_attention_decode_into`: out is written, and both caches at the
     live tokens' places.
 
-    `workspace`, `fast` and `pdl` change nothing; errors are those of :func:`rope_append_kv_` and
-    :func:`paged_attention`.
+    `workspace`, `hopper` and `pdl` change nothing; a token whose own page is none comes to zeros;
+    errors are those of :func:`rope_append_kv_` and :func:`paged_attention`.
     """
     del workspace, hopper, pdl  # they change the order of sums, and where kernels keep them
     rotated = q.clone()
@@ -632,3 +646,8 @@ def fused_attention_decode_into(
     paged_attention_into(
         out, rotated, k_cache, v_cache, decode_meta, no_segments, page_table, scale
     )
+    for token_index in range(len(q)):
+        position = int(decode_meta[token_index, Meta.POSITION])
+        if decode_meta[token_index, Meta.LENGTH] > 0:
+            pages, _ = _places(decode_meta, page_table, k_cache, token_index)
+            out[token_index] *= float(pages[position] != NO_PAGE)

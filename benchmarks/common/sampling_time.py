@@ -50,6 +50,7 @@ def sampling_ms(
     segments[:, 2], segments[:, 3] = 1, int(SegmentFlag.SAMPLE)
     # looked through, never met: a row that stops would make the next turn cheaper
     stops = words(rows + 1, max(1, stop_ids)) - 1
+    tables = [state, words(rows + 1, 1), stops]
     logits = torch.randn(
         rows, vocab, generator=torch.Generator(device=device).manual_seed(0), device=device
     ).to(dtype)
@@ -57,7 +58,7 @@ def sampling_ms(
 
     def tail() -> None:
         ops.sample_into(sampled, logits, segments, state, hopper=fast)
-        ops.publish_(state, records, sampled, segments, stops)
+        ops.publish_(tables, records, sampled, segments)
 
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -136,12 +136,24 @@ def verify_call(op: str, args: Sequence[Any], written: Sequence[int], way: str) 
     """
     expected, actual = list(args), list(args)
     for index in written:
-        expected[index], actual[index] = args[index].clone(), args[index].clone()
+        expected[index], actual[index] = _copy(args[index]), _copy(args[index])
     getattr(reference, op)(*expected)
     bind(op, *actual, way=way)()
     return max(
-        compare(f"{op}, argument {index}", actual[index], expected[index]) for index in written
+        compare(f"{op}, argument {index}", one, other)
+        for index in written
+        for one, other in zip(_listed(actual[index]), _listed(expected[index]), strict=True)
     )
+
+
+def _listed(argument: torch.Tensor | list[torch.Tensor]) -> list[torch.Tensor]:
+    return argument if isinstance(argument, list) else [argument]
+
+
+def _copy(argument: torch.Tensor | list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
+    if isinstance(argument, list):
+        return [tensor.clone() for tensor in argument]
+    return argument.clone()
 
 
 def check_finite(name: str, actual: torch.Tensor) -> None:

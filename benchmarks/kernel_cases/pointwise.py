@@ -23,7 +23,14 @@ from benchmarks.kernel_cases.case import (
     verify_call,
 )
 from photon_ext import reference
-from photon_ext.layout import NO_TOKEN, RECORD_WIDTH, ROW_COLUMNS, RowColumn, SegmentFlag
+from photon_ext.layout import (
+    COUNTS_SIZE,
+    NO_TOKEN,
+    RECORD_WIDTH,
+    ROW_COLUMNS,
+    RowColumn,
+    SegmentFlag,
+)
 from photon_ext.models.config import ModelConfig
 
 POSITION, REMAINING = 511, 1 << 30  # rows that no replay brings to their end
@@ -210,19 +217,19 @@ def _begin_step(config: ModelConfig, setting: Setting, batch: int) -> Case:
     pages, stops = _side_tables(setting, batch)
     deltas = torch.zeros(64, dtype=torch.int32, device=setting.device)
     staged = torch.full((batch,), NO_TOKEN, dtype=torch.int32, device=setting.device)
-    meta, counts = ints(setting, [[-1] * 4] * batch), ints(setting, [-1, -1])
-    args = (state, pages, stops, deltas, segments, staged, meta, counts)
-    verify = partial(verify_call, "begin_step_", args, (0, 1, 2, 3, 5, 6, 7), "plain")
+    meta, counts = ints(setting, [[-1] * 4] * batch), ints(setting, [-1] * COUNTS_SIZE)
+    args = ([state, pages, stops], deltas, segments, staged, meta, counts)
+    verify = partial(verify_call, "begin_step_", args, (0, 1, 3, 4, 5), "plain")
     nbytes = segments.nbytes + meta.nbytes + batch * state[0].nbytes
     return Case([bind("begin_step_", *args)] * STATE_RUNS, nbytes, verify, None, cold=False)
 
 
 def _publish(config: ModelConfig, setting: Setting, batch: int) -> Case:
     state, segments = _table(setting, batch)
-    _, stops = _side_tables(setting, batch)
+    pages, stops = _side_tables(setting, batch)
     record = torch.full((batch, RECORD_WIDTH), -7, dtype=torch.int32, device=setting.device)
     sampled = ints(setting, [i % config.vocab for i in range(batch)])
-    args = (state, record, sampled, segments, stops)
+    args = ([state, pages, stops], record, sampled, segments)
     verify = partial(verify_call, "publish_", args, (0, 1), "plain")
     nbytes = segments.nbytes + record.nbytes + 2 * batch * state[0].nbytes
     return Case([bind("publish_", *args)] * STATE_RUNS, nbytes, verify, None, cold=False)
@@ -268,7 +275,7 @@ def _table(setting: Setting, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _side_tables(setting: Setting, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
     """A page table, and stop ids that no row has."""
-    pages = torch.zeros(batch + 1, PAGES_PER_ROW, dtype=torch.int32, device=setting.device)
+    pages = torch.full((batch + 1, PAGES_PER_ROW), -1, dtype=torch.int32, device=setting.device)
     return pages, torch.full((batch + 1, STOP_IDS), -1, dtype=torch.int32, device=setting.device)
 
 

@@ -42,9 +42,17 @@ enum SegmentFlag : int32_t {
 // corruption; the alternative would be a token sampled from the logits of some earlier step.
 constexpr int32_t kNoToken = INT32_MIN;
 
-// counts: int32 [2], written by begin_step_: 1 + the last live token, 1 + the last sampled segment
-// whose tokens are alive. Kernels that read weights process only this many leading tokens (or
-// segments) and return at once when it is zero, so that a step of dead rows costs almost nothing.
-enum Counts : int32_t { kCountTokens = 0, kCountSegments = 1, kCountsSize = 2 };
+// counts: int32 [3], written by begin_step_: 1 + the last live token that was carried over (a
+// decode token), 1 + the last live token, 1 + the last sampled segment whose tokens are alive.
+// Kernels that read weights process only this many leading tokens (or segments) and return at once
+// when it is zero, so that a step of dead rows costs almost nothing. A step's decode tokens stand
+// before its chunks: in a mixed step the attention of decode tokens takes the tokens below the
+// first count, and the attention of chunks takes those from it on.
+enum Counts : int32_t {
+  kCountDecodeTokens = 0,
+  kCountTokens = 1,
+  kCountSegments = 2,
+  kCountsSize = 3
+};
 
 }  // namespace photon

@@ -24,22 +24,12 @@ struct DeltaRun {
 PHOTON_HOST_DEVICE inline DeltaRun delta_run(const BeginStepParams& p, int64_t index) {
   const int32_t* run = p.deltas + kDeltaHeader + index * kDeltaRunWords;
   const int64_t offset = run[1], count = run[2], payload = run[3];
-  int32_t* table = nullptr;
-  int64_t size = -1;
-  if (run[0] == kTableRowState) {
-    table = p.row_state;
-    size = p.rows * kRowColumns;
-  } else if (run[0] == kTablePages) {
-    table = p.page_table;
-    size = p.rows * p.pages_per_row;
-  } else if (run[0] == kTableStopIds) {
-    table = p.stop_ids;
-    size = p.rows * p.stops_per_row;
-  }
-  const bool fits = offset >= 0 && count >= 0 && payload >= 0 && offset + count <= size &&
+  if (run[0] < 0 || run[0] >= p.num_tables) return {nullptr, nullptr, 0};
+  const Table& table = p.tables[run[0]];
+  const bool fits = offset >= 0 && count >= 0 && payload >= 0 && offset + count <= table.size &&
                     payload + count <= p.delta_words;
   if (!fits) return {nullptr, nullptr, 0};
-  return {table + offset, p.deltas + payload, count};
+  return {table.words + offset, p.deltas + payload, count};
 }
 
 }  // namespace photon

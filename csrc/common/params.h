@@ -6,21 +6,30 @@
 #include <cstdint>
 
 #include "dtype.h"
+#include "host_device.h"
+#include "row_state.h"
 
 namespace photon {
 
 // --- step head and tail: int32 tables ------------------------------------------------------------
 
+struct Table {
+  int32_t* words;
+  int64_t size;  // words
+};
+
 struct BeginStepParams {
-  int32_t* row_state;       // [rows, kRowColumns]; deltas, and rows whose segment lacks a token end
-  int32_t* page_table;      // [rows, pages_per_row]
-  int32_t* stop_ids;        // [rows, stops_per_row]
+  Table tables[kMaxTables];  // of rows, numbered as in DeltaTable; all are written by the deltas
+  int32_t num_tables;
   int32_t* deltas;          // [delta_words]; applied, then its run count is zeroed
   const int32_t* segments;  // [num_segments, 4]
   int32_t* staged_ids;      // [num_tokens]; read tokens are replaced by kNoToken
   int32_t* decode_meta;     // [num_tokens, 4]
-  int32_t* counts;          // [2]
-  int64_t rows, pages_per_row, stops_per_row, delta_words, num_segments, num_tokens;
+  int32_t* counts;          // [3]
+  int64_t rows, delta_words, num_segments, num_tokens;
+
+  // [rows, kRowColumns]; rows whose segment lacks a token end.
+  PHOTON_HOST_DEVICE int32_t* row_state() const { return tables[kTableRowState].words; }
 };
 
 struct CarryOverIdsParams {

@@ -1,7 +1,7 @@
-// row_state: int32 [rows, 16], the persistent state of a live sequence on the device. Row 0 is
+// row_state: int32 [rows, 32], the persistent state of a live sequence on the device. Row 0 is
 // padding and never alive. Only the compute stream writes it: begin_step_ (host deltas, and the end
 // of rows whose tokens are missing) and publish_ (results). A new column never changes an op's
-// signature.
+// signature. Columns without a name are reserved, and zero.
 #pragma once
 #include <cstdint>
 
@@ -13,20 +13,24 @@ enum RowColumn : int32_t {
   kRowRemaining = 2,  // tokens that may still be sampled
   kRowAlive = 3,      // 1: takes part in steps; 0: finished, aborted, ended by an error, or free
   kRowGeneration = 4,   // which lease holds the row; echoed in output records
-  kRowStopCount = 5,    // how many leading entries of the row's stop_ids line are valid
+  kRowStopCount = 5,    // how many leading entries of the row's stop_ids are valid
   kRowTemperature = 6,  // float32 bits; 0 is greedy
   kRowSeedLow = 7,
   kRowSeedHigh = 8,
   kRowConstraint = 9,  // RowConstraint
   kRowLoraSlot = 10,
-  kRowColumns = 16,
+  kRowColumns = 32,
 };
 
 enum RowConstraint : int32_t { kUnconstrained = 0, kHostMask = 1 };
 
+// The device tables of the rows are one list: row_state, page_table, stop_ids, then extension
+// tables. Each is int32 [rows, words of a row]. A new table changes no op's signature.
+constexpr int32_t kMaxTables = 8;
+
 // Host deltas: int32 [D], the packed list of words to write before a step. Word 0 is the number of
 // runs; run i is four words from word 4 + 4 * i: (table, offset in words, count, index of its first
-// payload word in this buffer). Runs do not overlap.
+// payload word in this buffer). A table is named by its place in the list. Runs do not overlap.
 enum DeltaTable : int32_t {
   kTableRowState = 0,
   kTablePages = 1,

@@ -22,7 +22,7 @@ PHOTON_HOST_DEVICE inline Segment load_segment(const int32_t* segments, int64_t 
 // The row is in the tables. Row 0 is, but it is padding.
 PHOTON_HOST_DEVICE inline bool is_row(int32_t row, int64_t rows) { return row >= 0 && row < rows; }
 
-// A line of row_state.
+// A row's words of row_state.
 template <typename Int>
 PHOTON_HOST_DEVICE inline Int* row_words(Int* row_state, int32_t row) {
   return row_state + static_cast<int64_t>(row) * kRowColumns;
@@ -64,8 +64,8 @@ PHOTON_HOST_DEVICE inline bool fits_step(const Segment& s, const int32_t* row_st
          is_position(first_position) && is_position(first_position + s.num_tokens - 1);
 }
 
-// The token of one token of a segment that fits. Staged tokens are consumed: read once, then gone.
-// kNoToken: there is none.
+// The id that one token of a segment that fits is fed. Staged tokens are consumed: read once, then
+// gone. kNoToken: there is none.
 PHOTON_HOST_DEVICE inline int32_t take_token(const Segment& s, const int32_t* row_state,
                                              int32_t* staged_ids, int64_t token_index) {
   if ((s.flags & kSegmentStaged) == 0) return row_words(row_state, s.row)[kRowLastToken];

@@ -17,7 +17,7 @@ PHOTON_HOST_DEVICE inline Token load_token(const int32_t* decode_meta, int64_t i
   return {meta[kMetaPosition], meta[kMetaLength], meta[kMetaRow]};
 }
 
-// The token that a token embeds; -1: the token is dead, or its token is no id of the vocabulary.
+// The id that a token embeds; -1: the token is dead, or its id is none of the vocabulary.
 PHOTON_HOST_DEVICE inline int64_t embedded_token(const int32_t* decode_meta, int64_t index,
                                                  int64_t vocab) {
   const int32_t* meta = decode_meta + index * kMetaColumns;

@@ -25,12 +25,12 @@ void apply_deltas(const BeginStepParams& p) {
 // Fills the tokens of one live segment and returns how far they reach: 1 + the last one. Where a
 // token is missing, the row ends: its tokens stay dead, and the result is 0.
 int64_t fill_segment(const BeginStepParams& p, const Segment& s) {
-  int32_t* row = row_words(p.row_state, s.row);
-  bool missing = !fits_step(s, p.row_state, p.num_tokens);
+  int32_t* row = row_words(p.row_state(), s.row);
+  bool missing = !fits_step(s, p.row_state(), p.num_tokens);
   const int32_t count = missing ? 0 : s.num_tokens;
   for (int32_t i = 0; i < count; ++i) {
     const int64_t token_index = int64_t{s.first_token} + i;
-    const int32_t token = take_token(s, p.row_state, p.staged_ids, token_index);
+    const int32_t token = take_token(s, p.row_state(), p.staged_ids, token_index);
     missing |= token == kNoToken;
     set_token(p.decode_meta, token_index, token, row[kRowPosition] + i, s.row);
   }
@@ -70,16 +70,17 @@ int32_t accept_token(int32_t* state, const int32_t* stops, int64_t stops_per_row
 void begin_step(const BeginStepParams& p) {
   apply_deltas(p);
   std::fill(p.decode_meta, p.decode_meta + p.num_tokens * kMetaColumns, 0);
-  int64_t live_tokens = 0, live_segments = 0;
+  int64_t counts[kCountsSize] = {};
   for (int64_t r = 0; r < p.num_segments; ++r) {
     const Segment s = load_segment(p.segments, r);
-    if (!is_alive(p.row_state, s.row, p.rows)) continue;
+    if (!is_alive(p.row_state(), s.row, p.rows)) continue;
     const int64_t end = fill_segment(p, s);
-    live_tokens = std::max(live_tokens, end);
-    if (end > 0 && (s.flags & kSegmentSample) != 0) live_segments = r + 1;
+    if ((s.flags & kSegmentStaged) == 0)
+      counts[kCountDecodeTokens] = std::max(counts[kCountDecodeTokens], end);
+    counts[kCountTokens] = std::max(counts[kCountTokens], end);
+    if (end > 0 && (s.flags & kSegmentSample) != 0) counts[kCountSegments] = r + 1;
   }
-  p.counts[kCountTokens] = static_cast<int32_t>(live_tokens);
-  p.counts[kCountSegments] = static_cast<int32_t>(live_segments);
+  std::copy(counts, counts + kCountsSize, p.counts);
 }
 
 void carry_over_ids(const CarryOverIdsParams& p) {

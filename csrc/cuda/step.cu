@@ -31,12 +31,12 @@ __device__ void apply_run(const DeltaRun& run, int lane) {
 // One warp fills the tokens of one live segment and returns how far they reach: 1 + the last one.
 // Where a token is missing, the row ends: its tokens stay dead, and the result is 0.
 __device__ int64_t fill_segment(const BeginStepParams& p, const Segment& s, int lane) {
-  int32_t* row = row_words(p.row_state, s.row);
-  bool missing = !fits_step(s, p.row_state, p.num_tokens);
+  int32_t* row = row_words(p.row_state(), s.row);
+  bool missing = !fits_step(s, p.row_state(), p.num_tokens);
   const int32_t first_position = row[kRowPosition], count = missing ? 0 : s.num_tokens;
   for (int32_t i = lane; i < count; i += kWarpSize) {
     const int64_t token_index = static_cast<int64_t>(s.first_token) + i;
-    const int32_t token = take_token(s, p.row_state, p.staged_ids, token_index);
+    const int32_t token = take_token(s, p.row_state(), p.staged_ids, token_index);
     missing |= token == kNoToken;
     set_token(p.decode_meta, token_index, token, first_position + i, s.row);
   }
@@ -49,7 +49,8 @@ __device__ int64_t fill_segment(const BeginStepParams& p, const Segment& s, int 
 }
 
 // One block, because every phase needs the whole of the one before it.
-__global__ void __launch_bounds__(kHeadThreads, 1) begin_step_kernel(const BeginStepParams p) {
+__global__ void __launch_bounds__(kHeadThreads, 1)
+    begin_step_kernel(const __grid_constant__ BeginStepParams p) {
   __shared__ int32_t counts[kCountsSize];
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;
@@ -65,9 +66,11 @@ __global__ void __launch_bounds__(kHeadThreads, 1) begin_step_kernel(const Begin
   if (threadIdx.x == 0 && p.delta_words > 0) p.deltas[0] = 0;
   for (int64_t r = warp; r < p.num_segments; r += kHeadWarps) {
     const Segment s = load_segment(p.segments, r);
-    if (!is_alive_for_warp(p.row_state, s.row, p.rows)) continue;
+    if (!is_alive_for_warp(p.row_state(), s.row, p.rows)) continue;
     const int64_t end = fill_segment(p, s, lane);
     if (lane != 0 || end == 0) continue;
+    if ((s.flags & kSegmentStaged) == 0)
+      atomicMax(&counts[kCountDecodeTokens], static_cast<int32_t>(end));
     atomicMax(&counts[kCountTokens], static_cast<int32_t>(end));
     if ((s.flags & kSegmentSample) != 0)
       atomicMax(&counts[kCountSegments], static_cast<int32_t>(r + 1));

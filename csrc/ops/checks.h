@@ -107,6 +107,7 @@ class OptionalArg {
 class Args {
  public:
   explicit Args(const char* op) : op_(op) {}
+  const char* op() const { return op_; }
   Arg operator()(const char* name, const Tensor& tensor);
   OptionalArg operator()(const char* name, const std::optional<Tensor>& tensor) {
     return tensor ? OptionalArg((*this)(name, *tensor)) : OptionalArg();

@@ -6,16 +6,14 @@
 STABLE_TORCH_LIBRARY(photon_ext, m) {
   // step: the head and the tail of a step, over the int32 tables
   m.def(
-      "begin_step_(Tensor(a!) row_state, Tensor(b!) page_table, Tensor(c!) stop_ids, Tensor(d!) "
-      "deltas, Tensor segments, "
-      "Tensor(e!) staged_ids, Tensor(f!) decode_meta, Tensor(g!) counts) -> ()");
+      "begin_step_(Tensor(a!)[] tables, Tensor(b!) deltas, Tensor segments, Tensor(c!) staged_ids, "
+      "Tensor(d!) decode_meta, Tensor(e!) counts) -> ()");
   m.def("carry_over_ids_(Tensor(a!) next, Tensor prev, Tensor idx) -> ()");
   m.def(
       "decode_meta_set_(Tensor(a!) decode_meta, Tensor tokens, Tensor positions, Tensor? "
       "rows=None) -> ()");
   m.def(
-      "publish_(Tensor(a!) row_state, Tensor(b!) out_record, Tensor sampled, Tensor segments, "
-      "Tensor stop_ids, "
+      "publish_(Tensor(a!)[] tables, Tensor(b!) out_record, Tensor sampled, Tensor segments, "
       "Tensor? row_errors=None) -> ()");
   // sample
   m.def(

@@ -1,5 +1,7 @@
 // begin_step_, carry_over_ids_, decode_meta_set_, publish_: the int32 tables at the head and the
 // tail of a step.
+#include <vector>
+
 #include "common/decode_meta.h"
 #include "common/out_record.h"
 #include "common/row_state.h"
@@ -8,23 +10,54 @@
 namespace photon::ops {
 namespace {
 
-void begin_step(const Tensor& row_state_, const Tensor& page_table_, const Tensor& stop_ids_,
-                const Tensor& deltas_, const Tensor& segments_, const Tensor& staged_ids_,
-                const Tensor& decode_meta_, const Tensor& counts_) {
+// How errors name the tensors of a list of tables.
+constexpr const char* kTableNames[kMaxTables] = {"tables[0] (row_state)",
+                                                 "tables[1] (page_table)",
+                                                 "tables[2] (stop_ids)",
+                                                 "tables[3]",
+                                                 "tables[4]",
+                                                 "tables[5]",
+                                                 "tables[6]",
+                                                 "tables[7]"};
+constexpr const char* kTableShapes[kDeltaTables] = {
+    "[rows, columns of row_state.h]", "[rows, pages per row]", "[rows, stop ids per row]"};
+
+// The device tables of a call, which every op that takes them may write.
+struct TableArgs {
+  std::vector<Arg> all;  // row_state, page_table, stop_ids, extensions
+
+  TableArgs(Args& arg, const std::vector<Tensor>& tensors) {
+    const int64_t count = static_cast<int64_t>(tensors.size());
+    if (count < kDeltaTables || count > kMaxTables) {
+      fail(arg.op(), "tables has ", count, " tensors, expected ", kDeltaTables, " to ", kMaxTables,
+           " (kMaxTables): row_state, page_table, stop_ids, then extension tables");
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const bool is_first = i == kTableRowState;
+      const Arg& table = all.emplace_back(arg(kTableNames[i], tensors[i])).int32();
+      table.shape({is_first ? Arg::kAny : rows(), is_first ? int64_t{kRowColumns} : Arg::kAny},
+                  i < kDeltaTables ? kTableShapes[i] : "[rows, words of a row]");
+      table.at_least(0, 1, "row 0 is padding").contiguous();
+    }
+  }
+
+  const Arg& row_state() const { return all[kTableRowState]; }
+  const Arg& stop_ids() const { return all[kTableStopIds]; }
+  int64_t rows() const { return row_state().size(0); }
+
+  // None of them shares memory with another, nor with `others` (null: not given).
+  void written(std::initializer_list<const Arg*> others) const {
+    for (size_t i = 0; i < all.size(); ++i) {
+      all[i].written(others);
+      for (size_t j = i + 1; j < all.size(); ++j) all[i].written({&all[j]});
+    }
+  }
+};
+
+void begin_step(const std::vector<Tensor>& tables_, const Tensor& deltas_, const Tensor& segments_,
+                const Tensor& staged_ids_, const Tensor& decode_meta_, const Tensor& counts_) {
   Args arg("begin_step_");
-  const Arg row_state = arg("row_state", row_state_)
-                            .int32()
-                            .shape({Arg::kAny, kRowColumns}, "[rows, columns of row_state.h]")
-                            .contiguous();
-  const int64_t rows = row_state.at_least(0, 1, "row 0 is padding").size(0);
-  const Arg page_table = arg("page_table", page_table_)
-                             .int32()
-                             .shape({rows, Arg::kAny}, "[rows, pages per row]")
-                             .contiguous();
-  const Arg stop_ids = arg("stop_ids", stop_ids_)
-                           .int32()
-                           .shape({rows, Arg::kAny}, "[rows, stop ids per row]")
-                           .contiguous();
+  const TableArgs tables(arg, tables_);
   const Arg deltas = arg("deltas", deltas_)
                          .int32()
                          .rank(1, "[words]")
@@ -40,33 +73,29 @@ void begin_step(const Tensor& row_state_, const Tensor& page_table_, const Tenso
                               .int32()
                               .shape({num_tokens, kMetaColumns}, "[tokens of staged_ids, 4]")
                               .contiguous();
-  const Arg counts =
-      arg("counts", counts_).int32().shape({kCountsSize}, "[tokens, segments]").contiguous();
-  row_state.written(
-      {&page_table, &stop_ids, &deltas, &segments, &staged_ids, &decode_meta, &counts});
-  page_table.written({&stop_ids, &deltas, &segments, &staged_ids, &decode_meta, &counts});
-  stop_ids.written({&deltas, &segments, &staged_ids, &decode_meta, &counts});
+  const Arg counts = arg("counts", counts_)
+                         .int32()
+                         .shape({kCountsSize}, "[decode tokens, tokens, sampled segments]")
+                         .contiguous();
+  tables.written({&deltas, &segments, &staged_ids, &decode_meta, &counts});
   deltas.written({&segments, &staged_ids, &decode_meta, &counts});
   staged_ids.written({&segments, &decode_meta, &counts});
   decode_meta.written({&segments, &counts});
   counts.written({&segments});
 
   BeginStepParams p{};
-  p.row_state = row_state.data<int32_t>();
-  p.page_table = page_table.data<int32_t>();
-  p.stop_ids = stop_ids.data<int32_t>();
+  for (const Arg& table : tables.all)
+    p.tables[p.num_tables++] = {table.data<int32_t>(), table.size(0) * table.size(1)};
   p.deltas = deltas.data<int32_t>();
   p.segments = segments.data<int32_t>();
   p.staged_ids = staged_ids.data<int32_t>();
   p.decode_meta = decode_meta.data<int32_t>();
   p.counts = counts.data<int32_t>();
-  p.rows = rows;
-  p.pages_per_row = page_table.size(1);
-  p.stops_per_row = stop_ids.size(1);
+  p.rows = tables.rows();
   p.delta_words = deltas.size(0);
   p.num_segments = segments.size(0);
   p.num_tokens = num_tokens;
-  PHOTON_DISPATCH(begin_step, row_state, p);
+  PHOTON_DISPATCH(begin_step, deltas, p);
 }
 
 void carry_over_ids(const Tensor& next_, const Tensor& prev_, const Tensor& idx_) {
@@ -112,14 +141,10 @@ void decode_meta_set(const Tensor& decode_meta_, const Tensor& tokens_, const Te
   PHOTON_DISPATCH(decode_meta_set, decode_meta, p);
 }
 
-void publish(const Tensor& row_state_, const Tensor& out_record_, const Tensor& sampled_,
-             const Tensor& segments_, const Tensor& stop_ids_,
-             const std::optional<Tensor>& row_errors_) {
+void publish(const std::vector<Tensor>& tables_, const Tensor& out_record_, const Tensor& sampled_,
+             const Tensor& segments_, const std::optional<Tensor>& row_errors_) {
   Args arg("publish_");
-  const Arg row_state = arg("row_state", row_state_)
-                            .int32()
-                            .shape({Arg::kAny, kRowColumns}, "[rows, columns of row_state.h]")
-                            .contiguous();
+  const TableArgs tables(arg, tables_);
   const Arg segments = arg("segments", segments_)
                            .int32()
                            .shape({Arg::kAny, kSegmentColumns}, "[segments, 4]")
@@ -131,27 +156,23 @@ void publish(const Tensor& row_state_, const Tensor& out_record_, const Tensor& 
                              .contiguous();
   out_record.at_least(1, kRecordTokens + 1, "row, generation, count, flags, a token");
   const Arg sampled = arg("sampled", sampled_).int32().shape({count}, "[segments]").contiguous();
-  const Arg stop_ids = arg("stop_ids", stop_ids_)
-                           .int32()
-                           .shape({row_state.size(0), Arg::kAny}, "[rows, stop ids per row]")
-                           .contiguous();
   const OptionalArg row_errors = arg("row_errors", row_errors_);
   if (row_errors) row_errors->int32().shape({count}, "[segments]").contiguous();
-  row_state.written({&out_record, &sampled, &segments, &stop_ids, row_errors.get()});
-  out_record.written({&sampled, &segments, &stop_ids, row_errors.get()});
+  tables.written({&out_record, &sampled, &segments, row_errors.get()});
+  out_record.written({&sampled, &segments, row_errors.get()});
 
   PublishParams p{};
-  p.row_state = row_state.data<int32_t>();
+  p.row_state = tables.row_state().data<int32_t>();
   p.out_record = out_record.data<int32_t>();
   p.sampled = sampled.data<int32_t>();
   p.segments = segments.data<int32_t>();
-  p.stop_ids = stop_ids.data<int32_t>();
+  p.stop_ids = tables.stop_ids().data<int32_t>();
   p.row_errors = row_errors.data<int32_t>();
-  p.rows = row_state.size(0);
+  p.rows = tables.rows();
   p.num_segments = count;
   p.record_width = out_record.size(1);
-  p.stops_per_row = stop_ids.size(1);
-  PHOTON_DISPATCH(publish, row_state, p);
+  p.stops_per_row = tables.stop_ids().size(1);
+  PHOTON_DISPATCH(publish, segments, p);
 }
 
 void register_ops(torch::stable::detail::StableLibrary& m) {

@@ -17,6 +17,7 @@ import torch
 
 from photon_ext import hopper_runs, ops
 from photon_ext.errors import ConfigError
+from photon_ext.layout import Count
 from photon_ext.models.buffers import Activations, allocate_activations, allocate_kv_pool
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.rope import rope_tables
@@ -182,9 +183,9 @@ class Decoder:
         fused = self._hopper if is_decode else self._hopper_prefill
         through_torch = not (fused and is_decode) and self._through_torch(num_tokens)
         if fused and not through_torch:
-            self._fused_layers(step, buffers, step.counts[0:1])
+            self._fused_layers(step, buffers, step.counts[Count.TOKENS :])
         else:
-            self._layers(step, buffers, step.counts[0:1], through_torch)
+            self._layers(step, buffers, step.counts[Count.TOKENS :], through_torch)
         self._write_logits(step, buffers, fused)
         step.logits = buffers.logits
 
@@ -201,7 +202,10 @@ class Decoder:
         """From the last layer's output to `buffers.logits`; norm and head in one op, or the head
         alone, from `buffers.normed`.
         """
-        sampled, counts = buffers.residual if fused else buffers.normed, step.counts[1:2]
+        sampled, counts = (
+            buffers.residual if fused else buffers.normed,
+            step.counts[Count.SEGMENTS :],
+        )
         if step.kind is not StepKind.DECODE:  # decode tokens are one to one with segments already
             ops.select_tokens_into(buffers.selected, sampled, step.segments)
             sampled = buffers.selected

@@ -9,7 +9,14 @@ from collections.abc import Sequence
 
 from photon_ext.checks import INT32_MAX
 from photon_ext.errors import ConfigError, NoFreeRow
-from photon_ext.layout import DELTA_HEADER, DELTA_RUN_WORDS, ROW_COLUMNS, DeltaTable, RowColumn
+from photon_ext.layout import (
+    DELTA_HEADER,
+    DELTA_RUN_WORDS,
+    NO_PAGE,
+    ROW_COLUMNS,
+    DeltaTable,
+    RowColumn,
+)
 
 
 class RowTable:
@@ -90,14 +97,14 @@ class RowTable:
 
         Args:
             row: from 1 on.
-            state: its 16 words, see layout.RowColumn.
-            pages: at most ``pages_per_row``; the others become 0.
+            state: its 32 words, see layout.RowColumn.
+            pages: at most ``pages_per_row``; the others become -1, which is none.
             stop_ids: at most ``max_stop_ids``; the others become -1.
         """
         self._pending.pop(_alive(row), None)
         self._pending[_state(row)] = list(state)
         self._pending[DeltaTable.PAGES, row * self.pages_per_row] = _padded(
-            pages, self.pages_per_row, 0
+            pages, self.pages_per_row, NO_PAGE
         )
         self._pending[DeltaTable.STOP_IDS, row * self.max_stop_ids] = _padded(
             stop_ids, self.max_stop_ids, -1

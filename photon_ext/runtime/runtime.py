@@ -11,7 +11,7 @@ import torch
 from photon_ext import _C
 from photon_ext.checks import check_capacity
 from photon_ext.errors import ConfigError, DeviceError
-from photon_ext.layout import RECORD_WIDTH, ROW_COLUMNS, InputLayout, MaskLayout
+from photon_ext.layout import NO_PAGE, RECORD_WIDTH, ROW_COLUMNS, InputLayout, MaskLayout
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.slot import Slot
@@ -166,9 +166,8 @@ class Runtime:
         def zeros(columns: int) -> torch.Tensor:
             return torch.zeros((self.table.rows, columns), dtype=torch.int32, device=self.device)
 
-        return Tables(
-            zeros(ROW_COLUMNS), zeros(self.table.pages_per_row), zeros(self.table.max_stop_ids)
-        )
+        pages = zeros(self.table.pages_per_row).fill_(NO_PAGE)
+        return Tables(zeros(ROW_COLUMNS), pages, zeros(self.table.max_stop_ids))
 
     def _make_slot(
         self,

@@ -205,11 +205,12 @@ class StepTensors:
             padding token. See layout.Meta.
         segments: int32 [R, 4]: row, first token, number of tokens, flags (layout.SegmentFlag); of a
             decode step, segment i is token i.
-        counts: int32 [2]: 1 + the last live token, 1 + the last live segment that is to be sampled;
-            nobody needs those behind.
+        counts: int32 [3]: 1 + the last live token that was carried over, 1 + the last live token, 1
+            + the last live segment that is to be sampled; see layout.Count.
+        tables: the device tables, in the order of layout.DeltaTable.
         page_table: int32 [rows, pages_per_row]: the KV pages of each live row, in order of
-            position; 0 where there is none.
-        row_state: int32 [rows, 16], see layout.RowColumn.
+            position; -1 where there is none.
+        row_state: int32 [rows, 32], see layout.RowColumn.
         sampled: int32 [R]; a custom ``sample`` writes, for each segment that is to be sampled, an
             id below vocab, or a negative number, which ends the row with an error. What it writes
             for others is not looked at.
@@ -223,6 +224,7 @@ class StepTensors:
     decode_meta: torch.Tensor
     segments: torch.Tensor
     counts: torch.Tensor
+    tables: list[torch.Tensor]
     page_table: torch.Tensor
     row_state: torch.Tensor
     sampled: torch.Tensor

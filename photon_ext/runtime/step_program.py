@@ -34,6 +34,11 @@ class Tables:
     page_table: torch.Tensor
     stop_ids: torch.Tensor
 
+    @property
+    def all(self) -> list[torch.Tensor]:
+        """The list that the ops take, in the order of layout.DeltaTable."""
+        return [self.row_state, self.page_table, self.stop_ids]
+
 
 @dataclass(frozen=True, slots=True)
 class SlotMemory:
@@ -99,15 +104,13 @@ class StepProgram:
             decode_meta=self._shared.decode_meta[: key.num_tokens],
             segments=self._segments[: key.segments],
             counts=self._shared.counts,
+            tables=self._tables.all,
             page_table=self._tables.page_table,
             row_state=self._tables.row_state,
             sampled=self._shared.sampled[: key.segments],
         )
-        tables = self._tables
         ops.begin_step_(
-            tables.row_state,
-            tables.page_table,
-            tables.stop_ids,
+            step.tables,
             self._deltas,
             step.segments,
             self._staged[: key.num_tokens],
@@ -143,14 +146,7 @@ class StepProgram:
                 errors,
                 self._hopper_kernels,
             )
-        ops.publish_(
-            step.row_state,
-            self._slot.records[:count],
-            step.sampled,
-            step.segments,
-            self._tables.stop_ids,
-            errors,
-        )
+        ops.publish_(step.tables, self._slot.records[:count], step.sampled, step.segments, errors)
 
     def _mask_keys(self, count: int) -> torch.Tensor:
         return self._slot.mask[: self._masks.mask_offset].view(-1, MASK_KEY_COLUMNS)[:count]

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from photon_ext.layout import (
+    COUNTS_SIZE,
     DELTA_HEADER,
     DELTA_RUN_WORDS,
     HOST_MASK,
@@ -21,6 +22,7 @@ from photon_ext.layout import (
     NO_TOKEN,
     RECORD_WIDTH,
     SEGMENT_COLUMNS,
+    Count,
     InputLayout,
     MaskLayout,
     RecordFlag,
@@ -129,7 +131,7 @@ class StepKernels:
     def _fill_meta(self, key: StepKey, access: Access) -> None:
         access.write("decode_meta")
         meta = [DEAD_TOKEN] * key.num_tokens
-        counts = [0, 0]
+        counts = [0] * COUNTS_SIZE
         for index, segment in self._live_segments(key, access):
             access.write("lease", segment.row)
             state = self._device.row_state[segment.row]
@@ -141,9 +143,12 @@ class StepKernels:
                 continue
             for i, token in enumerate(tokens):
                 meta[segment.first + i] = (token, position + i, position + i + 1, segment.row)
-            counts[0] = max(counts[0], segment.first + segment.num_tokens)
+            end = segment.first + segment.num_tokens
+            if not segment.flags & STAGED:
+                counts[Count.DECODE_TOKENS] = max(counts[Count.DECODE_TOKENS], end)
+            counts[Count.TOKENS] = max(counts[Count.TOKENS], end)
             if segment.flags & SAMPLE:
-                counts[1] = max(counts[1], index + 1)
+                counts[Count.SEGMENTS] = max(counts[Count.SEGMENTS], index + 1)
         self._device.decode_meta = meta
         self._device.counts = counts
 

@@ -43,9 +43,9 @@ class SimRowTable(RowTable):
             raise SimLeaseError(
                 f"row {row} is given to a second lease before the first is released"
             )
-        if len(set(pages)) != len(pages) or 0 in pages:
+        if len(set(pages)) != len(pages) or min(pages, default=0) < 0:
             raise SimLeaseError(
-                f"row {row} is given pages {tuple(pages)}; they must differ, and page 0 is nobody's"
+                f"row {row} is given pages {tuple(pages)}; they must differ, and none is below 0"
             )
         for other, held in self._pages.items():
             if shared := set(pages).intersection(held):

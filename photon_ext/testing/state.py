@@ -4,7 +4,7 @@ with poison in them.
 
 from __future__ import annotations
 
-from photon_ext.layout import RECORD_WIDTH, ROW_COLUMNS, InputLayout, MaskLayout
+from photon_ext.layout import COUNTS_SIZE, RECORD_WIDTH, ROW_COLUMNS, InputLayout, MaskLayout
 from photon_ext.testing.errors import SimPoison
 
 POISON = -559038737
@@ -36,7 +36,7 @@ class DeviceState:
         row_state, page_table, stop_ids: one list per row; rows without a lease are poison.
         pages: tokens by page and offset; a page without a lease has no entry.
         decode_meta: (token, position, length, row) per token.
-        counts: live tokens and segments.
+        counts: of decode tokens, tokens and segments, see layout.Count.
         logits: of the latest forward, one list per segment, empty where nothing is sampled.
         logits_of: number of the launch that wrote ``logits``.
         sampled, row_errors: one per segment.
@@ -49,7 +49,7 @@ class DeviceState:
         self.stop_ids = [[POISON] * max_stop_ids for _ in range(rows)]
         self.pages: dict[int, list[int]] = {}
         self.decode_meta: list[tuple[int, int, int, int]] = []
-        self.counts = [0, 0]
+        self.counts = [0] * COUNTS_SIZE
         self.logits: list[list[float]] = []
         self.logits_of = -1
         self.sampled: list[int] = []
@@ -62,8 +62,8 @@ class DeviceState:
         if index >= len(entries):
             raise SimPoison(f"row {row} reaches position {position}, past its {len(entries)} pages")
         page = clean(entries[index], f"page_table[{row}][{index}]")
-        if page == 0:
-            raise SimPoison(f"row {row} uses page 0 at position {position}; page 0 is nobody's")
+        if page < 0:
+            raise SimPoison(f"row {row} has no page for position {position}: its entry is {page}")
         return page
 
     def store(self, row: int, position: int, token: int) -> int:

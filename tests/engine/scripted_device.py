@@ -15,6 +15,7 @@ from photon_ext.layout import (
     DELTA_HEADER,
     DELTA_RUN_WORDS,
     HOST_MASK,
+    NO_PAGE,
     RECORD_WIDTH,
     ROW_COLUMNS,
     DeltaTable,
@@ -76,7 +77,7 @@ class ScriptedDevice:
         rows = self.table.rows
         self.words = {
             DeltaTable.ROW_STATE: [0] * (rows * ROW_COLUMNS),
-            DeltaTable.PAGES: [0] * (rows * self.table.pages_per_row),
+            DeltaTable.PAGES: [NO_PAGE] * (rows * self.table.pages_per_row),
             DeltaTable.STOP_IDS: [-1] * (rows * max_stop_ids),
         }
         self.kv: dict[tuple[int, int], int] = {}
@@ -106,7 +107,7 @@ class ScriptedDevice:
         page = self.words[DeltaTable.PAGES][
             row * self.table.pages_per_row + position // self.page_size
         ]
-        assert page > 0, f"row {row} has no page for position {position}"
+        assert page >= 0, f"row {row} has no page for position {position}"
         return page, position % self.page_size
 
     def history(self, row: int, length: int) -> list[int]:

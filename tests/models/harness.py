@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from photon_ext import ops
+from photon_ext.layout import NO_PAGE, ROW_COLUMNS
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.decoder import GEMM_TOKENS, Decoder
 from photon_ext.models.weights import DecoderWeights
@@ -44,8 +45,8 @@ class Harness:
         self.decoder = Decoder(
             config, weights, entries, segments, max_len, page_size, num_pages, gemm_tokens, hopper
         )
-        order = 1 + torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(7))
-        self.page_table = torch.zeros(rows + 1, pages_per_row, dtype=torch.int32)
+        order = torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(7))
+        self.page_table = torch.full((rows + 1, pages_per_row), NO_PAGE, dtype=torch.int32)
         self.page_table[1:] = order.view(rows, pages_per_row)
         self.page_table = self.page_table.to(self.device)
 
@@ -79,13 +80,21 @@ class Harness:
         for index, chunk in enumerate(chunks):
             segments[index] = torch.tensor([chunk.row, first, len(chunk.tokens), 1])
             first += len(chunk.tokens)
+        row_state = torch.zeros(
+            len(self.page_table), ROW_COLUMNS, dtype=torch.int32, device=self.device
+        )
         return StepTensors(
             kind=kind,
             decode_meta=decode_meta,
             segments=segments.to(self.device),
-            counts=torch.tensor([live, len(chunks)], dtype=torch.int32, device=self.device),
+            counts=torch.tensor(
+                [live if kind is StepKind.DECODE else 0, live, len(chunks)],
+                dtype=torch.int32,
+                device=self.device,
+            ),
+            tables=[row_state, self.page_table, torch.zeros_like(self.page_table)],
             page_table=self.page_table,
-            row_state=torch.zeros(len(self.page_table), 16, dtype=torch.int32, device=self.device),
+            row_state=row_state,
             sampled=torch.zeros(len(segments), dtype=torch.int32, device=self.device),
         )
 

@@ -68,14 +68,14 @@ def paged_cache(
     dtype: torch.dtype,
     device: str,
 ) -> Cache:
-    """Pages in random order, page 0 nobody's; k and v are the halves of one buffer with heads
-    before tokens.
+    """Pages in random order, the last one nobody's; k and v are the halves of one buffer with
+    heads before tokens.
     """
     pages = 1 + rows * pages_per_row
     both = torch.full(
         (pages, 2, heads, page_size, head_dim), float("nan"), dtype=dtype, device=device
     )
-    order = list(range(1, pages))
+    order = list(range(pages - 1))
     random.Random(pages).shuffle(order)
     table = ints(order, device).reshape(rows, pages_per_row)
     return Cache(both[:, 0].transpose(1, 2), both[:, 1].transpose(1, 2), table, page_size)

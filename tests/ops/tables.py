@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from photon_ext.layout import NO_TOKEN, ROW_COLUMNS, RowColumn, SegmentFlag
+from photon_ext.layout import COUNTS_SIZE, NO_TOKEN, ROW_COLUMNS, RowColumn, SegmentFlag
 from tests.ops.numeric import ints, poisoned
 
 SAMPLE, STAGED = int(SegmentFlag.SAMPLE), int(SegmentFlag.STAGED)
+EXTENSION_WORDS = 5  # of a row, in the table behind the three that every step has
 
 
 def float_bits(value: float) -> int:
@@ -31,19 +33,29 @@ def row_state(device: str, rows: dict[int, dict[RowColumn, int]], count: int) ->
 
 @dataclass
 class Step:
-    """The tensors of one step, in the order begin_step_ takes them."""
+    """The tensors of one step, in the order begin_step_ takes them; the first four are tables."""
 
     row_state: Tensor
     page_table: Tensor
     stop_ids: Tensor
+    extension: Tensor
     deltas: Tensor
     segments: Tensor
     staged_ids: Tensor
     decode_meta: Tensor
     counts: Tensor
 
+    @property
+    def tables(self) -> list[Tensor]:
+        return [self.row_state, self.page_table, self.stop_ids, self.extension]
+
     def tensors(self) -> list[Tensor]:
         return list(vars(self).values())
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Those of begin_step_."""
+        tensors = self.tensors()
+        return self.tables, *tensors[len(self.tables) :]
 
     def clone(self) -> Step:
         return Step(*[tensor.clone() for tensor in self.tensors()])
@@ -62,11 +74,12 @@ def empty_step(
         row_state=state,
         page_table=torch.zeros(rows, pages, dtype=torch.int32, device=device),
         stop_ids=torch.zeros(rows, stops, dtype=torch.int32, device=device),
+        extension=torch.zeros(rows, EXTENSION_WORDS, dtype=torch.int32, device=device),
         deltas=torch.zeros(4, dtype=torch.int32, device=device),
         segments=ints(segments, device).reshape(-1, 4),
         staged_ids=torch.full((num_tokens,), NO_TOKEN, dtype=torch.int32, device=device),
         decode_meta=poisoned(num_tokens, 4, dtype=torch.int32, device=device),
-        counts=poisoned(2, dtype=torch.int32, device=device),
+        counts=poisoned(COUNTS_SIZE, dtype=torch.int32, device=device),
     )
 
 
@@ -102,14 +115,16 @@ def _random_deltas(rng: random.Random, rows: int) -> list[int]:
     that are out of bounds.
     """
     payload = [1000 + i for i in range(8)]
-    sizes = (rows * ROW_COLUMNS, rows * 3, rows * 2)
+    sizes = (rows * ROW_COLUMNS, rows * 3, rows * 2, rows * EXTENSION_WORDS)
     runs = []
     for table, size in enumerate(sizes):
         for third in range(3):
             offset = size // 3 * third
             runs.append([table, offset, min(rng.randrange(5), size // 3), None])
     runs += [
-        [3, 0, 1, None],
+        [4, 0, 1, None],
+        [2**31 - 1, 0, 1, None],
+        [3, sizes[3], 1, None],
         [-1, 0, 1, None],
         [0, -1, 1, None],
         [0, 0, -5, None],

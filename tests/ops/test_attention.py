@@ -14,7 +14,7 @@ from tests.ops.caches import (
     rotary_tables,
     tokens_and_segments,
 )
-from tests.ops.numeric import DTYPES, assert_close, assert_same_bits, poisoned, randn
+from tests.ops.numeric import DTYPES, assert_close, assert_same_bits, ints, poisoned, randn
 
 # q heads, kv heads, head_dim
 SHAPES = [
@@ -378,9 +378,66 @@ def test_garbage_in_decode_meta_touches_no_foreign_memory(
     ops.fused_attention_decode_into(
         out, q, k, v, cache.k, cache.v, meta, cache.page_table, cos, sin, 0.2
     )
-    nobodys = [0] if not paged else [0, *cache.page_table[0].tolist()]  # row 0 was never named
+    # row 0 was never named
+    nobodys = [0] if not paged else [len(cache.k) - 1, *cache.page_table[0].tolist()]
     assert cache.k[nobodys].isnan().all()
     assert torch.isfinite(out[0]).all()
+
+
+@pytest.mark.parametrize("hopper", [False, True])
+@pytest.mark.parametrize("none", [-1, 99, -(2**31), 2**31 - 1])
+def test_page_0_is_a_page_and_an_entry_that_is_none_is_not(
+    device: str, none: int, hopper: bool
+) -> None:
+    """Row 1 has page 0 alone, and lives in it; all other pages are poison that nobody may read or
+    write. Row 2 has none: all entries of a page table before its row is written.
+    """
+    cache = paged_cache(3, 2, 4, 1, 64, torch.bfloat16, device)
+    cache.page_table = ints([[none, none], [0, none], [none, none]], device)
+    cache.fill(1, 4, seed=1)
+    exact = cache.double()
+    meta, segments = tokens_and_segments([(1, 3, 1), (1, 2, 1), (2, 3, 1), (1, 5, 1)], device)
+    q, k, v = (x.contiguous() for x in qkv(4, 4, 1, 64, torch.bfloat16, device))
+    cos, sin = rotary_tables(8, 64, device)
+    out = poisoned(4, 4, 64, dtype=torch.bfloat16, device=device)
+    words = torch.zeros(ops.attention_workspace_words(4, 4, 1, 64), device=device)
+    # tokens of distinct rows: of row 1 one at a time
+    for tokens in (slice(0, 1), slice(1, 3), slice(3, 4)):
+        ops.fused_attention_decode_into(
+            *(out[tokens], q[tokens], k[tokens], v[tokens], cache.k, cache.v, meta[tokens]),
+            *(cache.page_table, cos, sin, 0.2),
+            workspace=words,
+            hopper=hopper,
+        )
+        expected = q[tokens].double()
+        reference.fused_attention_decode_into(
+            *(expected, q[tokens].double(), k[tokens].double(), v[tokens].double()),
+            *(exact.k, exact.v, meta[tokens], cache.page_table, cos, sin, 0.2),
+        )
+        assert_close(out[tokens], expected, slack=4)
+    assert_same_bits(out[2:], torch.zeros_like(out[2:]))
+    assert cache.k[0].isfinite().all()
+    assert cache.k[1:].isnan().all()
+    assert cache.v[1:].isnan().all()
+    # the same through the two ops: a context is without the positions that have no page
+    attended = ops.paged_attention(
+        q, cache.k, cache.v, meta, segments, cache.page_table, 0.2, hopper
+    )
+    assert attended.isfinite().all()
+    assert_same_bits(attended[2], torch.zeros_like(attended[2]))
+    assert_close(
+        attended[:2],
+        reference.paged_attention(
+            *(q[:2].double(), exact.k, exact.v, meta[:2], segments, cache.page_table, 0.2)
+        ),
+        slack=4,
+    )
+    before = cache.clone()
+    ops.rope_append_kv_(
+        *(q[2:], k[2:], v[2:], cache.k, cache.v, meta[2:], cache.page_table, cos, sin)
+    )
+    assert_same_bits(cache.k, before.k)
+    assert_same_bits(cache.v, before.v)
 
 
 @pytest.mark.parametrize("page", [-1, 99, 2**31 - 1])

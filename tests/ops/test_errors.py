@@ -34,6 +34,13 @@ def longer(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([x, x[:1]])
 
 
+def changed(
+    place: int, change: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[list[torch.Tensor]], list[torch.Tensor]]:
+    """A change of one tensor of a list."""
+    return lambda given: [*given[:place], change(given[place]), *given[place + 1 :]]
+
+
 def gapped(x: torch.Tensor) -> torch.Tensor:
     """The same shape, elements two apart."""
     return torch.stack([x, x], dim=-1)[..., 0]
@@ -229,21 +236,61 @@ def gapped(x: torch.Tensor) -> torch.Tensor:
             {2: longer},
             "out has shape [3, 6], expected [4, 6] ([segments, hidden of x])",
         ),
-        ("begin_step_", {0: narrower}, f"row_state has shape [4, 15], expected [*, {ROW_COLUMNS}]"),
         (
             "begin_step_",
-            {1: longer},
-            "page_table has shape [5, 3], expected [4, *] ([rows, pages per row])",
+            {0: changed(0, narrower)},
+            f"tables[0] (row_state) has shape [4, {ROW_COLUMNS - 1}], expected [*, {ROW_COLUMNS}]",
         ),
         (
             "begin_step_",
-            {3: torch.zeros(3, dtype=torch.int32)},
+            {0: changed(1, longer)},
+            "tables[1] (page_table) has shape [5, 3], expected [4, *] ([rows, pages per row])",
+        ),
+        (
+            "begin_step_",
+            {0: changed(2, torch.Tensor.long)},
+            "tables[2] (stop_ids) has dtype int64, expected int32",
+        ),
+        (
+            "begin_step_",
+            {0: changed(3, longer)},
+            "tables[3] has shape [5, 5], expected [4, *] ([rows, words of a row])",
+        ),
+        (
+            "begin_step_",
+            {0: changed(3, gapped)},
+            "tables[3] has shape [4, 5] with strides [10, 2], expected a contiguous tensor",
+        ),
+        (
+            "begin_step_",
+            {0: changed(0, lambda table: table[:0])},
+            f"tables[0] (row_state) has shape [0, {ROW_COLUMNS}], expected dimension 0 to be at",
+        ),
+        (
+            "begin_step_",
+            {0: lambda tables: tables[:2]},
+            "tables has 2 tensors, expected 3 to 8 (kMaxTables): row_state, page_table, stop_ids",
+        ),
+        (
+            "begin_step_",
+            {0: lambda tables: [*tables, *[tables[3].clone() for _ in range(5)]]},
+            "tables has 9 tensors, expected 3 to 8 (kMaxTables)",
+        ),
+        (
+            "begin_step_",
+            {0: changed(3, lambda table: table.to("meta"))},
+            "tables[3] is on meta, tables[0] (row_state) is on cpu",
+        ),
+        ("publish_", {0: lambda tables: tables[:1]}, "tables has 1 tensors, expected 3 to 8"),
+        (
+            "begin_step_",
+            {1: torch.zeros(3, dtype=torch.int32)},
             "deltas has shape [3], expected dimension 0 to be at least 4 (the header)",
         ),
-        ("begin_step_", {5: torch.Tensor.long}, "staged_ids has dtype int64, expected int32"),
+        ("begin_step_", {3: torch.Tensor.long}, "staged_ids has dtype int64, expected int32"),
         (
             "begin_step_",
-            {6: longer},
+            {4: longer},
             "decode_meta has shape [4, 4], expected [3, 4] ([tokens of staged_ids, 4])",
         ),
         ("carry_over_ids_", {2: longer}, "idx has shape [4], expected [3] ([n of next])"),
@@ -356,7 +403,7 @@ def sharing(name: str, written: int, other: int) -> Callable[[], None]:
         ("rms_norm_into", 0, 1, "out shares memory with x, expected separate tensors"),
         ("add_rms_norm_into", 1, 2, "residual shares memory with x"),
         ("carry_over_ids_", 0, 2, "next shares memory with idx"),
-        ("begin_step_", 4, 6, "decode_meta shares memory with segments"),
+        ("begin_step_", 2, 4, "decode_meta shares memory with segments"),
         ("paged_attention_into", 0, 1, "out shares memory with q"),
         ("embedding_into", 0, 0, None),
     ],
@@ -370,6 +417,18 @@ def test_written_tensors_are_apart(
     else:
         with pytest.raises(RuntimeError, match=f"^{name}: {message}"):
             run()
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 3), (1, 2), (2, 3)])
+def test_tables_are_apart(first: int, second: int) -> None:
+    tables, *others = CASES["begin_step_"]("cpu", TOKENS)
+    words = tables[first].numel()
+    memory = torch.zeros(words + 4, dtype=torch.int32)
+    tables[first] = memory[:words].view(tables[first].shape)
+    tables[second] = memory[-8:].view(4, 2)
+    message = rf"^begin_step_: tables\[{first}\] .* shares memory with tables\[{second}\]"
+    with pytest.raises(RuntimeError, match=message):
+        overload("begin_step_")(tables, *others)
 
 
 @pytest.mark.parametrize(
@@ -584,6 +643,11 @@ def test_a_negated_view_is_refused(name: str, place: int, argument: str) -> None
         rf".*{argument}\.resolve_neg\(\)",
     ):
         call(name, {place: torch._neg_view})
+
+
+def test_a_negated_view_in_a_list_is_refused_by_its_place() -> None:
+    with pytest.raises(RuntimeError, match=r"^begin_step_: tables\[2\] is a negated view"):
+        call("begin_step_", {0: changed(2, torch._neg_view)})
 
 
 @pytest.mark.parametrize("eps", [1e39, 1e300, -1e300, float("inf")])

@@ -52,7 +52,7 @@ def pipeline(runtime: SimRuntime) -> Pipeline:
         ({"pages": None}, "pages are missing"),
         ({"pages": 3}, "pages is 3; a sequence of integers is needed"),
         ({"pages": [1]}, "1 pages given; this request needs 2"),
-        ({"pages": [0, 1]}, "pages contains 0; pages are numbered from 1 on"),
+        ({"pages": [-1, 1]}, "pages contains -1; pages are numbered from 0 on"),
         ({"pages": [1, 2**31]}, "pages contains 2147483648"),
         ({"pages": [1, 1]}, "names a page twice"),
     ],

@@ -32,6 +32,7 @@ def camel(member: str) -> str:
         ("decode_meta.h", layout.Meta, "kMeta"),
         ("decode_meta.h", layout.SegmentFlag, "kSegment"),
         ("row_state.h", layout.RowColumn, "kRow"),
+        ("decode_meta.h", layout.Count, "kCount"),
         ("out_record.h", layout.RecordFlag, "kRecord"),
     ],
 )
@@ -46,6 +47,7 @@ def test_every_member_is_the_headers(header: str, enum: type[IntEnum], prefix: s
     [
         ("decode_meta.h", "enum MetaColumn", "kMetaColumns", layout.Meta),
         ("decode_meta.h", "enum SegmentFlag", "}", layout.SegmentFlag),
+        ("decode_meta.h", "enum Counts", "kCountsSize", layout.Count),
         ("row_state.h", "enum RowColumn", "kRowColumns", layout.RowColumn),
         ("row_state.h", "enum DeltaTable", "kDeltaTables", layout.DeltaTable),
         ("out_record.h", "enum RecordFlag", "}", layout.RecordFlag),
@@ -66,8 +68,10 @@ def test_constants_are_the_headers() -> None:
     assert meta["kMetaColumns"] == layout.META_COLUMNS
     assert meta["kSegmentColumns"] == layout.SEGMENT_COLUMNS
     assert meta["kCountsSize"] == layout.COUNTS_SIZE
+    assert len(layout.Count) == layout.COUNTS_SIZE
     assert meta["kNoToken"] == layout.NO_TOKEN
     assert rows["kRowColumns"] == layout.ROW_COLUMNS
+    assert rows["kMaxTables"] == layout.MAX_TABLES
     assert rows["kDeltaHeader"] == layout.DELTA_HEADER
     assert rows["kDeltaRunWords"] == layout.DELTA_RUN_WORDS
     assert rows["kHostMask"] == layout.HOST_MASK

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from photon_ext.errors import NoFreeRow
-from photon_ext.layout import DELTA_HEADER, DELTA_RUN_WORDS, ROW_COLUMNS, DeltaTable, RowColumn
+from photon_ext.layout import (
+    DELTA_HEADER,
+    DELTA_RUN_WORDS,
+    NO_PAGE,
+    ROW_COLUMNS,
+    DeltaTable,
+    RowColumn,
+)
+from photon_ext.runtime import Runtime
 from photon_ext.runtime.row_table import RowTable
 
 
@@ -51,7 +59,7 @@ def test_a_row_is_three_runs() -> None:
     table.write_row(2, list(range(100, 100 + ROW_COLUMNS)), (7, 8), (5,))
     assert runs(table.take_deltas()) == [
         (DeltaTable.ROW_STATE, 2 * ROW_COLUMNS, list(range(100, 100 + ROW_COLUMNS))),
-        (DeltaTable.PAGES, 6, [7, 8, 0]),
+        (DeltaTable.PAGES, 6, [7, 8, -1]),
         (DeltaTable.STOP_IDS, 4, [5, -1]),
     ]
 
@@ -150,3 +158,10 @@ def test_the_largest_packet_fits_the_capacity(order: range) -> None:
     for row in order:
         table.write_row(row, [1] * ROW_COLUMNS, (1,), (1,))
     assert len(table.take_deltas()) <= table.delta_capacity
+
+
+def test_no_row_has_a_page_before_it_is_written() -> None:
+    """Row 0, the padding row, and rows that were never admitted."""
+    tables = Runtime(device="cpu", max_rows=3, max_len=64, page_size=16).tables
+    assert tables.page_table.tolist() == [[NO_PAGE] * 4] * 4
+    assert not tables.row_state.any()

@@ -14,6 +14,7 @@ import torch
 from photon_ext import ops
 from photon_ext.errors import PipelineError
 from photon_ext.layout import (
+    COUNTS_SIZE,
     DELTA_HEADER,
     MASK_KEY_COLUMNS,
     META_COLUMNS,
@@ -88,7 +89,7 @@ class World:
         self.logits = torch.tensor(self.device.logits)
         self.decode_meta, self.counts = (
             torch.full((TOKENS, META_COLUMNS), 77, dtype=torch.int32),
-            words([5, 5]),
+            words([5] * COUNTS_SIZE),
         )
         self.errors, self.sampled = words([9] * SEGMENTS), words([9] * SEGMENTS)
         self.records = torch.full((SEGMENTS, RECORD_WIDTH), 77, dtype=torch.int32)
@@ -176,6 +177,10 @@ class World:
     def segment_tensor(self) -> torch.Tensor:
         return self.input[: INPUTS.staged_offset].view(-1, SEGMENT_COLUMNS)
 
+    @property
+    def tables(self) -> list[torch.Tensor]:
+        return [self.row_state, self.page_table, self.stop_ids]
+
     def same_tables(self) -> None:
         assert self.row_state.tolist() == self.device.row_state
         assert self.page_table.tolist() == self.device.page_table
@@ -189,9 +194,7 @@ def test_begin_step_is_the_ops(seed: int) -> None:
     staged = world.input[INPUTS.staged_offset : INPUTS.staged_offset + TOKENS]
     deltas = world.input[INPUTS.delta_offset :]
     ops.begin_step_(
-        world.row_state,
-        world.page_table,
-        world.stop_ids,
+        world.tables,
         deltas,
         world.segment_tensor,
         staged,
@@ -217,14 +220,7 @@ def test_masks_sampling_and_publish_are_the_ops(seed: int) -> None:
     ops.sample_into(
         world.sampled, world.logits, world.segment_tensor, world.row_state, world.errors
     )
-    ops.publish_(
-        world.row_state,
-        world.records,
-        world.sampled,
-        world.segment_tensor,
-        world.stop_ids,
-        world.errors,
-    )
+    ops.publish_(world.tables, world.records, world.sampled, world.segment_tensor, world.errors)
     world.kernels.sampling(KEY, 0, world.access)
     world.same_tables()
     assert world.errors.tolist() == world.device.row_errors
