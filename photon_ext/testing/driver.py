@@ -12,8 +12,9 @@ from photon_ext.errors import RequestError
 from photon_ext.runtime.pipeline import Pipeline
 from photon_ext.runtime.ports import RuntimePort
 from photon_ext.runtime.row import Row
-from photon_ext.runtime.step import FinishReason, Forward, RowEvent, StepTensors
+from photon_ext.runtime.step import FinishReason, Forward, RowEvent
 from photon_ext.testing.errors import SimLeaseError
+from photon_ext.testing.forward import ToyForward
 from photon_ext.testing.invariants import check_invariants
 from photon_ext.testing.model import Request
 
@@ -46,11 +47,12 @@ class Driver:
     A request that the pipeline refuses is a RequestError of the tick that admits it.
 
     Args:
-        runtime: a SimRuntime, or a real one, which then needs a ``forward``.
+        runtime: a SimRuntime, or another one on the CPU.
         pages: pages of a pool, for runtimes with more than one page per row; page 0 is not among
             them.
         pipeline_type: the pipeline to drive; a test may plant a bug in a subclass.
-        forward: what a real runtime runs; the simulated one has its own model.
+        forward: what steps run; None is a ToyForward, which other runtimes than the simulated one
+            run with ``graph`` False only.
         vocab_size, buckets, prefill_buckets, chunk, graph: of the Pipeline.
 
     Attributes:
@@ -74,7 +76,7 @@ class Driver:
     ) -> None:
         self.pipeline = pipeline_type(
             runtime,
-            forward if forward is not None else _no_forward,
+            forward or ToyForward(runtime, vocab_size, pages + 1 if pages else None),
             vocab_size=vocab_size,
             buckets=buckets,
             prefill_buckets=prefill_buckets,
@@ -191,7 +193,3 @@ class Driver:
 
     def _fits(self, request: Request) -> bool:
         return not self._paged or self._needed(request) <= len(self.free_pages)
-
-
-def _no_forward(step: StepTensors) -> None:
-    raise AssertionError("the simulated device runs its own model; the forward is not called")

@@ -14,7 +14,7 @@ from photon_ext.runtime.step import StepKey
 from photon_ext.testing.decode_slot import PinnedWords, SimDecodeSlot, SimGraphs
 from photon_ext.testing.device import SimDevice
 from photon_ext.testing.faults import Fault
-from photon_ext.testing.state import POISON, clean
+from photon_ext.testing.poison import POISON, clean
 from photon_ext.testing.stats import SimStats
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class SimSlot(Slot):
         self._launch = -1
         self._latest: list[int] | None = None
         self._poison_input = array("i", [POISON] * (inputs.words - inputs.staged_offset))
-        self._poison_output = array("i", [POISON] * len(self._pinned_output.words))
+        self._poison_output = array("i", [POISON] * len(self._pinned_output.view))
         self._poison_pinned()
 
     def launch(
