@@ -26,18 +26,25 @@ class Footprint(TorchDispatchMode):
         device: says which memory holds pages.
 
     Attributes:
-        access: where to declare; set it before anything runs.
+        access: where to declare; see ``of``.
         written_pages, read_pages: pages that the step's tokens write, and that they attend to.
     """
-
-    access: Access
 
     def __init__(self, names: dict[int, Range], device: DeviceState) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._names = names
         self._device = device
+        self.access: Access | None = None
+        self._addresses: dict[int, Range] = {}
+        self._declared: set[tuple[Range, bool]] = set()
         self.written_pages: set[int] = set()
         self.read_pages: set[int] = set()
+
+    def of(self, access: Access) -> Footprint:
+        """Itself, for ``with``: what runs under it is declared to ``access``."""
+        self.access = access
+        self._declared.clear()
+        return self
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -54,24 +61,35 @@ class Footprint(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _declare(self, value: Any, write: bool) -> None:
-        if isinstance(value, (list, tuple)):
+        if isinstance(value, torch.Tensor):
+            address = value.data_ptr()
+            name = self._addresses.get(address)
+            if name is None:
+                storage = value.untyped_storage().data_ptr()
+                name = self._names.get(storage)
+                if name is None:
+                    if self._device.watches(storage):
+                        self._declare_pages(write)
+                    return
+                self._addresses[address] = name
+            self._once(name, write)
+        elif isinstance(value, (list, tuple)):
             for one in value:
                 self._declare(one, write)
-        elif isinstance(value, torch.Tensor):
-            storage = value.untyped_storage().data_ptr()
-            name = self._names.get(storage)
-            if name is not None:
-                (self.access.write if write else self.access.read)(*name)
-            elif self._device.watches(storage):
-                self._declare_pages(write)
 
     def _declare_pages(self, write: bool) -> None:
         for page in self.read_pages:
-            self.access.read("page", page)
+            self._once(("page", page), False)
         if write:
             for page in self.written_pages:
-                self.access.write("page", page)
+                self._once(("page", page), True)
             self._device.pages |= self.written_pages
+
+    def _once(self, name: Range, write: bool) -> None:
+        if (name, write) not in self._declared:
+            self._declared.add((name, write))
+            assert self.access is not None
+            (self.access.write if write else self.access.read)(*name)
 
 
 @cache

@@ -64,10 +64,10 @@ def _run_toy_forward(
     seed: int,
 ) -> None:
     meta, pages = decode_meta.tolist(), page_table.tolist()
-    cells, page_size = words_of(kv), kv.shape[1]
+    cells, (num_pages, page_size) = words_of(kv), kv.shape
     for token, position, length, row in meta:
         if length:
-            page = _page(pages[row], position // page_size, row, len(kv))
+            page = _page(pages[row], position // page_size, row, num_pages)
             cells[page * page_size + position % page_size] = token
     rows = words_of(logits.view(torch.int32)).cast("B").cast("f")
     vocab_size = logits.shape[1]
@@ -76,7 +76,7 @@ def _run_toy_forward(
         if flags & SegmentFlag.SAMPLE and 0 <= last < len(meta) and meta[last][2]:
             tokens: list[int] = []
             for start in range(0, meta[last][2], page_size):
-                page = _page(pages[row], start // page_size, row, len(kv))
+                page = _page(pages[row], start // page_size, row, num_pages)
                 count = min(page_size, meta[last][2] - start)
                 tokens += cells[page * page_size : page * page_size + count].tolist()
             _check(tokens, row)

@@ -5,6 +5,7 @@ it.
 from __future__ import annotations
 
 from ctypes import c_int32
+from functools import lru_cache
 
 import torch
 
@@ -26,8 +27,13 @@ def words_of(tensor: torch.Tensor) -> memoryview:
 
     The caller keeps the tensor alive. A few words of Python cost less this way than through torch.
     """
-    memory = (c_int32 * tensor.numel()).from_address(tensor.data_ptr())
-    return memoryview(memory).cast("B").cast("i")
+    return _words_at(tensor.data_ptr(), tensor.numel())
+
+
+@lru_cache(maxsize=256)
+def _words_at(address: int, count: int) -> memoryview:
+    # it owns nothing: whoever has it later has a tensor of this size at this address, too
+    return memoryview((c_int32 * count).from_address(address)).cast("B").cast("i")
 
 
 def poison(tensor: torch.Tensor) -> None:

@@ -70,8 +70,7 @@ class SimStep:
         self._check_deltas()
         self._check_staged(key)
         self._unconsumed = self._to_leave(key)
-        self._footprint.access = access
-        with self._footprint:
+        with self._footprint.of(access):
             self._step = self._program.forward(key)
         access.write("logits")
         self._device.logits_of = launch
@@ -85,8 +84,7 @@ class SimStep:
             )
         assert self._step is not None
         self._use_leases(key.segments, access)
-        self._footprint.access = access
-        with self._footprint:
+        with self._footprint.of(access):
             self._program.sample(self._step, masked=key.split)
 
     def apply_deltas(self, access: Access) -> None:
@@ -94,8 +92,7 @@ class SimStep:
         self._check_deltas()
         tables, deltas = self._device.tables, self._slot.memory.input[self._inputs.delta_offset :]
         none = deltas.new_empty(0)
-        self._footprint.access = access
-        with self._footprint:
+        with self._footprint.of(access):
             ops.begin_step_(
                 tables.row_state,
                 tables.page_table,
@@ -112,6 +109,7 @@ class SimStep:
         for start, words in self._unconsumed:
             self._slot.input[start : start + len(words)] = words
         footprint, num_tokens = self._footprint, step.decode_meta.shape[0]
+        assert footprint.access is not None
         self._use_leases(step.segments.shape[0], footprint.access)
         footprint.written_pages, footprint.read_pages = self._device.pages_of_step(num_tokens)
         self._user_forward(step)
