@@ -91,7 +91,9 @@ int32_t best_of(const Candidate* blocks, int64_t count) {
 template <typename Body>
 void for_vocab_blocks(int64_t num_segments, int64_t vocab, const Body& body) {
   const int64_t blocks = (vocab + kVocabBlock - 1) / kVocabBlock;
-  parallel_for(num_segments * blocks, 1, [&](int64_t first, int64_t last) {
+  // fewer ids than a block has are not worth the wake-up of a thread
+  const int64_t grain = vocab > 0 && vocab < kVocabBlock ? kVocabBlock / vocab : 1;
+  parallel_for(num_segments * blocks, grain, [&](int64_t first, int64_t last) {
     for (int64_t task = first; task < last; ++task) {
       const int64_t begin = task % blocks * kVocabBlock;
       body(task / blocks, begin, begin + kVocabBlock < vocab ? begin + kVocabBlock : vocab);

@@ -39,7 +39,7 @@ class RecordGuard(TorchDispatchMode):
             self.tensors.update(
                 (id(value), value) for value in arguments if isinstance(value, torch.Tensor)
             )
-        elif not _is_view(func):
+        elif not is_view(func):
             raise CaptureError(
                 f"{func} cannot be recorded into a CPU graph, which replays photon_ext ops only; "
                 "use those in forward, or build the Pipeline with graph=False"
@@ -47,7 +47,8 @@ class RecordGuard(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _is_view(func: Any) -> bool:
+def is_view(func: Any) -> bool:
+    """Whether a torch op only gives another view of memory, by its schema."""
     returns = func._schema.returns
     aliases = bool(returns) and all(
         r.alias_info is not None and not r.alias_info.is_write for r in returns

@@ -1,9 +1,11 @@
-"""A simulated device for tests of decode loops: pure Python, deterministic, every interleaving of
-streams and host.
+"""A simulated device for tests of decode loops: deterministic, every interleaving of streams and
+host.
 
-``SimRuntime`` takes the place of ``Runtime`` under the real Pipeline, Slot and RowTable. Streams
-are queues of closures, events carry clocks, memory is a set of named ranges whose accesses are
-checked for races, and what was released, consumed or never written is poison::
+``SimRuntime`` takes the place of ``Runtime`` under the real Pipeline, Slot, RowTable and
+StepProgram: what a step computes is computed by the CPU's ops and by your forward. Streams are
+queues of closures, events carry clocks, memory is a set of named ranges whose accesses, known from
+the schemas of the ops, are checked for races, and what was released, consumed or never written is
+poison::
 
     def scenario(chooser):
         driver = Driver(SimRuntime(depth=2, chooser=chooser))
@@ -26,6 +28,7 @@ from photon_ext.testing.errors import (
 )
 from photon_ext.testing.explore import Exploration, Scenario, explore, replay, sample
 from photon_ext.testing.faults import Fault
+from photon_ext.testing.forward import ToyForward
 from photon_ext.testing.invariants import check_invariants
 from photon_ext.testing.model import Request, ToyModel
 from photon_ext.testing.runtime import SimRuntime
@@ -54,6 +57,7 @@ __all__ = [
     "SimRuntime",
     "SimStats",
     "SimStream",
+    "ToyForward",
     "ToyModel",
     "check_invariants",
     "explore",

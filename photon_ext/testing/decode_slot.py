@@ -10,10 +10,10 @@ from typing import NamedTuple
 from photon_ext.runtime.step import StepKey
 from photon_ext.testing.device import SimDevice, SimEvent
 from photon_ext.testing.faults import Fault
-from photon_ext.testing.kernels import StepKernels
 from photon_ext.testing.memory import Access
 from photon_ext.testing.state import SlotState
 from photon_ext.testing.stats import SimStats
+from photon_ext.testing.step import SimStep
 
 
 class SimGraph(NamedTuple):
@@ -35,8 +35,7 @@ class PinnedWords:
     def __init__(
         self, device: SimDevice, name: str, slot: int, words: int, hands_out: str = "read"
     ) -> None:
-        self.words = array("i", bytes(4 * words))
-        self._view = memoryview(self.words)
+        self.view = memoryview(array("i", bytes(4 * words)))
         self._device = device
         self._range = (name, slot)
         self._writable = hands_out == "write"
@@ -44,15 +43,15 @@ class PinnedWords:
     def __getitem__(self, at: slice) -> memoryview:
         declare = self._device.host_write if self._writable else self._device.host_read
         declare("the host", *self._range)
-        return self._view[at]
+        return self.view[at]
 
     def __setitem__(self, at: slice, words: array[int]) -> None:
         self._device.host_write("the host", *self._range)
-        self._view[at] = words
+        self.view[at] = words
 
     def poison(self, start: int, fill: array[int]) -> None:
         """Overwrites the words from ``start`` on, undeclared: nobody may read them any more."""
-        self.words[start:] = fill
+        self.view[start:] = fill
 
 
 class SimDecodeSlot:
@@ -65,7 +64,7 @@ class SimDecodeSlot:
         index: int,
         device: SimDevice,
         state: SlotState,
-        kernels: StepKernels,
+        step: SimStep,
         pinned: tuple[PinnedWords, PinnedWords, PinnedWords],
         stats: SimStats,
         fault: Fault | None,
@@ -73,7 +72,7 @@ class SimDecodeSlot:
         self._index = index
         self._device = device
         self._state = state
-        self._kernels = kernels
+        self._step = step
         self._input, self._output, self._mask = pinned
         self._stats = stats
         self._fault = fault
@@ -152,25 +151,25 @@ class SimDecodeSlot:
 
         def replay(access: Access) -> None:
             if graph.forward:
-                self._kernels.forward(key, launch, access)
+                self._step.forward(key, launch, access)
             if graph.sampling:
-                self._kernels.sampling(key, launch, access)
+                self._step.sampling(key, launch, access)
 
         self._device.compute.enqueue(f"{parts} {launch}", replay)
 
     # --- copies -----------------------------------------------------------------------------------
 
     def _copy_in(
-        self, words: int, source: PinnedWords, target: list[int], name: str, ready: SimEvent
+        self, words: int, source: PinnedWords, target: memoryview, name: str, ready: SimEvent
     ) -> None:
         index = self._index
 
         def copy(access: Access) -> None:
             access.read(f"pinned {name}", index)
             access.write(name, index)
-            target[:words] = source.words[:words].tolist()
+            target[:words] = source.view[:words]
             if self._fault is Fault.DELTAS_OFF_STREAM and name == "input":
-                self._kernels.apply_deltas(access)
+                self._step.apply_deltas(access)
 
         self._stats.copied_in(words)
         self._device.in_copy.enqueue(f"copy {name} {self._launch}", copy)
@@ -183,7 +182,7 @@ class SimDecodeSlot:
             access.read("records", index)
             access.write("pinned output", index)
             self._stats.check_out_copy(access, index, launch)
-            self._output.words[:words] = array("i", self._state.records[:words])
+            self._output.view[:words] = self._state.records[:words]
 
         self._stats.copied_out(words)
         self._device.compute.record(self._outputs_written)

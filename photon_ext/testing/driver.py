@@ -12,8 +12,9 @@ from photon_ext.errors import RequestError
 from photon_ext.runtime.pipeline import Pipeline
 from photon_ext.runtime.ports import RuntimePort
 from photon_ext.runtime.row import Row
-from photon_ext.runtime.step import FinishReason, Forward, RowEvent, StepTensors
+from photon_ext.runtime.step import FinishReason, Forward, RowEvent
 from photon_ext.testing.errors import SimLeaseError
+from photon_ext.testing.forward import ToyForward
 from photon_ext.testing.invariants import check_invariants
 from photon_ext.testing.model import Request
 
@@ -46,11 +47,11 @@ class Driver:
     A request that the pipeline refuses is a RequestError of the tick that admits it.
 
     Args:
-        runtime: a SimRuntime, or a real one, which then needs a ``forward``.
-        pages: pages of a pool, for runtimes with more than one page per row; page 0 is not among
-            them.
+        runtime: a SimRuntime, or another one on the CPU.
+        pages: pages of a pool, for runtimes with more than one page per row.
         pipeline_type: the pipeline to drive; a test may plant a bug in a subclass.
-        forward: what a real runtime runs; the simulated one has its own model.
+        forward: what steps run; None is a ToyForward, which other runtimes than the simulated one
+            run with ``graph`` False only.
         vocab_size, buckets, prefill_buckets, chunk, graph: of the Pipeline.
 
     Attributes:
@@ -74,7 +75,7 @@ class Driver:
     ) -> None:
         self.pipeline = pipeline_type(
             runtime,
-            forward if forward is not None else _no_forward,
+            forward or ToyForward(runtime, vocab_size, pages or None),
             vocab_size=vocab_size,
             buckets=buckets,
             prefill_buckets=prefill_buckets,
@@ -83,7 +84,7 @@ class Driver:
             on_release=self.on_release,
         )
         self.outcomes: list[Outcome] = []
-        self.free_pages = deque(range(1, pages + 1))
+        self.free_pages = deque(range(pages))
         self._runtime = runtime
         self._pages = pages
         self._waiting: deque[Outcome] = deque()
@@ -123,12 +124,8 @@ class Driver:
             request = outcome.request
             outcome.row = self.pipeline.admit(
                 request.prompt_ids,
-                max_new_tokens=request.max_new_tokens,
-                stop_ids=request.stop_ids,
-                temperature=request.temperature,
-                seed=request.seed,
-                constrained=request.allowed is not None,
-                pages=[self.free_pages.popleft() for _ in range(self._needed(request))]
+                request.params,
+                [self.free_pages.popleft() for _ in range(self._needed(request))]
                 if self._paged
                 else None,
             )
@@ -175,7 +172,7 @@ class Driver:
         outcome.released = True
         self._forget_ended(outcome)
         if self._paged:
-            self.free_pages.extend(row.lease.pages)
+            self.free_pages.extend(row.pages)
 
     def _forget_ended(self, outcome: Outcome) -> None:
         """An outcome that has its end and its release, in either order, is spoken of no more."""
@@ -187,11 +184,10 @@ class Driver:
         return self._pages > 0
 
     def _needed(self, request: Request) -> int:
-        return -(-(len(request.prompt_ids) + request.max_new_tokens - 1) // self._runtime.page_size)
+        return -(
+            -(len(request.prompt_ids) + request.params.max_new_tokens - 1)
+            // self._runtime.page_size
+        )
 
     def _fits(self, request: Request) -> bool:
         return not self._paged or self._needed(request) <= len(self.free_pages)
-
-
-def _no_forward(step: StepTensors) -> None:
-    raise AssertionError("the simulated device runs its own model; the forward is not called")

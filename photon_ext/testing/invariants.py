@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
-from photon_ext.runtime.lease import LeaseState
 from photon_ext.runtime.pipeline import Pipeline
+from photon_ext.runtime.row import RowState
 from photon_ext.testing.errors import SimError
 
 
@@ -16,26 +14,18 @@ def check_invariants(pipeline: Pipeline) -> None:
     steps = list(pipeline._inflight)
     rows = pipeline.rows
     table = pipeline._runtime.table
-    refs = Counter(segment.row.lease for step in steps for segment in step.segments)
+    held = {row for step in steps for row in step.rows}
     for row in rows:
-        if row.lease.inflight_refs != refs[row.lease]:
-            raise SimError(
-                f"I3: {row} counts {row.lease.inflight_refs} steps in flight, there are "
-                f"{refs[row.lease]}"
-            )
-        if row.lease.state is LeaseState.RELEASED or row.lease.releasable:
+        in_use = row.last_step > pipeline._committed
+        if in_use != (row in held):
+            raise SimError(f"I3: {row} was last in step {row.last_step}; in flight: {in_use}")
+        if row.state is RowState.RELEASED or not (row.running or in_use):
             raise SimError(f"I4: {row} is still registered")
-        if (
-            row.committed > row.sampled
-            or row.sampled > row.max_new_tokens
-            or row.prefilled > len(row.prompt_ids)
-        ):
-            raise SimError(
-                f"{row}: {row.committed} committed, {row.sampled} of {row.max_new_tokens} launched"
-            )
-    for lease in refs:
-        if lease.state is LeaseState.RELEASED:
-            raise SimError(f"I4: {lease} is released, and a step in flight holds it")
+        if row.sampled > row.params.max_new_tokens or row.prefilled > len(row.prompt_ids):
+            raise SimError(f"{row}: more was launched than was asked for")
+    for row in held:
+        if row.state is RowState.RELEASED:
+            raise SimError(f"I4: {row} is released, and a step in flight holds it")
     if len(rows) + table.free_rows != table.max_rows:
         raise SimError(f"I9: {len(rows)} rows held and {table.free_rows} free, of {table.max_rows}")
     if len({step.slot for step in steps}) != len(steps) or len(steps) > pipeline._runtime.depth:

@@ -4,43 +4,51 @@ needs no pipeline.
 
 from __future__ import annotations
 
-import math
 import zlib
 from array import array
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
-from photon_ext.testing.noise import gumbel
+import torch
+
+from photon_ext import ops
+from photon_ext.layout import ROW_COLUMNS, RowColumn, SegmentFlag
+from photon_ext.runtime.row_params import RowParams, row_words
 
 Allowed = Callable[[tuple[int, ...]], Collection[int]]
 """A constraint: the ids allowed after the tokens generated so far."""
 
 
-@dataclass(frozen=True, slots=True)
 class Request:
     """What is asked of a row.
 
     Attributes:
         prompt_ids: the prompt.
-        max_new_tokens: cap on sampled tokens.
-        stop_ids: ids that end the sequence.
-        temperature: 0 is greedy.
-        seed: of the noise.
+        params: what the row is run with; the seed is 0 unless another is given.
         allowed: a constraint that the host evaluates; None is unconstrained.
     """
 
-    prompt_ids: tuple[int, ...]
-    max_new_tokens: int
-    stop_ids: tuple[int, ...] = ()
-    temperature: float = 0.0
-    seed: int = 0
-    allowed: Allowed | None = None
+    def __init__(
+        self,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int,
+        allowed: Allowed | None = None,
+        **params: Any,
+    ) -> None:
+        """`params`: other fields of RowParams."""
+        self.prompt_ids = tuple(prompt_ids)
+        self.allowed = allowed
+        own = {"seed": 0, "constrained": allowed is not None, **params}
+        self.params = RowParams(max_new_tokens, **own)
+
+    def __repr__(self) -> str:
+        return f"Request({self.prompt_ids}, {self.params}, {self.allowed})"
 
 
 class ToyModel:
-    """Logits are a hash of all tokens in the row's KV pages: one wrong, stale or missing entry
-    changes what follows.
+    """Logits are a hash of all tokens before: one wrong, stale or missing entry changes what
+    follows.
 
     Args:
         vocab_size: width of the logits.
@@ -49,59 +57,64 @@ class ToyModel:
 
     def __init__(self, vocab_size: int = 32, seed: int = 0) -> None:
         self.vocab_size = vocab_size
-        self._seed = seed
+        self.seed = seed
 
     def logits(self, tokens: Sequence[int]) -> list[float]:
         """Next-token logits in [0, 16), exact in float32, after ``tokens``."""
-        return list(
-            _hashed_logits(zlib.crc32(array("i", tokens).tobytes(), self._seed), self.vocab_size)
-        )
+        return list(hashed_logits(tokens, self.vocab_size, self.seed))
 
     def generate(self, request: Request) -> tuple[int, ...]:
         """The tokens that a correct engine returns for ``request``, whatever rides beside it."""
         context = list(request.prompt_ids)
         tokens: list[int] = []
-        while len(tokens) < request.max_new_tokens:
-            logits = self.logits(context)
-            if request.allowed is not None:
-                allowed = request.allowed(tuple(tokens))
-                logits = [
-                    value if token in allowed else -math.inf for token, value in enumerate(logits)
-                ]
-            token = pick(
-                logits, request.temperature, request.seed, request.seed >> 32, len(context) - 1
+        sampler = _Sampler(request, self.vocab_size)
+        while len(tokens) < request.params.max_new_tokens:
+            sampler.logits[0] = torch.frombuffer(
+                hashed_logits(context, self.vocab_size, self.seed), dtype=torch.float32
             )
+            if request.allowed is not None:
+                sampler.allow(request.allowed(tuple(tokens)))
+            token = sampler.sample(len(context) - 1)
             if token < 0:
                 break
             tokens.append(token)
             context.append(token)
-            if token in request.stop_ids:
+            if token in request.params.stop_token_ids:
                 break
         return tuple(tokens)
 
 
-def pick(
-    logits: Sequence[float], temperature: float, seed_low: int, seed_high: int, position: int
-) -> int:
-    """The sampled id, as ``sample_into`` defines it; -1 where no token has a candidate logit.
+class _Sampler:
+    """Samples for one row by the op that steps sample with."""
 
-    Greedy where ``temperature`` is 0, with ties to the lowest id; otherwise Gumbel-max. NaN and
-    -inf are never candidates.
-    """
-    best, best_value = -1, -math.inf
-    for token, value in enumerate(logits):
-        if math.isnan(value) or value == -math.inf:
-            continue
-        if temperature > 0:
-            value = value / temperature + gumbel(seed_low, seed_high, position, token)
-        if best < 0 or value > best_value:
-            best, best_value = token, value
-    return best
+    def __init__(self, request: Request, vocab_size: int) -> None:
+        self.logits = torch.zeros(1, vocab_size)
+        self._rows = torch.zeros(2, ROW_COLUMNS, dtype=torch.int32)
+        self._rows[1] = torch.tensor(row_words(request.params, 1), dtype=torch.int32)
+        self._segments = torch.tensor([[1, 0, 1, SegmentFlag.SAMPLE]], dtype=torch.int32)
+        self._sampled = torch.zeros(1, dtype=torch.int32)
+
+    def allow(self, ids: Collection[int]) -> None:
+        """Leaves only ``ids``."""
+        forbidden = torch.ones(self.logits.shape[1], dtype=torch.bool)
+        forbidden[list(ids)] = False
+        self.logits[0, forbidden] = float("-inf")
+
+    def sample(self, position: int) -> int:
+        """The id that follows ``position``; negative where no id is a candidate."""
+        self._rows[1, RowColumn.POSITION] = position
+        ops.sample_into(self._sampled, self.logits, self._segments, self._rows)
+        return int(self._sampled.item())
+
+
+def hashed_logits(tokens: Sequence[int], vocab_size: int, seed: int) -> array[float]:
+    """The float32 logits of the toy model after ``tokens``; shared, so nobody may write them."""
+    return _logits_of(zlib.crc32(array("i", tokens).tobytes(), seed), vocab_size)
 
 
 @lru_cache(maxsize=1024)
-def _hashed_logits(prefix: int, vocab_size: int) -> tuple[float, ...]:
-    return tuple(_mix(prefix * 0x10001 + token) / 4096.0 for token in range(vocab_size))
+def _logits_of(prefix: int, vocab_size: int) -> array[float]:
+    return array("f", (_mix(prefix * 0x10001 + token) / 4096.0 for token in range(vocab_size)))
 
 
 def _mix(value: int) -> int:

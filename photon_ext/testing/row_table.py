@@ -15,19 +15,22 @@ class SimRowTable(RowTable):
 
     A release counts as a write by the host to the row's lease and pages: a step in flight that uses
     them races with it.
+
+    Attributes:
+        state: the device's side: the tables and the pages.
     """
 
     def __init__(
         self,
         device: SimDevice,
-        state: DeviceState,
         max_rows: int,
         pages_per_row: int,
         max_stop_ids: int,
+        page_size: int,
     ) -> None:
         super().__init__(max_rows, pages_per_row, max_stop_ids)
+        self.state = DeviceState(self.rows, pages_per_row, max_stop_ids, page_size)
         self._device = device
-        self._state = state
         self._pages: dict[int, tuple[int, ...]] = {}
 
     @property
@@ -63,6 +66,6 @@ class SimRowTable(RowTable):
         self._device.host_write(f"the release of row {row}", "lease", row)
         for page in self._pages.pop(row):
             self._device.host_write(f"the release of row {row}", "page", page)
-            self._state.poison_page(page)
-        self._state.poison_row(row)
+            self.state.poison_page(page)
+        self.state.poison_row(row)
         super().release(row)

@@ -1,34 +1,36 @@
-"""The simulated runtime: a RuntimePort in pure Python, on which the real Pipeline, Slot and
-RowTable run.
+"""The simulated runtime: a RuntimePort on which the real Pipeline, Slot, RowTable and StepProgram
+run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from photon_ext.checks import check_capacity
 from photon_ext.errors import ConfigError
 from photon_ext.layout import RECORD_WIDTH, InputLayout, MaskLayout
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.row_table import RowTable
-from photon_ext.runtime.step import StepKey, StepKind
+from photon_ext.runtime.step import StepKey
 from photon_ext.testing.chooser import Chooser, Lazy
 from photon_ext.testing.decode_slot import PinnedWords, SimDecodeSlot, SimGraphs
 from photon_ext.testing.device import SimDevice
 from photon_ext.testing.faults import Fault
-from photon_ext.testing.kernels import StepKernels
-from photon_ext.testing.model import ToyModel
 from photon_ext.testing.row_table import SimRowTable
 from photon_ext.testing.slot import SimSlot
-from photon_ext.testing.state import DeviceState, SlotState
+from photon_ext.testing.state import SlotState
 from photon_ext.testing.stats import SimStats
+from photon_ext.testing.step import SimStep
 
 
 class SimRuntime:
-    """A device for tests: same pipeline, no torch, every interleaving.
+    """A device for tests: the same pipeline, the CPU's ops, every interleaving.
 
-    The ``forward`` and ``sample`` that the Pipeline is made with are not called: a ToyModel and the
-    sampling that ``sample_into`` defines stand in for them.
+    A step runs the ``forward`` and ``sample`` that the Pipeline was made with when the simulated
+    compute stream comes to it, eagerly, also where the Pipeline asks for graphs. ``ToyForward`` is
+    a forward in which one wrong KV entry changes the tokens.
 
     Args:
         max_rows: sequences that can be live at once.
@@ -39,15 +41,13 @@ class SimRuntime:
         chooser: decides how far the device gets between the host's calls; None: no further than it
             must.
         fault: a bug to plant.
-        model_seed: which toy model.
         check_races: report unordered accesses; False leaves it to the values to show what went
             wrong.
 
     Attributes:
         stats: what was launched, copied and waited for, and what was slow.
         device: the streams and the memory; `device.trace` tells what ran.
-        state: the simulated tables and pages.
-        model: the toy model; None before a Pipeline is made.
+        state: the tables and the watched pages.
 
     Raises:
         ConfigError: a number is out of range.
@@ -63,7 +63,6 @@ class SimRuntime:
         *,
         chooser: Chooser | None = None,
         fault: Fault | None = None,
-        model_seed: int = 0,
         check_races: bool = True,
     ) -> None:
         capacity = check_capacity(max_rows, max_len, depth, page_size, max_stop_ids)
@@ -73,27 +72,43 @@ class SimRuntime:
         self.page_size = capacity.page_size
         self.stats = SimStats()
         self.device = SimDevice(chooser if chooser is not None else Lazy(), check_races)
-        widths = (capacity.pages_per_row, capacity.max_stop_ids)
-        self.state = DeviceState(capacity.max_rows + 1, *widths, self.page_size)
-        self.table: RowTable = SimRowTable(self.device, self.state, capacity.max_rows, *widths)
-        self.model: ToyModel | None = None
-        self._model_seed = model_seed
+        table = SimRowTable(
+            self.device,
+            capacity.max_rows,
+            capacity.pages_per_row,
+            capacity.max_stop_ids,
+            capacity.page_size,
+        )
+        self.state = table.state
+        self.table: RowTable = table
         self._fault = fault
+
+    def watch_pages(self, memory: torch.Tensor) -> None:
+        """Watches a forward's KV memory: what nobody has written since the release of its page is
+        poison, and accesses by ops count as those of the pages that the step's tokens have.
+
+        Args:
+            memory: on the CPU; the first dimension counts pages. Its content is lost.
+
+        Raises:
+            ConfigError: it is elsewhere, or has no dimension.
+        """
+        self.state.watch_pages(memory)
 
     def open_slots(self, spec: StepSpec) -> Sequence[SimSlot]:
         """See RuntimePort.open_slots."""
-        if self.model is not None:
+        if self.state.shared is not None:
             raise ConfigError(
                 "this SimRuntime already serves a Pipeline; make another for another Pipeline"
             )
-        self.model = ToyModel(spec.vocab_size, self._model_seed)
         rows = spec.decode_buckets[-1]
-        inputs = InputLayout(rows, max(spec.chunk, rows), self.table.delta_capacity)
+        inputs = InputLayout(rows, rows + spec.chunk, self.table.delta_capacity)
         masks = MaskLayout(rows, spec.vocab_size)
+        self.state.open(inputs.max_step_tokens, rows)
         natives: list[SimDecodeSlot] = []
         graphs = SimGraphs(_keys(spec), natives)
         return [
-            self._open_slot(index, inputs, masks, self.model, graphs, natives)
+            self._open_slot(index, spec, inputs, masks, graphs, natives)
             for index in range(self.depth)
         ]
 
@@ -109,14 +124,14 @@ class SimRuntime:
     def _open_slot(
         self,
         index: int,
+        spec: StepSpec,
         inputs: InputLayout,
         masks: MaskLayout,
-        model: ToyModel,
         graphs: SimGraphs,
         natives: list[SimDecodeSlot],
     ) -> SimSlot:
-        state = SlotState(inputs, masks)
-        kernels = StepKernels(index, self.state, state, inputs, masks, model, self._fault)
+        state = SlotState(index, inputs, masks)
+        step = SimStep(index, spec, self.state, state, inputs, masks, self._fault)
         pinned = (
             PinnedWords(self.device, "pinned input", index, inputs.words),
             PinnedWords(self.device, "pinned output", index, inputs.max_segments * RECORD_WIDTH),
@@ -128,7 +143,7 @@ class SimRuntime:
                 hands_out="write",
             ),
         )
-        native = SimDecodeSlot(index, self.device, state, kernels, pinned, self.stats, self._fault)
+        native = SimDecodeSlot(index, self.device, state, step, pinned, self.stats, self._fault)
         natives.append(native)
         return SimSlot(
             index, self.device, native, graphs, pinned, inputs, masks, self.stats, self._fault
@@ -140,14 +155,6 @@ def _keys(spec: StepSpec) -> frozenset[StepKey]:
     if not spec.graph:
         return frozenset()
     rows = spec.decode_buckets[-1]
-    decode = {
-        StepKey(StepKind.DECODE, b, b, split)
-        for b in spec.decode_buckets
-        for split in (False, True)
-    }
-    prefill = {
-        StepKey(StepKind.PREFILL, b, rows, split)
-        for b in spec.prefill_buckets
-        for split in (False, True)
-    }
+    decode = {StepKey(b, 0, 0, split) for b in spec.decode_buckets for split in (False, True)}
+    prefill = {StepKey(0, b, rows, split) for b in spec.prefill_buckets for split in (False, True)}
     return frozenset(decode | prefill)

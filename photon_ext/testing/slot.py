@@ -14,7 +14,7 @@ from photon_ext.runtime.step import StepKey
 from photon_ext.testing.decode_slot import PinnedWords, SimDecodeSlot, SimGraphs
 from photon_ext.testing.device import SimDevice
 from photon_ext.testing.faults import Fault
-from photon_ext.testing.state import POISON, clean
+from photon_ext.testing.poison import POISON, clean
 from photon_ext.testing.stats import SimStats
 
 if TYPE_CHECKING:
@@ -48,15 +48,15 @@ class SimSlot(Slot):
         self._stats = stats
         self._fault = fault
         self._launch = -1
-        self._latest: list[int] | None = None
+        self._latest: array[int] | None = None
         self._poison_input = array("i", [POISON] * (inputs.words - inputs.staged_offset))
-        self._poison_output = array("i", [POISON] * len(self._pinned_output.words))
+        self._poison_output = array("i", [POISON] * len(self._pinned_output.view))
         self._poison_pinned()
 
     def launch(
         self,
         key: StepKey,
-        segments: Sequence[int],
+        segments: array[int],
         staged: Sequence[int],
         deltas: Sequence[int],
         finish: bool,
@@ -65,12 +65,12 @@ class SimSlot(Slot):
         self._device.host_point()
         self._launch = self._stats.launches
         self._device.trace.append(f"host launches {self._launch}")
-        quiet = list(segments) == self._latest and not staged and not deltas
+        quiet = segments is self._latest and not staged and not deltas
         if self._fault is Fault.RESEND:
-            self._segments = []
-        if self._fault is Fault.STAGED_REUSED and list(segments) == self._segments:
+            self._segments = None
+        if self._fault is Fault.STAGED_REUSED and segments == self._segments:
             staged = ()
-        self._latest = list(segments)
+        self._latest = segments
         sent = super().launch(key, segments, staged, deltas, finish)
         if quiet:
             self._stats.check_quiet(sent, self._index)
@@ -82,14 +82,14 @@ class SimSlot(Slot):
         self._device.trace.append(f"host finalizes {self._launch}")
         super().finalize(key)
 
-    def wait(self, segments: int) -> Sequence[int]:
+    def wait(self, segments: int) -> memoryview:
         """See SlotPort.wait."""
-        records = super().wait(segments)
+        records = array("i", super().wait(segments))
         self._device.trace.append(f"host commits {self._launch}")
         for word in records:
             clean(word, f"pinned output of slot {self._index}")
         self._poison_pinned()
-        return records
+        return memoryview(records)
 
     def _poison_pinned(self) -> None:
         self._pinned_input.poison(self._layout.staged_offset, self._poison_input)

@@ -1,96 +1,151 @@
-"""What the simulated device holds: tables, pages, and the memory of its slots, as plain lists
-with poison in them.
+"""What the simulated device holds, as CPU tensors: the tables, the memory of steps and slots, and
+the KV pages that forwards have asked to be watched.
 """
 
 from __future__ import annotations
 
-from photon_ext.layout import COUNTS_SIZE, RECORD_WIDTH, ROW_COLUMNS, InputLayout, MaskLayout
+from array import array
+
+import torch
+
+from photon_ext.errors import ConfigError
+from photon_ext.layout import NO_PAGE, ROW_COLUMNS, InputLayout, MaskLayout, RowColumn
+from photon_ext.runtime.step_program import SharedMemory, SlotMemory, Tables, slot_memory
 from photon_ext.testing.errors import SimPoison
+from photon_ext.testing.memory import Range
+from photon_ext.testing.poison import POISON, clean, poison, words_of
 
-POISON = -559038737
-"""Word that released, consumed and unwritten memory holds: 0xDEADBEEF."""
-
-
-def clean(word: int, what: str) -> int:
-    """``word``, unless it is poison."""
-    if word == POISON:
-        raise SimPoison(f"{what} was read, and it was released, consumed or never written")
-    return word
+CPU = torch.device("cpu")
 
 
 class SlotState:
-    """Device memory that one slot owns."""
+    """Device memory that one slot owns.
 
-    __slots__ = ("input", "mask", "records")
+    Attributes:
+        memory: its tensors, which the step's ops read and write.
+        input, mask, records: the same memory as int32 words.
+    """
 
-    def __init__(self, inputs: InputLayout, masks: MaskLayout) -> None:
-        self.input = [0] * inputs.words
-        self.mask = [0] * masks.words(inputs.max_segments)
-        self.records = [POISON] * (inputs.max_segments * RECORD_WIDTH)
+    def __init__(self, index: int, inputs: InputLayout, masks: MaskLayout) -> None:
+        self.memory: SlotMemory = slot_memory(inputs, masks, CPU)
+        poison(self.memory.records)
+        self.input = words_of(self.memory.input)
+        self.mask = words_of(self.memory.mask)
+        self.records = words_of(self.memory.records)
+        self.names: dict[int, Range] = {
+            _storage(self.memory.input): ("input", index),
+            _storage(self.memory.mask): ("mask", index),
+            _storage(self.memory.records): ("records", index),
+        }
 
 
 class DeviceState:
-    """Persistent tables and the memory that all steps share.
+    """Persistent tables and the memory that all steps share. What has no lease is poison.
 
     Attributes:
-        row_state, page_table, stop_ids: one list per row; rows without a lease are poison.
-        pages: tokens by page and offset; a page without a lease has no entry.
-        decode_meta: (token, position, length, row) per token.
-        counts: of decode tokens, tokens and segments, see layout.Count.
-        logits: of the latest forward, one list per segment, empty where nothing is sampled.
-        logits_of: number of the launch that wrote ``logits``.
-        sampled, row_errors: one per segment.
+        tables: row_state, page_table and stop_ids, int32.
+        shared: decode_meta, counts, sampled and row_errors; None before a Pipeline is made.
+        names: the range of each tensor's memory, by the address of its storage.
+        pages: the watched pages that were written since their last release.
+        logits_of: number of the launch that wrote the latest logits.
     """
 
     def __init__(self, rows: int, pages_per_row: int, max_stop_ids: int, page_size: int) -> None:
         self.page_size = page_size
-        self.row_state = [[0] * ROW_COLUMNS, *([POISON] * ROW_COLUMNS for _ in range(1, rows))]
-        self.page_table = [[POISON] * pages_per_row for _ in range(rows)]
-        self.stop_ids = [[POISON] * max_stop_ids for _ in range(rows)]
-        self.pages: dict[int, list[int]] = {}
-        self.decode_meta: list[tuple[int, int, int, int]] = []
-        self.counts = [0] * COUNTS_SIZE
-        self.logits: list[list[float]] = []
+        self.rows = rows
+        self.pages_per_row = pages_per_row
+        widths = (ROW_COLUMNS, pages_per_row, max_stop_ids)
+        self.tables = Tables(
+            *(torch.full((self.rows, width), POISON, dtype=torch.int32) for width in widths)
+        )
+        self.tables.row_state[0] = 0
+        self.shared: SharedMemory | None = None
+        self.pages: set[int] = set()
         self.logits_of = -1
-        self.sampled: list[int] = []
-        self.row_errors: list[int] = []
+        tensors = (self.tables.row_state, self.tables.page_table, self.tables.stop_ids)
+        names = ("row_state", "page_table", "stop_ids")
+        self.names: dict[int, Range] = {
+            _storage(tensor): (name,) for name, tensor in zip(names, tensors, strict=True)
+        }
+        self._words = [words_of(tensor) for tensor in tensors]
+        self._fill = [array("i", [POISON] * width) for width in widths]
+        self._row_state, self._page_table = self._words[:2]
+        self._watched: dict[int, torch.Tensor] = {}
 
-    def page_of(self, row: int, position: int) -> int:
-        """The page that holds ``position`` of ``row``."""
-        entries = self.page_table[row]
-        index = position // self.page_size
-        if index >= len(entries):
-            raise SimPoison(f"row {row} reaches position {position}, past its {len(entries)} pages")
-        page = clean(entries[index], f"page_table[{row}][{index}]")
-        if page < 0:
-            raise SimPoison(f"row {row} has no page for position {position}: its entry is {page}")
-        return page
+    def open(self, num_tokens: int, segments: int) -> None:
+        """Makes the memory that all steps share, for steps of at most so many."""
+        self.shared = SharedMemory(num_tokens, segments, CPU)
+        self._meta = words_of(self.shared.decode_meta)
+        for name in ("decode_meta", "counts", "sampled", "row_errors"):
+            self.names[_storage(getattr(self.shared, name))] = (name,)
 
-    def store(self, row: int, position: int, token: int) -> int:
-        """Writes one KV entry; returns its page."""
-        page = self.page_of(row, position)
-        self.pages.setdefault(page, [POISON] * self.page_size)[position % self.page_size] = token
-        return page
+    # --- rows -------------------------------------------------------------------------------------
 
-    def context(self, row: int, length: int) -> list[int]:
-        """The first ``length`` KV entries of ``row``, read through its pages."""
-        tokens: list[int] = []
-        for start in range(0, length, self.page_size):
-            page = self.page_of(row, start)
-            tokens += self.pages.get(page, [POISON] * self.page_size)[: length - start]
-        if POISON in tokens:
-            at = tokens.index(POISON)
-            raise SimPoison(
-                f"KV of row {row} at position {at}, page {self.page_of(row, at)}, was released or "
-                "never written"
-            )
-        return tokens
+    def alive(self, row: int) -> bool:
+        """Whether ``row`` takes part in steps. Raises SimPoison where no lease holds it."""
+        clean(self._row_state[row * ROW_COLUMNS + RowColumn.GENERATION], f"row {row}")
+        return self._row_state[row * ROW_COLUMNS + RowColumn.ALIVE] != 0
 
     def poison_row(self, row: int) -> None:
         """The row's lease is over."""
-        for table in (self.row_state, self.page_table, self.stop_ids):
-            table[row][:] = [POISON] * len(table[row])
+        for words, fill in zip(self._words, self._fill, strict=True):
+            words[row * len(fill) : (row + 1) * len(fill)] = fill
+
+    # --- pages ------------------------------------------------------------------------------------
+
+    def watch_pages(self, memory: torch.Tensor) -> None:
+        """Watches ``memory``, whose first dimension counts KV pages; it becomes poison."""
+        if memory.device != CPU or memory.dim() == 0:
+            raise ConfigError(
+                f"the memory to watch is on {memory.device} with shape {tuple(memory.shape)}; the "
+                "simulated device watches CPU tensors whose first dimension counts pages"
+            )
+        poison(memory)
+        self._watched[_storage(memory)] = memory
+
+    def watches(self, storage: int) -> bool:
+        """Whether the storage at this address holds watched pages."""
+        return storage in self._watched
 
     def poison_page(self, page: int) -> None:
         """The page's lease is over."""
-        self.pages.pop(page, None)
+        self.pages.discard(page)
+        for memory in self._watched.values():
+            if page < len(memory):
+                poison(memory[page])
+
+    def pages_of_step(self, num_tokens: int) -> tuple[set[int], set[int]]:
+        """Pages that the live tokens of the step in decode_meta are written to, and all pages of
+        their contexts. Raises SimPoison where a position has no page.
+        """
+        written: set[int] = set()
+        contexts: dict[int, int] = {}
+        meta = self._meta[: 4 * num_tokens].tolist()
+        for at in range(0, len(meta), 4):
+            _, position, length, row = meta[at : at + 4]
+            if length:
+                written.add(self.page_of(row, position))
+                contexts[row] = max(contexts.get(row, 0), length)
+        read = {
+            self.page_of(row, start)
+            for row, length in contexts.items()
+            for start in range(0, length, self.page_size)
+        }
+        return written, read
+
+    def page_of(self, row: int, position: int) -> int:
+        """The page that holds ``position`` of ``row``."""
+        index = position // self.page_size
+        if index >= self.pages_per_row:
+            raise SimPoison(
+                f"row {row} reaches position {position}, past its {self.pages_per_row} pages"
+            )
+        page = self._page_table[row * self.pages_per_row + index]
+        clean(page, f"page_table[{row}][{index}]")
+        if page == NO_PAGE:
+            raise SimPoison(f"row {row} has no page at position {position}")
+        return page
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -5,8 +5,17 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from photon_ext.layout import DELTA_HEADER, DELTA_RUN_WORDS, RECORD_WIDTH, ROW_COLUMNS
-from photon_ext.layout import SEGMENT_COLUMNS, DeltaTable, RecordFlag, RowColumn, SegmentFlag
+from photon_ext.layout import (
+    DELTA_HEADER,
+    DELTA_RUN_WORDS,
+    RECORD_WIDTH,
+    ROW_COLUMNS,
+    SEGMENT_COLUMNS,
+    DeltaTable,
+    RecordFlag,
+    RowColumn,
+    SegmentFlag,
+)
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.row import Row
 from photon_ext.runtime.row_table import RowTable

@@ -9,7 +9,7 @@ import pytest
 
 from photon_ext.errors import RequestError
 from photon_ext.runtime import Pipeline
-from photon_ext.testing import SimRuntime
+from photon_ext.testing import SimRuntime, ToyForward
 
 GOOD: dict[str, Any] = {"prompt_ids": [1, 2, 3], "max_new_tokens": 4, "pages": [1, 2, 3]}
 
@@ -21,11 +21,7 @@ def runtime() -> SimRuntime:
 
 @pytest.fixture
 def pipeline(runtime: SimRuntime) -> Pipeline:
-    return Pipeline(
-        runtime,
-        lambda step: None,
-        vocab_size=runtime.vocab_size if hasattr(runtime, "vocab_size") else 32,
-    )
+    return Pipeline(runtime, ToyForward(runtime), vocab_size=32)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from photon_ext.layout import RECORD_WIDTH, RowColumn
 from photon_ext.runtime.pipeline import Pipeline
 from photon_ext.runtime.row import Row
 from photon_ext.runtime.step import FinishReason, RowEvent, Segment, StepKind
-from photon_ext.testing import Driver, Random, Request, SimRuntime, ToyModel
+from photon_ext.testing import Driver, Random, Request, SimRuntime, ToyForward, ToyModel
 
 MODEL = ToyModel(32)
 LONG = Request((1, 2, 3), 9)
@@ -23,10 +23,7 @@ SHORT = Request((4, 5), 4)
 
 
 def pipeline(runtime: SimRuntime, **options: object) -> Pipeline:
-    def forward(step: object) -> None:
-        raise AssertionError("not called on the simulated device")
-
-    return Pipeline(runtime, forward, vocab_size=32, **options)  # type: ignore[arg-type]
+    return Pipeline(runtime, ToyForward(runtime), vocab_size=32, **options)  # type: ignore[arg-type]
 
 
 def allow_all(row: Row, words: memoryview) -> None:
@@ -338,14 +335,12 @@ def test_hazard_36_a_quiet_step_applies_no_old_deltas() -> None:
     outcome = driver.submit(Request((1, 2, 3), 9))
     for _ in range(4):
         driver.tick()
-    quiet, position = (
-        driver.pipeline.stats.quiet_steps,
-        runtime.state.row_state[1][RowColumn.POSITION],
-    )
+    position_of = runtime.state.tables.row_state[1, RowColumn.POSITION].item
+    quiet, position = driver.pipeline.stats.quiet_steps, position_of()
     for _ in range(4):
         driver.tick()
     assert driver.pipeline.stats.quiet_steps == quiet + 4
-    assert runtime.state.row_state[1][RowColumn.POSITION] == position + 4
+    assert position_of() == position + 4
     while driver.busy:
         driver.tick()
     assert tuple(outcome.tokens) == MODEL.generate(outcome.request)

@@ -28,6 +28,7 @@ from photon_ext.testing import (
     Random,
     Request,
     SimRuntime,
+    ToyForward,
     ToyModel,
     check_invariants,
     explore,
@@ -57,10 +58,7 @@ def requests(count: int, seed: int = 0, constrained: bool = True) -> list[Reques
 
 
 def pipeline(runtime: SimRuntime, **options: object) -> Pipeline:
-    def forward(step: object) -> None:
-        raise AssertionError("not called on the simulated device")
-
-    return Pipeline(runtime, forward, vocab_size=32, **options)  # type: ignore[arg-type]
+    return Pipeline(runtime, ToyForward(runtime), vocab_size=32, **options)  # type: ignore[arg-type]
 
 
 def traced(driver: Driver, *prefixes: str) -> list[str]:

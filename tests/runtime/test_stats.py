@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from photon_ext.runtime import Pipeline, Runtime
-from photon_ext.testing import Driver, Eager, Request, SimRuntime
+from photon_ext.testing import Driver, Eager, Request, SimRuntime, ToyForward
 from tests.runtime.test_failure import VOCAB, Forward
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
@@ -18,7 +18,8 @@ TOKENS = 4
 
 def simulated(depth: int) -> Pipeline:
     """On a device that has always done what was enqueued."""
-    return Pipeline(SimRuntime(depth=depth, chooser=Eager()), lambda step: None, vocab_size=VOCAB)
+    runtime = SimRuntime(depth=depth, chooser=Eager())
+    return Pipeline(runtime, ToyForward(runtime, VOCAB), vocab_size=VOCAB)
 
 
 def tick_while_busy(pipeline: Pipeline) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from photon_ext.runtime.lease import LeaseState
 from photon_ext.runtime.pipeline import Pipeline
-from photon_ext.testing import SimError, SimRuntime, check_invariants
+from photon_ext.testing import SimError, SimRuntime, ToyForward, check_invariants
 
 
 def count_one_step_too_many(pipe: Pipeline) -> None:
@@ -62,7 +62,8 @@ def launch_over_logits(pipe: Pipeline) -> None:
     ],
 )
 def test_a_broken_invariant_is_named(fault: Callable[[Pipeline], None], named: str) -> None:
-    pipe = Pipeline(SimRuntime(max_rows=4, depth=2), lambda step: None, vocab_size=32)
+    runtime = SimRuntime(max_rows=4, depth=2)
+    pipe = Pipeline(runtime, ToyForward(runtime), vocab_size=32)
     pipe.admit((1, 2), max_new_tokens=9)
     pipe.launch()
     pipe.launch()
