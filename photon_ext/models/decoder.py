@@ -68,8 +68,8 @@ class Decoder:
 
         `gemm_tokens`: on CUDA, steps of more tokens that are not being captured multiply through
         torch, which is fast but sums in an order that depends on T; None: never, so that a row's
-        result depends on its own tokens alone. `fast`: use the fused ops with their Hopper kernels,
-        see photon_ext.ops, in decode steps and, where these kernels run and the weights are
+        result depends on its own tokens alone. `hopper`: use the fused ops with their Hopper
+        kernels, see photon_ext.ops, in decode steps and, where these run and the weights are
         bfloat16, in prefill steps: then only eager ones of more than 64 tokens (and of more than
         `gemm_tokens`) multiply through torch, all but the head. The Hopper linears give a token the
         same bits in every step, whatever its kind and size. The fast attention of a chunk sums long

@@ -22,6 +22,7 @@ FAMILIES = (
     "embedding",
     "fused_linear",
     "linear",
+    "mixed_attention",
     "mlp",
     "norm",
     "sample",
