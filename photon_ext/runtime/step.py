@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
 
 class StepKind(Enum):
-    """A decode step has one token per row; a prefill step has chunks of prompts."""
+    """A decode step has one token per row; a prefill step has chunks of prompts; a mixed step has
+    decode tokens, and chunks behind them.
+    """
 
     DECODE = "decode"
     PREFILL = "prefill"
+    MIXED = "mixed"
 
 
 class FinishReason(Enum):
@@ -117,7 +120,9 @@ class StepTensors:
     CUDA torch's current one, and do not wait for it.
 
     Attributes:
-        kind: decode or prefill.
+        kind: decode, prefill or mixed.
+        decode_tokens: how many leading tokens may be decode tokens: T in a decode step, 0 in a
+            prefill step. How many of them are is the first of ``counts``.
         decode_meta: int32 [T, 4]: token, position, length, row per token; length 0 is a dead or
             padding token. See layout.Meta.
         segments: int32 [R, 4]: row, first token, number of tokens, flags (layout.SegmentFlag); of a
@@ -137,6 +142,7 @@ class StepTensors:
     """
 
     kind: StepKind
+    decode_tokens: int
     decode_meta: torch.Tensor
     segments: torch.Tensor
     counts: torch.Tensor

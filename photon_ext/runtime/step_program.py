@@ -21,7 +21,7 @@ from photon_ext.layout import (
     MaskLayout,
 )
 from photon_ext.runtime.ports import StepSpec
-from photon_ext.runtime.step import StepKey, StepTensors
+from photon_ext.runtime.step import StepKey, StepKind, StepTensors
 
 LOGITS_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -100,6 +100,7 @@ class StepProgram:
         """Head and forward; the result's ``logits`` are set."""
         step = StepTensors(
             kind=key.kind,
+            decode_tokens=key.num_tokens if key.kind is StepKind.DECODE else 0,
             decode_meta=self._shared.decode_meta[: key.num_tokens],
             segments=self._segments[: key.segments],
             counts=self._shared.counts,
