@@ -494,7 +494,7 @@ def norm_linear_into(
     hopper: bool = False,
     pdl: bool = False,
 ) -> None:
-    """``out = rms_norm(x, norm_weight, eps) @ weight.T + bias``. Without `fast`: the bits of
+    """``out = rms_norm(x, norm_weight, eps) @ weight.T + bias``. Without `hopper`: the bits of
     :func:`rms_norm_into` and :func:`linear_into`.
 
     Args:
@@ -546,8 +546,8 @@ def linear_residual_(
     hopper: bool = False,
     pdl: bool = False,
 ) -> None:
-    """``residual += x @ weight.T + bias``: the product is rounded, then the sum. Without `fast`, it
-    has the bits of :func:`linear_into`.
+    """``residual += x @ weight.T + bias``: the product is rounded, then the sum. Without `hopper`,
+    it has the bits of :func:`linear_into`.
 
     Args:
         residual: [T, n], updated.
@@ -555,7 +555,7 @@ def linear_residual_(
         weight: [n, k].
         bias: [n], or None.
         counts: as in :func:`linear_into`.
-        fast, early: as in :func:`norm_linear_into`; for `fast`, n is a multiple of 8.
+        hopper, pdl: as in :func:`norm_linear_into`; for `hopper`, n is a multiple of 8.
     """
     _linear_residual(residual, x, weight, bias, counts, hopper, pdl)
 
@@ -574,7 +574,7 @@ def norm_swiglu_into(
     """``out = silu(h @ gate.T) * (h @ up.T)`` where ``h = rms_norm(x, norm_weight, eps)``: the
     first half of a gated MLP.
 
-    Without `fast`, the bits are those of :func:`rms_norm_into`, :func:`linear_into` and
+    Without `hopper`, the bits are those of :func:`rms_norm_into`, :func:`linear_into` and
     :func:`silu_mul_into`: h, gate and up are rounded to the dtype (Shazeer, "GLU Variants Improve
     Transformer", 2020).
 
@@ -586,7 +586,7 @@ def norm_swiglu_into(
         gate_up_weight: [2 * intermediate, hidden], gate rows first; contiguous.
         bias: [2 * intermediate], the gate's first, or None.
         counts: as in :func:`linear_into`.
-        fast, early: as in :func:`norm_linear_into`.
+        hopper, pdl: as in :func:`norm_linear_into`.
     """
     _norm_swiglu(out, x, norm_weight, eps, gate_up_weight, bias, counts, hopper, pdl)
 
@@ -623,6 +623,7 @@ def rope_append_kv_(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    counts: Tensor | None = None,
 ) -> None:
     """Rotates q in place, and writes rotated k and plain v to each live token's place in the row's
     pages.
@@ -650,9 +651,12 @@ def rope_append_kv_(
         q_norm: [head_dim]: RMS norm of each q head before the rotation (Qwen3), or None.
         k_norm: [head_dim], or None.
         eps: of the norms.
+        counts: int32, at least one element: the step's counts, of which the first is the number of
+            leading decode tokens. They are left as they are, and write no key or value: in a mixed
+            step they are :func:`fused_attention_decode_into`'s. None: all T tokens are this call's.
     """
     _rope_append_kv(
-        q, k, v, k_cache, v_cache, decode_meta, page_table, cos, sin, q_norm, k_norm, eps
+        q, k, v, k_cache, v_cache, decode_meta, page_table, cos, sin, q_norm, k_norm, eps, counts
     )
 
 
@@ -666,6 +670,7 @@ def paged_attention_into(
     page_table: Tensor | None,
     scale: float,
     hopper: bool = False,
+    counts: Tensor | None = None,
 ) -> None:
     """Causal attention of each token over positions 0 .. length - 1 of its row, grouped queries,
     softmax in float32.
@@ -676,7 +681,7 @@ def paged_attention_into(
 
     Decode tokens and chunks of any length alike. Zeros for tokens that are dead or of a row outside
     the tables; a length beyond the row's pages is that of the pages, and positions of a page
-    outside the cache are left out (with `fast`: see there).
+    outside the cache are left out (with `hopper`: see there).
 
     Args:
         out: [T, q heads, head_dim], written.
@@ -684,7 +689,7 @@ def paged_attention_into(
         k_cache: [pages, page size, kv heads, head_dim]; q heads is a multiple of kv heads.
         v_cache: like k_cache.
         decode_meta: int32 [T, 4].
-        segments: int32 [R, 4]: which tokens stand together, for speed; without `fast` no result
+        segments: int32 [R, 4]: which tokens stand together, for speed; without `hopper` no result
             depends on them.
         page_table: int32 [rows, pages per row], or None as in :func:`rope_append_kv_`.
         scale: of the scores, as a rule 1 / sqrt(head_dim).
@@ -699,8 +704,11 @@ def paged_attention_into(
             the segment's tokens; where R is 1, all T tokens. Every page within a token's length
             must be one: where the portable kernel leaves out the positions of a page that is none,
             this one takes zeros for their keys and values.
+        counts: as in :func:`rope_append_kv_`: out of the leading decode tokens is left as it is.
     """
-    _paged_attention(out, q, k_cache, v_cache, decode_meta, segments, page_table, scale, hopper)
+    _paged_attention(
+        out, q, k_cache, v_cache, decode_meta, segments, page_table, scale, hopper, counts
+    )
 
 
 def paged_attention(
@@ -738,6 +746,7 @@ def fused_attention_decode_into(
     workspace: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
+    counts: Tensor | None = None,
 ) -> None:
     """:func:`rope_append_kv_` and :func:`paged_attention_into` in one, for tokens of distinct rows;
     q stays as it is.
@@ -768,11 +777,14 @@ def fused_attention_decode_into(
             256, and pointers and strides that are multiples of 16 bytes, run a kernel that splits a
             row's context over many blocks ("Flash-Decoding", Dao et al., 2023). It sums in another
             order than the portable kernel, one that depends on the token's own length and the
-            shapes, never on the other tokens. Everywhere else `fast` changes nothing. It needs a
-            workspace.
+            shapes, never on the other tokens. Everywhere else `hopper` changes nothing. It needs
+            a workspace.
         pdl: as in :func:`norm_linear_into`: the kernels before it, as far back as there, must write
             nothing of this call's but q, k, v, out and the workspace, so neither decode_meta, nor
-            page_table, nor earlier positions of the cache.
+            page_table, nor counts, nor earlier positions of the cache.
+        counts: int32, at least one element: the step's counts, of which the first is the number of
+            leading decode tokens. Tokens from it on are not this call's: their out stays as it is,
+            and they write no key or value. None: all T tokens are this call's, which costs least.
     """
     _fused_attention_decode(
         *(
@@ -793,12 +805,13 @@ def fused_attention_decode_into(
             workspace,
             hopper,
             pdl,
+            counts,
         )
     )
 
 
 def attention_workspace_words(num_tokens: int, q_heads: int, kv_heads: int, head_dim: int) -> int:
-    """Words of the workspace that :func:`fused_attention_decode_into` needs for up to `tokens`
+    """Words of the workspace that :func:`fused_attention_decode_into` needs for up to `num_tokens`
     tokens (csrc/common/kv_split.h: what for).
 
     ValueError: `tokens` is negative, or another number below 1.

@@ -263,7 +263,7 @@ def sample_into(
     """As :func:`photon_ext.ops.sample_into`: out int32 [R] is written from logits [R, vocab], in
     float32 whatever their dtype.
 
-    `fast` changes nothing.
+    `hopper` changes nothing.
     """
     out.fill_(-1)
     for index, (row, _, num_tokens, flags) in enumerate(segments.tolist()):
@@ -418,7 +418,7 @@ def fused_mlp_into(
     out[:num_tokens] = linear(act[:num_tokens], down_weight)
 
 
-# --- fused linears: `fast` is a choice among kernels, and nothing here ----------------------------
+# --- fused linears: `hopper` is a choice among kernels, and nothing here --------------------------
 
 
 def norm_linear(
@@ -521,6 +521,11 @@ def _places(
     return pages.where((pages >= 0) & (pages < num_pages), NO_PAGE), positions % page_size
 
 
+def _decode_tokens(counts: Tensor | None, otherwise: int) -> int:
+    """How many leading tokens of a step are decode tokens; `otherwise` without counts."""
+    return otherwise if counts is None else max(0, int(counts[Count.DECODE_TOKENS]))
+
+
 def _rotate(x: Tensor, norm: Tensor | None, cos: Tensor, sin: Tensor, eps: float) -> Tensor:
     """One token's heads [heads, head_dim], normalized (if norm is given) and rotated by its
     position's angles [head_dim].
@@ -544,6 +549,7 @@ def rope_append_kv_(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
+    counts: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.rope_append_kv_`: q is updated, and both caches at the live tokens'
     places; cos and sin may be float64.
@@ -551,7 +557,7 @@ def rope_append_kv_(
     Where the kernels skip a token, here a position beyond cos or the page table, or a row beyond
     its table, is an IndexError.
     """
-    for token_index in range(len(q)):
+    for token_index in range(_decode_tokens(counts, 0), len(q)):
         if decode_meta[token_index, Meta.LENGTH] <= 0:
             continue
         position = int(decode_meta[token_index, Meta.POSITION])
@@ -605,10 +611,14 @@ def paged_attention_into(
     page_table: Tensor | None,
     scale: float,
     hopper: bool = False,
+    counts: Tensor | None = None,
 ) -> None:
-    """As :func:`photon_ext.ops.paged_attention_into`: out is written by :func:`paged_attention`."""
-    out.copy_(
-        paged_attention(q, k_cache, v_cache, decode_meta, segments, page_table, scale, hopper)
+    """As :func:`photon_ext.ops.paged_attention_into`: out is written by :func:`paged_attention`,
+    but for the decode tokens that counts tell.
+    """
+    own = slice(_decode_tokens(counts, 0), None)
+    out[own] = paged_attention(
+        q[own], k_cache, v_cache, decode_meta[own], segments, page_table, scale, hopper
     )
 
 
@@ -630,15 +640,17 @@ def fused_attention_decode_into(
     workspace: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
+    counts: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.fused_attention_decode_into`: out is written, and both caches at the
-    live tokens' places.
+    live tokens' places, both of the decode tokens alone that counts tell.
 
     `workspace`, `hopper` and `pdl` change nothing; a token whose own page is none comes to zeros;
     errors are those of :func:`rope_append_kv_` and :func:`paged_attention`.
     """
     del workspace, hopper, pdl  # they change the order of sums, and where kernels keep them
-    rotated = q.clone()
+    own = slice(_decode_tokens(counts, len(q)))
+    out, rotated, k, v, decode_meta = out[own], q[own].clone(), k[own], v[own], decode_meta[own]
     rope_append_kv_(
         rotated, k, v, k_cache, v_cache, decode_meta, page_table, cos, sin, q_norm, k_norm, eps
     )
@@ -646,7 +658,7 @@ def fused_attention_decode_into(
     paged_attention_into(
         out, rotated, k_cache, v_cache, decode_meta, no_segments, page_table, scale
     )
-    for token_index in range(len(q)):
+    for token_index in range(len(rotated)):
         position = int(decode_meta[token_index, Meta.POSITION])
         if decode_meta[token_index, Meta.LENGTH] > 0:
             pages, _ = _places(decode_meta, page_table, k_cache, token_index)

@@ -209,6 +209,7 @@ struct RopeAppendKvParams {
   const void* k;               // [tokens, kv_heads, head_dim]
   const void* v;               // [tokens, kv_heads, head_dim]
   const int32_t* decode_meta;  // [tokens, 4]
+  const int32_t* counts;       // [1] or null: tokens below the first count are left as they are
   KvCache cache;
   RopeParams rope;
   int64_t tokens, q_heads, kv_heads, head_dim;
@@ -223,6 +224,7 @@ struct PagedAttentionParams {
       decode_meta;          // [tokens, 4]: a token attends to positions 0 .. length - 1 of its row
   const int32_t* segments;  // [num_segments, 4]: for the Hopper path: where its tiles of tokens
                             // start, and how long a chunk is
+  const int32_t* counts;    // [1] or null: tokens below the first count are left as they are
   KvCache cache;
   int64_t tokens, num_segments, q_heads, kv_heads, head_dim;
   int64_t q_stride, q_head_stride, out_stride, out_head_stride;
@@ -238,6 +240,7 @@ struct FusedAttentionDecodeParams {
   const void* k;               // [tokens, kv_heads, head_dim]
   const void* v;               // [tokens, kv_heads, head_dim]
   const int32_t* decode_meta;  // [tokens, 4]
+  const int32_t* counts;       // [1] or null: tokens from the first count on are left as they are
   float* workspace;  // [workspace_words] (common/kv_split.h) or null: the Hopper kernel's, zeroed
                      // once by its owner
   KvCache cache;

@@ -25,6 +25,17 @@ PHOTON_HOST_DEVICE inline int64_t embedded_token(const int32_t* decode_meta, int
   return valid ? meta[kMetaToken] : -1;
 }
 
+// In a mixed step the device's counts say which tokens are decode tokens: the leading ones.
+// Attention of decode tokens leaves the others alone, attention of chunks leaves these alone.
+// Without counts an op has all tokens of its step.
+PHOTON_HOST_DEVICE inline bool is_decode_token(const int32_t* counts, int64_t index) {
+  return counts == nullptr || index < counts[kCountDecodeTokens];
+}
+
+PHOTON_HOST_DEVICE inline bool is_chunk_token(const int32_t* counts, int64_t index) {
+  return counts == nullptr || index >= counts[kCountDecodeTokens];
+}
+
 // A live token can stand here: position and length fit int32.
 PHOTON_HOST_DEVICE inline bool is_position(int64_t position) {
   return position >= 0 && position < INT32_MAX;

@@ -66,7 +66,7 @@ bool append_kv(const KvCache& cache, const RopeParams& rope, const Token& token,
 
 void rope_append_token(const RopeAppendKvParams& p, int64_t index) {
   const Token token = load_token(p.decode_meta, index);
-  if (!can_rotate(p.rope, token)) return;
+  if (!is_chunk_token(p.counts, index) || !can_rotate(p.rope, token)) return;
   for (int64_t h = 0; h < p.q_heads; ++h) {
     void* q = offset(p.q, index * p.q_stride + h * p.q_head_stride, p.dtype);
     rotate(q, q, p.rope.q_norm, p.rope, token, p.head_dim, p.dtype);
@@ -79,6 +79,7 @@ void rope_append_token(const RopeAppendKvParams& p, int64_t index) {
 }
 
 void attend_group(const PagedAttentionParams& p, int64_t index, int64_t kv_head) {
+  if (!is_chunk_token(p.counts, index)) return;
   const int64_t heads = p.q_heads / p.kv_heads, first = kv_head * heads,
                 length = kv_len(p.cache, load_token(p.decode_meta, index));
   void* out = offset(p.out, index * p.out_stride + first * p.out_head_stride, p.dtype);
@@ -95,6 +96,7 @@ void attend_group(const PagedAttentionParams& p, int64_t index, int64_t kv_head)
 
 void fused_group(const FusedAttentionDecodeParams& p, int64_t index, int64_t kv_head) {
   constexpr int64_t kHeadsAtOnce = 4;  // rotated queries in hand
+  if (!is_decode_token(p.counts, index)) return;
   const Token token = load_token(p.decode_meta, index);
   const int64_t heads = p.q_heads / p.kv_heads, first = kv_head * heads;
   void* out = offset(p.out, index * p.out_stride + first * p.out_head_stride, p.dtype);

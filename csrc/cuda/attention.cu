@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kRopeThreads) rope_append_kv_kernel(const Rope
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kRopeWarps + threadIdx.x / kWarpSize;
   const int64_t heads = p.q_heads + p.kv_heads;
   const int64_t index = warp / heads, head = warp % heads;
-  if (index >= p.tokens) return;
+  if (index >= p.tokens || !is_chunk_token(p.counts, index)) return;
   const Token token = load_token(p.decode_meta, index);
   if (!can_rotate(p.rope, token)) return;
   const int head_dim = static_cast<int>(p.head_dim);
@@ -64,6 +64,15 @@ __device__ HeadTile head_tile(const Params& p, int64_t tiles) {
                 left = group - tile * kHeads;
   return {token, kv_head, kv_head * group + tile * kHeads,
           static_cast<int>(left < kHeads ? left : kHeads), tile == 0};
+}
+
+// Whether the token is the call's: of a mixed step it may be the other attention's.
+__device__ bool has_token(const PagedAttentionParams& p, int64_t index) {
+  return is_chunk_token(p.counts, index);
+}
+
+__device__ bool has_token(const FusedAttentionDecodeParams& p, int64_t index) {
+  return is_decode_token(p.counts, index);
 }
 
 // The token with the length that is attended to; 0: the output is zeros.
@@ -136,6 +145,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
     attention_kernel(const Params p, int64_t tiles) {
   __shared__ AttendShared<T, kLanes, kHeads> shared;
   const HeadTile tile = head_tile<kHeads>(p, tiles);
+  if (!has_token(p, tile.token)) return;
   const int head_dim = static_cast<int>(p.head_dim);
   T* out =
       static_cast<T*>(p.out) + tile.token * p.out_stride + tile.first_q_head * p.out_head_stride;

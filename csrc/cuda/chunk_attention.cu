@@ -77,10 +77,10 @@ __device__ void find_tile(const PagedAttentionParams& p, const ChunkGrid& grid, 
     }
     upto += tiles;
     if (wanted < upto && wanted >= upto - own) {
-      task.first_token = begin + (wanted - upto + own) * tile_tokens;
-      task.tokens = (chunk.tokens() < grid.whole_tokens) == cuts
-                        ? min(tile_tokens, end - task.first_token)
-                        : 0;
+      const int start = begin + (wanted - upto + own) * tile_tokens,
+                stop = min(start + tile_tokens, end);
+      task.first_token = p.counts != nullptr ? max(start, p.counts[kCountDecodeTokens]) : start;
+      task.tokens = (chunk.tokens() < grid.whole_tokens) == cuts ? stop - task.first_token : 0;
     }
     last.number = __shfl_sync(kFullWarp, next.number, kWarpSize - 1);
     tiles = __shfl_sync(kFullWarp, upto, kWarpSize - 1);
@@ -288,7 +288,7 @@ __global__ void __launch_bounds__(Plan::kThreads, 1)
   auto& shared = *reinterpret_cast<ChunkShared<Plan>*>(dynamic_shared());
   if (threadIdx.x < kWarpSize) find_task<Plan>(p, grid, shared.task);
   __syncthreads();
-  if (shared.task.tokens == 0) return;
+  if (shared.task.tokens <= 0) return;
   load_tokens(p, shared);
   for (int first = 0; first < shared.task.tokens; first = shared.run.end) {
     start_run(shared, first);

@@ -69,7 +69,7 @@ struct ChunkPlan {
 // group, head i % group of the KV head's. The blocks of a cluster have the same tile, and each has
 // one part of every past.
 struct ChunkTask {
-  int first_token, tokens;  // no tokens: nothing to do
+  int first_token, tokens;  // no tokens (0 or less): nothing to do
   int kv_head, group;       // group: query heads of a KV head
   int rank, blocks;  // of the cluster; at least as many blocks as any past has parts, or one: then
                      // no context is cut

@@ -202,12 +202,12 @@ __device__ void patch_tile(unsigned char* tile, int token, const Bf16* row) {
   __syncwarp();
 }
 
-// Zeros for the tokens that attend to nothing and have no run.
+// Zeros for those of the leading tokens that attend to nothing and have no tile range.
 template <int kHeadDim>
-__device__ void clear_dead_tokens(const SplitGrid& grid) {
+__device__ void clear_dead_tokens(const SplitGrid& grid, int tokens) {
   constexpr int kVectors = kHeadDim / kPack;
 #pragma unroll 1
-  for (int token = blockIdx.x; token < grid.tokens; token += gridDim.x) {
+  for (int token = blockIdx.x; token < tokens; token += gridDim.x) {
     if (grid.kv_len(token) > 0) continue;
 #pragma unroll 1
     for (int i = threadIdx.x; i < grid.q_heads * kVectors; i += blockDim.x) {
@@ -337,7 +337,7 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
   // end means that all of them have.
   wait_for_earlier();
   reduction.merge();
-  if (share.has_dead) clear_dead_tokens<kHeadDim>(grid);
+  if (share.has_dead) clear_dead_tokens<kHeadDim>(grid, share.tokens);
 }
 
 template <int kHeadDim, int kHalves>
@@ -380,6 +380,7 @@ int launch_split(const FusedAttentionDecodeParams& p, void* stream) {
   const int64_t blocks = sms() * (p.tokens > kFewTokens ? 2 : 1);
   const int bits = rank_bits<kHeadDim, kHalves>(p, blocks);
   const SplitGrid grid{p.decode_meta,
+                       p.counts,
                        static_cast<int>(p.tokens),
                        static_cast<int>(p.q_heads),
                        static_cast<int>(group),

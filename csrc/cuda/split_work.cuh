@@ -36,6 +36,7 @@ struct TokenHeads {
 // heads of a token.
 struct SplitGrid {
   const int32_t* decode_meta;
+  const int32_t* counts;       // null, or a mixed step's
   int tokens, q_heads, group;  // group: query heads of a KV head
   Divisor token_split_groups;  // split-KV groups of a token
   Divisor tiles;               // split-KV groups of a KV head
@@ -54,6 +55,11 @@ struct SplitGrid {
 
   __device__ unsigned items_of(int32_t length) const {
     return (static_cast<unsigned>(length) + (1u << item_bits) - 1) >> item_bits;
+  }
+
+  // Leading tokens that are the call's: all, or a mixed step's decode tokens.
+  __device__ int own_tokens() const {
+    return counts != nullptr ? min(tokens, counts[kCountDecodeTokens]) : tokens;
   }
 
   // Positions that a token attends to, if it is live.
@@ -124,13 +130,15 @@ struct Share {
   bool in_clusters;           // a cluster has a split-KV group
   bool of_split_groups;       // a split-KV group is one block's
   bool has_dead;              // there are tokens that attend to nothing
+  int tokens;                 // of the grid, that are the call's
 
   // All warps compute the same, and all blocks. `own`, which comes empty: where tokens are no more
   // than lanes, of each lane the cut of its token.
   __device__ static Share of_block(const SplitGrid& grid, TokenCut& own) {
     unsigned items = 0, live = 0, rank_items = 0, longest = 0;
+    const int tokens = grid.own_tokens();
 #pragma unroll 1
-    for (int i = threadIdx.x % kWarpSize; i < grid.tokens; i += kWarpSize) {
+    for (int i = threadIdx.x % kWarpSize; i < tokens; i += kWarpSize) {
       const int32_t length = grid.kv_len(i);
       own = TokenCut::of(grid, length);
       items += own.items;
@@ -152,7 +160,8 @@ struct Share {
         each_items + (kSplitGroupTokens >> grid.item_bits);
     const unsigned each = of_split_groups ? each_split_groups : each_items;
     return {each,        blockIdx.x * each, blockIdx.x * each + each,
-            in_clusters, of_split_groups,   live < static_cast<unsigned>(grid.tokens)};
+            in_clusters, of_split_groups,   static_cast<int>(live) < tokens,
+            tokens};
   }
 
   // What a split-KV group counts for.
@@ -199,7 +208,7 @@ struct RangeCursor {
   // The share's first run, or the one that a block of the split-KV group's cluster has; all blocks
   // know the split-KV group then, even those without splits. `own`: as in Share::of_block().
   __device__ void seek(const SplitGrid& grid, const Share& share, const TokenCut& own) {
-    if (share.in_clusters) return seek_cluster(grid, own);
+    if (share.in_clusters) return seek_cluster(grid, share, own);
     split_group_begin = 0;
     seek_token(grid, share, own);
     if (index >= grid.tokens) return;
@@ -229,7 +238,8 @@ struct RangeCursor {
     if (++split_group == grid.token_split_groups.of) {
       split_group = 0;
       ++index;
-      while (index < grid.tokens && grid.kv_len(index) == 0) ++index;
+      while (index < share.tokens && grid.kv_len(index) == 0) ++index;
+      if (index >= share.tokens) index = grid.tokens;
       if (index < grid.tokens) open_token(grid);
     }
     if (split_group_begin >= share.end) index = grid.tokens;
@@ -264,13 +274,14 @@ struct RangeCursor {
   }
 
  private:
-  __device__ void seek_cluster(const SplitGrid& grid, const TokenCut& own) {
+  __device__ void seek_cluster(const SplitGrid& grid, const Share& share, const TokenCut& own) {
     const unsigned cluster = blockIdx.x >> grid.rank_bits;
     const int rank = static_cast<int>(cluster_rank());
     index = static_cast<int>(grid.token_split_groups.divides(cluster));
     split_group = cluster - index * grid.token_split_groups.of;
     split_group_begin = 0;
     split = end_split = 0;
+    if (index >= share.tokens) index = grid.tokens;
     if (index >= grid.tokens) return;
     open_first_token(grid, own);
     split = cut.split_of(grid, rank);
@@ -285,7 +296,7 @@ struct RangeCursor {
     for (int from = 0; from < grid.tokens; from += kWarpSize) {
       unsigned items = own.items;
       if (grid.tokens > kWarpSize)
-        items = from + lane < grid.tokens ? grid.items_of(grid.kv_len(from + lane)) : 0;
+        items = from + lane < share.tokens ? grid.items_of(grid.kv_len(from + lane)) : 0;
       const unsigned size = share.size_of(items) * grid.token_split_groups.of;
       unsigned end = size;
 #pragma unroll

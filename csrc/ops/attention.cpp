@@ -95,11 +95,23 @@ struct RopeArgs {
   }
 };
 
+// counts of a mixed step, whose first entry counts its decode tokens. Absent: the op has all
+// tokens.
+OptionalArg step_counts(Args& arg, const std::optional<Tensor>& counts_) {
+  const OptionalArg counts = arg("counts", counts_);
+  if (counts)
+    counts->int32()
+        .rank(1, "[decode tokens]")
+        .at_least(0, 1, "the number of decode tokens")
+        .contiguous();
+  return counts;
+}
+
 void rope_append_kv(const Tensor& q_, const Tensor& k_, const Tensor& v_, const Tensor& k_cache,
                     const Tensor& v_cache, const Tensor& decode_meta_,
                     const std::optional<Tensor>& page_table, const Tensor& cos, const Tensor& sin,
                     const std::optional<Tensor>& q_norm, const std::optional<Tensor>& k_norm,
-                    double eps) {
+                    double eps, const std::optional<Tensor>& counts_) {
   Args arg("rope_append_kv_");
   const Arg q = arg("q", q_);
   const CacheArgs cache(arg, k_cache, v_cache, page_table);
@@ -118,19 +130,22 @@ void rope_append_kv(const Tensor& q_, const Tensor& k_, const Tensor& v_, const 
                               .contiguous();
   const RopeArgs rope(arg, q, cos, sin, q_norm, k_norm);
   k.last_contiguous();
+  const OptionalArg counts = step_counts(arg, counts_);
   const Arg *table = cache.page_table.get(), *q_norm_arg = rope.q_norm.get(),
-            *k_norm_arg = rope.k_norm.get();
+            *k_norm_arg = rope.k_norm.get(), *counts_arg = counts.get();
   q.written({&k, &v, &cache.k, &cache.v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg,
-             k_norm_arg});
-  cache.k.written(
-      {&k, &v, &cache.v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg});
-  cache.v.written({&k, &v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg});
+             k_norm_arg, counts_arg});
+  cache.k.written({&k, &v, &cache.v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg,
+                   k_norm_arg, counts_arg});
+  cache.v.written(
+      {&k, &v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg, counts_arg});
 
   RopeAppendKvParams p{};
   p.q = q.data<void>();
   p.k = k.data<void>();
   p.v = v.data<void>();
   p.decode_meta = decode_meta.data<int32_t>();
+  p.counts = counts.data<int32_t>();
   p.cache = cache.params();
   p.rope = rope.params(eps);
   p.tokens = tokens;
@@ -149,7 +164,8 @@ void rope_append_kv(const Tensor& q_, const Tensor& k_, const Tensor& v_, const 
 
 void paged_attention(const Tensor& out_, const Tensor& q_, const Tensor& k_cache,
                      const Tensor& v_cache, const Tensor& decode_meta_, const Tensor& segments_,
-                     const std::optional<Tensor>& page_table, double scale, bool hopper) {
+                     const std::optional<Tensor>& page_table, double scale, bool hopper,
+                     const std::optional<Tensor>& counts_) {
   Args arg("paged_attention_into");
   const Arg q = arg("q", q_);
   const CacheArgs cache(arg, k_cache, v_cache, page_table);
@@ -168,13 +184,16 @@ void paged_attention(const Tensor& out_, const Tensor& q_, const Tensor& k_cache
                       .dtype_of(q)
                       .shape({tokens, q_heads, head_dim}, "the shape of q")
                       .last_contiguous();
-  out.written({&q, &cache.k, &cache.v, &decode_meta, &segments, cache.page_table.get()});
+  const OptionalArg counts = step_counts(arg, counts_);
+  out.written(
+      {&q, &cache.k, &cache.v, &decode_meta, &segments, cache.page_table.get(), counts.get()});
 
   PagedAttentionParams p{};
   p.out = out.data<void>();
   p.q = q.data<void>();
   p.decode_meta = decode_meta.data<int32_t>();
   p.segments = segments.data<int32_t>();
+  p.counts = counts.data<int32_t>();
   p.cache = cache.params();
   p.tokens = tokens;
   p.num_segments = segments.size(0);
@@ -210,7 +229,8 @@ void fused_attention_decode(const Tensor& out_, const Tensor& q_, const Tensor& 
                             const Tensor& cos, const Tensor& sin, double scale,
                             const std::optional<Tensor>& q_norm,
                             const std::optional<Tensor>& k_norm, double eps,
-                            const std::optional<Tensor>& workspace_, bool hopper, bool pdl) {
+                            const std::optional<Tensor>& workspace_, bool hopper, bool pdl,
+                            const std::optional<Tensor>& counts_) {
   Args arg("fused_attention_decode_into");
   const Arg q = arg("q", q_);
   const CacheArgs cache(arg, k_cache, v_cache, page_table);
@@ -236,16 +256,18 @@ void fused_attention_decode(const Tensor& out_, const Tensor& q_, const Tensor& 
   const OptionalArg workspace = arg("workspace", workspace_);
   check_workspace(q, workspace, attention_workspace_words(tokens, q_heads, kv_heads, head_dim),
                   hopper);
+  const OptionalArg counts = step_counts(arg, counts_);
   const Arg *table = cache.page_table.get(), *q_norm_arg = rope.q_norm.get(),
-            *k_norm_arg = rope.k_norm.get();
+            *k_norm_arg = rope.k_norm.get(), *counts_arg = counts.get();
   out.written({&q, &k, &v, &cache.k, &cache.v, &decode_meta, table, &rope.cos, &rope.sin,
-               q_norm_arg, k_norm_arg});
-  cache.k.written(
-      {&q, &k, &v, &cache.v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg});
-  cache.v.written({&q, &k, &v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg});
+               q_norm_arg, k_norm_arg, counts_arg});
+  cache.k.written({&q, &k, &v, &cache.v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg,
+                   k_norm_arg, counts_arg});
+  cache.v.written(
+      {&q, &k, &v, &decode_meta, table, &rope.cos, &rope.sin, q_norm_arg, k_norm_arg, counts_arg});
   if (workspace) {
     workspace->written({&out, &q, &k, &v, &cache.k, &cache.v, &decode_meta, table, &rope.cos,
-                        &rope.sin, q_norm_arg, k_norm_arg});
+                        &rope.sin, q_norm_arg, k_norm_arg, counts_arg});
   }
 
   FusedAttentionDecodeParams p{};
@@ -254,6 +276,7 @@ void fused_attention_decode(const Tensor& out_, const Tensor& q_, const Tensor& 
   p.k = k.data<void>();
   p.v = v.data<void>();
   p.decode_meta = decode_meta.data<int32_t>();
+  p.counts = counts.data<int32_t>();
   p.cache = cache.params();
   p.rope = rope.params(eps);
   p.tokens = tokens;

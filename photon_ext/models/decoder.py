@@ -5,7 +5,8 @@ fixed addresses, and nothing is allocated, so a forward can be captured once per
 at any position. There are two ways through a layer: op by op, with residual adds folded into the
 norm that follows, on every device and with torch's matrix products; and, with the Hopper kernels,
 by linears fused with what comes before or after them, around the attention of a decode step (five
-ops a layer) or of chunks (six).
+ops a layer), of chunks (six), or of a mixed step, where the counts on the device tell decode tokens
+from chunks (seven).
 """
 
 from __future__ import annotations
@@ -67,8 +68,8 @@ class Decoder:
 
         `gemm_tokens`: on CUDA, steps of more tokens that are not being captured multiply through
         torch, which is fast but sums in an order that depends on T; None: never, so that a row's
-        result depends on its own tokens alone. `fast`: use the fused ops with their Hopper kernels,
-        see photon_ext.ops, in decode steps and, where these kernels run and the weights are
+        result depends on its own tokens alone. `hopper`: use the fused ops with their Hopper
+        kernels, see photon_ext.ops, in decode steps and, where these run and the weights are
         bfloat16, in prefill steps: then only eager ones of more than 64 tokens (and of more than
         `gemm_tokens`) multiply through torch, all but the head. The Hopper linears give a token the
         same bits in every step, whatever its kind and size. The fast attention of a chunk sums long
@@ -239,7 +240,7 @@ class Decoder:
                     buffers.normed, buffers.residual, buffers.projected, layer.input_norm, eps
                 )
             _linear(buffers.qkv, buffers.normed, layer.qkv, counts, through_torch)
-            self._attend(index, layer, step, buffers)
+            self._attend(index, layer, step, buffers, fused=False)
             _linear(buffers.projected, buffers.attention, layer.o, counts, through_torch)
             ops.add_rms_norm_into(
                 buffers.normed, buffers.residual, buffers.projected, layer.post_norm, eps
@@ -260,7 +261,6 @@ class Decoder:
         let the next one start, one starts when that has ended.
         """
         eps, residual = self.config.rms_eps, buffers.residual
-        attend = self._attend_fused if step.kind is StepKind.DECODE else self._attend
         for index, layer in enumerate(self.weights.layers):
             ops.norm_linear_into(
                 buffers.qkv,
@@ -272,7 +272,7 @@ class Decoder:
                 hopper=True,
                 pdl=True,
             )
-            attend(index, layer, step, buffers)
+            self._attend(index, layer, step, buffers, fused=True)
             ops.linear_residual_(
                 residual, buffers.attention, *layer.o, counts, hopper=True, pdl=True
             )
@@ -297,11 +297,39 @@ class Decoder:
         q, k, v = torch.split(heads, [config.q_heads, config.kv_heads, config.kv_heads], dim=1)
         return q, k, v, buffers.attention.view(-1, config.q_heads, config.head_dim)
 
-    def _attend_fused(
-        self, index: int, layer: LayerWeights, step: StepTensors, buffers: Activations
+    def _attend(
+        self,
+        index: int,
+        layer: LayerWeights,
+        step: StepTensors,
+        buffers: Activations,
+        fused: bool,
     ) -> None:
-        """`_attend` for a decode step, in one op."""
-        q, k, v, attention = self._heads(buffers)
+        """Rotates q and k, appends k and v to the rows' pages, and attends: `buffers.qkv` to
+        `buffers.attention`.
+
+        In a mixed step decode tokens and chunks go through two kernels each of which leaves the
+        other's tokens alone: their order is free.
+        """
+        if step.kind is StepKind.MIXED:
+            self._attend_decode(index, layer, step, buffers, fused, step.counts)
+            self._attend_chunks(index, layer, step, buffers, step.counts)
+        elif step.kind is StepKind.DECODE and fused:
+            self._attend_decode(index, layer, step, buffers, fused, None)
+        else:
+            self._attend_chunks(index, layer, step, buffers, None)
+
+    def _attend_decode(
+        self,
+        index: int,
+        layer: LayerWeights,
+        step: StepTensors,
+        buffers: Activations,
+        fused: bool,
+        counts: torch.Tensor | None,
+    ) -> None:
+        """`_attend` for decode tokens, in one op. `fused`: behind a linear that lets it start."""
+        q, k, v, attention = (heads[: step.decode_tokens] for heads in self._heads(buffers))
         ops.fused_attention_decode_into(
             attention,
             q,
@@ -309,7 +337,7 @@ class Decoder:
             v,
             self._kv.keys[index],
             self._kv.values[index],
-            step.decode_meta,
+            step.decode_meta[: step.decode_tokens],
             step.page_table,
             self._cos,
             self._sin,
@@ -318,16 +346,20 @@ class Decoder:
             layer.k_norm,
             self.config.rms_eps,
             self._workspace,
-            hopper=True,
-            pdl=True,
+            hopper=self._hopper,
+            pdl=fused,
+            counts=counts,
         )
 
-    def _attend(
-        self, index: int, layer: LayerWeights, step: StepTensors, buffers: Activations
+    def _attend_chunks(
+        self,
+        index: int,
+        layer: LayerWeights,
+        step: StepTensors,
+        buffers: Activations,
+        counts: torch.Tensor | None,
     ) -> None:
-        """Rotates q and k, appends k and v to the row's pages, and attends: `buffers.qkv` to
-        `buffers.attention`.
-        """
+        """`_attend` for any tokens, but with counts not for those that are decode tokens."""
         keys, values = self._kv.keys[index], self._kv.values[index]
         q, k, v, attention = self._heads(buffers)
         ops.rope_append_kv_(
@@ -343,6 +375,7 @@ class Decoder:
             layer.q_norm,
             layer.k_norm,
             self.config.rms_eps,
+            counts,
         )
         ops.paged_attention_into(
             attention,
@@ -354,6 +387,7 @@ class Decoder:
             step.page_table,
             self._scale,
             hopper=self._hopper_chunks,
+            counts=counts,
         )
 
 

@@ -22,6 +22,7 @@ FAMILIES = (
     "embedding",
     "fused_linear",
     "linear",
+    "mixed_attention",
     "mlp",
     "norm",
     "sample",
@@ -45,7 +46,7 @@ RUNS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
     "chunks": (
         ("ops/test_chunk_attention", "models/test_decoder_fast"),
         "(test_chunk_attention and not ((in_parts or rides_along or stay_whole) and (96 or 128 or "
-        "256))) or as_near",
+        "256))) or as_near or in_a_mixed_step",
         {},
     ),
     "ops": (

@@ -22,6 +22,14 @@ class Chunk(NamedTuple):
     tokens: list[int]
 
 
+DEAD = Chunk(0, -1, [0])
+
+
+def _last_live(decodes: list[Chunk]) -> int:
+    """1 + the last decode token that is not dead."""
+    return max((i + 1 for i, chunk in enumerate(decodes) if chunk is not DEAD), default=0)
+
+
 class Harness:
     """A decoder of `rows` rows, each with `max_len` positions over pages in random order; row 0
     is padding.
@@ -59,8 +67,13 @@ class Harness:
         assert step.logits is not None
         return step.logits[: len(chunks)].clone()
 
-    def make_step(self, kind: StepKind, chunks: list[Chunk], padding: int = 0) -> StepTensors:
-        """A step of these chunks; `padding` dead tokens and segments follow the live ones."""
+    def make_step(
+        self, kind: StepKind, chunks: list[Chunk], padding: int = 0, decodes: int = 0
+    ) -> StepTensors:
+        """A step of these chunks; `padding` dead tokens and segments follow the live ones.
+
+        In a mixed step the first `decodes` chunks are decode tokens, DEAD ones among them.
+        """
         entries = [
             (token, chunk.position + i, chunk.row)
             for chunk in chunks
@@ -80,23 +93,30 @@ class Harness:
         for index, chunk in enumerate(chunks):
             segments[index] = torch.tensor([chunk.row, first, len(chunk.tokens), 1])
             first += len(chunk.tokens)
+        carried = live if kind is StepKind.DECODE else _last_live(chunks[:decodes])
         row_state = torch.zeros(
             len(self.page_table), ROW_COLUMNS, dtype=torch.int32, device=self.device
         )
         return StepTensors(
             kind=kind,
+            decode_tokens=total if kind is StepKind.DECODE else decodes,
             decode_meta=decode_meta,
             segments=segments.to(self.device),
             counts=torch.tensor(
-                [live if kind is StepKind.DECODE else 0, live, len(chunks)],
-                dtype=torch.int32,
-                device=self.device,
+                [carried, live, len(chunks)], dtype=torch.int32, device=self.device
             ),
             tables=[row_state, self.page_table, torch.zeros_like(self.page_table)],
             page_table=self.page_table,
             row_state=row_state,
             sampled=torch.zeros(len(segments), dtype=torch.int32, device=self.device),
         )
+
+    def mixed(self, decodes: list[Chunk], chunks: list[Chunk], padding: int = 0) -> torch.Tensor:
+        """Logits of the decode tokens, of which some may be DEAD, and of the chunks."""
+        step = self.make_step(StepKind.MIXED, [*decodes, *chunks], padding, len(decodes))
+        self.decoder.forward(step)
+        assert step.logits is not None
+        return step.logits[: len(decodes) + len(chunks)].clone()
 
     def prefill(self, chunks: list[Chunk], padding: int = 0) -> torch.Tensor:
         return self.step(StepKind.PREFILL, chunks, padding)
@@ -109,6 +129,18 @@ class Harness:
             for row, position, token in zip(rows, positions, tokens, strict=True)
         ]
         return self.step(StepKind.DECODE, chunks, padding)
+
+    def caches(self) -> list[torch.Tensor]:
+        """Keys and values of all layers, whole; what was never written may be anything."""
+        pool = self.decoder._kv
+        return [*pool.keys, *pool.values]
+
+    def context(self, row: int, length: int) -> torch.Tensor:
+        """Keys and values of a row's first positions, [2 * layers, length, kv heads, head_dim]."""
+        positions = torch.arange(length, device=self.device)
+        page_size = self.decoder.page_size
+        pages = self.page_table[row].long()[positions // page_size]
+        return torch.stack([cache[pages, positions % page_size] for cache in self.caches()])
 
     def greedy(self, prompts: list[list[int]], count: int) -> list[list[int]]:
         """`count` greedy tokens after each prompt, all prompts in one batch on rows 1, 2, ..."""

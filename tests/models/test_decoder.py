@@ -17,7 +17,7 @@ from photon_ext.models.hf_config import hf_config
 from photon_ext.models.loader import load_model
 from photon_ext.models.weights import random_weights
 from photon_ext.runtime.step import StepKind
-from tests.models.harness import Chunk, Harness
+from tests.models.harness import DEAD, Chunk, Harness
 from tests.models.tiny import TINY, VOCAB, greedy_ids, saved_tiny_model, tiny_model
 
 SEEDS = (0, 1, 2)
@@ -114,6 +114,39 @@ def test_rows_do_not_depend_on_their_batch_bitwise(name: str, tmp_path: Path) ->
         assert torch.equal(together, alone)
 
 
+@pytest.mark.parametrize("name", TINY)
+def test_a_mixed_step_gives_the_logits_and_keys_of_separate_steps_bitwise(
+    name: str, tmp_path: Path
+) -> None:
+    """Rows 1 and 2 decode, row 3 begins, row 4 goes on with its prompt: in one step, with dead
+    decode tokens between and behind the live ones, and in a prefill and a decode step.
+    """
+    saved_tiny_model(name, tmp_path)
+    config, weights, _ = load_model(tmp_path)
+    together, apart = Harness(config, weights), Harness(config, weights)
+    first, second, third, fourth = prompts(7, (3, 11, 8, 20))
+    for one in (together, apart):
+        one.prefill([Chunk(1, 0, first), Chunk(2, 0, second), Chunk(4, 0, fourth[:9])])
+    decodes, chunks = [Chunk(1, 3, [4]), Chunk(2, 11, [5])], [Chunk(3, 0, third)]
+    chunks.append(Chunk(4, 9, fourth[9:]))
+    logits = together.mixed([decodes[0], DEAD, decodes[1], DEAD], chunks, padding=2)
+    expected = torch.cat([apart.step(StepKind.DECODE, decodes), apart.prefill(chunks)])
+    assert torch.equal(logits[[0, 2, 4, 5]], expected)
+    for row, length in ((1, 4), (2, 12), (3, 8), (4, 20)):
+        assert torch.equal(together.context(row, length), apart.context(row, length))
+
+
+def test_a_mixed_step_without_live_decode_tokens_or_without_chunks_is_either_alone(
+    tmp_path: Path,
+) -> None:
+    _, harness = loaded("qwen3-tied", tmp_path)
+    (ids,) = prompts(8, (12,))
+    expected = harness.prefill([Chunk(1, 0, ids)])
+    assert torch.equal(harness.mixed([DEAD, DEAD], [Chunk(2, 0, ids)])[2:], expected)
+    step = harness.decode([1], [12], [3])
+    assert torch.equal(harness.mixed([Chunk(2, 12, [3]), DEAD], [], padding=3)[:1], step)
+
+
 def test_a_prefill_step_may_have_as_many_tokens_as_segments(tmp_path: Path) -> None:
     """With padding, T == R does not mean one token a segment: the kind says which tokens the
     logits belong to.
@@ -131,10 +164,10 @@ def test_dead_steps_write_no_kv(tmp_path: Path) -> None:
     _, harness = loaded("qwen3-tied", tmp_path)
     (ids,) = prompts(8, (12,))
     harness.prefill([Chunk(1, 0, ids)])
-    pool = harness.decoder._kv
-    before = [tensor.nan_to_num().clone() for tensor in (*pool.keys, *pool.values)]
+    before = [tensor.nan_to_num().clone() for tensor in harness.caches()]
     harness.decode([], [], [], padding=4)
-    after = [tensor.nan_to_num() for tensor in (*pool.keys, *pool.values)]
+    harness.mixed([DEAD, DEAD], [], padding=3)
+    after = [tensor.nan_to_num() for tensor in harness.caches()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 

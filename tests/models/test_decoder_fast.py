@@ -16,7 +16,7 @@ from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.decoder import GEMM_TOKENS, HOPPER_GEMM_TOKENS, WHOLE_ROWS, Decoder
 from photon_ext.models.weights import DecoderWeights, empty_weights, random_weights, weight_slots
 from photon_ext.runtime.step import StepKind
-from tests.models.harness import Chunk, Harness
+from tests.models.harness import DEAD, Chunk, Harness
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 # Shapes that the Hopper kernels take, none of them round: head sizes and groups, widths of odd
@@ -171,6 +171,71 @@ def test_a_prompt_has_the_same_bits_however_it_is_cut_and_whatever_rides_along(
     together = decoder.prefill([Chunk(3, 0, PROMPT), Chunk(2, 0, LONG)], padding=5)
     assert torch.equal(together[1:], whole)
     assert torch.equal(together[:1], decoder.prefill([Chunk(1, 0, PROMPT)]))
+
+
+def mixed_and_separate(decoder: Harness) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits of four live decode tokens of a bucket of six and of two chunks, [6, vocab]: in one
+    step, and from a decode step and a prefill step over the same rows.
+    """
+    for row in (1, 2, 3, 4, 6):
+        decoder.prefill([Chunk(row, 0, LONG[: 8 * row])])
+    decodes = [Chunk(row, 8 * row, [row]) for row in (1, 2, 3, 4)]
+    chunks = [Chunk(5, 0, PROMPT[:20]), Chunk(6, 48, LONG[48:70])]
+    bucket = [decodes[0], DEAD, *decodes[1:], DEAD]
+    mixed = decoder.mixed(bucket, chunks, padding=3)[[0, 2, 3, 4, 6, 7]]
+    return mixed, torch.cat([decoder.step(StepKind.DECODE, decodes), decoder.prefill(chunks)])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_token_has_the_same_bits_in_a_mixed_step(device: str) -> None:
+    """Of a model whose linears all have Hopper kernels, so that all steps are fused."""
+    sizes = {"rows": 6, "max_len": len(LONG), "max_step_tokens": len(LONG)}
+    decoder = harness("llama-6-2-64-tied", device, torch.bfloat16, hopper=True, **sizes)
+    mixed, separate = mixed_and_separate(decoder)
+    assert torch.equal(mixed, separate)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_on_a_cpu_a_fused_mixed_step_changes_no_bit(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoder_module, "hopper_runs", lambda: True)
+    sizes = {"rows": 6, "max_len": len(LONG), "max_step_tokens": len(LONG)}
+    fused, _ = mixed_and_separate(harness(name, "cpu", torch.float32, hopper=True, **sizes))
+    plain, _ = mixed_and_separate(harness(name, "cpu", torch.float32, hopper=False, **sizes))
+    assert torch.equal(fused, plain)
+
+
+@pytest.mark.gpu
+def test_a_captured_mixed_step_follows_the_counts() -> None:
+    """One graph serves every share of decode tokens and chunks."""
+    sizes = {"rows": 6, "max_len": len(LONG), "max_step_tokens": len(LONG)}
+    eager, captured = (
+        harness("qwen3-4-2-128", "cuda", torch.bfloat16, hopper=True, **sizes) for _ in range(2)
+    )
+    for one in (eager, captured):
+        for row in (1, 2, 3):
+            one.prefill([Chunk(row, 0, PROMPT[:8])])
+    steps = [
+        ([Chunk(1, 8, [5]), Chunk(2, 8, [6]), DEAD], [Chunk(4, 0, PROMPT[:5])]),
+        ([Chunk(1, 9, [5]), DEAD, DEAD], [Chunk(4, 5, PROMPT[5:10])]),
+        ([DEAD, DEAD, DEAD], [Chunk(4, 10, PROMPT[10:15])]),
+        ([Chunk(1, 10, [7]), Chunk(2, 9, [8]), Chunk(3, 8, [9])], [Chunk(5, 0, PROMPT[:5])]),
+    ]
+    tensors = [captured.make_step(StepKind.MIXED, [*d, *c], 0, len(d)) for d, c in steps]
+    step, graph = tensors[0], torch.cuda.CUDAGraph()
+    captured.decoder.forward(step)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        captured.decoder.forward(step)
+    for (decodes, chunks), source in zip(steps, tensors, strict=True):
+        step.decode_meta.copy_(source.decode_meta)
+        step.segments.copy_(source.segments)
+        step.counts.copy_(source.counts)
+        graph.replay()
+        live = [i for i, chunk in enumerate([*decodes, *chunks]) if chunk is not DEAD]
+        assert step.logits is not None
+        assert torch.equal(step.logits[live], eager.mixed(decodes, chunks)[live])
 
 
 @pytest.mark.parametrize("device", DEVICES)

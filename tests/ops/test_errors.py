@@ -293,6 +293,22 @@ def gapped(x: torch.Tensor) -> torch.Tensor:
             {4: longer},
             "decode_meta has shape [4, 4], expected [3, 4] ([tokens of staged_ids, 4])",
         ),
+        ("rope_append_kv_", {12: torch.Tensor.long}, "counts has dtype int64, expected int32"),
+        (
+            "paged_attention_into",
+            {9: lambda counts: counts[:0]},
+            "counts has shape [0], expected dimension 0 to be at least 1 (the number of decode",
+        ),
+        (
+            "fused_attention_decode_into",
+            {17: lambda counts: counts[None]},
+            "counts has shape [1, 3], expected 1 dimension [decode tokens]",
+        ),
+        (
+            "fused_attention_decode_into",
+            {17: lambda counts: gapped(counts)},
+            "counts has shape [3] with strides [2], expected a contiguous tensor",
+        ),
         ("carry_over_ids_", {2: longer}, "idx has shape [4], expected [3] ([n of next])"),
         ("carry_over_ids_", {1: torch.Tensor.float}, "prev has dtype float32, expected int32"),
         (

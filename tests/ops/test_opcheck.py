@@ -196,6 +196,7 @@ def rope_append_kv(device: str, size: int) -> Arguments:
         norm,
         None,
         1e-6,
+        ints([size // 2, size, size], device),
     )
 
 
@@ -211,6 +212,8 @@ def paged_attention(device: str, size: int) -> Arguments:
         parts["segments"],
         cache.page_table,
         0.3,
+        False,
+        ints([size // 2, size, size], device),
     )
 
 
@@ -219,7 +222,8 @@ def fused_attention_decode(device: str, size: int) -> Arguments:
     cache, q = parts["cache"], parts["qkv"][0]
     workspace = torch.zeros(ops.attention_workspace_words(size, 4, 2, 8), device=device)
     inputs = *parts["qkv"], cache.k, cache.v, parts["meta"], cache.page_table, *parts["tables"]
-    return torch.zeros_like(q), *inputs, 0.3, None, None, 1e-6, workspace, True
+    counts = ints([size // 2, size, size], device)
+    return torch.zeros_like(q), *inputs, 0.3, None, None, 1e-6, workspace, True, False, counts
 
 
 CASES: dict[str, Callable[[str, int], Arguments]] = {
