@@ -1,0 +1,178 @@
+"""Host work of a step: what the engine's thread spends on one, without any device.
+
+    python -m benchmarks.host [--rows 32,128,256] [--modes quiet,handover,text] [--json FILE]
+
+A stub device answers every step at once, so that the loop's turns are nothing but host work. Modes:
+
+    quiet      nobody reads before the end, as in `generate`
+    handover   every token is handed on, a message per step, to one consumer in another process
+    text       32 threads stream text beside the loop
+
+The figure is the median of the loop's turns in microseconds, on its own thread. In `text` readers
+take the interpreter from the loop, so that the figure tells what streaming in one process costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from photon_ext import Engine, SamplingParams, StepOutput
+from photon_ext.engine.loop import EngineLoop
+from photon_ext.testing.stub import StubRuntime
+
+MODES = ("quiet", "handover", "text")
+VOCABULARY = 151936
+READERS = 32
+WARM_UP = 50  # turns: admission and the first steps
+
+
+class TimedLoop:
+    """The times of a loop's turns, from its own thread's clock of wall time."""
+
+    def __init__(self) -> None:
+        self.turns_ns: list[int] = []
+
+    def __enter__(self) -> TimedLoop:
+        self._turn = turn = EngineLoop._turn
+        turns = self.turns_ns
+
+        def timed(loop: EngineLoop) -> None:
+            begin = time.perf_counter_ns()
+            turn(loop)
+            turns.append(time.perf_counter_ns() - begin)
+
+        EngineLoop._turn = timed  # type: ignore[method-assign]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        EngineLoop._turn = self._turn  # type: ignore[method-assign]
+
+
+def stub_engine(rows: int, steps: int) -> Engine:
+    """An engine around the stub device, with one graph bucket for all rows."""
+    runtime = StubRuntime(rows, max_len=steps + 16)
+    pages = rows * runtime.table.pages_per_row
+    return Engine(
+        runtime, lambda step: None, vocab_size=VOCABULARY, num_pages=pages, buckets=(rows,)
+    )
+
+
+def measure(mode: str, rows: int, steps: int) -> float:
+    """Median microseconds of a turn with `rows` requests of `steps` tokens."""
+    prompts, params = [[1, 2, 3, 4]] * rows, SamplingParams(max_new_tokens=steps)
+    with stub_engine(rows, steps) as engine, TimedLoop() as timed:
+        if mode == "text":
+            _read_all([engine.submit(prompt, params) for prompt in prompts])
+        else:
+            finish = _hand_over(engine) if mode == "handover" else _nothing
+            outputs = engine.generate(prompts, params)
+            tokens = finish()
+            assert all(len(output.token_ids) == steps for output in outputs)
+            assert mode != "handover" or tokens == rows * steps, (tokens, rows * steps)
+    return statistics.median(timed.turns_ns[WARM_UP:]) / 1e3
+
+
+def _nothing() -> int:
+    return 0
+
+
+def _hand_over(engine: Engine) -> Callable[[], int]:
+    """Sends each step's tokens to another process; what is returned waits for it to have all, and
+    tells how many there were.
+    """
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    consumer = multiprocessing.get_context("spawn").Process(target=_consume, args=(theirs,))
+    consumer.start()
+    assert ours.recv() == "ready"
+    names: dict[int, int] = {}
+    sent: list[tuple[Any, ...]] = []  # of the requests that decode together
+
+    def send(output: StepOutput) -> None:
+        requests = output.requests
+        if not sent or sent[-1] is not requests:
+            sent[:] = [requests]
+            ours.send([names.setdefault(id(request), len(names)) for request in requests])
+        first = [(names.setdefault(id(request), len(names)), token) for request, token in output.first]
+        ours.send((output.tokens, first, len(output.ended)))
+
+    engine.listen(send)
+
+    def finish() -> int:
+        ours.send(None)
+        count = ours.recv()
+        consumer.join()
+        return int(count)
+
+    return finish
+
+
+def _consume(pipe: Connection) -> None:
+    """The other process: takes each token to its request."""
+    answers: dict[int, list[int]] = {}
+    columns: list[list[int]] = []
+    pipe.send("ready")
+    while (message := pipe.recv()) is not None:
+        if isinstance(message, list):
+            columns = [answers.setdefault(name, []) for name in message]
+            continue
+        tokens, first, _ended = message
+        for answer, token in zip(columns, tokens, strict=False):
+            if token >= 0:
+                answer.append(token)
+        for name, token in first:
+            answers.setdefault(name, []).append(token)
+    pipe.send(sum(map(len, answers.values())))
+
+
+def _read_all(requests: list[Any]) -> None:
+    """Threads that stream: each reads its requests one after the other."""
+
+    def read(own: list[Any]) -> None:
+        for request in own:
+            for _ in request.iter():
+                pass
+
+    threads = [threading.Thread(target=read, args=(requests[i::READERS],)) for i in range(READERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints a line per mode and number of rows; writes JSON where asked."""
+    options = argparse.ArgumentParser(prog="benchmarks.host", description=__doc__)
+    options.formatter_class = argparse.RawDescriptionHelpFormatter
+    options.add_argument("--rows", default="32,128,256", help="rows, separated by commas")
+    options.add_argument("--modes", default=",".join(MODES), help="modes, separated by commas")
+    options.add_argument("--steps", type=int, default=1000, help="tokens per request")
+    options.add_argument("--rounds", type=int, default=3, help="runs, of which the best counts")
+    options.add_argument("--json", type=Path, help="where the results go")
+    given = options.parse_args(arguments)
+    modes = given.modes.split(",")
+    if unknown := [mode for mode in modes if mode not in MODES]:
+        options.error(f"there is no mode {unknown[0]!r}; there are {', '.join(MODES)}")
+    results = []
+    for mode in modes:
+        for rows in map(int, given.rows.split(",")):
+            runs = [measure(mode, rows, given.steps) for _ in range(given.rounds)]
+            result = {"rows": rows, "mode": mode, "host_us": round(min(runs), 1)}
+            results.append({**result, "runs_us": [round(run, 1) for run in runs]})
+            print(f"{mode:9} {rows:4} rows {min(runs):8.1f} us", file=sys.stdout, flush=True)
+    if given.json is not None:
+        given.json.write_text(json.dumps({"results": results}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
