@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from photon_ext._library import log_fallbacks
 from photon_ext.engine_loop import EngineLoop
 from photon_ext.errors import ConfigError, RequestError
 from photon_ext.models.decoder import GEMM_TOKENS, Decoder
@@ -130,6 +131,7 @@ class Engine:
             on_release=released.append,
             stalls=meter,
         )
+        log_fallbacks()  # of what the captures launched
         self.meter = Meter(self._pipeline.stats, self._scheduler, runtime.depth, device, meter)
         self._loop = EngineLoop(
             self._pipeline, released, self._scheduler, self._mailbox, runtime.depth, self.meter

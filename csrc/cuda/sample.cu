@@ -2,6 +2,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "common/fallbacks.h"
 #include "common/mask.h"
 #include "common/noise.h"
 #include "common/out_record.h"
@@ -277,7 +278,8 @@ int sample(const SampleParams& p, void* stream) {
   return with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     LaunchShape shape{p.num_segments, kSampleThreads, sizeof(SampleShared)};
-    if (!p.hopper || !hopper_runs()) return launch(sample_kernel<T, 1>, shape, stream, p);
+    if (!p.hopper || !runs_hopper("sample_into", hopper_device_misfit()))
+      return launch(sample_kernel<T, 1>, shape, stream, p);
     shape.blocks *= kSampleCluster;
     shape.cluster = kSampleCluster;
     shape.pdl = true;

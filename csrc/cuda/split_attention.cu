@@ -424,15 +424,20 @@ bool fits_indices(const FusedAttentionDecodeParams& p) {
 
 }  // namespace
 
-bool can_split_attention(const FusedAttentionDecodeParams& p) {
+const char* split_attention_misfit(const FusedAttentionDecodeParams& p) {
+  if (const char* device = hopper_device_misfit()) return device;
+  if (p.dtype != DType::kBF16) return "the dtype is not bfloat16";
   const bool fits_tiles =
       p.head_dim == 64 || p.head_dim == 96 || p.head_dim == 128 || p.head_dim == 256;
-  return p.dtype == DType::kBF16 && fits_tiles && p.workspace != nullptr &&
-         is_vector_aligned(p.workspace) && is_vector_aligned(p.rope.cos) &&
-         is_vector_aligned(p.rope.sin) && is_vector_aligned(p.rope.q_norm) &&
-         is_vector_aligned(p.rope.k_norm) && can_use_vectors(p.cache, p.head_dim, p.dtype) &&
-         is_vector_aligned(p.out) && are_whole_vectors(p.dtype, p.out_stride, p.out_head_stride) &&
-         fits_indices(p) && hopper_runs();
+  if (!fits_tiles) return "head_dim is none of 64, 96, 128 and 256";
+  if (p.workspace == nullptr) return "there is no workspace";
+  const bool is_aligned =
+      is_vector_aligned(p.workspace) && is_vector_aligned(p.rope.cos) &&
+      is_vector_aligned(p.rope.sin) && is_vector_aligned(p.rope.q_norm) &&
+      is_vector_aligned(p.rope.k_norm) && can_use_vectors(p.cache, p.head_dim, p.dtype) &&
+      is_vector_aligned(p.out) && are_whole_vectors(p.dtype, p.out_stride, p.out_head_stride);
+  if (!is_aligned) return "a pointer or a stride is no multiple of 16 bytes";
+  return fits_indices(p) ? nullptr : "sizes or strides are beyond what 32 bits index";
 }
 
 int split_attention(const FusedAttentionDecodeParams& p, void* stream) {

@@ -219,12 +219,14 @@ struct RangeCursor {
     if (split >= end_split) index = grid.tokens;
   }
 
+  // Whether the share has ended is asked first: behind its last live token there may be many dead
+  // ones, each of which is a load to find.
   __device__ void next(const SplitGrid& grid, const Share& share) {
-    if (share.in_clusters) {
+    split_group_begin += share.size_of(cut.items);
+    if (share.in_clusters || split_group_begin >= share.end) {
       index = grid.tokens;
       return;
     }
-    split_group_begin += share.size_of(cut.items);
     split = 0;
     if (++split_group == grid.token_split_groups.of) {
       split_group = 0;
@@ -232,7 +234,6 @@ struct RangeCursor {
       while (index < grid.tokens && grid.kv_len(index) == 0) ++index;
       if (index < grid.tokens) open_token(grid);
     }
-    if (split_group_begin >= share.end) index = grid.tokens;
     close_range(share);
   }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "common/hopper_columns.h"
 #include "cuda/residency.cuh"
 #include "cuda/stream_narrow.cuh"
 #include "cuda/stream_wide.cuh"
@@ -25,8 +26,8 @@ __global__ void __launch_bounds__(wide::kThreads, Size::kResidents)
   if constexpr (kHopperCode) wide::run_block<Size, kEpilogue>(p);
 }
 
-constexpr int kGroupTokens = 64;        // of a launch
-constexpr int64_t kMaxColumns = 16384;  // the gain lies in shared memory
+constexpr int kGroupTokens = 64;          // of a launch
+constexpr int64_t kTwoCtaColumns = 8192;  // for up to 32 tokens: up to this a SM holds two CTAs
 constexpr int kMaxSplitHalfTiles =
     8;  // of a pair of blocks: what they exchange lies in shared memory
 constexpr double kWorthSplitting = 0.9;
@@ -79,7 +80,8 @@ int launch_narrow(Params p, int blocks, bool pdl, void* stream) {
   constexpr int kRoom = shared_room<kEpilogue>(kNarrowResidents);
   constexpr int kMostPeerTiles = kMaxSplitHalfTiles / kTileHalfTiles;
   constexpr int kLeast =
-      narrow::Layout(0, Size::kTiles, kAdds ? kMostPeerTiles : 0, kMaxColumns, !kAdds, kAdds).end;
+      narrow::Layout(0, Size::kTiles, kAdds ? kMostPeerTiles : 0, kMaxNormColumns, !kAdds, kAdds)
+          .end;
   static_assert(kRoom - kLeast >= 2 * 2 * narrow::kHalfTileBytes,
                 "a stage is filled while the one after it is read");
   p.pass_tiles = even_passes(p.most_tiles, Size::kTiles);
@@ -177,10 +179,10 @@ int launch_many_tokens(Params p, int sms, const Bf16* weight, int64_t weight_str
   // them; three are not, nor is a ring of one stage, which has to be read before it is filled
   // again.
   using Small = wide::Size<32, 1, 2>;
-  const bool is_small = p.most_tiles <= 2 * wide::kMTileTiles && p.k <= kMaxColumns / 2 &&
+  const bool is_small = p.most_tiles <= 2 * wide::kMTileTiles && p.k <= kTwoCtaColumns &&
                         with_rings<Small, kEpilogue>(p).stages > 1;
   if (p.tokens <= 16) {
-    if (p.k <= kMaxColumns / 2)
+    if (p.k <= kTwoCtaColumns)
       return launch_wide<wide::Size<16, 2, 2>, kEpilogue>(p, blocks, pdl, stream);
     return launch_wide<wide::Size<16, 2, 1>, kEpilogue>(p, blocks, pdl, stream);
   }
@@ -233,13 +235,23 @@ Params common_params(const OpParams& op, int64_t n, int64_t k) {
 // Of rows that lie apart, and near enough for offsets of a few tokens in 32 bits.
 bool is_stride(int64_t stride) { return stride > 0 && stride <= INT32_MAX / kTokenTile; }
 
+constexpr const char* kMisaligned = "a pointer or a row stride is no multiple of 16 bytes";
+constexpr const char* kTooLarge = "sizes or strides are beyond what 32 bits index";
+
+static_assert(kHopperColumns == kSliceColumns);
+
 template <typename OpParams>
-bool fits(const OpParams& p, int64_t n, int64_t k, int64_t weight_stride) {
-  return p.hopper && p.dtype == DType::kBF16 && p.tokens > 0 &&
-         p.tokens <= INT32_MAX - kGroupTokens && n > 0 && k > 0 && k <= kMaxColumns &&
-         k % kSliceColumns == 0 && 2 * n < INT32_MAX - 16 && is_stride(p.x_stride) &&
-         is_stride(weight_stride) && is_vector_aligned(p.x) && is_vector_aligned(p.weight) &&
-         are_whole_vectors(p.dtype, p.x_stride, weight_stride) && hopper_runs();
+const char* misfit(const OpParams& p, int64_t n, int64_t k, int64_t weight_stride,
+                   int64_t out_stride, bool normalizes) {
+  if (const char* device = hopper_device_misfit()) return device;
+  if (p.dtype != DType::kBF16) return "the dtype is not bfloat16";
+  if (const char* columns = hopper_columns_misfit(k, normalizes)) return columns;
+  const bool is_small = p.tokens <= INT32_MAX - kGroupTokens && 2 * n < INT32_MAX - 16 &&
+                        is_stride(p.x_stride) && is_stride(weight_stride) && is_stride(out_stride);
+  if (!is_small) return kTooLarge;
+  const bool is_aligned = is_vector_aligned(p.x) && is_vector_aligned(p.weight) &&
+                          are_whole_vectors(p.dtype, p.x_stride, weight_stride);
+  return is_aligned ? nullptr : kMisaligned;
 }
 
 }  // namespace
@@ -247,20 +259,28 @@ bool fits(const OpParams& p, int64_t n, int64_t k, int64_t weight_stride) {
 
 bool has_hopper() { return hopper_runs(); }
 
-bool streams(const NormLinearParams& p) {
-  return stream_linear::fits(p, p.n, p.k, p.weight_stride) &&
-         stream_linear::is_stride(p.out_stride) && is_vector_aligned(p.norm_weight);
+const char* stream_misfit(const NormLinearParams& p) {
+  if (const char* why =
+          stream_linear::misfit(p, p.n, p.k, p.weight_stride, p.out_stride, /*normalizes=*/true))
+    return why;
+  return is_vector_aligned(p.norm_weight) ? nullptr : stream_linear::kMisaligned;
 }
 
-bool streams(const LinearResidualParams& p) {
-  return stream_linear::fits(p, p.n, p.k, p.weight_stride) &&
-         stream_linear::is_stride(p.residual_stride) && p.n % kHalfTileRows == 0 &&
-         is_vector_aligned(p.residual) && are_whole_vectors(p.dtype, p.residual_stride);
+const char* stream_misfit(const LinearResidualParams& p) {
+  if (const char* why = stream_linear::misfit(p, p.n, p.k, p.weight_stride, p.residual_stride,
+                                              /*normalizes=*/false))
+    return why;
+  if (p.n % kHalfTileRows != 0) return "the residual's width is no multiple of 8";
+  const bool is_aligned =
+      is_vector_aligned(p.residual) && are_whole_vectors(p.dtype, p.residual_stride);
+  return is_aligned ? nullptr : stream_linear::kMisaligned;
 }
 
-bool streams(const NormSwigluParams& p) {
-  return stream_linear::fits(p, p.intermediate, p.hidden, p.hidden) &&
-         stream_linear::is_stride(p.out_stride) && is_vector_aligned(p.norm_weight);
+const char* stream_misfit(const NormSwigluParams& p) {
+  if (const char* why = stream_linear::misfit(p, p.intermediate, p.hidden, p.hidden, p.out_stride,
+                                              /*normalizes=*/true))
+    return why;
+  return is_vector_aligned(p.norm_weight) ? nullptr : stream_linear::kMisaligned;
 }
 
 int stream_norm_linear(const NormLinearParams& op, void* stream) {

@@ -256,9 +256,10 @@ struct Output {
     }
   }
 
-  // Requests what out holds of the pass's tiles; wait_copies() and a barrier of the `threads` that
-  // have called this are to follow.
+  // Requests what out holds of the pass's tiles, which the first part alone reads; wait_copies()
+  // and a barrier of the `threads` that have called this are to follow.
   __device__ void fetch_old(Bf16* place, int tiles, int active, int threads) const {
+    if (is_split<kEpilogue>(p) && share.part > 0) return;
 #pragma unroll 1
     for (int i = threadIdx.x; i < tiles * tokens * 2; i += threads) {
       const int half = i % 2, token = i / 2 % tokens, tile = i / 2 / tokens;

@@ -1,5 +1,7 @@
 #include "ops/dispatch.h"
 
+#include "common/fallbacks.h"
+#include "common/hopper_columns.h"
 #include "cpu/parallel.h"
 #include "cpu/simd/simd.h"
 
@@ -76,6 +78,16 @@ PHOTON_EXPORT bool photon_ext_has_hopper() {
 #else
   return false;
 #endif
+}
+PHOTON_EXPORT bool photon_ext_hopper_takes_columns(int64_t columns, bool normalizes) {
+  return photon::hopper_columns_misfit(columns, normalizes) == nullptr;
+}
+// Null past the last one, as the reason is.
+PHOTON_EXPORT const char* photon_ext_fallback_op(int index) {
+  return photon::fallbacks().at(index).op;
+}
+PHOTON_EXPORT const char* photon_ext_fallback_reason(int index) {
+  return photon::fallbacks().at(index).reason;
 }
 PHOTON_EXPORT const char* photon_ext_cpu_isa() { return photon::cpu::simd().name; }
 PHOTON_EXPORT const char* photon_ext_cpu_isa_error() { return photon::cpu::simd_error(); }
