@@ -28,19 +28,7 @@ CudaScope::CudaScope(const char* op, DeviceId device) : op_(op) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device.index, &stream_));
   int current = -1;
   check_launch(cudaGetDevice(&current));
-  if (current == device.index) return;
-  const cudaError_t error = cudaSetDevice(device.index);
-  if (error != cudaSuccess) {  // no destructor follows a throw: switch back here, and leave no
-                               // error for the next launch to find
-    cudaSetDevice(current);
-    cudaGetLastError();
-    check_launch(error);
-  }
-  previous_ = current;
-}
-
-CudaScope::~CudaScope() {
-  if (previous_ >= 0) cudaSetDevice(previous_);
+  if (current != device.index) other_device_.emplace(device.index);
 }
 
 void CudaScope::check_launch(int error) const {
@@ -51,7 +39,6 @@ void CudaScope::check_launch(int error) const {
 #else
 
 CudaScope::CudaScope(const char* op, DeviceId) : op_(op) {}
-CudaScope::~CudaScope() = default;
 void CudaScope::check_launch(int) const {}
 
 #endif
