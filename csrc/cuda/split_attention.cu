@@ -9,6 +9,15 @@
 // A kernel of a chain: before wait_for_earlier() it reads decode_meta, the page table, the angles,
 // the norms' weights and old positions of the cache, as many as its ring holds (split_ring.cuh),
 // which at few tokens and short contexts is all that it reads of them at all.
+//
+// Why plain loads of decode_meta and the page table are right before the wait. They are written by
+// kernels that do not let the next one start (begin_step, decode_meta_set), or by the caller's own,
+// which do not either. So no kernel begins before they are complete, and every kernel of the chain
+// begins after that one has ended. A line of them in an SM's L1 was therefore brought there when
+// they were complete, or by a kernel before that one, whose lines are dropped when a kernel begins
+// on an idle device. Nobody writes them while the chain runs, so that the compiler may keep what it
+// has read across the wait. tests/emulator finds a kernel that breaks this rule: one that reads,
+// before it waits, what a kernel that may still run writes.
 #include "cuda/split_attention.cuh"
 
 #include "cuda/attend.cuh"
