@@ -17,9 +17,10 @@ constexpr bool kHopperCode = true;
 
 inline unsigned char* dynamic_shared() { return emulator::dynamic_shared(); }
 
-// --- programmatic dependent launch: kernels run one after another here ---------------------------
+// --- programmatic dependent launch: kernels run one after another here, see engine/memory.cpp
+// -----
 
-inline void let_next_start() { emulator::may_switch(); }
+inline void let_next_start() { emulator::let_next_start(); }
 inline void wait_for_earlier() { emulator::wait_for_earlier(); }
 
 inline int computed_now(int value) { return value; }
