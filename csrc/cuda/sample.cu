@@ -149,7 +149,7 @@ __device__ float largest(const Vector<T>& v) {
 }
 
 // What one thread looks at: every `step`-th vector from `first` on.
-struct Share {
+struct ThreadVectors {
   int first, step;
 };
 
@@ -157,7 +157,8 @@ struct Share {
 // largest logit, as its first id. The thread's earlier vectors were lower ids. Past the last vector
 // it is the last again, which changes nothing.
 template <bool kWhole, typename T>
-__device__ void take_largest(Candidate& best, const Row<T>& row, int begin, int end, Share share) {
+__device__ void take_largest(Candidate& best, const Row<T>& row, int begin, int end,
+                             ThreadVectors share) {
   for (int vector = begin + share.first; vector < end; vector += kSampleLoads * share.step) {
     Vector<T> v[kSampleLoads];
 #pragma unroll
@@ -175,7 +176,7 @@ __device__ void take_largest(Candidate& best, const Row<T>& row, int begin, int 
 // The thread's largest logit, as the first id of its vector. NaN and -inf are not larger than the
 // -inf of no candidate.
 template <typename T>
-__device__ Candidate greedy_best(const Row<T>& row, Share share) {
+__device__ Candidate greedy_best(const Row<T>& row, ThreadVectors share) {
   constexpr int kIds = Vector<T>::kIds;
   const int whole = is_vector_aligned(row.logits) ? row.vocab / kIds : 0;
   Candidate best;
@@ -218,7 +219,7 @@ __device__ void take_of_four(Candidate& best, const Row<T>& row, int block, cons
 
 // The noise takes far longer than the loads, which are one id at a time.
 template <typename T>
-__device__ Candidate noisy_best(const Row<T>& row, Share share, const Noise& noise) {
+__device__ Candidate noisy_best(const Row<T>& row, ThreadVectors share, const Noise& noise) {
   Candidate best;
   const int blocks = static_cast<int>(ceil_div(row.vocab, kPhiloxIds));
   for (int block = share.first; block < blocks; block += share.step)
@@ -246,8 +247,8 @@ __global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>)
   }
   const Row<T> row = {static_cast<const T*>(p.logits) + r * p.logits_stride,
                       static_cast<int32_t>(p.vocab)};
-  const Share share = {part * kSampleThreads + static_cast<int>(threadIdx.x),
-                       kBlocks * kSampleThreads};
+  const ThreadVectors share = {part * kSampleThreads + static_cast<int>(threadIdx.x),
+                               kBlocks * kSampleThreads};
   const Noise noise = load_noise(s, p.row_state);
   const bool greedy = !(noise.temperature > 0.0f);
   Candidate best = greedy ? greedy_best(row, share) : noisy_best(row, share, noise);

@@ -234,7 +234,7 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
       *reinterpret_cast<SplitShared<kHeadDim, kHalves>*>(dynamic_shared());
   if (grid.tokens <= kLoneTokens) let_next_start();
   TokenCut own;
-  const Share share = Share::of_block(grid, own);
+  const CtaSplits share = CtaSplits::of_cta(grid, own);
   RangeCursor first;
   first.seek(grid, share, own);
   const ClusterReduction<kHeadDim, kHalves> reduction(grid, share, first, shared);

@@ -27,8 +27,8 @@ struct ClusterReduction {
   Shared& shared;
   int token, splits, first_head, queries;  // queries: 0 where nothing meets
 
-  __device__ ClusterReduction(const SplitGrid& grid, const Share& share, const RangeCursor& range,
-                              Shared& shared)
+  __device__ ClusterReduction(const SplitGrid& grid, const CtaSplits& share,
+                              const RangeCursor& range, Shared& shared)
       : grid(grid), shared(shared) {
     const bool meets = share.in_clusters && range.index < grid.tokens && range.length > 0;
     const SplitGroupHeads heads =

@@ -92,7 +92,7 @@ class KvRing {
   static constexpr int kFills = Shape::kSlots / 2;
 
   // From the block's first run on, which is number 0.
-  __device__ KvRing(const SplitGrid& grid, const Share& share, const RangeCursor& range,
+  __device__ KvRing(const SplitGrid& grid, const CtaSplits& share, const RangeCursor& range,
                     Memory& memory)
       : memory_(memory) {
     open_range(grid, range);
@@ -103,7 +103,7 @@ class KvRing {
   // Called when all of the warp group, or of keys the warp, have read the oldest slot, which had
   // keys or values, or before anything has been requested for it: requests what comes into it.
   template <bool kHadKeys>
-  __device__ void refill(const SplitGrid& grid, const Share& share) {
+  __device__ void refill(const SplitGrid& grid, const CtaSplits& share) {
     request<kHadKeys != kIsOdd>(grid, share);
   }
 
@@ -122,7 +122,7 @@ class KvRing {
 
   // Keys come first, then the values that go with them. Every call is a group of copies.
   template <bool kKeys>
-  __device__ void request(const SplitGrid& grid, const Share& share) {
+  __device__ void request(const SplitGrid& grid, const CtaSplits& share) {
     if constexpr (kKeys) find_places(grid, share);
     if (is_open_)
       copy(memory_.slots[slot_][Shape::warp()], kKeys ? grid.cache.k : grid.cache.v,
@@ -156,7 +156,7 @@ class KvRing {
   }
 
   // Takes the step that comes next and goes on.
-  __device__ void find_places(const SplitGrid& grid, const Share& share) {
+  __device__ void find_places(const SplitGrid& grid, const CtaSplits& share) {
     is_open_ = has_more_;
     if (!has_more_) return;
     places_ = grid.cache.places(page_, kv_head_, position());
@@ -168,7 +168,7 @@ class KvRing {
     if (has_more_) request_page(grid);
   }
 
-  __device__ void open_next_range(const SplitGrid& grid, const Share& share) {
+  __device__ void open_next_range(const SplitGrid& grid, const CtaSplits& share) {
     RangeCursor range = memory_.range(opened_);
     range.next(grid, share);
     ++opened_;

@@ -115,7 +115,7 @@ struct TokenCut {
 
 // A block's part of the work of all split-KV groups: of their work items, or where that is about as
 // even, of the split-KV groups as a whole, so that no split-KV group's splits have to meet.
-struct Share {
+struct CtaSplits {
   // So many positions more may a block of a cluster take, or one with whole split-KV groups,
   // because it saves the reduction in global memory.
   static constexpr unsigned kClusterTokens = 256, kSplitGroupTokens = 128;
@@ -127,7 +127,7 @@ struct Share {
 
   // All warps compute the same, and all blocks. `own`, which comes empty: where tokens are no more
   // than lanes, of each lane the cut of its token.
-  __device__ static Share of_block(const SplitGrid& grid, TokenCut& own) {
+  __device__ static CtaSplits of_cta(const SplitGrid& grid, TokenCut& own) {
     unsigned items = 0, live = 0, rank_items = 0, longest = 0;
 #pragma unroll 1
     for (int i = threadIdx.x % kWarpSize; i < grid.tokens; i += kWarpSize) {
@@ -197,8 +197,8 @@ struct RangeCursor {
   int split, end_split;
 
   // The share's first run, or the one that a block of the split-KV group's cluster has; all blocks
-  // know the split-KV group then, even those without splits. `own`: as in Share::of_block().
-  __device__ void seek(const SplitGrid& grid, const Share& share, const TokenCut& own) {
+  // know the split-KV group then, even those without splits. `own`: as in CtaSplits::of_cta().
+  __device__ void seek(const SplitGrid& grid, const CtaSplits& share, const TokenCut& own) {
     if (share.in_clusters) return seek_cluster(grid, own);
     split_group_begin = 0;
     seek_token(grid, share, own);
@@ -221,7 +221,7 @@ struct RangeCursor {
 
   // Whether the share has ended is asked first: behind its last live token there may be many dead
   // ones, each of which is a load to find.
-  __device__ void next(const SplitGrid& grid, const Share& share) {
+  __device__ void next(const SplitGrid& grid, const CtaSplits& share) {
     split_group_begin += share.size_of(cut.items);
     if (share.in_clusters || split_group_begin >= share.end) {
       index = grid.tokens;
@@ -257,7 +257,7 @@ struct RangeCursor {
   }
 
   // How many blocks have tile ranges of the split-KV group.
-  __device__ int ranges(const Share& share) const {
+  __device__ int ranges(const CtaSplits& share) const {
     if (share.of_split_groups) return 1;
     if (cut.split_items > share.each) return cut.splits;
     const unsigned last = split_group_begin + (cut.splits - 1) * cut.split_items;
@@ -280,7 +280,7 @@ struct RangeCursor {
 
   // The token in which the share begins, and that token's first work item, or split-KV group. By
   // the whole warp.
-  __device__ void seek_token(const SplitGrid& grid, const Share& share, const TokenCut& own) {
+  __device__ void seek_token(const SplitGrid& grid, const CtaSplits& share, const TokenCut& own) {
     const int lane = threadIdx.x % kWarpSize;
 #pragma unroll 1
     for (int from = 0; from < grid.tokens; from += kWarpSize) {
@@ -320,7 +320,7 @@ struct RangeCursor {
     cut = own.of_lane(index);
   }
 
-  __device__ void close_range(const Share& share) {
+  __device__ void close_range(const CtaSplits& share) {
     const unsigned left = share.end - min(split_group_begin, share.end);
     end_split = left > 0 ? cut.splits : 0;
     if (!share.of_split_groups && left < cut.items) end_split = cut.splits_of(left);

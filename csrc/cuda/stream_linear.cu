@@ -29,34 +29,34 @@ __global__ void __launch_bounds__(wide::kThreads, Size::kResidents)
 constexpr int kGroupTokens = 64;          // of a launch
 constexpr int64_t kTwoCtaColumns = 8192;  // for up to 32 tokens: up to this a SM holds two CTAs
 constexpr int kMaxSplitHalfTiles =
-    8;  // of a pair of blocks: what they exchange lies in shared memory
+    8;  // of a pair of CTAs: what they exchange lies in shared memory
 constexpr double kWorthSplitting = 0.9;
-constexpr int kOwnCodeWidth = 2048;  // of x: up to this, kOutput's shares of few tiles have a
-                                     // kernel of their own; kResidual's always
+constexpr int kOwnCodeWidth = 2048;  // of x: up to this, kOutput has a kernel of its own for CTAs
+                                     // with few tiles; kResidual always has
 constexpr int kFewTiles = 3;
 
-// Shared memory of a block, where a SM is to hold two or one.
+// Shared memory of a CTA, where an SM is to hold two of them or one.
 template <Epilogue kEpilogue>
 constexpr int shared_room(int residents) {
   if (residents == 1) return kOnlyBlock;
   return kEpilogue == Epilogue::kResidual ? kLargerBlock : kSmallerBlock;
 }
 
-// The share of the SMs' time that is used if `groups` of them divide `half tiles`.
+// Which part of the SMs' time is used if `groups` of them divide `half_tiles`.
 double balance(int64_t half_tiles, int64_t groups) {
   return static_cast<double>(half_tiles) / (groups * ceil_div(half_tiles, groups));
 }
 
-// Two parts of the columns, unless that divides the rows worse: of many tokens, a block of half the
-// columns reads half as much. It depends on the shape and the device alone, and each part has a
-// chunk.
+// How many split-K parts: two, unless pairs of CTAs divide the rows worse. A CTA with half of the
+// columns reads half as much of x, which counts where tokens are many. The answer depends on the
+// shape and the device alone, and each part has a chunk at least.
 int choose_split(int64_t n, int64_t k, int sms) {
   const int64_t half_tiles = ceil_div(n, kHalfTileRows), pairs = sms / 2;
   if (pairs == 0 || k < 2 * kChunk || ceil_div(half_tiles, pairs) > kMaxSplitHalfTiles) return 1;
   return balance(half_tiles, pairs) >= kWorthSplitting * balance(half_tiles, sms) ? 2 : 1;
 }
 
-// Deals the rows out to blocks; returns how many of them there are.
+// Deals the rows out to CTAs; returns how many CTAs there are.
 template <Epilogue kEpilogue>
 int deal_rows(Params& p, int sms) {
   const int64_t half_tiles = ceil_div(p.n, kHalfTileRows);
@@ -71,7 +71,8 @@ int deal_rows(Params& p, int sms) {
 // `room`: bytes of shared memory that the rest of a layout leaves to the ring.
 int fit_stages(const Params& p, int room) { return std::min(room / p.stage_bytes, kMaxStages); }
 
-// The size of the parts, if `all` are done in as few passes as can be, of at most `most` each.
+// How many things a pass takes, if `all` are done in as few passes as possible of at most `most`
+// each, and evenly.
 int even_passes(int all, int most) { return static_cast<int>(ceil_div(all, ceil_div(all, most))); }
 
 template <typename Size, Epilogue kEpilogue>
@@ -97,10 +98,10 @@ int launch_narrow(Params p, int blocks, bool pdl, void* stream) {
   return launch(narrow_kernel<Size, kEpilogue>, shape, stream, p);
 }
 
-// Tiles of an M tile; the last one of a block may have fewer.
+// Tiles of an M tile; the last M tile of a CTA may have fewer.
 int even_m_tile(int tiles) { return even_passes(tiles, wide::kMTileTiles); }
 
-// Divides a block's shared memory.
+// Divides a CTA's shared memory between the rings.
 template <typename Size, Epilogue kEpilogue>
 Params with_rings(Params p) {
   constexpr bool kAdds = kEpilogue == Epilogue::kResidual;
@@ -112,8 +113,8 @@ Params with_rings(Params p) {
                                 !kAdds, kAdds);
   const int room = (shared_room<kEpilogue>(Size::kResidents) - rest.end) / wide::kGroups;
   const int steps = static_cast<int>(ceil_div(p.k_each, kChunk)) * wide::kChunkSteps;
-  // As the traffic divides: for each step of x, the weights of a pass's M tiles. What is left over
-  // goes to the weights, which are longer on their way.
+  // The rings divide it as the traffic does: for each step of x there are the weights of a pass's M
+  // tiles. What is left over goes to the weights, which take longer to arrive.
   const int fair = room / (Size::kXBytes + p.pass_tiles * p.stage_bytes);
   p.x_stages = std::max(std::min({steps, wide::kMaxXStages, fair}), wide::kLeastXStages);
   p.stages = fit_stages(p, room - p.x_stages * Size::kXBytes);
@@ -136,11 +137,11 @@ int launch_wide(Params p, int blocks, bool pdl, void* stream) {
 
 // The weight, by parts of its columns.
 template <Epilogue kEpilogue>
-int make_weight_maps(Params& p, int blocks, const Bf16* weight, int64_t stride) {
+int make_weight_maps(Params& p, int slices, const Bf16* weight, int64_t stride) {
   const int64_t rows = (is_swiglu<kEpilogue>(p) ? 2 : 1) * static_cast<int64_t>(p.n);
   for (int part = 0; part < p.split; ++part) {
     const int column = part * p.k_each;
-    if (const int error = make_half_tile_map(p.weight[part], blocks, weight + column, rows,
+    if (const int error = make_half_tile_map(p.weight[part], slices, weight + column, rows,
                                              std::min(p.k_each, p.k - column), stride)) {
       return error;
     }
@@ -159,10 +160,10 @@ int launch_few_tokens(Params p, int sms, const Bf16* weight, int64_t weight_stri
   if constexpr (kEpilogue == Epilogue::kResidual) {
     if (is_few) return launch_narrow<Few, kEpilogue>(p, blocks, pdl, stream);
     return launch_narrow<narrow::Size<4, 4>, kEpilogue>(
-        p, blocks, pdl, stream);  // as many tiles as a pair of blocks shares
+        p, blocks, pdl, stream);  // as many tiles as a pair of CTAs shares
   } else {
-    // By the width, which QKV and gate/up of a model have in common: in wide models both run the
-    // same code (stream_share.cuh).
+    // The width decides, because QKV and gate/up of a model have the same: in wide models both run
+    // the same code, which then stays in the caches (stream_common.cuh).
     if (is_few && p.k <= kOwnCodeWidth)
       return launch_narrow<Few, kEpilogue>(p, blocks, pdl, stream);
     return launch_narrow<narrow::Size<10, 2>, kEpilogue>(p, blocks, pdl, stream);
@@ -175,9 +176,9 @@ int launch_many_tokens(Params p, int sms, const Bf16* weight, int64_t weight_str
   const int blocks = deal_rows<kEpilogue>(p, sms);
   if (const int error = make_weight_maps<kEpilogue>(p, wide::kStepSlices, weight, weight_stride))
     return error;
-  // Two passes over x, with the next kernel's blocks beside these, are better than one without
-  // them; three are not, nor is a ring of one stage, which has to be read before it is filled
-  // again.
+  // Two passes over x are better than one, if that leaves room for CTAs of the next kernel beside
+  // these. Three passes are not, and neither is a ring of one stage, which has to be read before it
+  // is filled again.
   using Small = wide::Size<32, 1, 2>;
   const bool is_small = p.most_tiles <= 2 * wide::kMTileTiles && p.k <= kTwoCtaColumns &&
                         with_rings<Small, kEpilogue>(p).stages > 1;
@@ -201,7 +202,7 @@ int launch_group(const Params& p, int sms, const Bf16* weight, int64_t weight_st
              : launch_many_tokens<kEpilogue>(p, sms, weight, weight_stride, pdl, stream);
 }
 
-// `p` is of all tokens; they go in groups.
+// `p` describes all tokens, which go in groups.
 template <Epilogue kEpilogue>
 int launch_tokens(Params p, const Bf16* weight, int64_t weight_stride, bool pdl, void* stream) {
   const int count = sms(), tokens = p.tokens;

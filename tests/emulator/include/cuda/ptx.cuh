@@ -81,17 +81,17 @@ inline uint64_t evict_first() { return 0; }
 inline uint64_t evict_last() { return 0; }
 
 struct TensorPlace {
-  int column, row, block;
+  int column, row, slice;
 };
 
 inline void tensor_copy(void* shared, const CUtensorMap* map, TensorPlace at, Barrier* barrier,
                         uint64_t, Site site = emulator::here()) {
-  emulator::tensor_copy(shared, map, {at.column, at.row, at.block}, barrier, site);
+  emulator::tensor_copy(shared, map, {at.column, at.row, at.slice}, barrier, site);
 }
 
 inline void tensor_copy_to(uint16_t ranks, void* shared, const CUtensorMap* map, TensorPlace at,
                            Barrier* barrier, uint64_t, Site site = emulator::here()) {
-  emulator::tensor_copy_to(ranks, shared, map, {at.column, at.row, at.block}, barrier, site);
+  emulator::tensor_copy_to(ranks, shared, map, {at.column, at.row, at.slice}, barrier, site);
 }
 
 inline void prefetch_tensor_map(const CUtensorMap* map, Site site = emulator::here()) {
