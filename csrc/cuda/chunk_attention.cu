@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(Plan::kThreads, 1)
     state.clear();
     if (!shared.run.part.is_empty()) scan_run(p, shared, state);
     if (Plan::kCuts && shared.run.parts > 1) {
-      meet(p, shared, state);
+      reduce_parts(p, shared, state);
     } else if (shared.task.rank == 0) {
       if (shared.run.most > 0) finish_rows(shared, state);
       store_rows(p, shared);

@@ -1,5 +1,5 @@
-// A run's own vectors in split attention: the token's queries, and where the tile range has the new
-// position its key and value. The warps take the queries in turn; the last warp also has the new
+// The token's new vectors in split attention: its queries, and its key and value where the tile
+// range has the new position. The warps take the queries by turns; the last warp also takes the new
 // key, and the one before it the new value.
 #pragma once
 #include "cuda/rotate.cuh"
@@ -85,7 +85,7 @@ struct NewVectors {
         if (writes)
           v.store(cache + static_cast<size_t>(is_key() ? own.k : own.v) * kPack, kHeadDim);
       } else {
-        const int lane = threadIdx.x % kWarpSize;  // its elements are whole blocks apart
+        const int lane = threadIdx.x % kWarpSize;  // its elements are whole fragments apart
         Bf16* first = reinterpret_cast<Bf16*>(
                           shared.queries.word(Shape::warp() + i * kWarps, lane / 16, lane % 16)) +
                       lane % 2;

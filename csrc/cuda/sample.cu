@@ -72,8 +72,8 @@ __device__ Candidate warp_best(Candidate best) {
   return best;
 }
 
-// A block's shared memory: the best of each of its warps; and, in the first block of a cluster, of
-// each block.
+// A CTA's shared memory: the best of each of its warps; and, in the first CTA of a cluster, of each
+// CTA.
 struct SampleShared {
   Candidate of_warp[kSampleWarps];
   float score_of_block[kSampleCluster],
@@ -148,14 +148,14 @@ __device__ float largest(const Vector<T>& v) {
   return fmaxf(__low2float(both), __high2float(both));
 }
 
-// What one thread looks at: every `step`-th vector from `first` on.
+// The vectors that one thread reads: every `step`-th one from `first` on.
 struct ThreadVectors {
   int first, step;
 };
 
-// Takes what is better from the vectors begin .. end - 1, of which there may be none: a vector's
-// largest logit, as its first id. The thread's earlier vectors were lower ids. Past the last vector
-// it is the last again, which changes nothing.
+// Takes the largest logit of the vectors begin .. end - 1, of which there may be none, if it is
+// larger than `best`. The candidate's id is its vector's first id; the thread's earlier vectors had
+// lower ids. Past the last vector it reads the last one again, which changes nothing.
 template <bool kWhole, typename T>
 __device__ void take_largest(Candidate& best, const Row<T>& row, int begin, int end,
                              ThreadVectors share) {
@@ -197,8 +197,8 @@ __device__ int32_t first_equal(const Row<T>& row, const Candidate& best) {
 
 __device__ float gumbel(uint32_t bits) { return -logf(-logf(open_uniform(bits))); }
 
-// Takes what is better of the four ids of a Philox block. NaN and -inf are no candidates: both fail
-// `v > -inf`.
+// Takes the best of the four ids of a Philox block, if it is better than `best`. NaN and -inf are
+// no candidates: both fail `v > -inf`.
 template <typename T>
 __device__ void take_of_four(Candidate& best, const Row<T>& row, int block, const Noise& noise) {
   const int32_t first = block * kPhiloxIds;

@@ -31,22 +31,22 @@ namespace photon::cuda {
 namespace {
 
 constexpr int64_t kFewTokens =
-    8;                          // one block a SM; of more tokens two, which hide each other's waits
+    8;  // up to these an SM has one CTA; beyond, two hide each other's waits
 constexpr int kLoneTokens = 2;  // whose keys and values are requested in a moment, so that the next
                                 // kernel need not come behind them
 constexpr int64_t kUnfilled =
     16;  // of so many SMs clusters of 4 and 8 leave one: of 4 blocks 31 fit on an H200, of 8 15
 constexpr int kMergedAtOnce = 4;  // splits in flight
 
-// What a split leaves for the merge: of each query head the sums, which are of exp2(score - high) *
-// v, and what they weigh.
+// What a split leaves for the merge: for each query head the sums of exp2(score - high) * v, and
+// their weight.
 struct Partials {
   float* sums;        // [tokens * q_heads, splits, head_dim]
   Weight* weights;    // [tokens * q_heads, splits]
   unsigned* arrived;  // [split-KV groups]; zero between calls
 };
 
-// What comes of a tile range, as the block's threads hold it, and where it goes.
+// The result of a tile range, as the CTA's threads hold it, and where it goes.
 template <int kHeadDim, int kHalves>
 struct RangeResults {
   using Sums = DimSoftmax<kHeadDim, kHalves>;
@@ -146,9 +146,9 @@ struct RangeResults {
   }
 };
 
-// How what a block's warp groups have summed of a split comes together, in order: in the first warp
-// group, whom the others hand theirs over in shared memory. `slot`: the calling warp is done with
-// it. All threads must call it; a barrier of the block is to follow.
+// Adds up what a CTA's warp groups have summed of a split, in order: the other warp groups hand
+// their sums over to the first one, in shared memory. The calling warp must be done with `slot`.
+// All threads must call it, and a barrier of the CTA must follow.
 template <int kHeadDim, int kHalves>
 struct WarpGroupReduction {
   using Shape = SplitShape<kHeadDim>;
@@ -211,7 +211,7 @@ __device__ void patch_tile(unsigned char* tile, int token, const Bf16* row) {
   __syncwarp();
 }
 
-// Zeros for the tokens that attend to nothing and have no run.
+// Writes zeros for the tokens that attend to nothing, which have no tile range.
 template <int kHeadDim>
 __device__ void clear_dead_tokens(const SplitGrid& grid) {
   constexpr int kVectors = kHeadDim / kPack;
@@ -225,7 +225,7 @@ __device__ void clear_dead_tokens(const SplitGrid& grid) {
   }
 }
 
-// A block's runs, one loop over all of them: what it does by the way has its code once.
+// A CTA's tile ranges, in one loop over all of them, so that there is one copy of the code.
 template <int kHeadDim, int kHalves>
 __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGrid& grid,
                               const Partials& partials) {
@@ -248,9 +248,9 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
   DimSoftmax<kHeadDim, kHalves> sums,
       total;  // of a split, and of a tile range that the block has alone
   const float scale_log2 = scale * kLog2E;
-  // The ring is filled by turns of the same loop (but for the first keys of heads of 256), so that
-  // requests have their code once: at few tokens a block has more instructions to fetch than keys
-  // to read.
+  // The first turns of the same loop fill the ring (but for the first keys of heads of 256), so
+  // that there is one copy of the code that requests: at few tokens a CTA has more instructions to
+  // fetch than keys to read.
 #pragma unroll 1
   for (int fills = KvRing<kHeadDim>::kFills;; fills = max(fills - 1, 0)) {
     const bool fills_only = fills > 0;
@@ -342,8 +342,8 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
     }
     ring.template refill<false>(grid, share);
   }
-  // A block without work stays until the kernels before have ended, too: to the next one this one's
-  // end means that all of them have.
+  // A CTA without work waits for the kernels before, too, because the next kernel takes this one's
+  // end for the end of all of them.
   wait_for_earlier();
   reduction.merge();
   if (share.has_dead) clear_dead_tokens<kHeadDim>(grid);
@@ -367,10 +367,11 @@ int64_t token_split_groups(const FusedAttentionDecodeParams& p) {
   return p.kv_heads * ceil_div(p.q_heads / p.kv_heads, kMaxSplitGroupQueries);
 }
 
-// Log2 of the blocks of a cluster: as many as each split-KV group can have of the device, up to one
-// for each split; 0 where split-KV groups are too many, or what a block would merge has no room.
-// Two where a SM has two blocks: larger clusters would not fill the device, and its last ones would
-// begin when others end. One that finds no place begins when the kernel before ends.
+// Log2 of the CTAs of a cluster: as many as the device has for each split-KV group, up to one for
+// each split; 0 where split-KV groups are too many, or where a CTA has no room for what it would
+// merge. At most two CTAs where an SM has two: larger clusters would not fill the device, and the
+// last of them would begin when others end. A cluster that finds no place begins when the kernel
+// before ends.
 template <int kHeadDim, int kHalves>
 int rank_bits(const FusedAttentionDecodeParams& p, int64_t blocks) {
   const int64_t split_groups = p.tokens * token_split_groups(p);
@@ -379,7 +380,7 @@ int rank_bits(const FusedAttentionDecodeParams& p, int64_t blocks) {
   while (bits > 0 && split_groups << bits > (bits > 1 ? blocks - blocks / kUnfilled : blocks))
     --bits;
   const int64_t queries = std::min<int64_t>(p.q_heads / p.kv_heads, kHalves * kHalfQueries);
-  return can_meet<kHeadDim, kHalves>(queries, 1 << bits) ? bits : 0;
+  return can_reduce_in_cluster<kHeadDim, kHalves>(queries, 1 << bits) ? bits : 0;
 }
 
 template <int kHeadDim, int kHalves>

@@ -1,10 +1,10 @@
-// Which splits of which tokens a block of split attention takes. All split-KV groups' contexts,
-// laid end to end in work items of one step of a block, are cut into as many equal shares as there
-// are blocks, and a split is in the share in which it begins. Where contexts are about as long, a
-// block takes split-KV groups as a whole; and where split-KV groups are few, each has a cluster of
-// blocks, among which its splits are divided (split_reduction.cuh). That moves work between blocks
-// and no bit: what a split adds up to, and the order in which splits are reduced, depend on the
-// token's length alone.
+// Which splits of which tokens a CTA of split attention takes. A work item is the positions of one
+// step of a CTA. The work items of all split-KV groups, laid end to end, are cut into as many equal
+// shares as there are CTAs, and a split belongs to the share in which it begins. Where contexts are
+// about equally long, a CTA takes whole split-KV groups instead. Where split-KV groups are few,
+// each has a cluster of CTAs, which divide its splits (split_reduction.cuh). Which way is taken
+// changes no bit of a result, because what a split adds up to, and the order in which splits are
+// reduced, depend on the token's length alone.
 #pragma once
 #include "common/kv_split.h"
 #include "cuda/divisor.cuh"
@@ -78,9 +78,9 @@ struct TokenCut {
     return cut;
   }
 
-  // Splits that begin in so many of its first work items. A division takes a hundred clocks, and up
-  // to a few work items to the split a multiplication does: there are 4 * kMaxSplits of them at
-  // most then, and a third is rounded up by less than 2^-16.
+  // How many splits begin in so many of its first work items. A division takes a hundred clocks, so
+  // that up to four work items a split a multiplication replaces it. It is exact there: work items
+  // are 4 * kMaxSplits at most, and a third is rounded up by less than 2^-16.
   __device__ int splits_of(unsigned some) const {
     constexpr unsigned kBits = 16, kThird = ((1u << kBits) + 2) / 3;
     const unsigned above = some + split_items - 1;
@@ -89,7 +89,7 @@ struct TokenCut {
                             kBits);
   }
 
-  // That of a lane of the warp.
+  // The cut that a lane of the warp has.
   __device__ TokenCut of_lane(int lane) const {
     TokenCut cut;
     cut.items = __shfl_sync(kFullWarp, items, lane);
@@ -113,20 +113,20 @@ struct TokenCut {
   }
 };
 
-// A block's part of the work of all split-KV groups: of their work items, or where that is about as
-// even, of the split-KV groups as a whole, so that no split-KV group's splits have to meet.
+// A CTA's share of the work of all split-KV groups: some of their work items; or, where that is
+// about as even, whole split-KV groups, whose splits need no reduction across CTAs then.
 struct CtaSplits {
-  // So many positions more may a block of a cluster take, or one with whole split-KV groups,
-  // because it saves the reduction in global memory.
+  // How many more positions a CTA may take in a cluster, or with whole split-KV groups, than in an
+  // even division, because both save the reduction in global memory.
   static constexpr unsigned kClusterTokens = 256, kSplitGroupTokens = 128;
 
   unsigned each, begin, end;  // in work items; or in split-KV groups
   bool in_clusters;           // a cluster has a split-KV group
-  bool of_split_groups;       // a split-KV group is one block's
+  bool of_split_groups;       // a CTA has whole split-KV groups
   bool has_dead;              // there are tokens that attend to nothing
 
-  // All warps compute the same, and all blocks. `own`, which comes empty: where tokens are no more
-  // than lanes, of each lane the cut of its token.
+  // All warps of all CTAs compute the same. `own` comes empty; where tokens are no more than lanes,
+  // each lane gets the cut of its token in it.
   __device__ static CtaSplits of_cta(const SplitGrid& grid, TokenCut& own) {
     unsigned items = 0, live = 0, rank_items = 0, longest = 0;
 #pragma unroll 1
@@ -136,7 +136,7 @@ struct CtaSplits {
       items += own.items;
       live += own.items > 0 ? 1 : 0;
       longest = max(longest, own.items);
-      // A longer context may have more splits than a block of a cluster has room for
+      // A longer context may have more splits than a CTA of a cluster has room for
       // (ReductionMemory).
       rank_items = max(rank_items, length <= kFewTokens ? own.rank_items(grid) : INT32_MAX);
     }
@@ -155,7 +155,7 @@ struct CtaSplits {
             in_clusters, of_split_groups,   live < static_cast<unsigned>(grid.tokens)};
   }
 
-  // What a split-KV group counts for.
+  // How much of a share a split-KV group is, in the units of `each`.
   __device__ unsigned size_of(unsigned items) const {
     return of_split_groups ? min(items, 1u) : items;
   }
@@ -166,13 +166,14 @@ struct CtaSplits {
   }
 };
 
-// The way through a tile range, in steps of so many positions; a split is whole steps.
+// Goes through a tile range, in steps of equally many positions; a split is a whole number of
+// steps.
 struct RangeSteps {
   int split;
   int32_t split_end, split_tokens;
   int32_t at, end;  // positions: of the step, and where the tile range ends
 
-  // Whether a split has been taken by this step.
+  // Whether this step was a split's last one.
   __device__ bool advance(int32_t tokens) {
     at += tokens;
     if (at < split_end && at < end) return false;
@@ -184,10 +185,10 @@ struct RangeSteps {
   __device__ bool is_done() const { return at >= end; }
 };
 
-// A block's tile ranges one after the other: splits [split, end_split) of a split-KV group. All
-// threads hold the same.
+// A CTA's tile ranges one after the other. A tile range is the splits [split, end_split) of a
+// split-KV group. All threads hold the same.
 struct RangeCursor {
-  int index;             // of the token; at grid.tokens there are no more runs
+  int index;             // of the token; grid.tokens: there are no more tile ranges
   unsigned split_group;  // of the token
   unsigned
       split_group_begin;  // where the share's count of work items or split-KV groups comes to it
@@ -196,8 +197,8 @@ struct RangeCursor {
   TokenCut cut;
   int split, end_split;
 
-  // The share's first run, or the one that a block of the split-KV group's cluster has; all blocks
-  // know the split-KV group then, even those without splits. `own`: as in CtaSplits::of_cta().
+  // Finds the share's first tile range; in a cluster, the CTA's part of the cluster's split-KV
+  // group, which CTAs without splits get to know, too. `own`: as in CtaSplits::of_cta().
   __device__ void seek(const SplitGrid& grid, const CtaSplits& share, const TokenCut& own) {
     if (share.in_clusters) return seek_cluster(grid, own);
     split_group_begin = 0;
@@ -219,8 +220,8 @@ struct RangeCursor {
     if (split >= end_split) index = grid.tokens;
   }
 
-  // Whether the share has ended is asked first: behind its last live token there may be many dead
-  // ones, each of which is a load to find.
+  // Whether the share has ended is asked first, because many dead tokens may follow its last live
+  // one, and each of them would cost a load.
   __device__ void next(const SplitGrid& grid, const CtaSplits& share) {
     split_group_begin += share.size_of(cut.items);
     if (share.in_clusters || split_group_begin >= share.end) {
@@ -251,12 +252,12 @@ struct RangeCursor {
     return {split, begin + tokens, tokens, begin, end_position(grid)};
   }
 
-  // -1: the new position is not in the context.
+  // The token's own position; -1: it is not in the context.
   __device__ int32_t new_position() const {
     return token.position >= 0 && token.position < length ? token.position : -1;
   }
 
-  // How many blocks have tile ranges of the split-KV group.
+  // How many CTAs have tile ranges of the split-KV group.
   __device__ int ranges(const CtaSplits& share) const {
     if (share.of_split_groups) return 1;
     if (cut.split_items > share.each) return cut.splits;
@@ -278,8 +279,8 @@ struct RangeCursor {
     end_split = cut.split_of(grid, rank + 1);
   }
 
-  // The token in which the share begins, and that token's first work item, or split-KV group. By
-  // the whole warp.
+  // Finds the token in which the share begins, and where that token begins in the count of work
+  // items or split-KV groups. The whole warp must call it.
   __device__ void seek_token(const SplitGrid& grid, const CtaSplits& share, const TokenCut& own) {
     const int lane = threadIdx.x % kWarpSize;
 #pragma unroll 1
@@ -312,7 +313,7 @@ struct RangeCursor {
     cut = TokenCut::of(grid, length);
   }
 
-  // The same, of the token whose cut one of the lanes may have.
+  // The same, where a lane may have the token's cut already.
   __device__ void open_first_token(const SplitGrid& grid, const TokenCut& own) {
     if (grid.tokens > kWarpSize) return open_token(grid);
     token = load_token(grid.decode_meta, index);

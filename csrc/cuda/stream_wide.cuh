@@ -37,7 +37,7 @@ constexpr int kPartialPitch =
     18;  // floats per token of a tile's sums: 16 rows, and 2 for the writers' banks
 constexpr int kFirstGroup = 1;  // number of its barrier
 
-// How many tokens and M tiles a kernel holds in registers, and how many blocks of it a SM is to
+// How many tokens and M tiles a kernel holds in registers, and how many of its CTAs an SM is to
 // hold.
 template <int kTokens_, int kMTiles_, int kResidents_>
 struct Size {
