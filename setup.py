@@ -55,6 +55,8 @@ EMULATOR_FLAGS = (
     "-O2 -march=native -fno-strict-aliasing -ffp-contract=off -Wno-unknown-pragmas -Wno-psabi "
 )
 EMULATOR_FLAGS += "-iquote tests/emulator/include -Itests/emulator/include"
+# the compiler reports what kernels read and write: see tests/emulator/engine/memory.cpp
+ACCESS_FLAGS = "-fsanitize=thread --param tsan-instrument-func-entry-exit=0"
 SIMD_ISAS = {
     "baseline": "-march=x86-64-v2",
     "avx2": "-march=x86-64-v3",
@@ -303,6 +305,7 @@ class Plan:
         flags, link_flags = self.flags(library)
         variant = Path(self.directory).name
         sanitize = f"-fsanitize={sanitizer} -g" if sanitizer else ""
+        kernel_flags = f"-x c++ {'' if sanitizer else ACCESS_FLAGS}"
         flags += f" {EMULATOR_FLAGS} -DPHOTON_EMULATED_CUDA {sanitize}"
         engine = [
             self.compile("cxx", source, f"{EMULATOR_FLAGS} {sanitize}", variant)
@@ -318,13 +321,16 @@ class Plan:
                     self.compile(
                         "cxx",
                         source,
-                        f"{flags} -x c++" if source.suffix == ".cu" else flags,
+                        f"{flags} {kernel_flags}" if source.suffix == ".cu" else flags,
                         variant,
                     )
                 )
         self.link(f"{self.directory}/{library.file}", engine + objects, f"{link_flags} {sanitize}")
         kernels = self.compile(
-            "cxx", Path("tests/emulator/kernels.cu"), f"{EMULATOR_FLAGS} {sanitize} -x c++", variant
+            "cxx",
+            Path("tests/emulator/kernels.cu"),
+            f"{EMULATOR_FLAGS} {sanitize} {kernel_flags}",
+            variant,
         )
         self.link(f"{self.directory}/kernels.so", [*engine, kernels], sanitize)
 

@@ -11,9 +11,12 @@ build of tests/emulator runs the CUDA kernels on CPU tensors.
 from __future__ import annotations
 
 import ctypes
+import logging
 import operator
 import os
 import sys
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -53,6 +56,10 @@ def _load() -> ctypes.CDLL:
     _C.bind_ops(address)
     library.photon_ext_num_threads.restype = ctypes.c_int
     library.photon_ext_has_hopper.restype = ctypes.c_bool
+    library.photon_ext_hopper_takes_columns.argtypes = [ctypes.c_int64, ctypes.c_bool]
+    library.photon_ext_hopper_takes_columns.restype = ctypes.c_bool
+    library.photon_ext_fallback_op.restype = ctypes.c_char_p
+    library.photon_ext_fallback_reason.restype = ctypes.c_char_p
     library.photon_ext_cpu_isa.restype = ctypes.c_char_p
     library.photon_ext_cpu_isa_error.restype = ctypes.c_char_p
     library.photon_ext_set_num_threads.argtypes = [ctypes.c_int]
@@ -64,6 +71,8 @@ def _load() -> ctypes.CDLL:
 
 
 _ops_library = _load()
+_logger = logging.getLogger("photon_ext")
+_logged: set[tuple[str, str]] = set()
 
 
 def num_threads() -> int:
@@ -86,17 +95,18 @@ def set_num_threads(threads: int) -> None:
         ValueError: `threads` is no integer, or below 1.
     """
     try:
-        count = 0 if isinstance(threads, bool) else operator.index(threads)
+        wanted = 0 if isinstance(threads, bool) else operator.index(threads)
     except TypeError:
-        count = 0
-    if count < 1:
+        wanted = 0
+    if wanted < 1:
         raise ValueError(f"set_num_threads: threads is {threads!r}, expected an integer, 1 or more")
-    _ops_library.photon_ext_set_num_threads(min(count, _MOST_THREADS))
+    _ops_library.photon_ext_set_num_threads(min(wanted, _MOST_THREADS))
 
 
 def hopper_runs() -> bool:
     """Whether the current GPU runs the Hopper kernels made for Hopper, which ops choose with
-    ``hopper=True``: compute capability 9.0 and 10.0.
+    ``hopper=True``: compute capability 9.0; and 10.0, where they are untested, if the environment
+    variable PHOTON_HOPPER_ON_10 is 1.
 
     False without a GPU, and in a build without CUDA. The current GPU is torch's, which each thread
     has for itself.
@@ -105,6 +115,45 @@ def hopper_runs() -> bool:
     from 8.0 on.
     """
     return bool(_ops_library.photon_ext_has_hopper())
+
+
+def hopper_takes_columns(columns: int, normalizes: bool) -> bool:
+    """Whether the Hopper kernels of the fused linears take an input of so many columns.
+
+    `normalizes`: in norm_linear_into and norm_swiglu_into, which keep the norm's weight in shared
+    memory; linear_residual_ takes wider ones.
+    """
+    return bool(_ops_library.photon_ext_hopper_takes_columns(columns, normalizes))
+
+
+def fallbacks() -> dict[str, str]:
+    """Which ops were called with ``hopper=True`` on a GPU in this process and ran their portable
+    kernel: why, by op; several reasons of an op are joined by "; ".
+    """
+    found: dict[str, str] = {}
+    for op, reason in _noted_fallbacks():
+        found[op] = f"{found[op]}; {reason}" if op in found else reason
+    return found
+
+
+def log_fallbacks() -> None:
+    """Warns of each fallback (see `fallbacks`) that has not been warned of yet, by the logger
+    "photon_ext".
+    """
+    for op, reason in _noted_fallbacks():
+        if (op, reason) not in _logged:
+            _logged.add((op, reason))
+            _logger.warning("%s runs its portable kernel instead of the Hopper one: %s", op, reason)
+
+
+def _noted_fallbacks() -> Iterator[tuple[str, str]]:
+    """The pairs of op and reason, in the order in which they first came up."""
+    for index in count():
+        op: bytes | None = _ops_library.photon_ext_fallback_op(index)
+        if op is None:
+            return
+        reason: bytes = _ops_library.photon_ext_fallback_reason(index)
+        yield op.decode(), reason.decode()
 
 
 def cpu_isa() -> str:

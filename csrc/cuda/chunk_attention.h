@@ -1,19 +1,19 @@
 // Attention of chunks of tokens by matrix instructions: what paged_attention runs for
-// PagedAttentionParams::fast where it fits.
+// PagedAttentionParams::hopper where it fits.
 #pragma once
 #include "common/params.h"
 
 namespace photon::cuda {
 
-// bfloat16, head_dim 64, 96, 128 or 256, at most 64 query heads a KV head, every pointer and stride
-// a whole number of 16-byte vectors, scale > 0, a cache that has pages, tokens and positions of a
-// row that int counts, and a current device of compute capability 8.0 or above with room for a
-// tile.
-bool chunk_attention_fits(const PagedAttentionParams& p);
+// Why it cannot compute this call; null: it can. It takes bfloat16, head_dim 64, 96, 128 or 256, at
+// most 64 query heads a KV head, pointers and strides that are all whole 16-byte vectors, scale >
+// 0, a cache that has pages, tokens and positions of a row that int counts, and a current device of
+// compute capability 8.0 or above with room for a tile.
+const char* chunk_attention_misfit(const PagedAttentionParams& p);
 
-// Where there are clusters (9.0 and 10.0), their blocks share contexts of more than 256 positions,
-// except in chunks of tokens enough to keep all SMs busy. A token's bits depend on which it is, but
-// on no other segment. A step of one segment is one chunk.
+// Where the Hopper kernels run (hopper_runs()), a cluster's blocks share contexts of more than 256
+// positions, except in chunks of tokens enough to keep all SMs busy. A token's bits depend on which
+// it is, but on no other segment. A step of one segment is one chunk.
 int chunk_attention(const PagedAttentionParams& p, void* stream);
 
 }  // namespace photon::cuda

@@ -1,6 +1,6 @@
-// Where the parts of a context meet: each block of the cluster leaves what it has summed in its own
-// shared memory, and then every block takes some of the rows and reads their parts out of all
-// blocks, in order.
+// Reduction of the parts of a context: each CTA of the cluster leaves what it has summed in its own
+// shared memory; then every CTA takes some of the rows and adds up their parts, in order, which it
+// reads from all CTAs.
 #pragma once
 #include "cuda/chunk_tile.cuh"
 
@@ -14,7 +14,7 @@ __device__ float total_of(const RowSoftmax<Plan>& state, int fragment, int half)
   return total + __shfl_xor_sync(kFullWarp, total, 2);
 }
 
-// Leaves the block's part of the run where the tiles of keys and values were. All threads must call
+// Leaves the CTA's part of the run where the tiles of keys and values were. All threads must call
 // it.
 template <typename Plan>
 __device__ void leave_part(ChunkShared<Plan>& shared, const RowSoftmax<Plan>& state) {
@@ -36,7 +36,7 @@ __device__ void leave_part(ChunkShared<Plan>& shared, const RowSoftmax<Plan>& st
   }
 }
 
-// Where a warp's lanes stand when parts meet: kPartLanes lanes have the parts of one of the warp's
+// How a warp's lanes divide the reduction: kPartLanes lanes have the parts of one of the warp's
 // kMergeRows rows.
 constexpr int kPartLanes = 8, kMergeRows = kWarpSize / kPartLanes;
 static_assert(kMostParts <= kPartLanes);
@@ -111,15 +111,15 @@ __device__ void merge_rows(const PagedAttentionParams& p, const ChunkShared<Plan
   }
 }
 
-// Puts the parts of the run together. All threads of the cluster must call it.
+// Adds up the parts of the run. All threads of the cluster must call it.
 template <typename Plan>
-__device__ void meet(const PagedAttentionParams& p, ChunkShared<Plan>& shared,
-                     const RowSoftmax<Plan>& state) {
+__device__ void reduce_parts(const PagedAttentionParams& p, ChunkShared<Plan>& shared,
+                             const RowSoftmax<Plan>& state) {
   if constexpr (kHopperCode) {
     if (shared.task.rank < shared.run.parts) leave_part(shared, state);
     sync_cluster();
     merge_rows(p, shared);
-    sync_cluster();  // the neighbours have read what this block left
+    sync_cluster();  // the neighbours have read what this CTA left
   }
 }
 

@@ -1,10 +1,10 @@
-// How chunk_attention cuts the context of a token into parts, of which a cluster's blocks take one
+// How chunk_attention cuts the context of a token into parts, of which a cluster's CTAs take one
 // each.
 //
 // A chunk of few tokens has too few tiles to keep all SMs busy. Whether a context is cut depends on
 // how many tokens its chunk has, and how it is cut on its length alone, so that a token has the
-// same bits whatever else is in the step: blocks that have no part of a short past end at once, or
-// help where the parts meet.
+// same bits whatever else is in the step. CTAs that have no part of a short context end at once, or
+// help to add up the parts.
 #pragma once
 #include <climits>
 #include <cstdint>
@@ -14,10 +14,10 @@
 namespace photon::cuda {
 
 constexpr int kTileKeys = 64;
-constexpr int kMostParts = 7;  // blocks of a cluster: of 7, 32 fit on an H200 at a time, which is
+constexpr int kMostParts = 7;  // CTAs of a cluster: of 7, 32 fit on an H200 at a time, which is
                                // 256 tokens of 16 heads; of 8, only 30
-constexpr int kPartTiles = 4;  // tiles of keys that are worth a block: it takes as long as one or
-                               // two of them to begin and to meet
+constexpr int kPartTiles = 4;  // tiles of keys that are worth a CTA: to begin, and to add up the
+                               // parts, takes it as long as one or two of them
 
 // Query rows (tokens times query heads) for each SM from which on the contexts of a chunk stay
 // whole: three quarters of a large tile. On an H200, with head_dim 128, tiles that walk whole

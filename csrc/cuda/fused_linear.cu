@@ -1,14 +1,23 @@
 // norm_linear, linear_residual and norm_swiglu: what the separate ops compute, bit for bit, in one
 // kernel; or the Hopper kernels.
+#include "common/fallbacks.h"
 #include "cuda/kernels.h"
 #include "cuda/linear_tile.cuh"
 #include "cuda/stream_linear.h"
 
 namespace photon::cuda {
+namespace {
+
+template <typename Params>
+bool streams(const char* op, const Params& p) {
+  return p.hopper && runs_hopper(op, stream_misfit(p));
+}
+
+}  // namespace
 
 int norm_linear(const NormLinearParams& p, void* stream) {
   if (p.tokens == 0 || p.n == 0) return 0;
-  if (streams(p)) return stream_norm_linear(p, stream);
+  if (streams("norm_linear_into", p)) return stream_norm_linear(p, stream);
   return multiply<Finish::kStore, true>(
       {p.out, p.x, p.norm_weight, p.weight, p.bias, p.counts, p.tokens, p.n, p.k, p.out_stride,
        p.x_stride, p.weight_stride, p.eps, p.dtype},
@@ -17,7 +26,7 @@ int norm_linear(const NormLinearParams& p, void* stream) {
 
 int linear_residual(const LinearResidualParams& p, void* stream) {
   if (p.tokens == 0 || p.n == 0) return 0;
-  if (streams(p)) return stream_linear_residual(p, stream);
+  if (streams("linear_residual_", p)) return stream_linear_residual(p, stream);
   return multiply<Finish::kAdd, false>(
       {p.residual, p.x, nullptr, p.weight, p.bias, p.counts, p.tokens, p.n, p.k, p.residual_stride,
        p.x_stride, p.weight_stride, 0.0f, p.dtype},
@@ -26,7 +35,7 @@ int linear_residual(const LinearResidualParams& p, void* stream) {
 
 int norm_swiglu(const NormSwigluParams& p, void* stream) {
   if (p.tokens == 0 || p.intermediate == 0) return 0;
-  if (streams(p)) return stream_norm_swiglu(p, stream);
+  if (streams("norm_swiglu_into", p)) return stream_norm_swiglu(p, stream);
   return multiply<Finish::kSwiglu, true>(
       {p.out, p.x, p.norm_weight, p.weight, p.bias, p.counts, p.tokens, p.intermediate, p.hidden,
        p.out_stride, p.x_stride, p.hidden, p.eps, p.dtype},

@@ -1,7 +1,7 @@
-// A matrix as tensor copies see it, a weight or many tokens: half tiles of 8 rows by some blocks of
+// A matrix as tensor copies see it, a weight or many tokens: half tiles of 8 rows by some slices of
 // 64 columns, each brought into shared memory by one instruction.
 //
-// In shared memory a half tile is its blocks one after the other, a block 8 rows of 128 bytes, and
+// In shared memory a half tile is its slices one after the other, a slice 8 rows of 128 bytes, and
 // the 16-byte vector v of row r lies at v ^ r, so that loads down a column of vectors meet all
 // banks. What lies outside of the matrix arrives as zeros.
 #pragma once
@@ -21,11 +21,11 @@ struct HalfTileMap {
   CUtensorMap map;
 };
 
-// Half tiles of `blocks` blocks, of a matrix of bfloat16 [rows, k], k a multiple of 64, whose
+// Half tiles of `slices` slices, of a matrix of bfloat16 [rows, k], k a multiple of 64, whose
 // address and row stride (in elements) are of whole 16-byte vectors. Many tokens are one half tile
-// of `half_tile_rows` rows, a multiple of 8: its blocks have eights of rows one after the other,
+// of `half_tile_rows` rows, a multiple of 8: its slices have eights of rows one after the other,
 // each as above.
-inline int make_half_tile_map(HalfTileMap& half_tiles, int blocks, const void* matrix, int64_t rows,
+inline int make_half_tile_map(HalfTileMap& half_tiles, int slices, const void* matrix, int64_t rows,
                               int64_t k, int64_t stride, int half_tile_rows = kHalfTileRows) {
   using Encode = decltype(&cuTensorMapEncodeTiled);
   static const Encode encode = [] {
@@ -42,9 +42,9 @@ inline int make_half_tile_map(HalfTileMap& half_tiles, int blocks, const void* m
   const cuuint64_t sizes[] = {kSliceColumns, static_cast<cuuint64_t>(rows),
                               static_cast<cuuint64_t>(k / kSliceColumns)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(stride) * 2,
-                                kSliceColumns * 2};  // bytes; of rows and of blocks
+                                kSliceColumns * 2};  // bytes; of rows and of slices
   const cuuint32_t box[] = {kSliceColumns, static_cast<cuuint32_t>(half_tile_rows),
-                            static_cast<cuuint32_t>(blocks)},
+                            static_cast<cuuint32_t>(slices)},
                    steps[] = {1, 1, 1};
   const CUresult result =
       encode(&half_tiles.map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, const_cast<void*>(matrix), sizes,
@@ -53,11 +53,11 @@ inline int make_half_tile_map(HalfTileMap& half_tiles, int blocks, const void* m
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-// One thread: starts the copy of the half tile that begins at `row` and at column 64 * `block`; all
+// One thread: starts the copy of the half tile that begins at `row` and at column 64 * `slice`; all
 // its bytes count towards `barrier`.
 __device__ inline void copy_half_tile(void* shared, const HalfTileMap& half_tiles, int row,
-                                      int block, Barrier* barrier, uint64_t policy) {
-  tensor_copy(shared, &half_tiles.map, {0, row, block}, barrier, policy);
+                                      int slice, Barrier* barrier, uint64_t policy) {
+  tensor_copy(shared, &half_tiles.map, {0, row, slice}, barrier, policy);
 }
 
 // One thread: the map is fetched before the first copy needs it.

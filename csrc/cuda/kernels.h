@@ -1,7 +1,8 @@
 // Launchers of the CUDA kernels: one function per op, `stream` is a cudaStream_t. Each enqueues its
 // kernels and returns at once with the cudaError_t of the launch as an int (0: fine). Nothing is
-// allocated, nothing is synchronized, no state is kept: every launcher is safe inside a graph
-// capture. Shapes were checked by the caller; params are passed to the kernels by value.
+// allocated and nothing is synchronized, so that every launcher is safe inside a graph capture; the
+// one state that is kept is common/fallbacks.h. Shapes were checked by the caller; params are
+// passed to the kernels by value.
 #pragma once
 #include "common/params.h"
 

@@ -6,6 +6,8 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 
 #include "common/dtype.h"
 
@@ -95,14 +97,30 @@ int launch(void (*kernel)(Params...), int64_t blocks, int threads, void* stream,
 
 inline int sms() { return device_attribute(cudaDevAttrMultiProcessorCount); }
 
-// Whether the current device has machine code of ours that uses the instructions of compute
-// capability 9.0 (ptx.cuh): 9.0 and 10.0 have; on any other device the code for 8.0 runs, whose
-// Hopper kernels would trap.
-inline bool hopper_runs() {
+// Whether PHOTON_HOPPER_ON_10 is 1. It is read once.
+inline bool allows_hopper_on_10() {
+  static const bool allows = [] {
+    const char* text = std::getenv("PHOTON_HOPPER_ON_10");
+    return text != nullptr && std::strcmp(text, "1") == 0;
+  }();
+  return allows;
+}
+
+// Why the current device does not run the Hopper kernels; null: it does. There is machine code of
+// ours with the instructions of compute capability 9.0 (ptx.cuh) for 9.0 and for 10.0, but nothing
+// has run on a 10.0 yet, so there it has to be asked for. On any other device the code for 8.0
+// runs, whose Hopper kernels would trap.
+inline const char* hopper_device_misfit() {
   const int major = device_attribute(cudaDevAttrComputeCapabilityMajor),
             minor = device_attribute(cudaDevAttrComputeCapabilityMinor);
-  return (major == 9 || major == 10) && minor == 0;
+  if (major == 9 && minor == 0) return nullptr;
+  if (major != 10 || minor != 0) return "the device's compute capability is not 9.0";
+  return allows_hopper_on_10() ? nullptr
+                               : "the device's compute capability is 10.0, where the Hopper "
+                                 "kernels are untested; PHOTON_HOPPER_ON_10=1 allows them";
 }
+
+inline bool hopper_runs() { return hopper_device_misfit() == nullptr; }
 
 // A small kernel of a chain, which calls wait_for_earlier() before anything else: where it can be,
 // it is there when the one before ends.

@@ -1,5 +1,5 @@
-// A run's own vectors in split attention: the token's queries, and where the tile range has the new
-// position its key and value. The warps take the queries in turn; the last warp also has the new
+// The token's new vectors in split attention: its queries, and its key and value where the tile
+// range has the new position. The warps take the queries by turns; the last warp also takes the new
 // key, and the one before it the new value.
 #pragma once
 #include "cuda/rotate.cuh"
@@ -24,7 +24,7 @@ struct NewVectors {
   LanePairs<Bf16> query_norm, key_norm;
   LanePairs<Bf16> vectors[kWarpQueries + 1];  // the last one: the new key or value
 
-  // Takes up a tile range, from what no kernel of the chain writes.
+  // Takes up a tile range, from what no kernel of the chain writes: see split_attention.cu.
   __device__ void prepare(const RopeParams& rope, const SplitGrid& grid, const RangeCursor& range) {
     heads = SplitGroupHeads::of(grid, range.split_group, kHalves * kHalfQueries);
     const bool can_be = can_rotate(rope, range.token);
@@ -49,7 +49,12 @@ struct NewVectors {
                                    : grid.v.at(range.index, heads.kv_head));
   }
 
-  // Requests them. The kernel before this one writes them.
+  // Requests them, after wait_for_earlier(), because the kernel before this one writes them. Why
+  // plain loads are right: the wait returns when all that the kernels before have written is
+  // visible to this grid; and it is a memory barrier for the compiler, which therefore moves no
+  // load above it, and takes none through the read-only cache, since this kernel writes global
+  // memory, too (tests/test_portable_code.py looks at the PTX). Loads past L1, which were tried,
+  // make kernels for heads of 64 spill more registers.
   __device__ void load() {
 #pragma unroll
     for (int i = 0; i < kWarpQueries; ++i) {
@@ -80,7 +85,7 @@ struct NewVectors {
         if (writes)
           v.store(cache + static_cast<size_t>(is_key() ? own.k : own.v) * kPack, kHeadDim);
       } else {
-        const int lane = threadIdx.x % kWarpSize;  // its elements are whole blocks apart
+        const int lane = threadIdx.x % kWarpSize;  // its elements are whole fragments apart
         Bf16* first = reinterpret_cast<Bf16*>(
                           shared.queries.word(Shape::warp() + i * kWarps, lane / 16, lane % 16)) +
                       lane % 2;

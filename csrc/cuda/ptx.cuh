@@ -193,9 +193,9 @@ __device__ inline uint64_t evict_last() {
   return policy;
 }
 
-// Where a tensor copy begins: column, row, block of columns.
+// Where a tensor copy begins: column, row, and slice of columns.
 struct TensorPlace {
-  int column, row, block;
+  int column, row, slice;
 };
 
 // One thread: starts a copy of one box of a tensor of three dimensions. A box counts towards
@@ -206,7 +206,7 @@ __device__ inline void tensor_copy(void* shared, const CUtensorMap* map, TensorP
       asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::"
                    "bytes.L2::cache_hint"
                    " [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(shared)),
-                   "l"(map), "r"(at.column), "r"(at.row), "r"(at.block),
+                   "l"(map), "r"(at.column), "r"(at.row), "r"(at.slice),
                    "r"(shared_address(barrier)), "l"(policy) : "memory"));
 }
 
@@ -218,7 +218,7 @@ __device__ inline void tensor_copy_to(uint16_t ranks, void* shared, const CUtens
       asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::"
                    "bytes.multicast::cluster.L2::cache_hint"
                    " [%0], [%1, {%2, %3, %4}], [%5], %6, %7;" ::"r"(shared_address(shared)),
-                   "l"(map), "r"(at.column), "r"(at.row), "r"(at.block),
+                   "l"(map), "r"(at.column), "r"(at.row), "r"(at.slice),
                    "r"(shared_address(barrier)), "h"(ranks), "l"(policy) : "memory"));
 }
 

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "common/fallbacks.h"
 #include "common/mask.h"
 #include "common/noise.h"
 #include "common/out_record.h"
@@ -71,8 +72,8 @@ __device__ Candidate warp_best(Candidate best) {
   return best;
 }
 
-// A block's shared memory: the best of each of its warps; and, in the first block of a cluster, of
-// each block.
+// A CTA's shared memory: the best of each of its warps; and, in the first CTA of a cluster, of each
+// CTA.
 struct SampleShared {
   Candidate of_warp[kSampleWarps];
   float score_of_block[kSampleCluster],
@@ -147,16 +148,17 @@ __device__ float largest(const Vector<T>& v) {
   return fmaxf(__low2float(both), __high2float(both));
 }
 
-// What one thread looks at: every `step`-th vector from `first` on.
-struct Share {
+// The vectors that one thread reads: every `step`-th one from `first` on.
+struct ThreadVectors {
   int first, step;
 };
 
-// Takes what is better from the vectors begin .. end - 1, of which there may be none: a vector's
-// largest logit, as its first id. The thread's earlier vectors were lower ids. Past the last vector
-// it is the last again, which changes nothing.
+// Takes the largest logit of the vectors begin .. end - 1, of which there may be none, if it is
+// larger than `best`. The candidate's id is its vector's first id; the thread's earlier vectors had
+// lower ids. Past the last vector it reads the last one again, which changes nothing.
 template <bool kWhole, typename T>
-__device__ void take_largest(Candidate& best, const Row<T>& row, int begin, int end, Share share) {
+__device__ void take_largest(Candidate& best, const Row<T>& row, int begin, int end,
+                             ThreadVectors share) {
   for (int vector = begin + share.first; vector < end; vector += kSampleLoads * share.step) {
     Vector<T> v[kSampleLoads];
 #pragma unroll
@@ -174,7 +176,7 @@ __device__ void take_largest(Candidate& best, const Row<T>& row, int begin, int 
 // The thread's largest logit, as the first id of its vector. NaN and -inf are not larger than the
 // -inf of no candidate.
 template <typename T>
-__device__ Candidate greedy_best(const Row<T>& row, Share share) {
+__device__ Candidate greedy_best(const Row<T>& row, ThreadVectors share) {
   constexpr int kIds = Vector<T>::kIds;
   const int whole = is_vector_aligned(row.logits) ? row.vocab / kIds : 0;
   Candidate best;
@@ -195,8 +197,8 @@ __device__ int32_t first_equal(const Row<T>& row, const Candidate& best) {
 
 __device__ float gumbel(uint32_t bits) { return -logf(-logf(open_uniform(bits))); }
 
-// Takes what is better of the four ids of a Philox block. NaN and -inf are no candidates: both fail
-// `v > -inf`.
+// Takes the best of the four ids of a Philox block, if it is better than `best`. NaN and -inf are
+// no candidates: both fail `v > -inf`.
 template <typename T>
 __device__ void take_of_four(Candidate& best, const Row<T>& row, int block, const Noise& noise) {
   const int32_t first = block * kPhiloxIds;
@@ -217,7 +219,7 @@ __device__ void take_of_four(Candidate& best, const Row<T>& row, int block, cons
 
 // The noise takes far longer than the loads, which are one id at a time.
 template <typename T>
-__device__ Candidate noisy_best(const Row<T>& row, Share share, const Noise& noise) {
+__device__ Candidate noisy_best(const Row<T>& row, ThreadVectors share, const Noise& noise) {
   Candidate best;
   const int blocks = static_cast<int>(ceil_div(row.vocab, kPhiloxIds));
   for (int block = share.first; block < blocks; block += share.step)
@@ -245,8 +247,8 @@ __global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>)
   }
   const Row<T> row = {static_cast<const T*>(p.logits) + r * p.logits_stride,
                       static_cast<int32_t>(p.vocab)};
-  const Share share = {part * kSampleThreads + static_cast<int>(threadIdx.x),
-                       kBlocks * kSampleThreads};
+  const ThreadVectors share = {part * kSampleThreads + static_cast<int>(threadIdx.x),
+                               kBlocks * kSampleThreads};
   const Noise noise = load_noise(s, p.row_state);
   const bool greedy = !(noise.temperature > 0.0f);
   Candidate best = greedy ? greedy_best(row, share) : noisy_best(row, share, noise);
@@ -277,7 +279,8 @@ int sample(const SampleParams& p, void* stream) {
   return with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     LaunchShape shape{p.num_segments, kSampleThreads, sizeof(SampleShared)};
-    if (!p.hopper || !hopper_runs()) return launch(sample_kernel<T, 1>, shape, stream, p);
+    if (!p.hopper || !runs_hopper("sample_into", hopper_device_misfit()))
+      return launch(sample_kernel<T, 1>, shape, stream, p);
     shape.blocks *= kSampleCluster;
     shape.cluster = kSampleCluster;
     shape.pdl = true;

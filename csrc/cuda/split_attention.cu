@@ -9,6 +9,15 @@
 // A kernel of a chain: before wait_for_earlier() it reads decode_meta, the page table, the angles,
 // the norms' weights and old positions of the cache, as many as its ring holds (split_ring.cuh),
 // which at few tokens and short contexts is all that it reads of them at all.
+//
+// Why plain loads of decode_meta and the page table are right before the wait. They are written by
+// kernels that do not let the next one start (begin_step, decode_meta_set), or by the caller's own,
+// which do not either. So no kernel begins before they are complete, and every kernel of the chain
+// begins after that one has ended. A line of them in an SM's L1 was therefore brought there when
+// they were complete, or by a kernel before that one, whose lines are dropped when a kernel begins
+// on an idle device. Nobody writes them while the chain runs, so that the compiler may keep what it
+// has read across the wait. tests/emulator finds a kernel that breaks this rule: one that reads,
+// before it waits, what a kernel that may still run writes.
 #include "cuda/split_attention.cuh"
 
 #include "cuda/attend.cuh"
@@ -22,22 +31,22 @@ namespace photon::cuda {
 namespace {
 
 constexpr int64_t kFewTokens =
-    8;                          // one block a SM; of more tokens two, which hide each other's waits
+    8;  // up to these an SM has one CTA; beyond, two hide each other's waits
 constexpr int kLoneTokens = 2;  // whose keys and values are requested in a moment, so that the next
                                 // kernel need not come behind them
 constexpr int64_t kUnfilled =
     16;  // of so many SMs clusters of 4 and 8 leave one: of 4 blocks 31 fit on an H200, of 8 15
 constexpr int kMergedAtOnce = 4;  // splits in flight
 
-// What a split leaves for the merge: of each query head the sums, which are of exp2(score - high) *
-// v, and what they weigh.
+// What a split leaves for the merge: for each query head the sums of exp2(score - high) * v, and
+// their weight.
 struct Partials {
   float* sums;        // [tokens * q_heads, splits, head_dim]
   Weight* weights;    // [tokens * q_heads, splits]
   unsigned* arrived;  // [split-KV groups]; zero between calls
 };
 
-// What comes of a tile range, as the block's threads hold it, and where it goes.
+// The result of a tile range, as the CTA's threads hold it, and where it goes.
 template <int kHeadDim, int kHalves>
 struct RangeResults {
   using Sums = DimSoftmax<kHeadDim, kHalves>;
@@ -137,9 +146,9 @@ struct RangeResults {
   }
 };
 
-// How what a block's warp groups have summed of a split comes together, in order: in the first warp
-// group, whom the others hand theirs over in shared memory. `slot`: the calling warp is done with
-// it. All threads must call it; a barrier of the block is to follow.
+// Adds up what a CTA's warp groups have summed of a split, in order: the other warp groups hand
+// their sums over to the first one, in shared memory. The calling warp must be done with `slot`.
+// All threads must call it, and a barrier of the CTA must follow.
 template <int kHeadDim, int kHalves>
 struct WarpGroupReduction {
   using Shape = SplitShape<kHeadDim>;
@@ -202,7 +211,7 @@ __device__ void patch_tile(unsigned char* tile, int token, const Bf16* row) {
   __syncwarp();
 }
 
-// Zeros for those of the leading tokens that attend to nothing and have no tile range.
+// Writes zeros for the tokens that attend to nothing, which have no tile range.
 template <int kHeadDim>
 __device__ void clear_dead_tokens(const SplitGrid& grid, int tokens) {
   constexpr int kVectors = kHeadDim / kPack;
@@ -216,7 +225,7 @@ __device__ void clear_dead_tokens(const SplitGrid& grid, int tokens) {
   }
 }
 
-// A block's runs, one loop over all of them: what it does by the way has its code once.
+// A CTA's tile ranges, in one loop over all of them, so that there is one copy of the code.
 template <int kHeadDim, int kHalves>
 __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGrid& grid,
                               const Partials& partials) {
@@ -225,7 +234,7 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
       *reinterpret_cast<SplitShared<kHeadDim, kHalves>*>(dynamic_shared());
   if (grid.tokens <= kLoneTokens) let_next_start();
   TokenCut own;
-  const Share share = Share::of_block(grid, own);
+  const CtaSplits share = CtaSplits::of_cta(grid, own);
   RangeCursor first;
   first.seek(grid, share, own);
   const ClusterReduction<kHeadDim, kHalves> reduction(grid, share, first, shared);
@@ -239,9 +248,9 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
   DimSoftmax<kHeadDim, kHalves> sums,
       total;  // of a split, and of a tile range that the block has alone
   const float scale_log2 = scale * kLog2E;
-  // The ring is filled by turns of the same loop (but for the first keys of heads of 256), so that
-  // requests have their code once: at few tokens a block has more instructions to fetch than keys
-  // to read.
+  // The first turns of the same loop fill the ring (but for the first keys of heads of 256), so
+  // that there is one copy of the code that requests: at few tokens a CTA has more instructions to
+  // fetch than keys to read.
 #pragma unroll 1
   for (int fills = KvRing<kHeadDim>::kFills;; fills = max(fills - 1, 0)) {
     const bool fills_only = fills > 0;
@@ -333,8 +342,8 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
     }
     ring.template refill<false>(grid, share);
   }
-  // A block without work stays until the kernels before have ended, too: to the next one this one's
-  // end means that all of them have.
+  // A CTA without work waits for the kernels before, too, because the next kernel takes this one's
+  // end for the end of all of them.
   wait_for_earlier();
   reduction.merge();
   if (share.has_dead) clear_dead_tokens<kHeadDim>(grid, share.tokens);
@@ -358,10 +367,11 @@ int64_t token_split_groups(const FusedAttentionDecodeParams& p) {
   return p.kv_heads * ceil_div(p.q_heads / p.kv_heads, kMaxSplitGroupQueries);
 }
 
-// Log2 of the blocks of a cluster: as many as each split-KV group can have of the device, up to one
-// for each split; 0 where split-KV groups are too many, or what a block would merge has no room.
-// Two where a SM has two blocks: larger clusters would not fill the device, and its last ones would
-// begin when others end. One that finds no place begins when the kernel before ends.
+// Log2 of the CTAs of a cluster: as many as the device has for each split-KV group, up to one for
+// each split; 0 where split-KV groups are too many, or where a CTA has no room for what it would
+// merge. At most two CTAs where an SM has two: larger clusters would not fill the device, and the
+// last of them would begin when others end. A cluster that finds no place begins when the kernel
+// before ends.
 template <int kHeadDim, int kHalves>
 int rank_bits(const FusedAttentionDecodeParams& p, int64_t blocks) {
   const int64_t split_groups = p.tokens * token_split_groups(p);
@@ -370,7 +380,7 @@ int rank_bits(const FusedAttentionDecodeParams& p, int64_t blocks) {
   while (bits > 0 && split_groups << bits > (bits > 1 ? blocks - blocks / kUnfilled : blocks))
     --bits;
   const int64_t queries = std::min<int64_t>(p.q_heads / p.kv_heads, kHalves * kHalfQueries);
-  return can_meet<kHeadDim, kHalves>(queries, 1 << bits) ? bits : 0;
+  return can_reduce_in_cluster<kHeadDim, kHalves>(queries, 1 << bits) ? bits : 0;
 }
 
 template <int kHeadDim, int kHalves>
@@ -425,15 +435,20 @@ bool fits_indices(const FusedAttentionDecodeParams& p) {
 
 }  // namespace
 
-bool can_split_attention(const FusedAttentionDecodeParams& p) {
+const char* split_attention_misfit(const FusedAttentionDecodeParams& p) {
+  if (const char* device = hopper_device_misfit()) return device;
+  if (p.dtype != DType::kBF16) return "the dtype is not bfloat16";
   const bool fits_tiles =
       p.head_dim == 64 || p.head_dim == 96 || p.head_dim == 128 || p.head_dim == 256;
-  return p.dtype == DType::kBF16 && fits_tiles && p.workspace != nullptr &&
-         is_vector_aligned(p.workspace) && is_vector_aligned(p.rope.cos) &&
-         is_vector_aligned(p.rope.sin) && is_vector_aligned(p.rope.q_norm) &&
-         is_vector_aligned(p.rope.k_norm) && can_use_vectors(p.cache, p.head_dim, p.dtype) &&
-         is_vector_aligned(p.out) && are_whole_vectors(p.dtype, p.out_stride, p.out_head_stride) &&
-         fits_indices(p) && hopper_runs();
+  if (!fits_tiles) return "head_dim is none of 64, 96, 128 and 256";
+  if (p.workspace == nullptr) return "there is no workspace";
+  const bool is_aligned =
+      is_vector_aligned(p.workspace) && is_vector_aligned(p.rope.cos) &&
+      is_vector_aligned(p.rope.sin) && is_vector_aligned(p.rope.q_norm) &&
+      is_vector_aligned(p.rope.k_norm) && can_use_vectors(p.cache, p.head_dim, p.dtype) &&
+      is_vector_aligned(p.out) && are_whole_vectors(p.dtype, p.out_stride, p.out_head_stride);
+  if (!is_aligned) return "a pointer or a stride is no multiple of 16 bytes";
+  return fits_indices(p) ? nullptr : "sizes or strides are beyond what 32 bits index";
 }
 
 int split_attention(const FusedAttentionDecodeParams& p, void* stream) {

@@ -66,22 +66,22 @@ struct PartSoftmax {
   }
 };
 
-// Queries and weights as instructions take their left operand: [block of 16 columns][lane]. Where
-// half of the rows are used, the words of the other half are not there, and zero.
-template <int kHalves, int kBlocks>
+// Queries and weights as instructions take their left operand: [fragment of 16 columns][lane].
+// Where half of the rows are used, the words of the other half are not stored; load() gives zeros.
+template <int kHalves, int kColumnFragments>
 struct LeftFragments {
   static constexpr int kWords = 2 * kHalves;
 
-  uint32_t at[kBlocks][kWarpSize][kWords];
+  uint32_t at[kColumnFragments][kWarpSize][kWords];
 
-  // The word that a query's elements from an even `column` of a block on are in.
-  __device__ uint32_t* word(int query, int block, int column) {
-    return &at[block][query % kHalfQueries * 4 + column % 8 / 2]
+  // The word of a query's two elements from an even `column` of a fragment on.
+  __device__ uint32_t* word(int query, int fragment, int column) {
+    return &at[fragment][query % kHalfQueries * 4 + column % 8 / 2]
               [column / 8 * kHalves + query / kHalfQueries];
   }
 
-  __device__ void load(uint32_t (&a)[4], int block) const {
-    const uint32_t* words = at[block][threadIdx.x % kWarpSize];
+  __device__ void load(uint32_t (&a)[4], int fragment) const {
+    const uint32_t* words = at[fragment][threadIdx.x % kWarpSize];
     if constexpr (kHalves == 2) {
       const uint4 v = *reinterpret_cast<const uint4*>(words);
       a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
@@ -92,7 +92,7 @@ struct LeftFragments {
   }
 };
 
-// What the blocks of a cluster send to this one: of a split-KV group's splits the sums of some
+// What the CTAs of a cluster send to this one, for each split of a split-KV group: the sums of some
 // dims, a pair in a place, and the weights.
 template <int kQueries, int kPlaces>
 struct ReductionMemory {
@@ -101,7 +101,7 @@ struct ReductionMemory {
   float2 sums[kFewSplits][kPlaces];
 };
 
-// What the block's warps leave for each other.
+// What the CTA's warps leave for each other.
 template <int kHeadDim, int kHalves>
 struct SplitShared {
   using Shape = SplitShape<kHeadDim>;
@@ -133,12 +133,12 @@ __device__ inline void score_tile(TileScores& scores, const SplitShared<kHeadDim
             first = SplitShape<kHeadDim>::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
   TileScores parts[2] = {};  // two chains of instructions each: one waits for the one before
 #pragma unroll
-  for (int block = 0; block < kHeadDim / 16; ++block) {
+  for (int fragment = 0; fragment < kHeadDim / 16; ++fragment) {
     uint32_t query[4], key[4];
-    load_matrices(key, tile + (first ^ block * 32));
-    shared.queries.load(query, block);
-    multiply_bf16(parts[block % 2][0], query, {key[0], key[1]});
-    multiply_bf16(parts[block % 2][1], query, {key[2], key[3]});
+    load_matrices(key, tile + (first ^ fragment * 32));
+    shared.queries.load(query, fragment);
+    multiply_bf16(parts[fragment % 2][0], query, {key[0], key[1]});
+    multiply_bf16(parts[fragment % 2][1], query, {key[2], key[3]});
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {

@@ -1,16 +1,17 @@
-// The splits of a split-KV group meet in its cluster: whoever has a split sends it to the blocks'
-// shared memory, of each block the dims that it merges.
+// Reduction of a split-KV group's splits in its cluster. Each CTA merges some dims of the result.
+// The CTA that has computed a split sends it to the others' shared memory, to each the dims that it
+// merges.
 #pragma once
 #include "cuda/split_attention.cuh"
 
 namespace photon::cuda {
 
-// Dims go round the blocks in pieces of 8, as instructions have them.
+// The CTAs take the dims by turns, in pieces of 8, as matrix instructions leave them.
 constexpr int kPieceDims = 8, kPiecePairs = kPieceDims / 2;
 
-// Whether a block has a place, and a thread, for each pair of sums that it merges.
+// Whether a CTA has a place, and a thread, for each pair of sums that it merges.
 template <int kHeadDim, int kHalves>
-bool can_meet(int64_t queries, int ranks) {
+bool can_reduce_in_cluster(int64_t queries, int ranks) {
   return queries * ceil_div(kHeadDim / kPieceDims, ranks) * kPiecePairs <=
          SplitShared<kHeadDim, kHalves>::kReductionPlaces;
 }
@@ -21,25 +22,25 @@ struct ClusterReduction {
   using Shared = SplitShared<kHeadDim, kHalves>;
   static constexpr int kPieces = kHeadDim / kPieceDims;
   static_assert(kPieces >=
-                kFewSplits);  // every block merges something, and so stays until all has arrived
+                kFewSplits);  // every CTA merges something, and so stays until all has arrived
 
   const SplitGrid& grid;
   Shared& shared;
-  int token, splits, first_head, queries;  // queries: 0 where nothing meets
+  int token, splits, first_head, queries;  // queries: 0 where there is nothing to reduce
 
-  __device__ ClusterReduction(const SplitGrid& grid, const Share& share, const RangeCursor& range,
-                              Shared& shared)
+  __device__ ClusterReduction(const SplitGrid& grid, const CtaSplits& share,
+                              const RangeCursor& range, Shared& shared)
       : grid(grid), shared(shared) {
-    const bool meets = share.in_clusters && range.index < grid.tokens && range.length > 0;
+    const bool reduces = share.in_clusters && range.index < grid.tokens && range.length > 0;
     const SplitGroupHeads heads =
         SplitGroupHeads::of(grid, range.split_group, kHalves * kHalfQueries);
     token = range.index;
     splits = range.cut.splits;
     first_head = heads.first;
-    queries = meets ? heads.count : 0;
+    queries = reduces ? heads.count : 0;
   }
 
-  // Before others send; all threads of the cluster must call both, the second after the first.
+  // Both come before anybody sends. All threads of the cluster must call open(), then join().
   __device__ void open() const {
     if (threadIdx.x == 0) {
       init_barrier(&shared.reduction.arrived, 1);
@@ -72,7 +73,7 @@ struct ClusterReduction {
                       &shared.reduction.arrived);
       }
       const int to = SplitShape<kHeadDim>::warp_group_warp() * 4 +
-                     lane.t;  // all lanes of a query have the weight, and each tells a block
+                     lane.t;  // all lanes of a query have the weight, and each sends it to one CTA
       if (to < grid.ranks()) {
         send_to_block(&shared.reduction.weights[split][query].high, to, part.weight.high,
                       part.weight.sum, &shared.reduction.arrived);

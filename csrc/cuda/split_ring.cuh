@@ -1,7 +1,7 @@
 // Keys and values on their way into shared memory, in split attention: a ring of slots, the keys of
-// a step of positions in one, its values in the next. It runs ahead over all of a block's runs,
-// whatever else the block does, and before wait_for_earlier() it fills: all it reads are old
-// positions.
+// a step of positions in one, its values in the next. It runs ahead through all of a CTA's tile
+// ranges. It is filled before wait_for_earlier(), because it reads old positions only, which no
+// kernel of the chain writes.
 //
 // Four warps are a warp group. A step has 64 positions of a split for each warp group, and so a
 // tile of 16 positions for each warp, which requests, awaits and patches its own tiles alone. Rows
@@ -70,9 +70,9 @@ struct RingMemory {
   uint32_t present[Shape::kSlots]
                   [Shape::kWarps];  // of keys: the bits of the positions that were in the cache
 
-  // Of each warp the runs from the one that it works on to the one whose steps it will request
-  // next, and then one without splits. They are here and not in registers because they are rarely
-  // looked at.
+  // For each warp the tile ranges from the one that it works on to the one whose steps it will
+  // request next, and then one without splits. They are here and not in registers because they are
+  // rarely read.
   static constexpr int kRanges = Shape::kSlots / 2 + 2;
   RangeCursor ranges[kRanges][Shape::kWarps];
 
@@ -88,11 +88,11 @@ class KvRing {
   using Shape = SplitShape<kHeadDim>;
   using Memory = RingMemory<kHeadDim>;
 
-  // So many times both refills, before anything is read, fill the ring.
+  // How often both refills have to be called to fill the ring before anything is read.
   static constexpr int kFills = Shape::kSlots / 2;
 
-  // From the block's first run on, which is number 0.
-  __device__ KvRing(const SplitGrid& grid, const Share& share, const RangeCursor& range,
+  // Begins with the CTA's first tile range, which is number 0.
+  __device__ KvRing(const SplitGrid& grid, const CtaSplits& share, const RangeCursor& range,
                     Memory& memory)
       : memory_(memory) {
     open_range(grid, range);
@@ -103,7 +103,7 @@ class KvRing {
   // Called when all of the warp group, or of keys the warp, have read the oldest slot, which had
   // keys or values, or before anything has been requested for it: requests what comes into it.
   template <bool kHadKeys>
-  __device__ void refill(const SplitGrid& grid, const Share& share) {
+  __device__ void refill(const SplitGrid& grid, const CtaSplits& share) {
     request<kHadKeys != kIsOdd>(grid, share);
   }
 
@@ -122,7 +122,7 @@ class KvRing {
 
   // Keys come first, then the values that go with them. Every call is a group of copies.
   template <bool kKeys>
-  __device__ void request(const SplitGrid& grid, const Share& share) {
+  __device__ void request(const SplitGrid& grid, const CtaSplits& share) {
     if constexpr (kKeys) find_places(grid, share);
     if (is_open_)
       copy(memory_.slots[slot_][Shape::warp()], kKeys ? grid.cache.k : grid.cache.v,
@@ -148,15 +148,15 @@ class KvRing {
     return at_ + Shape::warp() * kTileTokens + static_cast<int32_t>(threadIdx.x % kTileTokens);
   }
 
-  // Its page is long under way when the places are asked for.
+  // Requests its page, which has arrived by the time its places are computed.
   __device__ void request_page(const SplitGrid& grid) {
     const int32_t at = position();
     page_ =
         grid.cache.request(grid.cache.pages_of(row_), row_, at, at < end_ && at != new_position_);
   }
 
-  // Takes the step that comes next and goes on.
-  __device__ void find_places(const SplitGrid& grid, const Share& share) {
+  // Finds the places of the step that comes next, and goes on to the one after it.
+  __device__ void find_places(const SplitGrid& grid, const CtaSplits& share) {
     is_open_ = has_more_;
     if (!has_more_) return;
     places_ = grid.cache.places(page_, kv_head_, position());
@@ -168,7 +168,7 @@ class KvRing {
     if (has_more_) request_page(grid);
   }
 
-  __device__ void open_next_range(const SplitGrid& grid, const Share& share) {
+  __device__ void open_next_range(const SplitGrid& grid, const CtaSplits& share) {
     RangeCursor range = memory_.range(opened_);
     range.next(grid, share);
     ++opened_;

@@ -1,10 +1,10 @@
-// Which splits of which tokens a block of split attention takes. All split-KV groups' contexts,
-// laid end to end in work items of one step of a block, are cut into as many equal shares as there
-// are blocks, and a split is in the share in which it begins. Where contexts are about as long, a
-// block takes split-KV groups as a whole; and where split-KV groups are few, each has a cluster of
-// blocks, among which its splits are divided (split_reduction.cuh). That moves work between blocks
-// and no bit: what a split adds up to, and the order in which splits are reduced, depend on the
-// token's length alone.
+// Which splits of which tokens a CTA of split attention takes. A work item is the positions of one
+// step of a CTA. The work items of all split-KV groups, laid end to end, are cut into as many equal
+// shares as there are CTAs, and a split belongs to the share in which it begins. Where contexts are
+// about equally long, a CTA takes whole split-KV groups instead. Where split-KV groups are few,
+// each has a cluster of CTAs, which divide its splits (split_reduction.cuh). Which way is taken
+// changes no bit of a result, because what a split adds up to, and the order in which splits are
+// reduced, depend on the token's length alone.
 #pragma once
 #include "common/kv_split.h"
 #include "cuda/divisor.cuh"
@@ -84,9 +84,9 @@ struct TokenCut {
     return cut;
   }
 
-  // Splits that begin in so many of its first work items. A division takes a hundred clocks, and up
-  // to a few work items to the split a multiplication does: there are 4 * kMaxSplits of them at
-  // most then, and a third is rounded up by less than 2^-16.
+  // How many splits begin in so many of its first work items. A division takes a hundred clocks, so
+  // that up to four work items a split a multiplication replaces it. It is exact there: work items
+  // are 4 * kMaxSplits at most, and a third is rounded up by less than 2^-16.
   __device__ int splits_of(unsigned some) const {
     constexpr unsigned kBits = 16, kThird = ((1u << kBits) + 2) / 3;
     const unsigned above = some + split_items - 1;
@@ -95,7 +95,7 @@ struct TokenCut {
                             kBits);
   }
 
-  // That of a lane of the warp.
+  // The cut that a lane of the warp has.
   __device__ TokenCut of_lane(int lane) const {
     TokenCut cut;
     cut.items = __shfl_sync(kFullWarp, items, lane);
@@ -119,22 +119,22 @@ struct TokenCut {
   }
 };
 
-// A block's part of the work of all split-KV groups: of their work items, or where that is about as
-// even, of the split-KV groups as a whole, so that no split-KV group's splits have to meet.
-struct Share {
-  // So many positions more may a block of a cluster take, or one with whole split-KV groups,
-  // because it saves the reduction in global memory.
+// A CTA's share of the work of all split-KV groups: some of their work items; or, where that is
+// about as even, whole split-KV groups, whose splits need no reduction across CTAs then.
+struct CtaSplits {
+  // How many more positions a CTA may take in a cluster, or with whole split-KV groups, than in an
+  // even division, because both save the reduction in global memory.
   static constexpr unsigned kClusterTokens = 256, kSplitGroupTokens = 128;
 
   unsigned each, begin, end;  // in work items; or in split-KV groups
   bool in_clusters;           // a cluster has a split-KV group
-  bool of_split_groups;       // a split-KV group is one block's
+  bool of_split_groups;       // a CTA has whole split-KV groups
   bool has_dead;              // there are tokens that attend to nothing
   int tokens;                 // of the grid, that are the call's
 
-  // All warps compute the same, and all blocks. `own`, which comes empty: where tokens are no more
-  // than lanes, of each lane the cut of its token.
-  __device__ static Share of_block(const SplitGrid& grid, TokenCut& own) {
+  // All warps of all CTAs compute the same. `own` comes empty; where tokens are no more than lanes,
+  // each lane gets the cut of its token in it.
+  __device__ static CtaSplits of_cta(const SplitGrid& grid, TokenCut& own) {
     unsigned items = 0, live = 0, rank_items = 0, longest = 0;
     const int tokens = grid.own_tokens();
 #pragma unroll 1
@@ -144,7 +144,7 @@ struct Share {
       items += own.items;
       live += own.items > 0 ? 1 : 0;
       longest = max(longest, own.items);
-      // A longer context may have more splits than a block of a cluster has room for
+      // A longer context may have more splits than a CTA of a cluster has room for
       // (ReductionMemory).
       rank_items = max(rank_items, length <= kFewTokens ? own.rank_items(grid) : INT32_MAX);
     }
@@ -164,7 +164,7 @@ struct Share {
             tokens};
   }
 
-  // What a split-KV group counts for.
+  // How much of a share a split-KV group is, in the units of `each`.
   __device__ unsigned size_of(unsigned items) const {
     return of_split_groups ? min(items, 1u) : items;
   }
@@ -175,13 +175,14 @@ struct Share {
   }
 };
 
-// The way through a tile range, in steps of so many positions; a split is whole steps.
+// Goes through a tile range, in steps of equally many positions; a split is a whole number of
+// steps.
 struct RangeSteps {
   int split;
   int32_t split_end, split_tokens;
   int32_t at, end;  // positions: of the step, and where the tile range ends
 
-  // Whether a split has been taken by this step.
+  // Whether this step was a split's last one.
   __device__ bool advance(int32_t tokens) {
     at += tokens;
     if (at < split_end && at < end) return false;
@@ -193,10 +194,10 @@ struct RangeSteps {
   __device__ bool is_done() const { return at >= end; }
 };
 
-// A block's tile ranges one after the other: splits [split, end_split) of a split-KV group. All
-// threads hold the same.
+// A CTA's tile ranges one after the other. A tile range is the splits [split, end_split) of a
+// split-KV group. All threads hold the same.
 struct RangeCursor {
-  int index;             // of the token; at grid.tokens there are no more runs
+  int index;             // of the token; grid.tokens: there are no more tile ranges
   unsigned split_group;  // of the token
   unsigned
       split_group_begin;  // where the share's count of work items or split-KV groups comes to it
@@ -205,9 +206,9 @@ struct RangeCursor {
   TokenCut cut;
   int split, end_split;
 
-  // The share's first run, or the one that a block of the split-KV group's cluster has; all blocks
-  // know the split-KV group then, even those without splits. `own`: as in Share::of_block().
-  __device__ void seek(const SplitGrid& grid, const Share& share, const TokenCut& own) {
+  // Finds the share's first tile range; in a cluster, the CTA's part of the cluster's split-KV
+  // group, which CTAs without splits get to know, too. `own`: as in CtaSplits::of_cta().
+  __device__ void seek(const SplitGrid& grid, const CtaSplits& share, const TokenCut& own) {
     if (share.in_clusters) return seek_cluster(grid, share, own);
     split_group_begin = 0;
     seek_token(grid, share, own);
@@ -228,12 +229,14 @@ struct RangeCursor {
     if (split >= end_split) index = grid.tokens;
   }
 
-  __device__ void next(const SplitGrid& grid, const Share& share) {
-    if (share.in_clusters) {
+  // Whether the share has ended is asked first, because many dead tokens may follow its last live
+  // one, and each of them would cost a load.
+  __device__ void next(const SplitGrid& grid, const CtaSplits& share) {
+    split_group_begin += share.size_of(cut.items);
+    if (share.in_clusters || split_group_begin >= share.end) {
       index = grid.tokens;
       return;
     }
-    split_group_begin += share.size_of(cut.items);
     split = 0;
     if (++split_group == grid.token_split_groups.of) {
       split_group = 0;
@@ -242,7 +245,6 @@ struct RangeCursor {
       if (index >= share.tokens) index = grid.tokens;
       if (index < grid.tokens) open_token(grid);
     }
-    if (split_group_begin >= share.end) index = grid.tokens;
     close_range(share);
   }
 
@@ -260,13 +262,13 @@ struct RangeCursor {
     return {split, begin + tokens, tokens, begin, end_position(grid)};
   }
 
-  // -1: the new position is not in the context.
+  // The token's own position; -1: it is not in the context.
   __device__ int32_t new_position() const {
     return token.position >= 0 && token.position < length ? token.position : -1;
   }
 
-  // How many blocks have tile ranges of the split-KV group.
-  __device__ int ranges(const Share& share) const {
+  // How many CTAs have tile ranges of the split-KV group.
+  __device__ int ranges(const CtaSplits& share) const {
     if (share.of_split_groups) return 1;
     if (cut.split_items > share.each) return cut.splits;
     const unsigned last = split_group_begin + (cut.splits - 1) * cut.split_items;
@@ -274,7 +276,7 @@ struct RangeCursor {
   }
 
  private:
-  __device__ void seek_cluster(const SplitGrid& grid, const Share& share, const TokenCut& own) {
+  __device__ void seek_cluster(const SplitGrid& grid, const CtaSplits& share, const TokenCut& own) {
     const unsigned cluster = blockIdx.x >> grid.rank_bits;
     const int rank = static_cast<int>(cluster_rank());
     index = static_cast<int>(grid.token_split_groups.divides(cluster));
@@ -288,9 +290,9 @@ struct RangeCursor {
     end_split = cut.split_of(grid, rank + 1);
   }
 
-  // The token in which the share begins, and that token's first work item, or split-KV group. By
-  // the whole warp.
-  __device__ void seek_token(const SplitGrid& grid, const Share& share, const TokenCut& own) {
+  // Finds the token in which the share begins, and where that token begins in the count of work
+  // items or split-KV groups. The whole warp must call it.
+  __device__ void seek_token(const SplitGrid& grid, const CtaSplits& share, const TokenCut& own) {
     const int lane = threadIdx.x % kWarpSize;
 #pragma unroll 1
     for (int from = 0; from < grid.tokens; from += kWarpSize) {
@@ -322,7 +324,7 @@ struct RangeCursor {
     cut = TokenCut::of(grid, length);
   }
 
-  // The same, of the token whose cut one of the lanes may have.
+  // The same, where a lane may have the token's cut already.
   __device__ void open_first_token(const SplitGrid& grid, const TokenCut& own) {
     if (grid.tokens > kWarpSize) return open_token(grid);
     token = load_token(grid.decode_meta, index);
@@ -330,7 +332,7 @@ struct RangeCursor {
     cut = own.of_lane(index);
   }
 
-  __device__ void close_range(const Share& share) {
+  __device__ void close_range(const CtaSplits& share) {
     const unsigned left = share.end - min(split_group_begin, share.end);
     end_split = left > 0 ? cut.splits : 0;
     if (!share.of_split_groups && left < cut.items) end_split = cut.splits_of(left);

@@ -48,13 +48,14 @@ __device__ int64_t fill_segment(const BeginStepParams& p, const Segment& s, int 
   return 0;
 }
 
-// One block, because every phase needs the whole of the one before it.
+// One CTA, because every phase needs the whole of the one before it. It does not let the next
+// kernel start: that kernel may read decode_meta, the tables and counts before it waits, and none
+// of them is complete before this one has ended.
 __global__ void __launch_bounds__(kHeadThreads, 1)
     begin_step_kernel(const __grid_constant__ BeginStepParams p) {
   __shared__ int32_t counts[kCountsSize];
   const int lane = threadIdx.x % kWarpSize;
   const int warp = threadIdx.x / kWarpSize;
-  let_next_start();
 
   const int64_t runs = num_delta_runs(p);
   for (int64_t run = warp; run < runs; run += kHeadWarps) apply_run(delta_run(p, run), lane);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "common/hopper_columns.h"
 #include "cuda/residency.cuh"
 #include "cuda/stream_narrow.cuh"
 #include "cuda/stream_wide.cuh"
@@ -25,37 +26,37 @@ __global__ void __launch_bounds__(wide::kThreads, Size::kResidents)
   if constexpr (kHopperCode) wide::run_block<Size, kEpilogue>(p);
 }
 
-constexpr int kGroupTokens = 64;        // of a launch
-constexpr int64_t kMaxColumns = 16384;  // the gain lies in shared memory
+constexpr int kGroupTokens = 64;          // of a launch
+constexpr int64_t kTwoCtaColumns = 8192;  // for up to 32 tokens: up to this a SM holds two CTAs
 constexpr int kMaxSplitHalfTiles =
-    8;  // of a pair of blocks: what they exchange lies in shared memory
+    8;  // of a pair of CTAs: what they exchange lies in shared memory
 constexpr double kWorthSplitting = 0.9;
-constexpr int kOwnCodeWidth = 2048;  // of x: up to this, kOutput's shares of few tiles have a
-                                     // kernel of their own; kResidual's always
+constexpr int kOwnCodeWidth = 2048;  // of x: up to this, kOutput has a kernel of its own for CTAs
+                                     // with few tiles; kResidual always has
 constexpr int kFewTiles = 3;
 
-// Shared memory of a block, where a SM is to hold two or one.
+// Shared memory of a CTA, where an SM is to hold two of them or one.
 template <Epilogue kEpilogue>
 constexpr int shared_room(int residents) {
   if (residents == 1) return kOnlyBlock;
   return kEpilogue == Epilogue::kResidual ? kLargerBlock : kSmallerBlock;
 }
 
-// The share of the SMs' time that is used if `groups` of them divide `half tiles`.
+// Which part of the SMs' time is used if `groups` of them divide `half_tiles`.
 double balance(int64_t half_tiles, int64_t groups) {
   return static_cast<double>(half_tiles) / (groups * ceil_div(half_tiles, groups));
 }
 
-// Two parts of the columns, unless that divides the rows worse: of many tokens, a block of half the
-// columns reads half as much. It depends on the shape and the device alone, and each part has a
-// chunk.
+// How many split-K parts: two, unless pairs of CTAs divide the rows worse. A CTA with half of the
+// columns reads half as much of x, which counts where tokens are many. The answer depends on the
+// shape and the device alone, and each part has a chunk at least.
 int choose_split(int64_t n, int64_t k, int sms) {
   const int64_t half_tiles = ceil_div(n, kHalfTileRows), pairs = sms / 2;
   if (pairs == 0 || k < 2 * kChunk || ceil_div(half_tiles, pairs) > kMaxSplitHalfTiles) return 1;
   return balance(half_tiles, pairs) >= kWorthSplitting * balance(half_tiles, sms) ? 2 : 1;
 }
 
-// Deals the rows out to blocks; returns how many of them there are.
+// Deals the rows out to CTAs; returns how many CTAs there are.
 template <Epilogue kEpilogue>
 int deal_rows(Params& p, int sms) {
   const int64_t half_tiles = ceil_div(p.n, kHalfTileRows);
@@ -70,7 +71,8 @@ int deal_rows(Params& p, int sms) {
 // `room`: bytes of shared memory that the rest of a layout leaves to the ring.
 int fit_stages(const Params& p, int room) { return std::min(room / p.stage_bytes, kMaxStages); }
 
-// The size of the parts, if `all` are done in as few passes as can be, of at most `most` each.
+// How many things a pass takes, if `all` are done in as few passes as possible of at most `most`
+// each, and evenly.
 int even_passes(int all, int most) { return static_cast<int>(ceil_div(all, ceil_div(all, most))); }
 
 template <typename Size, Epilogue kEpilogue>
@@ -79,7 +81,8 @@ int launch_narrow(Params p, int blocks, bool pdl, void* stream) {
   constexpr int kRoom = shared_room<kEpilogue>(kNarrowResidents);
   constexpr int kMostPeerTiles = kMaxSplitHalfTiles / kTileHalfTiles;
   constexpr int kLeast =
-      narrow::Layout(0, Size::kTiles, kAdds ? kMostPeerTiles : 0, kMaxColumns, !kAdds, kAdds).end;
+      narrow::Layout(0, Size::kTiles, kAdds ? kMostPeerTiles : 0, kMaxNormColumns, !kAdds, kAdds)
+          .end;
   static_assert(kRoom - kLeast >= 2 * 2 * narrow::kHalfTileBytes,
                 "a stage is filled while the one after it is read");
   p.pass_tiles = even_passes(p.most_tiles, Size::kTiles);
@@ -95,10 +98,10 @@ int launch_narrow(Params p, int blocks, bool pdl, void* stream) {
   return launch(narrow_kernel<Size, kEpilogue>, shape, stream, p);
 }
 
-// Tiles of an M tile; the last one of a block may have fewer.
+// Tiles of an M tile; the last M tile of a CTA may have fewer.
 int even_m_tile(int tiles) { return even_passes(tiles, wide::kMTileTiles); }
 
-// Divides a block's shared memory.
+// Divides a CTA's shared memory between the rings.
 template <typename Size, Epilogue kEpilogue>
 Params with_rings(Params p) {
   constexpr bool kAdds = kEpilogue == Epilogue::kResidual;
@@ -110,8 +113,8 @@ Params with_rings(Params p) {
                                 !kAdds, kAdds);
   const int room = (shared_room<kEpilogue>(Size::kResidents) - rest.end) / wide::kGroups;
   const int steps = static_cast<int>(ceil_div(p.k_each, kChunk)) * wide::kChunkSteps;
-  // As the traffic divides: for each step of x, the weights of a pass's M tiles. What is left over
-  // goes to the weights, which are longer on their way.
+  // The rings divide it as the traffic does: for each step of x there are the weights of a pass's M
+  // tiles. What is left over goes to the weights, which take longer to arrive.
   const int fair = room / (Size::kXBytes + p.pass_tiles * p.stage_bytes);
   p.x_stages = std::max(std::min({steps, wide::kMaxXStages, fair}), wide::kLeastXStages);
   p.stages = fit_stages(p, room - p.x_stages * Size::kXBytes);
@@ -134,11 +137,11 @@ int launch_wide(Params p, int blocks, bool pdl, void* stream) {
 
 // The weight, by parts of its columns.
 template <Epilogue kEpilogue>
-int make_weight_maps(Params& p, int blocks, const Bf16* weight, int64_t stride) {
+int make_weight_maps(Params& p, int slices, const Bf16* weight, int64_t stride) {
   const int64_t rows = (is_swiglu<kEpilogue>(p) ? 2 : 1) * static_cast<int64_t>(p.n);
   for (int part = 0; part < p.split; ++part) {
     const int column = part * p.k_each;
-    if (const int error = make_half_tile_map(p.weight[part], blocks, weight + column, rows,
+    if (const int error = make_half_tile_map(p.weight[part], slices, weight + column, rows,
                                              std::min(p.k_each, p.k - column), stride)) {
       return error;
     }
@@ -157,10 +160,10 @@ int launch_few_tokens(Params p, int sms, const Bf16* weight, int64_t weight_stri
   if constexpr (kEpilogue == Epilogue::kResidual) {
     if (is_few) return launch_narrow<Few, kEpilogue>(p, blocks, pdl, stream);
     return launch_narrow<narrow::Size<4, 4>, kEpilogue>(
-        p, blocks, pdl, stream);  // as many tiles as a pair of blocks shares
+        p, blocks, pdl, stream);  // as many tiles as a pair of CTAs shares
   } else {
-    // By the width, which QKV and gate/up of a model have in common: in wide models both run the
-    // same code (stream_share.cuh).
+    // The width decides, because QKV and gate/up of a model have the same: in wide models both run
+    // the same code, which then stays in the caches (stream_common.cuh).
     if (is_few && p.k <= kOwnCodeWidth)
       return launch_narrow<Few, kEpilogue>(p, blocks, pdl, stream);
     return launch_narrow<narrow::Size<10, 2>, kEpilogue>(p, blocks, pdl, stream);
@@ -173,14 +176,14 @@ int launch_many_tokens(Params p, int sms, const Bf16* weight, int64_t weight_str
   const int blocks = deal_rows<kEpilogue>(p, sms);
   if (const int error = make_weight_maps<kEpilogue>(p, wide::kStepSlices, weight, weight_stride))
     return error;
-  // Two passes over x, with the next kernel's blocks beside these, are better than one without
-  // them; three are not, nor is a ring of one stage, which has to be read before it is filled
-  // again.
+  // Two passes over x are better than one, if that leaves room for CTAs of the next kernel beside
+  // these. Three passes are not, and neither is a ring of one stage, which has to be read before it
+  // is filled again.
   using Small = wide::Size<32, 1, 2>;
-  const bool is_small = p.most_tiles <= 2 * wide::kMTileTiles && p.k <= kMaxColumns / 2 &&
+  const bool is_small = p.most_tiles <= 2 * wide::kMTileTiles && p.k <= kTwoCtaColumns &&
                         with_rings<Small, kEpilogue>(p).stages > 1;
   if (p.tokens <= 16) {
-    if (p.k <= kMaxColumns / 2)
+    if (p.k <= kTwoCtaColumns)
       return launch_wide<wide::Size<16, 2, 2>, kEpilogue>(p, blocks, pdl, stream);
     return launch_wide<wide::Size<16, 2, 1>, kEpilogue>(p, blocks, pdl, stream);
   }
@@ -199,7 +202,7 @@ int launch_group(const Params& p, int sms, const Bf16* weight, int64_t weight_st
              : launch_many_tokens<kEpilogue>(p, sms, weight, weight_stride, pdl, stream);
 }
 
-// `p` is of all tokens; they go in groups.
+// `p` describes all tokens, which go in groups.
 template <Epilogue kEpilogue>
 int launch_tokens(Params p, const Bf16* weight, int64_t weight_stride, bool pdl, void* stream) {
   const int count = sms(), tokens = p.tokens;
@@ -233,13 +236,23 @@ Params common_params(const OpParams& op, int64_t n, int64_t k) {
 // Of rows that lie apart, and near enough for offsets of a few tokens in 32 bits.
 bool is_stride(int64_t stride) { return stride > 0 && stride <= INT32_MAX / kTokenTile; }
 
+constexpr const char* kMisaligned = "a pointer or a row stride is no multiple of 16 bytes";
+constexpr const char* kTooLarge = "sizes or strides are beyond what 32 bits index";
+
+static_assert(kHopperColumns == kSliceColumns);
+
 template <typename OpParams>
-bool fits(const OpParams& p, int64_t n, int64_t k, int64_t weight_stride) {
-  return p.hopper && p.dtype == DType::kBF16 && p.tokens > 0 &&
-         p.tokens <= INT32_MAX - kGroupTokens && n > 0 && k > 0 && k <= kMaxColumns &&
-         k % kSliceColumns == 0 && 2 * n < INT32_MAX - 16 && is_stride(p.x_stride) &&
-         is_stride(weight_stride) && is_vector_aligned(p.x) && is_vector_aligned(p.weight) &&
-         are_whole_vectors(p.dtype, p.x_stride, weight_stride) && hopper_runs();
+const char* misfit(const OpParams& p, int64_t n, int64_t k, int64_t weight_stride,
+                   int64_t out_stride, bool normalizes) {
+  if (const char* device = hopper_device_misfit()) return device;
+  if (p.dtype != DType::kBF16) return "the dtype is not bfloat16";
+  if (const char* columns = hopper_columns_misfit(k, normalizes)) return columns;
+  const bool is_small = p.tokens <= INT32_MAX - kGroupTokens && 2 * n < INT32_MAX - 16 &&
+                        is_stride(p.x_stride) && is_stride(weight_stride) && is_stride(out_stride);
+  if (!is_small) return kTooLarge;
+  const bool is_aligned = is_vector_aligned(p.x) && is_vector_aligned(p.weight) &&
+                          are_whole_vectors(p.dtype, p.x_stride, weight_stride);
+  return is_aligned ? nullptr : kMisaligned;
 }
 
 }  // namespace
@@ -247,20 +260,28 @@ bool fits(const OpParams& p, int64_t n, int64_t k, int64_t weight_stride) {
 
 bool has_hopper() { return hopper_runs(); }
 
-bool streams(const NormLinearParams& p) {
-  return stream_linear::fits(p, p.n, p.k, p.weight_stride) &&
-         stream_linear::is_stride(p.out_stride) && is_vector_aligned(p.norm_weight);
+const char* stream_misfit(const NormLinearParams& p) {
+  if (const char* why =
+          stream_linear::misfit(p, p.n, p.k, p.weight_stride, p.out_stride, /*normalizes=*/true))
+    return why;
+  return is_vector_aligned(p.norm_weight) ? nullptr : stream_linear::kMisaligned;
 }
 
-bool streams(const LinearResidualParams& p) {
-  return stream_linear::fits(p, p.n, p.k, p.weight_stride) &&
-         stream_linear::is_stride(p.residual_stride) && p.n % kHalfTileRows == 0 &&
-         is_vector_aligned(p.residual) && are_whole_vectors(p.dtype, p.residual_stride);
+const char* stream_misfit(const LinearResidualParams& p) {
+  if (const char* why = stream_linear::misfit(p, p.n, p.k, p.weight_stride, p.residual_stride,
+                                              /*normalizes=*/false))
+    return why;
+  if (p.n % kHalfTileRows != 0) return "the residual's width is no multiple of 8";
+  const bool is_aligned =
+      is_vector_aligned(p.residual) && are_whole_vectors(p.dtype, p.residual_stride);
+  return is_aligned ? nullptr : stream_linear::kMisaligned;
 }
 
-bool streams(const NormSwigluParams& p) {
-  return stream_linear::fits(p, p.intermediate, p.hidden, p.hidden) &&
-         stream_linear::is_stride(p.out_stride) && is_vector_aligned(p.norm_weight);
+const char* stream_misfit(const NormSwigluParams& p) {
+  if (const char* why = stream_linear::misfit(p, p.intermediate, p.hidden, p.hidden, p.out_stride,
+                                              /*normalizes=*/true))
+    return why;
+  return is_vector_aligned(p.norm_weight) ? nullptr : stream_linear::kMisaligned;
 }
 
 int stream_norm_linear(const NormLinearParams& op, void* stream) {

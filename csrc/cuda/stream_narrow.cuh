@@ -1,18 +1,18 @@
 // The Hopper linears for up to 8 tokens.
 //
-// Tensor copies bring the weights into a ring in shared memory, a tile of 16 rows by 512 columns a
-// stage, or half a tile where no block has more; the block's eight warps request them by turns.
-// They need nothing of the kernel before, so with a programmatic launch the ring is full when that
-// one ends. Each warp multiplies one slice of every tile, with the weights as the left operand of
-// the matrix instruction and the tokens as the right one. At the end the eight warps' sums meet in
-// shared memory.
+// Tensor copies bring the weights into a ring in shared memory. A stage of the ring is a tile of 16
+// rows by 512 columns, or half a tile where no CTA has more. The CTA's eight warps request the
+// stages by turns. Weights depend on no other kernel, so that with a programmatic launch the ring
+// is full when the kernel before ends. Each warp multiplies one slice of every tile: the weights
+// are the left operand of the matrix instruction, the tokens the right one. At the end the sums of
+// the eight warps are added up in shared memory.
 //
-// A chain runs several of these kernels one after the other, each for a few microseconds: their
-// code must stay in the instruction cache together, and between the wait and the last store every
-// dependent instruction counts. So loops are kept as loops, what can be computed on the host is,
-// and addresses are computed before the wait.
+// A chain runs several of these kernels one after the other, each for a few microseconds. So their
+// code has to stay in the instruction cache together, and every dependent instruction between the
+// wait and the last store costs time. This is why loops are not unrolled without need, why the host
+// computes what it can, and why addresses are computed before the wait.
 #pragma once
-#include "cuda/stream_share.cuh"
+#include "cuda/stream_common.cuh"
 
 namespace photon::cuda::stream_linear {
 
@@ -26,7 +26,7 @@ constexpr int kPartialPitch = 18;  // floats per token of a partial tile: 16 row
                                    // most of the writers' banks apart
 constexpr int kPartialBytes = kWarps * kTokens * kPartialPitch * 4 * 3;  // three tiles
 
-// Where things lie in a block's shared memory, in bytes from its start; the host sizes the launch
+// Where things lie in a CTA's shared memory, in bytes from its start; the host sizes the launch
 // with it.
 struct Layout {
   int ring, gain, squares, old, peer, partial, barriers, end;
@@ -49,21 +49,21 @@ struct Size {
   static constexpr int kTiles = kTiles_, kAhead = kAhead_;
 };
 
-__device__ inline int chunks_of(const Share& share) { return (share.k + kChunk - 1) / kChunk; }
+__device__ inline int chunks_of(const CtaTiles& share) { return (share.k + kChunk - 1) / kChunk; }
 
-// Fills the ring with the tiles of a share in the order in which they are multiplied. Of eight
-// tiles in a row each warp copies one.
+// Fills the ring with the CTA's tiles, in the order in which they are multiplied. Of eight
+// consecutive tiles each warp copies one.
 template <Epilogue kEpilogue>
 struct Filler {
   const Params& p;
-  const Share& share;
+  const CtaTiles& share;
   const Ring& ring;
   uint64_t policy;
   Pass pass;  // of the tile that this warp copies next
   int chunk = 0, tile = 0;
   int turn;  // how many tiles the other warps copy before
 
-  __device__ Filler(const Params& p, const Share& share, const Ring& ring)
+  __device__ Filler(const Params& p, const CtaTiles& share, const Ring& ring)
       : p(p),
         share(share),
         ring(ring),
@@ -81,11 +81,12 @@ struct Filler {
       if (turn-- == 0) copy(stage);
       stage.advance(ring.stages);
     }
-    ++turn;  // while the first tile is read, there is no tile before
+    ++turn;  // while the first tile is read there is no tile before it, whose stage were to be
+             // filled
   }
 
-  // Called while the tile of `stage` is read: the one before it has been, or will soon have been,
-  // by all warps; its stage is filled again.
+  // Called while the tile of `stage` is read. Fills the stage before it again, which all warps have
+  // read, or will have read soon.
   __device__ void refill(const Stage& stage) {
     if (turn-- == 0)
       copy(stage.index > 0 ? Stage{stage.index - 1, stage.parity ^ 1}
@@ -125,14 +126,14 @@ struct Filler {
   }
 };
 
-// What a lane holds of one chunk of x: of token `group` (lane / 4), the columns 32 h + 8 thread ..
-// + 7 of its warp's slice.
+// What a lane holds of one chunk of x: the columns 32 h + 8 thread .. + 7 of its warp's slice, of
+// token `group` (lane / 4).
 struct XChunk {
   uint4 v[kHalves];
 };
 
-// From there to what instructions take: word i of the lane with thread j becomes word j of the one
-// with thread i. Its words then are of columns 8 j + 2 i.
+// Brings them into the order that instructions take: word i of the lane with thread j becomes word
+// j of the lane with thread i. That lane's words then are of columns 8 j + 2 i.
 __device__ inline void turn_words(uint4& v) {
   const bool is_odd = threadIdx.x & 1, is_high = threadIdx.x & 2;
   const auto exchange = [](uint32_t& low, uint32_t& high, bool keeps_high, int mask) {
@@ -145,8 +146,7 @@ __device__ inline void turn_words(uint4& v) {
   exchange(v.y, v.w, is_high, 2);
 }
 
-// A warp's sums over its slices, as seen from a lane. What it needs to find its way is computed
-// before the wait.
+// A warp's sums over its slices, as seen from a lane. All addresses are computed before the wait.
 template <typename Size, bool kNormalizes>
 struct Multiplier {
   static constexpr int kTiles = Size::kTiles, kAhead = Size::kAhead;
@@ -163,7 +163,7 @@ struct Multiplier {
   float sums[kTiles][4];
   float squares[2];
 
-  __device__ Multiplier(const Params& p, const Share& share, const Ring& ring,
+  __device__ Multiplier(const Params& p, const CtaTiles& share, const Ring& ring,
                         const unsigned char* gains, int active)
       : ring(ring),
         zero(p.zero),
@@ -176,8 +176,8 @@ struct Multiplier {
     x_at = computed_now(p.x + static_cast<int64_t>(group) * p.x_stride + column);
     gain = gains + computed_now(column * 2);
     columns = computed_now(share.k - warp * kSliceColumns);
-    // Matrices: columns 0 .. 7 of the first half tile and of the second, then columns 8 .. 15.
-    // Without a second one, the first twice.
+    // The four matrices are columns 0 .. 7 of the first half tile and of the second one, then
+    // columns 8 .. 15 of both. Where there is no second half tile, the first one is read twice.
     const int matrix = threadIdx.x % kWarpSize / 8, row = threadIdx.x % 8,
               half_tile = p.stage_bytes > kHalfTileBytes ? matrix % 2 : 0;
 #pragma unroll
@@ -247,7 +247,7 @@ struct Multiplier {
         loaded |= w[d][3];
       }
       if (m == 0)
-        prepare(x, chunk);  // x is waited for when the first weights are under way to registers
+        prepare(x, chunk);  // waits for x, while the first weights are on their way to registers
       __syncwarp();         // all lanes have read the tile
       if (threadIdx.x % kWarpSize == 0) arrive(&ring.empty[stage.index], loaded & zero);
       filler.refill(stage);
@@ -262,7 +262,7 @@ struct Multiplier {
   }
 };
 
-// The end of a pass: the warps' sums meet, in a fixed order, and become outputs.
+// The end of a pass: the warps' sums are added up in a fixed order and become outputs.
 template <typename Size, Epilogue kEpilogue>
 struct Finish {
   static constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
@@ -277,9 +277,9 @@ struct Finish {
     return reinterpret_cast<T*>(shared + offset);
   }
 
-  // All threads together. The sums meet in rounds of as many tiles as there is room for; where few
-  // tokens live, a tile has fewer columns. After the last pass the ring is free and has room for
-  // many.
+  // All threads must call it. The sums are added up in rounds of as many tiles as there is room
+  // for. Where few tokens live, a tile takes less room; and in the last pass the ring is free,
+  // which has room for many tiles.
   __device__ void run(const Multiplier<Size, kNormalizes>& warp, const Pass& pass,
                       const Output<kEpilogue>& output) const {
     const int column_bits = active <= 1 ? 0 : active <= 2 ? 1 : active <= 4 ? 2 : 3;
@@ -292,7 +292,7 @@ struct Finish {
         column_bits;
     const unsigned g = threadIdx.x % kHalfTileRows, tokens = 1u << column_bits;
     if (pass.first > 0 || uses_ring)
-      __syncthreads();  // what the pass before left has been read; and the ring
+      __syncthreads();  // all have read what the pass before left, and the ring
     if (kNormalizes && warp.group / 2 == warp.thread) {
       place<float>(at.squares)[warp.warp * kTokens + warp.group] =
           warp.group % 2 == 0 ? warp.squares[0] : warp.squares[1];
@@ -341,10 +341,11 @@ struct Finish {
   }
 };
 
-// What comes before the first copy of a weight. The gains are on their way when this returns.
+// What has to be done before the first copy of a weight. The gains are on their way when this
+// returns.
 template <Epilogue kEpilogue>
 __device__ void begin_block(const Params& p, const Layout& at, const Ring& ring, Barrier* arrived,
-                            const Share& share) {
+                            const CtaTiles& share) {
   const int i = threadIdx.x;
   if (i == 0) prefetch_half_tile_map(p.weight[share.part]);
   if (i < p.stages) {
@@ -356,7 +357,7 @@ __device__ void begin_block(const Params& p, const Layout& at, const Ring& ring,
   __syncthreads();
   if (is_split<kEpilogue>(p)) {
     enter_cluster();
-    meet_cluster();  // the neighbour's `arrived` is there before anything is sent to it
+    meet_cluster();  // the neighbour has initialized `arrived` before anything is sent to it
   }
   if constexpr (kEpilogue != Epilogue::kResidual) {
 #pragma unroll 1
@@ -370,11 +371,11 @@ template <typename Size, Epilogue kEpilogue>
 __device__ void run_block(const Params& p) {
   constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
   let_next_start();
-  // Like the weights, the counts is from before the wait: loads of x that depended on another load
-  // there would take twice as long.
+  // counts is read before the wait, as the weights are: if loads of x had to wait for it, they
+  // would take twice as long. The kernel that writes it lets no other start.
   const int counts = live_tokens(p);
   unsigned char* shared = dynamic_shared();
-  const Share share = block_share<kEpilogue>(p);
+  const CtaTiles share = cta_tiles<kEpilogue>(p);
   const Layout at(p.stages * p.stage_bytes, Size::kTiles, is_split<kEpilogue>(p) ? p.most_tiles : 0,
                   p.k, kNormalizes, !kNormalizes);
   Barrier* const barriers = reinterpret_cast<Barrier*>(shared + at.barriers);
@@ -383,8 +384,8 @@ __device__ void run_block(const Params& p) {
   Filler<kEpilogue> filler(p, share, ring);
   begin_block<kEpilogue>(p, at, ring, arrived, share);
 
-  // A step without live tokens reads no weights, and some blocks have no rows. They wait all the
-  // same: to the next kernel this one's end means that all before have ended.
+  // A step without live tokens reads no weights, and some CTAs have no rows. They wait all the
+  // same, because the next kernel takes this one's end for the end of all kernels before it.
   const int active = min(counts, p.tokens);
   if (active <= 0 || share.tiles == 0) {
     wait_copies<0>();
@@ -407,8 +408,8 @@ __device__ void run_block(const Params& p) {
   wait_copies<0>();
   __syncthreads();  // all gains are there
   wait_for_earlier();
-  multiplier.start(
-      x);  // nothing comes before it, also not what the compiler works out ahead of the loop
+  multiplier.start(x);  // first of all: not even what the compiler computes ahead of the loop
+                        // comes before it
 
   Pass pass = pass_from(0, p.pass_tiles, share.tiles);
 #pragma unroll 1

@@ -1,20 +1,20 @@
 // The Hopper linears for more tokens, up to 64.
 //
-// Of every chunk the first half of the slices belongs to the first of two warpgroups and the other
-// half to the second; they have rings and sums of their own, and meet at the end of a pass. They
-// take two slices a step. Tiles go in M tiles of four, the 64 rows of a warpgroup's instruction,
-// whose left operand are the weights in shared memory, as they came, and whose right one are the
-// tokens. A M tile may have fewer tiles than four; the instruction then multiplies whatever lies
-// behind them, and nobody looks at what comes of it. A pass over x serves as many M tiles as
-// registers hold sums for.
+// A CTA has two warpgroups. Of every chunk the first one takes the first half of the slices and the
+// second one the other half, two slices a step. They have rings and sums of their own, which are
+// added up at the end of a pass. Four tiles are an M tile, the 64 rows of a warpgroup's matrix
+// instruction. Its left operand is the weights, as they lie in shared memory; its right operand is
+// the tokens. An M tile may have fewer than four tiles. The instruction then multiplies whatever
+// lies behind them in shared memory, and those results are not used. A pass over x serves as many M
+// tiles as registers hold sums for.
 //
-// What a step needs comes by tensor copies: the weights of an M tile, a stage of one ring, of which
-// as many as fit are requested before the kernel before this one has ended; and after that all
-// tokens of x, a stage of another ring. A warpgroup that has read a stage has it filled again, a
-// tile by each warp. Where tokens are to be normalized, the warps square the step's columns and
-// multiply them by the gains, in their place.
+// Tensor copies bring what a step needs. The weights of an M tile are a stage of one ring; as many
+// as fit are requested before the kernel before this one has ended. All tokens' columns of x are a
+// stage of another ring, requested after that kernel has ended. A warpgroup that has read a stage
+// fills it again, each warp a tile. Where tokens are to be normalized, the warps square the step's
+// columns and multiply them by the gains in shared memory.
 #pragma once
-#include "cuda/stream_share.cuh"
+#include "cuda/stream_common.cuh"
 #include "cuda/warpgroup.cuh"
 
 namespace photon::cuda::stream_linear {
@@ -37,7 +37,7 @@ constexpr int kPartialPitch =
     18;  // floats per token of a tile's sums: 16 rows, and 2 for the writers' banks
 constexpr int kFirstGroup = 1;  // number of its barrier
 
-// How many tokens and M tiles a kernel holds in registers, and how many blocks of it a SM is to
+// How many tokens and M tiles a kernel holds in registers, and how many of its CTAs an SM is to
 // hold.
 template <int kTokens_, int kMTiles_, int kResidents_>
 struct Size {
@@ -49,7 +49,7 @@ struct Size {
   static constexpr int kPartialBytes = kMTiles * kMTileTiles * kTokens * kPartialPitch * 4;
 };
 
-// Where things lie in a block's shared memory, in bytes from its start; the host sizes the launch
+// Where things lie in a CTA's shared memory, in bytes from its start; the host sizes the launch
 // with it.
 template <typename Size>
 struct Layout {
@@ -57,8 +57,7 @@ struct Layout {
 
   int ring, x_ring, partial, gain, squares, old, peer, barriers, end;
 
-  // Where there is one pass, its sums lie where the first group's x was, which has been read by
-  // then.
+  // The sums of an only pass lie where the first group's x was, which has been read by then.
   constexpr __host__ __device__ Layout(int ring_bytes, int x_bytes, bool has_one_pass,
                                        int peer_tiles, int k, bool normalizes, bool adds)
       : ring(0),
@@ -77,20 +76,20 @@ __host__ __device__ inline bool has_one_pass(const Params& p) {
   return p.most_tiles <= p.m_tile_tiles * p.pass_tiles;
 }
 
-__device__ inline int m_tiles_of(const Params& p, const Share& share) {
+__device__ inline int m_tiles_of(const Params& p, const CtaTiles& share) {
   return (share.tiles + p.m_tile_tiles - 1) / p.m_tile_tiles;
 }
 
-// The first block of columns of a group's first step, from that of the share; and of the step after
-// one.
-__device__ inline int first_block(int group) { return group * kGroupSlices; }
+// The first slice of a group's first step, counted from the CTA's first one; and the first slice of
+// the step that comes after the one that begins with `slice`.
+__device__ inline int first_slice(int group) { return group * kGroupSlices; }
 static_assert(kChunkSteps == 2);
-__device__ inline int next_block(int block) {
-  return block + (block % kGroupSlices == 0 ? kStepSlices : kSlices - kStepSlices);
+__device__ inline int next_slice(int slice) {
+  return slice + (slice % kGroupSlices == 0 ? kStepSlices : kSlices - kStepSlices);
 }
 
-// A value that is the same in all lanes, in a way that the compiler sees: what is made of it is
-// kept, and computed, once for the warp.
+// Tells the compiler that a value is the same in all lanes: what is computed from it is then
+// computed and kept once for the warp.
 __device__ inline int of_warp(int value) { return __shfl_sync(kFullWarp, value, 0); }
 
 // What one of the warpgroups does.
@@ -99,7 +98,7 @@ struct Group {
   int m_tiles, steps;
   int fewer_steps;  // than the other group
 
-  __device__ Group(const Params& p, const Share& share)
+  __device__ Group(const Params& p, const CtaTiles& share)
       : index(of_warp(threadIdx.x / kWarpgroupThreads)),
         warp(of_warp(threadIdx.x / kWarpSize % kGroupWarps)),
         m_tiles(m_tiles_of(p, share)) {
@@ -110,15 +109,15 @@ struct Group {
   __device__ void sync() const { sync_threads(kFirstGroup + index, kWarpgroupThreads); }
 
  private:
-  __device__ static int steps_of(int index, const Share& share) {
+  __device__ static int steps_of(int index, const CtaTiles& share) {
     const int before =
         index * kGroupSlices * kSliceColumns;  // columns of a chunk that are not the group's
     return share.k > before ? (share.k - before + kChunk - 1) / kChunk * kChunkSteps : 0;
   }
 };
 
-// The stage of a ring whose turn it is, carried along: worked out anew in each step, its places are
-// what a step waits for.
+// The stage of a ring whose turn it is. Its places are carried along, because a step would have to
+// wait if they were computed anew.
 struct Turn {
   int stage, full;  // bytes from the start of shared memory
   uint32_t parity = 0;
@@ -147,27 +146,27 @@ struct Turn {
   }
 };
 
-// Fills the group's ring of weights: with the M tiles of the steps of the passes, in this order.
-// Each warp requests a tile of an M tile, and the first one announces all.
+// Fills the group's ring of weights, with the M tiles of each step of each pass in turn. Each warp
+// requests one tile of an M tile, and the first warp announces the bytes of all of them.
 template <Epilogue kEpilogue>
 struct Filler {
   const Params& p;
-  const Share& share;
+  const CtaTiles& share;
   const Group& group;
   const Ring& ring;
   Pass pass;  // of what is copied next
-  int block, m_tile = 0, step = 0;
+  int slice, m_tile = 0, step = 0;
   TileRows rows;  // of the warp's tile of the M tile
   int bytes;      // of the M tile
   bool has_tile;
 
-  __device__ Filler(const Params& p, const Share& share, const Group& group, const Ring& ring)
+  __device__ Filler(const Params& p, const CtaTiles& share, const Group& group, const Ring& ring)
       : p(p),
         share(share),
         group(group),
         ring(ring),
         pass(pass_from(0, p.pass_tiles, group.steps > 0 ? group.m_tiles : 0)),
-        block(first_block(group.index)) {
+        slice(first_slice(group.index)) {
     find_rows();
   }
 
@@ -185,10 +184,10 @@ struct Filler {
     if (has_tile && is_elected()) copy(turn);
     if (++m_tile == pass.count) {
       m_tile = 0;
-      block = next_block(block);
+      slice = next_slice(slice);
       if (++step == group.steps) {
         step = 0;
-        block = first_block(group.index);
+        slice = first_slice(group.index);
         pass = pass_from(pass.first + p.pass_tiles, p.pass_tiles, group.m_tiles);
       } else if (pass.count == 1) {
         return;  // the same rows
@@ -212,29 +211,29 @@ struct Filler {
     Barrier* full = turn.barrier();
     const HalfTileMap& weight = p.weight[share.part];
     if (group.warp == 0) arrive_expecting(full, bytes);
-    copy_half_tile(place, weight, rows.first, block, full, evict_first());
+    copy_half_tile(place, weight, rows.first, slice, full, evict_first());
     if (rows.is_whole)
-      copy_half_tile(place + kHalfTileBytes, weight, rows.second, block, full, evict_first());
+      copy_half_tile(place + kHalfTileBytes, weight, rows.second, slice, full, evict_first());
   }
 };
 
-// Fills the group's ring of x: with the steps of all passes. The first warp requests all tokens at
-// once.
+// Fills the group's ring of x, with each step of each pass in turn. The first warp requests all
+// tokens of a step at once.
 template <typename Size>
 struct XFiller {
   const Params& p;
   const Group& group;
   const Ring& ring;
-  int first;           // block of the share
-  int block;           // that is copied next, from the share's first one
+  int first;           // the CTA's first slice
+  int slice;           // that is copied next, counted from `first`
   int left, step = 0;  // steps to be copied, of all passes; the one that is copied next
 
-  __device__ XFiller(const Params& p, const Share& share, const Group& group, const Ring& ring)
+  __device__ XFiller(const Params& p, const CtaTiles& share, const Group& group, const Ring& ring)
       : p(p),
         group(group),
         ring(ring),
         first(share.column / kSliceColumns),
-        block(first_block(group.index)),
+        slice(first_slice(group.index)),
         left((group.m_tiles + p.pass_tiles - 1) / p.pass_tiles * group.steps) {}
 
   __device__ void fill() {
@@ -250,13 +249,13 @@ struct XFiller {
     if (is_done()) return;
     if (group.warp == 0 && is_elected()) {
       arrive_expecting(turn.barrier(), Size::kXBytes);
-      copy_half_tile(turn.place(), p.tokens_map, 0, first + block, turn.barrier(), evict_last());
+      copy_half_tile(turn.place(), p.tokens_map, 0, first + slice, turn.barrier(), evict_last());
     }
     --left;
-    block = next_block(block);
+    slice = next_slice(slice);
     if (++step < group.steps) return;
     step = 0;
-    block = first_block(group.index);
+    slice = first_slice(group.index);
   }
 };
 
@@ -267,7 +266,7 @@ struct Multiplier {
   static constexpr int kSliceWarps = kGroupWarps / kStepSlices;  // that normalize a slice
   static constexpr int kOwnTiles = Size::kTokenTiles / kSliceWarps;
 
-  const Share& share;
+  const CtaTiles& share;
   const Group& group;
   const Ring& ring;
   const Ring& x_ring;
@@ -279,7 +278,7 @@ struct Multiplier {
   float squares[kChunkSteps][kOwnTiles][2];  // of the warp's slice in each step of a chunk, and of
                                              // the tokens that are its own
 
-  __device__ Multiplier(const Share& share, const Group& group, const Ring& ring,
+  __device__ Multiplier(const CtaTiles& share, const Group& group, const Ring& ring,
                         const Ring& x_ring)
       : share(share),
         group(group),
@@ -300,7 +299,7 @@ struct Multiplier {
     clear();
     own_gain = computed_now(
         gains +
-        ((first_block(group.index) + own_slice()) * kSliceColumns + LaneVectors().column(0)) * 2);
+        ((first_slice(group.index) + own_slice()) * kSliceColumns + LaneVectors().column(0)) * 2);
     gains_end = gains + share.k * 2;
     const int m_tiles = of_warp(
         pass.count);  // or the compiler takes what follows for something that lanes may do apart
@@ -309,23 +308,23 @@ struct Multiplier {
 #pragma unroll
       for (int i = 0; i < kChunkSteps; ++i) add_step(i, m_tiles, filler, x_filler);
     }
-    // The groups meet equally often: else compute-sanitizer takes what lies before and behind a
-    // barrier of the whole block for a race.
+    // Both groups pass their barrier equally often. Otherwise compute-sanitizer takes what lies
+    // before and behind a barrier of the whole CTA for a race.
 #pragma unroll 1
     for (int reductions = group.fewer_steps * (pass.count + (kNormalizes ? 1 : 0)); reductions > 0;
          --reductions)
       group.sync();
   }
 
-  // Adds up the sums of the group's slices, as d[i] of an instruction; to those of the slices
-  // before.
+  // The sum of the group's slices, as d[i] of an instruction, added to `before`, the sum of the
+  // slices before.
   __device__ float total(int m_tile, int i, float before) const {
 #pragma unroll
     for (int slice = 0; slice < kGroupSlices; ++slice) before += sums[m_tile][slice][i];
     return before;
   }
 
-  // Where there are none.
+  // The same where there are no slices before.
   __device__ float total(int m_tile, int i) const {
     float sum = sums[m_tile][0][i];
 #pragma unroll
@@ -388,8 +387,8 @@ struct Multiplier {
     warpgroup_wait();
   }
 
-  // Of the warp's slice, its tokens. The other half of a lane's vectors lies where bit 2 of their
-  // numbers is the other one.
+  // Normalizes the warp's tokens in the warp's slice. A lane's vectors of the second half lie where
+  // bit 2 of a vector's number is inverted.
   __device__ void normalize_step(unsigned char* x, int i, float (&squares)[kOwnTiles][2]) {
     constexpr int kHalfVectors = kSliceColumns * 2 / kHalves;  // bytes
 #pragma unroll
@@ -411,18 +410,19 @@ struct Multiplier {
   }
 };
 
-// The end of a pass: the first group's sums meet the second's in shared memory and become outputs.
+// The end of a pass: the second group adds the first group's sums, in shared memory, to its own,
+// and they become outputs.
 template <typename Size, Epilogue kEpilogue>
 struct Finish {
   static constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
   using Sums = Multiplier<Size, kNormalizes>;
-  // What all threads take at once: of a tile's tokens, or of several tiles'.
+  // How many tokens of a tile, or of several tiles, all threads take at once.
   static constexpr int kTokensAtOnce =
       Size::kTokens < kThreads / kHalfTileRows ? Size::kTokens : kThreads / kHalfTileRows;
   static constexpr int kTilesAtOnce = kThreads / kHalfTileRows / kTokensAtOnce;
 
   const Params& p;
-  const Share& share;
+  const CtaTiles& share;
   float* partial;  // [tile][token][kPartialPitch]
   float* squares;  // [slice][tokens]
   int active;      // tokens that live
@@ -459,7 +459,7 @@ struct Finish {
     if (at.group / 2 != at.thread) return;
 #pragma unroll
     for (int i = 0; i < kChunkSteps; ++i) {
-      const int slice = first_block(sums.group.index) + i * kStepSlices + sums.own_slice();
+      const int slice = first_slice(sums.group.index) + i * kStepSlices + sums.own_slice();
 #pragma unroll
       for (int n = 0; n < Sums::kOwnTiles; ++n) {
         squares[slice * Size::kTokens + (sums.own_tokens() + n) * kTokenTile + at.row()] =
@@ -499,7 +499,8 @@ struct Barriers {
         x_full(full + kMaxStages) {}
 };
 
-// What comes before the first copy of a weight. The gains are on their way when this returns.
+// What has to be done before the first copy of a weight. The gains are on their way when this
+// returns.
 template <Epilogue kEpilogue>
 __device__ void begin_block(const Params& p, unsigned char* gains, const Barriers& barriers,
                             Barrier* arrived, int part) {
@@ -515,7 +516,7 @@ __device__ void begin_block(const Params& p, unsigned char* gains, const Barrier
   __syncthreads();
   if (is_split<kEpilogue>(p)) {
     enter_cluster();
-    meet_cluster();  // the neighbour's `arrived` is there before anything is sent to it
+    meet_cluster();  // the neighbour has initialized `arrived` before anything is sent to it
   }
   if constexpr (kEpilogue != Epilogue::kResidual) {
 #pragma unroll 1
@@ -531,7 +532,7 @@ __device__ void run_block(const Params& p) {
   let_next_start();
   const int counts = live_tokens(p);
   unsigned char* shared = dynamic_shared();
-  const Share share = block_share<kEpilogue>(p);
+  const CtaTiles share = cta_tiles<kEpilogue>(p);
   const Group group(p, share);
   const Layout<Size> at(kGroups * p.stages * p.stage_bytes, kGroups * p.x_stages * Size::kXBytes,
                         has_one_pass(p), is_split<kEpilogue>(p) ? p.most_tiles : 0, p.k,
@@ -569,7 +570,7 @@ __device__ void run_block(const Params& p) {
   for (Pass pass = pass_from(0, p.pass_tiles, group.m_tiles); pass.count > 0;
        pass = pass_from(pass.first + p.pass_tiles, p.pass_tiles, group.m_tiles)) {
     output.first_tile = pass.first * p.m_tile_tiles;
-    if (pass.first > 0) __syncthreads();  // what the pass before left has been read
+    if (pass.first > 0) __syncthreads();  // all have read what the pass before left
     if constexpr (!kNormalizes) {
       output.fetch_old(old, min(pass.count * p.m_tile_tiles, share.tiles - output.first_tile),
                        active, kThreads);

@@ -1,6 +1,6 @@
 // Matrix instructions of a warpgroup: four warps in a row, from a multiple of four on.
 // d[64][columns] += a[64][16] b[columns][16], both operands in shared memory as a tensor copy
-// leaves them (half_tile_map.cuh): half tiles of 8 rows, some bytes apart. `a` and `b` are a block
+// leaves them (half_tile_map.cuh): half tiles of 8 rows, some bytes apart. `a` and `b` are a slice
 // of 64 columns of the first half tile, and `depth` says which 16 of them are multiplied.
 //
 // Warp w of the group has rows 16 w .. + 15 of d, and of each eight columns n what multiply_bf16()
@@ -27,31 +27,31 @@ __device__ inline void warpgroup_wait() {
   asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
 
-// A block of an operand, as instructions are told of it: its address in units of 16 bytes, and a
+// A slice of an operand, as instructions are told of it: its address in units of 16 bytes, and a
 // stride that they do not use. What lies a constant way from there costs an addition of 32 bits.
 struct HalfTileFragment {
   static constexpr uint32_t kUnusedStride = 1u << 16;
 
   uint32_t at;
 
-  __device__ explicit HalfTileFragment(const unsigned char* block)
-      : at(shared_address(block) / 16 + kUnusedStride) {}
+  __device__ explicit HalfTileFragment(const unsigned char* first)
+      : at(shared_address(first) / 16 + kUnusedStride) {}
 
   __device__ HalfTileFragment after(int bytes) const {
-    HalfTileFragment block = *this;
-    block.at += bytes / 16;
-    return block;
+    HalfTileFragment moved = *this;
+    moved.at += bytes / 16;
+    return moved;
   }
 };
 
 // With the other half: the way from half tile to half tile, in units of 16 bytes, and the swizzle.
 template <int kHalfTileStride>
-__device__ inline uint64_t describe_half_tiles(const HalfTileFragment& block, int depth) {
+__device__ inline uint64_t describe_half_tiles(const HalfTileFragment& fragment, int depth) {
   constexpr uint32_t kSwizzle128 = 1u << 30;
   uint64_t description;
   asm("mov.b64 %0, {%1, %2};"
       : "=l"(description)
-      : "r"(block.at + depth * 2), "n"(kSwizzle128 | kHalfTileStride / 16));
+      : "r"(fragment.at + depth * 2), "n"(kSwizzle128 | kHalfTileStride / 16));
   return description;
 }
 
@@ -104,7 +104,7 @@ __device__ inline void warpgroup_wait() { __syncwarp(); }
 struct HalfTileFragment {
   const unsigned char* at;
 
-  __device__ explicit HalfTileFragment(const unsigned char* block) : at(block) {}
+  __device__ explicit HalfTileFragment(const unsigned char* first) : at(first) {}
   __device__ HalfTileFragment after(int bytes) const { return HalfTileFragment(at + bytes); }
 };
 

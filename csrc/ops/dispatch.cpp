@@ -1,5 +1,7 @@
 #include "ops/dispatch.h"
 
+#include "common/fallbacks.h"
+#include "common/hopper_columns.h"
 #include "cpu/parallel.h"
 #include "cpu/simd/simd.h"
 
@@ -26,19 +28,7 @@ CudaScope::CudaScope(const char* op, DeviceId device) : op_(op) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device.index, &stream_));
   int current = -1;
   check_launch(cudaGetDevice(&current));
-  if (current == device.index) return;
-  const cudaError_t error = cudaSetDevice(device.index);
-  if (error != cudaSuccess) {  // no destructor follows a throw: switch back here, and leave no
-                               // error for the next launch to find
-    cudaSetDevice(current);
-    cudaGetLastError();
-    check_launch(error);
-  }
-  previous_ = current;
-}
-
-CudaScope::~CudaScope() {
-  if (previous_ >= 0) cudaSetDevice(previous_);
+  if (current != device.index) other_device_.emplace(device.index);
 }
 
 void CudaScope::check_launch(int error) const {
@@ -49,7 +39,6 @@ void CudaScope::check_launch(int error) const {
 #else
 
 CudaScope::CudaScope(const char* op, DeviceId) : op_(op) {}
-CudaScope::~CudaScope() = default;
 void CudaScope::check_launch(int) const {}
 
 #endif
@@ -76,6 +65,16 @@ PHOTON_EXPORT bool photon_ext_has_hopper() {
 #else
   return false;
 #endif
+}
+PHOTON_EXPORT bool photon_ext_hopper_takes_columns(int64_t columns, bool normalizes) {
+  return photon::hopper_columns_misfit(columns, normalizes) == nullptr;
+}
+// Null past the last one, as the reason is.
+PHOTON_EXPORT const char* photon_ext_fallback_op(int index) {
+  return photon::fallbacks().at(index).op;
+}
+PHOTON_EXPORT const char* photon_ext_fallback_reason(int index) {
+  return photon::fallbacks().at(index).reason;
 }
 PHOTON_EXPORT const char* photon_ext_cpu_isa() { return photon::cpu::simd().name; }
 PHOTON_EXPORT const char* photon_ext_cpu_isa_error() { return photon::cpu::simd_error(); }

@@ -2,11 +2,14 @@
 // claimed this thread; a CUDA kernel is launched on torch's current stream of the tensors' device;
 // Meta tensors have no kernel.
 #pragma once
+#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 
 #ifdef PHOTON_EMULATED_CUDA
 #include <cuda_runtime_api.h>
 #endif
+
+#include <optional>
 
 #include "common/host_queue.h"
 #include "cpu/kernels.h"
@@ -18,11 +21,12 @@ namespace photon::ops {
 // The host queue that has claimed this thread, or null.
 const HostQueue* claimed_queue();
 
-// Makes `device` current for this scope, and knows torch's current stream of it.
+// Makes `device` current for this scope, and knows torch's current stream of it. torch goes back to
+// the device that was current before: the runtime's own cudaSetDevice() would make a context there,
+// on a GPU that the process may not use at all.
 class CudaScope {
  public:
   CudaScope(const char* op, DeviceId device);
-  ~CudaScope();
   CudaScope(const CudaScope&) = delete;
   CudaScope& operator=(const CudaScope&) = delete;
   void* stream() const { return stream_; }
@@ -30,7 +34,7 @@ class CudaScope {
 
  private:
   const char* op_;
-  int previous_ = -1;  // the device to go back to, or -1
+  std::optional<torch::stable::accelerator::DeviceGuard> other_device_;  // if another was current
   void* stream_ = nullptr;
 };
 

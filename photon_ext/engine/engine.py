@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from photon_ext._library import log_fallbacks
 from photon_ext.engine.input import InputProcessor, Submission
 from photon_ext.engine.loop import EngineLoop, Listener
 from photon_ext.engine.options import choose_device, choose_kernels, named_options
@@ -121,6 +122,7 @@ class Engine:
             on_release=released.append,
             stalls=meter,
         )
+        log_fallbacks()  # of what the captures launched
         read: set[Request] = set()
         self._input = InputProcessor(
             tokenizer,

@@ -40,12 +40,12 @@ class EngineOptions:
             the query heads is 96 or more for each multiprocessor, on portable attention. On the CPU
             it is always so.
         hopper_kernels: run the kernels made for Hopper where they fit (bfloat16, compute capability
-            9.0 or 10.0), in decode steps and, but for the layers of long eager chunks without
-            `exact`, in prefill; and attend in prefill by matrix instructions (bfloat16, 8.0 or
+            9.0), in decode steps and, but for the layers of long eager chunks without `exact`, in
+            prefill; and attend in prefill by matrix instructions (bfloat16, 8.0 or
             newer); elsewhere it changes nothing. They sum in another order than the portable ones,
             which does not depend on the number of rows or tokens in a step either: what `exact`
-            promises holds with them too, at any max_rows and chunk. None: on 9.0 and 10.0, where
-            the model is bfloat16 (on 8.x, say True for prefill's attention).
+            promises holds with them too, at any max_rows and chunk. None: on 9.0, where the
+            model is bfloat16 (on 8.x, say True for prefill's attention).
         max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to
             their number where a model has more.
         timing: measure step gaps, by two events around each step. False leaves these out.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from photon_ext import hopper_runs, ops
+from photon_ext._library import hopper_takes_columns
 from photon_ext.errors import ConfigError
 from photon_ext.layout import Count
 from photon_ext.models.buffers import Activations, allocate_activations, allocate_kv_pool
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 GEMM_TOKENS = 32  # eager CUDA steps of more tokens than this multiply through torch (cuBLAS)
 # the same with the Hopper linears, which read each weight once for so many tokens
 HOPPER_GEMM_TOKENS = 64
-# the Hopper linears take rows of weights of whole blocks, up to so many elements
-HOPPER_BLOCK, HOPPER_WIDTH = 64, 16384
 # query rows of a chunk, for each sm, from which on Hopper attention sums long contexts in another
 # order
 WHOLE_ROWS = 96
@@ -133,8 +132,10 @@ class Decoder:
     def _has_hopper_linears(self) -> bool:
         """Whether the device has Hopper linears, and they take the model's widths."""
         config, device = self.config, self.weights.device
-        widths = (config.hidden, config.q_heads * config.head_dim, config.intermediate)
-        if any(width % HOPPER_BLOCK or width > HOPPER_WIDTH for width in widths):
+        added = (config.q_heads * config.head_dim, config.intermediate)  # inputs of O and down
+        if not hopper_takes_columns(config.hidden, normalizes=True) or not all(
+            hopper_takes_columns(columns, normalizes=False) for columns in added
+        ):
             return False
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             return hopper_runs()

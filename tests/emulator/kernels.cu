@@ -32,7 +32,17 @@ enum Bug : int {
   kNeverMeets,
   kEntersTwice,
   kWrongRank,
+  kNeverWaits,
+  kThreadNeverWaits,
+  kBlockNeverWaits,
+  kWritesTooEarly,
+  kReadsTooEarly,
+  kCopiesTooEarly,
+  kReadsTheFirstTooEarly,
 };
+
+// When a kernel of a chain lets the next one start.
+enum LetsNext : int { kNever = 0, kBeforeItWaits, kAfterItHasWaited };
 
 // --- warps ---------------------------------------------------------------------------------------
 
@@ -505,10 +515,45 @@ __global__ void send_kernel(float* out, int bug) {
 
 // --- launches and types --------------------------------------------------------------------------
 
-__global__ void early_kernel(int* out, int waits) {
+__global__ void early_kernel(int* out, int bug) {
+  const int i = blockIdx.x * kThreads + threadIdx.x;
   let_next_start();
-  if (waits != 0) wait_for_earlier();
-  out[threadIdx.x] = 1;
+  if (bug == kNeverWaits || (bug == kThreadNeverWaits && i == 5) ||
+      (bug == kBlockNeverWaits && blockIdx.x == 1))
+    return;
+  if (bug == kWritesTooEarly) out[i] = 1;
+  wait_for_earlier();
+  out[i] = 1;
+}
+
+// A chain: the second kernel adds one to what the first has written, the third sums both up.
+__global__ void first_of_chain(int* first) {
+  let_next_start();
+  first[threadIdx.x] = threadIdx.x;
+}
+
+__global__ void second_of_chain(int* second, const int* first, int lets_next) {
+  if (lets_next == kBeforeItWaits) let_next_start();
+  wait_for_earlier();
+  if (lets_next == kAfterItHasWaited) let_next_start();
+  second[threadIdx.x] = first[threadIdx.x] + 1;
+}
+
+__global__ void third_of_chain(int* out, const int* second, const int* first, const int* constant,
+                               int bug) {
+  const int i = threadIdx.x;
+  int* const place = reinterpret_cast<int*>(dynamic_shared()) + 4 * i;
+  int sum = constant[i];  // what no kernel writes may be read before
+  if (bug == kReadsTooEarly) sum += second[i];
+  if (bug == kReadsTheFirstTooEarly) sum += first[i];
+  if (bug == kCopiesTooEarly) async_copy16(place, second + i / 4 * 4, true);
+  commit_copies();
+  wait_copies<0>();
+  wait_for_earlier();
+  if (bug == kCopiesTooEarly) sum += place[i % 4];
+  if (bug != kReadsTooEarly && bug != kCopiesTooEarly) sum += second[i];
+  if (bug != kReadsTheFirstTooEarly) sum += first[i];
+  out[i] = sum;
 }
 
 __global__ void convert_kernel(const float* in, float* bf16, float* f16, int n) {
@@ -630,8 +675,15 @@ EXPORT int send(float* out, int bug) {
   return launch(send_kernel, LaunchShape{2, kThreads, 8 * kThreads + 2 * sizeof(Barrier), 2},
                 nullptr, out, bug);
 }
-EXPORT int pdl(int* out, int waits) {
-  return launch(early_kernel, LaunchShape{1, kThreads, 0, 1, true}, nullptr, out, waits);
+EXPORT int pdl(int* out, int blocks, int bug) {
+  return launch(early_kernel, LaunchShape{blocks, kThreads, 0, 1, true}, nullptr, out, bug);
+}
+EXPORT int chain(int* out, int* second, int* first, const int* constant, int lets_next, int bug) {
+  const LaunchShape early{1, kThreads, 16 * kThreads, 1, true};
+  if (const int error = launch(first_of_chain, 1, kThreads, nullptr, first)) return error;
+  if (const int error = launch(second_of_chain, early, nullptr, second, first, lets_next))
+    return error;
+  return launch(third_of_chain, early, nullptr, out, second, first, constant, bug);
 }
 EXPORT int convert(const float* in, float* bf16, float* f16, int n) {
   return launch(convert_kernel, ceil_div(n, kThreads), kThreads, nullptr, in, bf16, f16, n);

@@ -26,6 +26,10 @@ NO_BUG, MISSING_BARRIER, USE_BEFORE_LANDING, OVERWRITE_IN_USE, MISSING_ARRIVAL, 
 )
 TOO_MANY_BYTES, TOO_MANY_ARRIVALS, NEVER_AWAITED, UNINITIALIZED, ENDS_TOO_EARLY = range(6, 11)
 NEVER_ENTERS, NEVER_MEETS, ENTERS_TWICE, WRONG_RANK = range(11, 15)
+NEVER_WAITS, THREAD_NEVER_WAITS, BLOCK_NEVER_WAITS, WRITES_TOO_EARLY = range(15, 19)
+READS_TOO_EARLY, COPIES_TOO_EARLY, READS_THE_FIRST_TOO_EARLY = range(19, 22)
+# enum LetsNext in kernels.cu
+NEVER, BEFORE_IT_WAITS, AFTER_IT_HAS_WAITED = range(3)
 
 
 def floats(*shape: int) -> Tensor:
@@ -722,14 +726,88 @@ def test_values_sent_wrongly_are_an_error(emulator: Emulator, bug: int, message:
 # --- launches and types ---------------------------------------------------------------------------
 
 
-def test_a_kernel_that_starts_early_has_to_wait(emulator: Emulator) -> None:
-    emulator.launch("pdl", ints([0] * THREADS, "cpu"), 1)
-    with pytest.raises(
-        EmulatorError,
-        match=r"the emulated kernel \(int\*, int\) .*without any thread having called "
-        r"wait_for_earlier",
-    ):
-        emulator.launch("pdl", ints([0] * THREADS, "cpu"), 0)
+@pytest.mark.parametrize(
+    ("bug", "thread"),
+    [
+        (NEVER_WAITS, r"\d+ of block [012]"),
+        (THREAD_NEVER_WAITS, "5 of block 0"),
+        (BLOCK_NEVER_WAITS, r"\d+ of block 1"),
+    ],
+)
+def test_every_thread_of_a_kernel_that_starts_early_has_to_wait(
+    emulator: Emulator, bug: int, thread: str
+) -> None:
+    out = ints([0] * (3 * THREADS), "cpu")
+    emulator.launch("pdl", out, 3, NO_BUG)
+    assert (out == 1).all()
+    for failure in emulator.failures("pdl", out, 3, bug):
+        assert re.search(
+            rf"\(int\*, int\) failed, .*: thread {thread} has ended without having called "
+            r"wait_for_earlier\(\)",
+            failure,
+        ), failure
+
+
+def test_writing_before_the_wait_is_an_error(emulator: Emulator) -> None:
+    for failure in emulator.failures("pdl", ints([0] * THREADS, "cpu"), 1, WRITES_TOO_EARLY):
+        assert re.search(
+            r"thread \d+ of block 0 writes 4 bytes of global memory at \w+ before it has called "
+            r"wait_for_earlier\(\)",
+            failure,
+        ), failure
+
+
+def chain_failures(emulator: Emulator, lets_next: int, bug: int) -> list[str]:
+    """What three kernels failed with, of which the last two may start early; "" where their sum
+    is right.
+    """
+    out, second, first = (ints([0] * THREADS, "cpu") for _ in range(3))
+    constant = ints([7] * THREADS, "cpu")
+    failures = emulator.failures("chain", out, second, first, constant, lets_next, bug)
+    if not any(failures):
+        assert torch.equal(out, 2 * torch.arange(THREADS, dtype=torch.int32) + 8)
+    return failures
+
+
+@pytest.mark.parametrize(
+    ("lets_next", "bug"),
+    [
+        (BEFORE_IT_WAITS, NO_BUG),
+        # nobody runs any more when the third starts
+        (NEVER, READS_TOO_EARLY),
+        (NEVER, COPIES_TOO_EARLY),
+        # the first has ended when the second lets the third start
+        (AFTER_IT_HAS_WAITED, READS_THE_FIRST_TOO_EARLY),
+        (AFTER_IT_HAS_WAITED, NO_BUG),
+    ],
+)
+def test_reading_before_the_wait_what_no_kernel_that_runs_may_write(
+    emulator: Emulator, lets_next: int, bug: int
+) -> None:
+    assert not any(chain_failures(emulator, lets_next, bug))
+
+
+@pytest.mark.parametrize(
+    ("lets_next", "bug", "writer"),
+    [
+        (BEFORE_IT_WAITS, READS_TOO_EARLY, "int*, const int*, int"),
+        (AFTER_IT_HAS_WAITED, READS_TOO_EARLY, "int*, const int*, int"),
+        (BEFORE_IT_WAITS, COPIES_TOO_EARLY, "int*, const int*, int"),
+        # the second lets the third start while the first may run
+        (BEFORE_IT_WAITS, READS_THE_FIRST_TOO_EARLY, "int*"),
+    ],
+)
+def test_reading_before_the_wait_what_a_kernel_may_still_write_is_an_error(
+    emulator: Emulator, lets_next: int, bug: int, writer: str
+) -> None:
+    """Though the launches run one after another, so that the values are right."""
+    for failure in chain_failures(emulator, lets_next, bug):
+        assert re.search(
+            r"thread \d+ of block 0 reads (4|16) bytes of global memory at \w+ before it has "
+            r"called wait_for_earlier\(\), which a kernel writes that may still run: "
+            rf"\({re.escape(writer)}\)$",
+            failure,
+        ), failure
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from photon_ext import num_threads, ops, reference, set_num_threads
+from photon_ext._library import fallbacks, hopper_takes_columns
 from tests.ops.numeric import (
     DTYPES,
     assert_close,
@@ -209,6 +210,27 @@ def test_blocks_with_room_for_one_stage_of_weights_have_the_same_bits(n: int, k:
         for i in range(0, 32, 8)
     ]
     assert_same_results(fused(o, hopper=True), Results(*map(torch.cat, zip(*pieces, strict=True))))
+
+
+@pytest.mark.parametrize("k", [16448, 17408])
+def test_more_columns_than_a_norm_takes_where_a_residual_is_added(device: str, k: int) -> None:
+    """Qwen3-14B's down projection has 17,408: wider than any that is normalized."""
+    o = operands(33, 24, k, torch.bfloat16, device)
+
+    def added(num_tokens: int) -> Tensor:
+        residual = o.residual[:num_tokens].clone()
+        ops.linear_residual_(residual, o.x[:num_tokens], o.weight, o.bias, hopper=True)
+        return residual
+
+    noted = fallbacks()
+    together = added(33)
+    expected = o.residual.double()
+    reference.linear_residual_(expected, o.x.double(), o.weight.double(), o.bias.double())
+    assert_close(together, expected, slack=2)
+    for num_tokens in (1, 9, 17):
+        assert_same_bits(added(num_tokens), together[:num_tokens])
+    assert fallbacks() == noted  # where Hopper kernels run, none gave way to a portable one
+    assert not hopper_takes_columns(k, normalizes=True)
 
 
 def check_near_and_the_same_in_batches(o: Operands, batches: tuple[int, ...]) -> None:

@@ -65,7 +65,7 @@ def test_all_tools_are_clean_and_say_how_many_tests_ran(sanitize: Run) -> None:
 
 def test_synccheck_has_room_for_the_barriers_of_a_block() -> None:
     names = {
-        "kMaxStages": "stream_share.cuh",
+        "kMaxStages": "stream_common.cuh",
         "kMaxXStages": "stream_wide.cuh",
         "kGroups": "stream_wide.cuh",
     }

@@ -173,6 +173,7 @@ void tensor_copy(void* shared, const CUtensorMap* map, const int (&begin)[3], ui
                  Site site) {
   check_tensor_map(map, "tensor_copy", site);
   check_shared(shared, box_bytes(*map), box_alignment(*map), "tensor_copy", site);
+  check_box(*map, begin);
   start_copy(current_block(), shared, *map, begin, address, "tensor_copy", site);
   may_switch();
 }
@@ -182,6 +183,7 @@ void tensor_copy_to(unsigned ranks, void* shared, const CUtensorMap* map, const 
   constexpr const char* kName = "tensor_copy_to";
   check_tensor_map(map, kName, site);
   if (ranks == 0) fail(format("%s %s: it names no block", kName, at(site).c_str()));
+  check_box(*map, begin);
   for (unsigned rank = 0; ranks >> rank != 0; ++rank) {
     if ((ranks >> rank & 1u) == 0) continue;
     Block& block = reach_block(rank, kName, site);
@@ -230,6 +232,7 @@ void async_copy16(void* shared, const void* global, bool valid, Site site) {
     fail(format("%s: async_copy16 %s from %p, which is not aligned to 16 bytes",
                 thread_name(*machine.current).c_str(), at(site).c_str(), global));
   }
+  if (valid) check_read(global, kAsyncBytes);
   std::memset(shared, 0xff, kAsyncBytes);
   machine.current->copies.push_back({shared, valid ? global : nullptr});
 }

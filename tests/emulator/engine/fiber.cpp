@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <new>
-#include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -87,24 +86,42 @@ constexpr size_t kStackBytes = 512 * 1024;
 constexpr size_t kStackBytes = 128 * 1024;
 #endif
 
-// Stacks are made once and kept, each with a page below it that faults.
-unsigned char* pooled_stack(size_t index) {
-  static std::vector<unsigned char*> pool;
-  while (pool.size() <= index) {
-    const size_t guard = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    void* memory = mmap(nullptr, guard + kStackBytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) throw std::bad_alloc();
-    mprotect(memory, guard, PROT_NONE);
-    pool.push_back(static_cast<unsigned char*>(memory) + guard);
+// Stacks lie one after the other, each with a page below it that faults; they are made once and
+// kept.
+struct Stacks {
+  static constexpr size_t kMost = size_t{8} * 1024;  // the threads of the largest cluster
+  const size_t guard = static_cast<size_t>(sysconf(_SC_PAGESIZE)), each = guard + kStackBytes;
+  unsigned char* const first = reserved(kMost * each);
+  size_t made = 0;
+
+  unsigned char* at(size_t index) {
+    for (; made <= index; ++made) {
+      if (mprotect(first + made * each + guard, kStackBytes, PROT_READ | PROT_WRITE) != 0)
+        throw std::bad_alloc();
+    }
+    return first + index * each + guard;
   }
-  return pool[index];
-}
+
+ private:
+  static unsigned char* reserved(size_t bytes) {
+    void* memory =
+        mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    return static_cast<unsigned char*>(memory);
+  }
+};
+
+Stacks stacks;
 
 }  // namespace
 
+bool in_stacks(const void* pointer) {
+  const auto* place = static_cast<const unsigned char*>(pointer);
+  return place >= stacks.first && place < stacks.first + Stacks::kMost * stacks.each;
+}
+
 void prepare_fiber(Fiber& fiber, size_t index, void (*entry)()) {
-  fiber.stack = pooled_stack(index);
+  fiber.stack = stacks.at(index);
   fiber.stack_bytes = kStackBytes;
   fiber.sanitizer_state = nullptr;
 #if defined(__SANITIZE_ADDRESS__)

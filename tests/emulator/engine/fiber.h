@@ -16,6 +16,8 @@ struct Fiber {
 // the pooled stacks.
 void prepare_fiber(Fiber& fiber, size_t index, void (*entry)());
 
+bool in_stacks(const void* pointer);
+
 extern "C" void emulator_switch(void** save, void* load);
 
 // Leaves `from` where it is and continues `to`. `for_good`: nobody switches back.

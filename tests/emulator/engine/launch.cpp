@@ -138,6 +138,7 @@ void prepare_threads(const Extent& size) {
     const auto number = static_cast<unsigned>(i % static_cast<size_t>(machine.blocks[0].threads));
     thread.index = {number % size.x, number / size.x % size.y, number / size.x / size.y};
     thread.ended = false;
+    thread.waited = !machine.launch->early;
     thread.wait.name = thread.entry.name = nullptr;
     thread.copies.clear();
     thread.group_sizes.clear();
@@ -191,11 +192,6 @@ bool in_static_shared(const unsigned char* first, size_t bytes) {
 
 unsigned char* dynamic_shared() { return current_block().shared; }
 
-void wait_for_earlier() {
-  machine.waited_for_earlier = true;
-  may_switch();
-}
-
 bool run_grid(const Launch& launch, std::string& error) {
   static std::mutex one_at_a_time;
   static std::unordered_map<const void*, StaticShared> static_shared;
@@ -204,11 +200,12 @@ bool run_grid(const Launch& launch, std::string& error) {
                  clusters = blocks / launch.cluster;
   StaticShared& used = static_shared[launch.kernel];
   machine.launch = &launch;
-  machine.failed = machine.waited_for_earlier = false;
+  machine.failed = machine.lets_next_start = machine.lets_next_start_unawaited = false;
   blockDim = dim3(launch.block.x, launch.block.y, launch.block.z);
   gridDim = dim3(launch.grid.x, launch.grid.y, launch.grid.z);
   shape_machine(launch.cluster, launch.block.x * launch.block.y * launch.block.z);
   begin_order(clusters);
+  begin_accesses();
   for (uint64_t i = 0; i < clusters && !machine.failed; ++i) {
     prepare_blocks(launch, ordered_cluster(i) * launch.cluster);
     prepare_threads(launch.block);
@@ -218,11 +215,7 @@ bool run_grid(const Launch& launch, std::string& error) {
     if (i == 0 || i + 1 == clusters) look(used);
     if (!machine.failed) check_blocks(launch);
   }
-  if (launch.early && !machine.waited_for_earlier) {
-    note_failure(
-        "it was launched as one that may start early, and ended without any thread having called "
-        "wait_for_earlier()");
-  }
+  end_accesses();
   if (!machine.failed) return true;
   error = format("the emulated kernel %s failed, in a grid of %llu blocks of %u threads: ",
                  launch.signature, static_cast<unsigned long long>(blocks),

@@ -58,6 +58,7 @@ struct Thread {
   Warp* warp;
   unsigned lane;
   bool ended;
+  bool waited;  // for the kernels before, as a thread of a launch that is not early has by itself
   Wait wait;
   Entry entry;
   std::vector<AsyncCopy> copies;      // of async_copy16, oldest first
@@ -132,7 +133,8 @@ struct Machine {
   std::vector<Warp> warps;
   std::vector<Block> blocks;
   int live = 0;
-  bool waited_for_earlier = false;
+  bool lets_next_start = false;            // some thread did
+  bool lets_next_start_unawaited = false;  // some did before it had waited
   bool failed = false;
   std::string error;
   ClusterBarrier cluster_barrier;
@@ -178,6 +180,13 @@ inline void wait_here(const Wait& wait) {
   self.wait.name = nullptr;
 }
 
+// --- global memory (memory.cpp) ------------------------------------------------------------------
+
+void begin_accesses();  // of a launch
+void end_accesses();
+// Ends the launch if the calling thread may not read there yet.
+void check_read(const void* pointer, size_t bytes);
+
 // --- the rest ------------------------------------------------------------------------------------
 
 void clear_barrier(BlockBarrier& barrier, int number);
@@ -200,6 +209,7 @@ bool in_static_shared(const unsigned char* first, size_t bytes);
 uint32_t box_bytes(const CUtensorMap& map);
 size_t box_alignment(const CUtensorMap& map);  // of its place in shared memory
 void land(const TensorCopy& copy);
+void check_box(const CUtensorMap& map, const int (&begin)[3]);  // check_read() of all of it
 std::string at(const Site& site);
 std::string thread_name(const Thread& thread);
 std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));

@@ -148,6 +148,12 @@ void may_switch() {
 void end_thread() {
   Thread& self = *machine.current;
   check_thread_end(self);
+  if (!self.waited) {
+    fail(
+        format("%s has ended without having called wait_for_earlier(), and the launch was one that "
+               "may start early",
+               thread_name(self).c_str()));
+  }
   self.ended = true;
   self.warp->ended |= 1u << self.lane;
   --self.warp->block->live;

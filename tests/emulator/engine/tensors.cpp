@@ -43,28 +43,48 @@ uint32_t box_bytes(const CUtensorMap& map) {
 
 size_t box_alignment(const CUtensorMap& map) { return map.swizzled ? 1024 : 128; }
 
+namespace {
+
+// body(first byte or null, bytes of the box's line before it, bytes) for each line of a
+// box; null where it lies outside of the tensor.
+template <typename Body>
+void for_lines(const CUtensorMap& map, const int (&begin)[3], const Body& body) {
+  const auto size = [&](int dimension) { return static_cast<int64_t>(map.sizes[dimension]); };
+  const int64_t column = begin[0], first = std::max<int64_t>(column, 0),
+                last = std::min(column + map.box[0], size(0));
+  for (uint32_t i = 0; i < map.box[1] * map.box[2]; ++i) {
+    const int64_t row = begin[1] + int64_t{i % map.box[1]},
+                  block = begin[2] + int64_t{i / map.box[1]};
+    const bool is_inside =
+        first < last && row >= 0 && row < size(1) && block >= 0 && block < size(2);
+    const unsigned char* line = map.base + block * static_cast<int64_t>(map.strides[1]) +
+                                row * static_cast<int64_t>(map.strides[0]);
+    body(is_inside ? line + first * map.element_bytes : nullptr,
+         static_cast<size_t>(is_inside ? first - column : 0) * map.element_bytes,
+         static_cast<size_t>(is_inside ? last - first : 0) * map.element_bytes);
+  }
+}
+
+}  // namespace
+
+void check_box(const CUtensorMap& map, const int (&begin)[3]) {
+  for_lines(map, begin, [](const unsigned char* from, size_t, size_t bytes) {
+    if (from != nullptr) check_read(from, bytes);
+  });
+}
+
 void land(const TensorCopy& copy) {
   const CUtensorMap& map = copy.map;
-  const auto size = [&](int dimension) { return static_cast<int64_t>(map.sizes[dimension]); };
   const size_t line_bytes = size_t{map.box[0]} * map.element_bytes;
-  const int64_t column = copy.begin[0], first = std::max<int64_t>(column, 0),
-                last = std::min(column + map.box[0], size(0));
   unsigned char line[kMaxBox * 4];
   auto* place = static_cast<unsigned char*>(copy.shared);
-  for (uint32_t i = 0; i < map.box[1] * map.box[2]; ++i) {
-    const int64_t row = copy.begin[1] + int64_t{i % map.box[1]},
-                  block = copy.begin[2] + int64_t{i / map.box[1]};
+  for_lines(map, copy.begin, [&](const unsigned char* from, size_t before, size_t bytes) {
     std::memset(line, 0, line_bytes);
-    if (first < last && row >= 0 && row < size(1) && block >= 0 && block < size(2)) {
-      const unsigned char* from = map.base + block * static_cast<int64_t>(map.strides[1]) +
-                                  row * static_cast<int64_t>(map.strides[0]);
-      std::memcpy(line + (first - column) * map.element_bytes, from + first * map.element_bytes,
-                  static_cast<size_t>(last - first) * map.element_bytes);
-    }
+    if (from != nullptr) std::memcpy(line + before, from, bytes);
     for (size_t at = 0; at < line_bytes; at += kVector, place += kVector) {
       std::memcpy(map.swizzled ? swizzled(place) : place, line + at, kVector);
     }
-  }
+  });
 }
 
 }  // namespace emulator

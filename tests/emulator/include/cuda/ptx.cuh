@@ -17,9 +17,10 @@ constexpr bool kHopperCode = true;
 
 inline unsigned char* dynamic_shared() { return emulator::dynamic_shared(); }
 
-// --- programmatic dependent launch: kernels run one after another here ---------------------------
+// --- programmatic dependent launch: kernels run one after another here, see engine/memory.cpp
+// -----
 
-inline void let_next_start() { emulator::may_switch(); }
+inline void let_next_start() { emulator::let_next_start(); }
 inline void wait_for_earlier() { emulator::wait_for_earlier(); }
 
 inline int computed_now(int value) { return value; }
@@ -80,17 +81,17 @@ inline uint64_t evict_first() { return 0; }
 inline uint64_t evict_last() { return 0; }
 
 struct TensorPlace {
-  int column, row, block;
+  int column, row, slice;
 };
 
 inline void tensor_copy(void* shared, const CUtensorMap* map, TensorPlace at, Barrier* barrier,
                         uint64_t, Site site = emulator::here()) {
-  emulator::tensor_copy(shared, map, {at.column, at.row, at.block}, barrier, site);
+  emulator::tensor_copy(shared, map, {at.column, at.row, at.slice}, barrier, site);
 }
 
 inline void tensor_copy_to(uint16_t ranks, void* shared, const CUtensorMap* map, TensorPlace at,
                            Barrier* barrier, uint64_t, Site site = emulator::here()) {
-  emulator::tensor_copy_to(ranks, shared, map, {at.column, at.row, at.block}, barrier, site);
+  emulator::tensor_copy_to(ranks, shared, map, {at.column, at.row, at.slice}, barrier, site);
 }
 
 inline void prefetch_tensor_map(const CUtensorMap* map, Site site = emulator::here()) {

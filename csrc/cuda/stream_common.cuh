@@ -1,22 +1,25 @@
 // What the two kernels of the Hopper linears have in common (stream_narrow.cuh for up to 8 tokens,
-// stream_wide.cuh for up to 64): what a block does of the work, the ring that brings it the
+// stream_wide.cuh for up to 64): which part of the work a CTA does, the ring that brings its
 // weights, and how sums become outputs.
 //
-// A block owns a run of weight rows, in tiles of 16. Its columns go in chunks of 512, of which
-// eight slices of 64 have a sum each, chunk after chunk; in the end the eight sums are added in
-// order. Where a residual is added, and pairs of blocks divide the rows about as well as single
-// ones, two blocks take the same rows and half of the columns each, and the second sends its sums
-// to the first. All of that depends on the op, the weight's shape and the device, never on the
-// number of tokens; a token is a column of its own in every matrix instruction; and one of a warp
-// adds its 16 products to a sum as one of a warpgroup does, to the bit. So a token has the same
-// bits alone and in any batch.
+// A CTA owns consecutive rows of the weight, in tiles of 16. It goes through the columns in chunks
+// of 512. A chunk has eight slices of 64 columns; each slice has a sum of its own, which goes on
+// from chunk to chunk, and at the end the eight sums are added in order. Split-K: where a residual
+// is added, and pairs of CTAs divide the rows about as well as single CTAs, two CTAs take the same
+// rows and half of the columns each, and the second sends its sums to the first.
 //
-// What a layer runs between two uses of an instruction is to fit the SM's caches: beyond 128 KiB of
-// code each instruction comes from L2, at six times its time (benchmarks/lab/instructions.cu). So
-// ops that differ in little have one kernel, which asks its params.
+// A token has the same bits alone and in any batch, because all of that depends on the op, the
+// weight's shape and the device, never on the number of tokens; because a token is a column of its
+// own in every matrix instruction; and because the instruction of a warp adds its 16 products to a
+// sum as the instruction of a warpgroup does, to the bit.
 //
-// More tokens than 64 go in groups, a launch each. A group writes its own tokens, and reads none
-// that another writes: so it may start early behind the one before it, like any kernel of a chain.
+// The code that a layer runs should fit the SM's instruction caches: beyond 128 KiB each
+// instruction comes from L2, which takes six times as long (benchmarks/lab/instructions.cu). So ops
+// that differ little share one kernel, which reads its params to tell them apart.
+//
+// More than 64 tokens go in groups, a launch each. A group writes its own tokens and reads none
+// that another group writes. So it may start early behind the group before, like any kernel of a
+// chain.
 #pragma once
 #include "cuda/bf16.cuh"
 #include "cuda/element.cuh"
@@ -41,17 +44,16 @@ struct Params {
   const Bf16* bias;  // a value per row of the weight, or null
   const int32_t* counts;
   int out_stride, x_stride;
-  int first_token;  // of the group, which x and out point to: the counts counts from the first
-                    // token of all
+  int first_token;  // of the group, to which x and out point; counts begins with the first token
+                    // of the op
   int tokens, n, k;
   float eps, per_column;  // per_column: 1 / k
-  int split;   // parts of the columns, 1 or 2, of which a block takes one. A cluster is a block for
-               // each
-  int k_each;  // columns of a part, of whole chunks; the last one ends with k
+  int split;   // split-K parts, 1 or 2: a CTA takes one, and a cluster has a CTA for each
+  int k_each;  // columns of a part, in whole chunks; the last part ends with k
   int half_tiles_each,
-      half_tiles_extra;  // half tiles of rows that every row block has; and how many have one more
-  int most_tiles, pass_tiles;  // tiles of a block at most; and what one pass over x serves: tiles,
-                               // or M tiles for many tokens
+      half_tiles_extra;  // half tiles of rows that every CTA has; and how many CTAs have one more
+  int most_tiles, pass_tiles;  // tiles of a CTA at most; and what one pass over x serves: tiles, or
+                               // M tiles for many tokens
   int m_tile_tiles;            // of an M tile (stream_wide.cuh)
   int stages, stage_bytes;     // of the ring; of a warpgroup's, for many tokens
   int x_stages;                // the same of x
@@ -74,31 +76,31 @@ __host__ __device__ inline bool is_swiglu(const Params& p) {
 
 constexpr int kTileHalfTiles = 2;
 
-// Half tiles of outputs in a tile: a SwiGLU tile is a half tile of gate rows and the same one of up
-// rows.
+// Half tiles of outputs in a tile. A SwiGLU tile has one: it is a half tile of gate rows and the
+// half tile of up rows that goes with it.
 template <Epilogue kEpilogue>
 __host__ __device__ inline int tile_half_tiles(const Params& p) {
   return is_swiglu<kEpilogue>(p) ? 1 : kTileHalfTiles;
 }
 
-// The part of the work that a block does: half tiles [first_half_tile, end_half_tile) of the rows,
+// The part of the work that a CTA does: half tiles [first_half_tile, end_half_tile) of the rows,
 // columns [column, column + k).
-struct Share {
-  int part;  // the block's rank in its cluster
+struct CtaTiles {
+  int part;  // the CTA's rank in its cluster: its split-K part
   int first_half_tile, end_half_tile, tiles, column, k;
 };
 
-// Whether two blocks share rows; the others' kernels need not ask.
+// Whether two CTAs share rows (split-K), which only kResidual's kernels have to ask.
 template <Epilogue kEpilogue>
 __device__ inline bool is_split(const Params& p) {
   return kEpilogue == Epilogue::kResidual && p.split > 1;
 }
 
 template <Epilogue kEpilogue>
-__device__ inline Share block_share(const Params& p) {
+__device__ inline CtaTiles cta_tiles(const Params& p) {
   const int pairs = is_split<kEpilogue>(p) ? 1 : 0;  // as bits: a division takes longer
   const int rows = static_cast<int>(blockIdx.x) >> pairs;
-  Share share;
+  CtaTiles share;
   share.part = static_cast<int>(blockIdx.x) & pairs;
   share.first_half_tile = rows * p.half_tiles_each + min(rows, p.half_tiles_extra);
   share.end_half_tile =
@@ -111,8 +113,8 @@ __device__ inline Share block_share(const Params& p) {
   return share;
 }
 
-// How many tokens of the group live; more than `tokens`, or less than none, where the counts ends
-// after or before the group.
+// How many tokens of the group live. The result is above `tokens` where the last live token comes
+// after the group, and below 0 where it comes before.
 __device__ inline int live_tokens(const Params& p) {
   return p.counts != nullptr ? max(load_fresh(p.counts), 0) - p.first_token : p.tokens;
 }
@@ -124,7 +126,7 @@ struct TileRows {
 };
 
 template <Epilogue kEpilogue>
-__device__ inline TileRows tile_rows(const Params& p, const Share& share, int tile) {
+__device__ inline TileRows tile_rows(const Params& p, const CtaTiles& share, int tile) {
   const int half_tile = share.first_half_tile + tile * tile_half_tiles<kEpilogue>(p),
             row = half_tile * kHalfTileRows;
   if (is_swiglu<kEpilogue>(p)) return {row, p.n + row, true};
@@ -134,14 +136,15 @@ __device__ inline TileRows tile_rows(const Params& p, const Share& share, int ti
 // The output (a column of out) that row g of a tile's first or second half tile computes, or -1
 // where the tile reaches past the share or the weight.
 template <Epilogue kEpilogue>
-__device__ inline int output_of(const Params& p, const Share& share, int tile, int second, int g) {
+__device__ inline int output_of(const Params& p, const CtaTiles& share, int tile, int second,
+                                int g) {
   const int half_tile = share.first_half_tile + tile * tile_half_tiles<kEpilogue>(p) +
                         (is_swiglu<kEpilogue>(p) ? 0 : second);
   const int output = half_tile * kHalfTileRows + g;
   return half_tile < share.end_half_tile && output < p.n ? output : -1;
 }
 
-// Parts of a block's work that one pass over x serves: tiles, or M tiles.
+// The part of a CTA's work that one pass over x serves: tiles, or M tiles.
 struct Pass {
   int first, count;
 };
@@ -150,8 +153,8 @@ __device__ inline Pass pass_from(int first, int each, int all) {
   return {first, min(each, all - first)};
 }
 
-// Where a lane reads and writes tokens in a slice of a half tile: with group = lane / 4 and thread
-// = lane % 4, of one row the columns 32 half + 8 thread .. + 7.
+// Where a lane reads and writes x in a slice of a half tile. With group = lane / 4 and thread =
+// lane % 4 it has one row, and of that the columns 32 half + 8 thread .. + 7.
 struct LaneVectors {
   int group, thread;
 
@@ -166,9 +169,9 @@ struct LaneVectors {
   }
 };
 
-// Eight values of a token for two matrix instructions, times their gains; adds the products of
-// tokens with tokens to `squares`, whose diagonal are sums of squares: the lane with group / 2 ==
-// thread has the one of its group in squares[group % 2].
+// Multiplies eight values of a token, which are for two matrix instructions, by their gains. Adds
+// the products of tokens with tokens to `squares`: the diagonal of that matrix is the sums of
+// squares, of which the lane with group / 2 == thread has its group's in squares[group % 2].
 __device__ inline void normalize(uint4& x, uint4 gain, float (&squares)[2]) {
   float products[4] = {squares[0], squares[1], 0.0f, 0.0f};
   multiply_bf16(products, {x.x, 0, x.y, 0}, {x.x, x.y});
@@ -184,7 +187,7 @@ __device__ inline void normalize(uint4& x, uint4 gain, float (&squares)[2]) {
 struct Ring {
   unsigned char* at;
   Barrier* full;   // by stage: what was copied there has landed
-  Barrier* empty;  // by stage: all who need it have read it; null where a barrier of threads tells
+  Barrier* empty;  // by stage: all warps have read it; null where a barrier of threads says so
   int stages, stage_bytes;
 
   __device__ unsigned char* stage(int index) const { return at + index * stage_bytes; }
@@ -211,7 +214,7 @@ struct Output {
   static constexpr bool kNormalizes = kEpilogue != Epilogue::kResidual;
 
   const Params& p;
-  const Share& share;
+  const CtaTiles& share;
   const float* squares;  // [slice][tokens]: of the slices' columns
   const Bf16* old;       // kResidual: of the pass [tile][tokens][16 rows], what out holds
   float* peer;           // [tile][tokens][8 rows][2]: what the second part sends to the first
@@ -228,10 +231,11 @@ struct Output {
     return rsqrtf(fmaf(sum, p.per_column, p.eps));
   }
 
-  // Takes the sums of rows g and g + 8 of a tile of the pass. Without a split, they are whole. With
-  // one, the block of the second part sends its own to that of the first, which adds them. All
-  // passes' are one phase of the barrier: the first part's first pass waits for the second part's
-  // last, which waits for nobody.
+  // Takes the sums of rows g and g + 8 of a tile of the pass. Without split-K they are complete.
+  // With it, the CTA of the second part sends its sums to the CTA of the first part, which adds
+  // them to its own. The sums of all passes are one phase of the barrier, so that the first part
+  // waits in its first pass until the second part has done its last one. The second part waits for
+  // nobody.
   __device__ void take(int tile, int g, int token, float scale, float low, float high) const {
     if (is_split<kEpilogue>(p)) {
       float* place = peer + (((first_tile + tile) * tokens + token) * kHalfTileRows + g) * 2;
@@ -256,9 +260,10 @@ struct Output {
     }
   }
 
-  // Requests what out holds of the pass's tiles; wait_copies() and a barrier of the `threads` that
-  // have called this are to follow.
+  // Requests what out holds of the pass's tiles, which the first part alone reads; wait_copies()
+  // and a barrier of the `threads` that have called this are to follow.
   __device__ void fetch_old(Bf16* place, int tiles, int active, int threads) const {
+    if (is_split<kEpilogue>(p) && share.part > 0) return;
 #pragma unroll 1
     for (int i = threadIdx.x; i < tiles * tokens * 2; i += threads) {
       const int half = i % 2, token = i / 2 % tokens, tile = i / 2 / tokens;
