@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from photon_ext import ops, reference
+from photon_ext.layout import RowColumn
 from tests.ops.caches import Cache, paged_cache, rotary_tables, tokens_and_segments
 from tests.ops.numeric import assert_close, assert_same_bits, ints, poisoned
+from tests.ops.tables import SAMPLE, STAGED, empty_step, row_state
 from tests.ops.test_attention import qkv
 
 KV_HEADS, SCALE = 2, 0.2
@@ -184,3 +186,49 @@ def test_the_count_is_read_when_the_kernel_runs(device: str) -> None:
     step.decode(out, False, counts[:1], step.bucket)
     assert out[:6].isfinite().all()
     assert_same_bits(out[6:], before[6:])
+
+
+def test_a_steps_head_feeds_both_attentions(device: str) -> None:
+    """begin_step_ fills decode_meta and counts from rows of which one ended: as the reference has
+    it, and so are the keys and values.
+    """
+    state = row_state(
+        device,
+        {
+            row: {RowColumn.LAST_TOKEN: 9, RowColumn.POSITION: 7 * row, RowColumn.ALIVE: row != 3}
+            for row in (1, 2, 3, 4)
+        },
+        5,
+    )
+    segments = [[1, 0, 1, SAMPLE], [2, 1, 1, SAMPLE], [3, 2, 1, SAMPLE], [4, 3, 6, STAGED]]
+    head = empty_step(device, state, segments, num_tokens=10)
+    head.staged_ids[3:9] = ints(range(6), device)
+    expected_head = head.clone()
+    ops.begin_step_(*head.arguments())
+    reference.begin_step_(*expected_head.arguments())
+    assert head.counts.tolist() == expected_head.counts.tolist() == [2, 9, 2]
+
+    cache = paged_cache(5, 3, 16, KV_HEADS, 64, torch.float32, device)
+    for row in (1, 2, 3, 4):
+        cache.fill(row, 7 * row, seed=row)
+    exact = cache.double()
+    q, k, v = (x.contiguous() for x in qkv(10, 4, KV_HEADS, 64, torch.float32, device))
+    tables = rotary_tables(48, 64, device)
+    step = Mixed(cache, head.decode_meta, head.segments, q, k, v, tables, bucket=3)
+    out = step.out()
+    step.decode(out, False, head.counts, step.bucket)
+    step.chunks(out, False, head.counts)
+
+    expected = torch.zeros_like(q, dtype=torch.float64)
+    meta, counts = expected_head.decode_meta, expected_head.counts
+    parts = q.double(), k.double(), v.double(), exact.k, exact.v, meta, cache.page_table
+    reference.fused_attention_decode_into(expected, *parts, *tables, SCALE, counts=counts)
+    reference.rope_append_kv_(*parts, *tables, counts=counts)
+    reference.paged_attention_into(
+        *(expected, parts[0], exact.k, exact.v, meta, head.segments, cache.page_table, SCALE),
+        counts=counts,
+    )
+    assert_close(out, expected, slack=2)
+    assert torch.equal(cache.k.isnan(), exact.k.isnan())
+    assert_close(cache.k.nan_to_num(), exact.k.nan_to_num())
+    assert_same_bits(cache.v.nan_to_num(), exact.v.nan_to_num().float())
