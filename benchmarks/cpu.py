@@ -1,31 +1,34 @@
-"""Single-stream decode on a CPU against transformers.generate in float32: same weights, prompt,
-threads and number of new tokens, greedy.
+"""Single-stream decode on a CPU beside transformers and llama.cpp: prompt and threads the same.
 
     python -m benchmarks.cpu [--model smollm2] [--new-tokens 64] [--threads N] [--json FILE]
 
-Tokens in float32 must be equal before anything is timed. Runs alternate; medians are compared. Peak
-memory is the process's, so ours is read before transformers is imported.
+All are greedy. Ours and transformers.generate run the same float32 weights, and their tokens must
+be equal before anything is timed. llama.cpp reads the model's own .gguf file, weights as stored,
+where the package llama-cpp-python is installed. Runs alternate; medians are compared. Peak memory
+is the process's, so ours is read before the others are imported.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import resource
-import statistics
 import time
 from argparse import ArgumentTypeError, Namespace
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 import torch
 
 import photon_ext
+from benchmarks.common import options as cli
 from benchmarks.common.checkpoint import transformers_model
-from benchmarks.common.options import parser, positive_integer
+from benchmarks.common.models import SHAPES, open_model
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.session import Session
-from benchmarks.common.shapes import SHAPES, open_model
-from benchmarks.common.table import print_table
+from benchmarks.common.tables import Table
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.loader import load_model, resolve_model
 from photon_ext.models.weights import DecoderWeights
@@ -33,6 +36,19 @@ from photon_ext.models.weights import DecoderWeights
 PROMPT = "The first thing that a traveller sees on coming over the pass is the lake, and behind it"
 SPARE = 8
 MOST_THREADS = 256  # of our kernels (csrc/cpu/parallel.cpp)
+BASE = "transformers float32"
+HEADER = ("", "tokens/s", "ratio", "decode tokens/s", "ratio", "first token ms")
+
+
+class Run(NamedTuple):
+    """New token ids, seconds until the first, and seconds from the first to the last."""
+
+    tokens: list[int]
+    first_s: float
+    rest_s: float
+
+
+Side = Callable[[], Run]
 
 
 def peak_mib() -> float:
@@ -40,83 +56,78 @@ def peak_mib() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-class Ours:
+def run_ours(config: ModelConfig, weights: DecoderWeights, prompt: list[int], count: int) -> Run:
     """One row through the pipeline, at depth 2."""
-
-    def __init__(
-        self, config: ModelConfig, weights: DecoderWeights, prompt: list[int], new_tokens: int
-    ) -> None:
-        self._config, self._weights, self._prompt, self._new_tokens = (
-            config,
-            weights,
-            prompt,
-            new_tokens,
-        )
-
-    def run(self) -> tuple[list[int], float, float]:
-        """Token ids, seconds until the first, and seconds from the first to the last."""
-        with Session(
-            self._config, self._weights, [self._prompt], self._new_tokens + SPARE, depth=2
-        ) as session:
-            tokens = session.tokens[session.rows[0].index]
-            begin = time.perf_counter()
-            session.prefill()
-            first, had = time.perf_counter(), len(tokens)
-            while len(tokens) < self._new_tokens:
-                session.step()
-            end = time.perf_counter()
-            session.check()
-        decode = (end - first) * (self._new_tokens - 1) / max(1, self._new_tokens - had)
-        return tokens[: self._new_tokens], first - begin, decode
-
-
-class Transformers:
-    """`generate` of transformers in float32, without a limit but the number of tokens."""
-
-    def __init__(
-        self,
-        name: str,
-        config: ModelConfig,
-        weights: DecoderWeights,
-        prompt: list[int],
-        new_tokens: int,
-    ) -> None:
-        self._model = reference_model(name, config, weights)
-        self._prompt, self._new_tokens = torch.tensor([prompt]), new_tokens
-
-    def run(self) -> tuple[list[int], float, float]:
-        """As Ours.run; the first token is timed by a run of its own."""
-        first_ids, first = self._generate(1)
-        ids, total = self._generate(self._new_tokens)
-        if ids[:1] != first_ids:
-            raise BenchmarkError("transformers.generate is not deterministic here")
-        return ids, first, total - first
-
-    def _generate(self, tokens: int) -> tuple[list[int], float]:
+    with Session(config, weights, [prompt], count + SPARE, depth=2) as session:
+        tokens = session.tokens[session.rows[0].index]
         begin = time.perf_counter()
-        out = self._model.generate(
-            self._prompt,
-            attention_mask=torch.ones_like(self._prompt),
+        session.prefill()
+        first, had = time.perf_counter(), len(tokens)
+        while len(tokens) < count:
+            session.step()
+        end = time.perf_counter()
+        session.check()
+    decode = (end - first) * (count - 1) / max(1, count - had)
+    return Run(tokens[:count], first - begin, decode)
+
+
+def run_transformers(model: Any, prompt: list[int], count: int) -> Run:
+    """`generate` without a limit but the number of tokens; a run of its own times the first."""
+    ids = torch.tensor([prompt])
+
+    def generate(tokens: int) -> tuple[list[int], float]:
+        begin = time.perf_counter()
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
             do_sample=False,
             max_new_tokens=tokens,
             min_new_tokens=tokens,
             eos_token_id=None,
             pad_token_id=0,
         )
-        seconds = time.perf_counter() - begin
-        return out[0, self._prompt.shape[1] :].tolist(), seconds
+        return out[0, ids.shape[1] :].tolist(), time.perf_counter() - begin
+
+    first_ids, first = generate(1)
+    found, total = generate(count)
+    if found[:1] != first_ids:
+        raise BenchmarkError("transformers.generate is not deterministic here")
+    return Run(found, first, total - first)
+
+
+def run_llama_cpp(llama: Any, prompt: list[int], count: int) -> Run:
+    """`Llama.generate` of llama-cpp-python, greedy and from an empty cache."""
+    llama.reset()
+    begin = time.perf_counter()
+    stream = llama.generate(prompt, temp=0.0, repeat_penalty=1.0)
+    tokens = [next(stream)]
+    first = time.perf_counter()
+    while len(tokens) < count:
+        tokens.append(next(stream))
+    return Run(tokens, first - begin, time.perf_counter() - first)
+
+
+def open_llama_cpp(name: str, length: int, threads: int) -> tuple[Any, str]:
+    """llama.cpp with the model's .gguf file, and ""; None, and why not, where it cannot run."""
+    if importlib.util.find_spec("llama_cpp") is None:
+        return None, "not installed: pip install llama-cpp-python"
+    if name in SHAPES or resolve_model(name).suffix != ".gguf":
+        return None, f"needs a .gguf file, which {name} is not"
+    import llama_cpp
+
+    path, sizes = str(resolve_model(name)), {"n_ctx": length, "n_batch": length}
+    both = {"n_threads": threads, "n_threads_batch": threads}
+    return llama_cpp.Llama(path, **sizes, **both, n_gpu_layers=0, verbose=False), ""
 
 
 def reference_model(name: str, config: ModelConfig, weights: DecoderWeights) -> Any:
-    """transformers' model in float32: from its own loader for a directory, else around our
-    float32 weights, which it shares.
-    """
+    """transformers' model in float32: by its own loader for a directory, else around our weights,
+    which it shares."""
     if name not in SHAPES and resolve_model(name).is_dir():
         import transformers
 
-        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
-            Path(name).expanduser(), dtype=torch.float32
-        )
+        path = Path(name).expanduser()
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         return loaded.eval()
     return transformers_model(config, weights)
 
@@ -131,49 +142,45 @@ def encode(name: str, prompt: str, vocab: int) -> list[int]:
     return tokenizer.encode(prompt)
 
 
-def rates(runs: list[tuple[list[int], float, float]], new_tokens: int) -> dict[str, float]:
-    """Medians over runs: tokens/s from prompt to end, tokens/s after the first token, ms to the
-    first.
-    """
+def rates(runs: list[Run], new_tokens: int) -> dict[str, float]:
+    """Medians: tokens/s from prompt to end, tokens/s after the first token, ms to the first."""
     return {
-        "tokens_per_s": new_tokens / statistics.median(first + rest for _, first, rest in runs),
-        "decode_tokens_per_s": (new_tokens - 1) / statistics.median(rest for _, _, rest in runs),
-        "ttft_ms": statistics.median(first for _, first, _ in runs) * 1e3,
+        "tokens_per_s": new_tokens / median(run.first_s + run.rest_s for run in runs),
+        "decode_tokens_per_s": (new_tokens - 1) / median(run.rest_s for run in runs),
+        "ttft_ms": median(run.first_s for run in runs) * 1e3,
     }
 
 
-def compare(args: Namespace) -> dict[str, Any]:
+def compare(args: Namespace, result: ResultFile) -> dict[str, Any]:
     """Everything, in one run."""
-    count = args.new_tokens
-    config, exact = open_model(args.model, torch.float32, torch.device("cpu"))
+    count, cpu = args.new_tokens, torch.device("cpu")
+    config, exact = open_model(args.model, torch.float32, cpu)
     prompt = encode(args.model, args.prompt, config.vocab)
-    ours = {"float32": Ours(config, exact, prompt, count)}
-    ours_tokens = ours["float32"].run()[0]
+    sides: dict[str, Side] = {"float32": partial(run_ours, config, exact, prompt, count)}
+    expected = sides["float32"]().tokens
     peaks = {"ours float32": peak_mib()}
-    theirs = Transformers(args.model, config, exact, prompt, count)
-    their_tokens = theirs.run()[0]
+    reference = reference_model(args.model, config, exact)
+    theirs = partial(run_transformers, reference, prompt, count)
+    check_equal(expected, theirs().tokens)
     peaks["with transformers"] = peak_mib()
-    if ours_tokens != their_tokens:
-        at = next(
-            i for i, (a, b) in enumerate(zip(ours_tokens, their_tokens, strict=True)) if a != b
-        )
-        raise BenchmarkError(
-            f"token {at} is {ours_tokens[at]}, transformers says {their_tokens[at]}"
-        )
-    default = open_model(args.model, None, torch.device("cpu"))[1]
+    default = open_model(args.model, None, cpu)[1]
     default_name = str(default.dtype).removeprefix("torch.")
     if default.dtype != torch.float32:
-        ours[default_name] = Ours(config, default, prompt, count)
-        ours[default_name].run()
-    sides: dict[str, Ours | Transformers] = {**ours, "transformers float32": theirs}
-    runs: dict[str, list[tuple[list[int], float, float]]] = {}
-    for _ in range(args.repeats):
+        sides[default_name] = partial(run_ours, config, default, prompt, count)
+    sides[BASE] = theirs
+    llama, absent = open_llama_cpp(args.model, len(prompt) + count + SPARE, args.threads)
+    if llama is not None:
+        sides["llama.cpp"] = partial(run_llama_cpp, llama, prompt, count)
+    for side in sides.values():
+        side()
+    runs: dict[str, list[Run]] = {label: [] for label in sides}
+    for round_ in range(args.repeats):
         for label, side in sides.items():
-            runs.setdefault(label, []).append(side.run())
-    if any(run[0] != ours_tokens for run in runs["float32"]):
+            result.progress.show(f"cpu: {label}, run {round_ + 1} of {args.repeats}")
+            runs[label].append(side())
+    if any(run.tokens != expected for run in runs["float32"]):
         raise BenchmarkError("our float32 tokens differ from run to run")
     measured = {label: rates(own, count) for label, own in runs.items()}
-    base = measured["transformers float32"]
     return {
         "prompt_tokens": len(prompt),
         "new_tokens": count,
@@ -181,15 +188,22 @@ def compare(args: Namespace) -> dict[str, Any]:
         "tokens_equal": True,
         "default_dtype": default_name,
         "rates": measured,
-        "ratio": {
-            label: own["tokens_per_s"] / base["tokens_per_s"] for label, own in measured.items()
-        },
-        "decode_ratio": {
-            label: own["decode_tokens_per_s"] / base["decode_tokens_per_s"]
-            for label, own in measured.items()
-        },
+        "ratio": _ratios(measured, "tokens_per_s"),
+        "decode_ratio": _ratios(measured, "decode_tokens_per_s"),
         "peak_mib": peaks,
+        "llama_cpp": absent or "as stored in the file",
     }
+
+
+def check_equal(ours: list[int], theirs: list[int]) -> None:
+    """Raises BenchmarkError at the first token that differs."""
+    for at, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if a != b:
+            raise BenchmarkError(f"token {at} is {a}, transformers says {b}")
+
+
+def _ratios(measured: dict[str, dict[str, float]], field: str) -> dict[str, float]:
+    return {label: own[field] / measured[BASE][field] for label, own in measured.items()}
 
 
 def prompt_text(text: str) -> str:
@@ -200,58 +214,43 @@ def prompt_text(text: str) -> str:
 
 
 def thread_count(text: str) -> int:
-    """Threads that both sides can have: torch crashes where the system has no more of them, and
-    our kernels take no more than these.
-    """
-    threads = positive_integer(text)
+    """Threads that all sides can have; torch crashes where the system has no more of them."""
+    threads = cli.positive_integer(text)
     if threads > MOST_THREADS:
-        raise ArgumentTypeError(f"{text!r} is above {MOST_THREADS}, the most that our kernels take")
+        told = f"{text!r} is above {MOST_THREADS}, the most that our kernels take"
+        raise ArgumentTypeError(told)
     return threads
 
 
 def main(given: list[str] | None = None) -> int:
-    options = parser(__doc__.splitlines()[0])
-    options.add_argument(
-        "--model",
-        default="smollm2",
-        help=f"a real model, or one of {', '.join(SHAPES)} with random weights",
-    )
-    options.add_argument("--prompt", type=prompt_text, default=PROMPT)
-    options.add_argument("--new-tokens", type=positive_integer, default=64)
-    options.add_argument("--repeats", type=positive_integer, default=3)
-    options.add_argument(
-        "--threads", type=thread_count, help="for both sides; default: as many as our kernels take"
-    )
+    options = cli.parser(__doc__.splitlines()[0])
+    add = options.add_argument
+    known = ", ".join(SHAPES)
+    add("--model", default="smollm2", help=f"a real model, or one of {known}: random weights")
+    add("--prompt", type=prompt_text, default=PROMPT)
+    add("--new-tokens", type=cli.positive_integer, default=64)
+    add("--repeats", type=cli.positive_integer, default=3)
+    add("--threads", type=thread_count, help="for all; default: as many as our kernels take")
     args = options.parse_args(given)
     args.threads = args.threads or photon_ext.num_threads()
     photon_ext.set_num_threads(args.threads)
     torch.set_num_threads(args.threads)
     result = ResultFile("cpu", args, args.json)
-    entry = result.measure(
-        {"what": "single stream", "model": args.model, "device": "cpu"}, partial(compare, args)
-    )
+    labels = {"what": "single stream", "model": args.model, "device": "cpu"}
+    entry = result.measure(labels, partial(compare, args, result))
     if entry is None:
         return 1
-    rows = [
-        [
-            label,
-            own["tokens_per_s"],
-            entry["ratio"][label],
-            own["decode_tokens_per_s"],
-            entry["decode_ratio"][label],
-            own["ttft_ms"],
-        ]
-        for label, own in entry["rates"].items()
-    ]
-    print(
-        f"{args.model}: {entry['new_tokens']} new tokens after {entry['prompt_tokens']}, "
-        f"{entry['threads']} threads, tokens equal"
-    )
-    print_table(("", "tokens/s", "ratio", "decode tokens/s", "ratio", "first token ms"), rows)
-    print(
-        "peak memory: "
-        + ", ".join(f"{label} {mib:.0f} MiB" for label, mib in entry["peak_mib"].items())
-    )
+    rows = []
+    for label, own in entry["rates"].items():
+        whole, decode = entry["ratio"][label], entry["decode_ratio"][label]
+        rates_ = own["tokens_per_s"], whole, own["decode_tokens_per_s"], decode
+        rows.append([label, *rates_, own["ttft_ms"]])
+    sizes = f"{entry['new_tokens']} new tokens after {entry['prompt_tokens']}"
+    print(f"{args.model}: {sizes}, {entry['threads']} threads, float32 tokens equal")
+    Table("", HEADER, rows).show()
+    peaks = ", ".join(f"{label} {mib:.0f} MiB" for label, mib in entry["peak_mib"].items())
+    print(f"peak memory: {peaks}")
+    print(f"llama.cpp: {entry['llama_cpp']}")
     return 0
 
 

@@ -1,5 +1,5 @@
-"""The read floor: the fastest read-only sweep of a large buffer that we find on this machine. No
-decode step can be faster than its bytes over this figure.
+"""The read floor: the fastest read-only sweep of a large buffer that we find on this machine.
+No decode step can be faster than its bytes over this figure.
 
     python -m benchmarks.floor [--device cuda|cpu] [--gib N] [--json FILE]
 """
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
-from benchmarks.common.options import device_of, parser, positive_number
-from benchmarks.common.result import BenchmarkError, ResultFile
-from benchmarks.common.table import print_table
 from photon_ext.scheduling.memory import available_bytes
+
+from benchmarks.common import options as cli
+from benchmarks.common.result import BenchmarkError, ResultFile
+from benchmarks.common.tables import Table
 
 GIB = 1 << 30
 CUDA_BYTES, CPU_BYTES = 9 * GIB, GIB
@@ -24,8 +24,7 @@ LEFT_FREE = 4 * GIB
 UNIT = 512  # bytes, of which a buffer has a whole number
 REPEATS = 7
 
-# Sums 32-bit words: 16-byte loads, several in flight per thread, every thread slot of the chip
-# taken, one atomic per warp.
+# Sums 32-bit words by 16-byte loads, several in flight per thread, and one atomic per warp.
 SWEEP_SOURCE = """
 extern "C" __global__ void __launch_bounds__(512)
 sweep(const uint4* __restrict__ data, unsigned* out, int vectors) {
@@ -75,9 +74,8 @@ def read_floor(device: torch.device, nbytes: float | None = None) -> dict[str, A
 
 
 def _buffer(device: torch.device, nbytes: float | None) -> torch.Tensor:
-    """Random words that are floats in [0.5, 1) too, int32 [N], larger than any cache where
-    memory allows.
-    """
+    """Random words that are floats in [0.5, 1) too, int32 [N], larger than any cache where memory
+    allows."""
     if nbytes is None:
         nbytes = CPU_BYTES
         if device.type == "cuda":
@@ -85,24 +83,19 @@ def _buffer(device: torch.device, nbytes: float | None) -> torch.Tensor:
             nbytes = max(GIB, min(CUDA_BYTES, torch.cuda.mem_get_info(device)[0] - LEFT_FREE))
     check_size(device, nbytes)
     words = torch.empty(int(nbytes) // UNIT * UNIT // 4, dtype=torch.int32, device=device)
-    return words.random_(
-        0x3F000000, 0x3F800000, generator=torch.Generator(device=device).manual_seed(0)
-    )
+    generator = torch.Generator(device=device).manual_seed(0)
+    return words.random_(0x3F000000, 0x3F800000, generator=generator)
 
 
 def check_size(device: torch.device, nbytes: float) -> None:
     """BenchmarkError where `nbytes` are too few for a buffer, or more than are free on `device`."""
     if nbytes < UNIT:
-        raise BenchmarkError(
-            f"{nbytes:.0f} bytes are no buffer to sweep; give {UNIT} or more, best more than any "
-            "cache holds"
-        )
+        told = f"give {UNIT} or more, best more than any cache holds"
+        raise BenchmarkError(f"{nbytes:.0f} bytes are no buffer to sweep; {told}")
     free = available_bytes(device)
     if nbytes > free:
-        raise BenchmarkError(
-            f"{nbytes / GIB:.6g} GiB to sweep do not fit into the {free / GIB:.3g} GiB that "
-            f"{device} has free; give fewer"
-        )
+        held = f"the {free / GIB:.3g} GiB that {device} has free"
+        raise BenchmarkError(f"{nbytes / GIB:.6g} GiB to sweep do not fit into {held}; give fewer")
 
 
 def _sweeps(data: torch.Tensor) -> dict[str, Sweep]:
@@ -121,8 +114,7 @@ def _sweeps(data: torch.Tensor) -> dict[str, Sweep]:
 
 class _OwnSweep:
     """A grid-stride sum in CUDA C++, compiled at the first call, whose result is checked against
-    torch's.
-    """
+    torch's."""
 
     def __init__(self, data: torch.Tensor) -> None:
         self._data = data
@@ -135,18 +127,13 @@ class _OwnSweep:
             self._out = torch.zeros(1, dtype=torch.int32, device=self._data.device)
             self._launch()
             if int(self._out.item()) % 2**32 != int(self._data.sum().item()) % 2**32:
-                raise BenchmarkError(
-                    "the sweep's sum is not torch's: it does not read everything once"
-                )
+                raise BenchmarkError("the sweep's sum is not torch's: it skips or repeats")
         self._launch()
 
     def _launch(self) -> None:
         blocks = 4 * torch.cuda.get_device_properties(self._data.device).multi_processor_count
-        self._kernel(
-            grid=(blocks, 1, 1),
-            block=(512, 1, 1),
-            args=[self._data, self._out, self._data.nbytes // 16],
-        )
+        args = [self._data, self._out, self._data.nbytes // 16]
+        self._kernel(grid=(blocks, 1, 1), block=(512, 1, 1), args=args)
 
 
 def _seconds(sweep: Sweep, device: torch.device) -> float:
@@ -172,12 +159,11 @@ def _host_seconds(sweep: Sweep) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parser(__doc__.splitlines()[0])
-    options.add_argument(
-        "--gib", type=positive_number, help="GiB to sweep; default 9 on CUDA, 1 on a CPU"
-    )
+    options = cli.parser(__doc__.splitlines()[0])
+    told = "GiB to sweep; default 9 on CUDA, 1 on a CPU"
+    options.add_argument("--gib", type=cli.positive_number, help=told)
     args = options.parse_args(arguments)
-    device = device_of(args.device)
+    device = cli.device_of(args.device)
     nbytes = bytes_of(args.gib)
     if nbytes is not None:
         try:
@@ -188,11 +174,9 @@ def main(arguments: list[str] | None = None) -> int:
     entry = result.measure({"device": str(device)}, lambda: read_floor(device, nbytes))
     if entry is None:
         return 1
-    rows = [
-        [name, value / 1e9 if isinstance(value, float) else None]
-        for name, value in entry["methods"].items()
-    ]
-    print_table(["method", "GB/s"], rows)
+    methods = entry["methods"].items()
+    rows = [[name, rate / 1e9 if isinstance(rate, float) else None] for name, rate in methods]
+    Table("", ("method", "GB/s"), rows).show()
     return 0
 
 

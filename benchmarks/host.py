@@ -102,7 +102,9 @@ def _hand_over(engine: Engine) -> Callable[[], int]:
         if not sent or sent[-1] is not requests:
             sent[:] = [requests]
             ours.send([names.setdefault(id(request), len(names)) for request in requests])
-        first = [(names.setdefault(id(request), len(names)), token) for request, token in output.first]
+        first = [
+            (names.setdefault(id(request), len(names)), token) for request, token in output.first
+        ]
         ours.send((output.tokens, first, len(output.ended)))
 
     engine.listen(send)

@@ -1,5 +1,4 @@
-"""Every op of a decode step at a model's shapes: µs, TB/s, share of the read ceiling of the same
-run, and the ratio to torch.
+"""Every op of a decode step at a model's shapes: µs, share of the read ceiling, ratio to torch.
 
     python -m benchmarks.kernels --models qwen3-0.6b --batches 1,8,32 --json FILE [--markdown FILE]
 
@@ -18,24 +17,15 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
 
-from benchmarks.common.options import (
-    DTYPES,
-    device_of,
-    integers,
-    names,
-    output_file,
-    parser,
-    positive_number,
-)
+from benchmarks.common import options as cli
+from benchmarks.common.models import SHAPES
 from benchmarks.common.replay import Patience, Rotation, Run, cache_bytes, time_runs
 from benchmarks.common.result import ResultFile, write_text
-from benchmarks.common.shapes import SHAPES
-from benchmarks.common.table import cell_text, markdown_table, print_table
+from benchmarks.common.tables import Table
 from benchmarks.floor import bytes_of, read_floor
 from benchmarks.kernel_cases.attention import chunk_groups, decode_groups
 from benchmarks.kernel_cases.case import BOUNDS, Case, Plan, Setting
@@ -43,26 +33,19 @@ from benchmarks.kernel_cases.chains import chain_groups
 from benchmarks.kernel_cases.linears import linear_groups
 from benchmarks.kernel_cases.pointwise import pointwise_groups
 from photon_ext.info import describe
-from photon_ext.models.config import ModelConfig
 from photon_ext.models.shapes import NAMED_SHAPES
 
 HEADER = (
-    "op",
-    "what",
-    "way",
-    "B",
-    "context",
-    "chunk",
-    "us",
-    "TB/s",
-    "share",
-    "loss us",
-    "loss/dep",
-    "TFLOP/s",
-    "torch us",
-    "ratio",
-    "error",
+    *("op", "what", "way", "B", "context", "chunk", "us", "TB/s", "share", "loss us"),
+    *("loss/dep", "TFLOP/s", "torch us", "ratio", "error"),
 )
+ON_GPU = {
+    "models": list(NAMED_SHAPES),
+    "batches": [1, 4, 8, 16, 32, 64],
+    "contexts": [16, 512, 4096, 32768],
+    "chunks": [256, 2048],
+}
+ON_CPU = {"models": ["small"], "batches": [1], "contexts": [512], "chunks": [64]}
 MOST_COPIES, QUICK_COPIES = 4096, 8
 PATIENCE, QUICK_PATIENCE = Patience(20, 0.5), Patience(5, 0.1)
 SPARE_MEMORY = 1.3  # of what a plan says that it allocates
@@ -77,11 +60,12 @@ class Bench:
 
     def add(self, model: str, plan: Plan, result: ResultFile) -> dict[str, Any] | None:
         """One entry: measured, missing, skipped or failed."""
+        op = plan.ops[0] if len(plan.ops) == 1 else "chain"
         labels = {
             "model": model,
-            "op": plan.ops[0] if len(plan.ops) == 1 else "chain",
+            "op": op,
             "what": plan.what,
-            "way": plan.way,
+            "way": plan.setting.way,
             **plan.labels,
         }
         missing = plan.missing()
@@ -91,28 +75,22 @@ class Bench:
         needed = plan.memory * SPARE_MEMORY
         # a lost device does not say either
         if not result.lost and needed > (free := free_bytes(self.setting.device)):
-            result.absent(
-                labels,
-                "skipped",
-                f"needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free",
-            )
+            told = f"needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"
+            result.absent(labels, "skipped", told)
             return None
         return result.measure(labels, partial(self._measure, model, plan))
 
     def _measure(self, model: str, plan: Plan) -> dict[str, Any]:
-        case = plan.make()
+        case = plan.make(plan.setting)
         error = case.verify()
         measured = self._figures(case)
         measured["checked"] = {"error": error, "bound": BOUNDS[self.setting.dtype]}
-        key = (
-            (model, *plan.baseline_key)
-            if case.baseline is not None
-            else (model, plan.what, *plan.labels.values())
-        )
-        if plan.way == "torch":
+        ops = plan.ops if case.baseline is not None else ()
+        key = (model, ops, plan.what, *plan.labels.values())
+        if plan.setting.way == "torch":
             self._baselines[key] = {"name": "torch", "us": measured["us"]}
         baseline = self._baseline(key, case)
-        if baseline is not None and plan.way != "torch":
+        if baseline is not None and plan.setting.way != "torch":
             measured["baseline"] = baseline
             measured["ratio"] = None if baseline["us"] is None else baseline["us"] / measured["us"]
         return measured
@@ -135,18 +113,14 @@ class Bench:
 
     def _baseline(self, key: tuple[object, ...], case: Case) -> dict[str, Any] | None:
         """torch's time for the same, measured once for all ways of an op; an error of torch's is
-        noted, and is not the op's.
-        """
+        noted, and is not the op's."""
         if key not in self._baselines and case.baseline is not None:
             try:
                 name, runs = case.baseline()
                 self._baselines[key] = {"name": name, "us": self._torch_us(runs)}
             except (RuntimeError, TypeError, NotImplementedError) as error:
-                self._baselines[key] = {
-                    "name": None,
-                    "us": None,
-                    "error": f"{type(error).__name__}: {error}".splitlines()[0],
-                }
+                told = f"{type(error).__name__}: {error}".splitlines()[0]
+                self._baselines[key] = {"name": None, "us": None, "error": told}
         return self._baselines.get(key)
 
     def _torch_us(self, runs: Sequence[Run]) -> float:
@@ -162,34 +136,29 @@ def free_bytes(device: torch.device) -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def groups(config: ModelConfig, setting: Setting, args: Namespace) -> Iterator[list[Plan]]:
+def groups(setting: Setting, args: Namespace) -> Iterator[list[Plan]]:
     """All plans of a model; those of one group share operands, which are freed before the next
-    group's are made.
-    """
-    contexts = [context for context in args.contexts if context <= config.max_positions]
-    yield from chain(
-        chain_groups(config, setting, args.batches),
-        linear_groups(config, setting, args.batches),
-        decode_groups(config, setting, args.batches, contexts),
-        chunk_groups(config, setting, args.chunks, contexts),
-        pointwise_groups(config, setting, args.batches),
-    )
+    group's are made."""
+    contexts = [each for each in args.contexts if each <= setting.config.max_positions]
+    yield from chain_groups(setting, args.batches)
+    yield from linear_groups(setting, args.batches)
+    yield from decode_groups(setting, args.batches, contexts)
+    yield from chunk_groups(setting, args.chunks, contexts)
+    yield from pointwise_groups(setting, args.batches)
 
 
 def wanted(plan: Plan, chosen: list[str] | None) -> bool:
-    """Whether --ops names the plan: by an op, by its use ("qkv"), or not at all."""
+    """Whether --ops cli.names the plan: by an op, by its use ("qkv"), or not at all."""
     return chosen is None or plan.what in chosen or any(op in chosen for op in plan.ops)
 
 
 def run_model(
     name: str, bench: Bench, args: Namespace, result: ResultFile, known: set[str]
 ) -> list[dict[str, Any]]:
-    """Adds all entries of one model; returns the measured ones.
-
-    `known` gets what --ops may name.
-    """
+    """Adds all entries of one model; returns the measured ones. `known` gets what --ops may
+    name."""
     entries = []
-    for group in groups(SHAPES[name], bench.setting, args):
+    for group in groups(bench.setting._replace(config=SHAPES[name]), args):
         for plan in group:
             known.update((plan.what, *plan.ops))
             if wanted(plan, args.ops):
@@ -201,77 +170,30 @@ def run_model(
 def table_row(entry: dict[str, Any]) -> list[object]:
     """One line of the printed table."""
     baseline = entry.get("baseline") or {}
+    labels = (entry.get(name) for name in ("op", "what", "way", "batch", "context", "chunk"))
+    losses = (entry[name] for name in ("loss_us", "loss_us_per_dependency", "tflop_per_s"))
     return [
-        entry["op"],
-        entry["what"],
-        entry["way"],
-        entry["batch"],
-        entry.get("context"),
-        entry.get("chunk"),
-        entry["us"],
-        entry["tb_per_s"],
+        *labels,
+        *(entry["us"], entry["tb_per_s"]),
         f"{entry['share']:.0%}" + ("" if entry["cold"] else " cached"),
-        entry["loss_us"],
-        entry["loss_us_per_dependency"],
-        entry["tflop_per_s"],
-        baseline.get("us"),
-        entry.get("ratio"),
-        entry["checked"]["error"],
+        *losses,
+        *(baseline.get("us"), entry.get("ratio"), entry["checked"]["error"]),
     ]
 
 
-def markdown(entries: list[dict[str, Any]]) -> str:
-    """A line per op and way, a column per batch: µs, share of the ceiling, and how many times as
-    fast as torch.
-    """
-    batches = sorted({entry["batch"] for entry in entries})
-    lines: dict[tuple[str, ...], dict[int, str]] = {}
-    for entry in entries:
-        sizes = " ".join(
-            f"{label} {entry[label]}" for label in ("context", "chunk") if label in entry
-        )
-        line = lines.setdefault((entry["op"], entry["what"], entry["way"], sizes), {})
-        ratio = f", ×{entry['ratio']:.2f}" if entry.get("ratio") is not None else ""
-        line[entry["batch"]] = f"{cell_text(entry['us'])} µs, {entry['share']:.0%}{ratio}"
-    header = ["op", "what", "way", "", *(f"B={batch}" for batch in batches)]
-    return markdown_table(
-        header, [[*key, *(cells.get(batch) for batch in batches)] for key, cells in lines.items()]
-    )
-
-
 def arguments(given: list[str] | None) -> Namespace:
-    options = parser(__doc__.splitlines()[0])
-    options.add_argument(
-        "--models", type=names, default=list(NAMED_SHAPES), help=f"of {', '.join(SHAPES)}"
-    )
-    options.add_argument("--batches", type=integers, default=[1, 4, 8, 16, 32, 64])
-    options.add_argument(
-        "--ops", type=names, help="only these: ops, or uses like qkv, attention, layers, dependency"
-    )
-    options.add_argument(
-        "--contexts",
-        type=integers,
-        default=[16, 512, 4096, 32768],
-        help="tokens that attention sees",
-    )
-    options.add_argument(
-        "--chunks", type=integers, default=[256, 2048], help="lines of a prompt's chunk"
-    )
-    options.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    options.add_argument(
-        "--quick",
-        action="store_true",
-        help="few copies and replays: whether it runs, not how fast; caches may serve",
-    )
-    options.add_argument(
-        "--floor-gib",
-        type=positive_number,
-        help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU",
-    )
-    options.add_argument(
-        "--markdown", type=output_file, metavar="FILE", help="write the tables here as Markdown"
-    )
-    args = options.parse_args(given)
+    options = cli.parser(__doc__.splitlines()[0])
+    add = options.add_argument
+    add("--models", type=cli.names, help=f"of {', '.join(SHAPES)}")
+    add("--batches", type=cli.integers)
+    add("--ops", type=cli.names, help="only these: ops, or uses like qkv, attention, layers")
+    add("--contexts", type=cli.integers, help="tokens that attention sees")
+    add("--chunks", type=cli.integers, help="tokens of a prompt's chunk")
+    add("--dtype", choices=cli.DTYPES, default="bfloat16")
+    add("--quick", action="store_true", help="few copies and replays: whether it runs at all")
+    cli.floor_option(options)
+    add("--markdown", type=cli.output_file, metavar="FILE", help="write the tables here")
+    args = cli.fit_to_device(options.parse_args(given), ON_GPU, ON_CPU)
     unknown = [name for name in args.models if name not in SHAPES]
     if unknown:
         options.error(f"--models {', '.join(unknown)}: unknown; known are {', '.join(SHAPES)}")
@@ -280,40 +202,33 @@ def arguments(given: list[str] | None) -> Namespace:
 
 def main(given: list[str] | None = None) -> int:
     args = arguments(given)
-    device = device_of(args.device)
+    device = cli.device_of(args.device)
     result = ResultFile("kernels", args, args.json)
     result.set(info=describe().splitlines())
     floor = result.measure({"what": "floor"}, lambda: read_floor(device, bytes_of(args.floor_gib)))
     if floor is None:
         return 1
     rotation = Rotation(cache_bytes(device), QUICK_COPIES if args.quick else MOST_COPIES)
-    setting = Setting(device, DTYPES[args.dtype], rotation)
-    bench = Bench(setting, QUICK_PATIENCE if args.quick else PATIENCE, floor["bytes_per_s"])
-    print(
-        f"read ceiling {floor['bytes_per_s'] / 1e9:.1f} GB/s ({floor['method']}), cache "
-        f"{rotation.cache_bytes / 2**20:.0f} MiB",
-        flush=True,
-    )
-    texts, known = [], set[str]()
+    setting = Setting(SHAPES[args.models[0]], device, cli.DTYPES[args.dtype], rotation)
+    quick = args.quick or device.type == "cpu"
+    bench = Bench(setting, QUICK_PATIENCE if quick else PATIENCE, floor["bytes_per_s"])
+    ceiling = f"read ceiling {floor['bytes_per_s'] / 1e9:.1f} GB/s ({floor['method']})"
+    print(f"{ceiling}, cache {rotation.cache_bytes / 2**20:.0f} MiB", flush=True)
+    tables, known = [], set[str]()
     for name in args.models:
         entries = run_model(name, bench, args, result, known)
-        print(f"\n{name}, {args.dtype}", flush=True)
-        if entries:
-            print_table(HEADER, [table_row(entry) for entry in entries])
-            texts.append(f"{name}, {args.dtype}:\n\n{markdown(entries)}")
+        rows = [table_row(entry) for entry in entries]
+        tables.append(Table(f"{name}, {args.dtype}", HEADER, rows))
+        tables[-1].show()
     if args.markdown is not None:
-        write_text(args.markdown, "\n".join(texts))
-    absent = [entry for entry in result.entries if entry["status"] in ("missing", "skipped")]
-    for reason in dict.fromkeys(entry["reason"] for entry in absent):
-        print(
-            f"{sum(entry['reason'] == reason for entry in absent)} entries not measured: {reason}"
-        )
+        write_text(args.markdown, "".join(table.markdown() for table in tables))
+    reasons = [e["reason"] for e in result.entries if e["status"] in ("missing", "skipped")]
+    for reason in dict.fromkeys(reasons):
+        print(f"{reasons.count(reason)} entries not measured: {reason}")
     unknown = sorted(set(args.ops or ()) - known)
     if unknown:
-        print(
-            f"--ops {', '.join(unknown)}: unknown; known are {', '.join(sorted(known))}",
-            file=sys.stderr,
-        )
+        told = f"unknown; known are {', '.join(sorted(known))}"
+        print(f"--ops {', '.join(unknown)}: {told}", file=sys.stderr)
     return 1 if result.failed or unknown else 0
 
 

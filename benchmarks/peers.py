@@ -1,20 +1,21 @@
-"""Our engine beside its peers: ms per decode step on the same weights, prompts and context window,
-greedy, each in a process of its own.
+"""Our engine beside its peers: ms per decode step on the same weights, prompts and window.
 
-    python -m benchmarks.peers --model qwen3-0.6b --batches 1,8,32 --json FILE [--peers
-    ours,hf-cb,vllm] [--markdown FILE]
+    python -m benchmarks.peers --model qwen3-0.6b --batches 1,8,32 --json FILE
+    python -m benchmarks.peers --table benchmarks/results/peers-*.json
 
-A model is a named shape, whose random weights are written as a checkpoint that every peer loads and
-that is removed afterwards, or a Hugging Face directory. What is timed is the same for all: new
-tokens N / 4 to N after prompts of 64 tokens; where a peer would take longer than --seconds for
-them, fewer, as its row says. How differs with what a peer tells, and is in its row. A peer that is
-not installed is reported as missing with how to get it, one that breaks as failed with its error.
+All are greedy, each in a process of its own. A model is a named shape, whose random weights are
+written as a checkpoint that every peer loads and that is removed afterwards, or a Hugging Face
+directory. What is timed is the same for all: new tokens N / 4 to N after prompts of 64 tokens;
+where a peer would take longer than --seconds for them, fewer, as its row says. A peer that is not
+installed is reported as missing with how to get it, one that breaks as failed with its error.
+`--table` makes a Markdown table of results.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -28,53 +29,42 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.common.options import (
-    DTYPES,
-    device_of,
-    hopper_kernels_option,
-    integers,
-    names,
-    output_file,
-    parser,
-    positive_integer,
-    positive_number,
-    use_hopper,
-    writable_folder,
-)
+from benchmarks.common import options as cli
+from benchmarks.common.models import SHAPES
 from benchmarks.common.result import BenchmarkError, ResultFile, write_text
 from benchmarks.common.session import random_prompts
-from benchmarks.common.shapes import SHAPES
-from benchmarks.common.table import markdown_table, print_table
+from benchmarks.common.tables import Table
 from benchmarks.engines.catalog import CATALOG, missing
 from benchmarks.engines.peer import Setup, Tokens, Window
-from benchmarks.engines.process import Report, last_line, run_module, run_worker
+from benchmarks.engines.process import Report, run_module, run_worker
+from benchmarks.engines.tables import HEADER, files_table, summary_table, table_row
 from photon_ext.errors import ModelError
 from photon_ext.info import describe
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.hf_config import hf_config
 from photon_ext.models.weights import empty_weights
 
-HEADER = (
-    "peer",
-    "version",
-    "B",
-    "ms/step",
-    "least",
-    "most",
-    "tok/s",
-    "share",
-    "against ours",
-    "same tokens",
-    "how",
-    "mode",
-)
 SHARED_MEMORY = Path("/dev/shm")
 ROOM = 1.2  # a checkpoint's size over its weights', at most
 PROMPT = 64
+ON_GPU = {
+    "model": ["qwen3-0.6b"],
+    "peers": list(CATALOG),
+    "batches": [1, 8, 32],
+    "new_tokens": 512,
+    "seconds": 10.0,
+}
+ON_CPU = {
+    "model": ["tiny"],
+    "peers": ["ours", "ours-engine", "hf-cb", "hf-static"],
+    "batches": [1, 4],
+    "new_tokens": 64,
+    "seconds": 2.0,
+}
 
 
 class Model(NamedTuple):
-    """What is measured: its shape, the checkpoint, and the bytes of weights that a step reads."""
+    """Its shape, the checkpoint, and the bytes of weights that a step reads."""
 
     name: str
     config: ModelConfig
@@ -86,144 +76,105 @@ class Model(NamedTuple):
 def checkpoint(
     name: str, dtype: str, device: str, folder: str | None, timeout: float
 ) -> Iterator[Model]:
-    """The model's directory; one with random weights is written, in a process of its own, and
-    removed at the end.
-    """
+    """The model's directory; one with random weights is written, by a process of its own, and
+    removed at the end."""
     if name not in SHAPES:
-        if not (Path(name) / "config.json").is_file():
-            raise BenchmarkError(
-                f"{name}: neither a shape ({', '.join(SHAPES)}) nor a directory with a config.json"
-            )
-        config = hf_config(
-            json.loads((Path(name) / "config.json").read_text()), f"{name}/config.json"
-        )
-        directory = Path(name).resolve()
-        yield Model(directory.name, config, directory, _weight_bytes(config, dtype))
+        settings, directory = Path(name) / "config.json", Path(name).resolve()
+        if not settings.is_file():
+            known = ", ".join(SHAPES)
+            told = f"neither a shape ({known}) nor a directory with a config.json"
+            raise BenchmarkError(f"{name}: {told}")
+        config = hf_config(json.loads(settings.read_text()), str(settings))
+        size = empty_weights(config, cli.DTYPES[dtype], "meta").bytes_per_step
+        yield Model(directory.name, config, directory, size)
         return
     config = SHAPES[name]
-    size = empty_weights(config, DTYPES[dtype], "meta").nbytes
-    with tempfile.TemporaryDirectory(
-        dir=folder or _roomy_folder(size), prefix="photon-checkpoint-"
-    ) as made:
-        directory, log = Path(made) / "model", Path(made) / "log.txt"
+    weights = empty_weights(config, cli.DTYPES[dtype], "meta")
+    place = folder or _roomy_folder(weights.nbytes)
+    with tempfile.TemporaryDirectory(dir=place, prefix="photon-checkpoint-") as made:
+        directory = Path(made) / "model"
         given = ["--model", name, "--dtype", dtype, "--device", device, str(directory)]
-        failure = run_module("benchmarks.common.checkpoint", given, log, timeout)
+        failure = run_module("benchmarks.common.checkpoint", given, timeout)
         if failure is not None:
-            raise BenchmarkError(
-                f"the checkpoint of {name} could not be written to {made}: {failure}; choose "
-                "another place with --folder"
-            )
-        yield Model(name, config, directory, _weight_bytes(config, dtype))
-
-
-def _weight_bytes(config: ModelConfig, dtype: str) -> int:
-    return empty_weights(config, DTYPES[dtype], "meta").bytes_per_step
+            told = f"could not be written to {made}: {failure}; choose another place with --folder"
+            raise BenchmarkError(f"the checkpoint of {name} {told}")
+        yield Model(name, config, directory, weights.bytes_per_step)
 
 
 def _roomy_folder(size: int) -> str:
     """Shared memory where it is large enough, else the usual place for temporary files."""
-    folders = [folder for folder in (SHARED_MEMORY, Path(tempfile.gettempdir())) if folder.is_dir()]
-    roomy = [folder for folder in folders if shutil.disk_usage(folder).free > ROOM * size]
-    if not roomy:
-        free = ", ".join(
-            f"{folder}: {shutil.disk_usage(folder).free / 2**30:.1f} GiB free" for folder in folders
-        )
-        raise BenchmarkError(
-            f"a checkpoint of {size / 2**30:.1f} GiB has no room ({free}); name a place with "
-            "--folder"
-        )
-    return str(roomy[0])
+    folders = [each for each in (SHARED_MEMORY, Path(tempfile.gettempdir())) if each.is_dir()]
+    free = {str(folder): shutil.disk_usage(folder).free for folder in folders}
+    roomy = next((folder for folder, space in free.items() if space > ROOM * size), None)
+    if roomy is None:
+        told = ", ".join(f"{each}: {space / 2**30:.1f} GiB free" for each, space in free.items())
+        needed = f"a checkpoint of {size / 2**30:.1f} GiB has no room"
+        raise BenchmarkError(f"{needed} ({told}); name a place with --folder")
+    return roomy
 
 
 def floor_rate(device: str, gib: float | None, timeout: float) -> dict[str, Any]:
-    """The read floor, from a process of its own: nothing of it may stay on the device while
-    peers run.
-    """
+    """The read floor, from a process of its own: nothing of it may stay on the device."""
     with tempfile.TemporaryDirectory() as folder:
-        path, log = Path(folder) / "floor.json", Path(folder) / "log.txt"
+        path = Path(folder) / "floor.json"
         size = [] if gib is None else ["--gib", str(gib)]
-        failure = run_module(
-            "benchmarks.floor", ["--device", device, "--json", str(path), *size], log, timeout
-        )
+        given = ["--device", device, "--json", str(path), *size]
+        failure = run_module("benchmarks.floor", given, timeout)
         if failure is not None:
-            raise BenchmarkError(
-                f"the read floor could not be measured: {failure}: {last_line(log)}"
-            )
+            raise BenchmarkError(f"the read floor could not be measured: {failure}")
         entry: dict[str, Any] = json.loads(path.read_text())["entries"][0]
     return {"bytes_per_s": entry["bytes_per_s"], "method": entry["method"]}
 
 
 def common_prefix(ours: Tokens, theirs: Tokens) -> float:
-    """The mean share of a row's tokens before the first that differs from ours; of the shorter
-    where one has fewer.
-    """
+    """The mean share of a row's tokens before the first that differs from ours."""
     shares = []
-    for a, b in zip(ours, theirs, strict=True):
-        length = min(len(a), len(b))
-        same = next((i for i in range(length) if a[i] != b[i]), length)
-        shares.append(same / length)
+    for pair in zip(ours, theirs, strict=True):
+        length = min(map(len, pair))
+        differs = (i for i, (a, b) in enumerate(zip(*pair, strict=False)) if a != b)
+        shares.append(next(differs, length) / length)
     return fmean(shares)
 
 
 class Comparison:
-    """The peers of one model, measured in turn; what came first as "ours" is what the others are
-    compared with.
-    """
+    """The peers of one model in turn; the others are compared with what is there of "ours"."""
 
     def __init__(
         self, model: Model, args: Namespace, device: str, bytes_per_s: float, result: ResultFile
     ) -> None:
-        self._model, self._args, self._device, self._bytes_per_s, self._result = (
-            model,
-            args,
-            device,
-            bytes_per_s,
-            result,
-        )
+        self._model, self._args, self._device = model, args, device
+        self._bytes_per_s, self._result = bytes_per_s, result
         self._window = Window(PROMPT, max(1, args.new_tokens // 4), args.new_tokens)
         self._ours: dict[int, dict[str, Any]] = {}
 
     def add(self, peer: str) -> list[dict[str, Any]]:
-        """One entry per batch; returns those that were measured."""
-        labels = {
-            "what": "peer",
-            "model": self._model.name,
-            "dtype": self._args.dtype,
-            "peer": peer,
-            "title": CATALOG[peer].title,
-        }
-        python = dict(self._args.python).get(peer)
+        """One entry per batch, once it is measured; returns those that did not fail."""
+        args, model, title = self._args, self._model, CATALOG[peer].title
+        labels = {"what": "peer", "model": model.name, "dtype": args.dtype, "peer": peer}
+        labels["title"], python = title, dict(args.python).get(peer)
         reason = missing(peer, self._device, python)
         if reason is not None:
             self._result.absent(labels, "missing", reason)
             return []
-        print(f"{self._model.name}: {CATALOG[peer].title} ...", flush=True)
-        args = self._args
+        self._result.progress.show(f"peers: {model.name}, {title}")
         setup = Setup(
-            str(self._model.directory),
-            args.dtype,
-            self._device,
-            self._window,
-            args.seconds,
-            args.load_format,
-            args.spin,
-            use_hopper(args),
+            directory=str(model.directory),
+            dtype=args.dtype,
+            device=self._device,
+            window=self._window,
+            seconds=args.seconds,
+            load_format=args.load_format,
+            spin=args.spin,
+            fast=cli.use_hopper(args),
         )
-        prompts = [
-            random_prompts(self._model.config.vocab, batch, PROMPT) for batch in args.batches
-        ]
+        prompts = [random_prompts(model.config.vocab, batch, PROMPT) for batch in args.batches]
         rows: dict[int, dict[str, Any] | None] = {}
 
         def add_row(report: Report, batch: int) -> None:
-            rows[batch] = self._result.measure(
-                {**labels, "batch": batch}, partial(self._figures, peer, batch, report)
-            )
+            figures = partial(self._figures, peer, batch, report)
+            rows[batch] = self._result.measure({**labels, "batch": batch}, figures)
 
-        def heard(report: Report) -> None:
-            for batch in report.batches.keys() - rows.keys():
-                add_row(report, batch)
-
-        report = run_worker(peer, setup, prompts, args.timeout, python, heard)
+        report = run_worker(peer, setup, prompts, args.timeout, python, add_row)
         for batch in args.batches:
             if batch not in rows:
                 add_row(report, batch)
@@ -231,16 +182,12 @@ class Comparison:
 
     def _figures(self, peer: str, batch: int, report: Report) -> dict[str, Any]:
         line = report.of(batch)
-        window = Window(*line["window"])
+        window, ms = Window(*line["window"]), line["ms_per_step"]
         if peer == "ours":
             self._ours[batch] = line
         ours = self._ours.get(batch)
-        ms = line["ms_per_step"]
-        kv = round(
-            batch
-            * window.context
-            * self._model.config.kv_bytes_per_token(DTYPES[self._args.dtype].itemsize)
-        )
+        itemsize = cli.DTYPES[self._args.dtype].itemsize
+        kv = round(batch * window.context * self._model.config.kv_bytes_per_token(itemsize))
         floor_ms = (self._model.weight_bytes + kv) / self._bytes_per_s * 1e3
         return {
             **(report.loaded or {}),
@@ -259,123 +206,64 @@ class Comparison:
         }
 
 
-def table_row(entry: dict[str, Any]) -> list[object]:
-    """One line of the printed table."""
-    same = entry["same_tokens"]
-    return [
-        entry["title"],
-        entry["version"],
-        entry["batch"],
-        entry["ms_per_step"],
-        *entry["ms_spread"],
-        entry["tokens_per_s"],
-        f"{entry['floor_share']:.0%}",
-        entry["against_ours"],
-        None if same is None else f"{same:.0%}",
-        entry["method"],
-        entry["mode"],
-    ]
-
-
-def markdown(entries: list[dict[str, Any]], batches: list[int]) -> str:
-    """A line per peer, a column per batch: ms per step, and the share of the floor."""
-    lines: dict[tuple[str, str], dict[int, str]] = {}
-    for entry in entries:
-        cell = f"{entry['ms_per_step']:.3g} ({entry['floor_share']:.0%})"
-        lines.setdefault((entry["title"], entry["version"]), {})[entry["batch"]] = cell
-    header = ["ms per step (share of the floor)", "version", *(f"B={batch}" for batch in batches)]
-    return markdown_table(
-        header, [[*key, *(cells.get(batch) for batch in batches)] for key, cells in lines.items()]
-    )
-
-
 def _interpreter(text: str) -> tuple[str, str]:
     """ "vllm=/opt/vllm/bin/python" as its two parts."""
     peer, sign, path = text.partition("=")
     if not sign or peer not in CATALOG or not path:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: expected PEER=PATH with a peer of {', '.join(CATALOG)}"
-        )
+        told = f"{text!r}: expected PEER=PATH with a peer of {', '.join(CATALOG)}"
+        raise argparse.ArgumentTypeError(told)
     return peer, path
 
 
+def _writable_folder(text: str) -> str:
+    """A directory that can be written into."""
+    if not Path(text).is_dir() or not os.access(text, os.W_OK | os.X_OK):
+        told = f"{text!r} is no directory that can be written into"
+        raise argparse.ArgumentTypeError(told)
+    return text
+
+
 def arguments(given: list[str] | None) -> Namespace:
-    options = parser(__doc__.splitlines()[0])
-    options.add_argument(
-        "--model",
-        type=names,
-        default=["qwen3-0.6b"],
-        help=f"of {', '.join(SHAPES)}, or Hugging Face directories",
+    options = cli.parser(__doc__.splitlines()[0])
+    add, known = options.add_argument, ", ".join(CATALOG)
+    add("--model", type=cli.names, help=f"of {', '.join(SHAPES)}, or Hugging Face directories")
+    add("--peers", type=cli.names, help=f"of {known}")
+    add("--batches", type=cli.integers)
+    add("--new-tokens", type=cli.positive_integer)
+    add("--dtype", choices=cli.DTYPES, default="bfloat16")
+    cli.hopper_kernels_option(options)
+    add("--spin", action="store_true", help="ours waits for steps by spinning")
+    told = "dummy: vLLM and SGLang make their own weights"
+    add("--load-format", choices=("auto", "dummy"), default="auto", help=told)
+    told = "run a peer with the interpreter it is installed for"
+    add("--python", type=_interpreter, action="append", default=[], metavar="PEER=PATH", help=told)
+    told = "for one batch of a peer, about; a slower one makes fewer tokens"
+    add("--seconds", type=cli.positive_number, help=told)
+    told = "where checkpoints are written; default: shared memory if there is room"
+    add("--folder", type=_writable_folder, help=told)
+    add(
+        "--timeout", type=cli.positive_number, default=600.0, help="seconds for a peer, all batches"
     )
-    options.add_argument(
-        "--peers", type=names, default=list(CATALOG), help=f"of {', '.join(CATALOG)}"
-    )
-    options.add_argument("--batches", type=integers, default=[1, 8, 32])
-    options.add_argument("--new-tokens", type=positive_integer, default=512)
-    options.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    hopper_kernels_option(options)
-    options.add_argument(
-        "--spin",
-        action="store_true",
-        help="ours waits for steps by spinning instead of yielding the CPU",
-    )
-    options.add_argument(
-        "--load-format",
-        choices=("auto", "dummy"),
-        default="auto",
-        help="dummy: vLLM and SGLang make their own weights",
-    )
-    options.add_argument(
-        "--python",
-        type=_interpreter,
-        action="append",
-        default=[],
-        metavar="PEER=PATH",
-        help="run a peer with the interpreter it is installed for",
-    )
-    options.add_argument(
-        "--seconds",
-        type=positive_number,
-        default=10.0,
-        help="for one batch of a peer, about; a slower one makes fewer tokens",
-    )
-    options.add_argument(
-        "--folder",
-        type=writable_folder,
-        help="where checkpoints are written; default: shared memory if there is room",
-    )
-    options.add_argument(
-        "--timeout", type=positive_number, default=600.0, help="seconds for one peer, all batches"
-    )
-    options.add_argument(
-        "--floor-gib",
-        type=positive_number,
-        help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU",
-    )
-    options.add_argument(
-        "--markdown", type=output_file, metavar="FILE", help="write the tables here as Markdown"
-    )
-    args = options.parse_args(given)
+    cli.floor_option(options)
+    add("--markdown", type=cli.output_file, metavar="FILE", help="write the tables here")
+    add("--table", type=Path, nargs="+", metavar="FILE", help="make a table of results, and end")
+    args = cli.fit_to_device(options.parse_args(given), ON_GPU, ON_CPU)
     unknown = [peer for peer in args.peers if peer not in CATALOG]
     if unknown:
-        options.error(f"--peers {', '.join(unknown)}: unknown; known are {', '.join(CATALOG)}")
+        options.error(f"--peers {', '.join(unknown)}: unknown; known are {known}")
     if args.new_tokens < 8:
-        options.error(
-            f"--new-tokens {args.new_tokens}: expected 8 or more, a window of three quarters of "
-            "them is timed"
-        )
+        told = "expected 8 or more, a window of three quarters of them is timed"
+        options.error(f"--new-tokens {args.new_tokens}: {told}")
     if args.device not in ("auto", "cpu", "cuda"):
-        options.error(
-            f"--device {args.device}: peers take auto, cpu or cuda; choose a GPU with "
-            "CUDA_VISIBLE_DEVICES"
-        )
+        told = "peers take auto, cpu or cuda; choose a GPU with CUDA_VISIBLE_DEVICES"
+        options.error(f"--device {args.device}: {told}")
     return args
 
 
 def run_model(
     name: str, args: Namespace, device: str, bytes_per_s: float, result: ResultFile
-) -> str:
-    """Adds all peers of one model; returns the Markdown table."""
+) -> None:
+    """Adds all peers of one model."""
     measured: list[dict[str, Any]] = []
     try:
         with checkpoint(name, args.dtype, device, args.folder, args.timeout) as model:
@@ -383,39 +271,40 @@ def run_model(
             for peer in sorted(args.peers, key=lambda peer: peer != "ours"):
                 measured += comparison.add(peer)
     except (BenchmarkError, ModelError, OSError, ValueError) as error:
-        message = str(error)
+        wrong = BenchmarkError(str(error))
 
         def fail() -> dict[str, Any]:
-            raise BenchmarkError(message)
+            raise wrong
 
         result.measure({"what": "checkpoint", "model": name}, fail)
-    print(f"\n{name}, {args.dtype}", flush=True)
-    if measured:
-        print_table(HEADER, [table_row(entry) for entry in measured])
-    return f"{name}, {args.dtype}:\n\n{markdown(measured, args.batches)}"
+    Table(f"{name}, {args.dtype}", HEADER, [table_row(entry) for entry in measured]).show()
 
 
 def main(given: list[str] | None = None) -> int:
     args = arguments(given)
-    device = device_of(args.device).type
+    if args.table:
+        try:
+            print(files_table(args.table))
+        except ValueError as error:
+            print(f"peers: {error}", file=sys.stderr)
+            return 1
+        return 0
+    device = cli.device_of(args.device).type
     result = ResultFile("peers", args, args.json)
     result.set(info=describe().splitlines())
-    floor = result.measure(
-        {"what": "floor"}, lambda: floor_rate(device, args.floor_gib, args.timeout)
-    )
+    rate = partial(floor_rate, device, args.floor_gib, args.timeout)
+    floor = result.measure({"what": "floor"}, rate)
     if floor is None:
         return 1
-    print(
-        f"read floor {floor['bytes_per_s'] / 1e9:.1f} GB/s ({floor['method']}); torch "
-        f"{torch.__version__}",
-        flush=True,
-    )
-    texts = [run_model(name, args, device, floor["bytes_per_s"], result) for name in args.model]
+    speed = f"{floor['bytes_per_s'] / 1e9:.1f} GB/s ({floor['method']})"
+    print(f"read floor {speed}; torch {torch.__version__}", flush=True)
+    for name in args.model:
+        run_model(name, args, device, floor["bytes_per_s"], result)
     for entry in result.entries:
         if entry["status"] == "missing":
             print(f"{entry['model']}: {entry['title']} is missing: {entry['reason']}")
     if args.markdown is not None:
-        write_text(args.markdown, "\n".join(texts))
+        write_text(args.markdown, summary_table(result.entries))
     return 1 if result.failed else 0
 
 

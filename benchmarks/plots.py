@@ -1,9 +1,7 @@
-"""A plot of the share of the read floor by model and batch, from result files of benchmarks.decode
-and benchmarks.peers.
+"""A plot of the share of the read floor by model and batch, from results of decode and peers.
 
-    python -m benchmarks.plots benchmarks/results/decode-*.json benchmarks/results/peers-*.json
-    --output floor.png python -m benchmarks.plots --gains benchmarks/results/bubble-*.json --output
-    gains.png
+    python -m benchmarks.plots benchmarks/results/decode-*.json --output floor.png
+    python -m benchmarks.plots --gains benchmarks/results/bubble-*.json --output gains.png
 
 A panel per model and machine, a group of bars per batch, a bar per engine; its height is floor /
 time of a step, and the time is written on it. `--gains` draws steps of depth 1 and 2, and the gain
@@ -12,22 +10,25 @@ as predicted and observed. Needs matplotlib.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.common.bubble_plot import plot_results
-from benchmarks.common.command import command
-from benchmarks.common.options import png_file
-from benchmarks.common.pyplot import COLOURS, open_pyplot
+from benchmarks.common.options import plain_parser, png_file
 from benchmarks.common.result import read_result
 
+# Okabe and Ito's palette, which people who see colours differently can tell apart.
+BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW, BLACK = COLOURS = (
+    *("#0072B2", "#E69F00", "#009E73", "#CC79A7"),
+    *("#56B4E9", "#D55E00", "#F0E442", "#000000"),
+)
+GREY = "#999999"
 # With hatches for those who see no colours.
 HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++", "oo")
 PANEL_WIDTH, PANEL_HEIGHT, DPI = 8.0, 4.4, 110
 COLUMNS = 2
+PAIR = 0.38  # width of a bar of a pair
 GROUP = 0.84  # of the distance between two batches
 
 
@@ -48,134 +49,165 @@ def read_points(path: Path) -> list[Point]:
     Raises ValueError for a file that is no result.
     """
     data = read_result(path)
-    entries, environment, benchmark = data["entries"], data["environment"], data["benchmark"]
-    machine = None if data.get("arguments", {}).get("device") == "cpu" else environment.get("gpu")
+    arguments, environment = data.get("arguments", {}), data["environment"]
+    machine = None if arguments.get("device") == "cpu" else environment.get("gpu")
     where = machine or environment.get("cpu") or "unknown machine"
     points = []
-    for entry in entries:
-        engine = _engine(benchmark, entry, data.get("arguments", {}))
-        if engine is not None:
-            ms = entry["ms_per_step"]
-            ms = ms["median"] if isinstance(ms, dict) else ms
-            points.append(
-                Point(entry["model"], where, engine, entry["batch"], entry["floor_share"], ms)
-            )
+    for entry in data["entries"]:
+        what = data["benchmark"], entry.get("what"), entry.get("status")
+        if what == ("peers", "peer", "ok"):
+            engine = f"{entry['title']} {entry['version']}"
+        elif what == ("decode", "decode", "ok"):
+            kernels = f", {entry['kernels']} kernels" if "kernels" in entry else ""
+            spinning = ", spinning" if arguments.get("spin") else ""
+            engine = f"photon_ext, depth {entry['depth']}{kernels}{spinning}"
+        else:
+            continue
+        ms = entry["ms_per_step"]
+        ms = ms["median"] if isinstance(ms, dict) else ms
+        label = entry["model"], where, engine, entry["batch"]
+        points.append(Point(*label, entry["floor_share"], ms))
     return points
 
 
-def _engine(benchmark: str, entry: dict[str, Any], arguments: dict[str, Any]) -> str | None:
-    """The name of what an entry measured; None for entries without a bar."""
-    if entry.get("status") != "ok":
-        return None
-    if benchmark == "peers" and entry.get("what") == "peer":
-        return f"{entry['title']} {entry['version']}"
-    if benchmark == "decode" and entry.get("what") == "decode":
-        kernels = f", {entry['kernels']} kernels" if "kernels" in entry else ""
-        return f"photon_ext, depth {entry['depth']}{kernels}" + (
-            ", spinning" if arguments.get("spin") else ""
-        )
-    return None
-
-
 def draw(points: Sequence[Point], output: Path) -> None:
-    """Writes the PNG.
-
-    Raises ImportError, with the command that helps, where matplotlib is missing, and ValueError
-    without points.
-    """
+    """Writes the PNG. Raises ImportError, with what to do, without matplotlib, and ValueError
+    without points."""
     pyplot = open_pyplot()
     panels: dict[tuple[str, str], list[Point]] = {}
     for point in points:
         panels.setdefault((point.model, point.machine), []).append(point)
     if not panels:
-        raise ValueError(
-            "no decode steps in these files; give results of benchmarks.decode or benchmarks.peers"
-        )
+        raise ValueError("no decode steps in these files; give results of decode or peers")
     engines = list(dict.fromkeys(point.engine for group in panels.values() for point in group))
     columns = min(COLUMNS, len(panels))
-    rows = -(-len(panels) // columns)
-    beside = 3 if columns > 1 else 1  # names are long
+    rows, beside = -(-len(panels) // columns), 3 if columns > 1 else 1  # names are long
     legend = 0.35 * -(-len(engines) // beside) + 0.3
-    size = PANEL_WIDTH * columns, PANEL_HEIGHT * rows + legend
-    figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
-    highest = max(point.share for group in panels.values() for point in group)
-    for axis, (title, group) in zip(axes.flat, panels.items(), strict=False):
-        _panel(axis, f"{title[0]} on {title[1]}", group, engines, 100 * max(1.0, highest))
+    layout = {"figsize": (PANEL_WIDTH * columns, PANEL_HEIGHT * rows + legend), "dpi": DPI}
+    figure, axes = pyplot.subplots(rows, columns, squeeze=False, layout="constrained", **layout)
+    top = 112 * max(1.0, *(point.share for point in points))
+    handles: dict[str, Any] = {}
+    for axis, ((model, machine), group) in zip(axes.flat, panels.items(), strict=False):
+        handles |= _panel(axis, f"{model} on {machine}", group, engines)
+        axis.set_ylim(0, top)
     for axis in list(axes.flat)[len(panels) :]:
         axis.set_axis_off()
-    handles = {
-        label: bar
-        for axis in axes.flat
-        for bar, label in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="outside lower center",
-        ncols=beside,
-        fontsize=10,
-        frameon=False,
-    )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(output, dpi=DPI)
-    pyplot.close(figure)
+    place = {"loc": "outside lower center", "ncols": beside, "fontsize": 10, "frameon": False}
+    figure.legend(handles.values(), handles.keys(), **place)
+    _save(pyplot, figure, output)
 
 
-def _panel(axis: Any, title: str, points: list[Point], engines: list[str], top: float) -> None:
-    """Bars of one model: groups by batch, engines in the order of the legend."""
-    batches = sorted({point.batch for point in points})
+def _panel(axis: Any, title: str, points: list[Point], engines: list[str]) -> dict[str, Any]:
+    """Bars of one model, groups by batch, engines in the order of the legend; one bar of each."""
+    batches, bars = sorted({point.batch for point in points}), {}
     present = [engine for engine in engines if any(point.engine == engine for point in points)]
     width = GROUP / len(present)
     for place, engine in enumerate(present):
-        style = engines.index(engine)
+        style, offset = engines.index(engine), (place - (len(present) - 1) / 2) * width
         own = {point.batch: point for point in points if point.engine == engine}
-        xs = [batches.index(batch) + (place - (len(present) - 1) / 2) * width for batch in own]
+        xs = [batches.index(batch) + offset for batch in own]
+        look = {
+            "color": COLOURS[style % len(COLOURS)],
+            "hatch": HATCHES[(style + style // len(COLOURS)) % len(HATCHES)],
+            "edgecolor": "white",
+        }
         heights = [100 * point.share for point in own.values()]
-        colour, hatch = (
-            COLOURS[style % len(COLOURS)],
-            HATCHES[(style + style // len(COLOURS)) % len(HATCHES)],
-        )
-        axis.bar(
-            xs,
-            heights,
-            0.92 * width,
-            label=engine,
-            color=colour,
-            hatch=hatch,
-            edgecolor="white",
-            linewidth=0.5,
-        )
-        for x, height, point in zip(xs, heights, own.values(), strict=True):
-            axis.text(
-                x,
-                height + 1,
-                f"{point.ms:.3g}",
-                ha="center",
-                va="bottom",
-                fontsize=9,
-                rotation=90 if width < 0.16 else 0,
-            )
+        bars[engine] = axis.bar(xs, heights, 0.92 * width, linewidth=0.5, **look)
+        times, turned = [f"{point.ms:.3g}" for point in own.values()], 90 if width < 0.16 else 0
+        axis.bar_label(bars[engine], times, padding=2, fontsize=9, rotation=turned)
     axis.axhline(100, color="black", linewidth=1, linestyle="--")
     axis.text(len(batches) - 0.5, 101, "read floor", ha="right", va="bottom", fontsize=9)
     axis.set_title(title, fontsize=12)
     axis.set_xticks(range(len(batches)), [str(batch) for batch in batches])
     axis.set_xlabel("batch (rows decoded at once)", fontsize=11)
     axis.set_ylabel("share of the read floor (%)\nnumbers: ms per step", fontsize=11)
-    axis.set_ylim(0, top * 1.12)
-    axis.tick_params(labelsize=10)
     axis.grid(axis="y", alpha=0.3)
     axis.set_axisbelow(True)
+    return bars
 
 
-def draw_gains(files: Sequence[Path], output: Path) -> None:
-    """Writes the PNG of results of benchmarks.bubble. Raises as `draw`."""
-    results = [data for path in files if (data := read_result(path))["benchmark"] == "bubble"]
-    if not plot_results(results, output):
+def draw_gains(results: Sequence[dict[str, Any]], output: Path) -> None:
+    """Writes the PNG of results of benchmarks.bubble. Raises as `draw`.
+
+    Above: ms per step of both depths; below: the gain predicted and observed.
+    """
+    entries = [
+        entry
+        for data in results
+        for entry in data["entries"]
+        if entry["status"] == "ok" and entry["what"] == "gain"
+    ]
+    if not entries:
         raise ValueError("no gains in these files; give results of benchmarks.bubble")
+    pyplot = open_pyplot()
+    size = max(6.4, 1.1 * len(entries) + 2), 7.6
+    figure, both = pyplot.subplots(2, 1, figsize=size, dpi=120, layout="constrained")
+    machine = results[0]["environment"]["gpu"] or results[0]["environment"]["cpu"]
+    figure.suptitle(f"Depth 1 and depth 2 on {machine}\n", fontsize=11)
+    figure.get_layout_engine().set(hspace=0.08)
+    steps = {"depth 1, blocking": "block_ms", "depth 2, pipelined": "pipe_ms"}
+    gains = {"predicted from medians": "predicted", "observed from wall time": "observed"}
+    _pairs(both[0], entries, steps, (VERMILION, BLUE), "{:.3g}", 1)
+    both[0].set_ylabel("ms per decode step (median)")
+    _pairs(both[1], entries, gains, (GREY, GREEN), "{:+.1f}", 100)
+    allowed = {"yerr": [100 * entry["tolerance"] for entry in entries], "capsize": 3}
+    beside = [i - PAIR / 2 for i in range(len(entries))]
+    predicted = [100 * entry["predicted"] for entry in entries]
+    both[1].errorbar(
+        beside, predicted, fmt="none", ecolor="black", label="allowed difference", **allowed
+    )
+    both[1].axhline(0, color="black", linewidth=0.8)
+    both[1].set_ylabel("gain in tokens/s, %")
+    for axes in both:
+        legend = axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
+        legend.set_in_layout(False)  # wider than a few bars: it may not squeeze them
+    _save(pyplot, figure, output)
+
+
+def _pairs(
+    axes: Any,
+    entries: Sequence[dict[str, Any]],
+    names: dict[str, str],
+    colors: Sequence[str],
+    form: str,
+    scale: float,
+) -> None:
+    """Two bars per entry: `names` has their labels and the fields with their heights."""
+    for side, (label, field), color in zip((-1, 1), names.items(), colors, strict=True):
+        values = [scale * entry[field] for entry in entries]
+        xs = [i + side * PAIR / 2 for i in range(len(entries))]
+        bars = axes.bar(xs, values, PAIR, label=label, color=color)
+        axes.bar_label(bars, [form.format(value) for value in values], padding=3, fontsize=8)
+    plural = ("stream" if entry["streams"] == 1 else "streams" for entry in entries)
+    ticks = [
+        f"{e['model']}\n{e['streams']} {word}" for e, word in zip(entries, plural, strict=True)
+    ]
+    axes.set_xticks(range(len(entries)), ticks)
+    axes.margins(y=0.15)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def open_pyplot() -> Any:
+    """matplotlib's pyplot, drawing to files. Raises ImportError, with what to do, without it."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        told = "plots need matplotlib: pip install 'photon_ext[trace]', or pip install matplotlib"
+        raise ImportError(told) from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _save(pyplot: Any, figure: Any, output: Path) -> None:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(output)
+    pyplot.close(figure)
 
 
 def main(given: list[str] | None = None) -> int:
-    options = argparse.ArgumentParser(prog=command(), description=__doc__.splitlines()[0])
+    options = plain_parser(__doc__.splitlines()[0])
     options.add_argument(
         "files",
         nargs="+",
@@ -195,7 +227,8 @@ def main(given: list[str] | None = None) -> int:
     args = options.parse_args(given)
     try:
         if args.gains:
-            draw_gains(args.files, args.output)
+            results = [read_result(path) for path in args.files]
+            draw_gains([each for each in results if each["benchmark"] == "bubble"], args.output)
         else:
             draw([point for path in args.files for point in read_points(path)], args.output)
     except (ImportError, OSError, ValueError) as error:

@@ -1,16 +1,15 @@
-"""What has been measured, and which results are stale: made from other sources than the present
-tree's.
+"""What has been measured, and which results are stale: of other sources than this commit's.
 
     python -m benchmarks.report [DIRECTORY]
     python -m benchmarks.report --markdown FILE.json
 
 Of a directory it lists the results; of a file of `benchmarks.bubble` or `benchmarks.adopt` it
-prints the tables.
+prints the tables. A result is stale where git's hash of csrc or photon_ext was another when it was
+measured, and unknown where that cannot be told: without git's history, or from a changed tree.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
 from enum import Enum
@@ -18,22 +17,20 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any, NamedTuple
 
-from benchmarks.common.adopt_tables import adopt_sections
-from benchmarks.common.bubble_tables import bubble_sections
-from benchmarks.common.command import command
-from benchmarks.common.digest import source_digest
-from benchmarks.common.env import REPOSITORY
+from benchmarks.attribution.tables import bubble_tables
+from benchmarks.common.environment import source_trees
+from benchmarks.common.options import plain_parser
 from benchmarks.common.result import read_result
-from benchmarks.common.section import Section
-from benchmarks.common.table import print_table
+from benchmarks.common.tables import Table
+from benchmarks.ladder.tables import adopt_tables
 
-TABLES: dict[str, Callable[[dict[str, Any]], list[Section]]] = {
-    "bubble": bubble_sections,
-    "adopt": adopt_sections,
+TABLES: dict[str, Callable[[dict[str, Any]], list[Table]]] = {
+    "bubble": bubble_tables,
+    "adopt": adopt_tables,
 }
-# what reading a file raises that holds something else
-DAMAGES = (ValueError, KeyError, TypeError, AttributeError, IndexError)
+DAMAGES = (ValueError, KeyError, TypeError, AttributeError, IndexError)  # of a file's content
 RESULTS = Path(__file__).resolve().parent / "results"
+HEADER = ("file", "benchmark", "started", "on", "commit", "ok", "failed", "state", "figures")
 
 
 class State(Enum):
@@ -41,6 +38,7 @@ class State(Enum):
 
     CURRENT = "current"
     STALE = "stale"
+    UNKNOWN = "unknown"
     UNREADABLE = "unreadable"
 
 
@@ -53,70 +51,59 @@ class Listed(NamedTuple):
     figures: str
 
 
-def read_results(directory: Path, digest: str) -> list[Listed]:
-    """Every .json under `directory`, oldest first; a file that is no result is listed as
-    unreadable.
-    """
-    listed = [_read(path, digest) for path in sorted(directory.rglob("*.json"))]
+def read_results(directory: Path) -> list[Listed]:
+    """Every .json under `directory`, oldest first; what is no result is listed as unreadable."""
+    present = source_trees("HEAD")
+    listed = [_read(path, present) for path in sorted(directory.rglob("*.json"))]
     return sorted(listed, key=lambda item: str(item.data.get("started", "")))
 
 
-def _read(path: Path, digest: str) -> Listed:
+def _read(path: Path, present: dict[str, str] | None) -> Listed:
     try:
         data = read_result(path)
-        state = State.CURRENT if data["environment"].get("sources") == digest else State.STALE
-        return Listed(path, state, data, headline(data))
+        return Listed(path, state_of(data["environment"], present), data, headline(data))
     except DAMAGES:
         return Listed(path, State.UNREADABLE, {}, "")
+
+
+def state_of(environment: dict[str, Any], present: dict[str, str] | None) -> State:
+    """Whether sources have changed since; results without `trees` are those of their commit."""
+    trees = environment.get("trees")
+    if trees is None and environment.get("commit"):
+        trees = source_trees(str(environment["commit"]))
+    if trees is None or present is None:
+        return State.UNKNOWN
+    if trees != present:
+        return State.STALE
+    return State.UNKNOWN if environment.get("dirty") else State.CURRENT
 
 
 def headline(data: dict[str, Any]) -> str:
     """The figures of one result in a line."""
     entries = [entry for entry in data.get("entries", ()) if entry.get("status") == "ok"]
-    parts = []
-    for entry in entries:
-        fast = " fast" if entry.get("kernels") == "fast" else ""
-        if entry.get("what") == "decode":
-            parts.append(
-                f"{entry['model']} B{entry['batch']} d{entry['depth']}{fast} "
-                f"{entry['ms_per_step']['median']:.3g} ms"
-            )
-        elif entry.get("what") == "counts":
-            parts.append(
-                f"{entry['model']} B{entry['batch']} {entry['way']} "
-                f"{'pass' if entry['passed'] else 'FAIL'}"
-            )
-        elif entry.get("what") == "single stream":
-            parts += [
-                f"{label} {own['tokens_per_s']:.3g} tok/s" for label, own in entry["rates"].items()
-            ]
-        elif entry.get("what") == "steps":
-            parts.append(f"{entry['loop']} {entry['stage']}{fast} {entry['ms_per_step']:.3g} ms")
-        elif entry.get("what") == "gain":
-            parts.append(
-                f"{entry['model']} x{entry['streams']} {entry['observed']:+.1%} (predicted "
-                f"{entry['predicted']:+.1%})"
-            )
-        elif entry.get("what") == "meter":
-            parts.append(
-                f"{entry['model']} x{entry['streams']} meter on over off x{entry['ratio']:.3f}"
-            )
-        elif entry.get("what") == "timeline":
-            parts.append(
-                f"{entry['model']} B{entry['batch']} timeline off over none x{entry['ratio']:.3f}"
-            )
-        elif entry.get("what") == "long":
-            parts.append(
-                f"{entry['model']} long d{entry['depth']} {entry['wall_s']:.1f} s, "
-                f"{entry['active_share']:.1%} active"
-            )
-        elif entry.get("what") == "peer":
-            parts.append(f"{entry['peer']} B{entry['batch']} {entry['ms_per_step']:.3g} ms")
-        elif entry.get("what") == "layers":
-            parts.append(f"{entry['model']} B{entry['batch']} {entry['way']} {entry['share']:.0%}")
-        elif "bytes_per_s" in entry and len(entries) == 1:
-            parts.append(f"{entry['bytes_per_s'] / 1e9:.0f} GB/s")
-    return ", ".join(parts)
+    floor = "bytes_per_s" in entries[0] if len(entries) == 1 else False
+    if floor:
+        return f"{entries[0]['bytes_per_s'] / 1e9:.0f} GB/s"
+    return ", ".join(part for entry in entries for part in _figures(entry))
+
+
+def _figures(entry: dict[str, Any]) -> list[str]:
+    fast = " fast" if entry.get("kernels") == "fast" else ""
+    if entry.get("what") == "single stream":
+        return [f"{who} {own['tokens_per_s']:.3g} tok/s" for who, own in entry["rates"].items()]
+    form = {
+        "decode": "{model} B{batch} d{depth}{fast} {ms_per_step[median]:.3g} ms",
+        "counts": "{model} B{batch} {way} {passed}",
+        "steps": "{loop} {stage}{fast} {ms_per_step:.3g} ms",
+        "gain": "{model} x{streams} {observed:+.1%} (predicted {predicted:+.1%})",
+        "meter": "{model} x{streams} meter on over off x{ratio:.3f}",
+        "timeline": "{model} B{batch} timeline off over none x{ratio:.3f}",
+        "long": "{model} long d{depth} {wall_s:.1f} s, {active_share:.1%} active",
+        "peer": "{peer} B{batch} {ms_per_step:.3g} ms",
+        "layers": "{model} B{batch} {way} {share:.0%}",
+    }.get(entry.get("what", ""))
+    passed = "pass" if entry.get("passed") else "FAIL"
+    return [] if form is None else [form.format(**{**entry, "fast": fast, "passed": passed})]
 
 
 def show_tables(path: Path, markdown: bool) -> int:
@@ -124,72 +111,57 @@ def show_tables(path: Path, markdown: bool) -> int:
     try:
         data = read_result(path)
         if (tables := TABLES.get(data["benchmark"])) is None:
-            raise ValueError(
-                f"{path} is no result of {' or '.join(TABLES)}; give the directory for a list"
-            )
-        sections = tables(data)
+            known = " or ".join(TABLES)
+            raise ValueError(f"{path} is no result of {known}; give the directory for a list")
+        made = tables(data)
     except DAMAGES as error:
-        told = (
-            str(error)
-            if isinstance(error, ValueError)
-            else f"{path} is damaged: {type(error).__name__}: {error}"
-        )
-        print(f"report: {told}", file=sys.stderr)
+        damage = f"{path} is damaged: {type(error).__name__}: {error}"
+        print(f"report: {error if isinstance(error, ValueError) else damage}", file=sys.stderr)
         return 1
-    for section in sections:
+    for table in made:
         if markdown:
-            print(section.markdown(), end="")
+            print(table.markdown(), end="")
         else:
-            section.show()
+            table.show()
     return 0
-
-
-def main(given: list[str] | None = None) -> int:
-    options = argparse.ArgumentParser(prog=command(), description=__doc__.splitlines()[0])
-    options.add_argument(
-        "path",
-        nargs="?",
-        type=Path,
-        default=RESULTS,
-        help="a directory of results, or one result whose tables to print",
-    )
-    options.add_argument("--markdown", action="store_true", help="tables of one result as Markdown")
-    args = options.parse_args(given)
-    if not args.path.exists():
-        options.error(f"{args.path}: no such file or directory")
-    return show_tables(args.path, args.markdown) if args.path.is_file() else list_results(args.path)
 
 
 def list_results(directory: Path) -> int:
     """Prints a line per result."""
-    results = read_results(directory, source_digest(REPOSITORY))
+    results = read_results(directory)
     rows = []
     for path, state, data, figures in results:
         environment = data.get("environment", {})
-        entries = data.get("entries", [])
-        statuses = [entry.get("status") for entry in entries]
-        failed = statuses.count("failed")
-        rows.append(
-            [
-                path.relative_to(directory).as_posix(),
-                data.get("benchmark", "?"),
-                data.get("started", "?"),
-                environment.get("gpu") or environment.get("cpu") or "?",
-                str(environment.get("commit") or "?")[:10],
-                f"{statuses.count('ok')}",
-                f"{failed}",
-                state.value,
-                shorten(figures, 100, placeholder=" ..."),
-            ]
-        )
-    if rows:
-        print_table(
-            ("file", "benchmark", "started", "on", "commit", "ok", "failed", "state", "figures"),
-            rows,
-        )
-    stale = sum(item.state is not State.CURRENT for item in results)
-    print(f"{len(results)} results in {directory}, {stale} of them stale or unreadable")
+        statuses = [entry.get("status") for entry in data.get("entries", [])]
+        rows.append([
+            path.relative_to(directory).as_posix(),
+            data.get("benchmark", "?"),
+            data.get("started", "?"),
+            environment.get("gpu") or environment.get("cpu") or "?",
+            str(environment.get("commit") or "?")[:10],
+            str(statuses.count("ok")),
+            str(statuses.count("failed")),
+            state.value,
+            shorten(figures, 100, placeholder=" ..."),
+        ])  # fmt: skip
+    Table("", HEADER, rows).show()
+    other = sum(item.state is not State.CURRENT for item in results)
+    print(f"{len(results)} results in {directory}, {other} of them not current")
     return 0
+
+
+def main(given: list[str] | None = None) -> int:
+    options = plain_parser(__doc__.splitlines()[0])
+    told = "a directory of results, or one result whose tables to print"
+    options.add_argument("path", nargs="?", type=Path, default=RESULTS, help=told)
+    told = "tables of one result as Markdown"
+    options.add_argument("--markdown", action="store_true", help=told)
+    args = options.parse_args(given)
+    if not args.path.exists():
+        options.error(f"{args.path}: no such file or directory")
+    if args.path.is_file():
+        return show_tables(args.path, args.markdown)
+    return list_results(args.path)
 
 
 if __name__ == "__main__":

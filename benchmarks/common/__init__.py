@@ -1,3 +1,1 @@
-"""What the benchmarks share: environment, result files, tables, the steady decode session, and
-CUDA activity counting.
-"""
+"""What the benchmarks share: options, result files, tables, models, the steady decode session."""

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.common.models import SHAPES, open_model
 from benchmarks.common.options import DTYPES, device_of, parser
 from benchmarks.common.result import BenchmarkError
-from benchmarks.common.shapes import SHAPES, open_model
 from photon_ext.models.config import Family, ModelConfig, RopeScalingKind
 from photon_ext.models.weights import DecoderWeights, weight_slots
 
@@ -32,9 +32,8 @@ def write_checkpoint(config: ModelConfig, weights: DecoderWeights, directory: Pa
 
 
 def _model(config: ModelConfig, weights: DecoderWeights, device: torch.device) -> Any:
-    """The model with our weights; `device` is where it makes its own parameters, which are
-    dropped, and its rotary tables, which stay.
-    """
+    """The model with our weights; `device` is where it makes its own parameters, which are dropped,
+    and its rotary tables, which stay."""
     import transformers
 
     qwen3 = config.family is Family.QWEN3
@@ -58,14 +57,12 @@ def _model(config: ModelConfig, weights: DecoderWeights, device: torch.device) -
     )
     with device:
         made: Any = model_class(values)
-    missing, unexpected = made.load_state_dict(
-        dict(weight_slots(config, weights)), strict=False, assign=True
-    )
+    slots = dict(weight_slots(config, weights))
+    missing, unexpected = made.load_state_dict(slots, strict=False, assign=True)
     made.tie_weights()
     if unexpected or set(missing) - {"lm_head.weight"}:
-        raise BenchmarkError(
-            f"weights do not fit transformers' model: missing {missing}, unexpected {unexpected}"
-        )
+        wrong = f"missing {missing}, unexpected {unexpected}"
+        raise BenchmarkError(f"weights do not fit transformers' model: {wrong}")
     return made.eval()
 
 
@@ -74,26 +71,21 @@ def rope_parameters(config: ModelConfig) -> dict[str, Any]:
     scaling = config.rope_scaling
     values: dict[str, Any] = {"rope_type": scaling.kind.value, "rope_theta": config.rope_theta}
     if scaling.kind is RopeScalingKind.FACTORS:
-        raise BenchmarkError(
-            "rope factors of a GGUF file have no name in a transformers config; use the Hugging "
-            "Face directory"
-        )
+        told = "rope factors of a GGUF file have no name in a transformers config"
+        raise BenchmarkError(f"{told}; use the Hugging Face directory")
     if scaling.kind is not RopeScalingKind.NONE:
         values["factor"] = scaling.factor
     if scaling.kind is RopeScalingKind.LLAMA3:
-        values["low_freq_factor"], values["high_freq_factor"] = (
-            scaling.low_freq_factor,
-            scaling.high_freq_factor,
-        )
+        values["low_freq_factor"] = scaling.low_freq_factor
+        values["high_freq_factor"] = scaling.high_freq_factor
         values["original_max_position_embeddings"] = scaling.original_max_positions
     return values
 
 
 def main(given: list[str] | None = None) -> int:
     options = parser(__doc__.splitlines()[0])
-    options.add_argument(
-        "--model", required=True, help=f"one of {', '.join(SHAPES)}: random weights"
-    )
+    known = f"one of {', '.join(SHAPES)}: random weights"
+    options.add_argument("--model", required=True, help=known)
     options.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     options.add_argument("directory", type=Path)
     args = options.parse_args(given)

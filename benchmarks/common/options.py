@@ -1,4 +1,4 @@
-"""Command-line options that several benchmarks have."""
+"""Command-line options that several benchmarks have, and sizes that fit the device."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import argparse
 import contextlib
 import math
 import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import torch
+from photon_ext.scheduling.options import choose_kernels
 
-from benchmarks.common.command import command
-from benchmarks.common.shapes import SHAPES
+from benchmarks.common.models import SHAPES
 from photon_ext.errors import DeviceError
 from photon_ext.runtime.runtime import checked_device
-from photon_ext.scheduling.options import choose_kernels
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -40,11 +41,6 @@ def positive_integer(text: str) -> int:
     return values[0]
 
 
-def integer_from_zero(text: str) -> int:
-    """One integer that may be 0."""
-    return 0 if text == "0" else positive_integer(text)
-
-
 def positive_number(text: str) -> float:
     """A positive number: seconds, GiB."""
     try:
@@ -59,21 +55,6 @@ def positive_number(text: str) -> float:
 def number_from_zero(text: str) -> float:
     """A number from 0 on."""
     return 0.0 if text in ("0", "0.0") else positive_number(text)
-
-
-def png_file(text: str) -> Path:
-    """A PNG that can be written."""
-    path = output_file(text)
-    if path.suffix.lower() != ".png":
-        raise argparse.ArgumentTypeError(f"{text!r} does not end in .png")
-    return path
-
-
-def writable_folder(text: str) -> str:
-    """A directory that can be written into."""
-    if not Path(text).is_dir() or not os.access(text, os.W_OK | os.X_OK):
-        raise argparse.ArgumentTypeError(f"{text!r} is no directory that can be written into")
-    return text
 
 
 def names(text: str) -> list[str]:
@@ -95,14 +76,12 @@ def device_name(text: str) -> str:
 
 
 def output_file(text: str) -> Path:
-    """A file that can be written.
-
-    It is not made yet, nor is its directory, which may be missing.
-    """
+    """A file that can be written. It is not made yet, nor is its directory, which may be
+    missing."""
     path = Path(text)
     try:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            path.stat()  # a name that is too long: newer Pythons' `exists` does not tell
+            path.stat()  # raises for a name that is too long, which `exists` may not tell
         if path.is_dir() or not path.name:
             raise argparse.ArgumentTypeError(f"{text!r} is a directory; name a file in it")
         if path.exists() and not path.is_file():
@@ -111,15 +90,32 @@ def output_file(text: str) -> Path:
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{text!r}: {error.strerror}") from None
     if not above.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be made: {str(above)!r} is no directory")
+        told = f"{text!r} cannot be made: {str(above)!r} is no directory"
+        raise argparse.ArgumentTypeError(told)
     if not os.access(above, os.W_OK | os.X_OK):
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be made: {str(above)!r} is not writable")
+        told = f"{text!r} cannot be made: {str(above)!r} is not writable"
+        raise argparse.ArgumentTypeError(told)
     return path
+
+
+def png_file(text: str) -> Path:
+    """A PNG that can be written."""
+    path = output_file(text)
+    if path.suffix.lower() != ".png":
+        raise argparse.ArgumentTypeError(f"{text!r} does not end in .png")
+    return path
+
+
+def plain_parser(description: str) -> argparse.ArgumentParser:
+    """A parser whose usage line says `python -m benchmarks.decode`."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    prog = None if spec is None else f"python -m {spec.name}"
+    return argparse.ArgumentParser(prog=prog, description=description)
 
 
 def parser(description: str) -> argparse.ArgumentParser:
     """A parser with --device and --json."""
-    made = argparse.ArgumentParser(prog=command(), description=description)
+    made = plain_parser(description)
     made.add_argument(
         "--device",
         type=device_name,
@@ -132,8 +128,14 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 def models_option(options: argparse.ArgumentParser) -> None:
     """--model, of which there may be several."""
-    help_text = f"one or more of {', '.join(SHAPES)}, smollm2, or a model's path"
-    options.add_argument("--model", type=names, default=["qwen3-0.6b"], help=help_text)
+    known = f"one or more of {', '.join(SHAPES)}, smollm2, or a model's path"
+    options.add_argument("--model", type=names, help=f"{known}; default: one that fits the device")
+
+
+def floor_option(options: argparse.ArgumentParser) -> None:
+    """--floor-gib."""
+    told = "GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU"
+    options.add_argument("--floor-gib", type=positive_number, help=told)
 
 
 def hopper_kernels_option(options: argparse.ArgumentParser) -> None:
@@ -141,18 +143,26 @@ def hopper_kernels_option(options: argparse.ArgumentParser) -> None:
     options.add_argument(
         "--hopper-kernels",
         action=argparse.BooleanOptionalAction,
-        help="run the kernels made for Hopper, or portable ones; by default the former where they "
-        "run",
+        help="run the kernels made for Hopper, or portable ones; default: where they run",
     )
+
+
+def fit_to_device(
+    args: argparse.Namespace, on_gpu: dict[str, Any], on_cpu: dict[str, Any]
+) -> argparse.Namespace:
+    """Options that were not given get the values for the device: a CPU's take about a minute."""
+    defaults = on_gpu if device_of(args.device).type == "cuda" else on_cpu
+    for name, value in defaults.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    return args
 
 
 def use_hopper(args: argparse.Namespace) -> bool:
-    """What --hopper-kernels says; where it says nothing, whether they run on --device with
-    --dtype, None being bfloat16 as a rule.
-    """
-    return choose_kernels(
-        args.hopper_kernels, str(device_of(args.device)), DTYPES[args.dtype or "bfloat16"]
-    )
+    """What --hopper-kernels says; where it says nothing, whether they run on --device with --dtype
+    (None: bfloat16 as a rule)."""
+    dtype = DTYPES[args.dtype or "bfloat16"]
+    return choose_kernels(args.hopper_kernels, str(device_of(args.device)), dtype)
 
 
 def running_kernels(args: argparse.Namespace) -> str:

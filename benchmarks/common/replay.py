@@ -1,6 +1,5 @@
-"""How long one call takes when many follow each other: replays of a CUDA graph on a GPU, the
-host's clock on a CPU.
-"""
+"""How long one call takes when many follow each other: replays of a CUDA graph on a GPU, the host's
+clock on a CPU."""
 
 from __future__ import annotations
 
@@ -25,17 +24,18 @@ WARM_UP = 2
 
 class Patience(NamedTuple):
     """How much is repeated: `replays` at most, fewer (but at least 3) once they have taken
-    `seconds`.
-    """
+    `seconds`."""
 
-    replays: int = 20
-    seconds: float = 0.5
+    replays: int
+    seconds: float
+
+    def wants_more(self, replays: int, seconds: float) -> bool:
+        return replays < 3 or (replays < self.replays and seconds < self.seconds)
 
 
 class Timing(NamedTuple):
     """Microseconds of one run: median over replays, the fastest and the slowest replay, and how
-    many there were.
-    """
+    many there were."""
 
     us: float
     us_best: float
@@ -45,8 +45,7 @@ class Timing(NamedTuple):
 
 class Rotation(NamedTuple):
     """How many copies of an operand there are to be, so that none is still cached when its turn
-    comes again.
-    """
+    comes again."""
 
     cache_bytes: int
     most: int
@@ -68,9 +67,8 @@ def cache_bytes(device: torch.device) -> int:
 
 
 def time_runs(runs: Sequence[Run], device: torch.device, patience: Patience) -> Timing:
-    """Runs all of `runs` in turn, again and again; on CUDA they are captured in a graph, in
-    order, on one stream.
-    """
+    """Runs all of `runs` in turn, again and again; on CUDA they are captured in a graph, in order,
+    on one stream."""
     times = _replay_times(runs, patience) if device.type == "cuda" else _host_times(runs, patience)
     return Timing(median(times), min(times), max(times), len(times))
 
@@ -94,9 +92,7 @@ def _replay_times(runs: Sequence[Run], patience: Patience) -> list[float]:
     torch.cuda.synchronize()
     times: list[float] = []
     start = time.perf_counter()
-    while len(times) < 3 or (
-        len(times) < patience.replays and time.perf_counter() - start < patience.seconds
-    ):
+    while patience.wants_more(len(times), time.perf_counter() - start):
         times.append(_us(graph.replay) / (rounds * len(runs)))
     return times
 
@@ -122,7 +118,7 @@ def _host_times(runs: Sequence[Run], patience: Patience) -> list[float]:
         run()
     times: list[float] = []
     start = begin = time.perf_counter()
-    while len(times) < 3 or (len(times) < patience.replays and begin - start < patience.seconds):
+    while patience.wants_more(len(times), begin - start):
         for run in runs:
             run()
         now = time.perf_counter()

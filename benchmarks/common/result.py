@@ -1,6 +1,4 @@
-"""Result files: one JSON object per run of a benchmark, rewritten after every entry so that a
-crash loses nothing.
-"""
+"""Result files: one JSON object per run, rewritten after every entry so a crash loses nothing."""
 
 from __future__ import annotations
 
@@ -14,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.env import environment
+from benchmarks.common.environment import environment
+from benchmarks.common.progress import Progress
 
-SCHEMA = 1
+SCHEMA = 2
 DEVICE_LOST = (
     "illegal memory access",
     "unspecified launch failure",
@@ -41,20 +40,22 @@ class ResultFile:
     def __init__(self, benchmark: str, arguments: Namespace, path: str | Path | None) -> None:
         self.path = None if path is None else Path(path)
         self.lost = False
+        self.progress = Progress()
         self.entries: list[dict[str, Any]] = []
+        given = {name: value for name, value in vars(arguments).items() if name != "json"}
         self.data: dict[str, Any] = {
             "schema": SCHEMA,
             "benchmark": benchmark,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "arguments": {name: value for name, value in vars(arguments).items() if name != "json"},
+            "arguments": given,
             "environment": environment(),
             "entries": self.entries,
         }
         load, cores = self.data["environment"]["load"], self.data["environment"]["cores"] or 1
-        if load > 0.75 * cores:  # more than one benchmark after another
+        if load > 0.75 * cores:
             print(
-                f"warning: {load:.1f} processes ran on {cores} cores in the last minute; times on "
-                "the host mean little",
+                f"warning: {load:.1f} processes ran on {cores} cores in the last minute; "
+                "times on the host mean little",
                 flush=True,
             )
         self._write()
@@ -67,45 +68,35 @@ class ResultFile:
     def measure(
         self, labels: dict[str, Any], measure: Callable[[], dict[str, Any]]
     ) -> dict[str, Any] | None:
-        """Adds one entry: `labels` with what `measure` returns, or with why it failed. Returns it
-        as the file has it, or None if it failed.
+        """Adds one entry: `labels` with what `measure` returns, or with why it failed.
 
-        After an error that leaves the CUDA context unusable the remaining entries are marked as
-        skipped instead of tried.
+        Returns it as the file has it, or None if it failed. After an error that leaves the CUDA
+        context unusable the remaining entries are marked as skipped instead of tried.
         """
         if self.lost:
-            self._failed(
-                labels,
-                "skipped: an earlier entry left the CUDA device unusable; run this one in a "
-                "process of its own",
-                "",
-            )
-            return None
+            reason = "skipped: an earlier entry left the CUDA device unusable; run this one alone"
+            return self._failed(labels, reason, "")
+        shown = (f"{name} {value}" for name, value in labels.items() if not isinstance(value, dict))
+        self.progress.show(f"{self.data['benchmark']}: {', '.join(shown)}")
         start = time.perf_counter()
         try:
             measured = measure()
         except Exception as error:
             message = f"{type(error).__name__}: {error}".strip()
             self.lost = any(text in message for text in DEVICE_LOST)
-            self._failed(
-                labels,
-                message.splitlines()[0],
-                "" if _explained(error) else traceback.format_exc(limit=-4),
-            )
-            return None
-        # Rounded once: the three digits of a table depend on whether its number has been rounded to
-        # six before.
-        entry: dict[str, Any] = _plain(
-            {**labels, "status": "ok", **measured, "seconds": time.perf_counter() - start}
-        )
+            trace = "" if _explained(error) else traceback.format_exc(limit=-4)
+            return self._failed(labels, message.splitlines()[0], trace)
+        finally:
+            self.progress.clear()
+        seconds = time.perf_counter() - start
+        # Rounded once, so that a table of the file is the table that was printed.
+        entry: dict[str, Any] = _plain({**labels, "status": "ok", **measured, "seconds": seconds})
         self.entries.append(entry)
         self._write()
         return entry
 
     def absent(self, labels: dict[str, Any], status: str, reason: str) -> None:
-        """Adds an entry for what was not measured and is no failure: status "missing" or
-        "skipped", and why.
-        """
+        """Adds an entry for what was not measured and is no failure: "missing" or "skipped"."""
         self.entries.append({**labels, "status": status, "reason": reason})
         self._write()
 
@@ -128,33 +119,18 @@ class ResultFile:
         os.replace(partial, self.path)
 
 
-def _explained(error: Exception) -> bool:
-    """Whether it says itself what is wrong and what to do.
-
-    By name: peers run where photon_ext cannot be imported.
-    """
-    return isinstance(error, BenchmarkError) or any(
-        base.__name__ == "PhotonError" for base in type(error).__mro__
-    )
-
-
 def read_result(path: Path) -> dict[str, Any]:
-    """What a ResultFile wrote.
-
-    Raises ValueError, which names the file, where there is none or it is something else.
-    """
+    """What a ResultFile wrote. Raises ValueError, which names the file, for anything else."""
     try:
         data: dict[str, Any] = json.loads(path.read_text())
         if missing := {"entries", "environment", "benchmark"} - set(data):
             raise KeyError(", ".join(sorted(missing)))
-        if not all(isinstance(entry, dict) for entry in data["entries"]) or not isinstance(
-            data["environment"], dict
-        ):
+        entries, found = data["entries"], data["environment"]
+        if not all(isinstance(entry, dict) for entry in entries) or not isinstance(found, dict):
             raise TypeError("entries and environment are not objects")
     except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{path}: not a result file of benchmarks ({type(error).__name__}: {error})"
-        ) from error
+        told = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path}: not a result file of benchmarks ({told})") from error
     return data
 
 
@@ -164,16 +140,19 @@ def write_text(path: Path, text: str) -> None:
     path.write_text(text)
 
 
+def _explained(error: Exception) -> bool:
+    """Whether it says itself what is wrong and what to do. By name: peers run where photon_ext
+    cannot be imported."""
+    named = any(base.__name__ == "PhotonError" for base in type(error).__mro__)
+    return named or isinstance(error, BenchmarkError)
+
+
 def _plain(value: Any) -> Any:
-    """`value` as JSON can hold it: floats that are not finite become None, floats keep 6
-    significant digits.
-    """
+    """`value` as JSON can hold it: floats keep 6 significant digits, not finite ones are None."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    return str(value)
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import NamedTuple
+from statistics import fmean, median
 
 import torch
 
@@ -14,46 +13,23 @@ from benchmarks.common.result import BenchmarkError
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.decoder import GEMM_TOKENS, Decoder
 from photon_ext.models.weights import DecoderWeights
-from photon_ext.runtime import Pipeline, Runtime, StepTensors
+from photon_ext.observe.meter import percentile
+from photon_ext.runtime import Pipeline, RowParams, Runtime, StepTensors, probe
+from photon_ext.runtime.probe import Phase
+from photon_ext.runtime.step import RowEvent
 
 PAGE_SIZE = 16
 
 
-class Memory(NamedTuple):
-    """Bytes that a runtime holds besides weights and KV.
-
-    Attributes:
-        activations: the forward's arena, what slots share, and what each slot owns.
-        graphs: what the device gave for graphs, where it tells; else 0.
-    """
-
-    activations: int
-    graphs: int
-
-
-class _Forward:
-    """The decoder's forward, which keeps the logits of the step that was built last."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        self._decoder = decoder
-        self.logits: torch.Tensor | None = None
-
-    def __call__(self, step: StepTensors) -> None:
-        self._decoder.forward(step)
-        self.logits = step.logits
-
-
 class Session:
-    """Runtime, Decoder and Pipeline around loaded weights; used as a context manager, so that what
-    it holds is freed.
+    """Runtime, Decoder and Pipeline around loaded weights. A context manager, which frees them.
 
     Args:
         config, weights: the model, on the device it runs on.
-        prompts: one per row, equally long; they are prefilled in one step, so that all rows stay
-            equally long.
+        prompts: one per row, equally long; all are prefilled in one step, so that rows stay so.
         new_tokens: cap of every row, which the caller must not reach while it measures.
         depth: steps in flight.
-        timing: record events around each step (adds their cost to it).
+        timing: record events around each step, which adds their cost to it.
         chunk: tokens per prefill step; None: all prompts.
         blocking: the wait for a step yields the CPU; else it spins.
         fast: use the fast kernels, where they fit.
@@ -101,7 +77,7 @@ class Session:
             gemm_tokens=None if exact else GEMM_TOKENS,
             hopper=fast,
         )
-        self._forward = _Forward(self.decoder)
+        self._logits: torch.Tensor | None = None  # of the step that was built last
         self.pipeline = Pipeline(
             self.runtime,
             self._forward,
@@ -110,27 +86,21 @@ class Session:
             prefill_buckets=(),
             chunk=chunk,
         )
+        firsts = range(1, 1 + self.batch * pages, pages)  # page 0 is nobody's
         self.rows = [
-            self.pipeline.admit(
-                prompt, max_new_tokens=new_tokens, pages=range(1 + i * pages, 1 + (i + 1) * pages)
-            )
-            for i, prompt in enumerate(prompts)
+            self.pipeline.admit(prompt, RowParams(max_new_tokens=new_tokens), range(at, at + pages))
+            for prompt, at in zip(prompts, firsts, strict=True)
         ]
         self.tokens: dict[int, list[int]] = {row.index: [] for row in self.rows}
 
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         if error is None:
             self.drain()
         on_cuda = self.runtime.device.type == "cuda"
-        del self.pipeline, self.decoder, self.runtime, self._forward
+        del self.pipeline, self.decoder, self.runtime, self._logits
         self.rows.clear()
         if on_cuda:
             gc.collect()
@@ -142,35 +112,30 @@ class Session:
         """Tokens that the step launched last attends to, per row."""
         return self.prompt_len + self.rows[0].sampled - 1
 
-    @property
-    def memory(self) -> Memory:
-        report = self.runtime.report
-        assert report is not None
-        slots = self.runtime.depth * report.slot_bytes
-        return Memory(
-            self.decoder.activation_bytes + report.shared_bytes + slots, report.graph_bytes
-        )
+    def _forward(self, step: StepTensors) -> None:
+        self.decoder.forward(step)
+        self._logits = step.logits
 
     def prefill(self) -> None:
         """Runs ticks until every row has its first token, and the pipeline is as full as it
-        stays.
-        """
+        stays."""
         while any(not self.tokens[row.index] for row in self.rows):
             self.step()
 
     def step(self) -> None:
         """One turn: launch, commit, keep the tokens."""
-        for event in self.pipeline.tick():
+        self.keep(self.pipeline.tick())
+
+    def keep(self, events: Sequence[RowEvent]) -> None:
+        """Adds tokens to their rows. Raises BenchmarkError where a row has ended."""
+        for event in events:
             if event.token is None or event.finish is not None:
-                raise BenchmarkError(
-                    f"{event.row} ended while it was measured: {event.finish}, {event.error}"
-                )
+                why = f"{event.finish}, {event.error}"
+                raise BenchmarkError(f"{event.row} ended while it was measured: {why}")
             self.tokens[event.row.index].append(event.token)
 
     def run(self, steps: int, seconds: float = float("inf")) -> list[float]:
-        """Up to `steps` turns, at least 8, fewer if they take longer than `seconds`; the
-        milliseconds of each.
-        """
+        """Milliseconds of each of `steps` turns; fewer, but at least 8, after `seconds`."""
         times: list[float] = []
         begin = previous = time.perf_counter()
         while len(times) < steps and (len(times) < 8 or previous - begin < seconds):
@@ -181,11 +146,10 @@ class Session:
         return times
 
     def check(self) -> None:
-        """Ends the rows; raises BenchmarkError unless the last logits are finite and all tokens
-        are ids.
-        """
+        """Ends the rows; raises BenchmarkError unless the last logits are finite and all tokens are
+        ids."""
         self.drain()
-        logits = self._forward.logits
+        logits = self._logits
         if logits is not None and not bool(torch.isfinite(logits[: self.batch]).all()):
             raise BenchmarkError("the logits of the last step are not all finite")
         for row in self.rows:
@@ -195,10 +159,8 @@ class Session:
     def rows_equal(self) -> bool:
         """Whether rows with the same prompt have the same tokens."""
         first: dict[tuple[int, ...], list[int]] = {}
-        return all(
-            agree(first.setdefault(row.prompt_ids, self.tokens[row.index]), self.tokens[row.index])
-            for row in self.rows
-        )
+        pairs = ((row.prompt_ids, self.tokens[row.index]) for row in self.rows)
+        return all(agree(first.setdefault(prompt, tokens), tokens) for prompt, tokens in pairs)
 
     def drain(self) -> None:
         """Ends every row and commits what is in flight; idempotent."""
@@ -215,11 +177,75 @@ def agree(a: Sequence[int], b: Sequence[int]) -> bool:
 
 
 def random_prompts(vocab_size: int, batch: int, length: int, seed: int = 0) -> list[list[int]]:
-    """Prompts of random ids; the first two are the same, as a check that rows do not influence
-    each other.
-    """
+    """Random ids; the first two prompts are the same: a check that rows do not touch each other."""
     generator = torch.Generator().manual_seed(seed)
-    prompts: list[list[int]] = torch.randint(
-        vocab_size, (batch, length), generator=generator
-    ).tolist()
+    ids = torch.randint(vocab_size, (batch, length), generator=generator)
+    prompts: list[list[int]] = ids.tolist()
     return [prompts[0] if i == 1 else prompt for i, prompt in enumerate(prompts)]
+
+
+def summary(values: Sequence[float]) -> dict[str, float | int] | None:
+    """Median, mean, 99th percentile and count; None without values."""
+    if not values:
+        return None
+    p99 = percentile(values, 0.99)
+    return {"median": median(values), "mean": fmean(values), "p99": p99, "count": len(values)}
+
+
+class _LastPhases:
+    """Implements `photon_ext.runtime.probe.Probe`: microseconds of the latest phase of each
+    kind."""
+
+    def __init__(self) -> None:
+        self.us: dict[Phase, float] = {}
+        self._open: list[tuple[Phase, float]] = []
+
+    def begin(self, phase: Phase, step: int | None) -> None:
+        self._open.append((phase, time.perf_counter()))
+
+    def end(self) -> None:
+        phase, begin = self._open.pop()
+        self.us[phase] = (time.perf_counter() - begin) * 1e6
+
+    def turn(self, phase: Phase | None) -> None:
+        """A pipeline alone has no turns."""
+
+    def launched(self, step: object, words: int) -> None:
+        """Counted by nobody."""
+
+    def committed(self, step: object, zombies: int) -> None:
+        """Counted by nobody."""
+
+
+def host_split(session: Session, steps: int) -> dict[str, float]:
+    """Where the host's time of a steady step goes, median microseconds.
+
+    `launch` is without `plan`; `commit` without `wait`, the blocking wait for the device;
+    `deliver` keeps the tokens in lists. `busy` is everything but the wait.
+    """
+    parts: dict[str, list[float]] = {}
+    clock = time.perf_counter
+    phases = probe.active = _LastPhases()
+    try:
+        for _ in range(steps):
+            begin = clock()
+            session.pipeline.launch()
+            launched = clock()
+            events = session.pipeline.commit()
+            committed = clock()
+            session.keep(events)
+            delivered = clock()
+            plan, wait = (phases.us.get(phase, 0.0) for phase in (Phase.PLAN, Phase.WAIT))
+            values = {
+                "plan": plan,
+                "launch": (launched - begin) * 1e6 - plan,
+                "wait": wait,
+                "commit": (committed - launched) * 1e6 - wait,
+                "deliver": (delivered - committed) * 1e6,
+                "busy": (delivered - begin) * 1e6 - wait,
+            }
+            for name, value in values.items():
+                parts.setdefault(name, []).append(value)
+    finally:
+        probe.active = None
+    return {name: median(values) for name, values in parts.items()}

@@ -30,60 +30,30 @@ class Entry(NamedTuple):
 
 
 BUILD = "python setup.py build_ext --inplace"
-TRANSFORMERS = "pip install 'transformers>=5'"
+HF, TORCH = "pip install 'transformers>=5'", "pip install torch"
+OWN = "where it wants another torch, in an environment of its own, named by --python"
+CB = "HF continuous batching"
 CATALOG = {
     "ours": Entry("photon_ext", "ours:Ours", "photon_ext", BUILD),
     "ours-engine": Entry("photon_ext, Engine", "ours:OurEngine", "photon_ext", BUILD),
-    "hf-cb": Entry(
-        "HF continuous batching", "hugging_face:ContinuousBatching", "transformers", TRANSFORMERS
-    ),
+    "hf-cb": Entry(CB, "hugging_face:ContinuousBatching", "transformers", HF),
     "hf-cb-graphs": Entry(
-        "HF continuous batching, graphs, async",
-        "hugging_face:GraphedContinuousBatching",
-        "transformers",
-        TRANSFORMERS,
-        gpu=True,
+        f"{CB}, graphs, async", "hugging_face:GraphedContinuousBatching", "transformers", HF, True
     ),
     "hf-static": Entry(
-        "HF generate, static cache, eager",
-        "hugging_face:StaticGenerate",
-        "transformers",
-        TRANSFORMERS,
+        "HF generate, static cache, eager", "hugging_face:StaticGenerate", "transformers", HF
     ),
-    "compiled": Entry(
-        "torch.compile decode, gpt-fast style", "compiled:Compiled", "torch", "pip install torch"
-    ),
-    "compiled-tuned": Entry(
-        "torch.compile decode, gpt-fast's settings",
-        "compiled:TunedCompiled",
-        "torch",
-        "pip install torch",
-        gpu=True,
-    ),
-    "vllm": Entry(
-        "vLLM",
-        "vllm_peer:Vllm",
-        "vllm",
-        "pip install vllm; where it wants another torch, in an environment of its own, named by "
-        "--python vllm=PATH",
-        gpu=True,
-    ),
+    "compiled": Entry("torch.compile decode, gpt-fast style", "compiled:Compiled", "torch", TORCH),
+    "vllm": Entry("vLLM", "offline:Vllm", "vllm", f"pip install vllm; {OWN} vllm=PATH", True),
     "sglang": Entry(
-        "SGLang",
-        "sglang_peer:Sglang",
-        "sglang",
-        "pip install 'sglang[all]'; where it wants another torch, in an environment of its own, "
-        "named by --python sglang=PATH",
-        gpu=True,
+        "SGLang", "offline:Sglang", "sglang", f"pip install 'sglang[all]'; {OWN} sglang=PATH", True
     ),
 }
 
 
 def missing(name: str, device: str, python: str | None = None) -> str | None:
-    """Why an engine cannot run here, and what to do; None: it can be tried.
-
-    `python` is the interpreter for it, None: this one.
-    """
+    """Why an engine cannot run here, and what to do; None: it can be tried. `python` is the
+    interpreter for it, None: this one."""
     entry = CATALOG[name]
     if not _importable(entry.package, python):
         return f"{entry.package} is not installed{f' for {python}' if python else ''}: {entry.how}"

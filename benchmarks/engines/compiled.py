@@ -1,8 +1,6 @@
-"""A decode step in plain PyTorch over a static cache, compiled, after the recipe of gpt-fast
-(PyTorch blog, "Accelerating Generative AI with PyTorch II"): as it is there, the whole step with
-reduce-overhead and tuned kernels; and, quicker to compile, one layer for all of them and the step
-in a CUDA graph.
-"""
+"""A decode step in plain PyTorch over a static cache, compiled, in the manner of gpt-fast (PyTorch
+blog, "Accelerating Generative AI with PyTorch II"): one layer is compiled for all of them, and the
+step is a CUDA graph."""
 
 from __future__ import annotations
 
@@ -15,17 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.engines.peer import (
-    BY_LOOP,
-    REPEATS,
-    Measured,
-    Prompts,
-    Setup,
-    Tokens,
-    Window,
-    check_tokens,
-    synchronize,
-)
+from benchmarks.engines import peer
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.loader import load_model
 from photon_ext.models.rope import rope_tables
@@ -46,78 +34,48 @@ class Parts(NamedTuple):
 
 
 class StaticDecoder(nn.Module):
-    """A Llama or Qwen3 decoder whose keys and values lie in [batch, kv heads, length, head_dim] per
-    layer.
+    """A Llama or Qwen3 decoder with keys and values [batch, kv heads, length, head_dim] per layer.
 
     Args:
         config, weights: the model.
         batch, length: of the cache; `length` counts prompt and new tokens.
-        static: tell the compiler that weights and caches stay where they are. Code for one layer
-            then fits no other.
     """
 
-    mask: Tensor
-    cos: Tensor
-    sin: Tensor
-
     def __init__(
-        self, config: ModelConfig, weights: DecoderWeights, batch: int, length: int, static: bool
+        self, config: ModelConfig, weights: DecoderWeights, batch: int, length: int
     ) -> None:
         super().__init__()
-        self.config = config
-        self.layers = nn.ModuleList(
-            _Layer(config, layer, batch, length, static) for layer in weights.layers
-        )
+        self.config, shape = config, (batch, config.kv_heads, length, config.head_dim)
+        self.layers = nn.ModuleList(_Layer(config, each, shape) for each in weights.layers)
         cos, sin = rope_tables(config, length, weights.device)
-        fixed = {
-            "embedding": weights.embedding,
-            "norm": weights.final_norm,
-            "lm_head": weights.lm_head,
-            "cos": cos,
-            "sin": sin,
-        }
-        _hold(
-            self,
-            fixed
-            | {"mask": torch.ones(length, length, dtype=torch.bool, device=weights.device).tril()},
-            static,
-        )
+        mask = torch.ones(length, length, dtype=torch.bool, device=weights.device).tril()
+        fixed = {"cos": cos, "sin": sin, "mask": mask, "lm_head": weights.lm_head}
+        _hold(self, {**fixed, "embedding": weights.embedding, "norm": weights.final_norm})
 
     def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         return self.run(EAGER, tokens, positions)
 
     def run(self, parts: Parts, tokens: Tensor, positions: Tensor) -> Tensor:
         """The next token of each row, [batch, 1], after `tokens` [batch, n] at `positions` [n]."""
-        x, delta, *tables = parts.begin(self, tokens, positions)
+        x, delta, place = parts.begin(self, tokens, positions)
         for layer in self.layers:
-            x, delta = parts.layer(layer, x, delta, positions, *tables)
+            x, delta = parts.layer(layer, x, delta, place)
         token: Tensor = parts.end(self, x, delta)
         return token
 
 
 class _Layer(nn.Module):
-    keys: Tensor
-    values: Tensor
-    input_norm: Tensor
-    post_norm: Tensor
-
-    def __init__(
-        self, config: ModelConfig, weights: LayerWeights, batch: int, length: int, static: bool
-    ) -> None:
+    def __init__(self, config: ModelConfig, weights: LayerWeights, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.config = config
-        shape = (batch, config.kv_heads, length, config.head_dim)
-        held = {name: weights.input_norm.new_zeros(shape) for name in ("keys", "values")}
-        norms = {
-            "input_norm": weights.input_norm,
-            "post_norm": weights.post_norm,
-            "q_norm": weights.q_norm,
-            "k_norm": weights.k_norm,
-        }
-        _hold(self, held | norms, static)
-        for name in ("qkv", "o", "gate_up", "down"):
+        _hold(self, {name: weights.input_norm.new_zeros(shape) for name in CACHES})
+        _hold(self, {name: getattr(weights, name) for name in NORMS})
+        for name in LINEARS:
             linear = getattr(weights, name)
-            _hold(self, {name: linear.weight, f"{name}_bias": linear.bias}, static)
+            _hold(self, {name: linear.weight, f"{name}_bias": linear.bias})
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        return _norm(x, self.get_buffer(name), self.config.rms_eps)
 
     def linear(self, name: str, x: Tensor) -> Tensor:
         return F.linear(x, getattr(self, name), getattr(self, f"{name}_bias"))
@@ -125,54 +83,38 @@ class _Layer(nn.Module):
     def attend(
         self, x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, mask: Tensor
     ) -> Tensor:
-        config = self.config
+        """`mask` [n, length]: the places that each token sees."""
+        config, keys, values = self.config, *(self.get_buffer(name) for name in CACHES)
         heads = self.linear("qkv", x).unflatten(-1, (-1, config.head_dim))
         q, k, v = heads.split([config.q_heads, config.kv_heads, config.kv_heads], dim=2)
         if config.qk_norm:
-            q, k = (
-                _norm(q, self.get_buffer("q_norm"), config.rms_eps),
-                _norm(k, self.get_buffer("k_norm"), config.rms_eps),
-            )
+            q, k = self.norm("q_norm", q), self.norm("k_norm", k)
         q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-        self.keys.index_copy_(2, positions, k.transpose(1, 2))
-        self.values.index_copy_(2, positions, v.transpose(1, 2))
-        return (
-            _attention(q.transpose(1, 2), self.keys, self.values, mask).transpose(1, 2).flatten(2)
-        )
+        keys.index_copy_(2, positions, k.transpose(1, 2))
+        values.index_copy_(2, positions, v.transpose(1, 2))
+        return _attention(q.transpose(1, 2), keys, values, mask).transpose(1, 2).flatten(2)
 
 
-def _begin(decoder: StaticDecoder, tokens: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
-    """The residual, what is still to be added to it, and the rows of the tables."""
+CACHES = ("keys", "values")
+NORMS = ("input_norm", "post_norm", "q_norm", "k_norm")
+LINEARS = ("qkv", "o", "gate_up", "down")
+
+
+def _begin(decoder: StaticDecoder, tokens: Tensor, positions: Tensor) -> tuple[Any, ...]:
+    """The residual, what is still to be added to it, and positions with the tables' rows."""
     x = F.embedding(tokens, decoder.get_buffer("embedding"))
-    return (
-        x,
-        torch.zeros_like(x),
-        decoder.cos[positions],
-        decoder.sin[positions],
-        decoder.mask[positions],
-    )
+    tables = (decoder.get_buffer(name)[positions] for name in ("cos", "sin", "mask"))
+    return x, torch.zeros_like(x), (positions, *tables)
 
 
 def _layer(
-    layer: _Layer,
-    x: Tensor,
-    delta: Tensor,
-    positions: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    mask: Tensor,
+    layer: _Layer, x: Tensor, delta: Tensor, place: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor]:
     """The last sum is left to the next layer, so that one compiled alone fuses it with the norm,
-    as the whole step does.
-    """
+    as the whole step does."""
     x = x + delta
-    x = x + layer.linear(
-        "o",
-        layer.attend(_norm(x, layer.input_norm, layer.config.rms_eps), positions, cos, sin, mask),
-    )
-    gate, up = layer.linear("gate_up", _norm(x, layer.post_norm, layer.config.rms_eps)).chunk(
-        2, dim=-1
-    )
+    x = x + layer.linear("o", layer.attend(layer.norm("input_norm", x), *place))
+    gate, up = layer.linear("gate_up", layer.norm("post_norm", x)).chunk(2, dim=-1)
     return x, layer.linear("down", F.silu(gate) * up)
 
 
@@ -185,28 +127,18 @@ EAGER = Parts(_begin, _layer, _end)
 
 
 def _attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-    """q [batch, heads, n, head_dim].
-
-    The rows of a group go through one product, so that keys and values are read once and not
-    repeated.
-    """
-    kv_heads, n = keys.shape[1], q.shape[2]
-    grouped = q.unflatten(1, (kv_heads, -1))
-    scores = (grouped.flatten(2, 3) @ keys.transpose(-2, -1)).unflatten(
-        2, (-1, n)
-    ).float() * q.shape[-1] ** -0.5
+    """q [batch, heads, n, head_dim]. The rows of a group go through one product, so that keys and
+    values are read once and not repeated."""
+    n, scale = q.shape[2], q.shape[-1] ** -0.5
+    grouped = q.unflatten(1, (keys.shape[1], -1)).flatten(2, 3)
+    scores = (grouped @ keys.transpose(-2, -1)).unflatten(2, (-1, n)).float() * scale
     shares = scores.masked_fill(~mask, -torch.inf).softmax(-1).to(q.dtype)
     return (shares.flatten(2, 3) @ values).unflatten(2, (-1, n)).flatten(1, 2)
 
 
-def _hold(module: nn.Module, tensors: Mapping[str, Tensor | None], static: bool) -> None:
-    """Buffers; at fixed addresses, which a CUDA graph may read, and for the caches write, where
-    they are.
-    """
+def _hold(module: nn.Module, tensors: Mapping[str, Tensor | None]) -> None:
     for name, tensor in tensors.items():
         module.register_buffer(name, tensor, persistent=False)
-        if static and tensor is not None:
-            torch._dynamo.mark_static_address(tensor)
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -223,33 +155,35 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Compiled:
-    """The loop around it: prefill as it stands, decode steps compiled; nothing waits for the
-    device but the ends of the window.
-    """
+    """The loop around it: prefill as it stands, decode steps compiled; nothing waits for the device
+    but the ends of the window."""
 
-    method = BY_LOOP
+    method = peer.BY_LOOP
     mode = "one process, torch.compile(fullgraph=True) of a layer, the step in a CUDA graph"
-    whole = False
 
-    def __init__(self, setup: Setup, compiles: bool = True) -> None:
+    def __init__(self, setup: peer.Setup, compiles: bool = True) -> None:
         self.version = f"torch {torch.__version__}"
         self._device, self._compiles, self._seconds = setup.device, compiles, setup.seconds
         loaded = load_model(setup.directory, setup.dtype, setup.device)
         self._config, self._weights = loaded.config, loaded.weights
 
     @torch.no_grad()
-    def measure(self, prompts: Prompts, window: Window) -> Measured:
+    def measure(self, prompts: peer.Prompts, window: peer.Window) -> peer.Measured:
         length = -(-(window.prompt + window.last) // MULTIPLE) * MULTIPLE
-        decoder = StaticDecoder(self._config, self._weights, len(prompts), length, self.whole)
+        decoder = StaticDecoder(self._config, self._weights, len(prompts), length)
         step = self._step(decoder, len(prompts)) if self._compiles else decoder
         self._run(decoder, step, prompts, window)  # what has not been compiled and captured yet
-        runs: list[tuple[float, Tokens]] = []
+        runs: list[tuple[float, peer.Tokens]] = []
         begin = time.perf_counter()
-        while not runs or (len(runs) < REPEATS and time.perf_counter() - begin < self._seconds):
+        while not runs or (
+            len(runs) < peer.REPEATS and time.perf_counter() - begin < self._seconds
+        ):
             runs.append(self._run(decoder, step, prompts, window))
         times = [ms for ms, _ in runs]
         torch._dynamo.reset()
-        return Measured(median(times), (min(times), max(times)), len(runs), runs[-1][1], window)
+        return peer.Measured(
+            median(times), (min(times), max(times)), len(runs), runs[-1][1], window
+        )
 
     def close(self) -> None:
         del self._weights
@@ -263,8 +197,8 @@ class Compiled:
         return _captured(step, batch) if self._device == "cuda" else step
 
     def _run(
-        self, decoder: StaticDecoder, step: Step, prompts: Prompts, window: Window
-    ) -> tuple[float, Tokens]:
+        self, decoder: StaticDecoder, step: Step, prompts: peer.Prompts, window: peer.Window
+    ) -> tuple[float, peer.Tokens]:
         """Milliseconds per step in the window, and the tokens."""
         prompt = torch.tensor(prompts, device=self._device)
         last = decoder(prompt, torch.arange(window.prompt, device=self._device))
@@ -273,45 +207,23 @@ class Compiled:
         begin = 0.0
         while len(made) < window.last:
             if len(made) == window.first:
-                synchronize(self._device)
+                peer.synchronize(self._device)
                 begin = time.perf_counter()
             last = step(last, position).clone()
             position += 1
             made.append(last)
-        synchronize(self._device)
+        peer.synchronize(self._device)
         ms = (time.perf_counter() - begin) * 1e3 / (window.last - window.first)
-        tokens: Tokens = torch.cat(made, dim=1).tolist()
-        check_tokens(tokens, window.last)
+        tokens: peer.Tokens = torch.cat(made, dim=1).tolist()
+        peer.check_tokens(tokens, window.last)
         return ms, tokens
 
 
-class TunedCompiled(Compiled):
-    """gpt-fast's own settings; tuning compiles each kernel dozens of times."""
-
-    mode = (
-        "one process, torch.compile(fullgraph=True) of the step, as mode='reduce-overhead' and "
-        "with coordinate_descent_tuning"
-    )
-    whole = True
-
-    def _step(self, decoder: StaticDecoder, batch: int) -> Step:
-        step: Step = torch.compile(
-            decoder,
-            fullgraph=True,
-            options={"triton.cudagraphs": True, "coordinate_descent_tuning": True},
-        )
-        return step
-
-
 def _captured(step: Step, batch: int) -> Step:
-    """A step as a CUDA graph.
-
-    Its keys and values of position 0 are written before there is a prompt.
-    """
-    tokens, positions = (
-        torch.zeros(batch, 1, dtype=torch.int64, device="cuda"),
-        torch.zeros(1, dtype=torch.int64, device="cuda"),
-    )
+    """A step as a CUDA graph. Its keys and values of position 0 are written before there is a
+    prompt."""
+    options: dict[str, Any] = {"dtype": torch.int64, "device": "cuda"}
+    tokens, positions = torch.zeros(batch, 1, **options), torch.zeros(1, **options)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # compiles, and lets libraries allocate what they need

@@ -1,6 +1,5 @@
-"""transformers: continuous batching, as it comes and with its graphs asked for, and plain
-generate over a static cache.
-"""
+"""transformers: continuous batching, as it comes and with its graphs asked for, and plain generate
+over a static cache."""
 
 from __future__ import annotations
 
@@ -17,58 +16,40 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
-from benchmarks.common.options import DTYPES
 from benchmarks.common.result import BenchmarkError
-from benchmarks.engines.peer import (
-    BY_DIFFERENCE,
-    BY_STEP,
-    Measured,
-    Prompts,
-    Setup,
-    Tokens,
-    Window,
-    by_difference,
-    by_steps,
-)
+from benchmarks.engines import peer
 
 BLOCK = 256  # tokens, what it takes if nothing is said
 # What a block's size is called: in 5.17 and before, and since.
-BLOCK_SIZE = (
-    "page_size"
-    if "page_size" in {field.name for field in fields(ContinuousBatchingConfig)}
-    else "block_size"
-)
+_FIELDS = {field.name for field in fields(ContinuousBatchingConfig)}
+BLOCK_SIZE = "page_size" if "page_size" in _FIELDS else "block_size"
 
 
 class ContinuousBatching:
     """`generate_batch` with the defaults of this version; its own time stamps of each token."""
 
-    method = BY_STEP
+    method = peer.BY_STEP
+    asked = "defaults"
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: peer.Setup) -> None:
         self._model, self._setup = _load(setup), setup
         self.version = transformers.__version__
-        self.mode = (
-            f"one process, generation thread, {self._model.config._attn_implementation} "
-            f"attention, {self._asked()}"
-        )
+        attention = self._model.config._attn_implementation
+        self.mode = f"one process, generation thread, {attention} attention, {self.asked}"
 
-    def measure(self, prompts: Prompts, window: Window) -> Measured:
+    def measure(self, prompts: peer.Prompts, window: peer.Window) -> peer.Measured:
         tried, _ = self._generate(prompts, window.within(0.0, 1.0).last)
         window = window.within(self._setup.seconds, median(tried))
-        return by_steps(*self._generate(prompts, window.last), window)
+        return peer.by_steps(*self._generate(prompts, window.last), window)
 
     def close(self) -> None:
         del self._model
-
-    def _asked(self) -> str:
-        return "defaults"
 
     def _options(self, batch: int) -> dict[str, Any]:
         """Left alone, the cache would take the memory of the machine."""
         return {} if self._setup.device == "cuda" else sized(batch, self._setup.window)
 
-    def _generate(self, prompts: Prompts, count: int) -> tuple[list[float], Tokens]:
+    def _generate(self, prompts: peer.Prompts, count: int) -> tuple[list[float], peer.Tokens]:
         """The time of every step in milliseconds, and the tokens."""
         options = self._options(len(prompts))
         outputs = self._model.generate_batch(
@@ -82,45 +63,36 @@ class ContinuousBatching:
         results = list(outputs.values())
         errors = [result.error for result in results if result.error is not None]
         if errors or len(results) != len(prompts):
-            raise BenchmarkError(
-                f"{len(results)} of {len(prompts)} requests came back; "
-                f"{errors[0] if errors else 'no reason given'}"
-            )
-        # until it ends all rows are there
+            why = errors[0] if errors else "no reason given"
+            raise BenchmarkError(f"{len(results)} of {len(prompts)} requests came back; {why}")
+        # Those of the request that ends first: until then all rows are there.
         stamps = min((result.timestamps for result in results), key=lambda stamps: stamps[-1])
-        return [(after - before) * 1e3 for before, after in pairwise(stamps)], [
-            list(result.generated_tokens) for result in results
-        ]
+        times = [(after - before) * 1e3 for before, after in pairwise(stamps)]
+        return times, [list(result.generated_tokens) for result in results]
 
 
 class GraphedContinuousBatching(ContinuousBatching):
     """The same with CUDA graphs and asynchronous batching asked for, and a cache and paddings as
-    large as the batch needs.
-    """
+    large as the batch needs."""
 
-    def __init__(self, setup: Setup) -> None:
+    asked = "use_cuda_graph, use_async_batching, cache and paddings for the batch"
+
+    def __init__(self, setup: peer.Setup) -> None:
         if setup.device != "cuda":
             raise BenchmarkError("CUDA graphs need a GPU; leave this peer out on a CPU")
         super().__init__(setup)
 
-    def _asked(self) -> str:
-        return "use_cuda_graph, use_async_batching, cache and paddings for the batch"
-
     def _options(self, batch: int) -> dict[str, Any]:
-        return {
-            "use_cuda_graph": True,
-            "use_async_batching": True,
-            **sized(batch, self._setup.window),
-        }
+        asked = {"use_cuda_graph": True, "use_async_batching": True}
+        return {**asked, **sized(batch, self._setup.window)}
 
 
-def sized(batch: int, window: Window) -> dict[str, Any]:
-    """A cache a quarter larger than the rows need, about two prompts a step, and graphs for few
-    lengths.
+def sized(batch: int, window: peer.Window) -> dict[str, Any]:
+    """A cache a quarter larger than rows need, about two prompts a step, graphs for few lengths.
 
-    Without flash attention each step has a mask of lines by cache, which asynchronous batching
-    keeps on the host and sends whole, and a graph reads as many keys as its length is padded to: 12
-    GB and 16,384 keys if nothing is said.
+    Without flash attention each step has a mask of tokens by cache, which asynchronous batching
+    keeps on the host and sends whole, and a graph reads as many keys as its length is padded to:
+    12 GB and 16,384 keys if nothing is said.
     """
     blocks = -(-(window.prompt + window.last) // BLOCK)
     return {
@@ -135,17 +107,17 @@ def sized(batch: int, window: Window) -> dict[str, Any]:
 class StaticGenerate:
     """`generate` over a static cache, eager: the loop that people write first."""
 
-    method = BY_DIFFERENCE
+    method = peer.BY_DIFFERENCE
     mode = "one process, static cache, eager"
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: peer.Setup) -> None:
         self._model, self._seconds = _load(setup), setup.seconds
         self.version = transformers.__version__
 
-    def measure(self, prompts: Prompts, window: Window) -> Measured:
-        return by_difference(self._generate, prompts, window, self._seconds)
+    def measure(self, prompts: peer.Prompts, window: peer.Window) -> peer.Measured:
+        return peer.by_difference(self._generate, prompts, window, self._seconds)
 
-    def _generate(self, prompts: Prompts, count: int) -> Tokens:
+    def _generate(self, prompts: peer.Prompts, count: int) -> peer.Tokens:
         ids = torch.tensor(prompts, device=self._model.device)
         out = self._model.generate(
             ids,
@@ -158,13 +130,15 @@ class StaticGenerate:
             cache_implementation="static",
             disable_compile=True,
         )
-        tokens: Tokens = out[:, ids.shape[1] :].tolist()
+        tokens: peer.Tokens = out[:, ids.shape[1] :].tolist()
         return tokens
 
     def close(self) -> None:
         del self._model
 
 
-def _load(setup: Setup) -> Any:
-    model: Any = AutoModelForCausalLM.from_pretrained(setup.directory, dtype=DTYPES[setup.dtype])
+def _load(setup: peer.Setup) -> Any:
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        setup.directory, dtype=getattr(torch, setup.dtype)
+    )
     return model.to(setup.device).eval()

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 import photon_ext
 from benchmarks.common.session import Session
-from benchmarks.engines.peer import (
-    BY_DIFFERENCE,
-    BY_STEP,
-    Measured,
-    Prompts,
-    Setup,
-    Tokens,
-    Window,
-    by_difference,
-    by_steps,
-)
+from benchmarks.engines import peer
 from photon_ext import Engine, SamplingParams
 from photon_ext.models.loader import load_model
 
@@ -26,24 +18,23 @@ SPARE = 8  # tokens beyond the window: no row may end while it is timed
 class Ours:
     """Full steps of a pipeline with two slots, from carry-over to published token."""
 
-    method = BY_STEP
+    method = peer.BY_STEP
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: peer.Setup) -> None:
         self.version = photon_ext.__version__
         self.mode = f"one process, depth 2, {_mode(setup)}"
         self._options = {"blocking": not setup.spin, "fast": setup.fast}
         loaded = load_model(setup.directory, setup.dtype, setup.device)
         self._config, self._weights = loaded.config, loaded.weights
 
-    def measure(self, prompts: Prompts, window: Window) -> Measured:
-        with Session(
-            self._config, self._weights, prompts, window.last + SPARE, depth=2, **self._options
-        ) as session:
+    def measure(self, prompts: peer.Prompts, window: peer.Window) -> peer.Measured:
+        model, count = (self._config, self._weights), window.last + SPARE
+        with Session(*model, prompts, count, depth=2, **self._options) as session:
             session.prefill()
             times = session.run(window.last - min(map(len, session.tokens.values())))
             session.check()
             tokens = [session.tokens[row.index][: window.last] for row in session.rows]
-        return by_steps(times, tokens, window)
+        return peer.by_steps(times, tokens, window)
 
     def close(self) -> None:
         del self._weights
@@ -52,34 +43,24 @@ class Ours:
 class OurEngine:
     """`Engine.generate`, with its scheduling, its thread and its queues."""
 
-    method = BY_DIFFERENCE
+    method = peer.BY_DIFFERENCE
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: peer.Setup) -> None:
         self.version = photon_ext.__version__
         self.mode = f"one process, engine thread, depth 2, {_mode(setup)}"
         self._setup = setup
         loaded = load_model(setup.directory, setup.dtype, setup.device)
         self._config, self._weights = loaded.config, loaded.weights
 
-    def measure(self, prompts: Prompts, window: Window) -> Measured:
+    def measure(self, prompts: peer.Prompts, window: peer.Window) -> peer.Measured:
         rows = len(prompts)
         length = window.prompt + window.last + SPARE
         sizes = {"max_rows": rows, "max_len": length, "buckets": (rows,)}
-        engine = Engine.from_weights(
-            self._config,
-            self._weights,
-            None,
-            **sizes,
-            blocking=not self._setup.spin,
-            hopper_kernels=self._setup.fast,
-        )
+        ways = {"blocking": not self._setup.spin, "hopper_kernels": self._setup.fast}
+        engine = Engine.from_weights(self._config, self._weights, None, **sizes, **ways)
         try:
-            return by_difference(
-                lambda given, count: _generate(engine, given, count),
-                prompts,
-                window,
-                self._setup.seconds,
-            )
+            run = partial(_generate, engine)
+            return peer.by_difference(run, prompts, window, self._setup.seconds)
         finally:
             engine.close()
             if self._setup.device == "cuda":
@@ -89,12 +70,12 @@ class OurEngine:
         del self._weights
 
 
-def _mode(setup: Setup) -> str:
+def _mode(setup: peer.Setup) -> str:
     runs = setup.dtype == "bfloat16" and setup.device == "cuda" and photon_ext.hopper_runs()
     kernels = "fast" if setup.fast and runs else "portable"
     return f"{'spinning' if setup.spin else 'blocking'} waits, {kernels} kernels"
 
 
-def _generate(engine: Engine, prompts: Prompts, count: int) -> Tokens:
+def _generate(engine: Engine, prompts: peer.Prompts, count: int) -> peer.Tokens:
     outputs = engine.generate(prompts, SamplingParams(max_new_tokens=count, ignore_eos=True))
     return [list(output.token_ids) for output in outputs]

@@ -1,6 +1,5 @@
 """Peer: an engine that generates greedily, how its steps are timed, and the window in which they
-are.
-"""
+are."""
 
 from __future__ import annotations
 
@@ -17,19 +16,19 @@ Prompts = list[list[int]]
 Tokens = list[list[int]]
 REPEATS = 3
 LEAST_TOKENS = 32  # that even the slowest engine makes
+MARK = "@measured "  # begins a line that a worker says to its parent
 
 # How ms per step was found: the median of single steps in the window; (t(last) - t(first)) / (last
-# - first) from medians of whole runs; or the time of all of the window's steps over their number,
-# median of runs.
+# - first) from medians of whole runs;
+# or the time of all of the window's steps over their number, median of runs.
 BY_STEP = "median step"
 BY_DIFFERENCE = "long run - short run"
 BY_LOOP = "loop over the window"
 
 
 class Window(NamedTuple):
-    """New tokens `first` to `last` of every row are what is timed; rows have a prompt of
-    `prompt` tokens.
-    """
+    """New tokens `first` to `last` of every row are what is timed; rows have a prompt of `prompt`
+    tokens."""
 
     prompt: int
     first: int
@@ -42,8 +41,7 @@ class Window(NamedTuple):
 
     def within(self, seconds: float, ms_per_step: float) -> Window:
         """The window, or a shorter one in which a slow engine takes no more than so many seconds
-        from the prompt to its end.
-        """
+        from the prompt to its end."""
         last = min(self.last, max(LEAST_TOKENS, int(seconds * 1e3 / ms_per_step)))
         return self if last == self.last else Window(self.prompt, max(1, last // 4), last)
 

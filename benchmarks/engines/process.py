@@ -1,4 +1,7 @@
-"""Runs an engine's worker as a process, and reads what it reported, however it ended."""
+"""Runs an engine's worker as a process, and keeps what it said, however it ended.
+
+A peer may need an interpreter of its own, which multiprocessing cannot cross: hence a pipe.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +11,33 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-import time
+import threading
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
-from benchmarks.common.env import REPOSITORY
+from benchmarks.common.environment import REPOSITORY
 from benchmarks.common.result import BenchmarkError
-from benchmarks.engines.peer import Prompts, Setup
+from benchmarks.engines.peer import MARK, Prompts, Setup
 
-POLL_SECONDS = 0.5
+Said = dict[str, Any]
 
 
-class Report(NamedTuple):
-    """What a worker said: `loaded` as in worker.run (None: it did not get so far), a line per
-    batch, and why it ended early, or None.
+@dataclass
+class Report:
+    """What a worker said.
+
+    Attributes:
+        loaded: version, mode, method and load_s of the engine; None: it did not get so far.
+        batches: a line per batch. failure: why it ended early, or None.
     """
 
-    loaded: dict[str, Any] | None
-    batches: dict[int, dict[str, Any]]
-    failure: str | None
+    loaded: Said | None = None
+    batches: dict[int, Said] = field(default_factory=dict)
+    failure: str | None = None
 
-    def of(self, batch: int) -> dict[str, Any]:
-        """What was measured for a batch.
-
-        Raises BenchmarkError with the reason where nothing was.
-        """
+    def of(self, batch: int) -> Said:
+        """What was measured for a batch. Raises BenchmarkError, with why, where nothing was."""
         line = self.batches.get(batch)
         if line is None:
             raise BenchmarkError(
@@ -51,93 +54,84 @@ def run_worker(
     batches: list[Prompts],
     timeout: float,
     python: str | None = None,
-    heard: Callable[[Report], None] = lambda report: None,
+    heard: Callable[[Report, int], None] = lambda report, batch: None,
 ) -> Report:
-    """Starts the worker (with another interpreter if `python` names one), waits up to `timeout`
-    seconds, and ends what it has started.
+    """Runs the worker of a peer for up to `timeout` seconds.
 
-    `batches` are the prompts of each batch; a batch is known by its size. `heard` is called
-    whenever a batch has got its line, with all that was said so far.
+    `batches` are the prompts of each batch, which is known by its size. `heard` is called with
+    each batch that got its line. `python`: another interpreter.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path, task, log = (Path(folder) / name for name in ("report.jsonl", "task.json", "log.txt"))
-        values = {"peer": peer, "setup": setup._asdict(), "prompts": batches, "report": str(path)}
-        task.write_text(json.dumps(values))
-        said = 0
+    report = Report()
 
-        def listen() -> None:
-            nonlocal said
-            report = _read(path, None)
-            if len(report.batches) > said:
-                said = len(report.batches)
-                heard(report)
+    def hear(said: Said) -> None:
+        if "loaded" in said:
+            report.loaded = said["loaded"]
+        else:
+            report.batches[said["batch"]] = said
+            heard(report, said["batch"])
 
-        failure = run_module("benchmarks.engines.worker", [str(task)], log, timeout, python, listen)
-        return _read(path, failure)
-
-
-def _read(path: Path, failure: str | None) -> Report:
-    """A report as far as it is written; a line that is not whole yet is left out."""
-    text = path.read_text() if path.exists() else ""
-    lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-    loaded = next((line["loaded"] for line in lines if "loaded" in line), None)
-    return Report(loaded, {line["batch"]: line for line in lines if "batch" in line}, failure)
+    task = json.dumps({"peer": peer, "setup": setup._asdict(), "prompts": batches})
+    report.failure = run_module("benchmarks.engines.worker", [], timeout, task, python, hear)
+    return report
 
 
 def run_module(
     module: str,
     arguments: list[str],
-    log: Path,
     timeout: float,
+    given: str = "",
     python: str | None = None,
-    listen: Callable[[], None] = lambda: None,
+    hear: Callable[[Said], None] = lambda said: None,
 ) -> str | None:
-    """`python -m module arguments` with its output in `log`; why it failed, or None. Its whole
-    process group ends with it.
+    """`python -m module arguments` with `given` on stdin; why it failed, or None.
 
-    `listen` is called now and then while it runs.
+    Its whole process group ends with it. `hear` is called with each line that begins with MARK.
     """
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(
-            filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH")))
-        ),
-    }
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [python or sys.executable, "-m", module, *arguments],
-            cwd=REPOSITORY,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            code = _wait(process, time.monotonic() + timeout, listen)
-        finally:
-            end_group(process)
-    if code is None:
-        return f"still running after {timeout:.0f} s; last words: {last_line(log)}"
-    return None if code == 0 else f"exit status {code}: {last_line(log)}"
+    paths = (str(REPOSITORY), os.environ.get("PYTHONPATH"))
+    process = subprocess.Popen(
+        [python or sys.executable, "-m", module, *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    late = threading.Event()
+    watcher = threading.Thread(target=_end_in_time, args=(process, timeout, late), daemon=True)
+    watcher.start()
+    assert process.stdin is not None
+    assert process.stdout is not None
+    last = "nothing"
+    try:
+        with contextlib.suppress(BrokenPipeError), process.stdin:
+            process.stdin.write(given)
+        for line in process.stdout:
+            if line.startswith(MARK):
+                hear(json.loads(line.removeprefix(MARK)))
+            elif line.strip():
+                last = line.strip()[:400]
+    finally:
+        _end_group(process)
+        watcher.join()
+        process.stdout.close()
+    if late.is_set():
+        return f"still running after {timeout:.0f} s; last words: {last}"
+    return None if process.returncode == 0 else f"exit status {process.returncode}: {last}"
 
 
-def _wait(process: subprocess.Popen[bytes], end: float, listen: Callable[[], None]) -> int | None:
-    """The exit status; None where the process still runs at `end`."""
-    while time.monotonic() < end:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return process.wait(min(POLL_SECONDS, max(0.0, end - time.monotonic())))
-        listen()
-    return None
+def _end_in_time(process: subprocess.Popen[str], timeout: float, late: threading.Event) -> None:
+    """Ends what a process has started once it is over, and the process itself if it is late."""
+    try:
+        process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        late.set()
+    _end_group(process)
 
 
-def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kills what is left of a process and of those that it started."""
+def _end_group(process: subprocess.Popen[str]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def last_line(log: Path) -> str:
-    """The last line of a log that says something."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1][:400] if lines else "nothing"

@@ -1,9 +1,6 @@
-"""The process in which one engine runs: reads a task, appends a JSON line after each thing it has
-done.
+"""The process in which one engine runs: reads a task from stdin and says a line per thing done.
 
-    python -m benchmarks.engines.worker TASK.json
-
-It imports nothing of photon_ext itself: a peer may live in an environment where that is not built.
+It imports nothing of photon_ext itself: a peer may live in an environment without it.
 """
 
 from __future__ import annotations
@@ -12,47 +9,36 @@ import json
 import sys
 import time
 import traceback
-from pathlib import Path
 from typing import Any
 
 from benchmarks.engines.catalog import open_peer
-from benchmarks.engines.peer import Setup, Window
+from benchmarks.engines.peer import MARK, Setup, Window
 
 
 def run(task: dict[str, Any]) -> None:
-    """Loads the engine, then measures each batch; a batch that fails is reported, and the next
-    one tried.
-    """
-    report = Path(task["report"])
+    """Loads the engine, then measures each batch; one that fails is reported, others go on."""
     setup = Setup(**{**task["setup"], "window": Window(*task["setup"]["window"])})
     begin = time.perf_counter()
     peer = open_peer(task["peer"], setup)
-    loaded = {
-        "version": peer.version,
-        "mode": peer.mode,
-        "method": peer.method,
-        "load_s": time.perf_counter() - begin,
-    }
-    _append(report, {"loaded": loaded})
+    loaded = {"version": peer.version, "mode": peer.mode, "method": peer.method}
+    _say({"loaded": {**loaded, "load_s": time.perf_counter() - begin}})
     for prompts in task["prompts"]:
         batch, begin = len(prompts), time.perf_counter()
         try:
             measured = peer.measure(prompts, setup.window)
         except Exception as error:
             traceback.print_exc()
-            _append(report, {"batch": batch, "error": f"{type(error).__name__}: {error}"})
+            _say({"batch": batch, "error": f"{type(error).__name__}: {error}"})
         else:
-            _append(
-                report,
-                {"batch": batch, "seconds": time.perf_counter() - begin, **measured._asdict()},
-            )
+            seconds = time.perf_counter() - begin
+            _say({"batch": batch, "seconds": seconds, **measured._asdict()})
     peer.close()
 
 
-def _append(report: Path, line: dict[str, Any]) -> None:
-    with report.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+def _say(line: dict[str, Any]) -> None:
+    """On a line of its own, whatever libraries have printed before it."""
+    print(f"\n{MARK}{json.dumps(line)}", flush=True)
 
 
 if __name__ == "__main__":
-    run(json.loads(Path(sys.argv[1]).read_text()))
+    run(json.load(sys.stdin))

@@ -1,6 +1,5 @@
-"""Attention of decode steps (fused with rotation and append) and of prompt chunks, over paged
-KV; torch's gets the same KV contiguous.
-"""
+"""Attention of decode steps (fused with rotation and append) and of prompt chunks, over paged KV;
+torch's gets the same KV contiguous."""
 
 from __future__ import annotations
 
@@ -22,26 +21,21 @@ from benchmarks.kernel_cases.case import (
     bind,
     check_finite,
     compare,
-    ints,
-    normal,
-    unwritten,
-    verify_call,
-    way_arguments,
+    rotated_case,
 )
 from photon_ext import ops, reference
 from photon_ext.layout import SegmentFlag
-from photon_ext.models.config import ModelConfig
 from photon_ext.models.rope import rope_tables
 
+DECODE, CHUNK, APPEND = "fused_attention_decode_into", "paged_attention_into", "rope_append_kv_"
 WAYS = ("portable", "hopper")
 APPEND_RUNS = 16
 CHECKED_TOKENS = 4  # the reference takes tokens one by one
 
 
 class Pages(NamedTuple):
-    """KV of `copies` batches: k and v [pages, page size, kv heads, head_dim], and a page table
-    [1 + rows, pages per row] for each copy.
-    """
+    """KV of several batches: k and v [pages, page size, kv heads, head_dim], and for each batch a
+    page table [1 + rows, pages per row]."""
 
     k: torch.Tensor
     v: torch.Tensor
@@ -49,259 +43,140 @@ class Pages(NamedTuple):
 
 
 def decode_groups(
-    config: ModelConfig, setting: Setting, batches: list[int], contexts: list[int]
+    setting: Setting, batches: list[int], contexts: list[int]
 ) -> Iterator[list[Plan]]:
-    """Decode tokens of equal length, a group per context and batch."""
+    """Decode tokens of rows of equal length, a group per context and batch."""
     for context in contexts:
         for batch in batches:
-            labels = {"batch": batch, "context": context}
-            memory = (
-                2
-                * _kv_copies(config, setting, batch, context)
-                * _kv_bytes(config, setting, batch, context)
-            )
-            make = partial(_decode, config, setting, batch, context)
-            yield [
-                Plan(
-                    ("fused_attention_decode_into",),
-                    "attention",
-                    labels,
-                    way,
-                    partial(make, way),
-                    memory,
-                )
-                for way in WAYS
-            ]
-    yield [
-        Plan(
-            ("rope_append_kv_",),
-            "append",
-            {"batch": batch},
-            "plain",
-            partial(_append, config, setting, batch),
-        )
-        for batch in batches
-    ]
+            sizes = [setting._replace(batch=batch, context=context, way=way) for way in WAYS]
+            yield [Plan((DECODE,), "attention", at, _decode, _memory(at)) for at in sizes]
+    appends = [setting._replace(batch=batch) for batch in batches]
+    yield [Plan((APPEND,), "append", at, _append) for at in appends]
 
 
-def chunk_groups(
-    config: ModelConfig, setting: Setting, chunks: list[int], contexts: list[int]
-) -> Iterator[list[Plan]]:
+def chunk_groups(setting: Setting, chunks: list[int], contexts: list[int]) -> Iterator[list[Plan]]:
     """Chunks of one row at the end of a context, a group per context."""
     for context in contexts:
-        plans = []
-        for chunk in (chunk for chunk in chunks if chunk <= context):
-            labels = {"batch": 1, "context": context, "chunk": chunk}
-            memory = (
-                2 * _kv_copies(config, setting, 1, context) * _kv_bytes(config, setting, 1, context)
-            )
-            make = partial(_chunk, config, setting, chunk, context)
-            plans += [
-                Plan(("paged_attention_into",), "chunk", labels, way, partial(make, way), memory)
-                for way in WAYS
-            ]
-        yield plans
-
-
-def _kv_bytes(config: ModelConfig, setting: Setting, batch: int, context: int) -> int:
-    """Bytes of one layer's KV."""
-    return 2 * batch * context * config.kv_size * setting.dtype.itemsize
-
-
-def _kv_copies(config: ModelConfig, setting: Setting, batch: int, context: int) -> int:
-    return setting.rotation.copies(_kv_bytes(config, setting, batch, context))
-
-
-def _pages(config: ModelConfig, setting: Setting, batch: int, context: int) -> Pages:
-    """Pages in random order; page 0 is nobody's."""
-    copies, pages_per_row = _kv_copies(config, setting, batch, context), -(-context // PAGE_SIZE)
-    pages = copies * batch * pages_per_row
-    shape = (1 + pages, PAGE_SIZE, config.kv_heads, config.head_dim)
-    order = 1 + torch.randperm(pages, generator=torch.Generator().manual_seed(0)).to(torch.int32)
-    tables = torch.zeros(copies, batch + 1, pages_per_row, dtype=torch.int32)
-    tables[:, 1:] = order.view(copies, batch, pages_per_row)
-    return Pages(
-        normal(setting, *shape), normal(setting, *shape, seed=1), tables.to(setting.device)
-    )
-
-
-def _contiguous(
-    config: ModelConfig, setting: Setting, batch: int, context: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """k and v [copies, batch, kv heads, context, head_dim]."""
-    shape = (
-        _kv_copies(config, setting, batch, context),
-        batch,
-        config.kv_heads,
-        context,
-        config.head_dim,
-    )
-    return normal(setting, *shape), normal(setting, *shape, seed=1)
-
-
-def _decode(config: ModelConfig, setting: Setting, batch: int, context: int, way: str) -> Case:
-    pages = _pages(config, setting, batch, context)
-    q, k, v = (
-        normal(setting, batch, heads, config.head_dim)
-        for heads in (config.q_heads, config.kv_heads, config.kv_heads)
-    )
-    out = unwritten(setting, batch, config.q_heads, config.head_dim)
-    meta = ints(setting, [[7, context - 1, context, 1 + row] for row in range(batch)])
-    cos, sin = rope_tables(config, context, setting.device)
-    gains = [
-        1 + normal(setting, config.head_dim, deviation=0.1) if config.qk_norm else None
-        for _ in range(2)
-    ]
-    scale = config.head_dim**-0.5
-    workspace = _workspace(config, setting, batch) if way == "hopper" else {}
-    call = torch.ops.photon_ext.fused_attention_decode_into.default
-    options: dict[str, Any] = {**way_arguments("fused_attention_decode_into", way), **workspace}
-    rest = (cos, sin, scale, *gains, config.rms_eps)
-
-    def verify() -> float:
-        num_tokens = min(batch, CHECKED_TOKENS)
-        table = pages.tables[0]
-        call(out, q, k, v, pages.k, pages.v, meta, table, *rest, **options)
-        last = (
-            table[1 : 1 + num_tokens, (context - 1) // PAGE_SIZE].long(),
-            (context - 1) % PAGE_SIZE,
-        )
-        appended = pages.k[last].clone()
-        expected = torch.empty_like(out[:num_tokens])
-        reference.fused_attention_decode_into(
-            expected,
-            q[:num_tokens],
-            k[:num_tokens],
-            v[:num_tokens],
-            pages.k,
-            pages.v,
-            meta[:num_tokens],
-            table,
-            *rest,
-        )
-        errors = (
-            compare("attention", out[:num_tokens], expected),
-            compare("appended keys", appended, pages.k[last]),
-        )
-        check_finite("attention", out)
-        return max(errors)
-
-    def baseline() -> Baseline:
-        keys, values = _contiguous(config, setting, batch, context)
-        query = q[:, :, None]
-        calls = [
-            partial(F.scaled_dot_product_attention, query, key, value, enable_gqa=True)
-            for key, value in zip(keys, values, strict=True)
+        sizes = [
+            setting._replace(context=context, chunk=chunk, way=way)
+            for chunk in chunks
+            for way in WAYS
+            if chunk <= context
         ]
-        return Baseline("SDPA on contiguous KV, without norm, rotation and append", calls)
-
-    kv = _kv_bytes(config, setting, batch, context)
-    runs = [
-        partial(call, out, q, k, v, pages.k, pages.v, meta, table, *rest, **options)
-        for table in pages.tables
-    ]
-    nbytes = kv + sum(tensor.nbytes for tensor in (q, k, v, out))
-    return Case(
-        runs,
-        nbytes,
-        verify,
-        baseline,
-        setting.rotation.cold(kv),
-        flops=4 * batch * context * config.q_size,
-    )
+        yield [Plan((CHUNK,), "chunk", at, _chunk, _memory(at)) for at in sizes]
 
 
-def _append(config: ModelConfig, setting: Setting, batch: int) -> Case:
-    """Rotation of queries, and keys and values into their pages; all of it stays in the cache."""
-    q, k, v = (
-        normal(setting, batch, heads, config.head_dim)
-        for heads in (config.q_heads, config.kv_heads, config.kv_heads)
-    )
-    caches = [
-        normal(setting, 1 + batch, PAGE_SIZE, config.kv_heads, config.head_dim) for _ in range(2)
-    ]
-    meta = ints(setting, [[7, PAGE_SIZE - 1, PAGE_SIZE, 1 + row] for row in range(batch)])
-    table = ints(setting, [[row] for row in range(batch + 1)])
-    gains = [
-        1 + normal(setting, config.head_dim, deviation=0.1) if config.qk_norm else None
-        for _ in range(2)
-    ]
-    args = (
-        q,
-        k,
-        v,
-        *caches,
-        meta,
-        table,
-        *rope_tables(config, PAGE_SIZE, setting.device),
-        *gains,
-        config.rms_eps,
-    )
-    verify = partial(verify_call, "rope_append_kv_", args, (0, 3, 4), "plain")
-    return Case(
-        [bind("rope_append_kv_", *args)] * APPEND_RUNS,
-        2 * (q.nbytes + k.nbytes + v.nbytes),
-        verify,
-        None,
-        cold=False,
-    )
+def _kv_bytes(at: Setting) -> int:
+    """Bytes of one layer's KV."""
+    return 2 * at.nbytes(at.batch, at.context, at.config.kv_size)
 
 
-def _workspace(config: ModelConfig, setting: Setting, batch: int) -> dict[str, Any]:
-    """The scratch memory in which the splits of the fast way meet; zeroed once, as its owner
-    must.
-    """
-    if "workspace" not in argument_names("fused_attention_decode_into"):
-        return {}
-    words = ops.attention_workspace_words(batch, config.q_heads, config.kv_heads, config.head_dim)
-    return {"workspace": torch.zeros(words, dtype=torch.float32, device=setting.device)}
+def _memory(at: Setting) -> int:
+    """Pages for us, and contiguous KV for torch."""
+    return 2 * at.rotation.copies(_kv_bytes(at)) * _kv_bytes(at)
 
 
-def _chunk(config: ModelConfig, setting: Setting, chunk: int, context: int, way: str) -> Case:
-    pages = _pages(config, setting, 1, context)
-    q, out = (
-        normal(setting, chunk, config.q_heads, config.head_dim),
-        unwritten(setting, chunk, config.q_heads, config.head_dim),
-    )
-    first = context - chunk
-    meta = ints(setting, [[7, first + i, first + i + 1, 1] for i in range(chunk)])
-    segments = ints(setting, [[1, 0, chunk, int(SegmentFlag.SAMPLE | SegmentFlag.STAGED)]])
-    scale = config.head_dim**-0.5
+def _pages(at: Setting) -> Pages:
+    """Pages in random order; page 0 is nobody's."""
+    copies, per_row = at.rotation.copies(_kv_bytes(at)), -(-at.context // PAGE_SIZE)
+    pages = copies * at.batch * per_row
+    shape = (1 + pages, PAGE_SIZE, at.config.kv_heads, at.config.head_dim)
+    order = 1 + torch.randperm(pages, generator=torch.Generator().manual_seed(0)).to(torch.int32)
+    tables = torch.zeros(copies, at.batch + 1, per_row, dtype=torch.int32)
+    tables[:, 1:] = order.view(copies, at.batch, per_row)
+    return Pages(at.normal(*shape), at.normal(*shape, seed=1), tables.to(at.device))
 
-    runs = [
-        bind(
-            "paged_attention_into", out, q, pages.k, pages.v, meta, segments, table, scale, way=way
-        )
-        for table in pages.tables
-    ]
+
+def _sdpa(at: Setting, name: str, query: torch.Tensor, mask: Any = None) -> Baseline:
+    """torch's attention on contiguous KV: k and v [copies, batch, kv heads, context, head_dim]."""
+    config, copies = at.config, at.rotation.copies(_kv_bytes(at))
+    shape = (copies, at.batch, config.kv_heads, at.context, config.head_dim)
+    pairs = zip(at.normal(*shape), at.normal(*shape, seed=1), strict=True)
+    attend = partial(F.scaled_dot_product_attention, attn_mask=mask, enable_gqa=True)
+    return Baseline(name, [partial(attend, query, key, value) for key, value in pairs])
+
+
+def _heads(at: Setting) -> list[torch.Tensor]:
+    """q, k and v of a batch."""
+    counts = (at.config.q_heads, at.config.kv_heads, at.config.kv_heads)
+    return [at.normal(at.batch, heads, at.config.head_dim) for heads in counts]
+
+
+def _gains(at: Setting) -> list[torch.Tensor | None]:
+    return [at.gain(at.config.head_dim) if at.config.qk_norm else None for _ in range(2)]
+
+
+def _decode(at: Setting) -> Case:
+    pages, (q, k, v), length = _pages(at), _heads(at), at.context
+    out = at.unwritten(*q.shape)
+    meta = at.ints([[7, length - 1, length, 1 + row] for row in range(at.batch)])
+    tables = rope_tables(at.config, length, at.device)
+    rest = (*tables, at.config.head_dim**-0.5, *_gains(at), at.config.rms_eps)
+    options: dict[str, Any] = {"way": at.way}
+    if at.way == "hopper" and "workspace" in argument_names(DECODE):
+        options["workspace"] = _workspace(at)
+    given = (out, q, k, v, pages.k, pages.v, meta)
+    runs = [bind(DECODE, *given, table, *rest, **options) for table in pages.tables]
 
     def verify() -> float:
         runs[0]()
-        some = torch.tensor(sorted({0, chunk // 3, chunk // 2, chunk - 1}), device=setting.device)
-        expected = reference.paged_attention(
-            q[some], pages.k, pages.v, meta[some], segments, pages.tables[0], scale
-        )
+        some, table = min(at.batch, CHECKED_TOKENS), pages.tables[0]
+        last = table[1 : 1 + some, (length - 1) // PAGE_SIZE].long(), (length - 1) % PAGE_SIZE
+        appended, expected = pages.k[last].clone(), torch.empty_like(out[:some])
+        few = (expected, *(each[:some] for each in (q, k, v)), pages.k, pages.v, meta[:some])
+        reference.fused_attention_decode_into(*few, table, *rest)
+        check_finite("attention", out)
+        compare("appended keys", appended, pages.k[last])
+        return compare("attention", out[:some], expected)
+
+    name = "SDPA on contiguous KV, without norm, rotation and append"
+    baseline = partial(_sdpa, at, name, q[:, :, None])
+    kv, flops = _kv_bytes(at), 4 * at.batch * length * at.config.q_size
+    nbytes = kv + sum(tensor.nbytes for tensor in (q, k, v, out))
+    return Case(runs, nbytes, verify, baseline, at.rotation.cold(kv), flops)
+
+
+def _workspace(at: Setting) -> torch.Tensor:
+    """The scratch memory in which the splits of the fast way meet; zeroed once by its owner."""
+    config = at.config
+    words = ops.attention_workspace_words(
+        at.batch, config.q_heads, config.kv_heads, config.head_dim
+    )
+    return torch.zeros(words, dtype=torch.float32, device=at.device)
+
+
+def _append(at: Setting) -> Case:
+    """Rotation of queries, and keys and values into their pages; all of it stays in the cache."""
+    heads, shape = _heads(at), (1 + at.batch, PAGE_SIZE, at.config.kv_heads, at.config.head_dim)
+    caches = at.normal(*shape), at.normal(*shape, seed=1)
+    meta = at.ints([[7, PAGE_SIZE - 1, PAGE_SIZE, 1 + row] for row in range(at.batch)])
+    table = at.ints([[row] for row in range(at.batch + 1)])
+    norms = (*_gains(at), at.config.rms_eps)
+    args = (*heads, *caches, meta, table, *rope_tables(at.config, PAGE_SIZE, at.device), *norms)
+    nbytes = 2 * sum(each.nbytes for each in heads)
+    return rotated_case(at, APPEND, [None] * APPEND_RUNS, lambda _: args, (0, 3, 4), nbytes)
+
+
+def _chunk(at: Setting) -> Case:
+    pages, chunk, first = _pages(at), at.chunk, at.context - at.chunk
+    q = at.normal(chunk, at.config.q_heads, at.config.head_dim)
+    out, scale = at.unwritten(*q.shape), at.config.head_dim**-0.5
+    meta = at.ints([[7, first + i, first + i + 1, 1] for i in range(chunk)])
+    segments = at.ints([[1, 0, chunk, int(SegmentFlag.SAMPLE | SegmentFlag.STAGED)]])
+    given = (out, q, pages.k, pages.v, meta, segments)
+    runs = [bind(CHUNK, *given, table, scale, way=at.way) for table in pages.tables]
+
+    def verify() -> float:
+        runs[0]()
+        some = torch.tensor(sorted({0, chunk // 3, chunk // 2, chunk - 1}), device=at.device)
+        tables = meta[some], segments, pages.tables[0]
+        expected = reference.paged_attention(q[some], pages.k, pages.v, *tables, scale)
         check_finite("chunk attention", out)
         return compare("chunk attention", out[some], expected)
 
-    def baseline() -> Baseline:
-        keys, values = _contiguous(config, setting, 1, context)
-        query, mask = q.transpose(0, 1)[None], causal_lower_right(chunk, context)
-        calls = [
-            partial(
-                F.scaled_dot_product_attention, query, key, value, attn_mask=mask, enable_gqa=True
-            )
-            for key, value in zip(keys, values, strict=True)
-        ]
-        return Baseline("SDPA on contiguous KV", calls)
-
+    query, mask = q.transpose(0, 1)[None], causal_lower_right(chunk, at.context)
+    baseline = partial(_sdpa, at, "SDPA on contiguous KV", query, mask)
     seen = chunk * first + chunk * (chunk + 1) // 2  # pairs of a query and a key it may see
-    kv = _kv_bytes(config, setting, 1, context)
-    return Case(
-        runs,
-        kv + q.nbytes + out.nbytes,
-        verify,
-        baseline,
-        setting.rotation.cold(kv),
-        flops=4 * seen * config.q_size,
-    )
+    kv, flops = _kv_bytes(at), 4 * seen * at.config.q_size
+    nbytes = kv + q.nbytes + out.nbytes
+    return Case(runs, nbytes, verify, baseline, at.rotation.cold(kv), flops)

@@ -1,11 +1,10 @@
-"""Case: one op at one shape, ready to run; Plan: how to make it, and what this build must have
-for it.
-"""
+"""Case: one op at one shape, ready to run; Plan: how to make it, and what the build must have."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,18 +12,54 @@ import torch
 from benchmarks.common.replay import Rotation, Run
 from benchmarks.common.result import BenchmarkError
 from photon_ext import reference
+from photon_ext.models.config import ModelConfig
 
-# Relative error by norm against the reference in the same dtype: both round, and sum in orders of
-# their own.
+# Relative error by norm against the reference in the same dtype: both round and sum differently.
 BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 
 class Setting(NamedTuple):
-    """What all cases of a run share."""
+    """A model's shapes on a device, and the sizes of one case; it makes the operands.
 
+    Attributes:
+        way: "plain" where an op has one path, "portable" and "fast" where it has two, "torch" for
+            torch's calls alone.
+        context, chunk: tokens of attention; 0 where there are none.
+    """
+
+    config: ModelConfig
     device: torch.device
     dtype: torch.dtype
     rotation: Rotation
+    batch: int = 1
+    way: str = "plain"
+    context: int = 0
+    chunk: int = 0
+
+    def normal(self, *shape: int, deviation: float = 1.0, seed: int = 0) -> torch.Tensor:
+        """Random numbers; the same at every call with the same shape and seed."""
+        made = torch.empty(shape, dtype=self.dtype, device=self.device)
+        generator = torch.Generator(device=self.device).manual_seed(seed)
+        return made.normal_(0.0, deviation, generator=generator)
+
+    def stack(self, *shape: int, deviation: float = 1.0) -> torch.Tensor:
+        """As many copies of an operand of this shape as are to be rotated."""
+        copies = self.rotation.copies(self.nbytes(*shape))
+        return self.normal(copies, *shape, deviation=deviation)
+
+    def nbytes(self, *shape: int) -> int:
+        return torch.Size(shape).numel() * self.dtype.itemsize
+
+    def gain(self, size: int) -> torch.Tensor:
+        """The weight of a norm."""
+        return 1 + self.normal(size, deviation=0.1)
+
+    def unwritten(self, *shape: int) -> torch.Tensor:
+        """An output full of NaN, so that what an op leaves out is seen."""
+        return torch.full(shape, float("nan"), dtype=self.dtype, device=self.device)
+
+    def ints(self, values: object) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self.device)
 
 
 class Baseline(NamedTuple):
@@ -41,8 +76,7 @@ class Case:
     Attributes:
         runs: one per rotated operand.
         nbytes: bytes that a run must read and write; 0 where they are to stay in the cache.
-        verify: runs the op once and returns its relative error; raises BenchmarkError if it is
-            wrong.
+        verify: runs the op and returns its relative error; BenchmarkError if it is wrong.
         baseline: None where torch has nothing to compare with.
         cold: whether the rotated operands are larger than the cache.
         flops: multiplications and additions of a run, where they are the limit; else 0.
@@ -65,75 +99,80 @@ class Plan:
     Attributes:
         ops: the names in torch.ops.photon_ext; more than one for a chain.
         what: which use of it: "qkv", "down", ...
-        labels: batch, context, ...: everything else that tells this case from others.
-        way: "plain" where an op has one path, "portable" and "fast" where it has two, "torch" for
-            torch's calls alone.
-        make: allocates operands, and makes the case.
+        setting: the sizes; `make` makes the case for them.
         memory: bytes that `make` allocates, about; more than is free: the case is skipped.
     """
 
     ops: tuple[str, ...]
     what: str
-    labels: dict[str, Any]
-    way: str
-    make: Callable[[], Case]
+    setting: Setting
+    make: Callable[[Setting], Case]
     memory: int = 0
 
     @property
-    def baseline_key(self) -> tuple[object, ...]:
-        """Equal for cases whose baselines are the same."""
-        return (self.ops, self.what, *self.labels.values())
+    def labels(self) -> dict[str, Any]:
+        """What tells this case from others of its op, use and way."""
+        sizes = {"context": self.setting.context, "chunk": self.setting.chunk}
+        given = {name: size for name, size in sizes.items() if size}
+        return {"batch": self.setting.batch, **given}
 
     def missing(self) -> str | None:
         """What this build lacks for it; None: nothing."""
-        for op in self.ops if self.way != "torch" else ():
+        for op in self.ops if self.setting.way != "torch" else ():
             if not hasattr(torch.ops.photon_ext, op):
                 return f"torch.ops.photon_ext has no {op} in this build"
-            if self.way == "fast" and "fast" not in argument_names(op):
+            if self.setting.way == "fast" and "fast" not in argument_names(op):
                 return f"{op} has no argument fast in this build"
         return None
 
 
 def argument_names(op: str) -> list[str]:
-    """The arguments of an op's schema; empty where there is no such op."""
-    if not hasattr(torch.ops.photon_ext, op):
-        return []
-    return [
-        argument.name for argument in getattr(torch.ops.photon_ext, op).default._schema.arguments
-    ]
-
-
-def way_arguments(op: str, way: str) -> dict[str, Any]:
-    """The keyword arguments that choose a way."""
-    return {"fast": way == "fast"} if "fast" in argument_names(op) else {}
-
-
-@dataclass
-class Lazy:
-    """A value that is made when it is first asked for: operands shared by the cases of one
-    shape.
-    """
-
-    make: Callable[[], Any]
-    _made: list[Any] = field(default_factory=list)
-
-    def __call__(self) -> Any:
-        if not self._made:
-            self._made.append(self.make())
-        return self._made[0]
+    """The arguments of an op's schema."""
+    schema = getattr(torch.ops.photon_ext, op).default._schema
+    return [argument.name for argument in schema.arguments]
 
 
 def bind(op: str, *args: object, way: str = "plain", **options: object) -> Run:
     """A call of an op through torch's dispatcher, its overload resolved once."""
-    call, options = getattr(torch.ops.photon_ext, op).default, way_arguments(op, way) | options
+    call = getattr(torch.ops.photon_ext, op).default
+    if "fast" in argument_names(op):
+        options["fast"] = way == "fast"
     return lambda: call(*args, **options)
 
 
-def verify_call(op: str, args: Sequence[Any], written: Sequence[int], way: str) -> float:
-    """Runs an op and its reference on copies of the arguments that it writes, and compares those.
+def rotated_case(
+    setting: Setting,
+    op: str,
+    operands: Sequence[Any],
+    arguments: Callable[[Any], tuple[Any, ...]],
+    written: Sequence[int],
+    nbytes: int,
+    torch_calls: tuple[str, Callable[[Any], object]] | None = None,
+) -> Case:
+    """A case of one op, run with one operand after the other.
 
-    Returns the largest relative error.
+    Args:
+        operands: what is rotated: tensors, or anything else where nothing needs to be.
+        arguments: the op's arguments with one of them. written: the indices of its outputs.
+        nbytes: bytes that a run must read and write.
+        torch_calls: what torch does with the same operand, its name first.
     """
+
+    def baseline() -> Baseline:
+        assert torch_calls is not None
+        name, call = torch_calls
+        return Baseline(name, [partial(call, operand) for operand in operands])
+
+    runs = [bind(op, *arguments(operand), way=setting.way) for operand in operands]
+    verify = partial(verify_call, op, arguments(operands[0]), written, setting.way)
+    first = operands[0] if isinstance(operands[0], tuple) else (operands[0],)
+    size = sum(each.nbytes for each in first if isinstance(each, torch.Tensor))
+    cold = size > 0 and setting.rotation.cold(size)
+    return Case(runs, nbytes, verify, None if torch_calls is None else baseline, cold)
+
+
+def verify_call(op: str, args: Sequence[Any], written: Sequence[int], way: str) -> float:
+    """Runs an op and its reference on copies of what it writes; the largest relative error."""
     expected, actual = list(args), list(args)
     for index in written:
         expected[index], actual[index] = _copy(args[index]), _copy(args[index])
@@ -165,39 +204,18 @@ def check_finite(name: str, actual: torch.Tensor) -> None:
 def compare(name: str, actual: torch.Tensor, expected: torch.Tensor, slack: float = 1.0) -> float:
     """The relative error by norm; integers must be equal.
 
-    Raises BenchmarkError beyond the dtype's bound times `slack`.
+    Raises BenchmarkError for NaN or inf, and beyond the dtype's bound times `slack`.
     """
     if not actual.dtype.is_floating_point:
-        if not torch.equal(actual, expected):
-            raise BenchmarkError(
-                f"{name}: {int((actual != expected).sum())} of {actual.numel()} integers are not "
-                "the reference's"
-            )
+        if wrong := int((actual != expected).sum()):
+            told = f"{wrong} of {actual.numel()} integers are not the reference's"
+            raise BenchmarkError(f"{name}: {told}")
         return 0.0
     check_finite(name, actual)
     size = float(torch.linalg.vector_norm(expected.double()))
-    error = float(torch.linalg.vector_norm(actual.double() - expected.double())) / (size or 1.0)
-    bound = BOUNDS[actual.dtype] * slack
+    difference = float(torch.linalg.vector_norm(actual.double() - expected.double()))
+    error, bound = difference / (size or 1.0), BOUNDS[actual.dtype] * slack
     if error > bound:
-        raise BenchmarkError(
-            f"{name}: relative error {error:.3g} against the reference, the bound is {bound:g}"
-        )
+        told = f"relative error {error:.3g} against the reference, the bound is {bound:g}"
+        raise BenchmarkError(f"{name}: {told}")
     return error
-
-
-def normal(setting: Setting, *shape: int, deviation: float = 1.0, seed: int = 0) -> torch.Tensor:
-    """Random numbers on the device; the same at every call with the same shape and seed."""
-    made = torch.empty(shape, dtype=setting.dtype, device=setting.device)
-    return made.normal_(
-        0.0, deviation, generator=torch.Generator(device=setting.device).manual_seed(seed)
-    )
-
-
-def unwritten(setting: Setting, *shape: int) -> torch.Tensor:
-    """An output full of NaN, so that what an op leaves out is seen."""
-    return torch.full(shape, float("nan"), dtype=setting.dtype, device=setting.device)
-
-
-def ints(setting: Setting, values: object) -> torch.Tensor:
-    """int32 on the device."""
-    return torch.tensor(values, dtype=torch.int32, device=setting.device)

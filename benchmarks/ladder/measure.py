@@ -10,28 +10,25 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
+from statistics import median, mode
 from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.common.kineto import record
 from benchmarks.common.result import BenchmarkError
-from benchmarks.common.trace import record
 from benchmarks.ladder.stages import Decode
-from photon_ext.observe.analysis.steps import busy_time, kernels_of
-from photon_ext.observe.records import DeviceSpan
+from photon_ext.observe.analysis.steps import find_steps
+from photon_ext.observe.records import Records
 
 WINDOW = 8  # steps that are timed together; carry_over.BURST
-# one per step: torch's greedy choice, and the end of a step of the runtime
-MARKERS = ("ArgMax", "publish_kernel")
+MARKERS = ("publish_kernel", "ArgMax")  # end a step of the runtime, and one of torch's
 WARM_UP = 16  # tokens of the run before those that are timed
-# tokens at most of a run whose calls or kernels are looked at: one step is like the other
-LOOKED_AT = 40
-# steps at the beginning that are not steady: the prompt's, the first one, the one that is recorded
-SKIPPED = 3
+LOOKED_AT = 40  # tokens at most of a run whose calls or kernels are looked at
+SKIPPED = 3  # steps that are not steady: the prompt's, the first one, the one that is captured
 
 
 @dataclass(frozen=True)
@@ -48,9 +45,8 @@ class Subject:
         return found
 
     def run(self, decode: Decode, tokens: int | None = None) -> list[int]:
-        """The tokens of one run without stop ids, up to the moment when the device has nothing
-        left to do; None: of full length.
-        """
+        """The tokens of one run without stop ids, up to the moment when the device has nothing left
+        to do; None: of full length."""
         result = list(decode(self.model, self.prompt, tokens or self.tokens, ()))
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -65,23 +61,19 @@ def check_tokens(expected: Sequence[int], found: Sequence[int], dtype: torch.dty
     texts part; that is no error.
     """
     pairs = zip(expected, found, strict=False)
-    equal = next(
-        (i for i, pair in enumerate(pairs) if pair[0] != pair[1]), min(len(expected), len(found))
-    )
+    differs = (i for i, (a, b) in enumerate(pairs) if a != b)
+    equal = next(differs, min(len(expected), len(found)))
     if len(found) != len(expected):
         raise BenchmarkError(f"{len(found)} tokens came, {len(expected)} were expected")
     if dtype == torch.float32 and equal < len(expected):
-        raise BenchmarkError(
-            f"tokens differ from index {equal} on: {found[equal:][:6]}, expected "
-            f"{expected[equal:][:6]}"
-        )
+        differ = f"{found[equal:][:6]}, expected {expected[equal:][:6]}"
+        raise BenchmarkError(f"tokens differ from index {equal} on: {differ}")
     return equal
 
 
 class TimedRun(NamedTuple):
     """One run: its tokens, the milliseconds of its first WINDOW tokens, and those of a step in
-    every window behind them.
-    """
+    every window behind them."""
 
     tokens: list[int]
     first_ms: float
@@ -92,10 +84,8 @@ def timed_run(subject: Subject, decode: Decode) -> TimedRun:
     """A run of full length."""
     gc.collect()  # what an earlier run left in cycles is not collected in this one
     start = time.perf_counter()
-    came = [
-        (token, time.perf_counter())
-        for token in decode(subject.model, subject.prompt, subject.tokens, ())
-    ]
+    tokens = decode(subject.model, subject.prompt, subject.tokens, ())
+    came = [(token, time.perf_counter()) for token in tokens]
     if len(came) < 2 * WINDOW:
         raise BenchmarkError(f"{len(came)} tokens came, {subject.tokens} were expected")
     marks = [at for _, at in came[WINDOW - 1 :: WINDOW]]
@@ -105,8 +95,7 @@ def timed_run(subject: Subject, decode: Decode) -> TimedRun:
 
 def step_times(runs: Sequence[TimedRun]) -> dict[str, Any]:
     """Milliseconds of a steady step: the median over the windows of all runs; and of the first
-    eight tokens, all included.
-    """
+    eight tokens, all included."""
     return {
         "ms_per_step": median(ms for run in runs for ms in run.windows),
         "runs_ms_per_step": [median(run.windows) for run in runs],
@@ -121,122 +110,72 @@ def count_allocations(subject: Subject, decode: Decode) -> float:
     Counted between two tokens of one run, the first and the last eight left out: what a loop sets
     up, and how much, hangs on its length.
     """
-    counter = _CudaRequests(subject.device) if subject.device.type == "cuda" else _CpuRequests()
-    tokens = min(subject.tokens, LOOKED_AT)
-    begin, end = WINDOW, tokens - WINDOW
+    on_cuda, tokens = subject.device.type == "cuda", min(subject.tokens, LOOKED_AT)
+    begin, end, requests = WINDOW, tokens - WINDOW, 0
+    stop: Callable[[], int] = int
     for came, _ in enumerate(decode(subject.model, subject.prompt, tokens, ()), start=1):
         if came == begin:
-            counter.start()
+            stop = _count_cuda_requests(subject.device) if on_cuda else _count_host_requests()
         elif came == end:
-            counter.stop()
-    return counter.requests / (end - begin)
+            requests = stop()
+    return requests / (end - begin)
 
 
-class _CudaRequests:
-    """Requests to the device's allocator from `start` to `stop`."""
+def _count_cuda_requests(device: torch.device) -> Callable[[], int]:
+    """Counts requests to the device's allocator until it is called."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.requests = 0
+    def total() -> int:
+        return int(torch.cuda.memory_stats(device)["allocation.all.allocated"])
 
-    def start(self) -> None:
-        self.requests = -self._total()
-
-    def stop(self) -> None:
-        self.requests += self._total()
-
-    def _total(self) -> int:
-        return int(torch.cuda.memory_stats(self._device)["allocation.all.allocated"])
+    before = total()
+    return lambda: total() - before
 
 
-class _CpuRequests:
-    """Requests of this thread for memory of the host from `start` to `stop`."""
+def _count_host_requests() -> Callable[[], int]:
+    """Counts this thread's requests for memory of the host until it is called."""
+    profile = torch.autograd.profiler.profile(use_kineto=True, profile_memory=True)
+    profile.__enter__()
 
-    def __init__(self) -> None:
-        self._profile = torch.autograd.profiler.profile(use_kineto=True, profile_memory=True)
-        self.requests = 0
-
-    def start(self) -> None:
-        self._profile.__enter__()
-
-    def stop(self) -> None:
-        self._profile.__exit__(None, None, None)
-        results = self._profile.kineto_results
+    def stop() -> int:
+        profile.__exit__(None, None, None)
+        results = profile.kineto_results
         if results is None:
-            raise BenchmarkError(
-                "torch's profiler returned no records; this torch was built without kineto"
-            )
-        self.requests = sum(
-            event.name() == "[memory]" and event.nbytes() > 0 for event in results.events()
-        )
+            raise BenchmarkError("torch's profiler returned no records: torch lacks kineto")
+        return sum(event.name() == "[memory]" and event.nbytes() > 0 for event in results.events())
 
-
-class DeviceSteps(NamedTuple):
-    """What activity records say about steps, milliseconds each.
-
-    Attributes:
-        busy: time with at least one kernel running.
-        period: from the end of the step before to the end of this one.
-        gap: of it, before the step's first kernel.
-        skipped: periods of the steps that are not steady, in order.
-    """
-
-    busy: list[float]
-    period: list[float]
-    gap: list[float]
-    skipped: list[float]
+    return stop
 
 
 def device_time(subject: Subject, decode: Decode, ms_per_step: float) -> dict[str, Any]:
-    """How long the device worked for a steady step, from its own records, and what share of
-    `ms_per_step` that leaves idle.
+    """How long the device worked for a steady step, by its own records, and the idle share.
 
-    Idle is all time between kernels, within a step and before it. Records slow the host down, and
-    with it the gaps of a loop that launches kernel by kernel. So idle time is not taken from them:
-    it is what is left of the step as it was timed without them. The traced period is given beside
-    it.
+    Records slow the host down, and with it the gaps of a loop that launches kernel by kernel. So
+    idle time is what is left of `ms_per_step`, which was timed without them; the traced period is
+    given beside it.
     """
-    steps = device_steps(
-        kernels_of(record(lambda: subject.run(decode, min(subject.tokens, LOOKED_AT))))
-    )
-    busy_ms = median(steps.busy)
+    found = record(lambda: subject.run(decode, min(subject.tokens, LOOKED_AT)))
+    busy, periods = device_steps(found)
     return {
-        "kernel_ms": busy_ms,
-        "gap_share": max(0.0, 1 - busy_ms / ms_per_step),
-        "traced": {
-            "steps": len(steps.busy),
-            "ms_per_step": median(steps.period),
-            "step_gap_ms": median(steps.gap),
-            "skipped_ms": steps.skipped,
-        },
+        "kernel_ms": median(busy),
+        "gap_share": max(0.0, 1 - median(busy) / ms_per_step),
+        "traced": {"steps": len(busy), "ms_per_step": median(periods)},
     }
 
 
-def device_steps(kernels: Sequence[DeviceSpan]) -> DeviceSteps:
-    """Cuts records, sorted by start, into steps that end with a marker kernel; steps with an odd
-    number of kernels are not steady.
+def device_steps(records: Records) -> tuple[list[float], list[float]]:
+    """Milliseconds of steady steps: with a kernel running, and from end to end.
 
-    Raises BenchmarkError without at least three steady steps.
+    A step ends with a marker kernel; those with an odd number of kernels are not steady. Raises
+    BenchmarkError without at least three steady steps.
     """
-    ends = [
-        index
-        for index, kernel in enumerate(kernels)
-        if any(marker in kernel.name for marker in MARKERS)
-    ]
-    counts = [after - before for before, after in pairwise(ends)]
-    usual = max(set(counts[SKIPPED:]), key=counts.count, default=0)
-    steps = DeviceSteps([], [], [], [])
-    for index, (before, after) in enumerate(pairwise(ends)):
-        period = (kernels[after].end - kernels[before].end) * 1e-6
-        if index < SKIPPED or counts[index] != usual:
-            steps.skipped.append(period)
-            continue
-        steps.busy.append(busy_time(kernels[before + 1 : after + 1]) * 1e-6)
-        steps.gap.append(max(0, kernels[before + 1].start - kernels[before].end) * 1e-6)
-        steps.period.append(period)
-    if len(steps.busy) < 3:
-        raise BenchmarkError(
-            f"the records hold {len(ends)} steps and {len(steps.busy)} steady ones, expected at "
-            "least 3"
-        )
-    return steps
+    names = [span.name for span in records.device]
+    marker = next((mark for mark in MARKERS if any(mark in name for name in names)), MARKERS[0])
+    found = find_steps(records, marker, marker_ends=True).steps
+    usual = mode([step.kernels for step in found[SKIPPED:]] or [0])
+    pairs = list(pairwise(found))[SKIPPED:]
+    steady = [(before, step) for before, step in pairs if step.kernels == usual]
+    if len(steady) < 3:
+        told = f"{len(found)} steps and {len(steady)} steady ones, expected at least 3"
+        raise BenchmarkError(f"the records hold {told}")
+    periods = [(step.end - before.end) * 1e-6 for before, step in steady]
+    return [step.busy * 1e-6 for _, step in steady], periods

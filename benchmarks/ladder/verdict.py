@@ -16,19 +16,15 @@ class Figures:
 
     Attributes:
         ms: milliseconds of a steady step.
-        spread: half the range of `ms` over repeated runs, milliseconds; infinite after one run,
-            which tells nothing.
+        spread: half the range of `ms` over repeated runs; infinite after one run.
         allocations: requests to torch's allocator per step; None if not counted.
         kernel_ms: how long the device worked for a step; None without activity records.
-        step_gap_ms: by those records, how long it waited before a step's first kernel; None without
-            them.
     """
 
     ms: float
     spread: float
     allocations: float | None = None
     kernel_ms: float | None = None
-    step_gap_ms: float | None = None
 
     @property
     def idle_ms(self) -> float | None:
@@ -36,30 +32,21 @@ class Figures:
 
 
 def verdict(stage: Stage, before: Figures | None, after: Figures, on_cpu: bool) -> str:
-    """Help, or why not.
-
-    `before` is the stage below that could be measured, None for the first one.
-    """
+    """Help, or why not. `before` is the stage below that could be measured, if there is one."""
     if before is None:
-        return "the start" + (f": {_device(None, after)}" if after.kernel_ms is not None else "")
-    ratio, difference, spread = (
-        before.ms / after.ms,
-        abs(before.ms - after.ms),
-        max(before.spread, after.spread),
-    )
+        if after.kernel_ms is None:
+            return "the start"
+        idle = f"idle {after.idle_ms:.3g} ms of a step"
+        return f"the start: {idle}, kernels {after.kernel_ms:.3g} ms"
+    ratio, difference = before.ms / after.ms, abs(before.ms - after.ms)
+    spread = max(before.spread, after.spread)
     if difference <= NOISE * before.ms:
         return f"no help here, x{ratio:.2f}: {_reason(stage, before, after, on_cpu)}"
     if spread == math.inf:
         return f"cannot be told from one run, x{ratio:.2f}: give more --repeats"
     if difference <= spread:
-        recorded = before.idle_ms is not None and after.idle_ms is not None
-        reason = (
-            _reason(stage, before, after, on_cpu) if recorded else "measure on a quieter machine"
-        )
-        return (
-            f"cannot be told, x{ratio:.2f}: runs differ by up to {2 * spread:.3g} ms a step; "
-            f"{reason}"
-        )
+        runs = f"runs differ by up to {2 * spread:.3g} ms a step; measure on a quieter machine"
+        return f"cannot be told, x{ratio:.2f}: {runs}"
     if ratio < 1:
         return f"slower, x{ratio:.2f}: {_reason(stage, before, after, on_cpu)}"
     return f"helps, x{ratio:.2f}: {_change(before, after)}"
@@ -67,61 +54,35 @@ def verdict(stage: Stage, before: Figures | None, after: Figures, on_cpu: bool) 
 
 def _change(before: Figures, after: Figures) -> str:
     """What became less."""
-    if before.kernel_ms is not None and after.kernel_ms is not None:
-        return _device(before, after)
-    if (
-        before.allocations is not None
-        and after.allocations is not None
-        and after.allocations < before.allocations
-    ):
-        return (
-            f"{before.ms:.3g} to {after.ms:.3g} ms, {before.allocations:.0f} to "
-            f"{after.allocations:.0f} allocations"
-        )
-    return f"{before.ms:.3g} to {after.ms:.3g} ms"
+    device = _device(before, after)
+    if device:
+        return device
+    counts = before.allocations, after.allocations
+    saved = counts[0] is not None and counts[1] is not None and counts[1] < counts[0]
+    fewer = f", {counts[0]:.0f} to {counts[1]:.0f} allocations" if saved else ""
+    return f"{before.ms:.3g} to {after.ms:.3g} ms{fewer}"
 
 
 def _reason(stage: Stage, before: Figures, after: Figures, on_cpu: bool) -> str:
-    """Why a stage did not help: on a GPU from its idle time, on a CPU from what a stage is for."""
+    """Why a stage did not help: on a CPU from what it is for, on a GPU from its idle time."""
     if on_cpu:
         return stage.on_cpu
-    was, now = before.idle_ms, after.idle_ms
-    if was is None or now is None or before.kernel_ms is None or after.kernel_ms is None:
+    was, now, device = before.idle_ms, after.idle_ms, _device(before, after)
+    if was is None or now is None:
         return "there are no activity records to say why"
-    saved, spread = was - now, max(before.spread, after.spread)
     if was < NOISE * before.ms:
-        return f"the device was busy already, {_device(before, after)}{_within(after)}"
-    if saved > 0 and after.kernel_ms - before.kernel_ms > saved / 2:
-        return f"the idle time it saves goes into longer kernels, {_device(before, after)}"
-    if saved < -spread:
-        return (
-            f"the device waits longer{_for_whom(after)}, {_device(before, after)}{_within(after)}"
-        )
-    if saved > spread:
-        return f"the device waits less, {_device(before, after)}"
-    return f"the device waits as long as before, {_device(before, after)}"
+        return f"the device was busy already, {device}"
+    longer = (after.kernel_ms or 0.0) - (before.kernel_ms or 0.0)
+    if was > now and longer > (was - now) / 2:
+        return f"the idle time it saves goes into longer kernels, {device}"
+    if abs(was - now) <= max(before.spread, after.spread):
+        return f"the device waits as long as before, {device}"
+    return f"the device waits {'less' if was > now else 'longer'}, {device}"
 
 
-def _for_whom(after: Figures) -> str:
-    """Where it idles for longer than it works, the host sets the pace."""
-    if after.idle_ms is None or after.kernel_ms is None or after.idle_ms <= after.kernel_ms:
+def _device(before: Figures, after: Figures) -> str:
+    """Idle time and kernels of both; "" without activity records."""
+    if before.kernel_ms is None or after.kernel_ms is None:
         return ""
-    return " for the host, which takes longer to launch the kernels than they run"
-
-
-def _within(after: Figures) -> str:
-    """Of idle time that a stage has added, what its steps wait for each other; the rest is
-    between a step's own kernels.
-    """
-    if after.idle_ms is None or after.step_gap_ms is None or after.idle_ms < NOISE * after.ms:
-        return ""
-    return f", {min(after.step_gap_ms, after.idle_ms):.3g} ms of it between steps"
-
-
-def _device(before: Figures | None, after: Figures) -> str:
-    if before is None:
-        return f"idle for {after.idle_ms:.3g} ms of a step, kernels {after.kernel_ms:.3g} ms"
-    return (
-        f"idle {before.idle_ms:.3g} to {after.idle_ms:.3g} ms, kernels {before.kernel_ms:.3g} "
-        f"to {after.kernel_ms:.3g} ms"
-    )
+    idle = f"idle {before.idle_ms:.3g} to {after.idle_ms:.3g} ms"
+    return f"{idle}, kernels {before.kernel_ms:.3g} to {after.kernel_ms:.3g} ms"

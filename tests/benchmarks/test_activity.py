@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from benchmarks import activity
-from benchmarks.common.calls import Counts
+from benchmarks.common.models import open_model
 from benchmarks.common.result import ResultFile
 from benchmarks.common.session import Session
-from benchmarks.common.shapes import open_model
+from benchmarks.cuda_calls.counts import Counts
 
 MODEL = activity.Model("tiny", *open_model("tiny", torch.float32, torch.device("cpu")))
 

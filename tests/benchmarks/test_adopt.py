@@ -1,11 +1,11 @@
-"""The ladder: every stage of both loops gives the tokens of the first one, and the figures
-beside it are what they say.
-"""
+"""The ladder: every stage of both loops gives the tokens of the first one, and the figures beside
+it are what they say."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,8 +18,8 @@ import torch
 
 import photon_ext
 from benchmarks import adopt, report
+from benchmarks.common.models import SHAPES
 from benchmarks.common.result import BenchmarkError
-from benchmarks.common.shapes import SHAPES
 from benchmarks.ladder.measure import (
     SKIPPED,
     Subject,
@@ -34,7 +34,7 @@ from benchmarks.ladder.stages import LADDERS, Changed, Stage, changed
 from benchmarks.ladder.verdict import Figures, verdict
 from photon_ext.models.config import Family, RopeScaling, RopeScalingKind
 from photon_ext.models.decoder import Decoder
-from photon_ext.observe.records import DeviceKind, DeviceSpan
+from photon_ext.observe.records import DeviceKind, DeviceSpan, Records
 
 NO_TRANSFORMERS = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
@@ -74,6 +74,7 @@ def tokens_of(loop: str, name: str, *arguments: Any) -> list[int]:
 
 
 # --- the stages -----------------------------------------------------------------------------------
+# ----------------------------------
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -131,13 +132,14 @@ def test_the_models_attention_is_put_back(device: str) -> None:
 
 def test_an_unknown_model_and_too_many_positions_are_refused() -> None:
     cpu = torch.device("cpu")
-    with pytest.raises(BenchmarkError, match="'small' is unknown; use one of tiny"):
-        build_model("stock", "small", torch.float32, cpu, 64)
+    with pytest.raises(BenchmarkError, match="'nonesuch' is unknown; use one of tiny"):
+        build_model("stock", "nonesuch", torch.float32, cpu, 64)
     with pytest.raises(BenchmarkError, match="4097 positions, tiny was made for 4096"):
         build_model("stock", "tiny", torch.float32, cpu, 4097)
 
 
 # --- lines changed --------------------------------------------------------------------------------
+# ----------------------------------
 
 
 def test_lines_changed_are_lines_of_code() -> None:
@@ -151,21 +153,21 @@ def test_lines_changed_are_lines_of_code() -> None:
     assert changed(before, before) == Changed(0, 0)
 
 
-@pytest.mark.parametrize("loop", list(LADDERS))
+@pytest.mark.parametrize("loop", LOOPS)
 def test_every_stage_is_a_small_change(loop: str) -> None:
-    sources = [stage.path.read_text() for stage in LADDERS[loop]]
+    sources = [stage.code for stage in LADDERS[loop]]
     for before, after in pairwise(sources):
         lines = changed(before, after)
         assert 0 < lines.added <= 50
 
 
 # --- figures --------------------------------------------------------------------------------------
+# ----------------------------------
 
 
 class CountingModel:
     """Stands in for a model: a decode loop of three allocations a token, and before the first as
-    many as there will be tokens.
-    """
+    many as there will be tokens."""
 
     def __init__(self, device: str = "cpu") -> None:
         self.device = torch.device(device)
@@ -222,10 +224,9 @@ def test_tokens_must_be_equal_in_float32_only() -> None:
         check_tokens([1, 2, 3], [1, 2], torch.bfloat16)
 
 
-def records(steps: int, marker: str, odd: int | None = None) -> list[DeviceSpan]:
-    """Steps of two kernels of 10 µs that overlap by 4, and a marker of 2 µs after 1; 7 µs
-    between steps. One step may have one more.
-    """
+def kernels(steps: int, marker: str, odd: int | None = None) -> list[DeviceSpan]:
+    """Steps of two kernels of 10 µs that overlap by 4, and a marker of 2 µs after 1; 7 µs between
+    steps. One step may have one more."""
     made, now = [], 0
     for step in range(steps):
         names = ["linear", "norm", *(["norm"] if step == odd else []), marker]
@@ -247,6 +248,10 @@ def records(steps: int, marker: str, odd: int | None = None) -> list[DeviceSpan]
     return made
 
 
+def recorded(spans: list[DeviceSpan]) -> Records:
+    return Records("cuda", spans[0].start, spans[-1].end, device=spans)
+
+
 @pytest.mark.parametrize(
     "marker",
     [
@@ -255,75 +260,50 @@ def records(steps: int, marker: str, odd: int | None = None) -> list[DeviceSpan]
     ],
 )
 def test_device_steps_are_cut_at_the_marker(marker: str) -> None:
-    steps = device_steps(records(12, marker, odd=8))
-    steady = 11 - SKIPPED - 1
-    assert steps.busy == pytest.approx([0.018] * steady)
-    assert steps.period == pytest.approx([0.026] * steady)
-    assert steps.gap == pytest.approx([0.007] * steady)
-    assert steps.skipped == pytest.approx([0.026] * (SKIPPED + 1))
+    busy, periods = device_steps(recorded(kernels(12, marker, odd=8)))
+    steady = 12 - SKIPPED - 1
+    assert busy == pytest.approx([0.018] * (steady - 1))
+    assert periods == pytest.approx([0.026] * (steady - 1))
 
 
 def test_records_without_steps_are_an_error() -> None:
     with pytest.raises(BenchmarkError, match="hold 0 steps and 0 steady ones"):
-        device_steps([DeviceSpan("linear", DeviceKind.KERNEL, 0, 10, stream=7)])
+        device_steps(recorded([DeviceSpan("linear", DeviceKind.KERNEL, 0, 10, stream=7)]))
     with pytest.raises(BenchmarkError, match="hold 4 steps"):
-        device_steps(records(4, "publish_kernel"))
+        device_steps(recorded(kernels(4, "publish_kernel")))
 
 
-def test_the_verdict_follows_the_figures() -> None:
+@pytest.mark.parametrize(
+    ("before", "after", "on_cpu", "says"),
+    [
+        (
+            (10, 0.1, 40, 4),
+            (5, 0.1, 0, 4),
+            False,
+            "helps, x2.00: idle 6 to 1 ms, kernels 4 to 4 ms",
+        ),
+        ((10, 0.1, 40, 4), (5, 0.1, 0), True, "helps, x2.00: 10 to 5 ms, 40 to 0 allocations"),
+        ((10, 0.1, 40, 4), (10.1, 0.1, 40, 4), False, "the device waits as long as before"),
+        ((6, 0.1, 40, 5), (7, 0.1, 40, 5), False, "the device waits longer, idle 1 to 2 ms"),
+        ((10, 0.1, 40, 4), (9.5, 0.6), False, "cannot be told, x1.05: runs differ by up to 1.2 ms"),
+        ((10, 0.1, 40, 4), (5, math.inf), True, "cannot be told from one run, x2.00"),
+        ((10, 0.1, 40, 4), (10.1, 0.1, 40, 8), False, "goes into longer kernels"),
+        ((10, 0.1, 40, 9.9), (9.9, 0.1, 40, 9.9), False, "the device was busy already"),
+        ((10, 0.1), (20, 0.1), True, "slower, x0.50: torch code runs eagerly on a CPU"),
+        ((10, 6), (9.9, 0.1), True, "no help here, x1.01: torch code runs eagerly on a CPU"),
+        ((10, 0.1), (20, 0.1), False, "slower, x0.50: there are no activity records"),
+    ],
+)
+def test_the_verdict_follows_the_figures(
+    before: tuple[float, ...], after: tuple[float, ...], on_cpu: bool, says: str
+) -> None:
     graph = stage_of("stock", "graph")
-    slow = Figures(ms=10.0, spread=0.1, allocations=40, kernel_ms=4.0)
-    assert (
-        verdict(graph, slow, Figures(5.0, 0.1, 0, 4.0), on_cpu=False)
-        == "helps, x2.00: idle 6 to 1 ms, kernels 4 to 4 ms"
-    )
-    assert (
-        verdict(graph, slow, Figures(5.0, 0.1, 0), on_cpu=True)
-        == "helps, x2.00: 10 to 5 ms, 40 to 0 allocations"
-    )
-    assert "the device waits as long as before" in verdict(
-        graph, slow, Figures(10.1, 0.1, 40, 4.0), on_cpu=False
-    )
-    longer = (
-        "the device waits longer for the host, which takes longer to launch the kernels than "
-        "they run, idle 6 to 6.5 ms"
-    )
-    assert longer in verdict(graph, slow, Figures(10.5, 0.1, 40, 4.0), on_cpu=False)
-    assert "the device waits longer, idle 1 to 2 ms" in verdict(
-        graph, Figures(6.0, 0.1, 40, 5.0), Figures(7.0, 0.1, 40, 5.0), on_cpu=False
-    )
-    noisy = verdict(graph, slow, Figures(9.5, 0.6, 40, 4.0), on_cpu=False)
-    assert noisy.startswith(
-        "cannot be told, x1.05: runs differ by up to 1.2 ms a step; the device waits as long as "
-        "before, idle 6 to 5.5 ms"
-    )
-    assert "measure on a quieter machine" in verdict(graph, slow, Figures(9.5, 0.6), on_cpu=False)
-    assert "goes into longer kernels" in verdict(
-        graph, slow, Figures(10.1, 0.1, 40, 8.0), on_cpu=False
-    )
-    assert "busy already" in verdict(
-        graph, Figures(10.0, 0.1, 40, 9.9), Figures(9.9, 0.1, 40, 9.9), on_cpu=False
-    )
-    more_idle = Figures(11.0, 0.1, 0, 9.9, step_gap_ms=0.006)
-    assert verdict(graph, Figures(10.0, 0.1, 0, 9.9), more_idle, on_cpu=False) == (
-        "slower, x0.91: the device was busy already, idle 0.1 to 1.1 ms, kernels 9.9 to 9.9 ms, "
-        "0.006 ms of it between steps"
-    )
-    assert verdict(graph, slow, Figures(20.0, 0.1), on_cpu=True).startswith(
-        "slower, x0.50: torch code runs eagerly on a CPU"
-    )
-    assert verdict(graph, slow, Figures(9.9, 6.0), on_cpu=True).startswith(
-        "no help here, x1.01: torch code runs eagerly on a CPU"
-    )
-    assert verdict(graph, Figures(10.0, 6.0), Figures(5.0, 0.1), on_cpu=True).startswith(
-        "cannot be told, x2.00: runs differ by up to 12 ms"
-    )
-    assert "no activity records" in verdict(
-        graph, Figures(10.0, 0.1), Figures(20.0, 0.1), on_cpu=False
-    )
+    assert says in verdict(graph, Figures(*before), Figures(*after), on_cpu)
+    assert verdict(graph, None, Figures(*before), on_cpu).startswith("the start")
 
 
 # --- the command ----------------------------------------------------------------------------------
+# ----------------------------------
 
 
 def climbed(

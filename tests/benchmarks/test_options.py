@@ -1,6 +1,5 @@
 """Options that all benchmarks have: what cannot be is refused in a line, before anything is
-measured.
-"""
+measured."""
 
 from __future__ import annotations
 
@@ -13,10 +12,9 @@ import pytest
 import torch
 
 from benchmarks import cpu
-from benchmarks.common.env import REPOSITORY
+from benchmarks.common.environment import REPOSITORY
 from benchmarks.common.options import (
     device_name,
-    integer_from_zero,
     number_from_zero,
     output_file,
     png_file,
@@ -50,8 +48,7 @@ def refusal(benchmark: str, given: list[str], capsys: pytest.CaptureFixture[str]
         (
             "bubble",
             ["--no-gain"],
-            "error: --no-gain: nothing is left to measure; give --meter-cost or --long MODEL with "
-            "it",
+            "error: --no-gain: nothing is left to measure; give --meter-cost or --long MODEL",
         ),
         ("cpu", ["--prompt", ""], "argument --prompt: it is empty; give some text"),
         ("cpu", ["--threads", "100000"], "argument --threads: '100000' is above 256"),
@@ -129,12 +126,7 @@ def test_a_device_that_is_not_there_is_refused(
 
 @pytest.mark.parametrize(
     ("benchmark", "option"),
-    [
-        ("bubble", "--markdown"),
-        ("bubble", "--plot"),
-        ("kernels", "--markdown"),
-        ("peers", "--markdown"),
-    ],
+    [("bubble", "--markdown"), ("kernels", "--markdown"), ("peers", "--markdown")],
 )
 def test_so_are_other_files_that_cannot_be_written(
     benchmark: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -181,9 +173,7 @@ def test_devices_that_are_there_keep_their_names() -> None:
 @pytest.mark.parametrize(
     ("benchmark", "given", "said"),
     [
-        ("bubble", "--short -1", "--short: '-1' has a value below 1"),
         ("bubble", "--temperature nan", "--temperature: 'nan' is not a positive number"),
-        ("bubble", "--plot x.foo", "--plot: 'x.foo' does not end in .png"),
         ("bubble", "--requests 3,4", "--requests: '3,4' is not one positive integer"),
         ("peers", "--seconds nan", "--seconds: 'nan' is not a positive number"),
         ("peers", "--timeout 0", "--timeout: '0' is not a positive number"),
@@ -206,10 +196,23 @@ def test_numbers_that_mean_nothing_are_refused_before_anything_is_measured(
 
 
 def test_zero_and_usual_numbers_are_taken() -> None:
-    assert (integer_from_zero("0"), integer_from_zero("7"), positive_integer("1")) == (0, 7, 1)
+    assert positive_integer("1") == 1
     assert (number_from_zero("0"), number_from_zero("0.7"), positive_number("2.5")) == (
         0.0,
         0.7,
         2.5,
     )
     assert png_file("a.PNG") == Path("a.PNG")
+
+
+@pytest.mark.parametrize("benchmark", ["adopt", "bubble", "decode", "kernels", "peers"])
+def test_without_a_gpu_sizes_fit_a_cpu(benchmark: str) -> None:
+    module = importlib.import_module(f"benchmarks.{benchmark}")
+    args = vars(module.arguments(["--device", "cpu"]))
+    assert {name: args[name] for name in module.ON_CPU} == module.ON_CPU
+    assert set(module.ON_CPU) == set(module.ON_GPU)
+    name, value = next(iter(module.ON_GPU.items()))
+    given = ",".join(value) if isinstance(value, list) else str(value)
+    option = f"--{name.replace('_', '-')}"
+    chosen = vars(module.arguments(["--device", "cpu", option, given]))
+    assert chosen[name] == value, "what is given stays"

@@ -1,13 +1,13 @@
-"""benchmarks.peers on a tiny model and the CPU: each peer in its own process, the same tokens,
-and what goes wrong is told.
-"""
+"""benchmarks.peers on a tiny model and the CPU: each peer in its own process, the same tokens, and
+what goes wrong is told."""
 
 import json
 import subprocess
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,13 @@ import transformers
 
 from benchmarks import peers
 from benchmarks.common import checkpoint
-from benchmarks.common.env import REPOSITORY
+from benchmarks.common.environment import REPOSITORY
+from benchmarks.common.models import SHAPES, open_model
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.session import random_prompts
-from benchmarks.common.shapes import SHAPES, open_model
 from benchmarks.engines import process
 from benchmarks.engines.catalog import CATALOG, missing
-from benchmarks.engines.compiled import Compiled, TunedCompiled
+from benchmarks.engines.compiled import Compiled
 from benchmarks.engines.hugging_face import BLOCK_SIZE, sized
 from benchmarks.engines.ours import Ours
 from benchmarks.engines.peer import Setup, Tokens, Window, by_difference, by_steps
@@ -32,6 +32,10 @@ from tests.models.tiny import VOCAB, greedy_ids, saved_tiny_model
 
 HERE = ("ours", "ours-engine", "hf-cb", "hf-static", "compiled")
 WINDOW = Window(prompt=5, first=3, last=12)
+
+
+def setup_of(directory: Path) -> Setup:
+    return Setup(str(directory), "float32", "cpu", WINDOW)
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +51,9 @@ def entries(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> list[d
     monkeypatch = pytest.MonkeyPatch()
     # torch's threads wait by spinning, in the way of everything else on few cores
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    given = (
-        f"--model {directory} --device cpu --dtype float32 --batches 2 --new-tokens 16 "
-        "--floor-gib 0.01 --timeout 300"
-    )
-    code = peers.main([*given.split(), "--peers", ",".join([*HERE, "vllm"]), "--json", str(path)])
+    sizes = "--batches 2 --new-tokens 16 --floor-gib 0.01 --seconds 10 --timeout 300"
+    given = f"--model {directory} --device cpu --dtype float32 {sizes}".split()
+    code = peers.main([*given, "--peers", ",".join([*HERE, "vllm"]), "--json", str(path)])
     monkeypatch.undo()
     assert code == 0
     found: list[dict[str, Any]] = json.loads(path.read_text())["entries"]
@@ -102,55 +104,35 @@ def test_figures_belong_together_and_say_how_they_were_made(
 @pytest.mark.parametrize("name", ["llama-7-1-96-scaled", "llama-biased-linear", "qwen3-6-3-24"])
 def test_the_compiled_step_is_the_model(name: str, tmp_path: Path) -> None:
     model = saved_tiny_model(name, tmp_path)
-    setup = Setup(str(tmp_path), "float32", "cpu", WINDOW)
+    setup = setup_of(tmp_path)
     prompts = random_prompts(VOCAB, 3, WINDOW.prompt)
     measured = Compiled(setup, compiles=False).measure(prompts, WINDOW)
     assert measured.tokens == [greedy_ids(model, prompt, WINDOW.last) for prompt in prompts]
     assert measured.tokens == Ours(setup).measure(prompts, WINDOW).tokens
 
 
-@pytest.mark.parametrize(("peer", "graphs"), [(Compiled, 3), (TunedCompiled, 1)])
-def test_one_compiled_layer_serves_all(
-    peer: type[Compiled], graphs: int, directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_compiled_layer_serves_all(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[torch.fx.GraphModule] = []
 
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         made.append(graph)
         return graph.forward
 
-    compile_with = torch.compile
-    monkeypatch.setattr(
-        torch,
-        "compile",
-        lambda part, **_: compile_with(part, backend=backend, fullgraph=True, dynamic=False),
-    )
-    setup = Setup(str(directory), "float32", "cpu", WINDOW)
-    prompts = random_prompts(VOCAB, 3, WINDOW.prompt)
-    assert (
-        peer(setup).measure(prompts, WINDOW).tokens
-        == Compiled(setup, compiles=False).measure(prompts, WINDOW).tokens
-    )
-    assert len(made) == graphs
+    compiled = partial(torch.compile, backend=backend, fullgraph=True, dynamic=False)
+    monkeypatch.setattr(torch, "compile", lambda part, **_: compiled(part))
+    setup, prompts = setup_of(directory), random_prompts(VOCAB, 3, WINDOW.prompt)
+    eager = Compiled(setup, compiles=False).measure(prompts, WINDOW)
+    assert Compiled(setup).measure(prompts, WINDOW).tokens == eager.tokens
+    assert len(made) == 3, "the begin, a layer, the end"
 
 
 @pytest.mark.parametrize("name", ["tiny", "llama-small"])
 def test_a_written_checkpoint_is_the_model(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llama = SHAPES["llama-3.2-1b"]
-    sizes = {
-        "hidden": 32,
-        "layers": 2,
-        "q_heads": 4,
-        "kv_heads": 2,
-        "head_dim": 8,
-        "intermediate": 48,
-        "vocab": 64,
-        "eos_ids": (),
-        "tied_embeddings": False,
-    }
-    monkeypatch.setitem(SHAPES, "llama-small", llama.__class__(**{**vars(llama), **sizes}))
+    sizes = {"hidden": 32, "layers": 2, "q_heads": 4, "kv_heads": 2, "head_dim": 8, "vocab": 64}
+    sizes |= {"intermediate": 48, "eos_ids": (), "tied_embeddings": False}
+    monkeypatch.setitem(SHAPES, "llama-small", replace(SHAPES["llama-3.2-1b"], **sizes))
     monkeypatch.setattr(checkpoint, "SHARD_SIZE", "20KB")
     assert (
         checkpoint.main(["--model", name, "--dtype", "bfloat16", "--device", "cpu", str(tmp_path)])
@@ -185,8 +167,7 @@ def test_steps_are_taken_from_the_window() -> None:
 
 class Clocked:
     """An engine on a clock of its own: what its runs of `count` tokens take, in seconds, is
-    `takes(count, runs before)`.
-    """
+    `takes(count, runs before)`."""
 
     def __init__(self, takes: Callable[[int, int], float], patch: pytest.MonkeyPatch) -> None:
         self.counts: list[int] = []
@@ -209,8 +190,7 @@ def test_differences_cancel_what_both_runs_have(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_difference_lost_in_noise_takes_more_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first two short runs are disturbed, as they are where another process wants the same
-    cores.
-    """
+    cores."""
     generate = Clocked(lambda count, before: 0.001 * count + 0.1 * (before in (3, 5)), monkeypatch)
     measured = by_difference(generate, [[1]], WINDOW, 9.0)
     assert (measured.ms_per_step, measured.samples) == (pytest.approx(1.0), 5)
@@ -221,8 +201,7 @@ def test_a_difference_that_stays_lost_is_an_error(monkeypatch: pytest.MonkeyPatc
     generate = Clocked(lambda count, _: 0.125, monkeypatch)
     with pytest.raises(
         BenchmarkError,
-        match=r"12 tokens took no longer than 3: 0\.125 and 0\.125 s, medians of 8 runs; measure "
-        r"more",
+        match=r"12 tokens took no longer than 3: 0\.125 and 0\.125 s, medians of 8 runs; measure",
     ):
         by_difference(generate, [[1]], WINDOW, 2.0)
     assert len(generate.counts) == 3 + 16  # two seconds of them, after those for warm-up
@@ -247,8 +226,8 @@ def test_a_cache_for_the_batch_holds_it_and_one_prompt_at_least_a_step() -> None
     assert sized(256, Window(64, 128, 512))["max_batch_tokens"] == 256  # a line for every row
 
 
-def test_a_worker_that_breaks_leaves_its_last_words(directory: Path, tmp_path: Path) -> None:
-    setup = Setup(str(tmp_path / "nowhere"), "float32", "cpu", WINDOW)
+def test_a_worker_that_breaks_leaves_its_last_words(tmp_path: Path) -> None:
+    setup = setup_of(tmp_path / "nowhere")
     report = process.run_worker("ours", setup, [[[1] * 5]], 120)
     assert report.loaded is None
     with pytest.raises(BenchmarkError, match=r"exit status 1: .*nowhere.*no such file"):
@@ -257,17 +236,12 @@ def test_a_worker_that_breaks_leaves_its_last_words(directory: Path, tmp_path: P
 
 def test_a_batch_that_breaks_leaves_the_others(directory: Path) -> None:
     bad, good = [[VOCAB + 1] * 5], random_prompts(VOCAB, 2, 5)
-    heard: list[set[int]] = []
-    setup = Setup(str(directory), "float32", "cpu", WINDOW)
+    heard: list[int] = []
+    setup = setup_of(directory)
     report = process.run_worker(
-        "ours-engine",
-        setup,
-        [bad, good],
-        120,
-        sys.executable,
-        lambda report: heard.append(set(report.batches)),
+        "ours-engine", setup, [bad, good], 120, sys.executable, lambda _, batch: heard.append(batch)
     )
-    assert all(batches <= {1, 2} for batches in heard)
+    assert heard == [1, 2]
     with pytest.raises(BenchmarkError, match="RequestError: prompt 0"):
         report.of(1)
     assert len(report.of(2)["tokens"]) == 2
@@ -275,57 +249,36 @@ def test_a_batch_that_breaks_leaves_the_others(directory: Path) -> None:
         report.of(3)
 
 
-def test_a_worker_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
+@pytest.mark.parametrize("child", ["", "import os; os.fork();"])
+def test_a_worker_that_hangs_is_ended_with_its_children(child: str) -> None:
     begin = time.perf_counter()
-    failure = process.run_module(
-        "timeit",
-        ["-n", "1", "-r", "1", "import time; print('waiting', flush=True); time.sleep(60)"],
-        tmp_path / "log",
-        4,
-    )
+    code = f"import time; {child} print('waiting', flush=True); time.sleep(60)"
+    failure = process.run_module("timeit", ["-n", "1", "-r", "1", code], 4)
     assert failure == "still running after 4 s; last words: waiting"
     assert time.perf_counter() - begin < 30
 
 
-def test_a_failed_peer_fails_the_run_and_not_the_others(tmp_path: Path) -> None:
-    options = {
-        "load_format": "auto",
-        "spin": False,
-        "hopper_kernels": False,
-        "timeout": 60.0,
-        "seconds": 10.0,
-    }
-    args = Namespace(
-        python=[], batches=[1, 2], new_tokens=16, dtype="float32", device="cpu", **options
-    )
-    result = ResultFile("peers", args, tmp_path / "p.json")
-    line = {
-        "batch": 1,
-        "ms_per_step": 2.0,
-        "ms_spread": [1.0, 3.0],
-        "samples": 3,
-        "tokens": [[1] * 16],
-        "window": WINDOW,
-        "seconds": 1.0,
-    }
+def test_a_failed_peer_fails_the_run_and_not_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "p.json"
+    args = peers.arguments(["--device", "cpu", "--batches", "1,2", "--new-tokens", "16"])
+    result = ResultFile("peers", args, path)
+    line = {"batch": 1, "ms_per_step": 2.0, "ms_spread": [1.0, 3.0], "samples": 3}
+    line |= {"tokens": [[1] * 16], "window": WINDOW, "seconds": 1.0}
     model = peers.Model("tiny", SHAPES["tiny"], tmp_path, 1000)
     comparison = peers.Comparison(model, args, "cpu", 1e9, result)
-    report = process.Report(
-        {"version": "1"}, {1: line, 2: {"batch": 2, "error": "RuntimeError: no room"}}, None
-    )
 
     def run_worker(*given: Any) -> process.Report:
-        given[-1](report._replace(batches={1: line}))
-        # while it still runs
-        assert [
-            entry["batch"] for entry in json.loads((tmp_path / "p.json").read_text())["entries"]
-        ] == [1]
+        report = process.Report({"version": "1"}, {1: line})
+        given[-1](report, 1)
+        entries = json.loads(path.read_text())["entries"]
+        assert [entry["batch"] for entry in entries] == [1], "while it still runs"
+        report.batches[2] = {"batch": 2, "error": "RuntimeError: no room"}
         return report
 
-    monkey = pytest.MonkeyPatch()
-    with monkey.context() as patch:
-        patch.setattr(peers, "run_worker", run_worker)
-        assert [entry["batch"] for entry in comparison.add("ours")] == [1]
+    monkeypatch.setattr(peers, "run_worker", run_worker)
+    assert [entry["batch"] for entry in comparison.add("ours")] == [1]
     assert [entry["status"] for entry in result.entries] == ["ok", "failed"]
     assert result.entries[1]["error"] == "BenchmarkError: RuntimeError: no room"
     assert result.failed
@@ -376,3 +329,41 @@ def test_a_model_that_does_not_exist_fails_alone(
     entry = json.loads(path.read_text())["entries"][-1]
     assert entry["status"] == "failed"
     assert "nonesuch" in entry["error"]
+
+
+def row(model: str, title: str, batch: int, ms: float, last: int = 512) -> dict[str, Any]:
+    label = {"what": "peer", "status": "ok", "model": model, "title": title, "batch": batch}
+    figures = {"ms_per_step": ms, "floor_share": 0.5, "window": {"last": last}}
+    return {**label, **figures, "version": f"{title} 1"}
+
+
+def test_a_table_of_files_says_what_the_figures_hide(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    absent = {"what": "peer", "status": "missing", "title": "vLLM", "reason": "pip install vllm"}
+    failed = {"what": "peer", "status": "failed", "title": "slow", "batch": 8, "error": "no room"}
+    first = [
+        {"what": "floor", "status": "ok"},
+        *(row("a", "ours", 1, 0.5), row("a", "ours", 8, 0.75), row("a", "slow", 1, 67.0, last=128)),
+        *({**failed, "model": "a"}, {**absent, "model": "a"}),
+    ]
+    files = []
+    for name, found in (("a", first), ("b", [row("b", "ours", 1, 2.0), {**absent, "model": "b"}])):
+        files.append(str(tmp_path / f"{name}.json"))
+        data = {"benchmark": "peers", "environment": {}, "entries": found}
+        Path(files[-1]).write_text(json.dumps(data))
+    assert peers.main(["--table", *files]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "| model | engine | version | B=1 | B=8 |",
+        "| --- | --- | --- | --- | --- |",
+        "| a | ours | ours 1 | 0.5 (50%) | 0.75 (50%) |",
+        "| a | slow | slow 1 | 67 (50%) | failed |",
+        "| b | ours | ours 1 | 2 (50%) | - |",
+        "",
+        "- slow, a, B=1: 128 new tokens, not 512.",
+        "- slow, a, B=8: failed: no room",
+        "- vLLM was not there: pip install vllm.",
+    ]
+    Path(files[0]).write_text('{"benchmark": "decode", "environment": {}, "entries": []}')
+    assert peers.main(["--table", *files]) == 1
+    assert "a.json: a result of benchmarks.decode; give files of" in capsys.readouterr().err

@@ -1,16 +1,18 @@
 """Result files survive failures, and the report tells which of them are stale."""
 
 import json
+import subprocess
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import report
-from benchmarks.common.digest import source_digest
-from benchmarks.common.env import REPOSITORY
+from benchmarks.common.environment import REPOSITORY, environment, source_trees
 from benchmarks.common.result import BenchmarkError, ResultFile
+from benchmarks.report import State
 from photon_ext.errors import ModelError
 
 
@@ -34,13 +36,12 @@ def test_each_entry_is_on_disk_as_soon_as_it_is_measured(tmp_path: Path) -> None
     assert data["entries"][0]["value"] is None
     assert data["entries"][1]["error"] == "RuntimeError: no room"
     assert data["arguments"] == {"batches": [1]}
-    assert data["environment"]["sources"] == source_digest(REPOSITORY)
+    assert set(data["environment"]) >= {"commit", "dirty", "trees", "torch", "gpu"}
 
 
 def test_what_is_printed_is_what_the_file_has(tmp_path: Path) -> None:
-    """1.0049999 is 1.00, but of six digits it is 1.005, which may be 1.01: tables made of the
-    one and of the other would differ.
-    """
+    """1.0049999 is 1.00, but of six digits it is 1.005, which may be 1.01: tables made of the one
+    and of the other would differ."""
     path = tmp_path / "r.json"
     entry = ResultFile("test", Namespace(), path).measure(
         {"what": "a"}, lambda: {"ms": 1.0049999, "runs": [2 / 3], "rows": (1, 2)}
@@ -76,24 +77,76 @@ def test_after_a_lost_device_the_rest_is_skipped_not_tried(tmp_path: Path) -> No
     assert result.entries[1]["error"].startswith("skipped")
 
 
-def test_report_lists_results_and_finds_stale_ones(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def git(root: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=t", "-c", "user.email=t@t")
+    command = ["git", "-C", str(root), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """csrc and photon_ext in one commit."""
+    root = tmp_path / "repository"
+    for folder in ("csrc", "photon_ext"):
+        (root / folder).mkdir(parents=True)
+        (root / folder / "a.txt").write_text("first\n")
+    git(root, "init", "-q")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "first")
+    return root
+
+
+@pytest.mark.parametrize("folder", ["csrc", "photon_ext"])
+def test_a_result_is_stale_once_its_sources_have_changed(
+    repository: Path, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(report, "source_trees", partial(source_trees, root=repository))
+    measured = environment(repository)
+    older = {"commit": measured["commit"]}  # results from before trees were noted
+    (repository / "README.md").write_text("a remark\n")
+    git(repository, "add", "-A")
+    git(repository, "commit", "-qm", "second")
+    present = source_trees("HEAD", repository)
+    assert measured["dirty"] is False
+    assert [report.state_of(each, present) for each in (measured, older)] == [State.CURRENT] * 2
+    (repository / folder / "a.txt").write_text("second\n")
+    dirty = environment(repository)
+    assert report.state_of(dirty, present) is State.UNKNOWN
+    git(repository, "commit", "-qam", "third")
+    present = source_trees("HEAD", repository)
+    assert [report.state_of(each, present) for each in (measured, older)] == [State.STALE] * 2
+
+
+def test_without_history_nobody_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = environment(tmp_path)
+    assert (found["commit"], found["dirty"], found["trees"]) == (None, None, None)
+    assert report.state_of(found, None) is State.UNKNOWN
+    assert report.state_of({"commit": "0" * 40}, source_trees("HEAD")) is State.UNKNOWN
+    monkeypatch.setenv("PHOTON_COMMIT", "abc")
+    copied = environment(REPOSITORY)
+    assert (copied["commit"], copied["dirty"], copied["trees"]) == ("abc", None, None)
+
+
+def test_report_lists_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report, "source_trees", lambda commit: {"csrc": "1", "photon_ext": "2"})
     result = ResultFile("decode", Namespace(), tmp_path / "now.json")
     labels = {"what": "decode", "model": "qwen3-4b", "batch": 8, "depth": 2}
     result.measure(labels, lambda: {"ms_per_step": {"median": 2.5}})
     data = json.loads((tmp_path / "now.json").read_text())
-    data["environment"]["sources"] = "0" * 64
+    data["environment"] |= {"trees": {"csrc": "1", "photon_ext": "2"}, "dirty": False}
+    (tmp_path / "now.json").write_text(json.dumps(data))
+    data["environment"]["trees"]["csrc"] = "0"
     data["entries"].append({"status": "failed"})
     data["entries"].append({"status": "missing", "reason": "not in this build"})
-    data["entries"].append(
-        {"status": "ok", "what": "peer", "peer": "vllm", "batch": 1, "ms_per_step": 1.57}
-    )
+    peer = {"what": "peer", "peer": "vllm", "batch": 1, "ms_per_step": 1.57}
+    data["entries"].append({"status": "ok", **peer})
     (tmp_path / "old.json").write_text(json.dumps(data))
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "foreign.json").write_text("[1]")
     assert report.main([str(tmp_path)]) == 0
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
     assert "current" in lines["now.json"]
     assert "qwen3-4b B8 d2 2.5 ms" in lines["now.json"]
     assert "stale" in lines["old.json"]
@@ -101,7 +154,18 @@ def test_report_lists_results_and_finds_stale_ones(
     assert "vllm B1 1.57 ms" in lines["old.json"]
     assert "unreadable" in lines["broken.json"]
     assert "unreadable" in lines["foreign.json"]
-    assert "3 of them stale or unreadable" in lines["4"]
+    assert "3 of them not current" in lines["4"]
+
+
+def test_every_result_that_is_kept_can_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report.main([]) == 0
+    listed = capsys.readouterr().out
+    assert "unreadable" not in listed
+    for path in report.RESULTS.glob("*.json"):
+        assert path.name in listed
+        if path.name.startswith(("bubble", "adopt", "meter")):
+            assert report.main([str(path), "--markdown"]) == 0
+            assert "| --- |" in capsys.readouterr().out
 
 
 def test_report_of_an_empty_directory_is_no_error(tmp_path: Path) -> None:

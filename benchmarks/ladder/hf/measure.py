@@ -1,6 +1,5 @@
-"""The loop as it is usually written: transformers' default cache, which grows, and every token
-goes to the host and back.
-"""
+"""The loop as it is usually written: transformers' default cache, which grows, and every token goes
+to the host and back."""
 
 from __future__ import annotations
 

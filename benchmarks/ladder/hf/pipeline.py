@@ -1,7 +1,5 @@
-"""The pipeline: README's example.
-
-Slots, carry-over, events, graphs and stops are the runtime's; what is left is the forward.
-"""
+"""The pipeline: README's example. Slots, carry-over, events, graphs and stops are the runtime's;
+what is left is the forward."""
 
 import torch
 from transformers import StaticCache
@@ -31,6 +29,7 @@ def decode(model, prompt_ids, max_new_tokens, stop_ids):
     pipeline = photon_ext.Pipeline(
         runtime, forward, vocab_size=config.vocab_size, graph=device.type == "cuda"
     )
-    pipeline.admit(prompt_ids, max_new_tokens=max_new_tokens, stop_ids=stop_ids)
+    params = photon_ext.RowParams(max_new_tokens, stop_token_ids=stop_ids)
+    pipeline.admit(prompt_ids, params)
     while pipeline.busy:
         yield from (event.token for event in pipeline.tick() if event.token is not None)

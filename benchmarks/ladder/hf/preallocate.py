@@ -1,7 +1,5 @@
-"""Pre-allocated: the static cache, and fixed inputs.
-
-Activations are still allocated inside the model; torch recycles their memory.
-"""
+"""Pre-allocated: the static cache, and fixed inputs. Activations are still allocated inside the
+model; torch recycles their memory."""
 
 from __future__ import annotations
 

@@ -34,6 +34,7 @@ def decode(model, prompt_ids, max_new_tokens, stop_ids, hopper_kernels=False):
         max_rows=1, max_len=max_len, depth=2, device=device, hopper_kernels=hopper_kernels
     )
     pipeline = photon_ext.Pipeline(runtime, decoder.forward, vocab_size=config.vocab)
-    pipeline.admit(prompt_ids, max_new_tokens=max_new_tokens, stop_ids=stop_ids)
+    params = photon_ext.RowParams(max_new_tokens, stop_token_ids=stop_ids)
+    pipeline.admit(prompt_ids, params)
     while pipeline.busy:
         yield from (event.token for event in pipeline.tick() if event.token is not None)

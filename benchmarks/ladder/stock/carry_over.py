@@ -15,70 +15,36 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.ladder.stock.model import Model, rotate
+from benchmarks.ladder.stock.preallocate import allocate, linear
 from photon_ext import ops
 
 BURST = 8
 
 
-def allocate(model: Model, length: int) -> SimpleNamespace:
-    """Memory for ``length`` tokens: keys and values by layer, activations, logits."""
-    config = model.config
-
-    def zeros(*shape: int) -> torch.Tensor:
-        return torch.zeros(shape, dtype=model.weights.dtype, device=model.device)
-
-    return SimpleNamespace(
-        keys=[zeros(1, config.kv_heads, length, config.head_dim) for _ in range(config.layers)],
-        values=[zeros(1, config.kv_heads, length, config.head_dim) for _ in range(config.layers)],
-        qkv=zeros(length, config.qkv_size),
-        projected=zeros(length, config.hidden),
-        gate_up=zeros(length, 2 * config.intermediate),
-        act=zeros(length, config.intermediate),
-        logits=zeros(1, config.vocab),
-        places=torch.arange(length, device=model.device),
-    )
-
-
-def linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """``x @ weight.T`` in the leading rows of ``out``."""
-    return torch.mm(x, weight.t(), out=out[: len(x)])
-
-
 def forward(model: Model, meta: torch.Tensor, memory: SimpleNamespace) -> torch.Tensor:
-    """Logits [1, vocab] after the last token of ``meta``, decode_meta int32 [T, 4].
-
-    Writes the cache in ``memory``.
-    """
+    """Logits [1, vocab] after the last token of ``meta``, decode_meta int32 [T, 4]. Writes the
+    cache in ``memory``."""
     config, weights = model.config, model.weights
     ids, positions = meta[:, 0], meta[:, 1].long()
     cos, sin = model.cos[positions], model.sin[positions]
     mask = memory.places <= positions[:, None]
     x = F.embedding(ids, weights.embedding)
     for layer, keys, values in zip(weights.layers, memory.keys, memory.values, strict=True):
-        qkv = linear(model.norm(x, layer.input_norm), layer.qkv.weight, out=memory.qkv).view(
-            len(ids), -1, config.head_dim
-        )
-        q, k, v = qkv.split((config.q_heads, config.kv_heads, config.kv_heads), dim=1)
-        q, k = (
-            rotate(model.norm(q, layer.q_norm), cos, sin),
-            rotate(model.norm(k, layer.k_norm), cos, sin),
-        )
+        qkv = linear(model.norm(x, layer.input_norm), layer.qkv.weight, out=memory.qkv)
+        heads = qkv.view(len(ids), -1, config.head_dim)
+        q, k, v = heads.split((config.q_heads, config.kv_heads, config.kv_heads), dim=1)
+        q = rotate(model.norm(q, layer.q_norm), cos, sin)
+        k = rotate(model.norm(k, layer.k_norm), cos, sin)
         keys[0].index_copy_(1, positions, k.transpose(0, 1))
         values[0].index_copy_(1, positions, v.transpose(0, 1))
-        out = F.scaled_dot_product_attention(
-            q.transpose(0, 1)[None], keys, values, attn_mask=mask, enable_gqa=True
-        )
-        x += linear(
-            out[0].transpose(0, 1).reshape(len(ids), -1), layer.o.weight, out=memory.projected
-        )
-        gate, up = linear(
-            model.norm(x, layer.post_norm), layer.gate_up.weight, out=memory.gate_up
-        ).chunk(2, dim=-1)
-        x += linear(
-            torch.mul(F.silu(gate), up, out=memory.act[: len(ids)]),
-            layer.down.weight,
-            out=memory.projected,
-        )
+        query = q.transpose(0, 1)[None]
+        out = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
+        attended = out[0].transpose(0, 1).reshape(len(ids), -1)
+        x += linear(attended, layer.o.weight, out=memory.projected)
+        normed = model.norm(x, layer.post_norm)
+        gate, up = linear(normed, layer.gate_up.weight, out=memory.gate_up).chunk(2, dim=-1)
+        act = torch.mul(F.silu(gate), up, out=memory.act[: len(ids)])
+        x += linear(act, layer.down.weight, out=memory.projected)
     return linear(model.norm(x[-1:], weights.final_norm), weights.lm_head, out=memory.logits)
 
 
@@ -89,10 +55,7 @@ def decode(
     memory = allocate(model, len(prompt_ids) + max_new_tokens)
     ids = torch.tensor(prompt_ids, dtype=torch.int32, device=model.device)
     positions = torch.arange(len(prompt_ids), dtype=torch.int32, device=model.device)
-    meta, next_meta = (
-        torch.zeros(num_tokens, 4, dtype=torch.int32, device=model.device)
-        for num_tokens in (len(prompt_ids), 1)
-    )
+    meta, next_meta = (ids.new_zeros(tokens, 4) for tokens in (len(prompt_ids), 1))
     ops.decode_meta_set_(meta, ids, positions)
     token, position = ids[-1:].clone(), positions[-1:].clone()
     sampled = torch.zeros(max_new_tokens, dtype=torch.int32, device=model.device)

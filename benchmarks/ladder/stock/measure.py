@@ -1,6 +1,5 @@
-"""The loop as it is usually written: the cache grows by ``torch.cat``, and every token goes to
-the host and back.
-"""
+"""The loop as it is usually written: the cache grows by ``torch.cat``, and every token goes to the
+host and back."""
 
 from __future__ import annotations
 
@@ -15,28 +14,22 @@ from benchmarks.ladder.stock.model import Model, rotate
 def forward(
     model: Model, ids: torch.Tensor, position: int, cache: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> torch.Tensor:
-    """Logits [1, vocab] after the last of ``ids`` [T], whose first stands at ``position``.
-
-    Appends to ``cache``, (k, v) by layer.
-    """
+    """Logits [1, vocab] after the last of ``ids`` [T], whose first stands at ``position``. Appends
+    to ``cache``, (k, v) by layer."""
     config, weights = model.config, model.weights
     cos, sin = model.cos[position : position + len(ids)], model.sin[position : position + len(ids)]
     x = F.embedding(ids, weights.embedding)
     for index, layer in enumerate(weights.layers):
-        qkv = F.linear(model.norm(x, layer.input_norm), layer.qkv.weight).view(
-            len(ids), -1, config.head_dim
-        )
-        q, k, v = qkv.split((config.q_heads, config.kv_heads, config.kv_heads), dim=1)
-        q, k = (
-            rotate(model.norm(q, layer.q_norm), cos, sin),
-            rotate(model.norm(k, layer.k_norm), cos, sin),
-        )
+        qkv = F.linear(model.norm(x, layer.input_norm), layer.qkv.weight)
+        heads = qkv.view(len(ids), -1, config.head_dim)
+        q, k, v = heads.split((config.q_heads, config.kv_heads, config.kv_heads), dim=1)
+        q = rotate(model.norm(q, layer.q_norm), cos, sin)
+        k = rotate(model.norm(k, layer.k_norm), cos, sin)
         keys = torch.cat((cache[index][0], k.transpose(0, 1)[None]), dim=2)
         values = torch.cat((cache[index][1], v.transpose(0, 1)[None]), dim=2)
         cache[index] = keys, values
-        out = F.scaled_dot_product_attention(
-            q.transpose(0, 1)[None], keys, values, is_causal=len(ids) > 1, enable_gqa=True
-        )
+        query, context, causal = q.transpose(0, 1)[None], cache[index], len(ids) > 1
+        out = F.scaled_dot_product_attention(query, *context, is_causal=causal, enable_gqa=True)
         x = x + F.linear(out[0].transpose(0, 1).reshape(len(ids), -1), layer.o.weight)
         gate, up = F.linear(model.norm(x, layer.post_norm), layer.gate_up.weight).chunk(2, dim=-1)
         x = x + F.linear(F.silu(gate) * up, layer.down.weight)

@@ -1,5 +1,6 @@
-"""Pre-allocated: a cache of full length, and fixed buffers for whatever torch can write with
-``out=``. Addresses stay from here on.
+"""Pre-allocated: a cache of full length, and buffers for whatever torch can write with ``out=``.
+
+Addresses stay from here on.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ def allocate(model: Model, length: int) -> SimpleNamespace:
         gate_up=zeros(length, 2 * config.intermediate),
         act=zeros(length, config.intermediate),
         logits=zeros(1, config.vocab),
+        places=torch.arange(length, device=model.device),  # of the cache, for masks
     )
 
 
@@ -39,40 +41,29 @@ def linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> torch.Te
 def forward(
     model: Model, ids: torch.Tensor, position: int, memory: SimpleNamespace
 ) -> torch.Tensor:
-    """Logits [1, vocab] after the last of ``ids`` [T], whose first stands at ``position``.
-
-    Writes the cache in ``memory``.
-    """
+    """Logits [1, vocab] after the last of ``ids`` [T], whose first stands at ``position``. Writes
+    the cache in ``memory``."""
     config, weights = model.config, model.weights
     end = position + len(ids)
     cos, sin = model.cos[position:end], model.sin[position:end]
     x = F.embedding(ids, weights.embedding)
     for layer, keys, values in zip(weights.layers, memory.keys, memory.values, strict=True):
-        qkv = linear(model.norm(x, layer.input_norm), layer.qkv.weight, out=memory.qkv).view(
-            len(ids), -1, config.head_dim
-        )
-        q, k, v = qkv.split((config.q_heads, config.kv_heads, config.kv_heads), dim=1)
-        q, k = (
-            rotate(model.norm(q, layer.q_norm), cos, sin),
-            rotate(model.norm(k, layer.k_norm), cos, sin),
-        )
+        qkv = linear(model.norm(x, layer.input_norm), layer.qkv.weight, out=memory.qkv)
+        heads = qkv.view(len(ids), -1, config.head_dim)
+        q, k, v = heads.split((config.q_heads, config.kv_heads, config.kv_heads), dim=1)
+        q = rotate(model.norm(q, layer.q_norm), cos, sin)
+        k = rotate(model.norm(k, layer.k_norm), cos, sin)
         keys[0, :, position:end] = k.transpose(0, 1)
         values[0, :, position:end] = v.transpose(0, 1)
         context = keys[:, :, :end], values[:, :, :end]
-        out = F.scaled_dot_product_attention(
-            q.transpose(0, 1)[None], *context, is_causal=len(ids) > 1, enable_gqa=True
-        )
-        x += linear(
-            out[0].transpose(0, 1).reshape(len(ids), -1), layer.o.weight, out=memory.projected
-        )
-        gate, up = linear(
-            model.norm(x, layer.post_norm), layer.gate_up.weight, out=memory.gate_up
-        ).chunk(2, dim=-1)
-        x += linear(
-            torch.mul(F.silu(gate), up, out=memory.act[: len(ids)]),
-            layer.down.weight,
-            out=memory.projected,
-        )
+        query, causal = q.transpose(0, 1)[None], len(ids) > 1
+        out = F.scaled_dot_product_attention(query, *context, is_causal=causal, enable_gqa=True)
+        attended = out[0].transpose(0, 1).reshape(len(ids), -1)
+        x += linear(attended, layer.o.weight, out=memory.projected)
+        normed = model.norm(x, layer.post_norm)
+        gate, up = linear(normed, layer.gate_up.weight, out=memory.gate_up).chunk(2, dim=-1)
+        act = torch.mul(F.silu(gate), up, out=memory.act[: len(ids)])
+        x += linear(act, layer.down.weight, out=memory.projected)
     return linear(model.norm(x[-1:], weights.final_norm), weights.lm_head, out=memory.logits)
 
 

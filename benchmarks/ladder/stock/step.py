@@ -1,6 +1,5 @@
 """Our step: the same weights under our decoder, whose kernels read the step from the device and
-write into memory that it owns.
-"""
+write into memory that it owns."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from benchmarks.ladder.stock.model import Model
-from photon_ext import Pipeline, Runtime
+from photon_ext import Pipeline, RowParams, Runtime
 from photon_ext.models.decoder import Decoder
 
 
@@ -36,6 +35,7 @@ def decode(
         max_rows=1, max_len=max_len, depth=2, device=model.device, hopper_kernels=hopper_kernels
     )
     pipeline = Pipeline(runtime, decoder.forward, vocab_size=model.config.vocab)
-    pipeline.admit(prompt_ids, max_new_tokens=max_new_tokens, stop_ids=stop_ids)
+    params = RowParams(max_new_tokens, stop_token_ids=stop_ids)
+    pipeline.admit(prompt_ids, params)
     while pipeline.busy:
         yield from (event.token for event in pipeline.tick() if event.token is not None)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.common.trace import counts, idle, window
+from benchmarks.common.kineto import counts, idle, window
 from photon_ext.observe.records import Records
 from tests.observe.kineto_records import Loop
 

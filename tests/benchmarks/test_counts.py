@@ -1,30 +1,24 @@
 """What counts as a launch, a wait, an allocation or a copy, and what is a fault in a steady
-step.
-"""
+step."""
 
 import pytest
 
-from benchmarks.common.calls import Counts
+from benchmarks.cuda_calls.counts import Counts
 from photon_ext.observe.api import CallKind, classify, is_api_call
 
 KINDS = {
-    CallKind.GRAPH_LAUNCH: "cudaGraphLaunch cuGraphLaunch cuGraphLaunch_ptsz "
-    "cudaGraphLaunch_v10000",
-    CallKind.KERNEL_LAUNCH: "cudaLaunchKernel cudaLaunchKernelExC_v11060 cuLaunchKernel "
-    "cuLaunchKernelEx",
+    CallKind.GRAPH_LAUNCH: "cudaGraphLaunch cuGraphLaunch_ptsz cudaGraphLaunch_v10000",
+    CallKind.KERNEL_LAUNCH: "cudaLaunchKernel cudaLaunchKernelExC_v11060 cuLaunchKernelEx",
     CallKind.EVENT_WAIT: "cudaEventSynchronize cuEventSynchronize",
-    CallKind.SYNC: "cudaStreamSynchronize cudaDeviceSynchronize cuCtxSynchronize "
-    "cuStreamSynchronize_ptsz cudaMemcpy cuMemcpyHtoD_v2 "
-    "cudaMemcpy2D cudaMemset cuMemcpyDtoH_v2",
+    CallKind.SYNC: "cudaStreamSynchronize cudaDeviceSynchronize cuCtxSynchronize cudaMemcpy "
+    "cuStreamSynchronize_ptsz cuMemcpyHtoD_v2 cudaMemcpy2D cudaMemset cuMemcpyDtoH_v2",
     CallKind.ALLOCATION: "cudaMalloc cudaFree cudaMallocAsync cudaFreeAsync cudaHostAlloc "
-    "cudaFreeHost cudaMallocHost cuMemAlloc_v2 "
-    "cuMemFree_v2 cuMemCreate cuMemMap cuMemAddressReserve cuMemHostAlloc cudaHostRegister "
-    "cuMemAllocHost_v2",
+    "cudaFreeHost cudaMallocHost cuMemAlloc_v2 cuMemFree_v2 cuMemCreate cuMemMap cuMemHostAlloc "
+    "cuMemAddressReserve cudaHostRegister cuMemAllocHost_v2",
     CallKind.COPY: "cudaMemcpyAsync cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cudaMemcpy2DAsync "
     "cuMemcpyAsync cudaMemcpyBatchAsync_v12080",
-    CallKind.OTHER: "cudaEventRecord cudaStreamWaitEvent cudaEventQuery cudaGetDevice "
-    "cuMemGetInfo_v2 cudaMemsetAsync "
-    "cuPointerGetAttribute cudaStreamIsCapturing cudaGraphInstantiate begin_step_kernel",
+    CallKind.OTHER: "cudaEventRecord cudaStreamWaitEvent cudaEventQuery cuMemGetInfo_v2 "
+    "cudaMemsetAsync cuPointerGetAttribute cudaGraphInstantiate begin_step_kernel",
 }
 
 
@@ -94,10 +88,3 @@ def test_copies_to_the_device_are_faults() -> None:
     assert counts.host_to_device_bytes is None
     assert counts.pageable == 1
     assert "1 copies of pageable memory" in counts.faults(quiet_steps=10)
-
-
-def test_windows_add_up() -> None:
-    total = steady(10)
-    total.add(steady(5))
-    assert total.steps == 15
-    assert total.faults(quiet_steps=15) == []

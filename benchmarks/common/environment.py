@@ -1,6 +1,4 @@
-"""What a figure depends on besides the code path: versions, machine, commit, and a digest of the
-sources.
-"""
+"""What a figure depends on besides the code path: versions, machine, commit, and source trees."""
 
 from __future__ import annotations
 
@@ -13,11 +11,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.common.digest import source_digest
-
 REPOSITORY = Path(__file__).resolve().parents[2]
-# an environment variable that names the commit where the tree is a copy without its history
-COMMIT = "PHOTON_COMMIT"
+COMMIT = "PHOTON_COMMIT"  # names the commit where the tree is a copy without its history
+SOURCES = ("csrc", "photon_ext")  # the folders that results depend on
 
 
 def environment(root: Path = REPOSITORY) -> dict[str, Any]:
@@ -35,14 +31,21 @@ def environment(root: Path = REPOSITORY) -> dict[str, Any]:
         "driver": _run(
             "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"
         ),
-        "commit": os.environ.get(COMMIT) or _run("git", "rev-parse", "HEAD", cwd=root),
+        "commit": os.environ.get(COMMIT) or _git(root, "rev-parse", "HEAD"),
         "dirty": None if COMMIT in os.environ else _dirty(root),
-        "sources": source_digest(root),
+        "trees": None if COMMIT in os.environ else source_trees("HEAD", root),
     }
 
 
+def source_trees(commit: str, root: Path = REPOSITORY) -> dict[str, str] | None:
+    """git's own hash of each of SOURCES at a commit; None where git or the commit is missing."""
+    found = _git(root, "rev-parse", *(f"{commit}:{folder}" for folder in SOURCES))
+    return None if found is None else dict(zip(SOURCES, found.split(), strict=True))
+
+
 def _dirty(root: Path) -> bool | None:
-    status = _run("git", "status", "--porcelain", cwd=root)
+    """Whether SOURCES differ from the commit."""
+    status = _git(root, "status", "--porcelain", "--", *SOURCES)
     return None if status is None else bool(status)
 
 
@@ -51,10 +54,8 @@ def _cpu_name() -> str | None:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor() or None
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
-        platform.machine(),
-    )
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.machine())
 
 
 def _version(package: str) -> str | None:
@@ -64,12 +65,14 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _run(*command: str, cwd: Path | None = None) -> str | None:
+def _git(root: Path, *arguments: str) -> str | None:
+    return _run("git", "-C", str(root), *arguments)
+
+
+def _run(*command: str) -> str | None:
     """Standard output of a command; None when it is missing, fails or hangs."""
     try:
-        done = subprocess.run(
-            command, cwd=cwd, capture_output=True, text=True, timeout=20, check=True
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

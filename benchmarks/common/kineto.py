@@ -12,8 +12,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from benchmarks.common.calls import Counts
-from benchmarks.common.numbers import summary
+from benchmarks.common.session import summary
+from benchmarks.cuda_calls.counts import Counts
 from photon_ext.observe.analysis.kernels import kernel_shares
 from photon_ext.observe.analysis.steps import find_steps
 from photon_ext.observe.api import CallKind, classify
@@ -25,39 +25,28 @@ SHARES = 12
 
 def record(body: Callable[[], object]) -> Records:
     """Runs `body` under the profiler, without torch ops; keeps the calls between its first graph
-    launch and its last event wait.
-    """
+    launch and its last event wait."""
     # and no more of a timeline: phases would lengthen the gaps that are looked at
     recorder = Recorder(ops=False, stacks=False)
     recorder.start()
     body()
     found = recorder.stop({})
     times = [time for span in (*found.device, *found.calls) for time in (span.start, span.end)]
-    return window(
-        Records(
-            "cuda",
-            min(times, default=0),
-            max(times, default=0),
-            device=found.device,
-            calls=found.calls,
-        )
-    )
+    spans = {"device": found.device, "calls": found.calls}
+    return window(Records("cuda", min(times, default=0), max(times, default=0), **spans))
 
 
 def window(records: Records) -> Records:
-    """Without the profiler's own calls, which come before the first graph launch and after the
-    last event wait.
-    """
-    launches = [
-        call.start for call in records.calls if classify(call.name) is CallKind.GRAPH_LAUNCH
-    ]
-    waits = [call.end for call in records.calls if classify(call.name) is CallKind.EVENT_WAIT]
+    """Without the profiler's own calls, which come before the first graph launch and after the last
+    event wait."""
+    calls = [(call, classify(call.name)) for call in records.calls]
+    launches = [call.start for call, kind in calls if kind is CallKind.GRAPH_LAUNCH]
+    waits = [call.end for call, kind in calls if kind is CallKind.EVENT_WAIT]
     if not launches or not waits:
         return records
     begin, end = min(launches), max(waits)
-    return records._replace(
-        calls=[call for call in records.calls if begin <= call.start and call.end <= end]
-    )
+    inside = [call for call, _ in calls if begin <= call.start and call.end <= end]
+    return records._replace(calls=inside)
 
 
 def counts(records: Records, steps: int) -> Counts:
@@ -72,10 +61,8 @@ def counts(records: Records, steps: int) -> Counts:
 
 
 def idle(records: Records) -> dict[str, Any]:
-    """Step gap and node gap from kernel records: microseconds, traced.
-
-    Empty without kernel records of at least two whole steps.
-    """
+    """Step gap and node gap from kernel records: microseconds, traced. Empty without kernel records
+    of at least two whole steps."""
     found = find_steps(records)
     steps = found.steps[1:-1]  # a profile may begin and end inside a step
     if len(steps) < 2:

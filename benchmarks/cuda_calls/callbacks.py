@@ -11,10 +11,9 @@ import ctypes
 import ctypes.util
 import threading
 from collections import Counter
-from types import TracebackType
 from typing import Any
 
-from benchmarks.common.calls import Counts
+from benchmarks.cuda_calls.counts import Counts
 from photon_ext.observe.api import CallKind, classify, plain_name
 
 # Numbers and layouts of cupti_callbacks.h (CUDA 11 to 13).
@@ -33,9 +32,8 @@ LINEAR_COPIES = frozenset(
 SUBSCRIBER_ERRORS = (12, 39)
 HAS_SUBSCRIBER = (
     "; CUPTI has one subscriber at a time, and this process has another: torch.profiler, which "
-    "stays subscribed once it was used, or a "
-    "profiler that the process runs under; count in a process of its own, before torch.profiler is "
-    "first used"
+    "stays subscribed once it was used, or a profiler that the process runs under; count in a "
+    "process of its own, before torch.profiler is first used"
 )
 
 _Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p)
@@ -84,29 +82,21 @@ class ApiCounter:
         self._check(result, "cuptiSubscribe", HAS_SUBSCRIBER if result in SUBSCRIBER_ERRORS else "")
         try:
             for domain in (RUNTIME_API, DRIVER_API):
-                self._check(
-                    self._cupti.cuptiEnableDomain(1, self._subscriber, domain), "cuptiEnableDomain"
-                )
+                result = self._cupti.cuptiEnableDomain(1, self._subscriber, domain)
+                self._check(result, "cuptiEnableDomain")
         except CuptiError:
             self._cupti.cuptiUnsubscribe(self._subscriber)
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for domain in (RUNTIME_API, DRIVER_API):
             self._cupti.cuptiEnableDomain(0, self._subscriber, domain)
         self._cupti.cuptiUnsubscribe(self._subscriber)
 
     def counts(self, steps: int) -> Counts:
-        """What was counted, as a window of `steps` steps.
-
-        Call it while the copied memory is still allocated.
-        """
+        """What was counted, as a window of `steps` steps. Call it while the copied memory is still
+        allocated."""
         made = Counts("cupti callbacks", steps)
         made.calls.update(self.calls)
         for (dst, src, nbytes), times in self.transfers.items():

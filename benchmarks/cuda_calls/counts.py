@@ -30,14 +30,6 @@ class Counts:
         """Calls of one kind."""
         return sum(count for name, count in self.calls.items() if classify(name) is kind)
 
-    def named(self, *names: str) -> int:
-        """Calls by bare name ("MemcpyAsync"), runtime and driver together."""
-        return sum(
-            count
-            for name, count in self.calls.items()
-            if name.removeprefix("cuda").removeprefix("cu") in names
-        )
-
     @property
     def host_to_device(self) -> int:
         return sum(count for name, count in self.copies.items() if name.startswith("HtoD"))
@@ -46,22 +38,13 @@ class Counts:
     def host_to_device_bytes(self) -> int | None:
         """Bytes sent to the device; None if there were copies whose size is not known."""
         sent = [name for name in self.copies if name.startswith("HtoD")]
-        return (
-            None
-            if any(name not in self.copied_bytes for name in sent)
-            else sum(self.copied_bytes[name] for name in sent)
-        )
+        if any(name not in self.copied_bytes for name in sent):
+            return None
+        return sum(self.copied_bytes[name] for name in sent)
 
     @property
     def pageable(self) -> int:
         return sum(count for name, count in self.copies.items() if "Pageable" in name)
-
-    def add(self, other: Counts) -> None:
-        """Adds another window of the same source."""
-        self.steps += other.steps
-        self.calls.update(other.calls)
-        self.copies.update(other.copies)
-        self.copied_bytes.update(other.copied_bytes)
 
     def faults(self, quiet_steps: int) -> list[str]:
         """What is not as it must be in a window of steady steps (I7); empty if all is well."""
@@ -81,10 +64,8 @@ class Counts:
         if quiet_steps != self.steps:
             found.append(f"only {quiet_steps} of {self.steps} steps were quiet")
         elif self.host_to_device:
-            found.append(
-                f"{self.host_to_device} copies to the device in quiet steps "
-                f"({self.host_to_device_bytes} bytes)"
-            )
+            sent = f"({self.host_to_device_bytes} bytes)"
+            found.append(f"{self.host_to_device} copies to the device in quiet steps {sent}")
         return found
 
     def as_dict(self) -> dict[str, object]:

@@ -4,69 +4,44 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.common.section import Section
+from benchmarks.common.tables import Table
 from benchmarks.ladder.stages import Changed
 
 HEADER = (
-    "stage",
-    "what changes",
-    "lines",
-    "ms/step",
-    "in all",
-    "first 8 ms",
-    "gap share",
-    "allocations",
-    "tokens equal",
+    *("stage", "what changes", "lines", "ms/step", "in all", "first 8 ms", "gap share"),
+    *("allocations", "tokens equal"),
 )
 
 Entry = dict[str, Any]
 
 
-def adopt_sections(data: Entry) -> list[Section]:
+def adopt_tables(data: Entry) -> list[Table]:
     """A table per loop."""
     loops = dict.fromkeys(entry["loop"] for entry in data["entries"])
-    return [ladder_section(data["entries"], loop) for loop in loops]
+    return [ladder_table(data["entries"], loop) for loop in loops]
 
 
-def ladder_section(entries: list[Entry], loop: str) -> Section:
+def ladder_table(entries: list[Entry], loop: str) -> Table:
     """The stages of one loop in order, and the sentence on each."""
     own = [entry for entry in entries if entry["loop"] == loop]
     steps = [entry for entry in own if entry["what"] == "steps"]
-    records = {
-        entry["stage"]: entry
-        for entry in own
-        if entry["what"] == "records" and entry["status"] == "ok"
-    }
+    records = {e["stage"]: e for e in own if e["what"] == "records" and e["status"] == "ok"}
     timed = [entry for entry in steps if entry["status"] == "ok"]
     rows = [
         _row(entry, records.get(entry["stage"], {}), timed[0] if timed else entry)
         for entry in steps
     ]
-    return Section(
-        f"{loop} loop",
-        HEADER,
-        rows,
-        [f"{entry['stage']}: {entry['verdict']}" for entry in timed if "verdict" in entry],
-    )
+    remarks = [f"{entry['stage']}: {entry['verdict']}" for entry in timed if "verdict" in entry]
+    return Table(f"{loop} loop", HEADER, rows, remarks)
 
 
 def _row(entry: Entry, records: Entry, first: Entry) -> list[object]:
+    label = [entry["stage"], entry["changes"]]
     if entry["status"] != "ok":
-        return [
-            entry["stage"],
-            entry["changes"],
-            None,
-            None,
-            None,
-            None,
-            None,
-            None,
-            entry["status"],
-        ]
+        return [*label, *[None] * 6, entry["status"]]
     share = records.get("gap_share")
     return [
-        entry["stage"],
-        entry["changes"],
+        *label,
         str(Changed(**entry["lines"])),
         entry["ms_per_step"],
         f"x{first['ms_per_step'] / entry['ms_per_step']:.2f}",

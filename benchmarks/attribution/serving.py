@@ -1,29 +1,28 @@
-"""Serving as users get it: the engine, its thread and its loop, on requests that end by a stop
-token.
-"""
+"""Serving as users get it: the engine, its thread and its loop, on requests with a stop set."""
 
 from __future__ import annotations
 
 import gc
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import NamedTuple
 
 import torch
+from photon_ext.scheduling.options import MAX_STOP_IDS
 
+from benchmarks.attribution.steps import StepLog, logged_steps
 from benchmarks.common.result import BenchmarkError
-from benchmarks.common.step_log import StepLog, logged_steps
 from photon_ext.engine import Engine
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.weights import DecoderWeights
 from photon_ext.sampling import SamplingParams
-from photon_ext.scheduling.options import MAX_STOP_IDS
 
 PAGE_SIZE = 16
 LONGEST = 6  # a request is capped at this many mean lengths: e^-6 of them reach it
+DRAIN_S = 30.0  # zombies of the last requests are gone long before
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,7 @@ class Load:
             stop set, `new_tokens` each.
         new_tokens: cap of each request.
         temperature: of the sampling.
-        aged: the first requests are as far on as those of a batch that has run for long; see
-            `asked`.
+        aged: the first requests are as far on as those of a batch that has run for long.
     """
 
     streams: int
@@ -56,18 +54,17 @@ class Load:
         count = max(1, round(vocab / self.length))
         if count > MAX_STOP_IDS:
             raise BenchmarkError(
-                f"1/{self.length} of a vocabulary of {vocab} are {count} stop ids; an engine takes "
-                f"{MAX_STOP_IDS}"
+                f"1/{self.length} of a vocabulary of {vocab} are {count} stop ids; "
+                f"an engine takes {MAX_STOP_IDS}"
             )
         return tuple(random.Random(0).sample(range(vocab), count))
 
     def asked(self, vocab: int, seed: int) -> tuple[list[list[int]], list[SamplingParams]]:
         """Prompts and parameters; the same for the same seed.
 
-        A batch that begins anew has short contexts, and the longest of many takes four or five mean
-        lengths to become as long as it gets. Lengths have no memory, so that a sequence in the
-        middle of a long run has as many tokens behind it, on average, as before it. With `aged` the
-        first prompts are longer by such a number, and their caps lower.
+        Lengths have no memory, so that a sequence in the middle of a long run has as many tokens
+        behind it, on average, as before it. With `aged` the first prompts are longer by such a
+        number and their caps lower: a batch that begins anew would have short contexts.
         """
         choose, stops = random.Random(seed), self.stop_ids(vocab)
         count = self.streams * self.requests
@@ -86,19 +83,17 @@ class Load:
         return prompts, params
 
     def _age(self, choose: random.Random) -> int:
-        return (
-            min(int(choose.expovariate(1 / self.length)), self.new_tokens - self.length)
-            if self.aged and self.length is not None
-            else 0
-        )
+        if not self.aged or self.length is None:
+            return 0
+        return min(int(choose.expovariate(1 / self.length)), self.new_tokens - self.length)
 
 
 class Served(NamedTuple):
     """One run: its steps, and what came out.
 
     Attributes:
-        log: its steps. tokens: of all requests. lengths: of each. stopped: requests that a stop
-            token ended.
+        log: its steps. tokens: of all requests. lengths: of each.
+        stopped: requests that a stop token ended.
         gap_s: sum of the run's step gaps, seconds; 0 without timing.
         digest: a number that equal tokens give.
     """
@@ -110,85 +105,40 @@ class Served(NamedTuple):
     gap_s: float
     digest: int
 
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.log.wall_s
 
-    @property
-    def mean_length(self) -> float:
-        return self.tokens / len(self.lengths)
-
-
-class Server:
-    """An engine with random or loaded weights and no tokenizer. A context manager, so that its
-    memory is freed.
-
-    Args:
-        config, weights: the model, on the device it runs on.
-        load: the largest that it is to serve.
-        depth: steps in flight. timing, meter, blocking, hopper_kernels: see EngineOptions.
-    """
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        weights: DecoderWeights,
-        load: Load,
-        depth: int,
-        *,
-        timing: bool = False,
-        meter: bool = True,
-        blocking: bool = True,
-        hopper_kernels: bool = False,
-    ) -> None:
-        self._cuda = weights.device.type == "cuda"
-        longest = load.prompt + load.new_tokens
-        chunk = min(512, load.streams * load.prompt)
-        self._engine: Engine | None = Engine.from_weights(
-            config,
-            weights,
-            max_rows=load.streams,
-            max_len=longest,
-            depth=depth,
-            page_size=PAGE_SIZE,
-            num_pages=load.streams * -(-longest // PAGE_SIZE),
-            chunk=chunk,
-            prefill_buckets=tuple(_doubling(load.prompt, chunk)),
-            max_stop_ids=max(1, len(load.stop_ids(config.vocab))),
-            timing=timing,
-            meter=meter,
-            blocking=blocking,
-            hopper_kernels=hopper_kernels,
-        )
-
-    @property
-    def engine(self) -> Engine:
-        """The engine, within the block."""
-        assert self._engine is not None
-        return self._engine
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.engine.close()
-        self._engine = None
-        if self._cuda:
+@contextmanager
+def open_server(
+    config: ModelConfig, weights: DecoderWeights, load: Load, depth: int, **options: bool
+) -> Iterator[Engine]:
+    """An engine without a tokenizer for `load`, the largest that it is to serve; its memory is
+    freed at the end. `options`: timing, meter, blocking and hopper_kernels of EngineOptions."""
+    longest = load.prompt + load.new_tokens
+    chunk = min(512, load.streams * load.prompt)
+    engine = Engine.from_weights(
+        config,
+        weights,
+        max_rows=load.streams,
+        max_len=longest,
+        depth=depth,
+        page_size=PAGE_SIZE,
+        num_pages=load.streams * -(-longest // PAGE_SIZE),
+        chunk=chunk,
+        prefill_buckets=tuple(_doubling(load.prompt, chunk)),
+        max_stop_ids=max(1, len(load.stop_ids(config.vocab))),
+        **options,
+    )
+    try:
+        yield engine
+    finally:
+        engine.close()
+        del engine
+        if weights.device.type == "cuda":
             gc.collect()
-            if error is None:
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()
 
 
 def serve(engine: Engine, load: Load, seed: int) -> Served:
-    """Serves a load, all of it queued at once.
-
-    Raises BenchmarkError where a request ends with an error.
-    """
+    """Serves a load, all of it queued at once. Raises BenchmarkError where a request fails."""
     prompts, params = load.asked(engine.vocab_size, seed)
     gap_s = engine.stats().gap_s
     with logged_steps(engine.depth) as log:
@@ -210,7 +160,7 @@ def serve(engine: Engine, load: Load, seed: int) -> Served:
 
 def _drain(engine: Engine) -> None:
     """Waits for the zombies of the last requests."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + DRAIN_S
     while engine.stats().rows_held:
         if time.monotonic() > deadline:
             raise BenchmarkError("rows of requests that have ended are not given back")

@@ -1,0 +1,137 @@
+"""The tables of `benchmarks.bubble`, from the entries of its result file, older ones too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from benchmarks.common.tables import Table
+
+PARTS = ("model", "streams", "device ms", "period ms", "left over us", "gap us")
+GAINS = (
+    *("model", "streams", "requests", "blocking ms", "pipelined ms", "L", "formula"),
+    *("predicted", "observed", "met"),
+)
+EFFECTS = ("model", "streams", "points", "steps, depth 1", "ms", "steps, depth 2", "ms", "by")
+LONG = ("what", "depth", "total s", "active share", "ms/step", "tokens/s", "gap us")
+METER = ("model", "streams", "ms/step off", "ms/step on", "ratio")
+LEAST_POINTS = 0.0005  # gain that is worth a line
+
+Entry = dict[str, Any]
+
+
+def bubble_tables(data: Entry) -> list[Table]:
+    """All tables of one result, model by model."""
+    entries = [entry for entry in data["entries"] if entry["status"] == "ok"]
+    models = dict.fromkeys(entry["model"] for entry in entries)
+    return [table for model in models for table in model_tables(data, model)]
+
+
+def model_tables(data: Entry, model: str) -> list[Table]:
+    """The tables of one model."""
+    found: dict[str, list[Entry]] = {"gain": [], "meter": [], "long": []}
+    for entry in data["entries"]:
+        if entry["status"] == "ok" and entry["model"] == model and entry["what"] in found:
+            found[entry["what"]].append(entry)
+    gains, meters, long = found.values()
+    size = (long[0]["tokens"], long[0]["sequences"]) if long else (0, 0)
+    return [
+        Table(f"{model}: a pipelined step, medians", PARTS, [_part_row(e) for e in gains]),
+        Table(
+            f"{model}: depth 2 over depth 1",
+            GAINS,
+            [_gain_row(entry) for entry in gains],
+            [line for entry in gains for line in _remarks(entry)],
+        ),
+        Table(
+            f"{model}: what the medians do not predict, in points of the observed gain",
+            EFFECTS,
+            [row for entry in gains for row in effect_rows(entry)],
+        ),
+        Table(
+            f"{model}: the meter's cost at depth 2",
+            METER,
+            [[*_label(e), e["off_ms"], e["on_ms"], round(e["ratio"], 4)] for e in meters],
+        ),
+        Table(
+            f"{model}: {size[0]} tokens in each of {size[1]} sequences",
+            LONG,
+            _long_rows(long, data.get("published", ())),
+        ),
+    ]
+
+
+def effect_rows(entry: Entry) -> Iterator[list[object]]:
+    """What moved the observed gain away from the prediction, the largest first."""
+    effects = [effect for effect in entry["effects"].values() if isinstance(effect, dict)]
+    for effect in sorted(effects, key=lambda each: -abs(each["points"])):
+        if abs(effect["points"]) < LEAST_POINTS:
+            return
+        sides = [effect[side] for side in ("block", "pipe")]
+        yield [
+            *_label(entry),
+            f"{effect['points'] * 100:+.1f}",
+            *(round(value, 1) for side in sides for value in (side["steps"], side["ms"])),
+            f"{effect['cause']}{_medians_text(effect)}",
+        ]
+
+
+def _label(entry: Entry) -> list[object]:
+    return [entry["model"], entry["streams"]]
+
+
+def _part_row(entry: Entry) -> list[object]:
+    columns = ("device_ms", "period_ms", "left_over_us", "gap_us")
+    return [*_label(entry), *(entry["parts"][name] for name in columns)]
+
+
+def _gain_row(entry: Entry) -> list[object]:
+    shares = [f"{entry[name]:+.1%}" for name in ("formula", "predicted", "observed")]
+    return [
+        *_label(entry),
+        f"{entry['requests'] // (entry['streams'] * entry['rounds'])} each",
+        *(entry["block_ms"], entry["pipe_ms"], round(entry["length"], 1)),
+        *shares,
+        "yes" if entry["met"] else "no",
+    ]
+
+
+def _remarks(entry: Entry) -> Iterator[str]:
+    """What has to be said about an entry, besides its figures."""
+    label = f"{entry['model']}, {entry['streams']} stream{'s' * (entry['streams'] > 1)}"
+    if not entry["met"]:
+        yield f"{label}: {entry['cause']}"
+    if not entry["tokens_equal"]:
+        yield f"{label}: depth 1 and 2 generated different tokens; gains compare tokens/s"
+    stopped, requests = entry["stopped"], entry["requests"]
+    if stopped < 0.9 * requests:
+        yield (
+            f"{label}: only {stopped} of {requests} requests met a stop token; "
+            "zombies are rarer than meant"
+        )
+    yield f"{label}: {entry['verdict']}"
+
+
+def _long_rows(entries: Sequence[Entry], published: Sequence[Entry]) -> list[list[object]]:
+    """Both depths, and beside them what others have published."""
+    rows: list[list[object]] = []
+    for entry in sorted(entries, key=lambda entry: int(entry["depth"])):
+        figures = (entry[name] for name in ("ms_per_step", "tokens_per_s", "gap_us"))
+        share = f"{entry['active_share']:.1%}"
+        rows.append([entry["model"], entry["depth"], entry["wall_s"], share, *figures])
+    for entry in published if rows else ():
+        share = f"{entry['active_share']:.1%}"
+        rows.append([entry["what"], None, entry["wall_s"], share, None, None, None])
+    return rows
+
+
+def _medians_text(effect: Entry) -> str:
+    """The medians that show an effect, where a result has some."""
+    medians = effect.get("medians", {})
+    shown = "; ".join(
+        f"at depth {depth} {found['here']:.3f} ms here, {found['there']:.3f} in the run of the "
+        "medians"
+        for depth, found in ((1, medians.get("block")), (2, medians.get("pipe")))
+        if found is not None
+    )
+    return f" ({medians['of']} {shown})" if shown else ""

@@ -1,0 +1,1 @@
+"""CUDA API calls and copies in steady steps, counted."""
