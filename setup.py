@@ -55,7 +55,8 @@ EMULATOR_FLAGS = (
     "-O2 -march=native -fno-strict-aliasing -ffp-contract=off -Wno-unknown-pragmas -Wno-psabi "
 )
 EMULATOR_FLAGS += "-iquote tests/emulator/include -Itests/emulator/include"
-# the compiler reports what kernels read and write: see tests/emulator/engine/memory.cpp
+# the compiler reports what kernels of a chain read and write: see tests/emulator/engine/memory.cpp
+CHAINED = ("embedding", "kernels", "sample", "split_attention", "step", "stream_linear")
 ACCESS_FLAGS = "-fsanitize=thread --param tsan-instrument-func-entry-exit=0"
 SIMD_ISAS = {
     "baseline": "-march=x86-64-v2",
@@ -235,6 +236,13 @@ def cpu_variants(source: Path) -> dict[str, str]:
     return {isa: f"-DPHOTON_ISA={isa} {march}" for isa, march in isas.items()}
 
 
+def kernel_flags(source: Path, access: str) -> str:
+    """What a CUDA source needs to be compiled for the emulator; `access`: so that accesses are
+    reported, of kernels that are launched programmatically.
+    """
+    return f"-x c++ {access if source.stem in CHAINED else ''}"
+
+
 @dataclass
 class Plan:
     """What to compile and link, as lines of a ninja file whose paths are relative to the
@@ -305,7 +313,7 @@ class Plan:
         flags, link_flags = self.flags(library)
         variant = Path(self.directory).name
         sanitize = f"-fsanitize={sanitizer} -g" if sanitizer else ""
-        kernel_flags = f"-x c++ {'' if sanitizer else ACCESS_FLAGS}"
+        access = "" if sanitizer else ACCESS_FLAGS
         flags += f" {EMULATOR_FLAGS} -DPHOTON_EMULATED_CUDA {sanitize}"
         engine = [
             self.compile("cxx", source, f"{EMULATOR_FLAGS} {sanitize}", variant)
@@ -321,16 +329,16 @@ class Plan:
                     self.compile(
                         "cxx",
                         source,
-                        f"{flags} {kernel_flags}" if source.suffix == ".cu" else flags,
+                        f"{flags} {kernel_flags(source, access)}"
+                        if source.suffix == ".cu"
+                        else flags,
                         variant,
                     )
                 )
         self.link(f"{self.directory}/{library.file}", engine + objects, f"{link_flags} {sanitize}")
+        source = Path("tests/emulator/kernels.cu")
         kernels = self.compile(
-            "cxx",
-            Path("tests/emulator/kernels.cu"),
-            f"{EMULATOR_FLAGS} {sanitize} {kernel_flags}",
-            variant,
+            "cxx", source, f"{EMULATOR_FLAGS} {sanitize} {kernel_flags(source, access)}", variant
         )
         self.link(f"{self.directory}/kernels.so", [*engine, kernels], sanitize)
 

@@ -60,6 +60,18 @@ def test_the_kernels_that_wait_are_among_those_looked_at() -> None:
     assert {"step", "embedding", *FAST} <= set(with_ptx())
 
 
+def test_the_emulator_reports_the_accesses_of_all_kernels_of_a_chain(
+    setup_py: ModuleType,
+) -> None:
+    def calls(source: Path) -> bool:
+        files = reached(source) - {CSRC / "cuda/ptx.cuh"}
+        call = re.compile(r"^[^/\n]*\b(let_next_start|wait_for_earlier)\(\);", re.MULTILINE)
+        return any(call.search(file.read_text()) for file in files)
+
+    chained = {source.stem for source in (CSRC / "cuda").glob("*.cu") if calls(source)}
+    assert chained == set(setup_py.CHAINED) - {"kernels"}  # those that it is tested with
+
+
 @pytest.mark.parametrize("name", with_ptx())
 def test_no_kernel_holds_a_trap_for_older_devices_or_reads_by_the_read_only_cache(
     name: str, setup_py: ModuleType, tmp_path: Path

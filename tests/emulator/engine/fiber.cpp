@@ -115,10 +115,8 @@ Stacks stacks;
 
 }  // namespace
 
-bool in_stacks(const void* pointer) {
-  const auto* place = static_cast<const unsigned char*>(pointer);
-  return place >= stacks.first && place < stacks.first + Stacks::kMost * stacks.each;
-}
+unsigned char *const stacks_first = stacks.first, *const stacks_end =
+                                                      stacks.first + Stacks::kMost * stacks.each;
 
 void prepare_fiber(Fiber& fiber, size_t index, void (*entry)()) {
   fiber.stack = stacks.at(index);

@@ -16,7 +16,8 @@ struct Fiber {
 // the pooled stacks.
 void prepare_fiber(Fiber& fiber, size_t index, void (*entry)());
 
-bool in_stacks(const void* pointer);
+// Where all stacks lie.
+extern unsigned char *const stacks_first, *const stacks_end;
 
 extern "C" void emulator_switch(void** save, void* load);
 

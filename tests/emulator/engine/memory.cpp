@@ -82,9 +82,8 @@ inline bool is_shared(const Block& block, const unsigned char* pointer) {
   return static_cast<size_t>(pointer - block.shared) < machine.launch->shared_bytes;
 }
 
-// Stacks stand for registers and local memory.
 bool is_elsewhere(const unsigned char* pointer) {
-  if (in_stacks(pointer) || in_static_shared(pointer, 1)) return true;
+  if (in_static_shared(pointer, 1)) return true;
   for (const Block& block : machine.blocks) {
     if (is_shared(block, pointer)) return true;
   }
@@ -124,6 +123,7 @@ namespace {
 
 void note_write(const void* pointer, size_t bytes) {
   const auto* place = static_cast<const unsigned char*>(pointer);
+  if (place >= stacks_first && place < stacks_end) return;  // registers and local memory
   if (is_shared(current_block(), place) || is_elsewhere(place)) return;
   if (!machine.current->waited)
     refuse("writes", pointer, bytes, ", so that a kernel that still runs may read or write them");
