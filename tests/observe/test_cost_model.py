@@ -1,6 +1,4 @@
-"""The cost model of pipelining against published figures, against the loop's own step counts,
-and against bad input.
-"""
+"""The cost model of pipelining against published figures, the loop's own counts, and bad input."""
 
 from __future__ import annotations
 
@@ -8,9 +6,11 @@ import random
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from photon_ext.engine import Engine
 from photon_ext.errors import ConfigError
+from photon_ext.layout import RowColumn
 from photon_ext.observe.cost_model import (
     Periods,
     StepParts,
@@ -18,12 +18,12 @@ from photon_ext.observe.cost_model import (
     Workload,
     predict,
     predict_from_parts,
-    prefill_groups,
     steps_per_request,
 )
 from photon_ext.observe.meter import MeterSnapshot
+from photon_ext.runtime.step import StepTensors
 from photon_ext.sampling import SamplingParams
-from tests.engine.scripted_device import ScriptedDevice
+from photon_ext.testing import SimRuntime
 
 # blocking ms, pipelined ms, streams, L, published prediction: moondream2 on an RTX 3090 and a B200.
 PUBLISHED = [
@@ -36,25 +36,21 @@ PUBLISHED = [
 ]
 
 
-# --- the bubble -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("block", "pipe", "streams", "length", "published"), PUBLISHED)
 def test_the_formula_gives_the_published_predictions(
     block: float, pipe: float, streams: int, length: int, published: float
 ) -> None:
-    found = predict(Periods(block, block), Periods(pipe, pipe, pipe), Workload(streams, length))
+    periods = (Periods(block, block), Periods(pipe, pipe, pipe))
+    found = predict(*periods, Workload(streams, length))
     assert found.formula_gain == pytest.approx(published, abs=0.005)
     assert found.published_z == (1 / length if streams == 1 else 0)
 
 
 def test_a_step_of_dead_rows_makes_the_tax_of_one_stream_small() -> None:
     """The same loop with stops seen by the host, whose zombie is a whole forward, and by the
-    device, whose zombie is none.
-    """
-    work = Workload(1, 110)
-    host = predict(Periods(2.5, 2.5), Periods(2.0, 2.0, 2.0), work)
-    device = predict(Periods(2.5, 2.5), Periods(2.0, 2.0, 0.1), work)
+    device, whose zombie is none."""
+    work, block = Workload(1, 110), Periods(2.5, 2.5)
+    host, device = (predict(block, Periods(2.0, 2.0, dead), work) for dead in (2.0, 0.1))
     assert host.zombie_share == pytest.approx(1 / 111)
     assert device.zombie_share == pytest.approx(0.1 / 220.1)
     assert host.gain == pytest.approx(2.5 * 110 / (2.0 * 111) - 1)
@@ -63,99 +59,62 @@ def test_a_step_of_dead_rows_makes_the_tax_of_one_stream_small() -> None:
 
 def test_a_batch_pays_in_row_steps_and_only_where_rows_are_short() -> None:
     block, pipe = Periods(2.5, 2.5), Periods(2.0, 2.0)
-    tax = {
-        turnover: predict(block, pipe, Workload(32, 110, turnover)).zombie_share
-        for turnover in Turnover
-    }
+    works = {turnover: Workload(32, 110, turnover) for turnover in Turnover}
+    tax = {turnover: predict(block, pipe, work).zombie_share for turnover, work in works.items()}
     assert tax[Turnover.NONE] == 0
     assert 0 < tax[Turnover.STREAMS] < 1 / 110
     assert 0 < tax[Turnover.ROWS] < 2 / 110
-    lost = {
-        turnover: steps_per_request(Workload(32, 110, turnover), 2).lost_rows
-        for turnover in Turnover
-    }
+    lost = {turnover: steps_per_request(work, 2).lost_rows for turnover, work in works.items()}
     assert lost[Turnover.NONE] == 0 < lost[Turnover.STREAMS] == 1 < lost[Turnover.ROWS] < 2
-    assert predict(block, pipe, Workload(32, 110, Turnover.NONE)).gain == pytest.approx(0.25)
+    assert predict(block, pipe, works[Turnover.NONE]).gain == pytest.approx(0.25)
 
 
-def serve(depth: int, streams: int, requests: int, mean_length: int) -> tuple[MeterSnapshot, float]:
-    """The real loop on a scripted device: its counters, and the mean length of what it
-    generated.
-    """
+class Drawn:
+    """A forward that draws each token by its row's seed and its position."""
+
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
+
+    def __call__(self, step: StepTensors) -> None:
+        step.logits = torch.zeros(step.segments.shape[0], self._vocab)
+        rows = step.row_state.tolist()
+        for i, (row, _, tokens, _) in enumerate(step.segments.tolist()):
+            position = rows[row][RowColumn.POSITION] + tokens
+            drawn = random.Random(rows[row][RowColumn.SEED_LOW] << 32 | position)
+            step.logits[i, drawn.randrange(1, self._vocab)] = 1.0
+
+
+def serve(depth: int, streams: int, requests: int, mean: int) -> tuple[MeterSnapshot, float]:
+    """The real loop on the simulated device: its counters, and the mean length of its answers."""
     vocab, choose = 997, random.Random(1)
-    device = ScriptedDevice(
-        max_rows=streams, max_len=900, depth=depth, page_size=16, max_stop_ids=64
-    )
-    stops = tuple(choose.sample(range(1, vocab), vocab // mean_length))
-    with Engine(
-        device,
-        lambda step: None,
-        vocab_size=vocab,
-        num_pages=streams * 60,
-        buckets=(1, 8),
-        chunk=64,
-    ) as engine:
+    sizes = {"max_len": 900, "page_size": 16, "max_stop_ids": 64}
+    device = SimRuntime(max_rows=streams, depth=depth, **sizes)
+    stops = tuple(choose.sample(range(1, vocab), vocab // mean))
+    options = {"num_pages": streams * 60, "buckets": (1, 8), "chunk": 64}
+    sampling = {"max_new_tokens": 800, "stop_token_ids": stops}
+    with Engine(device, Drawn(vocab), vocab_size=vocab, **options) as engine:
         prompts = [[choose.randrange(1, vocab)] * 3 for _ in range(requests)]
-        params = [
-            SamplingParams(max_new_tokens=800, stop_token_ids=stops, temperature=1.0, seed=i)
-            for i in range(requests)
-        ]
+        params = [SamplingParams(seed=i, **sampling) for i in range(requests)]
         outputs = engine.generate(prompts, params)
         engine.close()
         assert all(output.finish_reason == "stop" for output in outputs)
-        return engine.meter.snapshot(), sum(len(output.token_ids) for output in outputs) / requests
+        return engine.meter.snapshot(), sum(len(out.token_ids) for out in outputs) / requests
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize(
-    ("streams", "requests", "mean_length"), [(1, 30, 20), (8, 800, 20), (16, 600, 30)]
+    ("streams", "requests", "mean"), [(1, 30, 20), (8, 800, 20), (16, 600, 30)]
 )
-def test_steps_are_those_of_the_loop(
-    depth: int, streams: int, requests: int, mean_length: int
-) -> None:
-    counted, length = serve(depth, streams, requests, mean_length)
+def test_steps_are_those_of_the_loop(depth: int, streams: int, requests: int, mean: int) -> None:
+    counted, length = serve(depth, streams, requests, mean)
     steps = steps_per_request(Workload(streams, length), depth)
     decode = counted.decode_steps - counted.zombie_steps
-    if streams == 1:
-        assert (decode, counted.zombie_steps) == (
-            pytest.approx(requests * steps.decode),
-            requests * steps.dead,
-        )
-    else:
-        # the end of the run, when rows run empty, is not in the model
-        assert decode == pytest.approx(requests * steps.decode, rel=0.06)
-    assert counted.steps - counted.decode_steps == pytest.approx(requests * steps.prefill, rel=0.08)
-
-
-@pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize(
-    ("streams", "length"), [(1, 20), (8, 20), (16, 30), (32, 110), (4, 1), (500, 110)]
-)
-def test_prefill_steps_have_as_many_requests_as_there_are(
-    depth: int, streams: int, length: float
-) -> None:
-    """Shares, and their mean is the requests by the steps; who ends in the prefill itself, one
-    in L, is left out of groups.
-    """
-    for turnover in Turnover:
-        work = Workload(streams, length, turnover)
-        groups = prefill_groups(work, depth)
-        assert sum(groups.values()) == pytest.approx(1)
-        mean = sum(requests * share for requests, share in groups.items())
-        assert mean == pytest.approx(
-            1 / steps_per_request(work, depth).prefill, rel=0.02 + 1.2 / length
-        )
-
-
-def test_two_requests_share_a_prefill_as_often_as_in_the_loop() -> None:
-    """By hand: of 8 rows that end with chance 1/20 each, where one does: 1 - 8 x 0.05 x 0.95^7 /
-    (1 - 0.95^8) have company.
-    """
-    work = Workload(8, 20)
-    assert 1 - prefill_groups(work, 1)[1] == pytest.approx(1 - 0.4 * 0.95**7 / (1 - 0.95**8))
-    assert prefill_groups(work, 2)[1] < prefill_groups(work, 1)[1], (
-        "who ends in two steps shares one"
-    )
+    exact = streams == 1  # else rows run empty at the end of the run, which is not in the model
+    assert decode == pytest.approx(requests * steps.decode, rel=1e-6 if exact else 0.06)
+    if exact:
+        assert counted.zombie_steps == requests * steps.dead
+    prefill = counted.steps - counted.decode_steps
+    assert prefill == pytest.approx(requests * steps.prefill, rel=0.08)
 
 
 def test_rows_lost_to_zombies_are_those_of_the_loop() -> None:
@@ -163,38 +122,35 @@ def test_rows_lost_to_zombies_are_those_of_the_loop() -> None:
     (blocking, length), (pipelined, same) = serve(1, 8, 800, 20), serve(2, 8, 800, 20)
     assert length == same
     lost = (pipelined.decode_steps - blocking.decode_steps) * 8 / 800
-    assert lost == pytest.approx(steps_per_request(Workload(8, length), 2).lost_rows, abs=0.25)
+    predicted = steps_per_request(Workload(8, length), 2).lost_rows
+    assert lost == pytest.approx(predicted, abs=0.25)
 
 
-# --- from parts -----------------------------------------------------------------------------------
+# --- from parts ----------------------------------------------------------------------------------
 
 
 def test_bookkeeping_is_hidden_under_the_device() -> None:
-    # B200, 32 streams
+    """B200, 32 streams."""
     parts = StepParts(forward_ms=3.80, sampling_ms=0.14, bookkeeping_ms=1.61, residue_ms=0.04)
-    assert parts.block_ms == pytest.approx(5.55)
-    assert parts.pipe_ms == pytest.approx(3.98)
+    assert (parts.block_ms, parts.pipe_ms) == (pytest.approx(5.55), pytest.approx(3.98))
     found = predict_from_parts(parts, Workload(32, 104, Turnover.NONE))
     assert found.gain == pytest.approx(0.39, abs=0.01)
     assert found.verdict.startswith("pipelining pays (+39")
 
 
-def test_a_long_forward_leaves_little_to_win() -> None:
-    """The critics' case: a forward of 30 to 40 ms."""
-    for forward in (30.0, 35.0, 40.0):
-        found = predict_from_parts(
-            StepParts(forward, 0.2, 0.5), Workload(32, 200, Turnover.STREAMS)
-        )
-        assert found.gain < 0.02
-        assert "hardly pays" in found.verdict
-        assert "faster kernels" in found.verdict
+@pytest.mark.parametrize("forward", [30.0, 35.0, 40.0])
+def test_a_long_forward_leaves_little_to_win(forward: float) -> None:
+    """The critics' case."""
+    parts, work = StepParts(forward, 0.2, 0.5), Workload(32, 200, Turnover.STREAMS)
+    found = predict_from_parts(parts, work)
+    assert found.gain < 0.02
+    assert "hardly pays" in found.verdict
+    assert "faster kernels" in found.verdict
 
 
 def test_a_small_gain_is_called_one() -> None:
-    assert (
-        "pays a little"
-        in predict_from_parts(StepParts(10.0, 0.2, 0.4), Workload(8, 500, Turnover.NONE)).verdict
-    )
+    found = predict_from_parts(StepParts(10.0, 0.2, 0.4), Workload(8, 500, Turnover.NONE))
+    assert "pays a little" in found.verdict
 
 
 def test_a_host_that_is_slower_than_the_device_bounds_the_pipeline() -> None:
@@ -222,20 +178,19 @@ def test_a_single_stream_begins_anew_with_a_bubble() -> None:
     assert parts.periods(1, 8) == Periods(decode_ms=2.7, prefill_ms=2.7)
 
 
-# --- bad input ------------------------------------------------------------------------------------
+# --- bad input -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
         (lambda: StepParts(0.0, 0.1, 0.1), "forward_ms is 0.0; give a positive number"),
-        (lambda: StepParts(1.0, -0.1, 0.1), "sampling_ms is -0.1"),
+        (lambda: StepParts(1.0, -0.1, 0.1), "sampling_ms is -0.1; give a number from 0 on"),
         (lambda: StepParts(1.0, 0.1, float("nan")), "bookkeeping_ms is nan"),
         (lambda: StepParts(1.0, 0.1, 0.1, overlap=1.5), "overlap is 1.5; it is a share"),
         (lambda: StepParts(1.0, 0.1, 0.1).periods(3, 1), "depth is 3; give 1 or 2"),
-        (lambda: steps_per_request(Workload(8, 110), 3), "depth is 3; give 1 or 2"),
-        (lambda: prefill_groups(Workload(8, 110), 0), "depth is 0; give 1 or 2"),
         (lambda: StepParts(1.0, 0.1, 0.1).periods(True, 1), "depth is True; give 1 or 2"),
+        (lambda: steps_per_request(Workload(8, 110), 3), "depth is 3; give 1 or 2"),
         (lambda: Periods(0, 1), "decode_ms is 0"),
         (lambda: Workload(0, 110), "streams is 0; give a positive integer"),
         (lambda: Workload(True, 110), "streams is True"),
@@ -250,5 +205,5 @@ def test_wrong_numbers_are_named(make: Callable[[], object], words: str) -> None
 
 @pytest.mark.parametrize("length", [1e15, 1e17, 1e300])
 def test_requests_of_any_length(length: float) -> None:
-    periods = Periods(decode_ms=2.0, prefill_ms=2.0)
-    assert predict(periods, Periods(1.0, 1.0), Workload(4, length)).gain == pytest.approx(1.0)
+    found = predict(Periods(2.0, 2.0), Periods(1.0, 1.0), Workload(4, length))
+    assert found.gain == pytest.approx(1.0)

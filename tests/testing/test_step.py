@@ -102,10 +102,10 @@ def test_a_row_without_a_page_where_it_writes_is_found() -> None:
     runtime = SimRuntime(ROWS, MAX_LEN, page_size=PAGE)
     pipe = Pipeline(runtime, ToyForward(runtime), vocab_size=32)
     row = pipe.admit((1, 2, 3), max_new_tokens=6, pages=(1, 2))
-    pipe.tick()
-    runtime.state.tables.page_table[row.index, 1] = 0
-    for _ in range(2):
+    for _ in range(2):  # the first step, with the deltas, has run then
         pipe.tick()
+    runtime.state.tables.page_table[row.index, 1] = 0
+    pipe.tick()
     with pytest.raises(SimPoison, match="row 1 has no page at position 4"):
         pipe.tick()
 
