@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from zlib import crc32
 
 import pytest
 import torch
@@ -76,12 +77,12 @@ class Drawn:
         self._vocab = vocab
 
     def __call__(self, step: StepTensors) -> None:
-        step.logits = torch.zeros(step.segments.shape[0], self._vocab)
-        rows = step.row_state.tolist()
-        for i, (row, _, tokens, _) in enumerate(step.segments.tolist()):
-            position = rows[row][RowColumn.POSITION] + tokens
-            drawn = random.Random(rows[row][RowColumn.SEED_LOW] << 32 | position)
-            step.logits[i, drawn.randrange(1, self._vocab)] = 1.0
+        rows, drawn = step.row_state.tolist(), []
+        for row, _, tokens, _ in step.segments.tolist():
+            key = (rows[row][RowColumn.POSITION] + tokens, rows[row][RowColumn.SEED_LOW])
+            drawn.append(1 + crc32(b"%d %d" % key) % (self._vocab - 1))
+        step.logits = torch.zeros(len(drawn), self._vocab)
+        step.logits[range(len(drawn)), drawn] = 1.0
 
 
 def serve(depth: int, streams: int, requests: int, mean: int) -> tuple[MeterSnapshot, float]:
