@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from photon_ext import ops
-from photon_ext.layout import SEGMENT_COLUMNS, InputLayout, MaskLayout, SegmentFlag
+from photon_ext.layout import COUNTS_SIZE, SEGMENT_COLUMNS, InputLayout, MaskLayout, SegmentFlag
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.step import StepKey, StepTensors
 from photon_ext.runtime.step_program import StepProgram
@@ -101,7 +101,7 @@ class SimStep:
                 none.view(0, 4),
                 none,
                 none.view(0, 4),
-                deltas.new_empty(2),
+                deltas.new_empty(COUNTS_SIZE),
             )
 
     def _forward(self, step: StepTensors) -> None:
