@@ -28,7 +28,7 @@ from typing import Any
 
 from photon_ext import Engine, SamplingParams, StepOutput
 from photon_ext.engine.loop import EngineLoop
-from photon_ext.testing.stub import StubRuntime
+from photon_ext.testing.stub import StubDevice
 
 MODES = ("quiet", "handover", "text")
 VOCABULARY = 151936
@@ -60,7 +60,7 @@ class TimedLoop:
 
 def stub_engine(rows: int, steps: int) -> Engine:
     """An engine around the stub device, with one graph bucket for all rows."""
-    runtime = StubRuntime(rows, max_len=steps + 16)
+    runtime = StubDevice(rows, max_len=steps + 16)
     pages = rows * runtime.table.pages_per_row
     return Engine(
         runtime, lambda step: None, vocab_size=VOCABULARY, num_pages=pages, buckets=(rows,)

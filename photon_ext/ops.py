@@ -773,21 +773,12 @@ def fused_attention_decode_into(
         workspace: float32 [words], contiguous, at least :func:`attention_workspace_words` of this
             call's shapes. Its owner zeroes it once; then calls of all sizes share it, always as a
             whole, but never two at a time. What it holds between calls is the kernel's own.
-<<<<<<< HEAD
-        hopper: on GPUs of compute capability 9.0 and 10.0, bfloat16 with head_dim 64, 96, 128 or
-            256, and pointers and strides that are multiples of 16 bytes, run a kernel that splits a
-            row's context over many blocks ("Flash-Decoding", Dao et al., 2023). It sums in another
-            order than the portable kernel, one that depends on the token's own length and the
-            shapes, never on the other tokens. Everywhere else `hopper` changes nothing. It needs
-            a workspace.
-=======
         hopper: on GPUs that run the Hopper kernels (hopper_runs), bfloat16 with head_dim 64, 96,
             128 or 256, and pointers and strides that are multiples of 16 bytes, run a kernel that
             splits a row's context over many blocks ("Flash-Decoding", Dao et al., 2023). It sums in
             another order than the portable kernel, one that depends on the token's own length and
             the shapes, never on the other tokens. Everywhere else `hopper` changes nothing. It
             needs a workspace.
->>>>>>> csrcmends
         pdl: as in :func:`norm_linear_into`: the kernels before it, as far back as there, must write
             nothing of this call's but q, k, v, out and the workspace, so neither decode_meta, nor
             page_table, nor counts, nor earlier positions of the cache.

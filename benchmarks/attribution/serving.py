@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from photon_ext.scheduling.options import MAX_STOP_IDS
 
 from benchmarks.attribution.steps import StepLog, logged_steps
 from benchmarks.common.result import BenchmarkError
 from photon_ext.engine import Engine
+from photon_ext.engine.options import MAX_STOP_IDS
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.weights import DecoderWeights
 from photon_ext.sampling import SamplingParams

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from photon_ext.scheduling.options import choose_kernels
 
 from benchmarks.common.models import SHAPES
+from photon_ext.engine.options import choose_kernels
 from photon_ext.errors import DeviceError
 from photon_ext.runtime.runtime import checked_device
 

@@ -33,6 +33,7 @@ from photon_ext.testing.invariants import check_invariants
 from photon_ext.testing.model import Request, ToyModel
 from photon_ext.testing.runtime import SimRuntime
 from photon_ext.testing.stats import SimStats
+from photon_ext.testing.stub import StubDevice
 
 __all__ = [
     "Chooser",
@@ -57,6 +58,7 @@ __all__ = [
     "SimRuntime",
     "SimStats",
     "SimStream",
+    "StubDevice",
     "ToyForward",
     "ToyModel",
     "check_invariants",

@@ -36,7 +36,7 @@ class Footprint(TorchDispatchMode):
         self._device = device
         self.access: Access | None = None
         self._addresses: dict[int, Range] = {}
-        self._declared: set[tuple[Range, bool]] = set()
+        self._declared: dict[Range, bool] = {}
         self.written_pages: set[int] = set()
         self.read_pages: set[int] = set()
 
@@ -64,30 +64,34 @@ class Footprint(TorchDispatchMode):
         if isinstance(value, torch.Tensor):
             address = value.data_ptr()
             name = self._addresses.get(address)
-            if name is None:
-                storage = value.untyped_storage().data_ptr()
-                name = self._names.get(storage)
-                if name is None:
-                    if self._device.watches(storage):
-                        self._declare_pages(write)
-                    return
-                self._addresses[address] = name
-            self._once(name, write)
+            if name is not None:
+                self._once(name, write)
+            else:
+                self._find(value, address, write)
         elif isinstance(value, (list, tuple)):
             for one in value:
                 self._declare(one, write)
 
-    def _declare_pages(self, write: bool) -> None:
-        for page in self.read_pages:
-            self._once(("page", page), False)
-        if write:
-            for page in self.written_pages:
-                self._once(("page", page), True)
-            self._device.pages |= self.written_pages
+    def _find(self, value: torch.Tensor, address: int, write: bool) -> None:
+        """Memory that was not seen at this address before."""
+        storage = value.untyped_storage().data_ptr()
+        name = self._names.get(storage)
+        if name is not None:
+            self._addresses[address] = name
+            self._once(name, write)
+        elif self._device.watches(storage):
+            for page in self.read_pages:
+                self._once(("page", page), False)
+            if write:
+                for page in self.written_pages:
+                    self._once(("page", page), True)
+                self._device.pages |= self.written_pages
 
     def _once(self, name: Range, write: bool) -> None:
-        if (name, write) not in self._declared:
-            self._declared.add((name, write))
+        """Declares what this action has not declared yet; a write says all that a read does."""
+        declared = self._declared.get(name)
+        if declared is None or (write and not declared):
+            self._declared[name] = write
             assert self.access is not None
             (self.access.write if write else self.access.read)(*name)
 

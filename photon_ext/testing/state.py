@@ -70,7 +70,8 @@ class DeviceState:
         self._words = [words_of(tensor) for tensor in tensors]
         self._fill = [array("i", [POISON] * width) for width in widths]
         self._row_state, self._page_table = self._words[:2]
-        self._watched: dict[int, torch.Tensor] = {}
+        self._watched: list[torch.Tensor] = []
+        self._watched_storages: set[int] = set()
 
     def open(self, num_tokens: int, segments: int) -> None:
         """Makes the memory that all steps share, for steps of at most so many."""
@@ -101,17 +102,18 @@ class DeviceState:
                 "simulated device watches CPU tensors whose first dimension counts pages"
             )
         poison(memory)
-        self._watched[_storage(memory)] = memory
+        self._watched.append(memory)
+        self._watched_storages.add(_storage(memory))
 
     def watches(self, storage: int) -> bool:
         """Whether the storage at this address holds watched pages."""
-        return storage in self._watched
+        return storage in self._watched_storages
 
     def poison_page(self, page: int) -> None:
         """The page's lease is over."""
         self.pages.discard(page)
-        for memory in self._watched.values():
-            if page < len(memory):
+        for memory in self._watched:
+            if page < memory.shape[0]:
                 poison(memory[page])
 
     def pages_of_step(self, num_tokens: int) -> tuple[set[int], set[int]]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from zlib import crc32
 
 import pytest
+import torch
 
 from photon_ext.engine import Engine
 from photon_ext.errors import ConfigError
+from photon_ext.layout import RowColumn
 from photon_ext.observe.cost_model import (
     Periods,
     StepParts,
@@ -19,8 +22,9 @@ from photon_ext.observe.cost_model import (
     steps_per_request,
 )
 from photon_ext.observe.meter import MeterSnapshot
+from photon_ext.runtime.step import StepTensors
 from photon_ext.sampling import SamplingParams
-from tests.engine.scripted_device import ScriptedDevice
+from photon_ext.testing import SimRuntime
 
 # blocking ms, pipelined ms, streams, L, published prediction: moondream2 on an RTX 3090 and a B200.
 PUBLISHED = [
@@ -66,15 +70,30 @@ def test_a_batch_pays_in_row_steps_and_only_where_rows_are_short() -> None:
     assert predict(block, pipe, works[Turnover.NONE]).gain == pytest.approx(0.25)
 
 
+class Drawn:
+    """A forward that draws each token by its row's seed and its position."""
+
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
+
+    def __call__(self, step: StepTensors) -> None:
+        rows, drawn = step.row_state.tolist(), []
+        for row, _, tokens, _ in step.segments.tolist():
+            key = (rows[row][RowColumn.POSITION] + tokens, rows[row][RowColumn.SEED_LOW])
+            drawn.append(1 + crc32(b"%d %d" % key) % (self._vocab - 1))
+        step.logits = torch.zeros(len(drawn), self._vocab)
+        step.logits[range(len(drawn)), drawn] = 1.0
+
+
 def serve(depth: int, streams: int, requests: int, mean: int) -> tuple[MeterSnapshot, float]:
-    """The real loop on a scripted device: its counters, and the mean length of its answers."""
+    """The real loop on the simulated device: its counters, and the mean length of its answers."""
     vocab, choose = 997, random.Random(1)
     sizes = {"max_len": 900, "page_size": 16, "max_stop_ids": 64}
-    device = ScriptedDevice(max_rows=streams, depth=depth, **sizes)
+    device = SimRuntime(max_rows=streams, depth=depth, **sizes)
     stops = tuple(choose.sample(range(1, vocab), vocab // mean))
     options = {"num_pages": streams * 60, "buckets": (1, 8), "chunk": 64}
-    sampling = {"max_new_tokens": 800, "stop_token_ids": stops, "temperature": 1.0}
-    with Engine(device, lambda step: None, vocab_size=vocab, **options) as engine:
+    sampling = {"max_new_tokens": 800, "stop_token_ids": stops}
+    with Engine(device, Drawn(vocab), vocab_size=vocab, **options) as engine:
         prompts = [[choose.randrange(1, vocab)] * 3 for _ in range(requests)]
         params = [SamplingParams(seed=i, **sampling) for i in range(requests)]
         outputs = engine.generate(prompts, params)

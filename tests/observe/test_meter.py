@@ -18,8 +18,9 @@ from photon_ext.runtime.slot import Slot
 from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling.pages import PagePool
 from photon_ext.scheduling.scheduler import Scheduler
+from photon_ext.testing import StubDevice
 from tests.engine.byte_tokenizer import VOCAB
-from tests.engine.scripted_device import ScriptedDevice, expected_tokens
+from tests.engine.simulated import WatchedDevice, engine_on, expected_tokens
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
 PROMPT = [1, 2, 3]
@@ -30,10 +31,9 @@ SECOND = 10**9
 def scripted(
     depth: int = 2, finished: bool = True, max_rows: int = 4, meter: bool = True
 ) -> Iterator[Engine]:
-    device = ScriptedDevice(max_rows=max_rows, depth=depth)
+    device = WatchedDevice(max_rows=max_rows, depth=depth)
     device.finished = finished
-    sizes = {"vocab_size": VOCAB, "num_pages": 64, "buckets": (1, 2), "chunk": 8}
-    with Engine(device, lambda step: None, meter=meter, **sizes) as engine:
+    with engine_on(device, meter=meter) as engine:
         yield engine
 
 
@@ -306,7 +306,8 @@ def test_readers_on_other_threads_see_counts_that_fit_together_and_only_grow() -
         while not stop.is_set():
             into.append(engine.meter.snapshot())
 
-    with scripted() as engine:
+    device = StubDevice(max_rows=4, max_len=64, page_size=4)
+    with Engine(device, lambda step: None, vocab_size=VOCAB, num_pages=64) as engine:
         readers = [threading.Thread(target=read, args=(into,)) for into in seen]
         for reader in readers:
             reader.start()

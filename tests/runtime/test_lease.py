@@ -7,9 +7,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from photon_ext.runtime.lease import Lease, LeaseState
 
 from photon_ext.errors import PipelineError
-from photon_ext.runtime.lease import Lease, LeaseState
 
 
 @pytest.fixture

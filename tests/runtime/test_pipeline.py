@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from photon_ext.runtime.lease import LeaseState
 
 from photon_ext.errors import NoFreeRow, PipelineError, RequestError
 from photon_ext.runtime import pipeline as pipeline_module
 from photon_ext.runtime import probe
-from photon_ext.runtime.lease import LeaseState
 from photon_ext.runtime.pipeline import Pipeline
 from photon_ext.runtime.probe import Phase
 from photon_ext.runtime.row import Row

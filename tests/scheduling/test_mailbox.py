@@ -7,9 +7,9 @@ import threading
 import time
 
 import pytest
+from photon_ext.scheduling.mailbox import Mailbox
 
 from photon_ext.scheduling import Request, Sequence
-from photon_ext.scheduling.mailbox import Mailbox
 from tests.scheduling.test_sequence import make
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from photon_ext.scheduling.memory import available_bytes, group_available, machine_available
 
 MIB = 2**20

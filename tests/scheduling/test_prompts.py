@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from photon_ext.scheduling.prompts import encode_prompt
 
 from photon_ext.errors import RequestError
-from photon_ext.scheduling.prompts import encode_prompt
 
 
 class Letters:

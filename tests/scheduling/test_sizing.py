@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from photon_ext.scheduling.options import EngineOptions
+from photon_ext.scheduling.sizing import EngineSize, size_engine
 
 from photon_ext.errors import ConfigError
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.scheduling import sizing
-from photon_ext.scheduling.options import EngineOptions
-from photon_ext.scheduling.sizing import EngineSize, size_engine
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(

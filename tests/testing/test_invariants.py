@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-
 from photon_ext.runtime.lease import LeaseState
+
 from photon_ext.runtime.pipeline import Pipeline
 from photon_ext.testing import SimError, SimRuntime, ToyForward, check_invariants
 
