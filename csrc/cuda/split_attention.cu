@@ -213,11 +213,11 @@ __device__ void patch_tile(unsigned char* tile, int token, const Bf16* row) {
 
 // Writes zeros for the tokens that attend to nothing, which have no tile range.
 template <int kHeadDim>
-__device__ void clear_dead_tokens(const SplitGrid& grid, int tokens) {
+__device__ void clear_dead_tokens(const SplitGrid& grid) {
   constexpr int kVectors = kHeadDim / kPack;
 #pragma unroll 1
-  for (int token = blockIdx.x; token < tokens; token += gridDim.x) {
-    if (grid.kv_len(token) > 0) continue;
+  for (int token = blockIdx.x; token < grid.tokens; token += gridDim.x) {
+    if (grid.kv_len(token) > 0 || !grid.is_own(token)) continue;
 #pragma unroll 1
     for (int i = threadIdx.x; i < grid.q_heads * kVectors; i += blockDim.x) {
       reinterpret_cast<uint4*>(grid.out.at(token, i / kVectors))[i % kVectors] = {0, 0, 0, 0};
@@ -346,7 +346,7 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
   // end for the end of all of them.
   wait_for_earlier();
   reduction.merge();
-  if (share.has_dead) clear_dead_tokens<kHeadDim>(grid, share.tokens);
+  if (share.has_dead) clear_dead_tokens<kHeadDim>(grid);
 }
 
 template <int kHeadDim, int kHalves>

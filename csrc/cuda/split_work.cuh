@@ -57,14 +57,14 @@ struct SplitGrid {
     return (static_cast<unsigned>(length) + (1u << item_bits) - 1) >> item_bits;
   }
 
-  // Leading tokens that are the call's: all, or a mixed step's decode tokens.
-  __device__ int own_tokens() const {
-    return counts != nullptr ? min(tokens, counts[kCountDecodeTokens]) : tokens;
+  // Whether a token is this call's: in a mixed step those of chunks are not.
+  __device__ bool is_own(int token) const {
+    return counts == nullptr || token < counts[kCountDecodeTokens];
   }
 
-  // Positions that a token attends to, if it is live.
+  // Positions that a token of this call attends to, if it is live.
   __device__ int32_t kv_len(int token) const {
-    return cache.kv_len(load_token(decode_meta, token));
+    return is_own(token) ? cache.kv_len(load_token(decode_meta, token)) : 0;
   }
 };
 
@@ -130,15 +130,13 @@ struct CtaSplits {
   bool in_clusters;           // a cluster has a split-KV group
   bool of_split_groups;       // a CTA has whole split-KV groups
   bool has_dead;              // there are tokens that attend to nothing
-  int tokens;                 // of the grid, that are the call's
 
   // All warps of all CTAs compute the same. `own` comes empty; where tokens are no more than lanes,
   // each lane gets the cut of its token in it.
   __device__ static CtaSplits of_cta(const SplitGrid& grid, TokenCut& own) {
     unsigned items = 0, live = 0, rank_items = 0, longest = 0;
-    const int tokens = grid.own_tokens();
 #pragma unroll 1
-    for (int i = threadIdx.x % kWarpSize; i < tokens; i += kWarpSize) {
+    for (int i = threadIdx.x % kWarpSize; i < grid.tokens; i += kWarpSize) {
       const int32_t length = grid.kv_len(i);
       own = TokenCut::of(grid, length);
       items += own.items;
@@ -160,8 +158,7 @@ struct CtaSplits {
         each_items + (kSplitGroupTokens >> grid.item_bits);
     const unsigned each = of_split_groups ? each_split_groups : each_items;
     return {each,        blockIdx.x * each, blockIdx.x * each + each,
-            in_clusters, of_split_groups,   static_cast<int>(live) < tokens,
-            tokens};
+            in_clusters, of_split_groups,   live < static_cast<unsigned>(grid.tokens)};
   }
 
   // How much of a share a split-KV group is, in the units of `each`.
@@ -209,7 +206,7 @@ struct RangeCursor {
   // Finds the share's first tile range; in a cluster, the CTA's part of the cluster's split-KV
   // group, which CTAs without splits get to know, too. `own`: as in CtaSplits::of_cta().
   __device__ void seek(const SplitGrid& grid, const CtaSplits& share, const TokenCut& own) {
-    if (share.in_clusters) return seek_cluster(grid, share, own);
+    if (share.in_clusters) return seek_cluster(grid, own);
     split_group_begin = 0;
     seek_token(grid, share, own);
     if (index >= grid.tokens) return;
@@ -241,8 +238,7 @@ struct RangeCursor {
     if (++split_group == grid.token_split_groups.of) {
       split_group = 0;
       ++index;
-      while (index < share.tokens && grid.kv_len(index) == 0) ++index;
-      if (index >= share.tokens) index = grid.tokens;
+      while (index < grid.tokens && grid.kv_len(index) == 0) ++index;
       if (index < grid.tokens) open_token(grid);
     }
     close_range(share);
@@ -276,14 +272,13 @@ struct RangeCursor {
   }
 
  private:
-  __device__ void seek_cluster(const SplitGrid& grid, const CtaSplits& share, const TokenCut& own) {
+  __device__ void seek_cluster(const SplitGrid& grid, const TokenCut& own) {
     const unsigned cluster = blockIdx.x >> grid.rank_bits;
     const int rank = static_cast<int>(cluster_rank());
     index = static_cast<int>(grid.token_split_groups.divides(cluster));
     split_group = cluster - index * grid.token_split_groups.of;
     split_group_begin = 0;
     split = end_split = 0;
-    if (index >= share.tokens) index = grid.tokens;
     if (index >= grid.tokens) return;
     open_first_token(grid, own);
     split = cut.split_of(grid, rank);
@@ -298,7 +293,7 @@ struct RangeCursor {
     for (int from = 0; from < grid.tokens; from += kWarpSize) {
       unsigned items = own.items;
       if (grid.tokens > kWarpSize)
-        items = from + lane < share.tokens ? grid.items_of(grid.kv_len(from + lane)) : 0;
+        items = from + lane < grid.tokens ? grid.items_of(grid.kv_len(from + lane)) : 0;
       const unsigned size = share.size_of(items) * grid.token_split_groups.of;
       unsigned end = size;
 #pragma unroll
@@ -320,7 +315,7 @@ struct RangeCursor {
 
   __device__ void open_token(const SplitGrid& grid) {
     token = load_token(grid.decode_meta, index);
-    length = grid.cache.kv_len(token);
+    length = grid.is_own(index) ? grid.cache.kv_len(token) : 0;
     cut = TokenCut::of(grid, length);
   }
 
@@ -328,7 +323,7 @@ struct RangeCursor {
   __device__ void open_first_token(const SplitGrid& grid, const TokenCut& own) {
     if (grid.tokens > kWarpSize) return open_token(grid);
     token = load_token(grid.decode_meta, index);
-    length = grid.cache.kv_len(token);
+    length = grid.is_own(index) ? grid.cache.kv_len(token) : 0;
     cut = own.of_lane(index);
   }
 
