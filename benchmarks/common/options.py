@@ -14,7 +14,7 @@ from benchmarks.common.command import command
 from benchmarks.common.shapes import SHAPES
 from photon_ext.errors import DeviceError
 from photon_ext.runtime.runtime import checked_device
-from photon_ext.scheduling.options import choose_kernels
+from photon_ext.engine.options import choose_kernels
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 

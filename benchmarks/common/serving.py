@@ -20,7 +20,7 @@ from photon_ext.engine import Engine
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.weights import DecoderWeights
 from photon_ext.sampling import SamplingParams
-from photon_ext.scheduling.options import MAX_STOP_IDS
+from photon_ext.engine.options import MAX_STOP_IDS
 
 PAGE_SIZE = 16
 LONGEST = 6  # a request is capped at this many mean lengths: e^-6 of them reach it

@@ -18,7 +18,7 @@ from photon_ext.errors import ConfigError, DeviceError, ModelError, PhotonError,
 from photon_ext.models.loader import load_model
 from photon_ext.models.weights import DecoderWeights, Linear, empty_weights
 from photon_ext.sampling import SamplingParams, from_allowed_ids, from_callable
-from photon_ext.scheduling import Request
+from photon_ext.engine import Request
 from tests.models.tiny import VOCAB, greedy_ids, saved_tiny_model
 
 SIZES = {

@@ -1,4 +1,4 @@
-"""The engine loop on a scripted device: order, isolation, cancels, crashes. No build, no model."""
+"""The engine loop on the simulated device: order, isolation, cancels, crashes. No model."""
 
 import asyncio
 import gc
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from photon_ext.engine import Engine
 from photon_ext.errors import ConfigError, EngineDeadError, RequestError
 from photon_ext.sampling import SamplingParams, from_allowed_ids, from_callable
-from photon_ext.scheduling import Output, Request, Sequence
+from photon_ext.engine import Output, Request
 from tests.engine.byte_tokenizer import VOCAB, byte_tokenizer
-from tests.engine.scripted_device import ScriptedDevice, expected_tokens
+from tests.engine.simulated import WatchedDevice, engine_on, expected_tokens
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
 LONG = SamplingParams(max_new_tokens=60)
@@ -30,27 +30,18 @@ def scripted(
     template: str | None = None,
     **sizes: int,
 ) -> Iterator[Engine]:
-    device = ScriptedDevice(depth=depth, **sizes)
+    device = WatchedDevice(depth=depth, **sizes)
     with make(device, num_pages, eos_ids, template) as engine:
         yield engine
 
 
 def make(
-    device: ScriptedDevice,
+    device: WatchedDevice,
     num_pages: int = 64,
     eos_ids: tuple[int, ...] = (),
     template: str | None = None,
 ) -> Engine:
-    return Engine(
-        device,
-        lambda step: None,
-        vocab_size=VOCAB,
-        num_pages=num_pages,
-        tokenizer=byte_tokenizer(template),
-        eos_ids=eos_ids,
-        buckets=(1, 2),
-        chunk=8,
-    )
+    return engine_on(device, num_pages, tokenizer=byte_tokenizer(template), eos_ids=eos_ids)
 
 
 def assert_drained(engine: Engine) -> None:
@@ -203,7 +194,7 @@ def constraint_of(kind: str) -> object:
 
 
 def outcome(requests: list[tuple], depth: int, with_cancels: bool) -> list[Output]:
-    device = ScriptedDevice(depth=depth, max_rows=3)
+    device = WatchedDevice(depth=depth, max_rows=3)
     with make(device) as engine:
         handles: list[Request] = []
         ready = threading.Event()
@@ -410,7 +401,7 @@ def test_a_tokenizer_that_fails_on_text_ends_that_request_only() -> None:
 
 @DEPTHS
 def test_cancel_reaches_waiting_and_running_requests_and_is_idempotent(depth: int) -> None:
-    device = ScriptedDevice(depth=depth, max_rows=1)
+    device = WatchedDevice(depth=depth, max_rows=1)
     launched, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -468,7 +459,7 @@ class Fragile:
 @pytest.mark.parametrize("how", ["cancel", "stop string", "finished", "advance", "text"])
 def test_what_ends_early_is_not_decoded_on(depth: int, how: str) -> None:
     """Its row is free for the next request after the steps that are in flight, not at its cap."""
-    device = ScriptedDevice(depth=depth, max_rows=1)
+    device = WatchedDevice(depth=depth, max_rows=1)
     params = {
         "stop string": SamplingParams(max_new_tokens=60, stop=("...",)),
         "finished": SamplingParams(
@@ -522,7 +513,7 @@ class Interrupted:
 def test_an_interrupt_right_after_queueing_cancels_the_requests(
     call: Callable[[Engine], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device, go_on = ScriptedDevice(max_rows=1), threading.Event()
+    device, go_on = WatchedDevice(max_rows=1), threading.Event()
     device.on_step = lambda: go_on.wait(20)
     with make(device) as engine:
         interrupted = Interrupted(engine)
@@ -543,7 +534,7 @@ def test_a_thread_that_does_not_start_fails_that_call_only(monkeypatch: pytest.M
         raise RuntimeError("can't start new thread")
 
     for again in (False, True):
-        engine = make(ScriptedDevice())
+        engine = make(WatchedDevice())
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", fail)
             with pytest.raises(RuntimeError, match="can't start new thread"):
@@ -569,7 +560,7 @@ def test_a_start_that_was_interrupted_and_made_a_thread_all_the_same_leaves_one_
         monkeypatch.setattr(thread, "is_alive", lambda: False)  # as it is until the thread runs
         raise KeyboardInterrupt
 
-    engine = make(ScriptedDevice())
+    engine = make(WatchedDevice())
     monkeypatch.setattr(threading.Thread, "start", late)
     with pytest.raises(KeyboardInterrupt):
         engine.submit([9])
@@ -591,7 +582,7 @@ def test_an_engine_that_ends_while_a_request_is_submitted_is_kept_by_nobody(cras
     """
 
     def ended() -> weakref.ref[Engine]:
-        engine = make(ScriptedDevice())
+        engine = make(WatchedDevice())
         assert_alive(engine)
         post = engine._mailbox.post
 
@@ -619,7 +610,7 @@ def test_an_engine_that_ends_while_a_request_is_submitted_is_kept_by_nobody(cras
 def test_a_closed_engine_whose_first_start_failed_has_no_cycles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine = make(ScriptedDevice())
+    engine = make(WatchedDevice())
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", lambda thread: 1 // 0)
         with pytest.raises(ZeroDivisionError):
@@ -640,7 +631,7 @@ def test_a_signal_handler_may_close_the_engine_while_it_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It runs on the thread that it interrupts, which waits for the engine thread to run."""
-    engine = make(ScriptedDevice())
+    engine = make(WatchedDevice())
     start = threading.Thread.start
 
     def interrupted(thread: threading.Thread) -> None:
@@ -660,7 +651,7 @@ def test_a_signal_handler_may_close_the_engine_while_it_starts(
 
 
 def test_close_cancels_what_is_left_and_refuses_what_comes() -> None:
-    device = ScriptedDevice(max_rows=1)
+    device = WatchedDevice(max_rows=1)
     launched = threading.Event()
     device.on_step = launched.set
     engine = make(device)
@@ -676,14 +667,14 @@ def test_close_cancels_what_is_left_and_refuses_what_comes() -> None:
 
 
 def test_close_before_the_first_request() -> None:
-    engine = make(ScriptedDevice())
+    engine = make(WatchedDevice())
     engine.close()
     with pytest.raises(EngineDeadError, match="closed"):
         engine.generate([[1]])
 
 
 def test_a_crash_fails_every_open_request_with_the_cause() -> None:
-    device = ScriptedDevice(max_rows=2)
+    device = WatchedDevice(max_rows=2)
 
     def crash() -> None:
         if device.launches == 4:
@@ -728,7 +719,7 @@ def test_a_crash_is_told_to_whoever_is_between_two_lists(depth: int) -> None:
     """One request has ended, and its final event is not delivered yet; another was posted, and
     nobody took it.
     """
-    device = ScriptedDevice(depth=depth)
+    device = WatchedDevice(depth=depth)
     requests: list[Request] = []
     ready = threading.Event()
 
@@ -758,7 +749,7 @@ def test_text_is_delivered_after_the_next_launch() -> None:
     launch runs, never before that launch.
     """
     for depth in (1, 2):
-        device = ScriptedDevice(depth=depth)
+        device = WatchedDevice(depth=depth)
         launches_at_token: list[int] = []
         with make(device) as engine:
             engine.tokenizer.detokenizer = lambda device=device, seen=launches_at_token: Recorder(
@@ -773,7 +764,7 @@ def test_text_is_delivered_after_the_next_launch() -> None:
 class Recorder:
     """A detokenizer that notes how many steps were launched when each token came."""
 
-    def __init__(self, device: ScriptedDevice, seen: list[int]) -> None:
+    def __init__(self, device: WatchedDevice, seen: list[int]) -> None:
         self.device, self.seen = device, seen
 
     def push(self, token: int) -> str:

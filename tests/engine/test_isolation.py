@@ -21,9 +21,10 @@ from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.weights import random_weights
 from photon_ext.runtime import Pipeline, Row
 from photon_ext.sampling import SamplingParams
-from photon_ext.scheduling import Request
+from photon_ext.engine import Request
+from photon_ext.testing import SimRuntime, ToyForward
 from tests.engine.byte_tokenizer import VOCAB, byte_tokenizer
-from tests.engine.scripted_device import ScriptedDevice, expected_tokens
+from tests.engine.simulated import WatchedDevice, engine_on, expected_tokens
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
 
@@ -59,15 +60,7 @@ class Scripted:
 
 
 def engine_of(depth: int = 2) -> Engine:
-    return Engine(
-        ScriptedDevice(depth=depth),
-        lambda step: None,
-        vocab_size=VOCAB,
-        num_pages=64,
-        tokenizer=byte_tokenizer(),
-        buckets=(1, 2),
-        chunk=8,
-    )
+    return engine_on(WatchedDevice(depth=depth), tokenizer=byte_tokenizer())
 
 
 @pytest.fixture(params=[1, 2])
@@ -161,13 +154,13 @@ def test_a_reader_that_cannot_be_woken_is_left_alone(engine: Engine) -> None:
 
 
 def test_a_crash_without_a_text_is_told_by_its_type() -> None:
-    device = ScriptedDevice()
+    device = WatchedDevice()
 
     def crash() -> None:
         raise Unspeakable
 
     device.on_step = crash
-    engine = Engine(device, lambda step: None, vocab_size=VOCAB, num_pages=64)
+    engine = engine_on(device)
     assert "Unspeakable" in (engine.submit([1]).result(20).error or "")
     with pytest.raises(EngineDeadError, match="Unspeakable"):
         engine.submit([1])
@@ -178,7 +171,8 @@ def test_without_an_engine_an_interrupt_of_the_main_thread_stays_one() -> None:
     """Python raises it wherever the main thread happens to be, be it in a mask callback; the
     step can be finalized after it.
     """
-    pipe = Pipeline(ScriptedDevice(), lambda step: None, vocab_size=VOCAB, buckets=(1, 2), chunk=8)
+    runtime = SimRuntime(page_size=4)
+    pipe = Pipeline(runtime, ToyForward(runtime), vocab_size=32)
     row = pipe.admit([1], max_new_tokens=2, constrained=True, pages=[1])
 
     def fail(error: BaseException) -> Callable[[Row, memoryview], None]:
@@ -325,8 +319,8 @@ def test_a_thread_with_the_number_of_an_ended_engine_thread_is_not_taken_for_it(
     crash: bool,
 ) -> None:
     """The system gives numbers again; here the test's own thread was the engine's before."""
-    device = ScriptedDevice()
-    engine = Engine(device, lambda step: None, vocab_size=VOCAB, num_pages=64)
+    device = WatchedDevice()
+    engine = engine_on(device)
     if crash:
 
         def fail() -> None:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from photon_ext.scheduling import Request, Sequence
+from photon_ext.engine import Request, Sequence
 from photon_ext.scheduling.mailbox import Mailbox
 from tests.scheduling.test_sequence import make
 

@@ -15,7 +15,7 @@ import pytest
 from photon_ext.errors import ConfigError
 from photon_ext.runtime import FinishReason
 from photon_ext.sampling import Constraint, SamplingParams, from_allowed_ids, from_callable
-from photon_ext.scheduling import Request, Sequence, StreamEvent, TextStream
+from photon_ext.engine import Request, Sequence, StreamEvent, TextStream
 
 
 class Letters:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from photon_ext.errors import RequestError
-from photon_ext.scheduling.prompts import encode_prompt
+from photon_ext.engine.prompts import encode_prompt
 
 
 class Letters:

@@ -1,0 +1,63 @@
+"""An engine on the simulated device, whose model is the toy one: what tests of the loop run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from photon_ext.engine import Engine
+from photon_ext.runtime.ports import StepSpec
+from photon_ext.testing import Eager, Request, SimRuntime, ToyForward, ToyModel
+from photon_ext.testing.slot import SimSlot
+from tests.engine.byte_tokenizer import VOCAB
+
+
+class WatchedDevice(SimRuntime):
+    """A simulated device that is always done with what was enqueued.
+
+    Attributes:
+        on_step: called at every launch, and may raise, to crash the engine's loop.
+        finished: what its slots say they are.
+    """
+
+    def __init__(
+        self, max_rows: int = 4, max_len: int = 64, depth: int = 2, page_size: int = 4
+    ) -> None:
+        super().__init__(max_rows, max_len, depth, page_size, chooser=Eager())
+        self.on_step: Callable[[], None] = lambda: None
+        self.finished = True
+
+    @property
+    def launches(self) -> int:
+        """Steps launched."""
+        return self.stats.launches
+
+    def open_slots(self, spec: StepSpec) -> Sequence[SimSlot]:
+        slots = super().open_slots(spec)
+        for slot in slots:
+            slot.launch = self._watched(slot.launch)  # type: ignore[method-assign]
+            slot.done = lambda: self.finished  # type: ignore[method-assign]
+        return slots
+
+    def _watched(self, launch: Callable[..., int]) -> Callable[..., int]:
+        def watched(*step: Any) -> int:
+            self.on_step()
+            return launch(*step)
+
+        return watched
+
+
+def engine_on(device: WatchedDevice, num_pages: int = 64, **options: Any) -> Engine:
+    """An engine that serves the toy model on ``device``."""
+    return Engine(
+        device,
+        ToyForward(device, VOCAB),
+        vocab_size=VOCAB,
+        num_pages=num_pages,
+        **{"buckets": (1, 2), "chunk": 8, **options},
+    )
+
+
+def expected_tokens(prompt: Sequence[int], count: int, vocab: int) -> list[int]:
+    """What the toy model generates greedily."""
+    return list(ToyModel(vocab).generate(Request(tuple(prompt), count)))
