@@ -13,12 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from photon_ext.engine import Engine
+from photon_ext.engine import Engine, Request
 from photon_ext.errors import ConfigError, DeviceError, ModelError, PhotonError, RequestError
 from photon_ext.models.loader import load_model
 from photon_ext.models.weights import DecoderWeights, Linear, empty_weights
 from photon_ext.sampling import SamplingParams, from_allowed_ids, from_callable
-from photon_ext.engine import Request
 from tests.models.tiny import VOCAB, greedy_ids, saved_tiny_model
 
 SIZES = {

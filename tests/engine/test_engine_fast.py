@@ -8,13 +8,12 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from photon_ext.engine import Engine
+from photon_ext.engine import Engine, options
+from photon_ext.engine.options import choose_kernels
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.loader import load_model
 from photon_ext.models.weights import random_weights
 from photon_ext.sampling import SamplingParams
-from photon_ext.engine import options
-from photon_ext.engine.options import choose_kernels
 from tests.engine.test_engine_models import (
     TEXTS,
     prompt_of,

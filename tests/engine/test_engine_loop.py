@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from photon_ext.engine import Engine
+from photon_ext.engine import Engine, Output, Request
 from photon_ext.errors import ConfigError, EngineDeadError, RequestError
 from photon_ext.sampling import SamplingParams, from_allowed_ids, from_callable
-from photon_ext.engine import Output, Request
 from tests.engine.byte_tokenizer import VOCAB, byte_tokenizer
 from tests.engine.simulated import WatchedDevice, engine_on, expected_tokens
 

@@ -15,13 +15,12 @@ import pytest
 import torch
 
 import photon_ext
-from photon_ext.engine import Engine
+from photon_ext.engine import Engine, Request
 from photon_ext.errors import ConfigError, EngineDeadError, RequestError, describe
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.weights import random_weights
 from photon_ext.runtime import Pipeline, Row
 from photon_ext.sampling import SamplingParams
-from photon_ext.engine import Request
 from photon_ext.testing import SimRuntime, ToyForward
 from tests.engine.byte_tokenizer import VOCAB, byte_tokenizer
 from tests.engine.simulated import WatchedDevice, engine_on, expected_tokens

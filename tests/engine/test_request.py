@@ -1,4 +1,6 @@
-"""Sequence and Request: two stations for a token, one final event, readers of every kind."""
+"""Request: one final event, and readers of every kind, of whom none waits for a lock of the engine
+thread.
+"""
 
 import asyncio
 import gc
@@ -12,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from photon_ext.engine import Request, StreamEvent
+from photon_ext.engine.output import End, TextReader
+from photon_ext.engine.stop_strings import StoppedText
 from photon_ext.errors import ConfigError
 from photon_ext.runtime import FinishReason
-from photon_ext.sampling import Constraint, SamplingParams, from_allowed_ids, from_callable
-from photon_ext.engine import Request, Sequence, StreamEvent, TextStream
+from photon_ext.sampling import SamplingParams
 
 
 class Letters:
@@ -28,105 +32,104 @@ class Letters:
         return ""
 
 
-def make(stops: tuple[str, ...] = (), constraint: Constraint | None = None) -> Sequence:
-    text = TextStream(Letters(), SamplingParams(stop=stops).stop_automaton)
-    return Sequence((1, 2), 8, (), 0.0, 0, constraint, text, Request(lambda request: None))
+def make(cancel: Callable[[Request], None] = lambda request: None) -> Request:
+    return Request(cancel, reader=lambda: TextReader(Letters()), prompt_tokens=2)
 
 
-def play(sequence: Sequence, text: str) -> None:
+def play(request: Request, text: str) -> None:
+    """Tokens as the engine gives them: added, and told to who reads."""
     for letter in text:
-        sequence.commit(ord(letter), None)
-        if sequence.deliver(ord(letter), is_stop=False):
-            sequence.close(FinishReason.STOP)
+        request.add(ord(letter))
+        request.wake()
+
+
+def close(request: Request, reason: FinishReason = FinishReason.LENGTH) -> None:
+    request.finish(End(reason))
 
 
 def test_events_carry_tokens_and_text_and_end_once() -> None:
-    sequence = make()
-    play(sequence, "ab")
-    sequence.close(FinishReason.LENGTH)
-    sequence.close(FinishReason.CANCELLED)
-    assert list(sequence.request.iter()) == [
+    request = make()
+    play(request, "ab")
+    request.finish(End(FinishReason.LENGTH, "max_new_tokens"))
+    assert list(request.iter()) == [
         StreamEvent("a", (97,)),
         StreamEvent("b", (98,)),
-        StreamEvent("", (), "length"),
+        StreamEvent("", (), "length", "max_new_tokens"),
     ]
-    output = sequence.request.result()
+    output = request.result()
     assert (output.text, output.token_ids, output.finish_reason, output.prompt_tokens) == (
         "ab",
         (97, 98),
         "length",
         2,
     )
+    assert output.stop_reason == "max_new_tokens"
     assert output.ttft_ms is not None
     assert output.ttft_ms >= 0
 
 
-def test_a_stop_string_closes_the_sequence_and_later_tokens_are_not_shown() -> None:
-    sequence = make(stops=("END",))
-    play(sequence, "hiENDxx")
-    events = list(sequence.request.iter())
-    assert "".join(event.text for event in events) == sequence.request.result().text == "hi"
-    assert [event.finish_reason for event in events if event.finish_reason] == ["stop"]
-    assert not any("E" in event.text for event in events), "no part of a stop string is shown"
-
-
-def test_held_back_text_comes_with_the_final_event() -> None:
-    sequence = make(stops=("END",))
-    play(sequence, "hiEN")
-    sequence.close(FinishReason.LENGTH)
-    assert list(sequence.request.iter())[-1] == StreamEvent("EN", (), "length")
+def test_text_that_the_engine_makes_is_what_readers_show() -> None:
+    """The engine's, for stop strings: what was held back comes with the final event."""
+    request = make()
+    text = StoppedText(Letters(), SamplingParams(stop="END").stop_automaton)
+    for letter in "hiEN":
+        request.publish(text.push(ord(letter)), ord(letter))
+    request.finish(End(FinishReason.LENGTH), text=text.finish())
+    events = list(request.iter())
+    assert [event.text for event in events] == ["h", "i", "", "", "EN"]
+    assert request.result().text == "hiEN"
 
 
 def test_the_stop_token_has_no_text_and_is_counted() -> None:
-    sequence = make()
-    sequence.commit(97, FinishReason.STOP)
-    sequence.deliver(97, is_stop=True)
-    sequence.close(FinishReason.STOP)
-    assert (sequence.request.result().text, sequence.request.result().token_ids) == ("", (97,))
+    request = make()
+    request.finish(End(FinishReason.STOP, 97, hides_last=True), 97)
+    output = request.result()
+    assert (output.text, output.token_ids, output.stop_reason) == ("", (97,), 97)
 
 
-def test_nothing_is_shown_after_the_final_event() -> None:
-    sequence = make()
-    sequence.commit(97, None)
-    sequence.close(FinishReason.CANCELLED)
-    assert not sequence.deliver(97, is_stop=False)
-    assert list(sequence.request.iter()) == [StreamEvent("", (), "cancelled")]
+def test_a_last_token_that_is_no_stop_token_has_its_text() -> None:
+    request = make()
+    request.finish(End(FinishReason.LENGTH), 97)
+    assert (request.result().text, request.result().token_ids) == ("a", (97,))
 
 
-def test_a_constraint_does_not_hear_of_the_stop_token() -> None:
-    """It may be one that the constraint has no state for."""
-    heard: list[list[int]] = []
-    sequence = make(
-        constraint=from_callable(lambda tokens: [97], lambda tokens: bool(heard.append(tokens)))
-    )
-    assert sequence.commit(97, None) is None
-    assert sequence.commit(98, FinishReason.STOP) is FinishReason.STOP
-    assert heard == [[97]]
+def test_text_that_cannot_be_made_is_an_error_of_its_request_which_is_cancelled() -> None:
+    """Whatever the tokenizer raises: it panics with a BaseException."""
+
+    class Panic(BaseException):
+        pass
+
+    class Fragile(Letters):
+        def push(self, token: int) -> str:
+            if token == ord("b"):
+                raise Panic("no text")
+            return chr(token)
+
+    cancelled: list[Request] = []
+    request = Request(cancelled.append, reader=lambda: TextReader(Fragile()))
+    play(request, "abc")
+    events = list(request.iter())
+    assert [event.token_ids for event in events] == [(97,), (98,), (99,), ()]
+    assert [event.text for event in events] == ["a", "", "", ""]
+    assert events[-1].finish_reason == "error"
+    assert events[-1].error == "the text could not be made: Panic: no text"
+    assert cancelled == [request]
 
 
-@pytest.mark.parametrize(
-    ("verdict", "expected"),
-    [
-        (None, FinishReason.STOP),
-        (FinishReason.LENGTH, FinishReason.STOP),
-        (FinishReason.STOP, FinishReason.STOP),
-    ],
-)
-def test_a_finished_constraint_counts_before_the_length_cap(
-    verdict: FinishReason | None, expected: FinishReason
-) -> None:
-    assert make(constraint=from_allowed_ids([{97}])).commit(97, verdict) is expected
+def test_an_interrupt_of_the_reader_while_it_makes_text_stays_one() -> None:
+    class Interrupting(Letters):
+        def push(self, token: int) -> str:
+            raise KeyboardInterrupt
 
-
-def test_an_unfinished_constraint_leaves_the_verdict() -> None:
-    sequence = make(constraint=from_allowed_ids([{97}, {97}, {97}]))
-    assert sequence.commit(97, None) is None
-    assert sequence.commit(97, FinishReason.LENGTH) is FinishReason.LENGTH
+    request = Request(lambda request: None, reader=lambda: TextReader(Interrupting()))
+    play(request, "a")
+    with pytest.raises(KeyboardInterrupt):
+        next(request.iter())
 
 
 def test_result_times_out_with_advice() -> None:
     with pytest.raises(TimeoutError, match="cancel"):
-        make().request.result(timeout=0.01)
+        make().result(timeout=0.01)
 
 
 @pytest.mark.parametrize(
@@ -136,21 +139,21 @@ def test_result_times_out_with_advice() -> None:
 )
 def test_a_timeout_that_is_no_time_is_refused(timeout: object) -> None:
     with pytest.raises(ConfigError, match=r"timeout is .*; give seconds >= 0, or None"):
-        make().request.result(timeout)
+        make().result(timeout)
 
 
 @pytest.mark.parametrize(
     "timeout", [math.inf, 10**400, 1e300, None], ids=["infinity", "huge", "large", "none"]
 )
 def test_a_timeout_may_be_longer_than_any_clock(timeout: float | None) -> None:
-    sequence = make()
-    threading.Timer(0.05, lambda: sequence.close(FinishReason.LENGTH)).start()
-    assert sequence.request.result(timeout).finish_reason == "length"
+    request = make()
+    threading.Timer(0.05, lambda: close(request)).start()
+    assert request.result(timeout).finish_reason == "length"
 
 
 def test_a_timeout_of_zero_looks_without_waiting() -> None:
     with pytest.raises(TimeoutError):
-        make().request.result(0)
+        make().result(0)
 
 
 @pytest.mark.parametrize(
@@ -169,15 +172,13 @@ def test_ctrl_c_in_any_function_of_a_reader_leaves_no_lock_taken(
 
     def interrupted(number: int) -> bool:
         """Whether reading has so many places to be interrupted at."""
-        sequence, left, gone = make(), itertools.count(-number), threading.Event()
+        request, left, gone = make(), itertools.count(-number), threading.Event()
 
         def write() -> None:
-            while not (
-                sequence.request._wakers or sequence.request._end_wakers or gone.wait(0.001)
-            ):
+            while not (request._wakers or request._end_wakers or gone.wait(0.001)):
                 pass  # the reader does not wait yet
-            play(sequence, "ab")
-            sequence.close(FinishReason.LENGTH)
+            play(request, "ab")
+            close(request)
 
         def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
             if event in ("call", "return") and next(left) == 0:
@@ -190,7 +191,7 @@ def test_ctrl_c_in_any_function_of_a_reader_leaves_no_lock_taken(
         before = sys.gettrace()
         try:
             sys.settrace(trace)
-            read(sequence.request)
+            read(request)
         except KeyboardInterrupt:
             return True
         else:
@@ -205,39 +206,37 @@ def test_ctrl_c_in_any_function_of_a_reader_leaves_no_lock_taken(
 
 
 def test_readers_in_threads_and_coroutines_see_the_same_events() -> None:
-    sequence = make()
+    request = make()
     seen: list[list[StreamEvent]] = [[], []]
-    reader = threading.Thread(target=lambda: seen[0].extend(sequence.request.iter()))
+    reader = threading.Thread(target=lambda: seen[0].extend(request.iter()))
     reader.start()
 
     async def main() -> None:
         async def read() -> None:
-            async for event in sequence.request.stream():
+            async for event in request.stream():
                 seen[1].append(event)
 
         task = asyncio.create_task(read())
         await asyncio.sleep(0)
-        writer = threading.Thread(
-            target=lambda: (play(sequence, "hello"), sequence.close(FinishReason.LENGTH))
-        )
+        writer = threading.Thread(target=lambda: (play(request, "hello"), close(request)))
         writer.start()
         await asyncio.wait_for(task, 10)
         writer.join()
 
     asyncio.run(main())
     reader.join(10)
-    assert seen[0] == seen[1] == list(sequence.request.iter())
+    assert seen[0] == seen[1] == list(request.iter())
     assert len(seen[0]) == 6
 
 
 def test_a_reader_whose_event_loop_is_closed_is_forgotten() -> None:
-    request = make().request
+    request = make()
 
     def wake() -> None:
         raise RuntimeError("Event loop is closed")
 
     request._wakers = {wake}
-    request.publish("a", 97)
+    play(request, "a")
     assert not request._wakers
 
 
@@ -245,9 +244,9 @@ def test_a_reader_waits_for_no_lock_of_the_engine_thread() -> None:
     """In a fork that thread is gone, and what it held just then would be held for ever: at the
     latest where a reader is dropped.
     """
-    sequence = make()
-    play(sequence, "ab")
-    reader = sequence.request.iter()
+    request = make()
+    play(request, "ab")
+    reader = request.iter()
     seen = [next(reader)]
     within, go_on = threading.Event(), threading.Event()
 
@@ -260,12 +259,12 @@ def test_a_reader_waits_for_no_lock_of_the_engine_thread() -> None:
     def read() -> None:
         seen.append(next(reader))
         reader.close()
-        seen.append(next(sequence.request.iter()))
+        seen.append(next(request.iter()))
 
-    sequence.request._tokens = Stuck(sequence.request._tokens)
+    request._tokens = Stuck(request._tokens)
     threads = [
         threading.Thread(target=target, daemon=True)
-        for target in (lambda: play(sequence, "c"), read)
+        for target in (lambda: play(request, "c"), read)
     ]
     threads[0].start()
     assert within.wait(20)
@@ -276,51 +275,49 @@ def test_a_reader_waits_for_no_lock_of_the_engine_thread() -> None:
     threads[0].join(20)
     assert not stuck
     assert [event.text for event in seen] == ["a", "b", "a"]
-    assert not sequence.request._wakers
+    assert not request._wakers
 
 
 def test_a_reader_that_left_does_not_disturb_the_engine() -> None:
-    sequence = make()
+    request = make()
 
     async def leave_early() -> StreamEvent:
-        async for event in sequence.request.stream():
+        async for event in request.stream():
             return event
         raise AssertionError("no event")
 
-    play(sequence, "a")
+    play(request, "a")
     assert asyncio.run(leave_early()).text == "a"
-    play(sequence, "b")
-    sequence.close(FinishReason.LENGTH)
-    assert sequence.request.result().text == "ab"
+    play(request, "b")
+    close(request)
+    assert request.result().text == "ab"
 
 
 def test_tokens_leave_no_objects_that_garbage_collection_looks_at() -> None:
     """Else long answers bring full collections about, which take longer the more there is, and
     stall the loop.
     """
-    sequence = make()
+    request = make()
     gc.disable()
     try:
         before = len(gc.get_objects())
-        play(sequence, "a" * 1000)
+        play(request, "a" * 1000)
         assert len(gc.get_objects()) - before < 50
     finally:
         gc.enable()
-    sequence.close(FinishReason.LENGTH)
-    events = list(sequence.request.iter())
+    close(request)
+    events = list(request.iter())
     assert events[:-1] == [StreamEvent("a", (97,))] * 1000
     assert events[-1].finish_reason == "length"
 
 
 def test_a_result_is_waited_for_without_being_woken_by_tokens() -> None:
-    sequence = make()
+    request = make()
     found: list[str] = []
-    waiting = threading.Thread(
-        target=lambda: found.append(sequence.request.result(timeout=10).text)
-    )
+    waiting = threading.Thread(target=lambda: found.append(request.result(timeout=10).text))
     waiting.start()
-    play(sequence, "ab")
+    play(request, "ab")
     assert waiting.is_alive()
-    sequence.close(FinishReason.LENGTH)
+    close(request)
     waiting.join(10)
     assert found == ["ab"]

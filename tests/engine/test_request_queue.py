@@ -1,4 +1,4 @@
-"""Mailbox: no call is lost, whatever comes between."""
+"""RequestQueue: no call is lost, whatever comes between."""
 
 import itertools
 import queue
@@ -8,9 +8,19 @@ import time
 
 import pytest
 
-from photon_ext.engine import Request, Sequence
-from photon_ext.scheduling.mailbox import Mailbox
-from tests.scheduling.test_sequence import make
+from photon_ext.engine import Request
+from photon_ext.engine.input import Submission
+from photon_ext.engine.request_queue import RequestQueue
+from photon_ext.errors import EngineDeadError, RequestError
+from photon_ext.runtime import Admission, RowParams
+from photon_ext.sampling import Constraint, from_allowed_ids
+from photon_ext.scheduling import Sequence
+
+
+def make(constraint: Constraint | None = None) -> Submission:
+    request = Request(lambda request: None)
+    sequence = Sequence(Admission((1, 2), RowParams()), constraint, request)
+    return Submission(sequence, request, None, False)
 
 
 @pytest.mark.usefixtures("no_collection")
@@ -23,12 +33,13 @@ def test_ctrl_c_in_one_call_loses_none_of_the_next() -> None:
         """Whether a call has so many places to be interrupted at: where Python looks for
         signals, the begins and ends of functions.
         """
-        mailbox, taken, left = Mailbox(), queue.SimpleQueue[Sequence](), itertools.count(-number)
+        requests, left = RequestQueue(), itertools.count(-number)
+        taken = queue.SimpleQueue[Submission]()
 
         def serve() -> None:
-            while not (mail := mailbox.collect(lambda: False)).closing:
-                for sequence in mail.submitted:
-                    taken.put(sequence)
+            while not (arrivals := requests.collect(lambda: False)).closing:
+                for submission in arrivals.submitted:
+                    taken.put(submission)
 
         def interrupt(frame: object, event: str, argument: object) -> None:
             if event != "c_call" and next(left) == 0:
@@ -43,7 +54,7 @@ def test_ctrl_c_in_one_call_loses_none_of_the_next() -> None:
         before = sys.getprofile()
         try:
             sys.setprofile(interrupt)
-            mailbox.post([first])
+            requests.post([first])
         except KeyboardInterrupt:
             done = False
         else:
@@ -51,10 +62,10 @@ def test_ctrl_c_in_one_call_loses_none_of_the_next() -> None:
         finally:
             sys.setprofile(before)
         time.sleep(0.01)  # it sleeps again
-        mailbox.post([second])
+        requests.post([second])
         while taken.get(timeout=10) is not second:
             pass
-        mailbox.close()
+        requests.close()
         engine.join(10)
         assert not engine.is_alive()
         return not done
@@ -62,18 +73,39 @@ def test_ctrl_c_in_one_call_loses_none_of_the_next() -> None:
     assert next(number for number in itertools.count() if not interrupted(number)) > 5
 
 
-def test_a_cancel_that_comes_while_the_mail_is_taken_is_in_the_next() -> None:
+def test_a_cancel_that_comes_while_arrivals_are_taken_is_in_the_next() -> None:
     """As from a garbage collection on the engine thread, which ends a generator that cancels
     what it reads.
     """
-    mailbox = Mailbox()
-    early, late = Request(mailbox.cancel), Request(mailbox.cancel)
+    requests = RequestQueue()
+    early, late = Request(requests.cancel), Request(requests.cancel)
 
     class Copied(list[Request]):
         def __iter__(self):  # type: ignore[no-untyped-def]
             yield from list.__iter__(self)
             late.cancel()
 
-    mailbox._cancelled = Copied([early])
-    assert mailbox.collect(lambda: False).cancelled == (early,)
-    assert mailbox.collect(lambda: True).cancelled == (late,)
+    requests._cancelled = Copied([early])
+    assert requests.collect(lambda: False).cancelled == (early,)
+    assert requests.collect(lambda: True).cancelled == (late,)
+
+
+def test_a_constraint_object_is_lent_to_one_request_and_free_when_it_is_given_back() -> None:
+    requests, constraint = RequestQueue(), from_allowed_ids([1])
+    with pytest.raises(RequestError, match="this AllowedIds already serves another request"):
+        requests.post([make(constraint), make(constraint)])
+    assert requests.collect(lambda: True).submitted == (), "nothing was queued"
+    requests.post([first := make(constraint)])
+    assert requests.collect(lambda: False).submitted == (first,)
+    with pytest.raises(RequestError, match="already serves"):
+        requests.post([make(constraint)])
+    requests.give_back(constraint)
+    requests.post([make(constraint)])
+
+
+def test_what_nobody_took_before_a_crash_is_handed_back_to_be_told() -> None:
+    requests = RequestQueue()
+    requests.post([left := make()])
+    assert requests.fail(OSError("no power")) == [left]
+    with pytest.raises(EngineDeadError, match="the engine has crashed .OSError: no power"):
+        requests.post([make()])

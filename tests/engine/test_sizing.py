@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from photon_ext.errors import ConfigError
-from photon_ext.models.config import Family, ModelConfig
 from photon_ext.engine import sizing
 from photon_ext.engine.options import EngineOptions
 from photon_ext.engine.sizing import EngineSize, size_engine
+from photon_ext.errors import ConfigError
+from photon_ext.models.config import Family, ModelConfig
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(
