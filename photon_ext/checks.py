@@ -5,7 +5,7 @@ what to give instead. Nothing is taken before its checks have passed.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from photon_ext.errors import ConfigError, RequestError, shown
@@ -186,8 +186,3 @@ def check_pages(pages: Iterable[int] | None, tokens: int, limits: Limits) -> tup
     if len(set(held)) < len(held):
         raise RequestError(f"pages {held} names a page twice; each holds other tokens")
     return held
-
-
-def check_all(values: Iterable[object], fits: Callable[[object], bool]) -> bool:
-    """Whether every one of ``values`` fits."""
-    return all(map(fits, values))

@@ -416,9 +416,7 @@ def test_a_model_with_many_end_tokens_gets_room_for_them() -> None:
 
 
 def test_the_number_of_stop_ids_has_a_bound() -> None:
-    with pytest.raises(
-        ConfigError, match="max_stop_ids is 4097; give an integer from 1 to 4096"
-    ):
+    with pytest.raises(ConfigError, match="max_stop_ids is 4097; give an integer from 1 to 4096"):
         Engine.from_weights(CONFIG, WEIGHTS, max_stop_ids=4097)
 
 
