@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, wraps
+from typing import Any
 
 from photon_ext.checks import as_tuple, check_flag
 from photon_ext.errors import ConfigError, shown, surrogate_in
@@ -71,12 +71,6 @@ class SamplingParams(RowParams):
     ignore_eos: bool = False
     constraint: Constraint | None = None
 
-    if not TYPE_CHECKING:  # to editors and type checkers it is a plain dataclass
-
-        def __new__(cls, *values: Any, **named: Any) -> SamplingParams:
-            _check_names(cls, named)
-            return super().__new__(cls)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         stop = (self.stop,) if isinstance(self.stop, str) else as_tuple(self.stop)
@@ -106,8 +100,21 @@ class SamplingParams(RowParams):
         return RowParams(**own)
 
 
-def _check_names(cls: type[SamplingParams], names: Iterable[str]) -> None:
-    known = [field.name for field in fields(cls)]
+def _checking_names(init: Callable[..., None]) -> Callable[..., None]:
+    @wraps(init)
+    def checked(self: SamplingParams, *values: Any, **named: Any) -> None:
+        _check_names(named)
+        init(self, *values, **named)
+
+    return checked
+
+
+# to editors and to `help` it stays a plain dataclass
+SamplingParams.__init__ = _checking_names(SamplingParams.__init__)  # type: ignore[method-assign]
+
+
+def _check_names(names: Iterable[str]) -> None:
+    known = [field.name for field in fields(SamplingParams)]
     for name in names:
         if name in known:
             continue

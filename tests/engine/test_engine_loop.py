@@ -750,8 +750,8 @@ def test_a_crash_is_told_to_whoever_is_between_two_lists(depth: int) -> None:
 
 
 def test_text_of_the_loop_is_delivered_after_the_next_launch() -> None:
-    """Where the loop makes it, for stop strings: at depth 2 a token is shown while the step after its successor's
-    launch runs, never before that launch.
+    """Where the loop makes it, for stop strings: at depth 2 a token is shown while the step after
+    its successor's launch runs, never before that launch.
     """
     for depth in (1, 2):
         device = WatchedDevice(depth=depth)

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import inspect
 import math
 import pickle
 from functools import cached_property, partial
@@ -94,7 +95,7 @@ def test_what_is_not_there_yet_is_said_to_be_so(name: str) -> None:
 def test_a_name_that_is_like_no_other_is_answered_with_all_that_there_are() -> None:
     with pytest.raises(
         ConfigError,
-        match="^sampling has no parameter 'qqq'; there are max_new_tokens, .*, constraint$",
+        match=r"^sampling has no parameter 'qqq'; there are max_new_tokens, .*, constraint$",
     ):
         SamplingParams(qqq=1)
 
@@ -104,6 +105,8 @@ def test_they_are_copied_pickled_and_replaced_as_any_dataclass() -> None:
     assert copy.copy(params) == pickle.loads(pickle.dumps(params)) == params
     assert dataclasses.replace(params, seed=5) == SamplingParams(12, stop="x", seed=5)
     assert isinstance(params, RowParams)
+    names = [field.name for field in dataclasses.fields(SamplingParams)]
+    assert list(inspect.signature(SamplingParams).parameters) == names
 
 
 def test_a_constraint_makes_a_row_constrained_and_nothing_else_does() -> None:
