@@ -1,0 +1,174 @@
+"""Readers of a request, whenever they start, see its tokens in order, while rows join, leave and end
+around it: against lists that are simply written down.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from photon_ext.engine import Request
+from photon_ext.engine.output import End
+from photon_ext.engine.request import _Events
+from photon_ext.runtime import Admission, FinishReason, Row, RowEvent, RowParams, StepResult
+from photon_ext.scheduling import PagePool, Scheduler, Sequence
+
+REASONS = st.sampled_from([FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR])
+
+
+class Reader:
+    """Takes what has come, now and then."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.seen: list[int] = []
+        self._events = _Events(request)
+
+    def read(self) -> None:
+        if not self._events.ended:
+            self.seen += [token for event in self._events.take() for token in event.token_ids]
+
+
+class ReaderMachine(RuleBasedStateMachine):
+    """Steps of a pipeline that is not there: their columns are drawn, and written down."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = Scheduler(PagePool(1000), 4, 1000, 64)
+        self.told: dict[Request, list[int]] = {}
+        self.decode: tuple[Row, ...] = ()  # the same tuple while nobody joins or leaves
+        self.readers: list[Reader] = []
+        self.rows = 0
+
+    def step(self, tokens: list[int], events: dict[int, RowEvent]) -> None:
+        """Commits a step and does with it what the engine's loop does."""
+        skipped = frozenset(
+            column
+            for column, row in enumerate(self.decode)
+            if self.scheduler.sequence_of(row).ended
+        )
+        rows = self.decode if tokens else ()
+        result = StepResult(None, rows, tokens, events, skipped if tokens else frozenset())
+        for column, (row, token) in enumerate(zip(rows, tokens, strict=True)):
+            if column not in skipped and column not in events:
+                self.told[self.scheduler.sequence_of(row).request].append(token)
+        for sequence, event in self.scheduler.advance(result):
+            if sequence.watched and event.token is not None and event.finish is None:
+                sequence.request.add(event.token)
+            if event.finish is not None:
+                self.scheduler.finish(sequence)
+                sequence.request.finish(End(event.finish), event.token)
+
+    def join(self, watched: bool) -> Row:
+        admission = Admission((1, 2), RowParams(max_new_tokens=8))
+        sequence = Sequence(admission, None, Request(lambda request: None), watched)
+        self.scheduler.add(sequence)
+        pages = self.scheduler.schedule(sequence)
+        assert pages is not None
+        self.rows += 1
+        row = Row(self.rows, 1, tuple(pages), *admission)
+        self.scheduler.admit(sequence, row)
+        self.told[sequence.request] = []
+        return row
+
+    def event(self, row: Row, token: int, finish: FinishReason | None) -> RowEvent:
+        if finish is FinishReason.ERROR:
+            return RowEvent(row, None, finish, "out of order")
+        self.told[self.scheduler.sequence_of(row).request].append(token)
+        return RowEvent(row, token, finish)
+
+    @rule(watched=st.booleans(), mixed=st.booleans(), data=st.data())
+    def prefill(self, watched: bool, mixed: bool, data: st.DataObject) -> None:
+        """A prompt ends, alone or in a mixed step; its row decodes from the next step on."""
+        row = self.join(watched)
+        tokens = data.draw(tokens_of(self.decode)) if mixed else []
+        finish = data.draw(st.none() | REASONS)
+        event = self.event(row, data.draw(st.integers(0, 99)), finish)
+        self.step(tokens, {len(tokens): event})
+        self.regroup([*self.decode, row])
+
+    @precondition(lambda self: self.decode)
+    @rule(data=st.data())
+    def quiet_step(self, data: st.DataObject) -> None:
+        self.step(data.draw(tokens_of(self.decode)), {})
+
+    @precondition(lambda self: self.decode)
+    @rule(data=st.data(), zombies=st.booleans())
+    def step_with_ends(self, data: st.DataObject, zombies: bool) -> None:
+        """Rows end; they may ride in the steps that were launched before that was known."""
+        live = [i for i, row in enumerate(self.decode) if not self.scheduler.sequence_of(row).ended]
+        ends = data.draw(st.sets(st.sampled_from(live))) if live else set()
+        tokens = data.draw(tokens_of(self.decode))
+        events = {
+            column: self.event(self.decode[column], tokens[column], data.draw(REASONS))
+            for column in sorted(ends)
+        }
+        self.step(tokens, events)
+        if not zombies:
+            self.regroup(self.decode)
+
+    @precondition(lambda self: self.scheduler.live)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.scheduler.live))
+        self.scheduler.finish(sequence)
+        sequence.request.finish(End(FinishReason.CANCELLED))
+
+    def regroup(self, rows: Any) -> None:
+        self.decode = tuple(row for row in rows if not self.scheduler.sequence_of(row).ended)
+
+    @precondition(lambda self: self.told)
+    @rule(data=st.data())
+    def start_to_read(self, data: st.DataObject) -> None:
+        reader = Reader(data.draw(st.sampled_from(list(self.told))))
+        reader.read()
+        assert reader.seen == self.told[reader.request]
+        self.readers.append(reader)
+
+    @precondition(lambda self: self.readers)
+    @rule(data=st.data())
+    def read_on(self, data: st.DataObject) -> None:
+        reader = data.draw(st.sampled_from(self.readers))
+        reader.read()
+        assert reader.seen == self.told[reader.request]
+
+    @invariant()
+    def nobody_has_seen_what_was_not_told(self) -> None:
+        for reader in self.readers:
+            assert reader.seen == self.told[reader.request][: len(reader.seen)]
+
+    def teardown(self) -> None:
+        for request, told in self.told.items():
+            late = Reader(request)
+            late.read()
+            assert late.seen == told
+
+
+def tokens_of(rows: tuple[Row, ...]) -> st.SearchStrategy[list[int]]:
+    return st.lists(st.integers(0, 99), min_size=len(rows), max_size=len(rows))
+
+
+TestReaders = ReaderMachine.TestCase
+TestReaders.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+
+def test_a_reader_that_is_overtaken_while_it_reads_sees_no_token_of_another() -> None:
+    """The request settles, and its column goes on with others' tokens, between the reader's look
+    at where the tokens are and its look at them.
+    """
+
+    class Overtaken(list[list[int]]):
+        def __getitem__(self, key: Any) -> Any:
+            if isinstance(key, slice):
+                request.settle()
+                self.append([99])
+            return super().__getitem__(key)
+
+    request, log = Request(lambda request: None), Overtaken()
+    request.add(5)
+    request.follow(log, 0)
+    log.append([6])
+    assert request.snapshot(0) == ([5, 6], None)
