@@ -127,14 +127,17 @@ def test_a_listener_that_raises_is_dropped_and_hurts_nobody(
 @DEPTHS
 def test_a_crash_is_told_with_all_that_it_ended(depth: int) -> None:
     device, listener = WatchedDevice(depth=depth, max_rows=2), Listener()
+    ready = threading.Event()
 
     def crash() -> None:
+        ready.wait(20)
         if device.launches == 4:
             raise OSError("the device fell off the bus")
 
     device.on_step = crash
     engine = engine_of(device, listener)
     requests = [engine.submit([n], SamplingParams(max_new_tokens=20)) for n in range(5)]
+    ready.set()
     assert {request.result(20).finish_reason for request in requests} == {"error"}
     engine.close()
     assert sorted(map(id, listener.ended)) == sorted(map(id, requests))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from photon_ext.engine import Output
+from photon_ext.engine import Output, Request
 from photon_ext.sampling import SamplingParams, from_allowed_ids, from_callable
 from tests.engine.byte_tokenizer import VOCAB, byte_tokenizer
 from tests.engine.simulated import WatchedDevice, engine_on, expected_tokens
@@ -91,12 +93,18 @@ def test_of_several_stop_strings_the_one_that_was_found_is_told(depth: int) -> N
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_cancelled_request_has_no_stop(depth: int) -> None:
-    with engine_on(WatchedDevice(depth=depth), tokenizer=byte_tokenizer()) as engine:
-        request = engine.submit(PROMPT, SamplingParams(60))
-        next(request.iter())
-        request.cancel()
-        output = request.result(20)
-    assert (output.finish_reason, output.stop_reason) in (
-        ("cancelled", None),
-        ("length", "max_new_tokens"),
-    )
+    device, ready = WatchedDevice(depth=depth), threading.Event()
+    requests: list[Request] = []
+
+    def cancel_on_time() -> None:
+        ready.wait(20)
+        if device.launches == 3:
+            requests[0].cancel()
+
+    device.on_step = cancel_on_time
+    with engine_on(device, tokenizer=byte_tokenizer()) as engine:
+        requests.append(engine.submit(PROMPT, SamplingParams(60)))
+        ready.set()
+        output = requests[0].result(20)
+    assert (output.finish_reason, output.stop_reason) == ("cancelled", None)
+    assert list(output.token_ids) == expected_tokens(PROMPT, len(output.token_ids), VOCAB)
