@@ -4,17 +4,24 @@ ends around it: against lists that are simply written down.
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from photon_ext.engine import Request
+from photon_ext.engine import Request, StreamEvent
 from photon_ext.engine.output import End
 from photon_ext.engine.request import _Events
 from photon_ext.runtime import Admission, FinishReason, Row, RowEvent, RowParams, StepResult
+from photon_ext.sampling import SamplingParams, from_allowed_ids
 from photon_ext.scheduling import PagePool, Scheduler, Sequence
+from tests.engine.byte_tokenizer import VOCAB, byte_tokenizer
+from tests.engine.simulated import WatchedDevice, engine_on, expected_tokens
 
 REASONS = st.sampled_from([FinishReason.STOP, FinishReason.LENGTH, FinishReason.ERROR])
 
@@ -175,3 +182,82 @@ def test_a_reader_that_is_overtaken_while_it_reads_sees_no_token_of_another() ->
     log.append([6])
     reading.append(True)
     assert request.snapshot(0) == ([5, 6], None)
+
+
+def test_a_reader_that_comes_while_another_leaves_is_woken() -> None:
+    """The last reader to leave takes the request out of those that are read; who joins just then
+    would sleep until the end.
+    """
+    read: set[Request] = set()
+    request = Request(lambda request: None, read=read)
+    request.add(5)
+
+    class Joined(set[Any]):
+        """At the moment at which nobody is left, somebody joins."""
+
+        def __bool__(self) -> bool:
+            empty = len(self) == 0
+            if empty:
+                self.add(lambda: None)
+                read.add(request)
+            return not empty
+
+    request._wakers = Joined()
+    leaving = request.iter()
+    next(leaving)
+    leaving.close()
+    assert request in read
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_readers_in_threads_see_every_token_in_order_while_batches_change(depth: int) -> None:
+    """Ordinary and watched requests in one batch, of many lengths, some cancelled; readers start
+    with them, in the middle, and after the end.
+    """
+    params = [
+        SamplingParams(20),
+        SamplingParams(7),
+        SamplingParams(24, constraint=from_allowed_ids(range(40, 90))),
+        SamplingParams(13),
+        SamplingParams(30, stop="never"),
+        SamplingParams(50),
+    ]
+    events: dict[int, list[list[StreamEvent]]] = {}
+
+    def read(number: int, request: Request) -> None:
+        events.setdefault(number, []).append(list(request.iter()))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        device = WatchedDevice(depth=depth, max_rows=3, max_len=128)
+        with engine_on(device, num_pages=96, tokenizer=byte_tokenizer()) as engine:
+            requests = [
+                engine.submit([n, n + 1], params[n % len(params)]) for n in range(4 * len(params))
+            ]
+            threads: list[threading.Thread] = []
+            for delay in (0.0, 0.01, 0.03):
+                time.sleep(delay)
+                for number, request in enumerate(requests):
+                    threads.append(threading.Thread(target=read, args=(number, request)))
+                    threads[-1].start()
+                requests[-1 - len(threads) % 5].cancel()
+            for thread in threads:
+                thread.join(30)
+            for number, request in enumerate(requests):
+                read(number, request)
+    finally:
+        sys.setswitchinterval(interval)
+    for number, request in enumerate(requests):
+        first, *others = events[number]
+        assert len(others) == 3
+        assert all(seen == first for seen in others)
+        output = request.result(0)
+        assert tuple(token for event in first for token in event.token_ids) == output.token_ids
+        assert "".join(event.text for event in first) == output.text
+        own = params[number % len(params)]
+        if own.constraint is None:
+            expected = expected_tokens([number, number + 1], own.max_new_tokens, VOCAB)
+            assert list(output.token_ids) == expected[: len(output.token_ids)]
+        if output.finish_reason != "cancelled":
+            assert len(output.token_ids) == own.max_new_tokens
