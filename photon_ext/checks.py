@@ -5,7 +5,7 @@ what to give instead. Nothing is taken before its checks have passed.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from photon_ext.errors import ConfigError, RequestError, shown
@@ -53,11 +53,11 @@ def check_counts(name: str, values: object, most: int = INT32_MAX) -> tuple[int,
     return tuple(check_count(f"an entry of {name}", entry, most) for entry in entries)
 
 
-def check_flag(name: str, value: object) -> bool:
-    """``value``, which is True or False. Raises ConfigError."""
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} is {shown(value)}; give True or False")
-    return value
+def check_flag(name: str, value: object, optional: bool = False) -> None:
+    """Raises ConfigError unless ``value`` is True or False, or may be None and is."""
+    if not (isinstance(value, bool) or (optional and value is None)):
+        choices = "True, False or None" if optional else "True or False"
+        raise ConfigError(f"{name} is {shown(value)}; give {choices}")
 
 
 def check_callable(name: str, value: object, optional: bool = True) -> None:
@@ -186,8 +186,3 @@ def check_pages(pages: Iterable[int] | None, tokens: int, limits: Limits) -> tup
     if len(set(held)) < len(held):
         raise RequestError(f"pages {held} names a page twice; each holds other tokens")
     return held
-
-
-def check_all(values: Iterable[object], fits: Callable[[object], bool]) -> bool:
-    """Whether every one of ``values`` fits."""
-    return all(map(fits, values))

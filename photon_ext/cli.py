@@ -71,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> Parser:
+    from photon_ext.runtime.row_params import flags
+
     parser = Parser(
         prog="photon-ext",
         description="Text from a language model, without the idle gap between steps.",
@@ -107,16 +109,10 @@ def _parser() -> Parser:
         type=int,
         help="longest prompt and answer, in tokens; by default the model's, up to 4096",
     )
-    generate.add_argument(
-        "--max-new-tokens", type=int, default=128, help="longest answer, in tokens (default 128)"
-    )
-    generate.add_argument(
-        "--temperature",
-        type=float,
-        default=0.0,
-        help="0 (default) always takes the likeliest token",
-    )
-    generate.add_argument("--seed", type=int, help="repeats an answer at a temperature above 0")
+    for name, (kind, help_text, default) in flags().items():
+        generate.add_argument(
+            f"--{name.replace('_', '-')}", type=kind, default=default, help=help_text
+        )
     generate.add_argument(
         "--raw", action="store_true", help="use the prompt as it stands, without the chat template"
     )
@@ -149,13 +145,10 @@ def _generate(arguments: argparse.Namespace) -> int:
     from photon_ext.engine import Engine
     from photon_ext.models.loader import resolve_model
     from photon_ext.observe.live import open_view
+    from photon_ext.runtime.row_params import flags
     from photon_ext.sampling import SamplingParams
 
-    params = SamplingParams(
-        max_new_tokens=arguments.max_new_tokens,
-        temperature=arguments.temperature,
-        seed=arguments.seed,
-    )
+    params = SamplingParams(**{name: getattr(arguments, name) for name in flags()})
     path = resolve_model(arguments.model)
     if path.is_dir() and not (path / TOKENIZER_FILE).exists():
         raise ModelError(

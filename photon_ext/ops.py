@@ -292,8 +292,8 @@ def sample_into(
     row_errors: Tensor | None = None,
     hopper: bool = False,
 ) -> None:
-    """One token a segment: greedy (ties to the lowest id) at temperature 0, else Gumbel-max with
-    noise keyed by (seed, position, id).
+    """One token a segment: greedy (ties to the lowest id) or, as the row's parameters say,
+    Gumbel-max with noise keyed by (seed, position, id).
 
     NaN and -inf are never chosen. Segments that are dead, not to be sampled, or in error get -1; so
     do those without any candidate, which are marked in row_errors. The noise is of Philox4x32-10,
@@ -303,7 +303,7 @@ def sample_into(
         out: int32 [R], written.
         logits: [R, vocab].
         segments: int32 [R, 4].
-        row_state: int32 [rows, 32]: temperature, seed and position.
+        row_state: int32 [rows, 32]: sampling parameters and position.
         row_errors: int32 [R], updated: not 0 is in error; RecordFlag.NO_CANDIDATE is added. None:
             no errors in or out.
         hopper: on GPUs that run the Hopper kernels (hopper_runs) a cluster of blocks shares a row.

@@ -13,9 +13,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 # "": photon_ext itself
-BASE = {"", "_C", "_build_info", "_fake", "_library", "errors", "layout", "ops"}
-STATE = BASE | {"runtime", "sampling", "models"}
-ENGINE = STATE | {"scheduling", "observe", "engine_loop", "engine"}
+BASE = {"", "_C", "_build_info", "_fake", "_library", "checks", "errors", "layout", "ops"}
+ENGINE = BASE | {"runtime", "sampling", "models", "scheduling", "observe", "engine"}
 # What a room may import, for types and inside functions too. Below the runtime there is one level;
 # `reference` is the ops' spec.
 ROOMS = {
@@ -25,9 +24,8 @@ ROOMS = {
     "testing": BASE | {"runtime", "testing"},
     "sampling": BASE | {"runtime", "sampling"},
     "models": BASE | {"runtime", "models"},
-    "scheduling": STATE | {"scheduling"},
-    "observe": STATE | {"scheduling", "observe"},
-    "engine_loop": ENGINE - {"engine"},
+    "scheduling": BASE | {"runtime", "sampling", "scheduling"},
+    "observe": BASE | {"runtime", "models", "scheduling", "observe"},
     "engine": ENGINE,
     "info": BASE,
     "cli": ENGINE | {"cli_trace", "info"},

@@ -11,6 +11,10 @@ namespace photon {
 struct Noise {
   float temperature;  // not above 0: greedy, no noise
   uint32_t seed_low, seed_high, position;
+
+  PHOTON_HOST_DEVICE bool greedy() const { return !(temperature > 0.0f); }
+  // What noise is added to.
+  PHOTON_HOST_DEVICE float scaled(float logit) const { return logit / temperature; }
 };
 
 // The row must be in the tables.

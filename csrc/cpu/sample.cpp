@@ -42,8 +42,7 @@ void forbid_range(const ApplyTokenMaskParams& p, int64_t r, int64_t begin, int64
   }
 }
 
-// Gumbel-max over `count` ids from `first`: the largest logit / temperature + g, the first of
-// equals.
+// Gumbel-max over `count` ids from `first`: the largest scaled logit + g, the first of equals.
 Candidate noisy_argmax(const void* logits, int64_t first, int64_t count, const Noise& noise,
                        DType dtype) {
   constexpr int64_t kPiece = 256;
@@ -55,7 +54,7 @@ Candidate noisy_argmax(const void* logits, int64_t first, int64_t count, const N
     kernels.to_float(values, static_cast<const char*>(logits) + at * size_of(dtype), size, dtype);
     for (int64_t i = 0; i < size; ++i) {
       if (!(values[i] > kLowest)) continue;
-      const float scaled = values[i] / noise.temperature;
+      const float scaled = noise.scaled(values[i]);
       if (best.id >= 0 && scaled + kLargestGumbel < best.value)
         continue;  // no noise can lift it to the top
       const int32_t id = static_cast<int32_t>(first + at + i);
@@ -72,7 +71,7 @@ Candidate sample_range(const SampleParams& p, int64_t r, int64_t begin, int64_t 
   const char* logits =
       static_cast<const char*>(p.logits) + (r * p.logits_stride + begin) * size_of(p.dtype);
   const Noise noise = load_noise(load_segment(p.segments, r), p.row_state);
-  if (noise.temperature > 0.0f) return noisy_argmax(logits, begin, end - begin, noise, p.dtype);
+  if (!noise.greedy()) return noisy_argmax(logits, begin, end - begin, noise, p.dtype);
   Candidate found = simd().argmax(logits, end - begin, p.dtype);
   if (found.id >= 0) found.id += static_cast<int32_t>(begin);
   return found;

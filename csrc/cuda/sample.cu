@@ -212,7 +212,7 @@ __device__ void take_of_four(Candidate& best, const Row<T>& row, int block, cons
 #pragma unroll
   for (int i = 0; i < kPhiloxIds; ++i) {
     if (!(v[i] > -INFINITY)) continue;
-    const Candidate candidate = {v[i] / noise.temperature + gumbel(bits.v[i]), first + i};
+    const Candidate candidate = {noise.scaled(v[i]) + gumbel(bits.v[i]), first + i};
     if (is_better(candidate, best)) best = candidate;
   }
 }
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>)
   const ThreadVectors share = {part * kSampleThreads + static_cast<int>(threadIdx.x),
                                kBlocks * kSampleThreads};
   const Noise noise = load_noise(s, p.row_state);
-  const bool greedy = !(noise.temperature > 0.0f);
+  const bool greedy = noise.greedy();
   Candidate best = greedy ? greedy_best(row, share) : noisy_best(row, share, noise);
   best = block_best(best, shared);
   if constexpr (kBlocks > 1) best = cluster_best(best, shared);

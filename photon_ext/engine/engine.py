@@ -1,8 +1,4 @@
-"""The engine: what callers see of continuous batching.
-
-The loop itself is in `loop`, on a
-thread of its own.
-"""
+"""The engine: what callers see of continuous batching. The loop is in `loop`, on its own thread."""
 
 from __future__ import annotations
 
@@ -18,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from photon_ext._library import log_fallbacks
+from photon_ext.checks import check_callable
 from photon_ext.engine.input import InputProcessor, Submission
 from photon_ext.engine.loop import EngineLoop, Listener
 from photon_ext.engine.options import choose_device, choose_kernels, named_options
@@ -88,8 +85,7 @@ class Engine:
 
         Args:
             runtime: a Runtime with a page size, or a simulated device.
-            forward: the model's forward over this runtime's pages; page 0 is nobody's, pages 1 ..
-                num_pages are the pool.
+            forward: the model's forward over this runtime's pages, 0 to num_pages - 1.
             vocab_size: width of the logits.
             num_pages: pages in the pool.
             tokenizer: for string prompts, text and stop strings; None serves token ids.
@@ -226,7 +222,7 @@ class Engine:
             max_segments=chosen.max_rows,
             max_len=size.max_len,
             page_size=chosen.page_size,
-            num_pages=size.num_pages + 1,
+            num_pages=size.num_pages,
             gemm_tokens=None if chosen.exact else GEMM_TOKENS,
             hopper=fast,
         )
@@ -322,9 +318,14 @@ class Engine:
         """Calls `listener` once per step with what it gave to all requests (output.StepOutput): one
         hand-over, in columns, for a server or whoever sends tokens on.
 
-        It is called on the engine thread, between two launches, so it should return at once. One
-        that raises is logged and hears no more.
+        It is called on the engine thread, between two launches, so it should return at once. It
+        hears every token of requests submitted after this call, and every end; after a crash once
+        more, with the requests that it ended. One that raises is logged and hears no more.
+
+        Raises:
+            ConfigError: the listener is no function.
         """
+        check_callable("listener", listener, optional=False)
         self._loop.listeners.append(listener)
 
     def stats(self) -> MeterSnapshot:

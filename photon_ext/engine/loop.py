@@ -22,7 +22,7 @@ from photon_ext.engine.input import Submission
 from photon_ext.engine.output import End, StepOutput
 from photon_ext.engine.request import Request
 from photon_ext.engine.request_queue import RequestQueue
-from photon_ext.errors import PipelineError, RequestError, describe
+from photon_ext.errors import PipelineError, RequestError, describe, shown
 from photon_ext.observe.meter import Meter
 from photon_ext.runtime import FinishReason, Pipeline, Row, RowEvent, Step, StepResult, probe
 from photon_ext.runtime.probe import Phase
@@ -237,6 +237,9 @@ class EngineLoop:
         ended: list[Request] = []
         while self._undelivered:
             delivery = self._undelivered.popleft()
+            request = delivery.submission.request
+            if request.done:  # by a stop string, or a fault
+                continue
             try:
                 self._show(delivery)
             except BaseException as error:
@@ -244,8 +247,8 @@ class EngineLoop:
                 # stop the others
                 fault = f"the text could not be made: {describe(error)}"
                 self._fail_text(delivery.submission, fault)
-            if delivery.submission.request.done:
-                ended.append(delivery.submission.request)
+            if request.done:
+                ended.append(request)
         if self._fresh is not None:
             for request in self._read.copy():
                 request.wake()
@@ -256,8 +259,6 @@ class EngineLoop:
     def _show(self, delivery: Delivery) -> None:
         submission, token, end = delivery
         request, text = submission.request, submission.text
-        if request.done:
-            return
         if end is not None:
             has_text = text is not None and end.reason is not FinishReason.ERROR
             request.finish(end, token, text.finish() if has_text else "")  # type: ignore[union-attr]
@@ -275,31 +276,33 @@ class EngineLoop:
     def _fail_text(self, submission: Submission, fault: str) -> None:
         end = End(FinishReason.ERROR, error=fault)
         self._end(submission.sequence, end, told=True)
-        if not submission.request.done:
-            submission.request.finish(end)
-        self._submissions.pop(submission.request, None)
+        submission.request.finish(end)
+        del self._submissions[submission.request]
 
     def _tell(self, ended: list[Request]) -> None:
         """One hand-over per step to whoever listens."""
-        result = self._fresh or StepResult()
-        rows, requests = self._told
-        if result.rows is not rows:
-            requests = tuple(sequence.request for sequence in self._scheduler.log.sequences)
-            self._told = (result.rows, requests)
+        result, log = self._fresh or StepResult(), self._scheduler.log
+        if result.rows and result.rows is not self._told[0]:
+            self._told = (result.rows, tuple(sequence.request for sequence in log.sequences))
+        requests = self._told[1] if result.rows else ()
         tokens = result.tokens
-        if result.skipped or result.events:
-            tokens = [
-                -1 if column in result.skipped or column in result.events else token
-                for column, token in enumerate(tokens)
-            ]
+        if result.rows and (result.skipped or result.events or log.watched):
+            single = {*result.skipped, *result.events, *log.watched}
+            tokens = [-1 if i in single else token for i, token in enumerate(tokens)]
         first, self._first = self._first, []
-        output = StepOutput(requests, tokens, first, ended)
+        self._call_listeners(StepOutput(requests, tokens, first, ended))
+
+    def _call_listeners(self, output: StepOutput) -> None:
         for listener in self.listeners.copy():
             try:
                 listener(output)
-            except Exception:
+            except BaseException as error:  # the caller's code, which may raise anything
                 self.listeners.remove(listener)
-                _LOG.exception("a listener of the engine raised, and hears no more: %r", listener)
+                _LOG.error(
+                    "a listener of the engine, %s, raised %s; it hears no more",
+                    shown(listener),
+                    describe(error),
+                )
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -326,6 +329,11 @@ class EngineLoop:
         """
         left = self._queue.fail(error)
         fault = f"the engine has crashed: {describe(error)}"
-        for submission in (*self._submissions.values(), *left):
-            if not submission.request.done:
-                submission.request.finish(End(FinishReason.ERROR, error=fault))
+        ended = [
+            submission.request
+            for submission in (*self._submissions.values(), *left)
+            if not submission.request.done
+        ]
+        for request in ended:
+            request.finish(End(FinishReason.ERROR, error=fault))
+        self._call_listeners(StepOutput((), [], [], ended))

@@ -88,8 +88,7 @@ class EngineOptions:
                 object.__setattr__(self, name, check_counts(name, values))
         for name in ("graph", "exact", "timing", "meter", "freeze", "blocking"):
             check_flag(name, getattr(self, name))
-        if self.hopper_kernels is not None:
-            check_flag("hopper_kernels", self.hopper_kernels)
+        check_flag("hopper_kernels", self.hopper_kernels, optional=True)
         check_depth(self.depth)
 
 

@@ -103,9 +103,9 @@ class StepOutput(NamedTuple):
 
     Attributes:
         requests: those that decode together; the same tuple as long as nobody joins or leaves.
-        tokens: the token of each of them; negative where it has none.
-        first: requests that got their first token, or whose tokens the engine handles one by one
-            (constraints, stop strings), with the token.
+        tokens: the token of each of them; negative where it has none, or has it in `first`.
+        first: requests with their first or last token, and all tokens of those that the engine
+            handles one by one (constraints, stop strings).
         ended: requests that have ended.
     """
 

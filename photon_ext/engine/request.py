@@ -13,7 +13,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from photon_ext.engine.output import End, Output, StreamEvent, TextReader
-from photon_ext.errors import ConfigError, shown
+from photon_ext.errors import ConfigError, describe, shown
 
 Waker = Callable[[], None]
 _NO_LOG: Sequence[Sequence[int]] = ()
@@ -264,11 +264,15 @@ class Request:
 
     def snapshot(self, position: int) -> tuple[list[int], End | None]:
         """Tokens from `position` on, and the end, if no token follows."""
-        own, log, column, start, end = self._feed
-        tokens = self._tokens[position:own]
-        if log is not _NO_LOG:
-            tokens += [step[column] for step in log[start + max(position - own, 0) :]]
-        return tokens, end
+        while True:
+            feed = self._feed
+            tokens = self._tokens[position : feed.own]
+            if feed.log is _NO_LOG:
+                return tokens, feed.end
+            behind = feed.log[feed.start + max(position - feed.own, 0) :]
+            # the log goes on with tokens of others, but not before the request has settled
+            if self._feed is feed:
+                return tokens + [step[feed.column] for step in behind], feed.end
 
     def texts(self, position: int, count: int) -> list[str] | None:
         """The engine's text of so many tokens; None where readers make it."""
@@ -317,15 +321,23 @@ class Request:
             yield
         finally:
             wakers.discard(wake)
-            if wakers is self._wakers and not wakers:
+            if wakers is self._wakers:
                 self._read.discard(self)
+                if wakers:  # others read on, who may have come just now
+                    self._read.add(self)
 
     @contextmanager
     def _cancelled_with_task(self, detach: bool) -> Iterator[None]:
+        task = asyncio.current_task()
         try:
             yield
         except asyncio.CancelledError:
             if not detach:
+                self.cancel()
+            raise
+        except GeneratorExit:
+            # the reader left between two events; its task may have been cancelled there
+            if not detach and task is not None and _is_cancelled(task):
                 self.cancel()
             raise
 
@@ -355,10 +367,14 @@ class _Events:
                 events.append(StreamEvent(piece, (token,)))
             if end is not None:
                 events.append(self._last(end))
-        except Exception as error:  # the tokenizer library's: no text for these tokens
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            # meant for the reader, whose thread this is
+            raise
+        except BaseException as error:
+            # no text for these tokens; tokenizers panic with a BaseException
             self._request.cancel()
             events += [StreamEvent("", (token,)) for token in tokens[len(events) :]]
-            fault = f"the text could not be made: {type(error).__name__}: {error}"
+            fault = f"the text could not be made: {describe(error)}"
             events.append(StreamEvent("", (), "error", None, fault))
         self.ended = bool(events) and events[-1].finish_reason is not None
         return events
@@ -377,6 +393,11 @@ def _async_gate() -> tuple[asyncio.Event, Waker]:
         loop.call_soon_threadsafe(arrived.set)
 
     return arrived, wake
+
+
+def _is_cancelled(task: asyncio.Task[Any]) -> bool:
+    """Whether it was, or is being cancelled; the latter is known from Python 3.11 on."""
+    return task.cancelled() or getattr(task, "cancelling", int)() > 0
 
 
 def _wake(wakers: set[Waker]) -> None:

@@ -21,9 +21,7 @@ CPU_SHARE = 0.5  # of the available memory, which others use too
 
 @dataclass(frozen=True)
 class EngineSize:
-    """What the options come to for one model: tokens per sequence, tokens per step, and the page
-    pool (page 0 not counted).
-    """
+    """What the options come to for one model: tokens per sequence, tokens per step, KV pages."""
 
     max_len: int
     max_step_tokens: int
@@ -38,8 +36,8 @@ class Need(NamedTuple):
     pages: int
 
     def fitting(self, usable: int) -> int:
-        """Pages that so many bytes hold beside the activations; page 0 takes room as well."""
-        return max(0, usable - self.activations) // self.page - 1
+        """Pages that so many bytes hold beside the activations."""
+        return max(0, usable - self.activations) // self.page
 
     def fits(self, usable: int) -> bool:
         return self.pages <= self.fitting(usable)

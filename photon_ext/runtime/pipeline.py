@@ -93,7 +93,7 @@ class Pipeline:
             vocab_size].
         vocab_size: width of the logits; token ids lie below it.
         sample: enqueues sampling of ``step.logits`` into ``step.sampled``; None samples as the rows
-            ask (greedy, temperature).
+            ask (RowParams).
         buckets: batch sizes that decode graphs are captured for; those above the runtime's rows are
             dropped, the rows themselves added.
         prefill_buckets: token counts that prefill graphs are captured for; other chunks run

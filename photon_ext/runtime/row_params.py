@@ -71,7 +71,7 @@ class RowParams:
             1e-3,
             1e4,
             zero=True,
-            help="0 for greedy decoding",
+            help="0 always takes the likeliest token",
         ),
     ] = 0.0
     seed: Annotated[
@@ -81,7 +81,7 @@ class RowParams:
             "an integer from 0 to 2**64 - 1, or None for a new one each time",
             most=2**64 - 1,
             optional=True,
-            help="of the noise",
+            help="repeats an answer at a temperature above 0",
         ),
     ] = None
     stop_token_ids: Annotated[tuple[int, ...], Field(None, "token ids, integers >= 0")] = ()
@@ -129,6 +129,17 @@ def _is_number(value: object, kind: Any) -> bool:
 
 FIELDS: dict[str, tuple[Any, Field]] = _fields()
 """The table: by name, the type and the `Field` of each parameter."""
+
+
+def flags() -> dict[str, tuple[Any, str, Any]]:
+    """What a command line can set: by name, the type, the help and the default."""
+    found = {}
+    for name, (kind, field) in FIELDS.items():
+        if field.help:
+            default = getattr(RowParams, name)
+            shows = "" if default is None else f" (default {default})"
+            found[name] = (float if kind is float else int, field.help + shows, default)
+    return found
 
 
 def row_words(params: RowParams, generation: int) -> list[int]:

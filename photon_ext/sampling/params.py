@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from functools import cached_property, wraps
+from typing import Any
 
 from photon_ext.checks import as_tuple, check_flag
 from photon_ext.errors import ConfigError, shown, surrogate_in
@@ -12,6 +15,35 @@ from photon_ext.sampling.constraints import Constraint, constraint_fault
 from photon_ext.sampling.stop_automaton import StopAutomaton
 
 MAX_STOP_CHARACTERS = 2**14  # of all stop strings of a request: an automaton of 4 MB, made in 30 ms
+# what other engines call it
+SYNONYMS = {
+    "max_completion_tokens": "max_new_tokens",
+    "max_length": "max_new_tokens",
+    "max_tokens": "max_new_tokens",
+    "n_predict": "max_new_tokens",
+    "random_seed": "seed",
+    "stop_ids": "stop_token_ids",
+    "stop_sequences": "stop",
+    "stop_strings": "stop",
+}
+# what other engines have
+UNSUPPORTED = frozenset(
+    (
+        "best_of",
+        "frequency_penalty",
+        "json_schema",
+        "logit_bias",
+        "logprobs",
+        "min_p",
+        "min_tokens",
+        "n",
+        "presence_penalty",
+        "repetition_penalty",
+        "response_format",
+        "top_k",
+        "top_p",
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +63,8 @@ class SamplingParams(RowParams):
             sampling.constraints. It sets `constrained`.
 
     Raises:
-        ConfigError: (a ValueError) names the parameter, its value and what is allowed.
+        ConfigError: (a ValueError) names the parameter, its value and what is allowed; or there is
+            no such parameter.
     """
 
     stop: tuple[str, ...] = ()
@@ -65,6 +98,33 @@ class SamplingParams(RowParams):
         own = {name: getattr(self, name) for name in FIELDS}
         own |= {"max_new_tokens": max_new_tokens, "stop_token_ids": stop_token_ids}
         return RowParams(**own)
+
+
+def _checking_names(init: Callable[..., None]) -> Callable[..., None]:
+    @wraps(init)
+    def checked(self: SamplingParams, *values: Any, **named: Any) -> None:
+        _check_names(named)
+        init(self, *values, **named)
+
+    return checked
+
+
+# to editors and to `help` it stays a plain dataclass
+SamplingParams.__init__ = _checking_names(SamplingParams.__init__)  # type: ignore[method-assign]
+
+
+def _check_names(names: Iterable[str]) -> None:
+    known = [field.name for field in fields(SamplingParams)]
+    for name in names:
+        if name in known:
+            continue
+        if name in UNSUPPORTED:
+            raise ConfigError(
+                f"{name} is not supported yet; leave it out: there are {', '.join(known)}"
+            )
+        nearest = [SYNONYMS[name]] if name in SYNONYMS else get_close_matches(name, known, n=1)
+        remedy = f"did you mean {nearest[0]}? There are" if nearest else "there are"
+        raise ConfigError(f"sampling has no parameter {shown(name)}; {remedy} {', '.join(known)}")
 
 
 def _check_stop(stop: tuple[object, ...]) -> None:

@@ -12,7 +12,7 @@ from photon_ext.errors import ConfigError
 
 
 class PagePool:
-    """Pages 1 .. num_pages; page 0 is nobody's (padding rows and unused table entries point at it).
+    """Pages 0 .. num_pages - 1.
 
     Invariant I9, after every call: `free + held == num_pages`.
 
@@ -26,7 +26,7 @@ class PagePool:
         if num_pages < 1:
             raise ConfigError(f"num_pages is {num_pages}; a pool needs at least 1 page")
         self.num_pages = num_pages
-        self._free = deque(range(1, num_pages + 1))
+        self._free = deque(range(num_pages))
         self._held: set[int] = set()
 
     @property
@@ -60,10 +60,10 @@ class PagePool:
         pages = list(pages)
         seen: set[int] = set()
         for page in pages:
-            if not 1 <= page <= self.num_pages:
+            if not 0 <= page < self.num_pages:
                 raise ValueError(
-                    f"release: page {page} is not of this pool, whose pages are 1 to "
-                    f"{self.num_pages}"
+                    f"release: page {page} is not of this pool, whose pages are 0 to "
+                    f"{self.num_pages - 1}"
                 )
             if page in seen or page not in self._held:
                 raise ValueError(f"release: page {page} is released twice")

@@ -4,6 +4,7 @@ names it.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,3 +27,15 @@ def _one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """For tests that plant an interrupt: a garbage collection may call functions in Python, as
+    of hypothesis, and lose it there.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

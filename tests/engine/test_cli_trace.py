@@ -12,9 +12,9 @@ from typing import cast
 import pytest
 
 from photon_ext.cli_trace import mean_context
+from photon_ext.engine import Output
 from photon_ext.models.loader import load_model
 from photon_ext.observe.render.save import has_matplotlib
-from photon_ext.scheduling import Output
 from tests.engine.test_cli import environment, run, save_with_words
 
 FILES = {"trace.json", "timeline.html", "summary.txt", "summary.json"}

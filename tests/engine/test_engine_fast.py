@@ -6,15 +6,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from photon_ext.scheduling.options import choose_kernels
 from transformers import LlamaForCausalLM
 
-from photon_ext.engine import Engine
+from photon_ext.engine import Engine, options
+from photon_ext.engine.options import choose_kernels
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.loader import load_model
 from photon_ext.models.weights import random_weights
 from photon_ext.sampling import SamplingParams
-from photon_ext.scheduling import options
 from tests.engine.test_engine_models import (
     TEXTS,
     prompt_of,

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from photon_ext.engine import Engine
+from photon_ext.engine import Engine, Output, Request
+from photon_ext.engine.input import Submission
 from photon_ext.errors import ConfigError, EngineDeadError, RequestError
+from photon_ext.runtime import Admission, RowParams
 from photon_ext.sampling import SamplingParams, from_allowed_ids, from_callable
-from photon_ext.scheduling import Output, Request, Sequence
 from tests.engine.byte_tokenizer import VOCAB, byte_tokenizer
 from tests.engine.simulated import WatchedDevice, engine_on, expected_tokens
 
@@ -252,8 +253,8 @@ def test_depth_two_equals_depth_one_with_stops_caps_constraints_and_cancels(
     [
         ("", {}, "the prompt is empty"),
         ([], {}, "the prompt is empty"),
-        ([1, 256], {}, "token id 256; ids of this model are 0 to 255"),
-        ([1, -1], {}, "token id -1"),
+        ([1, 256], {}, "the prompt holds 256; token ids of this model are 0 to 255"),
+        ([1, -1], {}, "the prompt holds -1; token ids"),
         ([1, "a"], {}, "'a', which is no token id"),
         (None, {}, "the prompt is a NoneType"),
         (b"bytes", {}, "the prompt is a bytes"),
@@ -379,7 +380,8 @@ def test_a_constraint_object_serves_one_request_at_a_time() -> None:
         )
 
 
-def test_a_tokenizer_that_fails_on_text_ends_that_request_only() -> None:
+@pytest.mark.parametrize("stop", [(), "never"], ids=["the reader's text", "the loop's text"])
+def test_a_tokenizer_that_fails_on_text_ends_that_request_only(stop: str) -> None:
     class Failing:
         def push(self, token: int) -> str:
             raise UnicodeError("no text")
@@ -389,9 +391,9 @@ def test_a_tokenizer_that_fails_on_text_ends_that_request_only() -> None:
 
     with scripted() as engine:
         detokenizer, engine.tokenizer.detokenizer = engine.tokenizer.detokenizer, Failing
-        bad = engine.submit([1], SamplingParams(max_new_tokens=4))
-        engine.tokenizer.detokenizer = detokenizer
+        bad = engine.submit([1], SamplingParams(max_new_tokens=4, stop=stop))
         assert bad.result(20).finish_reason == "error"
+        engine.tokenizer.detokenizer = detokenizer
         assert "no text" in (bad.result().error or "")
         assert_alive(engine)
 
@@ -462,6 +464,7 @@ def test_what_ends_early_is_not_decoded_on(depth: int, how: str) -> None:
     device = WatchedDevice(depth=depth, max_rows=1)
     params = {
         "stop string": SamplingParams(max_new_tokens=60, stop=("...",)),
+        "text": SamplingParams(max_new_tokens=60, stop=("never",)),
         "finished": SamplingParams(
             max_new_tokens=60,
             constraint=from_callable(lambda tokens: [1, 2], lambda tokens: len(tokens) == 3),
@@ -491,17 +494,17 @@ def test_what_ends_early_is_not_decoded_on(depth: int, how: str) -> None:
 
 
 class Interrupted:
-    """Posts sequences as the engine does, then behaves as if Ctrl-C came at once; remembers what
+    """Posts submissions as the engine does, then behaves as if Ctrl-C came at once; remembers what
     was posted.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.post = engine._post
-        self.sequences: list[Sequence] = []
+        self.submissions: list[Submission] = []
 
-    def __call__(self, sequences: list[Sequence]) -> None:
-        self.sequences = list(sequences)
-        self.post(sequences)
+    def __call__(self, submissions: list[Submission]) -> None:
+        self.submissions = list(submissions)
+        self.post(submissions)
         raise KeyboardInterrupt
 
 
@@ -522,9 +525,9 @@ def test_an_interrupt_right_after_queueing_cancels_the_requests(
             with pytest.raises(KeyboardInterrupt):
                 call(engine)
         go_on.set()
-        assert interrupted.sequences
+        assert interrupted.submissions
         assert {
-            sequence.request.result(20).finish_reason for sequence in interrupted.sequences
+            submission.request.result(20).finish_reason for submission in interrupted.submissions
         } == {"cancelled"}
         assert_drained_after(engine)
 
@@ -584,18 +587,18 @@ def test_an_engine_that_ends_while_a_request_is_submitted_is_kept_by_nobody(cras
     def ended() -> weakref.ref[Engine]:
         engine = make(WatchedDevice())
         assert_alive(engine)
-        post = engine._mailbox.post
+        post = engine._queue.post
 
-        def late(sequences: list[Sequence]) -> None:
-            post(sequences)
+        def late(submissions: list[Submission]) -> None:
+            post(submissions)
             if not crash:
-                engine._mailbox.close()
+                engine._queue.close()
             engine._threads[0].join(20)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine._mailbox, "post", late)
+            patch.setattr(engine._queue, "post", late)
             if crash:
-                patch.setattr(engine._pipeline, "launch", lambda: 1 // 0)
+                patch.setattr(engine._pipeline, "launch", lambda plan: 1 // 0)
             assert engine.submit([9]).result(20).finish_reason == (
                 "error" if crash else "cancelled"
             )
@@ -696,12 +699,14 @@ def test_a_request_that_the_pipeline_refuses_ends_alone_and_gives_its_pages_back
     others.
     """
     with scripted() as engine:
-        overlooked = engine._intake.make([1, 2], LONG, False)
-        overlooked.temperature = -1.0
+        overlooked = engine._input.make([1, 2], LONG, False)
+        overlooked.sequence.admission = Admission((1, 2), RowParams(max_new_tokens=64))
         engine._post([overlooked])
         output = overlooked.request.result(5)
         assert (output.finish_reason, output.token_ids) == ("error", ())
-        assert "temperature is -1.0" in (output.error or "")
+        assert "17 pages given; this request needs 17, and a row holds 16 at most" in (
+            output.error or ""
+        )
         assert_drained_after(engine)
 
 
@@ -744,9 +749,9 @@ def test_a_crash_is_told_to_whoever_is_between_two_lists(depth: int) -> None:
     engine.close()
 
 
-def test_text_is_delivered_after_the_next_launch() -> None:
-    """The order of one turn: at depth 2 a token is shown while the step after its successor's
-    launch runs, never before that launch.
+def test_text_of_the_loop_is_delivered_after_the_next_launch() -> None:
+    """Where the loop makes it, for stop strings: at depth 2 a token is shown while the step after
+    its successor's launch runs, never before that launch.
     """
     for depth in (1, 2):
         device = WatchedDevice(depth=depth)
@@ -755,7 +760,7 @@ def test_text_is_delivered_after_the_next_launch() -> None:
             engine.tokenizer.detokenizer = lambda device=device, seen=launches_at_token: Recorder(
                 device, seen
             )
-            engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=6))
+            engine.generate([[1, 2, 3]], SamplingParams(max_new_tokens=6, stop=("never",)))
         # Token n is sampled by launch n + 1 (the prefill samples token 0); the launch after it
         # comes first, until there is none.
         assert launches_at_token == [2, 3, 4, 5, 6, 6]
@@ -779,6 +784,13 @@ def test_host_time_is_split_by_phase() -> None:
     with scripted() as engine:
         assert_alive(engine)
         stats = engine.stats()
-    assert set(stats.host_us) == {"admit", "launch", "commit", "finalize", "deliver"}
+    assert set(stats.host_us) == {
+        "admit",
+        "plan",
+        "launch",
+        "commit",
+        "finalize",
+        "deliver",
+    }
     assert stats.host_us["launch"] > 0
     assert (stats.steps, stats.decode_steps, stats.depth) == (5, 4, 2)

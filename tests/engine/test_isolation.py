@@ -15,13 +15,12 @@ import pytest
 import torch
 
 import photon_ext
-from photon_ext.engine import Engine
+from photon_ext.engine import Engine, Request
 from photon_ext.errors import ConfigError, EngineDeadError, RequestError, describe
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.weights import random_weights
-from photon_ext.runtime import Pipeline, Row
+from photon_ext.runtime import Pipeline, Row, RowParams
 from photon_ext.sampling import SamplingParams
-from photon_ext.scheduling import Request
 from photon_ext.testing import SimRuntime, ToyForward
 from tests.engine.byte_tokenizer import VOCAB, byte_tokenizer
 from tests.engine.simulated import WatchedDevice, engine_on, expected_tokens
@@ -118,10 +117,11 @@ def test_a_constraint_whose_finished_turns_out_to_be_a_method_ends_with_an_error
     assert "which always counts as true; make it a property" in (output.error or "")
 
 
+@pytest.mark.parametrize("stop", [(), "never"], ids=["the reader's text", "the loop's text"])
 @pytest.mark.parametrize("where", ["push", "flush"])
 @pytest.mark.parametrize("kind", [Panic, Unspeakable, UnicodeError], ids=lambda kind: kind.__name__)
 def test_whatever_a_detokenizer_raises_ends_its_own_request_only(
-    engine: Engine, where: str, kind: type[BaseException]
+    engine: Engine, where: str, kind: type[BaseException], stop: str
 ) -> None:
     class Failing:
         def push(self, token: int) -> str:
@@ -133,9 +133,8 @@ def test_whatever_a_detokenizer_raises_ends_its_own_request_only(
             raise kind
 
     detokenizer, engine.tokenizer.detokenizer = engine.tokenizer.detokenizer, Failing
-    bad = engine.submit([1], SamplingParams(max_new_tokens=4))
+    output = engine.submit([1], SamplingParams(max_new_tokens=4, stop=stop)).result(20)
     engine.tokenizer.detokenizer = detokenizer
-    output = bad.result(20)
     assert output.finish_reason == "error"
     assert kind.__name__ in (output.error or "")
 
@@ -173,7 +172,7 @@ def test_without_an_engine_an_interrupt_of_the_main_thread_stays_one() -> None:
     """
     runtime = SimRuntime(page_size=4)
     pipe = Pipeline(runtime, ToyForward(runtime), vocab_size=32)
-    row = pipe.admit([1], max_new_tokens=2, constrained=True, pages=[1])
+    row = pipe.admit([1], RowParams(max_new_tokens=2, constrained=True), pages=[1])
 
     def fail(error: BaseException) -> Callable[[Row, memoryview], None]:
         def fill(row: Row, words: memoryview) -> None:
@@ -327,7 +326,7 @@ def test_a_thread_with_the_number_of_an_ended_engine_thread_is_not_taken_for_it(
             raise OSError("the device is gone")
 
         device.on_step = fail
-        engine._mailbox.post([engine._intake.make([1], None, False)])
+        engine._queue.post([engine._input.make([1], None, False)])
     else:
         engine.close()
     engine._loop.run()
@@ -336,7 +335,7 @@ def test_a_thread_with_the_number_of_an_ended_engine_thread_is_not_taken_for_it(
             EngineDeadError, match="the device is gone" if crash else "the engine is closed"
         ):
             call()
-    assert not engine._mailbox.owned
+    assert not engine._queue.owned
 
 
 # --- fork -----------------------------------------------------------------------------------------
@@ -417,9 +416,7 @@ def test_a_model_with_many_end_tokens_gets_room_for_them() -> None:
 
 
 def test_the_number_of_stop_ids_has_a_bound() -> None:
-    with pytest.raises(
-        ConfigError, match="max_stop_ids is 4097; give a positive integer, at most 4096"
-    ):
+    with pytest.raises(ConfigError, match="max_stop_ids is 4097; give an integer from 1 to 4096"):
         Engine.from_weights(CONFIG, WEIGHTS, max_stop_ids=4097)
 
 

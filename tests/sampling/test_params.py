@@ -1,11 +1,16 @@
 """SamplingParams: what is accepted, and what each refusal says."""
 
+import copy
+import dataclasses
+import inspect
 import math
+import pickle
 from functools import cached_property, partial
 
 import pytest
 
 from photon_ext.errors import ConfigError
+from photon_ext.runtime import RowParams
 from photon_ext.sampling import SamplingParams, from_allowed_ids
 from photon_ext.sampling.constraints import AllowedIds
 from photon_ext.sampling.params import MAX_STOP_CHARACTERS
@@ -59,6 +64,62 @@ def test_a_bad_value_is_named_with_what_is_allowed(name: str, value: object) -> 
     assert "give " in str(raised.value)
     assert name == "constraint" or repr(offender) in str(raised.value)
     assert isinstance(raised.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("max_tokens", "max_new_tokens"),
+        ("n_predict", "max_new_tokens"),
+        ("max_completion_tokens", "max_new_tokens"),
+        ("stop_ids", "stop_token_ids"),
+        ("temprature", "temperature"),
+    ],
+)
+def test_the_name_that_another_engine_has_for_it_is_answered_with_ours(
+    name: str, meant: str
+) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=f"^sampling has no parameter '{name}'; did you mean {meant}[?] There are max_new_",
+    ):
+        SamplingParams(**{name: 5})
+
+
+@pytest.mark.parametrize("name", ["top_p", "top_k", "min_p", "logprobs", "presence_penalty", "n"])
+def test_what_is_not_there_yet_is_said_to_be_so(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} is not supported yet; leave it out: there are"):
+        SamplingParams(**{name: 1})
+
+
+def test_a_name_that_is_like_no_other_is_answered_with_all_that_there_are() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"^sampling has no parameter 'qqq'; there are max_new_tokens, .*, constraint$",
+    ):
+        SamplingParams(qqq=1)
+
+
+def test_they_are_copied_pickled_and_replaced_as_any_dataclass() -> None:
+    params = SamplingParams(12, stop="x", seed=4)
+    assert copy.copy(params) == pickle.loads(pickle.dumps(params)) == params
+    assert dataclasses.replace(params, seed=5) == SamplingParams(12, stop="x", seed=5)
+    assert isinstance(params, RowParams)
+    names = [field.name for field in dataclasses.fields(SamplingParams)]
+    assert list(inspect.signature(SamplingParams).parameters) == names
+
+
+def test_a_constraint_makes_a_row_constrained_and_nothing_else_does() -> None:
+    assert SamplingParams(constraint=from_allowed_ids([1])).constrained
+    with pytest.raises(ConfigError, match="constrained is True without a constraint"):
+        SamplingParams(constrained=True)
+
+
+def test_what_the_row_is_run_with_is_what_was_asked_within_the_engines_cap() -> None:
+    params = SamplingParams(50, 0.5, 7, (3,), stop="x", constraint=from_allowed_ids([1]))
+    assert params.row_params(9, (2, 3)) == RowParams(
+        max_new_tokens=9, temperature=0.5, seed=7, stop_token_ids=(2, 3), constrained=True
+    )
 
 
 def test_a_single_stop_string_is_a_stop_string_and_not_its_letters() -> None:

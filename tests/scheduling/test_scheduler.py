@@ -10,23 +10,23 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from photon_ext.errors import RequestError
-from photon_ext.runtime import Lease, Row
-from photon_ext.scheduling import PagePool, Request, Scheduler, Sequence, SequenceState, TextStream
+from photon_ext.runtime import Admission, Row, RowParams
+from photon_ext.runtime.row import RowState
+from photon_ext.scheduling import PagePool, Scheduler, Sequence, SequenceState
 
 PAGE, ROWS, MAX_LEN, PAGES = 4, 3, 32, 10
 
 
+class Sink:
+    """Where tokens would go."""
+
+    def settle(self) -> None:
+        pass
+
+
 def make_sequence(prompt: int, new: int) -> Sequence:
-    return Sequence(
-        tuple(range(1, prompt + 1)),
-        new,
-        (),
-        0.0,
-        0,
-        None,
-        TextStream(None),
-        Request(lambda request: None),
-    )
+    admission = Admission(tuple(range(1, prompt + 1)), RowParams(max_new_tokens=new))
+    return Sequence(admission, None, Sink())
 
 
 def make_scheduler() -> Scheduler:
@@ -41,7 +41,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = make_scheduler()
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        self.zombies: list[Row] = []
+        self.zombies: list[Sequence] = []
+        self.released: list[Sequence] = []
         self.admitted = 0
 
     @rule(prompt=st.integers(1, 20), new=st.integers(1, 12))
@@ -50,33 +51,27 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.add(sequence)
         self.waiting.append(sequence)
 
+    @precondition(lambda self: self.waiting)
     @rule(admitted=st.booleans())
     def admit(self, admitted: bool) -> None:
-        taken = self.scheduler.take()
-        if taken is None:
-            assert (
-                not self.waiting
-                or len(self.running) + len(self.zombies) == ROWS
-                or self.scheduler.pages_for(self.waiting[0].max_step_tokens)
-                > self.scheduler.pool.free
-            ), "the first in line waits only while no row or not enough pages are free"
-            return
-        sequence, pages = taken
+        sequence = self.scheduler.first_waiting()
         assert sequence is self.waiting[0], "nobody overtakes"
-        assert len(pages) * PAGE >= sequence.max_step_tokens
+        needed = self.scheduler.pages_for(sequence.admission.kv_len)
+        free = self.scheduler.pool.free
+        pages = self.scheduler.schedule(sequence)
+        if pages is None:
+            assert len(self.running) + len(self.zombies) == ROWS or needed > free, (
+                "the first in line waits only while no row or not enough pages are free"
+            )
+            return
+        assert len(pages) == needed
         if not admitted:
-            self.scheduler.give_back(sequence, pages)
+            self.scheduler.requeue(sequence, pages)
+            assert self.scheduler.first_waiting() is sequence
             return
         self.admitted += 1
-        self.scheduler.place(
-            sequence,
-            Row(
-                Lease(1, self.admitted, tuple(pages)),
-                sequence.prompt_ids,
-                sequence.max_new_tokens,
-                False,
-            ),
-        )
+        prompt, params = sequence.admission
+        self.scheduler.admit(sequence, Row(1, self.admitted, tuple(pages), prompt, params))
         self.running.append(self.waiting.pop(0))
 
     @precondition(lambda self: self.waiting or self.running)
@@ -84,33 +79,46 @@ class SchedulerMachine(RuleBasedStateMachine):
     def end(self, data: st.DataObject) -> None:
         sequence = data.draw(st.sampled_from([*self.waiting, *self.running]))
         assert self.scheduler.find(sequence.request) is sequence
-        self.scheduler.drop(sequence)
-        sequence.end()
+        self.scheduler.finish(sequence)
         if sequence in self.waiting:
             self.waiting.remove(sequence)
+            self.released.append(sequence)
         else:
             self.running.remove(sequence)
             assert sequence.row is not None
-            self.zombies.append(sequence.row)
+            sequence.row.move(RowState.FINISHED)  # as the pipeline does
+            self.zombies.append(sequence)
         assert self.scheduler.find(sequence.request) is None
 
     @precondition(lambda self: self.zombies)
     @rule()
     def release(self) -> None:
-        self.scheduler.release(self.zombies.pop(0))
+        sequence = self.zombies.pop(0)
+        assert sequence.row is not None
+        assert self.scheduler.sequence_of(sequence.row) is sequence
+        sequence.row.move(RowState.RELEASED)
+        self.scheduler.release(sequence.row)
+        self.released.append(sequence)
 
     @invariant()
     def everything_adds_up(self) -> None:
-        pool = self.scheduler.pool
-        held = [page for row in self.zombies for page in row.lease.pages]
-        held += [
-            page for sequence in self.running if sequence.row for page in sequence.row.lease.pages
-        ]
+        pool, in_rows = self.scheduler.pool, [*self.zombies, *self.running]
+        held = [page for sequence in in_rows if sequence.row for page in sequence.row.pages]
         assert len(held) == len(set(held)) == pool.held
         assert pool.free + pool.held == PAGES
+        assert self.scheduler.rows_held == len(in_rows)
         assert set(self.scheduler.live) == {*self.waiting, *self.running}
         assert self.scheduler.waiting == len(self.waiting)
-        assert all(sequence.state is SequenceState.RUNNING for sequence in self.running)
+
+    @invariant()
+    def states_are_those_of_one_machine(self) -> None:
+        for sequences, state in (
+            (self.waiting, SequenceState.WAITING),
+            (self.running, SequenceState.RUNNING),
+            (self.zombies, SequenceState.FINISHED),
+            (self.released, SequenceState.RELEASED),
+        ):
+            assert {sequence.state for sequence in sequences} <= {state}
 
 
 TestScheduler = SchedulerMachine.TestCase
@@ -120,7 +128,6 @@ TestScheduler.settings = settings(max_examples=60, stateful_step_count=30, deadl
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda s: s.fit(0, 4), "prompt is empty"),
         (lambda s: s.fit(33, 4), "prompt has 33 tokens and the context holds 32"),
         (
             lambda s: Scheduler(PagePool(4), PAGE, ROWS, MAX_LEN).fit(12, 8),
@@ -138,17 +145,15 @@ def test_what_can_never_fit_is_refused_with_its_numbers(
 def test_the_cap_is_cut_to_the_context() -> None:
     scheduler = make_scheduler()
     assert scheduler.fit(10, 5) == 5
-    assert scheduler.fit(30, 5) == 3, "the last token needs no KV token"
+    assert scheduler.fit(30, 5) == 3, "the last token needs no KV entry"
     assert scheduler.fit(32, 5) == 1
 
 
 def test_a_request_may_take_the_last_page_to_its_last_place() -> None:
-    """The last token's keys are never written: 7 + 14 tokens are 20 tokens, which are 5 pages."""
+    """The last token's keys are never written: 7 + 14 tokens are 20 entries, which are 5 pages."""
     scheduler = Scheduler(PagePool(5), PAGE, ROWS, MAX_LEN)
     assert scheduler.fit(7, 14) == 14
-    scheduler.add(make_sequence(7, 14))
-    taken = scheduler.take()
-    assert taken is not None
-    assert len(taken[1]) == 5
+    scheduler.add(sequence := make_sequence(7, 14))
+    assert len(scheduler.schedule(sequence) or []) == 5
     with pytest.raises(RequestError, match="need 6 pages of 4 tokens and the pool has 5"):
         scheduler.fit(7, 15)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from photon_ext.scheduling.memory import available_bytes, group_available, machine_available
+
+from photon_ext.engine.memory import available_bytes, group_available, machine_available
 
 MIB = 2**20
 MEMINFO = "MemTotal:       4096 kB\nMemFree:         100 kB\nMemAvailable:   3000 kB\n"
@@ -82,9 +83,9 @@ def test_version_one(mount: Path) -> None:
 
 def test_the_smallest_counts_and_never_less_than_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for groups, expected in (([], 9), ([12, 4], 4), ([-3], 0)):
-        monkeypatch.setattr("photon_ext.scheduling.memory.machine_available", lambda: 9)
+        monkeypatch.setattr("photon_ext.engine.memory.machine_available", lambda: 9)
         monkeypatch.setattr(
-            "photon_ext.scheduling.memory.group_available", lambda groups=groups: groups
+            "photon_ext.engine.memory.group_available", lambda groups=groups: groups
         )
         assert available_bytes(torch.device("cpu")) == expected
 

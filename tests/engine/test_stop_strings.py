@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from photon_ext.engine.output import TextReader
+from photon_ext.engine.stop_strings import StoppedText, StopStrings
 from photon_ext.sampling import SamplingParams
-from photon_ext.scheduling import StopStrings, TextStream
 
 LETTERS = st.text(alphabet="abc", max_size=14)
 STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=3)
@@ -30,8 +31,8 @@ class PlainStopStrings:
         self.hit = False
 
     def push(self, piece: str) -> str:
-        if self.hit or not self._stops:
-            return "" if self.hit else piece
+        if self.hit:
+            return ""
         text = self._held + piece
         found = [
             (start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0
@@ -61,7 +62,7 @@ def run(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
     for piece in pieces:
         shown += stream.push(piece)
         assert all(shown.find(stop) < 0 for stop in stops)
-    return shown + ("" if stream.hit else stream.finish()), stream.hit
+    return shown + ("" if stream.found else stream.finish()), stream.found is not None
 
 
 def cut_before_first_complete_stop(text: str, stops: list[str]) -> str:
@@ -83,7 +84,7 @@ def test_the_cut_does_not_depend_on_the_pieces(
 
 
 @given(
-    st.lists(st.text(alphabet="ab😀", min_size=1, max_size=7), max_size=12),
+    st.lists(st.text(alphabet="ab😀", min_size=1, max_size=7), min_size=1, max_size=12),
     st.lists(st.text(alphabet="ab😀", max_size=6), max_size=12),
 )
 def test_every_piece_shows_what_looking_at_each_stop_string_would(
@@ -91,10 +92,10 @@ def test_every_piece_shows_what_looking_at_each_stop_string_would(
 ) -> None:
     stream, plain = stop_strings(stops), PlainStopStrings(stops)
     for piece in pieces:
-        assert (stream.push(piece), stream.hit) == (plain.push(piece), plain.hit)
+        assert (stream.push(piece), stream.found is not None) == (plain.push(piece), plain.hit)
     assert stream.finish() == plain.finish()
     for piece in pieces:  # after the end it starts over
-        assert (stream.push(piece), stream.hit) == (plain.push(piece), plain.hit)
+        assert (stream.push(piece), stream.found is not None) == (plain.push(piece), plain.hit)
 
 
 def calls(stream: StopStrings, text: str) -> int:
@@ -149,7 +150,7 @@ def test_what_may_become_a_stop_string_is_held_back_and_then_shown() -> None:
 
 def test_nothing_is_shown_after_a_stop() -> None:
     stream = stop_strings(["."])
-    assert (stream.push("One. Two"), stream.hit, stream.push(" more")) == ("One", True, "")
+    assert (stream.push("One. Two"), stream.found, stream.push(" more")) == ("One", ".", "")
 
 
 class Utf8:
@@ -166,19 +167,19 @@ class Utf8:
 
 
 def test_a_stop_string_is_found_across_split_characters() -> None:
-    text = TextStream(Utf8(), SamplingParams(stop="é!").stop_automaton)
+    text = StoppedText(Utf8(), SamplingParams(stop="é!").stop_automaton)
     shown = [text.push(byte) for byte in "café! no".encode()[:7]]
     assert "".join(shown) == "caf"
-    assert text.stopped
+    assert text.found == "é!"
     assert text.finish() == ""
 
 
 def test_an_unfinished_character_shows_at_the_end_only() -> None:
-    text = TextStream(Utf8())
+    text = TextReader(Utf8())
     assert "".join(text.push(byte) for byte in "né".encode()[:2]) == "n"
     assert text.finish() == "\ufffd"
 
 
 def test_without_a_detokenizer_there_is_no_text() -> None:
-    text = TextStream(None)
-    assert (text.push(5), text.finish(), text.stopped) == ("", "", False)
+    text = TextReader()
+    assert (text.push(5), text.finish()) == ("", "")

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from photon_ext.scheduling.prompts import encode_prompt
 
+from photon_ext.checks import Limits
+from photon_ext.engine.input import InputProcessor
 from photon_ext.errors import RequestError
 
 
@@ -25,8 +26,18 @@ class Letters:
         )
 
 
-def encoded(prompt: Any, vocab: int = 200) -> tuple[int, ...]:
-    return encode_prompt(prompt, Letters(), vocab)  # type: ignore[arg-type]
+def encoded(prompt: Any) -> tuple[int, ...]:
+    """What a model of 200 ids is given."""
+    processor = InputProcessor(
+        Letters(),  # type: ignore[arg-type]
+        (),
+        Limits(vocab_size=200, max_len=500, page_size=4, pages_per_row=125, max_stop_ids=4),
+        lambda prompt_tokens, max_new_tokens: max_new_tokens,
+        lambda request: None,
+        lambda: None,
+        set(),
+    )
+    return processor.make(prompt, None, False).sequence.admission.prompt_ids
 
 
 def text_of(prompt: Any) -> str:
@@ -65,8 +76,8 @@ def test_torch_tensors_of_ids(dtype: torch.dtype) -> None:
         (np.array(["a"]), r"the prompt is a ndarray of <U1 with shape"),
         (np.array([1, None]), r"the prompt is a ndarray of object with shape"),
         (np.array([], dtype=np.int64), "the prompt is empty"),
-        (np.array([5, 200]), "the prompt holds token id 200; ids of this model are 0 to 199"),
-        (np.array([-1]), "the prompt holds token id -1; ids of this model are 0 to 199"),
+        (np.array([5, 200]), "the prompt holds 200; token ids of this model are 0 to 199"),
+        (np.array([-1]), "the prompt holds -1; token ids of this model are 0 to 199"),
         (torch.tensor([1.0]), r"the prompt is a Tensor of torch\.float32 with shape \(1,\); give"),
         (torch.tensor([[1]]), r"the prompt is a Tensor of torch\.int64 with shape \(1, 1\); give"),
         (torch.tensor([True]), r"the prompt is a Tensor of torch\.bool with shape"),

@@ -1,0 +1,111 @@
+"""RequestQueue: no call is lost, whatever comes between."""
+
+import itertools
+import queue
+import sys
+import threading
+import time
+
+import pytest
+
+from photon_ext.engine import Request
+from photon_ext.engine.input import Submission
+from photon_ext.engine.request_queue import RequestQueue
+from photon_ext.errors import EngineDeadError, RequestError
+from photon_ext.runtime import Admission, RowParams
+from photon_ext.sampling import Constraint, from_allowed_ids
+from photon_ext.scheduling import Sequence
+
+
+def make(constraint: Constraint | None = None) -> Submission:
+    request = Request(lambda request: None)
+    sequence = Sequence(Admission((1, 2), RowParams()), constraint, request)
+    return Submission(sequence, request, None, False)
+
+
+@pytest.mark.usefixtures("no_collection")
+def test_ctrl_c_in_one_call_loses_none_of_the_next() -> None:
+    """A request that was submitted to an idle engine after an interrupted one was not served
+    until the call after it.
+    """
+
+    def interrupted(number: int) -> bool:
+        """Whether a call has so many places to be interrupted at: where Python looks for
+        signals, the begins and ends of functions.
+        """
+        requests, left = RequestQueue(), itertools.count(-number)
+        taken = queue.SimpleQueue[Submission]()
+
+        def serve() -> None:
+            while not (arrivals := requests.collect(lambda: False)).closing:
+                for submission in arrivals.submitted:
+                    taken.put(submission)
+
+        def interrupt(frame: object, event: str, argument: object) -> None:
+            if event != "c_call" and next(left) == 0:
+                sys.setprofile(None)
+                time.sleep(0.01)  # the engine thread may wake up before the caller goes on
+                raise KeyboardInterrupt
+
+        engine = threading.Thread(target=serve, daemon=True)
+        engine.start()
+        time.sleep(0.01)  # it sleeps
+        first, second = make(), make()
+        before = sys.getprofile()
+        try:
+            sys.setprofile(interrupt)
+            requests.post([first])
+        except KeyboardInterrupt:
+            done = False
+        else:
+            done = True
+        finally:
+            sys.setprofile(before)
+        time.sleep(0.01)  # it sleeps again
+        requests.post([second])
+        while taken.get(timeout=10) is not second:
+            pass
+        requests.close()
+        engine.join(10)
+        assert not engine.is_alive()
+        return not done
+
+    assert next(number for number in itertools.count() if not interrupted(number)) > 5
+
+
+def test_a_cancel_that_comes_while_arrivals_are_taken_is_in_the_next() -> None:
+    """As from a garbage collection on the engine thread, which ends a generator that cancels
+    what it reads.
+    """
+    requests = RequestQueue()
+    early, late = Request(requests.cancel), Request(requests.cancel)
+
+    class Copied(list[Request]):
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            yield from list.__iter__(self)
+            late.cancel()
+
+    requests._cancelled = Copied([early])
+    assert requests.collect(lambda: False).cancelled == (early,)
+    assert requests.collect(lambda: True).cancelled == (late,)
+
+
+def test_a_constraint_object_is_lent_to_one_request_and_free_when_it_is_given_back() -> None:
+    requests, constraint = RequestQueue(), from_allowed_ids([1])
+    with pytest.raises(RequestError, match="this AllowedIds already serves another request"):
+        requests.post([make(constraint), make(constraint)])
+    assert requests.collect(lambda: True).submitted == (), "nothing was queued"
+    requests.post([first := make(constraint)])
+    assert requests.collect(lambda: False).submitted == (first,)
+    with pytest.raises(RequestError, match="already serves"):
+        requests.post([make(constraint)])
+    requests.give_back(constraint)
+    requests.post([make(constraint)])
+
+
+def test_what_nobody_took_before_a_crash_is_handed_back_to_be_told() -> None:
+    requests = RequestQueue()
+    requests.post([left := make()])
+    assert requests.fail(OSError("no power")) == [left]
+    with pytest.raises(EngineDeadError, match=r"the engine has crashed \(OSError: no power"):
+        requests.post([make()])
