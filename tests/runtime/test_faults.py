@@ -10,7 +10,6 @@ from collections.abc import Callable
 import pytest
 
 from photon_ext.errors import PipelineError
-from photon_ext.runtime.lease import LeaseState
 from photon_ext.runtime.pipeline import Pipeline
 from photon_ext.runtime.record import read_record
 from photon_ext.runtime.row import Row
@@ -48,7 +47,7 @@ QUIET = (Request((1, 2), 7),)
 LONG_PROMPT = (Request((1, 2, 3, 4, 5, 6, 7), 3),)
 HELD = (Request((1, 2, 3), 4, allowed=follow), Request((4, 5), 3))
 STOPPED = (
-    Request((1, 2, 3), 5, stop_ids=(MODEL.generate(Request((1, 2, 3), 2))[1],)),
+    Request((1, 2, 3), 5, stop_token_ids=(MODEL.generate(Request((1, 2, 3), 2))[1],)),
     Request((4, 5, 6), 6),
     Request((9,), 4),
 )
@@ -186,8 +185,8 @@ class ReleasesEarly(Pipeline):
     """Gives row and pages back at the end of a sequence, steps in flight or not."""
 
     def _release_if_idle(self, row: Row) -> None:
-        if row.lease.state is LeaseState.FINALIZED:
-            row.lease.state = LeaseState.RELEASED
+        if row.state is RowState.FINALIZED:
+            row.state = RowState.RELEASED
             del self._rows[row.index]
             self._runtime.table.release(row.index)
             if self._on_release is not None:
@@ -242,7 +241,7 @@ class LaunchesOverLogits(Pipeline):
 
 class DeliversZombies(Pipeline):
     def _commit_segment(self, segment: Segment, record: list[int]) -> RowEvent | None:  # type: ignore[override]
-        running = segment.row.lease.running
+        running = segment.row.running
         event = super()._commit_segment(segment, record)
         return event if running else read_record(segment, record, MODEL.vocab_size)
 

@@ -28,7 +28,7 @@ REQUESTS = st.builds(
     Request,
     prompt_ids=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9).map(tuple),
     max_new_tokens=st.integers(1, 8),
-    stop_ids=st.lists(st.integers(0, VOCAB - 1), max_size=4).map(tuple),
+    stop_token_ids=st.lists(st.integers(0, VOCAB - 1), max_size=4).map(tuple),
     temperature=st.sampled_from([0.0, 0.0, 0.8]),
     seed=st.integers(0, 2**64 - 1),
     allowed=st.sampled_from([None, None, follow]),

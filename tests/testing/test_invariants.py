@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from photon_ext.runtime.lease import LeaseState
 from photon_ext.runtime.pipeline import Pipeline
 from photon_ext.testing import SimError, SimRuntime, ToyForward, check_invariants
 
@@ -18,7 +17,7 @@ def count_one_step_too_many(pipe: Pipeline) -> None:
 
 
 def forget_a_release(pipe: Pipeline) -> None:
-    row = pipe.admit((1,), max_new_tokens=1)
+    row = pipe.admit((1,), RowParams(1))
     row.lease.finalize()
 
 
@@ -28,7 +27,7 @@ def commit_ahead_of_the_launch(pipe: Pipeline) -> None:
 
 def release_in_flight(pipe: Pipeline) -> None:
     row = pipe.rows[0]
-    row.lease.state = LeaseState.RELEASED
+    row.state = RowState.RELEASED
     del pipe._rows[row.index]
 
 
@@ -64,7 +63,7 @@ def launch_over_logits(pipe: Pipeline) -> None:
 def test_a_broken_invariant_is_named(fault: Callable[[Pipeline], None], named: str) -> None:
     runtime = SimRuntime(max_rows=4, depth=2)
     pipe = Pipeline(runtime, ToyForward(runtime), vocab_size=32)
-    pipe.admit((1, 2), max_new_tokens=9)
+    pipe.admit((1, 2), RowParams(9))
     pipe.launch()
     pipe.launch()
     check_invariants(pipe)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from photon_ext.runtime.lease import Lease
 from photon_ext.runtime.planner import plan
+
 from photon_ext.runtime.row import Row
 from photon_ext.runtime.step import StepKind
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from photon_ext.runtime.lease import Lease, RowState
 
 from photon_ext.errors import PipelineError
-from photon_ext.runtime.lease import Lease, LeaseState
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_a_lease_lives_once(lease: Lease) -> None:
     lease.drop()
     assert lease.releasable
     lease.release()
-    assert lease.state is LeaseState.RELEASED
+    assert lease.state is RowState.RELEASED
 
 
 def test_i4_running_lease_is_not_released(lease: Lease) -> None:
