@@ -9,26 +9,29 @@ from dataclasses import replace
 import pytest
 
 from photon_ext.runtime.pipeline import Pipeline
+from photon_ext.runtime.row import NEVER, RowState
+from photon_ext.runtime.row_params import RowParams
 from photon_ext.testing import SimError, SimRuntime, ToyForward, check_invariants
 
 
-def count_one_step_too_many(pipe: Pipeline) -> None:
-    pipe.rows[0].lease.inflight_refs += 1
+def forget_the_last_step(pipe: Pipeline) -> None:
+    pipe.rows[0].leave_batch()
+    pipe.rows[0]._last_step = NEVER
 
 
 def forget_a_release(pipe: Pipeline) -> None:
     row = pipe.admit((1,), RowParams(1))
-    row.lease.finalize()
+    row.move(RowState.FINISHED)
 
 
-def commit_ahead_of_the_launch(pipe: Pipeline) -> None:
-    pipe.rows[0].committed = pipe.rows[0].sampled + 1
+def launch_more_than_was_asked_for(pipe: Pipeline) -> None:
+    pipe.rows[0]._sampled = 9
 
 
 def release_in_flight(pipe: Pipeline) -> None:
     row = pipe.rows[0]
     row.state = RowState.RELEASED
-    del pipe._rows[row.index]
+    del pipe.roster._rows[row.index]
 
 
 def lose_a_row(pipe: Pipeline) -> None:
@@ -50,9 +53,9 @@ def launch_over_logits(pipe: Pipeline) -> None:
 @pytest.mark.parametrize(
     ("fault", "named"),
     [
-        (count_one_step_too_many, "I3: "),
+        (forget_the_last_step, "I3: .* was last in step -1; in flight: False"),
         (forget_a_release, "I4: .* is still registered"),
-        (commit_ahead_of_the_launch, "3 committed, 2 of 9 launched"),
+        (launch_more_than_was_asked_for, "sampled 10/9.*: more was launched than was asked for"),
         (release_in_flight, "I4: .* is released, and a step in flight holds it"),
         (lose_a_row, "I9: 1 rows held and 2 free, of 4"),
         (share_a_slot, "I5: "),
