@@ -163,7 +163,7 @@ def test_a_mixed_step_is_right_under_every_interleaving() -> None:
         assert driver.run(*asked) == expected
         assert StepKind.MIXED in driver.kinds
 
-    found = explore(scenario, 3000)
+    found = explore(scenario, 1000)
     assert found.interleavings > 100
 
 

@@ -1,8 +1,10 @@
-"""Hypothesis drives the pipeline call by call: every order of admit, launch, finalize, commit
-and abort, with stops anywhere.
+"""Hypothesis drives the pipeline call by call: admit, launch, finalize, commit, abort and drain in
+any order, with stops anywhere, by the default plan and by plans of its own.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -10,8 +12,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from photon_ext.errors import PipelineError
-from photon_ext.runtime.step import FinishReason
-from photon_ext.testing import Driver, Random, Request, SimRuntime, ToyModel, check_invariants
+from photon_ext.runtime.row import Row
+from photon_ext.runtime.step import Chunk, FinishReason, StepPlan
+from photon_ext.testing import (
+    Driver,
+    Outcome,
+    Random,
+    Request,
+    SimRuntime,
+    ToyModel,
+    check_invariants,
+)
 from photon_ext.testing.row_table import SimRowTable
 
 VOCAB = 32
@@ -35,6 +46,13 @@ REQUESTS = st.builds(
 )
 
 
+def subsets(rows: Sequence[Row]) -> st.SearchStrategy[tuple[Row, ...]]:
+    """Some of the rows, in any order."""
+    if not rows:
+        return st.just(())
+    return st.lists(st.sampled_from(rows), unique=True, max_size=len(rows)).map(tuple)
+
+
 class PipelineMachine(RuleBasedStateMachine):
     """A paged device whose pages and rows are both too few, so that requests wait and rows and
     pages are reused.
@@ -47,6 +65,9 @@ class PipelineMachine(RuleBasedStateMachine):
         seed=st.integers(0, 999),
     )
     def start(self, depth: int, rows: int, chunk: int, seed: int) -> None:
+        self.chunk = chunk
+        self.last_decode: tuple[Row, ...] = ()
+        self.drained: dict[Outcome, int] = {}
         self.runtime = SimRuntime(rows, 16, depth, page_size=2, chooser=Random(seed))
         self.driver = Driver(self.runtime, pages=PAGES, chunk=chunk, prefill_buckets=(2, 8))
         self.pipe = self.driver.pipeline
@@ -71,6 +92,49 @@ class PipelineMachine(RuleBasedStateMachine):
         step = self.pipe.launch()
         assert self.pipe.inflight == before + (step is not None)
         assert not (full and step)
+
+    @precondition(lambda self: self.pipe.can_launch and not self.waits_for_masks)
+    @rule(data=st.data())
+    def launch_a_plan(self, data: st.DataObject) -> None:
+        """Any rows with a token to launch, in any order, and chunks of any prompts; the tuple of
+        the plan before is used again where it can be.
+        """
+        ready = [row for row in self.pipe.rows if row.wants_decode]
+        prompts = [row for row in self.pipe.rows if row.wants_prefill]
+        if self.last_decode and all(row.wants_decode for row in self.last_decode):
+            choices = st.one_of(st.just(self.last_decode), subsets(ready))
+        else:
+            choices = subsets(ready)
+        self.last_decode = data.draw(choices)
+        chunks, budget = [], self.chunk
+        for row in data.draw(subsets(prompts)):
+            most = min(budget, len(row.prompt_ids) - row.prefilled)
+            if most:
+                chunks.append(Chunk(row, data.draw(st.integers(1, most))))
+                budget -= chunks[-1].num_tokens
+        counts = {row: (row.prefilled, row.sampled) for row in self.pipe.rows}
+        step = self.pipe.launch(StepPlan(self.last_decode, tuple(chunks)))
+        assert (step is None) == (not self.last_decode and not chunks)
+        for row in self.last_decode:
+            assert row.sampled == counts.pop(row)[1] + 1
+        for row, tokens in chunks:
+            assert row.prefilled == counts.pop(row)[0] + tokens
+        for row, count in counts.items():
+            assert (row.prefilled, row.sampled) == count
+
+    @precondition(lambda self: self.pipe.can_launch and not self.waits_for_masks)
+    @rule(data=st.data())
+    def launch_a_bad_plan(self, data: st.DataObject) -> None:
+        rows = [outcome.row for outcome in self.driver.outcomes if outcome.row is not None]
+        idle = [row for row in rows if not row.wants_decode]
+        bad = [StepPlan((row,)) for row in idle]
+        bad += [StepPlan((), (Chunk(row, 1),)) for row in rows if not row.wants_prefill]
+        bad += [StepPlan((row, row)) for row in rows if row.wants_decode]
+        if bad:
+            inflight = self.pipe.inflight
+            with pytest.raises(PipelineError, match=r"a plan|out of the plan"):
+                self.pipe.launch(data.draw(st.sampled_from(bad)))
+            assert self.pipe.inflight == inflight
 
     @rule()
     def finalize(self) -> None:
@@ -104,8 +168,33 @@ class PipelineMachine(RuleBasedStateMachine):
         ended = outcome.finish
         self.driver.cancel(outcome)
         assert outcome.finish is (ended or FinishReason.CANCELLED)
+        if ended is None:
+            self.drained.pop(outcome, None)
         self.driver.cancel(outcome)
         self.driver.admit()
+
+    @precondition(lambda self: self.pipe.rows)
+    @rule(data=st.data())
+    def drain(self, data: st.DataObject) -> None:
+        """What is in flight will be delivered, and nothing else."""
+        row = data.draw(st.sampled_from(self.pipe.rows))
+        outcome = self.driver._live[row.index, row.generation]
+        running, sampled = row.running, row.sampled
+        assert self.pipe.drain(row) == running
+        if running:
+            self.drained[outcome] = sampled
+        self.driver.admit()
+
+    @invariant()
+    def a_drained_row_has_told_what_was_in_flight_by_its_release(self) -> None:
+        """Nobody says that it was the end; the test notes it."""
+        for outcome, sampled in list(self.drained.items()):
+            if outcome.released:
+                del self.drained[outcome]
+                assert tuple(outcome.tokens) == MODEL.generate(outcome.request)[:sampled]
+                if outcome.finish is None:
+                    outcome.finish = FinishReason.CANCELLED
+                    self.driver._forget_ended(outcome)
 
     @invariant()
     def the_pipeline_holds(self) -> None:
@@ -115,7 +204,7 @@ class PipelineMachine(RuleBasedStateMachine):
     def i9_pages_are_free_or_held(self) -> None:
         assert isinstance(self.runtime.table, SimRowTable)
         held = [page for pages in self.runtime.table.held_pages.values() for page in pages]
-        assert sorted([*held, *self.driver.free_pages]) == list(range(1, PAGES + 1))
+        assert sorted([*held, *self.driver.free_pages]) == list(range(PAGES))
 
     @invariant()
     def tokens_so_far_are_right(self) -> None:
@@ -129,6 +218,8 @@ class PipelineMachine(RuleBasedStateMachine):
         self.tick(1)
         while self.driver.busy:
             self.driver.tick()
+        self.a_drained_row_has_told_what_was_in_flight_by_its_release()
+        assert not self.driver._live
         for outcome in self.driver.outcomes:
             if outcome.finish is not FinishReason.CANCELLED:
                 assert tuple(outcome.tokens) == MODEL.generate(outcome.request)
@@ -143,8 +234,8 @@ class PipelineMachine(RuleBasedStateMachine):
 
 TestPipelineMachine = PipelineMachine.TestCase
 TestPipelineMachine.settings = settings(
-    max_examples=60,
-    stateful_step_count=40,
+    max_examples=100,
+    stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
