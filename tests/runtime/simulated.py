@@ -1,4 +1,4 @@
-"""Pipelines on the simulated device, and requests of every kind."""
+"""Pipelines on the simulated device, requests of every kind, and random plans."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import random
 from collections.abc import Iterable
 
 from photon_ext.runtime.pipeline import Pipeline
+from photon_ext.runtime.row import Row
+from photon_ext.runtime.step import Chunk, StepPlan
 from photon_ext.testing import Driver, Request, SimRuntime, ToyForward, ToyModel
 
 MODEL = ToyModel(32)
@@ -43,3 +45,20 @@ def traced(driver: Driver, *prefixes: str) -> list[str]:
 
 def numbers(entries: Iterable[str]) -> list[int]:
     return [int(entry.split()[-1]) for entry in entries]
+
+
+def random_plan(pipe: Pipeline, rng: random.Random, most: int) -> StepPlan:
+    """Some of the rows that decode, in any order, and chunks of some of the others."""
+
+    def some(rows: tuple[Row, ...]) -> list[Row]:
+        """Most often all of them."""
+        count = len(rows) if rng.random() < 0.7 else rng.randint(0, len(rows))
+        return rng.sample(rows, count)
+
+    chunks, left = [], most
+    for row in some(pipe.roster.prefill):
+        tokens = rng.randint(1, len(row.prompt_ids) - row.prefilled)
+        if tokens <= left:
+            chunks.append(Chunk(row, tokens))
+            left -= tokens
+    return StepPlan(tuple(some(pipe.roster.decode)), tuple(chunks))

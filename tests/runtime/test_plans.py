@@ -29,25 +29,11 @@ from photon_ext.testing import (
     check_invariants,
     explore,
 )
-from tests.runtime.simulated import MODEL, follow, pipeline, requests
+from tests.runtime.simulated import MODEL, follow, pipeline, random_plan, requests
 from tests.runtime.test_failure import VOCAB, Forward
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
 Planner = Callable[[Pipeline], StepPlan]
-
-
-def random_plan(pipe: Pipeline, rng: random.Random, most: int) -> StepPlan:
-    """Some of the rows that decode, in any order, and chunks of some of the others."""
-    decode, prefill = list(pipe.roster.decode), list(pipe.roster.prefill)
-    rng.shuffle(decode)
-    rng.shuffle(prefill)
-    chunks, left = [], most
-    for row in prefill[: rng.randint(0, len(prefill))]:
-        tokens = rng.randint(1, len(row.prompt_ids) - row.prefilled)
-        if tokens <= left:
-            chunks.append(Chunk(row, tokens))
-            left -= tokens
-    return StepPlan(tuple(decode[: rng.randint(0, len(decode))]), tuple(chunks))
 
 
 class Planned(Driver):

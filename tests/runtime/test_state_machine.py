@@ -4,6 +4,7 @@ any order, with stops anywhere, by the default plan and by plans of its own.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from photon_ext.errors import PipelineError
 from photon_ext.runtime.row import Row
-from photon_ext.runtime.step import Chunk, FinishReason, StepPlan
+from photon_ext.runtime.step import Chunk, FinishReason, Step, StepPlan
 from photon_ext.testing import (
     Driver,
     Outcome,
@@ -24,6 +25,7 @@ from photon_ext.testing import (
     check_invariants,
 )
 from photon_ext.testing.row_table import SimRowTable
+from tests.runtime.simulated import random_plan
 
 VOCAB = 32
 PAGES = 12
@@ -47,10 +49,9 @@ REQUESTS = st.builds(
 
 
 def subsets(rows: Sequence[Row]) -> st.SearchStrategy[tuple[Row, ...]]:
-    """Some of the rows, in any order."""
-    if not rows:
-        return st.just(())
-    return st.lists(st.sampled_from(rows), unique=True, max_size=len(rows)).map(tuple)
+    """Some of the rows, in any order; most often all of them."""
+    counts = st.one_of(st.just(len(rows)), st.integers(0, len(rows)))
+    return st.tuples(st.permutations(rows), counts).map(lambda drawn: tuple(drawn[0][: drawn[1]]))
 
 
 class PipelineMachine(RuleBasedStateMachine):
@@ -63,22 +64,52 @@ class PipelineMachine(RuleBasedStateMachine):
         rows=st.integers(1, 3),
         chunk=st.sampled_from([1, 3, 8]),
         seed=st.integers(0, 999),
+        planned=st.booleans(),
+        requests=st.lists(REQUESTS, max_size=4),
     )
-    def start(self, depth: int, rows: int, chunk: int, seed: int) -> None:
+    def start(
+        self, depth: int, rows: int, chunk: int, seed: int, planned: bool, requests: list[Request]
+    ) -> None:
         self.chunk = chunk
         self.last_decode: tuple[Row, ...] = ()
         self.drained: dict[Outcome, int] = {}
         self.runtime = SimRuntime(rows, 16, depth, page_size=2, chooser=Random(seed))
         self.driver = Driver(self.runtime, pages=PAGES, chunk=chunk, prefill_buckets=(2, 8))
         self.pipe = self.driver.pipeline
+        if planned:
+            self.plan_at_random(random.Random(seed))
+        self.submit(requests)
+
+    def plan_at_random(self, rng: random.Random) -> None:
+        """From now on, what nobody plans is planned at random, also by a turn of the loop."""
+        launch = self.pipe.launch
+
+        def planned(plan: StepPlan | None = None) -> Step | None:
+            return launch(random_plan(self.pipe, rng, self.chunk) if plan is None else plan)
+
+        self.pipe.launch = planned  # type: ignore[method-assign]
 
     @property
     def waits_for_masks(self) -> bool:
         return bool(self.pipe._inflight) and not self.pipe._inflight[-1].finalized
 
-    @rule(request=REQUESTS)
-    def submit(self, request: Request) -> None:
-        self.driver.submit(request)
+    @property
+    def launches(self) -> bool:
+        return self.pipe.can_launch and not self.waits_for_masks
+
+    def make_room(self) -> bool:
+        """Sends the masks that a launch would wait for; whether rows are left that can ride."""
+        if self.waits_for_masks and self.pipe.inflight > 1:
+            self.commit()
+        self.pipe.finalize(self.driver.fill)
+        if not self.pipe.can_launch:
+            self.commit()
+        return bool(self.pipe.roster.decode or self.pipe.roster.prefill)
+
+    @rule(requests=st.lists(REQUESTS, min_size=1, max_size=4))
+    def submit(self, requests: list[Request]) -> None:
+        for request in requests:
+            self.driver.submit(request)
         self.driver.admit()
 
     @rule()
@@ -93,12 +124,14 @@ class PipelineMachine(RuleBasedStateMachine):
         assert self.pipe.inflight == before + (step is not None)
         assert not (full and step)
 
-    @precondition(lambda self: self.pipe.can_launch and not self.waits_for_masks)
+    @precondition(lambda self: self.pipe.roster.decode or self.pipe.roster.prefill)
     @rule(data=st.data())
     def launch_a_plan(self, data: st.DataObject) -> None:
         """Any rows with a token to launch, in any order, and chunks of any prompts; the tuple of
         the plan before is used again where it can be.
         """
+        if not self.make_room():
+            return
         ready = [row for row in self.pipe.rows if row.wants_decode]
         prompts = [row for row in self.pipe.rows if row.wants_prefill]
         if self.last_decode and all(row.wants_decode for row in self.last_decode):
@@ -122,7 +155,7 @@ class PipelineMachine(RuleBasedStateMachine):
         for row, count in counts.items():
             assert (row.prefilled, row.sampled) == count
 
-    @precondition(lambda self: self.pipe.can_launch and not self.waits_for_masks)
+    @precondition(lambda self: self.launches and self.driver.outcomes)
     @rule(data=st.data())
     def launch_a_bad_plan(self, data: st.DataObject) -> None:
         rows = [outcome.row for outcome in self.driver.outcomes if outcome.row is not None]
@@ -153,18 +186,18 @@ class PipelineMachine(RuleBasedStateMachine):
             self.driver.take(event)
         self.driver.admit()
 
-    @rule(times=st.integers(1, 4))
-    def tick(self, times: int) -> None:
+    @rule()
+    def tick(self) -> None:
         if self.waits_for_masks and self.pipe.inflight > 1:
             self.commit()
         self.pipe.finalize(self.driver.fill)
-        for _ in range(times):
-            self.driver.tick()
+        self.driver.tick()
 
     @precondition(lambda self: self.driver.outcomes)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        outcome = data.draw(st.sampled_from(self.driver.outcomes))
+        live = [outcome for outcome in self.driver.outcomes if outcome.finish is None]
+        outcome = data.draw(st.sampled_from(live or self.driver.outcomes))
         ended = outcome.finish
         self.driver.cancel(outcome)
         assert outcome.finish is (ended or FinishReason.CANCELLED)
@@ -177,10 +210,11 @@ class PipelineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def drain(self, data: st.DataObject) -> None:
         """What is in flight will be delivered, and nothing else."""
-        row = data.draw(st.sampled_from(self.pipe.rows))
+        running = [row for row in self.pipe.rows if row.running]
+        row = data.draw(st.sampled_from(running or self.pipe.rows))
         outcome = self.driver._live[row.index, row.generation]
-        running, sampled = row.running, row.sampled
-        assert self.pipe.drain(row) == running
+        sampled = row.sampled
+        assert self.pipe.drain(row) == bool(running)
         if running:
             self.drained[outcome] = sampled
         self.driver.admit()
@@ -215,7 +249,7 @@ class PipelineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "driver"):
             return
-        self.tick(1)
+        self.tick()
         while self.driver.busy:
             self.driver.tick()
         self.a_drained_row_has_told_what_was_in_flight_by_its_release()
