@@ -117,28 +117,33 @@ class Limits(NamedTuple):
 
 
 def check_ids(
-    name: str, ids: Iterable[int], vocab_size: int, error: type[Exception] = RequestError
+    name: str,
+    ids: Iterable[int],
+    vocab_size: int,
+    error: type[Exception] = RequestError,
+    kind: str = "token id",
+    whose: str = " of this model",
 ) -> tuple[int, ...]:
     """Token ids of a vocabulary, all at once: a prompt may have thousands, and others wait.
+
+    `kind` and `whose` are how a message speaks of what is counted, where that is no token id.
 
     Raises:
         error: one of them is no id of the vocabulary; the message names the first.
     """
     entries = as_tuple(ids)
     if entries is None:
-        raise error(f"{name} is {shown(ids)}; give a sequence of token ids")
+        raise error(f"{name} is {shown(ids)}; give a sequence of {kind}s")
     try:
         checked = tuple(map(operator.index, entries))
         if set(map(type, entries)) & {bool}:
             raise TypeError
     except TypeError:
         bad = next(entry for entry in entries if as_index(entry) is None)
-        raise error(f"{name} holds {shown(bad)}, which is no token id; give integers") from None
+        raise error(f"{name} holds {shown(bad)}, which is no {kind}; give integers") from None
     if checked and not 0 <= min(checked) <= max(checked) < vocab_size:
         outside = next(one for one in checked if not 0 <= one < vocab_size)
-        raise error(
-            f"{name} holds {shown(outside)}; token ids of this model are 0 to {vocab_size - 1}"
-        )
+        raise error(f"{name} holds {shown(outside)}; {kind}s{whose} are 0 to {vocab_size - 1}")
     return checked
 
 
@@ -177,7 +182,7 @@ def check_pages(pages: Iterable[int] | None, tokens: int, limits: Limits) -> tup
                 f"{needed} pages"
             )
         return None
-    held = check_ids("pages", pages, INT32_MAX + 1)
+    held = check_ids("pages", pages, INT32_MAX + 1, kind="page number", whose="")
     if not needed <= len(held) <= limits.pages_per_row:
         raise RequestError(
             f"{len(held)} pages given; this request needs {needed}, and a row holds "

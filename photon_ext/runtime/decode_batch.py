@@ -26,7 +26,8 @@ class DecodeBatch:
         launches: how many steps were launched with it.
         limit: launches after which a row's cap is covered, so that the batch is to be made anew.
         last_step: number of the latest of these steps; NEVER: none.
-        intact: every row still runs.
+        intact: every row still runs, and is in no later batch. The records of other batches are
+            read row by row.
     """
 
     __slots__ = (

@@ -40,12 +40,13 @@ from contextlib import contextmanager
 from photon_ext.checks import (
     INT32_MAX,
     Limits,
+    as_index,
     check_callable,
     check_count,
     check_counts,
     check_pages,
 )
-from photon_ext.errors import PipelineError
+from photon_ext.errors import PipelineError, shown
 from photon_ext.layout import META_COLUMNS, SEGMENT_COLUMNS, SegmentFlag
 from photon_ext.runtime import probe
 from photon_ext.runtime.admission import Admission, check_admission
@@ -340,10 +341,11 @@ class Pipeline:
         otherwise does nothing.
 
         Args:
-            fill: called as ``fill(row, words)`` for every running constrained row that is sampled;
-                sets bit ``id & 31`` of word ``id >> 5`` of the zeroed int32 ``words`` for each
-                allowed id (for bit 31 see sampling.constraints). What it raises ends that row
-                alone, but for Ctrl-C on the main thread, which passes through.
+            fill: called as ``fill(row, words)`` for every constrained row that is sampled and whose
+                tokens are still delivered; sets bit ``id & 31`` of word ``id >> 5`` of the zeroed
+                int32 ``words`` for each allowed id (for bit 31 see sampling.constraints). What it
+                raises ends that row alone, but for Ctrl-C on the main thread, which passes
+                through.
 
         Raises:
             PipelineError: a constrained row is to be sampled and ``fill`` is None, or the pipeline
@@ -356,7 +358,7 @@ class Pipeline:
         slot = self._slots[step.slot]
         probe.begin(Phase.MASK, step.index)
         for index, row in _constrained(step):
-            if row.running:
+            if row.delivers:
                 self._write_mask(slot, index, row, fill)
         probe.end()
         probe.begin(Phase.FINALIZE, step.index)
@@ -407,6 +409,9 @@ class Pipeline:
             return None
         batch = self._batch
         if batch is None or batch.rows is not rows or not batch.ready:
+            if not isinstance(rows, tuple):
+                raise PipelineError(f"a plan's decode rows are {shown(rows)}; give a tuple of rows")
+            self._check_admitted(rows)
             if len(rows) > self._spec.decode_buckets[-1]:
                 raise PipelineError(
                     f"a plan has {len(rows)} decode rows; a step takes "
@@ -415,16 +420,25 @@ class Pipeline:
             self._batch = batch = DecodeBatch(rows, self._bucket(len(rows)))
         return batch
 
+    def _check_admitted(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            if row.running and not self.roster.holds(row):
+                raise PipelineError(f"a plan has {row}, which another pipeline admitted")
+
     def _bucket(self, rows: int) -> int:
         return next(bucket for bucket in self._spec.decode_buckets if bucket >= rows)
 
     def _check_chunks(self, chunks: tuple[Chunk, ...]) -> None:
         if not chunks:
             return
+        self._check_admitted(row for row, _ in chunks)
         for row, tokens in chunks:
-            left = len(row.prompt_ids) - row.prefilled
-            if not row.wants_prefill or not 1 <= tokens <= left:
-                raise PipelineError(f"a plan has a chunk of {tokens} tokens of {row}")
+            left = len(row.prompt_ids) - row.prefilled if row.wants_prefill else 0
+            if not 1 <= (as_index(tokens) or 0) <= left:
+                raise PipelineError(
+                    f"a plan has a chunk of {shown(tokens)} tokens of {row}; {left} of its prompt "
+                    "are left to launch"
+                )
         if len({row for row, _ in chunks}) < len(chunks):
             raise PipelineError("a plan has two chunks of one row; give one for both")
         total = sum(tokens for _, tokens in chunks)

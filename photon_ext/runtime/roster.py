@@ -56,11 +56,12 @@ class Roster:
 
     def finish(self, row: Row, state: RowState = RowState.FINISHED) -> None:
         """A row's sequence ends, or drains; nothing of it is launched any more."""
+        if row.wants_decode:
+            self._decode = None
         row.move(state)
         self._prefill.pop(row.index, None)
         if row.batch is not None:
             row.batch.intact = False
-        self._decode = None
         if row not in self._ending:
             self._ending.append(row)
 

@@ -139,7 +139,11 @@ class Row:
             self._sampled = 1
 
     def leave_batch(self) -> None:
-        """Takes over what its batch has counted."""
+        """Takes over what its batch has counted; that is no batch of running rows any more, as it
+        does not hear when this one ends.
+        """
+        if self.batch is not None:
+            self.batch.intact = False
         self._sampled, self._last_step, self.batch = self.sampled, self.last_step, None
 
     def __repr__(self) -> str:

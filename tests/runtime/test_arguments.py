@@ -12,7 +12,7 @@ import torch
 
 from photon_ext import _C
 from photon_ext.errors import ConfigError, DeviceError, RequestError
-from photon_ext.runtime import Pipeline, RowTable, Runtime, StepTensors
+from photon_ext.runtime import Pipeline, RowParams, RowTable, Runtime, StepTensors
 from photon_ext.testing import SimRuntime
 
 RANGE = r"give an integer from 1 to 2147483647"
@@ -41,10 +41,10 @@ def forward(step: object) -> None:
         ({"page_size": 0}, f"page_size is 0; {RANGE}"),
         ({"max_stop_ids": -1}, f"max_stop_ids is -1; {RANGE}"),
         ({"max_stop_ids": 10**12}, f"max_stop_ids is 1000000000000; {RANGE}"),
-        ({"depth": 3}, r"depth is 3; use 1 \(blocking loop\) or 2 \(ping-pong\)"),
-        ({"depth": "2"}, "depth is '2'; use 1"),
-        ({"depth": 2.0}, "depth is 2.0; use 1"),
-        ({"depth": True}, "depth is True; use 1"),
+        ({"depth": 3}, r"depth is 3; give 1 \(the blocking loop\) or 2"),
+        ({"depth": "2"}, "depth is '2'; give 1"),
+        ({"depth": 2.0}, "depth is 2.0; give 1"),
+        ({"depth": True}, "depth is True; give 1"),
     ],
 )
 def test_a_bad_runtime_says_what_is_wrong(
@@ -88,10 +88,10 @@ def test_tables_that_int32_cannot_count_are_refused_before_they_are_made() -> No
         ({"vocab_size": "32"}, f"vocab_size is '32'; {RANGE}"),
         ({"chunk": 2.0}, "chunk is 2.0; give an integer from 1 to 536870911"),
         ({"chunk": 10**10}, "chunk is 10000000000; give an integer from 1 to 536870911"),
-        ({"buckets": None}, "buckets is None; give a tuple of integers"),
-        ({"buckets": 5}, "buckets is 5; give a tuple of integers"),
+        ({"buckets": None}, "buckets is None; give a tuple of integers from 1 on"),
+        ({"buckets": 5}, "buckets is 5; give a tuple of integers from 1 on"),
         ({"buckets": (1, "2")}, f"an entry of buckets is '2'; {RANGE}"),
-        ({"prefill_buckets": 5}, "prefill_buckets is 5; give a tuple of integers"),
+        ({"prefill_buckets": 5}, "prefill_buckets is 5; give a tuple of integers from 1 on"),
         ({"prefill_buckets": (-3,)}, f"an entry of prefill_buckets is -3; {RANGE}"),
         ({"forward": 5}, "forward is 5; give a function$"),
         ({"forward": None}, "forward is None; give a function$"),
@@ -125,7 +125,7 @@ def test_tables_without_memory_name_their_arguments(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch, "zeros", zeros)
     with pytest.raises(
         ConfigError,
-        match=r"not enough memory on cpu for max_rows 7, max_len 64, .* make one of them",
+        match=r"there is not enough memory on cpu for max_rows 7, max_len 64, .* make one of them",
     ):
         Runtime(device="cpu", max_rows=7, max_len=64)
 
@@ -146,8 +146,8 @@ def test_slots_without_memory_name_their_arguments_and_leave_the_runtime_as_it_w
         patched.setattr(*((torch, "zeros") if place == "tensors" else (_C, "PinnedBuffer")), fail)
         with pytest.raises(
             ConfigError,
-            match="not enough memory on cpu for max_rows 3, chunk 99, vocab_size 32; make one of "
-            "them smaller",
+            match="there is not enough memory on cpu for max_rows 3, chunk 99, vocab_size 32; make "
+            "one of them smaller",
         ):
             Pipeline(runtime, forward, vocab_size=32, chunk=99, graph=False)
     Pipeline(runtime, forward, vocab_size=32, chunk=99, graph=False)
@@ -168,13 +168,14 @@ def test_the_largest_context_has_room_for_the_largest_cap() -> None:
         graph=False,
     )
     row, other = (
-        pipeline.admit([1], max_new_tokens=2**31 - 1),
-        pipeline.admit([2], max_new_tokens=3),
+        pipeline.admit([1], RowParams(2**31 - 1)),
+        pipeline.admit([2], RowParams(3)),
     )
     with pytest.raises(
-        RequestError, match="max_new_tokens 2147483648 exceed the context of 2147483647"
+        RequestError, match="max_new_tokens 2147483647 exceed the context of 2147483647"
     ):
-        pipeline.admit([1], max_new_tokens=2**31)
-    while other.lease.running:
-        pipeline.tick()
-    assert (other.committed, row.lease.running) == (3, True)
+        pipeline.admit([1, 2], RowParams(2**31 - 1))
+    tokens = 0
+    while other.running:
+        tokens += sum(event.row is other for event in pipeline.tick())
+    assert (tokens, row.running) == (3, True)

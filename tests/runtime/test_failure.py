@@ -16,7 +16,7 @@ import torch
 
 from photon_ext import _C, ops
 from photon_ext.errors import ConfigError, PipelineError
-from photon_ext.runtime import Pipeline, Runtime, StepTensors
+from photon_ext.runtime import Pipeline, RowParams, Runtime, StepTensors
 
 VOCAB = 11
 
@@ -56,7 +56,7 @@ def assert_every_call_says(pipeline: Pipeline, why: str) -> None:
 def test_a_forward_that_raises_ends_the_pipeline_and_every_call_says_why() -> None:
     forward = Forward()
     pipeline = make(forward, graph=False)
-    row = pipeline.admit([1, 2], max_new_tokens=9)
+    row = pipeline.admit([1, 2], RowParams(9))
     pipeline.tick()
     forward.fail = True
     with pytest.raises(RuntimeError, match="out of luck"):
@@ -75,7 +75,7 @@ def test_late_sampling_that_raises_ends_the_pipeline_and_every_call_says_why() -
 
     runtime = Runtime(max_rows=2, max_len=32, device="cpu")
     pipeline = Pipeline(runtime, Forward(), vocab_size=VOCAB, sample=sample, chunk=8, graph=False)
-    row = pipeline.admit([1, 2], max_new_tokens=9, constrained=True)
+    row = pipeline.admit([1, 2], RowParams(9, constrained=True))
     pipeline.launch()
     with pytest.raises(RuntimeError, match="no dice"):
         pipeline.finalize(lambda row, words: None)
@@ -93,7 +93,7 @@ def test_a_commit_that_raises_ends_the_pipeline_and_every_call_says_why() -> Non
 
     runtime = Runtime(max_rows=2, max_len=32, device="cpu")
     pipeline = Pipeline(runtime, Forward(), vocab_size=VOCAB, sample=sample, chunk=8, graph=False)
-    rows = [pipeline.admit([one], max_new_tokens=9) for one in (1, 2)]
+    rows = [pipeline.admit([one], RowParams(9)) for one in (1, 2)]
     pipeline.launch()
     with pytest.raises(PipelineError, match=f"sampling gave token {VOCAB}"):
         pipeline.commit()
@@ -104,7 +104,7 @@ def test_a_commit_that_raises_ends_the_pipeline_and_every_call_says_why() -> Non
 def test_a_row_is_aborted_by_the_pipeline_that_admitted_it() -> None:
     """Both rows have index 1: the other pipeline's goes on."""
     pipelines = [make(Forward(), graph=True) for _ in range(2)]
-    rows = [pipeline.admit([1, 2], max_new_tokens=2) for pipeline in pipelines]
+    rows = [pipeline.admit([1, 2], RowParams(2)) for pipeline in pipelines]
     with pytest.raises(PipelineError, match="was admitted by another pipeline; abort it there"):
         pipelines[0].abort(rows[1])
     for pipeline, row in zip(pipelines, rows, strict=True):
@@ -122,7 +122,7 @@ def test_a_forward_that_cannot_be_captured_leaves_the_runtime_usable() -> None:
         Pipeline(runtime, forward, vocab_size=VOCAB, chunk=8)
     forward.fail = False
     pipeline = Pipeline(runtime, forward, vocab_size=VOCAB, chunk=8)
-    pipeline.admit([3], max_new_tokens=3)
+    pipeline.admit([3], RowParams(3))
     tokens = []
     while pipeline.busy:
         tokens += [event.token for event in pipeline.tick()]
@@ -163,7 +163,7 @@ def test_memory_outlives_the_work_of_a_pipeline_that_is_dropped(
     pipeline = make(forward, graph=True, depth=depth)
     freed: list[float] = []
     weakref.finalize(forward, lambda: freed.append(time.perf_counter()))
-    pipeline.admit([1, 2], max_new_tokens=9, constrained=constrained)
+    pipeline.admit([1, 2], RowParams(9, constrained=constrained))
     begin = time.perf_counter()
     sleep_on(pipeline._runtime.streams.compute, 0.3)
     pipeline.launch()
@@ -184,7 +184,7 @@ def test_an_engine_that_owns_its_pipeline_and_its_forward_is_collected(graph: bo
             self.inner(step)
 
     owner = Owner()
-    owner.pipeline.admit([1, 2], max_new_tokens=3)
+    owner.pipeline.admit([1, 2], RowParams(3))
     owner.pipeline.tick()
     alive = weakref.ref(owner)
     del owner

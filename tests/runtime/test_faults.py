@@ -9,13 +9,11 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
-from photon_ext.runtime.lease import LeaseState
 
 from photon_ext.errors import PipelineError
 from photon_ext.runtime.pipeline import Pipeline
-from photon_ext.runtime.record import read_record
-from photon_ext.runtime.row import Row
-from photon_ext.runtime.step import Fill, RowEvent, Segment, Step
+from photon_ext.runtime.row import Row, RowState
+from photon_ext.runtime.step import Fill, RowEvent, Step, StepPlan, StepResult
 from photon_ext.testing import (
     Chooser,
     Counterexample,
@@ -49,11 +47,11 @@ QUIET = (Request((1, 2), 7),)
 LONG_PROMPT = (Request((1, 2, 3, 4, 5, 6, 7), 3),)
 HELD = (Request((1, 2, 3), 4, allowed=follow), Request((4, 5), 3))
 STOPPED = (
-    Request((1, 2, 3), 5, stop_ids=(MODEL.generate(Request((1, 2, 3), 2))[1],)),
+    Request((1, 2, 3), 5, stop_token_ids=(MODEL.generate(Request((1, 2, 3), 2))[1],)),
     Request((4, 5, 6), 6),
     Request((9,), 4),
 )
-NEVER = 10**6
+NEVER = 10**6  # later than any tick or step
 
 
 def scenario(
@@ -194,21 +192,19 @@ class ReusesSlot(Pipeline):
 class ReleasesEarly(Pipeline):
     """Gives row and pages back at the end of a sequence, steps in flight or not."""
 
-    def _release_if_idle(self, row: Row) -> None:
-        if row.lease.state is LeaseState.FINALIZED:
-            row.lease.state = LeaseState.RELEASED
-            del self._rows[row.index]
-            self._runtime.table.release(row.index)
-            if self._on_release is not None:
-                self._on_release(row)
+    def _release_unused(self) -> None:
+        committed, self._committed = self._committed, NEVER
+        super()._release_unused()
+        self._committed = committed
 
 
 class ReleasesTwice(Pipeline):
-    def _release_if_idle(self, row: Row) -> None:
-        idle = row.lease.releasable
-        super()._release_if_idle(row)
-        if idle:
-            self._runtime.table.release(row.index)
+    def _release_unused(self) -> None:
+        ending = tuple(self.roster._ending)
+        super()._release_unused()
+        for row in ending:
+            if row.state is RowState.RELEASED:
+                self._runtime.table.release(row.index)
 
 
 class MasksEarly(Pipeline):
@@ -223,11 +219,11 @@ class MasksEarly(Pipeline):
 class LaunchesOverLogits(Pipeline):
     """Launches while a step waits for its masks."""
 
-    def launch(self) -> Step | None:
+    def launch(self, plan: StepPlan | None = None) -> Step | None:
         waiting = [step for step in self._inflight if not step.finalized]
         for step in waiting:
             step.finalized = True
-        launched = super().launch()
+        launched = super().launch(plan)
         for step in waiting:
             step.finalized = False
         return launched
@@ -244,24 +240,26 @@ class LaunchesOverLogits(Pipeline):
 
     def tick(
         self, fill: Fill | None = None, on_event: Callable[[RowEvent], None] | None = None
-    ) -> list[RowEvent]:
+    ) -> StepResult:
         self.launch()
         return super().tick(fill, on_event)
 
 
 class DeliversZombies(Pipeline):
-    def _commit_segment(self, segment: Segment, record: list[int]) -> RowEvent | None:  # type: ignore[override]
-        running = segment.row.lease.running
-        event = super()._commit_segment(segment, record)
-        return event if running else read_record(segment, record, MODEL.vocab_size)
+    """Tells also what was sampled for rows that had ended."""
+
+    def commit(self) -> StepResult:
+        result = super().commit()
+        result.skipped = frozenset()
+        return result
 
 
 class PagesBackEarly(Driver):
-    """Takes pages back when a sequence ends, not when its lease is released."""
+    """Takes pages back when a sequence ends, not when its row is released."""
 
     def _return(self, row: Row | None) -> None:
         if row is not None:
-            self.free_pages.extend(row.lease.pages)
+            self.free_pages.extend(row.pages)
 
     def take(self, event: RowEvent) -> None:
         super().take(event)

@@ -6,7 +6,6 @@ Numbers are those of the hazard list.
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
 
 import pytest
 
@@ -14,16 +13,13 @@ from photon_ext.errors import PipelineError
 from photon_ext.layout import RECORD_WIDTH, RowColumn
 from photon_ext.runtime.pipeline import Pipeline
 from photon_ext.runtime.row import Row
-from photon_ext.runtime.step import FinishReason, RowEvent, Segment, StepKind
-from photon_ext.testing import Driver, Random, Request, SimRuntime, ToyForward, ToyModel
+from photon_ext.runtime.row_params import RowParams
+from photon_ext.runtime.step import FinishReason, RowEvent, Step, StepKind
+from photon_ext.testing import Driver, Random, Request, SimRuntime
+from tests.runtime.simulated import MODEL, pipeline
 
-MODEL = ToyModel(32)
 LONG = Request((1, 2, 3), 9)
 SHORT = Request((4, 5), 4)
-
-
-def pipeline(runtime: SimRuntime, **options: object) -> Pipeline:
-    return Pipeline(runtime, ToyForward(runtime), vocab_size=32, **options)  # type: ignore[arg-type]
 
 
 def allow_all(row: Row, words: memoryview) -> None:
@@ -72,15 +68,17 @@ def test_hazard_9_no_step_is_launched_context_the_cap(cap: int, depth: int) -> N
 def test_hazard_10_abort_and_finish_release_once(ticks: int, depth: int) -> None:
     released: list[Row] = []
     pipe = pipeline(SimRuntime(depth=depth), on_release=released.append)
-    row = pipe.admit((1, 2), max_new_tokens=5)
+    row = pipe.admit((1, 2), RowParams(5))
     for _ in range(ticks):
         pipe.tick()
+    told = pipe.stats.tokens
     aborted = pipe.abort(row)
     assert not pipe.abort(row)
     while pipe.busy:
         pipe.tick()
     assert released == [row]
-    assert aborted == (row.committed < 5)
+    assert aborted == (told < 5)
+    assert pipe.stats.tokens == told
     assert not pipe.abort(row)
 
 
@@ -88,7 +86,7 @@ def test_hazard_11_an_abort_reaches_a_row_wherever_it_is() -> None:
     """Before its first launch, between chunks, in flight, waiting for its mask, and as a zombie."""
     runtime = SimRuntime(5)
     pipe = pipeline(runtime, chunk=2)
-    rows = [pipe.admit((1, 2, 3, 4, 5), max_new_tokens=9, constrained=i == 3) for i in range(4)]
+    rows = [pipe.admit((1, 2, 3, 4, 5), RowParams(9, constrained=i == 3)) for i in range(4)]
     assert pipe.abort(rows[0])
     assert rows[0] not in pipe.rows
     pipe.launch()
@@ -122,7 +120,7 @@ def test_hazard_13_a_cancel_touches_no_other_request() -> None:
         for outcome in outcomes[1:]:
             assert tuple(outcome.tokens) == MODEL.generate(outcome.request)
             assert outcome.finish is FinishReason.LENGTH
-        assert sorted(driver.free_pages) == list(range(1, 25))
+        assert sorted(driver.free_pages) == list(range(24))
 
 
 def test_hazard_15_a_reused_row_takes_nothing_from_its_last_holder() -> None:
@@ -133,16 +131,27 @@ def test_hazard_15_a_reused_row_takes_nothing_from_its_last_holder() -> None:
     assert [(row.index, row.generation) for row in rows] == [(1, 1), (1, 2), (1, 3), (1, 4)]
 
 
-@pytest.mark.parametrize("column", [0, 1])
-def test_hazard_15_a_record_of_another_row_or_generation_is_refused(column: int) -> None:
+@pytest.mark.parametrize("column", [0, 1], ids=["row", "generation"])
+@pytest.mark.parametrize("segment", [0, 1])
+@pytest.mark.parametrize("kind", [StepKind.PREFILL, StepKind.DECODE])
+def test_hazard_15_a_record_of_another_row_or_generation_is_refused(
+    kind: StepKind, segment: int, column: int
+) -> None:
     class Tampering(Pipeline):
-        def _commit_segment(self, segment: Segment, record: Sequence[int]) -> RowEvent | None:
-            words = list(record)
-            words[column] += 1
-            return super()._commit_segment(segment, words)
+        def _wait(self, step: Step) -> memoryview:
+            records = super()._wait(step)
+            if step.key.kind is kind:
+                records[segment * RECORD_WIDTH + column] += 1
+            return records
 
-    with pytest.raises(PipelineError, match="the step's outputs are not its own"):
-        Driver(SimRuntime(), pipeline_type=Tampering).run(SHORT)
+    driver = Driver(SimRuntime(), pipeline_type=Tampering)
+    with pytest.raises(
+        PipelineError,
+        match=rf"Row\({segment + 1}, generation 1, .*: its record says .*; the step's outputs are "
+        "not its own",
+    ):
+        driver.run(SHORT, LONG)
+    assert all(outcome.finish is None for outcome in driver.outcomes)
 
 
 def test_hazard_17_a_missing_mask_is_closed() -> None:
@@ -167,13 +176,13 @@ def test_hazard_17_a_mask_of_an_earlier_step_does_not_count() -> None:
     position.
     """
     pipe = pipeline(SimRuntime(max_rows=1, depth=1))
-    pipe.admit((1, 2), max_new_tokens=1, constrained=True)
+    pipe.admit((1, 2), RowParams(1, constrained=True))
     assert [event.finish for event in pipe.tick(allow_all)] == [FinishReason.LENGTH]
 
     def nothing(row: Row, words: memoryview) -> None:
         raise ValueError("late")
 
-    row = pipe.admit((3, 4), max_new_tokens=1, constrained=True)
+    row = pipe.admit((3, 4), RowParams(1, constrained=True))
     (event,) = pipe.tick(nothing)
     assert (event.row, event.token, event.finish) == (row, None, FinishReason.ERROR)
 
@@ -188,10 +197,10 @@ def test_hazard_17_a_mask_of_an_earlier_lease_does_not_touch_a_free_row() -> Non
         words[0] = 1 << 7
 
     for _ in range(2):
-        pipe.admit((1, 2), max_new_tokens=1, constrained=True)
+        pipe.admit((1, 2), RowParams(1, constrained=True))
     assert [event.token for event in pipe.tick(only_seven)] == [7, 7]
-    pipe.admit((3, 4), max_new_tokens=1)
-    pipe.admit((3, 4), max_new_tokens=1, constrained=True)
+    pipe.admit((3, 4), RowParams(1))
+    pipe.admit((3, 4), RowParams(1, constrained=True))
     assert [event.token for event in pipe.tick(only_seven)] == [
         MODEL.generate(Request((3, 4), 1))[0],
         7,
@@ -201,7 +210,7 @@ def test_hazard_17_a_mask_of_an_earlier_lease_does_not_touch_a_free_row() -> Non
 def test_hazard_17_masks_that_nobody_fills_are_an_error_of_the_caller() -> None:
     """The step still waits for them, and is sampled once they come."""
     pipe = pipeline(SimRuntime())
-    pipe.admit((1, 2), max_new_tokens=1, constrained=True)
+    pipe.admit((1, 2), RowParams(1, constrained=True))
     pipe.launch()
     with pytest.raises(PipelineError, match=r"is constrained: finalize\(\) needs a fill callback"):
         pipe.finalize()
@@ -227,7 +236,7 @@ def test_hazard_18_a_mask_for_another_position_is_refused(offset: int) -> None:
 
 def test_hazard_18_masks_do_not_shift_when_a_row_leaves_between_launch_and_finalize() -> None:
     pipe = pipeline(SimRuntime(3))
-    rows = [pipe.admit((i + 1,), max_new_tokens=4, constrained=True) for i in range(3)]
+    rows = [pipe.admit((i + 1,), RowParams(4, constrained=True)) for i in range(3)]
     tokens: dict[int, list[int]] = {row.index: [] for row in rows}
     asked: list[int] = []
 
@@ -254,7 +263,7 @@ def test_hazard_19_ten_thousand_steps_do_not_grow() -> None:
             constrained = len(driver.outcomes) % 5 == 0
             driver.run(
                 Request((1, 2, 3), 20, allowed=(lambda tokens: (1, 2, 3)) if constrained else None),
-                Request((4,), 17, stop_ids=(len(driver.outcomes) % 32,)),
+                Request((4,), 17, stop_token_ids=(len(driver.outcomes) % 32,)),
             )
             if len(driver.outcomes) >= 10:
                 driver.outcomes.clear()
@@ -274,11 +283,11 @@ def test_hazard_19_ten_thousand_steps_do_not_grow() -> None:
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7])
 def test_hazard_27_a_partial_prefill_is_never_sampled(chunk: int) -> None:
     pipe = pipeline(SimRuntime(depth=1), chunk=chunk)
-    row = pipe.admit(tuple(range(7)), max_new_tokens=1)
-    events = []
+    row = pipe.admit(tuple(range(7)), RowParams(1))
+    events: list[RowEvent] = []
     for step in range(-(-7 // chunk)):
         assert events == [], f"chunk {step}"
-        events = pipe.tick()
+        events = list(pipe.tick())
     assert [(event.row, event.token, event.finish) for event in events] == [
         (row, MODEL.generate(Request(tuple(range(7)), 1))[0], FinishReason.LENGTH)
     ]
@@ -290,7 +299,7 @@ def test_a_constraint_is_not_asked_about_a_partial_prefill() -> None:
     """
     pipe = pipeline(SimRuntime(2), chunk=4)
     rows = [
-        pipe.admit(prompt, max_new_tokens=2, constrained=True)
+        pipe.admit(prompt, RowParams(2, constrained=True))
         for prompt in ((1, 2), (3, 4, 5, 6, 7, 8))
     ]
     asked: list[tuple[Row, int]] = []
@@ -313,9 +322,9 @@ def test_a_constraint_is_not_asked_about_a_partial_prefill() -> None:
 def test_hazard_28_a_prompt_of_many_chunks_does_not_starve_a_running_row(depth: int) -> None:
     """Nor does the row starve the prompt: their steps take turns."""
     pipe = pipeline(SimRuntime(depth=depth), chunk=1)
-    running = pipe.admit((1,), max_new_tokens=20)
+    running = pipe.admit((1,), RowParams(20))
     pipe.tick()
-    prompt = pipe.admit(tuple(range(12)), max_new_tokens=1)
+    prompt = pipe.admit(tuple(range(12)), RowParams(1))
     kinds = []
     while prompt.wants_prefill:
         step = pipe.launch()
@@ -363,8 +372,8 @@ def test_hazard_36_changed_is_judged_per_slot() -> None:
 
 def test_hazard_38_logits_of_a_split_step_outlive_until_their_sampling() -> None:
     pipe = pipeline(SimRuntime(depth=2))
-    pipe.admit((1, 2), max_new_tokens=3, constrained=True)
-    pipe.admit((3,), max_new_tokens=3)
+    pipe.admit((1, 2), RowParams(3, constrained=True))
+    pipe.admit((3,), RowParams(3))
     pipe.launch()
     with pytest.raises(PipelineError, match="I11"):
         pipe.launch()

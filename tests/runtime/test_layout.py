@@ -5,12 +5,14 @@ bounds.
 from __future__ import annotations
 
 import re
+import struct
 from enum import IntEnum
 from pathlib import Path
 
 import pytest
 
 from photon_ext import layout
+from photon_ext.runtime.row_params import FIELDS, RowParams, row_words
 
 COMMON = Path(__file__).parents[2] / "csrc" / "common"
 
@@ -80,6 +82,32 @@ def test_constants_are_the_headers() -> None:
     assert record["kRecordTokens"] == layout.RECORD_TOKENS
     assert record["kMaskKeyColumns"] == layout.MASK_KEY_COLUMNS
     assert layout.RECORD_WIDTH > layout.RECORD_TOKENS
+
+
+def test_parameters_of_a_row_lie_in_the_columns_of_the_header() -> None:
+    """Each parameter of the table has a column of its own, and its words are where csrc looks for
+    them; nothing else is written but what every row has.
+    """
+    found = enums("row_state.h")
+    least = {"max_new_tokens": 1, "temperature": 0.0, "seed": 0, "constrained": False}
+    words = {
+        "max_new_tokens": (2**31 - 1, {"kRowRemaining": 2**31 - 1}),
+        "temperature": (1.5, {"kRowTemperature": struct.unpack("<i", struct.pack("<f", 1.5))[0]}),
+        "seed": (2**64 - 2, {"kRowSeedLow": -2, "kRowSeedHigh": -1}),
+        "constrained": (True, {"kRowConstraint": found["kHostMask"]}),
+        "stop_token_ids": ((7, 8), {"kRowStopCount": 2}),
+    }
+    assert set(words) == set(FIELDS)
+    base = row_words(RowParams(**least), 0)
+    always = {"kRowRemaining": 1, "kRowAlive": 1}
+    assert base == [
+        next((word for name, word in always.items() if found[name] == column), 0)
+        for column in range(found["kRowColumns"])
+    ]
+    for name, (value, expected) in words.items():
+        changed = row_words(RowParams(**{**least, name: value}), 0)
+        differ = {i: word for i, word in enumerate(changed) if word != base[i]}
+        assert differ == {found[column]: word for column, word in expected.items()}, name
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 4, 5, 256])

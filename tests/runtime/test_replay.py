@@ -12,7 +12,7 @@ import torch
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.decoder import Decoder
 from photon_ext.models.weights import DecoderWeights, empty_weights, random_weights, weight_slots
-from photon_ext.runtime import Pipeline, Runtime
+from photon_ext.runtime import Pipeline, RowParams, Runtime
 from photon_ext.runtime.slot import Slot
 
 CONFIG = ModelConfig(Family.QWEN3, 48, 2, 6, 2, 24, 40, 97)
@@ -42,7 +42,7 @@ def make(device: str, depth: int, **options: object) -> Pipeline:
         ROWS,
         MAX_LEN,
         PAGE,
-        1 + ROWS * PAGES_PER_ROW,
+        ROWS * PAGES_PER_ROW,
         gemm_tokens=None,
     )
     runtime = Runtime(max_rows=ROWS, max_len=MAX_LEN, depth=depth, device=device, page_size=PAGE)
@@ -66,10 +66,8 @@ def tokens_of(
     for i, length in enumerate(lengths):
         prompt = [(7 * i + 3 * j) % CONFIG.vocab for j in range(length)]
         cap = min(new_tokens, MAX_LEN + 1 - length)
-        pages = range(1 + i * PAGES_PER_ROW, 1 + (i + 1) * PAGES_PER_ROW)
-        rows.append(
-            pipeline.admit(prompt, max_new_tokens=cap, pages=pages, constrained=constrained)
-        )
+        pages = range(i * PAGES_PER_ROW, (i + 1) * PAGES_PER_ROW)
+        rows.append(pipeline.admit(prompt, RowParams(cap, constrained=constrained), pages))
     found: dict[object, list[int]] = {row: [] for row in rows}
     while pipeline.busy:
         for event in pipeline.tick(allow_all):
@@ -110,9 +108,9 @@ def test_hazard_1_pinned_memory_of_a_free_slot_may_hold_anything(
     expected = tokens_of(make(device, 2, graph=graph), [3, 20, 9], 12, constrained=True)
     wait = Slot.wait
 
-    def wait_and_poison(slot: Slot, segments: int) -> list[int]:
-        records = list(wait(slot, segments))
-        slot._segments = []  # what is staged is gone: stage it again
+    def wait_and_poison(slot: Slot, segments: int) -> memoryview:
+        records = memoryview(array("i", wait(slot, segments)))
+        slot._segments = None  # what is staged is gone: stage it again
         for view in (slot._input, slot._output, slot._mask):
             view[:] = array("i", [0x5EADBEEF] * len(view))
         return records

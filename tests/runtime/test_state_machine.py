@@ -1,8 +1,11 @@
-"""Hypothesis drives the pipeline call by call: every order of admit, launch, finalize, commit
-and abort, with stops anywhere.
+"""Hypothesis drives the pipeline call by call: admit, launch, finalize, commit, abort and drain in
+any order, with stops anywhere, by the default plan and by plans of its own.
 """
 
 from __future__ import annotations
+
+import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -10,9 +13,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from photon_ext.errors import PipelineError
-from photon_ext.runtime.step import FinishReason
-from photon_ext.testing import Driver, Random, Request, SimRuntime, ToyModel, check_invariants
+from photon_ext.runtime.row import Row
+from photon_ext.runtime.step import Chunk, FinishReason, Step, StepPlan
+from photon_ext.testing import (
+    Driver,
+    Outcome,
+    Random,
+    Request,
+    SimRuntime,
+    ToyModel,
+    check_invariants,
+)
 from photon_ext.testing.row_table import SimRowTable
+from tests.runtime.simulated import random_plan
 
 VOCAB = 32
 PAGES = 12
@@ -28,11 +41,17 @@ REQUESTS = st.builds(
     Request,
     prompt_ids=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=9).map(tuple),
     max_new_tokens=st.integers(1, 8),
-    stop_ids=st.lists(st.integers(0, VOCAB - 1), max_size=4).map(tuple),
+    stop_token_ids=st.lists(st.integers(0, VOCAB - 1), max_size=4).map(tuple),
     temperature=st.sampled_from([0.0, 0.0, 0.8]),
     seed=st.integers(0, 2**64 - 1),
     allowed=st.sampled_from([None, None, follow]),
 )
+
+
+def subsets(rows: Sequence[Row]) -> st.SearchStrategy[tuple[Row, ...]]:
+    """Some of the rows, in any order; most often all of them."""
+    counts = st.one_of(st.just(len(rows)), st.integers(0, len(rows)))
+    return st.tuples(st.permutations(rows), counts).map(lambda drawn: tuple(drawn[0][: drawn[1]]))
 
 
 class PipelineMachine(RuleBasedStateMachine):
@@ -45,19 +64,52 @@ class PipelineMachine(RuleBasedStateMachine):
         rows=st.integers(1, 3),
         chunk=st.sampled_from([1, 3, 8]),
         seed=st.integers(0, 999),
+        planned=st.booleans(),
+        requests=st.lists(REQUESTS, max_size=4),
     )
-    def start(self, depth: int, rows: int, chunk: int, seed: int) -> None:
+    def start(
+        self, depth: int, rows: int, chunk: int, seed: int, planned: bool, requests: list[Request]
+    ) -> None:
+        self.chunk = chunk
+        self.last_decode: tuple[Row, ...] = ()
+        self.drained: dict[Outcome, int] = {}
         self.runtime = SimRuntime(rows, 16, depth, page_size=2, chooser=Random(seed))
         self.driver = Driver(self.runtime, pages=PAGES, chunk=chunk, prefill_buckets=(2, 8))
         self.pipe = self.driver.pipeline
+        if planned:
+            self.plan_at_random(random.Random(seed))
+        self.submit(requests)
+
+    def plan_at_random(self, rng: random.Random) -> None:
+        """From now on, what nobody plans is planned at random, also by a turn of the loop."""
+        launch = self.pipe.launch
+
+        def planned(plan: StepPlan | None = None) -> Step | None:
+            return launch(random_plan(self.pipe, rng, self.chunk) if plan is None else plan)
+
+        self.pipe.launch = planned  # type: ignore[method-assign]
 
     @property
     def waits_for_masks(self) -> bool:
         return bool(self.pipe._inflight) and not self.pipe._inflight[-1].finalized
 
-    @rule(request=REQUESTS)
-    def submit(self, request: Request) -> None:
-        self.driver.submit(request)
+    @property
+    def launches(self) -> bool:
+        return self.pipe.can_launch and not self.waits_for_masks
+
+    def make_room(self) -> bool:
+        """Sends the masks that a launch would wait for; whether rows are left that can ride."""
+        if self.waits_for_masks and self.pipe.inflight > 1:
+            self.commit()
+        self.pipe.finalize(self.driver.fill)
+        if not self.pipe.can_launch:
+            self.commit()
+        return bool(self.pipe.roster.decode or self.pipe.roster.prefill)
+
+    @rule(requests=st.lists(REQUESTS, min_size=1, max_size=4))
+    def submit(self, requests: list[Request]) -> None:
+        for request in requests:
+            self.driver.submit(request)
         self.driver.admit()
 
     @rule()
@@ -71,6 +123,51 @@ class PipelineMachine(RuleBasedStateMachine):
         step = self.pipe.launch()
         assert self.pipe.inflight == before + (step is not None)
         assert not (full and step)
+
+    @precondition(lambda self: self.pipe.roster.decode or self.pipe.roster.prefill)
+    @rule(data=st.data())
+    def launch_a_plan(self, data: st.DataObject) -> None:
+        """Any rows with a token to launch, in any order, and chunks of any prompts; the tuple of
+        the plan before is used again where it can be.
+        """
+        if not self.make_room():
+            return
+        ready = [row for row in self.pipe.rows if row.wants_decode]
+        prompts = [row for row in self.pipe.rows if row.wants_prefill]
+        if self.last_decode and all(row.wants_decode for row in self.last_decode):
+            choices = st.one_of(st.just(self.last_decode), subsets(ready))
+        else:
+            choices = subsets(ready)
+        self.last_decode = data.draw(choices)
+        chunks, budget = [], self.chunk
+        for row in data.draw(subsets(prompts)):
+            most = min(budget, len(row.prompt_ids) - row.prefilled)
+            if most:
+                chunks.append(Chunk(row, data.draw(st.integers(1, most))))
+                budget -= chunks[-1].num_tokens
+        counts = {row: (row.prefilled, row.sampled) for row in self.pipe.rows}
+        step = self.pipe.launch(StepPlan(self.last_decode, tuple(chunks)))
+        assert (step is None) == (not self.last_decode and not chunks)
+        for row in self.last_decode:
+            assert row.sampled == counts.pop(row)[1] + 1
+        for row, tokens in chunks:
+            assert row.prefilled == counts.pop(row)[0] + tokens
+        for row, count in counts.items():
+            assert (row.prefilled, row.sampled) == count
+
+    @precondition(lambda self: self.launches and self.driver.outcomes)
+    @rule(data=st.data())
+    def launch_a_bad_plan(self, data: st.DataObject) -> None:
+        rows = [outcome.row for outcome in self.driver.outcomes if outcome.row is not None]
+        idle = [row for row in rows if not row.wants_decode]
+        bad = [StepPlan((row,)) for row in idle]
+        bad += [StepPlan((), (Chunk(row, 1),)) for row in rows if not row.wants_prefill]
+        bad += [StepPlan((row, row)) for row in rows if row.wants_decode]
+        if bad:
+            inflight = self.pipe.inflight
+            with pytest.raises(PipelineError, match=r"a plan|out of the plan"):
+                self.pipe.launch(data.draw(st.sampled_from(bad)))
+            assert self.pipe.inflight == inflight
 
     @rule()
     def finalize(self) -> None:
@@ -89,23 +186,49 @@ class PipelineMachine(RuleBasedStateMachine):
             self.driver.take(event)
         self.driver.admit()
 
-    @rule(times=st.integers(1, 4))
-    def tick(self, times: int) -> None:
+    @rule()
+    def tick(self) -> None:
         if self.waits_for_masks and self.pipe.inflight > 1:
             self.commit()
         self.pipe.finalize(self.driver.fill)
-        for _ in range(times):
-            self.driver.tick()
+        self.driver.tick()
 
     @precondition(lambda self: self.driver.outcomes)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        outcome = data.draw(st.sampled_from(self.driver.outcomes))
+        live = [outcome for outcome in self.driver.outcomes if outcome.finish is None]
+        outcome = data.draw(st.sampled_from(live or self.driver.outcomes))
         ended = outcome.finish
         self.driver.cancel(outcome)
         assert outcome.finish is (ended or FinishReason.CANCELLED)
+        if ended is None:
+            self.drained.pop(outcome, None)
         self.driver.cancel(outcome)
         self.driver.admit()
+
+    @precondition(lambda self: self.pipe.rows)
+    @rule(data=st.data())
+    def drain(self, data: st.DataObject) -> None:
+        """What is in flight will be delivered, and nothing else."""
+        running = [row for row in self.pipe.rows if row.running]
+        row = data.draw(st.sampled_from(running or self.pipe.rows))
+        outcome = self.driver._live[row.index, row.generation]
+        sampled = row.sampled
+        assert self.pipe.drain(row) == bool(running)
+        if running:
+            self.drained[outcome] = sampled
+        self.driver.admit()
+
+    @invariant()
+    def a_drained_row_has_told_what_was_in_flight_by_its_release(self) -> None:
+        """Nobody says that it was the end; the test notes it."""
+        for outcome, sampled in list(self.drained.items()):
+            if outcome.released:
+                del self.drained[outcome]
+                assert tuple(outcome.tokens) == MODEL.generate(outcome.request)[:sampled]
+                if outcome.finish is None:
+                    outcome.finish = FinishReason.CANCELLED
+                    self.driver._forget_ended(outcome)
 
     @invariant()
     def the_pipeline_holds(self) -> None:
@@ -115,7 +238,7 @@ class PipelineMachine(RuleBasedStateMachine):
     def i9_pages_are_free_or_held(self) -> None:
         assert isinstance(self.runtime.table, SimRowTable)
         held = [page for pages in self.runtime.table.held_pages.values() for page in pages]
-        assert sorted([*held, *self.driver.free_pages]) == list(range(1, PAGES + 1))
+        assert sorted([*held, *self.driver.free_pages]) == list(range(PAGES))
 
     @invariant()
     def tokens_so_far_are_right(self) -> None:
@@ -126,9 +249,11 @@ class PipelineMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "driver"):
             return
-        self.tick(1)
+        self.tick()
         while self.driver.busy:
             self.driver.tick()
+        self.a_drained_row_has_told_what_was_in_flight_by_its_release()
+        assert not self.driver._live
         for outcome in self.driver.outcomes:
             if outcome.finish is not FinishReason.CANCELLED:
                 assert tuple(outcome.tokens) == MODEL.generate(outcome.request)
@@ -143,8 +268,8 @@ class PipelineMachine(RuleBasedStateMachine):
 
 TestPipelineMachine = PipelineMachine.TestCase
 TestPipelineMachine.settings = settings(
-    max_examples=60,
-    stateful_step_count=40,
+    max_examples=100,
+    stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from photon_ext.runtime import Pipeline, Runtime
+from photon_ext.runtime import Pipeline, RowParams, Runtime
 from photon_ext.testing import Driver, Eager, Request, SimRuntime, ToyForward
 from tests.runtime.test_failure import VOCAB, Forward
 
@@ -48,7 +48,7 @@ def test_time_between_bursts_is_no_gap(depth: int, loop: Callable[[Pipeline], No
         chunk=8,
     )
     for burst in range(1, 4):
-        pipeline.admit([1, 2], max_new_tokens=TOKENS)
+        pipeline.admit([1, 2], RowParams(TOKENS))
         loop(pipeline)
         assert pipeline.stats.gap_count == len(pipeline.stats.gaps_us) == burst * (TOKENS - 1)
 
@@ -61,7 +61,7 @@ def test_a_burst_that_finds_the_device_idle_did_not_keep_it_waiting(
     pipeline = simulated(depth)
     waits = [0]
     for _ in range(3):
-        pipeline.admit((1, 2), max_new_tokens=TOKENS)
+        pipeline.admit((1, 2), RowParams(TOKENS))
         loop(pipeline)
         waits.append(pipeline.stats.device_waits)
     assert waits == [burst * waits[1] for burst in range(4)]
@@ -70,8 +70,8 @@ def test_a_burst_that_finds_the_device_idle_did_not_keep_it_waiting(
 def test_a_row_admitted_by_the_last_turn_of_a_burst_keeps_the_device_waiting() -> None:
     """There was work all along: the gap is the host's."""
     pipeline = simulated(1)
-    pipeline.admit((1, 2), max_new_tokens=1)
-    pipeline.tick(on_event=lambda event: pipeline.admit((3,), max_new_tokens=1))
+    pipeline.admit((1, 2), RowParams(1))
+    pipeline.tick(on_event=lambda event: pipeline.admit((3,), RowParams(1)))
     pipeline.tick()
     assert (pipeline.stats.steps, pipeline.stats.device_waits) == (2, 1)
 

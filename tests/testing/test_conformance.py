@@ -51,7 +51,7 @@ def follow(tokens: tuple[int, ...]) -> set[int]:
 def test_the_same_driver_gives_the_same_on_the_real_runtime(depth: int, constrained: bool) -> None:
     model = ToyModel(VOCAB)
     asked = [
-        Request((1, 2, 3), 9, stop_ids=(model.generate(Request((1, 2, 3), 4))[3],)),
+        Request((1, 2, 3), 9, stop_token_ids=(model.generate(Request((1, 2, 3), 4))[3],)),
         Request((5,) * 11, 6, temperature=0.9, seed=123456789012),
         Request((4,), 12, allowed=follow if constrained else None),
         Request((9, 8), 1),

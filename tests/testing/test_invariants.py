@@ -7,29 +7,31 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from photon_ext.runtime.lease import LeaseState
 
 from photon_ext.runtime.pipeline import Pipeline
+from photon_ext.runtime.row import NEVER, RowState
+from photon_ext.runtime.row_params import RowParams
 from photon_ext.testing import SimError, SimRuntime, ToyForward, check_invariants
 
 
-def count_one_step_too_many(pipe: Pipeline) -> None:
-    pipe.rows[0].lease.inflight_refs += 1
+def forget_the_last_step(pipe: Pipeline) -> None:
+    pipe.rows[0].leave_batch()
+    pipe.rows[0]._last_step = NEVER
 
 
 def forget_a_release(pipe: Pipeline) -> None:
-    row = pipe.admit((1,), max_new_tokens=1)
-    row.lease.finalize()
+    row = pipe.admit((1,), RowParams(1))
+    row.move(RowState.FINISHED)
 
 
-def commit_ahead_of_the_launch(pipe: Pipeline) -> None:
-    pipe.rows[0].committed = pipe.rows[0].sampled + 1
+def launch_more_than_was_asked_for(pipe: Pipeline) -> None:
+    pipe.rows[0]._sampled = 9
 
 
 def release_in_flight(pipe: Pipeline) -> None:
     row = pipe.rows[0]
-    row.lease.state = LeaseState.RELEASED
-    del pipe._rows[row.index]
+    row.state = RowState.RELEASED
+    del pipe.roster._rows[row.index]
 
 
 def lose_a_row(pipe: Pipeline) -> None:
@@ -51,9 +53,9 @@ def launch_over_logits(pipe: Pipeline) -> None:
 @pytest.mark.parametrize(
     ("fault", "named"),
     [
-        (count_one_step_too_many, "I3: "),
+        (forget_the_last_step, "I3: .* was last in step -1; in flight: False"),
         (forget_a_release, "I4: .* is still registered"),
-        (commit_ahead_of_the_launch, "3 committed, 2 of 9 launched"),
+        (launch_more_than_was_asked_for, "sampled 10/9.*: more was launched than was asked for"),
         (release_in_flight, "I4: .* is released, and a step in flight holds it"),
         (lose_a_row, "I9: 1 rows held and 2 free, of 4"),
         (share_a_slot, "I5: "),
@@ -64,7 +66,7 @@ def launch_over_logits(pipe: Pipeline) -> None:
 def test_a_broken_invariant_is_named(fault: Callable[[Pipeline], None], named: str) -> None:
     runtime = SimRuntime(max_rows=4, depth=2)
     pipe = Pipeline(runtime, ToyForward(runtime), vocab_size=32)
-    pipe.admit((1, 2), max_new_tokens=9)
+    pipe.admit((1, 2), RowParams(9))
     pipe.launch()
     pipe.launch()
     check_invariants(pipe)

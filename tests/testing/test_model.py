@@ -22,7 +22,8 @@ def test_generate_ends_at_a_stop_a_cap_or_a_constraint_that_allows_nothing() -> 
     free = model.generate(Request((1, 2), 6))
     assert len(free) == 6
     assert (
-        model.generate(Request((1, 2), 6, stop_ids=(free[2],))) == free[: free.index(free[2]) + 1]
+        model.generate(Request((1, 2), 6, stop_token_ids=(free[2],)))
+        == free[: free.index(free[2]) + 1]
     )
     assert model.generate(
         Request((1, 2), 6, allowed=lambda tokens: (3,) if len(tokens) < 2 else ())

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from photon_ext import ops
+from photon_ext.layout import NO_PAGE
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.decoder import Decoder
 from photon_ext.models.weights import random_weights
-from photon_ext.runtime import Pipeline, Runtime
+from photon_ext.runtime import Pipeline, RowParams, Runtime
 from photon_ext.runtime.step import FinishReason, StepTensors
 from photon_ext.testing import (
     Chooser,
@@ -40,7 +41,7 @@ ASKED = (
 
 
 def decoder() -> Decoder:
-    return Decoder(CONFIG, WEIGHTS, 8, ROWS, MAX_LEN, PAGE, 1 + PAGES, gemm_tokens=None)
+    return Decoder(CONFIG, WEIGHTS, 8, ROWS, MAX_LEN, PAGE, PAGES, gemm_tokens=None)
 
 
 def driver_of(runtime: SimRuntime | Runtime, model: Decoder) -> Driver:
@@ -76,7 +77,7 @@ def test_a_model_that_reads_a_released_page_gets_no_number() -> None:
     while len(outcome.tokens) < 3:
         driver.tick()
     assert outcome.row is not None
-    runtime.state.poison_page(outcome.row.lease.pages[0])
+    runtime.state.poison_page(outcome.row.pages[0])
     while driver.busy:
         driver.tick()
     assert (outcome.finish, len(outcome.tokens) < 9) == (FinishReason.ERROR, True)
@@ -88,7 +89,7 @@ def test_the_pages_of_a_step_are_the_contexts_of_its_tokens(page: int, races: bo
     """A host that writes one of them while the step may run is a race; another page is nobody's."""
     runtime = SimRuntime(ROWS, MAX_LEN, page_size=PAGE, chooser=Eager())
     pipe = Pipeline(runtime, ToyForward(runtime), vocab_size=32)
-    pipe.admit(tuple(range(6)), max_new_tokens=2, pages=(1, 5, 6))
+    pipe.admit(tuple(range(6)), RowParams(2), pages=(1, 5, 6))
     pipe.launch()
     runtime.device.host_point()
     if races:
@@ -101,10 +102,10 @@ def test_the_pages_of_a_step_are_the_contexts_of_its_tokens(page: int, races: bo
 def test_a_row_without_a_page_where_it_writes_is_found() -> None:
     runtime = SimRuntime(ROWS, MAX_LEN, page_size=PAGE)
     pipe = Pipeline(runtime, ToyForward(runtime), vocab_size=32)
-    row = pipe.admit((1, 2, 3), max_new_tokens=6, pages=(1, 2))
+    row = pipe.admit((1, 2, 3), RowParams(6), pages=(1, 2))
     for _ in range(2):  # the first step, with the deltas, has run then
         pipe.tick()
-    runtime.state.tables.page_table[row.index, 1] = 0
+    runtime.state.tables.page_table[row.index, 1] = NO_PAGE
     with pytest.raises(SimPoison, match="row 1 has no page at position 4"):
         pipe.tick()
 
@@ -115,7 +116,7 @@ def test_a_custom_sample_is_what_the_simulated_device_runs() -> None:
 
     runtime = SimRuntime()
     pipe = Pipeline(runtime, ToyForward(runtime), vocab_size=32, sample=always_seven, graph=False)
-    pipe.admit((1, 2), max_new_tokens=3)
+    pipe.admit((1, 2), RowParams(3))
     events = []
     while pipe.busy:
         events += pipe.tick()

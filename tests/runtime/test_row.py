@@ -1,0 +1,161 @@
+"""A row's life: running, draining, finished, released once, never while a step in flight uses it
+(I3, I4); what it counts is launched, by itself or by the batch it decodes in.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from photon_ext.errors import PipelineError
+from photon_ext.runtime.decode_batch import DecodeBatch
+from photon_ext.runtime.roster import Roster
+from photon_ext.runtime.row import NEVER, Row, RowState
+from photon_ext.runtime.row_params import RowParams
+
+RUNNING, DRAINING, FINISHED, RELEASED = RowState
+
+
+@pytest.fixture
+def row() -> Row:
+    return Row(3, 7, (3,), (10, 11, 12), RowParams(4))
+
+
+def test_a_row_lives_once(row: Row) -> None:
+    seen = [(row.running, row.delivers)]
+    for state in (DRAINING, FINISHED, RELEASED):
+        row.move(state)
+        assert row.state is state
+        seen.append((row.running, row.delivers))
+    assert seen == [(True, True), (False, True), (False, False), (False, False)]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((), RUNNING),
+        ((), RELEASED),
+        ((DRAINING,), RUNNING),
+        ((DRAINING,), DRAINING),
+        ((DRAINING,), RELEASED),
+        ((FINISHED,), RUNNING),
+        ((FINISHED,), DRAINING),
+        ((FINISHED,), FINISHED),
+        ((FINISHED, RELEASED), RUNNING),
+        ((FINISHED, RELEASED), FINISHED),
+        ((FINISHED, RELEASED), RELEASED),
+    ],
+)
+def test_i4_no_other_way_leads_to_a_state(
+    row: Row, before: tuple[RowState, ...], after: RowState
+) -> None:
+    for state in before:
+        row.move(state)
+    with pytest.raises(
+        PipelineError, match=rf"Row\(3, generation 7, {row.state.value}, .*become {after.value}"
+    ):
+        row.move(after)
+    assert row.state is (before[-1] if before else RUNNING)
+
+
+def test_a_row_counts_what_was_launched_by_itself_and_by_its_batches(row: Row) -> None:
+    assert (row.sampled, row.last_step, row.next_position) == (0, NEVER, 0)
+    row.launch_chunk(5, 2)
+    assert (row.prefilled, row.sampled, row.last_step, row.next_position) == (2, 0, 5, 2)
+    assert (row.wants_prefill, row.wants_decode) == (True, False)
+    row.launch_chunk(6, 1)
+    assert (row.prefilled, row.sampled, row.last_step, row.next_position) == (3, 1, 6, 3)
+    assert (row.wants_prefill, row.wants_decode) == (False, True)
+    batch = DecodeBatch((row,), 1)
+    assert [batch.launch(step) for step in (8, 9)] == [0, 1]
+    assert (row.sampled, row.last_step, row.next_position) == (3, 9, 5)
+    DecodeBatch((row,), 1)
+    batch.launch(10)  # no more its own
+    assert (row.sampled, row.last_step, row.next_position) == (3, 9, 5)
+
+
+def test_a_row_whose_cap_is_covered_or_that_ended_wants_nothing(row: Row) -> None:
+    row.launch_chunk(0, 3)
+    batch = DecodeBatch((row,), 1)
+    for step in range(1, 4):
+        assert row.wants_decode
+        assert batch.ready
+        batch.launch(step)
+    assert (row.sampled, row.wants_decode, batch.ready) == (4, False, False)
+    for state in (DRAINING, FINISHED):
+        other = Row(1, 1, (1,), (1,), RowParams(4))
+        other.move(state)
+        assert not other.wants_prefill
+        other.launch_chunk(0, 1)
+        assert not other.wants_decode
+
+
+def test_a_batch_is_columns_of_its_rows_and_padding() -> None:
+    rows = tuple(
+        Row(index, 10 + index, (0,), (1,) * index, RowParams(9, constrained=index == 4))
+        for index in (4, 2)
+    )
+    for row in rows:
+        row.launch_chunk(0, row.index)
+    batch = DecodeBatch(rows, 3)
+    assert (batch.indices, batch.generations, batch.positions) == ([4, 2], [14, 12], [4, 2])
+    assert batch.constrained == (0,)
+    assert batch.words.tolist() == [4, 0, 1, 1, 2, 1, 1, 1, 0, 0, 0, 0]
+    assert batch.limit == 8
+
+
+@pytest.mark.parametrize("case", ["twice", "prefilling", "ended"])
+def test_a_batch_takes_no_row_over_where_one_cannot_ride(case: str) -> None:
+    rows = [Row(index, 1, (0,), (1, 2), RowParams(9)) for index in (1, 2)]
+    for row in rows:
+        row.launch_chunk(0, 1 if case == "prefilling" and row is rows[1] else 2)
+    before = DecodeBatch((rows[0],), 1)
+    if case == "ended":
+        rows[1].move(FINISHED)
+    named = (rows[0], rows[1], rows[0]) if case == "twice" else tuple(rows)
+    message = "names a row twice" if case == "twice" else r"Row\(2, .* has no token to decode"
+    with pytest.raises(PipelineError, match=message):
+        DecodeBatch(named, 4)
+    assert (rows[0].batch, before.intact) == (before, True)
+
+
+def test_a_batch_that_a_row_leaves_or_ends_in_is_not_intact(row: Row) -> None:
+    row.launch_chunk(0, 3)
+    roster = Roster()
+    roster.add(row)
+    first = DecodeBatch((row,), 1)
+    second = DecodeBatch((row,), 1)
+    assert (first.intact, second.intact) == (False, True)
+    roster.finish(row)
+    assert (second.intact, second.ready) == (False, False)
+
+
+def test_i4_a_roster_gives_up_a_row_once_and_not_while_a_step_holds_it(row: Row) -> None:
+    roster = Roster()
+    roster.add(row)
+    row.launch_chunk(2, 3)
+    assert roster.take_unused(9) == []
+    roster.finish(row, DRAINING)
+    roster.finish(row)
+    assert roster.take_unused(1) == []
+    assert roster.holds(row)
+    assert roster.take_unused(2) == [row]
+    assert (row.state, roster.holds(row), bool(roster)) == (RELEASED, False, False)
+    assert roster.take_unused(3) == []
+
+
+@given(st.lists(st.sampled_from(RowState), max_size=12))
+def test_no_sequence_of_moves_releases_early_or_twice(moves: list[RowState]) -> None:
+    row, states = Row(1, 1, (1,), (1,), RowParams(1)), [RUNNING]
+    for state in moves:
+        try:
+            row.move(state)
+        except PipelineError:
+            assert row.state is states[-1]
+            continue
+        states.append(state)
+    order = list(RowState)
+    places = [order.index(state) for state in states]
+    assert places == sorted(set(places)), "each state at most once, and forward only"
+    assert RELEASED not in states or states[-2] is FINISHED
