@@ -56,7 +56,7 @@ sanitize: gpu
 bench-gpu: gpu
 	for model in qwen3-0.6b llama-3.2-1b qwen3-4b qwen3-8b; do \
 	  $(BIN)/python -m benchmarks.decode --model $$model --timeline-cost --json $(RESULTS)/decode-$$model.json; \
-	  $(BIN)/python -m benchmarks.decode --model $$model --no-hopper-kernels --json $(RESULTS)/decode-$$model-portable.json; \
+	  $(BIN)/python -m benchmarks.decode --model $$model --backend portable --json $(RESULTS)/decode-$$model-portable.json; \
 	  $(BIN)/python -m benchmarks.kernels --models $$model --json $(RESULTS)/kernels-$$model.json; \
 	  $(BIN)/python -m benchmarks.peers --model $$model --json $(RESULTS)/peers-$$model.json; \
 	done

@@ -25,8 +25,8 @@ from benchmarks.common.api_counter import ApiCounter
 from benchmarks.common.calls import Counts
 from benchmarks.common.options import (
     DTYPES,
+    backend_option,
     device_of,
-    hopper_kernels_option,
     integers,
     models_option,
     names,
@@ -313,7 +313,7 @@ def main(given: list[str] | None = None) -> int:
     options.add_argument("--batches", type=integers, default=[1, 8, 32])
     options.add_argument("--dtype", choices=DTYPES, default="bfloat16")
     options.add_argument("--steps", type=positive_integer, default=1000, help="steps per count")
-    hopper_kernels_option(options)
+    backend_option(options)
     options.add_argument(
         "--sources", type=names, default=DEFAULT_SOURCES, help=f"of {', '.join(SOURCES)}"
     )

@@ -8,7 +8,7 @@ steps of "pegainfer (4): From Pre-allocation to Graph Replay", 14.63, 13.58 and 
 there (Qwen3-4B, bfloat16, RTX 5070 Ti). A stage that fails becomes an entry with its error, and the
 ladder goes on. Everything is timed before anything is traced, because a profiler slows what runs
 after it. With `--dtype bfloat16` the last stage has the kernels made for Hopper, where they run;
-`--no-hopper-kernels` takes them away.
+`--backend portable` takes them away.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import torch
 from benchmarks.common.adopt_tables import ladder_section
 from benchmarks.common.options import (
     DTYPES,
+    backend_option,
     device_of,
-    hopper_kernels_option,
     names,
     parser,
     running_kernels,
@@ -91,8 +91,8 @@ class Ladder:
 
     def _decode(self, stage: Stage) -> Decode:
         return (
-            partial(stage.decode, hopper_kernels=True)
-            if self.fast and stage.takes_hopper
+            partial(stage.decode, backend="hopper")
+            if self.fast and stage.takes_backend
             else stage.decode
         )
 
@@ -123,7 +123,7 @@ def climb(ladder: Ladder, args: Namespace, result: ResultFile, progress: Progres
             "changes": stage.what,
             "lines": lines._asdict(),
         }
-        if stage.takes_hopper:
+        if stage.takes_backend:
             labels["kernels"] = args.kernels
         entry = result.measure(labels, partial(ladder.time, stage, args.repeats))
         below = source
@@ -215,7 +215,7 @@ def arguments(given: Sequence[str] | None) -> Namespace:
         default=64,
         help=f"new tokens of each timed run, at least {MIN_TOKENS}",
     )
-    hopper_kernels_option(options)
+    backend_option(options)
     options.add_argument("--repeats", type=int, default=3, help="timed runs of each stage")
     args = options.parse_args(given)
     unknown = [loop for loop in args.loop if loop not in LADDERS]

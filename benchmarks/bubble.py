@@ -36,8 +36,9 @@ from benchmarks.common.gain import Gain, Side, periods
 from benchmarks.common.long_gaps import long_gaps
 from benchmarks.common.options import (
     DTYPES,
+    backend_of,
+    backend_option,
     device_of,
-    hopper_kernels_option,
     integer_from_zero,
     integers,
     models_option,
@@ -214,7 +215,7 @@ class Bench:
             "timing": timing,
             "meter": meter,
             "blocking": not self.args.spin,
-            "hopper_kernels": use_hopper(self.args),
+            "backend": backend_of(self.args),
         }
         return Server(self.config, self.weights, load, depth, **options)
 
@@ -387,7 +388,7 @@ def arguments(given: list[str] | None) -> Namespace:
         choices=DTYPES,
         help="default: bfloat16 for shapes, the loader's choice for models",
     )
-    hopper_kernels_option(options)
+    backend_option(options)
     options.add_argument(
         "--spin", action="store_true", help="wait for steps by spinning instead of yielding the CPU"
     )

@@ -29,8 +29,8 @@ from benchmarks.common.host_meter import host_split
 from benchmarks.common.numbers import summary
 from benchmarks.common.options import (
     DTYPES,
+    backend_option,
     device_of,
-    hopper_kernels_option,
     integers,
     models_option,
     parser,
@@ -479,7 +479,7 @@ def arguments(given: list[str] | None) -> Namespace:
         type=positive_number,
         help="GiB that the floor sweep reads; default 9 on CUDA, 1 on a CPU",
     )
-    hopper_kernels_option(options)
+    backend_option(options)
     options.add_argument(
         "--spin", action="store_true", help="wait for steps by spinning instead of yielding the CPU"
     )

@@ -27,11 +27,12 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
+from photon_ext.info import describe
 
 from benchmarks.common.options import (
     DTYPES,
+    backend_option,
     device_of,
-    hopper_kernels_option,
     integers,
     names,
     output_file,
@@ -49,7 +50,6 @@ from benchmarks.engines.catalog import CATALOG, missing
 from benchmarks.engines.peer import Setup, Tokens, Window
 from benchmarks.engines.process import Report, last_line, run_module, run_worker
 from photon_ext.errors import ModelError
-from photon_ext.info import describe
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.hf_config import hf_config
 from photon_ext.models.weights import empty_weights
@@ -313,7 +313,7 @@ def arguments(given: list[str] | None) -> Namespace:
     options.add_argument("--batches", type=integers, default=[1, 8, 32])
     options.add_argument("--new-tokens", type=positive_integer, default=512)
     options.add_argument("--dtype", choices=DTYPES, default="bfloat16")
-    hopper_kernels_option(options)
+    backend_option(options)
     options.add_argument(
         "--spin",
         action="store_true",

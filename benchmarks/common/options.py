@@ -7,14 +7,16 @@ import contextlib
 import math
 import os
 from pathlib import Path
+from typing import get_args
 
 import torch
 
 from benchmarks.common.command import command
 from benchmarks.common.shapes import SHAPES
+from photon_ext.checks import Backend
+from photon_ext.engine.options import choose_backend
 from photon_ext.errors import DeviceError
 from photon_ext.runtime.runtime import checked_device
-from photon_ext.scheduling.options import choose_kernels
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -136,28 +138,32 @@ def models_option(options: argparse.ArgumentParser) -> None:
     options.add_argument("--model", type=names, default=["qwen3-0.6b"], help=help_text)
 
 
-def hopper_kernels_option(options: argparse.ArgumentParser) -> None:
-    """--hopper-kernels and --no-hopper-kernels."""
+def backend_option(options: argparse.ArgumentParser) -> None:
+    """--backend."""
     options.add_argument(
-        "--hopper-kernels",
-        action=argparse.BooleanOptionalAction,
-        help="run the kernels made for Hopper, or portable ones; by default the former where they "
-        "run",
+        "--backend",
+        choices=get_args(Backend),
+        help="which kernels run; by default hopper, where they run",
     )
+
+
+def backend_of(args: argparse.Namespace) -> Backend:
+    """What --backend says; where it says nothing, hopper if it runs on --device with --dtype, None
+    being bfloat16 as a rule.
+    """
+    dtype = DTYPES[args.dtype or "bfloat16"]
+    return choose_backend(args.backend, str(device_of(args.device)), dtype)
 
 
 def use_hopper(args: argparse.Namespace) -> bool:
-    """What --hopper-kernels says; where it says nothing, whether they run on --device with
-    --dtype, None being bfloat16 as a rule.
-    """
-    return choose_kernels(
-        args.hopper_kernels, str(device_of(args.device)), DTYPES[args.dtype or "bfloat16"]
-    )
+    """Whether that is the hopper backend."""
+    return backend_of(args) == "hopper"
 
 
 def running_kernels(args: argparse.Namespace) -> str:
     """Which kernels that leads to: "fast" or "portable"."""
-    runs = choose_kernels(None, str(device_of(args.device)), DTYPES[args.dtype or "bfloat16"])
+    dtype = DTYPES[args.dtype or "bfloat16"]
+    runs = choose_backend(None, str(device_of(args.device)), dtype) == "hopper"
     return "fast" if use_hopper(args) and runs else "portable"
 
 

@@ -16,11 +16,12 @@ import torch
 
 from benchmarks.common.result import BenchmarkError
 from benchmarks.common.step_log import StepLog, logged_steps
+from photon_ext.checks import Backend
 from photon_ext.engine import Engine
+from photon_ext.engine.options import MAX_STOP_IDS
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.weights import DecoderWeights
 from photon_ext.sampling import SamplingParams
-from photon_ext.scheduling.options import MAX_STOP_IDS
 
 PAGE_SIZE = 16
 LONGEST = 6  # a request is capped at this many mean lengths: e^-6 of them reach it
@@ -126,7 +127,7 @@ class Server:
     Args:
         config, weights: the model, on the device it runs on.
         load: the largest that it is to serve.
-        depth: steps in flight. timing, meter, blocking, hopper_kernels: see EngineOptions.
+        depth: steps in flight. timing, meter, blocking, backend: see EngineOptions.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class Server:
         timing: bool = False,
         meter: bool = True,
         blocking: bool = True,
-        hopper_kernels: bool = False,
+        backend: Backend = "portable",
     ) -> None:
         self._cuda = weights.device.type == "cuda"
         longest = load.prompt + load.new_tokens
@@ -158,7 +159,7 @@ class Server:
             timing=timing,
             meter=meter,
             blocking=blocking,
-            hopper_kernels=hopper_kernels,
+            backend=backend,
         )
 
     @property

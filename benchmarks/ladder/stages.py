@@ -46,8 +46,8 @@ class Stage:
         return found
 
     @property
-    def takes_hopper(self) -> bool:
-        """Whether its `decode` has the argument `hopper_kernels`: where the kernels of the whole
+    def takes_backend(self) -> bool:
+        """Whether its `decode` has the argument `backend`: where the kernels of the whole
         step are ours.
         """
         return self.name == "step"

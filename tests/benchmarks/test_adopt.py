@@ -377,7 +377,7 @@ def test_our_step_takes_the_fast_kernels(
 
     monkeypatch.setattr(Decoder, "__init__", noted)
     status, steps, found = climbed(
-        tmp_path, loop, device, "--hopper-kernels", "--dtype", "bfloat16"
+        tmp_path, loop, device, "--backend", "hopper", "--dtype", "bfloat16"
     )
     assert status == 0
     assert list(found) == NAMES

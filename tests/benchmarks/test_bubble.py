@@ -344,11 +344,9 @@ def test_sampling_alone_takes_longer_for_more_rows() -> None:
     assert 0 < one < many
 
 
-@pytest.mark.parametrize(
-    ("option", "fast"), [("--hopper-kernels", True), ("--no-hopper-kernels", False)]
-)
+@pytest.mark.parametrize(("backend", "fast"), [("hopper", True), ("portable", False)])
 def test_sampling_alone_is_timed_with_the_kernel_that_steps_run(
-    option: str, fast: bool, monkeypatch: pytest.MonkeyPatch
+    backend: str, fast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, found = ops.sample_into, set()
 
@@ -365,12 +363,8 @@ def test_sampling_alone_is_timed_with_the_kernel_that_steps_run(
 
     monkeypatch.setattr(ops, "sample_into", sample_into)
     sizes = "--streams 1 --requests 2 --calibrate 3 --short 0 --length 16 --prompt 8"
-    assert (
-        bubble.main(
-            ["--model", "tiny", "--device", "cpu", "--dtype", "float32", option, *sizes.split()]
-        )
-        == 0
-    )
+    model = ("--model", "tiny", "--device", "cpu", "--dtype", "float32")
+    assert bubble.main([*model, "--backend", backend, *sizes.split()]) == 0
     assert found == {fast}
 
 

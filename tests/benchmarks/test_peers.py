@@ -291,7 +291,7 @@ def test_a_failed_peer_fails_the_run_and_not_the_others(tmp_path: Path) -> None:
     options = {
         "load_format": "auto",
         "spin": False,
-        "hopper_kernels": False,
+        "backend": "portable",
         "timeout": 60.0,
         "seconds": 10.0,
     }

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.ladder.stock.model import Model
 from photon_ext import Pipeline, Runtime
+from photon_ext.checks import Backend
 from photon_ext.models.decoder import Decoder
 
 
@@ -19,7 +20,7 @@ def decode(
     prompt_ids: Sequence[int],
     max_new_tokens: int,
     stop_ids: Sequence[int],
-    hopper_kernels: bool = False,
+    backend: Backend = "portable",
 ) -> Iterator[int]:
     max_len = len(prompt_ids) + max_new_tokens
     pages = {"page_size": max_len, "num_pages": 2}  # one for the sequence; page 0 is nobody's
@@ -29,12 +30,10 @@ def decode(
         max_step_tokens=256,
         max_segments=1,
         max_len=max_len,
-        hopper=hopper_kernels,
+        hopper=backend == "hopper",
         **pages,
     )
-    runtime = Runtime(
-        max_rows=1, max_len=max_len, depth=2, device=model.device, hopper_kernels=hopper_kernels
-    )
+    runtime = Runtime(max_rows=1, max_len=max_len, depth=2, device=model.device, backend=backend)
     pipeline = Pipeline(runtime, decoder.forward, vocab_size=model.config.vocab)
     pipeline.admit(prompt_ids, max_new_tokens=max_new_tokens, stop_ids=stop_ids)
     while pipeline.busy:
