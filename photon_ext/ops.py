@@ -494,7 +494,7 @@ def norm_linear_into(
     hopper: bool = False,
     pdl: bool = False,
 ) -> None:
-    """``out = rms_norm(x, norm_weight, eps) @ weight.T + bias``. Without `fast`: the bits of
+    """``out = rms_norm(x, norm_weight, eps) @ weight.T + bias``. Without `hopper`: the bits of
     :func:`rms_norm_into` and :func:`linear_into`.
 
     Args:
@@ -546,7 +546,7 @@ def linear_residual_(
     hopper: bool = False,
     pdl: bool = False,
 ) -> None:
-    """``residual += x @ weight.T + bias``: the product is rounded, then the sum. Without `fast`, it
+    """``residual += x @ weight.T + bias``: the product is rounded, then the sum. Without `hopper`, it
     has the bits of :func:`linear_into`.
 
     Args:
@@ -555,7 +555,7 @@ def linear_residual_(
         weight: [n, k].
         bias: [n], or None.
         counts: as in :func:`linear_into`.
-        fast, early: as in :func:`norm_linear_into`; for `fast`, n is a multiple of 8.
+        hopper, pdl: as in :func:`norm_linear_into`; for `hopper`, n is a multiple of 8.
     """
     _linear_residual(residual, x, weight, bias, counts, hopper, pdl)
 
@@ -574,7 +574,7 @@ def norm_swiglu_into(
     """``out = silu(h @ gate.T) * (h @ up.T)`` where ``h = rms_norm(x, norm_weight, eps)``: the
     first half of a gated MLP.
 
-    Without `fast`, the bits are those of :func:`rms_norm_into`, :func:`linear_into` and
+    Without `hopper`, the bits are those of :func:`rms_norm_into`, :func:`linear_into` and
     :func:`silu_mul_into`: h, gate and up are rounded to the dtype (Shazeer, "GLU Variants Improve
     Transformer", 2020).
 
@@ -586,7 +586,7 @@ def norm_swiglu_into(
         gate_up_weight: [2 * intermediate, hidden], gate rows first; contiguous.
         bias: [2 * intermediate], the gate's first, or None.
         counts: as in :func:`linear_into`.
-        fast, early: as in :func:`norm_linear_into`.
+        hopper, pdl: as in :func:`norm_linear_into`.
     """
     _norm_swiglu(out, x, norm_weight, eps, gate_up_weight, bias, counts, hopper, pdl)
 
@@ -676,7 +676,7 @@ def paged_attention_into(
 
     Decode tokens and chunks of any length alike. Zeros for tokens that are dead or of a row outside
     the tables; a length beyond the row's pages is that of the pages, and positions of a page
-    outside the cache are left out (with `fast`: see there).
+    outside the cache are left out (with `hopper`: see there).
 
     Args:
         out: [T, q heads, head_dim], written.
@@ -684,7 +684,7 @@ def paged_attention_into(
         k_cache: [pages, page size, kv heads, head_dim]; q heads is a multiple of kv heads.
         v_cache: like k_cache.
         decode_meta: int32 [T, 4].
-        segments: int32 [R, 4]: which tokens stand together, for speed; without `fast` no result
+        segments: int32 [R, 4]: which tokens stand together, for speed; without `hopper` no result
             depends on them.
         page_table: int32 [rows, pages per row], or None as in :func:`rope_append_kv_`.
         scale: of the scores, as a rule 1 / sqrt(head_dim).
@@ -768,7 +768,7 @@ def fused_attention_decode_into(
             256, and pointers and strides that are multiples of 16 bytes, run a kernel that splits a
             row's context over many blocks ("Flash-Decoding", Dao et al., 2023). It sums in another
             order than the portable kernel, one that depends on the token's own length and the
-            shapes, never on the other tokens. Everywhere else `fast` changes nothing. It needs a
+            shapes, never on the other tokens. Everywhere else it changes nothing. It needs a
             workspace.
         pdl: as in :func:`norm_linear_into`: the kernels before it, as far back as there, must write
             nothing of this call's but q, k, v, out and the workspace, so neither decode_meta, nor

@@ -263,7 +263,7 @@ def sample_into(
     """As :func:`photon_ext.ops.sample_into`: out int32 [R] is written from logits [R, vocab], in
     float32 whatever their dtype.
 
-    `fast` changes nothing.
+    `hopper` changes nothing.
     """
     out.fill_(-1)
     for index, (row, _, num_tokens, flags) in enumerate(segments.tolist()):
@@ -418,7 +418,7 @@ def fused_mlp_into(
     out[:num_tokens] = linear(act[:num_tokens], down_weight)
 
 
-# --- fused linears: `fast` is a choice among kernels, and nothing here ----------------------------
+# --- fused linears: `hopper` is a choice among kernels, and nothing here ----------------------------
 
 
 def norm_linear(

@@ -107,7 +107,8 @@ def answer(prompt: int, tokens: int) -> Output:
 def test_without_matplotlib_everything_else_is_written(
     capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("photon_ext.observe.render.save.has_matplotlib", lambda: False)
+    for module in ("photon_ext.observe.render.save", "photon_ext.cli.trace"):
+        monkeypatch.setattr(f"{module}.has_matplotlib", lambda: False)
     code, _, err = run(
         capsys,
         "trace",

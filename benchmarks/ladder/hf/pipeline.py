@@ -1,24 +1,32 @@
-"""The pipeline: README's example.
+"""The pipeline: photon_ext/examples/own_loop.py.
 
 Slots, carry-over, events, graphs and stops are the runtime's; what is left is the forward.
 """
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from transformers import StaticCache
 
 import photon_ext
+from photon_ext.runtime import StepTensors
 
 
 @torch.inference_mode()
-def decode(model, prompt_ids, max_new_tokens, stop_ids):
+def decode(
+    model: Any, prompt_ids: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int]
+) -> Iterator[int]:
     config, device = model.config, model.device
     max_len = len(prompt_ids) + max_new_tokens
     cache = StaticCache(config=config, max_cache_len=max_len)
     cache.early_initialization(1, config.num_key_value_heads, config.head_dim, model.dtype, device)
 
-    # of decode steps captured once per slot, then only replayed: what changes is read from device
-    # memory
-    def forward(step):
+    # A decode step is captured once per slot and then replayed: what changes from step to step is
+    # read from device memory.
+    def forward(step: StepTensors) -> None:
         tokens, positions = step.decode_meta[None, :, 0].long(), step.decode_meta[None, :, 1].long()
         for layer in cache.layers:
             layer.cumulative_length.copy_(positions[0, 0])  # where this step's keys and values go
@@ -31,6 +39,8 @@ def decode(model, prompt_ids, max_new_tokens, stop_ids):
     pipeline = photon_ext.Pipeline(
         runtime, forward, vocab_size=config.vocab_size, graph=device.type == "cuda"
     )
-    pipeline.admit(prompt_ids, max_new_tokens=max_new_tokens, stop_ids=stop_ids)
+    stops = tuple(stop_ids)
+    params = photon_ext.RowParams(max_new_tokens=max_new_tokens, stop_token_ids=stops)
+    pipeline.admit(prompt_ids, params)
     while pipeline.busy:
         yield from (event.token for event in pipeline.tick() if event.token is not None)
