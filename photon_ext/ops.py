@@ -546,8 +546,8 @@ def linear_residual_(
     hopper: bool = False,
     pdl: bool = False,
 ) -> None:
-    """``residual += x @ weight.T + bias``: the product is rounded, then the sum. Without `hopper`, it
-    has the bits of :func:`linear_into`.
+    """``residual += x @ weight.T + bias``: the product is rounded, then the sum. Without `hopper`,
+    it has the bits of :func:`linear_into`.
 
     Args:
         residual: [T, n], updated.

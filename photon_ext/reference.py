@@ -418,7 +418,7 @@ def fused_mlp_into(
     out[:num_tokens] = linear(act[:num_tokens], down_weight)
 
 
-# --- fused linears: `hopper` is a choice among kernels, and nothing here ----------------------------
+# --- fused linears: `hopper` is a choice among kernels, and nothing here --------------------------
 
 
 def norm_linear(

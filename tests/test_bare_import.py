@@ -78,7 +78,7 @@ def test_the_runtime_decodes_with_torch_alone() -> None:
     out = run(
         """
 import torch
-from photon_ext import Pipeline, Runtime, ops
+from photon_ext import Pipeline, RowParams, Runtime, ops
 
 VOCAB = 10
 identity = torch.eye(VOCAB)
@@ -86,15 +86,16 @@ successor = identity.roll(1, 0).contiguous()
 x, last, logits = torch.empty(8, VOCAB), torch.empty(8, VOCAB), torch.empty(8, VOCAB)
 
 def forward(step):
-    lines, segments = len(step.decode_meta), len(step.segments)
-    ops.embedding_into(x[:lines], step.decode_meta, identity)
-    ops.select_tokens_into(last[:segments], x[:lines], step.segments)
+    tokens, segments = len(step.decode_meta), len(step.segments)
+    ops.embedding_into(x[:tokens], step.decode_meta, identity)
+    ops.select_tokens_into(last[:segments], x[:tokens], step.segments)
     ops.linear_into(logits[:segments], last[:segments], successor)
     step.logits = logits[:segments]
 
 runtime = Runtime(max_rows=2, max_len=32, device="cpu")
 pipe = Pipeline(runtime, forward, vocab_size=VOCAB, buckets=(1, 2), chunk=8)
-rows = [pipe.admit([3, 1, 4], max_new_tokens=3), pipe.admit([7], max_new_tokens=4, stop_ids=[9])]
+stopped = RowParams(max_new_tokens=4, stop_token_ids=(9,))
+rows = [pipe.admit([3, 1, 4], RowParams(max_new_tokens=3)), pipe.admit([7], stopped)]
 tokens = {row.index: [] for row in rows}
 for _ in range(50):
     for event in pipe.tick():

@@ -13,9 +13,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 # "": photon_ext itself
-BASE = {"", "_C", "_build_info", "_fake", "_library", "errors", "layout", "ops"}
+BASE = {"", "_C", "_build_info", "_fake", "_library", "checks", "errors", "layout", "ops"}
 STATE = BASE | {"runtime", "sampling", "models"}
-ENGINE = STATE | {"scheduling", "observe", "engine_loop", "engine"}
+ENGINE = STATE | {"scheduling", "observe", "engine"}
 # What a room may import, for types and inside functions too. Below the runtime there is one level;
 # `reference` is the ops' spec.
 ROOMS = {
@@ -27,11 +27,9 @@ ROOMS = {
     "models": BASE | {"runtime", "models"},
     "scheduling": STATE | {"scheduling"},
     "observe": STATE | {"scheduling", "observe"},
-    "engine_loop": ENGINE - {"engine"},
     "engine": ENGINE,
-    "info": BASE,
-    "cli": ENGINE | {"cli_trace", "info"},
-    "cli_trace": ENGINE,
+    "cli": ENGINE | {"cli"},
+    "examples": ENGINE | {"examples"},
     "__main__": {"cli"},
     "": ENGINE,
 }

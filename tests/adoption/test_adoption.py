@@ -24,7 +24,7 @@ def model(device: str) -> Any:
 
 
 def stock(*arguments: Any) -> list[int]:
-    """The loop that the example replaces: the same static cache, and one blocking read per token."""
+    """The loop that the example replaces: the same static cache, one blocking read per token."""
     return list(STAGES["preallocate"].decode(*arguments))
 
 
