@@ -76,5 +76,20 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page} links to {target}"
 
 
+def test_files_that_the_design_names_are_there() -> None:
+    named = re.findall(
+        r"`([\w/.]+\.(?:py|h|cu|cpp|md))`", (ROOT / "photon_ext/README.md").read_text()
+    )
+    assert len(named) > 40
+    # a file may be named alone after its room
+    missing = {
+        name
+        for name in named
+        if not any((folder / name).exists() for folder in (ROOT, ROOT / "photon_ext"))
+        and not list((ROOT / "photon_ext").glob(f"*/{name}"))
+    }
+    assert not missing
+
+
 def test_it_is_short() -> None:
     assert len(README.splitlines()) <= 190
