@@ -22,7 +22,6 @@ from itertools import chain
 from typing import Any
 
 import torch
-from photon_ext.info import describe
 
 from benchmarks.common.options import (
     DTYPES,
@@ -43,6 +42,7 @@ from benchmarks.kernel_cases.case import BOUNDS, Case, Plan, Setting
 from benchmarks.kernel_cases.chains import chain_groups
 from benchmarks.kernel_cases.linears import linear_groups
 from benchmarks.kernel_cases.pointwise import pointwise_groups
+from photon_ext.cli.info import describe
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.shapes import NAMED_SHAPES
 

@@ -27,7 +27,6 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
-from photon_ext.info import describe
 
 from benchmarks.common.options import (
     DTYPES,
@@ -49,6 +48,7 @@ from benchmarks.common.table import markdown_table, print_table
 from benchmarks.engines.catalog import CATALOG, missing
 from benchmarks.engines.peer import Setup, Tokens, Window
 from benchmarks.engines.process import Report, last_line, run_module, run_worker
+from photon_ext.cli.info import describe
 from photon_ext.errors import ModelError
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.hf_config import hf_config

@@ -20,9 +20,7 @@ def open_pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise ImportError(
-            "plots need matplotlib: pip install 'photon_ext[trace]', or pip install matplotlib"
-        ) from error
+        raise ImportError("plots need matplotlib: pip install matplotlib") from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

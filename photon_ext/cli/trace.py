@@ -93,10 +93,7 @@ def trace(arguments: argparse.Namespace) -> Traced:
         raise ConfigError(
             f"--out {arguments.out}: {error}; name a directory that can be written"
         ) from error
-    install = (
-        "matplotlib is not installed (in the source directory: "
-        "pip install -e '.[trace]' --no-build-isolation)"
-    )
+    install = "matplotlib is not installed (pip install matplotlib)"
     missing = None if has_matplotlib() else f"no timeline.png: {install}"
     failure = next((output.error for output in outputs if output.error is not None), None)
     return Traced(recording.report.text(), written, missing, failure)

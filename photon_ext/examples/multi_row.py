@@ -11,6 +11,7 @@ cache that is indexed by row has max_rows + 1 rows.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 
 import torch
@@ -34,7 +35,8 @@ class Model:
         generator = torch.Generator().manual_seed(0)
 
         def weight(rows: int, columns: int) -> torch.Tensor:
-            return (torch.randn(rows, columns, generator=generator) * columns**-0.5).to(device)
+            drawn = torch.randn(rows, columns, generator=generator).to(device)
+            return drawn / math.sqrt(columns)
 
         self.embedding, self.positions = 8 * weight(VOCAB, WIDTH), 4 * weight(MAX_LEN, WIDTH)
         self.qkv, self.head = weight(3 * WIDTH, WIDTH), weight(VOCAB, WIDTH)

@@ -24,7 +24,7 @@ def decode(
     """Greedy tokens, a final stop id included."""
     config, device = model.config, model.device
     max_len = len(prompt_ids) + max_new_tokens
-    cache = StaticCache(config=config, max_cache_len=max_len)
+    cache: Any = StaticCache(config=config, max_cache_len=max_len)
     cache.early_initialization(1, config.num_key_value_heads, config.head_dim, model.dtype, device)
 
     # A decode step is captured once per slot and then replayed: what changes from step to step is
@@ -68,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         num_key_value_heads=2,
         head_dim=16,
     )
-    model = LlamaForCausalLM(config).eval().to(options.device)
+    model: Any = LlamaForCausalLM(config)
+    model = model.eval().to(options.device)
     prompt = [3, 5, 7, 11]
     tokens = decode(model, prompt, options.new_tokens, ())
     ids = torch.tensor([prompt], device=options.device)

@@ -123,7 +123,7 @@ def test_without_matplotlib_everything_else_is_written(
     )
     assert code == 0
     assert {path.name for path in tmp_path.iterdir()} == FILES
-    assert "no timeline.png: matplotlib is not installed (in the source directory" in err
+    assert "no timeline.png: matplotlib is not installed (pip install matplotlib)" in err
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def decode(
 ) -> Iterator[int]:
     config, device = model.config, model.device
     max_len = len(prompt_ids) + max_new_tokens
-    cache = StaticCache(config=config, max_cache_len=max_len)
+    cache: Any = StaticCache(config=config, max_cache_len=max_len)
     cache.early_initialization(1, config.num_key_value_heads, config.head_dim, model.dtype, device)
 
     # A decode step is captured once per slot and then replayed: what changes from step to step is
