@@ -17,7 +17,7 @@ EMULATED_OPS := $(addprefix tests/ops/test_,attention.py chunk_attention.py embe
 EMULATED_MODELS := tests/models/test_decoder_fast.py tests/engine/test_engine_fast.py tests/models/test_decoder.py tests/runtime/test_replay.py tests/engine/test_engine_models.py tests/testing/test_conformance.py
 SEEDS ?= 2
 # About half of the time that the tests take.
-BESIDE := tests/benchmarks tests/engine tests/observe
+BESIDE := tests/benchmarks tests/cli tests/engine tests/observe
 EMULATED := PHOTON_OPS_LIBRARY=build/emulated/_ops.abi3.so
 
 .PHONY: demo test test-emulated test-gpu gpu sanitize bench-gpu build lint format clean
@@ -56,7 +56,7 @@ sanitize: gpu
 bench-gpu: gpu
 	for model in qwen3-0.6b llama-3.2-1b qwen3-4b qwen3-8b; do \
 	  $(BIN)/python -m benchmarks.decode --model $$model --timeline-cost --json $(RESULTS)/decode-$$model.json; \
-	  $(BIN)/python -m benchmarks.decode --model $$model --no-hopper-kernels --json $(RESULTS)/decode-$$model-portable.json; \
+	  $(BIN)/python -m benchmarks.decode --model $$model --backend portable --json $(RESULTS)/decode-$$model-portable.json; \
 	  $(BIN)/python -m benchmarks.kernels --models $$model --json $(RESULTS)/kernels-$$model.json; \
 	  $(BIN)/python -m benchmarks.peers --model $$model --json $(RESULTS)/peers-$$model.json; \
 	done

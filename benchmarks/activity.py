@@ -210,7 +210,7 @@ def main(given: list[str] | None = None) -> int:
     add("--batches", type=cli.integers, default=[1, 8, 32])
     add("--dtype", choices=cli.DTYPES, default="bfloat16")
     add("--steps", type=cli.positive_integer, default=1000, help="steps per count")
-    cli.hopper_kernels_option(options)
+    cli.backend_option(options)
     add("--sources", type=cli.names, default=list(SOURCES), help=f"of {known}")
     args = options.parse_args(given)
     args.model = args.model or ["qwen3-0.6b"]

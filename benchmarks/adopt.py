@@ -7,7 +7,7 @@ steps of "pegainfer (4): From Pre-allocation to Graph Replay", 14.63, 13.58 and 
 there (Qwen3-4B, bfloat16, RTX 5070 Ti). A stage that fails becomes an entry with its error, and the
 ladder goes on. Everything is timed before anything is traced, because a profiler slows what runs
 after it. With `--dtype bfloat16` the last stage has the kernels made for Hopper, where they run;
-`--no-hopper-kernels` takes them away.
+`--backend portable` takes them away.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Ladder:
 
     def _decode(self, stage: Stage) -> Decode:
         fast = self.fast and stage.takes_hopper
-        return partial(stage.decode, hopper_kernels=True) if fast else stage.decode
+        return partial(stage.decode, hopper=True) if fast else stage.decode
 
     def figures(self, stage: Stage) -> Figures:
         """What `verdict` compares."""
@@ -166,7 +166,7 @@ def arguments(given: Sequence[str] | None) -> Namespace:
     )
     add("--prompt", type=int, default=16, help="prompt tokens")
     add("--tokens", type=int, help=f"new tokens of each timed run, at least {MIN_TOKENS}")
-    cli.hopper_kernels_option(options)
+    cli.backend_option(options)
     add("--repeats", type=int, help="timed runs of each stage")
     args = cli.fit_to_device(options.parse_args(given), ON_GPU, ON_CPU)
     unknown = [loop for loop in args.loop if loop not in LADDERS]

@@ -151,7 +151,7 @@ class Bench:
 
     def _server(self, load: Load, depth: int, **options: bool) -> AbstractContextManager[Engine]:
         fast, blocking = cli.use_hopper(self.args), not self.args.spin
-        options = {"blocking": blocking, "hopper_kernels": fast, **options}
+        options = {"blocking": blocking, "backend": "hopper" if fast else "portable", **options}
         return open_server(self.config, self.weights, load, depth, **options)
 
     def _serve(self, engine: Engine, load: Load, seed: int, what: str) -> Served:
@@ -211,7 +211,7 @@ def arguments(given: list[str] | None) -> Namespace:
     add(
         "--dtype", choices=cli.DTYPES, help="default: bfloat16 for shapes, a model's own for models"
     )
-    cli.hopper_kernels_option(options)
+    cli.backend_option(options)
     add("--spin", action="store_true", help="wait for steps by spinning")
     add(
         "--timing",

@@ -310,7 +310,7 @@ def arguments(given: list[str] | None) -> Namespace:
         help="a window ends after this time (but not before 8 steps)",
     )
     cli.floor_option(options)
-    cli.hopper_kernels_option(options)
+    cli.backend_option(options)
     add("--spin", action="store_true", help="wait for steps by spinning")
     add("--timeline-cost", action="store_true", help="compare steps with a timeline's checks")
     add("--timeline-rounds", type=number, help="pairs of windows for --timeline-cost")

@@ -28,6 +28,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
+from photon_ext.info import describe
 
 from benchmarks.common import options as cli
 from benchmarks.common.models import SHAPES
@@ -39,7 +40,6 @@ from benchmarks.engines.peer import Setup, Tokens, Window
 from benchmarks.engines.process import Report, run_module, run_worker
 from benchmarks.engines.tables import HEADER, files_table, summary_table, table_row
 from photon_ext.errors import ModelError
-from photon_ext.info import describe
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.hf_config import hf_config
 from photon_ext.models.weights import empty_weights
@@ -231,7 +231,7 @@ def arguments(given: list[str] | None) -> Namespace:
     add("--batches", type=cli.integers)
     add("--new-tokens", type=cli.positive_integer)
     add("--dtype", choices=cli.DTYPES, default="bfloat16")
-    cli.hopper_kernels_option(options)
+    cli.backend_option(options)
     add("--spin", action="store_true", help="ours waits for steps by spinning")
     told = "dummy: vLLM and SGLang make their own weights"
     add("--load-format", choices=("auto", "dummy"), default="auto", help=told)

@@ -88,7 +88,7 @@ def headline(data: dict[str, Any]) -> str:
 
 
 def _figures(entry: dict[str, Any]) -> list[str]:
-    fast = " fast" if entry.get("kernels") == "fast" else ""
+    fast = " hopper" if entry.get("kernels") in ("hopper", "fast") else ""
     if entry.get("what") == "single stream":
         return [f"{who} {own['tokens_per_s']:.3g} tok/s" for who, own in entry["rates"].items()]
     form = {

@@ -10,12 +10,26 @@ needs the packages of the extra ``engine``.
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from photon_ext import _library as _library
-from photon_ext import ops
-from photon_ext._library import cpu_isa, hopper_runs, num_threads, set_num_threads
+
+def _is_command() -> bool:
+    """Whether this process is the command line, which loads torch and the ops itself: there Ctrl-C
+    meanwhile, or a missing torch, is told in one line.
+    """
+    program = sys.argv[0] if sys.argv else ""
+    if program == "-m":  # what Python says while it looks for the module to run
+        return "photon_ext" in sys.orig_argv
+    return os.path.basename(program) == "photon-ext"
+
+
+if not _is_command():
+    from photon_ext import _library as _library
+    from photon_ext import ops
+    from photon_ext._library import cpu_isa, hopper_runs, num_threads, set_num_threads
 
 if TYPE_CHECKING:
     from photon_ext._C import DecodeSlot, Event, Graph, PinnedBuffer, Stream
@@ -66,9 +80,13 @@ _LAZY = {
     "StreamEvent": "photon_ext.engine",
     "from_allowed_ids": "photon_ext.sampling",
     "from_callable": "photon_ext.sampling",
+    "cpu_isa": "photon_ext._library",
+    "hopper_runs": "photon_ext._library",
+    "num_threads": "photon_ext._library",
+    "set_num_threads": "photon_ext._library",
 }
 
-_MODULES = ("observe", "reference", "runtime", "sampling")
+_MODULES = ("ops", "observe", "reference", "runtime", "sampling")
 
 __all__ = [
     "CaptureError",

@@ -19,7 +19,15 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ImportError(
+        "torch is not installed, and photon_ext needs it; see pytorch.org/get-started, or run "
+        "`make demo` in the source directory"
+    ) from error
 
 _WISH = os.environ.get("PHOTON_OPS_LIBRARY")
 OPS_FILE = Path(_WISH) if _WISH else Path(__file__).with_name("_ops.abi3.so")

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from photon_ext.errors import ConfigError, RequestError, shown
+
+Backend: TypeAlias = Literal["hopper", "portable"]
 
 INT32_MAX = 2**31 - 1  # the device counts rows, positions and tokens in int32
 
@@ -58,6 +60,15 @@ def check_flag(name: str, value: object, optional: bool = False) -> None:
     if not (isinstance(value, bool) or (optional and value is None)):
         choices = "True, False or None" if optional else "True or False"
         raise ConfigError(f"{name} is {shown(value)}; give {choices}")
+
+
+def check_backend(value: object) -> None:
+    """``value`` names a backend, or is None: the one that runs. Raises ConfigError."""
+    if value is not None and value not in get_args(Backend):
+        raise ConfigError(
+            f"backend is {shown(value)}; give 'hopper', 'portable', or None for hopper where it "
+            "runs"
+        )
 
 
 def check_callable(name: str, value: object, optional: bool = True) -> None:

@@ -72,10 +72,10 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} (whose text cannot be made)"
 
 
-def shortened(text: str) -> str:
-    """A text as a message repeats it: whole where it is short, else its begin and its end."""
-    half = _SHOWN_CHARACTERS // 2
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:half]}...{text[-half:]}"
+def shortened(text: str, most: int = _SHOWN_CHARACTERS) -> str:
+    """A text as a message repeats it: whole up to `most` characters, else its begin and its end."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
 
 
 def surrogate_in(text: str) -> str | None:

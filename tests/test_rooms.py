@@ -27,9 +27,8 @@ ROOMS = {
     "scheduling": BASE | {"runtime", "sampling", "scheduling"},
     "observe": BASE | {"runtime", "models", "scheduling", "observe"},
     "engine": ENGINE,
-    "info": BASE,
-    "cli": ENGINE | {"cli_trace", "info"},
-    "cli_trace": ENGINE,
+    "cli": ENGINE | {"cli"},
+    "examples": ENGINE | {"examples"},
     "__main__": {"cli"},
     "": ENGINE,
 }

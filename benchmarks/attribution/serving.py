@@ -111,7 +111,7 @@ def open_server(
     config: ModelConfig, weights: DecoderWeights, load: Load, depth: int, **options: bool
 ) -> Iterator[Engine]:
     """An engine without a tokenizer for `load`, the largest that it is to serve; its memory is
-    freed at the end. `options`: timing, meter, blocking and hopper_kernels of EngineOptions."""
+    freed at the end. `options`: timing, meter, blocking and backend of EngineOptions."""
     longest = load.prompt + load.new_tokens
     chunk = min(512, load.streams * load.prompt)
     engine = Engine.from_weights(

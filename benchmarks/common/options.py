@@ -8,12 +8,13 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from benchmarks.common.models import SHAPES
-from photon_ext.engine.options import choose_kernels
+from photon_ext.checks import Backend
+from photon_ext.engine.options import choose_backend
 from photon_ext.errors import DeviceError
 from photon_ext.runtime.runtime import checked_device
 
@@ -138,12 +139,12 @@ def floor_option(options: argparse.ArgumentParser) -> None:
     options.add_argument("--floor-gib", type=positive_number, help=told)
 
 
-def hopper_kernels_option(options: argparse.ArgumentParser) -> None:
-    """--hopper-kernels and --no-hopper-kernels."""
+def backend_option(options: argparse.ArgumentParser) -> None:
+    """--backend."""
     options.add_argument(
-        "--hopper-kernels",
-        action=argparse.BooleanOptionalAction,
-        help="run the kernels made for Hopper, or portable ones; default: where they run",
+        "--backend",
+        choices=get_args(Backend),
+        help="which kernels run; by default hopper, where they run",
     )
 
 
@@ -158,17 +159,24 @@ def fit_to_device(
     return args
 
 
-def use_hopper(args: argparse.Namespace) -> bool:
-    """What --hopper-kernels says; where it says nothing, whether they run on --device with --dtype
-    (None: bfloat16 as a rule)."""
+def backend_of(args: argparse.Namespace) -> Backend:
+    """What --backend says; where it says nothing, hopper if it runs on --device with --dtype, None
+    being bfloat16 as a rule.
+    """
     dtype = DTYPES[args.dtype or "bfloat16"]
-    return choose_kernels(args.hopper_kernels, str(device_of(args.device)), dtype)
+    return choose_backend(args.backend, str(device_of(args.device)), dtype)
+
+
+def use_hopper(args: argparse.Namespace) -> bool:
+    """Whether that is the hopper backend."""
+    return backend_of(args) == "hopper"
 
 
 def running_kernels(args: argparse.Namespace) -> str:
-    """Which kernels that leads to: "fast" or "portable"."""
-    runs = choose_kernels(None, str(device_of(args.device)), DTYPES[args.dtype or "bfloat16"])
-    return "fast" if use_hopper(args) and runs else "portable"
+    """Which kernels that leads to: "hopper" or "portable"; results before had "fast" for hopper."""
+    dtype = DTYPES[args.dtype or "bfloat16"]
+    runs = choose_backend(None, str(device_of(args.device)), dtype) == "hopper"
+    return "hopper" if use_hopper(args) and runs else "portable"
 
 
 def device_of(name: str) -> torch.device:

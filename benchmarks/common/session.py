@@ -64,7 +64,7 @@ class Session:
             page_size=PAGE_SIZE,
             timing=timing,
             blocking=blocking,
-            hopper_kernels=fast,
+            backend="hopper" if fast else "portable",
         )
         self.decoder = Decoder(
             config,

@@ -56,7 +56,10 @@ class OurEngine:
         rows = len(prompts)
         length = window.prompt + window.last + SPARE
         sizes = {"max_rows": rows, "max_len": length, "buckets": (rows,)}
-        ways = {"blocking": not self._setup.spin, "hopper_kernels": self._setup.fast}
+        ways = {
+            "blocking": not self._setup.spin,
+            "backend": "hopper" if self._setup.fast else "portable",
+        }
         engine = Engine.from_weights(self._config, self._weights, None, **sizes, **ways)
         try:
             run = partial(_generate, engine)
@@ -72,7 +75,7 @@ class OurEngine:
 
 def _mode(setup: peer.Setup) -> str:
     runs = setup.dtype == "bfloat16" and setup.device == "cuda" and photon_ext.hopper_runs()
-    kernels = "fast" if setup.fast and runs else "portable"
+    kernels = "hopper" if setup.fast and runs else "portable"
     return f"{'spinning' if setup.spin else 'blocking'} waits, {kernels} kernels"
 
 

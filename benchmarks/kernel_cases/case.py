@@ -22,7 +22,7 @@ class Setting(NamedTuple):
     """A model's shapes on a device, and the sizes of one case; it makes the operands.
 
     Attributes:
-        way: "plain" where an op has one path, "portable" and "fast" where it has two, "torch" for
+        way: "plain" where an op has one path, "portable" and "hopper" where it has two, "torch" for
             torch's calls alone.
         context, chunk: tokens of attention; 0 where there are none.
     """
@@ -121,7 +121,7 @@ class Plan:
         for op in self.ops if self.setting.way != "torch" else ():
             if not hasattr(torch.ops.photon_ext, op):
                 return f"torch.ops.photon_ext has no {op} in this build"
-            if self.setting.way == "fast" and "fast" not in argument_names(op):
+            if self.setting.way == "hopper" and "hopper" not in argument_names(op):
                 return f"{op} has no argument fast in this build"
         return None
 
@@ -135,8 +135,8 @@ def argument_names(op: str) -> list[str]:
 def bind(op: str, *args: object, way: str = "plain", **options: object) -> Run:
     """A call of an op through torch's dispatcher, its overload resolved once."""
     call = getattr(torch.ops.photon_ext, op).default
-    if "fast" in argument_names(op):
-        options["fast"] = way == "fast"
+    if "hopper" in argument_names(op):
+        options["hopper"] = way == "hopper"
     return lambda: call(*args, **options)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from types import TracebackType
@@ -17,13 +17,13 @@ from photon_ext._library import log_fallbacks
 from photon_ext.checks import check_callable
 from photon_ext.engine.input import InputProcessor, Submission
 from photon_ext.engine.loop import EngineLoop, Listener
-from photon_ext.engine.options import choose_device, choose_kernels, named_options
+from photon_ext.engine.options import choose_backend, choose_device, named_options
 from photon_ext.engine.output import Output
-from photon_ext.engine.prompts import Prompt
+from photon_ext.engine.prompts import Message, Prompt
 from photon_ext.engine.request import Request
 from photon_ext.engine.request_queue import RequestQueue
 from photon_ext.engine.sizing import size_engine
-from photon_ext.errors import ConfigError, RequestError
+from photon_ext.errors import ConfigError, RequestError, shown
 from photon_ext.models.decoder import GEMM_TOKENS, Decoder
 from photon_ext.models.loader import load_model
 from photon_ext.models.weights import check_weights
@@ -203,7 +203,7 @@ class Engine:
         chosen = named_options(options, ("config", "weights", "tokenizer"))
         check_weights(config, weights)
         size = size_engine(chosen, config, weights.dtype, weights.device)
-        fast = choose_kernels(chosen.hopper_kernels, str(weights.device), weights.dtype)
+        backend = choose_backend(chosen.backend, str(weights.device), weights.dtype)
         runtime = Runtime(
             max_rows=chosen.max_rows,
             max_len=size.max_len,
@@ -213,7 +213,7 @@ class Engine:
             max_stop_ids=max(chosen.max_stop_ids, len(set(config.eos_ids))),
             timing=chosen.timing,
             blocking=chosen.blocking,
-            hopper_kernels=fast,
+            backend=backend,
         )
         decoder = Decoder(
             config,
@@ -224,7 +224,7 @@ class Engine:
             page_size=chosen.page_size,
             num_pages=size.num_pages,
             gemm_tokens=None if chosen.exact else GEMM_TOKENS,
-            hopper=fast,
+            hopper=backend == "hopper",
         )
         return cls(
             runtime,
@@ -313,6 +313,36 @@ class Engine:
             _cancel([submission])
             raise
         return submission.request
+
+    def chat(self, messages: Seq[Message], params: SamplingParams | None = None) -> Output:
+        """Answers one conversation, and waits for the answer.
+
+        To go on, append ``{"role": "assistant", "content": output.text}`` and the next user's
+        message, and call it again: the engine keeps nothing of a conversation. For an answer piece
+        by piece, `submit` takes messages as well.
+
+        Args:
+            messages: the turns so far, each {"role": "system" | "user" | "assistant", "content":
+                ...}; the content is a string, or a list of parts {"type": "text", "text": ...}.
+            params: None: the defaults.
+
+        Raises:
+            RequestError: messages are no conversation, or do not fit, or the model has no chat
+                template. ConfigError, EngineDeadError: as `submit`. An exception that ends the
+                wait, such as Ctrl-C, cancels the answer.
+        """
+        is_chat = isinstance(messages, Seq) and messages and isinstance(messages[0], Mapping)
+        if not is_chat:
+            raise RequestError(
+                f"messages is {shown(messages)}; give a list of chat messages, for instance "
+                "[{'role': 'user', 'content': 'Hello'}]"
+            )
+        request = self.submit(messages, params)
+        try:
+            return request.result()
+        except BaseException:  # nobody waits for it any more
+            request.cancel()
+            raise
 
     def listen(self, listener: Listener) -> None:
         """Calls `listener` once per step with what it gave to all requests (output.StepOutput): one

@@ -10,7 +10,15 @@ from typing import Any
 import torch
 
 from photon_ext import _C, hopper_runs
-from photon_ext.checks import INT32_MAX, check_count, check_counts, check_depth, check_flag
+from photon_ext.checks import (
+    INT32_MAX,
+    Backend,
+    check_backend,
+    check_count,
+    check_counts,
+    check_depth,
+    check_flag,
+)
 from photon_ext.errors import ConfigError, shown
 
 MAX_STOP_IDS = 4096  # the device looks through all of a row's for each token
@@ -35,17 +43,17 @@ class EngineOptions:
             eagerly. None: see Pipeline.
         graph: capture steps into graphs, or run them eagerly.
         exact: keep tokens bit for bit independent of the traffic on CUDA as well: long prefill
-            chunks stay on our own kernels, fast or portable, which are slower there than torch's
+            chunks stay on our own kernels, hopper or portable, which are slower there than torch's
             matrix products, whose order of summation depends on the batch; and where `chunk` times
             the query heads is 96 or more for each multiprocessor, on portable attention. On the CPU
             it is always so.
-        hopper_kernels: run the kernels made for Hopper where they fit (bfloat16, compute capability
-            9.0), in decode steps and, but for the layers of long eager chunks without `exact`, in
-            prefill; and attend in prefill by matrix instructions (bfloat16, 8.0 or
-            newer); elsewhere it changes nothing. They sum in another order than the portable ones,
-            which does not depend on the number of rows or tokens in a step either: what `exact`
-            promises holds with them too, at any max_rows and chunk. None: on 9.0, where the
-            model is bfloat16 (on 8.x, say True for prefill's attention).
+        backend: "hopper" runs the kernels made for Hopper where they fit (bfloat16, compute
+            capability 9.0 or 10.0), in decode steps and, but for the layers of long eager chunks
+            without `exact`, in prefill; and attends in prefill by matrix instructions (bfloat16,
+            8.0 or newer); elsewhere it changes nothing. "portable" runs the others. The two sum in
+            different orders, neither of which depends on the number of rows or tokens in a step:
+            what `exact` promises holds with both, at any max_rows and chunk. None: hopper on 9.0
+            and 10.0, where the model is bfloat16 (on 8.x, say "hopper" for prefill's attention).
         max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to
             their number where a model has more.
         timing: measure step gaps, by two events around each step. False leaves these out.
@@ -70,7 +78,7 @@ class EngineOptions:
     prefill_buckets: tuple[int, ...] | None = None
     graph: bool = True
     exact: bool = False
-    hopper_kernels: bool | None = None
+    backend: Backend | None = None
     max_stop_ids: int = 16
     timing: bool = True
     meter: bool = True
@@ -88,7 +96,7 @@ class EngineOptions:
                 object.__setattr__(self, name, check_counts(name, values))
         for name in ("graph", "exact", "timing", "meter", "freeze", "blocking"):
             check_flag(name, getattr(self, name))
-        check_flag("hopper_kernels", self.hopper_kernels, optional=True)
+        check_backend(self.backend)
         check_depth(self.depth)
 
 
@@ -108,11 +116,12 @@ def named_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> Eng
     return EngineOptions(**options)
 
 
-def choose_kernels(fast: bool | None, device: str, dtype: torch.dtype) -> bool:
-    """`fast`, with None resolved: whether this device runs the fast kernels, and for this dtype."""
-    if fast is not None:
-        return fast
-    return device.startswith("cuda") and dtype is torch.bfloat16 and hopper_runs()
+def choose_backend(backend: Backend | None, device: str, dtype: torch.dtype) -> Backend:
+    """`backend`, with None resolved: hopper if this device runs its kernels with this dtype."""
+    if backend is not None:
+        return backend
+    runs = device.startswith("cuda") and dtype is torch.bfloat16 and hopper_runs()
+    return "hopper" if runs else "portable"
 
 
 def choose_device(device: str) -> str:

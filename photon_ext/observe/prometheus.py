@@ -42,7 +42,7 @@ def exposition(snapshot: MeterSnapshot) -> str:
         from prometheus_client import CollectorRegistry, generate_latest
     except ImportError as error:
         raise ConfigError(
-            "prometheus() needs the package prometheus-client: pip install 'photon_ext[engine]'"
+            "prometheus() needs the package prometheus-client: pip install prometheus-client"
         ) from error
 
     registry = CollectorRegistry()

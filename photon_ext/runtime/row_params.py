@@ -131,12 +131,14 @@ FIELDS: dict[str, tuple[Any, Field]] = _fields()
 """The table: by name, the type and the `Field` of each parameter."""
 
 
-def flags() -> dict[str, tuple[Any, str, Any]]:
-    """What a command line can set: by name, the type, the help and the default."""
+def flags(**defaults: Any) -> dict[str, tuple[Any, str, Any]]:
+    """What a command line can set: by name, the type, the help and the default, which `defaults`
+    may replace.
+    """
     found = {}
     for name, (kind, field) in FIELDS.items():
         if field.help:
-            default = getattr(RowParams, name)
+            default = defaults.get(name, getattr(RowParams, name))
             shows = "" if default is None else f" (default {default})"
             found[name] = (float if kind is float else int, field.help + shows, default)
     return found

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from photon_ext import _C
-from photon_ext.checks import check_capacity
+from photon_ext.checks import Backend, check_backend, check_capacity
 from photon_ext.errors import ConfigError, DeviceError
 from photon_ext.layout import NO_PAGE, RECORD_WIDTH, ROW_COLUMNS, InputLayout, MaskLayout
 from photon_ext.runtime.ports import StepSpec
@@ -46,8 +46,8 @@ class Runtime:
         timing: records events around each step, so that the pipeline can report step gaps.
         blocking: the commit's wait yields the CPU after spinning for a while (1 ms on CUDA, less on
             the host), instead of spinning on.
-        hopper_kernels: sample with the kernel made for Hopper where it runs; the tokens are the
-            same. Your forward chooses its own kernels.
+        backend: which kernel samples: "hopper" (where it runs) or "portable" (default); None:
+            hopper where it runs. The tokens are the same. Your forward chooses its own kernels.
 
     Attributes:
         depth, max_len, page_size, timing: as above, settled.
@@ -74,8 +74,9 @@ class Runtime:
         max_stop_ids: int = 16,
         timing: bool = False,
         blocking: bool = True,
-        hopper_kernels: bool = False,
+        backend: Backend | None = "portable",
     ) -> None:
+        check_backend(backend)
         capacity = check_capacity(max_rows, max_len, depth, page_size, max_stop_ids)
         self.depth = capacity.depth
         self.max_len = capacity.max_len
@@ -89,7 +90,7 @@ class Runtime:
         self.report: CaptureReport | None = None
         self._stream = stream
         self._blocking = blocking
-        self._hopper_kernels = hopper_kernels
+        self._hopper = backend != "portable"
         self._streams: Streams | None = None
 
     @property
@@ -127,7 +128,7 @@ class Runtime:
             # the zeros above were written on torch's current stream
             torch.cuda.synchronize(self.device)
         programs = [
-            StepProgram(spec, self.tables, shared, slot, inputs, masks, self._hopper_kernels)
+            StepProgram(spec, self.tables, shared, slot, inputs, masks, self._hopper)
             for slot in memory
         ]
         graphs = StepGraph(spec, programs, streams, warm_up_tokens=min(spec.chunk, self.max_len))

@@ -77,14 +77,14 @@ class StepProgram:
         slot: SlotMemory,
         inputs: InputLayout,
         masks: MaskLayout,
-        hopper_kernels: bool,
+        hopper: bool,
     ) -> None:
         self._spec = spec
         self._tables = tables
         self._shared = shared
         self._slot = slot
         self._masks = masks
-        self._hopper_kernels = hopper_kernels
+        self._hopper = hopper
         self._segments = slot.input[: inputs.staged_offset].view(-1, SEGMENT_COLUMNS)
         self._staged = slot.input[
             inputs.staged_offset : inputs.staged_offset + inputs.max_step_tokens
@@ -144,7 +144,7 @@ class StepProgram:
                 step.segments,
                 step.row_state,
                 errors,
-                self._hopper_kernels,
+                self._hopper,
             )
         ops.publish_(step.tables, self._slot.records[:count], step.sampled, step.segments, errors)
 

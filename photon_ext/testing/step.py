@@ -59,7 +59,7 @@ class SimStep:
             slot.memory,
             inputs,
             masks,
-            hopper_kernels=False,
+            hopper=False,
         )
         self._footprint = Footprint({**device.names, **slot.names}, device)
         self._step: StepTensors | None = None

@@ -357,12 +357,12 @@ def test_our_step_takes_the_fast_kernels(
 
     monkeypatch.setattr(Decoder, "__init__", noted)
     status, steps, found = climbed(
-        tmp_path, loop, device, "--hopper-kernels", "--dtype", "bfloat16"
+        tmp_path, loop, device, "--backend", "hopper", "--dtype", "bfloat16"
     )
     assert status == 0
     assert list(found) == NAMES
     assert set(made) == {True}
-    kernels = "fast" if device == "cuda" and photon_ext.hopper_runs() else "portable"
+    kernels = "hopper" if device == "cuda" and photon_ext.hopper_runs() else "portable"
     assert {name: entry["kernels"] for name, entry in steps.items() if "kernels" in entry} == {
         "step": kernels
     }

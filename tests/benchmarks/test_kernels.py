@@ -187,7 +187,7 @@ def test_what_the_build_lacks_is_missing_and_what_memory_lacks_is_skipped(tmp_pa
     assert bench.add("tiny", Plan(("nonesuch_into",), "x", SETTING, never), result) is None
     assert (
         bench.add(
-            "tiny", Plan(("rms_norm_into",), "x", SETTING._replace(way="fast"), never), result
+            "tiny", Plan(("rms_norm_into",), "x", SETTING._replace(way="hopper"), never), result
         )
         is None
     )

@@ -80,7 +80,7 @@ def forward(step):
     step.logits = residual[:rows].float()
 
 pipeline = Pipeline(
-    Runtime(max_rows=2, max_len=32, depth=2, device="cpu", hopper_kernels=True),
+    Runtime(max_rows=2, max_len=32, depth=2, device="cpu", backend="hopper"),
     forward, vocab_size=16, chunk=8, graph=False,
 )
 pipeline.admit([1, 2], max_new_tokens=3)

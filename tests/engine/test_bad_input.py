@@ -111,9 +111,9 @@ def test_a_damaged_model_is_refused(
         ({"depth": "2"}, ConfigError, "depth is '2'"),
         ({"depth": 2.0}, ConfigError, "depth is 2.0"),
         (
-            {"hopper_kernels": "no"},
+            {"backend": "fast"},
             ConfigError,
-            "hopper_kernels is 'no'; give True, False or None$",
+            "backend is 'fast'; give 'hopper', 'portable', or None for hopper where it runs",
         ),
         ({"max_rows": 0}, ConfigError, "max_rows is 0; give an integer from 1 to 2147483647"),
         (

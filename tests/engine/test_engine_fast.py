@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from photon_ext.checks import Backend
 from photon_ext.engine import Engine, options
-from photon_ext.engine.options import choose_kernels
+from photon_ext.engine.options import choose_backend
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.loader import load_model
 from photon_ext.models.weights import random_weights
@@ -38,7 +39,7 @@ def engine_on(device: str, depth: int, **changes: int) -> Engine:
         "buckets": (1, 2),
         "chunk": 40,
         "exact": True,
-        "hopper_kernels": True,
+        "backend": "hopper",
     }
     return Engine.from_weights(CONFIG, weights, depth=depth, **{**options, **changes})
 
@@ -99,7 +100,7 @@ def test_smollm2_leaves_the_tokens_of_float32_only_at_near_ties(
         "buckets": (8,),
         "chunk": 64,
         "exact": True,
-        "hopper_kernels": True,
+        "backend": "hopper",
     }
     with Engine.from_weights(loaded.config, loaded.weights, loaded.tokenizer, **options) as engine:
         outputs = engine.generate(prompts, SamplingParams(max_new_tokens=NEW, ignore_eos=True))
@@ -119,11 +120,11 @@ def test_smollm2_leaves_the_tokens_of_float32_only_at_near_ties(
     assert others < 0.1 * NEW * len(prompts)
 
 
-@pytest.mark.parametrize("chosen", [True, False])
-def test_a_choice_of_kernels_is_kept(chosen: bool) -> None:
+@pytest.mark.parametrize("chosen", ["hopper", "portable"])
+def test_a_choice_of_kernels_is_kept(chosen: Backend) -> None:
     assert (
-        choose_kernels(chosen, "cpu", torch.float32)
-        == choose_kernels(chosen, "cuda:0", torch.bfloat16)
+        choose_backend(chosen, "cpu", torch.float32)
+        == choose_backend(chosen, "cuda:0", torch.bfloat16)
         == chosen
     )
 
@@ -132,10 +133,8 @@ def test_without_a_choice_the_fast_kernels_run_where_they_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(options, "hopper_runs", lambda: True)
-    assert choose_kernels(None, "cuda:0", torch.bfloat16)
-    assert not any(
-        choose_kernels(None, *other)
-        for other in (("cuda", torch.float32), ("cuda", torch.float16), ("cpu", torch.bfloat16))
-    )
+    assert choose_backend(None, "cuda:0", torch.bfloat16) == "hopper"
+    others = (("cuda", torch.float32), ("cuda", torch.float16), ("cpu", torch.bfloat16))
+    assert {choose_backend(None, *other) for other in others} == {"portable"}
     monkeypatch.setattr(options, "hopper_runs", lambda: False)
-    assert not choose_kernels(None, "cuda", torch.bfloat16)
+    assert choose_backend(None, "cuda", torch.bfloat16) == "portable"

@@ -108,7 +108,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """`photon-ext generate --meter` with a tiny model."""
     for package in ("transformers", "tokenizers", "rich"):
         pytest.importorskip(package)
-    from tests.engine.test_cli import save_with_words
+    from tests.cli.command import save_with_words
 
     folder: Path = tmp_path_factory.mktemp("tiny")
     save_with_words(folder, "w")

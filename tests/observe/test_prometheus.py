@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip("prometheus_client", reason="pip install 'photon_ext[engine]'")
+pytest.importorskip("prometheus_client", reason="pip install prometheus-client")
 
 from prometheus_client.parser import text_string_to_metric_families
 

@@ -34,7 +34,7 @@ from tests.observe.kineto_records import LINEAR, Loop, user_loop
 EMPTY = Records(None, 0, 1000)
 needs_chromium = pytest.mark.skipif(browser.PATH is None, reason="apt install chromium")
 needs_matplotlib = pytest.mark.skipif(
-    not has_matplotlib(), reason="matplotlib draws the PNG: pip install 'photon_ext[trace]'"
+    not has_matplotlib(), reason="matplotlib draws the PNG: pip install matplotlib"
 )
 
 

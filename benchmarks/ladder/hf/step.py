@@ -13,7 +13,7 @@ from photon_ext.models.weights import empty_weights, weight_slots
 
 
 @torch.inference_mode()
-def decode(model, prompt_ids, max_new_tokens, stop_ids, hopper_kernels=False):
+def decode(model, prompt_ids, max_new_tokens, stop_ids, backend="portable"):
     config, device = hf_config(model.config.to_dict()), model.device
     max_len = len(prompt_ids) + max_new_tokens
     weights, parameters = empty_weights(config, model.dtype, device), dict(model.named_parameters())
@@ -27,11 +27,11 @@ def decode(model, prompt_ids, max_new_tokens, stop_ids, hopper_kernels=False):
         max_step_tokens=256,
         max_segments=1,
         max_len=max_len,
-        hopper=hopper_kernels,
+        hopper=backend == "hopper",
         **pages,
     )
     runtime = photon_ext.Runtime(
-        max_rows=1, max_len=max_len, depth=2, device=device, hopper_kernels=hopper_kernels
+        max_rows=1, max_len=max_len, depth=2, device=device, backend=backend
     )
     pipeline = photon_ext.Pipeline(runtime, decoder.forward, vocab_size=config.vocab)
     params = photon_ext.RowParams(max_new_tokens, stop_token_ids=stop_ids)

@@ -18,7 +18,7 @@ def decode(
     prompt_ids: Sequence[int],
     max_new_tokens: int,
     stop_ids: Sequence[int],
-    hopper_kernels: bool = False,
+    hopper: bool = False,
 ) -> Iterator[int]:
     max_len = len(prompt_ids) + max_new_tokens
     pages = {"page_size": max_len, "num_pages": 2}  # one for the sequence; page 0 is nobody's
@@ -28,11 +28,15 @@ def decode(
         max_step_tokens=256,
         max_segments=1,
         max_len=max_len,
-        hopper=hopper_kernels,
+        hopper=hopper,
         **pages,
     )
     runtime = Runtime(
-        max_rows=1, max_len=max_len, depth=2, device=model.device, hopper_kernels=hopper_kernels
+        max_rows=1,
+        max_len=max_len,
+        depth=2,
+        device=model.device,
+        backend="hopper" if hopper else "portable",
     )
     pipeline = Pipeline(runtime, decoder.forward, vocab_size=model.config.vocab)
     params = RowParams(max_new_tokens, stop_token_ids=stop_ids)

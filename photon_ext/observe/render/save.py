@@ -33,5 +33,5 @@ def save(records: Records, report: Report, directory: Path) -> list[Path]:
 
 
 def has_matplotlib() -> bool:
-    """Whether a PNG can be drawn: pip install 'photon_ext[trace]'."""
+    """Whether a PNG can be drawn: pip install matplotlib."""
     return importlib.util.find_spec("matplotlib") is not None

@@ -6,71 +6,33 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from photon_ext.cli.arguments import PROMPT
+from photon_ext.cli.terminal import complain, say
+from photon_ext.engine import Engine, Output
+from photon_ext.engine.options import EngineOptions, choose_device
 from photon_ext.errors import ConfigError
+from photon_ext.models.loader import load_model
+from photon_ext.observe import timeline
+from photon_ext.observe.render.save import has_matplotlib
+from photon_ext.runtime.runtime import checked_device
+from photon_ext.sampling import SamplingParams
 
-if TYPE_CHECKING:
-    from photon_ext.engine import Output
-
-PROMPT = "Why is the sky blue?"
 WARM_UP_TOKENS = 8
 MAX_BATCH = 4096
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
-    parser.add_argument(
-        "--out",
-        required=True,
-        type=_directory,
-        metavar="DIR",
-        help="where the files go; it is made if need be",
-    )
-    parser.add_argument(
-        "--model",
-        default="smollm2",
-        help="smollm2 (default), a Hugging Face directory, or a .gguf file",
-    )
-    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
-    parser.add_argument(
-        "--dtype", help="float32, float16 or bfloat16; by default what suits the model"
-    )
-    parser.add_argument(
-        "--depth",
-        type=int,
-        default=2,
-        help="steps in flight: 2 (default), or 1 for the blocking loop",
-    )
-    parser.add_argument(
-        "--hopper-kernels",
-        action=argparse.BooleanOptionalAction,
-        help="run the kernels made for Hopper GPUs, or portable ones; by default the former where "
-        "they run",
-    )
-    parser.add_argument(
-        "--prompt",
-        action="append",
-        metavar="TEXT",
-        help=f"may be given more than once (default: {PROMPT!r})",
-    )
-    parser.add_argument(
-        "--max-new-tokens", type=int, default=64, help="longest answer, in tokens (default 64)"
-    )
-    parser.add_argument(
-        "--batch", type=int, default=1, help="requests at once; prompts are repeated (default 1)"
-    )
-    parser.add_argument(
-        "--raw", action="store_true", help="use prompts as they stand, without the chat template"
-    )
-    parser.add_argument("--stacks", action="store_true", help="record Python functions, too (slow)")
-    parser.add_argument("--nvtx", action="store_true", help="mark the phases as NVTX ranges")
-
-
-def _directory(text: str) -> str:
-    if not text:
-        raise argparse.ArgumentTypeError("it is empty; name a directory")
-    return text
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
+    traced = trace(arguments)
+    say(traced.summary)
+    say("written: " + ", ".join(str(path) for path in traced.written))
+    if traced.missing is not None:
+        complain(traced.missing)
+    if traced.error is not None:
+        complain(f"photon-ext trace: {traced.error}")
+    return 0 if traced.error is None else 1
 
 
 class Traced(NamedTuple):
@@ -84,20 +46,12 @@ class Traced(NamedTuple):
 
 
 def trace(arguments: argparse.Namespace) -> Traced:
-    """Runs the command.
+    """Loads, warms up, records, saves.
 
     Raises:
         PhotonError: as Engine.from_pretrained and generate; ConfigError also where the files cannot
             be written.
     """
-    from photon_ext.engine import Engine
-    from photon_ext.engine.options import EngineOptions, choose_device
-    from photon_ext.models.loader import load_model
-    from photon_ext.observe import timeline
-    from photon_ext.observe.render.save import has_matplotlib
-    from photon_ext.runtime.runtime import checked_device
-    from photon_ext.sampling import SamplingParams
-
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler talks on stderr
     # What cannot be recorded is refused before a model is loaded.
     recording = timeline(stacks=arguments.stacks, nvtx=arguments.nvtx)
@@ -112,7 +66,7 @@ def trace(arguments: argparse.Namespace) -> Traced:
     options = {
         "depth": arguments.depth,
         "max_rows": len(prompts),
-        "hopper_kernels": arguments.hopper_kernels,
+        "backend": arguments.backend,
     }
     EngineOptions(**options)  # a wrong option shows before the model is loaded
     params = SamplingParams(max_new_tokens=arguments.max_new_tokens)
@@ -139,7 +93,7 @@ def trace(arguments: argparse.Namespace) -> Traced:
         raise ConfigError(
             f"--out {arguments.out}: {error}; name a directory that can be written"
         ) from error
-    install = "matplotlib is not installed (pip install 'photon_ext[trace]')"
+    install = "matplotlib is not installed (pip install matplotlib)"
     missing = None if has_matplotlib() else f"no timeline.png: {install}"
     failure = next((output.error for output in outputs if output.error is not None), None)
     return Traced(recording.report.text(), written, missing, failure)

@@ -11,20 +11,13 @@ from typing import cast
 
 import pytest
 
-from photon_ext.cli_trace import mean_context
+from photon_ext.cli.trace import mean_context
 from photon_ext.engine import Output
 from photon_ext.models.loader import load_model
 from photon_ext.observe.render.save import has_matplotlib
-from tests.engine.test_cli import environment, run, save_with_words
+from tests.cli.command import environment, run
 
 FILES = {"trace.json", "timeline.html", "summary.txt", "summary.json"}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    folder: Path = tmp_path_factory.mktemp("tiny")
-    save_with_words(folder, "w")
-    return str(folder)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -114,7 +107,8 @@ def answer(prompt: int, tokens: int) -> Output:
 def test_without_matplotlib_everything_else_is_written(
     capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("photon_ext.observe.render.save.has_matplotlib", lambda: False)
+    for module in ("photon_ext.observe.render.save", "photon_ext.cli.trace"):
+        monkeypatch.setattr(f"{module}.has_matplotlib", lambda: False)
     code, _, err = run(
         capsys,
         "trace",
@@ -129,7 +123,7 @@ def test_without_matplotlib_everything_else_is_written(
     )
     assert code == 0
     assert {path.name for path in tmp_path.iterdir()} == FILES
-    assert "no timeline.png: matplotlib is not installed (pip install 'photon_ext[trace]')" in err
+    assert "no timeline.png: matplotlib is not installed (pip install matplotlib)" in err
 
 
 @pytest.mark.parametrize(

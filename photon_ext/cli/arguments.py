@@ -1,0 +1,147 @@
+"""The arguments of the commands."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import NoReturn, get_args
+
+import photon_ext
+from photon_ext.checks import Backend
+from photon_ext.cli.terminal import complain, say
+
+WRONG = 2
+PROMPT = "Why is the sky blue?"
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what was wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(WRONG, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        if message:
+            complain(message.removesuffix("\n"))
+        say("", end="")  # what --help has printed is out, or is told to be lost
+        sys.exit(status)
+
+
+def make_parser() -> Parser:
+    """The parser of `photon-ext`: `command` says which."""
+    parser = Parser(
+        prog="photon-ext",
+        description="Text from a language model, without the idle gap between steps.",
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"photon-ext {photon_ext.__version__}"
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    _add_generate(commands.add_parser("generate", help="generate text from a prompt"))
+    _add_chat(commands.add_parser("chat", help="talk with a model"))
+    _add_trace(
+        commands.add_parser(
+            "trace", help="a timeline of host and device: where the device waits, and for whom"
+        )
+    )
+    commands.add_parser("info", help="versions, devices, build, and what is missing")
+    return parser
+
+
+def _add_generate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("prompt", help="the user's message; - reads it from stdin")
+    _add_engine(parser)
+    _add_answer(parser, max_new_tokens=128)
+    parser.add_argument(
+        "--raw", action="store_true", help="use the prompt as it stands, without the chat template"
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object at the end instead of streaming text",
+    )
+    parser.add_argument(
+        "--meter", action="store_true", help="show on stderr what the engine is doing"
+    )
+
+
+def _add_chat(parser: argparse.ArgumentParser) -> None:
+    _add_engine(parser)
+    _add_answer(parser, max_new_tokens=512)
+
+
+def _add_trace(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out",
+        required=True,
+        type=_directory,
+        metavar="DIR",
+        help="where the files go; it is made if need be",
+    )
+    _add_engine(parser)
+    parser.add_argument(
+        "--prompt",
+        action="append",
+        metavar="TEXT",
+        help=f"may be given more than once (default: {PROMPT!r})",
+    )
+    parser.add_argument(
+        "--max-new-tokens", type=int, default=64, help="longest answer, in tokens (default 64)"
+    )
+    parser.add_argument(
+        "--batch", type=int, default=1, help="requests at once; prompts are repeated (default 1)"
+    )
+    parser.add_argument(
+        "--raw", action="store_true", help="use prompts as they stand, without the chat template"
+    )
+    parser.add_argument("--stacks", action="store_true", help="record Python functions, too (slow)")
+    parser.add_argument("--nvtx", action="store_true", help="mark the phases as NVTX ranges")
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        default="smollm2",
+        help="smollm2 (default), a Hugging Face directory, or a .gguf file",
+    )
+    parser.add_argument("--device", default="auto", help="auto (default), cpu, cuda or cuda:N")
+    parser.add_argument(
+        "--dtype", help="float32, float16 or bfloat16; by default what suits the model"
+    )
+    parser.add_argument(
+        "--depth",
+        type=int,
+        default=2,
+        help="steps in flight: 2 (default), or 1 for the blocking loop",
+    )
+    parser.add_argument(
+        "--backend",
+        choices=get_args(Backend),
+        help="which kernels run; by default hopper, where they run",
+    )
+
+
+def _add_answer(parser: argparse.ArgumentParser, max_new_tokens: int) -> None:
+    parser.add_argument("--system", metavar="TEXT", help="a system message before the user's")
+    parser.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end an answer before this text; may be given more than once",
+    )
+    parser.add_argument(
+        "--max-len",
+        type=int,
+        help="longest prompt and answer, in tokens; by default the model's, up to 4096",
+    )
+    from photon_ext.runtime.row_params import flags
+
+    for name, (kind, told, default) in flags(max_new_tokens=max_new_tokens).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, help=told)
+
+
+def _directory(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; name a directory")
+    return text

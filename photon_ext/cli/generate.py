@@ -1,0 +1,122 @@
+"""`photon-ext generate`: one answer, streamed or as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from photon_ext.cli.model import open_engine, sampling_params
+from photon_ext.cli.terminal import complain, say
+from photon_ext.engine import Output, Request
+from photon_ext.errors import RequestError
+from photon_ext.observe.live import View, open_view
+from photon_ext.observe.meter import MeterSnapshot
+
+if TYPE_CHECKING:
+    from photon_ext.engine.prompts import Prompt
+
+STDIN = "-"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the command; returns its exit code."""
+    params, prompt = sampling_params(arguments), _prompt(arguments)
+    engine = open_engine(arguments)
+    with engine, open_view(engine.meter, sys.stderr) if arguments.meter else nullcontext() as view:
+        request = engine.submit(prompt, params, raw=arguments.raw)
+        if view is not None and view.redraws and sys.stdout.isatty() and not arguments.json:
+            _stream_in(view, request)
+        elif not arguments.json:
+            stream(request)
+        output = request.result()
+        stats = engine.stats()
+        if not arguments.json:
+            say("")  # before the meter's last line and the summary, where all go to one file
+    if arguments.json:
+        say(_as_json(output, stats))
+    else:
+        complain(_summary(output, stats))
+    if output.error is not None:
+        complain(f"photon-ext generate: {output.error}")
+        return 1
+    return 0
+
+
+def stream(request: Request) -> None:
+    """Prints the text as it comes."""
+    for event in request.iter():
+        say(event.text, end="")
+
+
+def _prompt(arguments: argparse.Namespace) -> Prompt:
+    text = _read_stdin() if arguments.prompt == STDIN else arguments.prompt
+    if arguments.system is None:
+        return str(text)
+    if arguments.raw:
+        raise RequestError("--system needs the chat template, which --raw leaves out; drop one")
+    if not text:
+        raise RequestError("the prompt is empty; give the user's message")
+    return [
+        {"role": "system", "content": arguments.system},
+        {"role": "user", "content": text},
+    ]
+
+
+def _read_stdin() -> str:
+    """All of stdin, but for the line end that closes it."""
+    if sys.stdin is None:
+        raise RequestError("the prompt is -, and stdin is closed; give it as an argument")
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise RequestError(f"stdin is no text ({error}); send it as UTF-8") from error
+
+
+def _stream_in(view: View, request: Request) -> None:
+    """The text as it comes, in a view that redraws the terminal it goes to; when that is closed,
+    all of it.
+    """
+    pieces = []
+    try:
+        for event in request.iter():
+            pieces.append(event.text)
+            view.show(event.text)
+    finally:
+        view.close()
+        say("".join(pieces), end="")
+
+
+def _summary(output: Output, stats: MeterSnapshot) -> str:
+    gap = "not measured" if stats.step_gap_us is None else f"{stats.step_gap_us:.0f} us"
+    rate = "-" if output.tokens_per_s is None else f"{output.tokens_per_s:.1f}"
+    first = "-" if output.ttft_ms is None else f"{output.ttft_ms:.0f} ms"
+    return (
+        f"[{len(output.token_ids)} tokens ({output.finish_reason}), {rate} tokens/s, first token "
+        f"after {first}, step gap {gap} (median), depth {stats.depth}, {stats.device}]"
+    )
+
+
+def _as_json(output: Output, stats: MeterSnapshot) -> str:
+    return json.dumps(
+        {
+            "text": output.text,
+            "token_ids": output.token_ids,
+            "finish_reason": output.finish_reason,
+            "stop_reason": output.stop_reason,
+            "prompt_tokens": output.prompt_tokens,
+            "ttft_ms": _rounded(output.ttft_ms, 3),
+            "tokens_per_s": _rounded(output.tokens_per_s, 2),
+            "step_gap_us": _rounded(stats.step_gap_us, 2),
+            "steps": stats.steps,
+            "zombie_rows": stats.zombie_rows,
+            "depth": stats.depth,
+            "device": stats.device,
+        }
+    )
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)

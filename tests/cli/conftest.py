@@ -1,0 +1,35 @@
+"""The models of the command line's tests. Where a package that they need is missing, they are left
+out.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+_PACKAGES = ("transformers", "safetensors", "tokenizers", "jinja2")
+collect_ignore = []
+if not all(map(importlib.util.find_spec, _PACKAGES)):
+    collect_ignore = [path.name for path in Path(__file__).parent.glob("test_*.py")]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny model with a tokenizer of words: "w3" is token 3."""
+    from tests.cli.command import save_with_words
+
+    folder: Path = tmp_path_factory.mktemp("tiny")
+    save_with_words(folder, "w")
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The same with a chat template."""
+    from tests.cli.command import save_with_template
+
+    folder: Path = tmp_path_factory.mktemp("chat")
+    save_with_template(folder)
+    return str(folder)

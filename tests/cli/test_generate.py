@@ -1,0 +1,255 @@
+"""`photon-ext generate`: what it prints where, and what it says to mistakes."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import photon_ext
+from tests.cli.command import run
+from tests.models.tiny import saved_tiny_model
+
+KEYS = {
+    "text",
+    "token_ids",
+    "finish_reason",
+    "stop_reason",
+    "prompt_tokens",
+    "ttft_ms",
+    "tokens_per_s",
+    "step_gap_us",
+    "steps",
+    "zombie_rows",
+    "depth",
+    "device",
+}
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_json_is_one_object_and_nothing_else(
+    capsys: pytest.CaptureFixture[str], model: str, depth: int
+) -> None:
+    common = (
+        "--model",
+        model,
+        "--device",
+        "cpu",
+        "--max-new-tokens",
+        "7",
+        "--depth",
+        str(depth),
+        "--json",
+    )
+    code, out, err = run(capsys, "generate", "w5 w6 w7", *common)
+    assert (code, err) == (0, "")
+    result = json.loads(out)
+    assert set(result) == KEYS
+    assert (result["depth"], result["device"], result["prompt_tokens"]) == (depth, "cpu", 3)
+    assert result["finish_reason"] in ("length", "stop")
+    shown = result["token_ids"][:-1] if result["finish_reason"] == "stop" else result["token_ids"]
+    assert result["text"] == " ".join(f"w{token}" for token in shown)
+    assert result["steps"] >= len(result["token_ids"])
+    assert result["ttft_ms"] == round(result["ttft_ms"], 3) > 0
+    assert result["step_gap_us"] is None or result["step_gap_us"] == round(result["step_gap_us"], 2)
+
+
+def test_text_goes_to_stdout_and_the_summary_to_stderr(
+    capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    common = ("generate", "w5 w6 w7", "--model", model, "--device", "cpu", "--max-new-tokens", "7")
+    text = json.loads(run(capsys, *common, "--json")[1])["text"]
+    code, out, err = run(capsys, *common)
+    assert (code, out) == (0, text + "\n")
+    assert err.count("\n") == 1
+    assert all(part in err for part in ("tokens/s", "step gap", "depth 2", "cpu"))
+
+
+def test_hopper_kernels_that_do_not_run_here_are_said_so_and_change_nothing(
+    capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    arguments = (
+        "generate",
+        "w5 w6",
+        "--model",
+        model,
+        "--device",
+        "cpu",
+        "--raw",
+        "--max-new-tokens",
+        "4",
+        "--json",
+    )
+    _, plain, errors = run(capsys, *arguments)
+    assert errors == ""
+    code, out, errors = run(capsys, *arguments, "--backend", "hopper")
+    assert (code, json.loads(out)["token_ids"]) == (0, json.loads(plain)["token_ids"])
+    assert (
+        errors
+        == "photon-ext generate: --backend hopper changes nothing on cpu; photon-ext info says "
+        "which kernels run\n"
+    )
+
+
+def test_a_message_of_any_length_is_cut(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    def refuse(path: object) -> None:
+        raise photon_ext.ModelError("x" * 100_000)
+
+    monkeypatch.setattr("photon_ext.cli.model.resolve_model", refuse)
+    code, _, err = run(capsys, "generate", "w5", "--model", model)
+    assert code == 2
+    assert 1000 < len(err) < 2100
+
+
+def test_a_seed_repeats_a_sampled_answer(capsys: pytest.CaptureFixture[str], model: str) -> None:
+    common = (
+        "generate",
+        "w5",
+        "--model",
+        model,
+        "--device",
+        "cpu",
+        "--temperature",
+        "1.5",
+        "--json",
+        "--seed",
+    )
+    answers = [json.loads(run(capsys, *common, seed)[1])["token_ids"] for seed in ("1", "1", "2")]
+    assert answers[0] == answers[1] != answers[2]
+
+
+def test_a_prompt_comes_from_stdin(
+    capsys: pytest.CaptureFixture[str], model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    common = ("--model", model, "--device", "cpu", "--max-new-tokens", "3", "--json")
+    given = json.loads(run(capsys, "generate", "w5 w6 w7", *common)[1])
+    monkeypatch.setattr("sys.stdin", io.StringIO("w5 w6\nw7\n"))
+    code, out, err = run(capsys, "generate", "-", *common)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["token_ids"] == given["token_ids"]
+
+
+def test_a_stdin_that_is_no_text_is_a_mistake(
+    capsys: pytest.CaptureFixture[str], model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdin = io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8")
+    monkeypatch.setattr("sys.stdin", stdin)
+    code, out, err = run(capsys, "generate", "-", "--model", model, "--device", "cpu")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "stdin is no text" in err
+
+
+def test_a_system_message_comes_before_the_prompt(
+    capsys: pytest.CaptureFixture[str], chat_model: str
+) -> None:
+    common = ("generate", "w5 w6", "--model", chat_model, "--device", "cpu", "--json")
+    plain = json.loads(run(capsys, *common)[1])
+    asked = json.loads(run(capsys, *common, "--system", "w7")[1])
+    assert (plain["prompt_tokens"], asked["prompt_tokens"]) == (3, 5)  # w2 w5 w6; w1 w7 before it
+    code, _, err = run(capsys, *common, "--system", "w7", "--raw")
+    assert code == 2
+    assert "--system needs the chat template, which --raw leaves out" in err
+
+
+def test_a_stop_text_ends_the_answer_and_is_cut_off(
+    capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    common = ("generate", "w5 w6 w7", "--model", model, "--device", "cpu", "--json")
+    words = json.loads(run(capsys, *common, "--max-new-tokens", "12")[1])["text"].split()
+    result = json.loads(run(capsys, *common, "--stop", "nowhere", "--stop", words[3])[1])
+    assert result["text"].split() == words[: words.index(words[3])]
+    assert (result["finish_reason"], result["stop_reason"]) == ("stop", words[3])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--depth", "3"), "depth is 3"),
+        (("--depth", "two"), "--depth: invalid int value: 'two'"),
+        (("--device", "tpu"), "'tpu'"),
+        (("--dtype", "int8"), "dtype is 'int8'"),
+        (("--temperature", "-1"), "temperature is -1.0"),
+        (("--temperature", "nan"), "temperature is nan"),
+        (("--max-new-tokens", "0"), "max_new_tokens is 0"),
+        (("--max-len", "2"), "the prompt has 3 tokens and the context holds 2"),
+        (("--max-len", "257"), "made for 256 positions"),
+        (("--model", "/nowhere"), "/nowhere"),
+        (("--seed", "-1"), "seed is -1"),
+        (("--colour", "blue"), "--colour"),
+        (("--backend", "fast"), "--backend: invalid choice: 'fast'"),
+        (("--stop", ""), "stop holds ''"),
+    ],
+)
+def test_mistakes_are_told_in_one_line_with_exit_code_two(
+    capsys: pytest.CaptureFixture[str], model: str, arguments: tuple[str, ...], message: str
+) -> None:
+    code, out, err = run(
+        capsys, "generate", "w5 w6 w7", "--model", model, "--device", "cpu", *arguments
+    )
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert err.startswith("photon-ext")
+    assert message in err
+
+
+def test_an_empty_prompt_is_a_mistake_too(capsys: pytest.CaptureFixture[str], model: str) -> None:
+    code, _, err = run(capsys, "generate", "", "--model", model, "--device", "cpu")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "the prompt is empty" in err
+
+
+def test_no_command_says_where_help_is(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys)
+    assert code == 2
+    assert "--help" in err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--version") == (0, f"photon-ext {photon_ext.__version__}\n", "")
+
+
+def test_a_prompt_that_is_no_text_is_a_mistake(
+    capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    code, out, err = run(capsys, "generate", "w5 \udcff", "--model", model, "--device", "cpu")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "the prompt holds a surrogate, U+DCFF" in err
+
+
+def test_a_model_without_its_tokenizer_says_where_to_put_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    saved_tiny_model("llama-plain", tmp_path)
+    code, _, err = run(capsys, "generate", "w5", "--model", str(tmp_path), "--device", "cpu")
+    assert code == 2
+    assert (
+        err
+        == f"photon-ext generate: {tmp_path} has no tokenizer.json; copy it there (save_pretrained "
+        "of the tokenizer)\n"
+    )
+
+
+@pytest.mark.parametrize(("name", "option"), [("generate", "--max-len"), ("trace", "--batch")])
+def test_memory_that_the_host_does_not_have_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    model: str,
+    tmp_path: Path,
+    name: str,
+    option: str,
+) -> None:
+    monkeypatch.setattr(
+        "photon_ext.engine.engine.Decoder",
+        lambda *args, **options: torch.empty(2**60, dtype=torch.int8),
+    )
+    arguments = ["w5"] if name == "generate" else ["--out", str(tmp_path)]
+    code, out, err = run(capsys, name, *arguments, "--model", model, "--device", "cpu")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"photon-ext {name}: out of memory: ")
+    assert "allocate 1152921504606846976 bytes" in err
+    assert err.endswith(f"; lower {option}\n")

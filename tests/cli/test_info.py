@@ -1,0 +1,99 @@
+"""`photon-ext info`: it says what is there and what is missing, also without torch."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from photon_ext import _build_info
+from tests.cli.command import blocked_torch, entries, run, run_process
+
+
+def test_info_names_versions_devices_kernels_and_gaps(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "info")
+    assert (code, err) == (0, "")
+    for part in (
+        "photon_ext ",
+        "torch ",
+        "build:",
+        "devices:",
+        "kernel threads",
+        "kernels:",
+        "cuda:",
+        "missing:",
+    ):
+        assert part in out
+
+
+def test_info_without_cuda_calls_it_none_and_optional(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(_build_info.BUILD_INFO, "cuda", None)
+    monkeypatch.setitem(_build_info.BUILD_INFO, "cuda_archs", [])
+    monkeypatch.setitem(sys.modules, "photon_ext._C", SimpleNamespace(cuda_compiled=False))
+    code, out, _ = run(capsys, "info")
+    lines = [line.strip() for line in out.splitlines()]
+    assert code == 0
+    assert "cuda: none" in lines
+    assert "cuda_archs: none" in lines
+    missing = lines[lines.index("missing:") :]
+    assert any(line.startswith("for a GPU: the CUDA kernels") for line in missing)
+    assert all(
+        line.startswith("for a GPU: ") for line in missing if "CUDA" in line or "GPU" in line
+    )
+
+
+def test_info_advises_no_toolkit_where_there_is_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "photon_ext._C", SimpleNamespace(cuda_compiled=False))
+    monkeypatch.setattr(
+        shutil, "which", lambda name: name if name.startswith(str(tmp_path)) else None
+    )
+    again = "PHOTON_CUDA=1 python setup.py build_ext --inplace\n"
+    assert (
+        f"for a GPU: the CUDA kernels; install the CUDA toolkit (nvcc), then {again}"
+        in run(capsys, "info")[1]
+    )
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert (
+        f"for a GPU: the CUDA kernels; {tmp_path}/bin/nvcc is there, so build again: {again}"
+        in run(capsys, "info")[1]
+    )
+
+
+@pytest.mark.parametrize("entry", entries())
+def test_without_torch_it_says_so(entry: str, tmp_path: Path) -> None:
+    blocked_torch(tmp_path, "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
+    done = run_process(entry, tmp_path, "info")
+    assert (done.returncode, done.stderr) == (0, "")
+    missing = done.stdout[done.stdout.index("missing:") :]
+    assert "torch, which everything needs: see pytorch.org" in missing
+    assert "kernels:\n  none: photon_ext's libraries cannot be loaded" in done.stdout
+
+
+@pytest.mark.parametrize("entry", entries())
+def test_without_torch_other_commands_say_what_to_do(entry: str, tmp_path: Path) -> None:
+    blocked_torch(tmp_path, "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')")
+    done = run_process(entry, tmp_path, "generate", "hello")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("photon-ext generate: torch is not installed")
+    assert "photon-ext info says what is missing" in done.stderr
+    assert run_process(entry, tmp_path, "--version").stdout.startswith("photon-ext ")
+
+
+@pytest.mark.parametrize("entry", entries())
+def test_ctrl_c_while_torch_is_imported_is_one_line(entry: str, tmp_path: Path) -> None:
+    program = """
+import os, signal, time
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(60)
+"""
+    blocked_torch(tmp_path, program)
+    for arguments in (("info",), ("generate", "hello"), ("chat",)):
+        done = run_process(entry, tmp_path, *arguments)
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")
