@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from photon_ext.scheduling.memory import available_bytes
 
 from benchmarks.common.options import device_of, parser, positive_number
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.table import print_table
+from photon_ext.engine.memory import available_bytes
 
 GIB = 1 << 30
 CUDA_BYTES, CPU_BYTES = 9 * GIB, GIB
