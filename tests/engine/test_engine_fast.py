@@ -4,10 +4,13 @@ are those of float32 but for near ties.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from photon_ext import ConfigError, Runtime
 from photon_ext.checks import Backend
 from photon_ext.engine import Engine, options
 from photon_ext.engine.options import choose_backend
@@ -127,6 +130,15 @@ def test_a_choice_of_kernels_is_kept(chosen: Backend) -> None:
         == choose_backend(chosen, "cuda:0", torch.bfloat16)
         == chosen
     )
+
+
+@pytest.mark.parametrize("wrong", ["fast", True, 1, ["hopper"]])
+def test_a_backend_that_is_none_is_refused(wrong: Any) -> None:
+    message = r"backend is .*; give 'hopper', 'portable', or None for hopper where it runs"
+    with pytest.raises(ConfigError, match=message):
+        options.EngineOptions(backend=wrong)
+    with pytest.raises(ConfigError, match=message):
+        Runtime(max_rows=1, max_len=8, device="cpu", backend=wrong)
 
 
 def test_without_a_choice_the_fast_kernels_run_where_they_fit(
