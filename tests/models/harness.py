@@ -85,6 +85,7 @@ class Harness:
         )
         return StepTensors(
             kind=kind,
+            decode_tokens=total if kind is StepKind.DECODE else 0,
             decode_meta=decode_meta,
             segments=segments.to(self.device),
             counts=torch.tensor(
