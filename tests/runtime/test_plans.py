@@ -130,10 +130,11 @@ def test_mixed_steps_on_the_host_give_the_tokens_of_separate_ones(depth: int, gr
     assert kinds == {StepKind.PREFILL, StepKind.DECODE}
     expected = [[(prompt[-1] + 1 + i) % VOCAB for i in range(cap)] for prompt, cap in asked]
     assert separate == expected
-    for _ in range(5):
-        mixed, kinds = served(lambda pipe: random_plan(pipe, rng, 4))
-        assert mixed == expected
-        assert StepKind.MIXED in kinds
+    for _ in range(10):
+        tokens, more = served(lambda pipe: random_plan(pipe, rng, 4))
+        assert tokens == expected
+        kinds |= more
+    assert kinds == set(StepKind)
 
 
 def test_a_mixed_step_is_right_under_every_interleaving() -> None:
