@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from photon_ext.info import describe
 
 from benchmarks.common import options as cli
 from benchmarks.common.models import SHAPES
@@ -33,6 +32,7 @@ from benchmarks.kernel_cases.case import BOUNDS, Case, Plan, Setting
 from benchmarks.kernel_cases.chains import chain_groups
 from benchmarks.kernel_cases.linears import linear_groups
 from benchmarks.kernel_cases.pointwise import pointwise_groups
+from photon_ext.cli.info import describe
 from photon_ext.models.shapes import NAMED_SHAPES
 
 HEADER = (

@@ -28,7 +28,6 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
-from photon_ext.info import describe
 
 from benchmarks.common import options as cli
 from benchmarks.common.models import SHAPES
@@ -39,6 +38,7 @@ from benchmarks.engines.catalog import CATALOG, missing
 from benchmarks.engines.peer import Setup, Tokens, Window
 from benchmarks.engines.process import Report, run_module, run_worker
 from benchmarks.engines.tables import HEADER, files_table, summary_table, table_row
+from photon_ext.cli.info import describe
 from photon_ext.errors import ModelError
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.hf_config import hf_config

@@ -9,13 +9,13 @@ from typing import Any
 from benchmarks.attribution.serving import Served
 from benchmarks.attribution.steady import Medians, device_and_gap, ordinary_steps
 from benchmarks.attribution.steps import StepRecord
+from benchmarks.common.prefill_groups import prefill_groups
 from benchmarks.common.result import BenchmarkError
 from photon_ext.observe.cost_model import (
     Periods,
     Prediction,
     Workload,
     predict,
-    prefill_groups,
     steps_per_request,
 )
 

@@ -99,11 +99,7 @@ class Harness:
         )
         return StepTensors(
             kind=kind,
-<<<<<<< HEAD
             decode_tokens=total if kind is StepKind.DECODE else decodes,
-=======
-            decode_tokens=total if kind is StepKind.DECODE else 0,
->>>>>>> coret2
             decode_meta=decode_meta,
             segments=segments.to(self.device),
             counts=torch.tensor(
