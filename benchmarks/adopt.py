@@ -81,7 +81,7 @@ class Ladder:
 
     def _decode(self, stage: Stage) -> Decode:
         fast = self.fast and stage.takes_hopper
-        return partial(stage.decode, hopper=True) if fast else stage.decode
+        return partial(stage.decode, backend="hopper") if fast else stage.decode
 
     def figures(self, stage: Stage) -> Figures:
         """What `verdict` compares."""

@@ -53,8 +53,7 @@ class Stage:
 
     @property
     def takes_hopper(self) -> bool:
-        """Whether its `decode` has the argument `hopper`: all kernels of its step are
-        ours."""
+        """Whether its `decode` has the argument `backend`: all kernels of its step are ours."""
         return self.name == "step"
 
 

@@ -115,10 +115,10 @@ def _kernels(torch: Any, core: Any, native: Any) -> Iterator[str]:
                 "cuda: backend portable runs; hopper is for compute capability 9.0 (and, untested, "
                 "for 10.0 with PHOTON_HOPPER_ON_10=1), not for this GPU"
             )
-        for op, reason in core.fallbacks().items():
-            yield f"cuda: {op} ran its portable kernel instead of the Hopper one: {reason}"
     else:
         yield "cuda: compiled, and not used, because torch sees no GPU"
+    for op, reason in core.fallbacks().items():
+        yield f"cuda: {op} ran its portable kernel instead of the Hopper one: {reason}"
 
 
 def _missing(torch: Any, core: Any, native: Any) -> Iterator[str]:

@@ -42,8 +42,7 @@ def decode(
     pipeline = photon_ext.Pipeline(
         runtime, forward, vocab_size=config.vocab_size, graph=device.type == "cuda"
     )
-    stops = tuple(stop_ids)
-    params = photon_ext.RowParams(max_new_tokens=max_new_tokens, stop_token_ids=stops)
+    params = photon_ext.RowParams(max_new_tokens, stop_token_ids=tuple(stop_ids))
     pipeline.admit(prompt_ids, params)
     tokens = []
     while pipeline.busy:

@@ -58,13 +58,27 @@ def test_the_ladder_measures_the_example() -> None:
 
 
 def body_of(path: Path) -> set[str]:
-    """The lines of code in a file's function `decode`, without its signature."""
-    source = path.read_text()
+    """The lines of code in a file's function `decode`, without its signature and annotations."""
     (function,) = (
         node
-        for node in ast.parse(source).body
+        for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.FunctionDef) and node.name == "decode"
     )
-    first = 1 if ast.get_docstring(function) else 0
-    lines = source.splitlines()[function.body[first].lineno - 1 : function.end_lineno]
-    return {line.strip() for line in lines if line.strip() and not line.strip().startswith("#")}
+    body = ast.Module(function.body[1 if ast.get_docstring(function) else 0 :], [])
+    plain = ast.fix_missing_locations(WithoutAnnotations().visit(body))
+    return {line.strip() for line in ast.unparse(plain).splitlines() if line.strip()}
+
+
+class WithoutAnnotations(ast.NodeTransformer):
+    """Code as it would stand without types."""
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        assert node.value is not None
+        return ast.Assign([node.target], node.value)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        node.returns = None
+        for argument in node.args.args:
+            argument.annotation = None
+        self.generic_visit(node)
+        return node

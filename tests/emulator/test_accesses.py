@@ -67,7 +67,7 @@ print(json.dumps([reads(), words * (2 * ctas * warps + threads)]))
 def test_the_first_op_of_a_forward_may_start_early(emulated: Path) -> None:
     """It reads counts before it waits for the head of the step, which has written them by then."""
     script = """
-from photon_ext.runtime import Pipeline, Runtime
+from photon_ext.runtime import Pipeline, RowParams, Runtime
 
 x, weight = torch.ones(8, 64).bfloat16(), torch.ones(16, 64).bfloat16()
 residual = torch.zeros(8, 16).bfloat16()
@@ -75,7 +75,7 @@ residual = torch.zeros(8, 16).bfloat16()
 def forward(step):
     tokens, rows = len(step.decode_meta), len(step.segments)
     ops.linear_residual_(
-        residual[:tokens], x[:tokens], weight, None, step.counts[0:1], hopper=True, pdl=True
+        residual[:tokens], x[:tokens], weight, None, step.counts[1:2], hopper=True, pdl=True
     )
     step.logits = residual[:rows].float()
 
@@ -83,7 +83,7 @@ pipeline = Pipeline(
     Runtime(max_rows=2, max_len=32, depth=2, device="cpu", backend="hopper"),
     forward, vocab_size=16, chunk=8, graph=False,
 )
-pipeline.admit([1, 2], max_new_tokens=3)
+pipeline.admit([1, 2], RowParams(3))
 ticks = 0
 while pipeline.busy:
     pipeline.tick()

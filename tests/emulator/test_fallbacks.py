@@ -14,7 +14,8 @@ from tests.emulator.test_ops import run
 # An op of each family with hopper=True, then odd widths, then all of it again.
 SCRIPT = """
 import json, logging, torch
-from photon_ext import hopper_runs, info, ops
+from photon_ext import hopper_runs, ops
+from photon_ext.cli import info
 from photon_ext._library import fallbacks, log_fallbacks
 
 records = []

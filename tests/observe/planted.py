@@ -10,7 +10,7 @@ import torch
 from photon_ext import ops
 from photon_ext.layout import RECORD_WIDTH
 from photon_ext.observe import Timeline, timeline
-from photon_ext.runtime import Pipeline, RowEvent, Runtime, StepTensors
+from photon_ext.runtime import Pipeline, RowEvent, RowParams, Runtime, StepTensors
 from photon_ext.runtime.slot import Slot
 from photon_ext.runtime.step import Fill, StepKey
 
@@ -50,7 +50,7 @@ def open_pipeline(
     runtime = Runtime(max_rows=1, max_len=STEPS + 16, depth=depth, device=device)
     forward = Model(device, repeats).forward
     pipeline = Pipeline(runtime, forward, vocab_size=VOCAB, chunk=4)
-    pipeline.admit([1, 2], max_new_tokens=STEPS, constrained=constrained)
+    pipeline.admit([1, 2], RowParams(STEPS, constrained=constrained))
     return pipeline
 
 

@@ -55,7 +55,7 @@ def test_tokens_rows_and_steps_are_those_of_the_requests(depth: int) -> None:
     assert (now.steps, now.decode_steps, now.rows_per_step) == (6, 5, 3.0)
     assert (now.zombie_rows, now.zombie_steps, now.zombie_share) == (0, 0, 0.0)
     assert (now.device, now.depth, now.rows_max) == ("cpu", depth, 4)
-    assert set(now.host_s) == {"admit", "launch", "commit", "finalize", "deliver"}
+    assert set(now.host_s) == {"admit", "plan", "launch", "commit", "finalize", "deliver"}
 
 
 @DEPTHS

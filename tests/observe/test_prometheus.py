@@ -83,5 +83,5 @@ def test_without_the_library_an_error_names_the_extra(monkeypatch: pytest.Monkey
         return found(name, *arguments, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(ConfigError, match=r"pip install 'photon_ext\[engine\]'"):
+    with pytest.raises(ConfigError, match=r"pip install prometheus-client"):
         bare_meter()[0].prometheus()

@@ -29,7 +29,7 @@ def decode(model, prompt_ids, max_new_tokens, stop_ids):
     pipeline = photon_ext.Pipeline(
         runtime, forward, vocab_size=config.vocab_size, graph=device.type == "cuda"
     )
-    params = photon_ext.RowParams(max_new_tokens, stop_token_ids=stop_ids)
+    params = photon_ext.RowParams(max_new_tokens, stop_token_ids=tuple(stop_ids))
     pipeline.admit(prompt_ids, params)
     while pipeline.busy:
         yield from (event.token for event in pipeline.tick() if event.token is not None)

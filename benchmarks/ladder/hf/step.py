@@ -34,7 +34,7 @@ def decode(model, prompt_ids, max_new_tokens, stop_ids, backend="portable"):
         max_rows=1, max_len=max_len, depth=2, device=device, backend=backend
     )
     pipeline = photon_ext.Pipeline(runtime, decoder.forward, vocab_size=config.vocab)
-    params = photon_ext.RowParams(max_new_tokens, stop_token_ids=stop_ids)
+    params = photon_ext.RowParams(max_new_tokens, stop_token_ids=tuple(stop_ids))
     pipeline.admit(prompt_ids, params)
     while pipeline.busy:
         yield from (event.token for event in pipeline.tick() if event.token is not None)

@@ -28,7 +28,7 @@ def decode(
     pipeline = Pipeline(
         runtime, enqueue, vocab_size=model.config.vocab, graph=model.device.type == "cuda"
     )
-    params = RowParams(max_new_tokens, stop_token_ids=stop_ids)
+    params = RowParams(max_new_tokens, stop_token_ids=tuple(stop_ids))
     pipeline.admit(prompt_ids, params)
     while pipeline.busy:
         yield from (event.token for event in pipeline.tick() if event.token is not None)

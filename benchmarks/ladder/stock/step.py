@@ -18,7 +18,7 @@ def decode(
     prompt_ids: Sequence[int],
     max_new_tokens: int,
     stop_ids: Sequence[int],
-    hopper: bool = False,
+    backend: str = "portable",
 ) -> Iterator[int]:
     max_len = len(prompt_ids) + max_new_tokens
     pages = {"page_size": max_len, "num_pages": 2}  # one for the sequence; page 0 is nobody's
@@ -28,7 +28,7 @@ def decode(
         max_step_tokens=256,
         max_segments=1,
         max_len=max_len,
-        hopper=hopper,
+        hopper=backend == "hopper",
         **pages,
     )
     runtime = Runtime(
@@ -36,10 +36,10 @@ def decode(
         max_len=max_len,
         depth=2,
         device=model.device,
-        backend="hopper" if hopper else "portable",
+        backend=backend,
     )
     pipeline = Pipeline(runtime, decoder.forward, vocab_size=model.config.vocab)
-    params = RowParams(max_new_tokens, stop_token_ids=stop_ids)
+    params = RowParams(max_new_tokens, stop_token_ids=tuple(stop_ids))
     pipeline.admit(prompt_ids, params)
     while pipeline.busy:
         yield from (event.token for event in pipeline.tick() if event.token is not None)
