@@ -13,7 +13,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 # "": photon_ext itself
-BASE = {"", "_C", "_build_info", "_fake", "_library", "checks", "errors", "layout", "ops"}
+BASE = {
+    "",
+    "_C",
+    "_build_info",
+    "_fake",
+    "_library",
+    "row_params",
+    "checks",
+    "errors",
+    "layout",
+    "ops",
+}
 ENGINE = BASE | {"runtime", "sampling", "models", "scheduling", "observe", "engine"}
 # What a room may import, for types and inside functions too. Below the runtime there is one level;
 # `reference` is the ops' spec.

@@ -23,5 +23,5 @@ def files_naming(parameter: str) -> list[str]:
 
 def test_the_name_of_a_row_parameter_stands_in_few_files() -> None:
     found = files_naming("temperature")
-    assert "photon_ext/runtime/row_params.py" in found
+    assert "photon_ext/row_params.py" in found
     assert len(found) <= MOST, found

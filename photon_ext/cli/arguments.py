@@ -135,7 +135,7 @@ def _add_answer(parser: argparse.ArgumentParser, max_new_tokens: int) -> None:
         type=int,
         help="longest prompt and answer, in tokens; by default the model's, up to 4096",
     )
-    from photon_ext.runtime.row_params import flags
+    from photon_ext.row_params import flags
 
     for name, (kind, told, default) in flags(max_new_tokens=max_new_tokens).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, help=told)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from photon_ext.checks import Limits, check_context, check_ids, check_stop_ids
 from photon_ext.errors import ConfigError, RequestError, shown
-from photon_ext.runtime.row_params import RowParams
+from photon_ext.row_params import RowParams
 
 
 class Admission(NamedTuple):

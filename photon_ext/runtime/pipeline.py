@@ -48,6 +48,7 @@ from photon_ext.checks import (
 )
 from photon_ext.errors import PipelineError, shown
 from photon_ext.layout import META_COLUMNS, SEGMENT_COLUMNS, SegmentFlag
+from photon_ext.row_params import RowParams, row_words
 from photon_ext.runtime import probe
 from photon_ext.runtime.admission import Admission, check_admission
 from photon_ext.runtime.decode_batch import DecodeBatch
@@ -57,7 +58,6 @@ from photon_ext.runtime.probe import Phase
 from photon_ext.runtime.record import read_step
 from photon_ext.runtime.roster import Roster
 from photon_ext.runtime.row import NEVER, Row, RowState
-from photon_ext.runtime.row_params import RowParams, row_words
 from photon_ext.runtime.stats import PipelineStats
 from photon_ext.runtime.step import (
     Chunk,

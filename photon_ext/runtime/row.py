@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from photon_ext.errors import PipelineError
 
 if TYPE_CHECKING:
+    from photon_ext.row_params import RowParams
     from photon_ext.runtime.decode_batch import DecodeBatch
-    from photon_ext.runtime.row_params import RowParams
 
 NEVER = -1  # the number of a step before the first
 

@@ -14,7 +14,7 @@ import torch
 
 from photon_ext import ops
 from photon_ext.layout import ROW_COLUMNS, RowColumn, SegmentFlag
-from photon_ext.runtime.row_params import RowParams, row_words
+from photon_ext.row_params import RowParams, row_words
 
 Allowed = Callable[[tuple[int, ...]], Collection[int]]
 """A constraint: the ids allowed after the tokens generated so far."""

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from photon_ext.checks import check_capacity
 from photon_ext.layout import (
     DELTA_HEADER,
-    DELTA_RUN_WORDS,
     RECORD_WIDTH,
     ROW_COLUMNS,
     DeltaTable,
@@ -39,30 +38,25 @@ class StubDevice:
         self._again, self._quiet = 0, 0  # steps that had these records, and that may still have
 
     def open_slots(self, spec: StepSpec) -> Sequence[StubSlot]:
-        """See RuntimePort.open_slots."""
-        return [StubSlot(self, spec.vocab_size) for _ in range(self.depth)]
+        return [StubSlot(self) for _ in range(self.depth)]
 
     def run(self, segments: array[int], deltas: Sequence[int]) -> memoryview:
-        """The records of a step."""
         self._again += 1
         if segments is self._segments and not deltas and self._again < self._quiet:
             return self._records
         for at in self._sampled:
             self._rows[at] -= self._again
-        for begin in range(DELTA_HEADER, DELTA_HEADER + DELTA_RUN_WORDS * sum(deltas[:1]), 4):
-            table, offset, count, source = deltas[begin : begin + DELTA_RUN_WORDS]
+        for begin in range(DELTA_HEADER, DELTA_HEADER + 4 * sum(deltas[:1]), 4):
+            table, offset, count, source = deltas[begin : begin + 4]
             if table == DeltaTable.ROW_STATE:
                 self._rows[offset : offset + count] = array("i", deltas[source : source + count])
         self._segments, self._sampled, self._again, records = segments, [], 0, array("i")
         for row, _, _, flags in zip(*[iter(segments)] * 4, strict=True):
             remaining, sampled = row * ROW_COLUMNS + RowColumn.REMAINING, flags & SegmentFlag.SAMPLE
-            verdict = RecordFlag.LENGTH if sampled and self._rows[remaining] == 1 else 0
-            generation = self._rows[row * ROW_COLUMNS + RowColumn.GENERATION]
-            if self._rows[remaining] <= 0:
-                verdict = RecordFlag.DEAD
-            elif sampled:
-                self._sampled.append(remaining)
-            record = [row, generation, sampled, verdict, 5]
+            left, generation = self._rows[remaining], row * ROW_COLUMNS + RowColumn.GENERATION
+            verdict = RecordFlag.DEAD if left <= 0 else RecordFlag.LENGTH * (sampled * left == 1)
+            self._sampled += [remaining] * (sampled and left > 0)
+            record = [row, self._rows[generation], sampled, verdict, 5]
             records.extend(record + [-1] * (RECORD_WIDTH - len(record)))
         self._quiet = min((self._rows[at] for at in self._sampled), default=1) - 1
         self._records = memoryview(records)
@@ -70,22 +64,19 @@ class StubDevice:
 
 
 class StubSlot:
-    """A SlotPort that is done at once."""
-
     span = None
 
-    def __init__(self, device: StubDevice, vocab_size: int) -> None:
-        self._device, self._mask = device, array("i", bytes(4 * -(-vocab_size // 32)))
+    def __init__(self, device: StubDevice) -> None:
+        self._device, self._records = device, memoryview(array("i"))
 
-    def launch(
-        self, key: StepKey, segments: array[int], staged: Sequence[int], *rest: object
-    ) -> int:
-        deltas: Sequence[int] = rest[0]  # type: ignore[assignment]
+    def launch(self, key: StepKey, segments: array[int], *words: Sequence[int] | bool) -> int:
+        staged, deltas, _finish = words
+        assert isinstance(staged, Sequence)
+        assert isinstance(deltas, Sequence)
         self._records = self._device.run(segments, deltas)
         return len(staged) + len(deltas)
 
-    def write_mask(self, index: int, row: Row, position: int, fill: Fill) -> None:
-        fill(row, memoryview(self._mask))
+    def write_mask(self, index: int, row: Row, position: int, fill: Fill) -> None: ...
 
     def finalize(self, key: StepKey) -> None: ...
 

@@ -11,8 +11,8 @@ import pytest
 
 from photon_ext.errors import ConfigError, RequestError
 from photon_ext.layout import HOST_MASK, ROW_COLUMNS, RowColumn
+from photon_ext.row_params import FIELDS, row_words
 from photon_ext.runtime import Pipeline, RowParams
-from photon_ext.runtime.row_params import FIELDS, row_words
 from photon_ext.testing import Request, SimRuntime, ToyForward, ToyModel
 
 PROMPT, PAGES = [1, 2, 3], [0, 1, 2]

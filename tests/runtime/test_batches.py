@@ -12,10 +12,10 @@ import pytest
 
 from photon_ext.errors import PipelineError
 from photon_ext.layout import SEGMENT_COLUMNS
+from photon_ext.row_params import RowParams
 from photon_ext.runtime import Pipeline, Runtime
 from photon_ext.runtime.ports import RuntimePort
 from photon_ext.runtime.row import Row, RowState
-from photon_ext.runtime.row_params import RowParams
 from photon_ext.runtime.step import FinishReason, StepKey, StepPlan
 from photon_ext.testing import (
     Chooser,

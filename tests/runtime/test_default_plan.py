@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from photon_ext.row_params import RowParams
 from photon_ext.runtime.decode_batch import DecodeBatch
 from photon_ext.runtime.default_plan import first_come_first_served, take_chunks
 from photon_ext.runtime.roster import Roster
 from photon_ext.runtime.row import Row, RowState
-from photon_ext.runtime.row_params import RowParams
 from photon_ext.runtime.step import StepKind, StepPlan
 
 DECODE, PREFILL = StepKind.DECODE, StepKind.PREFILL

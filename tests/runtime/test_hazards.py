@@ -11,9 +11,9 @@ import pytest
 
 from photon_ext.errors import PipelineError
 from photon_ext.layout import RECORD_WIDTH, RowColumn
+from photon_ext.row_params import RowParams
 from photon_ext.runtime.pipeline import Pipeline
 from photon_ext.runtime.row import Row
-from photon_ext.runtime.row_params import RowParams
 from photon_ext.runtime.step import FinishReason, RowEvent, Step, StepKind
 from photon_ext.testing import Driver, Random, Request, SimRuntime
 from tests.runtime.simulated import MODEL, pipeline

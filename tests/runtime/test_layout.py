@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from photon_ext import layout
-from photon_ext.runtime.row_params import FIELDS, RowParams, row_words
+from photon_ext.row_params import FIELDS, RowParams, row_words
 
 COMMON = Path(__file__).parents[2] / "csrc" / "common"
 

@@ -8,10 +8,10 @@ import weakref
 import pytest
 
 from photon_ext.errors import NoFreeRow
+from photon_ext.row_params import RowParams
 from photon_ext.runtime import probe
 from photon_ext.runtime.probe import Phase
 from photon_ext.runtime.row import Row
-from photon_ext.runtime.row_params import RowParams
 from photon_ext.runtime.step import FinishReason, RowEvent, Step
 from photon_ext.testing import (
     Chooser,

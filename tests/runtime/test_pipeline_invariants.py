@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from photon_ext.errors import PipelineError
+from photon_ext.row_params import RowParams
 from photon_ext.runtime import pipeline as pipeline_module
 from photon_ext.runtime.pipeline import Pipeline
 from photon_ext.runtime.row import NEVER, Row, RowState
-from photon_ext.runtime.row_params import RowParams
 from photon_ext.runtime.step import Step, StepKey, StepPlan
 from photon_ext.testing import Driver, Random, Request, SimRuntime, check_invariants
 from tests.runtime.simulated import MODEL, numbers, pipeline, requests, traced

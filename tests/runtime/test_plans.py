@@ -11,9 +11,9 @@ from collections.abc import Callable
 import pytest
 
 from photon_ext.errors import PipelineError
+from photon_ext.row_params import RowParams
 from photon_ext.runtime import Pipeline, Runtime
 from photon_ext.runtime.row import Row
-from photon_ext.runtime.row_params import RowParams
 from photon_ext.runtime.step import (
     Chunk,
     StepKey,

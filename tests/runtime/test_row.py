@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from photon_ext.errors import PipelineError
+from photon_ext.row_params import RowParams
 from photon_ext.runtime.decode_batch import DecodeBatch
 from photon_ext.runtime.roster import Roster
 from photon_ext.runtime.row import NEVER, Row, RowState
-from photon_ext.runtime.row_params import RowParams
 
 RUNNING, DRAINING, FINISHED, RELEASED = RowState
 

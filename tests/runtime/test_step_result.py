@@ -6,10 +6,10 @@ import pytest
 
 from photon_ext.errors import PipelineError
 from photon_ext.layout import RECORD_TOKENS, RECORD_WIDTH, RecordFlag
+from photon_ext.row_params import RowParams
 from photon_ext.runtime.pipeline import Pipeline
 from photon_ext.runtime.record import FLAGS, GENERATION, ROW
 from photon_ext.runtime.row import Row
-from photon_ext.runtime.row_params import RowParams
 from photon_ext.runtime.step import (
     Chunk,
     FinishReason,

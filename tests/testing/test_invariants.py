@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from photon_ext.row_params import RowParams
 from photon_ext.runtime.pipeline import Pipeline
 from photon_ext.runtime.row import NEVER, RowState
-from photon_ext.runtime.row_params import RowParams
 from photon_ext.testing import SimError, SimRuntime, ToyForward, check_invariants
 
 

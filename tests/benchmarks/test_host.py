@@ -1,0 +1,32 @@
+"""Host work of a step: it runs small, says what it measured, and hardly grows with the rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import host
+
+
+def test_it_writes_a_result_per_mode_and_number_of_rows(tmp_path: Path) -> None:
+    path = tmp_path / "host.json"
+    assert host.main(["--rows", "2,3", "--steps", "80", "--rounds", "1", "--json", str(path)]) == 0
+    results = json.loads(path.read_text())["results"]
+    assert [(result["mode"], result["rows"]) for result in results] == [
+        (mode, rows) for mode in host.MODES for rows in (2, 3)
+    ]
+    assert all(result["host_us"] > 0 for result in results)
+
+
+def test_a_mode_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        host.main(["--modes", "idle"])
+    assert "there is no mode 'idle'; there are quiet, handover, text" in capsys.readouterr().err
+
+
+def test_eight_times_the_rows_cost_less_than_three_times_the_host_work() -> None:
+    """Rows are columns: 1.5 times as a rule. The two take turns, so that both meet the same load."""
+    pairs = [[host.measure("quiet", rows, 300) for rows in (32, 256)] for _ in range(3)]
+    assert min(many / few for few, many in pairs) < 3.0, pairs
