@@ -95,6 +95,7 @@ def measure(mode: str, rows: int, steps: int) -> float:
         else:
             finish = _hand_over(engine) if mode == "handover" else _nothing
             outputs = engine.generate(prompts, params)
+            engine.close()  # the last step is handed on, too
             tokens = finish()
             assert all(len(output.token_ids) == steps for output in outputs)
             assert mode != "handover" or tokens == rows * steps, (tokens, rows * steps)

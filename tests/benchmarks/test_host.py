@@ -27,6 +27,6 @@ def test_a_mode_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_eight_times_the_rows_cost_less_than_three_times_the_host_work() -> None:
-    """Rows are columns: 1.5 times as a rule. The two take turns, so that both meet the same load."""
+    """Rows are columns: 1.5 times as a rule. The two take turns, so both meet the same load."""
     pairs = [[host.measure("quiet", rows, 300) for rows in (32, 256)] for _ in range(3)]
     assert min(many / few for few, many in pairs) < 3.0, pairs
