@@ -652,8 +652,9 @@ def rope_append_kv_(
         k_norm: [head_dim], or None.
         eps: of the norms.
         counts: int32, at least one element: the step's counts, of which the first is the number of
-            leading decode tokens. They are left as they are, and write no key or value: in a mixed
-            step they are :func:`fused_attention_decode_into`'s. None: all T tokens are this call's.
+            leading decode tokens. Tokens from it on are not this call's: their out stays as it is,
+            and they write no key or value. The portable kernel runs then; the Hopper one takes the
+            decode tokens alone, as slices. None: all T tokens are this call's.
     """
     _rope_append_kv(
         q, k, v, k_cache, v_cache, decode_meta, page_table, cos, sin, q_norm, k_norm, eps, counts

@@ -36,7 +36,6 @@ struct TokenHeads {
 // heads of a token.
 struct SplitGrid {
   const int32_t* decode_meta;
-  const int32_t* counts;       // null, or a mixed step's
   int tokens, q_heads, group;  // group: query heads of a KV head
   Divisor token_split_groups;  // split-KV groups of a token
   Divisor tiles;               // split-KV groups of a KV head
@@ -57,14 +56,9 @@ struct SplitGrid {
     return (static_cast<unsigned>(length) + (1u << item_bits) - 1) >> item_bits;
   }
 
-  // Whether a token is this call's: in a mixed step those of chunks are not.
-  __device__ bool is_own(int token) const {
-    return counts == nullptr || token < counts[kCountDecodeTokens];
-  }
-
-  // Positions that a token of this call attends to, if it is live.
+  // Positions that a token attends to, if it is live.
   __device__ int32_t kv_len(int token) const {
-    return is_own(token) ? cache.kv_len(load_token(decode_meta, token)) : 0;
+    return cache.kv_len(load_token(decode_meta, token));
   }
 };
 
@@ -315,7 +309,7 @@ struct RangeCursor {
 
   __device__ void open_token(const SplitGrid& grid) {
     token = load_token(grid.decode_meta, index);
-    length = grid.is_own(index) ? grid.cache.kv_len(token) : 0;
+    length = grid.cache.kv_len(token);
     cut = TokenCut::of(grid, length);
   }
 
@@ -323,7 +317,7 @@ struct RangeCursor {
   __device__ void open_first_token(const SplitGrid& grid, const TokenCut& own) {
     if (grid.tokens > kWarpSize) return open_token(grid);
     token = load_token(grid.decode_meta, index);
-    length = grid.is_own(index) ? grid.cache.kv_len(token) : 0;
+    length = grid.cache.kv_len(token);
     cut = own.of_lane(index);
   }
 

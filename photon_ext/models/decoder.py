@@ -313,10 +313,10 @@ class Decoder:
         other's tokens alone: their order is free.
         """
         if step.kind is StepKind.MIXED:
-            self._attend_decode(index, layer, step, buffers, fused, step.counts)
+            self._attend_decode(index, layer, step, buffers, fused)
             self._attend_chunks(index, layer, step, buffers, step.counts)
         elif step.kind is StepKind.DECODE and fused:
-            self._attend_decode(index, layer, step, buffers, fused, None)
+            self._attend_decode(index, layer, step, buffers, fused)
         else:
             self._attend_chunks(index, layer, step, buffers, None)
 
@@ -327,9 +327,11 @@ class Decoder:
         step: StepTensors,
         buffers: Activations,
         fused: bool,
-        counts: torch.Tensor | None,
     ) -> None:
-        """`_attend` for decode tokens, in one op. `fused`: behind a linear that lets it start."""
+        """`_attend` for the leading tokens, which decode, in one op; chunks begin behind them.
+
+        `fused`: behind a linear that lets it start.
+        """
         q, k, v, attention = (heads[: step.decode_tokens] for heads in self._heads(buffers))
         ops.fused_attention_decode_into(
             attention,
@@ -349,7 +351,6 @@ class Decoder:
             self._workspace,
             hopper=self._hopper,
             pdl=fused,
-            counts=counts,
         )
 
     def _attend_chunks(

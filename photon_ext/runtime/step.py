@@ -199,8 +199,8 @@ class StepTensors:
 
     Attributes:
         kind: decode, prefill or mixed.
-        decode_tokens: how many leading tokens may be decode tokens: T in a decode step, 0 in a
-            prefill step. How many of them are is the first of ``counts``.
+        decode_tokens: how many leading tokens are for decode rows, padding included: T in a decode
+            step, 0 in a prefill step. Chunks begin behind them.
         decode_meta: int32 [T, 4]: token, position, length, row per token; length 0 is a dead or
             padding token. See layout.Meta.
         segments: int32 [R, 4]: row, first token, number of tokens, flags (layout.SegmentFlag); of a

@@ -37,7 +37,11 @@ class Mixed:
     bucket: int
 
     def decode(self, out: Tensor, hopper: bool, counts: Tensor | None, tokens: int) -> None:
-        """fused_attention_decode_into of the first `tokens`."""
+        """fused_attention_decode_into of the first `tokens`; the Hopper kernel takes no counts, so
+        it gets the decode tokens alone, as a decoder gives them.
+        """
+        if hopper and counts is not None:
+            tokens, counts = min(tokens, int(counts[0])), None
         q = self.q[:tokens]
         words = ops.attention_workspace_words(tokens, q.shape[1], KV_HEADS, q.shape[2])
         ops.fused_attention_decode_into(
