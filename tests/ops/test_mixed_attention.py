@@ -41,7 +41,7 @@ class Mixed:
         it gets the decode tokens alone, as a decoder gives them.
         """
         if hopper and counts is not None:
-            tokens, counts = min(tokens, int(counts[0])), None
+            tokens, counts = max(0, min(tokens, int(counts[0]))), None
         q = self.q[:tokens]
         words = ops.attention_workspace_words(tokens, q.shape[1], KV_HEADS, q.shape[2])
         ops.fused_attention_decode_into(
