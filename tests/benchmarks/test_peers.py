@@ -254,7 +254,8 @@ def test_a_worker_that_hangs_is_ended_with_its_children(child: str) -> None:
     begin = time.perf_counter()
     code = f"import time; {child} print('waiting', flush=True); time.sleep(60)"
     failure = process.run_module("timeit", ["-n", "1", "-r", "1", code], 4)
-    assert failure == "still running after 4 s; last words: waiting"
+    # a fork may write what its parent had not written yet once more
+    assert re.fullmatch(r"still running after 4 s; last words: (waiting)+", failure or ""), failure
     assert time.perf_counter() - begin < 30
 
 

@@ -5,6 +5,8 @@ out.
 from __future__ import annotations
 
 import importlib.util
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,3 +35,13 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder: Path = tmp_path_factory.mktemp("chat")
     save_with_template(folder)
     return str(folder)
+
+
+@pytest.fixture(autouse=True)
+def interruptible() -> Iterator[None]:
+    """Ctrl-C works here also where a shell runs the tests in the background and so ignores it:
+    processes that are started here inherit the default.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
