@@ -2,6 +2,7 @@
 what goes wrong is told."""
 
 import json
+import re
 import subprocess
 import sys
 import time
