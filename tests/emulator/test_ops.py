@@ -75,7 +75,7 @@ def runs(emulated: Path) -> Iterator[dict[str, Future[subprocess.CompletedProces
     """Begun by the first test here that asks for it; those that ask for a result come last of
     all, see conftest.py.
     """
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         yield {
             name: pool.submit(
                 run,
