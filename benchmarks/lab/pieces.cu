@@ -26,21 +26,23 @@
 //     B, few tokens             0.95, of wide gate/up 0.92 (neighbours come 160 KB later)
 //
 // The rule. a, b_wide and b_narrow are means over the shapes, against today's boxes: for many
-// tokens of rings of 192 KB with a CTA an SM and 128 rows, for few of 96 KB with two CTAs; each
-// with the fetch that suits it best, today's boxes too.
+// tokens with a ring of 192 KB and a CTA an SM, for few with 96 KB and two CTAs; each with the
+// fetch that suits it best, today's boxes too.
 //
-//     b_narrow >= 0.99, b_wide >= 0.99, a < 0.95   B: steps of few tokens may lose 1 % at most
-//     else a >= 0.95                               A for all that the kernel for many tokens does
-//     else a >= 0.60                               A beyond 64 tokens alone. Up to 64, what the
-//                                                  slower stream costs is more than fewer sums
-//                                                  gain. Beyond, four sums allow tiles of 64 by 64,
-//                                                  which L2 feeds at half the rate of A's
-//     else                                         the order and the kernels stay
+//     a >= 0.95            A from 9 tokens on
+//     else both b >= 0.99  B: steps of few tokens may lose 1 % at most
+//     else a >= 0.85       A beyond 32 tokens. A layer of the 4B, 47 us of reading, should gain 14
+//                          us at 64 tokens by fewer sums and 4 at 32, and the slower stream costs
+//                          47 (1 / a - 1)
+//     else a >= 0.60       A beyond 200 tokens, where products take longer than weights. Four sums
+//                          allow tiles of 128 tokens by 48 rows, for which shared memory works
+//                          twice as long as the tensor cores
+//     else                 the order and the kernels stay
 //
 // Every CTA has a ring, which three warps fill by tensor copies, and eight warps that add up all
 // its words. The sums of each block of rows are compared with the host's. A launch streams 1.2 to 2
-// GB; the ways take turns, and a line has the median of a way's launches. Rows: what a CTA reads of
-// some columns before it goes on to others, a pass for few tokens, a tile of 64 or 128 for many.
+// GB. The ways take turns of four launches, and a line has the median of 20 turns. Rows: what a CTA
+// reads of some columns before it goes on to others, a pass for few tokens, a tile of 128 for many.
 #include <cuda.h>
 
 #include <algorithm>
@@ -56,10 +58,11 @@ namespace {
 using namespace photon::cuda;
 
 constexpr int kWarps = 8, kFillers = 3, kThreads = (kWarps + kFillers) * kWarpSize;
-constexpr int kLaunches = 20;
+constexpr int kTurns = 20, kLaunches = 4;  // of a way; of a turn, one behind the other
 constexpr int kSlice = 64, kSlices = 8, kChunk = kSlice * kSlices;  // columns
 constexpr int kStageBytes = 16 * 1024, kMaxStages = 12;
 constexpr int kPassTiles = 10, kTileRows = 16;  // for few tokens
+constexpr int kWideRows = 128;                  // of a tile, for many
 constexpr size_t kPoolBytes = size_t{2} << 30;
 
 struct Params {
@@ -190,6 +193,10 @@ struct Shape {
     const int first = static_cast<int>(ceil_div(k / kChunk, parts)) * kChunk;
     return part == 0 ? first : k - first;
   }
+  int pass_rows() const {  // for few tokens
+    const int64_t half_tiles = ceil_div(n / 8, sms() / parts), tiles = ceil_div(half_tiles, 2);
+    return static_cast<int>(ceil_div(tiles, ceil_div(tiles, kPassTiles))) * kTileRows;
+  }
 };
 
 constexpr Shape kShapes[] = {
@@ -228,7 +235,10 @@ struct Pool {
 
   Pool() : host(kPoolBytes / 4) {
     uint32_t word = 1;
-    for (uint32_t& to : host) to = (word = word * 1664525u + 1013904223u) ^ word >> 15;
+    for (uint32_t& to : host) {
+      word = word * 1664525u + 1013904223u;
+      to = word ^ word >> 15;
+    }
     CHECK(cudaMalloc(&device, kPoolBytes));
     CHECK(cudaMalloc(&sums, kPoolBytes / kStageBytes * kWarps * sizeof(uint32_t)));
     CHECK(cudaMemcpy(device, host.data(), kPoolBytes, cudaMemcpyHostToDevice));
@@ -237,27 +247,28 @@ struct Pool {
   // Of a part, the sums of each row's words.
   std::vector<uint32_t> row_sums(const Shape& shape, int part) const {
     const size_t words = shape.k / 2, first = part * shape.columns(0) / 2;
-    std::vector<uint32_t> sums(host.size() / words);
-    for (size_t row = 0; row < sums.size(); ++row) {
+    std::vector<uint32_t> of_rows(host.size() / words);
+    for (size_t row = 0; row < of_rows.size(); ++row) {
       const uint32_t* from = &host[row * words + first];
-      for (int i = 0; i < shape.columns(part) / 2; ++i) sums[row] += from[i];
+      for (int i = 0; i < shape.columns(part) / 2; ++i) of_rows[row] += from[i];
     }
-    return sums;
+    return of_rows;
   }
 };
 
-// One way to read a shape's weights, and how long its launches took.
+// One way to read a shape's weights, and how long its turns took.
 struct Way {
   Shape shape;
-  int boxes, ring, rows;  // boxes, ring: in kBoxes, kRings
+  int boxes, ring;  // in kBoxes, kRings
   bool fetches_256;
-  int ctas;
+  int ctas, rows;
   Params p = {};
   std::vector<float> ms;
 
-  Way(const Pool& pool, const Shape& shape, int boxes, int ring, int rows, bool fetches_256)
-      : shape(shape), boxes(boxes), ring(ring), rows(rows), fetches_256(fetches_256) {
+  Way(const Pool& pool, const Shape& shape, int boxes, int ring, bool fetches_256)
+      : shape(shape), boxes(boxes), ring(ring), fetches_256(fetches_256) {
     ctas = sms() * kRings[ring].ctas / shape.parts * shape.parts;
+    rows = kBoxes[boxes].is_narrow ? shape.pass_rows() : kWideRows;
     p.sums = pool.sums;
     p.stages = kRings[ring].stages;
     p.parts = shape.parts;
@@ -274,15 +285,16 @@ struct Way {
   double gb_per_s() const {
     std::vector<float> sorted(ms.begin() + 1, ms.end());  // the first warms up
     std::sort(sorted.begin(), sorted.end());
-    return 2e-6 * units() / p.parts * rows * shape.k / sorted[sorted.size() / 2];
+    return 2e-6 * kLaunches * units() / p.parts * rows * shape.k / sorted[sorted.size() / 2];
   }
 
-  void launch_once(cudaEvent_t begin, cudaEvent_t end) {
+  void take_turn(cudaEvent_t begin, cudaEvent_t end) {
     LaunchShape launch_shape{ctas, kThreads};
     launch_shape.shared_bytes = p.stages * kStageBytes + 2 * kMaxStages * sizeof(Barrier);
     CHECK(cudaMemset(p.sums, 0xff, units() * kWarps * sizeof(uint32_t)));
     CHECK(cudaEventRecord(begin));
-    CHECK(static_cast<cudaError_t>(launch(stream, launch_shape, nullptr, p)));
+    for (int i = 0; i < kLaunches; ++i)
+      CHECK(static_cast<cudaError_t>(launch(stream, launch_shape, nullptr, p)));
     CHECK(cudaEventRecord(end));
     CHECK(cudaEventSynchronize(end));
     ms.push_back(0);
@@ -334,13 +346,6 @@ struct Way {
   }
 };
 
-// What a pass of the kernel for few tokens has.
-int pass_rows(const Shape& shape) {
-  const int64_t half_tiles = ceil_div(shape.n / 8, sms() / shape.parts),
-                tiles = ceil_div(half_tiles, 2);
-  return static_cast<int>(ceil_div(tiles, ceil_div(tiles, kPassTiles))) * kTileRows;
-}
-
 // The geometric mean over the shapes.
 struct Mean {
   double logs = 0;
@@ -353,8 +358,7 @@ struct Mean {
   double value() const { return std::exp(logs / count); }
 };
 
-// By boxes, ring, rows (64 and 128, for many tokens) and fetch.
-using Means = Mean[kBoxesCount][std::size(kRings)][2][2];
+using Means = Mean[kBoxesCount][std::size(kRings)][2];  // by boxes, ring and fetch
 
 void print(const char* shape, int k, int boxes, int ring, int rows, bool fetches_256, double gb) {
   std::printf(
@@ -364,69 +368,68 @@ void print(const char* shape, int k, int boxes, int ring, int rows, bool fetches
       rows, fetches_256 ? 256 : 128, gb);
 }
 
-void measure(const Pool& pool, const Shape& shape, int ring, Means& means) {
-  std::vector<uint32_t> expected[2];
-  for (int part = 0; part < shape.parts; ++part) expected[part] = pool.row_sums(shape, part);
+// body(boxes, whether L2 fetches 256 bytes) for each way with a ring.
+template <typename Body>
+void for_ways(const Body& body) {
+  for (int boxes = 0; boxes < kBoxesCount; ++boxes) {
+    for (const bool fetches_256 : {false, true}) body(boxes, fetches_256);
+  }
+}
+
+void measure(const Pool& pool, const Shape& shape, int ring,
+             const std::vector<uint32_t> (&expected)[2], Means& means) {
   cudaEvent_t begin, end;
   CHECK(cudaEventCreate(&begin));
   CHECK(cudaEventCreate(&end));
   std::vector<Way> ways;
-  for (int boxes = 0; boxes < kBoxesCount; ++boxes) {
-    for (const bool fetches_256 : {false, true}) {
-      if (kBoxes[boxes].is_narrow)
-        ways.emplace_back(pool, shape, boxes, ring, pass_rows(shape), fetches_256);
-      for (const int rows : {64, 128})
-        if (!kBoxes[boxes].is_narrow)
-          ways.emplace_back(pool, shape, boxes, ring, rows, fetches_256);
-    }
-  }
-  for (int i = 0; i <= kLaunches; ++i) {
+  for_ways([&](int boxes, bool fetches_256) {
+    ways.emplace_back(pool, shape, boxes, ring, fetches_256);
+  });
+  for (int i = 0; i <= kTurns; ++i) {
     for (Way& way : ways) {
-      way.launch_once(begin, end);
-      if (i % kLaunches == 0) way.check(expected);
+      way.take_turn(begin, end);
+      if (i % kTurns == 0) way.check(expected);
     }
   }
   for (const Way& way : ways) {
     print(shape.name, shape.k, way.boxes, ring, way.rows, way.fetches_256, way.gb_per_s());
-    const bool is_large = !kBoxes[way.boxes].is_narrow && way.rows == 128;
-    means[way.boxes][ring][is_large][way.fetches_256].add(way.gb_per_s());
+    means[way.boxes][ring][way.fetches_256].add(way.gb_per_s());
   }
   std::fflush(stdout);
 }
-}  // namespace
 
-int main() {
-  static Means means;
-  const Pool pool;
-  for (const Shape& shape : kShapes) {
-    for (int ring = 0; ring < static_cast<int>(std::size(kRings)); ++ring)
-      measure(pool, shape, ring, means);
-  }
-  for (int boxes = 0; boxes < kBoxesCount; ++boxes) {
-    for (int ring = 0; ring < static_cast<int>(std::size(kRings)); ++ring) {
-      for (const int large : {0, 1}) {
-        for (const int fetch : {0, 1}) {
-          const Mean& mean = means[boxes][ring][large][fetch];
-          if (mean.count > 0)
-            print("mean", 0, boxes, ring, kBoxes[boxes].is_narrow ? 0 : 64 << large, fetch,
-                  mean.value());
-        }
-      }
-    }
-  }
+void print_rule(const Means& means) {
   const auto best = [&](int boxes) {
-    const bool is_narrow = kBoxes[boxes].is_narrow;
-    const auto& by_fetch = means[boxes][is_narrow ? kNarrowRing : kWideRing][!is_narrow];
+    const auto& by_fetch = means[boxes][kBoxes[boxes].is_narrow ? kNarrowRing : kWideRing];
     return std::max(by_fetch[0].value(), by_fetch[1].value());
   };
   const double a = std::max(best(kA), best(kAOf8Rows)) / best(kTodayWide),
                b_wide = best(kBWide) / best(kTodayWide),
                b_narrow = best(kBNarrow) / best(kTodayNarrow);
-  const bool is_b = b_narrow >= 0.99 && b_wide >= 0.99 && a < 0.95;
+  const char* rule = a >= 0.95                            ? "A"
+                     : b_narrow >= 0.99 && b_wide >= 0.99 ? "B"
+                     : a >= 0.85                          ? "A beyond 32 tokens"
+                     : a >= 0.60                          ? "A beyond 200 tokens"
+                                                          : "stay";
   std::printf("{\"a\": %.3f, \"b_wide\": %.3f, \"b_narrow\": %.3f, \"rule\": \"%s\"}\n", a, b_wide,
-              b_narrow,
-              is_b        ? "B"
-              : a >= 0.95 ? "A"
-              : a >= 0.60 ? "A beyond 64 tokens"
-                          : "stay");
+              b_narrow, rule);
+}
+
+}  // namespace
+
+int main() {
+  constexpr int kRingsCount = static_cast<int>(std::size(kRings));
+  const Pool pool;
+  Means means;
+  for (const Shape& shape : kShapes) {
+    std::vector<uint32_t> expected[2];
+    for (int part = 0; part < shape.parts; ++part) expected[part] = pool.row_sums(shape, part);
+    for (int ring = 0; ring < kRingsCount; ++ring) measure(pool, shape, ring, expected, means);
+  }
+  for (int ring = 0; ring < kRingsCount; ++ring) {
+    for_ways([&](int boxes, bool fetches_256) {
+      print("mean", 0, boxes, ring, 0, fetches_256, means[boxes][ring][fetches_256].value());
+    });
+  }
+  print_rule(means);
 }
