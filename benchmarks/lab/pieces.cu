@@ -104,23 +104,16 @@ __device__ uint64_t evict_normal() {
   return policy;
 }
 
-// One thread: requests a stage of a unit, whose first box is number `box`.
+// One thread: requests a stage of a unit, whose first box is number `box`. The boxes of a stage
+// differ in their rows alone, which are a multiple of a tile's.
 __device__ void fill_stage(const Params& p, const Unit& unit, int box, unsigned char* to,
                            Barrier* full, uint64_t policy) {
   const int row_boxes = p.rows / p.box_rows, some = p.some[unit.part],
-            slice = box / row_boxes * p.box_slices, end = unit.row + p.rows;
+            slice = box / row_boxes * p.box_slices;
   TensorPlace at{slice / some * kSlice, unit.row + box % row_boxes * p.box_rows, slice % some};
   arrive_expecting(full, kStageBytes);
-  for (int filled = 0; filled < kStageBytes; filled += p.box_bytes) {
+  for (int filled = 0; filled < kStageBytes; filled += p.box_bytes, at.row += p.box_rows)
     tensor_copy(to + filled, &p.weight[unit.part], at, full, policy);
-    at.row += p.box_rows;
-    if (at.row < end) continue;
-    at.row = unit.row;
-    at.slice += p.box_slices;
-    if (at.slice < some) continue;
-    at.slice = 0;
-    at.column += kSlice;
-  }
 }
 
 // One thread of a warp: of all stages that the CTA reads, requests those whose turn is `turn`.
