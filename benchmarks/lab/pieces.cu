@@ -31,7 +31,7 @@
 //
 //     a >= 0.95            A from 9 tokens on
 //     else both b >= 0.99  B: steps of few tokens may lose 1 % at most
-//     else a >= 0.85       A beyond 32 tokens. A layer of the 4B, 47 us of reading, should gain 14
+//     else a >= 0.85       A beyond 32 tokens. A layer of the 4B, 47 us of reading, should gain 10
 //                          us at 64 tokens by fewer sums and 4 at 32, and the slower stream costs
 //                          47 (1 / a - 1)
 //     else a >= 0.60       A beyond 200 tokens, where products take longer than weights. Four sums
