@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +14,7 @@ import torch
 
 from photon_ext._library import log_fallbacks
 from photon_ext.checks import check_callable
-from photon_ext.engine.input import InputProcessor, Submission
+from photon_ext.engine.input import InputProcessor
 from photon_ext.engine.loop import EngineLoop, Listener
 from photon_ext.engine.options import choose_backend, choose_device, named_options
 from photon_ext.engine.output import Output
@@ -23,16 +22,17 @@ from photon_ext.engine.prompts import Message, Prompt
 from photon_ext.engine.request import Request
 from photon_ext.engine.request_queue import RequestQueue
 from photon_ext.engine.sizing import size_engine
-from photon_ext.errors import ConfigError, RequestError, shown
+from photon_ext.engine.thread import EngineThread
+from photon_ext.errors import RequestError, shown
 from photon_ext.models.decoder import GEMM_TOKENS, Decoder
 from photon_ext.models.loader import load_model
 from photon_ext.models.weights import check_weights
 from photon_ext.observe.meter import Meter, MeterSnapshot
-from photon_ext.runtime import Pipeline, Row, Runtime
+from photon_ext.runtime import Pipeline, Runtime
 from photon_ext.runtime.heap_freeze import HeapFreeze
 from photon_ext.runtime.runtime import checked_device
 from photon_ext.sampling import SamplingParams
-from photon_ext.scheduling import PagePool, Planner, Scheduler
+from photon_ext.scheduling import PagePool, Planner, Scheduler, Sequence
 
 if TYPE_CHECKING:
     from photon_ext.models.config import ModelConfig
@@ -43,16 +43,15 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """Generates tokens for many requests at once.
+    """Generates tokens for many requests at once. All of it may be called from any thread.
 
-    Everything here may be called from any thread. The work is done by the engine thread, which
-    starts with the first request and ends with `close` (or the `with` block).
+    The work is done by the engine thread, which starts with the first request and ends with `close`
+    (or the `with` block).
 
     An engine made by `from_pretrained` or `from_weights` sets aside all objects that the process
-    has by then (`gc.freeze`), until it is closed, so that the loop does not stand still while
-    Python's garbage collector looks at them; `freeze=False` leaves the collector as it is. What of
-    them becomes garbage in cycles waits for the last engine's end. A closed engine has no cycles:
-    it is freed when dropped.
+    has by then (`gc.freeze`) until it is closed, so that garbage collections do not stop the loop
+    to look at them; what of them becomes garbage in cycles waits for the last engine's end.
+    `freeze=False` leaves the collector as it is.
 
     Attributes:
         tokenizer: the model's, with `encode` and `decode` (models.tokenizer.Tokenizer); None where
@@ -86,11 +85,10 @@ class Engine:
         Args:
             runtime: a Runtime with a page size, or a simulated device.
             forward: the model's forward over this runtime's pages, 0 to num_pages - 1.
-            vocab_size: width of the logits.
+            vocab_size, buckets, prefill_buckets, chunk, graph: see Pipeline.
             num_pages: pages in the pool.
             tokenizer: for string prompts, text and stop strings; None serves token ids.
             eos_ids: the model's end tokens.
-            buckets, prefill_buckets, chunk, graph: see Pipeline.
             device: what the meter says about where it runs.
             meter, freeze: see EngineOptions.
 
@@ -102,12 +100,11 @@ class Engine:
         self.vocab_size = vocab_size
         self.depth = runtime.depth
         self.device = device
-        self._scheduler = Scheduler(
+        self._queue = RequestQueue()
+        self._scheduler = scheduler = Scheduler(
             PagePool(num_pages), runtime.page_size, runtime.table.max_rows, runtime.max_len
         )
-        self._queue = RequestQueue()
-        released: list[Row] = []
-        self._pipeline = Pipeline(
+        self._pipeline = pipeline = Pipeline(
             runtime,
             forward,
             vocab_size=vocab_size,
@@ -115,35 +112,17 @@ class Engine:
             prefill_buckets=prefill_buckets,
             chunk=chunk,
             graph=graph,
-            on_release=released.append,
+            on_release=scheduler.released.append,
             stalls=meter,
         )
         log_fallbacks()  # of what the captures launched
-        read: set[Request] = set()
         self._input = InputProcessor(
-            tokenizer,
-            tuple(eos_ids),
-            self._pipeline.limits,
-            self._scheduler.fit,
-            self._queue.cancel,
-            self._queue.check_wait,
-            read,
+            tokenizer, tuple(eos_ids), pipeline.limits, scheduler.fit, self._queue
         )
-        self.meter = Meter(self._pipeline.stats, self._scheduler, runtime.depth, device, meter)
-        self._loop = EngineLoop(
-            self._pipeline,
-            released,
-            self._scheduler,
-            Planner(self._scheduler, self._pipeline.roster, chunk),
-            self._queue,
-            read,
-            runtime.depth,
-            self.meter,
-        )
-        # one, and before it those whose start failed or was interrupted
-        self._threads: list[threading.Thread] = []
-        # a signal handler may close the engine while this very thread starts it
-        self._starting = threading.RLock()
+        self.meter = Meter(pipeline.stats, scheduler, runtime.depth, device, meter)
+        planner = Planner(scheduler, pipeline.roster, chunk)
+        self._loop = EngineLoop(pipeline, scheduler, planner, self._queue, self.meter)
+        self._thread = EngineThread(self._loop)
         # captures begin with a collection
         self._freeze = HeapFreeze(collect=not graph) if freeze else None
         if self._freeze is not None:
@@ -270,28 +249,12 @@ class Engine:
             EngineDeadError: the engine was closed or has crashed, or this is a fork of its process.
         """
         self._queue.check_wait()
-        if isinstance(prompts, (str, bytes, bytearray, memoryview)) or not isinstance(prompts, Seq):
-            raise ConfigError(
-                f"prompts is a {type(prompts).__name__}; give a list of prompts, for instance "
-                "generate(['Hello'])"
-            )
-        if isinstance(params, Seq) and len(params) != len(prompts):
-            raise ConfigError(
-                f"{len(params)} sampling params for {len(prompts)} prompts; give one for all, or "
-                "one for each"
-            )
-        submissions = []
-        for index, prompt in enumerate(prompts):
-            own = params[index] if isinstance(params, Seq) else params
-            try:
-                submissions.append(self._input.make(prompt, own, raw))
-            except (RequestError, ConfigError) as error:
-                raise type(error)(f"prompt {index}: {error}") from error.__cause__
+        sequences = self._input.make_all(prompts, params, raw)
         try:
-            self._post(submissions)
-            return [submission.request.result() for submission in submissions]
+            self._post(sequences)
+            return [sequence.request.result() for sequence in sequences]
         except BaseException:  # nobody waits for them any more
-            _cancel(submissions)
+            _cancel(sequences)
             raise
 
     def submit(
@@ -306,13 +269,14 @@ class Engine:
             RequestError, ConfigError: the request can never be served; others are unaffected.
             EngineDeadError: the engine was closed or has crashed, or this is a fork of its process.
         """
-        submission = self._input.make(prompt, params, raw)
+        sequence = self._input.make(prompt, params, raw)
+        request: Request = sequence.request
         try:
-            self._post([submission])
+            self._post([sequence])
         except BaseException:  # the caller never gets the request
-            _cancel([submission])
+            request.cancel()
             raise
-        return submission.request
+        return request
 
     def chat(self, messages: Seq[Message], params: SamplingParams | None = None) -> Output:
         """Answers one conversation, and waits for the answer.
@@ -376,11 +340,7 @@ class Engine:
             self._freeze.release()
         if self._queue.owned:
             return
-        with self._starting:
-            # one that never ran keeps the engine
-            self._threads = threads = [thread for thread in self._threads if thread.is_alive()]
-        for thread in threads:
-            thread.join()
+        self._thread.join()
         atexit.unregister(self.close)
 
     def __enter__(self) -> Engine:
@@ -394,38 +354,12 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _post(self, submissions: Seq[Submission]) -> None:
-        self._queue.post(submissions)
-        with self._starting:
-            # where a start fails, the next request tries again
-            if not any(thread.is_alive() for thread in self._threads):
-                self._threads.append(
-                    threading.Thread(
-                        target=_run,
-                        args=(self._loop, self.close),
-                        name="photon-engine",
-                        daemon=True,
-                    )
-                )
-                atexit.unregister(self.close)  # of a start that failed
-                # a thread that drives a device must not be frozen in the middle of a step
-                atexit.register(self.close)
-                self._threads[-1].start()
+    def _post(self, sequences: Seq[Sequence]) -> None:
+        self._queue.post(sequences)
+        self._thread.ensure(self.close)
 
 
-def _run(loop: EngineLoop, close: Callable[[], None]) -> None:
-    """The engine thread: from its end on, which may be a crash, nothing keeps the engine but its
-    callers.
-
-    Where it ends between a caller's post and that caller's look at the threads, this is one more
-    thread, with nothing else to do.
-    """
-    if loop.run():
-        atexit.unregister(close)
-    del close  # the traceback of a crash holds this frame
-
-
-def _cancel(submissions: Iterable[Submission]) -> None:
+def _cancel(sequences: Iterable[Sequence]) -> None:
     """Ends requests that may be queued, running, ended or never have been posted."""
-    for submission in submissions:
-        submission.request.cancel()
+    for sequence in sequences:
+        sequence.request.cancel()

@@ -5,14 +5,15 @@ shows here, once, on the caller's thread, before it is queued.
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from photon_ext.checks import Limits
-from photon_ext.engine.output import TextReader
 from photon_ext.engine.prompts import Prompt, encode_prompt
 from photon_ext.engine.request import Request
-from photon_ext.engine.stop_strings import StoppedText
+from photon_ext.engine.request_queue import RequestQueue
+from photon_ext.engine.text import StoppedText, TextReader
 from photon_ext.errors import ConfigError, RequestError, describe, shown
 from photon_ext.runtime.admission import check_admission
 from photon_ext.sampling import Constraint, SamplingParams
@@ -24,25 +25,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Submission:
-    """A checked request on its way to the engine thread.
-
-    Attributes:
-        sequence: what is scheduled.
-        request: what the caller holds.
-        text: makes the text on the engine thread, for stop strings; None: readers make it.
-        cut: the context leaves less than max_new_tokens.
-    """
-
-    sequence: Sequence
-    request: Request
-    text: StoppedText | None
-    cut: bool
-
-
-@dataclass(frozen=True)
 class InputProcessor:
-    """Makes submissions; usable from any thread.
+    """Makes sequences, not queued yet; usable from any thread.
 
     Attributes:
         tokenizer: None serves token ids only.
@@ -50,25 +34,43 @@ class InputProcessor:
         limits: what a row can hold.
         fit: (prompt tokens, max_new_tokens) -> the cap within the context; raises RequestError for
             what can never fit.
-        cancel: what Request.cancel calls.
-        check_wait: what a request calls before it waits.
-        read: the requests that somebody reads.
+        queue: where their requests will be.
     """
 
     tokenizer: Tokenizer | None
     eos_ids: tuple[int, ...]
     limits: Limits
     fit: Callable[[int, int], int]
-    cancel: Callable[[Request], None]
-    check_wait: Callable[[], None]
-    read: set[Request]
+    queue: RequestQueue
 
-    def make(self, prompt: Prompt, params: SamplingParams | None, raw: bool) -> Submission:
-        """One submission, not queued yet.
+    def make_all(
+        self,
+        prompts: Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None,
+        raw: bool,
+    ) -> list[Sequence]:
+        """One for each prompt. Raises RequestError, ConfigError: the message names the prompt."""
+        if isinstance(prompts, (str, bytes, bytearray, memoryview)) or not isinstance(prompts, Seq):
+            raise ConfigError(
+                f"prompts is a {type(prompts).__name__}; give a list of prompts, for instance "
+                "generate(['Hello'])"
+            )
+        if isinstance(params, Seq) and len(params) != len(prompts):
+            raise ConfigError(
+                f"{len(params)} sampling params for {len(prompts)} prompts; give one for all, or "
+                "one for each"
+            )
+        made = []
+        for index, prompt in enumerate(prompts):
+            own = params[index] if isinstance(params, Seq) else params
+            try:
+                made.append(self.make(prompt, own, raw))
+            except (RequestError, ConfigError) as error:
+                raise type(error)(f"prompt {index}: {error}") from error.__cause__
+        return made
 
-        Raises:
-            RequestError, ConfigError: what is wrong with the prompt or the parameters.
-        """
+    def make(self, prompt: Prompt, params: SamplingParams | None, raw: bool) -> Sequence:
+        """Raises RequestError, ConfigError: what is wrong with the prompt or the parameters."""
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise ConfigError(f"params is a {type(params).__name__}; give SamplingParams(...)")
@@ -84,13 +86,12 @@ class InputProcessor:
         )
         admission = check_admission(self.limits, ids, params.row_params(cap, tuple(stops)))
         constraint, text = _started(params.constraint), self._stopped_text(params)
-        request = Request(self.cancel, self.check_wait, self._reader, self.read, len(ids))
-        sequence = Sequence(
-            admission, constraint, request, constraint is not None or text is not None
-        )
-        return Submission(sequence, request, text, cap < params.max_new_tokens)
+        request = Request(self.queue, self._reader_text, len(ids), text)
+        watched = constraint is not None or text is not None
+        limit = "max_len" if cap < params.max_new_tokens else "max_new_tokens"
+        return Sequence(admission, constraint, request, watched, limit)
 
-    def _reader(self) -> TextReader:
+    def _reader_text(self) -> TextReader:
         return TextReader(None if self.tokenizer is None else self.tokenizer.detokenizer())
 
     def _stopped_text(self, params: SamplingParams) -> StoppedText | None:

@@ -1,4 +1,4 @@
-"""What a request gives: events, its result, and the text of its tokens."""
+"""What a request gives: events, its result, and what all get in a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from photon_ext.runtime import FinishReason
 
 if TYPE_CHECKING:
     from photon_ext.engine.request import Request
-    from photon_ext.models.detokenizer import Detokenizer
 
 
 class StreamEvent(NamedTuple):
@@ -81,21 +80,6 @@ class End:
     error: str | None = None
     hides_last: bool = False
     time: float = field(default_factory=time.perf_counter)
-
-
-class TextReader:
-    """The text of one request's tokens, for one reader; without a detokenizer all text is empty."""
-
-    def __init__(self, detokenizer: Detokenizer | None = None) -> None:
-        self._detokenizer = detokenizer
-
-    def push(self, token: int) -> str:
-        """Takes one token; returns the text that is certain now, often one word, sometimes none."""
-        return "" if self._detokenizer is None else self._detokenizer.push(token)
-
-    def finish(self) -> str:
-        """The rest, once no token follows: unfinished characters."""
-        return "" if self._detokenizer is None else self._detokenizer.flush()
 
 
 class StepOutput(NamedTuple):

@@ -20,25 +20,23 @@ class Scheduler:
     may come later (zombies). Not thread-safe: the engine thread owns it, except for `fit`, which
     reads constants only.
 
-    Args:
-        pool: the KV pages.
-        page_size: tokens per page.
-        max_rows: sequences in rows at once.
-        max_len: longest sequence, prompt and generated tokens.
-
     Attributes:
         log: the tokens of rows that decode together.
+        released: rows that the pipeline has released, for `release_all`: until the next turn a
+            commit may still speak of them.
     """
 
     def __init__(self, pool: PagePool, page_size: int, max_rows: int, max_len: int) -> None:
+        """`max_len`: tokens of a sequence, prompt and generated."""
         self.pool = pool
-        self._page_size = page_size
         self.max_rows = max_rows
+        self.log = TokenLog()
+        self.released: list[Row] = []
+        self._page_size = page_size
         self._max_len = max_len
         self._live: dict[object, Sequence] = {}
         self._waiting: deque[Sequence] = deque()
         self._in_rows: dict[Row, Sequence] = {}
-        self.log = TokenLog()
 
     @property
     def live(self) -> tuple[Sequence, ...]:
@@ -137,6 +135,12 @@ class Scheduler:
         """The row is released: no step in flight uses its pages."""
         del self._in_rows[row]
         self.pool.release(row.pages)
+
+    def release_all(self) -> None:
+        """Releases the rows of `released`."""
+        for row in self.released:
+            self.release(row)
+        self.released.clear()
 
     # --- results ----------------------------------------------------------------------------------
 

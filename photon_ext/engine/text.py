@@ -1,0 +1,64 @@
+"""The text of one request's tokens, and where a stop string ends it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from photon_ext.sampling.stop_automaton import StopAutomaton
+
+if TYPE_CHECKING:
+    from photon_ext.models.detokenizer import Detokenizer
+
+
+class TextReader:
+    """Decodes for one reader; without a detokenizer all text is empty."""
+
+    def __init__(self, detokenizer: Detokenizer | None = None) -> None:
+        self._detokenizer = detokenizer
+
+    def push(self, token: int) -> str:
+        """Takes one token; returns the text that is certain now, often one word, sometimes none."""
+        return "" if self._detokenizer is None else self._detokenizer.push(token)
+
+    def finish(self) -> str:
+        """The rest, once no token follows: unfinished characters."""
+        return "" if self._detokenizer is None else self._detokenizer.flush()
+
+
+class StoppedText(TextReader):
+    """Text that is cut before the first stop string to be complete, and never shows a part of one.
+
+    Of several stops that become complete with the same character the longest counts. The result
+    does not depend on how the tokens split the text.
+
+    Attributes:
+        found: the stop string that is complete; the request ends there. None: none is.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, stops: StopAutomaton) -> None:
+        super().__init__(detokenizer)
+        self.found: str | None = None
+        self._stops = stops
+        self._state = 0
+        self._held = ""
+
+    def push(self, token: int) -> str:
+        """Takes one token; returns the text that may be shown now, none after a stop string."""
+        return self._cut(super().push(token))
+
+    def finish(self) -> str:
+        """The rest, once no token follows: also what looked like the begin of a stop string."""
+        shown = "" if self.found is not None else self._cut(super().finish())
+        held, self._held, self._state = self._held, "", 0
+        return shown + held
+
+    def _cut(self, piece: str) -> str:
+        if self.found is not None:
+            return ""
+        self._state, read = self._stops.scan(self._state, piece)
+        text = self._held + piece[:read]
+        complete = self._stops.complete(self._state)
+        certain = len(text) - (complete or self._stops.held(self._state))
+        self.found = text[certain:] if complete else None
+        self._held = "" if complete else text[certain:]
+        return text[:certain]
