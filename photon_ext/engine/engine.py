@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,19 +15,17 @@ from photon_ext._library import log_fallbacks
 from photon_ext.checks import check_callable
 from photon_ext.engine.input import InputProcessor
 from photon_ext.engine.loop import EngineLoop, Listener
-from photon_ext.engine.options import choose_backend, choose_device, named_options
+from photon_ext.engine.options import choose_device, named_options
 from photon_ext.engine.output import Output
+from photon_ext.engine.parts import make_parts
 from photon_ext.engine.prompts import Message, Prompt
 from photon_ext.engine.request import Request
 from photon_ext.engine.request_queue import RequestQueue
-from photon_ext.engine.sizing import size_engine
 from photon_ext.engine.thread import EngineThread
 from photon_ext.errors import RequestError, shown
-from photon_ext.models.decoder import GEMM_TOKENS, Decoder
 from photon_ext.models.loader import load_model
-from photon_ext.models.weights import check_weights
 from photon_ext.observe.meter import Meter, MeterSnapshot
-from photon_ext.runtime import Pipeline, Runtime
+from photon_ext.runtime import Pipeline
 from photon_ext.runtime.heap_freeze import HeapFreeze
 from photon_ext.runtime.runtime import checked_device
 from photon_ext.sampling import SamplingParams
@@ -146,7 +143,7 @@ class Engine:
                 use.
             dtype: "float32", "float16" or "bfloat16" (or torch's); None: float32 if the file was
                 stored so, else bfloat16.
-            options: max_rows, max_len, depth and the others of EngineOptions.
+            options: those of EngineOptions, by name.
 
         Raises:
             ModelError, ConfigError, DeviceError: what was found, what was expected, what to do.
@@ -165,14 +162,14 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         **options: Any,
     ) -> Engine:
-        """An engine around weights that are loaded already, on their device and in their dtype.
+        """An engine around weights that are on their device already, in their dtype.
 
         Args:
             config: the model's shape.
-            weights: its parameters (models.weights), float32, float16 or bfloat16, which the engine
-                uses as they are, without a copy.
+            weights: its parameters (models.weights), float32, float16 or bfloat16, used without a
+                copy.
             tokenizer: None serves token ids alone: no string prompts, no text, no stop strings.
-            options: as in `from_pretrained`.
+            options: those of EngineOptions, by name.
 
         Raises:
             ConfigError: an option is unknown or out of range, the weights do not fit the config, or
@@ -180,36 +177,12 @@ class Engine:
             DeviceError: this build has no kernels for the weights' device.
         """
         chosen = named_options(options, ("config", "weights", "tokenizer"))
-        check_weights(config, weights)
-        size = size_engine(chosen, config, weights.dtype, weights.device)
-        backend = choose_backend(chosen.backend, str(weights.device), weights.dtype)
-        runtime = Runtime(
-            max_rows=chosen.max_rows,
-            max_len=size.max_len,
-            depth=chosen.depth,
-            device=weights.device,
-            page_size=chosen.page_size,
-            max_stop_ids=max(chosen.max_stop_ids, len(set(config.eos_ids))),
-            timing=chosen.timing,
-            blocking=chosen.blocking,
-            backend=backend,
-        )
-        decoder = Decoder(
-            config,
-            weights,
-            max_step_tokens=size.max_step_tokens,
-            max_segments=chosen.max_rows,
-            max_len=size.max_len,
-            page_size=chosen.page_size,
-            num_pages=size.num_pages,
-            gemm_tokens=None if chosen.exact else GEMM_TOKENS,
-            hopper=backend == "hopper",
-        )
+        parts = make_parts(chosen, config, weights)
         return cls(
-            runtime,
-            decoder.forward,
+            parts.runtime,
+            parts.decoder.forward,
             vocab_size=config.vocab,
-            num_pages=size.num_pages,
+            num_pages=parts.num_pages,
             tokenizer=tokenizer,
             eos_ids=config.eos_ids,
             buckets=chosen.buckets,
@@ -243,27 +216,19 @@ class Engine:
             Ctrl-C, cancels them.
 
         Raises:
-            RequestError, ConfigError: an argument is invalid; nothing has been queued then. Where
-                it is one of the prompts or its params, the message names the prompt. Or a
-                constraint of this engine calls this: it would wait for itself.
+            RequestError, ConfigError: an argument is invalid (the message names the prompt), or a
+                constraint of this engine calls this and would wait for itself. Nothing is queued.
             EngineDeadError: the engine was closed or has crashed, or this is a fork of its process.
         """
         self._queue.check_wait()
-        sequences = self._input.make_all(prompts, params, raw)
-        try:
-            self._post(sequences)
-            return [sequence.request.result() for sequence in sequences]
-        except BaseException:  # nobody waits for them any more
-            _cancel(sequences)
-            raise
+        return self._answers(self._input.make_all(prompts, params, raw))
 
     def submit(
         self, prompt: Prompt, params: SamplingParams | None = None, *, raw: bool = False
     ) -> Request:
-        """Queues one prompt and returns at once; arguments as in `generate`. What goes wrong later
-        is in the request's output.
-
-        The prompt is encoded on the calling thread. A constraint of this engine may call this, too.
+        """Queues one prompt, encoded on the calling thread, and returns at once; arguments as in
+        `generate`. What goes wrong later is in the request's output. A constraint of this engine
+        may call this, too.
 
         Raises:
             RequestError, ConfigError: the request can never be served; others are unaffected.
@@ -279,11 +244,11 @@ class Engine:
         return request
 
     def chat(self, messages: Seq[Message], params: SamplingParams | None = None) -> Output:
-        """Answers one conversation, and waits for the answer.
+        """Answers one conversation, and waits for the answer, which Ctrl-C meanwhile cancels. For
+        an answer piece by piece, `submit` takes messages as well.
 
-        To go on, append ``{"role": "assistant", "content": output.text}`` and the next user's
-        message, and call it again: the engine keeps nothing of a conversation. For an answer piece
-        by piece, `submit` takes messages as well.
+        The engine keeps nothing of a conversation. To go on, append ``{"role": "assistant",
+        "content": output.text}`` and the next user's message, and call it again.
 
         Args:
             messages: the turns so far, each {"role": "system" | "user" | "assistant", "content":
@@ -292,8 +257,7 @@ class Engine:
 
         Raises:
             RequestError: messages are no conversation, or do not fit, or the model has no chat
-                template. ConfigError, EngineDeadError: as `submit`. An exception that ends the
-                wait, such as Ctrl-C, cancels the answer.
+                template. ConfigError, EngineDeadError: as `submit`.
         """
         is_chat = isinstance(messages, Seq) and messages and isinstance(messages[0], Mapping)
         if not is_chat:
@@ -301,20 +265,15 @@ class Engine:
                 f"messages is {shown(messages)}; give a list of chat messages, for instance "
                 "[{'role': 'user', 'content': 'Hello'}]"
             )
-        request = self.submit(messages, params)
-        try:
-            return request.result()
-        except BaseException:  # nobody waits for it any more
-            request.cancel()
-            raise
+        return self._answers([self._input.make(messages, params, False)])[0]
 
     def listen(self, listener: Listener) -> None:
         """Calls `listener` once per step with what it gave to all requests (output.StepOutput): one
         hand-over, in columns, for a server or whoever sends tokens on.
 
         It is called on the engine thread, between two launches, so it should return at once. It
-        hears every token of requests submitted after this call, and every end; after a crash once
-        more, with the requests that it ended. One that raises is logged and hears no more.
+        hears every token of requests submitted after this call, and every end, also those by a
+        crash. One that raises is logged and hears no more.
 
         Raises:
             ConfigError: the listener is no function.
@@ -323,15 +282,15 @@ class Engine:
         self._loop.listeners.append(listener)
 
     def stats(self) -> MeterSnapshot:
-        """A snapshot of counters, timings and rates; the same as `meter.snapshot()`."""
+        """The same as `meter.snapshot()`: counters, timings and rates."""
         return self.meter.snapshot()
 
     def close(self) -> None:
-        """Cancels what is left, waits for the steps in flight and ends the engine thread.
-        Idempotent.
+        """Cancels what is left, waits for the steps in flight and ends the engine thread; again it
+        does nothing. The end of the process calls it for an engine that was used.
 
-        An engine that was used is closed when the process exits. Called by a constraint, on the
-        engine thread itself, it does not wait; in a fork of the engine's process it does nothing.
+        Called by a constraint, on the engine thread itself, it does not wait; in a fork of the
+        engine's process it does nothing.
         """
         self._queue.close()
         if self._queue.forked:
@@ -346,20 +305,19 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _post(self, sequences: Seq[Sequence]) -> None:
         self._queue.post(sequences)
         self._thread.ensure(self.close)
 
-
-def _cancel(sequences: Iterable[Sequence]) -> None:
-    """Ends requests that may be queued, running, ended or never have been posted."""
-    for sequence in sequences:
-        sequence.request.cancel()
+    def _answers(self, sequences: Seq[Sequence]) -> list[Output]:
+        """Queues requests and waits for them; cancels them where nobody waits any more."""
+        try:
+            self._post(sequences)
+            return [sequence.request.result() for sequence in sequences]
+        except BaseException:
+            for sequence in sequences:
+                sequence.request.cancel()
+            raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from photon_ext.engine.output import End, Output, StreamEvent
+from photon_ext.engine.output import Output, StreamEvent
 from photon_ext.errors import describe
 
 if TYPE_CHECKING:
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class EventReader:
-    """Makes a request's events, with text of its own where the engine makes none."""
+    """Makes a request's events, with text of its own."""
 
     def __init__(self, request: Request) -> None:
         self.ended = False
@@ -23,19 +23,16 @@ class EventReader:
     def take(self) -> list[StreamEvent]:
         """What has come since the last call."""
         tokens, end = self._request.snapshot(self._position)
-        texts = self._request.texts(self._position, len(tokens))
         self._position += len(tokens)
         events: list[StreamEvent] = []
         try:
             for i, token in enumerate(tokens):
                 is_stop = end is not None and end.hides_last and i == len(tokens) - 1
-                if texts is not None:
-                    piece = texts[i]
-                else:
-                    piece = "" if is_stop else self._text.push(token)
+                piece = "" if is_stop else self._text.push(token)
                 events.append(StreamEvent(piece, (token,)))
             if end is not None:
-                events.append(self._last(end))
+                piece = "" if end.error is not None else self._text.finish()
+                events.append(StreamEvent(piece, (), end.reason.value, end.stop_reason, end.error))
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             # meant for the reader, whose thread this is
             raise
@@ -47,11 +44,6 @@ class EventReader:
             events.append(StreamEvent("", (), "error", None, fault))
         self.ended = bool(events) and events[-1].finish_reason is not None
         return events
-
-    def _last(self, end: End) -> StreamEvent:
-        held = self._request.texts(self._position, 1)
-        piece = held[0] if held else "" if end.error is not None else self._text.finish()
-        return StreamEvent(piece, (), end.reason.value, end.stop_reason, end.error)
 
 
 def read_output(request: Request) -> Output:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from photon_ext.engine.output import End, Output, StreamEvent
 from photon_ext.engine.reader import EventReader, read_output
-from photon_ext.engine.text import StoppedText, TextReader
+from photon_ext.engine.text import MadeText, StoppedText, TextReader
 from photon_ext.engine.token_feed import TokenFeed
 from photon_ext.errors import ConfigError, shown
 
@@ -85,7 +85,7 @@ class Request(TokenFeed):
         """
         super().__init__(text)
         self.prompt_tokens = prompt_tokens
-        self.make_text = make_text
+        self._make_text = make_text
         self.submitted = perf_counter()
         self._queue = queue
         self._output: Output | None = None
@@ -192,6 +192,10 @@ class Request(TokenFeed):
     def wake(self) -> None:
         """Wakes who reads the events."""
         _wake(self._wakers)
+
+    def make_text(self) -> TextReader:
+        """What makes the text for one reader."""
+        return self._make_text() if self.text is None else MadeText(self.text)
 
     def _made_output(self) -> Output:
         """Made where it is read first: the text costs the engine thread nothing."""

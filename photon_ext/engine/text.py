@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class TextReader:
-    """Decodes for one reader; without a detokenizer all text is empty."""
+    """Makes text for one reader; without a detokenizer all text is empty."""
 
     def __init__(self, detokenizer: Detokenizer | None = None) -> None:
         self._detokenizer = detokenizer
@@ -33,24 +33,28 @@ class StoppedText(TextReader):
 
     Attributes:
         found: the stop string that is complete; the request ends there. None: none is.
+        pieces: what was returned so far.
     """
 
     def __init__(self, detokenizer: Detokenizer, stops: StopAutomaton) -> None:
         super().__init__(detokenizer)
         self.found: str | None = None
+        self.pieces: list[str] = []
         self._stops = stops
         self._state = 0
         self._held = ""
 
     def push(self, token: int) -> str:
         """Takes one token; returns the text that may be shown now, none after a stop string."""
-        return self._cut(super().push(token))
+        self.pieces.append(self._cut(super().push(token)))
+        return self.pieces[-1]
 
     def finish(self) -> str:
         """The rest, once no token follows: also what looked like the begin of a stop string."""
-        shown = "" if self.found is not None else self._cut(super().finish())
-        held, self._held, self._state = self._held, "", 0
-        return shown + held
+        piece = "" if self.found is not None else self._cut(super().finish())
+        self.pieces.append(piece + self._held)
+        self._held, self._state = "", 0
+        return self.pieces[-1]
 
     def _cut(self, piece: str) -> str:
         if self.found is not None:
@@ -62,3 +66,17 @@ class StoppedText(TextReader):
         self.found = text[certain:] if complete else None
         self._held = "" if complete else text[certain:]
         return text[:certain]
+
+
+class MadeText(TextReader):
+    """For readers of a request with stop strings: what the engine thread has made."""
+
+    def __init__(self, made: StoppedText) -> None:
+        super().__init__()
+        self._pieces = iter(made.pieces)  # goes on with pieces that come later
+
+    def push(self, token: int) -> str:
+        return next(self._pieces)
+
+    def finish(self) -> str:
+        return next(self._pieces)

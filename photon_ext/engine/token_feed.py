@@ -41,14 +41,15 @@ class TokenFeed:
         self.text = text
         self.first_time: float | None = None
         self._tokens: list[int] = []
-        self._texts: list[str] = []
         self._place = _Place(0)
 
     # --- the engine's side ------------------------------------------------------------------------
 
     def add(self, token: int) -> None:
         """A token that is in no log. Where its text cannot be made it is not taken."""
-        self._append(token, "" if self.text is None else self.text.push(token))
+        if self.text is not None:
+            self.text.push(token)
+        self._append(token)
         self._place = _Place(len(self._tokens))
 
     def follow(self, log: Sequence[Sequence[int]], column: int) -> None:
@@ -64,18 +65,16 @@ class TokenFeed:
 
     def finish(self, end: End, token: int | None = None) -> None:
         """The end, with the last token where it was not told yet."""
-        rest = "" if self.text is None or end.error is not None else self.text.finish()
+        if self.text is not None and end.error is None:
+            self.text.finish()
         self.settle()
         if token is not None:
-            self._append(token, "")
-        self._texts.append(rest)
+            self._append(token)
         self._place = _Place(len(self._tokens), end=end)  # the tokens and the end at once
 
-    def _append(self, token: int, text: str) -> None:
+    def _append(self, token: int) -> None:
         if self.first_time is None:
             self.first_time = time.perf_counter()
-        if self.text is not None:
-            self._texts.append(text)
         self._tokens.append(token)
 
     # --- reading ----------------------------------------------------------------------------------
@@ -96,9 +95,3 @@ class TokenFeed:
             # the log goes on with tokens of others, but not before the request has settled
             if self._place is place:
                 return tokens + [step[place.column] for step in behind], place.end
-
-    def texts(self, position: int, count: int) -> list[str] | None:
-        """The engine's text of so many tokens, and behind them of the end; None where readers make
-        it.
-        """
-        return None if self.text is None else self._texts[position : position + count]
