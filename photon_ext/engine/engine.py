@@ -40,15 +40,12 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """Generates tokens for many requests at once. All of it may be called from any thread.
+    """Generates tokens for many requests at once. All of it may be called from any thread; the
+    engine thread does the work, from the first request to `close` (or the end of the `with` block).
 
-    The work is done by the engine thread, which starts with the first request and ends with `close`
-    (or the `with` block).
-
-    An engine made by `from_pretrained` or `from_weights` sets aside all objects that the process
-    has by then (`gc.freeze`) until it is closed, so that garbage collections do not stop the loop
-    to look at them; what of them becomes garbage in cycles waits for the last engine's end.
-    `freeze=False` leaves the collector as it is.
+    An engine made by `from_pretrained` or `from_weights` keeps all objects that the process has by
+    then from garbage collections (`gc.freeze`), which would stop the loop; what of them becomes
+    garbage in cycles waits for the last engine's end. `freeze=False` leaves the collector alone.
 
     Attributes:
         tokenizer: the model's, with `encode` and `decode` (models.tokenizer.Tokenizer); None where
@@ -56,8 +53,7 @@ class Engine:
         vocab_size: width of the logits; token ids lie below it.
         depth: steps in flight, 1 or 2.
         device: where it runs, "cpu" or "cuda:N".
-        meter: `meter.snapshot()` and `meter.prometheus()` say what it is doing
-            (observe.meter.Meter).
+        meter: `meter.snapshot()` and `meter.prometheus()` say what it is doing (observe.meter).
     """
 
     def __init__(
@@ -83,15 +79,12 @@ class Engine:
             runtime: a Runtime with a page size, or a simulated device.
             forward: the model's forward over this runtime's pages, 0 to num_pages - 1.
             vocab_size, buckets, prefill_buckets, chunk, graph: see Pipeline.
-            num_pages: pages in the pool.
             tokenizer: for string prompts, text and stop strings; None serves token ids.
             eos_ids: the model's end tokens.
             device: what the meter says about where it runs.
             meter, freeze: see EngineOptions.
 
-        Raises:
-            ConfigError: as Pipeline does, or the pool has no page. What the forward raises while it
-                is captured passes through.
+        Raises: as Pipeline; ConfigError, the pool has no page.
         """
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
@@ -116,8 +109,8 @@ class Engine:
         self._input = InputProcessor(
             tokenizer, tuple(eos_ids), pipeline.limits, scheduler.fit, self._queue
         )
-        self.meter = Meter(pipeline.stats, scheduler, runtime.depth, device, meter)
         planner = Planner(scheduler, pipeline.roster, chunk)
+        self.meter = Meter(pipeline.stats, scheduler, runtime.depth, device, meter)
         self._loop = EngineLoop(pipeline, scheduler, planner, self._queue, self.meter)
         self._thread = EngineThread(self._loop)
         # captures begin with a collection
@@ -211,9 +204,8 @@ class Engine:
 
         Returns:
             One output per prompt, in order. What goes wrong while a request runs ends that request
-            alone, with finish reason "error"; a crash of the engine ends all that are left so, and
-            `close` in another thread with "cancelled". An exception that ends the wait, such as
-            Ctrl-C, cancels them.
+            alone, with finish reason "error"; a crash of the engine ends all that are left so,
+            `close` in another thread with "cancelled". Ctrl-C ends the wait, and cancels them.
 
         Raises:
             RequestError, ConfigError: an argument is invalid (the message names the prompt), or a
@@ -244,11 +236,11 @@ class Engine:
         return request
 
     def chat(self, messages: Seq[Message], params: SamplingParams | None = None) -> Output:
-        """Answers one conversation, and waits for the answer, which Ctrl-C meanwhile cancels. For
-        an answer piece by piece, `submit` takes messages as well.
+        """Answers one conversation, and waits for the answer, which Ctrl-C cancels; `submit` takes
+        messages as well, for an answer piece by piece.
 
-        The engine keeps nothing of a conversation. To go on, append ``{"role": "assistant",
-        "content": output.text}`` and the next user's message, and call it again.
+        The engine keeps nothing of a conversation: to go on, append ``{"role": "assistant",
+        "content": output.text}`` and the next user's message.
 
         Args:
             messages: the turns so far, each {"role": "system" | "user" | "assistant", "content":
@@ -256,11 +248,10 @@ class Engine:
             params: None: the defaults.
 
         Raises:
-            RequestError: messages are no conversation, or do not fit, or the model has no chat
-                template. ConfigError, EngineDeadError: as `submit`.
+            RequestError: messages are no conversation, or the model has no chat template.
+            RequestError, ConfigError, EngineDeadError: as `submit`.
         """
-        is_chat = isinstance(messages, Seq) and messages and isinstance(messages[0], Mapping)
-        if not is_chat:
+        if not (isinstance(messages, Seq) and messages and isinstance(messages[0], Mapping)):
             raise RequestError(
                 f"messages is {shown(messages)}; give a list of chat messages, for instance "
                 "[{'role': 'user', 'content': 'Hello'}]"
@@ -268,15 +259,11 @@ class Engine:
         return self._answers([self._input.make(messages, params, False)])[0]
 
     def listen(self, listener: Listener) -> None:
-        """Calls `listener` once per step with what it gave to all requests (output.StepOutput): one
-        hand-over, in columns, for a server or whoever sends tokens on.
+        """Calls `listener` once per step with a StepOutput: for servers, which send tokens on.
 
         It is called on the engine thread, between two launches, so it should return at once. It
         hears every token of requests submitted after this call, and every end, also those by a
-        crash. One that raises is logged and hears no more.
-
-        Raises:
-            ConfigError: the listener is no function.
+        crash. One that raises is logged and hears no more. ConfigError: it is no function.
         """
         check_callable("listener", listener, optional=False)
         self._loop.listeners.append(listener)

@@ -30,10 +30,7 @@ class InputProcessor:
 
     Attributes:
         tokenizer: None serves token ids only.
-        eos_ids: the model's end tokens.
-        limits: what a row can hold.
-        fit: (prompt tokens, max_new_tokens) -> the cap within the context; raises RequestError for
-            what can never fit.
+        fit: see Scheduler.
         queue: where their requests will be.
     """
 
@@ -74,38 +71,35 @@ class InputProcessor:
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise ConfigError(f"params is a {type(params).__name__}; give SamplingParams(...)")
-        if params.stop and self.tokenizer is None:
-            raise RequestError(
-                f"stop holds {shown(params.stop[0])}, and this engine has no tokenizer; use "
-                "stop_token_ids"
-            )
+        text = self._stopped_text(params)
         ids = encode_prompt(prompt, self.tokenizer, raw)
         cap = self.fit(len(ids), params.max_new_tokens)
         stops = dict.fromkeys(
             (*(() if params.ignore_eos else self.eos_ids), *params.stop_token_ids)
         )
         admission = check_admission(self.limits, ids, params.row_params(cap, tuple(stops)))
-        constraint, text = _started(params.constraint), self._stopped_text(params)
-        request = Request(self.queue, self._reader_text, len(ids), text)
+        constraint = _started(params.constraint)
+        request = Request(self.queue, self._text, len(ids), text)
         watched = constraint is not None or text is not None
         limit = "max_len" if cap < params.max_new_tokens else "max_new_tokens"
         return Sequence(admission, constraint, request, watched, limit)
 
-    def _reader_text(self) -> TextReader:
+    def _text(self) -> TextReader:
         return TextReader(None if self.tokenizer is None else self.tokenizer.detokenizer())
 
     def _stopped_text(self, params: SamplingParams) -> StoppedText | None:
-        stops = params.stop_automaton
-        if stops is None or self.tokenizer is None:
+        if params.stop_automaton is None:
             return None
-        return StoppedText(self.tokenizer.detokenizer(), stops)
+        if self.tokenizer is None:
+            raise RequestError(
+                f"stop holds {shown(params.stop[0])}, and this engine has no tokenizer; use "
+                "stop_token_ids"
+            )
+        return StoppedText(self.tokenizer.detokenizer(), params.stop_automaton)
 
 
 def _started(constraint: Constraint | None) -> Constraint | None:
-    """The constraint that a request takes: a fresh one where it knows how to make one.
-
-    It must be one: without it all would be allowed.
-    """
+    """What a request takes: a fresh one, where a constraint knows how to make one."""
     if constraint is None:
         return None
     name = type(constraint).__name__

@@ -40,8 +40,7 @@ class Delivery(NamedTuple):
 
 
 class EngineLoop:
-    """Drives the pipeline for the requests that come through the queue. It owns the scheduler and
-    the pipeline while it runs; the pipeline's `on_release` is `scheduler.released.append`.
+    """Owns the scheduler and the pipeline, whose `on_release` is `scheduler.released.append`.
 
     Attributes:
         listeners: called with what each step gave.
@@ -64,13 +63,10 @@ class EngineLoop:
         self._undelivered: deque[Delivery] = deque()
         self._fresh: StepResult | None = None
         self._first: list[tuple[Request, int]] = []
-        self._told: tuple[tuple[Row, ...], tuple[Request, ...]] = ((), ())  # of a batch
 
     def run(self) -> bool:
-        """The thread's whole life: turns, until the queue is closed and nothing is left, or until
-        a crash, of which all callers hear.
-
-        False: another thread is at it. A start that was interrupted may have made one all the same.
+        """Turns, until the queue is closed and nothing is left, or a crash, of which all callers
+        hear. False: another thread is at it; a start that was interrupted may have made one.
         """
         if not self._queue.own():
             return self._queue.ended
@@ -101,10 +97,7 @@ class EngineLoop:
         clock.enter(None)
 
     def _collect(self) -> bool:
-        """Takes what has arrived; sleeps while there is nothing to do.
-
-        False: the engine is to end, and nothing is left.
-        """
+        """Takes what has arrived; sleeps while there is nothing to do. False: it is the end."""
         probe.begin(Phase.COLLECT)
         arrivals = self._queue.collect(self._has_work)
         probe.end()
@@ -191,8 +184,7 @@ class EngineLoop:
         try:
             reason = sequence.advance(token, event.finish)
         except BaseException as error:
-            # the constraint is the caller's code and may raise anything: its fault is that
-            # request's alone
+            # the constraint is the caller's code and may raise anything
             fault = f"the constraint raised on token {token}: {describe(error)}"
             self._end(sequence, End(FinishReason.ERROR, error=fault))
             return
@@ -211,8 +203,7 @@ class EngineLoop:
             try:
                 self._show(delivery)
             except BaseException as error:
-                # no text for these tokens (tokenizers panic with a BaseException): no reason to
-                # stop the others
+                # no text for these tokens (tokenizers panic with a BaseException)
                 fault = f"the text could not be made: {describe(error)}"
                 self._end_now(delivery.sequence, End(FinishReason.ERROR, error=fault))
             if request.done:
@@ -229,18 +220,15 @@ class EngineLoop:
         request = sequence.request
         if end is not None:
             request.finish(end, token)
-        else:
-            request.add(token)
-            if request.text is not None and request.text.found is not None:
-                self._end_now(sequence, End(FinishReason.STOP, request.text.found))
+            return
+        request.add(token)
+        if request.text is not None and request.text.found is not None:
+            self._end_now(sequence, End(FinishReason.STOP, request.text.found))
 
     def _tell(self, ended: list[Request]) -> None:
         """One hand-over per step to whoever listens."""
         result, log = self._fresh or StepResult(), self._scheduler.log
-        if result.rows and result.rows is not self._told[0]:
-            self._told = (result.rows, tuple(sequence.request for sequence in log.sequences))
-        requests = self._told[1] if result.rows else ()
-        tokens = result.tokens
+        requests, tokens = log.requests if result.rows else (), result.tokens
         if result.rows and (result.skipped or result.events or log.watched):
             single = {*result.skipped, *result.events, *log.watched}
             tokens = [-1 if i in single else token for i, token in enumerate(tokens)]
@@ -279,10 +267,7 @@ class EngineLoop:
         self._queue.give_back(sequence.constraint)
 
     def _die(self, error: BaseException) -> None:
-        """The loop has crashed: nobody waits for ever, and everybody learns why.
-
-        The runtime keeps the memory of steps still in flight.
-        """
+        """Everybody learns why. The runtime keeps the memory of steps still in flight."""
         left = self._queue.fail(error)
         told_late = [delivery.sequence for delivery in self._undelivered]
         fault = f"the engine has crashed: {describe(error)}"

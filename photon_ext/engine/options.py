@@ -26,7 +26,7 @@ MAX_STOP_IDS = 4096  # the device looks through all of a row's for each token
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What an engine is built for.
+    """What an engine is built for. ConfigError: a value is out of range.
 
     Attributes:
         max_rows: requests that run at once; more wait.
@@ -42,30 +42,22 @@ class EngineOptions:
         prefill_buckets: token counts that prefill graphs are captured for; other chunks run
             eagerly. None: see Pipeline.
         graph: capture steps into graphs, or run them eagerly.
-        exact: keep tokens bit for bit independent of the traffic on CUDA as well: long prefill
-            chunks stay on our own kernels, hopper or portable, which are slower there than torch's
-            matrix products, whose order of summation depends on the batch; and where `chunk` times
-            the query heads is 96 or more for each multiprocessor, on portable attention. On the CPU
-            it is always so.
+        exact: keep tokens bit for bit independent of the traffic on CUDA as well, as they are on
+            the CPU. Long prefill chunks then stay on our own kernels, which are slower there than
+            torch's matrix products, and on portable attention where `chunk` times the query heads
+            is 96 or more for each multiprocessor.
         backend: "hopper" runs the kernels made for Hopper where they fit (bfloat16, compute
-            capability 9.0 or 10.0), in decode steps and, but for the layers of long eager chunks
-            without `exact`, in prefill; and attends in prefill by matrix instructions (bfloat16,
-            8.0 or newer); elsewhere it changes nothing. "portable" runs the others. The two sum in
-            different orders, neither of which depends on the number of rows or tokens in a step:
-            what `exact` promises holds with both, at any max_rows and chunk. None: hopper on 9.0
-            and 10.0, where the model is bfloat16 (on 8.x, say "hopper" for prefill's attention).
+            capability 9.0 or 10.0), but in the layers of long eager chunks without `exact`, and
+            attends in prefill by matrix instructions (bfloat16, 8.0 or newer). "portable" runs the
+            others. The two sum in different orders, and what `exact` promises holds with both.
+            None: hopper on 9.0 and 10.0 where the model is bfloat16.
         max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to
             their number where a model has more.
-        timing: measure step gaps, by two events around each step. False leaves these out.
-        meter: keep the counts that need a clock or an event (see observe.meter). False is for
-            measuring what they cost.
-        freeze: set aside what start-up made, so that garbage collections do not look at it while an
-            engine is open (see Engine).
+        timing: measure step gaps, by two events around each step.
+        meter: keep the counts that need a clock or an event (see observe.meter).
+        freeze: keep what start-up made from garbage collections (see Engine).
         blocking: the wait for a step spins for a while (1 ms on CUDA, less on the host), then
             yields the CPU; False spins on.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     max_rows: int = 32
@@ -101,11 +93,9 @@ class EngineOptions:
 
 
 def named_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> EngineOptions:
-    """Options by name, as keywords of a caller. `others` are what the caller's function takes
-    besides.
+    """Options by name, as keywords of a function that takes `others` besides.
 
-    Raises:
-        ConfigError: there is no such option, or a value is out of range.
+    Raises ConfigError: there is no such option, or a value is out of range.
     """
     known = [*others, *(field.name for field in fields(EngineOptions))]
     for name in options:

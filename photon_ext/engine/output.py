@@ -13,17 +13,13 @@ if TYPE_CHECKING:
 
 
 class StreamEvent(NamedTuple):
-    """One delivery: a token, and the text that became certain with it. The last one has no token,
-    but the finish reason.
+    """A token, and the text that became certain with it; or the last one: why the request ended.
 
     Attributes:
         text: to be joined to that of the events before; often a word, sometimes empty. The last
             event has what was held back, none after an error.
         token_ids: the token, a stop token included; empty in the last event.
-        finish_reason: of the last event: "stop" (an end token, a stop string, a finished
-            constraint), "length", "cancelled" or "error"; else None.
-        stop_reason: which stop or limit it was, see Output.
-        error: what went wrong, with finish reason "error"; else None.
+        finish_reason, stop_reason, error: of the last event: see Output; else None.
     """
 
     text: str
@@ -41,7 +37,8 @@ class Output:
         text: the generated text, without stop strings and special tokens; empty without a
             tokenizer.
         token_ids: the generated ids, a final stop token included.
-        finish_reason: "stop", "length", "cancelled" or "error".
+        finish_reason: "stop" (an end token, a stop string, a finished constraint), "length",
+            "cancelled" or "error".
         stop_reason: what ended it. With "stop" the id of the stop token, the stop string, or
             "constraint"; with "length" "max_new_tokens", or "max_len" where the context was full;
             else None.
@@ -68,9 +65,7 @@ class End:
     """Why a request has ended.
 
     Attributes:
-        reason: stop, length, cancelled or error.
-        stop_reason: see Output.
-        error: what went wrong, with reason error.
+        stop_reason, error: see Output.
         hides_last: the last token is a stop token, which has no text.
         time: when, in seconds of `time.perf_counter`.
     """

@@ -25,17 +25,15 @@ _EXPECTED = (
 
 
 def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, raw: bool = False) -> Sequence[int]:
-    """Token ids of a prompt, as they are given or encoded; whether they are ids of the model is
-    checked where the request is.
+    """Token ids of a prompt, as they are given or encoded; whether the model has them is not asked.
 
     A string is one user message where the model has a chat template, unless `raw`; otherwise it is
     encoded as it stands, behind the model's begin-of-text token if it uses one. Token ids are taken
-    as they are, from a sequence, a numpy array or a torch tensor, which is read from its device.
-    The content of a chat message is a text, or a list of OpenAI's parts, of which texts are joined.
+    from a sequence, a numpy array or a torch tensor, which is read from its device. The content of
+    a chat message is a text, or a list of OpenAI's parts, of which texts are joined.
 
-    Raises:
-        RequestError: the prompt is empty, of no known form, holds parts that are no text, or needs
-            a tokenizer that is not there.
+    Raises RequestError: the prompt is empty, of no known form, holds parts that are no text, or
+    needs a tokenizer that is not there.
     """
     ids: Sequence[int]
     if isinstance(prompt, str):
@@ -84,10 +82,9 @@ def _array_ids(array: Any) -> list[int]:
             f"{_EXPECTED}"
         )
     try:
-        ids: list[int] = array.tolist()
+        return array.tolist()  # type: ignore[no-any-return]
     except RuntimeError as error:  # a tensor without memory, or of a layout that is no list
         raise RequestError(f"the prompt's tensor cannot be read ({describe(error)})") from error
-    return ids
 
 
 def _checked_message(message: object) -> Message:

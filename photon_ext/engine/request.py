@@ -1,4 +1,4 @@
-"""What a caller holds of a request: its events as they come, its result, and a way to cancel it."""
+"""What a caller holds of a request: its events, its result, and a way to cancel it."""
 
 from __future__ import annotations
 
@@ -75,13 +75,8 @@ class Request(TokenFeed):
         prompt_tokens: int = 0,
         text: StoppedText | None = None,
     ) -> None:
-        """Made by `Engine.submit`.
-
-        Args:
-            queue: where cancels go; knows who may wait, and which requests are read.
-            make_text: makes what turns tokens into text, for each reader of its own.
-            prompt_tokens: see Attributes.
-            text: see TokenFeed.
+        """Made by `Engine.submit`. `make_text` makes what turns tokens into text, for each reader,
+        unless the engine makes the `text` (see TokenFeed).
         """
         super().__init__(text)
         self.prompt_tokens = prompt_tokens
@@ -99,9 +94,7 @@ class Request(TokenFeed):
         return self.end is not None
 
     def cancel(self) -> None:
-        """Ends the request with finish reason "cancelled"; does nothing if it has ended. Returns at
-        once; the final event follows.
-        """
+        """Ends the request with finish reason "cancelled", unless it has ended. Returns at once."""
         self._queue.cancel(self)
 
     def result(self, timeout: float | None = None) -> Output:
@@ -131,10 +124,7 @@ class Request(TokenFeed):
 
     def iter(self) -> Iterator[StreamEvent]:
         """Events as they come, to the final one. Blocks the calling thread; in async code use
-        stream(). Leaving early does not cancel.
-
-        Raises:
-            RequestError, EngineDeadError: as `result`, where it would wait.
+        stream(). Leaving early does not cancel. Raises as `result`, where it would wait.
         """
         gate, reader = Gate(), EventReader(self)
         with self._woken(self._wakers, gate.open):
@@ -148,13 +138,8 @@ class Request(TokenFeed):
     async def stream(self, detach: bool = False) -> AsyncIterator[StreamEvent]:
         """Events as they come, to the final one, without blocking the event loop.
 
-        Leaving early does not cancel the request; a cancelled task does.
-
-        Args:
-            detach: a cancelled task leaves the request running.
-
-        Raises:
-            RequestError, EngineDeadError: as `result`, where the request has not ended.
+        Leaving early does not cancel the request; a cancelled task does, unless `detach`. Raises as
+        `result`, where the request has not ended.
         """
         if not self.done:
             self._queue.check_wait()
@@ -168,10 +153,7 @@ class Request(TokenFeed):
                     await gate.wait()
 
     async def wait(self, detach: bool = False) -> Output:
-        """The output, without blocking the event loop; `await request` is the same.
-
-        Args, Raises: as `stream`.
-        """
+        """The output, without blocking the event loop; `await request` is the same. As `stream`."""
         if not self.done:
             self._queue.check_wait()
             gate = AsyncGate()
@@ -205,8 +187,8 @@ class Request(TokenFeed):
 
     @contextmanager
     def _woken(self, wakers: set[Waker], wake: Waker) -> Iterator[None]:
-        """Within the block the engine calls `wake`: at each event where `wakers` are those of
-        readers, else at the end. Who waits looks after that, lest it misses what came before.
+        """Within the block the engine calls `wake`, at each event or, of `_end_wakers`, at the end.
+        Whoever waits looks again in the block, for what came before.
         """
         wakers.add(wake)
         read = self._queue.read if wakers is self._wakers else set[Request]()

@@ -16,10 +16,7 @@ from photon_ext.scheduling import Sequence
 
 
 class Arrivals(NamedTuple):
-    """What the engine thread takes at the begin of a turn.
-
-    A cancel may be for a request that has ended, or comes at the same time.
-    """
+    """What the engine thread takes at the begin of a turn. A cancel may come late, or at once."""
 
     submitted: list[Sequence]
     cancelled: list[Request]
@@ -29,8 +26,8 @@ class Arrivals(NamedTuple):
 class RequestQueue:
     """Open until `close` or `fail`; usable from any thread.
 
-    What arrives goes through a SimpleQueue: a signal handler, or a garbage collection on the engine
-    thread, may put something in while that very thread is in it, and Ctrl-C there tears nothing.
+    What arrives goes through a SimpleQueue: Ctrl-C in it tears nothing, and a signal handler or a
+    garbage collection may put something in while the same thread is in it.
 
     Attributes:
         read: the requests that somebody reads.
@@ -51,7 +48,7 @@ class RequestQueue:
     # --- the engine thread ------------------------------------------------------------------------
 
     def own(self) -> bool:
-        """The calling thread becomes the engine thread; False: another has become it before."""
+        """The calling thread becomes the engine thread. False: another has done so before."""
         with self._lock:
             if self._taken:
                 return False
@@ -59,7 +56,7 @@ class RequestQueue:
         return True
 
     def disown(self) -> None:
-        """The engine thread ends: the system may give its number to a thread that starts later."""
+        """The engine thread ends; the system may give its number to another."""
         self._owner = None
 
     @property
@@ -74,8 +71,8 @@ class RequestQueue:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of the engine's: there is no engine thread here, and
-        locks may be held for ever.
+        """Whether this process is a fork of the engine's: it has no engine thread, and locks may be
+        held for ever.
         """
         return self._process != os.getpid()
 
@@ -94,7 +91,7 @@ class RequestQueue:
         return Arrivals(submitted, cancelled, closing)
 
     def fail(self, cause: BaseException) -> list[Sequence]:
-        """The engine has crashed: returns the requests that nobody will take any more."""
+        """The engine has crashed; returns what nobody will take any more."""
         with self._lock:
             self._cause = cause
         return self.collect(lambda: True).submitted
@@ -107,11 +104,8 @@ class RequestQueue:
     # --- callers ----------------------------------------------------------------------------------
 
     def check_wait(self) -> None:
-        """To be called before waiting for a request.
-
-        Raises:
-            RequestError: on the engine thread.
-            EngineDeadError: in a forked process.
+        """Raises what a wait for a request must not be: RequestError on the engine thread,
+        EngineDeadError in a forked process.
         """
         self._check_fork()
         if self.owned:
@@ -124,9 +118,8 @@ class RequestQueue:
     def post(self, sequences: Seq[Sequence]) -> None:
         """Queues requests together, so that they are admitted in the same turn.
 
-        Raises:
-            EngineDeadError: closed, or failed.
-            RequestError: a constraint object serves another request; nothing has been queued then.
+        Raises, and queues nothing: EngineDeadError, closed or failed; RequestError, a constraint
+        object serves another request.
         """
         self._check_fork()
         with self._lock:
@@ -145,7 +138,7 @@ class RequestQueue:
             self._arrived.put(request)
 
     def close(self) -> None:
-        """Nothing is taken any more; the engine thread learns of it with its next turn."""
+        """Nothing is taken any more, and all ends."""
         if not self.forked:
             with self._lock:
                 self._closing = True

@@ -69,10 +69,9 @@ class StoppedText(TextReader):
 
 
 class MadeText(TextReader):
-    """For readers of a request with stop strings: what the engine thread has made."""
+    """What the engine thread has made, for one reader of a request with stop strings."""
 
     def __init__(self, made: StoppedText) -> None:
-        super().__init__()
         self._pieces = iter(made.pieces)  # goes on with pieces that come later
 
     def push(self, token: int) -> str:

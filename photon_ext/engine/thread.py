@@ -10,8 +10,6 @@ from photon_ext.engine.loop import EngineLoop
 
 
 class EngineThread:
-    """Runs the loop on a thread of its own; usable from any thread."""
-
     def __init__(self, loop: EngineLoop) -> None:
         self._loop = loop
         # one, and before it those whose start failed or was interrupted
@@ -20,8 +18,10 @@ class EngineThread:
         self._starting = threading.RLock()
 
     def ensure(self, close: Callable[[], None]) -> None:
-        """Starts it unless it runs; where a start fails, the next call tries again. The end of the
-        process calls `close`: a thread that drives a device must not be frozen within a step.
+        """Starts it unless it runs; where a start fails, the next call tries again.
+
+        The end of the process calls `close`: a thread that drives a device must not be frozen in
+        the middle of a step.
         """
         with self._starting:
             if not any(thread.is_alive() for thread in self._threads):

@@ -12,9 +12,8 @@ from photon_ext.sampling.constraints import is_finished
 
 
 class SequenceState(Enum):
-    """The one state machine of a request: it waits for a row, runs in one, drains (its tokens in
-    flight are still delivered), is finished (they are skipped: a zombie), and is released once no
-    step in flight uses its row.
+    """A request waits for a row, runs in one, drains (its tokens in flight are still delivered), is
+    finished (they are skipped: a zombie), and is released once no step in flight uses its row.
     """
 
     WAITING = "waiting"
@@ -29,10 +28,8 @@ class Sequence:
     """A request from submit to the release of its row.
 
     Attributes:
-        admission: prompt and parameters, checked.
-        constraint: asked before each sampling, or None.
-        request: the caller's side. It takes tokens one by one (`add`) or from a column of the log
-            (`follow`, `settle`).
+        request: the caller's side, which takes tokens one by one (`add`) or follows a column of the
+            log (`follow`, `settle`).
         watched: each token is handled by itself, for a constraint or for stop strings; else tokens
             stay in columns.
         limit: what its length cap is: "max_new_tokens", or "max_len" where the context leaves less.
@@ -50,7 +47,7 @@ class Sequence:
 
     @property
     def state(self) -> SequenceState:
-        """Where it stands; from admission on that is where its row stands."""
+        """From admission on that of its row."""
         if self.row is not None:
             return SequenceState(self.row.state.value)
         return SequenceState.RELEASED if self.ended else SequenceState.WAITING
