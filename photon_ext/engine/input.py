@@ -1,5 +1,5 @@
-"""From what a caller asks to a sequence that can run; everything that is wrong with a request
-shows here, once, on the caller's thread, before it is queued.
+"""From what a caller asks to a sequence that can run. All that is wrong with a request shows here,
+once, on the caller's thread.
 """
 
 from __future__ import annotations
@@ -41,10 +41,7 @@ class InputProcessor:
     queue: RequestQueue
 
     def make_all(
-        self,
-        prompts: Seq[Prompt],
-        params: SamplingParams | Seq[SamplingParams] | None,
-        raw: bool,
+        self, prompts: Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None, raw: bool
     ) -> list[Sequence]:
         """One for each prompt. Raises RequestError, ConfigError: the message names the prompt."""
         if isinstance(prompts, (str, bytes, bytearray, memoryview)) or not isinstance(prompts, Seq):
@@ -74,9 +71,8 @@ class InputProcessor:
         text = self._stopped_text(params)
         ids = encode_prompt(prompt, self.tokenizer, raw)
         cap = self.fit(len(ids), params.max_new_tokens)
-        stops = dict.fromkeys(
-            (*(() if params.ignore_eos else self.eos_ids), *params.stop_token_ids)
-        )
+        eos_ids = () if params.ignore_eos else self.eos_ids
+        stops = dict.fromkeys((*eos_ids, *params.stop_token_ids))
         admission = check_admission(self.limits, ids, params.row_params(cap, tuple(stops)))
         constraint = _started(params.constraint)
         request = Request(self.queue, self._text, len(ids), text)
@@ -106,8 +102,7 @@ def _started(constraint: Constraint | None) -> Constraint | None:
     try:
         fresh = getattr(constraint, "fresh", None)
         made = constraint if fresh is None else fresh()
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
-        # meant for the caller, whose thread this is
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):  # meant for the caller's thread
         raise
     except BaseException as error:
         raise RequestError(f"fresh() of the constraint {name} raised {describe(error)}") from error

@@ -133,9 +133,9 @@ class EngineLoop:
             else:
                 self._scheduler.admit(sequence, row)
         if self._scheduler.waiting and not self._pipeline.busy:
+            count = self._scheduler.waiting
             raise PipelineError(
-                f"{self._scheduler.waiting} requests wait, and no row runs whose end could let "
-                "them in"
+                f"{count} requests wait, and no row runs whose end could let them in"
             )
 
     def _launch(self) -> Step | None:
@@ -171,11 +171,10 @@ class EngineLoop:
             return
         if self.listeners:
             self._first.append((sequence.request, event.token))
-        if not sequence.watched:
-            if event.finish is not None:
-                self._end(sequence, _verdict(sequence, event, event.finish), event.token)
-            return
-        self._take_watched(sequence, event, event.token)
+        if sequence.watched:
+            self._take_watched(sequence, event, event.token)
+        elif event.finish is not None:
+            self._end(sequence, _verdict(sequence, event, event.finish), event.token)
 
     def _take_watched(self, sequence: Sequence, event: RowEvent, token: int) -> None:
         is_stop = event.finish is FinishReason.STOP
@@ -241,8 +240,8 @@ class EngineLoop:
                 listener(output)
             except BaseException as error:  # the caller's code, which may raise anything
                 self.listeners.remove(listener)
-                told = "a listener of the engine, %s, raised %s; it hears no more"
-                _LOG.error(told, shown(listener), describe(error))
+                fault = "a listener of the engine, %s, raised %s; it hears no more"
+                _LOG.error(fault, shown(listener), describe(error))
 
     # --- the end ----------------------------------------------------------------------------------
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import torch
 
-# Where versions 1 and 2 of Linux control groups keep a group's memory limit, its usage, and, in
-# memory.stat, what of that is file cache.
+# where a control group's limit, its use, and (in memory.stat) its file cache are; versions 1 and 2
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_active_file", "total_inactive_file")
 _V2 = ("memory.max", "memory.current", "active_file", "inactive_file")
 

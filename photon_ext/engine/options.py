@@ -11,7 +11,6 @@ import torch
 
 from photon_ext import _C, hopper_runs
 from photon_ext.checks import (
-    INT32_MAX,
     Backend,
     check_backend,
     check_count,
@@ -78,10 +77,11 @@ class EngineOptions:
     blocking: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("max_rows", "max_len", "page_size", "num_pages", "chunk", "max_stop_ids"):
+        for name in ("max_rows", "max_len", "page_size", "num_pages", "chunk"):
             value = getattr(self, name)
             if value is not None or name not in ("max_len", "num_pages"):
-                check_count(name, value, MAX_STOP_IDS if name == "max_stop_ids" else INT32_MAX)
+                check_count(name, value)
+        check_count("max_stop_ids", self.max_stop_ids, MAX_STOP_IDS)
         for name in ("buckets", "prefill_buckets"):
             values = getattr(self, name)
             if values is not None or name == "buckets":
@@ -93,10 +93,7 @@ class EngineOptions:
 
 
 def named_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> EngineOptions:
-    """Options by name, as keywords of a function that takes `others` besides.
-
-    Raises ConfigError: there is no such option, or a value is out of range.
-    """
+    """Options by name, as keywords of a call that takes `others` besides. Raises ConfigError."""
     known = [*others, *(field.name for field in fields(EngineOptions))]
     for name in options:
         if name not in known:
@@ -107,17 +104,13 @@ def named_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> Eng
 
 
 def choose_backend(backend: Backend | None, device: str, dtype: torch.dtype) -> Backend:
-    """`backend`, with None resolved: hopper if this device runs its kernels with this dtype."""
-    if backend is not None:
-        return backend
-    runs = device.startswith("cuda") and dtype is torch.bfloat16 and hopper_runs()
-    return "hopper" if runs else "portable"
+    """`backend`, where None is hopper if this device runs its kernels with this dtype."""
+    runs = not backend and device.startswith("cuda") and dtype is torch.bfloat16 and hopper_runs()
+    return backend or ("hopper" if runs else "portable")
 
 
 def choose_device(device: str) -> str:
-    """`device`, with "auto" resolved: the GPU, if torch sees one and this build has kernels for
-    it, else the CPU.
-    """
+    """`device`, where "auto" is the GPU if torch sees one that this build has kernels for."""
     if device != "auto":
         return device
     return "cuda" if _C.cuda_compiled and torch.cuda.is_available() else "cpu"

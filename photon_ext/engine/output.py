@@ -34,13 +34,11 @@ class Output:
     """A finished request.
 
     Attributes:
-        text: the generated text, without stop strings and special tokens; empty without a
-            tokenizer.
+        text: without stop strings and special tokens; empty without a tokenizer.
         token_ids: the generated ids, a final stop token included.
-        finish_reason: "stop" (an end token, a stop string, a finished constraint), "length",
-            "cancelled" or "error".
-        stop_reason: what ended it. With "stop" the id of the stop token, the stop string, or
-            "constraint"; with "length" "max_new_tokens", or "max_len" where the context was full;
+        finish_reason: "stop", "length", "cancelled" or "error".
+        stop_reason: with "stop" the id of the stop token, the stop string, or "constraint", which
+            was finished; with "length" "max_new_tokens", or "max_len" where the context was full;
             else None.
         error: what went wrong, with finish reason "error"; else None.
         prompt_tokens: length of the prompt in tokens, those of a chat template included.

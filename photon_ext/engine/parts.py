@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from photon_ext.engine.options import EngineOptions, choose_backend
 from photon_ext.engine.sizing import size_engine
 from photon_ext.models.config import ModelConfig
@@ -12,14 +10,10 @@ from photon_ext.models.weights import DecoderWeights, check_weights
 from photon_ext.runtime import Runtime
 
 
-class Parts(NamedTuple):
-    runtime: Runtime
-    decoder: Decoder
-    num_pages: int
-
-
-def make_parts(options: EngineOptions, config: ModelConfig, weights: DecoderWeights) -> Parts:
-    """Raises ConfigError, DeviceError: see Engine.from_weights."""
+def make_parts(
+    options: EngineOptions, config: ModelConfig, weights: DecoderWeights
+) -> tuple[Runtime, Decoder, int]:
+    """The two, and the number of KV pages. Raises as Engine.from_weights."""
     check_weights(config, weights)
     size = size_engine(options, config, weights.dtype, weights.device)
     backend = choose_backend(options.backend, str(weights.device), weights.dtype)
@@ -45,4 +39,4 @@ def make_parts(options: EngineOptions, config: ModelConfig, weights: DecoderWeig
         gemm_tokens=None if options.exact else GEMM_TOKENS,
         hopper=backend == "hopper",
     )
-    return Parts(runtime, decoder, size.num_pages)
+    return runtime, decoder, size.num_pages

@@ -37,7 +37,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, raw: bool = False
     """
     ids: Sequence[int]
     if isinstance(prompt, str):
-        ids = _encode_text(prompt, tokenizer, raw)
+        ids = _encode_text(prompt, _tokenizer(tokenizer), raw) if prompt else ()
     elif _is_array(prompt):
         ids = _array_ids(prompt)
     elif not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray, memoryview)):
@@ -51,10 +51,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, raw: bool = False
     return ids
 
 
-def _encode_text(text: str, tokenizer: Tokenizer | None, raw: bool) -> list[int]:
-    tokenizer = _tokenizer(tokenizer)
-    if not text:
-        raise RequestError(f"the prompt is empty; {_EXPECTED}")
+def _encode_text(text: str, tokenizer: Tokenizer, raw: bool) -> list[int]:
     if raw or tokenizer.chat_template is None:
         return tokenizer.encode(text)
     return tokenizer.encode_chat([{"role": "user", "content": text}])
@@ -87,31 +84,27 @@ def _array_ids(array: Any) -> list[int]:
         raise RequestError(f"the prompt's tensor cannot be read ({describe(error)})") from error
 
 
-def _checked_message(message: object) -> Message:
-    if (
-        not isinstance(message, Mapping)
-        or not isinstance(message.get("role"), str)
-        or "content" not in message
-    ):
-        raise RequestError(
-            f"the chat holds {shown(message)}; "
-            "each message needs a 'role' (a string) and its 'content'"
-        )
-    content = message["content"]
-    if isinstance(content, (list, tuple)):
-        return {**message, "content": "".join(map(_part_text, content))}
-    return message
+def _checked_message(message: Any) -> Message:
+    match message:
+        case {"role": str(), "content": list() | tuple() as parts}:
+            return {**message, "content": "".join(map(_part_text, parts))}
+        case {"role": str(), "content": _}:
+            return message  # type: ignore[no-any-return]
+    raise RequestError(
+        f"the chat holds {shown(message)}; each message needs a 'role' (a string) and its 'content'"
+    )
 
 
 def _part_text(part: object) -> str:
     """The text of one of OpenAI's content parts."""
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if isinstance(part, Mapping) and kind == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    if kind is not None and kind != "text":
-        raise RequestError(
-            f"the chat holds a content part of type {shown(kind)}; this engine takes 'text' only"
-        )
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+        case {"type": kind} if kind not in (None, "text"):
+            raise RequestError(
+                f"the chat holds a content part of type {shown(kind)}; "
+                "this engine takes 'text' only"
+            )
     raise RequestError(
         f"the chat holds the content part {shown(part)}; expected {{'type': 'text', 'text': '...'}}"
     )

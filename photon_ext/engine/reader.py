@@ -33,11 +33,9 @@ class EventReader:
             if end is not None:
                 piece = "" if end.error is not None else self._text.finish()
                 events.append(StreamEvent(piece, (), end.reason.value, end.stop_reason, end.error))
-        except (KeyboardInterrupt, SystemExit, GeneratorExit):
-            # meant for the reader, whose thread this is
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):  # meant for the reader's thread
             raise
-        except BaseException as error:
-            # no text for these tokens; tokenizers panic with a BaseException
+        except BaseException as error:  # tokenizers panic with a BaseException
             self._request.cancel()
             events += [StreamEvent("", (token,)) for token in tokens[len(events) :]]
             fault = f"the text could not be made: {describe(error)}"

@@ -59,10 +59,9 @@ class AsyncGate:
 
 class Request(TokenFeed):
     """A submitted prompt. Any number of readers, on any threads, may start at any time; each sees
-    all events in order, and makes its own text.
+    all events in order. In async code `await request` gives its output.
 
     A request that went wrong raises nothing: its output and last event have finish reason "error".
-    In async code `await request` gives its output.
 
     Attributes:
         prompt_tokens: length of the prompt in tokens, those of a chat template included.
@@ -101,10 +100,9 @@ class Request(TokenFeed):
         """Waits for the end.
 
         Args:
-            timeout: seconds, from 0 on; None, and infinity, wait as long as it takes.
+            timeout: seconds, from 0 on (else ConfigError); None waits as long as it takes.
 
         Raises:
-            ConfigError: the timeout is no such number.
             TimeoutError: the request is still running; it goes on.
             RequestError: called by a constraint of the same engine, which would wait for itself.
             EngineDeadError: called in a fork of the engine's process.
@@ -206,16 +204,17 @@ class Request(TokenFeed):
         task = asyncio.current_task()
         try:
             yield
-        except (asyncio.CancelledError, GeneratorExit) as left:
-            # a reader that is closed left between two events, where its task may be cancelled, too
-            if not detach and (isinstance(left, asyncio.CancelledError) or _is_cancelled(task)):
+        except asyncio.CancelledError:
+            if not detach:
                 self.cancel()
             raise
-
-
-def _is_cancelled(task: asyncio.Task[Any] | None) -> bool:
-    """Whether it was, or is being cancelled; the latter is known from Python 3.11 on."""
-    return task is not None and (task.cancelled() or getattr(task, "cancelling", int)() > 0)
+        except GeneratorExit:
+            # the reader left between two events; its task may have been cancelled there, or be
+            # about to, which is known from Python 3.11 on
+            cancelling = getattr(task, "cancelling", int)
+            if not detach and task is not None and (task.cancelled() or cancelling() > 0):
+                self.cancel()
+            raise
 
 
 def _wake(wakers: set[Waker]) -> None:

@@ -35,7 +35,6 @@ class RequestQueue:
 
     def __init__(self) -> None:
         self.read: set[Request] = set()
-        # held where a post must see what another or a close has done
         self._lock = threading.RLock()
         self._arrived: SimpleQueue[tuple[Sequence, ...] | Request] = SimpleQueue()
         self._borrowed: set[int] = set()  # ids of constraint objects that serve a live request
@@ -44,8 +43,6 @@ class RequestQueue:
         self._owner: int | None = None
         self._taken = False
         self._process = os.getpid()
-
-    # --- the engine thread ------------------------------------------------------------------------
 
     def own(self) -> bool:
         """The calling thread becomes the engine thread. False: another has done so before."""
@@ -71,9 +68,7 @@ class RequestQueue:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of the engine's: it has no engine thread, and locks may be
-        held for ever.
-        """
+        """Whether this process is a fork: no engine thread runs here, and locks may stay taken."""
         return self._process != os.getpid()
 
     def collect(self, busy: Callable[[], bool]) -> Arrivals:
@@ -101,25 +96,21 @@ class RequestQueue:
         with self._lock:
             self._borrowed.discard(id(constraint))
 
-    # --- callers ----------------------------------------------------------------------------------
-
     def check_wait(self) -> None:
-        """Raises what a wait for a request must not be: RequestError on the engine thread,
-        EngineDeadError in a forked process.
+        """Raises where a wait for a request would be for ever: RequestError, on the engine thread;
+        EngineDeadError, in a forked process.
         """
         self._check_fork()
         if self.owned:
             raise RequestError(
                 "a constraint, which runs on the engine's own thread, cannot wait for a request of "
-                "this engine: it would wait for ever; "
-                "submit() and read the result elsewhere, or use another engine"
+                "this engine: it would wait for ever; submit() and read the result elsewhere, or "
+                "use another engine"
             )
 
     def post(self, sequences: Seq[Sequence]) -> None:
-        """Queues requests together, so that they are admitted in the same turn.
-
-        Raises, and queues nothing: EngineDeadError, closed or failed; RequestError, a constraint
-        object serves another request.
+        """Queues requests together, for the same turn; or none, and raises EngineDeadError (closed,
+        failed or forked) or RequestError (a constraint object serves another request).
         """
         self._check_fork()
         with self._lock:
@@ -142,7 +133,7 @@ class RequestQueue:
         if not self.forked:
             with self._lock:
                 self._closing = True
-            self._arrived.put(())  # wakes it
+            self._arrived.put(())  # wakes the engine thread
 
     def _check_fork(self) -> None:
         # Torch's threads do not survive a fork: a new engine in the child waits for ever for them,
@@ -156,14 +147,13 @@ class RequestQueue:
             )
 
     def _borrow(self, constraints: Seq[Constraint]) -> None:
-        """A constraint holds the state of one request, so it serves one at a time."""
-        taken = set(self._borrowed)
-        for constraint in constraints:
+        taken = self._borrowed.copy()
+        for constraint in constraints:  # each holds the state of one request
             if id(constraint) in taken:
                 raise RequestError(
                     f"this {type(constraint).__name__} already serves another request; give each "
-                    "request its own constraint, "
-                    "or give the class a method fresh() that returns one in its start state"
+                    "request its own constraint, or give the class a method fresh() that returns "
+                    "one in its start state"
                 )
             taken.add(id(constraint))
         self._borrowed = taken

@@ -1,10 +1,8 @@
-"""How many KV pages an engine gets: enough for every row at full length, cut to the memory there
-is.
-"""
+"""How many KV pages an engine gets: enough for full rows, cut to the memory there is."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -19,8 +17,7 @@ CUDA_SHARE = 0.9  # of the available memory; the rest is for torch's workspaces 
 CPU_SHARE = 0.5  # of the available memory, which others use too
 
 
-@dataclass(frozen=True)
-class EngineSize:
+class EngineSize(NamedTuple):
     """What the options come to for one model: tokens per sequence, tokens per step, KV pages."""
 
     max_len: int
@@ -29,14 +26,12 @@ class EngineSize:
 
 
 class Need(NamedTuple):
-    """What options ask for: bytes of activations, bytes of one page, and pages: the fewest, and
-    those of rows that are all full.
-    """
+    """What options ask for, in bytes and pages."""
 
     activations: int
-    page: int
+    page: int  # bytes of one
     least: int
-    most: int
+    most: int  # all rows are full
 
     def fitting(self, usable: int) -> int:
         """Pages that so many bytes hold beside the activations."""
@@ -49,10 +44,8 @@ class Need(NamedTuple):
 def size_engine(
     options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> EngineSize:
-    """Settles the sizes before anything is allocated.
-
-    Raises:
-        ConfigError: max_len is beyond the model, or the memory does not hold what was asked for.
+    """Settles the sizes before anything is allocated. Raises ConfigError: max_len is beyond the
+    model, or the memory does not hold what was asked for.
     """
     max_len, usable = _max_len(options, config), _usable_bytes(device)
     if max_len > config.max_positions:

@@ -26,10 +26,8 @@ class TextReader:
 
 
 class StoppedText(TextReader):
-    """Text that is cut before the first stop string to be complete, and never shows a part of one.
-
-    Of several stops that become complete with the same character the longest counts. The result
-    does not depend on how the tokens split the text.
+    """Text that is cut before the first stop string to be complete, however tokens split it, and
+    never shows a part of one. Of several that end with the same character the longest counts.
 
     Attributes:
         found: the stop string that is complete; the request ends there. None: none is.
@@ -45,12 +43,10 @@ class StoppedText(TextReader):
         self._held = ""
 
     def push(self, token: int) -> str:
-        """Takes one token; returns the text that may be shown now, none after a stop string."""
         self.pieces.append(self._cut(super().push(token)))
         return self.pieces[-1]
 
     def finish(self) -> str:
-        """The rest, once no token follows: also what looked like the begin of a stop string."""
         piece = "" if self.found is not None else self._cut(super().finish())
         self.pieces.append(piece + self._held)
         self._held, self._state = "", 0

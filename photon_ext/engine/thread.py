@@ -18,11 +18,7 @@ class EngineThread:
         self._starting = threading.RLock()
 
     def ensure(self, close: Callable[[], None]) -> None:
-        """Starts it unless it runs; where a start fails, the next call tries again.
-
-        The end of the process calls `close`: a thread that drives a device must not be frozen in
-        the middle of a step.
-        """
+        """Starts it unless it runs; where a start fails, the next call tries again."""
         with self._starting:
             if not any(thread.is_alive() for thread in self._threads):
                 thread = threading.Thread(
@@ -30,6 +26,7 @@ class EngineThread:
                 )
                 self._threads.append(thread)
                 atexit.unregister(close)  # of a start that failed
+                # a thread that drives a device must not be frozen in the middle of a step
                 atexit.register(close)
                 thread.start()
 
@@ -43,10 +40,8 @@ class EngineThread:
 
 
 def _run(loop: EngineLoop, close: Callable[[], None]) -> None:
-    """From its end on, which may be a crash, nothing keeps the engine but its callers.
-
-    Where it ends between a caller's post and that caller's look at the threads, this is one more
-    thread, with nothing else to do.
+    """From its end on, which may be a crash, nothing keeps the engine but its callers: this is one
+    more thread where it ends between a caller's post and that caller's look at the threads.
     """
     if loop.run():
         atexit.unregister(close)

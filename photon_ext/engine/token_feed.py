@@ -28,12 +28,10 @@ class TokenFeed:
     """Tokens are kept, so any number of readers may start at any time, and each sees them all.
 
     There is no lock that readers share with the engine thread: Ctrl-C could leave it taken, a fork
-    find it taken for ever, and a garbage collection, which may close a reader on any thread, come
-    while it is taken.
+    find it taken for ever, a garbage collection, which may close a reader, come while it is taken.
 
     Attributes:
-        text: makes the text on the engine thread, for stop strings; None: each reader makes its
-            own.
+        text: makes the text on the engine thread, for stop strings; None: readers make it.
         first_time: when the first token came, in seconds of `time.perf_counter`.
     """
 
@@ -42,8 +40,6 @@ class TokenFeed:
         self.first_time: float | None = None
         self._tokens: list[int] = []
         self._place = _Place(0)
-
-    # --- the engine's side ------------------------------------------------------------------------
 
     def add(self, token: int) -> None:
         """A token that is in no log. Where its text cannot be made it is not taken."""
@@ -76,8 +72,6 @@ class TokenFeed:
         if self.first_time is None:
             self.first_time = time.perf_counter()
         self._tokens.append(token)
-
-    # --- reading ----------------------------------------------------------------------------------
 
     @property
     def end(self) -> End | None:

@@ -23,8 +23,8 @@ class Planner:
         self._budget = budget
 
     def admissions(self) -> Iterator[tuple[Sequence, list[int]]]:
-        """Sequences to admit now, each with its pages, until the first in line has to go on
-        waiting: nobody overtakes it, so that a long prompt is not starved.
+        """Sequences to admit now, with their pages, until the first in line has to go on waiting:
+        nobody overtakes it, so that a long prompt is not starved.
         """
         while (sequence := self._scheduler.first_waiting()) is not None:
             pages = self._scheduler.schedule(sequence)

@@ -73,8 +73,6 @@ class Scheduler:
             )
         return cap
 
-    # --- from waiting to released -----------------------------------------------------------------
-
     def add(self, sequence: Sequence) -> None:
         """Registers a sequence and queues it."""
         self._live[sequence.request] = sequence
@@ -132,8 +130,6 @@ class Scheduler:
         for row in self.released:
             self.release(row)
         self.released.clear()
-
-    # --- results ----------------------------------------------------------------------------------
 
     def advance(self, result: StepResult) -> Iterator[tuple[Sequence, RowEvent]]:
         """Takes the tokens of a step: those of ordinary rows as a column.

@@ -9,12 +9,9 @@ from photon_ext.scheduling.sequence import Sequence
 
 
 class TokenLog:
-    """Columns of one batch: a step is one entry of `steps`, whatever its rows are. Each request
-    follows its column, and takes it over when the batch changes or the request ends.
-
-    Attributes:
-        rows, sequences, requests: the batch; the place of each is its column.
-        watched: columns of sequences whose tokens are handled one by one.
+    """Columns of one batch, whose place in `rows`, `sequences` and `requests` they have; a step is
+    one entry of `steps`. Each request follows its column, and takes it over when the batch changes
+    or the request ends, but for those in `watched` columns, whose tokens are handled one by one.
     """
 
     def __init__(self) -> None:
