@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from photon_ext.engine.input import Submission
 from photon_ext.engine.output import End, StepOutput
 from photon_ext.engine.request import Request
 from photon_ext.engine.request_queue import RequestQueue
@@ -35,25 +34,13 @@ _LOG = logging.getLogger("photon_ext")
 class Delivery(NamedTuple):
     """What `deliver` has to show: a token of a watched sequence, or an end, with the last token."""
 
-    submission: Submission
-    token: int | None = None
+    sequence: Sequence
+    token: int | None
     end: End | None = None
 
 
 class EngineLoop:
-    """Drives the pipeline for the requests that come through the queue. It owns the scheduler and
-    the pipeline while it runs.
-
-    Args:
-        pipeline: made with `released.append` as its `on_release`.
-        released: rows that the pipeline has released, to be taken by the next turn: until then a
-            commit may still speak of them.
-        scheduler: the registry of sequences.
-        planner: who gets a row, who rides.
-        queue: what callers send.
-        read: the requests that somebody reads.
-        depth: steps in flight.
-        meter: told of every turn; its clock takes the host's time.
+    """Owns the scheduler and the pipeline, whose `on_release` is `scheduler.released.append`.
 
     Attributes:
         listeners: called with what each step gave.
@@ -62,34 +49,24 @@ class EngineLoop:
     def __init__(
         self,
         pipeline: Pipeline,
-        released: list[Row],
         scheduler: Scheduler,
         planner: Planner,
         queue: RequestQueue,
-        read: set[Request],
-        depth: int,
         meter: Meter,
     ) -> None:
         self.listeners: list[Listener] = []
-        self._meter = meter
         self._pipeline = pipeline
-        self._released = released
         self._scheduler = scheduler
         self._planner = planner
         self._queue = queue
-        self._read = read
-        self._depth = depth
-        self._submissions: dict[Request, Submission] = {}
+        self._meter = meter
         self._undelivered: deque[Delivery] = deque()
         self._fresh: StepResult | None = None
         self._first: list[tuple[Request, int]] = []
-        self._told: tuple[tuple[Row, ...], tuple[Request, ...]] = ((), ())  # of a batch
 
     def run(self) -> bool:
-        """The thread's whole life: turns, until the queue is closed and nothing is left, or until
-        a crash, of which all callers hear.
-
-        False: another thread is at it. A start that was interrupted may have made one all the same.
+        """Turns, until the queue is closed and nothing is left, or a crash, of which all callers
+        hear. False: another thread is at it; a start that was interrupted may have made one.
         """
         if not self._queue.own():
             return self._queue.ended
@@ -109,7 +86,7 @@ class EngineLoop:
         launched = self._launch()
         clock.enter(Phase.DELIVER)
         self._deliver()  # at depth 1: what was committed while nothing ran
-        if launched is None or self._pipeline.inflight == self._depth:
+        if launched is None or not self._pipeline.can_launch:
             clock.enter(Phase.COMMIT)
             self._commit()
             clock.enter(Phase.FINALIZE)
@@ -120,16 +97,12 @@ class EngineLoop:
         clock.enter(None)
 
     def _collect(self) -> bool:
-        """Takes what has arrived; sleeps while there is nothing to do.
-
-        False: the engine is to end, and nothing is left.
-        """
+        """Takes what has arrived; sleeps while there is nothing to do. False: it is the end."""
         probe.begin(Phase.COLLECT)
         arrivals = self._queue.collect(self._has_work)
         probe.end()
-        for submission in arrivals.submitted:
-            self._submissions[submission.request] = submission
-            self._scheduler.add(submission.sequence)
+        for sequence in arrivals.submitted:
+            self._scheduler.add(sequence)
         for request in arrivals.cancelled:
             if (found := self._scheduler.find(request)) is not None:
                 self._end(found, End(FinishReason.CANCELLED))
@@ -141,7 +114,7 @@ class EngineLoop:
     def _has_work(self) -> bool:
         return bool(
             self._pipeline.busy
-            or self._released
+            or self._scheduler.released
             or self._undelivered
             or self._fresh is not None
             or self._scheduler.waiting
@@ -150,9 +123,7 @@ class EngineLoop:
     # --- admit, plan, launch ----------------------------------------------------------------------
 
     def _admit(self) -> None:
-        for row in self._released:
-            self._scheduler.release(row)
-        self._released.clear()
+        self._scheduler.release_all()
         for sequence, pages in self._planner.admissions():
             try:
                 row = self._pipeline.admit(sequence.admission, pages=pages)
@@ -162,9 +133,9 @@ class EngineLoop:
             else:
                 self._scheduler.admit(sequence, row)
         if self._scheduler.waiting and not self._pipeline.busy:
+            count = self._scheduler.waiting
             raise PipelineError(
-                f"{self._scheduler.waiting} requests wait, and no row runs whose end could let "
-                "them in"
+                f"{count} requests wait, and no row runs whose end could let them in"
             )
 
     def _launch(self) -> Step | None:
@@ -200,36 +171,24 @@ class EngineLoop:
             return
         if self.listeners:
             self._first.append((sequence.request, event.token))
-        if not sequence.watched:
-            if event.finish is not None:
-                self._end(sequence, self._verdict(sequence, event, event.finish), event.token)
-            return
-        self._take_watched(sequence, event, event.token)
+        if sequence.watched:
+            self._take_watched(sequence, event, event.token)
+        elif event.finish is not None:
+            self._end(sequence, _verdict(sequence, event, event.finish), event.token)
 
     def _take_watched(self, sequence: Sequence, event: RowEvent, token: int) -> None:
         is_stop = event.finish is FinishReason.STOP
         if not is_stop:  # that comes with the end, because it has no text
-            submission = self._submissions[sequence.request]
-            self._undelivered.append(Delivery(submission, token))
+            self._undelivered.append(Delivery(sequence, token))
         try:
             reason = sequence.advance(token, event.finish)
         except BaseException as error:
-            # the constraint is the caller's code and may raise anything: its fault is that
-            # request's alone
+            # the constraint is the caller's code and may raise anything
             fault = f"the constraint raised on token {token}: {describe(error)}"
             self._end(sequence, End(FinishReason.ERROR, error=fault))
             return
         if reason is not None:
-            end = self._verdict(sequence, event, reason)
-            self._end(sequence, end, token if is_stop else None)
-
-    def _verdict(self, sequence: Sequence, event: RowEvent, reason: FinishReason) -> End:
-        if reason is FinishReason.LENGTH:
-            cut = self._submissions[sequence.request].cut
-            return End(reason, "max_len" if cut else "max_new_tokens")
-        if event.finish is FinishReason.STOP:
-            return End(reason, event.token, hides_last=True)
-        return End(reason, "constraint")
+            self._end(sequence, _verdict(sequence, event, reason), token if is_stop else None)
 
     # --- deliver ----------------------------------------------------------------------------------
 
@@ -237,55 +196,38 @@ class EngineLoop:
         ended: list[Request] = []
         while self._undelivered:
             delivery = self._undelivered.popleft()
-            request = delivery.submission.request
+            request = delivery.sequence.request
             if request.done:  # by a stop string, or a fault
                 continue
             try:
                 self._show(delivery)
             except BaseException as error:
-                # no text for these tokens (tokenizers panic with a BaseException): no reason to
-                # stop the others
+                # no text for these tokens (tokenizers panic with a BaseException)
                 fault = f"the text could not be made: {describe(error)}"
-                self._fail_text(delivery.submission, fault)
+                self._end_now(delivery.sequence, End(FinishReason.ERROR, error=fault))
             if request.done:
                 ended.append(request)
         if self._fresh is not None:
-            for request in self._read.copy():
+            for request in self._queue.read.copy():
                 request.wake()
         if self.listeners and (self._fresh is not None or ended):
             self._tell(ended)
         self._fresh = None
 
     def _show(self, delivery: Delivery) -> None:
-        submission, token, end = delivery
-        request, text = submission.request, submission.text
+        sequence, token, end = delivery
+        request = sequence.request
         if end is not None:
-            has_text = text is not None and end.reason is not FinishReason.ERROR
-            request.finish(end, token, text.finish() if has_text else "")  # type: ignore[union-attr]
-            del self._submissions[request]
-        elif token is not None and text is None:
-            request.add(token)
-        elif token is not None and text is not None:
-            request.publish(text.push(token), token)
-            if text.found is not None:
-                end = End(FinishReason.STOP, text.found)
-                self._end(submission.sequence, end, told=True)
-                request.finish(end)
-                del self._submissions[request]
-
-    def _fail_text(self, submission: Submission, fault: str) -> None:
-        end = End(FinishReason.ERROR, error=fault)
-        self._end(submission.sequence, end, told=True)
-        submission.request.finish(end)
-        del self._submissions[submission.request]
+            request.finish(end, token)
+            return
+        request.add(token)
+        if request.text is not None and request.text.found is not None:
+            self._end_now(sequence, End(FinishReason.STOP, request.text.found))
 
     def _tell(self, ended: list[Request]) -> None:
         """One hand-over per step to whoever listens."""
         result, log = self._fresh or StepResult(), self._scheduler.log
-        if result.rows and result.rows is not self._told[0]:
-            self._told = (result.rows, tuple(sequence.request for sequence in log.sequences))
-        requests = self._told[1] if result.rows else ()
-        tokens = result.tokens
+        requests, tokens = log.requests if result.rows else (), result.tokens
         if result.rows and (result.skipped or result.events or log.watched):
             single = {*result.skipped, *result.events, *log.watched}
             tokens = [-1 if i in single else token for i, token in enumerate(tokens)]
@@ -298,42 +240,47 @@ class EngineLoop:
                 listener(output)
             except BaseException as error:  # the caller's code, which may raise anything
                 self.listeners.remove(listener)
-                _LOG.error(
-                    "a listener of the engine, %s, raised %s; it hears no more",
-                    shown(listener),
-                    describe(error),
-                )
+                fault = "a listener of the engine, %s, raised %s; it hears no more"
+                _LOG.error(fault, shown(listener), describe(error))
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def _end(
-        self, sequence: Sequence, end: End, token: int | None = None, told: bool = False
-    ) -> None:
-        """The sequence ends now; its row follows when no step in flight uses it, its final event
-        with the next delivery, unless it is `told` already.
-        """
-        if sequence.ended:
-            return
-        if not told:  # first: from here on a crash finds it there
-            submission = self._submissions[sequence.request]
-            self._undelivered.append(Delivery(submission, token, end))
+    def _end(self, sequence: Sequence, end: End, token: int | None = None) -> None:
+        """The sequence ends; its final event, and the last token, come with the next delivery."""
+        if not sequence.ended:
+            # first: from here on a crash finds it there
+            self._undelivered.append(Delivery(sequence, token, end))
+            self._stop(sequence)
+
+    def _end_now(self, sequence: Sequence, end: End) -> None:
+        """The sequence ends, and its caller hears of it at once."""
+        if not sequence.ended:
+            self._stop(sequence)
+        sequence.request.finish(end)
+
+    def _stop(self, sequence: Sequence) -> None:
+        """The sequence runs no more; its row follows when no step in flight uses it."""
         self._scheduler.finish(sequence)
         if sequence.row is not None:
             self._pipeline.abort(sequence.row)
         self._queue.give_back(sequence.constraint)
 
     def _die(self, error: BaseException) -> None:
-        """The loop has crashed: nobody waits for ever, and everybody learns why.
-
-        The runtime keeps the memory of steps still in flight.
-        """
+        """Everybody learns why. The runtime keeps the memory of steps still in flight."""
         left = self._queue.fail(error)
+        told_late = [delivery.sequence for delivery in self._undelivered]
         fault = f"the engine has crashed: {describe(error)}"
-        ended = [
-            submission.request
-            for submission in (*self._submissions.values(), *left)
-            if not submission.request.done
-        ]
-        for request in ended:
-            request.finish(End(FinishReason.ERROR, error=fault))
+        ended: list[Request] = []
+        for sequence in (*self._scheduler.live, *told_late, *left):
+            if not sequence.request.done:
+                sequence.request.finish(End(FinishReason.ERROR, error=fault))
+                ended.append(sequence.request)
         self._call_listeners(StepOutput((), [], [], ended))
+
+
+def _verdict(sequence: Sequence, event: RowEvent, reason: FinishReason) -> End:
+    if reason is FinishReason.LENGTH:
+        return End(reason, sequence.limit)
+    if event.finish is FinishReason.STOP:
+        return End(reason, event.token, hides_last=True)
+    return End(reason, "constraint")

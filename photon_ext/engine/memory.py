@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
-
-class ControlFiles(NamedTuple):
-    """Where a version of Linux control groups keeps a group's memory limit, its usage, and what
-    of that is file cache.
-    """
-
-    limit: str
-    usage: str
-    cache: tuple[str, ...]  # keys of memory.stat
-
-
-_V1 = ControlFiles(
-    "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")
-)
-_V2 = ControlFiles("memory.max", "memory.current", ("active_file", "inactive_file"))
+# where a control group's limit, its use, and (in memory.stat) its file cache are; versions 1 and 2
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_active_file", "total_inactive_file")
+_V2 = ("memory.max", "memory.current", "active_file", "inactive_file")
 
 
 def available_bytes(device: torch.device) -> int:
-    """Bytes that can be allocated on `device` now.
-
-    On CUDA what the driver has free and what torch has reserved from it and does not use; on a CPU
-    what the machine can free without swapping, within the limits of the process's control groups.
+    """Bytes that can be allocated on `device` now: on CUDA what the driver has free and torch has
+    reserved without use, on a CPU what the machine can free without swapping, within the limits of
+    the process's control groups.
     """
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -51,9 +37,7 @@ def machine_available(proc: Path = Path("/proc")) -> int:
 
 
 def group_available(proc: Path = Path("/proc"), mount: Path = Path("/sys/fs/cgroup")) -> list[int]:
-    """What each control group that has a limit leaves: those of this process and their parents;
-    the file cache counts as free.
-    """
+    """What each group of this process that has a limit leaves; the file cache counts as free."""
     try:
         memberships = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
@@ -78,13 +62,12 @@ def _up_to(mount: Path, path: str) -> Iterator[Path]:
     yield from (parent for parent in folder.parents if parent == mount or mount in parent.parents)
 
 
-def _left(folder: Path, files: ControlFiles) -> int | None:
+def _left(folder: Path, names: Sequence[str]) -> int | None:
     """None: no such group here, or no limit."""
     try:
-        limit, usage = (int((folder / name).read_text()) for name in (files.limit, files.usage))
-        stat = dict(
-            line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines()
-        )
+        limit, usage = (int((folder / name).read_text()) for name in names[:2])
+        lines = (folder / "memory.stat").read_text().splitlines()
+        stat = dict(line.split(maxsplit=1) for line in lines)
     except (OSError, ValueError):  # ValueError: "max", which is no limit
         return None
-    return limit - usage + sum(int(stat.get(key, 0)) for key in files.cache)
+    return limit - usage + sum(int(stat.get(key, 0)) for key in names[2:])

@@ -11,7 +11,6 @@ import torch
 
 from photon_ext import _C, hopper_runs
 from photon_ext.checks import (
-    INT32_MAX,
     Backend,
     check_backend,
     check_count,
@@ -26,7 +25,7 @@ MAX_STOP_IDS = 4096  # the device looks through all of a row's for each token
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What an engine is built for.
+    """What an engine is built for. ConfigError: a value is out of range.
 
     Attributes:
         max_rows: requests that run at once; more wait.
@@ -42,30 +41,22 @@ class EngineOptions:
         prefill_buckets: token counts that prefill graphs are captured for; other chunks run
             eagerly. None: see Pipeline.
         graph: capture steps into graphs, or run them eagerly.
-        exact: keep tokens bit for bit independent of the traffic on CUDA as well: long prefill
-            chunks stay on our own kernels, hopper or portable, which are slower there than torch's
-            matrix products, whose order of summation depends on the batch; and where `chunk` times
-            the query heads is 96 or more for each multiprocessor, on portable attention. On the CPU
-            it is always so.
+        exact: keep tokens bit for bit independent of the traffic on CUDA as well, as they are on
+            the CPU. Long prefill chunks then stay on our own kernels, which are slower there than
+            torch's matrix products, and on portable attention where `chunk` times the query heads
+            is 96 or more for each multiprocessor.
         backend: "hopper" runs the kernels made for Hopper where they fit (bfloat16, compute
-            capability 9.0 or 10.0), in decode steps and, but for the layers of long eager chunks
-            without `exact`, in prefill; and attends in prefill by matrix instructions (bfloat16,
-            8.0 or newer); elsewhere it changes nothing. "portable" runs the others. The two sum in
-            different orders, neither of which depends on the number of rows or tokens in a step:
-            what `exact` promises holds with both, at any max_rows and chunk. None: hopper on 9.0
-            and 10.0, where the model is bfloat16 (on 8.x, say "hopper" for prefill's attention).
+            capability 9.0 or 10.0), but in the layers of long eager chunks without `exact`, and
+            attends in prefill by matrix instructions (bfloat16, 8.0 or newer). "portable" runs the
+            others. The two sum in different orders, and what `exact` promises holds with both.
+            None: hopper on 9.0 and 10.0 where the model is bfloat16.
         max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to
             their number where a model has more.
-        timing: measure step gaps, by two events around each step. False leaves these out.
-        meter: keep the counts that need a clock or an event (see observe.meter). False is for
-            measuring what they cost.
-        freeze: set aside what start-up made, so that garbage collections do not look at it while an
-            engine is open (see Engine).
+        timing: measure step gaps, by two events around each step.
+        meter: keep the counts that need a clock or an event (see observe.meter).
+        freeze: keep what start-up made from garbage collections (see Engine).
         blocking: the wait for a step spins for a while (1 ms on CUDA, less on the host), then
             yields the CPU; False spins on.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
 
     max_rows: int = 32
@@ -86,10 +77,11 @@ class EngineOptions:
     blocking: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("max_rows", "max_len", "page_size", "num_pages", "chunk", "max_stop_ids"):
+        for name in ("max_rows", "max_len", "page_size", "num_pages", "chunk"):
             value = getattr(self, name)
             if value is not None or name not in ("max_len", "num_pages"):
-                check_count(name, value, MAX_STOP_IDS if name == "max_stop_ids" else INT32_MAX)
+                check_count(name, value)
+        check_count("max_stop_ids", self.max_stop_ids, MAX_STOP_IDS)
         for name in ("buckets", "prefill_buckets"):
             values = getattr(self, name)
             if values is not None or name == "buckets":
@@ -101,12 +93,7 @@ class EngineOptions:
 
 
 def named_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> EngineOptions:
-    """Options by name, as keywords of a caller. `others` are what the caller's function takes
-    besides.
-
-    Raises:
-        ConfigError: there is no such option, or a value is out of range.
-    """
+    """Options by name, as keywords of a call that takes `others` besides. Raises ConfigError."""
     known = [*others, *(field.name for field in fields(EngineOptions))]
     for name in options:
         if name not in known:
@@ -117,17 +104,13 @@ def named_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> Eng
 
 
 def choose_backend(backend: Backend | None, device: str, dtype: torch.dtype) -> Backend:
-    """`backend`, with None resolved: hopper if this device runs its kernels with this dtype."""
-    if backend is not None:
-        return backend
-    runs = device.startswith("cuda") and dtype is torch.bfloat16 and hopper_runs()
-    return "hopper" if runs else "portable"
+    """`backend`, where None is hopper if this device runs its kernels with this dtype."""
+    runs = not backend and device.startswith("cuda") and dtype is torch.bfloat16 and hopper_runs()
+    return backend or ("hopper" if runs else "portable")
 
 
 def choose_device(device: str) -> str:
-    """`device`, with "auto" resolved: the GPU, if torch sees one and this build has kernels for
-    it, else the CPU.
-    """
+    """`device`, where "auto" is the GPU if torch sees one that this build has kernels for."""
     if device != "auto":
         return device
     return "cuda" if _C.cuda_compiled and torch.cuda.is_available() else "cpu"

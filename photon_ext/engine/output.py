@@ -1,4 +1,4 @@
-"""What a request gives: events, its result, and the text of its tokens."""
+"""What a request gives: events, its result, and what all get in a step."""
 
 from __future__ import annotations
 
@@ -10,21 +10,16 @@ from photon_ext.runtime import FinishReason
 
 if TYPE_CHECKING:
     from photon_ext.engine.request import Request
-    from photon_ext.models.detokenizer import Detokenizer
 
 
 class StreamEvent(NamedTuple):
-    """One delivery: a token, and the text that became certain with it. The last one has no token,
-    but the finish reason.
+    """A token, and the text that became certain with it; or the last one: why the request ended.
 
     Attributes:
         text: to be joined to that of the events before; often a word, sometimes empty. The last
             event has what was held back, none after an error.
         token_ids: the token, a stop token included; empty in the last event.
-        finish_reason: of the last event: "stop" (an end token, a stop string, a finished
-            constraint), "length", "cancelled" or "error"; else None.
-        stop_reason: which stop or limit it was, see Output.
-        error: what went wrong, with finish reason "error"; else None.
+        finish_reason, stop_reason, error: of the last event: see Output; else None.
     """
 
     text: str
@@ -39,12 +34,11 @@ class Output:
     """A finished request.
 
     Attributes:
-        text: the generated text, without stop strings and special tokens; empty without a
-            tokenizer.
+        text: without stop strings and special tokens; empty without a tokenizer.
         token_ids: the generated ids, a final stop token included.
         finish_reason: "stop", "length", "cancelled" or "error".
-        stop_reason: what ended it. With "stop" the id of the stop token, the stop string, or
-            "constraint"; with "length" "max_new_tokens", or "max_len" where the context was full;
+        stop_reason: with "stop" the id of the stop token, the stop string, or "constraint", which
+            was finished; with "length" "max_new_tokens", or "max_len" where the context was full;
             else None.
         error: what went wrong, with finish reason "error"; else None.
         prompt_tokens: length of the prompt in tokens, those of a chat template included.
@@ -69,9 +63,7 @@ class End:
     """Why a request has ended.
 
     Attributes:
-        reason: stop, length, cancelled or error.
-        stop_reason: see Output.
-        error: what went wrong, with reason error.
+        stop_reason, error: see Output.
         hides_last: the last token is a stop token, which has no text.
         time: when, in seconds of `time.perf_counter`.
     """
@@ -81,21 +73,6 @@ class End:
     error: str | None = None
     hides_last: bool = False
     time: float = field(default_factory=time.perf_counter)
-
-
-class TextReader:
-    """The text of one request's tokens, for one reader; without a detokenizer all text is empty."""
-
-    def __init__(self, detokenizer: Detokenizer | None = None) -> None:
-        self._detokenizer = detokenizer
-
-    def push(self, token: int) -> str:
-        """Takes one token; returns the text that is certain now, often one word, sometimes none."""
-        return "" if self._detokenizer is None else self._detokenizer.push(token)
-
-    def finish(self) -> str:
-        """The rest, once no token follows: unfinished characters."""
-        return "" if self._detokenizer is None else self._detokenizer.flush()
 
 
 class StepOutput(NamedTuple):

@@ -25,21 +25,19 @@ _EXPECTED = (
 
 
 def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, raw: bool = False) -> Sequence[int]:
-    """Token ids of a prompt, as they are given or encoded; whether they are ids of the model is
-    checked where the request is.
+    """Token ids of a prompt, as they are given or encoded; whether the model has them is not asked.
 
     A string is one user message where the model has a chat template, unless `raw`; otherwise it is
     encoded as it stands, behind the model's begin-of-text token if it uses one. Token ids are taken
-    as they are, from a sequence, a numpy array or a torch tensor, which is read from its device.
-    The content of a chat message is a text, or a list of OpenAI's parts, of which texts are joined.
+    from a sequence, a numpy array or a torch tensor, which is read from its device. The content of
+    a chat message is a text, or a list of OpenAI's parts, of which texts are joined.
 
-    Raises:
-        RequestError: the prompt is empty, of no known form, holds parts that are no text, or needs
-            a tokenizer that is not there.
+    Raises RequestError: the prompt is empty, of no known form, holds parts that are no text, or
+    needs a tokenizer that is not there.
     """
     ids: Sequence[int]
     if isinstance(prompt, str):
-        ids = _encode_text(prompt, tokenizer, raw)
+        ids = _encode_text(prompt, _tokenizer(tokenizer), raw) if prompt else ()
     elif _is_array(prompt):
         ids = _array_ids(prompt)
     elif not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray, memoryview)):
@@ -53,10 +51,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, raw: bool = False
     return ids
 
 
-def _encode_text(text: str, tokenizer: Tokenizer | None, raw: bool) -> list[int]:
-    tokenizer = _tokenizer(tokenizer)
-    if not text:
-        raise RequestError(f"the prompt is empty; {_EXPECTED}")
+def _encode_text(text: str, tokenizer: Tokenizer, raw: bool) -> list[int]:
     if raw or tokenizer.chat_template is None:
         return tokenizer.encode(text)
     return tokenizer.encode_chat([{"role": "user", "content": text}])
@@ -84,37 +79,32 @@ def _array_ids(array: Any) -> list[int]:
             f"{_EXPECTED}"
         )
     try:
-        ids: list[int] = array.tolist()
+        return array.tolist()  # type: ignore[no-any-return]
     except RuntimeError as error:  # a tensor without memory, or of a layout that is no list
         raise RequestError(f"the prompt's tensor cannot be read ({describe(error)})") from error
-    return ids
 
 
-def _checked_message(message: object) -> Message:
-    if (
-        not isinstance(message, Mapping)
-        or not isinstance(message.get("role"), str)
-        or "content" not in message
-    ):
-        raise RequestError(
-            f"the chat holds {shown(message)}; "
-            "each message needs a 'role' (a string) and its 'content'"
-        )
-    content = message["content"]
-    if isinstance(content, (list, tuple)):
-        return {**message, "content": "".join(map(_part_text, content))}
-    return message
+def _checked_message(message: Any) -> Message:
+    match message:
+        case {"role": str(), "content": list() | tuple() as parts}:
+            return {**message, "content": "".join(map(_part_text, parts))}
+        case {"role": str(), "content": _}:
+            return message  # type: ignore[no-any-return]
+    raise RequestError(
+        f"the chat holds {shown(message)}; each message needs a 'role' (a string) and its 'content'"
+    )
 
 
 def _part_text(part: object) -> str:
     """The text of one of OpenAI's content parts."""
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if isinstance(part, Mapping) and kind == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    if kind is not None and kind != "text":
-        raise RequestError(
-            f"the chat holds a content part of type {shown(kind)}; this engine takes 'text' only"
-        )
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+        case {"type": kind} if kind not in (None, "text"):
+            raise RequestError(
+                f"the chat holds a content part of type {shown(kind)}; "
+                "this engine takes 'text' only"
+            )
     raise RequestError(
         f"the chat holds the content part {shown(part)}; expected {{'type': 'text', 'text': '...'}}"
     )

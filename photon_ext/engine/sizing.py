@@ -1,10 +1,8 @@
-"""How many KV pages an engine gets: enough for every row at full length, cut to the memory there
-is.
-"""
+"""How many KV pages an engine gets: enough for full rows, cut to the memory there is."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -19,8 +17,7 @@ CUDA_SHARE = 0.9  # of the available memory; the rest is for torch's workspaces 
 CPU_SHARE = 0.5  # of the available memory, which others use too
 
 
-@dataclass(frozen=True)
-class EngineSize:
+class EngineSize(NamedTuple):
     """What the options come to for one model: tokens per sequence, tokens per step, KV pages."""
 
     max_len: int
@@ -29,59 +26,57 @@ class EngineSize:
 
 
 class Need(NamedTuple):
-    """What options ask for: bytes of activations, bytes of one page, and the fewest pages."""
+    """What options ask for, in bytes and pages."""
 
     activations: int
-    page: int
-    pages: int
+    page: int  # bytes of one
+    least: int
+    most: int  # all rows are full
 
     def fitting(self, usable: int) -> int:
         """Pages that so many bytes hold beside the activations."""
         return max(0, usable - self.activations) // self.page
 
     def fits(self, usable: int) -> bool:
-        return self.pages <= self.fitting(usable)
+        return self.least <= self.fitting(usable)
 
 
 def size_engine(
     options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> EngineSize:
-    """Settles the sizes before anything is allocated.
-
-    Raises:
-        ConfigError: max_len is beyond the model, or the memory does not hold what was asked for.
+    """Settles the sizes before anything is allocated. Raises ConfigError: max_len is beyond the
+    model, or the memory does not hold what was asked for.
     """
-    max_len, rows = _max_len(options, config), options.max_rows
+    max_len, usable = _max_len(options, config), _usable_bytes(device)
     if max_len > config.max_positions:
         raise ConfigError(
             f"max_len is {max_len} and the model was made for {config.max_positions} positions; "
             "ask for no more than that"
         )
-    need, usable = _need(options, config, dtype), _usable_bytes(device)
+    need = _need(options, config, dtype)
     if not need.fits(usable):
         raise ConfigError(
-            f"max_rows {rows}, max_len {max_len}, chunk {options.chunk} and page_size "
-            f"{options.page_size} need "
-            f"{_gib(need.activations)} for activations and at least {need.pages} pages of "
-            f"{need.page / 2**10:.0f} KiB "
-            f"({_gib(need.pages * need.page)}) for keys and values; {_gib(usable)} can be used on "
-            f"{device}: "
+            f"max_rows {options.max_rows}, max_len {max_len}, chunk {options.chunk} and page_size "
+            f"{options.page_size} need {_gib(need.activations)} for activations and at least "
+            f"{need.least} pages of {need.page / 2**10:.0f} KiB ({_gib(need.least * need.page)}) "
+            f"for keys and values; {_gib(usable)} can be used on {device}: "
             f"{_remedy(options, config, dtype, usable)}"
         )
-    num_pages = options.num_pages or min(
-        need.fitting(usable), rows * _pages_per_row(options, config)
-    )
-    return EngineSize(max_len, _max_step_tokens(options), num_pages)
+    num_pages = options.num_pages or min(need.fitting(usable), need.most)
+    return EngineSize(max_len, max(options.chunk, options.max_rows), num_pages)
 
 
 def _need(options: EngineOptions, config: ModelConfig, dtype: torch.dtype) -> Need:
-    least = (
-        max(options.max_rows, _pages_per_row(options, config))
-        if options.num_pages is None
-        else options.num_pages
+    rows, step_tokens = options.max_rows, max(options.chunk, options.max_rows)
+    per_token = 3 * config.hidden + config.qkv_size + config.q_size + 3 * config.intermediate
+    numbers = step_tokens * per_token + rows * (config.hidden + config.vocab)
+    per_row = -(-_max_len(options, config) // options.page_size)
+    return Need(
+        dtype.itemsize * numbers,
+        options.page_size * config.kv_bytes_per_token(dtype.itemsize),
+        options.num_pages or max(rows, per_row),
+        rows * per_row,
     )
-    activations = _activation_bytes(config, _max_step_tokens(options), options.max_rows, dtype)
-    return Need(activations, options.page_size * config.kv_bytes_per_token(dtype.itemsize), least)
 
 
 def _remedy(options: EngineOptions, config: ModelConfig, dtype: torch.dtype, usable: int) -> str:
@@ -90,13 +85,9 @@ def _remedy(options: EngineOptions, config: ModelConfig, dtype: torch.dtype, usa
     def fits_with(*lowered: str) -> bool:
         return _need(replace(options, **dict.fromkeys(lowered, 1)), config, dtype).fits(usable)  # type: ignore[arg-type]
 
-    sizes = [
-        name
-        for name in ("max_rows", "max_len", "num_pages", "chunk", "page_size")
-        if name != "num_pages" or options.num_pages
-    ]
-    alone = [name for name in sizes if fits_with(name)]
-    if alone:
+    pages = ["num_pages"] if options.num_pages else []
+    sizes = ["max_rows", "max_len", *pages, "chunk", "page_size"]
+    if alone := [name for name in sizes if fits_with(name)]:
         return f"lower {' or '.join(alone)}"
     if fits_with(*sizes):
         return f"lower more than one of {', '.join(sizes)}"
@@ -104,22 +95,7 @@ def _remedy(options: EngineOptions, config: ModelConfig, dtype: torch.dtype, usa
 
 
 def _max_len(options: EngineOptions, config: ModelConfig) -> int:
-    return (
-        min(config.max_positions, DEFAULT_MAX_LEN) if options.max_len is None else options.max_len
-    )
-
-
-def _max_step_tokens(options: EngineOptions) -> int:
-    return max(options.chunk, options.max_rows)
-
-
-def _pages_per_row(options: EngineOptions, config: ModelConfig) -> int:
-    return -(-_max_len(options, config) // options.page_size)
-
-
-def _activation_bytes(config: ModelConfig, num_tokens: int, rows: int, dtype: torch.dtype) -> int:
-    per_token = 3 * config.hidden + config.qkv_size + config.q_size + 3 * config.intermediate
-    return dtype.itemsize * (num_tokens * per_token + rows * (config.hidden + config.vocab))
+    return options.max_len or min(config.max_positions, DEFAULT_MAX_LEN)
 
 
 def _usable_bytes(device: torch.device) -> int:

@@ -1,7 +1,4 @@
-"""The pool of KV pages: which are free and which are held.
-
-It knows page numbers only, not the memory behind them.
-"""
+"""The pool of KV pages: which are free and which are held. It knows numbers, no memory."""
 
 from __future__ import annotations
 
@@ -12,14 +9,9 @@ from photon_ext.errors import ConfigError
 
 
 class PagePool:
-    """Pages 0 .. num_pages - 1.
+    """Pages 0 .. num_pages - 1; the engine thread owns them.
 
     Invariant I9, after every call: `free + held == num_pages`.
-
-    Not thread-safe: the engine thread owns it.
-
-    Raises:
-        ConfigError: `num_pages` is below 1.
     """
 
     def __init__(self, num_pages: int) -> None:
@@ -38,10 +30,7 @@ class PagePool:
         return len(self._held)
 
     def allocate(self, count: int) -> list[int] | None:
-        """Takes `count` pages, or none at all (None) when that many are not free.
-
-        A negative count is a ValueError.
-        """
+        """Takes `count` pages; None, and takes none, where that many are not free."""
         if count < 0:
             raise ValueError(f"allocate: count is {count}; give a number >= 0")
         if count > self.free:
@@ -51,12 +40,7 @@ class PagePool:
         return pages
 
     def release(self, pages: Iterable[int]) -> None:
-        """Gives pages back.
-
-        Raises:
-            ValueError: a page is not held, or is named twice (a double free), or is not of this
-                pool; nothing has changed then.
-        """
+        """Gives pages back. ValueError, and none is, where one is not held or is named twice."""
         pages = list(pages)
         seen: set[int] = set()
         for page in pages:

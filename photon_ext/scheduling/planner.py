@@ -1,7 +1,5 @@
-"""Who gets a row, and who rides in the next step.
-
-The planner has everything before its eyes: who waits (scheduler), rows, free pages, the token
-budget of a step. What it returns is data: the pipeline executes it. A policy is a change here.
+"""Who gets a row, and who rides in the next step. The planner sees who waits, rows, free pages and
+the token budget of a step, and returns data that the pipeline executes: a policy is a change here.
 """
 
 from __future__ import annotations
@@ -16,22 +14,17 @@ from photon_ext.scheduling.sequence import Sequence
 
 
 class Planner:
-    """First come, first served, for rows and pages and in steps.
-
-    Args:
-        scheduler: who waits, and which rows and pages are free.
-        roster: the pipeline's rows: who has prompts left, who decodes.
-        budget: prompt tokens that one step may carry.
-    """
+    """First come, first served, for rows and pages and in steps."""
 
     def __init__(self, scheduler: Scheduler, roster: Roster, budget: int) -> None:
+        """`roster`: the pipeline's rows. `budget`: prompt tokens that one step may carry."""
         self._scheduler = scheduler
         self._roster = roster
         self._budget = budget
 
     def admissions(self) -> Iterator[tuple[Sequence, list[int]]]:
-        """Sequences to admit now, each with its pages, until the first in line has to go on
-        waiting: nobody overtakes it, so that a long prompt is not starved.
+        """Sequences to admit now, with their pages, until the first in line has to go on waiting:
+        nobody overtakes it, so that a long prompt is not starved.
         """
         while (sequence := self._scheduler.first_waiting()) is not None:
             pages = self._scheduler.schedule(sequence)
@@ -40,10 +33,5 @@ class Planner:
             yield sequence, pages
 
     def plan(self, previous: StepKind | None) -> StepPlan:
-        """The next step; empty where no row has anything to launch.
-
-        Args:
-            previous: kind of the step launched last.
-        """
-        plan = first_come_first_served(self._roster, previous, self._budget)
-        return plan or StepPlan()
+        """The next step; empty where no row has anything to launch. `previous`: the last kind."""
+        return first_come_first_served(self._roster, previous, self._budget) or StepPlan()

@@ -13,36 +13,30 @@ from photon_ext.scheduling.token_log import TokenLog
 
 
 class Scheduler:
-    """Every live sequence: the registry, the waiting queue, and the rows and pages of those that
-    run.
-
-    A sequence is live from `add` to `finish`; its row and pages are returned by `release`, which
-    may come later (zombies). Not thread-safe: the engine thread owns it, except for `fit`, which
-    reads constants only.
-
-    Args:
-        pool: the KV pages.
-        page_size: tokens per page.
-        max_rows: sequences in rows at once.
-        max_len: longest sequence, prompt and generated tokens.
+    """A sequence is live from `add` to `finish`; its row and pages are returned by `release`, which
+    may come later (zombies). The engine thread owns all but `fit`, which reads constants only.
 
     Attributes:
         log: the tokens of rows that decode together.
+        released: rows that the pipeline has released, for `release_all`: until the next turn a
+            commit may still speak of them.
     """
 
     def __init__(self, pool: PagePool, page_size: int, max_rows: int, max_len: int) -> None:
+        """`max_len`: tokens of a sequence, prompt and generated."""
         self.pool = pool
-        self._page_size = page_size
         self.max_rows = max_rows
+        self.log = TokenLog()
+        self.released: list[Row] = []
+        self._page_size = page_size
         self._max_len = max_len
         self._live: dict[object, Sequence] = {}
         self._waiting: deque[Sequence] = deque()
         self._in_rows: dict[Row, Sequence] = {}
-        self.log = TokenLog()
 
     @property
     def live(self) -> tuple[Sequence, ...]:
-        """Sequences without a final event, oldest first."""
+        """Sequences that have not ended, oldest first."""
         return tuple(self._live.values())
 
     @property
@@ -62,8 +56,7 @@ class Scheduler:
     def fit(self, prompt_tokens: int, max_new_tokens: int) -> int:
         """The length cap of a request, cut to what the context leaves.
 
-        Raises:
-            RequestError: the request can never be served by this engine, however long it waits.
+        Raises RequestError for what this engine can never serve, however long it waits.
         """
         if prompt_tokens > self._max_len:
             raise RequestError(
@@ -79,8 +72,6 @@ class Scheduler:
                 f"({total * self._page_size} in all), or make the engine with more num_pages"
             )
         return cap
-
-    # --- from waiting to released -----------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
         """Registers a sequence and queues it."""
@@ -100,10 +91,8 @@ class Scheduler:
         return self._waiting[0] if self._waiting else None
 
     def schedule(self, sequence: Sequence) -> list[int] | None:
-        """Takes a waiting sequence out of the queue and gives it its pages; None where there are
-        too few, or no row is free.
-
-        The caller follows up with `admit`, or with `requeue` if admission failed.
+        """Takes a waiting sequence out of the queue and gives it its pages; `admit` or `requeue`
+        follows. None where there are too few, or no row is free.
         """
         if len(self._in_rows) >= self.max_rows:
             return None
@@ -123,9 +112,7 @@ class Scheduler:
         self._waiting.appendleft(sequence)
 
     def finish(self, sequence: Sequence) -> None:
-        """The sequence has ended: it is live no more, and waits no more. Its row and pages stay
-        until `release`.
-        """
+        """The sequence has ended; its row and pages stay until `release`."""
         if sequence.state is SequenceState.WAITING:
             self._waiting.remove(sequence)
         self._live.pop(sequence.request, None)
@@ -138,25 +125,25 @@ class Scheduler:
         del self._in_rows[row]
         self.pool.release(row.pages)
 
-    # --- results ----------------------------------------------------------------------------------
+    def release_all(self) -> None:
+        """Releases the rows of `released`."""
+        for row in self.released:
+            self.release(row)
+        self.released.clear()
 
     def advance(self, result: StepResult) -> Iterator[tuple[Sequence, RowEvent]]:
         """Takes the tokens of a step: those of ordinary rows as a column.
 
-        Yields:
-            What has to be looked at: rows that end here, first tokens, and every token of watched
-            sequences. The token of an end is not told to the request yet; others are, but for
-            watched sequences.
+        Yields what has to be looked at: ends and first tokens, and every token of watched
+        sequences. Tokens of watched sequences, and of ends, are not told to the request yet.
         """
         log = self.log
         if result.rows and result.rows is not log.rows:
             log.follow(result.rows, tuple(self._in_rows[row] for row in result.rows))
         for column in log.watched if result.rows else ():
             if column not in result.skipped and column not in result.events:
-                yield (
-                    log.sequences[column],
-                    RowEvent(result.rows[column], result.tokens[column], None),
-                )
+                event = RowEvent(result.rows[column], result.tokens[column], None)
+                yield log.sequences[column], event
         for column, event in result.events.items():
             sequence = self._in_rows[event.row]
             if not sequence.watched:
@@ -165,4 +152,4 @@ class Scheduler:
                     sequence.request.add(event.token)
             yield sequence, event
         if result.rows:
-            log.append(result)
+            log.steps.append(result.tokens)  # what ends here has settled before

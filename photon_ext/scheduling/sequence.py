@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 from photon_ext.runtime import Admission, FinishReason, Row
 from photon_ext.sampling import Constraint
 from photon_ext.sampling.constraints import is_finished
 
 
-class TokenSink(Protocol):
-    """Where a sequence's tokens go: the caller's side of a request."""
-
-    def add(self, token: int) -> None:
-        """A token that is in no log."""
-
-    def follow(self, log: Seq[Seq[int]], column: int) -> None:
-        """From here on the tokens are those of a column of this log."""
-
-    def settle(self) -> None:
-        """Takes over what the log has of it; what comes there later is not its own."""
-
-
 class SequenceState(Enum):
-    """The one state machine of a request: it waits for a row, runs in one, drains (its tokens in
-    flight are still delivered), is finished (they are skipped: a zombie), and is released once no
-    step in flight uses its row.
+    """A request waits for a row, runs in one, drains (its tokens in flight are still delivered), is
+    finished (they are skipped: a zombie), and is released once no step in flight uses its row.
     """
 
     WAITING = "waiting"
@@ -43,11 +28,11 @@ class Sequence:
     """A request from submit to the release of its row.
 
     Attributes:
-        admission: prompt and parameters, checked.
-        constraint: asked before each sampling, or None.
-        request: the caller's side.
+        request: the caller's side, which takes tokens one by one (`add`) or follows a column of the
+            log (`follow`, `settle`).
         watched: each token is handled by itself, for a constraint or for stop strings; else tokens
             stay in columns.
+        limit: what its length cap is: "max_new_tokens", or "max_len" where the context leaves less.
         row: its row, from admission on.
         ended: no token counts any more.
     """
@@ -56,25 +41,22 @@ class Sequence:
     constraint: Constraint | None
     request: Any
     watched: bool = False
+    limit: str = "max_new_tokens"
     row: Row | None = None
     ended: bool = False
 
     @property
     def state(self) -> SequenceState:
-        """Where it stands; from admission on that is where its row stands."""
+        """From admission on that of its row."""
         if self.row is not None:
             return SequenceState(self.row.state.value)
         return SequenceState.RELEASED if self.ended else SequenceState.WAITING
 
     def advance(self, token: int, verdict: FinishReason | None) -> FinishReason | None:
-        """Takes a token and the device's verdict to the constraint.
+        """Takes a token and the device's verdict to the constraint, which may raise anything.
 
-        Returns:
-            Why the sequence ends with this token, or None. A finished constraint counts before the
-            length cap.
-
-        Raises:
-            Exception: whatever the constraint raises.
+        Returns why the sequence ends with this token, or None. A finished constraint counts before
+        the length cap.
         """
         if self.constraint is not None and verdict is not FinishReason.STOP:
             self.constraint.advance(token)

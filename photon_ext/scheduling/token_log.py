@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from photon_ext.runtime import Row, StepResult
+from typing import Any
+
+from photon_ext.runtime import Row
 from photon_ext.scheduling.sequence import Sequence
 
 
 class TokenLog:
-    """Columns of one batch: a step is one entry, whatever its rows are.
-
-    Each request follows its column and takes over what it holds when the batch changes or the
-    request ends.
-
-    Attributes:
-        rows: the batch; its place in this tuple is a row's column.
-        sequences: of these rows.
-        watched: columns of sequences whose tokens are handled one by one.
-        steps: the tokens of each step.
+    """Columns of one batch, whose place in `rows`, `sequences` and `requests` they have; a step is
+    one entry of `steps`. Each request follows its column, and takes it over when the batch changes
+    or the request ends, but for those in `watched` columns, whose tokens are handled one by one.
     """
 
     def __init__(self) -> None:
         self.rows: tuple[Row, ...] = ()
         self.sequences: tuple[Sequence, ...] = ()
         self.watched: tuple[int, ...] = ()
+        self.requests: tuple[Any, ...] = ()
         self.steps: list[list[int]] = []
 
     def follow(self, rows: tuple[Row, ...], sequences: tuple[Sequence, ...]) -> None:
@@ -31,11 +27,8 @@ class TokenLog:
             if not sequence.watched:
                 sequence.request.settle()
         self.rows, self.sequences, self.steps = rows, sequences, []
+        self.requests = tuple(sequence.request for sequence in sequences)
         self.watched = tuple(i for i, sequence in enumerate(sequences) if sequence.watched)
         for column, sequence in enumerate(sequences):
             if not sequence.watched and not sequence.ended:
                 sequence.request.follow(self.steps, column)
-
-    def append(self, result: StepResult) -> None:
-        """A step of this batch was committed; what has ended was settled before."""
-        self.steps.append(result.tokens)

@@ -244,7 +244,7 @@ def test_memory_that_the_host_does_not_have_is_told_in_one_line(
     option: str,
 ) -> None:
     monkeypatch.setattr(
-        "photon_ext.engine.engine.Decoder",
+        "photon_ext.engine.parts.Decoder",
         lambda *args, **options: torch.empty(2**60, dtype=torch.int8),
     )
     arguments = ["w5"] if name == "generate" else ["--out", str(tmp_path)]

@@ -113,7 +113,7 @@ def test_an_engine_that_ended_by_itself_is_kept_by_nobody(
             == "cancelled"
         )
         del constraint
-    engine._threads[-1].join(20)
+    engine._thread.join()
     found = memory_of(engine)
     monkeypatch.undo()
     del engine

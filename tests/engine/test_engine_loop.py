@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from photon_ext.engine import Engine, Output, Request
-from photon_ext.engine.input import Submission
 from photon_ext.errors import ConfigError, EngineDeadError, RequestError
 from photon_ext.runtime import Admission, RowParams
 from photon_ext.sampling import SamplingParams, from_allowed_ids, from_callable
+from photon_ext.scheduling import Sequence
 from tests.engine.byte_tokenizer import VOCAB, byte_tokenizer
 from tests.engine.simulated import WatchedDevice, engine_on, expected_tokens
 
@@ -494,17 +494,17 @@ def test_what_ends_early_is_not_decoded_on(depth: int, how: str) -> None:
 
 
 class Interrupted:
-    """Posts submissions as the engine does, then behaves as if Ctrl-C came at once; remembers what
+    """Posts sequences as the engine does, then behaves as if Ctrl-C came at once; remembers what
     was posted.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.post = engine._post
-        self.submissions: list[Submission] = []
+        self.requests: list[Request] = []
 
-    def __call__(self, submissions: list[Submission]) -> None:
-        self.submissions = list(submissions)
-        self.post(submissions)
+    def __call__(self, sequences: list[Sequence]) -> None:
+        self.requests = [sequence.request for sequence in sequences]
+        self.post(sequences)
         raise KeyboardInterrupt
 
 
@@ -525,10 +525,10 @@ def test_an_interrupt_right_after_queueing_cancels_the_requests(
             with pytest.raises(KeyboardInterrupt):
                 call(engine)
         go_on.set()
-        assert interrupted.submissions
-        assert {
-            submission.request.result(20).finish_reason for submission in interrupted.submissions
-        } == {"cancelled"}
+        assert interrupted.requests
+        assert {request.result(20).finish_reason for request in interrupted.requests} == {
+            "cancelled"
+        }
         assert_drained_after(engine)
 
 
@@ -575,7 +575,7 @@ def test_a_start_that_was_interrupted_and_made_a_thread_all_the_same_leaves_one_
     assert not engine._loop.run()
     assert_alive(engine)
     engine.close()
-    assert not any(thread.is_alive() for thread in engine._threads)
+    assert not any(thread.is_alive() for thread in engine._thread._threads)
 
 
 @pytest.mark.parametrize("crash", [False, True], ids=["closed", "crashed"])
@@ -589,11 +589,11 @@ def test_an_engine_that_ends_while_a_request_is_submitted_is_kept_by_nobody(cras
         assert_alive(engine)
         post = engine._queue.post
 
-        def late(submissions: list[Submission]) -> None:
-            post(submissions)
+        def late(sequences: list[Sequence]) -> None:
+            post(sequences)
             if not crash:
                 engine._queue.close()
-            engine._threads[0].join(20)
+            engine._thread._threads[0].join(20)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(engine._queue, "post", late)
@@ -602,7 +602,7 @@ def test_an_engine_that_ends_while_a_request_is_submitted_is_kept_by_nobody(cras
             assert engine.submit([9]).result(20).finish_reason == (
                 "error" if crash else "cancelled"
             )
-            engine._threads[-1].join(20)
+            engine._thread.join()
         return weakref.ref(engine)
 
     kept = ended()
@@ -700,7 +700,7 @@ def test_a_request_that_the_pipeline_refuses_ends_alone_and_gives_its_pages_back
     """
     with scripted() as engine:
         overlooked = engine._input.make([1, 2], LONG, False)
-        overlooked.sequence.admission = Admission((1, 2), RowParams(max_new_tokens=64))
+        overlooked.admission = Admission((1, 2), RowParams(max_new_tokens=64))
         engine._post([overlooked])
         output = overlooked.request.result(5)
         assert (output.finish_reason, output.token_ids) == ("error", ())

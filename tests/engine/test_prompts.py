@@ -9,6 +9,7 @@ import torch
 
 from photon_ext.checks import Limits
 from photon_ext.engine.input import InputProcessor
+from photon_ext.engine.request_queue import RequestQueue
 from photon_ext.errors import RequestError
 
 
@@ -33,11 +34,9 @@ def encoded(prompt: Any) -> tuple[int, ...]:
         (),
         Limits(vocab_size=200, max_len=500, page_size=4, pages_per_row=125, max_stop_ids=4),
         lambda prompt_tokens, max_new_tokens: max_new_tokens,
-        lambda request: None,
-        lambda: None,
-        set(),
+        RequestQueue(),
     )
-    return processor.make(prompt, None, False).sequence.admission.prompt_ids
+    return processor.make(prompt, None, False).admission.prompt_ids
 
 
 def text_of(prompt: Any) -> str:

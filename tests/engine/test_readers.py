@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from photon_ext.engine import Request, StreamEvent
 from photon_ext.engine.output import End
-from photon_ext.engine.request import _Events
+from photon_ext.engine.reader import EventReader
+from photon_ext.engine.request_queue import RequestQueue
 from photon_ext.runtime import Admission, FinishReason, Row, RowEvent, RowParams, StepResult
 from photon_ext.sampling import SamplingParams, from_allowed_ids
 from photon_ext.scheduling import PagePool, Scheduler, Sequence
@@ -32,7 +33,7 @@ class Reader:
     def __init__(self, request: Request) -> None:
         self.request = request
         self.seen: list[int] = []
-        self._events = _Events(request)
+        self._events = EventReader(request)
 
     def read(self) -> None:
         if not self._events.ended:
@@ -71,7 +72,7 @@ class ReaderMachine(RuleBasedStateMachine):
 
     def join(self, watched: bool) -> Row:
         admission = Admission((1, 2), RowParams(max_new_tokens=8))
-        sequence = Sequence(admission, None, Request(lambda request: None), watched)
+        sequence = Sequence(admission, None, Request(RequestQueue()), watched)
         self.scheduler.add(sequence)
         pages = self.scheduler.schedule(sequence)
         assert pages is not None
@@ -176,7 +177,7 @@ def test_a_reader_that_is_overtaken_while_it_reads_sees_no_token_of_another() ->
             return super().__getitem__(key)
 
     reading: list[bool] = []
-    request, log = Request(lambda request: None), Overtaken()
+    request, log = Request(RequestQueue()), Overtaken()
     request.add(5)
     request.follow(log, 0)
     log.append([6])
@@ -188,8 +189,8 @@ def test_a_reader_that_comes_while_another_leaves_is_woken() -> None:
     """The last reader to leave takes the request out of those that are read; who joins just then
     would sleep until the end.
     """
-    read: set[Request] = set()
-    request = Request(lambda request: None, read=read)
+    queue = RequestQueue()
+    request = Request(queue)
     request.add(5)
 
     class Joined(set[Any]):
@@ -199,14 +200,14 @@ def test_a_reader_that_comes_while_another_leaves_is_woken() -> None:
             empty = len(self) == 0
             if empty:
                 self.add(lambda: None)
-                read.add(request)
+                queue.read.add(request)
             return not empty
 
     request._wakers = Joined()
     leaving = request.iter()
     next(leaving)
     leaving.close()
-    assert request in read
+    assert request in queue.read
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from photon_ext.engine import Request, StreamEvent
-from photon_ext.engine.output import End, TextReader
-from photon_ext.engine.stop_strings import StoppedText
+from photon_ext.engine.output import End
+from photon_ext.engine.request_queue import RequestQueue
+from photon_ext.engine.text import StoppedText, TextReader
 from photon_ext.errors import ConfigError
 from photon_ext.runtime import FinishReason
 from photon_ext.sampling import SamplingParams
@@ -32,8 +33,8 @@ class Letters:
         return ""
 
 
-def make(cancel: Callable[[Request], None] = lambda request: None) -> Request:
-    return Request(cancel, reader=lambda: TextReader(Letters()), prompt_tokens=2)
+def make(detokenizer: Letters | None = None) -> Request:
+    return Request(RequestQueue(), lambda: TextReader(detokenizer or Letters()), 2)
 
 
 def play(request: Request, text: str) -> None:
@@ -70,11 +71,10 @@ def test_events_carry_tokens_and_text_and_end_once() -> None:
 
 def test_text_that_the_engine_makes_is_what_readers_show() -> None:
     """The engine's, for stop strings: what was held back comes with the final event."""
-    request = make()
     text = StoppedText(Letters(), SamplingParams(stop="END").stop_automaton)
-    for letter in "hiEN":
-        request.publish(text.push(ord(letter)), ord(letter))
-    request.finish(End(FinishReason.LENGTH), text=text.finish())
+    request = Request(RequestQueue(), text=text)
+    play(request, "hiEN")
+    close(request)
     events = list(request.iter())
     assert [event.text for event in events] == ["h", "i", "", "", "EN"]
     assert request.result().text == "hiEN"
@@ -105,15 +105,15 @@ def test_text_that_cannot_be_made_is_an_error_of_its_request_which_is_cancelled(
                 raise Panic("no text")
             return chr(token)
 
-    cancelled: list[Request] = []
-    request = Request(cancelled.append, reader=lambda: TextReader(Fragile()))
+    queue = RequestQueue()
+    request = Request(queue, lambda: TextReader(Fragile()))
     play(request, "abc")
     events = list(request.iter())
     assert [event.token_ids for event in events] == [(97,), (98,), (99,), ()]
     assert [event.text for event in events] == ["a", "", "", ""]
     assert events[-1].finish_reason == "error"
     assert events[-1].error == "the text could not be made: Panic: no text"
-    assert cancelled == [request]
+    assert queue.collect(lambda: True).cancelled == [request]
 
 
 def test_an_interrupt_of_the_reader_while_it_makes_text_stays_one() -> None:
@@ -121,7 +121,7 @@ def test_an_interrupt_of_the_reader_while_it_makes_text_stays_one() -> None:
         def push(self, token: int) -> str:
             raise KeyboardInterrupt
 
-    request = Request(lambda request: None, reader=lambda: TextReader(Interrupting()))
+    request = make(Interrupting())
     play(request, "a")
     with pytest.raises(KeyboardInterrupt):
         next(request.iter())

@@ -10,16 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from photon_ext.engine.output import TextReader
-from photon_ext.engine.stop_strings import StoppedText, StopStrings
+from photon_ext.engine.text import StoppedText, TextReader
 from photon_ext.sampling import SamplingParams
 
 LETTERS = st.text(alphabet="abc", max_size=14)
 STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), min_size=1, max_size=3)
 
 
-def stop_strings(stops: Sequence[str]) -> StopStrings:
-    return StopStrings(SamplingParams(stop=tuple(stops)).stop_automaton)
+class Pieces:
+    """A detokenizer whose tokens are pieces of text."""
+
+    def push(self, token: str) -> str:
+        return token
+
+    def flush(self) -> str:
+        return ""
+
+
+def stop_strings(stops: Sequence[str]) -> StoppedText:
+    return StoppedText(Pieces(), SamplingParams(stop=tuple(stops)).stop_automaton)
 
 
 class PlainStopStrings:
@@ -98,7 +107,7 @@ def test_every_piece_shows_what_looking_at_each_stop_string_would(
         assert (stream.push(piece), stream.found is not None) == (plain.push(piece), plain.hit)
 
 
-def calls(stream: StopStrings, text: str) -> int:
+def calls(stream: StoppedText, text: str) -> int:
     """How many functions are called, builtins and generators included, while the stream takes
     the text.
     """

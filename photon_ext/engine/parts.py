@@ -1,0 +1,42 @@
+"""What an engine is made of for a model: a runtime, and the decoder over its pages."""
+
+from __future__ import annotations
+
+from photon_ext.engine.options import EngineOptions, choose_backend
+from photon_ext.engine.sizing import size_engine
+from photon_ext.models.config import ModelConfig
+from photon_ext.models.decoder import GEMM_TOKENS, Decoder
+from photon_ext.models.weights import DecoderWeights, check_weights
+from photon_ext.runtime import Runtime
+
+
+def make_parts(
+    options: EngineOptions, config: ModelConfig, weights: DecoderWeights
+) -> tuple[Runtime, Decoder, int]:
+    """The two, and the number of KV pages. Raises as Engine.from_weights."""
+    check_weights(config, weights)
+    size = size_engine(options, config, weights.dtype, weights.device)
+    backend = choose_backend(options.backend, str(weights.device), weights.dtype)
+    runtime = Runtime(
+        max_rows=options.max_rows,
+        max_len=size.max_len,
+        depth=options.depth,
+        device=weights.device,
+        page_size=options.page_size,
+        max_stop_ids=max(options.max_stop_ids, len(set(config.eos_ids))),
+        timing=options.timing,
+        blocking=options.blocking,
+        backend=backend,
+    )
+    decoder = Decoder(
+        config,
+        weights,
+        max_step_tokens=size.max_step_tokens,
+        max_segments=options.max_rows,
+        max_len=size.max_len,
+        page_size=options.page_size,
+        num_pages=size.num_pages,
+        gemm_tokens=None if options.exact else GEMM_TOKENS,
+        hopper=backend == "hopper",
+    )
+    return runtime, decoder, size.num_pages
