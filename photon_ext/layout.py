@@ -107,7 +107,8 @@ class RecordFlag(IntEnum):
         STOP: the token is one of the row's stop ids, also where it is the last that remained.
         LENGTH: it is the last that remained, and no stop id.
         DEAD: the row was not alive, or was ended by the step's head: nothing was sampled.
-        MASK_ERROR: the row's mask was missing, or made for another row or position.
+        MASK_ERROR: the row's mask was missing, or its key names another row or position, or no
+            place.
         NO_CANDIDATE: no id could be sampled: the mask allows none, or all logits are NaN or -inf.
     """
 
@@ -124,7 +125,7 @@ ROW_COLUMNS = 32
 MAX_TABLES = 8
 RECORD_WIDTH = 8
 RECORD_TOKENS = 4
-MASK_KEY_COLUMNS = 2
+MASK_KEY_COLUMNS = 3
 DELTA_HEADER = 4
 DELTA_RUN_WORDS = 4
 COUNTS_SIZE = 3
@@ -159,8 +160,10 @@ class InputLayout(NamedTuple):
 
 
 class MaskLayout(NamedTuple):
-    """A slot's pinned masks, in int32 words: the keys of all segments, then one bitmask row per
-    segment.
+    """A slot's pinned masks, in int32 words: a step's keys, (row, position, place) for each of its
+    segments, then the masks that were written for it, in the order of their places from 0 on.
+
+    Both lie together, so that one copy of a prefix carries the keys and no mask but those.
     """
 
     max_segments: int
@@ -170,10 +173,15 @@ class MaskLayout(NamedTuple):
     def row_words(self) -> int:
         return -(-self.vocab_size // 32)
 
-    @property
-    def mask_offset(self) -> int:
-        return self.max_segments * MASK_KEY_COLUMNS
+    def mask_offset(self, segments: int) -> int:
+        """Where the masks of a step of ``segments`` segments begin."""
+        return segments * MASK_KEY_COLUMNS
 
-    def words(self, segments: int) -> int:
-        """Words that a step of ``segments`` segments has to send."""
-        return self.mask_offset + segments * self.row_words
+    def words(self, segments: int, masks: int) -> int:
+        """Words that a step of ``segments`` segments has to send, ``masks`` of them masked."""
+        return self.mask_offset(segments) + masks * self.row_words
+
+    @property
+    def capacity(self) -> int:
+        """Words of the largest step, every segment of which has a mask."""
+        return self.words(self.max_segments, self.max_segments)

@@ -266,20 +266,22 @@ def apply_token_mask_(
     row_state: Tensor,
     row_errors: Tensor,
 ) -> None:
-    """Makes the logits of disallowed ids -inf, where the mask is for this very row and position;
-    else marks the row's error.
+    """Makes the logits of disallowed ids -inf, where a segment's key is for its very row and
+    position and names the place of a mask; else marks the row's error.
 
     Segments that are dead or not to be sampled stay as they are, and so does one without a mask
     whose row asks for none.
 
     Args:
         logits: [R, vocab], updated.
-        mask: int32 [R, >= ceil(vocab / 32)]; bit (id & 31) of word (id >> 5) set: id is allowed.
-        mask_keys: int32 [R, 2], (row, position of the sampled token); row 0: no mask.
+        mask: int32 [masks, >= ceil(vocab / 32)]; bit (id & 31) of word (id >> 5) set: id is
+            allowed.
+        mask_keys: int32 [R, 3], (row, position of the sampled token, place of its mask in `mask`);
+            row 0: no mask.
         segments: int32 [R, 4].
         row_state: int32 [rows, 32].
-        row_errors: int32 [R], written: 0, or RecordFlag.MASK_ERROR: the mask is foreign, or missing
-            where row_state asks for one.
+        row_errors: int32 [R], written: 0, or RecordFlag.MASK_ERROR: the key is foreign, its place
+            is none of `mask`, or it is missing where row_state asks for one.
     """
     _apply_token_mask(logits, mask, mask_keys, segments, row_state, row_errors)
 

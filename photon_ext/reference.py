@@ -206,8 +206,11 @@ def apply_token_mask_(
         if keys[index][0] == 0:
             missing = int(row_state[row, RowColumn.CONSTRAINT]) == HOST_MASK
             row_errors[index] = int(RecordFlag.MASK_ERROR) if missing else 0
-        elif keys[index] == [row, int(row_state[row, RowColumn.POSITION]) + num_tokens - 1]:
-            allowed = (mask[index, ids >> 5] >> (ids & 31)) & 1
+        elif keys[index][:2] == [
+            row,
+            int(row_state[row, RowColumn.POSITION]) + num_tokens - 1,
+        ] and keys[index][2] in range(len(mask)):
+            allowed = (mask[keys[index][2], ids >> 5] >> (ids & 31)) & 1
             logits[index, allowed == 0] = -torch.inf
         else:
             row_errors[index] = int(RecordFlag.MASK_ERROR)

@@ -101,7 +101,7 @@ def _apply_token_mask(at: Setting) -> Case:
     state, segments = _table(at)
     words = at.batch, -(-at.config.vocab // 32)
     mask = torch.full(words, 0x55555555, dtype=torch.int32, device=at.device)
-    keys = at.ints([[1 + i, POSITION] for i in range(at.batch)])
+    keys = at.ints([[1 + i, POSITION, i] for i in range(at.batch)])
     rest = mask, keys, segments, state, at.ints([0] * at.batch)
     logits, op = at.stack(at.batch, at.config.vocab), "apply_token_mask_"
 

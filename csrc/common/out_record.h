@@ -18,14 +18,20 @@ enum RecordFlag : int32_t {
   kRecordLength = 2,  // the row has used its last remaining token
   kRecordDead = 4,  // the row was not alive: a zombie, padding, or ended by begin_step_ for want of
                     // tokens; nothing was sampled
-  kRecordMaskError = 8,  // the row's mask was missing, or keyed for another row or position
+  kRecordMaskError = 8,  // the row's mask was missing, or its key named another row or position, or
+                         // no place
   kRecordNoCandidate =
       16,  // no token had a finite logit: the mask allows nothing, or the logits are NaN
 };
 
-// mask_keys: int32 [R, 2], (row, position of the token whose logits are masked). Row 0: no mask for
-// this segment.
-enum MaskKey : int32_t { kMaskRow = 0, kMaskPosition = 1, kMaskKeyColumns = 2 };
+// mask_keys: int32 [R, 3], (row, position of the token whose logits are masked, place of its mask
+// among the masks that were written). Row 0: no mask for this segment.
+enum MaskKey : int32_t {
+  kMaskRow = 0,
+  kMaskPosition = 1,
+  kMaskPlace = 2,
+  kMaskKeyColumns = 3
+};
 
 // row_errors: int32 [R], RecordFlag bits that apply_token_mask_ and sample_into raise for publish_
 // to report; 0 is fine.

@@ -62,12 +62,12 @@ struct PublishParams {
 struct ApplyTokenMaskParams {
   void* logits;  // [num_segments, vocab]; disallowed entries become -inf
   const int32_t*
-      mask;  // [num_segments, mask_words]; bit (id & 31) of word (id >> 5) set: id is allowed
-  const int32_t* mask_keys;  // [num_segments, 2]
+      mask;  // [num_masks, mask_words]; bit (id & 31) of word (id >> 5) set: id is allowed
+  const int32_t* mask_keys;  // [num_segments, 3]
   const int32_t* segments;   // [num_segments, 4]
   const int32_t* row_state;  // [rows, kRowColumns]
   int32_t* row_errors;       // [num_segments]; written for every segment
-  int64_t rows, num_segments, vocab, mask_words, logits_stride;
+  int64_t rows, num_segments, vocab, num_masks, mask_words, logits_stride;
   DType dtype;
 };
 

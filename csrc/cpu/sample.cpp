@@ -31,8 +31,8 @@ void forbid(Bits* logits, const int32_t* mask, int64_t begin, int64_t end, Bits 
   }
 }
 
-void forbid_range(const ApplyTokenMaskParams& p, int64_t r, int64_t begin, int64_t end) {
-  const int32_t* mask = p.mask + r * p.mask_words;
+void forbid_range(const ApplyTokenMaskParams& p, int64_t r, const int32_t* mask, int64_t begin,
+                  int64_t end) {
   if (p.dtype == DType::kF32) {
     forbid<uint32_t>(static_cast<uint32_t*>(p.logits) + r * p.logits_stride, mask, begin, end,
                      0xff800000u);
@@ -105,7 +105,8 @@ void for_vocab_blocks(int64_t num_segments, int64_t vocab, const Body& body) {
 void apply_token_mask(const ApplyTokenMaskParams& p) {
   for (int64_t r = 0; r < p.num_segments; ++r) p.row_errors[r] = judge_mask(p, r).error;
   for_vocab_blocks(p.num_segments, p.vocab, [&](int64_t r, int64_t begin, int64_t end) {
-    if (judge_mask(p, r).apply) forbid_range(p, r, begin, end);
+    const int32_t* mask = judge_mask(p, r).mask;
+    if (mask != nullptr) forbid_range(p, r, mask, begin, end);
   });
 }
 

@@ -33,14 +33,13 @@ __global__ void __launch_bounds__(kMaskThreads)
   const int64_t r = blockIdx.x / chunks, chunk = blockIdx.x % chunks;
   const MaskVerdict verdict = judge_mask(p, r);
   if (chunk == 0 && threadIdx.x == 0) p.row_errors[r] = verdict.error;
-  if (!verdict.apply) return;
+  if (verdict.mask == nullptr) return;
   T* logits = static_cast<T*>(p.logits) + r * p.logits_stride;
-  const int32_t* mask = p.mask + r * p.mask_words;
   const int64_t end = (chunk + 1) * kMaskChunk < p.vocab ? (chunk + 1) * kMaskChunk : p.vocab;
   for (int64_t id = chunk * kMaskChunk + threadIdx.x; id < end; id += kMaskThreads) {
     const int64_t word = id / 32;
     const bool allowed =
-        word < p.mask_words && (static_cast<uint32_t>(mask[word]) >> (id % 32) & 1u) != 0;
+        word < p.mask_words && (static_cast<uint32_t>(verdict.mask[word]) >> (id % 32) & 1u) != 0;
     if (!allowed) logits[id] = from_float<T>(-INFINITY);
   }
 }

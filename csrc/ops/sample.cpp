@@ -18,12 +18,12 @@ void apply_token_mask(const Tensor& logits_, const Tensor& mask_, const Tensor& 
   const int64_t count = logits.size(0), vocab = logits.size(1);
   const Arg mask = arg("mask", mask_)
                        .int32()
-                       .shape({count, Arg::kAny}, "[segments, words], 32 ids a word")
+                       .rank(2, "[masks, words], 32 ids a word")
                        .contiguous();
   mask.at_least(1, (vocab + kMaskBits - 1) / kMaskBits, "one bit for each id of the vocabulary");
   const Arg mask_keys = arg("mask_keys", mask_keys_)
                             .int32()
-                            .shape({count, kMaskKeyColumns}, "[segments, (row, position)]")
+                            .shape({count, kMaskKeyColumns}, "[segments, (row, position, place)]")
                             .contiguous();
   const Arg segments = arg("segments", segments_)
                            .int32()
@@ -48,6 +48,7 @@ void apply_token_mask(const Tensor& logits_, const Tensor& mask_, const Tensor& 
   p.rows = row_state.size(0);
   p.num_segments = count;
   p.vocab = vocab;
+  p.num_masks = mask.size(0);
   p.mask_words = mask.size(1);
   p.logits_stride = logits.stride(0);
   p.dtype = logits.dtype();

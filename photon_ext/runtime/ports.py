@@ -82,8 +82,8 @@ class SlotPort(Protocol):
         """
 
     def finalize(self, key: StepKey) -> None:
-        """Sends the masks written since the last call, replays the sampling graph, enqueues the
-        copy of the output records.
+        """Sends the keys of all segments and the masks written since the launch, replays the
+        sampling graph, enqueues the copy of the output records.
         """
 
     def done(self) -> bool:

@@ -206,7 +206,7 @@ class PinnedMemory(NamedTuple):
 
 
 def _pinned_memory(inputs: InputLayout, masks: MaskLayout, backend: str) -> PinnedMemory:
-    words = (inputs.words, inputs.max_segments * RECORD_WIDTH, masks.words(inputs.max_segments))
+    words = (inputs.words, inputs.max_segments * RECORD_WIDTH, masks.capacity)
     return PinnedMemory(*(_C.PinnedBuffer(count * WORD, backend) for count in words))
 
 

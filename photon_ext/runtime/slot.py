@@ -55,6 +55,8 @@ class Slot:
         self._timing = timing
         self._segments: array[int] | None = None
         self._staged = range(0)  # tokens whose ids the last launch staged
+        self._places: dict[int, int] = {}  # of the step's masks, by segment
+        self._masks_begin = 0
 
     def launch(
         self,
@@ -67,7 +69,7 @@ class Slot:
         """See SlotPort.launch."""
         sent = self._stage(key, segments, staged, deltas)
         if not finish:
-            self._clear_keys()
+            self._clear_keys(key.segments)
         records = key.segments * RECORD_WIDTH
         graph = self._graphs.forward_graph(self._index, key)
         if graph is not None:
@@ -81,18 +83,20 @@ class Slot:
     def write_mask(self, index: int, row: Row, position: int, fill: Fill) -> None:
         """See SlotPort.write_mask."""
         width = self._mask_layout.row_words
-        start = self._mask_layout.mask_offset + index * width
         # not the pinned words themselves: whoever keeps the view could write into later masks
         words = array("i", bytes(4 * width))
         fill(row, memoryview(words))
+        # a mask that is written again, after an interrupt, keeps its place
+        place = self._places.setdefault(index, len(self._places))
+        start = self._masks_begin + place * width
         self._mask[start : start + width] = words
         key = index * MASK_KEY_COLUMNS
-        self._mask[key : key + MASK_KEY_COLUMNS] = array("i", (row.index, position))
+        self._mask[key : key + MASK_KEY_COLUMNS] = array("i", (row.index, position, place))
 
     def finalize(self, key: StepKey) -> None:
         """See SlotPort.finalize."""
         graph = self._graphs.sampling_graph(self._index, key)
-        words = self._mask_layout.words(key.segments)
+        words = self._mask_layout.words(key.segments, len(self._places))
         if graph is not None:
             self._native.finalize(graph, words, key.segments * RECORD_WIDTH)
         else:
@@ -113,10 +117,11 @@ class Slot:
         self._native.wait()
         return self._output[: segments * RECORD_WIDTH]
 
-    def _clear_keys(self) -> None:
+    def _clear_keys(self, segments: int) -> None:
         """A mask that is not written for this step is missing, not stale."""
-        words = self._mask_layout.mask_offset
-        self._mask[:words] = array("i", bytes(4 * words))
+        self._places.clear()
+        self._masks_begin = self._mask_layout.mask_offset(segments)
+        self._mask[: self._masks_begin] = array("i", bytes(4 * self._masks_begin))
 
     @property
     def span(self) -> Span | None:

@@ -129,7 +129,7 @@ class StepProgram:
         if errors is not None:
             ops.apply_token_mask_(
                 step.logits,
-                self._mask_rows(count),
+                self._masks_of(count),
                 self._mask_keys(count),
                 step.segments,
                 step.row_state,
@@ -149,10 +149,11 @@ class StepProgram:
         ops.publish_(step.tables, self._slot.records[:count], step.sampled, step.segments, errors)
 
     def _mask_keys(self, count: int) -> torch.Tensor:
-        return self._slot.mask[: self._masks.mask_offset].view(-1, MASK_KEY_COLUMNS)[:count]
+        return self._slot.mask[: self._masks.mask_offset(count)].view(-1, MASK_KEY_COLUMNS)
 
-    def _mask_rows(self, count: int) -> torch.Tensor:
-        return self._slot.mask[self._masks.mask_offset :].view(-1, self._masks.row_words)[:count]
+    def _masks_of(self, count: int) -> torch.Tensor:
+        masks = self._slot.mask[self._masks.mask_offset(count) : self._masks.words(count, count)]
+        return masks.view(count, self._masks.row_words)
 
     def _check_logits(self, step: StepTensors, key: StepKey) -> None:
         shape, logits = (key.segments, self._spec.vocab_size), step.logits
@@ -190,5 +191,5 @@ def slot_memory(inputs: InputLayout, masks: MaskLayout, device: torch.device) ->
     return SlotMemory(
         input=zeros(inputs.words),
         records=zeros(inputs.max_segments, RECORD_WIDTH),
-        mask=zeros(masks.words(inputs.max_segments)),
+        mask=zeros(masks.capacity),
     )

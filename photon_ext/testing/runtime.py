@@ -139,7 +139,7 @@ class SimRuntime:
                 self.device,
                 "pinned mask",
                 index,
-                masks.words(inputs.max_segments),
+                masks.capacity,
                 hands_out="write",
             ),
         )

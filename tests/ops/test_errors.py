@@ -326,6 +326,11 @@ def gapped(x: torch.Tensor) -> torch.Tensor:
             {1: narrower},
             "mask has shape [3, 1], expected dimension 1 to be at least 2",
         ),
+        (
+            "apply_token_mask_",
+            {2: narrower},
+            "mask_keys has shape [3, 2], expected [3, 3] ([segments, (row, position, place)])",
+        ),
         ("apply_token_mask_", {5: longer}, "row_errors has shape [4], expected [3] ([segments])"),
         ("sample_into", {0: torch.Tensor.long}, "out has dtype int64, expected int32"),
         (

@@ -65,7 +65,7 @@ def publish(device: str, size: int) -> Arguments:
 
 def apply_token_mask(device: str, size: int) -> Arguments:
     state, segments = rows_and_segments(device, size)
-    keys = ints([[row, 0] for row in range(1, size + 1)], device).reshape(-1, 2)
+    keys = ints([[row, 0, row - 1] for row in range(1, size + 1)], device).reshape(-1, 3)
     return (
         floats(size, 40, device=device),
         ints([[-1, 3]] * size, device).reshape(-1, 2),

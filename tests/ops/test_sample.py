@@ -278,7 +278,7 @@ def test_masks_forbid_ids(device: str, dtype: torch.dtype, vocab: int) -> None:
         .int()
         .to(device)
     )
-    keys = ints([[1, 4], [2, 4], [3, 4]], device)
+    keys = ints([[1, 4, 0], [2, 4, 2], [3, 4, 1]], device)
     logits = in_wider_tokens(randn(3, vocab, dtype=dtype, device=device))
     expected = logits.clone()
     errors, expected_errors = (poisoned(3, dtype=torch.int32, device=device) for _ in range(2))
@@ -294,13 +294,17 @@ def test_masks_forbid_ids(device: str, dtype: torch.dtype, vocab: int) -> None:
 @pytest.mark.parametrize(
     ("key", "constraint", "error", "masked"),
     [
-        ([1, 6], HOST_MASK, 0, True),
-        ([1, 6], 0, 0, True),
-        ([0, 0], 0, 0, False),
-        ([0, 6], HOST_MASK, RecordFlag.MASK_ERROR, False),  # missing: closed, never "all allowed"
-        ([1, 5], HOST_MASK, RecordFlag.MASK_ERROR, False),  # stale
-        ([2, 6], HOST_MASK, RecordFlag.MASK_ERROR, False),  # another row's
-        ([2, 6], 0, RecordFlag.MASK_ERROR, False),
+        ([1, 6, 0], HOST_MASK, 0, True),
+        ([1, 6, 0], 0, 0, True),
+        ([0, 0, 0], 0, 0, False),
+        ([0, 6, 0], HOST_MASK, RecordFlag.MASK_ERROR, False),  # missing: closed, never "all"
+        ([1, 5, 0], HOST_MASK, RecordFlag.MASK_ERROR, False),  # stale
+        ([2, 6, 0], HOST_MASK, RecordFlag.MASK_ERROR, False),  # another row's
+        ([2, 6, 0], 0, RecordFlag.MASK_ERROR, False),
+        ([1, 6, 1], HOST_MASK, RecordFlag.MASK_ERROR, False),  # there is one mask
+        ([1, 6, -1], HOST_MASK, RecordFlag.MASK_ERROR, False),
+        ([1, 6, 2**31 - 1], 0, RecordFlag.MASK_ERROR, False),
+        ([1, 6, -(2**31)], 0, RecordFlag.MASK_ERROR, False),
     ],
 )
 def test_masks_are_for_one_row_and_position(
@@ -325,10 +329,32 @@ def test_masks_are_for_one_row_and_position(
     assert_same_bits(logits, expected)
 
 
+def test_masks_are_packed_by_their_places(device: str) -> None:
+    """Two of four segments have a mask; the others have no place among them."""
+    state = row_state(device, {row: {RowColumn.POSITION: 2} for row in range(1, 5)}, 5)
+    segments = ints([[row, row - 1, 1, SAMPLE] for row in range(1, 5)], device)
+    keys = ints([[0, 0, 0], [2, 2, 1], [0, 0, 0], [4, 2, 0]], device)
+    masks = ints([[0b01], [0b10]], device)
+    logits, errors = torch.ones(4, 2, device=device), poisoned(4, dtype=torch.int32, device=device)
+    ops.apply_token_mask_(logits, masks, keys, segments, state, errors)
+    assert errors.tolist() == [0, 0, 0, 0]
+    assert logits.tolist() == [[1, 1], [-INF, 1], [1, 1], [1, -INF]]
+
+
+def test_without_masks_every_key_is_an_error(device: str) -> None:
+    state, segments = greedy_rows(device, 2)
+    logits, errors = torch.ones(2, 9, device=device), poisoned(2, dtype=torch.int32, device=device)
+    masks = torch.zeros(0, 1, dtype=torch.int32, device=device)
+    keys = ints([[1, 0, 0], [0, 0, 0]], device)
+    ops.apply_token_mask_(logits, masks, keys, segments, state, errors)
+    assert errors.tolist() == [RecordFlag.MASK_ERROR, 0]
+    assert (logits == 1).all()
+
+
 def test_segments_that_are_not_sampled_are_not_masked(device: str) -> None:
     state = row_state(device, {1: {RowColumn.CONSTRAINT: HOST_MASK}, 2: {RowColumn.ALIVE: 0}}, 3)
     segments = ints([[1, 0, 1, 0], [2, 1, 1, SAMPLE], [0, 2, 1, SAMPLE], [7, 3, 1, SAMPLE]], device)
-    keys = ints([[1, 0], [2, 0], [5, 0], [7, 0]], device)
+    keys = ints([[1, 0, 0], [2, 0, 1], [5, 0, 2], [7, 0, 3]], device)
     logits = torch.ones(4, 9, device=device)
     errors = poisoned(4, dtype=torch.int32, device=device)
     ops.apply_token_mask_(
@@ -343,7 +369,7 @@ def test_a_mask_that_allows_nothing_ends_as_no_candidate(device: str) -> None:
     segments = ints([[1, 0, 1, SAMPLE]], device)
     logits, errors = torch.ones(1, 64, device=device), ints([0], device)
     ops.apply_token_mask_(
-        logits, ints([[0, 0]], device), ints([[1, 0]], device), segments, state, errors
+        logits, ints([[0, 0]], device), ints([[1, 0, 0]], device), segments, state, errors
     )
     assert ops.sample(logits, segments, state, errors).tolist() == [-1]
     assert errors.tolist() == [RecordFlag.NO_CANDIDATE]

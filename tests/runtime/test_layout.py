@@ -123,5 +123,6 @@ def test_parts_of_the_step_input_do_not_overlap(num_tokens: int) -> None:
 def test_mask_rows_cover_the_vocabulary(vocab: int, words: int) -> None:
     masks = layout.MaskLayout(max_segments=5, vocab_size=vocab)
     assert masks.row_words == words
-    assert masks.mask_offset == 5 * layout.MASK_KEY_COLUMNS
-    assert masks.words(2) == masks.mask_offset + 2 * words
+    assert masks.words(4, 0) == masks.mask_offset(4) == 4 * layout.MASK_KEY_COLUMNS
+    assert masks.words(4, 2) == masks.mask_offset(4) + 2 * words
+    assert masks.capacity == masks.words(5, 5)
