@@ -1,12 +1,13 @@
-// Attention of chunks of tokens over their paged context. A block takes one KV head and a tile of
-// consecutive tokens, whose query heads of that KV head are its rows, and walks the context of
-// their row of the table in tiles of keys that arrive while the last one is worked on. A long past
-// is cut into parts, one for each block of a cluster, unless the token's chunk has tiles enough.
+// Attention of chunks of tokens over their paged context. A CTA takes one KV head and a tile of
+// consecutive tokens; the query heads of these tokens that share the KV head are the rows of its
+// tile. It goes through the context of the tokens' table row in tiles of keys, and copies the next
+// tile of keys while it computes with the present one. A long context is cut into parts, one for
+// each CTA of a cluster, unless the token's chunk has tiles enough to keep the device busy.
 //
 // Segments only say where tiles start, and how many tokens a chunk has. Which tokens share a pass
-// over the context is read from decode_meta, so that every token is computed as its own row and
-// length say, whatever the segments hold; tokens of many rows in one tile are right too, a pass for
-// each row.
+// over a context is read from decode_meta. So every token is computed as its own row and length
+// say, whatever the segments hold; and where a tile has tokens of several rows, the CTA makes one
+// pass for each of these rows.
 #include "cuda/chunk_attention.h"
 
 #include <algorithm>
@@ -21,13 +22,13 @@ namespace {
 
 // What a launch has besides the op's own parameters.
 struct ChunkGrid {
-  int tiles, cluster;  // cluster: blocks of one
-  int whole_tokens;    // of a chunk whose contexts stay whole, at least
+  int tiles, cluster;  // cluster: CTAs of a cluster
+  int whole_tokens;    // a chunk of so many tokens or more has its contexts whole
 };
 
-// A segment's first token and how many it has, in the step, as one number: the later segment is the
-// larger one, and of two that start at the same token the longer, so that a bucket's unused
-// segments count for nothing.
+// A segment's first token and its number of tokens, packed into one number, so that a maximum finds
+// the segment that starts last, and of two that start at the same token the longer one. A bucket's
+// unused segments are empty, and so never win.
 struct Chunk {
   long long number;
 
@@ -37,8 +38,8 @@ struct Chunk {
   __device__ int tokens() const { return static_cast<int>(number); }
 };
 
-// Segment number `index` of a step of `tokens` tokens; after the last one, what starts where the
-// step ends.
+// Segment number `index` of a step of `tokens` tokens. Behind the last segment it is an empty one
+// that starts where the step ends.
 __device__ Chunk load_chunk(const PagedAttentionParams& p, int64_t index, int tokens) {
   if (index >= p.num_segments) return Chunk(tokens, 0);
   const Segment segment = load_segment(p.segments, index);
@@ -46,18 +47,20 @@ __device__ Chunk load_chunk(const PagedAttentionParams& p, int64_t index, int to
   return Chunk(first, min(max(segment.num_tokens, 0), tokens - first));
 }
 
-// Fills task.first_token and task.tokens: tile number `wanted` of the step. Tiles of at most
-// `tile_tokens` tokens start at token 0, and anew at each segment's first token; a segment that
-// starts before an earlier one starts none. Tokens that no segment has go with the one before them.
-// A tile whose contexts stay whole is one without tokens to a kernel that cuts them, and the other
-// way round. One warp calls it, 32 segments at a time.
+// Finds tile number `wanted` of the step, and writes task.first_token and task.tokens. Tiles have
+// at most `tile_tokens` tokens. The first starts at token 0, and a new one starts at each segment's
+// first token, unless an earlier segment starts behind it. Tokens that no segment has belong to the
+// segment before them. A kernel that cuts contexts leaves out the tiles whose contexts stay whole,
+// by giving them no tokens, and the other kernel leaves out the rest. One warp must call it; it
+// reads 32 segments at a time.
 __device__ void find_tile(const PagedAttentionParams& p, const ChunkGrid& grid, int wanted,
                           int tile_tokens, bool cuts, ChunkTask& task) {
   const int lane = threadIdx.x % kWarpSize, tokens = static_cast<int>(p.tokens);
   Chunk last(0, 0);
   int tiles = 0;
-  for (int64_t base = 0; base <= p.num_segments;
-       base += kWarpSize) {  // the tokens before segment i, and those from the last one on
+  // Turn i has the tokens before segment i. There is one turn more than segments, for the tokens
+  // from the last segment on.
+  for (int64_t base = 0; base <= p.num_segments; base += kWarpSize) {
     Chunk next = load_chunk(p, base + lane, tokens);
     next.number = max(next.number, last.number);
 #pragma unroll
@@ -88,8 +91,8 @@ __device__ void find_tile(const PagedAttentionParams& p, const ChunkGrid& grid, 
   }
 }
 
-// Clusters go through the tiles from the last token to the first: the longest contexts start first,
-// and the last ones to end are short.
+// Clusters take the tiles from the step's last token to its first, so that the longest contexts of
+// a chunk start first, and the CTAs that end last have short ones.
 template <typename Plan>
 __device__ void find_task(const PagedAttentionParams& p, const ChunkGrid& grid, ChunkTask& task) {
   const int kv_heads = static_cast<int>(p.kv_heads), group = static_cast<int>(p.q_heads) / kv_heads;
@@ -120,7 +123,8 @@ __device__ int32_t warp_min(int32_t v) {
 
 __device__ int32_t warp_max(int32_t v) { return -warp_min(-v); }
 
-// The run that begins at token `first` of the tile, for every lane of the warp that calls it.
+// Finds the run that begins at token `first` of the tile. All lanes of a warp must call it, and all
+// get the run.
 template <typename Plan>
 __device__ Run find_run(const ChunkShared<Plan>& shared, int first) {
   const int32_t row = shared.rows[first];
@@ -149,11 +153,11 @@ __device__ Run find_run(const ChunkShared<Plan>& shared, int first) {
           {warp_min(part.first), warp_max(part.end)}};
 }
 
-// Makes shared.run the one that begins at token `first`, and forgets what was noted for the last
-// one. All threads must call it.
+// Makes shared.run the run that begins at token `first`, and clears what was noted for the run
+// before. All threads must call it.
 template <typename Plan>
 __device__ void start_run(ChunkShared<Plan>& shared, int first) {
-  __syncthreads();  // the last run is done with
+  __syncthreads();  // no thread reads the run before any more
   if (threadIdx.x < kWarpSize) {
     const Run run = find_run(shared, first);
     if (threadIdx.x == 0) shared.run = run;
@@ -162,14 +166,14 @@ __device__ void start_run(ChunkShared<Plan>& shared, int first) {
   __syncthreads();
 }
 
-// The positions that all of the run's rows of this warp have in their parts, and where the last of
-// these ends; 0: the warp has no row.
+// Of the run's rows that this warp has: the positions that are in the parts of all of them, and
+// where the last of these parts ends. `end` 0: the warp has no row of the run.
 struct WarpParts {
   Span all;
   int32_t end;
 };
 
-// Writes the warp's part of shared.own_parts.
+// Writes shared.own_parts of the warp's rows.
 template <typename Plan>
 __device__ WarpParts find_parts(ChunkShared<Plan>& shared) {
   const int row =
@@ -182,8 +186,8 @@ __device__ WarpParts find_parts(ChunkShared<Plan>& shared) {
   return {{warp_max(part.first), warp_min(is_in_run ? part.end : INT_MAX)}, warp_max(part.end)};
 }
 
-// Sums of rows that attend to a value that hide_values hid become NaN. All tiles of the part have
-// been there for all.
+// Makes a row's sums NaN where it attends to a value that hide_values() has hidden. Called after
+// the part's last tile, when all warps have noted what they hid.
 template <typename Plan>
 __device__ void spoil_sums(const ChunkShared<Plan>& shared, RowSoftmax<Plan>& state) {
   const int pair = threadIdx.x % 4 * 2;
@@ -201,11 +205,11 @@ __device__ void spoil_sums(const ChunkShared<Plan>& shared, RowSoftmax<Plan>& st
   }
 }
 
-// Walks the block's part of the run's past. All threads must call it.
+// Goes through the CTA's part of the run's context. All threads must call it.
 template <typename Plan>
 __device__ void scan_run(const PagedAttentionParams& p, ChunkShared<Plan>& shared,
                          RowSoftmax<Plan>& state) {
-  const float scale = p.scale * kLog2E;  // of exp2
+  const float scale = p.scale * kLog2E;  // weights are powers of two
   const int32_t begin = Plan::kCuts ? shared.run.part.first : 0;
   KvPlace place = look_up<Plan>(p.cache, shared.run, begin);
   copy_queries(p, shared);
@@ -218,7 +222,7 @@ __device__ void scan_run(const PagedAttentionParams& p, ChunkShared<Plan>& share
     const int32_t end = first + kTileKeys;
     wait_copies<0>();
     if (end > shared.run.least) hide_values<Plan>(shared.values(stage), first, shared.poisoned);
-    __syncthreads();  // the tile is there for all, and nobody reads the other stage any more
+    __syncthreads();  // all warps' copies have arrived, and no warp reads the other stage any more
     if (end < shared.run.part.end) {
       copy_keys<Plan>(p.cache, shared.task.kv_head, place, shared.keys(stage ^ 1),
                       shared.values(stage ^ 1));
@@ -237,7 +241,8 @@ __device__ void scan_run(const PagedAttentionParams& p, ChunkShared<Plan>& share
   spoil_sums(shared, state);
 }
 
-// The sums of the run's rows become outputs, in the place of the rows' queries.
+// Turns the sums of the run's rows into outputs, and writes them over the rows' queries in shared
+// memory.
 template <typename Plan>
 __device__ void finish_rows(ChunkShared<Plan>& shared, const RowSoftmax<Plan>& state) {
   const int pair = threadIdx.x % 4 * 2;
@@ -251,8 +256,8 @@ __device__ void finish_rows(ChunkShared<Plan>& shared, const RowSoftmax<Plan>& s
       const int row = lane_row<Plan>(f) + half * 8;
       if (shared.own_parts[row].is_empty()) continue;
 #pragma unroll
-      for (int n = 0; n < Plan::kColumns;
-           ++n) {  // + 0: a zero has one sign, whatever tiles it went through
+      for (int n = 0; n < Plan::kColumns; ++n) {
+        // 0 is added so that a zero has the same sign whichever tiles it went through.
         const float left = fmaf(state.sum[f][n][2 * half], inverse, 0.0f),
                     right = fmaf(state.sum[f][n][2 * half + 1], inverse, 0.0f);
         *reinterpret_cast<uint32_t*>(shared.q + Plan::place(row, n) + pair) =
@@ -263,7 +268,7 @@ __device__ void finish_rows(ChunkShared<Plan>& shared, const RowSoftmax<Plan>& s
   __syncwarp();
 }
 
-// Writes the warp's rows of the run, or zeros if the run is dead.
+// Writes the warp's rows of the run to `out`; zeros where the run is dead.
 template <typename Plan>
 __device__ void store_rows(const PagedAttentionParams& p, const ChunkShared<Plan>& shared) {
   const int lane = threadIdx.x % kWarpSize, first_row = threadIdx.x / kWarpSize * Plan::kWarpRows,
@@ -310,20 +315,20 @@ bool has_room() {
          static_cast<size_t>(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin));
 }
 
-// Tiles that a step may have at most: one more for each segment, because tokens of two segments
-// share none.
+// The most tiles that a step may have. Each segment may need one more than its tokens fill, because
+// tokens of two segments share no tile.
 template <typename Plan>
 int64_t count_tiles(const PagedAttentionParams& p) {
   return ceil_div(p.tokens, Plan::kRows / (p.q_heads / p.kv_heads)) + p.num_segments;
 }
 
-// Tokens of a chunk whose contexts stay whole, at least.
+// From so many tokens on, a chunk's contexts stay whole.
 int64_t whole_tokens(const PagedAttentionParams& p) {
   return ceil_div(int64_t{kWholeRows} * sms(), p.q_heads);
 }
 
-// A block for each part that a context may have in these tables: their lengths are known on the
-// device alone, and so are segments, but one segment has all tokens of the step.
+// CTAs of a cluster: one for each part that a context may have in these tables. Only the device
+// knows how long contexts and segments are, except that a step's only segment has all its tokens.
 int cluster_blocks(const PagedAttentionParams& p) {
   const bool is_whole = p.num_segments == 1 && p.tokens >= whole_tokens(p);
   return hopper_runs() && !is_whole ? parts_of(row_capacity(p.cache)) : 1;
@@ -337,8 +342,8 @@ int launch_kernel(const PagedAttentionParams& p, const ChunkGrid& grid, void* st
   return launch(chunk_attention_kernel<Plan>, shape, stream, p, grid);
 }
 
-// Whole and cut contexts are the work of two kernels: the blocks of a cluster that have no part of
-// a context would take the places of those that have one.
+// Whole and cut contexts are the work of two kernels. In one kernel, the CTAs of a cluster that
+// have nothing to do for a whole context would take the places of CTAs that have.
 template <typename Plan>
 int launch_plan(const PagedAttentionParams& p, void* stream) {
   const int64_t tiles = count_tiles<Plan>(p), whole = whole_tokens(p);
@@ -354,8 +359,8 @@ int launch_plan(const PagedAttentionParams& p, void* stream) {
       p, {count, cluster, static_cast<int>(std::min<int64_t>(whole, INT_MAX))}, stream);
 }
 
-// Large tiles read keys and values less often; small ones keep all SMs busy where the step has few
-// tokens. No bit differs.
+// Chooses the size of tiles. Large ones read keys and values less often; small ones keep all SMs
+// busy where the step has few tokens. The results are the same, to the bit.
 template <typename Large, typename Small>
 int launch_chunks(const PagedAttentionParams& p, void* stream) {
   const int64_t large_blocks = ceil_div(p.tokens * p.q_heads, Large::kRows) * cluster_blocks(p);
@@ -363,7 +368,8 @@ int launch_chunks(const PagedAttentionParams& p, void* stream) {
   return launch_plan<Small>(p, stream);
 }
 
-// Calls `body` with the large and the small plan of a head_dim; `otherwise` where there is none.
+// Calls `body` with the large and the small plan of a head_dim. Returns `otherwise` where that has
+// no plans.
 template <typename Result, typename Body>
 Result with_plans(int64_t head_dim, Result otherwise, const Body& body) {
   switch (head_dim) {
@@ -396,7 +402,7 @@ const char* chunk_attention_misfit(const PagedAttentionParams& p) {
   if (!aligned) return "a pointer or a stride is no multiple of 16 bytes";
   const bool is_small =
       p.tokens <= INT_MAX / 2 &&
-      c.pages_per_row * c.page_size <= INT_MAX / 2;  // positions and tokens are counted by int
+      c.pages_per_row * c.page_size <= INT_MAX / 2;  // the kernel counts both by int
   if (!is_small) return "sizes are beyond what 32 bits index";
   if (!(p.scale > 0.0f)) return "scale is not above 0";
   if (c.num_pages == 0) return "the cache has no pages";

@@ -11,9 +11,10 @@ namespace photon::cuda {
 // compute capability 8.0 or above with room for a tile.
 const char* chunk_attention_misfit(const PagedAttentionParams& p);
 
-// Where the Hopper kernels run (hopper_runs()), a cluster's blocks share contexts of more than 256
-// positions, except in chunks of tokens enough to keep all SMs busy. A token's bits depend on which
-// it is, but on no other segment. A step of one segment is one chunk.
+// Where the Hopper kernels run (hopper_runs()), the CTAs of a cluster share a context of more than
+// 256 positions, except in a chunk that has tokens enough to keep all SMs busy. So a token's bits
+// depend on how many tokens its chunk has, but on no other segment. A step of one segment is one
+// chunk.
 int chunk_attention(const PagedAttentionParams& p, void* stream);
 
 }  // namespace photon::cuda

@@ -1,11 +1,11 @@
-// How queries, keys and values come into the shared memory of a block of chunk_attention. A warp
-// copies rows of a tile by kStepRows at a time, a vector a lane.
+// How a CTA of chunk_attention copies queries, keys and values into its shared memory. A warp
+// copies kStepRows rows of a tile at once; each lane copies one vector of a row.
 #pragma once
 #include "cuda/chunk_tile.cuh"
 
 namespace photon::cuda {
 
-// The warp's own rows of the run; the other rows stay as they are.
+// Copies the queries of the warp's rows that are in the run. The other rows stay as they are.
 template <typename Plan>
 __device__ void copy_queries(const PagedAttentionParams& p, ChunkShared<Plan>& shared) {
   const int lane = threadIdx.x % kWarpSize, first_row = threadIdx.x / kWarpSize * Plan::kWarpRows;
@@ -20,8 +20,8 @@ __device__ void copy_queries(const PagedAttentionParams& p, ChunkShared<Plan>& s
   }
 }
 
-// The place that this lane looks up for its warp's part of the tile of keys that starts at
-// `position`.
+// Looks up where one key lies, for the tile of keys that starts at `position`. Each lane looks up
+// one of the keys that its warp copies; page -1: the lane has none, or the key is in no page.
 template <typename Plan>
 __device__ KvPlace look_up(const KvCache& cache, const Run& run, int32_t position) {
   const int lane = threadIdx.x % kWarpSize;
@@ -30,8 +30,8 @@ __device__ KvPlace look_up(const KvCache& cache, const Run& run, int32_t positio
   return find_place(cache, run.row, position);
 }
 
-// Starts the warp's part of the copies of a tile of keys and values, from the places its lanes
-// looked up; zeros where there is none.
+// Starts the warp's copies of a tile of keys and values, from the places that its lanes have looked
+// up. Where there is no place, it writes zeros.
 template <typename Plan>
 __device__ void copy_keys(const KvCache& cache, int kv_head, const KvPlace& place, Bf16* k,
                           Bf16* v) {
@@ -53,9 +53,10 @@ __device__ void copy_keys(const KvCache& cache, int kv_head, const KvPlace& plac
   }
 }
 
-// Zero times a value that is not finite would be NaN, in rows that do not attend to it: such values
-// become zeros, and are noted for the rows that do. Each thread looks at what it copied itself, so
-// that no barrier is needed between.
+// Replaces values that are not finite by zeros, and notes their positions in `poisoned`, by dim. A
+// row that does not attend to such a value would multiply it by a weight of zero, which gives NaN;
+// rows that do attend to it get their NaN from spoil_sums(). Each thread checks what it has copied
+// itself, so that no barrier is needed in between.
 template <typename Plan>
 __device__ void hide_values(Bf16* v, int32_t first_position, int32_t* poisoned) {
   const int lane = threadIdx.x % kWarpSize, first_key = threadIdx.x / kWarpSize * Plan::kWarpKeys,

@@ -63,7 +63,7 @@ __device__ inline PartWeight weigh_part(float2 part, float scale) {
   return {keep, total == 0.0f ? 0.0f : 1.0f / total};
 }
 
-// Writes this warp's share of the run's rows. All blocks must have left their parts, and stay until
+// Writes this warp's share of the run's rows. All CTAs must have left their parts, and stay until
 // their neighbours have read them.
 template <typename Plan>
 __device__ void merge_rows(const PagedAttentionParams& p, const ChunkShared<Plan>& shared) {

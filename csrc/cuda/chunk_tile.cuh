@@ -1,12 +1,12 @@
-// What one block of chunk_attention holds and computes: a tile of query rows, and tiles of
-// kTileKeys keys and values in shared memory.
+// What one CTA of chunk_attention holds in shared memory and computes: a tile of query rows, and
+// tiles of kTileKeys keys and values.
 //
-// The rows go through matrix instructions 16 at a time, with an online softmax over the tiles of
-// keys (Dao, "FlashAttention-2", 2023). A row's arithmetic is its own: tiles of keys start at
-// multiples of kTileKeys, those outside of its part leave it as it was bit for bit, and no step of
-// it depends on the place of the row in the tile or on the size of the tile. Products that are
-// added are written as fmaf: what the compiler contracts could otherwise differ from one instance
-// of the kernel to the next.
+// Matrix instructions take 16 rows at a time, and each row has an online softmax over the tiles of
+// keys (Dao, "FlashAttention-2", 2023). A row's result depends on that row alone: tiles of keys
+// start at multiples of kTileKeys, a tile outside of the row's part does not change a bit of it,
+// and no step depends on the row's place in the tile or on the tile's size. A product that is added
+// is written as fmaf, because the compiler could otherwise contract it in one instance of the
+// kernel and not in another.
 #pragma once
 #include <climits>
 #include <cmath>
@@ -23,10 +23,11 @@
 namespace photon::cuda {
 
 constexpr int kVector = kVectorBytes / sizeof(Bf16);  // elements
-constexpr int kFragment = 16;  // rows and depth of a matrix instruction; two of its widths
+constexpr int kFragment = 16;  // rows and depth of a matrix instruction, and twice its width
 
-// The sizes of one instance: each warp owns kFragments times 16 rows and all of head_dim. kCuts: it
-// may cut contexts, for which it needs more registers, and its blocks come in clusters.
+// The sizes of one instance of the kernel. A warp has kFragments times 16 rows, and all of
+// head_dim. kCuts: this instance may cut contexts, so that its CTAs come in clusters, and it needs
+// more registers.
 template <int kHeadDim_, int kWarps_, int kFragments_, bool kCuts_ = true>
 struct ChunkPlan {
   using Whole = ChunkPlan<kHeadDim_, kWarps_, kFragments_, false>;
@@ -37,42 +38,43 @@ struct ChunkPlan {
   static constexpr int kTile = kTileKeys * kHeadDim;    // elements
   static constexpr int kVectors = kHeadDim / kVector;   // of a row
   static constexpr int kWarpKeys = kTileKeys / kWarps;  // keys of a tile that a warp copies
-  static constexpr int kScores = kTileKeys / 8;         // column blocks of the scores
-  static constexpr int kColumns = kHeadDim / 8;         // column blocks of the output
+  static constexpr int kScores = kTileKeys / 8;         // groups of eight columns of the scores
+  static constexpr int kColumns = kHeadDim / 8;         // groups of eight columns of the output
   static constexpr int kStepRows =
-      kWarpSize / kVectors;  // rows that a warp copies at once, a vector a lane; other lanes idle
+      kWarpSize / kVectors;  // rows that a warp copies at once: a lane copies a vector, or is idle
   static_assert(kHeadDim % 32 == 0 && kHeadDim <= 256 && kWarpKeys % kStepRows == 0 &&
                 kWarpRows % kStepRows == 0);
 
-  // Where a vector of a row stands in a tile in shared memory: the same vector of eight consecutive
-  // rows lies in eight different banks.
+  // Where a vector of a row stands in a tile in shared memory. The order of a row's vectors changes
+  // from row to row, so that the same vector of eight consecutive rows lies in different banks.
   static constexpr int kTurns = kVectors % 8 == 0 ? 8 : 4;
   static __device__ int place(int row, int vector) {
     const int turn = kTurns == 8 ? row % 8 : row / 2 % 4;
     return (row * kVectors + (vector ^ turn)) * kVector;
   }
 
-  // Where eight columns of a row's sums stand: those of four consecutive rows lie in different
-  // banks.
+  // Where eight columns of a row's sums stand. The order changes from row to row, so that the same
+  // columns of four consecutive rows lie in different banks.
   static __device__ int sum_place(int row, int column_block) {
     return row * kHeadDim + (column_block ^ row % 4) * 8;
   }
 
-  // From the place of vector 0 or 1 to that of vector `by` or `by` + 1 of the same row; `by` is
-  // even.
+  // Given the place of vector 0 or 1 of a row, the place of vector `by` or `by` + 1 of that row.
+  // `by` must be even.
   static __device__ int along(int place, int by) {
     return (place ^ by % kTurns * kVector) + by / kTurns * kTurns * kVector;
   }
 };
 
-// What a block works on: some consecutive tokens and a KV head. Row i of its tile is token i /
-// group, head i % group of the KV head's. The blocks of a cluster have the same tile, and each has
-// one part of every past.
+// What a CTA works on: some consecutive tokens and a KV head. Row i of its tile is token i / group,
+// and of the query heads that share the KV head number i % group. The CTAs of a cluster have the
+// same tile; each takes one part of every context.
 struct ChunkTask {
-  int first_token, tokens;  // no tokens (0 or less): nothing to do
+  int first_token, tokens;  // tokens <= 0: there is nothing to do
   int kv_head, group;       // group: query heads of a KV head
-  int rank, blocks;  // of the cluster; at least as many blocks as any past has parts, or one: then
-                     // no context is cut
+  // The CTA's rank in its cluster, and how many CTAs the cluster has: at least as many as any
+  // context has parts, or one, where no context is cut.
+  int rank, blocks;
 
   // Where a row stands in a tensor of query heads with these strides.
   __device__ int64_t offset(int row, int64_t token_stride, int64_t head_stride) const {
@@ -81,30 +83,31 @@ struct ChunkTask {
   }
 };
 
-// Tokens [first, end) of a tile, all of one row of the table; least and most are their lengths.
+// A run: consecutive tokens [first, end) of a tile that are all of one row of the table. `least`
+// and `most` are the smallest and the largest of their lengths.
 struct Run {
   int first, end;
   int32_t row, least, most;
-  int parts;  // of the longest
-  Span part;  // from the first position to the last that any of them has in the block's part
+  int parts;  // of the longest context
+  Span part;  // the positions of the CTA's part, over all tokens of the run
 
   __device__ bool has(int token) const { return token >= first && token < end; }
 };
 
 template <typename Plan>
 struct ChunkShared {
-  alignas(128) Bf16 q[Plan::kRows * Plan::kHeadDim];   // a warp reads and writes its own rows only;
-                                                       // the output leaves through them
-  alignas(128) Bf16 keys_and_values[4 * Plan::kTile];  // two tiles of keys, two of values; at last
-                                                       // the rows' sums, for the cluster
+  alignas(128) Bf16 q[Plan::kRows * Plan::kHeadDim];   // queries, later outputs; a warp reads and
+                                                       // writes its own rows only
+  alignas(128) Bf16 keys_and_values[4 * Plan::kTile];  // two tiles of keys and two of values; at
+                                                       // the end the rows' sums, for the cluster
   ChunkTask task;
-  Run run;                                          // the present one
+  Run run;                                          // the one that the CTA works on
   int32_t rows[Plan::kRows], lengths[Plan::kRows];  // of the tile's tokens; length 0: dead, row -1
-  Span own_parts[Plan::kRows];  // of the rows' tokens; none: not in this run. A warp's own, like q
-  float2
-      weights[Plan::kRows];  // of the block's part of a row: the highest score, the sum of weights
-  int32_t poisoned[Plan::kHeadDim];  // lowest position whose value was not finite there and was
-                                     // hidden, INT_MAX if none
+  Span own_parts[Plan::kRows];  // the part of each row's context; empty: not in this run. A warp
+                                // reads and writes its own rows only
+  float2 weights[Plan::kRows];  // of each row's part: its highest score, and the sum of its weights
+  int32_t poisoned[Plan::kHeadDim];  // by dim: the lowest position whose value was not finite, and
+                                     // so was hidden; INT_MAX: none
 
   __device__ int parts(int32_t length) const {
     return Plan::kCuts ? min(parts_of(length), task.blocks) : 1;
@@ -120,7 +123,8 @@ struct ChunkShared {
   static_assert(Plan::kRows * Plan::kHeadDim * sizeof(float) <= 4 * Plan::kTile * sizeof(Bf16));
 };
 
-// The first row of a lane in its warp's fragment number `fragment`; the second is 8 further on.
+// The first of the two rows that a lane has in its warp's fragment number `fragment`. The second
+// comes 8 rows later.
 template <typename Plan>
 __device__ int lane_row(int fragment) {
   return threadIdx.x / kWarpSize * Plan::kWarpRows + fragment * kFragment +
@@ -129,8 +133,8 @@ __device__ int lane_row(int fragment) {
 
 template <typename Plan>
 struct RowSoftmax {
-  float high[Plan::kFragments][2];   // highest score so far
-  float total[Plan::kFragments][2];  // this lane's share of the sum of weights
+  float high[Plan::kFragments][2];   // the highest score so far
+  float total[Plan::kFragments][2];  // the sum of the weights of this lane's columns
   float sum[Plan::kFragments][Plan::kColumns][4];
 
   __device__ void clear() {
@@ -149,9 +153,9 @@ template <typename Plan>
 using Scores = float[Plan::kFragments][Plan::kScores][4];
 template <typename Plan>
 using Weights = uint32_t[Plan::kFragments][Plan::kScores]
-                        [2];  // bf16 pairs: as scores, rows lane / 4 and lane / 4 + 8
+                        [2];  // pairs of bf16, placed as scores: rows lane / 4 and lane / 4 + 8
 
-// scores = q k^T.
+// Computes scores = q k^T for the warp's rows.
 template <typename Plan>
 __device__ void multiply_keys(Scores<Plan>& scores, const Bf16* q, const Bf16* k) {
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
@@ -184,7 +188,7 @@ __device__ void multiply_keys(Scores<Plan>& scores, const Bf16* q, const Bf16* k
   }
 }
 
-// Scores of positions outside of a row's part become -inf. The tile of keys starts at
+// Makes the scores of positions outside of a row's part -inf. The tile of keys starts at
 // `first_position`.
 template <typename Plan>
 __device__ void hide_scores(Scores<Plan>& scores, const Span* own_parts, int32_t first_position) {
@@ -196,7 +200,7 @@ __device__ void hide_scores(Scores<Plan>& scores, const Span* own_parts, int32_t
       const Span part = own_parts[lane_row<Plan>(f) + half * 8];
       const int32_t begin = Plan::kCuts ? part.first : 0, from = own - begin;
       const uint32_t count =
-          part.end - begin;  // what is before the part is a large number, unsigned
+          part.end - begin;  // a position before the part is a large number as an unsigned one
 #pragma unroll
       for (int n = 0; n < Plan::kScores; ++n) {
         if (static_cast<uint32_t>(from + n * 8) >= count) scores[f][n][2 * half] = -INFINITY;
@@ -207,8 +211,8 @@ __device__ void hide_scores(Scores<Plan>& scores, const Span* own_parts, int32_t
   }
 }
 
-// Turns scores into weights relative to the highest score so far, and what is summed already with
-// it. `scale` is in units of log 2.
+// Turns scores into weights relative to the highest score so far. Where that has risen, it scales
+// what is summed already accordingly. `scale` is the op's scale times log2(e).
 template <typename Plan>
 __device__ void weigh_scores(Weights<Plan>& weights, const Scores<Plan>& scores,
                              RowSoftmax<Plan>& state, float scale) {
@@ -225,7 +229,7 @@ __device__ void weigh_scores(Weights<Plan>& weights, const Scores<Plan>& scores,
       high = fmaxf(high, __shfl_xor_sync(kFullWarp, high, 1));
       high = fmaxf(high, __shfl_xor_sync(kFullWarp, high, 2));
       const float base =
-          high == -INFINITY ? 0.0f : high * scale;  // no position yet: weights 0, not NaN
+          high == -INFINITY ? 0.0f : high * scale;  // without a position weights are 0, not NaN
       keep[f][half] =
           high == state.high[f][half] ? 1.0f : exp2f(fmaf(state.high[f][half], scale, -base));
       changed |= keep[f][half] != 1.0f;
@@ -241,7 +245,7 @@ __device__ void weigh_scores(Weights<Plan>& weights, const Scores<Plan>& scores,
       state.total[f][half] = fmaf(state.total[f][half], keep[f][half], added);
     }
   }
-  if (!__any_sync(kFullWarp, changed)) return;  // times 1 changes no bit
+  if (!__any_sync(kFullWarp, changed)) return;  // all factors are 1, which changes no bit
 #pragma unroll
   for (int f = 0; f < Plan::kFragments; ++f) {
 #pragma unroll
@@ -252,7 +256,7 @@ __device__ void weigh_scores(Weights<Plan>& weights, const Scores<Plan>& scores,
   }
 }
 
-// sum += weights v.
+// Adds the product of weights and values to the warp's sums.
 template <typename Plan>
 __device__ void multiply_values(RowSoftmax<Plan>& state, const Weights<Plan>& weights,
                                 const Bf16* v) {

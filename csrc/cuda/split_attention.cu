@@ -1,14 +1,14 @@
 // fused_attention_decode for Hopper and later: a token's context is cut into splits that depend on
-// its length alone (common/kv_split.h). A block takes tile ranges of them (split_work.cuh), about
-// as many positions as every other block; where a token's splits are in several blocks, the last of
-// them to finish merges the splits in order, or where split-KV groups are few and contexts short,
-// the blocks are a cluster, in whose shared memory the splits are reduced (split_reduction.cuh). So
-// one token keeps the whole device busy, many tokens cost no more merging than they must, and a
-// token's bits are the same whichever step it rides in. After flash-decoding (Dao et al., 2023).
+// its length alone (common/kv_split.h). A CTA takes tile ranges of them (split_work.cuh), about as
+// many positions as every other CTA. Where several CTAs have splits of a token, the last of them to
+// finish merges the splits in order; or where split-KV groups are few and contexts short, these
+// CTAs are a cluster, and the splits are reduced in its shared memory (split_reduction.cuh). So one
+// token keeps the whole device busy, many tokens are merged no more often than they must be, and a
+// token's bits are the same in every step. After flash-decoding (Dao et al., 2023).
 //
-// A kernel of a chain: before wait_for_earlier() it reads decode_meta, the page table, the angles,
-// the norms' weights and old positions of the cache, as many as its ring holds (split_ring.cuh),
-// which at few tokens and short contexts is all that it reads of them at all.
+// It is a kernel of a chain. Before wait_for_earlier() it reads decode_meta, the page table, the
+// cos/sin cache, the norms' weights and old positions of the KV cache, as many as its ring holds
+// (split_ring.cuh). With few tokens and short contexts these are all positions that it reads.
 //
 // Why plain loads of decode_meta and the page table are right before the wait. They are written by
 // kernels that do not let the next one start (begin_step, decode_meta_set), or by the caller's own,
@@ -35,7 +35,7 @@ constexpr int64_t kFewTokens =
 constexpr int kLoneTokens = 2;  // whose keys and values are requested in a moment, so that the next
                                 // kernel need not come behind them
 constexpr int64_t kUnfilled =
-    16;  // of so many SMs clusters of 4 and 8 leave one: of 4 blocks 31 fit on an H200, of 8 15
+    16;  // of so many SMs clusters of 4 and 8 leave one: of 4 CTAs 31 fit on an H200, of 8 15
 constexpr int kMergedAtOnce = 4;  // splits in flight
 
 // What a split leaves for the merge: for each query head the sums of exp2(score - high) * v, and
@@ -89,7 +89,7 @@ struct RangeResults {
     });
   }
 
-  // One split's, for the block that merges.
+  // Leaves one split's result for the CTA that merges.
   __device__ void leave(const Sums& sums, int split) const {
     for_queries([&](int half, int head) {
       const Part& part = sums.parts[half];
@@ -103,8 +103,8 @@ struct RangeResults {
     });
   }
 
-  // Merges the splits in order, by the first warp group. What is read here was written by the first
-  // warp groups of all blocks, before is_last_to_arrive().
+  // Merges the splits in order, by the first warp group. What it reads was written by the first
+  // warp groups of all CTAs, before is_last_to_arrive().
   __device__ void merge() const {
     if (SplitShape<kHeadDim>::warp_group() > 0) return;
     Sums sums;
@@ -189,8 +189,8 @@ struct WarpGroupReduction {
   }
 };
 
-// Whether this block is the last of its split-KV group's; then it sees what all of them wrote. All
-// threads must call it, after writing.
+// Whether this CTA is the last of its split-KV group to arrive. If so, it sees what all of them
+// have written. All threads must call it, after writing.
 __device__ bool is_last_to_arrive(unsigned* arrived, int blocks, bool& shared_answer) {
   const unsigned last = static_cast<unsigned>(blocks) - 1;
   __syncthreads();
@@ -242,11 +242,11 @@ __device__ void attend_ranges(const RopeParams& rope, float scale, const SplitGr
   KvRing<kHeadDim> ring(grid, share, first, shared.ring);
   bool is_live = false, is_begin = true;
   int range_number = 0, blocks = 0,
-      slot = 0;  // blocks: that have tile ranges of the split-KV group; 0: a cluster's
+      slot = 0;  // blocks: CTAs that have tile ranges of the split-KV group; 0: a cluster's
   int32_t new_position = -1;
   RangeSteps steps = {};
   DimSoftmax<kHeadDim, kHalves> sums,
-      total;  // of a split, and of a tile range that the block has alone
+      total;  // of a split, and of a tile range that the CTA has alone
   const float scale_log2 = scale * kLog2E;
   // The first turns of the same loop fill the ring (but for the first keys of heads of 256), so
   // that there is one copy of the code that requests: at few tokens a CTA has more instructions to

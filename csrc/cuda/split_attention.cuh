@@ -1,13 +1,15 @@
-// Split attention of up to 16 query heads that share a KV head over a step of positions, by a warp
-// group of warps that divide it twice.
+// One step of split attention: up to 16 query heads that share a KV head attend to the positions of
+// the step. The four warps of a warp group divide the work in two different ways.
 //
-// scores[query][token] = Q K^T: each warp has a tile of 16 tokens. It weighs them by the highest
-// score of its own tile, and leaves weights and highest scores in shared memory. sums[query][dim] =
-// P V: each warp has 16 dims (or more) of all tiles, whose sums it brings to a common highest
-// score. So what one warp holds of the result no other of its warp group holds, and nothing is left
-// to merge between them. Queries are the rows of a matrix instruction: one half of them, where
-// there are 8 at most, or both. A row without a query has what lay in shared memory before, and
-// spoils nothing: a row's sums depend on no other row.
+// scores[query][token] = Q K^T: each warp has a tile of 16 tokens. It computes their weights
+// relative to the highest score of its own tile, and leaves the weights and that score in shared
+// memory. sums[query][dim] = P V: each warp has 16 dims (or more) of all tiles, and brings their
+// sums to a common highest score. So no two warps of a warp group hold the same sum, and nothing is
+// left to reduce between them.
+//
+// Queries are the rows of a matrix instruction. Up to 8 queries take one half of its rows, more
+// take both. A row without a query computes with whatever is in shared memory; that does no harm,
+// because a row's sums depend on no other row.
 #pragma once
 #include <cmath>
 
@@ -18,7 +20,7 @@
 namespace photon::cuda {
 
 constexpr int kHalfQueries = 8,
-              kMaxSplitGroupQueries = 16;  // queries of half an instruction, and of all of it
+              kMaxSplitGroupQueries = 16;  // queries in half the rows of an instruction, and in all
 
 struct LaneId {
   int g, t;
@@ -30,19 +32,18 @@ __device__ inline LaneId lane_id() {
   return {lane / 4, lane % 4};
 }
 
-// exp2(x - high), where high is -inf as long as all x were.
+// exp2(x - high). As long as all scores were -inf, high is -inf, too, and the weight is 0.
 __device__ inline float weight2(float x, float high) {
   return exp2_approx(x - (high == -INFINITY ? 0.0f : high));
 }
 
-// What a softmax over some positions has come to, in powers of two: the highest score, and the sum
-// of exp2(score - high).
+// The state of a softmax over some positions, in powers of two: the highest score, and the sum of
+// exp2(score - high).
 struct Weight {
   float high, sum;
 };
 
-// Of one query, what a lane holds: sums of exp2(score - high) * v for some dims, and what they
-// weigh.
+// What a lane holds of one query: sums of exp2(score - high) * v for some dims, and their weight.
 template <int kValues>
 struct PartSoftmax {
   Weight weight;
@@ -54,8 +55,8 @@ struct PartSoftmax {
     for (float& v : sum) v = 0.0f;
   }
 
-  // What is contracted to fmaf is written so: the bits depend on the order alone, wherever it
-  // happens.
+  // Every fused multiply-add is written as fmaf, so that the bits of a sum depend on its order
+  // alone, and not on what the compiler contracts at one place and not at another.
   __device__ void add(const PartSoftmax& other) {
     const float high = fmaxf(weight.high, other.weight.high);
     const float keep = weight2(weight.high, high), share = weight2(other.weight.high, high);
@@ -66,15 +67,17 @@ struct PartSoftmax {
   }
 };
 
-// Queries and weights as instructions take their left operand: [fragment of 16 columns][lane].
-// Where half of the rows are used, the words of the other half are not stored; load() gives zeros.
+// Queries or weights, in the order in which a matrix instruction takes its left operand: [fragment
+// of 16 columns][lane]. Where half of the rows are used, the words of the other half are not
+// stored, and load() gives zeros for them.
 template <int kHalves, int kColumnFragments>
 struct LeftFragments {
   static constexpr int kWords = 2 * kHalves;
 
   uint32_t at[kColumnFragments][kWarpSize][kWords];
 
-  // The word of a query's two elements from an even `column` of a fragment on.
+  // The word that holds two elements of a query: columns `column`, which is even, and `column` + 1
+  // of a fragment.
   __device__ uint32_t* word(int query, int fragment, int column) {
     return &at[fragment][query % kHalfQueries * 4 + column % 8 / 2]
               [column / 8 * kHalves + query / kHalfQueries];
@@ -92,8 +95,8 @@ struct LeftFragments {
   }
 };
 
-// What the CTAs of a cluster send to this one, for each split of a split-KV group: the sums of some
-// dims, a pair in a place, and the weights.
+// Where a CTA receives what the CTAs of its cluster send to it, for each split of a split-KV group:
+// the sums of some dims, of which a place holds a pair, and the weights.
 template <int kQueries, int kPlaces>
 struct ReductionMemory {
   Barrier arrived;
@@ -101,12 +104,12 @@ struct ReductionMemory {
   float2 sums[kFewSplits][kPlaces];
 };
 
-// What the CTA's warps leave for each other.
+// The CTA's shared memory: what its warps leave for each other.
 template <int kHeadDim, int kHalves>
 struct SplitShared {
   using Shape = SplitShape<kHeadDim>;
   static constexpr int kQueries = kHalves * kHalfQueries;
-  // Pairs of sums: no more than there are threads to merge them, and than there is room for.
+  // Pairs of sums. Threads merge a pair each, and shared memory has no room for more.
   static constexpr int kPlacesOfBoth = kHeadDim == 64 ? 80 : kHeadDim == 256 ? 16 : 128;
   static constexpr int kReductionPlaces = kHalves == 2      ? kPlacesOfBoth
                                           : kHeadDim == 256 ? 112
@@ -116,14 +119,15 @@ struct SplitShared {
   alignas(16) LeftFragments<kHalves, kHeadDim / 16> queries;
   alignas(16) LeftFragments<
       kHalves, Shape::kWarpGroupWarps> weights[Shape::kWarpGroups];  // of the step's tiles
-  float high[Shape::kWarps][kQueries];  // of each tile the highest scores, times log2(e)
+  float high[Shape::kWarps][kQueries];  // the highest score of each tile, times log2(e)
   alignas(16) Bf16 new_k[kHeadDim];
   alignas(16) Bf16 new_v[kHeadDim];
   alignas(16) ReductionMemory<kQueries, kReductionPlaces> reduction;
   bool is_last;
 };
 
-// A warp's scores: [tokens 8 i .. + 7][queries g, tokens 2t and 2t + 1, then queries 8 + g].
+// A lane's scores of its warp's tile, [i][j]: query g for j < 2, else query g + 8; token 8 i + 2t +
+// j % 2.
 using TileScores = float[2][4];
 
 template <int kHeadDim, int kHalves>
@@ -131,7 +135,8 @@ __device__ inline void score_tile(TileScores& scores, const SplitShared<kHeadDim
                                   const unsigned char* tile) {
   const int lane = threadIdx.x % kWarpSize,
             first = SplitShape<kHeadDim>::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
-  TileScores parts[2] = {};  // two chains of instructions each: one waits for the one before
+  TileScores parts[2] = {};  // two chains of instructions by turns, because an instruction waits
+                             // for the one before in its chain
 #pragma unroll
   for (int fragment = 0; fragment < kHeadDim / 16; ++fragment) {
     uint32_t query[4], key[4];
@@ -147,8 +152,9 @@ __device__ inline void score_tile(TileScores& scores, const SplitShared<kHeadDim
   }
 }
 
-// From scores to the tile's weights, of the tokens whose bits are set in `present`. Weights are
-// rounded before they are summed, so that what the values are multiplied by adds up to one.
+// Computes the tile's weights from its scores. Tokens whose bits in `present` are not set get the
+// weight 0. Weights are rounded before they are summed, so that those that the values are
+// multiplied with add up to one.
 template <int kHeadDim, int kHalves>
 __device__ inline void weigh_tile(const TileScores& scores, uint32_t present, float scale_log2,
                                   SplitShared<kHeadDim, kHalves>& shared) {
@@ -180,8 +186,8 @@ __device__ inline void weigh_tile(const TileScores& scores, uint32_t present, fl
   }
 }
 
-// What a lane holds of its warp's dims: of queries g and g + 8, dims 8 j + 2t and 8 j + 2t + 1 for
-// each j.
+// What a lane holds of the sums of its warp's dims: for queries g and g + 8, dims 8 j + 2t and 8 j
+// + 2t + 1 for each j.
 template <int kHeadDim, int kHalves>
 struct DimSoftmax {
   using Shape = SplitShape<kHeadDim>;
@@ -192,7 +198,7 @@ struct DimSoftmax {
 
   __device__ static int first_dim() { return Shape::warp_group_warp() * Shape::kWarpDims; }
   __device__ static bool has_dims() { return first_dim() < kHeadDim; }
-  // Of a pair of sums.
+  // The first of the two dims of a piece, which is a pair of sums.
   __device__ static int dim(int piece) { return first_dim() + piece * 8 + lane_id().t * 2; }
   __device__ static int query(int half) { return half * kHalfQueries + lane_id().g; }
 
@@ -206,7 +212,7 @@ struct DimSoftmax {
     for (int half = 0; half < kHalves; ++half) parts[half].add(other.parts[half]);
   }
 
-  // Adds a step of the warp group: its weights in shared memory, times the values in the slot.
+  // Adds a step of the warp group: the weights in shared memory times the values in the slot.
   __device__ void add_step(const SplitShared<kHeadDim, kHalves>& shared,
                            const unsigned char (&slot)[Shape::kWarps][Shape::kTileBytes]) {
     constexpr uint32_t kOnes = 0x3f803f80;
@@ -225,7 +231,7 @@ struct DimSoftmax {
       for (int half = 0; half < kHalves; ++half)
         share[half] = weight2(high[tile][query(half)], parts[half].weight.high);
       multiply_bf16(weight, weights,
-                    {kOnes, kOnes});  // as if there were one more dim whose values are 1
+                    {kOnes, kOnes});  // the sum of weights is that of a dim whose values are 1
 #pragma unroll
       for (int half = 0; half < kHalves; ++half)
         parts[half].weight.sum = fmaf(share[half], weight[2 * half], parts[half].weight.sum);
@@ -251,7 +257,7 @@ struct DimSoftmax {
   }
 
  private:
-  // To the highest score of all of the warp group's tiles in the step and before.
+  // Brings the sums to the highest score of all tiles so far, those of this step included.
   __device__ void raise_high(const float (*of_tile)[kHalves * kHalfQueries]) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {

@@ -17,19 +17,20 @@ constexpr int kHeadWarps = kHeadThreads / kWarpSize;
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
 
-// Whether a row is alive, as one answer for the whole warp: were a row named by two segments,
-// another warp might be ending it right now.
+// Whether a row is alive, as one answer for the whole warp. Without the vote lanes could disagree:
+// where two segments name a row, another warp may be ending it at this moment.
 __device__ bool is_alive_for_warp(const int32_t* row_state, int32_t row, int64_t rows) {
   return __any_sync(kFullWarp, is_alive(row_state, row, rows)) != 0;
 }
 
-// One warp writes one run of words.
+// Copies the words of a run into their table. One warp calls it.
 __device__ void apply_run(const DeltaRun& run, int lane) {
   for (int64_t i = lane; i < run.count; i += kWarpSize) run.to[i] = run.from[i];
 }
 
-// One warp fills the tokens of one live segment and returns how far they reach: 1 + the last one.
-// Where a token is missing, the row ends: its tokens stay dead, and the result is 0.
+// Fills decode_meta for the tokens of one live segment, and returns 1 + the last of them. Where the
+// id of a token is missing, it ends the row instead: the segment's tokens stay dead, and the result
+// is 0. One warp calls it.
 __device__ int64_t fill_segment(const BeginStepParams& p, const Segment& s, int lane) {
   int32_t* row = row_words(p.row_state(), s.row);
   bool missing = !fits_step(s, p.row_state(), p.num_tokens);
@@ -41,16 +42,16 @@ __device__ int64_t fill_segment(const BeginStepParams& p, const Segment& s, int 
     set_token(p.decode_meta, token_index, token, first_position + i, s.row);
   }
   if (__any_sync(kFullWarp, missing) == 0)
-    return last_token(s, p.num_tokens) + 1;  // behind it, every lane has read the row
+    return last_token(s, p.num_tokens) + 1;  // the vote comes after every lane has read the row
   for (int32_t i = lane; i < count; i += kWarpSize)
     clear_token(p.decode_meta, static_cast<int64_t>(s.first_token) + i);
   if (lane == 0) row[kRowAlive] = 0;
   return 0;
 }
 
-// One CTA, because every phase needs the whole of the one before it. It does not let the next
-// kernel start: that kernel may read decode_meta, the tables and counts before it waits, and none
-// of them is complete before this one has ended.
+// It is one CTA, because every phase needs all of the phase before. It does not let the next kernel
+// start early, because that kernel may read decode_meta, the tables and counts before it waits, and
+// they are complete only when this kernel has ended.
 __global__ void __launch_bounds__(kHeadThreads, 1)
     begin_step_kernel(const __grid_constant__ BeginStepParams p) {
   __shared__ int32_t counts[kCountsSize];
@@ -124,7 +125,8 @@ __device__ bool is_stop_id(const PublishParams& p, int32_t row, int32_t stop_cou
   return __any_sync(kFullWarp, found) != 0;
 }
 
-// One warp per segment: its lanes scan the stop ids together, lane 0 writes the row.
+// A warp takes a segment: its lanes look for the token among the stop ids, and lane 0 writes the
+// row.
 __global__ void __launch_bounds__(kThreads) publish_kernel(const PublishParams p) {
   const int lane = threadIdx.x % kWarpSize;
   const int64_t r = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarpSize;
