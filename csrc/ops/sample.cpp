@@ -16,10 +16,7 @@ void apply_token_mask(const Tensor& logits_, const Tensor& mask_, const Tensor& 
   const Arg logits =
       arg("logits", logits_).floating().rank(2, "[segments, vocab]").last_contiguous();
   const int64_t count = logits.size(0), vocab = logits.size(1);
-  const Arg mask = arg("mask", mask_)
-                       .int32()
-                       .rank(2, "[masks, words], 32 ids a word")
-                       .contiguous();
+  const Arg mask = arg("mask", mask_).int32().rank(2, "[masks, words], 32 ids a word").contiguous();
   mask.at_least(1, (vocab + kMaskBits - 1) / kMaskBits, "one bit for each id of the vocabulary");
   const Arg mask_keys = arg("mask_keys", mask_keys_)
                             .int32()
