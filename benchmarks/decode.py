@@ -5,9 +5,9 @@
 A model is a named shape with random weights, a model directory, a .gguf file or "smollm2". Every
 figure comes from a window of its own, so that what is added to see one does not slow another:
 plain steps for ms/step, the host's split, a second pipeline with timing events for the step gap,
-and on CUDA, after everything else, a profile for the node gap. Beside it stands what
-benchmarks.common.step_time predicts. `--timeline-cost` compares steps with the checks for a
-timeline, while none is recorded, and without. On a CPU the sizes are small: about a minute.
+and on CUDA, after everything else, a profile for the node gap. Beside it stands a prediction: the
+floor, and NODE_US for each kernel of the step. `--timeline-cost` compares steps with the checks for
+a timeline, while none is recorded, and without. On a CPU the sizes are small: about a minute.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from benchmarks.common.kineto import idle, record
 from benchmarks.common.models import open_model
 from benchmarks.common.result import BenchmarkError, ResultFile
 from benchmarks.common.session import Session, agree, host_split, random_prompts, summary
-from benchmarks.common.step_time import NODE_US, Machine, StepShape, predict_step
 from benchmarks.common.tables import Table
 from benchmarks.floor import bytes_of, read_floor
 from photon_ext.runtime import probe
@@ -36,14 +35,13 @@ TRACED_STEPS = 12
 CHECKED_STEPS = 16
 SPARE = 16  # tokens beyond the windows: no row may end while it is measured
 PROBES = ("turn", "begin", "end", "launched", "committed")
-ON_GPU = {
-    "model": ["qwen3-0.6b"],
-    "batches": [1, 8, 32],
-    "context": 512,
-    "steps": 200,
-    "timeline_rounds": 20,
-}
-ON_CPU = {"model": ["small"], "batches": [1, 4], "context": 128, "steps": 40, "timeline_rounds": 4}
+TIMELINE_ROUNDS, TIMELINE_STEPS = {"cuda": 20, "cpu": 4}, 40
+NODE_US = {True: 2.5, False: 3.0}
+"""Microseconds from one kernel to the next, by whether they are launched programmatically (hopper):
+the middle of what was measured at one token a step on an H200, 2.1 to 2.9; an estimate for plain
+graphs."""
+ON_GPU = {"model": ["qwen3-0.6b"], "batches": [1, 8, 32], "context": 512, "steps": 200}
+ON_CPU = {"model": ["small"], "batches": [1, 4], "context": 128, "steps": 40}
 HEADER = (
     *("model", "B", "depth", "context", "ms/step", "predicted", "tok/s", "floor ms", "share"),
     *("us/node", "gap us", "p99", "plan", "launch", "commit", "deliver", "wait", "quiet"),
@@ -117,7 +115,7 @@ class Bench:
     def timeline_cost(self, batch: int) -> dict[str, Any]:
         """Windows of steps at depth 2 with the checks for a timeline that nobody records over
         windows without them, in turns; ms per step."""
-        rounds, steps = self.args.timeline_rounds, self.args.timeline_steps
+        rounds, steps = TIMELINE_ROUNDS[self.weights.device.type], TIMELINE_STEPS
         prompts = random_prompts(self.config.vocab, batch, self.prompt_len)
         new_tokens = self.args.warm_up + 2 * rounds * steps + SPARE
         off: list[float] = []
@@ -177,19 +175,17 @@ class Bench:
     def _against_floor(
         self, batch: int, context: float, step: dict[str, float], nodes: int | None
     ) -> dict[str, Any]:
-        """Beside the read floor, and on CUDA beside what `predict_step` has for the step."""
-        shape = StepShape.of(self.config, self.weights)
-        fast = cli.use_hopper(self.args)
-        node_us = NODE_US["programmatic launch" if fast else "plain graph"]
-        machine = Machine(self.bytes_per_s, node_us)
-        predicted = predict_step(shape, machine, batch, context, nodes or 0)
-        floor, kv = predicted.floor_ms, round(batch * context * shape.kv_bytes_per_token)
+        """Beside the read floor, and on CUDA beside the prediction."""
+        weights = self.weights.bytes_per_step
+        kv = round(batch * context * self.config.kv_bytes_per_token(self.weights.dtype.itemsize))
+        floor = (weights + kv) / self.bytes_per_s * 1e3
+        node_us = NODE_US[cli.use_hopper(self.args)]
         return {
             "tokens_per_s": batch / step["mean"] * 1e3,
-            "bytes_per_step": {"weights": shape.weight_bytes, "kv": kv},
+            "bytes_per_step": {"weights": weights, "kv": kv},
             "floor_ms": floor,
             "floor_share": floor / step["median"],
-            "predicted_ms": predicted.total_ms if nodes and self.on_cuda else None,
+            "predicted_ms": floor + nodes * node_us / 1e3 if nodes and self.on_cuda else None,
             "us_per_node": (step["median"] - floor) * 1e3 / nodes if nodes else None,
         }
 
@@ -313,8 +309,6 @@ def arguments(given: list[str] | None) -> Namespace:
     cli.backend_option(options)
     add("--spin", action="store_true", help="wait for steps by spinning")
     add("--timeline-cost", action="store_true", help="compare steps with a timeline's checks")
-    add("--timeline-rounds", type=number, help="pairs of windows for --timeline-cost")
-    add("--timeline-steps", type=number, default=40, help="steps of each of these windows")
     add("--no-nodes", dest="nodes", action="store_false", help="skip the profile for the node gap")
     args = cli.fit_to_device(options.parse_args(given), ON_GPU, ON_CPU)
     args.kernels = cli.running_kernels(args)

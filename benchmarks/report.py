@@ -3,9 +3,9 @@
     python -m benchmarks.report [DIRECTORY]
     python -m benchmarks.report --markdown FILE.json
 
-Of a directory it lists the results; of a file of `benchmarks.bubble` or `benchmarks.adopt` it
-prints the tables. A result is stale where git's hash of csrc or photon_ext was another when it was
-measured, and unknown where that cannot be told: without git's history, or from a changed tree.
+Of a directory it lists the results; of a file of adopt, bubble, kernels or peers it prints the
+tables. A result is stale where git's hash of csrc or photon_ext was another when it was measured,
+and unknown where that cannot be told: without git's history, or from a changed tree.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from benchmarks.common.environment import source_trees
 from benchmarks.common.options import plain_parser
 from benchmarks.common.result import read_result
 from benchmarks.common.tables import Table
+from benchmarks.engines.tables import peer_tables
+from benchmarks.kernel_cases.tables import kernel_tables
 from benchmarks.ladder.tables import adopt_tables
 
 TABLES: dict[str, Callable[[dict[str, Any]], list[Table]]] = {
-    "bubble": bubble_tables,
     "adopt": adopt_tables,
+    "bubble": bubble_tables,
+    "kernels": kernel_tables,
+    "peers": peer_tables,
 }
 DAMAGES = (ValueError, KeyError, TypeError, AttributeError, IndexError)  # of a file's content
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -111,7 +115,7 @@ def show_tables(path: Path, markdown: bool) -> int:
     try:
         data = read_result(path)
         if (tables := TABLES.get(data["benchmark"])) is None:
-            known = " or ".join(TABLES)
+            known = ", ".join(TABLES)
             raise ValueError(f"{path} is no result of {known}; give the directory for a list")
         made = tables(data)
     except DAMAGES as error:

@@ -7,15 +7,12 @@ from typing import Any
 
 from benchmarks.common.tables import Table
 
-PARTS = ("model", "streams", "device ms", "period ms", "left over us", "gap us")
 GAINS = (
-    *("model", "streams", "requests", "blocking ms", "pipelined ms", "L", "formula"),
+    *("model", "streams", "requests", "blocking ms", "pipelined ms", "gap us", "L", "formula"),
     *("predicted", "observed", "met"),
 )
-EFFECTS = ("model", "streams", "points", "steps, depth 1", "ms", "steps, depth 2", "ms", "by")
 LONG = ("what", "depth", "total s", "active share", "ms/step", "tokens/s", "gap us")
 METER = ("model", "streams", "ms/step off", "ms/step on", "ratio")
-LEAST_POINTS = 0.0005  # gain that is worth a line
 
 Entry = dict[str, Any]
 
@@ -36,17 +33,11 @@ def model_tables(data: Entry, model: str) -> list[Table]:
     gains, meters, long = found.values()
     size = (long[0]["tokens"], long[0]["sequences"]) if long else (0, 0)
     return [
-        Table(f"{model}: a pipelined step, medians", PARTS, [_part_row(e) for e in gains]),
         Table(
             f"{model}: depth 2 over depth 1",
             GAINS,
             [_gain_row(entry) for entry in gains],
             [line for entry in gains for line in _remarks(entry)],
-        ),
-        Table(
-            f"{model}: what the medians do not predict, in points of the observed gain",
-            EFFECTS,
-            [row for entry in gains for row in effect_rows(entry)],
         ),
         Table(
             f"{model}: the meter's cost at depth 2",
@@ -61,28 +52,8 @@ def model_tables(data: Entry, model: str) -> list[Table]:
     ]
 
 
-def effect_rows(entry: Entry) -> Iterator[list[object]]:
-    """What moved the observed gain away from the prediction, the largest first."""
-    effects = [effect for effect in entry["effects"].values() if isinstance(effect, dict)]
-    for effect in sorted(effects, key=lambda each: -abs(each["points"])):
-        if abs(effect["points"]) < LEAST_POINTS:
-            return
-        sides = [effect[side] for side in ("block", "pipe")]
-        yield [
-            *_label(entry),
-            f"{effect['points'] * 100:+.1f}",
-            *(round(value, 1) for side in sides for value in (side["steps"], side["ms"])),
-            f"{effect['cause']}{_medians_text(effect)}",
-        ]
-
-
 def _label(entry: Entry) -> list[object]:
     return [entry["model"], entry["streams"]]
-
-
-def _part_row(entry: Entry) -> list[object]:
-    columns = ("device_ms", "period_ms", "left_over_us", "gap_us")
-    return [*_label(entry), *(entry["parts"][name] for name in columns)]
 
 
 def _gain_row(entry: Entry) -> list[object]:
@@ -90,7 +61,7 @@ def _gain_row(entry: Entry) -> list[object]:
     return [
         *_label(entry),
         f"{entry['requests'] // (entry['streams'] * entry['rounds'])} each",
-        *(entry["block_ms"], entry["pipe_ms"], round(entry["length"], 1)),
+        *(entry["block_ms"], entry["pipe_ms"], entry["parts"]["gap_us"], round(entry["length"], 1)),
         *shares,
         "yes" if entry["met"] else "no",
     ]
@@ -123,15 +94,3 @@ def _long_rows(entries: Sequence[Entry], published: Sequence[Entry]) -> list[lis
         share = f"{entry['active_share']:.1%}"
         rows.append([entry["what"], None, entry["wall_s"], share, None, None, None])
     return rows
-
-
-def _medians_text(effect: Entry) -> str:
-    """The medians that show an effect, where a result has some."""
-    medians = effect.get("medians", {})
-    shown = "; ".join(
-        f"at depth {depth} {found['here']:.3f} ms here, {found['there']:.3f} in the run of the "
-        "medians"
-        for depth, found in ((1, medians.get("block")), (2, medians.get("pipe")))
-        if found is not None
-    )
-    return f" ({medians['of']} {shown})" if shown else ""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.result import read_result
-from benchmarks.common.tables import cell_text, markdown_table
+from benchmarks.common.tables import Table, cell_text, markdown_table
 
 HEADER = (
     *("peer", "version", "B", "ms/step", "least", "most", "tok/s", "share", "against ours"),
@@ -15,8 +15,14 @@ HEADER = (
 Entry = dict[str, Any]
 
 
-def table_row(entry: Entry) -> list[object]:
-    """One line of the printed table."""
+def peer_tables(data: Entry) -> list[Table]:
+    """A table per model of one result."""
+    measured = [e for e in data["entries"] if (e.get("what"), e["status"]) == ("peer", "ok")]
+    models = dict.fromkeys(entry["model"] for entry in measured)
+    return [Table(m, HEADER, [_row(e) for e in measured if e["model"] == m]) for m in models]
+
+
+def _row(entry: Entry) -> list[object]:
     same = entry["same_tokens"]
     return [
         *(entry["title"], entry["version"], entry["batch"], entry["ms_per_step"]),
@@ -27,7 +33,8 @@ def table_row(entry: Entry) -> list[object]:
 
 
 def files_table(paths: list[Path]) -> str:
-    """Markdown of the results of `benchmarks.peers` in `paths`; see `summary_table`.
+    """Markdown of the results of `benchmarks.peers` in `paths`: a line per model and engine, a
+    column per batch with ms per step and the share of the floor; beneath it what figures hide.
 
     Raises ValueError, which names the file, for anything else.
     """
@@ -38,12 +45,6 @@ def files_table(paths: list[Path]) -> str:
             found = f"a result of benchmarks.{data['benchmark']}"
             raise ValueError(f"{path}: {found}; give files of benchmarks.peers")
         entries += data["entries"]
-    return summary_table(entries)
-
-
-def summary_table(entries: list[Entry]) -> str:
-    """Markdown: a line per model and engine, a column per batch with ms per step and the share of
-    the floor; beneath it what a figure alone would hide."""
     peers = [entry for entry in entries if entry.get("what") == "peer"]
     measured = [entry for entry in peers if "batch" in entry]
     batches = sorted({entry["batch"] for entry in measured})

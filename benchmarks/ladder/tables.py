@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from benchmarks.common.tables import Table
-from benchmarks.ladder.stages import Changed
 
 HEADER = (
-    *("stage", "what changes", "lines", "ms/step", "in all", "first 8 ms", "gap share"),
+    *("stage", "what changes", "ms/step", "in all", "first 8 ms", "gap share"),
     *("allocations", "tokens equal"),
 )
 
@@ -38,11 +37,10 @@ def ladder_table(entries: list[Entry], loop: str) -> Table:
 def _row(entry: Entry, records: Entry, first: Entry) -> list[object]:
     label = [entry["stage"], entry["changes"]]
     if entry["status"] != "ok":
-        return [*label, *[None] * 6, entry["status"]]
+        return [*label, *[None] * 5, entry["status"]]
     share = records.get("gap_share")
     return [
         *label,
-        str(Changed(**entry["lines"])),
         entry["ms_per_step"],
         f"x{first['ms_per_step'] / entry['ms_per_step']:.2f}",
         entry["first_ms"],
