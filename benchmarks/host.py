@@ -185,7 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             tokenizer = bundled_tokenizer() if mode == "text" else None
         except (ImportError, PhotonError) as error:
-            print(f"text is left out, it needs SmolLM2's tokenizer: {error}", flush=True)
+            print(f"text is left out, it needs SmolLM2's tokenizer: {error!s:.200}", flush=True)
             continue
         for rows in given.rows:
             runs = [measure(mode, rows, given.steps, tokenizer) for _ in range(given.rounds)]

@@ -6,10 +6,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +28,7 @@ from benchmarks.ladder.measure import (
     timed_run,
 )
 from benchmarks.ladder.models import build_model
-from benchmarks.ladder.stages import LADDERS, Changed, Stage, changed
+from benchmarks.ladder.stages import LADDERS, Stage
 from benchmarks.ladder.verdict import Figures, verdict
 from photon_ext.models.config import Family, RopeScaling, RopeScalingKind
 from photon_ext.models.decoder import Decoder
@@ -74,7 +72,6 @@ def tokens_of(loop: str, name: str, *arguments: Any) -> list[int]:
 
 
 # --- the stages -----------------------------------------------------------------------------------
-# ----------------------------------
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -138,31 +135,7 @@ def test_an_unknown_model_and_too_many_positions_are_refused() -> None:
         build_model("stock", "tiny", torch.float32, cpu, 4097)
 
 
-# --- lines changed --------------------------------------------------------------------------------
-# ----------------------------------
-
-
-def test_lines_changed_are_lines_of_code() -> None:
-    before = '"""Says something."""\n\nimport a\n\n# why\nx = 1\ny = 2\n'
-    after = (
-        '"""Says something else,\n\nat length.\n"""\nimport a\nx = 1  # noted\n\n\nz = 3\ny = 2\n'
-    )
-    assert changed(before, after) == Changed(added=2, removed=1)
-    assert changed(after, before) == Changed(added=1, removed=2)
-    assert changed("", before) == Changed(added=3, removed=0)
-    assert changed(before, before) == Changed(0, 0)
-
-
-@pytest.mark.parametrize("loop", LOOPS)
-def test_every_stage_is_a_small_change(loop: str) -> None:
-    sources = [stage.code for stage in LADDERS[loop]]
-    for before, after in pairwise(sources):
-        lines = changed(before, after)
-        assert 0 < lines.added <= 50
-
-
 # --- figures --------------------------------------------------------------------------------------
-# ----------------------------------
 
 
 class CountingModel:
@@ -227,25 +200,13 @@ def test_tokens_must_be_equal_in_float32_only() -> None:
 def kernels(steps: int, marker: str, odd: int | None = None) -> list[DeviceSpan]:
     """Steps of two kernels of 10 µs that overlap by 4, and a marker of 2 µs after 1; 7 µs between
     steps. One step may have one more."""
-    made, now = [], 0
-    for step in range(steps):
-        names = ["linear", "norm", *(["norm"] if step == odd else []), marker]
-        for name, start, length in zip(
-            names, (0, 6, 12, 17) if step == odd else (0, 6, 17), (10, 10, 4, 2), strict=False
-        ):
-            length = 2 if name == marker else length
-            made.append(
-                DeviceSpan(
-                    name,
-                    DeviceKind.KERNEL,
-                    (now + start) * 1000,
-                    (now + start + length) * 1000,
-                    stream=7,
-                    correlation=step,
-                )
-            )
-        now += 26
-    return made
+    step = [("linear", 0, 10), ("norm", 6, 16), (marker, 17, 19)]
+    more = [("linear", 0, 10), ("norm", 6, 16), ("norm", 12, 16), (marker, 17, 19)]
+    return [
+        DeviceSpan(name, DeviceKind.KERNEL, (26 * i + start) * 1000, (26 * i + end) * 1000, 7, i)
+        for i in range(steps)
+        for name, start, end in (more if i == odd else step)
+    ]
 
 
 def recorded(spans: list[DeviceSpan]) -> Records:
@@ -274,36 +235,25 @@ def test_records_without_steps_are_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "on_cpu", "says"),
+    ("before", "after", "says"),
     [
-        (
-            (10, 0.1, 40, 4),
-            (5, 0.1, 0, 4),
-            False,
-            "helps, x2.00: idle 6 to 1 ms, kernels 4 to 4 ms",
-        ),
-        ((10, 0.1, 40, 4), (5, 0.1, 0), True, "helps, x2.00: 10 to 5 ms, 40 to 0 allocations"),
-        ((10, 0.1, 40, 4), (10.1, 0.1, 40, 4), False, "the device waits as long as before"),
-        ((6, 0.1, 40, 5), (7, 0.1, 40, 5), False, "the device waits longer, idle 1 to 2 ms"),
-        ((10, 0.1, 40, 4), (9.5, 0.6), False, "cannot be told, x1.05: runs differ by up to 1.2 ms"),
-        ((10, 0.1, 40, 4), (5, math.inf), True, "cannot be told from one run, x2.00"),
-        ((10, 0.1, 40, 4), (10.1, 0.1, 40, 8), False, "goes into longer kernels"),
-        ((10, 0.1, 40, 9.9), (9.9, 0.1, 40, 9.9), False, "the device was busy already"),
-        ((10, 0.1), (20, 0.1), True, "slower, x0.50: torch code runs eagerly on a CPU"),
-        ((10, 6), (9.9, 0.1), True, "no help here, x1.01: torch code runs eagerly on a CPU"),
-        ((10, 0.1), (20, 0.1), False, "slower, x0.50: there are no activity records"),
+        ((10, 0.1, 4), (5, 0.1, 4), "helps, x2.00: 10 to 5 ms, of which kernels 4 to 4 ms"),
+        ((10, 0.1), (5, 0.1), "helps, x2.00: 10 to 5 ms"),
+        ((10, 0.1, 4), (10.1, 0.1, 4), "no help here, x0.99"),
+        ((10, 6), (9.9, 0.1), "no help here, x1.01"),
+        ((10, 0.1, 4), (9.5, 0.6), "cannot be told, x1.05: runs differ by up to 1.2 ms"),
+        ((10, 0.1, 4), (5, math.inf), "cannot be told from one run, x2.00"),
+        ((10, 0.1), (20, 0.1), "slower, x0.50: 10 to 20 ms"),
     ],
 )
 def test_the_verdict_follows_the_figures(
-    before: tuple[float, ...], after: tuple[float, ...], on_cpu: bool, says: str
+    before: tuple[float, ...], after: tuple[float, ...], says: str
 ) -> None:
-    graph = stage_of("stock", "graph")
-    assert says in verdict(graph, Figures(*before), Figures(*after), on_cpu)
-    assert verdict(graph, None, Figures(*before), on_cpu).startswith("the start")
+    assert verdict(Figures(*before), Figures(*after)).startswith(says)
+    assert verdict(None, Figures(*before)) == "the start"
 
 
 # --- the command ----------------------------------------------------------------------------------
-# ----------------------------------
 
 
 def climbed(
@@ -386,19 +336,3 @@ def test_a_stage_that_fails_is_an_entry_and_the_ladder_goes_on(
     assert "tokens differ from index 0" in steps["slots"]["error"]
     assert list(found) == [name for name in NAMES if name not in ("slots", "graph")]
     assert "verdict" in steps["pipeline"]
-
-
-@pytest.mark.parametrize(
-    ("option", "value", "complaint"),
-    [
-        ("--loop", "stock,jax", r"--loop has \['jax'\]"),
-        ("--tokens", "31", "--tokens is 31; use at least 32"),
-        ("--prompt", "0", "--prompt is 0"),
-    ],
-)
-def test_bad_options_are_named(
-    option: str, value: str, complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        adopt.main([option, value])
-    assert re.search(complaint, capsys.readouterr().err)
