@@ -111,19 +111,14 @@ def test_every_file_gives_a_step_the_same_number() -> None:
         events = events_of(records, "X")
         traced = [event["name"] for event in events if event["cat"] == "step"]
         drawn = [box.title for box in lanes["device: steps"] if box.colour != IDLE]
+        colours = [box.colour for box in lanes["device: steps"] if box.colour != IDLE]
+        assert colours[2:6] == ["slot A", "slot B"] * 2
         assert listed == drawn == traced == [f"step {number}" for number in range(12)]
         assert [excluded.step for excluded in report.excluded] == [0, 11]
         waits = [event["args"]["step"] for event in events if event["name"] == "wait"]
         assert waits == list(range(12))
         shown = [box.text for box in lanes["host: photon-engine"] if box.title == "wait"]
         assert shown == [f"step {number}" for number in range(12)]
-
-
-def test_slots_take_turns_in_colour() -> None:
-    records = Loop(depth=2).records()
-    lanes = {lane.name: lane.boxes for lane in make_lanes(records, make_report(records))}
-    drawn = [box.colour for box in lanes["device: steps"] if box.colour != IDLE]
-    assert drawn[:4] == ["slot A", "slot B"] * 2
 
 
 def test_a_descheduled_thread_is_drawn_as_what_it_is() -> None:
