@@ -134,16 +134,16 @@ class Bench:
         rounds = {"off": off, "on": on}
         return {"off_ms": median(off), "on_ms": median(on), "ratio": ratio, "rounds": rounds}
 
-    def _load(self, streams: int, requests: int, aged: bool = False) -> Load:
+    def _load(self, streams: int, requests: int) -> Load:
         """Requests of about --length tokens."""
         length, prompt = self.args.length, self.args.prompt
-        return Load(streams, requests, prompt, length, LONGEST * length, self.temperature, aged)
+        return Load(streams, requests, prompt, length, LONGEST * length, self.temperature)
 
     def _calibrate(
         self, engines: dict[int, Engine], logs: dict[int, list[StepLog]], streams: int
     ) -> None:
         """A run of each depth whose medians count."""
-        load, round_ = self._load(streams, self.args.calibrate, aged=True), len(logs[1])
+        load, round_ = self._load(streams, self.args.calibrate), len(logs[1])
         for depth, engine in _in_turns(engines, round_):
             seed = CALIBRATION_SEED + round_
             logs[depth].append(self._serve(engine, load, seed, f"medians, depth {depth}").log)

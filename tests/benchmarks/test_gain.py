@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.attribution.gain import Gain, Side, periods
-from benchmarks.attribution.serving import LONGEST, Load, Served
+from benchmarks.attribution.serving import Load, Served
 from benchmarks.attribution.steady import Medians, medians
 from benchmarks.attribution.steps import StepLog, StepRecord
 from benchmarks.common.result import BenchmarkError
@@ -107,17 +107,6 @@ def test_without_device_times_nothing_is_attributed() -> None:
 def test_too_few_steps_are_an_error() -> None:
     with pytest.raises(BenchmarkError, match="too few steady steps"):
         periods(Medians(prefill=1.0))
-
-
-def test_aged_requests_are_the_first_ones_and_keep_within_the_cap() -> None:
-    load = Load(200, 2, 8, LENGTH, LONGEST * LENGTH, 1.0, aged=True)
-    prompts, params = load.asked(997, 5)
-    ages = [len(prompt) - 8 for prompt in prompts]
-    assert ages[200:] == [0] * 200
-    assert sum(ages) / 200 == pytest.approx(LENGTH, rel=0.2)
-    caps = [one.max_new_tokens for one in params]
-    assert all(age + cap == LONGEST * LENGTH for age, cap in zip(ages, caps, strict=True))
-    assert min(caps) >= LENGTH
 
 
 def test_a_stop_set_that_no_engine_takes_is_an_error() -> None:
