@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from photon_ext import _C
 from photon_ext.errors import ConfigError, shown
 from photon_ext.observe import host_work
 from photon_ext.observe.analysis.report import Options, Report, make_report
@@ -54,7 +55,7 @@ class Timeline:
     def __enter__(self) -> Timeline:
         with _starting:
             self._check_startable()
-            host_work.start(self._capacity)
+            _C.start_host_trace(self._capacity)
             try:
                 self._profiler.start()
                 self._mark_clocks()
@@ -71,7 +72,7 @@ class Timeline:
             raise ConfigError("this timeline is not recording; put `with` before it")
         probe.active = None
         # What still runs belongs to the recording; these calls themselves come after its end.
-        host_work.drain()
+        _C.drain_host_streams()
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         self._mark_clocks()

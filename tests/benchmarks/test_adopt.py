@@ -19,11 +19,9 @@ from benchmarks import adopt, report
 from benchmarks.common.models import SHAPES
 from benchmarks.common.result import BenchmarkError
 from benchmarks.ladder.measure import (
-    SKIPPED,
     Subject,
     check_tokens,
     count_allocations,
-    device_steps,
     step_times,
     timed_run,
 )
@@ -32,7 +30,6 @@ from benchmarks.ladder.stages import LADDERS, Stage
 from benchmarks.ladder.verdict import Figures, verdict
 from photon_ext.models.config import Family, RopeScaling, RopeScalingKind
 from photon_ext.models.decoder import Decoder
-from photon_ext.observe.records import DeviceKind, DeviceSpan, Records
 
 NO_TRANSFORMERS = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
@@ -108,11 +105,8 @@ def test_a_llama_with_stretched_rotary_angles_climbs_too(
     monkeypatch: pytest.MonkeyPatch, loop: str, device: str
 ) -> None:
     scaling = RopeScaling(RopeScalingKind.LLAMA3, 8.0, 1.0, 4.0, original_max_positions=32)
-    monkeypatch.setitem(
-        SHAPES,
-        "llama",
-        replace(SHAPES["tiny"], family=Family.LLAMA, tied_embeddings=False, rope_scaling=scaling),
-    )
+    changes = {"family": Family.LLAMA, "tied_embeddings": False, "rope_scaling": scaling}
+    monkeypatch.setitem(SHAPES, "llama", replace(SHAPES["tiny"], **changes))
     model = build_model(loop, "llama", torch.float32, torch.device(device), 64)
     streams = [tokens_of(loop, name, model, PROMPT, 40, ()) for name in NAMES]
     assert all(stream == streams[0] for stream in streams)
@@ -189,49 +183,11 @@ def test_a_stage_that_ends_early_is_an_error() -> None:
 def test_tokens_must_be_equal_in_float32_only() -> None:
     assert check_tokens([1, 2, 3], [1, 2, 3], torch.float32) == 3
     assert check_tokens([1, 2, 3], [1, 9, 3], torch.bfloat16) == 1
-    with pytest.raises(
-        BenchmarkError, match=r"differ from index 1 on: \[9, 3\], expected \[2, 3\]"
-    ):
+    told = r"differ from index 1 on: \[9, 3\], expected \[2, 3\]"
+    with pytest.raises(BenchmarkError, match=told):
         check_tokens([1, 2, 3], [1, 9, 3], torch.float32)
     with pytest.raises(BenchmarkError, match="2 tokens came, 3 were expected"):
         check_tokens([1, 2, 3], [1, 2], torch.bfloat16)
-
-
-def kernels(steps: int, marker: str, odd: int | None = None) -> list[DeviceSpan]:
-    """Steps of two kernels of 10 µs that overlap by 4, and a marker of 2 µs after 1; 7 µs between
-    steps. One step may have one more."""
-    step = [("linear", 0, 10), ("norm", 6, 16), (marker, 17, 19)]
-    more = [("linear", 0, 10), ("norm", 6, 16), ("norm", 12, 16), (marker, 17, 19)]
-    return [
-        DeviceSpan(name, DeviceKind.KERNEL, (26 * i + start) * 1000, (26 * i + end) * 1000, 7, i)
-        for i in range(steps)
-        for name, start, end in (more if i == odd else step)
-    ]
-
-
-def recorded(spans: list[DeviceSpan]) -> Records:
-    return Records("cuda", spans[0].start, spans[-1].end, device=spans)
-
-
-@pytest.mark.parametrize(
-    "marker",
-    [
-        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<ArgMaxOps<float>>>",
-        "publish_kernel",
-    ],
-)
-def test_device_steps_are_cut_at_the_marker(marker: str) -> None:
-    busy, periods = device_steps(recorded(kernels(12, marker, odd=8)))
-    steady = 12 - SKIPPED - 1
-    assert busy == pytest.approx([0.018] * (steady - 1))
-    assert periods == pytest.approx([0.026] * (steady - 1))
-
-
-def test_records_without_steps_are_an_error() -> None:
-    with pytest.raises(BenchmarkError, match="hold 0 steps and 0 steady ones"):
-        device_steps(recorded([DeviceSpan("linear", DeviceKind.KERNEL, 0, 10, stream=7)]))
-    with pytest.raises(BenchmarkError, match="hold 4 steps"):
-        device_steps(recorded(kernels(4, "publish_kernel")))
 
 
 @pytest.mark.parametrize(
@@ -306,16 +262,14 @@ def test_our_step_takes_the_fast_kernels(
         create(self, *arguments, hopper=hopper, **more)
 
     monkeypatch.setattr(Decoder, "__init__", noted)
-    status, steps, found = climbed(
-        tmp_path, loop, device, "--backend", "hopper", "--dtype", "bfloat16"
-    )
+    more = ("--backend", "hopper", "--dtype", "bfloat16")
+    status, steps, found = climbed(tmp_path, loop, device, *more)
     assert status == 0
     assert list(found) == NAMES
     assert set(made) == {True}
     kernels = "hopper" if device == "cuda" and photon_ext.hopper_runs() else "portable"
-    assert {name: entry["kernels"] for name, entry in steps.items() if "kernels" in entry} == {
-        "step": kernels
-    }
+    told = {name: entry["kernels"] for name, entry in steps.items() if "kernels" in entry}
+    assert told == {"step": kernels}
 
 
 def test_a_stage_that_fails_is_an_entry_and_the_ladder_goes_on(
