@@ -36,6 +36,7 @@ from photon_ext.observe.api import CallKind
 PROMPT = 64
 WARM_UP = 12
 PLANT_STEPS = 4
+SPARE = 16  # tokens beyond: no row may end while it is looked at
 RECORDED_STEPS = 200  # whose records are read at once: the profiler's buffers are bounded
 ALLOCATION = 1 << 30
 HEADER = (
@@ -130,21 +131,13 @@ class Plants:
         }
 
 
-def open_session(model: Model, batch: int, depth: int, steps: int) -> Session:
-    """A warm session with room for `steps` more steps."""
-    prompts = random_prompts(model.config.vocab, batch, PROMPT)
-    session = Session(
-        model.config, model.weights, prompts, WARM_UP + steps + 16, depth=depth, fast=model.fast
-    )
-    session.prefill()
-    session.run(WARM_UP)
-    return session
-
-
 def count_steps(model: Model, batch: int, source: str, steps: int) -> dict[str, Any]:
     """Counts at depth 2: the planted calls first, then the steady window."""
-    count = SOURCES[source]
-    with open_session(model, batch, 2, steps + 2 * WARM_UP + 7 * PLANT_STEPS) as session:
+    count, prompts = SOURCES[source], random_prompts(model.config.vocab, batch, PROMPT)
+    room = steps + 3 * WARM_UP + 7 * PLANT_STEPS + SPARE
+    given = (model.config, model.weights, prompts, room)
+    with Session(*given, depth=2, fast=model.fast) as session:
+        session.begin(WARM_UP)
         seen = Plants(session).seen(session, count)
         session.run(WARM_UP)
         quiet = session.pipeline.stats.quiet_steps
@@ -168,24 +161,14 @@ def count_all(models: list[Model], args: Namespace, result: ResultFile) -> None:
     for source in sorted(args.sources, key=list(SOURCES).index):
         for model in models:
             for batch in args.batches:
-                labels = {
-                    "what": "counts",
-                    "model": model.name,
-                    "batch": batch,
-                    "depth": 2,
-                    "way": source,
-                }
-                entry = result.measure(
-                    labels, partial(count_steps, model, batch, source, args.steps)
-                )
+                labels = {"what": "counts", "model": model.name, "batch": batch, "depth": 2}
+                count = partial(count_steps, model, batch, source, args.steps)
+                entry = result.measure({**labels, "way": source}, count)
                 if entry is None:
                     continue
                 rows.append(table_row(entry))
-                missed = [
-                    f"planted {label} not seen"
-                    for label, seen in entry["planted_seen"].items()
-                    if not seen
-                ]
+                seen = entry["planted_seen"]
+                missed = [f"planted {label} not seen" for label in seen if not seen[label]]
                 for problem in (*missed, *entry["faults"]):
                     print(f"{model.name} B={batch} {source}: {problem}", flush=True)
     Table("", HEADER, rows).show()

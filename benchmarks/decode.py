@@ -74,8 +74,7 @@ class Bench:
         streams = []
         for depth in (1, 2):
             with self._session(prompts, CHECKED_STEPS + 4, depth=depth, exact=True) as session:
-                session.prefill()
-                session.run(CHECKED_STEPS - 2)
+                session.begin(CHECKED_STEPS - 2)
                 session.check()
                 streams.append([session.tokens[row.index] for row in session.rows])
                 if not session.rows_equal():
@@ -105,8 +104,7 @@ class Bench:
         prompts = random_prompts(self.config.vocab, batch, self.prompt_len)
         new_tokens = self.args.warm_up + TRACED_STEPS + SPARE
         with self._session(prompts, new_tokens, depth=2) as session:
-            session.prefill()
-            session.run(self.args.warm_up)
+            session.begin(self.args.warm_up)
             found = idle(record(lambda: session.run(TRACED_STEPS)))
         if not found:
             raise BenchmarkError("the profile holds no kernel records of at least two steps")
@@ -122,8 +120,7 @@ class Bench:
         bare: list[float] = []
         without = dict.fromkeys(PROBES, lambda *given: None)
         with self._session(prompts, new_tokens, depth=2, blocking=not self.args.spin) as session:
-            session.prefill()
-            session.run(self.args.warm_up)
+            session.begin(self.args.warm_up)
             for round_ in range(2 * rounds):
                 is_bare = round_ % 4 in (1, 2)  # off, bare, bare, off: contexts grow meanwhile
                 with patch.multiple(probe, **without) if is_bare else nullcontext():
@@ -145,8 +142,7 @@ class Bench:
             torch.cuda.reset_peak_memory_stats()
         new_tokens = args.warm_up + args.steps + host_steps + SPARE
         with self._session(prompts, new_tokens, depth=depth, blocking=not args.spin) as session:
-            session.prefill()
-            first_steps = session.run(args.warm_up)
+            first_steps = session.begin(args.warm_up)
             quiet, begin = session.pipeline.stats.quiet_steps, session.context
             times = session.run(args.steps, args.seconds)
             quiet = session.pipeline.stats.quiet_steps - quiet
@@ -197,8 +193,7 @@ class Bench:
         options = {"timing": True, "blocking": not args.spin}
         new_tokens = args.warm_up + args.steps + SPARE
         with self._session(prompts, new_tokens, depth=depth, **options) as session:
-            session.prefill()
-            session.run(args.warm_up)
+            session.begin(args.warm_up)
             session.pipeline.stats.gaps_us.clear()
             times = session.run(args.steps, args.seconds)
             gaps = list(session.pipeline.stats.gaps_us)
@@ -267,10 +262,8 @@ def run_model(name: str, args: Namespace, result: ResultFile, bytes_per_s: float
         labels = {"what": "timeline", "model": name, "batch": batch}
         cost = result.measure(labels, partial(bench.timeline_cost, batch))
         if cost is not None:
-            both = (
-                f"{cost['off_ms']:.4g} ms with a timeline's checks, {cost['bare_ms']:.4g} without"
-            )
-            print(f"{name}, B={batch}: {both}, x{cost['ratio']:.4f}", flush=True)
+            both = "{off_ms:.4g} ms with a timeline's checks, {bare_ms:.4g} without, x{ratio:.4f}"
+            print(f"{name}, B={batch}: {both.format(**cost)}", flush=True)
     return bench
 
 

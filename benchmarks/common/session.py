@@ -117,11 +117,12 @@ class Session:
         self.decoder.forward(step)
         self._logits = step.logits
 
-    def prefill(self) -> None:
-        """Runs ticks until every row has its first token, and the pipeline is as full as it
-        stays."""
+    def begin(self, warm_up: int = 0) -> list[float]:
+        """Runs turns until every row has its first token and the pipeline is as full as it stays;
+        then `warm_up` more, whose milliseconds it returns."""
         while any(not self.tokens[row.index] for row in self.rows):
             self.step()
+        return self.run(warm_up) if warm_up else []
 
     def step(self) -> None:
         """One turn: launch, commit, keep the tokens."""

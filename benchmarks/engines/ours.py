@@ -30,7 +30,7 @@ class Ours:
     def measure(self, prompts: peer.Prompts, window: peer.Window) -> peer.Measured:
         model, count = (self._config, self._weights), window.last + SPARE
         with Session(*model, prompts, count, depth=2, fast=self._fast) as session:
-            session.prefill()
+            session.begin()
             times = session.run(window.last - min(map(len, session.tokens.values())))
             session.check()
             tokens = [session.tokens[row.index][: window.last] for row in session.rows]

@@ -107,8 +107,7 @@ def test_a_session_refuses_wrong_tokens_and_sees_rows_that_differ() -> None:
     prompts = random_prompts(TINY.vocab, 2, 8)
     assert prompts[0] == prompts[1]
     with Session(config, weights, prompts, 32, depth=2) as session:
-        session.prefill()
-        session.run(8)
+        session.begin(8)
         session.check()
         assert session.rows_equal()
         tokens = session.tokens[session.rows[1].index]
@@ -123,7 +122,7 @@ def test_a_session_refuses_logits_that_are_not_finite() -> None:
     config, weights = open_model("tiny", torch.float32, DEVICE)
     weights.final_norm[0] = float("inf")
     with Session(config, weights, random_prompts(TINY.vocab, 1, 8), 32, depth=1) as session:
-        session.prefill()
+        session.begin()
         with pytest.raises(BenchmarkError, match="not all finite"):
             session.check()
 
@@ -163,7 +162,6 @@ def test_cpu_compares_equal_tokens_with_transformers(tmp_path: Path) -> None:
     assert entry["tokens_equal"]
     assert set(entry["rates"]) == {"float32", "bfloat16", "transformers float32"}
     assert entry["ratio"]["transformers float32"] == 1.0
-    assert entry["peak_mib"]["with transformers"] >= entry["peak_mib"]["ours float32"] > 0
 
 
 class FakeLlama:
