@@ -57,13 +57,8 @@ class Bench:
     def add(self, model: str, plan: Plan, result: ResultFile) -> dict[str, Any] | None:
         """One entry: measured, skipped or failed."""
         op = plan.ops[0] if len(plan.ops) == 1 else "chain"
-        labels = {
-            "model": model,
-            "op": op,
-            "what": plan.what,
-            "way": plan.setting.way,
-            **plan.labels,
-        }
+        labels = {"model": model, "op": op, "what": plan.what, "way": plan.setting.way}
+        labels |= plan.labels
         needed = plan.memory * SPARE_MEMORY
         # a lost device does not say either
         if not result.lost and needed > (free := available_bytes(self.setting.device)):
@@ -77,12 +72,8 @@ class Bench:
         error = case.verify()
         measured = self._figures(case)
         measured["checked"] = {"error": error, "bound": BOUNDS[self.setting.dtype]}
-        ops = plan.ops if case.baseline is not None else ()
-        key = (model, ops, plan.what, *plan.labels.values())
-        if plan.setting.way == "torch":
-            self._baselines[key] = {"name": "torch", "us": measured["us"]}
-        baseline = self._baseline(key, case)
-        if baseline is not None and plan.setting.way != "torch":
+        baseline = self._baseline((model, plan.ops, plan.what, *plan.labels.values()), case)
+        if baseline is not None:
             measured["baseline"] = baseline
             measured["ratio"] = None if baseline["us"] is None else baseline["us"] / measured["us"]
         return measured

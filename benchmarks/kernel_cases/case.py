@@ -22,8 +22,7 @@ class Setting(NamedTuple):
     """A model's shapes on a device, and the sizes of one case; it makes the operands.
 
     Attributes:
-        way: "plain" where an op has one path, "portable" and "hopper" where it has two, "torch" for
-            torch's calls alone.
+        way: "plain" where an op has one path, "portable" and "hopper" where it has two.
         context, chunk: tokens of attention; 0 where there are none.
     """
 
@@ -97,7 +96,7 @@ class Plan:
     """A case that is not made yet.
 
     Attributes:
-        ops: the names in torch.ops.photon_ext; more than one, or none (torch's), for a chain.
+        ops: the names in torch.ops.photon_ext; more than one for a chain.
         what: which use of it: "qkv", "down", ...
         setting: the sizes; `make` makes the case for them.
         memory: bytes that `make` allocates, about; more than is free: the case is skipped.

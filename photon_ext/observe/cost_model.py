@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from photon_ext.checks import check_count, check_depth
 from photon_ext.errors import ConfigError
 
 PAYS = 0.05  # gain from which pipelining pays
@@ -68,9 +69,8 @@ class Workload:
     tokens_per_request: float
 
     def __post_init__(self) -> None:
-        streams, length = self.streams, self.tokens_per_request
-        if isinstance(streams, bool) or not isinstance(streams, int) or streams < 1:
-            raise ConfigError(f"streams is {streams!r}; give a positive integer")
+        check_count("streams", self.streams)
+        length = self.tokens_per_request
         if not (math.isfinite(length) and length >= 1):
             raise ConfigError(f"tokens_per_request is {length!r}; give a number from 1 on")
 
@@ -102,8 +102,7 @@ def steps_per_request(work: Workload, depth: int) -> Steps:
     batch, requests that end in the same step are admitted in the same prefill step, and one is due
     after each decode step in which any of the streams ended.
     """
-    if isinstance(depth, bool) or depth not in (1, 2):
-        raise ConfigError(f"depth is {depth!r}; give 1 or 2")
+    check_depth(depth)
     length, streams = work.tokens_per_request, work.streams
     if streams == 1:
         return Steps(length - 1, 1.0, float(depth == 2), 0.0)

@@ -131,12 +131,12 @@ def test_the_verdict_follows_the_gain(block: float, pipe: float, words: str) -> 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: steps_per_request(Workload(8, 110), 3), "depth is 3; give 1 or 2"),
-        (lambda: steps_per_request(Workload(8, 110), True), "depth is True; give 1 or 2"),
+        (lambda: steps_per_request(Workload(8, 110), 3), "depth is 3; give 1"),
+        (lambda: steps_per_request(Workload(8, 110), True), "depth is True; give 1"),
         (lambda: Periods(0, 1), "decode_ms is 0; give a positive number"),
         (lambda: Periods(1, -0.1), "prefill_ms is -0.1; give a number from 0 on"),
         (lambda: Periods(1, float("nan")), "prefill_ms is nan"),
-        (lambda: Workload(0, 110), "streams is 0; give a positive integer"),
+        (lambda: Workload(0, 110), "streams is 0; give an integer from 1"),
         (lambda: Workload(True, 110), "streams is True"),
         (lambda: Workload(8, 0.5), "tokens_per_request is 0.5"),
         (lambda: Workload(8, float("inf")), "tokens_per_request is inf"),
