@@ -24,8 +24,8 @@ from benchmarks.common.kineto import counts as kineto_counts
 from benchmarks.common.kineto import record
 from benchmarks.common.models import open_model
 from benchmarks.common.result import ResultFile
+from benchmarks.common.result_tables import tables_of
 from benchmarks.common.session import Session, random_prompts
-from benchmarks.common.tables import Table
 from benchmarks.cuda_calls.callbacks import ApiCounter
 from benchmarks.cuda_calls.counts import Counts
 from photon_ext import _C
@@ -39,11 +39,6 @@ PLANT_STEPS = 4
 SPARE = 16  # tokens beyond: no row may end while it is looked at
 RECORDED_STEPS = 200  # whose records are read at once: the profiler's buffers are bounded
 ALLOCATION = 1 << 30
-HEADER = (
-    *("model", "B", "source", "steps", "valid", "launches", "waits", "syncs", "allocs"),
-    *("pageable", "HtoD bytes", "quiet", "verdict"),
-)
-
 Plant = Callable[[], object]
 Count = Callable[[Session, int, Plant | None], Counts]
 
@@ -157,7 +152,6 @@ def count_steps(model: Model, batch: int, source: str, steps: int) -> dict[str, 
 
 def count_all(models: list[Model], args: Namespace, result: ResultFile) -> None:
     """Adds a count of every model and batch, by every way."""
-    rows = []
     for source in sorted(args.sources, key=list(SOURCES).index):
         for model in models:
             for batch in args.batches:
@@ -166,24 +160,12 @@ def count_all(models: list[Model], args: Namespace, result: ResultFile) -> None:
                 entry = result.measure({**labels, "way": source}, count)
                 if entry is None:
                     continue
-                rows.append(table_row(entry))
                 seen = entry["planted_seen"]
                 missed = [f"planted {label} not seen" for label in seen if not seen[label]]
                 for problem in (*missed, *entry["faults"]):
                     print(f"{model.name} B={batch} {source}: {problem}", flush=True)
-    Table("", HEADER, rows).show()
-
-
-def table_row(entry: dict[str, Any]) -> list[object]:
-    """One line of the printed table."""
-    kinds, steps = entry["kinds"], entry["steps"]
-    pageable = sum(count for copy, count in entry["copies"].items() if "Pageable" in copy)
-    return [
-        *(entry["model"], entry["batch"], entry["way"], steps, "yes" if entry["valid"] else "NO"),
-        *(kinds[kind] for kind in ("graph launch", "event wait", "sync", "allocation")),
-        *(pageable, entry["host_to_device_bytes"], f"{entry['quiet_steps']}/{steps}"),
-        "pass" if entry["passed"] else "FAIL",
-    ]
+    for table in tables_of(result.data):
+        table.show()
 
 
 def main(given: list[str] | None = None) -> int:

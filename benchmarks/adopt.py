@@ -24,10 +24,10 @@ import torch
 from benchmarks.common import options as cli
 from benchmarks.common.models import SHAPES
 from benchmarks.common.result import ResultFile
+from benchmarks.common.result_tables import tables_of
 from benchmarks.ladder import measure
 from benchmarks.ladder.models import build_model
 from benchmarks.ladder.stages import LADDERS, Decode, Stage
-from benchmarks.ladder.tables import ladder_table
 from benchmarks.ladder.verdict import Figures, verdict
 
 ON_GPU = {"tokens": 64, "repeats": 3}
@@ -141,7 +141,8 @@ def run(args: Namespace) -> ResultFile:
     for i, ladder in enumerate(ladders):
         observe(ladder, result)
         result.set(finished=[each.loop for each in ladders[: i + 1]])
-        ladder_table(result.entries, ladder.loop).show()
+    for table in tables_of(result.data):
+        table.show()
     return result
 
 

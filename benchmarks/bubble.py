@@ -25,10 +25,10 @@ from benchmarks.attribution.gain import Gain, Side, periods
 from benchmarks.attribution.serving import LONGEST, Load, Served, open_server, serve
 from benchmarks.attribution.steady import medians
 from benchmarks.attribution.steps import StepLog
-from benchmarks.attribution.tables import model_tables
 from benchmarks.common import options as cli
 from benchmarks.common.models import SHAPES, open_model
 from benchmarks.common.result import ResultFile
+from benchmarks.common.result_tables import tables_of
 from photon_ext.engine import Engine
 
 CALIBRATION_SEED, OBSERVED_SEED = 1, 1000
@@ -226,10 +226,10 @@ def main(given: list[str] | None = None) -> int:
         result.set(published=PUBLISHED_LONG)
     for name in models_of(args):
         measure_model(name, args, result)
-        for table in model_tables(result.data, name):
-            table.show()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+    for table in tables_of(result.data):
+        table.show()
     return 0 if all(entry["status"] == "ok" for entry in result.entries) else 1
 
 

@@ -16,6 +16,7 @@ import resource
 from argparse import Namespace
 from contextlib import nullcontext
 from functools import partial
+from itertools import product
 from statistics import fmean, median
 from typing import Any
 from unittest.mock import patch
@@ -26,8 +27,8 @@ from benchmarks.common import options as cli
 from benchmarks.common.kineto import idle, record
 from benchmarks.common.models import open_model
 from benchmarks.common.result import BenchmarkError, ResultFile
+from benchmarks.common.result_tables import tables_of
 from benchmarks.common.session import Session, agree, host_split, random_prompts, summary
-from benchmarks.common.tables import Table
 from benchmarks.floor import bytes_of, read_floor
 from photon_ext.runtime import probe
 
@@ -42,11 +43,6 @@ the middle of what was measured at one token a step on an H200, 2.1 to 2.9; an e
 graphs."""
 ON_GPU = {"model": ["qwen3-0.6b"], "batches": [1, 8, 32], "context": 512, "steps": 200}
 ON_CPU = {"model": ["small"], "batches": [1, 4], "context": 128, "steps": 40}
-HEADER = (
-    *("model", "B", "depth", "context", "ms/step", "predicted", "tok/s", "floor ms", "share"),
-    *("us/node", "gap us", "p99", "plan", "launch", "commit", "deliver", "wait", "quiet"),
-)
-NODES = ("model", "B", "traced step us", "in kernels", "node gap us", "kernels")
 
 
 class Bench:
@@ -216,26 +212,6 @@ class Bench:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def table_row(entry: dict[str, Any]) -> list[object]:
-    """One line of the printed table."""
-    host, gap = entry["host_us"], entry["step_gap_us"] or {}
-    labels = (entry[name] for name in ("model", "batch", "depth"))
-    figures = (entry[name] for name in ("predicted_ms", "tokens_per_s", "floor_ms"))
-    parts = (host.get(name) for name in ("plan", "launch", "commit", "deliver", "wait"))
-    return [
-        *labels,
-        round(entry["context"]),
-        entry["ms_per_step"]["median"],
-        *figures,
-        f"{entry['floor_share']:.0%}",
-        entry["us_per_node"],
-        gap.get("median"),
-        gap.get("p99"),
-        *parts,
-        f"{entry['quiet_steps']}/{entry['steps']}",
-    ]
-
-
 def run_model(name: str, args: Namespace, result: ResultFile, bytes_per_s: float) -> Bench | None:
     """Adds a model's entries: check, every batch and depth. None if it is wrong."""
     benches: list[Bench] = []
@@ -249,35 +225,15 @@ def run_model(name: str, args: Namespace, result: ResultFile, bytes_per_s: float
     if result.measure({"what": "check", "model": name}, load) is None:
         return None
     bench = benches[0]
-    rows = []
     for batch in args.batches:
         for depth in args.depth:
             sizes = {"dtype": bench.dtype, "batch": batch, "depth": depth}
             labels = {"what": "decode", "model": name, **sizes, "kernels": args.kernels}
-            entry = result.measure(labels, partial(bench.measure, batch, depth))
-            if entry is not None:
-                rows.append(table_row(entry))
-    Table("", HEADER, rows).show()
+            result.measure(labels, partial(bench.measure, batch, depth))
     for batch in args.batches if args.timeline_cost else ():
         labels = {"what": "timeline", "model": name, "batch": batch}
-        cost = result.measure(labels, partial(bench.timeline_cost, batch))
-        if cost is not None:
-            both = "{off_ms:.4g} ms with a timeline's checks, {bare_ms:.4g} without, x{ratio:.4f}"
-            print(f"{name}, B={batch}: {both.format(**cost)}", flush=True)
+        result.measure(labels, partial(bench.timeline_cost, batch))
     return bench
-
-
-def trace_nodes(benches: list[Bench], args: Namespace, result: ResultFile) -> None:
-    """Adds the node gaps of all models."""
-    rows = []
-    for bench in benches:
-        for batch in args.batches:
-            labels = {"what": "nodes", "model": bench.name, "batch": batch}
-            entry = result.measure(labels, partial(bench.nodes, batch))
-            if entry is not None:
-                fields = ("step_us", "kernel_us", "node_gap_us", "kernels")
-                rows.append([bench.name, batch, *(entry[name] for name in fields)])
-    Table("", NODES, rows).show()
 
 
 def arguments(given: list[str] | None) -> Namespace:
@@ -321,7 +277,11 @@ def main(given: list[str] | None = None) -> int:
         bench = run_model(name, args, result, floor["bytes_per_s"])
         if bench is not None and bench.on_cuda and args.nodes:
             traced.append(bench)
-    trace_nodes(traced, args, result)
+    for bench, batch in product(traced, args.batches):
+        labels = {"what": "nodes", "model": bench.name, "batch": batch}
+        result.measure(labels, partial(bench.nodes, batch))
+    for table in tables_of(result.data):
+        table.show()
     return 0 if all(entry["status"] == "ok" for entry in result.entries) else 1
 
 

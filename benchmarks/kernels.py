@@ -24,13 +24,13 @@ from benchmarks.common import options as cli
 from benchmarks.common.models import SHAPES
 from benchmarks.common.replay import Patience, Rotation, Run, cache_bytes, time_runs
 from benchmarks.common.result import ResultFile
+from benchmarks.common.result_tables import tables_of
 from benchmarks.floor import bytes_of, read_floor
 from benchmarks.kernel_cases.attention import chunk_groups, decode_groups
 from benchmarks.kernel_cases.case import BOUNDS, Case, Plan, Setting
 from benchmarks.kernel_cases.chains import chain_groups
 from benchmarks.kernel_cases.linears import linear_groups
 from benchmarks.kernel_cases.pointwise import pointwise_groups
-from benchmarks.kernel_cases.tables import model_table
 from photon_ext.cli.info import describe
 from photon_ext.engine.memory import available_bytes
 from photon_ext.models.shapes import NAMED_SHAPES
@@ -173,7 +173,8 @@ def main(given: list[str] | None = None) -> int:
     known: set[str] = set()
     for name in args.models:
         run_model(name, bench, args, result, known)
-        model_table(result.data, name).show()
+    for table in tables_of(result.data):
+        table.show()
     reasons = [e["reason"] for e in result.entries if e["status"] == "skipped"]
     for reason in dict.fromkeys(reasons):
         print(f"{reasons.count(reason)} entries not measured: {reason}")

@@ -31,11 +31,12 @@ import torch
 from benchmarks.common import options as cli
 from benchmarks.common.models import SHAPES
 from benchmarks.common.result import BenchmarkError, ResultFile
+from benchmarks.common.result_tables import tables_of
 from benchmarks.common.session import random_prompts
 from benchmarks.engines.catalog import CATALOG, missing
 from benchmarks.engines.peer import Setup, Tokens, Window
 from benchmarks.engines.process import Report, run_module, run_worker
-from benchmarks.engines.tables import files_table, peer_tables
+from benchmarks.engines.tables import files_table
 from photon_ext.cli.info import describe
 from photon_ext.errors import ModelError
 from photon_ext.models.config import ModelConfig
@@ -278,7 +279,7 @@ def main(given: list[str] | None = None) -> int:
     print(f"read floor {speed}; torch {torch.__version__}", flush=True)
     for name in args.model:
         run_model(name, args, device, floor["bytes_per_s"], result)
-    for table in peer_tables(result.data):
+    for table in tables_of(result.data):
         table.show()
     for entry in result.entries:
         if entry["status"] == "missing":

@@ -1,4 +1,4 @@
-"""The tables of `benchmarks.peers`: of one run, and over the files of several."""
+"""The table of `benchmarks.peers` over the files of several runs."""
 
 from __future__ import annotations
 
@@ -6,30 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.result import read_result
-from benchmarks.common.tables import Table, cell_text, markdown_table
+from benchmarks.common.tables import cell_text, markdown_table
 
-HEADER = (
-    *("peer", "version", "B", "ms/step", "least", "most", "tok/s", "share", "against ours"),
-    *("same tokens", "how", "mode"),
-)
 Entry = dict[str, Any]
-
-
-def peer_tables(data: Entry) -> list[Table]:
-    """A table per model of one result."""
-    measured = [e for e in data["entries"] if (e.get("what"), e["status"]) == ("peer", "ok")]
-    models = dict.fromkeys(entry["model"] for entry in measured)
-    return [Table(m, HEADER, [_row(e) for e in measured if e["model"] == m]) for m in models]
-
-
-def _row(entry: Entry) -> list[object]:
-    same = entry["same_tokens"]
-    return [
-        *(entry["title"], entry["version"], entry["batch"], entry["ms_per_step"]),
-        *(*entry["ms_spread"], entry["tokens_per_s"], f"{entry['floor_share']:.0%}"),
-        *(entry["against_ours"], None if same is None else f"{same:.0%}"),
-        *(entry["method"], entry["mode"]),
-    ]
 
 
 def files_table(paths: list[Path]) -> str:

@@ -197,7 +197,7 @@ def test_the_report_shows_the_table(tmp_path: Path, capsys: pytest.CaptureFixtur
     capsys.readouterr()
     assert report.main([str(tmp_path / "k.json"), "--markdown"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "## tiny, bfloat16"
+    assert lines[0] == "## tiny"
     assert sum(line.startswith("| linear_into | down | plain |") for line in lines) == 2
 
 
