@@ -143,17 +143,11 @@ def fit_to_device(
     return args
 
 
-def backend_of(args: argparse.Namespace) -> Backend:
-    """What --backend says; where it says nothing, hopper if it runs on --device with --dtype, None
-    being bfloat16 as a rule.
-    """
-    dtype = DTYPES[args.dtype or "bfloat16"]
-    return choose_backend(args.backend, str(device_of(args.device)), dtype)
-
-
 def use_hopper(args: argparse.Namespace) -> bool:
-    """Whether that is the hopper backend."""
-    return backend_of(args) == "hopper"
+    """Whether --backend says hopper; where it says nothing, whether that runs on --device with
+    --dtype, None being bfloat16 as a rule."""
+    dtype = DTYPES[args.dtype or "bfloat16"]
+    return choose_backend(args.backend, str(device_of(args.device)), dtype) == "hopper"
 
 
 def running_kernels(args: argparse.Namespace) -> str:
