@@ -24,8 +24,8 @@ from benchmarks.common.kineto import counts as kineto_counts
 from benchmarks.common.kineto import record
 from benchmarks.common.models import open_model
 from benchmarks.common.result import ResultFile
+from benchmarks.common.result_tables import tables_of
 from benchmarks.common.session import Session, random_prompts
-from benchmarks.common.tables import Table
 from benchmarks.cuda_calls.callbacks import ApiCounter
 from benchmarks.cuda_calls.counts import Counts
 from photon_ext import _C
@@ -36,13 +36,9 @@ from photon_ext.observe.api import CallKind
 PROMPT = 64
 WARM_UP = 12
 PLANT_STEPS = 4
+SPARE = 16  # tokens beyond: no row may end while it is looked at
 RECORDED_STEPS = 200  # whose records are read at once: the profiler's buffers are bounded
 ALLOCATION = 1 << 30
-HEADER = (
-    *("model", "B", "source", "steps", "valid", "launches", "waits", "syncs", "allocs"),
-    *("pageable", "HtoD bytes", "quiet", "verdict"),
-)
-
 Plant = Callable[[], object]
 Count = Callable[[Session, int, Plant | None], Counts]
 
@@ -130,21 +126,13 @@ class Plants:
         }
 
 
-def open_session(model: Model, batch: int, depth: int, steps: int) -> Session:
-    """A warm session with room for `steps` more steps."""
-    prompts = random_prompts(model.config.vocab, batch, PROMPT)
-    session = Session(
-        model.config, model.weights, prompts, WARM_UP + steps + 16, depth=depth, fast=model.fast
-    )
-    session.prefill()
-    session.run(WARM_UP)
-    return session
-
-
 def count_steps(model: Model, batch: int, source: str, steps: int) -> dict[str, Any]:
     """Counts at depth 2: the planted calls first, then the steady window."""
-    count = SOURCES[source]
-    with open_session(model, batch, 2, steps + 2 * WARM_UP + 7 * PLANT_STEPS) as session:
+    count, prompts = SOURCES[source], random_prompts(model.config.vocab, batch, PROMPT)
+    room = steps + 3 * WARM_UP + 7 * PLANT_STEPS + SPARE
+    given = (model.config, model.weights, prompts, room)
+    with Session(*given, depth=2, fast=model.fast) as session:
+        session.begin(WARM_UP)
         seen = Plants(session).seen(session, count)
         session.run(WARM_UP)
         quiet = session.pipeline.stats.quiet_steps
@@ -164,43 +152,20 @@ def count_steps(model: Model, batch: int, source: str, steps: int) -> dict[str, 
 
 def count_all(models: list[Model], args: Namespace, result: ResultFile) -> None:
     """Adds a count of every model and batch, by every way."""
-    rows = []
     for source in sorted(args.sources, key=list(SOURCES).index):
         for model in models:
             for batch in args.batches:
-                labels = {
-                    "what": "counts",
-                    "model": model.name,
-                    "batch": batch,
-                    "depth": 2,
-                    "way": source,
-                }
-                entry = result.measure(
-                    labels, partial(count_steps, model, batch, source, args.steps)
-                )
+                labels = {"what": "counts", "model": model.name, "batch": batch, "depth": 2}
+                count = partial(count_steps, model, batch, source, args.steps)
+                entry = result.measure({**labels, "way": source}, count)
                 if entry is None:
                     continue
-                rows.append(table_row(entry))
-                missed = [
-                    f"planted {label} not seen"
-                    for label, seen in entry["planted_seen"].items()
-                    if not seen
-                ]
+                seen = entry["planted_seen"]
+                missed = [f"planted {label} not seen" for label in seen if not seen[label]]
                 for problem in (*missed, *entry["faults"]):
                     print(f"{model.name} B={batch} {source}: {problem}", flush=True)
-    Table("", HEADER, rows).show()
-
-
-def table_row(entry: dict[str, Any]) -> list[object]:
-    """One line of the printed table."""
-    kinds, steps = entry["kinds"], entry["steps"]
-    pageable = sum(count for copy, count in entry["copies"].items() if "Pageable" in copy)
-    return [
-        *(entry["model"], entry["batch"], entry["way"], steps, "yes" if entry["valid"] else "NO"),
-        *(kinds[kind] for kind in ("graph launch", "event wait", "sync", "allocation")),
-        *(pageable, entry["host_to_device_bytes"], f"{entry['quiet_steps']}/{steps}"),
-        "pass" if entry["passed"] else "FAIL",
-    ]
+    for table in tables_of(result.data):
+        table.show()
 
 
 def main(given: list[str] | None = None) -> int:

@@ -24,10 +24,10 @@ import torch
 from benchmarks.common import options as cli
 from benchmarks.common.models import SHAPES
 from benchmarks.common.result import ResultFile
+from benchmarks.common.result_tables import tables_of
 from benchmarks.ladder import measure
 from benchmarks.ladder.models import build_model
-from benchmarks.ladder.stages import LADDERS, Changed, Decode, Stage, changed
-from benchmarks.ladder.tables import ladder_table
+from benchmarks.ladder.stages import LADDERS, Decode, Stage
 from benchmarks.ladder.verdict import Figures, verdict
 
 ON_GPU = {"tokens": 64, "repeats": 3}
@@ -56,7 +56,6 @@ class Ladder:
         equal = min(measure.check_tokens(expected, run.tokens, self.dtype) for run in runs)
         self.reference = expected
         return {
-            "lines": self._lines(stage)._asdict(),
             "tokens": len(expected),
             "tokens_equal": equal,
             "distinct_tokens": len(set(runs[0].tokens)),
@@ -73,12 +72,6 @@ class Ladder:
             self.subject, decode, self.steps[stage]["ms_per_step"]
         )
 
-    def _lines(self, stage: Stage) -> Changed:
-        """Over the stage below it."""
-        stages = LADDERS[self.loop]
-        index = stages.index(stage)
-        return changed(stages[index - 1].code if index else "", stage.code)
-
     def _decode(self, stage: Stage) -> Decode:
         fast = self.fast and stage.takes_hopper
         return partial(stage.decode, backend="hopper") if fast else stage.decode
@@ -90,7 +83,6 @@ class Ladder:
         return Figures(
             ms=steps["ms_per_step"],
             spread=(max(runs) - min(runs)) / 2 if len(runs) > 1 else math.inf,
-            allocations=records.get("allocations_per_step"),
             kernel_ms=records.get("kernel_ms"),
         )
 
@@ -119,7 +111,7 @@ def observe(ladder: Ladder, result: ResultFile) -> None:
         if entry is not None:
             ladder.records[stage] = entry
         after = ladder.figures(stage)
-        steps["verdict"] = verdict(stage, before, after, ladder.subject.device.type == "cpu")
+        steps["verdict"] = verdict(before, after)
         before = after
 
 
@@ -149,7 +141,8 @@ def run(args: Namespace) -> ResultFile:
     for i, ladder in enumerate(ladders):
         observe(ladder, result)
         result.set(finished=[each.loop for each in ladders[: i + 1]])
-        ladder_table(result.entries, ladder.loop).show()
+    for table in tables_of(result.data):
+        table.show()
     return result
 
 

@@ -6,14 +6,14 @@ The engine serves requests that end by a stop token: temperature 1 and a stop se
 vocabulary, so that random weights generate about 110 tokens each. Predictions come from steady
 medians of runs of their own, observations from the wall time of other requests. A row is met where
 they differ by at most half a point or a tenth of the gain; otherwise the device's and the host's
-part of ordinary steps are compared with the medians (needs the events of `--timing`). `--long`
-decodes 8,192 tokens in each of 32 sequences. `--meter-cost` compares steps with the meter and its
-step gaps on and off. On a CPU the sizes are small: about a minute.
+part of ordinary steps are compared with the medians. `--long` decodes 8,192 tokens in each of 32
+sequences. `--meter-cost` compares steps with the meter and its step gaps on and off. On a CPU the
+sizes are small: about a minute. `benchmarks.report FILE` shows the tables of a result.
 """
 
 from __future__ import annotations
 
-from argparse import BooleanOptionalAction, Namespace
+from argparse import Namespace
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
 from statistics import median
@@ -25,10 +25,10 @@ from benchmarks.attribution.gain import Gain, Side, periods
 from benchmarks.attribution.serving import LONGEST, Load, Served, open_server, serve
 from benchmarks.attribution.steady import medians
 from benchmarks.attribution.steps import StepLog
-from benchmarks.attribution.tables import bubble_tables, model_tables
 from benchmarks.common import options as cli
 from benchmarks.common.models import SHAPES, open_model
-from benchmarks.common.result import ResultFile, write_text
+from benchmarks.common.result import ResultFile
+from benchmarks.common.result_tables import tables_of
 from photon_ext.engine import Engine
 
 CALIBRATION_SEED, OBSERVED_SEED = 1, 1000
@@ -66,8 +66,7 @@ class Bench:
         self.name, self.args, self._progress = name, args, result.progress
         dtype = None if args.dtype is None else cli.DTYPES[args.dtype]
         self.config, self.weights = open_model(name, dtype, cli.device_of(args.device))
-        default = 1.0 if name in SHAPES else UNIFORM
-        self.temperature = default if args.temperature is None else args.temperature
+        self.temperature = 1.0 if name in SHAPES else UNIFORM
 
     def gain(self, streams: int) -> dict[str, Any]:
         """Depth 1 against depth 2.
@@ -81,12 +80,12 @@ class Bench:
         runs: dict[int, list[Served]] = {1: [], 2: []}
         with ExitStack() as stack:
             engines = {
-                depth: stack.enter_context(self._server(load, depth, timing=args.timing))
+                depth: stack.enter_context(self._server(load, depth, timing=True))
                 for depth in (1, 2)
             }
             self._calibrate(engines, logs, streams)
             for depth in logs:
-                periods(medians(logs[depth], streams), {1: 1.0})  # too few steps: an error now
+                periods(medians(logs[depth], streams))  # too few steps: an error now
             for round_ in range(args.rounds):
                 for depth, engine in _in_turns(engines, round_):
                     seed = OBSERVED_SEED + round_
@@ -135,16 +134,16 @@ class Bench:
         rounds = {"off": off, "on": on}
         return {"off_ms": median(off), "on_ms": median(on), "ratio": ratio, "rounds": rounds}
 
-    def _load(self, streams: int, requests: int, aged: bool = False) -> Load:
+    def _load(self, streams: int, requests: int) -> Load:
         """Requests of about --length tokens."""
         length, prompt = self.args.length, self.args.prompt
-        return Load(streams, requests, prompt, length, LONGEST * length, self.temperature, aged)
+        return Load(streams, requests, prompt, length, LONGEST * length, self.temperature)
 
     def _calibrate(
         self, engines: dict[int, Engine], logs: dict[int, list[StepLog]], streams: int
     ) -> None:
         """A run of each depth whose medians count."""
-        load, round_ = self._load(streams, self.args.calibrate, aged=True), len(logs[1])
+        load, round_ = self._load(streams, self.args.calibrate), len(logs[1])
         for depth, engine in _in_turns(engines, round_):
             seed = CALIBRATION_SEED + round_
             logs[depth].append(self._serve(engine, load, seed, f"medians, depth {depth}").log)
@@ -204,27 +203,15 @@ def arguments(given: list[str] | None) -> Namespace:
     add("--length", type=number, help="mean tokens of a request: the stop set is 1/N of the ids")
     add("--prompt", type=number, default=16, help="tokens of a prompt")
     add(
-        "--temperature",
-        type=cli.number_from_zero,
-        help=f"default: 1 for random weights, {UNIFORM:g} for a loaded model",
-    )
-    add(
         "--dtype", choices=cli.DTYPES, help="default: bfloat16 for shapes, a model's own for models"
     )
     cli.backend_option(options)
     add("--spin", action="store_true", help="wait for steps by spinning")
-    add(
-        "--timing",
-        action=BooleanOptionalAction,
-        default=True,
-        help="time steps on the device: tells its part of a difference from the host's",
-    )
     add("--no-gain", action="store_true", help="leave the tables of depth 1 and 2 out")
     add("--long", type=cli.names, default=[], help="models for the run of long answers")
     add("--long-tokens", type=number)
     add("--long-sequences", type=number)
     add("--meter-cost", action="store_true", help="measure steps with the meter on and off")
-    add("--markdown", type=cli.output_file, metavar="FILE", help="write the tables here")
     args = cli.fit_to_device(options.parse_args(given), ON_GPU, ON_CPU)
     if not models_of(args):
         options.error("--no-gain: nothing is left to measure; give --meter-cost or --long MODEL")
@@ -239,13 +226,10 @@ def main(given: list[str] | None = None) -> int:
         result.set(published=PUBLISHED_LONG)
     for name in models_of(args):
         measure_model(name, args, result)
-        for table in model_tables(result.data, name):
-            table.show()
-        if args.markdown is not None:
-            tables = bubble_tables(result.data)
-            write_text(args.markdown, "".join(table.markdown() for table in tables))
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+    for table in tables_of(result.data):
+        table.show()
     return 0 if all(entry["status"] == "ok" for entry in result.entries) else 1
 
 

@@ -4,14 +4,12 @@
 
 All are greedy. Ours and transformers.generate run the same float32 weights, and their tokens must
 be equal before anything is timed. llama.cpp reads the model's own .gguf file, weights as stored,
-where the package llama-cpp-python is installed. Runs alternate; medians are compared. Peak memory
-is the process's, so ours is read before the others are imported.
+where the package llama-cpp-python is installed. Runs alternate; medians are compared.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import resource
 import time
 from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable
@@ -51,17 +49,12 @@ class Run(NamedTuple):
 Side = Callable[[], Run]
 
 
-def peak_mib() -> float:
-    """Peak resident memory of the process so far, MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 def run_ours(config: ModelConfig, weights: DecoderWeights, prompt: list[int], count: int) -> Run:
     """One row through the pipeline, at depth 2."""
     with Session(config, weights, [prompt], count + SPARE, depth=2) as session:
         tokens = session.tokens[session.rows[0].index]
         begin = time.perf_counter()
-        session.prefill()
+        session.begin()
         first, had = time.perf_counter(), len(tokens)
         while len(tokens) < count:
             session.step()
@@ -158,11 +151,9 @@ def compare(args: Namespace, result: ResultFile) -> dict[str, Any]:
     prompt = encode(args.model, args.prompt, config.vocab)
     sides: dict[str, Side] = {"float32": partial(run_ours, config, exact, prompt, count)}
     expected = sides["float32"]().tokens
-    peaks = {"ours float32": peak_mib()}
     reference = reference_model(args.model, config, exact)
     theirs = partial(run_transformers, reference, prompt, count)
     check_equal(expected, theirs().tokens)
-    peaks["with transformers"] = peak_mib()
     default = open_model(args.model, None, cpu)[1]
     default_name = str(default.dtype).removeprefix("torch.")
     if default.dtype != torch.float32:
@@ -190,7 +181,6 @@ def compare(args: Namespace, result: ResultFile) -> dict[str, Any]:
         "rates": measured,
         "ratio": _ratios(measured, "tokens_per_s"),
         "decode_ratio": _ratios(measured, "decode_tokens_per_s"),
-        "peak_mib": peaks,
         "llama_cpp": absent or "as stored in the file",
     }
 
@@ -248,8 +238,6 @@ def main(given: list[str] | None = None) -> int:
     sizes = f"{entry['new_tokens']} new tokens after {entry['prompt_tokens']}"
     print(f"{args.model}: {sizes}, {entry['threads']} threads, float32 tokens equal")
     Table("", HEADER, rows).show()
-    peaks = ", ".join(f"{label} {mib:.0f} MiB" for label, mib in entry["peak_mib"].items())
-    print(f"peak memory: {peaks}")
     print(f"llama.cpp: {entry['llama_cpp']}")
     return 0
 

@@ -5,9 +5,9 @@
 A model is a named shape with random weights, a model directory, a .gguf file or "smollm2". Every
 figure comes from a window of its own, so that what is added to see one does not slow another:
 plain steps for ms/step, the host's split, a second pipeline with timing events for the step gap,
-and on CUDA, after everything else, a profile for the node gap. Beside it stands what
-benchmarks.common.step_time predicts. `--timeline-cost` compares steps with the checks for a
-timeline, while none is recorded, and without. On a CPU the sizes are small: about a minute.
+and on CUDA, after everything else, a profile for the node gap. Beside it stands a prediction: the
+floor, and NODE_US for each kernel of the step. `--timeline-cost` compares steps with the checks for
+a timeline, while none is recorded, and without. On a CPU the sizes are small: about a minute.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import resource
 from argparse import Namespace
 from contextlib import nullcontext
 from functools import partial
+from itertools import product
 from statistics import fmean, median
 from typing import Any
 from unittest.mock import patch
@@ -26,9 +27,8 @@ from benchmarks.common import options as cli
 from benchmarks.common.kineto import idle, record
 from benchmarks.common.models import open_model
 from benchmarks.common.result import BenchmarkError, ResultFile
+from benchmarks.common.result_tables import tables_of
 from benchmarks.common.session import Session, agree, host_split, random_prompts, summary
-from benchmarks.common.step_time import NODE_US, Machine, StepShape, predict_step
-from benchmarks.common.tables import Table
 from benchmarks.floor import bytes_of, read_floor
 from photon_ext.runtime import probe
 
@@ -36,19 +36,13 @@ TRACED_STEPS = 12
 CHECKED_STEPS = 16
 SPARE = 16  # tokens beyond the windows: no row may end while it is measured
 PROBES = ("turn", "begin", "end", "launched", "committed")
-ON_GPU = {
-    "model": ["qwen3-0.6b"],
-    "batches": [1, 8, 32],
-    "context": 512,
-    "steps": 200,
-    "timeline_rounds": 20,
-}
-ON_CPU = {"model": ["small"], "batches": [1, 4], "context": 128, "steps": 40, "timeline_rounds": 4}
-HEADER = (
-    *("model", "B", "depth", "context", "ms/step", "predicted", "tok/s", "floor ms", "share"),
-    *("us/node", "gap us", "p99", "plan", "launch", "commit", "deliver", "wait", "quiet"),
-)
-NODES = ("model", "B", "traced step us", "in kernels", "node gap us", "kernels")
+TIMELINE_ROUNDS, TIMELINE_STEPS = {"cuda": 20, "cpu": 4}, 40
+NODE_US = {True: 2.5, False: 3.0}
+"""Microseconds from one kernel to the next, by whether they are launched programmatically (hopper):
+the middle of what was measured at one token a step on an H200, 2.1 to 2.9; an estimate for plain
+graphs."""
+ON_GPU = {"model": ["qwen3-0.6b"], "batches": [1, 8, 32], "context": 512, "steps": 200}
+ON_CPU = {"model": ["small"], "batches": [1, 4], "context": 128, "steps": 40}
 
 
 class Bench:
@@ -76,8 +70,7 @@ class Bench:
         streams = []
         for depth in (1, 2):
             with self._session(prompts, CHECKED_STEPS + 4, depth=depth, exact=True) as session:
-                session.prefill()
-                session.run(CHECKED_STEPS - 2)
+                session.begin(CHECKED_STEPS - 2)
                 session.check()
                 streams.append([session.tokens[row.index] for row in session.rows])
                 if not session.rows_equal():
@@ -107,8 +100,7 @@ class Bench:
         prompts = random_prompts(self.config.vocab, batch, self.prompt_len)
         new_tokens = self.args.warm_up + TRACED_STEPS + SPARE
         with self._session(prompts, new_tokens, depth=2) as session:
-            session.prefill()
-            session.run(self.args.warm_up)
+            session.begin(self.args.warm_up)
             found = idle(record(lambda: session.run(TRACED_STEPS)))
         if not found:
             raise BenchmarkError("the profile holds no kernel records of at least two steps")
@@ -117,15 +109,14 @@ class Bench:
     def timeline_cost(self, batch: int) -> dict[str, Any]:
         """Windows of steps at depth 2 with the checks for a timeline that nobody records over
         windows without them, in turns; ms per step."""
-        rounds, steps = self.args.timeline_rounds, self.args.timeline_steps
+        rounds, steps = TIMELINE_ROUNDS[self.weights.device.type], TIMELINE_STEPS
         prompts = random_prompts(self.config.vocab, batch, self.prompt_len)
         new_tokens = self.args.warm_up + 2 * rounds * steps + SPARE
         off: list[float] = []
         bare: list[float] = []
         without = dict.fromkeys(PROBES, lambda *given: None)
         with self._session(prompts, new_tokens, depth=2, blocking=not self.args.spin) as session:
-            session.prefill()
-            session.run(self.args.warm_up)
+            session.begin(self.args.warm_up)
             for round_ in range(2 * rounds):
                 is_bare = round_ % 4 in (1, 2)  # off, bare, bare, off: contexts grow meanwhile
                 with patch.multiple(probe, **without) if is_bare else nullcontext():
@@ -147,8 +138,7 @@ class Bench:
             torch.cuda.reset_peak_memory_stats()
         new_tokens = args.warm_up + args.steps + host_steps + SPARE
         with self._session(prompts, new_tokens, depth=depth, blocking=not args.spin) as session:
-            session.prefill()
-            first_steps = session.run(args.warm_up)
+            first_steps = session.begin(args.warm_up)
             quiet, begin = session.pipeline.stats.quiet_steps, session.context
             times = session.run(args.steps, args.seconds)
             quiet = session.pipeline.stats.quiet_steps - quiet
@@ -177,19 +167,17 @@ class Bench:
     def _against_floor(
         self, batch: int, context: float, step: dict[str, float], nodes: int | None
     ) -> dict[str, Any]:
-        """Beside the read floor, and on CUDA beside what `predict_step` has for the step."""
-        shape = StepShape.of(self.config, self.weights)
-        fast = cli.use_hopper(self.args)
-        node_us = NODE_US["programmatic launch" if fast else "plain graph"]
-        machine = Machine(self.bytes_per_s, node_us)
-        predicted = predict_step(shape, machine, batch, context, nodes or 0)
-        floor, kv = predicted.floor_ms, round(batch * context * shape.kv_bytes_per_token)
+        """Beside the read floor, and on CUDA beside the prediction."""
+        weights = self.weights.bytes_per_step
+        kv = round(batch * context * self.config.kv_bytes_per_token(self.weights.dtype.itemsize))
+        floor = (weights + kv) / self.bytes_per_s * 1e3
+        node_us = NODE_US[cli.use_hopper(self.args)]
         return {
             "tokens_per_s": batch / step["mean"] * 1e3,
-            "bytes_per_step": {"weights": shape.weight_bytes, "kv": kv},
+            "bytes_per_step": {"weights": weights, "kv": kv},
             "floor_ms": floor,
             "floor_share": floor / step["median"],
-            "predicted_ms": predicted.total_ms if nodes and self.on_cuda else None,
+            "predicted_ms": floor + nodes * node_us / 1e3 if nodes and self.on_cuda else None,
             "us_per_node": (step["median"] - floor) * 1e3 / nodes if nodes else None,
         }
 
@@ -201,8 +189,7 @@ class Bench:
         options = {"timing": True, "blocking": not args.spin}
         new_tokens = args.warm_up + args.steps + SPARE
         with self._session(prompts, new_tokens, depth=depth, **options) as session:
-            session.prefill()
-            session.run(args.warm_up)
+            session.begin(args.warm_up)
             session.pipeline.stats.gaps_us.clear()
             times = session.run(args.steps, args.seconds)
             gaps = list(session.pipeline.stats.gaps_us)
@@ -225,26 +212,6 @@ class Bench:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def table_row(entry: dict[str, Any]) -> list[object]:
-    """One line of the printed table."""
-    host, gap = entry["host_us"], entry["step_gap_us"] or {}
-    labels = (entry[name] for name in ("model", "batch", "depth"))
-    figures = (entry[name] for name in ("predicted_ms", "tokens_per_s", "floor_ms"))
-    parts = (host.get(name) for name in ("plan", "launch", "commit", "deliver", "wait"))
-    return [
-        *labels,
-        round(entry["context"]),
-        entry["ms_per_step"]["median"],
-        *figures,
-        f"{entry['floor_share']:.0%}",
-        entry["us_per_node"],
-        gap.get("median"),
-        gap.get("p99"),
-        *parts,
-        f"{entry['quiet_steps']}/{entry['steps']}",
-    ]
-
-
 def run_model(name: str, args: Namespace, result: ResultFile, bytes_per_s: float) -> Bench | None:
     """Adds a model's entries: check, every batch and depth. None if it is wrong."""
     benches: list[Bench] = []
@@ -258,37 +225,15 @@ def run_model(name: str, args: Namespace, result: ResultFile, bytes_per_s: float
     if result.measure({"what": "check", "model": name}, load) is None:
         return None
     bench = benches[0]
-    rows = []
     for batch in args.batches:
         for depth in args.depth:
             sizes = {"dtype": bench.dtype, "batch": batch, "depth": depth}
             labels = {"what": "decode", "model": name, **sizes, "kernels": args.kernels}
-            entry = result.measure(labels, partial(bench.measure, batch, depth))
-            if entry is not None:
-                rows.append(table_row(entry))
-    Table("", HEADER, rows).show()
+            result.measure(labels, partial(bench.measure, batch, depth))
     for batch in args.batches if args.timeline_cost else ():
         labels = {"what": "timeline", "model": name, "batch": batch}
-        cost = result.measure(labels, partial(bench.timeline_cost, batch))
-        if cost is not None:
-            both = (
-                f"{cost['off_ms']:.4g} ms with a timeline's checks, {cost['bare_ms']:.4g} without"
-            )
-            print(f"{name}, B={batch}: {both}, x{cost['ratio']:.4f}", flush=True)
+        result.measure(labels, partial(bench.timeline_cost, batch))
     return bench
-
-
-def trace_nodes(benches: list[Bench], args: Namespace, result: ResultFile) -> None:
-    """Adds the node gaps of all models."""
-    rows = []
-    for bench in benches:
-        for batch in args.batches:
-            labels = {"what": "nodes", "model": bench.name, "batch": batch}
-            entry = result.measure(labels, partial(bench.nodes, batch))
-            if entry is not None:
-                fields = ("step_us", "kernel_us", "node_gap_us", "kernels")
-                rows.append([bench.name, batch, *(entry[name] for name in fields)])
-    Table("", NODES, rows).show()
 
 
 def arguments(given: list[str] | None) -> Namespace:
@@ -313,8 +258,6 @@ def arguments(given: list[str] | None) -> Namespace:
     cli.backend_option(options)
     add("--spin", action="store_true", help="wait for steps by spinning")
     add("--timeline-cost", action="store_true", help="compare steps with a timeline's checks")
-    add("--timeline-rounds", type=number, help="pairs of windows for --timeline-cost")
-    add("--timeline-steps", type=number, default=40, help="steps of each of these windows")
     add("--no-nodes", dest="nodes", action="store_false", help="skip the profile for the node gap")
     args = cli.fit_to_device(options.parse_args(given), ON_GPU, ON_CPU)
     args.kernels = cli.running_kernels(args)
@@ -334,7 +277,11 @@ def main(given: list[str] | None = None) -> int:
         bench = run_model(name, args, result, floor["bytes_per_s"])
         if bench is not None and bench.on_cuda and args.nodes:
             traced.append(bench)
-    trace_nodes(traced, args, result)
+    for bench, batch in product(traced, args.batches):
+        labels = {"what": "nodes", "model": bench.name, "batch": batch}
+        result.measure(labels, partial(bench.nodes, batch))
+    for table in tables_of(result.data):
+        table.show()
     return 0 if all(entry["status"] == "ok" for entry in result.entries) else 1
 
 

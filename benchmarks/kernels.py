@@ -1,18 +1,17 @@
 """Every op of a decode step at a model's shapes: µs, share of the read ceiling, ratio to torch.
 
-    python -m benchmarks.kernels --models qwen3-0.6b --batches 1,8,32 --json FILE [--markdown FILE]
+    python -m benchmarks.kernels --models qwen3-0.6b --batches 1,8,32 --json FILE
 
 Operands that a step would read from memory are rotated among so many copies that no cache holds
 them; on CUDA all copies are run in one graph, and a time is the median of its replays over the
 number of copies. Each result is checked against photon_ext/reference.py before it is timed. `loss`
-is the time above bytes / ceiling. Two cases are chains: "layers" runs the linears of a model's
-layers one after the other, "dependency" tiny ones whose whole time is the wait for each other. What
-this build does not have is listed as missing.
+is the time above bytes / ceiling. The case "layers" is a chain: the linears of a model's layers one
+after the other. What memory has no room for is skipped. `benchmarks.report FILE` shows a result's
+tables.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
@@ -24,8 +23,8 @@ import torch
 from benchmarks.common import options as cli
 from benchmarks.common.models import SHAPES
 from benchmarks.common.replay import Patience, Rotation, Run, cache_bytes, time_runs
-from benchmarks.common.result import ResultFile, write_text
-from benchmarks.common.tables import Table
+from benchmarks.common.result import ResultFile
+from benchmarks.common.result_tables import tables_of
 from benchmarks.floor import bytes_of, read_floor
 from benchmarks.kernel_cases.attention import chunk_groups, decode_groups
 from benchmarks.kernel_cases.case import BOUNDS, Case, Plan, Setting
@@ -33,12 +32,9 @@ from benchmarks.kernel_cases.chains import chain_groups
 from benchmarks.kernel_cases.linears import linear_groups
 from benchmarks.kernel_cases.pointwise import pointwise_groups
 from photon_ext.cli.info import describe
+from photon_ext.engine.memory import available_bytes
 from photon_ext.models.shapes import NAMED_SHAPES
 
-HEADER = (
-    *("op", "what", "way", "B", "context", "chunk", "us", "TB/s", "share", "loss us"),
-    *("loss/dep", "TFLOP/s", "torch us", "ratio", "error"),
-)
 ON_GPU = {
     "models": list(NAMED_SHAPES),
     "batches": [1, 4, 8, 16, 32, 64],
@@ -59,22 +55,13 @@ class Bench:
         self._baselines: dict[tuple[object, ...], dict[str, Any]] = {}
 
     def add(self, model: str, plan: Plan, result: ResultFile) -> dict[str, Any] | None:
-        """One entry: measured, missing, skipped or failed."""
+        """One entry: measured, skipped or failed."""
         op = plan.ops[0] if len(plan.ops) == 1 else "chain"
-        labels = {
-            "model": model,
-            "op": op,
-            "what": plan.what,
-            "way": plan.setting.way,
-            **plan.labels,
-        }
-        missing = plan.missing()
-        if missing is not None:
-            result.absent(labels, "missing", missing)
-            return None
+        labels = {"model": model, "op": op, "what": plan.what, "way": plan.setting.way}
+        labels |= plan.labels
         needed = plan.memory * SPARE_MEMORY
         # a lost device does not say either
-        if not result.lost and needed > (free := free_bytes(self.setting.device)):
+        if not result.lost and needed > (free := available_bytes(self.setting.device)):
             told = f"needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"
             result.absent(labels, "skipped", told)
             return None
@@ -85,12 +72,8 @@ class Bench:
         error = case.verify()
         measured = self._figures(case)
         measured["checked"] = {"error": error, "bound": BOUNDS[self.setting.dtype]}
-        ops = plan.ops if case.baseline is not None else ()
-        key = (model, ops, plan.what, *plan.labels.values())
-        if plan.setting.way == "torch":
-            self._baselines[key] = {"name": "torch", "us": measured["us"]}
-        baseline = self._baseline(key, case)
-        if baseline is not None and plan.setting.way != "torch":
+        baseline = self._baseline((model, plan.ops, plan.what, *plan.labels.values()), case)
+        if baseline is not None:
             measured["baseline"] = baseline
             measured["ratio"] = None if baseline["us"] is None else baseline["us"] / measured["us"]
         return measured
@@ -128,14 +111,6 @@ class Bench:
             return time_runs(runs, self.setting.device, self.patience).us
 
 
-def free_bytes(device: torch.device) -> int:
-    """Memory that can still be allocated."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def groups(setting: Setting, args: Namespace) -> Iterator[list[Plan]]:
     """All plans of a model; those of one group share operands, which are freed before the next
     group's are made."""
@@ -154,31 +129,13 @@ def wanted(plan: Plan, chosen: list[str] | None) -> bool:
 
 def run_model(
     name: str, bench: Bench, args: Namespace, result: ResultFile, known: set[str]
-) -> list[dict[str, Any]]:
-    """Adds all entries of one model; returns the measured ones. `known` gets what --ops may
-    name."""
-    entries = []
+) -> None:
+    """Adds all entries of one model. `known` gets what --ops may name."""
     for group in groups(bench.setting._replace(config=SHAPES[name]), args):
         for plan in group:
             known.update((plan.what, *plan.ops))
             if wanted(plan, args.ops):
-                entry = bench.add(name, plan, result)
-                entries += [] if entry is None else [entry]
-    return entries
-
-
-def table_row(entry: dict[str, Any]) -> list[object]:
-    """One line of the printed table."""
-    baseline = entry.get("baseline") or {}
-    labels = (entry.get(name) for name in ("op", "what", "way", "batch", "context", "chunk"))
-    losses = (entry[name] for name in ("loss_us", "loss_us_per_dependency", "tflop_per_s"))
-    return [
-        *labels,
-        *(entry["us"], entry["tb_per_s"]),
-        f"{entry['share']:.0%}" + ("" if entry["cold"] else " cached"),
-        *losses,
-        *(baseline.get("us"), entry.get("ratio"), entry["checked"]["error"]),
-    ]
+                bench.add(name, plan, result)
 
 
 def arguments(given: list[str] | None) -> Namespace:
@@ -192,7 +149,6 @@ def arguments(given: list[str] | None) -> Namespace:
     add("--dtype", choices=cli.DTYPES, default="bfloat16")
     add("--quick", action="store_true", help="few copies and replays: whether it runs at all")
     cli.floor_option(options)
-    add("--markdown", type=cli.output_file, metavar="FILE", help="write the tables here")
     args = cli.fit_to_device(options.parse_args(given), ON_GPU, ON_CPU)
     unknown = [name for name in args.models if name not in SHAPES]
     if unknown:
@@ -214,15 +170,12 @@ def main(given: list[str] | None = None) -> int:
     bench = Bench(setting, QUICK_PATIENCE if quick else PATIENCE, floor["bytes_per_s"])
     ceiling = f"read ceiling {floor['bytes_per_s'] / 1e9:.1f} GB/s ({floor['method']})"
     print(f"{ceiling}, cache {rotation.cache_bytes / 2**20:.0f} MiB", flush=True)
-    tables, known = [], set[str]()
+    known: set[str] = set()
     for name in args.models:
-        entries = run_model(name, bench, args, result, known)
-        rows = [table_row(entry) for entry in entries]
-        tables.append(Table(f"{name}, {args.dtype}", HEADER, rows))
-        tables[-1].show()
-    if args.markdown is not None:
-        write_text(args.markdown, "".join(table.markdown() for table in tables))
-    reasons = [e["reason"] for e in result.entries if e["status"] in ("missing", "skipped")]
+        run_model(name, bench, args, result, known)
+    for table in tables_of(result.data):
+        table.show()
+    reasons = [e["reason"] for e in result.entries if e["status"] == "skipped"]
     for reason in dict.fromkeys(reasons):
         print(f"{reasons.count(reason)} entries not measured: {reason}")
     unknown = sorted(set(args.ops or ()) - known)

@@ -8,14 +8,13 @@ written as a checkpoint that every peer loads and that is removed afterwards, or
 directory. What is timed is the same for all: new tokens N / 4 to N after prompts of 64 tokens;
 where a peer would take longer than --seconds for them, fewer, as its row says. A peer that is not
 installed is reported as missing with how to get it, one that breaks as failed with its error.
-`--table` makes a Markdown table of results.
+`--table` makes a Markdown table of several results; `benchmarks.report FILE` shows one.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -31,13 +30,13 @@ import torch
 
 from benchmarks.common import options as cli
 from benchmarks.common.models import SHAPES
-from benchmarks.common.result import BenchmarkError, ResultFile, write_text
+from benchmarks.common.result import BenchmarkError, ResultFile
+from benchmarks.common.result_tables import tables_of
 from benchmarks.common.session import random_prompts
-from benchmarks.common.tables import Table
 from benchmarks.engines.catalog import CATALOG, missing
 from benchmarks.engines.peer import Setup, Tokens, Window
 from benchmarks.engines.process import Report, run_module, run_worker
-from benchmarks.engines.tables import HEADER, files_table, summary_table, table_row
+from benchmarks.engines.tables import files_table
 from photon_ext.cli.info import describe
 from photon_ext.errors import ModelError
 from photon_ext.models.config import ModelConfig
@@ -73,9 +72,7 @@ class Model(NamedTuple):
 
 
 @contextmanager
-def checkpoint(
-    name: str, dtype: str, device: str, folder: str | None, timeout: float
-) -> Iterator[Model]:
+def checkpoint(name: str, dtype: str, device: str, timeout: float) -> Iterator[Model]:
     """The model's directory; one with random weights is written, by a process of its own, and
     removed at the end."""
     if name not in SHAPES:
@@ -90,13 +87,14 @@ def checkpoint(
         return
     config = SHAPES[name]
     weights = empty_weights(config, cli.DTYPES[dtype], "meta")
-    place = folder or _roomy_folder(weights.nbytes)
-    with tempfile.TemporaryDirectory(dir=place, prefix="photon-checkpoint-") as made:
+    with tempfile.TemporaryDirectory(
+        dir=_roomy_folder(weights.nbytes), prefix="photon-checkpoint-"
+    ) as made:
         directory = Path(made) / "model"
         given = ["--model", name, "--dtype", dtype, "--device", device, str(directory)]
         failure = run_module("benchmarks.common.checkpoint", given, timeout)
         if failure is not None:
-            told = f"could not be written to {made}: {failure}; choose another place with --folder"
+            told = f"could not be written to {made}: {failure}"
             raise BenchmarkError(f"the checkpoint of {name} {told}")
         yield Model(name, config, directory, weights.bytes_per_step)
 
@@ -109,7 +107,7 @@ def _roomy_folder(size: int) -> str:
     if roomy is None:
         told = ", ".join(f"{each}: {space / 2**30:.1f} GiB free" for each, space in free.items())
         needed = f"a checkpoint of {size / 2**30:.1f} GiB has no room"
-        raise BenchmarkError(f"{needed} ({told}); name a place with --folder")
+        raise BenchmarkError(f"{needed} ({told}); name a place with the variable TMPDIR")
     return roomy
 
 
@@ -147,15 +145,15 @@ class Comparison:
         self._window = Window(PROMPT, max(1, args.new_tokens // 4), args.new_tokens)
         self._ours: dict[int, dict[str, Any]] = {}
 
-    def add(self, peer: str) -> list[dict[str, Any]]:
-        """One entry per batch, once it is measured; returns those that did not fail."""
+    def add(self, peer: str) -> None:
+        """One entry per batch, once it is measured."""
         args, model, title = self._args, self._model, CATALOG[peer].title
         labels = {"what": "peer", "model": model.name, "dtype": args.dtype, "peer": peer}
         labels["title"], python = title, dict(args.python).get(peer)
         reason = missing(peer, self._device, python)
         if reason is not None:
             self._result.absent(labels, "missing", reason)
-            return []
+            return
         self._result.progress.show(f"peers: {model.name}, {title}")
         setup = Setup(
             directory=str(model.directory),
@@ -163,22 +161,19 @@ class Comparison:
             device=self._device,
             window=self._window,
             seconds=args.seconds,
-            load_format=args.load_format,
-            spin=args.spin,
             fast=cli.use_hopper(args),
         )
         prompts = [random_prompts(model.config.vocab, batch, PROMPT) for batch in args.batches]
-        rows: dict[int, dict[str, Any] | None] = {}
+        left = list(args.batches)
 
         def add_row(report: Report, batch: int) -> None:
+            left.remove(batch)
             figures = partial(self._figures, peer, batch, report)
-            rows[batch] = self._result.measure({**labels, "batch": batch}, figures)
+            self._result.measure({**labels, "batch": batch}, figures)
 
         report = run_worker(peer, setup, prompts, args.timeout, python, add_row)
-        for batch in args.batches:
-            if batch not in rows:
-                add_row(report, batch)
-        return [row for row in rows.values() if row is not None]
+        for batch in tuple(left):
+            add_row(report, batch)
 
     def _figures(self, peer: str, batch: int, report: Report) -> dict[str, Any]:
         line = report.of(batch)
@@ -215,14 +210,6 @@ def _interpreter(text: str) -> tuple[str, str]:
     return peer, path
 
 
-def _writable_folder(text: str) -> str:
-    """A directory that can be written into."""
-    if not Path(text).is_dir() or not os.access(text, os.W_OK | os.X_OK):
-        told = f"{text!r} is no directory that can be written into"
-        raise argparse.ArgumentTypeError(told)
-    return text
-
-
 def arguments(given: list[str] | None) -> Namespace:
     options = cli.parser(__doc__.splitlines()[0])
     add, known = options.add_argument, ", ".join(CATALOG)
@@ -232,20 +219,14 @@ def arguments(given: list[str] | None) -> Namespace:
     add("--new-tokens", type=cli.positive_integer)
     add("--dtype", choices=cli.DTYPES, default="bfloat16")
     cli.backend_option(options)
-    add("--spin", action="store_true", help="ours waits for steps by spinning")
-    told = "dummy: vLLM and SGLang make their own weights"
-    add("--load-format", choices=("auto", "dummy"), default="auto", help=told)
     told = "run a peer with the interpreter it is installed for"
     add("--python", type=_interpreter, action="append", default=[], metavar="PEER=PATH", help=told)
     told = "for one batch of a peer, about; a slower one makes fewer tokens"
     add("--seconds", type=cli.positive_number, help=told)
-    told = "where checkpoints are written; default: shared memory if there is room"
-    add("--folder", type=_writable_folder, help=told)
     add(
         "--timeout", type=cli.positive_number, default=600.0, help="seconds for a peer, all batches"
     )
     cli.floor_option(options)
-    add("--markdown", type=cli.output_file, metavar="FILE", help="write the tables here")
     add("--table", type=Path, nargs="+", metavar="FILE", help="make a table of results, and end")
     args = cli.fit_to_device(options.parse_args(given), ON_GPU, ON_CPU)
     unknown = [peer for peer in args.peers if peer not in CATALOG]
@@ -264,12 +245,11 @@ def run_model(
     name: str, args: Namespace, device: str, bytes_per_s: float, result: ResultFile
 ) -> None:
     """Adds all peers of one model."""
-    measured: list[dict[str, Any]] = []
     try:
-        with checkpoint(name, args.dtype, device, args.folder, args.timeout) as model:
+        with checkpoint(name, args.dtype, device, args.timeout) as model:
             comparison = Comparison(model, args, device, bytes_per_s, result)
             for peer in sorted(args.peers, key=lambda peer: peer != "ours"):
-                measured += comparison.add(peer)
+                comparison.add(peer)
     except (BenchmarkError, ModelError, OSError, ValueError) as error:
         wrong = BenchmarkError(str(error))
 
@@ -277,7 +257,6 @@ def run_model(
             raise wrong
 
         result.measure({"what": "checkpoint", "model": name}, fail)
-    Table(f"{name}, {args.dtype}", HEADER, [table_row(entry) for entry in measured]).show()
 
 
 def main(given: list[str] | None = None) -> int:
@@ -300,11 +279,11 @@ def main(given: list[str] | None = None) -> int:
     print(f"read floor {speed}; torch {torch.__version__}", flush=True)
     for name in args.model:
         run_model(name, args, device, floor["bytes_per_s"], result)
+    for table in tables_of(result.data):
+        table.show()
     for entry in result.entries:
         if entry["status"] == "missing":
             print(f"{entry['model']}: {entry['title']} is missing: {entry['reason']}")
-    if args.markdown is not None:
-        write_text(args.markdown, summary_table(result.entries))
     return 1 if result.failed else 0
 
 

@@ -18,14 +18,9 @@ from typing import Any, NamedTuple
 from benchmarks.common.options import plain_parser, png_file
 from benchmarks.common.result import read_result
 
-# Okabe and Ito's palette, which people who see colours differently can tell apart.
-BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILION, YELLOW, BLACK = COLOURS = (
-    *("#0072B2", "#E69F00", "#009E73", "#CC79A7"),
-    *("#56B4E9", "#D55E00", "#F0E442", "#000000"),
-)
-GREY = "#999999"
-# With hatches for those who see no colours.
-HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++", "oo")
+BLUE, ORANGE, GREY, GREEN = "#0072B2", "#D55E00", "#999999", "#009E73"  # Okabe and Ito's
+COLOURS = 10  # of the palette "tableau-colorblind10"
+HATCHES = ("", "//", "..", "\\\\", "xx", "++", "oo")  # for those who see no colours
 PANEL_WIDTH, PANEL_HEIGHT, DPI = 8.0, 4.4, 110
 COLUMNS = 2
 PAIR = 0.38  # width of a bar of a pair
@@ -106,13 +101,9 @@ def _panel(axis: Any, title: str, points: list[Point], engines: list[str]) -> di
         style, offset = engines.index(engine), (place - (len(present) - 1) / 2) * width
         own = {point.batch: point for point in points if point.engine == engine}
         xs = [batches.index(batch) + offset for batch in own]
-        look = {
-            "color": COLOURS[style % len(COLOURS)],
-            "hatch": HATCHES[(style + style // len(COLOURS)) % len(HATCHES)],
-            "edgecolor": "white",
-        }
+        look = {"color": f"C{style % COLOURS}", "hatch": HATCHES[style % len(HATCHES)]}
         heights = [100 * point.share for point in own.values()]
-        bars[engine] = axis.bar(xs, heights, 0.92 * width, linewidth=0.5, **look)
+        bars[engine] = axis.bar(xs, heights, 0.92 * width, edgecolor="white", **look)
         times, turned = [f"{point.ms:.3g}" for point in own.values()], 90 if width < 0.16 else 0
         axis.bar_label(bars[engine], times, padding=2, fontsize=9, rotation=turned)
     axis.axhline(100, color="black", linewidth=1, linestyle="--")
@@ -131,12 +122,8 @@ def draw_gains(results: Sequence[dict[str, Any]], output: Path) -> None:
 
     Above: ms per step of both depths; below: the gain predicted and observed.
     """
-    entries = [
-        entry
-        for data in results
-        for entry in data["entries"]
-        if entry["status"] == "ok" and entry["what"] == "gain"
-    ]
+    found = (entry for data in results for entry in data["entries"])
+    entries = [e for e in found if (e["status"], e["what"]) == ("ok", "gain")]
     if not entries:
         raise ValueError("no gains in these files; give results of benchmarks.bubble")
     pyplot = open_pyplot()
@@ -147,7 +134,7 @@ def draw_gains(results: Sequence[dict[str, Any]], output: Path) -> None:
     figure.get_layout_engine().set(hspace=0.08)
     steps = {"depth 1, blocking": "block_ms", "depth 2, pipelined": "pipe_ms"}
     gains = {"predicted from medians": "predicted", "observed from wall time": "observed"}
-    _pairs(both[0], entries, steps, (VERMILION, BLUE), "{:.3g}", 1)
+    _pairs(both[0], entries, steps, (ORANGE, BLUE), "{:.3g}", 1)
     both[0].set_ylabel("ms per decode step (median)")
     _pairs(both[1], entries, gains, (GREY, GREEN), "{:+.1f}", 100)
     allowed = {"yerr": [100 * entry["tolerance"] for entry in entries], "capsize": 3}
@@ -192,10 +179,12 @@ def open_pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        told = "plots need matplotlib: pip install 'photon_ext[trace]', or pip install matplotlib"
+        told = "plots need matplotlib: pip install matplotlib"
         raise ImportError(told) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot
+
+    pyplot.style.use("tableau-colorblind10")
 
     return pyplot
 
@@ -208,22 +197,10 @@ def _save(pyplot: Any, figure: Any, output: Path) -> None:
 
 def main(given: list[str] | None = None) -> int:
     options = plain_parser(__doc__.splitlines()[0])
-    options.add_argument(
-        "files",
-        nargs="+",
-        type=Path,
-        help="JSON of benchmarks.decode and benchmarks.peers; for --gains of bubble",
-    )
-    options.add_argument(
-        "--gains", action="store_true", help="depth 1 and depth 2 instead of shares of the floor"
-    )
-    options.add_argument(
-        "--output",
-        type=png_file,
-        default=Path("floor.png"),
-        metavar="FILE",
-        help="the PNG (floor.png)",
-    )
+    add, told = options.add_argument, "JSON of benchmarks.decode and peers; for --gains of bubble"
+    add("files", nargs="+", type=Path, help=told)
+    add("--gains", action="store_true", help="depth 1 and depth 2, not shares of the floor")
+    add("--output", type=png_file, default=Path("floor.png"), metavar="FILE", help="floor.png")
     args = options.parse_args(given)
     try:
         if args.gains:

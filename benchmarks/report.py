@@ -3,31 +3,25 @@
     python -m benchmarks.report [DIRECTORY]
     python -m benchmarks.report --markdown FILE.json
 
-Of a directory it lists the results; of a file of `benchmarks.bubble` or `benchmarks.adopt` it
-prints the tables. A result is stale where git's hash of csrc or photon_ext was another when it was
-measured, and unknown where that cannot be told: without git's history, or from a changed tree.
+Of a directory it lists the results; of a file it prints the tables. A result is stale where git's
+hash of csrc or photon_ext was another when it was measured, and unknown where that cannot be told:
+without git's history, or from a changed tree.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NamedTuple
 
-from benchmarks.attribution.tables import bubble_tables
 from benchmarks.common.environment import source_trees
 from benchmarks.common.options import plain_parser
 from benchmarks.common.result import read_result
+from benchmarks.common.result_tables import tables_of
 from benchmarks.common.tables import Table
-from benchmarks.ladder.tables import adopt_tables
 
-TABLES: dict[str, Callable[[dict[str, Any]], list[Table]]] = {
-    "bubble": bubble_tables,
-    "adopt": adopt_tables,
-}
 DAMAGES = (ValueError, KeyError, TypeError, AttributeError, IndexError)  # of a file's content
 RESULTS = Path(__file__).resolve().parent / "results"
 HEADER = ("file", "benchmark", "started", "on", "commit", "ok", "failed", "state", "figures")
@@ -110,10 +104,7 @@ def show_tables(path: Path, markdown: bool) -> int:
     """Prints the tables of one result."""
     try:
         data = read_result(path)
-        if (tables := TABLES.get(data["benchmark"])) is None:
-            known = " or ".join(TABLES)
-            raise ValueError(f"{path} is no result of {known}; give the directory for a list")
-        made = tables(data)
+        made = tables_of(data)
     except DAMAGES as error:
         damage = f"{path} is damaged: {type(error).__name__}: {error}"
         print(f"report: {error if isinstance(error, ValueError) else damage}", file=sys.stderr)

@@ -129,7 +129,7 @@ import photon_ext.observe
 names = "Timeline", "cost_model", "meter", "prometheus", "timeline"
 loaded = [name for name in sys.modules if name.startswith("photon_ext.observe.")]
 print(loaded, {*names} <= {*dir(photon_ext.observe)})
-print(photon_ext.observe.cost_model.StepParts(1.0, 0.1, 0.2).device_ms)
+print(photon_ext.observe.cost_model.Periods(1.1, 0.2).decode_ms)
 print(*(getattr(photon_ext.observe, name).__name__.split(".")[-1] for name in names))
 """
     )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from benchmarks.attribution.serving import Served
-from benchmarks.attribution.steady import Medians, device_and_gap, ordinary_steps
-from benchmarks.attribution.steps import StepRecord
-from benchmarks.common.prefill_groups import prefill_groups
+from benchmarks.attribution.steady import Medians, medians
 from benchmarks.common.result import BenchmarkError
 from photon_ext.observe.cost_model import (
     Periods,
@@ -22,25 +21,32 @@ from photon_ext.observe.cost_model import (
 TOLERANCE = 0.005  # half a point, or
 TOLERANCE_SHARE = 0.1  # of the predicted gain, whichever is more
 LEAST = 0.0005  # gain that is worth naming
+# By name in a result: the field of Medians, what it is in words, and what shows it.
 CAUSES = {
-    "ordinary_device": "the device's part of ordinary steps",
-    "ordinary_host": "the host's part of ordinary steps: wake-up, commit, plan",
+    "ordinary_device": (
+        "device",
+        "the device's part of ordinary steps",
+        "median time on the device",
+    ),
+    "ordinary_host": (
+        "gap",
+        "the host's part of ordinary steps: wake-up, commit, plan",
+        "median gap",
+    ),
 }
-SHOWN_BY = {"ordinary_device": "median time on the device", "ordinary_host": "median gap"}
 OTHERWISE = "what is left are ramp-up and ramp-down, prefill steps and single long steps"
 
 
-def periods(found: Medians, groups: Mapping[int, float]) -> Periods:
-    """The model's input from medians; `groups`: see `prefill_groups`.
+def periods(found: Medians) -> Periods:
+    """The model's input from medians.
 
     Raises BenchmarkError where the run was too short to have medians.
     """
-    decode, prefill = found.decode, found.mean_prefill(groups)
-    if decode is None or prefill is None:
+    if found.decode is None or found.prefill is None:
         raise BenchmarkError(
             f"too few steady steps for medians ({found}); use more requests, or longer ones"
         )
-    return Periods(decode, prefill, found.dead or 0.0)
+    return Periods(found.decode, found.prefill, found.dead or 0.0)
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,12 @@ class Side:
 
     @property
     def periods(self) -> Periods:
-        return periods(self.usual, prefill_groups(self.work, self.depth))
+        return periods(self.usual)
+
+    @cached_property
+    def here(self) -> Medians:
+        """The medians of the observed runs."""
+        return medians([run.log for run in self.runs], self.streams)
 
     @property
     def work(self) -> Workload:
@@ -83,20 +94,6 @@ class Side:
         """The wall time that the medians predict."""
         return self.requests * steps_per_request(self.work, self.depth).time_ms(self.periods)
 
-    def compared(self) -> dict[str, dict[str, float]]:
-        """Ordinary steps here and in the run of the medians ("there"), milliseconds by cause;
-        empty without timing."""
-        ordinary: list[StepRecord] = []
-        for run in self.runs:
-            ordinary += ordinary_steps(run.log, self.streams)
-        there = self.usual.device, self.usual.gap
-        pairs = zip(CAUSES, device_and_gap(ordinary), there, strict=True)
-        return {
-            cause: {"here": now, "there": before}
-            for cause, now, before in pairs
-            if now is not None and before is not None
-        }
-
 
 @dataclass(frozen=True)
 class Gain:
@@ -123,31 +120,28 @@ class Gain:
         return abs(self.observed - self.prediction.gain) <= self.tolerance
 
     def effects(self) -> dict[str, dict[str, Any]]:
-        """By cause, what ordinary steps that are not like the medians add to the observed gain.
+        """By cause, what ordinary steps that are not like the medians add to the observed gain;
+        empty without timing.
 
         `points` is the gain (1 is 100 %); of each depth: how many steps, and their milliseconds
-        over the medians. The cause with the largest effect comes first.
+        over the medians, which are given here and in the run of the medians ("there").
         """
-        sides = {"block": self.block, "pipe": self.pipe}
-        compared = {name: side.compared() for name, side in sides.items()}
-        found = {}
-        for cause in CAUSES:
-            if any(cause not in each for each in compared.values()):
+        sides, found = {"block": self.block, "pipe": self.pipe}, {}
+        for name, (field, cause, shown_by) in CAUSES.items():
+            pairs = {k: (getattr(s.here, field), getattr(s.usual, field)) for k, s in sides.items()}
+            if any(None in pair for pair in pairs.values()):
                 continue
-            excess, share = {}, {}
-            for name, side in sides.items():
-                median_ms = compared[name][cause]
-                ms = side.full_steps * (median_ms["here"] - median_ms["there"])
-                excess[name] = {"steps": side.full_steps, "ms": ms}
-                share[name] = ms / side.model_ms
-            found[cause] = {
-                "cause": CAUSES[cause],
+            over = {
+                key: side.full_steps * (pairs[key][0] - pairs[key][1])
+                for key, side in sides.items()
+            }
+            share = {key: over[key] / side.model_ms for key, side in sides.items()}
+            shown = {key: {"here": here, "there": there} for key, (here, there) in pairs.items()}
+            found[name] = {
+                "cause": cause,
                 "points": (1 + self.prediction.gain) * (share["block"] - share["pipe"]),
-                **excess,
-                "medians": {
-                    "of": SHOWN_BY[cause],
-                    **{name: compared[name][cause] for name in sides},
-                },
+                **{key: {"steps": s.full_steps, "ms": over[key]} for key, s in sides.items()},
+                "medians": {"of": shown_by, **shown},
             }
         return dict(sorted(found.items(), key=lambda item: -abs(item[1]["points"])))
 

@@ -36,7 +36,6 @@ class Load:
             stop set, `new_tokens` each.
         new_tokens: cap of each request.
         temperature: of the sampling.
-        aged: the first requests are as far on as those of a batch that has run for long.
     """
 
     streams: int
@@ -45,7 +44,6 @@ class Load:
     length: int | None
     new_tokens: int
     temperature: float
-    aged: bool = False
 
     def stop_ids(self, vocab: int) -> tuple[int, ...]:
         """The stop set: the same for all requests and runs."""
@@ -60,32 +58,21 @@ class Load:
         return tuple(random.Random(0).sample(range(vocab), count))
 
     def asked(self, vocab: int, seed: int) -> tuple[list[list[int]], list[SamplingParams]]:
-        """Prompts and parameters; the same for the same seed.
-
-        Lengths have no memory, so that a sequence in the middle of a long run has as many tokens
-        behind it, on average, as before it. With `aged` the first prompts are longer by such a
-        number and their caps lower: a batch that begins anew would have short contexts.
-        """
+        """Prompts and parameters; the same for the same seed."""
         choose, stops = random.Random(seed), self.stop_ids(vocab)
-        count = self.streams * self.requests
-        ages = [self._age(choose) if i < self.streams else 0 for i in range(count)]
-        prompts = [[choose.randrange(vocab) for _ in range(self.prompt + age)] for age in ages]
+        count = range(self.streams * self.requests)
+        prompts = [[choose.randrange(vocab) for _ in range(self.prompt)] for _ in count]
         params = [
             SamplingParams(
-                max_new_tokens=self.new_tokens - age,
+                max_new_tokens=self.new_tokens,
                 temperature=self.temperature,
                 seed=choose.getrandbits(32),
                 stop_token_ids=stops,
                 ignore_eos=True,
             )
-            for age in ages
+            for _ in count
         ]
         return prompts, params
-
-    def _age(self, choose: random.Random) -> int:
-        if not self.aged or self.length is None:
-            return 0
-        return min(int(choose.expovariate(1 / self.length)), self.new_tokens - self.length)
 
 
 class Served(NamedTuple):

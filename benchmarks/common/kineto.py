@@ -60,17 +60,18 @@ def counts(records: Records, steps: int) -> Counts:
     return made
 
 
-def idle(records: Records) -> dict[str, Any]:
-    """Step gap and node gap from kernel records: microseconds, traced. Empty without kernel records
-    of at least two whole steps."""
-    found = find_steps(records)
-    steps = found.steps[1:-1]  # a profile may begin and end inside a step
-    if len(steps) < 2:
+def idle(records: Records, marker: str | None = None) -> dict[str, Any]:
+    """Step gap and node gap of steady steps from kernel records: microseconds, traced. Empty
+    without kernel records of at least two of them. `marker`: the last kernel of a step of a loop
+    that is not ours."""
+    found = find_steps(records, marker, marker_ends=marker is not None)
+    steps = found.steady
+    pairs = [(a, b) for a, b in pairwise(steps) if b.number == a.number + 1]
+    if not pairs:
         return {}
-    gaps = [(after.start - before.end) * 1e-3 for before, after in pairwise(steps)]
     return {
         "steps": len(steps),
-        "step_gap_us": summary(gaps),
+        "step_gap_us": summary([(after.start - before.end) * 1e-3 for before, after in pairs]),
         "step_us": median((step.end - step.start) * 1e-3 for step in steps),
         "kernel_us": median(step.busy * 1e-3 for step in steps),
         "node_gap_us": median((step.end - step.start - step.busy) * 1e-3 for step in steps),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import os
 import sys
@@ -53,11 +52,6 @@ def positive_number(text: str) -> float:
     return value
 
 
-def number_from_zero(text: str) -> float:
-    """A number from 0 on."""
-    return 0.0 if text in ("0", "0.0") else positive_number(text)
-
-
 def names(text: str) -> list[str]:
     """ "a,b" as a list of one name or more."""
     found = [part for part in text.split(",") if part]
@@ -80,22 +74,12 @@ def output_file(text: str) -> Path:
     """A file that can be written. It is not made yet, nor is its directory, which may be
     missing."""
     path = Path(text)
-    try:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            path.stat()  # raises for a name that is too long, which `exists` may not tell
-        if path.is_dir() or not path.name:
-            raise argparse.ArgumentTypeError(f"{text!r} is a directory; name a file in it")
-        if path.exists() and not path.is_file():
-            raise argparse.ArgumentTypeError(f"{text!r} is no plain file; name another")
-        above = next(parent for parent in path.absolute().parents if parent.exists())
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: {error.strerror}") from None
-    if not above.is_dir():
-        told = f"{text!r} cannot be made: {str(above)!r} is no directory"
-        raise argparse.ArgumentTypeError(told)
-    if not os.access(above, os.W_OK | os.X_OK):
-        told = f"{text!r} cannot be made: {str(above)!r} is not writable"
-        raise argparse.ArgumentTypeError(told)
+    if path.exists() and not path.is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} is no plain file; name one")
+    above = next(parent for parent in path.absolute().parents if parent.exists())
+    if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+        told = f"{str(above)!r} is no directory that can be written into"
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be made: {told}")
     return path
 
 
@@ -159,17 +143,11 @@ def fit_to_device(
     return args
 
 
-def backend_of(args: argparse.Namespace) -> Backend:
-    """What --backend says; where it says nothing, hopper if it runs on --device with --dtype, None
-    being bfloat16 as a rule.
-    """
-    dtype = DTYPES[args.dtype or "bfloat16"]
-    return choose_backend(args.backend, str(device_of(args.device)), dtype)
-
-
 def use_hopper(args: argparse.Namespace) -> bool:
-    """Whether that is the hopper backend."""
-    return backend_of(args) == "hopper"
+    """Whether --backend says hopper; where it says nothing, whether that runs on --device with
+    --dtype, None being bfloat16 as a rule."""
+    dtype = DTYPES[args.dtype or "bfloat16"]
+    return choose_backend(args.backend, str(device_of(args.device)), dtype) == "hopper"
 
 
 def running_kernels(args: argparse.Namespace) -> str:

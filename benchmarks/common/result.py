@@ -134,12 +134,6 @@ def read_result(path: Path) -> dict[str, Any]:
     return data
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a file; makes its directory if need be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
 def _explained(error: Exception) -> bool:
     """Whether it says itself what is wrong and what to do. By name: peers run where photon_ext
     cannot be imported."""

@@ -14,6 +14,7 @@ from photon_ext.models.config import ModelConfig
 from photon_ext.models.decoder import GEMM_TOKENS, Decoder
 from photon_ext.models.weights import DecoderWeights
 from photon_ext.observe.meter import percentile
+from photon_ext.observe.trace_recorder import TraceRecorder
 from photon_ext.runtime import Pipeline, RowParams, Runtime, StepTensors, probe
 from photon_ext.runtime.probe import Phase
 from photon_ext.runtime.step import RowEvent
@@ -73,7 +74,7 @@ class Session:
             max_segments=self.batch,
             max_len=pages * PAGE_SIZE,
             page_size=PAGE_SIZE,
-            num_pages=1 + self.batch * pages,
+            num_pages=self.batch * pages,
             gemm_tokens=None if exact else GEMM_TOKENS,
             hopper=fast,
         )
@@ -86,7 +87,7 @@ class Session:
             prefill_buckets=(),
             chunk=chunk,
         )
-        firsts = range(1, 1 + self.batch * pages, pages)  # page 0 is nobody's
+        firsts = range(0, self.batch * pages, pages)
         self.rows = [
             self.pipeline.admit(prompt, RowParams(max_new_tokens=new_tokens), range(at, at + pages))
             for prompt, at in zip(prompts, firsts, strict=True)
@@ -116,11 +117,12 @@ class Session:
         self.decoder.forward(step)
         self._logits = step.logits
 
-    def prefill(self) -> None:
-        """Runs ticks until every row has its first token, and the pipeline is as full as it
-        stays."""
+    def begin(self, warm_up: int = 0) -> list[float]:
+        """Runs turns until every row has its first token and the pipeline is as full as it stays;
+        then `warm_up` more, whose milliseconds it returns."""
         while any(not self.tokens[row.index] for row in self.rows):
             self.step()
+        return self.run(warm_up) if warm_up else []
 
     def step(self) -> None:
         """One turn: launch, commit, keep the tokens."""
@@ -192,31 +194,6 @@ def summary(values: Sequence[float]) -> dict[str, float | int] | None:
     return {"median": median(values), "mean": fmean(values), "p99": p99, "count": len(values)}
 
 
-class _LastPhases:
-    """Implements `photon_ext.runtime.probe.Probe`: microseconds of the latest phase of each
-    kind."""
-
-    def __init__(self) -> None:
-        self.us: dict[Phase, float] = {}
-        self._open: list[tuple[Phase, float]] = []
-
-    def begin(self, phase: Phase, step: int | None) -> None:
-        self._open.append((phase, time.perf_counter()))
-
-    def end(self) -> None:
-        phase, begin = self._open.pop()
-        self.us[phase] = (time.perf_counter() - begin) * 1e6
-
-    def turn(self, phase: Phase | None) -> None:
-        """A pipeline alone has no turns."""
-
-    def launched(self, step: object, words: int) -> None:
-        """Counted by nobody."""
-
-    def committed(self, step: object, zombies: int) -> None:
-        """Counted by nobody."""
-
-
 def host_split(session: Session, steps: int) -> dict[str, float]:
     """Where the host's time of a steady step goes, median microseconds.
 
@@ -225,7 +202,7 @@ def host_split(session: Session, steps: int) -> dict[str, float]:
     """
     parts: dict[str, list[float]] = {}
     clock = time.perf_counter
-    phases = probe.active = _LastPhases()
+    recorder = probe.active = TraceRecorder(nvtx=False, capacity=64)  # phases of one turn
     try:
         for _ in range(steps):
             begin = clock()
@@ -235,7 +212,9 @@ def host_split(session: Session, steps: int) -> dict[str, float]:
             committed = clock()
             session.keep(events)
             delivered = clock()
-            plan, wait = (phases.us.get(phase, 0.0) for phase in (Phase.PLAN, Phase.WAIT))
+            us = {span.phase: (span.end - span.start) / 1e3 for span in recorder.spans}
+            plan, wait = us.get(Phase.PLAN, 0.0), us.get(Phase.WAIT, 0.0)
+            recorder.spans.clear()
             values = {
                 "plan": plan,
                 "launch": (launched - begin) * 1e6 - plan,

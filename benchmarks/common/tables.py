@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from string import Formatter
+from typing import Any, NamedTuple
 
 
 class Table(NamedTuple):
@@ -14,6 +15,19 @@ class Table(NamedTuple):
     header: Sequence[str]
     rows: Sequence[Sequence[object]]
     remarks: Sequence[str] = ()
+
+    @classmethod
+    def of(
+        cls,
+        title: str,
+        entries: Sequence[dict[str, Any]],
+        columns: Mapping[str, str],
+        remarks: Sequence[str] = (),
+    ) -> Table:
+        """A row per entry of a result. `columns` has for each name a field ("gap[median]"), or a
+        text with fields ("{share:.0%}"); what an entry does not have is left empty."""
+        rows = [[_field(entry, form) for form in columns.values()] for entry in entries]
+        return cls(title, tuple(columns), rows, remarks)
 
     def show(self) -> None:
         """Prints it, unless it is empty."""
@@ -36,6 +50,15 @@ class Table(NamedTuple):
         remarks = "".join(f"- {remark}\n" for remark in self.remarks) + "\n" * bool(self.remarks)
         title = f"## {self.title}\n\n" if self.title else ""
         return f"{title}{markdown_table(self.header, self.rows)}\n{remarks}"
+
+
+def _field(entry: dict[str, Any], form: str) -> object:
+    try:
+        if "{" in form:
+            return form.format_map(entry)
+        return Formatter().get_field(form, (), entry)[0]
+    except (KeyError, TypeError):  # not measured
+        return None
 
 
 def cell_text(cell: object) -> str:

@@ -20,7 +20,6 @@ class Vllm:
         self._params, self._seconds = vllm.SamplingParams, setup.seconds
         self._llm = vllm.LLM(
             model=setup.directory,
-            load_format=setup.load_format,
             skip_tokenizer_init=True,
             dtype=setup.dtype,
             max_model_len=setup.window.prompt + setup.window.last + SPARE,
@@ -51,7 +50,6 @@ class Sglang:
         self.version, self._seconds = str(sglang.__version__), setup.seconds
         self._engine = sglang.Engine(
             model_path=setup.directory,
-            load_format=setup.load_format,
             skip_tokenizer_init=True,
             dtype=setup.dtype,
             context_length=setup.window.prompt + setup.window.last + SPARE,

@@ -23,14 +23,14 @@ class Ours:
     def __init__(self, setup: peer.Setup) -> None:
         self.version = photon_ext.__version__
         self.mode = f"one process, depth 2, {_mode(setup)}"
-        self._options = {"blocking": not setup.spin, "fast": setup.fast}
+        self._fast = setup.fast
         loaded = load_model(setup.directory, setup.dtype, setup.device)
         self._config, self._weights = loaded.config, loaded.weights
 
     def measure(self, prompts: peer.Prompts, window: peer.Window) -> peer.Measured:
         model, count = (self._config, self._weights), window.last + SPARE
-        with Session(*model, prompts, count, depth=2, **self._options) as session:
-            session.prefill()
+        with Session(*model, prompts, count, depth=2, fast=self._fast) as session:
+            session.begin()
             times = session.run(window.last - min(map(len, session.tokens.values())))
             session.check()
             tokens = [session.tokens[row.index][: window.last] for row in session.rows]
@@ -56,11 +56,10 @@ class OurEngine:
         rows = len(prompts)
         length = window.prompt + window.last + SPARE
         sizes = {"max_rows": rows, "max_len": length, "buckets": (rows,)}
-        ways = {
-            "blocking": not self._setup.spin,
-            "backend": "hopper" if self._setup.fast else "portable",
-        }
-        engine = Engine.from_weights(self._config, self._weights, None, **sizes, **ways)
+        backend = "hopper" if self._setup.fast else "portable"
+        engine = Engine.from_weights(
+            self._config, self._weights, None, **sizes, blocking=True, backend=backend
+        )
         try:
             run = partial(_generate, engine)
             return peer.by_difference(run, prompts, window, self._setup.seconds)
@@ -76,7 +75,7 @@ class OurEngine:
 def _mode(setup: peer.Setup) -> str:
     runs = setup.dtype == "bfloat16" and setup.device == "cuda" and photon_ext.hopper_runs()
     kernels = "hopper" if setup.fast and runs else "portable"
-    return f"{'spinning' if setup.spin else 'blocking'} waits, {kernels} kernels"
+    return f"blocking waits, {kernels} kernels"
 
 
 def _generate(engine: Engine, prompts: peer.Prompts, count: int) -> peer.Tokens:

@@ -56,8 +56,6 @@ class Setup(NamedTuple):
         window: what will be measured.
         seconds: that a batch may take, about; engines that need more for the window are measured in
             a shorter one.
-        load_format: for engines that can do without the checkpoint's weights: "auto" or "dummy".
-        spin: for ours: wait for steps by spinning.
         fast: for ours: decode with the fast kernels, where they fit.
     """
 
@@ -66,8 +64,6 @@ class Setup(NamedTuple):
     device: str
     window: Window
     seconds: float = 60.0
-    load_format: str = "auto"
-    spin: bool = False
     fast: bool = False
 
 

@@ -1,4 +1,4 @@
-"""The tables of `benchmarks.peers`: of one run, and over the files of several."""
+"""The table of `benchmarks.peers` over the files of several runs."""
 
 from __future__ import annotations
 
@@ -8,26 +8,12 @@ from typing import Any
 from benchmarks.common.result import read_result
 from benchmarks.common.tables import cell_text, markdown_table
 
-HEADER = (
-    *("peer", "version", "B", "ms/step", "least", "most", "tok/s", "share", "against ours"),
-    *("same tokens", "how", "mode"),
-)
 Entry = dict[str, Any]
 
 
-def table_row(entry: Entry) -> list[object]:
-    """One line of the printed table."""
-    same = entry["same_tokens"]
-    return [
-        *(entry["title"], entry["version"], entry["batch"], entry["ms_per_step"]),
-        *(*entry["ms_spread"], entry["tokens_per_s"], f"{entry['floor_share']:.0%}"),
-        *(entry["against_ours"], None if same is None else f"{same:.0%}"),
-        *(entry["method"], entry["mode"]),
-    ]
-
-
 def files_table(paths: list[Path]) -> str:
-    """Markdown of the results of `benchmarks.peers` in `paths`; see `summary_table`.
+    """Markdown of the results of `benchmarks.peers` in `paths`: a line per model and engine, a
+    column per batch with ms per step and the share of the floor; beneath it what figures hide.
 
     Raises ValueError, which names the file, for anything else.
     """
@@ -38,12 +24,6 @@ def files_table(paths: list[Path]) -> str:
             found = f"a result of benchmarks.{data['benchmark']}"
             raise ValueError(f"{path}: {found}; give files of benchmarks.peers")
         entries += data["entries"]
-    return summary_table(entries)
-
-
-def summary_table(entries: list[Entry]) -> str:
-    """Markdown: a line per model and engine, a column per batch with ms per step and the share of
-    the floor; beneath it what a figure alone would hide."""
     peers = [entry for entry in entries if entry.get("what") == "peer"]
     measured = [entry for entry in peers if "batch" in entry]
     batches = sorted({entry["batch"] for entry in measured})

@@ -17,14 +17,13 @@ from benchmarks.kernel_cases.case import (
     Case,
     Plan,
     Setting,
-    argument_names,
     bind,
     check_finite,
     compare,
     rotated_case,
 )
 from photon_ext import ops, reference
-from photon_ext.layout import SegmentFlag
+from photon_ext.layout import NO_PAGE, SegmentFlag
 from photon_ext.models.rope import rope_tables
 
 DECODE, CHUNK, APPEND = "fused_attention_decode_into", "paged_attention_into", "rope_append_kv_"
@@ -77,12 +76,12 @@ def _memory(at: Setting) -> int:
 
 
 def _pages(at: Setting) -> Pages:
-    """Pages in random order; page 0 is nobody's."""
+    """Pages in random order. Row 0 is nobody's and has none."""
     copies, per_row = at.rotation.copies(_kv_bytes(at)), -(-at.context // PAGE_SIZE)
     pages = copies * at.batch * per_row
-    shape = (1 + pages, PAGE_SIZE, at.config.kv_heads, at.config.head_dim)
-    order = 1 + torch.randperm(pages, generator=torch.Generator().manual_seed(0)).to(torch.int32)
-    tables = torch.zeros(copies, at.batch + 1, per_row, dtype=torch.int32)
+    shape = (pages, PAGE_SIZE, at.config.kv_heads, at.config.head_dim)
+    order = torch.randperm(pages, generator=torch.Generator().manual_seed(0)).to(torch.int32)
+    tables = torch.full((copies, at.batch + 1, per_row), NO_PAGE, dtype=torch.int32)
     tables[:, 1:] = order.view(copies, at.batch, per_row)
     return Pages(at.normal(*shape), at.normal(*shape, seed=1), tables.to(at.device))
 
@@ -113,7 +112,7 @@ def _decode(at: Setting) -> Case:
     tables = rope_tables(at.config, length, at.device)
     rest = (*tables, at.config.head_dim**-0.5, *_gains(at), at.config.rms_eps)
     options: dict[str, Any] = {"way": at.way}
-    if at.way == "hopper" and "workspace" in argument_names(DECODE):
+    if at.way == "hopper":
         options["workspace"] = _workspace(at)
     given = (out, q, k, v, pages.k, pages.v, meta)
     runs = [bind(DECODE, *given, table, *rest, **options) for table in pages.tables]

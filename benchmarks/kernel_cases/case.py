@@ -1,4 +1,4 @@
-"""Case: one op at one shape, ready to run; Plan: how to make it, and what the build must have."""
+"""Case: one op at one shape, ready to run; Plan: how to make it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ class Setting(NamedTuple):
     """A model's shapes on a device, and the sizes of one case; it makes the operands.
 
     Attributes:
-        way: "plain" where an op has one path, "portable" and "hopper" where it has two, "torch" for
-            torch's calls alone.
+        way: "plain" where an op has one path, "portable" and "hopper" where it has two.
         context, chunk: tokens of attention; 0 where there are none.
     """
 
@@ -116,26 +115,11 @@ class Plan:
         given = {name: size for name, size in sizes.items() if size}
         return {"batch": self.setting.batch, **given}
 
-    def missing(self) -> str | None:
-        """What this build lacks for it; None: nothing."""
-        for op in self.ops if self.setting.way != "torch" else ():
-            if not hasattr(torch.ops.photon_ext, op):
-                return f"torch.ops.photon_ext has no {op} in this build"
-            if self.setting.way == "hopper" and "hopper" not in argument_names(op):
-                return f"{op} has no argument fast in this build"
-        return None
-
-
-def argument_names(op: str) -> list[str]:
-    """The arguments of an op's schema."""
-    schema = getattr(torch.ops.photon_ext, op).default._schema
-    return [argument.name for argument in schema.arguments]
-
 
 def bind(op: str, *args: object, way: str = "plain", **options: object) -> Run:
     """A call of an op through torch's dispatcher, its overload resolved once."""
     call = getattr(torch.ops.photon_ext, op).default
-    if "hopper" in argument_names(op):
+    if any(argument.name == "hopper" for argument in call._schema.arguments):
         options["hopper"] = way == "hopper"
     return lambda: call(*args, **options)
 

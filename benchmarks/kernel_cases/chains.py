@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.common.replay import Run
-from benchmarks.kernel_cases.case import Case, Plan, Setting, bind, compare
+from benchmarks.kernel_cases.case import Baseline, Case, Plan, Setting, bind, compare
 from benchmarks.kernel_cases.linears import projections
 from photon_ext import reference
 
 FUSED = ("norm_linear_into", "linear_residual_", "norm_swiglu_into")
-WAYS = {"torch": (), "portable": FUSED, "hopper": FUSED}  # torch first: others are compared with it
-DEPENDENCIES = {"torch": 8, "portable": 4, "hopper": 4}  # kernels of a layer without attention
+WAYS = ("portable", "hopper")
+DEPENDENCIES = 4  # kernels of a layer without attention
 SLACK = 3.0  # errors of four ops in a row
 
 
@@ -42,7 +42,7 @@ def chain_groups(setting: Setting, batches: list[int]) -> Iterator[list[Plan]]:
 
     make = partial(_chain, layers, nbytes)
     sizes = [setting._replace(batch=batch, way=way) for batch in batches for way in WAYS]
-    yield [Plan(WAYS[at.way], "layers", at, make, copies * nbytes) for at in sizes]
+    yield [Plan(FUSED, "layers", at, make, copies * nbytes) for at in sizes]
 
 
 class Buffers(NamedTuple):
@@ -67,8 +67,12 @@ def _chain(layers: Callable[[], list[Layer]], nbytes: int, at: Setting) -> Case:
         expected = _reference(at, layer, residual, gain)
         return compare("a layer's linears", actual, expected, SLACK)
 
-    cold, dependencies = at.rotation.cold(nbytes), DEPENDENCIES[at.way]
-    return Case(runs, nbytes, verify, None, cold, dependencies=dependencies)
+    def baseline() -> Baseline:
+        calls = [partial(_run_torch, at, layer, buffers, gain) for layer in layers()]
+        return Baseline("F.rms_norm, torch.mm, torch.addmm, F.silu, torch.mul", calls)
+
+    cold = at.rotation.cold(nbytes)
+    return Case(runs, nbytes, verify, baseline, cold, dependencies=DEPENDENCIES)
 
 
 def _run_all(steps: list[Run]) -> None:
@@ -78,18 +82,8 @@ def _run_all(steps: list[Run]) -> None:
 
 def _steps(at: Setting, layer: Layer, buffers: Buffers, gain: torch.Tensor) -> list[Run]:
     """The calls of one layer."""
-    eps, (residual, qkv, gate_up, act) = at.config.rms_eps, buffers
+    eps, (residual, qkv, _, act) = at.config.rms_eps, buffers
     attended = qkv[:, : at.config.q_size]
-    if at.way == "torch":
-        gate, up = gate_up.chunk(2, dim=-1)
-        normed = partial(F.rms_norm, residual, gain.shape, gain, eps)
-        return [
-            lambda: torch.mm(normed(), layer.qkv.t(), out=qkv),
-            lambda: torch.addmm(residual, attended, layer.o.t(), out=residual),
-            lambda: torch.mm(normed(), layer.gate_up.t(), out=gate_up),
-            lambda: torch.mul(F.silu(gate), up, out=act),
-            lambda: torch.addmm(residual, act, layer.down.t(), out=residual),
-        ]
     # As in a decode step, whose kernels start while the ones before end.
     options = {"way": at.way, "pdl": at.way == "hopper"}
     return [
@@ -98,6 +92,18 @@ def _steps(at: Setting, layer: Layer, buffers: Buffers, gain: torch.Tensor) -> l
         bind("norm_swiglu_into", act, residual, gain, eps, layer.gate_up, **options),
         bind("linear_residual_", residual, act, layer.down, **options),
     ]
+
+
+def _run_torch(at: Setting, layer: Layer, buffers: Buffers, gain: torch.Tensor) -> None:
+    """The same layer by torch's calls."""
+    residual, qkv, gate_up, act = buffers
+    gate, up = gate_up.chunk(2, dim=-1)
+    normed = partial(F.rms_norm, residual, gain.shape, gain, at.config.rms_eps)
+    torch.mm(normed(), layer.qkv.t(), out=qkv)
+    torch.addmm(residual, qkv[:, : at.config.q_size], layer.o.t(), out=residual)
+    torch.mm(normed(), layer.gate_up.t(), out=gate_up)
+    torch.mul(F.silu(gate), up, out=act)
+    torch.addmm(residual, act, layer.down.t(), out=residual)
 
 
 def _reference(

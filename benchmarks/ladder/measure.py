@@ -13,22 +13,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median, mode
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.common.kineto import record
+from benchmarks.common.kineto import idle, record
 from benchmarks.common.result import BenchmarkError
 from benchmarks.ladder.stages import Decode
-from photon_ext.observe.analysis.steps import find_steps
-from photon_ext.observe.records import Records
 
 WINDOW = 8  # steps that are timed together; carry_over.BURST
 MARKERS = ("publish_kernel", "ArgMax")  # end a step of the runtime, and one of torch's
 WARM_UP = 16  # tokens of the run before those that are timed
 LOOKED_AT = 40  # tokens at most of a run whose calls or kernels are looked at
-SKIPPED = 3  # steps that are not steady: the prompt's, the first one, the one that is captured
 
 
 @dataclass(frozen=True)
@@ -151,31 +148,18 @@ def device_time(subject: Subject, decode: Decode, ms_per_step: float) -> dict[st
 
     Records slow the host down, and with it the gaps of a loop that launches kernel by kernel. So
     idle time is what is left of `ms_per_step`, which was timed without them; the traced period is
-    given beside it.
+    given beside it. A step ends with a marker kernel. Raises BenchmarkError without steady steps.
     """
-    found = record(lambda: subject.run(decode, min(subject.tokens, LOOKED_AT)))
-    busy, periods = device_steps(found)
-    return {
-        "kernel_ms": median(busy),
-        "gap_share": max(0.0, 1 - median(busy) / ms_per_step),
-        "traced": {"steps": len(busy), "ms_per_step": median(periods)},
-    }
-
-
-def device_steps(records: Records) -> tuple[list[float], list[float]]:
-    """Milliseconds of steady steps: with a kernel running, and from end to end.
-
-    A step ends with a marker kernel; those with an odd number of kernels are not steady. Raises
-    BenchmarkError without at least three steady steps.
-    """
+    records = record(lambda: subject.run(decode, min(subject.tokens, LOOKED_AT)))
     names = [span.name for span in records.device]
     marker = next((mark for mark in MARKERS if any(mark in name for name in names)), MARKERS[0])
-    found = find_steps(records, marker, marker_ends=True).steps
-    usual = mode([step.kernels for step in found[SKIPPED:]] or [0])
-    pairs = list(pairwise(found))[SKIPPED:]
-    steady = [(before, step) for before, step in pairs if step.kernels == usual]
-    if len(steady) < 3:
-        told = f"{len(found)} steps and {len(steady)} steady ones, expected at least 3"
-        raise BenchmarkError(f"the records hold {told}")
-    periods = [(step.end - before.end) * 1e-6 for before, step in steady]
-    return [step.busy * 1e-6 for _, step in steady], periods
+    found = idle(records, marker)
+    if not found:
+        raise BenchmarkError("the records hold no steady steps")
+    kernel_ms = found["kernel_us"] / 1e3
+    period_ms = (found["step_us"] + found["step_gap_us"]["median"]) / 1e3
+    return {
+        "kernel_ms": kernel_ms,
+        "gap_share": max(0.0, 1 - kernel_ms / ms_per_step),
+        "traced": {"steps": found["steps"], "ms_per_step": period_ms},
+    }

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from photon_ext import _C
+from photon_ext.checks import check_count
 from photon_ext.errors import ConfigError, shown
 from photon_ext.observe import host_work
 from photon_ext.observe.analysis.report import Options, Report, make_report
@@ -22,6 +24,7 @@ from photon_ext.runtime.streams import stream_names
 
 CAPACITY = 1_000_000
 MAX_CAPACITY = 100_000_000  # the host backend's records have their memory from the start
+MAX_BYTES = (1 << 63) - 1
 _starting = threading.Lock()
 
 
@@ -54,7 +57,7 @@ class Timeline:
     def __enter__(self) -> Timeline:
         with _starting:
             self._check_startable()
-            host_work.start(self._capacity)
+            _C.start_host_trace(self._capacity)
             try:
                 self._profiler.start()
                 self._mark_clocks()
@@ -71,7 +74,7 @@ class Timeline:
             raise ConfigError("this timeline is not recording; put `with` before it")
         probe.active = None
         # What still runs belongs to the recording; these calls themselves come after its end.
-        host_work.drain()
+        _C.drain_host_streams()
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         self._mark_clocks()
@@ -94,9 +97,9 @@ class Timeline:
             ConfigError: the `with` block has not ended, or `bytes_per_step` was set to what is no
                 positive integer.
         """
-        _check_bytes(self.bytes_per_step)
-        size, note = self.bytes_per_step, self.bytes_note
-        options = self._options._replace(bytes_per_step=size, bytes_note=note)
+        if (size := self.bytes_per_step) is not None:
+            check_count("bytes_per_step", size, MAX_BYTES)
+        options = self._options._replace(bytes_per_step=size, bytes_note=self.bytes_note)
         return make_report(self.records, options)
 
     def save(self, directory: str | Path) -> list[Path]:
@@ -210,26 +213,11 @@ def timeline(
         raise ConfigError("nvtx=True needs a torch with CUDA and a GPU that it sees; leave it out")
     if marker is not None and (not isinstance(marker, str) or not marker):
         raise ConfigError(f"marker is {shown(marker)}; give a part of a kernel's name, or None")
-    if not _is_count(capacity, MAX_CAPACITY):
-        raise ConfigError(
-            f"capacity is {shown(capacity)}; give an integer from 1 to {MAX_CAPACITY}, or leave "
-            "it out"
-        )
-    _check_bytes(bytes_per_step)
+    check_count("capacity", capacity, MAX_CAPACITY)
+    if bytes_per_step is not None:
+        check_count("bytes_per_step", bytes_per_step, MAX_BYTES)
     options = Options(marker, marker_ends, bytes_per_step)
     return Timeline(options, ops=ops, stacks=stacks, nvtx=nvtx, capacity=capacity)
-
-
-def _check_bytes(given: object) -> None:
-    if given is not None and not _is_count(given, (1 << 63) - 1):
-        raise ConfigError(
-            f"bytes_per_step is {shown(given)}; give a positive number of bytes, an integer, or "
-            "None"
-        )
-
-
-def _is_count(value: object, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
 
 
 def _device_lead(records: KinetoRecords) -> int:

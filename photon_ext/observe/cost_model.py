@@ -1,4 +1,4 @@
-"""What pipelining is worth, predicted from measured times.
+"""What pipelining is worth, predicted from measured periods.
 
 A blocking loop runs forward, sampling and bookkeeping one after the other; a pipelined one hides
 the bookkeeping of one step under the next step's forward. Moondream's post "Photon: pipelined
@@ -11,97 +11,21 @@ with z, the zombie tax: one forward per L tokens at one stream, nearly nothing i
 
 - The device sees the stop token itself. At one stream the wasted step reads no weights, and costs
   `Periods.dead_ms`, not a forward.
-- A zombie holds its row until its step is committed. In a batch that is full, its successor starts
-  up to two steps later than at depth 1 (one where rows are spare).
+- A zombie holds its row until its step is committed: while more requests wait, its successor starts
+  up to two steps later than at depth 1.
 - Prefill steps take their share of the time. Requests that begin together share one.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import dataclass
 
+from photon_ext.checks import check_count, check_depth
 from photon_ext.errors import ConfigError
 
 PAYS = 0.05  # gain from which pipelining pays
 HARDLY = 0.02  # gain below which it hardly does
-
-
-class Turnover(Enum):
-    """What bounds how many sequences run; the value: row-steps that a zombie costs a batch."""
-
-    ROWS = 2  # more requests wait: the zombie's step, and the one launched before its row is free
-    STREAMS = 1  # rows are spare, each stream sends its next request when the last one ends
-    NONE = 0  # rows are spare and always filled: the zombie rides along free
-
-
-@dataclass(frozen=True)
-class StepParts:
-    """What a decode step is made of, measured one by one, milliseconds.
-
-    Attributes:
-        forward_ms: device time of the forward.
-        sampling_ms: device time of sampling, stop checks and the copy out.
-        bookkeeping_ms: host time that the device waits for in a blocking loop: admit, plan,
-            launch, commit, deliver, and the wait's own latency.
-        residue_ms: idle time that stays between two pipelined steps.
-        overlap: share of the bookkeeping that can run beside the device, 0..1. 1 on a GPU; 0 where
-            the device is the CPU itself, and the kernels have all its cores.
-        dead_ms: device time of a step whose rows are all dead.
-
-    Raises:
-        ConfigError: forward_ms is not above 0, another time is negative or not finite, or overlap
-            is no share.
-    """
-
-    forward_ms: float
-    sampling_ms: float
-    bookkeeping_ms: float
-    residue_ms: float = 0.0
-    overlap: float = 1.0
-    dead_ms: float = 0.0
-
-    def __post_init__(self) -> None:
-        times = {name: value for name, value in vars(self).items() if name.endswith("_ms")}
-        _check_times(times, above_zero="forward_ms")
-        if not 0 <= self.overlap <= 1:
-            raise ConfigError(
-                f"overlap is {self.overlap}; it is a share, give a number from 0 to 1"
-            )
-
-    @property
-    def device_ms(self) -> float:
-        """Device time of a step."""
-        return self.forward_ms + self.sampling_ms
-
-    @property
-    def block_ms(self) -> float:
-        """Period of a blocking loop: everything in series."""
-        return self.device_ms + self.bookkeeping_ms
-
-    @property
-    def pipe_ms(self) -> float:
-        """Period of a pipelined loop: what is hidden costs nothing, until there is more to hide
-        than there is to hide it under."""
-        shown = self.bookkeeping_ms * (1 - self.overlap)
-        return max(self.device_ms + self.residue_ms + shown, self.bookkeeping_ms)
-
-    @property
-    def host_bound(self) -> bool:
-        """Whether the pipelined period is the host's."""
-        return self.bookkeeping_ms > self.device_ms + self.residue_ms
-
-    def periods(self, depth: int, streams: int) -> Periods:
-        """Periods of a loop at a depth (1 or 2, else a ConfigError), from these parts alone.
-
-        A prefill step is taken for as long as a decode step; of one stream, for as long as a
-        blocking one: nothing else is in flight when it begins anew.
-        """
-        _check_depth(depth)
-        decode = self.block_ms if depth == 1 else self.pipe_ms
-        turnover = self.block_ms if streams == 1 else decode
-        return Periods(decode, turnover, self.dead_ms if depth == 2 else 0.0)
 
 
 @dataclass(frozen=True)
@@ -122,18 +46,20 @@ class Periods:
     dead_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_times(vars(self), above_zero="decode_ms")
+        for name, ms in vars(self).items():
+            if not (math.isfinite(ms) and (ms > 0 or (ms == 0 and name != "decode_ms"))):
+                wanted = "a positive number" if name == "decode_ms" else "a number from 0 on"
+                raise ConfigError(f"{name} is {ms!r}; give {wanted}")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is asked of the engine, without an end: a queue that never runs dry.
+    """What is asked of the engine, without an end: more requests wait than run.
 
     Attributes:
         streams: sequences that run at once.
         tokens_per_request: L, tokens a request generates before its stop token ends it, the stop
             token included; about geometric.
-        turnover: see Turnover.
 
     Raises:
         ConfigError: there is no stream, or tokens_per_request is below 1 or not finite.
@@ -141,12 +67,10 @@ class Workload:
 
     streams: int
     tokens_per_request: float
-    turnover: Turnover = Turnover.ROWS
 
     def __post_init__(self) -> None:
-        streams, length = self.streams, self.tokens_per_request
-        if isinstance(streams, bool) or not isinstance(streams, int) or streams < 1:
-            raise ConfigError(f"streams is {streams!r}; give a positive integer")
+        check_count("streams", self.streams)
+        length = self.tokens_per_request
         if not (math.isfinite(length) and length >= 1):
             raise ConfigError(f"tokens_per_request is {length!r}; give a number from 1 on")
 
@@ -178,36 +102,34 @@ def steps_per_request(work: Workload, depth: int) -> Steps:
     batch, requests that end in the same step are admitted in the same prefill step, and one is due
     after each decode step in which any of the streams ended.
     """
-    _check_depth(depth)
+    check_depth(depth)
     length, streams = work.tokens_per_request, work.streams
     if streams == 1:
         return Steps(length - 1, 1.0, float(depth == 2), 0.0)
     if length == 1:
         return Steps(0.0, 1 / streams, 0.0, 0.0)
-    due, lost = chance_of_an_end(length, streams), 0.0
+    due, lost = _chance_of_an_end(length, streams), 0.0
     for _ in range(8 if depth == 2 else 0):  # rows lost to zombies end nobody's sequence
         busy = streams * (length - 1) / (length - 1 + lost)
-        due, lost = _pipelined(chance_of_an_end(length, busy), work.turnover)
+        due, lost = _pipelined(_chance_of_an_end(length, busy))
     decode = (length - 1 + lost) / streams
     return Steps(decode, min(1.0, max(due * decode, 1 / streams)), 0.0, lost)
 
 
-def chance_of_an_end(length: float, rows: float) -> float:
+def _chance_of_an_end(length: float, rows: float) -> float:
     """The chance that a decode step of `rows` ends a sequence, for lengths without memory."""
     return min(-math.expm1(rows * math.log1p(-1 / length)), 1 - 1e-9)
 
 
-def _pipelined(ends: float, turnover: Turnover) -> tuple[float, float]:
+def _pipelined(ends: float) -> tuple[float, float]:
     """Prefill steps per decode step, and row-steps lost per request, at depth 2, where a decode
     step ends a sequence with chance `ends`.
 
-    Where the zombie holds its row, a quiet time ends so: the step that ends a sequence, two more,
-    of which the first has the zombie, and then its successor's prefill. Who ends in those two
-    shares the next prefill, one decode step on; from there, prefill and decode take turns for as
-    long as each decode step ends somebody. Whoever ends right before a prefill leaves no zombie.
+    A quiet time ends so: the step that ends a sequence, two more, of which the first has the
+    zombie, and then its successor's prefill. Who ends in those two shares the next prefill, one
+    decode step on; from there, prefill and decode take turns for as long as each decode step ends
+    somebody. Whoever ends right before a prefill leaves no zombie.
     """
-    if turnover is not Turnover.ROWS:
-        return ends, float(turnover.value)
     more = (1 - (1 - ends) ** 2) / (1 - ends)  # prefills after the first, until nobody ends
     decode = 1 / ends + 2 + more
     return (1 + more) / decode, (2 * (1 / ends + 1) + 1 + more) / decode
@@ -222,9 +144,6 @@ class Prediction:
         formula_gain: T_block / T_pipe x (1 - z) - 1 with z of the published formula.
         gain: tokens/s at depth 2 over depth 1, minus 1, with prefill steps and our zombies.
         zombie_share: share of the pipelined loop's time that zombies cost.
-        published_z: the formula's z.
-        host_ms: bookkeeping, where it is known.
-        host_bound: whether that is longer than what it is to be hidden under.
     """
 
     block_ms: float
@@ -232,22 +151,12 @@ class Prediction:
     formula_gain: float
     gain: float
     zombie_share: float
-    published_z: float
-    host_ms: float | None = None
-    host_bound: bool = False
 
     @property
     def verdict(self) -> str:
         """Whether it pays, in a sentence."""
         hidden = f"{max(self.block_ms - self.pipe_ms, 0.0):.2f} ms of a step of"
         figures = f"({self.gain:+.1%}: {hidden} {self.block_ms:.2f} ms are hidden)"
-        if self.host_bound:
-            idle = 1 - (self.block_ms - (self.host_ms or 0.0)) / self.pipe_ms
-            return (
-                f"the host is the bottleneck {figures}: its {self.host_ms:.2f} ms are longer than "
-                f"the device's part, which idles for {idle:.0%} of the time at depth 2 as well; "
-                "make the bookkeeping cheaper first"
-            )
         if self.gain >= HARDLY:
             return f"pipelining pays{' a little' * (self.gain < PAYS)} {figures}"
         if self.gain < 0:
@@ -265,30 +174,11 @@ def predict(block: Periods, pipe: Periods, work: Workload) -> Prediction:
     """What depth 2 is worth over depth 1, from the measured periods of both."""
     blocking, pipelined = steps_per_request(work, 1), steps_per_request(work, 2)
     block_ms, pipe_ms = blocking.time_ms(block), pipelined.time_ms(pipe)
-    published = 1 / work.tokens_per_request if work.streams == 1 else 0.0
+    published_z = 1 / work.tokens_per_request if work.streams == 1 else 0.0
     return Prediction(
         block_ms=block.decode_ms,
         pipe_ms=pipe.decode_ms,
-        formula_gain=block.decode_ms / pipe.decode_ms * (1 - published) - 1,
+        formula_gain=block.decode_ms / pipe.decode_ms * (1 - published_z) - 1,
         gain=block_ms / pipe_ms - 1,
         zombie_share=(pipe_ms - blocking.time_ms(pipe)) / pipe_ms,
-        published_z=published,
     )
-
-
-def predict_from_parts(parts: StepParts, work: Workload) -> Prediction:
-    """What depth 2 would be worth before anybody has built it: from a blocking step's parts."""
-    found = predict(parts.periods(1, work.streams), parts.periods(2, work.streams), work)
-    return replace(found, host_ms=parts.bookkeeping_ms, host_bound=parts.host_bound)
-
-
-def _check_depth(depth: int) -> None:
-    if isinstance(depth, bool) or depth not in (1, 2):
-        raise ConfigError(f"depth is {depth!r}; give 1 or 2")
-
-
-def _check_times(times: dict[str, float], above_zero: str) -> None:
-    for name, ms in times.items():
-        if not (math.isfinite(ms) and (ms > 0 or (ms == 0 and name != above_zero))):
-            wanted = "a positive number" if name == above_zero else "a number from 0 on"
-            raise ConfigError(f"{name} is {ms!r}; give {wanted}")

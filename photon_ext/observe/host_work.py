@@ -19,16 +19,6 @@ WorkTuple = tuple[str, str | None, int, int, int, int, int]
 """A record of `_C.stop_host_trace`: work, name, stream, begin and end, bytes, processor time."""
 
 
-def start(capacity: int) -> None:
-    """Starts recording, up to `capacity` records."""
-    _C.start_host_trace(capacity)
-
-
-def drain() -> None:
-    """Waits for what host streams have to do."""
-    _C.drain_host_streams()
-
-
 def stop() -> tuple[list[DeviceSpan], int]:
     """The spans, by start, and how many found no room."""
     found, dropped = _C.stop_host_trace()

@@ -1,6 +1,7 @@
 """The CUPTI callback counter, fed by hand: there need not be a driver."""
 
 import ctypes
+from collections.abc import Sequence
 
 import pytest
 
@@ -22,7 +23,8 @@ def call(
     domain: int,
     name: str,
     params: CopyParams | None = None,
-    inside: tuple[str, ...] = (),
+    *,
+    inside: Sequence[str] = (),
 ) -> None:
     """What CUPTI does around one API call that makes others."""
     for site in (ENTER, EXIT):
@@ -35,14 +37,9 @@ def call(
 
 
 def test_a_call_is_counted_once_whatever_it_calls() -> None:
-    counter = ApiCounter()
+    counter, inside = ApiCounter(), ("cuGraphLaunch", "cuCtxGetCurrent")
     for _ in range(3):
-        call(
-            counter,
-            api_counter.RUNTIME_API,
-            "cudaGraphLaunch",
-            inside=("cuGraphLaunch", "cuCtxGetCurrent"),
-        )
+        call(counter, api_counter.RUNTIME_API, "cudaGraphLaunch", inside=inside)
         call(counter, api_counter.DRIVER_API, "cuEventSynchronize")
     assert dict(counter.calls) == {"cudaGraphLaunch": 3, "cuEventSynchronize": 3}
     assert counter.counts(3).of(CallKind.GRAPH_LAUNCH) == 3
@@ -51,20 +48,10 @@ def test_a_call_is_counted_once_whatever_it_calls() -> None:
 def test_copies_are_told_apart_by_where_their_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = {1: "Pageable", 2: "Pinned", 3: "Device"}
     monkeypatch.setattr(api_counter, "memory_kind", kinds.__getitem__)
-    counter = ApiCounter()
-    call(counter, api_counter.RUNTIME_API, "cudaMemcpyAsync", CopyParams(dst=3, src=1, nbytes=64))
-    call(
-        counter,
-        api_counter.DRIVER_API,
-        "cuMemcpyHtoDAsync_v2",
-        CopyParams(dst=3, src=2, nbytes=100),
-    )
-    call(
-        counter,
-        api_counter.RUNTIME_API,
-        "cudaMemcpyAsync_ptsz",
-        CopyParams(dst=2, src=3, nbytes=32),
-    )
+    counter, runtime, driver = ApiCounter(), api_counter.RUNTIME_API, api_counter.DRIVER_API
+    call(counter, runtime, "cudaMemcpyAsync", CopyParams(dst=3, src=1, nbytes=64))
+    call(counter, driver, "cuMemcpyHtoDAsync_v2", CopyParams(dst=3, src=2, nbytes=100))
+    call(counter, runtime, "cudaMemcpyAsync_ptsz", CopyParams(dst=2, src=3, nbytes=32))
     call(counter, api_counter.RUNTIME_API, "cudaMemcpy2DAsync")
     counts = counter.counts(1)
     assert counts.copies["HtoD Pageable -> Device"] == 1

@@ -39,14 +39,8 @@ def test_api_calls_are_told_from_other_records() -> None:
 
 def steady(steps: int) -> Counts:
     counts = Counts("test", steps)
-    counts.calls.update(
-        {
-            "cudaGraphLaunch": steps,
-            "cudaEventSynchronize": steps,
-            "cudaMemcpyAsync": steps,
-            "cudaEventRecord": 2 * steps,
-        }
-    )
+    calls = ("cudaGraphLaunch", "cudaEventSynchronize", "cudaMemcpyAsync", "cudaEventRecord")
+    counts.calls.update(calls * steps)
     counts.copies["DtoH Device -> Pinned"] = steps
     return counts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.attribution.gain import Gain, Side, periods
-from benchmarks.attribution.serving import LONGEST, Load, Served
+from benchmarks.attribution.serving import Load, Served
 from benchmarks.attribution.steady import Medians, medians
 from benchmarks.attribution.steps import StepLog, StepRecord
 from benchmarks.common.result import BenchmarkError
@@ -13,8 +13,6 @@ from photon_ext.observe.cost_model import Periods, predict
 from photon_ext.runtime.step import StepKind
 
 MS = 1_000_000
-ALONE = {1: 1.0}
-"""A request in each prefill step."""
 LENGTH, REQUESTS = 40, 30
 
 
@@ -49,7 +47,7 @@ def side(depth: int, observed: Served, usual: Served | None = None) -> Side:
 
 def test_medians_are_those_of_the_steps() -> None:
     blocking, pipelined = (medians([run(depth).log], 1) for depth in (1, 2))
-    assert (blocking.decode, blocking.prefill(1)) == pytest.approx((2.5, 2.7))
+    assert (blocking.decode, blocking.prefill) == pytest.approx((2.5, 2.7))
     assert (blocking.device, blocking.gap, blocking.dead) == (pytest.approx(2.0), 0.5, None)
     assert (pipelined.decode, pipelined.device) == pytest.approx((2.003, 2.0))
     assert (pipelined.gap, pipelined.dead) == pytest.approx((0.003, 0.103))
@@ -106,28 +104,9 @@ def test_without_device_times_nothing_is_attributed() -> None:
     assert "what is left are ramp-up and ramp-down" in gain.explained()
 
 
-def test_a_size_without_a_median_is_taken_for_the_nearest_smaller_one() -> None:
-    found = Medians(prefills={2: 3.0, 4: 5.0})
-    sizes = (1, 2, 3, 4, 5, 32)
-    assert [found.prefill(requests) for requests in sizes] == [3.0, 3.0, 5.0, 5.0, 5.0, 5.0]
-    assert found.mean_prefill({1: 0.5, 3: 0.25, 9: 0.25}) == 4.0
-    assert Medians().prefill(1) is None
-
-
 def test_too_few_steps_are_an_error() -> None:
     with pytest.raises(BenchmarkError, match="too few steady steps"):
-        periods(Medians(prefills={1: 1.0}), ALONE)
-
-
-def test_aged_requests_are_the_first_ones_and_keep_within_the_cap() -> None:
-    load = Load(200, 2, 8, LENGTH, LONGEST * LENGTH, 1.0, aged=True)
-    prompts, params = load.asked(997, 5)
-    ages = [len(prompt) - 8 for prompt in prompts]
-    assert ages[200:] == [0] * 200
-    assert sum(ages) / 200 == pytest.approx(LENGTH, rel=0.2)
-    caps = [one.max_new_tokens for one in params]
-    assert all(age + cap == LONGEST * LENGTH for age, cap in zip(ages, caps, strict=True))
-    assert min(caps) >= LENGTH
+        periods(Medians(prefill=1.0))
 
 
 def test_a_stop_set_that_no_engine_takes_is_an_error() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.common.kineto import counts, idle, window
-from photon_ext.observe.records import Records
+from photon_ext.observe.records import DeviceKind, DeviceSpan, Records
 from tests.observe.kineto_records import Loop
 
 
@@ -46,6 +46,25 @@ def test_gaps_between_and_inside_steps(depth: int, gap: float) -> None:
     )
     assert found["kernels"] == 3
     assert set(found["share_by_kernel"]) == {"begin_step_kernel", "linear_kernel", "publish_kernel"}
+
+
+ARGMAX = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<ArgMaxOps<float>>>"
+
+
+def test_steps_of_a_loop_that_is_not_ours_end_at_their_marker() -> None:
+    """Two kernels of 10 µs that overlap by 4, and the marker of 2 µs after 1; 7 µs between steps;
+    one step has a kernel more."""
+    step = [("linear", 0, 10), ("norm", 6, 16), (ARGMAX, 17, 19)]
+    device = [
+        DeviceSpan(name, DeviceKind.KERNEL, (26 * i + start) * 1000, (26 * i + end) * 1000, 7, i)
+        for i in range(12)
+        for name, start, end in (step if i != 8 else [*step[:2], ("norm", 12, 16), step[2]])
+    ]
+    found = idle(Records("cuda", 0, device[-1].end, device=device), "ArgMax")
+    assert (found["steps"], found["kernels"]) == (9, 3)
+    assert found["step_gap_us"]["median"] == pytest.approx(7)
+    assert (found["step_us"], found["kernel_us"]) == (pytest.approx(19), pytest.approx(18))
+    assert idle(Records("cuda", 0, 1, device=device), "nonesuch") == {}
 
 
 def test_no_kernels_no_figures() -> None:

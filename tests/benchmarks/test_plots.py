@@ -13,24 +13,10 @@ from benchmarks.report import RESULTS
 DECODES = sorted(RESULTS.glob("decode-*.json"))
 
 
-def write(
-    path: Path,
-    benchmark: str,
-    entries: list[dict[str, Any]],
-    device: str = "auto",
-    gpu: str | None = "H200",
-) -> Path:
-    environment = {"gpu": gpu, "cpu": "EPYC"}
-    path.write_text(
-        json.dumps(
-            {
-                "benchmark": benchmark,
-                "arguments": {"device": device},
-                "environment": environment,
-                "entries": entries,
-            }
-        )
-    )
+def write(path: Path, benchmark: str, entries: list[dict[str, Any]], device: str = "auto") -> Path:
+    environment, arguments = {"gpu": "H200", "cpu": "EPYC"}, {"device": device}
+    data = {"benchmark": benchmark, "environment": environment, "arguments": arguments}
+    path.write_text(json.dumps({**data, "entries": entries}))
     return path
 
 
@@ -42,40 +28,14 @@ def peer(title: str, batch: int, ms: float, status: str = "ok") -> dict[str, Any
 def test_points_of_a_decode_result() -> None:
     file = RESULTS / "decode-qwen3-0.6b.json"
     points = plots.read_points(file)
-    assert {point.engine for point in points} == {
-        f"photon_ext, depth {depth}, fast kernels" for depth in (1, 2)
+    assert {(point.engine, point.machine) for point in points} == {
+        (f"photon_ext, depth {depth}, fast kernels", "NVIDIA H200") for depth in (1, 2)
     }
-    assert {point.machine for point in points} == {"NVIDIA H200"}
     best = next(point for point in points if point.batch == 1 and "depth 2" in point.engine)
-    decoded = [
-        entry for entry in json.loads(file.read_text())["entries"] if entry["what"] == "decode"
-    ]
+    decoded = (e for e in json.loads(file.read_text())["entries"] if e["what"] == "decode")
     measured = next(entry for entry in decoded if entry["batch"] == 1 and entry["depth"] == 2)
     assert (best.ms, best.share) == (measured["ms_per_step"]["median"], measured["floor_share"])
     assert best.share == pytest.approx(measured["floor_ms"] / best.ms, rel=0.01)
-
-
-def test_fast_and_portable_kernels_are_bars_of_their_own(tmp_path: Path) -> None:
-    entries = [
-        {**decoded, "kernels": kernels}
-        for decoded in (
-            {
-                "what": "decode",
-                "status": "ok",
-                "model": "m",
-                "depth": 2,
-                "batch": 1,
-                "ms_per_step": 2.0,
-                "floor_share": 0.5,
-            },
-        )
-        for kernels in ("portable", "fast")
-    ]
-    points = plots.read_points(write(tmp_path / "d.json", "decode", entries))
-    assert [point.engine for point in points] == [
-        "photon_ext, depth 2, portable kernels",
-        "photon_ext, depth 2, fast kernels",
-    ]
 
 
 def test_points_of_peers_leave_out_what_was_not_measured(tmp_path: Path) -> None:
@@ -112,35 +72,20 @@ def test_without_matplotlib_the_error_says_what_to_do(
     assert not (tmp_path / "floor.png").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "message"), [("there", "is a directory"), ("plot", "does not end in .png")]
-)
-def test_what_would_be_written_elsewhere_is_refused(
-    name: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_png_is_written_and_its_directory_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """matplotlib adds .png to a name without an ending."""
-    (tmp_path / "there").mkdir()
-    with pytest.raises(SystemExit):
-        plots.main([str(DECODES[0]), "--output", str(tmp_path / name)])
-    assert message in capsys.readouterr().err
-
-
-def test_the_directory_of_a_png_is_made(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert plots.main([str(DECODES[0]), "--output", str(tmp_path / "new" / "floor.png")]) == 0
-    assert (tmp_path / "new" / "floor.png").exists()
-
-
-def test_a_png_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("matplotlib")
-    path = tmp_path / "floor.png"
-    peers = write(
-        tmp_path / "p.json",
-        "peers",
-        [peer(f"engine {i}", batch, 2.5 + i) for i in range(9) for batch in (1, 8, 32)],
-    )
+    path, gains = tmp_path / "new" / "floor.png", tmp_path / "gains.png"
+    entries = [peer(f"engine {i}", batch, 2.5 + i) for i in range(9) for batch in (1, 8, 32)]
+    peers = write(tmp_path / "p.json", "peers", entries)
     assert plots.main([*map(str, DECODES), str(peers), "--output", str(path)]) == 0
-    assert path.read_bytes().startswith(b"\x89PNG")
-    assert path.stat().st_size > 20_000
+    bubbles = map(str, RESULTS.glob("bubble-*.json"))
+    assert plots.main(["--gains", *bubbles, "--output", str(gains)]) == 0
+    for made in (path, gains):
+        assert made.read_bytes().startswith(b"\x89PNG")
+        assert made.stat().st_size > 20_000
     assert plots.main([str(RESULTS / "cpu-smollm2.json"), "--output", str(path)]) == 1
     assert "no decode steps" in capsys.readouterr().err
+    assert plots.main(["--gains", str(DECODES[0]), "--output", str(gains)]) == 1
+    assert "no gains in these files" in capsys.readouterr().err

@@ -28,11 +28,8 @@ def test_each_entry_is_on_disk_as_soon_as_it_is_measured(tmp_path: Path) -> None
     assert result.measure({"batch": 8}, lambda: fail("no room")) is None
     result.measure({"batch": 32}, lambda: {"value": 2.0})
     data = json.loads(path.read_text())
-    assert [(entry["batch"], entry["status"]) for entry in data["entries"]] == [
-        (1, "ok"),
-        (8, "failed"),
-        (32, "ok"),
-    ]
+    found = [(entry["batch"], entry["status"]) for entry in data["entries"]]
+    assert found == [(1, "ok"), (8, "failed"), (32, "ok")]
     assert data["entries"][0]["value"] is None
     assert data["entries"][1]["error"] == "RuntimeError: no room"
     assert data["arguments"] == {"batches": [1]}
@@ -57,17 +54,12 @@ def test_an_error_that_says_what_to_do_has_no_trace(capsys: pytest.CaptureFixtur
     def raises(error: Exception) -> dict[str, Any]:
         raise error
 
-    for error in (
-        ModelError("'nope' is no model; use one of tiny"),
-        BenchmarkError("tokens differ"),
-        KeyError("x"),
-    ):
+    told = "'nope' is no model; use one of tiny"
+    for error in (ModelError(told), BenchmarkError("tokens differ"), KeyError("x")):
         result.measure({"model": "nope"}, lambda error=error: raises(error))
     assert [bool(entry["trace"]) for entry in result.entries] == [False, False, True]
-    assert (
-        "failed: {'model': 'nope'}: ModelError: 'nope' is no model; use one of tiny\nfailed: "
-        in capsys.readouterr().out
-    )
+    printed = capsys.readouterr().out
+    assert f"failed: {{'model': 'nope'}}: ModelError: {told}\nfailed: " in printed
 
 
 def test_after_a_lost_device_the_rest_is_skipped_not_tried(tmp_path: Path) -> None:
@@ -163,7 +155,7 @@ def test_every_result_that_is_kept_can_be_read(capsys: pytest.CaptureFixture[str
     assert "unreadable" not in listed
     for path in report.RESULTS.glob("*.json"):
         assert path.name in listed
-        if path.name.startswith(("bubble", "adopt", "meter")):
+        if not path.name.startswith("cpu"):
             assert report.main([str(path), "--markdown"]) == 0
             assert "| --- |" in capsys.readouterr().out
 
@@ -185,14 +177,13 @@ def test_a_file_that_is_no_result_is_named(
     assert "unreadable" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("benchmark", ["adopt", "bubble"])
+@pytest.mark.parametrize(("benchmark", "what"), [("adopt", "steps"), ("bubble", "gain")])
 def test_a_damaged_result_is_named(
-    tmp_path: Path, benchmark: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, benchmark: str, what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    entries = [{"what": "steps", "status": "ok"}]
-    (tmp_path / "x.json").write_text(
-        json.dumps({"benchmark": benchmark, "environment": {"commit": 5}, "entries": entries})
-    )
+    entries = [{"what": what, "status": "ok"}]
+    data = {"benchmark": benchmark, "environment": {"commit": 5}, "entries": entries}
+    (tmp_path / "x.json").write_text(json.dumps(data))
     assert report.main([str(tmp_path / "x.json")]) == 1
     assert "x.json is damaged: KeyError" in capsys.readouterr().err
 

@@ -10,6 +10,8 @@ import torch
 from photon_ext import ops
 from photon_ext.layout import RECORD_WIDTH
 from photon_ext.observe import Timeline, timeline
+from photon_ext.observe.analysis.gaps import Cause
+from photon_ext.observe.analysis.report import Report
 from photon_ext.runtime import Pipeline, RowEvent, RowParams, Runtime, StepTensors
 from photon_ext.runtime.slot import Slot
 from photon_ext.runtime.step import Fill, StepKey
@@ -98,6 +100,16 @@ def postpone_out_copies(pipeline: Pipeline) -> None:
 
     for slot in pipeline._slots:
         plant(slot)  # type: ignore[arg-type]
+
+
+def commit_waits(report: Report) -> list[float]:
+    """Microseconds that the device waited for the commit before each steady step."""
+    waits = dict.fromkeys((step.number for step in report.steps.steady), 0.0)
+    for gap in report.gaps:
+        if gap.step in waits:
+            ns = (share.ns for share in gap.shares if share.cause is Cause.COMMIT)
+            waits[gap.step] += sum(ns) / 1e3
+    return list(waits.values())
 
 
 def sleep_300us(_: RowEvent) -> None:

@@ -62,9 +62,7 @@ def test_a_stream_that_is_closed_ends_the_lines_and_nothing_else() -> None:
 
 def test_a_terminal_shows_the_text_and_a_table_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("rich")
-    monkeypatch.setenv(
-        "TERM", "xterm"
-    )  # rich redraws nothing on the terminal "dumb" that build machines and editors name
+    monkeypatch.setenv("TERM", "xterm")  # on "dumb", which editors name, rich redraws nothing
     stream = Terminal()
     with scripted() as engine, open_view(engine.meter, stream) as view:
         assert isinstance(view, RichView)
@@ -112,25 +110,20 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
     folder: Path = tmp_path_factory.mktemp("tiny")
     save_with_words(folder, "w")
-    arguments = [
-        "generate",
-        "w5 w6 w7",
-        "--meter",
-        "--model",
-        str(folder),
-        "--device",
-        "cpu",
-        "--max-new-tokens",
-        "7",
-    ]
-    return [sys.executable, "-m", "photon_ext", *arguments]
+    options = f"--meter --model {folder} --device cpu --max-new-tokens 7".split()
+    return [sys.executable, "-m", "photon_ext", "generate", "w5 w6 w7", *options]
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+def unmetered(command: list[str]) -> list[str]:
+    return [part for part in command if part != "--meter"]
 
 
 def test_the_command_prints_lines_to_stderr_and_text_alone_to_stdout(command: list[str]) -> None:
-    metered = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    plain = subprocess.run(
-        [part for part in command if part != "--meter"], capture_output=True, text=True, timeout=120
-    )
+    metered, plain = run(command), run(unmetered(command))
     assert metered.returncode == plain.returncode == 0
     assert metered.stdout == plain.stdout
     assert "[meter] " in metered.stderr
@@ -138,9 +131,7 @@ def test_the_command_prints_lines_to_stderr_and_text_alone_to_stdout(command: li
 
 
 def test_in_a_terminal_the_text_stands_under_the_table_at_the_end(command: list[str]) -> None:
-    text = subprocess.run(
-        [part for part in command if part != "--meter"], capture_output=True, text=True, timeout=120
-    ).stdout.strip()
+    text = run(unmetered(command)).stdout.strip()
     primary, secondary = pty.openpty()
     running = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=secondary, stderr=secondary, close_fds=True

@@ -177,6 +177,7 @@ def test_rates_are_over_the_last_seconds_and_fall_when_nothing_happens(
     stats.decode_steps += 7
     burst = meter.snapshot().steps_per_s
     assert burst == pytest.approx(7), "a new burst is not diluted by the pause before it"
+    assert len(meter._samples) <= 32, "nothing grows"
 
 
 class Watched(PipelineStats):
@@ -192,39 +193,23 @@ class Watched(PipelineStats):
         return value
 
 
-def test_a_loop_that_goes_on_meanwhile_moves_no_counter_back() -> None:
-    stats = Watched(prefill_steps=3)
-
-    def launch() -> None:
-        stats.goes_on = lambda: None
-        stats.decode_steps += 1
-        stats.goes_on = launch
-
-    stats.goes_on = launch
-    meter, _, _ = bare_meter(stats)
-    for _ in range(3):
-        now = meter.snapshot()
-        assert now.steps - now.decode_steps == 3
-
-
-def test_a_loop_that_wakes_meanwhile_moves_no_rate_below_zero(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = Clock(monkeypatch)
-    stats = Watched()
+def test_a_loop_that_goes_on_meanwhile_moves_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, stats = Clock(monkeypatch), Watched(prefill_steps=3)
     stats.goes_on = lambda: None
     meter, _, _ = bare_meter(stats)
 
-    def wake() -> None:
+    def go_on() -> None:
         stats.goes_on = lambda: None
         stats.decode_steps += 1
         meter.turn()
+        stats.goes_on = go_on
 
     clock.forward(2 * WINDOW_S)
-    stats.goes_on = wake
-    now = meter.snapshot()
-    assert (now.window_s, now.tokens_per_s) == (2 * WINDOW_S, 0)
-    assert now.steps_per_s >= 0
+    stats.goes_on = go_on
+    for _ in range(3):
+        now = meter.snapshot()
+        assert now.steps - now.decode_steps == 3
+        assert min(now.steps_per_s, now.tokens_per_s) >= 0
 
 
 def test_pages_of_a_snapshot_are_all_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,15 +229,6 @@ def test_pages_of_a_snapshot_are_all_there_are(monkeypatch: pytest.MonkeyPatch) 
     now = meter.snapshot()
     assert (now.pages_held, now.pages_free, now.page_occupancy) == (4, 6, 0.4)
     assert (now.rows_held, now.rows_max, now.row_occupancy) == (0, 4, 0.0)
-
-
-def test_samples_do_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    meter, _, _ = bare_meter()
-    for _ in range(10_000):
-        clock.forward(1)
-        meter.turn()
-    assert len(meter._samples) <= 32
 
 
 def test_gaps_are_summed_and_the_latest_ones_ranked() -> None:

@@ -69,14 +69,6 @@ def test_an_item_in_user_code_is_named() -> None:
     assert f"synchronizing call ({ITEM})" in report.waited_us
 
 
-def test_items_in_a_row_are_named_though_each_is_short() -> None:
-    """A token of each of eight rows: the host wakes up soon, eight times while the device idles."""
-    report = make_report(user_loop(items=8, wake_us=1))
-    (sync,) = calls(report, Cause.SYNC)
-    assert sync.calls == 80
-    assert report.waited_us[f"synchronizing call ({ITEM})"] > 10
-
-
 def test_causes_add_up_to_the_gap() -> None:
     """A quick wake-up and little Python: no cause is long, and still the device idles."""
     report = make_report(user_loop(items=1, wake_us=2, python_us=4))
@@ -85,13 +77,18 @@ def test_causes_add_up_to_the_gap() -> None:
     assert len(report.waited_us) > 4
 
 
-def test_a_loop_that_waits_for_an_event_of_its_own_is_told() -> None:
-    """The commit's own wait is none of the calls that block (I7); one in the commit itself is."""
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [("cudaEventSynchronize", Cause.SYNC), ("cudaMalloc", Cause.ALLOCATION)],
+)
+def test_a_call_in_the_commit_that_blocks_or_allocates_is_named(name: str, cause: Cause) -> None:
+    """The commit's own wait is none of them (I7)."""
     loop = Loop(depth=2)
     at = loop.commits[3].time / 1e3
-    loop.document.call("cudaEventSynchronize", at - 12, at - 4)
-    (cost,) = calls(make_report(loop.records()), Cause.SYNC)
-    assert (cost.name, cost.where, cost.calls, cost.us) == ("cudaEventSynchronize", "commit", 1, 8)
+    loop.document.call(name, at - 12, at - 4)
+    loop.document.op("aten::empty", at - 13, at - 3)
+    (found,) = make_report(loop.records()).calls
+    assert found == (cause, name, "commit: aten::empty", 1, 8.0)
 
 
 def test_an_out_copy_behind_the_next_forward_is_named() -> None:
@@ -107,15 +104,6 @@ def test_zombies_are_counted_and_their_steps_timed() -> None:
     assert report.zombies == (12, 2, 2, pytest.approx(240))  # the dead linear returns at once
     assert "zombies: 2 of 12 rows; 2 steps had no other rows and took 240 us" in report.text()
     assert [excluded.why for excluded in report.excluded].count("zombies only") == 2
-
-
-def test_allocations_are_named_with_their_op() -> None:
-    loop = Loop(depth=2)
-    at = loop.commits[3].time / 1e3
-    loop.document.call("cudaMalloc", at - 12, at - 4)
-    loop.document.op("aten::empty", at - 13, at - 3)
-    (found,) = make_report(loop.records()).calls
-    assert found == (Cause.ALLOCATION, "cudaMalloc", "commit: aten::empty", 1, 8.0)
 
 
 def test_a_step_held_back_by_a_copy_to_the_device_says_so() -> None:

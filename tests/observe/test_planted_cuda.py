@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from tests.observe.planted import (
     STEPS,
     VOCAB,
     allow_all,
+    commit_waits,
     open_pipeline,
     postpone_out_copies,
     sleep_300us,
@@ -65,9 +67,11 @@ def test_host_and_gpu_are_on_one_clock() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_sleep_in_commit_is_named_at_depth_one_and_hidden_at_depth_two(depth: int) -> None:
-    recording = traced(open_pipeline(depth, "cuda"), on_event=sleep_300us)
-    waited = recording.report.waited_us.get("commit", 0)
-    assert waited >= 300 if depth == 1 else waited < 10
+    """By the median step: where the system keeps the host off its core for longer than the 2 ms of
+    a step, the device waits at depth 2, too."""
+    report = traced(open_pipeline(depth, "cuda"), on_event=sleep_300us).report
+    waited = median(commit_waits(report))
+    assert waited >= 300 if depth == 1 else waited == 0
 
 
 def test_a_pageable_copy_in_the_mask_path_is_named() -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import subprocess
 import sys
 import threading
 import time
-import timeit
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,6 @@ from photon_ext.errors import ConfigError
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.weights import random_weights
 from photon_ext.observe import Timeline, timeline
-from photon_ext.observe.meter import PhaseClock
 from photon_ext.observe.records import Commit, DeviceKind, DeviceSpan, HostSpan, Launch, OpKind
 from photon_ext.runtime import probe
 from photon_ext.runtime.probe import Phase
@@ -135,26 +132,21 @@ def test_eager_steps_are_recorded_too() -> None:
 
 
 def test_any_torch_code_can_be_looked_at() -> None:
-    with photon_ext.observe.timeline() as recording:
+    def ask_the_device() -> None:
+        torch.ones(8, 8).matmul(torch.ones(8, 8)).sum().item()
+
+    with photon_ext.observe.timeline(stacks=True) as recording:
         for _ in range(5):
             with torch.profiler.record_function("one step"):
-                torch.ones(8, 8).matmul(torch.ones(8, 8)).sum().item()
+                ask_the_device()
     records = recording.records
     assert records.backend is None
     steps = [op for op in records.ops if op.name == "one step"]
     assert [op.kind for op in steps] == [OpKind.ANNOTATION] * 5
     assert sum(op.name == "aten::item" for op in records.ops) == 5
-    assert "no steps were found on the device" in recording.report.text()
-
-
-def test_stacks_name_the_function() -> None:
-    def ask_the_device() -> None:
-        torch.ones(3).sum().item()
-
-    with timeline(stacks=True) as recording:
-        ask_the_device()
-    functions = [op.name for op in recording.records.ops if op.kind is OpKind.PYTHON]
+    functions = [op.name for op in records.ops if op.kind is OpKind.PYTHON]
     assert any("ask_the_device" in name for name in functions)
+    assert "no steps were found on the device" in recording.report.text()
 
 
 def test_what_raises_inside_passes_and_the_records_are_kept() -> None:
@@ -187,13 +179,9 @@ def test_one_at_a_time_and_not_inside_a_profile() -> None:
     ("arguments", "message"),
     [
         *(({"capacity": value}, f"capacity is {value!r}") for value in (0, True, 1.5, "x", 2**40)),
-        ({"capacity": 10**5000}, "capacity is an integer of 16610 bits"),
-        ({"bytes_per_step": -1}, "bytes_per_step is -1"),
-        ({"bytes_per_step": "x"}, "bytes_per_step is 'x'"),
-        ({"bytes_per_step": float("nan")}, "bytes_per_step is nan"),
-        ({"bytes_per_step": 10**400}, "bytes_per_step is .*; give a positive number of bytes"),
+        *(({"bytes_per_step": value}, f"bytes_per_step is {value!r}") for value in (-1, "x", 0.5)),
+        ({"bytes_per_step": 10**400}, "bytes_per_step is .*; give an integer from 1 to"),
         ({"marker": ""}, "marker is ''; give a part of a kernel's name"),
-        ({"marker": 5}, "marker is 5"),
         ({"marker": 10**5000}, "marker is an integer of 16610 bits"),
     ],
 )
@@ -290,44 +278,6 @@ def test_off_no_span_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _C.stop_host_trace() == ([], 0)
 
 
-def test_off_leaves_no_objects_behind() -> None:
-    clock = PhaseClock()
-
-    def turns(count: int) -> None:
-        for _ in range(count):
-            clock.enter(Phase.ADMIT)
-            probe.begin(Phase.WAIT, 1)
-            probe.end()
-            clock.enter(None)
-
-    turns(10)
-    gc.collect()
-    before = len(gc.get_objects())
-    turns(10_000)
-    assert len(gc.get_objects()) - before < 10
-
-
-def test_off_a_phase_costs_little_more_than_two_empty_calls() -> None:
-    """A check of one module variable each. By ratio: a shared machine has no microseconds to go
-    by."""
-
-    def nothing(phase: Phase, step: int | None = None) -> None:
-        del phase, step
-
-    def empty() -> None:
-        for _ in range(100):
-            nothing(Phase.WAIT, 1)
-            nothing(Phase.WAIT)
-
-    def off() -> None:
-        for _ in range(100):
-            probe.begin(Phase.WAIT, 1)
-            probe.end()
-
-    pairs = [(timeit.timeit(off, number=50), timeit.timeit(empty, number=50)) for _ in range(15)]
-    assert min(cost for cost, _ in pairs) < 2.5 * min(cost for _, cost in pairs)
-
-
 # --- files and life cycle ------------------------------------------------------------------------
 
 
@@ -342,7 +292,7 @@ def test_saved_files_can_be_read(tmp_path: Path) -> None:
     assert summary["excluded"][0]["why"] == "prefill"
 
 
-def test_a_timeline_that_has_recorded_nothing_says_so(tmp_path: Path) -> None:
+def test_a_timeline_that_has_recorded_nothing_says_so_and_one_records_once(tmp_path: Path) -> None:
     recording = timeline()
     asks = (lambda: recording.report, lambda: recording.save(tmp_path), lambda: recording.records)
     for ask in asks:
@@ -350,16 +300,9 @@ def test_a_timeline_that_has_recorded_nothing_says_so(tmp_path: Path) -> None:
             ask()
     with pytest.raises(ConfigError, match="is not recording"):
         recording.__exit__(None, None, None)
-
-
-def test_a_timeline_records_once() -> None:
-    """A second recording would have the first one's report."""
-    recording = timeline()
     with recording:
         torch.ones(3)
     with pytest.raises(ConfigError, match="has recorded already"), recording:
-        pass
-    with timeline():
         pass
 
 

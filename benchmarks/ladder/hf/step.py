@@ -20,7 +20,7 @@ def decode(model, prompt_ids, max_new_tokens, stop_ids, backend="portable"):
 
     for name, slot in weight_slots(config, weights):
         slot.copy_(parameters[name])
-    pages = {"page_size": max_len, "num_pages": 2}  # one for the sequence; page 0 is nobody's
+    pages = {"page_size": max_len, "num_pages": 2}  # rows count from 1, and row 1 has page 1
     decoder = Decoder(
         config,
         weights,

@@ -21,7 +21,7 @@ def decode(
     backend: str = "portable",
 ) -> Iterator[int]:
     max_len = len(prompt_ids) + max_new_tokens
-    pages = {"page_size": max_len, "num_pages": 2}  # one for the sequence; page 0 is nobody's
+    pages = {"page_size": max_len, "num_pages": 2}  # rows count from 1, and row 1 has page 1
     decoder = Decoder(
         model.config,
         model.weights,

@@ -1,0 +1,150 @@
+"""The tables of result files, older ones too: what a benchmark prints at its end, and what
+`benchmarks.report` prints of its file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from benchmarks.common.tables import Table
+
+Entry = dict[str, Any]
+
+STEP = {"model": "model", "B": "batch"}
+DECODE = {
+    **STEP,
+    **{"depth": "depth", "context": "{context:.0f}", "ms/step": "ms_per_step[median]"},
+    **{"predicted": "predicted_ms", "tok/s": "tokens_per_s", "floor ms": "floor_ms"},
+    **{"share": "{floor_share:.0%}", "us/node": "us_per_node"},
+    **{"gap us": "step_gap_us[median]", "p99": "step_gap_us[p99]"},
+    **{part: f"host_us[{part}]" for part in ("plan", "launch", "commit", "deliver", "wait")},
+    "quiet": "{quiet_steps}/{steps}",
+}
+NODES = {
+    **STEP,
+    **{"traced step us": "step_us", "in kernels": "kernel_us", "node gap us": "node_gap_us"},
+    "kernels": "kernels",
+}
+TIMELINE = {**STEP, "ms/step with checks": "off_ms", "without": "bare_ms", "ratio": "{ratio:.4f}"}
+COUNTS = {
+    **STEP,
+    **{"source": "way", "steps": "steps", "valid": "{valid}"},
+    **{"launches": "kinds[graph launch]", "waits": "kinds[event wait]", "syncs": "kinds[sync]"},
+    **{"allocs": "kinds[allocation]", "HtoD bytes": "host_to_device_bytes"},
+    **{"quiet": "{quiet_steps}/{steps}", "passed": "{passed}"},
+}
+KERNELS = {
+    **{"op": "op", "what": "what", "way": "way", "B": "batch", "context": "context"},
+    **{"chunk": "chunk", "us": "us", "TB/s": "tb_per_s", "share": "{share:.0%}", "cold": "{cold}"},
+    **{"loss us": "loss_us", "loss/dep": "loss_us_per_dependency", "TFLOP/s": "tflop_per_s"},
+    **{"torch us": "baseline[us]", "ratio": "ratio", "error": "checked[error]"},
+}
+PEERS = {
+    **{"peer": "title", "version": "version", "B": "batch", "ms/step": "ms_per_step"},
+    **{"least": "ms_spread[0]", "most": "ms_spread[1]", "tok/s": "tokens_per_s"},
+    **{"share": "{floor_share:.0%}", "against ours": "against_ours"},
+    **{"same tokens": "{same_tokens:.0%}", "how": "method", "mode": "mode"},
+}
+GAIN = {
+    **{"model": "model", "streams": "streams", "requests": "requests", "blocking ms": "block_ms"},
+    **{"pipelined ms": "pipe_ms", "gap us": "parts[gap_us]", "L": "{length:.1f}"},
+    **{"formula": "{formula:+.1%}", "predicted": "{predicted:+.1%}"},
+    **{"observed": "{observed:+.1%}", "met": "{met}"},
+}
+METER = {
+    **{"model": "model", "streams": "streams", "ms/step off": "off_ms", "ms/step on": "on_ms"},
+    "ratio": "{ratio:.4f}",
+}
+LONG = {
+    **{"what": "model", "depth": "depth", "total s": "wall_s", "active": "{active_share:.1%}"},
+    **{"ms/step": "ms_per_step", "tokens/s": "tokens_per_s", "gap us": "gap_us"},
+}
+LADDER = {
+    **{"stage": "stage", "what changes": "changes", "ms/step": "ms_per_step"},
+    **{"in all": "x{in_all:.2f}", "first 8 ms": "first_ms", "gap share": "{gap_share:.1%}"},
+    **{"allocations": "allocations_per_step", "tokens equal": "{tokens_equal} of {tokens}"},
+}
+
+
+def tables_of(data: Entry) -> list[Table]:
+    """The tables of a result. Raises ValueError for a benchmark that has none."""
+    if (make := TABLES.get(data["benchmark"])) is None:
+        raise ValueError(f"{data['benchmark']} has no tables, only {', '.join(TABLES)} have")
+    return list(make(data))
+
+
+def _of(data: Entry, what: str) -> list[Entry]:
+    """The entries of one kind that were measured."""
+    return [e for e in data["entries"] if e["status"] == "ok" and e.get("what") == what]
+
+
+def _decode(data: Entry) -> Iterator[Table]:
+    yield Table.of("", _of(data, "decode"), DECODE)
+    yield Table.of("the checks for a timeline that nobody records", _of(data, "timeline"), TIMELINE)
+    yield Table.of("traced", _of(data, "nodes"), NODES)
+
+
+def _activity(data: Entry) -> Iterator[Table]:
+    yield Table.of("", _of(data, "counts"), COUNTS)
+
+
+def _kernels(data: Entry) -> Iterator[Table]:
+    measured = [entry for entry in data["entries"] if entry["status"] == "ok" and "op" in entry]
+    yield from _by_model(measured, KERNELS)
+
+
+def _peers(data: Entry) -> Iterator[Table]:
+    yield from _by_model(_of(data, "peer"), PEERS)
+
+
+def _by_model(entries: list[Entry], columns: dict[str, str]) -> Iterator[Table]:
+    for model in dict.fromkeys(entry["model"] for entry in entries):
+        yield Table.of(model, [entry for entry in entries if entry["model"] == model], columns)
+
+
+def _bubble(data: Entry) -> Iterator[Table]:
+    gains = _of(data, "gain")
+    remarks = [line for entry in gains for line in _gain_remarks(entry)]
+    yield Table.of("depth 2 over depth 1", gains, GAIN, remarks)
+    yield Table.of("the meter's cost at depth 2", _of(data, "meter"), METER)
+    if long := sorted(_of(data, "long"), key=lambda entry: int(entry["depth"])):
+        title = f"{long[0]['tokens']} tokens in each of {long[0]['sequences']} sequences"
+        published = [{**row, "model": row["what"]} for row in data.get("published", ())]
+        yield Table.of(title, [*long, *published], LONG)
+
+
+def _gain_remarks(entry: Entry) -> Iterator[str]:
+    """What has to be said about an entry, besides its figures."""
+    label = f"{entry['model']}, {entry['streams']} stream{'s' * (entry['streams'] > 1)}"
+    if not entry["met"]:
+        yield f"{label}: {entry['cause']}"
+    if not entry["tokens_equal"]:
+        yield f"{label}: depth 1 and 2 generated different tokens; gains compare tokens/s"
+    if entry["stopped"] < 0.9 * entry["requests"]:
+        met = f"only {entry['stopped']} of {entry['requests']} requests met a stop token"
+        yield f"{label}: {met}; zombies are rarer than meant"
+    yield f"{label}: {entry['verdict']}"
+
+
+def _adopt(data: Entry) -> Iterator[Table]:
+    """A table per loop: its stages in order, and the sentence on each."""
+    records = {(e["loop"], e["stage"]): e for e in _of(data, "records")}
+    for loop in dict.fromkeys(entry["loop"] for entry in data["entries"]):
+        own = [e for e in data["entries"] if e["what"] == "steps" and e["loop"] == loop]
+        first = next((e["ms_per_step"] for e in own if e["status"] == "ok"), 0.0)
+        rows = [{**records.get((loop, e["stage"]), {}), **e} for e in own]
+        rows = [
+            {**e, "in_all": first / e["ms_per_step"]} if "ms_per_step" in e else e for e in rows
+        ]
+        said = ((e["stage"], e.get("verdict") or e.get("error")) for e in own)
+        yield Table.of(f"{loop} loop", rows, LADDER, [f"{stage}: {told}" for stage, told in said])
+
+
+TABLES: dict[str, Callable[[Entry], Iterator[Table]]] = {
+    "activity": _activity,
+    "adopt": _adopt,
+    "bubble": _bubble,
+    "decode": _decode,
+    "kernels": _kernels,
+    "peers": _peers,
+}
