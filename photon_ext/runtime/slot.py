@@ -15,10 +15,8 @@ from photon_ext.layout import (
     InputLayout,
     MaskLayout,
 )
-from photon_ext.runtime.ports import Span
 from photon_ext.runtime.row import Row
-from photon_ext.runtime.span import EventSpan
-from photon_ext.runtime.step import Fill, StepKey
+from photon_ext.runtime.step import Fill, Span, StepKey
 
 if TYPE_CHECKING:
     from photon_ext import _C
@@ -121,7 +119,7 @@ class Slot:
     @property
     def span(self) -> Span | None:
         """See SlotPort.span."""
-        return EventSpan(*self._native.span()) if self._timing else None
+        return Span(*self._native.span()) if self._timing else None
 
     def _stage(
         self, key: StepKey, segments: array[int], staged: Sequence[int], deltas: Sequence[int]

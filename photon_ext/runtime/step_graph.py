@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from photon_ext.runtime.collector import no_collection
+from photon_ext.runtime.heap_freeze import no_collection
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.step import StepKey, StepTensors
 from photon_ext.runtime.step_program import StepProgram
