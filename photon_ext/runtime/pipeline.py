@@ -56,6 +56,7 @@ from photon_ext.runtime.step import (
 from photon_ext.runtime.step_builder import StepBuilder
 
 MAX_CHUNK = INT32_MAX // META_COLUMNS  # the words of decode_meta are counted in int32
+BUCKETS = (1, *(8 << doubling for doubling in range(28)))
 
 
 class Pipeline:
@@ -77,8 +78,10 @@ class Pipeline:
         vocab_size: width of the logits; token ids lie below it.
         sample: enqueues sampling of ``step.logits`` into ``step.sampled``; None samples as the rows
             ask (RowParams).
-        buckets: batch sizes that decode graphs are captured for; those above the runtime's rows are
-            dropped, the rows themselves added.
+        buckets: batch sizes that decode graphs are captured for: a step runs the graph of the next
+            larger one. Those above the runtime's rows are dropped, the rows themselves added. None:
+            1, 8, 16, 32, ... doubled up to the rows. Start-up captures three graphs for each size
+            and slot: a whole step, and the two halves of one that waits for masks.
         prefill_buckets: token counts that prefill graphs are captured for; other chunks run
             eagerly. None leaves it to the runtime: one graph of ``chunk`` tokens where idle tokens
             cost nothing (the host backend), none elsewhere.
@@ -107,7 +110,7 @@ class Pipeline:
         *,
         vocab_size: int,
         sample: Sample | None = None,
-        buckets: Iterable[int] = (1, 8, 32),
+        buckets: Iterable[int] | None = None,
         prefill_buckets: Iterable[int] | None = None,
         chunk: int = 256,
         graph: bool = True,
@@ -119,7 +122,7 @@ class Pipeline:
         chunk = check_count("chunk", chunk, MAX_CHUNK)
         if prefill_buckets is None:
             prefill_buckets = (chunk,) if runtime.captures_prefill else ()
-        decodes = {each for each in check_counts("buckets", buckets) if each < table.max_rows}
+        decodes = BUCKETS if buckets is None else check_counts("buckets", buckets)
         prefills = check_counts("prefill_buckets", prefill_buckets)
         check_callable("forward", forward, optional=False)
         check_callable("sample", sample)
@@ -128,7 +131,7 @@ class Pipeline:
             forward,
             sample,
             vocab_size,
-            tuple(sorted(decodes | {table.max_rows})),
+            tuple(sorted({each for each in decodes if each < table.max_rows} | {table.max_rows})),
             tuple(sorted({each for each in prefills if each <= chunk})),
             chunk,
             graph,
