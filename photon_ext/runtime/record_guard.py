@@ -1,6 +1,4 @@
-"""Recording on the CPU: only ops that can be enqueued as plain functions may run while a host
-graph is captured.
-"""
+"""What may run while a host graph is captured: ops that are enqueued as plain functions."""
 
 from __future__ import annotations
 
@@ -36,9 +34,8 @@ class RecordGuard(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "photon_ext":
             arguments = (*args, *(kwargs or {}).values())
-            self.tensors.update(
-                (id(value), value) for value in arguments if isinstance(value, torch.Tensor)
-            )
+            tensors = (value for value in arguments if isinstance(value, torch.Tensor))
+            self.tensors.update((id(tensor), tensor) for tensor in tensors)
         elif not is_view(func):
             raise CaptureError(
                 f"{func} cannot be recorded into a CPU graph, which replays photon_ext ops only; "

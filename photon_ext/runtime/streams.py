@@ -19,9 +19,8 @@ not used again.
 
 
 class Streams(ABC):
-    """One compute stream for all forwards (I1), one stream per copy direction.
-
-    Nothing runs on the default stream.
+    """One compute stream for all forwards (I1), one stream per copy direction; nothing runs on the
+    default stream.
     """
 
     needs_warm_up: bool
@@ -36,19 +35,11 @@ class Streams(ABC):
         self.in_copy = _C.Stream.create(backend, device)
         self.out_copy = _C.Stream.create(backend, device)
         if self.compute.id:
-            stream_names.update(
-                {
-                    self.compute.id: "compute",
-                    self.in_copy.id: "in-copy",
-                    self.out_copy.id: "out-copy",
-                }
-            )
+            ids = self.compute.id, self.in_copy.id, self.out_copy.id
+            stream_names.update(zip(ids, ("compute", "in-copy", "out-copy"), strict=True))
 
     def synchronize(self) -> None:
-        """Blocks until everything enqueued on the three streams has run.
-
-        For start-up: no step needs it.
-        """
+        """Blocks until everything enqueued on the three streams has run; no step needs it."""
         for stream in (self.in_copy, self.compute, self.out_copy):
             stream.synchronize()
 
@@ -81,7 +72,6 @@ class HostStreams(Streams):
 
     @contextmanager
     def on_compute(self) -> Iterator[Mapping[int, torch.Tensor]]:
-        """See Streams.on_compute."""
         if self.backend == "inline":
             yield {}
             return
@@ -89,7 +79,6 @@ class HostStreams(Streams):
             yield guard.tensors
 
     def capture(self, body: Callable[[], None]) -> _C.Graph:
-        """See Streams.capture."""
         self.compute.begin_capture()
         try:
             with self.on_compute() as tensors:
@@ -100,39 +89,33 @@ class HostStreams(Streams):
         return graph
 
     def free_bytes(self) -> int:
-        """See Streams.free_bytes."""
         return 0
 
 
 class CudaStreams(Streams):
-    """CUDA streams of our own, or around a stream of the user's.
-
-    Allocations in captured code come from one torch graph pool.
+    """CUDA streams of our own, or around a stream of the user's; allocations in captured code come
+    from one torch graph pool.
     """
 
     needs_warm_up = True
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
-        index = device.index
+        index, wrapped = device.index, None
         if stream is not None:
             _check_stream(stream, index)
-        wrapped = None if stream is None else _C.Stream.wrap(stream.cuda_stream, index)
+            wrapped = _C.Stream.wrap(stream.cuda_stream, index)
         super().__init__("cuda", index, wrapped)
-        self._torch = (
-            stream
-            if stream is not None
-            else torch.cuda.ExternalStream(self.compute.handle, device=index)
-        )
+        if stream is None:
+            stream = torch.cuda.ExternalStream(self.compute.handle, device=index)
+        self._torch = stream
         self._pool = torch.cuda.graph_pool_handle()
 
     @contextmanager
     def on_compute(self) -> Iterator[Mapping[int, torch.Tensor]]:
-        """See Streams.on_compute."""
         with torch.cuda.stream(self._torch):
             yield {}
 
     def capture(self, body: Callable[[], None]) -> _C.Graph:
-        """See Streams.capture."""
         captured = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.stream(self._torch):
             captured.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -145,7 +128,6 @@ class CudaStreams(Streams):
         return graph
 
     def free_bytes(self) -> int:
-        """See Streams.free_bytes."""
         return torch.cuda.mem_get_info(self.device)[0]
 
 
