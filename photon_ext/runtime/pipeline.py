@@ -33,7 +33,6 @@ from photon_ext.layout import META_COLUMNS
 from photon_ext.row_params import RowParams, row_words
 from photon_ext.runtime import probe
 from photon_ext.runtime.admission import Admission, check_admission
-from photon_ext.runtime.decode_batch import DecodeBatch
 from photon_ext.runtime.default_plan import first_come_first_served
 from photon_ext.runtime.ports import RuntimePort, SlotPort, StepSpec
 from photon_ext.runtime.probe import Phase
@@ -42,7 +41,6 @@ from photon_ext.runtime.roster import Roster
 from photon_ext.runtime.row import NEVER, Row, RowState
 from photon_ext.runtime.stats import PipelineStats
 from photon_ext.runtime.step import (
-    Chunk,
     Fill,
     Forward,
     RowEvent,
@@ -53,7 +51,7 @@ from photon_ext.runtime.step import (
     StepPlan,
     StepResult,
 )
-from photon_ext.runtime.step_builder import StepBuilder
+from photon_ext.runtime.step_builder import StepBuilder, StepInput
 
 MAX_CHUNK = INT32_MAX // META_COLUMNS  # the words of decode_meta are counted in int32
 BUCKETS = (1, *(8 << doubling for doubling in range(28)))
@@ -67,9 +65,9 @@ class Pipeline:
 
     What goes wrong inside a step (the device, with a RuntimeError; a forward that runs eagerly; a
     record that cannot be; ``on_release`` within a commit; Ctrl-C meanwhile) comes out of the call
-    it happens in, and leaves the pipeline broken: from then on ``launch``, ``commit``, ``finalize``
-    and ``tick`` raise PipelineError, with that as its cause. A mask callback that raises ends its
-    row alone, and Ctrl-C within it breaks nothing.
+    it happens in, and breaks the pipeline: from then on ``launch``, ``commit``, ``finalize`` and
+    ``tick`` raise PipelineError, with that as its cause. A mask callback that raises ends its row
+    alone, and Ctrl-C within it breaks nothing.
 
     Args:
         runtime: a Runtime, or the simulated device of ``photon_ext.testing``.
@@ -173,16 +171,7 @@ class Pipeline:
         return len(self._inflight)
 
     def check(self, prompt_ids: Iterable[int], params: RowParams) -> Admission:
-        """A request that `admit` takes as it is; usable from any thread.
-
-        Args:
-            prompt_ids: at least one id in [0, vocab_size).
-            params: prompt and ``max_new_tokens`` must fit ``max_len``, but for the last token,
-                which takes no place; at most the runtime's ``max_stop_ids`` stop ids.
-
-        Raises:
-            RequestError: the request can never be served.
-        """
+        """A request that `admit` takes as it is; usable from any thread. Raises as `admit`."""
         return check_admission(self.limits, prompt_ids, params)
 
     def admit(
@@ -194,8 +183,10 @@ class Pipeline:
         """Gives a sequence a row; it rides from the next launch on.
 
         Args:
-            prompt_ids: token ids, or what `check` has made of a request: then without ``params``.
-            params: what the row is run with; None: the defaults.
+            prompt_ids: at least one id in [0, vocab_size); or what `check` has made of a request:
+                then without ``params``.
+            params: what the row is run with; None: the defaults. Prompt and ``max_new_tokens`` must
+                fit ``max_len``, but for the last token, which takes no place.
             pages: KV pages of the whole sequence, in order: enough for prompt and cap without the
                 last token, different, from 0 on, and the caller's until ``on_release``. None, with
                 one page per row, is the page of the row's index.
@@ -217,10 +208,8 @@ class Pipeline:
         return row
 
     def abort(self, row: Row) -> bool:
-        """Ends a row now: tokens in flight are skipped, and it is released when no step uses it.
-        False if it had ended already.
-
-        Where no step uses it, ``on_release`` is called before this returns. No event follows.
+        """Ends a row now: tokens in flight are skipped, no event follows, and it is released when
+        no step uses it, maybe at once. False if it had ended already.
 
         Raises:
             PipelineError: the row is another pipeline's.
@@ -246,8 +235,8 @@ class Pipeline:
     # --- one turn of the loop ---------------------------------------------------------------------
 
     def launch(self, plan: StepPlan | None = None) -> Step | None:
-        """Enqueues the next step; None when every slot is taken or nothing is to be launched. Does
-        not wait for the device.
+        """Enqueues the next step, without a wait; None when every slot is taken or nothing is to be
+        launched.
 
         Args:
             plan: who rides; None: first come, first served, prefill and decode in turns. An empty
@@ -272,9 +261,13 @@ class Pipeline:
         if plan is None or not (plan.decode or plan.chunks):
             self._rest()
             return None
-        batch = self._builder.batch_of(plan)
-        with self._no_way_back():
-            return self._enqueue(batch, plan.chunks)
+        probe.begin(Phase.LAUNCH, self.stats.steps)
+        try:
+            step_input = self._builder.build(plan)
+            with self._no_way_back():
+                return self._enqueue(step_input)
+        finally:
+            probe.end()
 
     @property
     def can_launch(self) -> bool:
@@ -359,16 +352,12 @@ class Pipeline:
             fill: see ``finalize``.
             on_event: called with each committed event before the next masks are filled, so that
                 constraints can follow their tokens. What it raises neither ends nor delays a row:
-                it still gets the turn's other events, once each, the turn is brought to its end,
-                masks included, and then the first exception is raised. The next ``tick`` goes on
-                from there.
+                it still gets the turn's other events, the turn is brought to its end, masks
+                included, and then the first exception is raised. The next ``tick`` goes on from
+                there.
 
-        Returns:
-            The result of the step that was committed: iterate over it for its events. Empty where
-            none was, as in the first tick at depth 2.
-
-        Raises:
-            PipelineError: as ``launch``, ``commit`` and ``finalize``.
+        Returns the result of the step that was committed: iterate over it for its events. Empty
+        where none was, as in the first tick at depth 2. Raises as the three.
         """
         launched = self.launch()
         self.finalize(fill)
@@ -385,14 +374,12 @@ class Pipeline:
 
     # --- launch -----------------------------------------------------------------------------------
 
-    def _enqueue(self, batch: DecodeBatch | None, chunks: tuple[Chunk, ...]) -> Step:
-        number = self.stats.steps
-        index = self._free_slot()
+    def _enqueue(self, step_input: StepInput) -> Step:
+        batch, segments, key, words, staged = step_input
+        number, index = self.stats.steps, self._free_slot()
         slot = self._slots[index]
         if self._stalls and self._fed and self._is_idle():
             self.stats.device_waits += 1
-        probe.begin(Phase.LAUNCH, number)
-        batch, segments, key, words, staged = self._builder.build(batch, chunks)
         deltas = self._runtime.table.take_deltas()
         sent = slot.launch(key, words, staged, deltas, not key.split)
         launch = 0 if batch is None else batch.launch(number)
@@ -412,7 +399,6 @@ class Pipeline:
             self.stats.decode_steps += 1
         self.stats.quiet_steps += sent == 0 and not key.split
         probe.launched(step, sent)
-        probe.end()
         return step
 
     def _is_idle(self) -> bool:

@@ -34,37 +34,22 @@ class StepBuilder:
         self._roster = roster
         self._batch: DecodeBatch | None = None
 
-    def batch_of(self, plan: StepPlan) -> DecodeBatch | None:
-        """The batch of a plan's decode rows: the latest one where it holds the very same.
+    def build(self, plan: StepPlan) -> StepInput:
+        """The input of a step. Nothing has changed where it raises.
 
         Raises:
             PipelineError: the plan holds a row that has nothing to launch, or more than a step
-                takes. Nothing has changed then.
+                takes.
         """
         if plan.chunks:
             self._check_chunks(plan.chunks)
-        rows, batch = plan.decode, self._batch
-        if not rows:
-            return None
-        if batch is None or batch.rows is not rows or not batch.ready:
-            if not isinstance(rows, tuple):
-                raise PipelineError(f"a plan's decode rows are {shown(rows)}; give a tuple of rows")
-            self._check_admitted(rows)
-            buckets = self._spec.decode_buckets
-            if len(rows) > buckets[-1]:
-                raise PipelineError(
-                    f"a plan has {len(rows)} decode rows; a step takes {buckets[-1]} (max_rows)"
-                )
-            bucket = next(bucket for bucket in buckets if bucket >= len(rows))
-            self._batch = batch = DecodeBatch(rows, bucket)
-        return batch
-
-    def build(self, batch: DecodeBatch | None, chunks: tuple[Chunk, ...]) -> StepInput:
-        """The input of a step with a plan's batch and chunks."""
-        if not chunks:
-            assert batch is not None
+        batch = self._batch_of(plan.decode) if plan.decode else None
+        if batch is not None and not plan.chunks:
             return StepInput(batch, (), batch.key, batch.words, ())
-        segments = tuple(_segment(chunk) for chunk in chunks)
+        segments = tuple(
+            ChunkSegment(row, row.prefilled, count, row.prefilled + count == len(row.prompt_ids))
+            for row, count in plan.chunks
+        )
         key = self._key(batch, segments)
         staged = [
             token
@@ -72,6 +57,22 @@ class StepBuilder:
             for token in row.prompt_ids[position : position + count]
         ]
         return StepInput(batch, segments, key, _words(key, batch, segments), staged)
+
+    def _batch_of(self, rows: tuple[Row, ...]) -> DecodeBatch:
+        """The latest batch where it holds the very same rows."""
+        batch = self._batch
+        if batch is not None and batch.rows is rows and batch.ready:
+            return batch
+        if not isinstance(rows, tuple):
+            raise PipelineError(f"a plan's decode rows are {shown(rows)}; give a tuple of rows")
+        self._check_admitted(rows)
+        buckets = self._spec.decode_buckets
+        if len(rows) > buckets[-1]:
+            raise PipelineError(
+                f"a plan has {len(rows)} decode rows; a step takes {buckets[-1]} (max_rows)"
+            )
+        self._batch = DecodeBatch(rows, next(size for size in buckets if size >= len(rows)))
+        return self._batch
 
     def _check_admitted(self, rows: Iterable[Row]) -> None:
         for row in rows:
@@ -99,16 +100,10 @@ class StepBuilder:
         tokens = sum(chunk.num_tokens for chunk in chunks)
         if batch is not None:
             return StepKey(len(batch.rows), tokens, len(chunks), split or batch.key.split)
-        bucket = next((bucket for bucket in self._spec.prefill_buckets if bucket >= tokens), 0)
+        bucket = next((size for size in self._spec.prefill_buckets if size >= tokens), 0)
         if self._spec.graph and bucket:
             return StepKey(0, bucket, self._spec.decode_buckets[-1], split)
         return StepKey(0, tokens, len(chunks), split)
-
-
-def _segment(chunk: Chunk) -> ChunkSegment:
-    row, tokens = chunk
-    ends = row.prefilled + tokens == len(row.prompt_ids)
-    return ChunkSegment(row, row.prefilled, tokens, ends)
 
 
 def _words(key: StepKey, batch: DecodeBatch | None, chunks: tuple[ChunkSegment, ...]) -> array[int]:

@@ -94,9 +94,7 @@ class StepGraph:
         return self._sampling.get((slot, key))
 
     def run_eagerly(self, slot: int, key: StepKey) -> None:
-        """Enqueues a step that has no graph; a split one keeps its tensors for
-        ``sample_eagerly``.
-        """
+        """Enqueues a step that has no graph; of a split one, its forward."""
         with self._streams.on_compute() as tensors:
             # the slot is free, so what its last eager step used is not needed any more
             self._in_use[slot] = [tensors]
@@ -136,19 +134,18 @@ class StepGraph:
             )
 
     def _capture(self, program: StepProgram, body: Callable[[], None]) -> _C.Graph:
-        """A graph that keeps the step's memory, as long as it may run.
-
-        Memory only: the collector does not see through a native graph.
+        """A graph that keeps the step's memory, as long as it may run; memory only, as the
+        collector does not see through a native graph.
         """
         graph = self._streams.capture(body)
         graph.keep_alive(program.memory)
         return graph
 
     def _warm_up(self, keys: Sequence[StepKey]) -> None:
-        """Runs eager passes over dead rows, so that no library initializes itself inside a
-        capture or a served step, where one does that lazily.
+        """Runs eager passes over dead rows, so that no CUDA library initializes itself inside a
+        capture or a served step.
         """
-        if not self._streams.needs_warm_up:
+        if self._streams.backend != "cuda":
             return
         eager_chunk = StepKey(0, self._warm_up_tokens, self._spec.decode_buckets[-1], False)
         try:

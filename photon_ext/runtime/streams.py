@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from photon_ext import _C
-from photon_ext.errors import ConfigError
-from photon_ext.runtime.record_guard import RecordGuard
+from photon_ext.errors import CaptureError, ConfigError
 
 stream_names: dict[int, str] = {}
 """What each host and inline stream of this process is for, by its number in traces; numbers are
@@ -21,11 +22,6 @@ not used again.
 class Streams(ABC):
     """One compute stream for all forwards (I1), one stream per copy direction; nothing runs on the
     default stream.
-    """
-
-    needs_warm_up: bool
-    """Whether libraries initialize themselves lazily, which must not happen inside a capture or
-    a served step.
     """
 
     def __init__(self, backend: str, device: int, compute: _C.Stream | None = None) -> None:
@@ -55,17 +51,15 @@ class Streams(ABC):
     def capture(self, body: Callable[[], None]) -> _C.Graph:
         """Records what ``body`` enqueues; nothing of it runs."""
 
-    @abstractmethod
     def free_bytes(self) -> int:
         """Free device memory; 0 where the device is the host."""
+        return torch.cuda.mem_get_info(self.device)[0] if self.backend == "cuda" else 0
 
 
 class HostStreams(Streams):
     """Worker threads ("host"), or everything at the call, on the caller's thread ("inline": for
     eager torch code).
     """
-
-    needs_warm_up = False
 
     def __init__(self, inline: bool) -> None:
         super().__init__("inline" if inline else "host", 0)
@@ -88,16 +82,11 @@ class HostStreams(Streams):
         graph.keep_alive(tensors)
         return graph
 
-    def free_bytes(self) -> int:
-        return 0
-
 
 class CudaStreams(Streams):
     """CUDA streams of our own, or around a stream of the user's; allocations in captured code come
     from one torch graph pool.
     """
-
-    needs_warm_up = True
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
         index, wrapped = device.index, None
@@ -127,9 +116,6 @@ class CudaStreams(Streams):
         graph.keep_alive(captured)
         return graph
 
-    def free_bytes(self) -> int:
-        return torch.cuda.mem_get_info(self.device)[0]
-
 
 def _check_stream(stream: torch.cuda.Stream, index: int) -> None:
     if stream.device_index != index:
@@ -142,3 +128,47 @@ def _check_stream(stream: torch.cuda.Stream, index: int) -> None:
             "stream is the default stream, on which everything waits for everything; pass "
             "torch.cuda.Stream(), or None"
         )
+
+
+# They return what was just made from host data, which their schemas do not tell from a view.
+FRESH = ("aten::lift_fresh", "aten::lift")
+
+
+class RecordGuard(TorchDispatchMode):
+    """Lets photon_ext ops and views through; any other torch op would run now, once, and be missing
+    from every replay.
+
+    Attributes:
+        tensors: arguments of the ops that passed, by id. Their addresses are in the record, so
+            whoever replays it keeps them alive.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tensors: dict[int, torch.Tensor] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # nothing is compiled under this mode; torch would import its compiler (seconds) to say so
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "photon_ext":
+            arguments = (*args, *(kwargs or {}).values())
+            tensors = (value for value in arguments if isinstance(value, torch.Tensor))
+            self.tensors.update((id(tensor), tensor) for tensor in tensors)
+        elif not is_view(func):
+            raise CaptureError(
+                f"{func} cannot be recorded into a CPU graph, which replays photon_ext ops only; "
+                "use those in forward, or build the Pipeline with graph=False"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def is_view(func: Any) -> bool:
+    """Whether a torch op only gives another view of memory, by its schema."""
+    returns = func._schema.returns
+    aliases = bool(returns) and all(
+        r.alias_info is not None and not r.alias_info.is_write for r in returns
+    )
+    return aliases and func._schema.name not in FRESH
