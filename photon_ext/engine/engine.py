@@ -64,7 +64,7 @@ class Engine:
         num_pages: int,
         tokenizer: Tokenizer | None = None,
         eos_ids: Iterable[int] = (),
-        buckets: Iterable[int] = (1, 8, 32),
+        buckets: Iterable[int] | None = None,
         prefill_buckets: Iterable[int] | None = None,
         chunk: int = 256,
         graph: bool = True,

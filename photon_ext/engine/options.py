@@ -37,7 +37,8 @@ class EngineOptions:
         num_pages: KV pages; None: max_rows requests of max_len tokens, cut to what 0.9 of a GPU's
             free memory holds, or half of a CPU's.
         chunk: prompt tokens per prefill step at most.
-        buckets: batch sizes that decode graphs are captured for; max_rows is added.
+        buckets: batch sizes that decode graphs are captured for; max_rows is added. None: 1, 8, 16,
+            32, ... doubled up to max_rows; start-up captures three graphs for each and slot.
         prefill_buckets: token counts that prefill graphs are captured for; other chunks run
             eagerly. None: see Pipeline.
         graph: capture steps into graphs, or run them eagerly.
@@ -65,7 +66,7 @@ class EngineOptions:
     page_size: int = 16
     num_pages: int | None = None
     chunk: int = 256
-    buckets: tuple[int, ...] = (1, 8, 32)
+    buckets: tuple[int, ...] | None = None
     prefill_buckets: tuple[int, ...] | None = None
     graph: bool = True
     exact: bool = False
@@ -83,9 +84,8 @@ class EngineOptions:
                 check_count(name, value)
         check_count("max_stop_ids", self.max_stop_ids, MAX_STOP_IDS)
         for name in ("buckets", "prefill_buckets"):
-            values = getattr(self, name)
-            if values is not None or name == "buckets":
-                object.__setattr__(self, name, check_counts(name, values))
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, check_counts(name, getattr(self, name)))
         for name in ("graph", "exact", "timing", "meter", "freeze", "blocking"):
             check_flag(name, getattr(self, name))
         check_backend(self.backend)

@@ -5,13 +5,13 @@ launched again and again as it stands.
 from __future__ import annotations
 
 from array import array
-from operator import attrgetter
 
 from photon_ext.errors import PipelineError
 from photon_ext.layout import SEGMENT_COLUMNS, SegmentFlag
 from photon_ext.runtime.row import NEVER, Row
+from photon_ext.runtime.step import StepKey
 
-_COLUMNS = attrgetter("index", "generation")
+_SAMPLE = int(SegmentFlag.SAMPLE)
 
 
 class DecodeBatch:
@@ -22,6 +22,7 @@ class DecodeBatch:
         indices, generations: of the rows, as their records name them.
         positions: where each row's token of the first launch goes.
         constrained: columns of rows that wait for host masks.
+        key: of a step with this batch alone.
         words: segments, int32 [bucket, 4], those of padding zero.
         launches: how many steps were launched with it.
         limit: launches after which a row's cap is covered, so that the batch is to be made anew.
@@ -29,19 +30,6 @@ class DecodeBatch:
         intact: every row still runs, and is in no later batch. The records of other batches are
             read row by row.
     """
-
-    __slots__ = (
-        "constrained",
-        "generations",
-        "indices",
-        "intact",
-        "last_step",
-        "launches",
-        "limit",
-        "positions",
-        "rows",
-        "words",
-    )
 
     def __init__(self, rows: tuple[Row, ...], bucket: int) -> None:
         """Takes the rows over from the batches they were in.
@@ -56,24 +44,22 @@ class DecodeBatch:
                 raise PipelineError(f"{row} has no token to decode; leave it out of the plan")
         for row in rows:
             row.leave_batch()
-        pairs = [_COLUMNS(row) for row in rows]
         self.rows = rows
-        self.indices = [index for index, _ in pairs]
-        self.generations = [generation for _, generation in pairs]
-        self.positions = [row.next_position for row in rows]
-        self.constrained = tuple(i for i, row in enumerate(rows) if row.params.constrained)
-        self.words = array("i", bytes(4 * SEGMENT_COLUMNS * bucket))
-        self.words[0 : len(rows) * SEGMENT_COLUMNS : SEGMENT_COLUMNS] = array("i", self.indices)
-        self.words[1 : len(rows) * SEGMENT_COLUMNS : SEGMENT_COLUMNS] = array("i", range(len(rows)))
-        ones = array("i", [1]) * len(rows)
-        self.words[2 : len(rows) * SEGMENT_COLUMNS : SEGMENT_COLUMNS] = ones
-        flags = array("i", [int(SegmentFlag.SAMPLE)]) * len(rows)
-        self.words[3 : len(rows) * SEGMENT_COLUMNS : SEGMENT_COLUMNS] = flags
         self.launches = 0
-        self.limit = min(row.params.max_new_tokens - row.sampled for row in rows)
         self.last_step = NEVER
         self.intact = True
-        for row in rows:
+        self.indices = [row.index for row in rows]
+        self.generations = [row.generation for row in rows]
+        self.positions = [row.next_position for row in rows]
+        self.constrained = tuple(i for i, row in enumerate(rows) if row.params.constrained)
+        self.limit = min(row.params.max_new_tokens - row.sampled for row in rows)
+        self.key = StepKey(bucket, 0, 0, bool(self.constrained))
+        self.words = array("i", bytes(4 * SEGMENT_COLUMNS * bucket))
+        count = len(rows)
+        columns = (self.indices, range(count), [1] * count, [_SAMPLE] * count)
+        for column, values in enumerate(columns):
+            self.words[column : count * SEGMENT_COLUMNS : SEGMENT_COLUMNS] = array("i", values)
+        for row in rows:  # at the end, as an interrupt may come before
             row.batch = self
 
     @property

@@ -1,5 +1,5 @@
-"""Keeps what start-up made out of Python's cyclic garbage collector, whose full collections stop a
-loop as long as there is to look at.
+"""Keeps Python's cyclic garbage collector out of the way: it pauses while graphs are captured, and
+leaves out what start-up made.
 
 torch and a few libraries make hundreds of thousands of objects that live as long as the process. A
 full collection takes 45 to 350 ms with them, by the machine, and 0.01 ms without; a device that has
@@ -11,12 +11,14 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from photon_ext.runtime import collector
-
-# a collection may begin in here and end an engine, and its freeze, on this very thread
+# reentrant: a collection may begin in here and end an engine, and its freeze, on this very thread
 _lock = threading.RLock()
 _held: set[HeapFreeze] = set()
+_pauses = 0
+_was_enabled = False  # before the first of the pauses
 
 
 def _renew_lock() -> None:
@@ -27,21 +29,45 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)  # another thread may hold it in the parent
 
 
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Collects, and then not within the block, nor in the blocks of other threads that overlap."""
+    global _pauses, _was_enabled
+    gc.collect()
+    with _lock:
+        if _pauses == 0:
+            _was_enabled = gc.isenabled()
+            gc.disable()
+        _pauses += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _pauses -= 1
+            if _pauses == 0 and _was_enabled:
+                gc.enable()
+
+
+def is_enabled() -> bool:
+    """Whether the program leaves the collector on; pauses do not count."""
+    with _lock:
+        return _was_enabled if _pauses else gc.isenabled()
+
+
 class HeapFreeze:
     """From here to `release` all that exists now is left out of garbage collection; what is made
     later is collected as ever.
 
     Several add up, and the last release lets everything be collected again, also what the program
     has frozen meanwhile: Python cannot tell them apart. Where it has switched the collector off or
-    frozen objects before, this does nothing. Objects without cycles are freed as ever; so are
-    engines.
+    frozen objects before, this does nothing.
 
     Args:
         collect: collect first, so that no garbage is set aside; the caller may have done so.
     """
 
     def __init__(self, collect: bool = True) -> None:
-        if not collector.is_enabled():
+        if not is_enabled():
             return
         if collect:
             gc.collect()
@@ -53,8 +79,7 @@ class HeapFreeze:
     def release(self) -> None:
         """Ends this one's part; idempotent."""
         with _lock:
-            if self not in _held:
-                return
-            _held.remove(self)
-            if not _held:
-                gc.unfreeze()
+            if self in _held:
+                _held.remove(self)
+                if not _held:
+                    gc.unfreeze()

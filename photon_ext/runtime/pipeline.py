@@ -8,31 +8,14 @@ at depth 2 step t+1 is launched before step t is committed::
     device   ── forward t ──▶── sample t ──▶── forward t+1 ──▶── sample t+1 ──▶── forward t+2 ...
     copies                        └─▶ records t ─▶ host          └─▶ records t+1 ─▶ host
 
-Invariants, each held here or by the slots below, each with a test that names it:
-
-    I1   Forwards are enqueued on one stream, in launch order.
-    I2   Commits are first in, first out.
-    I3   A row is in use as long as the last step that holds it is in flight.
-    I4   Nothing is released while in use or running, and exactly once after.
-    I5   A slot's pinned output is not rewritten before its commit has finished: a slot is taken
-         again only after its commit.
-    I6   Sampling of a host-constrained row at t+1 is enqueued after the commit of t.
-    I7   A steady decode step has one blocking wait, the commit's.
-    I8   Tokens do not depend on depth, batch or schedule.
-    I9   Pages are accounted for by their owner, who hears of a release once, through
-         ``on_release``.
-    I10  Every host value a kernel needs is on the device or in the step's key.
-    I11  Between launch and finalize of a split step nothing overwrites its logits: no launch while
-         a step waits for its masks.
-
-Slot occupancy is derived from the steps in flight, never stored beside them.
+The invariants I1 to I11 are in photon_ext/README.md. Slot occupancy is derived from the steps in
+flight, never stored beside them.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,40 +23,38 @@ from contextlib import contextmanager
 from photon_ext.checks import (
     INT32_MAX,
     Limits,
-    as_index,
     check_callable,
     check_count,
     check_counts,
     check_pages,
 )
-from photon_ext.errors import PipelineError, shown
-from photon_ext.layout import META_COLUMNS, SEGMENT_COLUMNS, SegmentFlag
+from photon_ext.errors import PipelineError
+from photon_ext.layout import META_COLUMNS
 from photon_ext.row_params import RowParams, row_words
 from photon_ext.runtime import probe
 from photon_ext.runtime.admission import Admission, check_admission
-from photon_ext.runtime.decode_batch import DecodeBatch
 from photon_ext.runtime.default_plan import first_come_first_served
-from photon_ext.runtime.ports import RuntimePort, SlotPort, Span, StepSpec
+from photon_ext.runtime.ports import RuntimePort, SlotPort, StepSpec
 from photon_ext.runtime.probe import Phase
 from photon_ext.runtime.record import read_step
 from photon_ext.runtime.roster import Roster
 from photon_ext.runtime.row import NEVER, Row, RowState
 from photon_ext.runtime.stats import PipelineStats
 from photon_ext.runtime.step import (
-    Chunk,
-    ChunkSegment,
     Fill,
     Forward,
     RowEvent,
     Sample,
+    Span,
     Step,
-    StepKey,
     StepKind,
     StepPlan,
     StepResult,
 )
+from photon_ext.runtime.step_builder import StepBuilder, StepInput
 
 MAX_CHUNK = INT32_MAX // META_COLUMNS  # the words of decode_meta are counted in int32
+BUCKETS = (1, *(8 << doubling for doubling in range(28)))
 
 
 class Pipeline:
@@ -84,9 +65,9 @@ class Pipeline:
 
     What goes wrong inside a step (the device, with a RuntimeError; a forward that runs eagerly; a
     record that cannot be; ``on_release`` within a commit; Ctrl-C meanwhile) comes out of the call
-    it happens in, and leaves the pipeline broken: from then on ``launch``, ``commit``, ``finalize``
-    and ``tick`` raise PipelineError, with that as its cause. A mask callback that raises ends its
-    row alone, and Ctrl-C within it breaks nothing.
+    it happens in, and breaks the pipeline: from then on ``launch``, ``commit``, ``finalize`` and
+    ``tick`` raise PipelineError, with that as its cause. A mask callback that raises ends its row
+    alone, and Ctrl-C within it breaks nothing.
 
     Args:
         runtime: a Runtime, or the simulated device of ``photon_ext.testing``.
@@ -95,8 +76,10 @@ class Pipeline:
         vocab_size: width of the logits; token ids lie below it.
         sample: enqueues sampling of ``step.logits`` into ``step.sampled``; None samples as the rows
             ask (RowParams).
-        buckets: batch sizes that decode graphs are captured for; those above the runtime's rows are
-            dropped, the rows themselves added.
+        buckets: batch sizes that decode graphs are captured for: a step runs the graph of the next
+            larger one. Those above the runtime's rows are dropped, the rows themselves added. None:
+            1, 8, 16, 32, ... doubled up to the rows. Start-up captures three graphs for each size
+            and slot: a whole step, and the two halves of one that waits for masks.
         prefill_buckets: token counts that prefill graphs are captured for; other chunks run
             eagerly. None leaves it to the runtime: one graph of ``chunk`` tokens where idle tokens
             cost nothing (the host backend), none elsewhere.
@@ -125,43 +108,44 @@ class Pipeline:
         *,
         vocab_size: int,
         sample: Sample | None = None,
-        buckets: Iterable[int] = (1, 8, 32),
+        buckets: Iterable[int] | None = None,
         prefill_buckets: Iterable[int] | None = None,
         chunk: int = 256,
         graph: bool = True,
         on_release: Callable[[Row], None] | None = None,
         stalls: bool = True,
     ) -> None:
-        rows = runtime.table.max_rows
+        table = runtime.table
         vocab_size = check_count("vocab_size", vocab_size)
         chunk = check_count("chunk", chunk, MAX_CHUNK)
         if prefill_buckets is None:
             prefill_buckets = (chunk,) if runtime.captures_prefill else ()
-        buckets = check_counts("buckets", buckets)
-        prefill_buckets = check_counts("prefill_buckets", prefill_buckets)
+        decodes = BUCKETS if buckets is None else check_counts("buckets", buckets)
+        prefills = check_counts("prefill_buckets", prefill_buckets)
         check_callable("forward", forward, optional=False)
         check_callable("sample", sample)
         check_callable("on_release", on_release)
-        decode_buckets = tuple(sorted({bucket for bucket in buckets if bucket < rows} | {rows}))
-        prefills = tuple(sorted({bucket for bucket in prefill_buckets if bucket <= chunk}))
-        spec = StepSpec(forward, sample, vocab_size, decode_buckets, prefills, chunk, graph)
-        self._runtime = runtime
-        self._spec = spec
-        self.limits = Limits(
+        self._spec = StepSpec(
+            forward,
+            sample,
             vocab_size,
-            runtime.max_len,
-            runtime.page_size,
-            runtime.table.pages_per_row,
-            runtime.table.max_stop_ids,
+            tuple(sorted({each for each in decodes if each < table.max_rows} | {table.max_rows})),
+            tuple(sorted({each for each in prefills if each <= chunk})),
+            chunk,
+            graph,
         )
-        self._slots: Sequence[SlotPort] = runtime.open_slots(spec)
+        self.limits = Limits(
+            vocab_size, runtime.max_len, runtime.page_size, table.pages_per_row, table.max_stop_ids
+        )
+        self._runtime = runtime
+        self._slots: Sequence[SlotPort] = runtime.open_slots(self._spec)
         self._on_release = on_release
         self._stalls = stalls
         # whether there has been work ever since the last launch: a device that idles then waits
         # for the host
         self._fed = False
         self.roster = Roster()
-        self._batch: DecodeBatch | None = None
+        self._builder = StepBuilder(self._spec, self.roster)
         self._inflight: deque[Step] = deque()
         self._committed = NEVER
         self.last_kind: StepKind | None = None
@@ -187,16 +171,7 @@ class Pipeline:
         return len(self._inflight)
 
     def check(self, prompt_ids: Iterable[int], params: RowParams) -> Admission:
-        """A request that `admit` takes as it is; usable from any thread.
-
-        Args:
-            prompt_ids: at least one id in [0, vocab_size).
-            params: prompt and ``max_new_tokens`` must fit ``max_len``, but for the last token,
-                which takes no place; at most the runtime's ``max_stop_ids`` stop ids.
-
-        Raises:
-            RequestError: the request can never be served.
-        """
+        """A request that `admit` takes as it is; usable from any thread. Raises as `admit`."""
         return check_admission(self.limits, prompt_ids, params)
 
     def admit(
@@ -208,8 +183,10 @@ class Pipeline:
         """Gives a sequence a row; it rides from the next launch on.
 
         Args:
-            prompt_ids: token ids, or what `check` has made of a request: then without ``params``.
-            params: what the row is run with; None: the defaults.
+            prompt_ids: at least one id in [0, vocab_size); or what `check` has made of a request:
+                then without ``params``.
+            params: what the row is run with; None: the defaults. Prompt and ``max_new_tokens`` must
+                fit ``max_len``, but for the last token, which takes no place.
             pages: KV pages of the whole sequence, in order: enough for prompt and cap without the
                 last token, different, from 0 on, and the caller's until ``on_release``. None, with
                 one page per row, is the page of the row's index.
@@ -218,26 +195,21 @@ class Pipeline:
             RequestError: the request can never be served; NoFreeRow: not now. Nothing has been
                 taken then.
         """
-        admission = (
-            prompt_ids
-            if isinstance(prompt_ids, Admission)
-            else self.check(prompt_ids, RowParams() if params is None else params)
-        )
-        held = check_pages(pages, admission.kv_len, self.limits)
+        if not isinstance(prompt_ids, Admission):
+            prompt_ids = self.check(prompt_ids, RowParams() if params is None else params)
+        prompt, params = prompt_ids
+        held = check_pages(pages, prompt_ids.kv_len, self.limits)
         table = self._runtime.table
         index, generation = table.acquire()
         held = (index,) if held is None else held
-        words = row_words(admission.params, generation)
-        table.write_row(index, words, held, admission.params.stop_token_ids)
-        row = Row(index, generation, held, admission.prompt_ids, admission.params)
+        table.write_row(index, row_words(params, generation), held, params.stop_token_ids)
+        row = Row(index, generation, held, prompt, params)
         self.roster.add(row)
         return row
 
     def abort(self, row: Row) -> bool:
-        """Ends a row now: tokens in flight are skipped, and it is released when no step uses it.
-        False if it had ended already.
-
-        Where no step uses it, ``on_release`` is called before this returns. No event follows.
+        """Ends a row now: tokens in flight are skipped, no event follows, and it is released when
+        no step uses it, maybe at once. False if it had ended already.
 
         Raises:
             PipelineError: the row is another pipeline's.
@@ -246,10 +218,7 @@ class Pipeline:
 
     def drain(self, row: Row) -> bool:
         """Ends a row without losing a token: those in flight are still delivered, and no other is
-        launched. False if it had ended already, or drains. Released as by `abort`.
-
-        Raises:
-            PipelineError: the row is another pipeline's.
+        launched. Otherwise as `abort`; False also where it drains already.
         """
         return self._leave(row, RowState.DRAINING)
 
@@ -266,8 +235,8 @@ class Pipeline:
     # --- one turn of the loop ---------------------------------------------------------------------
 
     def launch(self, plan: StepPlan | None = None) -> Step | None:
-        """Enqueues the next step; None when every slot is taken or nothing is to be launched. Does
-        not wait for the device.
+        """Enqueues the next step, without a wait; None when every slot is taken or nothing is to be
+        launched.
 
         Args:
             plan: who rides; None: first come, first served, prefill and decode in turns. An empty
@@ -292,10 +261,13 @@ class Pipeline:
         if plan is None or not (plan.decode or plan.chunks):
             self._rest()
             return None
-        self._check_chunks(plan.chunks)
-        batch = self._batch_of(plan.decode)
-        with self._no_way_back():
-            return self._enqueue(batch, plan.chunks)
+        probe.begin(Phase.LAUNCH, self.stats.steps)
+        try:
+            step_input = self._builder.build(plan)
+            with self._no_way_back():
+                return self._enqueue(step_input)
+        finally:
+            probe.end()
 
     @property
     def can_launch(self) -> bool:
@@ -328,9 +300,12 @@ class Pipeline:
             self._inflight.popleft()
             self._committed = step.index
             self._measure_gap(step)
-            zombies = self._count_zombies(step)
+            zombies = _count_zombies(step)
             result = read_step(step, records, self._spec.vocab_size)
-            self._finish_rows(result)
+            for event in result.events.values():
+                if event.finish is not None:
+                    self.roster.finish(event.row)
+            self._release_unused()
             self._count(step, result, zombies)
             probe.committed(step, zombies)
             probe.end()
@@ -377,16 +352,12 @@ class Pipeline:
             fill: see ``finalize``.
             on_event: called with each committed event before the next masks are filled, so that
                 constraints can follow their tokens. What it raises neither ends nor delays a row:
-                it still gets the turn's other events, once each, the turn is brought to its end,
-                masks included, and then the first exception is raised. The next ``tick`` goes on
-                from there.
+                it still gets the turn's other events, the turn is brought to its end, masks
+                included, and then the first exception is raised. The next ``tick`` goes on from
+                there.
 
-        Returns:
-            The result of the step that was committed: iterate over it for its events. Empty where
-            none was, as in the first tick at depth 2.
-
-        Raises:
-            PipelineError: as ``launch``, ``commit`` and ``finalize``.
+        Returns the result of the step that was committed: iterate over it for its events. Empty
+        where none was, as in the first tick at depth 2. Raises as the three.
         """
         launched = self.launch()
         self.finalize(fill)
@@ -403,65 +374,14 @@ class Pipeline:
 
     # --- launch -----------------------------------------------------------------------------------
 
-    def _batch_of(self, rows: tuple[Row, ...]) -> DecodeBatch | None:
-        """The batch of these rows: the latest one where it holds the very same."""
-        if not rows:
-            return None
-        batch = self._batch
-        if batch is None or batch.rows is not rows or not batch.ready:
-            if not isinstance(rows, tuple):
-                raise PipelineError(f"a plan's decode rows are {shown(rows)}; give a tuple of rows")
-            self._check_admitted(rows)
-            if len(rows) > self._spec.decode_buckets[-1]:
-                raise PipelineError(
-                    f"a plan has {len(rows)} decode rows; a step takes "
-                    f"{self._spec.decode_buckets[-1]} (max_rows)"
-                )
-            self._batch = batch = DecodeBatch(rows, self._bucket(len(rows)))
-        return batch
-
-    def _check_admitted(self, rows: Iterable[Row]) -> None:
-        for row in rows:
-            if row.running and not self.roster.holds(row):
-                raise PipelineError(f"a plan has {row}, which another pipeline admitted")
-
-    def _bucket(self, rows: int) -> int:
-        return next(bucket for bucket in self._spec.decode_buckets if bucket >= rows)
-
-    def _check_chunks(self, chunks: tuple[Chunk, ...]) -> None:
-        if not chunks:
-            return
-        self._check_admitted(row for row, _ in chunks)
-        for row, tokens in chunks:
-            left = len(row.prompt_ids) - row.prefilled if row.wants_prefill else 0
-            if not 1 <= (as_index(tokens) or 0) <= left:
-                raise PipelineError(
-                    f"a plan has a chunk of {shown(tokens)} tokens of {row}; {left} of its prompt "
-                    "are left to launch"
-                )
-        if len({row for row, _ in chunks}) < len(chunks):
-            raise PipelineError("a plan has two chunks of one row; give one for both")
-        total = sum(tokens for _, tokens in chunks)
-        if total > self._spec.chunk:
-            raise PipelineError(
-                f"a plan has {total} prompt tokens; a step takes {self._spec.chunk} (chunk)"
-            )
-
-    def _enqueue(self, batch: DecodeBatch | None, chunks: tuple[Chunk, ...]) -> Step:
-        number = self.stats.steps
-        slot = self._free_slot()
+    def _enqueue(self, step_input: StepInput) -> Step:
+        batch, segments, key, words, staged = step_input
+        number, index = self.stats.steps, self._free_slot()
+        slot = self._slots[index]
         if self._stalls and self._fed and self._is_idle():
             self.stats.device_waits += 1
-        probe.begin(Phase.LAUNCH, number)
-        segments = tuple(_chunk_segment(chunk) for chunk in chunks)
-        split = (batch is not None and bool(batch.constrained)) or any(
-            segment.sample and segment.row.params.constrained for segment in segments
-        )
-        key = self._key(batch, segments, split)
-        words = batch.words if batch is not None and not segments else _words(key, batch, segments)
-        staged = [token for segment in segments for token in _staged(segment)]
         deltas = self._runtime.table.take_deltas()
-        sent = self._slots[slot].launch(key, words, staged, deltas, not split)
+        sent = slot.launch(key, words, staged, deltas, not key.split)
         launch = 0 if batch is None else batch.launch(number)
         if batch is not None and not batch.ready:
             self.roster.regroup()
@@ -469,8 +389,7 @@ class Pipeline:
             segment.row.launch_chunk(number, segment.num_tokens)
             if segment.sample:
                 self.roster.prompt_done(segment.row)
-        span = self._slots[slot].span
-        step = Step(number, slot, key, batch, launch, segments, span, finalized=not split)
+        step = Step(number, index, key, batch, launch, segments, slot.span, not key.split)
         self._inflight.append(step)
         self._fed = True
         self.last_kind = key.kind
@@ -478,25 +397,9 @@ class Pipeline:
             self.stats.prefill_steps += 1
         else:
             self.stats.decode_steps += 1
-        self.stats.quiet_steps += sent == 0 and not split
+        self.stats.quiet_steps += sent == 0 and not key.split
         probe.launched(step, sent)
-        probe.end()
         return step
-
-    def _key(
-        self, batch: DecodeBatch | None, chunks: tuple[ChunkSegment, ...], split: bool
-    ) -> StepKey:
-        """The key of a graph where there is one; else of the step as it is, without padding."""
-        if not chunks:
-            assert batch is not None
-            return StepKey(len(batch.words) // SEGMENT_COLUMNS, 0, 0, split)
-        tokens = sum(chunk.num_tokens for chunk in chunks)
-        if batch is not None:
-            return StepKey(len(batch.rows), tokens, len(chunks), split)
-        bucket = next((bucket for bucket in self._spec.prefill_buckets if bucket >= tokens), 0)
-        if self._spec.graph and bucket:
-            return StepKey(0, bucket, self._spec.decode_buckets[-1], split)
-        return StepKey(0, tokens, len(chunks), split)
 
     def _is_idle(self) -> bool:
         return not self._inflight or self._slots[self._inflight[-1].slot].done()
@@ -524,24 +427,11 @@ class Pipeline:
         self.stats.host_wait_ns += time.perf_counter_ns() - begin
         return records
 
-    def _finish_rows(self, result: StepResult) -> None:
-        for event in result.events.values():
-            if event.finish is not None:
-                self.roster.finish(event.row)
-        self._release_unused()
-
     def _release_unused(self) -> None:
         for row in self.roster.take_unused(self._committed):
             self._runtime.table.release(row.index)
             if self._on_release is not None:
                 self._on_release(row)
-
-    def _count_zombies(self, step: Step) -> int:
-        batch = step.batch
-        zombies = sum(not chunk.row.delivers for chunk in step.chunks)
-        if batch is not None and not batch.intact:
-            zombies += sum(not row.delivers for row in batch.rows)
-        return zombies
 
     def _count(self, step: Step, result: StepResult, zombies: int) -> None:
         stats = self.stats
@@ -591,8 +481,8 @@ class Pipeline:
 
 
 def _hand_out(events: Iterable[RowEvent], on_event: Callable[[RowEvent], None]) -> None:
-    """Calls ``on_event`` with every event, whatever it raises meanwhile, and then raises the first
-    of that.
+    """Calls ``on_event`` with every event, whatever it raises meanwhile (the user's code may raise
+    anything), and then raises the first of that.
     """
     raised: BaseException | None = None
     probe.begin(Phase.COMMIT)
@@ -600,8 +490,6 @@ def _hand_out(events: Iterable[RowEvent], on_event: Callable[[RowEvent], None]) 
         try:
             on_event(event)
         except BaseException as error:
-            # the user's callback, which may raise anything: the other rows' tokens are still to
-            # be told
             raised = error if raised is None else raised
     probe.end()
     if raised is not None:
@@ -611,36 +499,20 @@ def _hand_out(events: Iterable[RowEvent], on_event: Callable[[RowEvent], None]) 
             del raised  # it holds this frame
 
 
+def _count_zombies(step: Step) -> int:
+    """Segments of rows that ended before."""
+    batch = step.batch
+    zombies = sum(not chunk.row.delivers for chunk in step.chunks)
+    if batch is not None and not batch.intact:
+        zombies += sum(not row.delivers for row in batch.rows)
+    return zombies
+
+
 def _constrained(step: Step) -> Iterator[tuple[int, Row]]:
     """Segments of a step that are sampled with a mask: their index and row."""
     if step.batch is not None:
         for column in step.batch.constrained:
             yield column, step.batch.rows[column]
-    for i, chunk in enumerate(step.chunks):
+    for i, chunk in enumerate(step.chunks, step.key.decode_rows):
         if chunk.sample and chunk.row.params.constrained:
-            yield step.key.decode_rows + i, chunk.row
-
-
-def _chunk_segment(chunk: Chunk) -> ChunkSegment:
-    row, tokens = chunk
-    ends = row.prefilled + tokens == len(row.prompt_ids)
-    return ChunkSegment(row, row.prefilled, tokens, ends)
-
-
-def _staged(segment: ChunkSegment) -> tuple[int, ...]:
-    return segment.row.prompt_ids[segment.position : segment.position + segment.num_tokens]
-
-
-def _words(key: StepKey, batch: DecodeBatch | None, chunks: tuple[ChunkSegment, ...]) -> array[int]:
-    """Segments of a step with chunks, int32 [R, 4]."""
-    words = array("i", bytes(4 * SEGMENT_COLUMNS * key.segments))
-    if batch is not None:
-        count = key.decode_rows * SEGMENT_COLUMNS
-        words[:count] = batch.words[:count]
-    first = key.decode_rows
-    for i, chunk in enumerate(chunks, key.decode_rows):
-        flags = SegmentFlag.STAGED | (SegmentFlag.SAMPLE if chunk.sample else 0)
-        place = slice(i * SEGMENT_COLUMNS, (i + 1) * SEGMENT_COLUMNS)
-        words[place] = array("i", (chunk.row.index, first, chunk.num_tokens, flags))
-        first += chunk.num_tokens
-    return words
+            yield i, chunk.row

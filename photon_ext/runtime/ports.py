@@ -11,22 +11,17 @@ from typing import Protocol
 
 from photon_ext.runtime.row import Row
 from photon_ext.runtime.row_table import RowTable
-from photon_ext.runtime.step import Fill, Forward, Sample, StepKey
+from photon_ext.runtime.step import Fill, Forward, Sample, Span, StepKey
 
 
 @dataclass(frozen=True, slots=True)
 class StepSpec:
     """How steps are built: fixed when the pipeline is made, so that every graph can be captured at
-    start-up.
+    start-up. See Pipeline.
 
     Attributes:
-        forward: enqueues the forward of a step and assigns its logits.
-        sample: enqueues sampling into ``step.sampled``; None is ``sample_into``.
-        vocab_size: width of the logits.
         decode_buckets: rows of the decode graphs, ascending; the last holds every row.
         prefill_buckets: tokens of the prefill graphs, ascending; longer chunks run eagerly.
-        chunk: prompt tokens per prefill step at most.
-        graph: capture, or run every step eagerly.
     """
 
     forward: Forward
@@ -36,18 +31,6 @@ class StepSpec:
     prefill_buckets: tuple[int, ...]
     chunk: int
     graph: bool
-
-
-class Span(Protocol):
-    """The device time of one step, readable once the step is committed and until its slot is
-    launched twice more.
-    """
-
-    def gap_us(self, previous: Span) -> float:
-        """Microseconds between the end of ``previous`` and the begin of this one."""
-
-    def length_us(self) -> float:
-        """Microseconds from the begin to the end."""
 
 
 class SlotPort(Protocol):

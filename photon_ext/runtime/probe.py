@@ -1,8 +1,6 @@
-"""Where the host tells an observer what it is doing. Off by default: then each call is one check of
-one module variable.
-
-The pipeline and the engine loop call `begin`, `end` and the rest below; `photon_ext.observe` sets
-`active` while a timeline is recorded. The calls come from whatever thread drives a pipeline.
+"""Where the host tells an observer what it is doing: the pipeline and the engine loop, on whatever
+thread drives them. Off by default: then each call is one check of one module variable, `active`,
+which `photon_ext.observe` sets.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ class Phase(Enum):
 
 
 class Probe(Protocol):
-    """An observer."""
+    """An observer; the functions below pass on to it."""
 
     def turn(self, phase: Phase | None) -> None:
         """On this thread the engine loop goes over to `phase`, and everything open ends; None:
@@ -45,10 +43,7 @@ class Probe(Protocol):
         """The innermost open phase of this thread ends."""
 
     def launched(self, step: Step, words: int) -> None:
-        """`step` is enqueued; `words` int32 words go to the device for it.
-
-        Called inside its `launch` phase.
-        """
+        """`step` is enqueued, inside its `launch` phase; `words` int32 words go to the device."""
 
     def committed(self, step: Step, zombies: int) -> None:
         """`step` is read; `zombies` of its segments belong to sequences that had ended before."""
@@ -61,30 +56,25 @@ active: Probe | None = None
 
 
 def turn(phase: Phase | None) -> None:
-    """See Probe.turn."""
     if (observer := active) is not None:
         observer.turn(phase)
 
 
 def begin(phase: Phase, step: int | None = None) -> None:
-    """See Probe.begin."""
     if (observer := active) is not None:
         observer.begin(phase, step)
 
 
 def end() -> None:
-    """See Probe.end."""
     if (observer := active) is not None:
         observer.end()
 
 
 def launched(step: Step, words: int) -> None:
-    """See Probe.launched."""
     if (observer := active) is not None:
         observer.launched(step, words)
 
 
 def committed(step: Step, zombies: int) -> None:
-    """See Probe.committed."""
     if (observer := active) is not None:
         observer.committed(step, zombies)

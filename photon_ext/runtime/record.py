@@ -14,7 +14,7 @@ from photon_ext.runtime.step import ChunkSegment, FinishReason, RowEvent, Step, 
 
 ROW, GENERATION, NUM_TOKENS, FLAGS = range(RECORD_TOKENS)
 DEAD, FAULTS = int(RecordFlag.DEAD), int(RecordFlag.MASK_ERROR | RecordFlag.NO_CANDIDATE)
-STOP, LENGTH = int(RecordFlag.STOP), int(RecordFlag.LENGTH)
+STOP = int(RecordFlag.STOP)
 
 
 def read_step(step: Step, records: memoryview, vocab_size: int) -> StepResult:
@@ -31,7 +31,7 @@ def read_step(step: Step, records: memoryview, vocab_size: int) -> StepResult:
     """
     result = StepResult(step)
     if step.batch is not None:
-        _read_batch(step, step.batch, records, vocab_size, result)
+        _read_batch(step.batch, step.launch, records, vocab_size, result)
     for i, chunk in enumerate(step.chunks):
         begin = (step.key.decode_rows + i) * RECORD_WIDTH
         event = _read_chunk(chunk, records[begin : begin + RECORD_WIDTH].tolist(), vocab_size)
@@ -42,28 +42,27 @@ def read_step(step: Step, records: memoryview, vocab_size: int) -> StepResult:
 
 
 def _read_batch(
-    step: Step, batch: DecodeBatch, records: memoryview, vocab_size: int, result: StepResult
+    batch: DecodeBatch, launch: int, records: memoryview, vocab_size: int, result: StepResult
 ) -> None:
     end = len(batch.rows) * RECORD_WIDTH
+    indices = records[ROW:end:RECORD_WIDTH].tolist()
+    generations = records[GENERATION:end:RECORD_WIDTH].tolist()
     flags = records[FLAGS:end:RECORD_WIDTH].tolist()
     tokens = records[RECORD_TOKENS:end:RECORD_WIDTH].tolist()
-    if records[ROW:end:RECORD_WIDTH].tolist() != batch.indices:
-        raise _foreign(batch, records)
-    if records[GENERATION:end:RECORD_WIDTH].tolist() != batch.generations:
-        raise _foreign(batch, records)
+    if indices != batch.indices or generations != batch.generations:
+        for row, *found in zip(batch.rows, indices, generations, flags, strict=True):
+            if found[:2] != [row.index, row.generation]:
+                raise _not_its_own(row, *found)
     result.rows, result.tokens = batch.rows, tokens
     result.count = len(tokens)
-    if batch.intact and not any(flags):
-        if min(tokens) < 0 or max(tokens) >= vocab_size:
-            column = next(i for i, token in enumerate(tokens) if not 0 <= token < vocab_size)
-            raise _no_token(batch.rows[column], tokens[column], vocab_size)
+    if batch.intact and not any(flags) and min(tokens) >= 0 and max(tokens) < vocab_size:
         return
     skipped = set()
     for column, row in enumerate(batch.rows):
         if not row.delivers:
             skipped.add(column)
         elif flags[column] or not 0 <= tokens[column] < vocab_size:
-            position = batch.positions[column] + step.launch
+            position = batch.positions[column] + launch
             result.events[column] = _event(row, flags[column], tokens[column], position, vocab_size)
     result.skipped = frozenset(skipped)
     faults = sum(event.token is None for event in result.events.values())
@@ -75,12 +74,19 @@ def _read_chunk(chunk: ChunkSegment, record: list[int], vocab_size: int) -> RowE
     row = chunk.row
     if not row.delivers:
         return None
-    if record[ROW] != row.index or record[GENERATION] != row.generation or record[FLAGS] & DEAD:
-        raise _no_record(row, record)
+    index, generation, _, flags, token = record[: RECORD_TOKENS + 1]
+    if (index, generation) != (row.index, row.generation) or flags & DEAD:
+        raise _not_its_own(row, index, generation, flags)
     if not chunk.sample:
         return None
-    position = chunk.position + chunk.num_tokens - 1
-    return _event(row, record[FLAGS], record[RECORD_TOKENS], position, vocab_size)
+    return _event(row, flags, token, chunk.position + chunk.num_tokens - 1, vocab_size)
+
+
+def _not_its_own(row: Row, index: int, generation: int, flags: int) -> PipelineError:
+    return PipelineError(
+        f"{row}: its record says row {index}, generation {generation}, flags {flags}; the step's "
+        "outputs are not its own"
+    )
 
 
 def _event(row: Row, flags: int, token: int, position: int, vocab_size: int) -> RowEvent:
@@ -91,11 +97,13 @@ def _event(row: Row, flags: int, token: int, position: int, vocab_size: int) -> 
     if flags & FAULTS:
         return RowEvent(row, None, FinishReason.ERROR, _fault_text(row, flags, position))
     if not 0 <= token < vocab_size:
-        raise _no_token(row, token, vocab_size)
-    reason = None
-    if flags:
-        reason = FinishReason.STOP if flags & STOP else FinishReason.LENGTH
-    return RowEvent(row, token, reason)
+        raise PipelineError(
+            f"{row}: sampling gave token {token}; ids lie in [0, {vocab_size}); look at the sample "
+            "function"
+        )
+    if not flags:
+        return RowEvent(row, token, None)
+    return RowEvent(row, token, FinishReason.STOP if flags & STOP else FinishReason.LENGTH)
 
 
 def _fault_text(row: Row, flags: int, position: int) -> str:
@@ -118,25 +126,3 @@ def _fault_text(row: Row, flags: int, position: int) -> str:
             "at a sample function of your own"
         )
     return f"no token can be sampled at position {position}: {cause}"
-
-
-def _foreign(batch: DecodeBatch, records: memoryview) -> PipelineError:
-    for i, row in enumerate(batch.rows):
-        record = records[i * RECORD_WIDTH : (i + 1) * RECORD_WIDTH].tolist()
-        if (record[ROW], record[GENERATION]) != (row.index, row.generation):
-            return _no_record(row, record)
-    raise AssertionError("every record is its row's")
-
-
-def _no_record(row: Row, record: list[int]) -> PipelineError:
-    return PipelineError(
-        f"{row}: its record says row {record[ROW]}, generation {record[GENERATION]}, flags "
-        f"{record[FLAGS]}; the step's outputs are not its own"
-    )
-
-
-def _no_token(row: Row, token: int, vocab_size: int) -> PipelineError:
-    return PipelineError(
-        f"{row}: sampling gave token {token}; ids lie in [0, {vocab_size}); look at the sample "
-        "function"
-    )

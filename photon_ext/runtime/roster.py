@@ -42,8 +42,7 @@ class Roster:
 
     def add(self, row: Row) -> None:
         """A row was admitted."""
-        self._rows[row.index] = row
-        self._prefill[row.index] = row
+        self._rows[row.index] = self._prefill[row.index] = row
 
     def regroup(self) -> None:
         """Some row decodes no more: its cap is covered by steps in flight, or it has left."""

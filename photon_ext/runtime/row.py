@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -33,12 +34,12 @@ _NEXT = {
 }
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Row:
     """One admitted sequence, as the pipeline sees it, and its hold on (index, generation, pages).
 
-    Launched counts run ahead of committed ones by the steps in flight. ``sampled`` is an upper
-    bound of what the device will produce: it stops early where the device sees a stop id. Counts
-    of decode steps are kept by the batch that the row is in, once for all of its rows.
+    What it counts is launched, and so runs ahead of what is committed. Decode steps are counted by
+    the batch that it is in, once for all of its rows.
 
     Attributes:
         index: in the device tables, from 1 on.
@@ -53,39 +54,17 @@ class Row:
         batch: the batch it decodes in; None before the first and after the last.
     """
 
-    __slots__ = (
-        "_last_step",
-        "_sampled",
-        "batch",
-        "fault",
-        "generation",
-        "index",
-        "pages",
-        "params",
-        "prefilled",
-        "prompt_ids",
-        "state",
-    )
-
-    def __init__(
-        self,
-        index: int,
-        generation: int,
-        pages: tuple[int, ...],
-        prompt_ids: tuple[int, ...],
-        params: RowParams,
-    ) -> None:
-        self.index = index
-        self.generation = generation
-        self.pages = pages
-        self.prompt_ids = prompt_ids
-        self.params = params
-        self.state = RowState.RUNNING
-        self.prefilled = 0
-        self.fault: BaseException | None = None
-        self.batch: DecodeBatch | None = None
-        self._sampled = 0
-        self._last_step = NEVER
+    index: int
+    generation: int
+    pages: tuple[int, ...]
+    prompt_ids: tuple[int, ...]
+    params: RowParams
+    state: RowState = RowState.RUNNING
+    prefilled: int = 0
+    fault: BaseException | None = None
+    batch: DecodeBatch | None = None
+    _sampled: int = 0
+    _last_step: int = NEVER
 
     @property
     def running(self) -> bool:
@@ -99,7 +78,7 @@ class Row:
 
     @property
     def sampled(self) -> int:
-        """Tokens whose sampling was launched."""
+        """Tokens whose sampling was launched; the device may stop before, at a stop id."""
         return self._sampled + (0 if self.batch is None else self.batch.launches)
 
     @property

@@ -1,6 +1,4 @@
-"""The host side of the device tables: which rows are free, and the words to write before the
-next step.
-"""
+"""The host side of the device tables: which rows are free, and the words to write next."""
 
 from __future__ import annotations
 
@@ -20,15 +18,12 @@ from photon_ext.layout import (
 
 
 class RowTable:
-    """Free rows, their generations, and pending deltas.
+    """Free rows, their generations, and pending deltas: the compute stream alone writes the device
+    tables, and the host says what it wants through deltas, which ride with the next launch.
 
-    The device tables (``row_state``, ``page_table``, ``stop_ids``) are written by the compute
-    stream alone; the host says what it wants through deltas, which ride with the next launch and
-    are consumed once. A later delta for the same word replaces an earlier one that was not sent
-    yet. Words are kept by the run, never one by one: a row may have thousands of them.
-
-    Not thread-safe. Methods trust what they are given: a row that ``acquire`` gave, released once,
-    no more words than its tables have.
+    A later delta for the same word replaces an earlier one that was not sent yet. Words are kept by
+    the run, never one by one: a row may have thousands of them. Not thread-safe. Methods trust what
+    they are given: a row that ``acquire`` gave, released once, no more words than its tables have.
 
     Args:
         max_rows: live sequences at most; row 0 is padding, so tables have ``max_rows + 1`` rows.
@@ -46,9 +41,8 @@ class RowTable:
         if self.delta_capacity > INT32_MAX:
             raise ConfigError(
                 f"max_rows {max_rows}, each with {pages_per_row} pages and max_stop_ids "
-                f"{max_stop_ids}, make tables of "
-                f"{self.delta_capacity} words, and the device counts to {INT32_MAX}; make one of "
-                "them smaller, or page_size larger"
+                f"{max_stop_ids}, make tables of {self.delta_capacity} words, and the device "
+                f"counts to {INT32_MAX}; make one of them smaller, or page_size larger"
             )
         self._free = deque(range(1, max_rows + 1))
         self._generation = [0] * (max_rows + 1)
@@ -67,13 +61,9 @@ class RowTable:
 
     @property
     def delta_capacity(self) -> int:
-        """Words that the largest possible packet of deltas takes: every row rewritten, three
-        runs each.
-        """
-        per_row = (
-            ROW_COLUMNS + self.pages_per_row + self.max_stop_ids + len(DeltaTable) * DELTA_RUN_WORDS
-        )
-        return DELTA_HEADER + self.rows * per_row
+        """Words that the largest packet of deltas takes: every row rewritten, a run per table."""
+        words = ROW_COLUMNS + self.pages_per_row + self.max_stop_ids
+        return DELTA_HEADER + self.rows * (words + len(DeltaTable) * DELTA_RUN_WORDS)
 
     def acquire(self) -> tuple[int, int]:
         """Takes a free row; returns (row, generation), both from 1 on. Raises NoFreeRow."""
@@ -101,14 +91,11 @@ class RowTable:
             pages: at most ``pages_per_row``; the others become -1, which is none.
             stop_ids: at most ``max_stop_ids``; the others become -1.
         """
-        self._pending.pop(_alive(row), None)
-        self._pending[_state(row)] = list(state)
-        self._pending[DeltaTable.PAGES, row * self.pages_per_row] = _padded(
-            pages, self.pages_per_row, NO_PAGE
-        )
-        self._pending[DeltaTable.STOP_IDS, row * self.max_stop_ids] = _padded(
-            stop_ids, self.max_stop_ids, -1
-        )
+        pending, width, ids = self._pending, self.pages_per_row, self.max_stop_ids
+        pending.pop(_alive(row), None)
+        pending[_state(row)] = list(state)
+        pending[DeltaTable.PAGES, row * width] = [*pages, *[NO_PAGE] * (width - len(pages))]
+        pending[DeltaTable.STOP_IDS, row * ids] = [*stop_ids, *[-1] * (ids - len(stop_ids))]
 
     def kill(self, row: int) -> None:
         """Makes ``row`` dead from the next launch on."""
@@ -139,14 +126,8 @@ class RowTable:
 
 
 def _state(row: int) -> tuple[int, int]:
-    """Where a row's state begins."""
     return DeltaTable.ROW_STATE, row * ROW_COLUMNS
 
 
 def _alive(row: int) -> tuple[int, int]:
-    """Where the word is that says whether a row lives."""
     return DeltaTable.ROW_STATE, row * ROW_COLUMNS + RowColumn.ALIVE
-
-
-def _padded(words: Sequence[int], width: int, fill: int) -> list[int]:
-    return [*words, *([fill] * (width - len(words)))]

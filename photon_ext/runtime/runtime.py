@@ -4,28 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 
 from photon_ext import _C
 from photon_ext.checks import Backend, check_backend, check_capacity
 from photon_ext.errors import ConfigError, DeviceError
-from photon_ext.layout import NO_PAGE, RECORD_WIDTH, ROW_COLUMNS, InputLayout, MaskLayout
+from photon_ext.layout import NO_PAGE, ROW_COLUMNS, InputLayout, MaskLayout
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.slot import Slot
 from photon_ext.runtime.step_graph import CaptureReport, StepGraph
-from photon_ext.runtime.step_program import (
-    SharedMemory,
-    SlotMemory,
-    StepProgram,
-    Tables,
-    slot_memory,
-)
+from photon_ext.runtime.step_program import SharedMemory, SlotMemory, StepProgram, Tables
 from photon_ext.runtime.streams import CudaStreams, HostStreams, Streams
-
-WORD = 4
 
 
 class Runtime:
@@ -85,8 +76,13 @@ class Runtime:
         self.device = checked_device(device)
         self.captures_prefill = self.device.type == "cpu"
         self.table = RowTable(capacity.max_rows, capacity.pages_per_row, capacity.max_stop_ids)
+        widths = (ROW_COLUMNS, capacity.pages_per_row, capacity.max_stop_ids)
         with _memory_for(self.device, **capacity._asdict()):
-            self.tables = self._make_tables()
+            shapes = [(self.table.rows, width) for width in widths]
+            self.tables = Tables(
+                *(torch.zeros(shape, dtype=torch.int32, device=self.device) for shape in shapes)
+            )
+        self.tables.page_table.fill_(NO_PAGE)
         self.report: CaptureReport | None = None
         self._stream = stream
         self._blocking = blocking
@@ -107,10 +103,7 @@ class Runtime:
         """Allocates the slots and captures every graph of ``spec``. Called once, by the Pipeline.
 
         Raises:
-            ConfigError: the runtime serves a Pipeline already, the memory does not suffice, the
-                stream does not suit, or the forward left logits that do not fit.
-            CaptureError: the forward or the sampling cannot be recorded. What else they raise
-                passes through.
+            ConfigError, CaptureError: see Pipeline.
         """
         if self._streams is not None:
             raise ConfigError(
@@ -121,9 +114,12 @@ class Runtime:
         inputs = InputLayout(rows, rows + spec.chunk, self.table.delta_capacity)
         masks = MaskLayout(rows, spec.vocab_size)
         with _memory_for(self.device, max_rows=rows, chunk=spec.chunk, vocab_size=spec.vocab_size):
-            shared = SharedMemory(inputs.max_step_tokens, rows, self.device)
-            memory = [slot_memory(inputs, masks, self.device) for _ in range(self.depth)]
-            pinned = [_pinned_memory(inputs, masks, streams.backend) for _ in range(self.depth)]
+            shared = SharedMemory.zeros(inputs.max_step_tokens, rows, self.device)
+            memory = [SlotMemory.zeros(inputs, masks, self.device) for _ in range(self.depth)]
+            pinned = [
+                [_C.PinnedBuffer(tensor.nbytes, streams.backend) for tensor in slot]
+                for slot in memory
+            ]
         if self.device.type == "cuda":
             # the zeros above were written on torch's current stream
             torch.cuda.synchronize(self.device)
@@ -132,24 +128,12 @@ class Runtime:
             for slot in memory
         ]
         graphs = StepGraph(spec, programs, streams, warm_up_tokens=min(spec.chunk, self.max_len))
-        graphs.capture()
-        self.report = CaptureReport(
-            graphs=graphs.count,
-            nodes=graphs.nodes,
-            seconds=graphs.seconds,
-            slot_bytes=sum(
-                tensor.nbytes for tensor in (memory[0].input, memory[0].records, memory[0].mask)
-            ),
-            shared_bytes=sum(
-                t.nbytes
-                for t in (shared.decode_meta, shared.counts, shared.sampled, shared.row_errors)
-            ),
-            graph_bytes=graphs.bytes,
-        )
-        slots = [
-            self._make_slot(streams, index, memory[index], pinned[index], graphs, inputs, masks)
-            for index in range(self.depth)
-        ]
+        self.report = graphs.capture()
+        slots = []
+        for index, (own, buffers) in enumerate(zip(memory, pinned, strict=True)):
+            native = self._native_slot(streams, own, buffers)
+            views = [memoryview(buffer) for buffer in buffers]
+            slots.append(Slot(index, native, graphs, views, inputs, masks, self.timing))
         # only now: a forward that cannot be captured leaves the runtime as it was
         self._streams = streams
         return slots
@@ -163,58 +147,28 @@ class Runtime:
             )
         return HostStreams(inline=not graph)
 
-    def _make_tables(self) -> Tables:
-        def zeros(columns: int) -> torch.Tensor:
-            return torch.zeros((self.table.rows, columns), dtype=torch.int32, device=self.device)
-
-        pages = zeros(self.table.pages_per_row).fill_(NO_PAGE)
-        return Tables(zeros(ROW_COLUMNS), pages, zeros(self.table.max_stop_ids))
-
-    def _make_slot(
-        self,
-        streams: Streams,
-        index: int,
-        memory: SlotMemory,
-        pinned: PinnedMemory,
-        graphs: StepGraph,
-        inputs: InputLayout,
-        masks: MaskLayout,
-    ) -> Slot:
-        native = _C.DecodeSlot(
+    def _native_slot(
+        self, streams: Streams, memory: SlotMemory, pinned: Sequence[_C.PinnedBuffer]
+    ) -> _C.DecodeSlot:
+        pinned_input, pinned_records, pinned_mask = pinned
+        return _C.DecodeSlot(
             streams.compute,
             streams.in_copy,
             streams.out_copy,
-            pinned.input,
+            pinned_input,
             memory.input.data_ptr(),
-            pinned.output,
+            pinned_records,
             memory.records.data_ptr(),
-            pinned.mask,
+            pinned_mask,
             memory.mask.data_ptr(),
             self.timing,
             self._blocking,
         )
-        views = (memoryview(pinned.input), memoryview(pinned.output), memoryview(pinned.mask))
-        return Slot(index, native, graphs, *views, inputs, masks, self.timing)
-
-
-class PinnedMemory(NamedTuple):
-    """A slot's host memory: what it sends, and what it gets back."""
-
-    input: _C.PinnedBuffer
-    output: _C.PinnedBuffer
-    mask: _C.PinnedBuffer
-
-
-def _pinned_memory(inputs: InputLayout, masks: MaskLayout, backend: str) -> PinnedMemory:
-    words = (inputs.words, inputs.max_segments * RECORD_WIDTH, masks.capacity)
-    return PinnedMemory(*(_C.PinnedBuffer(count * WORD, backend) for count in words))
 
 
 @contextmanager
 def _memory_for(device: torch.device, **sizes: int) -> Iterator[None]:
-    """Where there is no memory for what is allocated in here, the ConfigError names the
-    arguments that ask for it.
-    """
+    """Where there is no memory for what is allocated in here, the ConfigError names the sizes."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -230,7 +184,7 @@ def _memory_for(device: torch.device, **sizes: int) -> Iterator[None]:
 
 def checked_device(device: str | torch.device) -> torch.device:
     """``device`` as a torch device that exists, that this build has kernels for, and whose index
-    is settled.
+    is settled. Raises DeviceError.
     """
     try:
         checked = torch.device(device)
@@ -250,13 +204,12 @@ def checked_device(device: str | torch.device) -> torch.device:
     if not torch.cuda.is_available():
         raise DeviceError(
             "device 'cuda' was asked for, but torch sees no GPU (torch.cuda.is_available() is "
-            "False); "
-            "use device='cpu', or install a CUDA build of torch and its driver"
+            "False); use device='cpu', or install a CUDA build of torch and its driver"
         )
-    if checked.index is not None and checked.index >= torch.cuda.device_count():
+    if checked.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    if checked.index >= torch.cuda.device_count():
         raise DeviceError(
             f"device {str(checked)!r} does not exist; torch sees {torch.cuda.device_count()} GPU(s)"
         )
-    return (
-        checked if checked.index is not None else torch.device("cuda", torch.cuda.current_device())
-    )
+    return checked

@@ -1,6 +1,4 @@
-"""One ping-pong slot: its pinned staging, its output records, its masks, and the one native call
-that launches a step.
-"""
+"""One ping-pong slot: staging, records, masks, and the one native call that launches a step."""
 
 from __future__ import annotations
 
@@ -8,17 +6,9 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from photon_ext.layout import (
-    MASK_KEY_COLUMNS,
-    NO_TOKEN,
-    RECORD_WIDTH,
-    InputLayout,
-    MaskLayout,
-)
-from photon_ext.runtime.ports import Span
+from photon_ext.layout import MASK_KEY_COLUMNS, NO_TOKEN, RECORD_WIDTH, InputLayout, MaskLayout
 from photon_ext.runtime.row import Row
-from photon_ext.runtime.span import EventSpan
-from photon_ext.runtime.step import Fill, StepKey
+from photon_ext.runtime.step import Fill, Span, StepKey
 
 if TYPE_CHECKING:
     from photon_ext import _C
@@ -26,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Slot:
-    """Stages a step's input when it changed, launches its graph, reads its records.
+    """A SlotPort: stages a step's input when it changed, launches its graph, reads its records.
 
     The pinned input belongs to the host from the commit of the slot's last step until its next
     launch; the pinned output belongs to the out-copy stream from launch until ``wait`` returns.
@@ -37,21 +27,18 @@ class Slot:
         index: int,
         native: _C.DecodeSlot,
         graphs: StepGraph,
-        pinned_input: memoryview,
-        pinned_output: memoryview,
-        pinned_mask: memoryview,
-        input_layout: InputLayout,
-        mask_layout: MaskLayout,
+        pinned: Sequence[memoryview],
+        inputs: InputLayout,
+        masks: MaskLayout,
         timing: bool,
     ) -> None:
+        """``pinned``: int32 words of the input, the output and the masks."""
         self._index = index
         self._native = native
         self._graphs = graphs
-        self._input = pinned_input
-        self._output = pinned_output
-        self._mask = pinned_mask
-        self._layout = input_layout
-        self._mask_layout = mask_layout
+        self._input, self._output, self._mask = pinned
+        self._layout = inputs
+        self._mask_layout = masks
         self._timing = timing
         self._segments: array[int] | None = None
         self._staged = range(0)  # tokens whose ids the last launch staged
@@ -66,7 +53,6 @@ class Slot:
         deltas: Sequence[int],
         finish: bool,
     ) -> int:
-        """See SlotPort.launch."""
         sent = self._stage(key, segments, staged, deltas)
         if not finish:
             self._clear_keys(key.segments)
@@ -81,7 +67,6 @@ class Slot:
         return sent
 
     def write_mask(self, index: int, row: Row, position: int, fill: Fill) -> None:
-        """See SlotPort.write_mask."""
         width = self._mask_layout.row_words
         # not the pinned words themselves: whoever keeps the view could write into later masks
         words = array("i", bytes(4 * width))
@@ -94,7 +79,6 @@ class Slot:
         self._mask[key : key + MASK_KEY_COLUMNS] = array("i", (row.index, position, place))
 
     def finalize(self, key: StepKey) -> None:
-        """See SlotPort.finalize."""
         graph = self._graphs.sampling_graph(self._index, key)
         words = self._mask_layout.words(key.segments, len(self._places))
         if graph is not None:
@@ -105,7 +89,6 @@ class Slot:
             self._native.end(key.segments * RECORD_WIDTH, True)
 
     def done(self) -> bool:
-        """See SlotPort.done."""
         try:
             return self._native.done()
         except RuntimeError:
@@ -113,7 +96,6 @@ class Slot:
             return True
 
     def wait(self, segments: int) -> memoryview:
-        """See SlotPort.wait."""
         self._native.wait()
         return self._output[: segments * RECORD_WIDTH]
 
@@ -125,8 +107,7 @@ class Slot:
 
     @property
     def span(self) -> Span | None:
-        """See SlotPort.span."""
-        return EventSpan(*self._native.span()) if self._timing else None
+        return Span(*self._native.span()) if self._timing else None
 
     def _stage(
         self, key: StepKey, segments: array[int], staged: Sequence[int], deltas: Sequence[int]

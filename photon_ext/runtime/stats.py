@@ -10,7 +10,8 @@ GAP_WINDOW = 4096
 
 @dataclass(slots=True)
 class PipelineStats:
-    """Counters since the pipeline was made.
+    """Counters since the pipeline was made. Waits are 0 without ``stalls``, gaps unless the runtime
+    keeps timing.
 
     Attributes:
         decode_steps, prefill_steps: steps launched, by kind. Neither falls, and neither does their
@@ -21,15 +22,13 @@ class PipelineStats:
         zombie_steps: committed steps that held nothing but zombies.
         tokens: tokens committed.
         host_waits: commits that found their step unfinished, so that the host had to wait for the
-            device; 0 without ``stalls``.
-        host_wait_ns: how long all commits waited, nanoseconds; 0 without ``stalls``.
+            device.
+        host_wait_ns: how long all commits waited, nanoseconds.
         device_waits: launches that found the device done with everything before, though there had
-            been work all along; at depth 1 that is every step. 0 without ``stalls``.
-        gap_count, gap_sum_us: step gaps measured so far, and their sum in microseconds; 0 unless
-            the runtime keeps timing.
-        gaps_us: step gaps of the latest 4096 steps, microseconds; empty unless the runtime keeps
-            timing. Another thread than the pipeline's takes ``gaps_us.copy()``: a loop over it
-            fails when the pipeline appends.
+            been work all along; at depth 1 that is every step.
+        gap_count, gap_sum_us: step gaps measured so far, and their sum in microseconds.
+        gaps_us: step gaps of the latest 4096 steps, microseconds. Another thread than the
+            pipeline's takes ``gaps_us.copy()``: a loop over it fails when the pipeline appends.
     """
 
     decode_steps: int = 0

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import torch
 
+    from photon_ext._C import Event
     from photon_ext.runtime.decode_batch import DecodeBatch
-    from photon_ext.runtime.ports import Span
     from photon_ext.runtime.row import Row
 
 
@@ -26,10 +26,8 @@ class StepKind(Enum):
 
 
 class FinishReason(Enum):
-    """Why a row ended.
-
-    Commits report a stop id, the cap and errors; who ends a row with `Pipeline.abort` hears nothing
-    more of it.
+    """Why a row ended. Commits report a stop id, the cap and errors; who ends a row with
+    `Pipeline.abort` hears nothing more of it.
     """
 
     STOP = "stop"
@@ -99,6 +97,19 @@ class ChunkSegment(NamedTuple):
     position: int
     num_tokens: int
     sample: bool
+
+
+class Span(NamedTuple):
+    """The device time of one step, from its first to its last moment on the compute stream;
+    readable once the step is committed and until its slot is launched twice more.
+    """
+
+    begin: Event
+    end: Event
+
+    def gap_us(self, previous: Span) -> float:
+        """Microseconds the compute stream was idle between ``previous`` and this step."""
+        return self.begin.elapsed_ms(previous.end) * 1e3
 
 
 @dataclass(slots=True)
@@ -201,12 +212,12 @@ class StepTensors:
         kind: decode, prefill or mixed.
         decode_tokens: how many leading tokens are for decode rows, padding included: T in a decode
             step, 0 in a prefill step. Chunks begin behind them.
-        decode_meta: int32 [T, 4]: token, position, length, row per token; length 0 is a dead or
-            padding token. See layout.Meta.
+        decode_meta: int32 [T, 4], see layout.Meta: token, position, length, row per token; length 0
+            is a dead or padding token.
         segments: int32 [R, 4]: row, first token, number of tokens, flags (layout.SegmentFlag); of a
             decode step, segment i is token i.
-        counts: int32 [3]: 1 + the last live token that was carried over, 1 + the last live token, 1
-            + the last live segment that is to be sampled; see layout.Count.
+        counts: int32 [3], see layout.Count: 1 + the last live token that was carried over, 1 + the
+            last live token, 1 + the last live segment that is to be sampled.
         tables: the device tables, in the order of layout.DeltaTable.
         page_table: int32 [rows, pages_per_row]: the KV pages of each live row, in order of
             position; -1 where there is none.
@@ -228,7 +239,7 @@ class StepTensors:
     page_table: torch.Tensor
     row_state: torch.Tensor
     sampled: torch.Tensor
-    logits: torch.Tensor | None = field(default=None)
+    logits: torch.Tensor | None = None
 
 
 Forward = Callable[[StepTensors], None]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from photon_ext.runtime.collector import no_collection
+from photon_ext.runtime.heap_freeze import no_collection
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.step import StepKey, StepTensors
 from photon_ext.runtime.step_program import StepProgram
@@ -58,37 +58,32 @@ class StepGraph:
         self._sampling: dict[tuple[int, StepKey], _C.Graph] = {}
         self._pending: dict[int, StepTensors] = {}
         self._in_use: dict[int, list[Mapping[int, torch.Tensor]]] = {}
-        self.seconds = 0.0
-        self.bytes = 0
 
-    @property
-    def count(self) -> int:
-        """Graphs captured, sampling graphs of split steps included."""
-        return len(self._forward) + len(self._sampling)
-
-    @property
-    def nodes(self) -> int:
-        """Nodes of the largest graph; 0 where none was captured."""
-        return max((graph.nodes for graph in self._forward.values()), default=0)
-
-    def capture(self) -> None:
-        """Captures everything, largest first, after one eager pass over each key where libraries
-        initialize themselves lazily.
-        """
-        if not self._spec.graph:
-            return
+    def capture(self) -> CaptureReport:
+        """Captures every key for every slot, largest first; nothing without ``graph``."""
         start = time.perf_counter()
+        graph_bytes = self._capture_all() if self._spec.graph else 0
+        _, shared, slot = self._programs[0].memory
+        return CaptureReport(
+            graphs=len(self._forward) + len(self._sampling),
+            nodes=max((graph.nodes for graph in self._forward.values()), default=0),
+            seconds=time.perf_counter() - start,
+            slot_bytes=sum(tensor.nbytes for tensor in slot),
+            shared_bytes=sum(tensor.nbytes for tensor in shared),
+            graph_bytes=graph_bytes,
+        )
+
+    def _capture_all(self) -> int:
         keys = sorted(self._keys(), key=lambda key: key.num_tokens, reverse=True)
         self._warm_up(keys)
         free_before = self._streams.free_bytes()
-        # one inside a capture could free somebody's device objects there, which a capture does not
-        # allow
+        # a collection inside a capture could free somebody's device objects there, which a capture
+        # does not allow
         with no_collection():
             for key in keys:
                 for slot, program in enumerate(self._programs):
                     self._capture_key(slot, key, program)
-        self.seconds = time.perf_counter() - start
-        self.bytes = free_before - self._streams.free_bytes()
+        return free_before - self._streams.free_bytes()
 
     def forward_graph(self, slot: int, key: StepKey) -> _C.Graph | None:
         """The graph to replay at launch; None: run the step eagerly."""
@@ -99,9 +94,7 @@ class StepGraph:
         return self._sampling.get((slot, key))
 
     def run_eagerly(self, slot: int, key: StepKey) -> None:
-        """Enqueues a step that has no graph; a split one keeps its tensors for
-        ``sample_eagerly``.
-        """
+        """Enqueues a step that has no graph; of a split one, its forward."""
         with self._streams.on_compute() as tensors:
             # the slot is free, so what its last eager step used is not needed any more
             self._in_use[slot] = [tensors]
@@ -141,19 +134,18 @@ class StepGraph:
             )
 
     def _capture(self, program: StepProgram, body: Callable[[], None]) -> _C.Graph:
-        """A graph that keeps the step's memory, as long as it may run.
-
-        Memory only: the collector does not see through a native graph.
+        """A graph that keeps the step's memory, as long as it may run; memory only, as the
+        collector does not see through a native graph.
         """
         graph = self._streams.capture(body)
         graph.keep_alive(program.memory)
         return graph
 
     def _warm_up(self, keys: Sequence[StepKey]) -> None:
-        """Runs eager passes over dead rows, so that no library initializes itself inside a
+        """Runs eager passes over dead rows, so that no CUDA library initializes itself inside a
         capture or a served step.
         """
-        if not self._streams.needs_warm_up:
+        if self._streams.backend != "cuda":
             return
         eager_chunk = StepKey(0, self._warm_up_tokens, self._spec.decode_buckets[-1], False)
         try:

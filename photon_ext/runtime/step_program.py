@@ -5,7 +5,7 @@ Captured once per key and slot, or run eagerly.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -26,22 +26,17 @@ from photon_ext.runtime.step import StepKey, StepTensors
 LOGITS_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
-@dataclass(frozen=True, slots=True)
-class Tables:
-    """The persistent device tables, int32; only the compute stream writes them."""
+class Tables(NamedTuple):
+    """The persistent device tables, int32, in the order of layout.DeltaTable; only the compute
+    stream writes them.
+    """
 
     row_state: torch.Tensor
     page_table: torch.Tensor
     stop_ids: torch.Tensor
 
-    @property
-    def all(self) -> list[torch.Tensor]:
-        """The list that the ops take, in the order of layout.DeltaTable."""
-        return [self.row_state, self.page_table, self.stop_ids]
 
-
-@dataclass(frozen=True, slots=True)
-class SlotMemory:
+class SlotMemory(NamedTuple):
     """A slot's own device memory, int32: the packed step input, the output records, the masks
     with their keys.
     """
@@ -50,20 +45,29 @@ class SlotMemory:
     records: torch.Tensor
     mask: torch.Tensor
 
+    @classmethod
+    def zeros(cls, inputs: InputLayout, masks: MaskLayout, device: torch.device) -> SlotMemory:
+        """As large as the layouts say."""
+        segments = inputs.max_segments
+        shapes = ((inputs.words,), (segments, RECORD_WIDTH), (masks.capacity,))
+        return cls(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
 
-class SharedMemory:
-    """Step memory that all graphs and slots share, because they run one after the other on the
-    compute stream (I1).
+
+class SharedMemory(NamedTuple):
+    """Step memory, int32, that all graphs and slots share, because they run one after the other on
+    the compute stream (I1).
     """
 
-    def __init__(self, num_tokens: int, segments: int, device: torch.device) -> None:
-        def zeros(*shape: int) -> torch.Tensor:
-            return torch.zeros(shape, dtype=torch.int32, device=device)
+    decode_meta: torch.Tensor
+    counts: torch.Tensor
+    sampled: torch.Tensor
+    row_errors: torch.Tensor
 
-        self.decode_meta = zeros(num_tokens, META_COLUMNS)
-        self.counts = zeros(COUNTS_SIZE)
-        self.sampled = zeros(segments)
-        self.row_errors = zeros(segments)
+    @classmethod
+    def zeros(cls, num_tokens: int, segments: int, device: torch.device) -> SharedMemory:
+        """For steps of at most so many."""
+        shapes = ((num_tokens, META_COLUMNS), (COUNTS_SIZE,), (segments,), (segments,))
+        return cls(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
 
 
 class StepProgram:
@@ -86,9 +90,7 @@ class StepProgram:
         self._masks = masks
         self._hopper = hopper
         self._segments = slot.input[: inputs.staged_offset].view(-1, SEGMENT_COLUMNS)
-        self._staged = slot.input[
-            inputs.staged_offset : inputs.staged_offset + inputs.max_step_tokens
-        ]
+        self._staged = slot.input[inputs.staged_offset :]
         self._deltas = slot.input[inputs.delta_offset :]
 
     @property
@@ -104,7 +106,7 @@ class StepProgram:
             decode_meta=self._shared.decode_meta[: key.num_tokens],
             segments=self._segments[: key.segments],
             counts=self._shared.counts,
-            tables=self._tables.all,
+            tables=list(self._tables),
             page_table=self._tables.page_table,
             row_state=self._tables.row_state,
             sampled=self._shared.sampled[: key.segments],
@@ -139,12 +141,7 @@ class StepProgram:
             self._spec.sample(step)
         else:
             ops.sample_into(
-                step.sampled,
-                step.logits,
-                step.segments,
-                step.row_state,
-                errors,
-                self._hopper,
+                step.sampled, step.logits, step.segments, step.row_state, errors, self._hopper
             )
         ops.publish_(step.tables, self._slot.records[:count], step.sampled, step.segments, errors)
 
@@ -162,34 +159,11 @@ class StepProgram:
                 f"forward() left step.logits {logits!r}; it must assign a tensor of shape {shape} "
                 "(segments, vocab_size)"
             )
-        found = (
-            tuple(logits.shape),
-            logits.dtype,
-            logits.device,
-            logits.stride(-1) if logits.dim() else 0,
-        )
-        if (
-            found[0] != shape
-            or logits.dtype not in LOGITS_DTYPES
-            or logits.device != step.decode_meta.device
-            or found[3] != 1
-        ):
+        device, stride = step.decode_meta.device, logits.stride(-1) if logits.dim() else 0
+        known = logits.dtype in LOGITS_DTYPES
+        if logits.shape != shape or not known or logits.device != device or stride != 1:
             raise ConfigError(
-                f"forward() assigned step.logits of shape {found[0]}, {found[1]}, on {found[2]}, "
-                f"last stride {found[3]}; expected shape "
-                f"{shape} (segments, vocab_size), float32, float16 or bfloat16, on "
-                f"{step.decode_meta.device}, last stride 1"
+                f"forward() assigned step.logits of shape {tuple(logits.shape)}, {logits.dtype}, "
+                f"on {logits.device}, last stride {stride}; expected shape {shape} (segments, "
+                f"vocab_size), float32, float16 or bfloat16, on {device}, last stride 1"
             )
-
-
-def slot_memory(inputs: InputLayout, masks: MaskLayout, device: torch.device) -> SlotMemory:
-    """Zeroed device memory of one slot."""
-
-    def zeros(*shape: int) -> torch.Tensor:
-        return torch.zeros(shape, dtype=torch.int32, device=device)
-
-    return SlotMemory(
-        input=zeros(inputs.words),
-        records=zeros(inputs.max_segments, RECORD_WIDTH),
-        mask=zeros(masks.capacity),
-    )

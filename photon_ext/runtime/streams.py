@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from photon_ext import _C
-from photon_ext.errors import ConfigError
-from photon_ext.runtime.record_guard import RecordGuard
+from photon_ext.errors import CaptureError, ConfigError
 
 stream_names: dict[int, str] = {}
 """What each host and inline stream of this process is for, by its number in traces; numbers are
@@ -19,14 +20,8 @@ not used again.
 
 
 class Streams(ABC):
-    """One compute stream for all forwards (I1), one stream per copy direction.
-
-    Nothing runs on the default stream.
-    """
-
-    needs_warm_up: bool
-    """Whether libraries initialize themselves lazily, which must not happen inside a capture or
-    a served step.
+    """One compute stream for all forwards (I1), one stream per copy direction; nothing runs on the
+    default stream.
     """
 
     def __init__(self, backend: str, device: int, compute: _C.Stream | None = None) -> None:
@@ -36,19 +31,11 @@ class Streams(ABC):
         self.in_copy = _C.Stream.create(backend, device)
         self.out_copy = _C.Stream.create(backend, device)
         if self.compute.id:
-            stream_names.update(
-                {
-                    self.compute.id: "compute",
-                    self.in_copy.id: "in-copy",
-                    self.out_copy.id: "out-copy",
-                }
-            )
+            ids = self.compute.id, self.in_copy.id, self.out_copy.id
+            stream_names.update(zip(ids, ("compute", "in-copy", "out-copy"), strict=True))
 
     def synchronize(self) -> None:
-        """Blocks until everything enqueued on the three streams has run.
-
-        For start-up: no step needs it.
-        """
+        """Blocks until everything enqueued on the three streams has run; no step needs it."""
         for stream in (self.in_copy, self.compute, self.out_copy):
             stream.synchronize()
 
@@ -64,9 +51,9 @@ class Streams(ABC):
     def capture(self, body: Callable[[], None]) -> _C.Graph:
         """Records what ``body`` enqueues; nothing of it runs."""
 
-    @abstractmethod
     def free_bytes(self) -> int:
         """Free device memory; 0 where the device is the host."""
+        return torch.cuda.mem_get_info(self.device)[0] if self.backend == "cuda" else 0
 
 
 class HostStreams(Streams):
@@ -74,14 +61,11 @@ class HostStreams(Streams):
     eager torch code).
     """
 
-    needs_warm_up = False
-
     def __init__(self, inline: bool) -> None:
         super().__init__("inline" if inline else "host", 0)
 
     @contextmanager
     def on_compute(self) -> Iterator[Mapping[int, torch.Tensor]]:
-        """See Streams.on_compute."""
         if self.backend == "inline":
             yield {}
             return
@@ -89,7 +73,6 @@ class HostStreams(Streams):
             yield guard.tensors
 
     def capture(self, body: Callable[[], None]) -> _C.Graph:
-        """See Streams.capture."""
         self.compute.begin_capture()
         try:
             with self.on_compute() as tensors:
@@ -99,40 +82,29 @@ class HostStreams(Streams):
         graph.keep_alive(tensors)
         return graph
 
-    def free_bytes(self) -> int:
-        """See Streams.free_bytes."""
-        return 0
-
 
 class CudaStreams(Streams):
-    """CUDA streams of our own, or around a stream of the user's.
-
-    Allocations in captured code come from one torch graph pool.
+    """CUDA streams of our own, or around a stream of the user's; allocations in captured code come
+    from one torch graph pool.
     """
 
-    needs_warm_up = True
-
     def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
-        index = device.index
+        index, wrapped = device.index, None
         if stream is not None:
             _check_stream(stream, index)
-        wrapped = None if stream is None else _C.Stream.wrap(stream.cuda_stream, index)
+            wrapped = _C.Stream.wrap(stream.cuda_stream, index)
         super().__init__("cuda", index, wrapped)
-        self._torch = (
-            stream
-            if stream is not None
-            else torch.cuda.ExternalStream(self.compute.handle, device=index)
-        )
+        if stream is None:
+            stream = torch.cuda.ExternalStream(self.compute.handle, device=index)
+        self._torch = stream
         self._pool = torch.cuda.graph_pool_handle()
 
     @contextmanager
     def on_compute(self) -> Iterator[Mapping[int, torch.Tensor]]:
-        """See Streams.on_compute."""
         with torch.cuda.stream(self._torch):
             yield {}
 
     def capture(self, body: Callable[[], None]) -> _C.Graph:
-        """See Streams.capture."""
         captured = torch.cuda.CUDAGraph(keep_graph=True)
         with torch.cuda.stream(self._torch):
             captured.capture_begin(pool=self._pool, capture_error_mode="thread_local")
@@ -143,10 +115,6 @@ class CudaStreams(Streams):
         graph = _C.Graph.from_cuda(captured.raw_cuda_graph(), self.device)
         graph.keep_alive(captured)
         return graph
-
-    def free_bytes(self) -> int:
-        """See Streams.free_bytes."""
-        return torch.cuda.mem_get_info(self.device)[0]
 
 
 def _check_stream(stream: torch.cuda.Stream, index: int) -> None:
@@ -160,3 +128,47 @@ def _check_stream(stream: torch.cuda.Stream, index: int) -> None:
             "stream is the default stream, on which everything waits for everything; pass "
             "torch.cuda.Stream(), or None"
         )
+
+
+# They return what was just made from host data, which their schemas do not tell from a view.
+FRESH = ("aten::lift_fresh", "aten::lift")
+
+
+class RecordGuard(TorchDispatchMode):
+    """Lets photon_ext ops and views through; any other torch op would run now, once, and be missing
+    from every replay.
+
+    Attributes:
+        tensors: arguments of the ops that passed, by id. Their addresses are in the record, so
+            whoever replays it keeps them alive.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tensors: dict[int, torch.Tensor] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # nothing is compiled under this mode; torch would import its compiler (seconds) to say so
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "photon_ext":
+            arguments = (*args, *(kwargs or {}).values())
+            tensors = (value for value in arguments if isinstance(value, torch.Tensor))
+            self.tensors.update((id(tensor), tensor) for tensor in tensors)
+        elif not is_view(func):
+            raise CaptureError(
+                f"{func} cannot be recorded into a CPU graph, which replays photon_ext ops only; "
+                "use those in forward, or build the Pipeline with graph=False"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def is_view(func: Any) -> bool:
+    """Whether a torch op only gives another view of memory, by its schema."""
+    returns = func._schema.returns
+    aliases = bool(returns) and all(
+        r.alias_info is not None and not r.alias_info.is_write for r in returns
+    )
+    return aliases and func._schema.name not in FRESH

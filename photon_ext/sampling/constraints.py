@@ -1,14 +1,13 @@
 """Constraints that ask the host which tokens may come next.
 
-A step with such a row runs its forward first and samples later (launch, commit, finalize): the mask
-for position p is asked for after the token at p - 1 is committed, while the forward that produced
-the logits is already running.
+The mask for position p is asked for after the token at p - 1 is committed, while the forward that
+makes the logits is already running.
 
 A bitmask is a row of int32 words: bit (id & 31) of word (id >> 5) set means that the token is
-allowed. It arrives all zero, that is, closed: a constraint that forgets to write allows nothing,
-which ends its request with an error. The words are signed, and a memoryview takes no `1 << 31`: `|=
--(1 << 31)` sets bit 31. Or write through `numpy.frombuffer(words, numpy.uint32)`. Bits from the
-vocabulary's end on count for nothing.
+allowed. It arrives all zero: a constraint that forgets to write allows nothing, which ends its
+request with an error. The words are signed, and a memoryview takes no `1 << 31`: `|= -(1 << 31)`
+sets bit 31. Or write through `numpy.frombuffer(words, numpy.uint32)`. Bits from the vocabulary's
+end on count for nothing.
 """
 
 from __future__ import annotations
@@ -38,36 +37,28 @@ class Constraint(Protocol):
     @property
     def finished(self) -> bool:
         """True once the request is complete: it ends with finish reason "stop". A property or an
-        attribute, not a method.
-
-        Read after each `advance`, so a request has at least one token.
+        attribute, not a method. Read after each `advance`, so a request has at least one token.
         """
 
     def advance(self, token: int) -> None:
         """Takes the token that was sampled. Not called for the stop token that ends a request."""
 
     def fill_bitmask(self, words: memoryview) -> None:
-        """Sets the bits of the allowed tokens in `words` (int32, zeroed, ceil(vocab / 32) of them);
-        see the module for bit 31.
-
-        Called once before each token, the first included. The words are read when it returns; a
-        view that is kept reaches no later mask.
+        """Sets the bits of the allowed tokens in `words` (int32, zeroed, ceil(vocab / 32) of them;
+        see the module for bit 31). Called once before each token, the first included. The words are
+        read when it returns; a view that is kept reaches no later mask.
         """
 
 
 def constraint_fault(value: object) -> str | None:
-    """Why `value` is no Constraint, and what to do; None if it is one.
-
-    Nothing of it is called: `finished` may compute.
+    """Why `value` is no Constraint, and what to do; None if it is one. Nothing of it is called:
+    `finished` may compute.
     """
-    advance, fill_bitmask, finished = (
-        inspect.getattr_static(value, name, None)
-        for name in ("advance", "fill_bitmask", "finished")
-    )
-    if isinstance(value, type) or advance is None or fill_bitmask is None or finished is None:
+    names = ("advance", "fill_bitmask", "finished")
+    *methods, finished = (inspect.getattr_static(value, name, None) for name in names)
+    if isinstance(value, type) or None in (*methods, finished):
         return (
-            "give an object with advance(token), fill_bitmask(words) and finished, for "
-            "instance "
+            "give an object with advance(token), fill_bitmask(words) and finished, for instance "
             "what from_callable(...) returns"
         )
     if callable(finished) or isinstance(finished, classmethod):
@@ -76,11 +67,8 @@ def constraint_fault(value: object) -> str | None:
 
 
 def is_finished(constraint: Constraint) -> bool:
-    """Whether the constraint's request is complete.
-
-    Raises:
-        RequestError: `finished` is a method. `constraint_fault` does not see that where a property
-            or __slots__ hold it.
+    """Whether the constraint's request is complete. Raises RequestError where `finished` is a
+    method, which `constraint_fault` does not see where a property or __slots__ hold it.
     """
     finished = constraint.finished
     if callable(finished):
@@ -92,13 +80,10 @@ def is_finished(constraint: Constraint) -> bool:
 
 
 def pack_ids(ids: Iterable[int], num_words: int) -> array[int]:
-    """Packs token ids into `num_words` int32 words, one bit each.
-
-    Raises:
-        RequestError: an id is negative or has no bit in that many words.
+    """Token ids as `num_words` int32 words, one bit each. Raises RequestError for one without a
+    bit in them.
     """
-    bits = bytearray(4 * num_words)
-    limit = 32 * num_words
+    bits, limit = bytearray(4 * num_words), 32 * num_words
     for token in ids:
         if not 0 <= token < limit:
             raise RequestError(
@@ -109,16 +94,13 @@ def pack_ids(ids: Iterable[int], num_words: int) -> array[int]:
 
 
 class AllowedIds:
-    """Allows fixed ids: `positions[i]` at the i-th generated token, or the same ids everywhere
-    when `repeat`.
-    """
+    """Allows `positions[i]` at the i-th generated token, or `positions[0]` always if `repeat`."""
 
     def __init__(self, positions: Sequence[Collection[int]], repeat: bool) -> None:
         self._positions = positions
         self._repeat = repeat
         self._done = 0
-        # by position and number of words, of which vocabularies differ
-        self._packed: dict[tuple[int, int], array[int]] = {}
+        self._packed: dict[tuple[int, int], array[int]] = {}  # by position and number of words
 
     @property
     def finished(self) -> bool:
@@ -168,10 +150,8 @@ class CallableConstraint:
 
 def from_allowed_ids(allowed: Collection[int] | Sequence[Collection[int]]) -> AllowedIds:
     """A constraint from ids: either ids that are allowed at every position, or one collection of
-    ids per position.
-
-    In the second form the request is finished (with "stop") after the last position. It has
-    `fresh()`: one serves many requests.
+    ids per position; then the request is finished (with "stop") after the last. It has `fresh()`:
+    one serves many requests.
 
     An id that the model does not have shows when a request runs: one beyond the mask's words ends
     it with an error, one below that is never taken.
@@ -206,10 +186,9 @@ def from_callable(
     """A constraint from a function: `allowed(tokens so far)` returns the ids that may come next.
 
     Args:
-        allowed: called by the engine thread once per token, with the generated ids (a list of its
-            own).
-        finished: optional; `finished(tokens so far)` true ends the request with "stop". Called
-            after each token.
+        allowed: called by the engine thread once per token, with a list of its own.
+        finished: called after each token; `finished(tokens so far)` true ends the request with
+            "stop".
 
     It has `fresh()`: one serves many requests. What the functions raise, and an id that the mask
     has no bit for, ends the request with an error.

@@ -27,29 +27,15 @@ SYNONYMS = {
     "stop_strings": "stop",
 }
 # what other engines have
-UNSUPPORTED = frozenset(
-    (
-        "best_of",
-        "frequency_penalty",
-        "json_schema",
-        "logit_bias",
-        "logprobs",
-        "min_p",
-        "min_tokens",
-        "n",
-        "presence_penalty",
-        "repetition_penalty",
-        "response_format",
-        "top_k",
-        "top_p",
-    )
+UNSUPPORTED = (
+    "best_of frequency_penalty json_schema logit_bias logprobs min_p min_tokens n presence_penalty "
+    "repetition_penalty response_format top_k top_p"
 )
 
 
 @dataclass(frozen=True)
 class SamplingParams(RowParams):
-    """Sampling parameters of one request; checked when made, so that a bad value fails before
-    anything is queued.
+    """Sampling parameters of one request, checked when made.
 
     Those of `RowParams` are run by the device; the engine caps max_new_tokens at what the context
     leaves after the prompt, and adds the model's end tokens to stop_token_ids, of which a request
@@ -79,8 +65,7 @@ class SamplingParams(RowParams):
         object.__setattr__(self, "stop", stop)
         _check_stop(stop)
         check_flag("ignore_eos", self.ignore_eos)
-        fault = None if self.constraint is None else constraint_fault(self.constraint)
-        if fault is not None:
+        if self.constraint is not None and (fault := constraint_fault(self.constraint)):
             raise ConfigError(f"constraint is a {type(self.constraint).__name__}; {fault}")
         if self.constrained and self.constraint is None:
             raise ConfigError("constrained is True without a constraint; give constraint=...")
@@ -88,9 +73,7 @@ class SamplingParams(RowParams):
 
     @cached_property
     def stop_automaton(self) -> StopAutomaton | None:
-        """What finds the stop strings in a text, for all requests with these parameters; None where
-        there are none.
-        """
+        """What finds the stop strings, for all requests with these parameters; None: no strings."""
         return StopAutomaton(self.stop) if self.stop else None
 
     def row_params(self, max_new_tokens: int, stop_token_ids: tuple[int, ...]) -> RowParams:
@@ -118,7 +101,7 @@ def _check_names(names: Iterable[str]) -> None:
     for name in names:
         if name in known:
             continue
-        if name in UNSUPPORTED:
+        if name in UNSUPPORTED.split():
             raise ConfigError(
                 f"{name} is not supported yet; leave it out: there are {', '.join(known)}"
             )
@@ -132,8 +115,7 @@ def _check_stop(stop: tuple[object, ...]) -> None:
     for text in stop:
         if not isinstance(text, str) or not text:
             raise ConfigError(f"stop holds {shown(text)}; give non-empty strings")
-        surrogate = surrogate_in(text)
-        if surrogate is not None:
+        if (surrogate := surrogate_in(text)) is not None:
             raise ConfigError(f"stop holds {shown(text)} with {surrogate}; give valid Unicode text")
         characters += len(text)
     if characters > MAX_STOP_CHARACTERS:

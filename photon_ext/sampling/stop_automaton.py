@@ -11,11 +11,10 @@ _CHARACTER_BITS = 21
 
 class StopAutomaton:
     """Reads text and knows after each character the longest end of it that begins a stop string,
-    and the longest that is one.
+    and the longest that is one, by a few dictionary look-ups, however many strings there are.
 
-    A character costs a few dictionary look-ups, however many strings there are. It is the automaton
-    of Aho and Corasick ("Efficient string matching", 1975): a state is a beginning of a stop
-    string, and 0 the empty one. It never changes, so threads may share one.
+    It is the automaton of Aho and Corasick ("Efficient string matching", 1975): a state is a
+    beginning of a stop string, and 0 the empty one. It never changes, so threads may share one.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
@@ -29,18 +28,14 @@ class StopAutomaton:
         # a fallback is shorter, and so there before
         for state in sorted(range(1, len(parents)), key=self._held.__getitem__):
             if parents[state]:
-                self._fallback[state] = self._after(
-                    self._fallback[parents[state]], characters[state]
-                )
-            self._complete[state] = (
-                self._held[state] if state in ends else self._complete[self._fallback[state]]
-            )
+                shorter = self._fallback[parents[state]]
+                self._fallback[state] = self._after(shorter, characters[state])
+            shorter = self._fallback[state]
+            self._complete[state] = self._held[state] if state in ends else self._complete[shorter]
 
     def scan(self, state: int, text: str) -> tuple[int, int]:
-        """Reads `text` from `state` on, up to the first character that completes a stop string.
-
-        Returns:
-            The state then, and how many characters were read.
+        """Reads `text` from `state` on, up to the first character that completes a stop string;
+        returns the state then, and how many characters were read.
         """
         for index, character in enumerate(text):
             state = self._after(state, ord(character))
@@ -70,9 +65,7 @@ class StopAutomaton:
         return state
 
     def _after(self, state: int, character: int) -> int:
-        """The state after one more character: falls back to shorter ends until one goes on with
-        it.
-        """
+        """The state after one more character: that of the longest end that goes on with it."""
         while (found := self._next.get(state << _CHARACTER_BITS | character)) is None:
             if state == 0:
                 return 0

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from photon_ext.runtime.record_guard import is_view
+from photon_ext.runtime.streams import is_view
 from photon_ext.testing.memory import Access, Range
 from photon_ext.testing.state import DeviceState
 

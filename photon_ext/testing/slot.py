@@ -42,7 +42,7 @@ class SimSlot(Slot):
         # PinnedWords offers the slices that a Slot uses
         views = [cast(memoryview, words) for words in pinned]
         calls = cast("DecodeSlot", native), cast("StepGraph", graphs)  # and these two the calls
-        super().__init__(index, *calls, views[0], views[1], views[2], inputs, masks, False)
+        super().__init__(index, *calls, views, inputs, masks, False)
         self._device = device
         self._pinned_input, self._pinned_output, _ = pinned
         self._stats = stats

@@ -10,7 +10,7 @@ import torch
 
 from photon_ext.errors import ConfigError
 from photon_ext.layout import NO_PAGE, ROW_COLUMNS, InputLayout, MaskLayout, RowColumn
-from photon_ext.runtime.step_program import SharedMemory, SlotMemory, Tables, slot_memory
+from photon_ext.runtime.step_program import SharedMemory, SlotMemory, Tables
 from photon_ext.testing.errors import SimPoison
 from photon_ext.testing.memory import Range
 from photon_ext.testing.poison import POISON, clean, poison, words_of
@@ -27,7 +27,7 @@ class SlotState:
     """
 
     def __init__(self, index: int, inputs: InputLayout, masks: MaskLayout) -> None:
-        self.memory: SlotMemory = slot_memory(inputs, masks, CPU)
+        self.memory = SlotMemory.zeros(inputs, masks, CPU)
         poison(self.memory.records)
         self.input = words_of(self.memory.input)
         self.mask = words_of(self.memory.mask)
@@ -62,12 +62,10 @@ class DeviceState:
         self.shared: SharedMemory | None = None
         self.pages: set[int] = set()
         self.logits_of = -1
-        tensors = (self.tables.row_state, self.tables.page_table, self.tables.stop_ids)
-        names = ("row_state", "page_table", "stop_ids")
         self.names: dict[int, Range] = {
-            _storage(tensor): (name,) for name, tensor in zip(names, tensors, strict=True)
+            _storage(tensor): (name,) for name, tensor in self.tables._asdict().items()
         }
-        self._words = [words_of(tensor) for tensor in tensors]
+        self._words = [words_of(tensor) for tensor in self.tables]
         self._fill = [array("i", [POISON] * width) for width in widths]
         self._row_state, self._page_table = self._words[:2]
         self._watched: list[torch.Tensor] = []
@@ -75,10 +73,10 @@ class DeviceState:
 
     def open(self, num_tokens: int, segments: int) -> None:
         """Makes the memory that all steps share, for steps of at most so many."""
-        self.shared = SharedMemory(num_tokens, segments, CPU)
+        self.shared = SharedMemory.zeros(num_tokens, segments, CPU)
         self._meta = words_of(self.shared.decode_meta)
-        for name in ("decode_meta", "counts", "sampled", "row_errors"):
-            self.names[_storage(getattr(self.shared, name))] = (name,)
+        for name, tensor in self.shared._asdict().items():
+            self.names[_storage(tensor)] = (name,)
 
     # --- rows -------------------------------------------------------------------------------------
 

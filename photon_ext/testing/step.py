@@ -94,7 +94,7 @@ class SimStep:
         none = deltas.new_empty(0)
         with self._footprint.of(access):
             ops.begin_step_(
-                tables.all,
+                list(tables),
                 deltas,
                 none.view(0, 4),
                 none,

@@ -88,7 +88,6 @@ def test_tables_that_int32_cannot_count_are_refused_before_they_are_made() -> No
         ({"vocab_size": "32"}, f"vocab_size is '32'; {RANGE}"),
         ({"chunk": 2.0}, "chunk is 2.0; give an integer from 1 to 536870911"),
         ({"chunk": 10**10}, "chunk is 10000000000; give an integer from 1 to 536870911"),
-        ({"buckets": None}, "buckets is None; give a tuple of integers from 1 on"),
         ({"buckets": 5}, "buckets is 5; give a tuple of integers from 1 on"),
         ({"buckets": (1, "2")}, f"an entry of buckets is '2'; {RANGE}"),
         ({"prefill_buckets": 5}, "prefill_buckets is 5; give a tuple of integers from 1 on"),

@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import torch
 
 from photon_ext.errors import PipelineError
 from photon_ext.layout import SEGMENT_COLUMNS
@@ -16,7 +17,7 @@ from photon_ext.row_params import RowParams
 from photon_ext.runtime import Pipeline, Runtime
 from photon_ext.runtime.ports import RuntimePort
 from photon_ext.runtime.row import Row, RowState
-from photon_ext.runtime.step import FinishReason, StepKey, StepPlan
+from photon_ext.runtime.step import FinishReason, StepKey, StepPlan, StepTensors
 from photon_ext.testing import (
     Chooser,
     Driver,
@@ -26,6 +27,7 @@ from photon_ext.testing import (
     check_invariants,
     explore,
 )
+from photon_ext.testing.stub import StubDevice
 from tests.runtime.simulated import MODEL, follow, pipeline
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
@@ -55,6 +57,32 @@ def runtime_of(kind: str, rows: int, depth: int) -> RuntimePort:
     if kind == "simulated":
         return SimRuntime(rows, 64, depth)
     return Runtime(max_rows=rows, max_len=64, depth=depth, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "rows", "bucket"),
+    [(256, 1, 1), (256, 2, 8), (256, 9, 16), (256, 33, 64), (256, 129, 256), (40, 33, 40)],
+)
+def test_rows_ride_in_a_graph_for_at_most_twice_as_many(
+    max_rows: int, rows: int, bucket: int
+) -> None:
+    pipe = Pipeline(StubDevice(max_rows), lambda step: None, vocab_size=32)
+    for _ in range(rows):
+        pipe.admit((1,), RowParams(9), [0])
+    steps = [pipe.launch(), pipe.launch()]
+    assert [step.key.decode_rows for step in steps if step is not None] == [0, bucket]
+
+
+def test_start_up_captures_three_graphs_for_each_bucket_and_slot() -> None:
+    logits = torch.zeros(33, 32)
+
+    def forward(step: StepTensors) -> None:
+        step.logits = logits[: len(step.segments)]
+
+    runtime = Runtime(max_rows=33, max_len=8, depth=2, device="cpu")
+    Pipeline(runtime, forward, vocab_size=32, prefill_buckets=(4,))
+    assert runtime.report is not None
+    assert runtime.report.graphs == 3 * 2 * len((1, 8, 16, 32, 33, 4))
 
 
 @DEPTHS

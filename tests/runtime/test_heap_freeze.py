@@ -11,8 +11,7 @@ import weakref
 import pytest
 
 from photon_ext.runtime import heap_freeze
-from photon_ext.runtime.collector import is_enabled, no_collection
-from photon_ext.runtime.heap_freeze import HeapFreeze
+from photon_ext.runtime.heap_freeze import HeapFreeze, is_enabled, no_collection
 
 # objects: what is set aside loses a few by itself, as they are freed, so a handful more or less
 # shows nothing

@@ -1,0 +1,118 @@
+"""A plan, checked, becomes what a slot launches: a key, segments and staged ids."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from photon_ext.checks import as_index
+from photon_ext.errors import PipelineError, shown
+from photon_ext.layout import SEGMENT_COLUMNS, SegmentFlag
+from photon_ext.runtime.decode_batch import DecodeBatch
+from photon_ext.runtime.ports import StepSpec
+from photon_ext.runtime.roster import Roster
+from photon_ext.runtime.row import Row
+from photon_ext.runtime.step import Chunk, ChunkSegment, StepKey, StepPlan
+
+
+class StepInput(NamedTuple):
+    """Who rides in a step, and what SlotPort.launch takes for them."""
+
+    batch: DecodeBatch | None
+    chunks: tuple[ChunkSegment, ...]
+    key: StepKey
+    words: array[int]
+    staged: Sequence[int]
+
+
+class StepBuilder:
+    """Keeps the batch of the latest plan, so that a quiet step costs no work per row."""
+
+    def __init__(self, spec: StepSpec, roster: Roster) -> None:
+        self._spec = spec
+        self._roster = roster
+        self._batch: DecodeBatch | None = None
+
+    def build(self, plan: StepPlan) -> StepInput:
+        """The input of a step. Nothing has changed where it raises.
+
+        Raises:
+            PipelineError: the plan holds a row that has nothing to launch, or more than a step
+                takes.
+        """
+        if plan.chunks:
+            self._check_chunks(plan.chunks)
+        batch = self._batch_of(plan.decode) if plan.decode else None
+        if batch is not None and not plan.chunks:
+            return StepInput(batch, (), batch.key, batch.words, ())
+        segments = tuple(
+            ChunkSegment(row, row.prefilled, count, row.prefilled + count == len(row.prompt_ids))
+            for row, count in plan.chunks
+        )
+        key = self._key(batch, segments)
+        staged = [
+            token
+            for row, position, count, _ in segments
+            for token in row.prompt_ids[position : position + count]
+        ]
+        return StepInput(batch, segments, key, _words(key, batch, segments), staged)
+
+    def _batch_of(self, rows: tuple[Row, ...]) -> DecodeBatch:
+        """The latest batch where it holds the very same rows."""
+        batch = self._batch
+        if batch is not None and batch.rows is rows and batch.ready:
+            return batch
+        if not isinstance(rows, tuple):
+            raise PipelineError(f"a plan's decode rows are {shown(rows)}; give a tuple of rows")
+        self._check_admitted(rows)
+        buckets = self._spec.decode_buckets
+        if len(rows) > buckets[-1]:
+            raise PipelineError(
+                f"a plan has {len(rows)} decode rows; a step takes {buckets[-1]} (max_rows)"
+            )
+        self._batch = DecodeBatch(rows, next(size for size in buckets if size >= len(rows)))
+        return self._batch
+
+    def _check_admitted(self, rows: Iterable[Row]) -> None:
+        for row in rows:
+            if row.running and not self._roster.holds(row):
+                raise PipelineError(f"a plan has {row}, which another pipeline admitted")
+
+    def _check_chunks(self, chunks: tuple[Chunk, ...]) -> None:
+        self._check_admitted(row for row, _ in chunks)
+        for row, tokens in chunks:
+            left = len(row.prompt_ids) - row.prefilled if row.wants_prefill else 0
+            if not 1 <= (as_index(tokens) or 0) <= left:
+                raise PipelineError(
+                    f"a plan has a chunk of {shown(tokens)} tokens of {row}; {left} of its prompt "
+                    "are left to launch"
+                )
+        if len({row for row, _ in chunks}) < len(chunks):
+            raise PipelineError("a plan has two chunks of one row; give one for both")
+        total, most = sum(tokens for _, tokens in chunks), self._spec.chunk
+        if total > most:
+            raise PipelineError(f"a plan has {total} prompt tokens; a step takes {most} (chunk)")
+
+    def _key(self, batch: DecodeBatch | None, chunks: tuple[ChunkSegment, ...]) -> StepKey:
+        """The key of a graph where there is one; else of the step as it is, without padding."""
+        split = any(chunk.sample and chunk.row.params.constrained for chunk in chunks)
+        tokens = sum(chunk.num_tokens for chunk in chunks)
+        if batch is not None:
+            return StepKey(len(batch.rows), tokens, len(chunks), split or batch.key.split)
+        bucket = next((size for size in self._spec.prefill_buckets if size >= tokens), 0)
+        if self._spec.graph and bucket:
+            return StepKey(0, bucket, self._spec.decode_buckets[-1], split)
+        return StepKey(0, tokens, len(chunks), split)
+
+
+def _words(key: StepKey, batch: DecodeBatch | None, chunks: tuple[ChunkSegment, ...]) -> array[int]:
+    """Segments of a step with chunks, int32 [R, 4]."""
+    first = key.decode_rows
+    words = array("i") if batch is None else batch.words[: first * SEGMENT_COLUMNS]
+    for chunk in chunks:
+        flags = SegmentFlag.STAGED | (SegmentFlag.SAMPLE if chunk.sample else 0)
+        words.extend((chunk.row.index, first, chunk.num_tokens, flags))
+        first += chunk.num_tokens
+    padding = key.segments * SEGMENT_COLUMNS - len(words)
+    return words + array("i", bytes(4 * padding))
