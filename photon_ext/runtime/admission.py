@@ -19,16 +19,13 @@ class Admission(NamedTuple):
 
     @property
     def kv_len(self) -> int:
-        """KV entries that the whole sequence takes; the last token's is never written."""
+        """KV entries of the whole sequence; the last token's is never written."""
         return len(self.prompt_ids) + self.params.max_new_tokens - 1
 
 
 def check_admission(limits: Limits, prompt_ids: Iterable[int], params: RowParams) -> Admission:
-    """The request as plain, checked numbers.
-
-    Raises:
-        RequestError: it can never be served; the message names the value and the remedy.
-        ConfigError: `params` are no RowParams.
+    """The request as plain, checked numbers. Raises RequestError where it can never be served,
+    ConfigError where `params` are no RowParams.
     """
     if not isinstance(params, RowParams):
         raise ConfigError(f"params is {shown(params)}; give RowParams(...)")

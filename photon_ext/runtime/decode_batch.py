@@ -1,6 +1,4 @@
-"""The rows that decode together, as columns: made when a row joins, leaves or ends, and otherwise
-launched again and again as it stands.
-"""
+"""The rows that decode together, as columns: made anew when a row joins, leaves or ends."""
 
 from __future__ import annotations
 
@@ -18,8 +16,7 @@ class DecodeBatch:
     """A fixed set of rows, each with one token a step. A quiet step costs it two additions.
 
     Attributes:
-        rows: the rows; their place is their column.
-        indices, generations: of the rows, as their records name them.
+        rows, indices, generations: the rows, in columns, and how their records name them.
         positions: where each row's token of the first launch goes.
         constrained: columns of rows that wait for host masks.
         key: of a step with this batch alone.
@@ -32,10 +29,8 @@ class DecodeBatch:
     """
 
     def __init__(self, rows: tuple[Row, ...], bucket: int) -> None:
-        """Takes the rows over from the batches they were in.
-
-        Raises:
-            PipelineError: a row is named twice, or has no token to launch.
+        """Takes the rows over from the batches they were in. Raises PipelineError where a row is
+        named twice, or has no token to launch.
         """
         if len(set(rows)) < len(rows):
             raise PipelineError("a plan names a row twice; each has one token a step")

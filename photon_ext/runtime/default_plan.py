@@ -1,5 +1,5 @@
-"""Who rides in the next step where nobody plans: first come, first served; prefill steps and decode
-steps take turns, so that a stream of prompts cannot starve running rows, nor the reverse.
+"""Who rides where nobody plans: first come, first served; prefill and decode steps take turns, so
+that a stream of prompts cannot starve running rows, nor the reverse.
 """
 
 from __future__ import annotations
@@ -14,12 +14,8 @@ from photon_ext.runtime.step import Chunk, StepKind, StepPlan
 def first_come_first_served(
     roster: Roster, previous: StepKind | None, budget: int
 ) -> StepPlan | None:
-    """The next step, or None when no row can be launched.
-
-    Args:
-        roster: the pipeline's rows.
-        previous: kind of the step launched last.
-        budget: prompt tokens that one step may carry.
+    """The next step, of at most ``budget`` prompt tokens, after one of kind ``previous``; None when
+    no row can be launched.
     """
     decode, prefill = roster.decode, roster.prefill
     if prefill and not (decode and previous is StepKind.PREFILL):

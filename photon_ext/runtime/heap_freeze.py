@@ -1,9 +1,8 @@
 """Keeps Python's cyclic garbage collector out of the way: it pauses while graphs are captured, and
 leaves out what start-up made.
 
-torch and a few libraries make hundreds of thousands of objects that live as long as the process. A
-full collection takes 45 to 350 ms with them, by the machine, and 0.01 ms without; a device that has
-10 ms of work ahead waits for the rest. `gc.freeze` sets aside what there is.
+torch and a few libraries make hundreds of thousands of objects that stay: a full collection takes
+45 to 350 ms with them, and 0.01 ms without. A device that has 10 ms of work ahead waits meanwhile.
 """
 
 from __future__ import annotations
@@ -55,15 +54,11 @@ def is_enabled() -> bool:
 
 
 class HeapFreeze:
-    """From here to `release` all that exists now is left out of garbage collection; what is made
-    later is collected as ever.
+    """From here to `release` all that exists now is left out of garbage collection.
 
     Several add up, and the last release lets everything be collected again, also what the program
     has frozen meanwhile: Python cannot tell them apart. Where it has switched the collector off or
-    frozen objects before, this does nothing.
-
-    Args:
-        collect: collect first, so that no garbage is set aside; the caller may have done so.
+    frozen objects before, this does nothing. ``collect``: first, so that no garbage is set aside.
     """
 
     def __init__(self, collect: bool = True) -> None:

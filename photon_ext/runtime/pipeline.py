@@ -87,16 +87,16 @@ class Pipeline:
         graph: capture steps into graphs at start-up (default), or run them eagerly.
         on_release: called once with each row that is released, by the commit or abort that
             releases it: its pages are free then.
-        stalls: count who waits for whom: two event queries and two clock readings per step, none of
-            which waits. False is for measuring what that costs.
+        stalls: count who waits for whom, by two event queries and two clock readings per step.
+            False is for measuring what that costs.
 
     Attributes:
         stats: PipelineStats, which other threads may read.
 
     Raises:
-        ConfigError: an argument is out of range or of the wrong kind, or asks for more memory than
-            there is; the runtime has a Pipeline already; or the forward, captured, left logits that
-            do not fit.
+        ConfigError: an argument is out of range, of the wrong kind, or asks for more memory than
+            there is; the runtime has a Pipeline already, or its stream does not suit; or the
+            forward, captured, left logits that do not fit.
         CaptureError: on a CPU with ``graph``, ``forward`` or ``sample`` calls an op that is not
             photon_ext's. What else they raise passes through. The runtime stays as it was.
     """
@@ -125,14 +125,10 @@ class Pipeline:
         check_callable("forward", forward, optional=False)
         check_callable("sample", sample)
         check_callable("on_release", on_release)
+        rows = {each for each in decodes if each < table.max_rows} | {table.max_rows}
+        tokens = {each for each in prefills if each <= chunk}
         self._spec = StepSpec(
-            forward,
-            sample,
-            vocab_size,
-            tuple(sorted({each for each in decodes if each < table.max_rows} | {table.max_rows})),
-            tuple(sorted({each for each in prefills if each <= chunk})),
-            chunk,
-            graph,
+            forward, sample, vocab_size, tuple(sorted(rows)), tuple(sorted(tokens)), chunk, graph
         )
         self.limits = Limits(
             vocab_size, runtime.max_len, runtime.page_size, table.pages_per_row, table.max_stop_ids
@@ -141,9 +137,7 @@ class Pipeline:
         self._slots: Sequence[SlotPort] = runtime.open_slots(self._spec)
         self._on_release = on_release
         self._stalls = stalls
-        # whether there has been work ever since the last launch: a device that idles then waits
-        # for the host
-        self._fed = False
+        self._fed = False  # there has been work since the last launch: an idle device waits for us
         self.roster = Roster()
         self._builder = StepBuilder(self._spec, self.roster)
         self._inflight: deque[Step] = deque()
@@ -235,8 +229,7 @@ class Pipeline:
     # --- one turn of the loop ---------------------------------------------------------------------
 
     def launch(self, plan: StepPlan | None = None) -> Step | None:
-        """Enqueues the next step, without a wait; None when every slot is taken or nothing is to be
-        launched.
+        """Enqueues the next step, without a wait; None: every slot is taken, or nothing is left.
 
         Args:
             plan: who rides; None: first come, first served, prefill and decode in turns. An empty
@@ -250,10 +243,8 @@ class Pipeline:
         if not self.can_launch:
             return None
         if self._inflight and not self._inflight[-1].finalized:
-            raise PipelineError(
-                f"step {self._inflight[-1].index} waits for its masks: call finalize() before the "
-                "next launch() (I11)"
-            )
+            waits = f"step {self._inflight[-1].index} waits for its masks"
+            raise PipelineError(f"{waits}: call finalize() before the next launch() (I11)")
         probe.begin(Phase.PLAN)
         if plan is None:
             plan = first_come_first_served(self.roster, self.last_kind, self._spec.chunk)
@@ -275,10 +266,8 @@ class Pipeline:
         return len(self._inflight) < self._runtime.depth
 
     def commit(self) -> StepResult:
-        """Waits for the oldest step, the only blocking wait, and advances its rows (I2). An empty
-        result when nothing is in flight.
-
-        ``on_release`` is called, for rows that end here, before the result is returned.
+        """Waits for the oldest step, the only blocking wait, and advances its rows (I2);
+        ``on_release`` is called meanwhile. An empty result when nothing is in flight.
 
         Raises:
             PipelineError: the step waits for its masks, its record is not that of its rows, a
@@ -378,8 +367,9 @@ class Pipeline:
         batch, segments, key, words, staged = step_input
         number, index = self.stats.steps, self._free_slot()
         slot = self._slots[index]
-        if self._stalls and self._fed and self._is_idle():
-            self.stats.device_waits += 1
+        if self._stalls and self._fed:
+            latest = self._inflight[-1] if self._inflight else None
+            self.stats.device_waits += latest is None or self._slots[latest.slot].done()
         deltas = self._runtime.table.take_deltas()
         sent = slot.launch(key, words, staged, deltas, not key.split)
         launch = 0 if batch is None else batch.launch(number)
@@ -401,17 +391,12 @@ class Pipeline:
         probe.launched(step, sent)
         return step
 
-    def _is_idle(self) -> bool:
-        return not self._inflight or self._slots[self._inflight[-1].slot].done()
-
     def _free_slot(self) -> int:
         taken = {step.slot for step in self._inflight}
         return next(slot for slot in range(len(self._slots)) if slot not in taken)
 
     def _rest(self) -> None:
-        """Nothing can be launched: unless a step is in flight the device idles for want of work,
-        which is neither a gap nor a wait.
-        """
+        """Nothing can be launched: without a step in flight that is neither a gap nor a wait."""
         if not self._inflight:
             self._last_span, self._fed = None, False
 
@@ -434,11 +419,10 @@ class Pipeline:
                 self._on_release(row)
 
     def _count(self, step: Step, result: StepResult, zombies: int) -> None:
-        stats = self.stats
-        stats.committed_rows += step.num_rows
-        stats.zombie_rows += zombies
-        stats.zombie_steps += zombies == step.num_rows
-        stats.tokens += result.count
+        self.stats.committed_rows += step.num_rows
+        self.stats.zombie_rows += zombies
+        self.stats.zombie_steps += zombies == step.num_rows
+        self.stats.tokens += result.count
 
     def _measure_gap(self, step: Step) -> None:
         if self._last_span is not None and step.span is not None:
@@ -455,24 +439,20 @@ class Pipeline:
             raise PipelineError(f"{row} is constrained: finalize() needs a fill callback")
         try:
             slot.write_mask(index, row, row.next_position - 1, fill)
-        except BaseException as error:
-            # the user's callback, which may raise anything: its fault is that row's alone
+        except BaseException as error:  # the user's callback: its fault is that row's alone
             is_main = threading.current_thread() is threading.main_thread()
             if isinstance(error, KeyboardInterrupt) and is_main:
                 raise  # Ctrl-C, which Python raises wherever the main thread happens to be
             row.fault = error
 
     def _require_working(self) -> None:
-        if self._failure is not None:
-            raise PipelineError(
-                f"the pipeline cannot go on: {type(self._failure).__name__}: {self._failure}"
-            ) from self._failure
+        if (failure := self._failure) is not None:
+            text = f"the pipeline cannot go on: {type(failure).__name__}: {failure}"
+            raise PipelineError(text) from failure
 
     @contextmanager
     def _no_way_back(self) -> Iterator[None]:
-        """What raises in here leaves a step half enqueued or half read: the pipeline says so from
-        then on.
-        """
+        """What raises in here leaves a step half enqueued or half read, and breaks the pipeline."""
         try:
             yield
         except BaseException as error:
@@ -481,9 +461,7 @@ class Pipeline:
 
 
 def _hand_out(events: Iterable[RowEvent], on_event: Callable[[RowEvent], None]) -> None:
-    """Calls ``on_event`` with every event, whatever it raises meanwhile (the user's code may raise
-    anything), and then raises the first of that.
-    """
+    """Calls the user's ``on_event`` with every event, and then raises the first that it raised."""
     raised: BaseException | None = None
     probe.begin(Phase.COMMIT)
     for event in events:

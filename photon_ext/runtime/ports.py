@@ -1,6 +1,4 @@
-"""What the pipeline needs of the machine below it: CUDA, the host backend and the simulated
-device all offer this.
-"""
+"""What the pipeline needs of the machine below it, be that CUDA, the host or simulated."""
 
 from __future__ import annotations
 
@@ -16,8 +14,7 @@ from photon_ext.runtime.step import Fill, Forward, Sample, Span, StepKey
 
 @dataclass(frozen=True, slots=True)
 class StepSpec:
-    """How steps are built: fixed when the pipeline is made, so that every graph can be captured at
-    start-up. See Pipeline.
+    """How steps are built, see Pipeline: fixed, so that every graph is captured at start-up.
 
     Attributes:
         decode_buckets: rows of the decode graphs, ascending; the last holds every row.
@@ -59,9 +56,8 @@ class SlotPort(Protocol):
         """
 
     def write_mask(self, index: int, row: Row, position: int, fill: Fill) -> None:
-        """Fills the mask of segment ``index`` and keys it for (row, position).
-
-        What ``fill`` raises passes through; no key is set then.
+        """Fills the mask of segment ``index`` and keys it for (row, position). What ``fill`` raises
+        passes through; no key is set then.
         """
 
     def finalize(self, key: StepKey) -> None:
@@ -70,16 +66,11 @@ class SlotPort(Protocol):
         """
 
     def done(self) -> bool:
-        """Whether ``wait`` would return at once, for counting only.
-
-        Never blocks, and never raises: ``wait`` says what went wrong.
-        """
+        """Whether ``wait`` would return at once, for counting only. Never blocks, never raises."""
 
     def wait(self, segments: int) -> memoryview:
         """Blocks until the step's records are on the host: ``segments * RECORD_WIDTH`` int32 words,
-        which stay as they are until the slot's next launch.
-
-        RuntimeError: device or worker failed.
+        as they are until the slot's next launch. Raises RuntimeError where device or worker failed.
         """
 
     @property
@@ -88,9 +79,7 @@ class SlotPort(Protocol):
 
 
 class RuntimePort(Protocol):
-    """A device with its row table: steps in flight, tokens a row can hold, tokens per KV page,
-    and the table.
-    """
+    """A device with its row table; see Runtime."""
 
     depth: int
     max_len: int

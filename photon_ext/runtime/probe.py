@@ -32,9 +32,7 @@ class Probe(Protocol):
     """An observer; the functions below pass on to it."""
 
     def turn(self, phase: Phase | None) -> None:
-        """On this thread the engine loop goes over to `phase`, and everything open ends; None:
-        its turn is over.
-        """
+        """The engine loop goes over to `phase` (None: to nothing); what is open here ends."""
 
     def begin(self, phase: Phase, step: int | None) -> None:
         """A phase begins on this thread, inside those that are open."""

@@ -18,16 +18,10 @@ STOP = int(RecordFlag.STOP)
 
 
 def read_step(step: Step, records: memoryview, vocab_size: int) -> StepResult:
-    """The result of a step.
-
-    Args:
-        step: the step.
-        records: int32 words of all its segments.
-        vocab_size: token ids lie below it.
+    """The result of a step, of whose segments ``records`` are the int32 words.
 
     Raises:
-        PipelineError: a record is not of the row that it should be of, or not one that a step can
-            leave.
+        PipelineError: a record is not of its row, or not one that a step can leave.
     """
     result = StepResult(step)
     if step.batch is not None:
@@ -110,19 +104,14 @@ def _fault_text(row: Row, flags: int, position: int) -> str:
     if row.fault is not None:
         return f"the constraint raised at position {position}: {describe(row.fault)}"
     if flags & RecordFlag.MASK_ERROR:
-        return (
-            f"no mask arrived for position {position}; a constrained row is never sampled without "
-            "one"
-        )
-    # The device's flag is the same for both reasons.
-    if row.params.constrained:
+        return f"no mask arrived for position {position}; without one no constrained row is sampled"
+    cause = (
+        "all of its logits are NaN or -inf; look at the weights, the dtype and the forward, or at "
+        "a sample function of your own"
+    )
+    if row.params.constrained:  # the device's flag is the same for both reasons
         cause = (
             "the constraint allows nothing there, or, less likely, all logits that it allows are "
             "NaN or -inf; look at what it allows"
-        )
-    else:
-        cause = (
-            "all of its logits are NaN or -inf; look at the weights, the dtype and the forward, or "
-            "at a sample function of your own"
         )
     return f"no token can be sampled at position {position}: {cause}"

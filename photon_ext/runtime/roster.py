@@ -6,9 +6,7 @@ from photon_ext.runtime.row import Row, RowState
 
 
 class Roster:
-    """Rows from admission to release, in order of admission. Facts only: who rides when is a
-    planner's business.
-    """
+    """Rows from admission to release, in order of admission. Who rides when, a planner decides."""
 
     def __init__(self) -> None:
         self._rows: dict[int, Row] = {}

@@ -36,19 +36,14 @@ _NEXT = {
 
 @dataclass(slots=True, eq=False, repr=False)
 class Row:
-    """One admitted sequence, as the pipeline sees it, and its hold on (index, generation, pages).
-
-    What it counts is launched, and so runs ahead of what is committed. Decode steps are counted by
-    the batch that it is in, once for all of its rows.
+    """One admitted sequence, as the pipeline sees it. What it counts is launched, and so runs ahead
+    of what is committed; the batch that it is in counts decode steps, once for all of its rows.
 
     Attributes:
         index: in the device tables, from 1 on.
         generation: which of the sequences that the index has had it is, from 1 on; a step's record
             carries both.
         pages: the KV pages, in order of position.
-        prompt_ids: the prompt.
-        params: what it is run with.
-        state: running, draining, finished or released.
         prefilled: prompt tokens launched.
         fault: what the row's mask callback raised, if it did.
         batch: the batch it decodes in; None before the first and after the last.
@@ -93,9 +88,7 @@ class Row:
 
     @property
     def wants_decode(self) -> bool:
-        """Ready for one more token: steps in flight do not cover the cap yet, so none is launched
-        in vain.
-        """
+        """Ready for one more token: steps in flight do not cover the cap yet."""
         return self.running and 0 < self.sampled < self.params.max_new_tokens
 
     @property

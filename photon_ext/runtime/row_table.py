@@ -18,8 +18,8 @@ from photon_ext.layout import (
 
 
 class RowTable:
-    """Free rows, their generations, and pending deltas: the compute stream alone writes the device
-    tables, and the host says what it wants through deltas, which ride with the next launch.
+    """Free rows, their generations, and pending deltas: what the compute stream, which alone writes
+    the device tables, writes with the next launch.
 
     A later delta for the same word replaces an earlier one that was not sent yet. Words are kept by
     the run, never one by one: a row may have thousands of them. Not thread-safe. Methods trust what
@@ -27,8 +27,7 @@ class RowTable:
 
     Args:
         max_rows: live sequences at most; row 0 is padding, so tables have ``max_rows + 1`` rows.
-        pages_per_row: width of ``page_table``.
-        max_stop_ids: width of ``stop_ids``.
+        pages_per_row, max_stop_ids: widths of ``page_table`` and ``stop_ids``.
 
     Raises:
         ConfigError: the tables have more words than int32 offsets reach.
@@ -68,10 +67,8 @@ class RowTable:
     def acquire(self) -> tuple[int, int]:
         """Takes a free row; returns (row, generation), both from 1 on. Raises NoFreeRow."""
         if not self._free:
-            raise NoFreeRow(
-                f"all {self.max_rows} rows are in use; wait for one to be released, or build the "
-                "runtime with more max_rows"
-            )
+            remedy = "wait for one to be released, or build the runtime with more max_rows"
+            raise NoFreeRow(f"all {self.max_rows} rows are in use; {remedy}")
         row = self._free.popleft()
         self._generation[row] += 1
         return row, self._generation[row]
@@ -83,13 +80,8 @@ class RowTable:
     def write_row(
         self, row: int, state: Sequence[int], pages: Sequence[int], stop_ids: Sequence[int]
     ) -> None:
-        """Replaces everything the device knows about ``row``, with the next launch.
-
-        Args:
-            row: from 1 on.
-            state: its 32 words, see layout.RowColumn.
-            pages: at most ``pages_per_row``; the others become -1, which is none.
-            stop_ids: at most ``max_stop_ids``; the others become -1.
+        """Replaces everything the device knows about ``row``: its 32 words of ``state``
+        (layout.RowColumn), its pages and its stop ids, each filled up with -1.
         """
         pending, width, ids = self._pending, self.pages_per_row, self.max_stop_ids
         pending.pop(_alive(row), None)

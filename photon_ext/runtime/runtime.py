@@ -10,7 +10,7 @@ import torch
 from photon_ext import _C
 from photon_ext.checks import Backend, check_backend, check_capacity
 from photon_ext.errors import ConfigError, DeviceError
-from photon_ext.layout import NO_PAGE, ROW_COLUMNS, InputLayout, MaskLayout
+from photon_ext.layout import InputLayout, MaskLayout
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.slot import Slot
@@ -31,8 +31,7 @@ class Runtime:
         device: "cuda", "cuda:N" or "cpu".
         stream: a ``torch.cuda.Stream`` of the device to run on, not the default stream (else a
             ConfigError, when the Pipeline is made); None makes one.
-        page_size: tokens per KV page; None is one page of ``max_len`` tokens per row (a contiguous
-            cache).
+        page_size: tokens per KV page; None: one page of ``max_len`` per row (a contiguous cache).
         max_stop_ids: stop ids a row can have.
         timing: records events around each step, so that the pipeline can report step gaps.
         blocking: the commit's wait yields the CPU after spinning for a while (1 ms on CUDA, less on
@@ -41,12 +40,10 @@ class Runtime:
             hopper where it runs. The tokens are the same. Your forward chooses its own kernels.
 
     Attributes:
-        depth, max_len, page_size, timing: as above, settled.
-        device: a torch.device, with its index on CUDA.
+        depth, max_len, page_size, timing, device: as above, settled.
         table: the host's side of the device tables.
         tables: the device tables, int32: ``row_state``, ``page_table``, ``stop_ids``.
-        captures_prefill: whether the Pipeline captures prefill steps where ``prefill_buckets`` is
-            None: on the CPU.
+        captures_prefill: whether the Pipeline captures prefill steps by default: on the CPU.
         report: what start-up captured, and its bytes; None before a Pipeline is made.
 
     Raises:
@@ -68,21 +65,14 @@ class Runtime:
         backend: Backend | None = "portable",
     ) -> None:
         check_backend(backend)
-        capacity = check_capacity(max_rows, max_len, depth, page_size, max_stop_ids)
-        self.depth = capacity.depth
-        self.max_len = capacity.max_len
-        self.page_size = capacity.page_size
+        size = check_capacity(max_rows, max_len, depth, page_size, max_stop_ids)
+        self.depth, self.max_len, self.page_size = size.depth, size.max_len, size.page_size
         self.timing = timing
         self.device = checked_device(device)
         self.captures_prefill = self.device.type == "cpu"
-        self.table = RowTable(capacity.max_rows, capacity.pages_per_row, capacity.max_stop_ids)
-        widths = (ROW_COLUMNS, capacity.pages_per_row, capacity.max_stop_ids)
-        with _memory_for(self.device, **capacity._asdict()):
-            shapes = [(self.table.rows, width) for width in widths]
-            self.tables = Tables(
-                *(torch.zeros(shape, dtype=torch.int32, device=self.device) for shape in shapes)
-            )
-        self.tables.page_table.fill_(NO_PAGE)
+        self.table = RowTable(size.max_rows, size.pages_per_row, size.max_stop_ids)
+        with _memory_for(self.device, **size._asdict()):
+            self.tables = Tables.zeros(self.table, self.device)
         self.report: CaptureReport | None = None
         self._stream = stream
         self._blocking = blocking
@@ -91,24 +81,15 @@ class Runtime:
 
     @property
     def streams(self) -> Streams:
-        """The runtime's streams: ``compute``, ``in_copy``, ``out_copy``.
-
-        Raises ConfigError before a Pipeline is made.
-        """
+        """``compute``, ``in_copy``, ``out_copy``. Raises ConfigError before a Pipeline is made."""
         if self._streams is None:
             raise ConfigError("the runtime has no streams yet; make a Pipeline with it first")
         return self._streams
 
     def open_slots(self, spec: StepSpec) -> Sequence[Slot]:
-        """Allocates the slots and captures every graph of ``spec``. Called once, by the Pipeline.
-
-        Raises:
-            ConfigError, CaptureError: see Pipeline.
-        """
+        """Allocates the slots, captures every graph. The Pipeline calls it once; raises as that."""
         if self._streams is not None:
-            raise ConfigError(
-                "this Runtime already serves a Pipeline; make another Runtime for another Pipeline"
-            )
+            raise ConfigError("this Runtime already serves a Pipeline; make another Runtime")
         streams = self._make_streams(spec.graph)
         rows = spec.decode_buckets[-1]
         inputs = InputLayout(rows, rows + spec.chunk, self.table.delta_capacity)
@@ -121,8 +102,7 @@ class Runtime:
                 for slot in memory
             ]
         if self.device.type == "cuda":
-            # the zeros above were written on torch's current stream
-            torch.cuda.synchronize(self.device)
+            torch.cuda.synchronize(self.device)  # the zeros were written on torch's current stream
         programs = [
             StepProgram(spec, self.tables, shared, slot, inputs, masks, self._hopper)
             for slot in memory
@@ -183,9 +163,7 @@ def _memory_for(device: torch.device, **sizes: int) -> Iterator[None]:
 
 
 def checked_device(device: str | torch.device) -> torch.device:
-    """``device`` as a torch device that exists, that this build has kernels for, and whose index
-    is settled. Raises DeviceError.
-    """
+    """A torch device that exists and has kernels, its index settled. Raises DeviceError."""
     try:
         checked = torch.device(device)
     except (RuntimeError, TypeError) as error:

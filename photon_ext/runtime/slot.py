@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
 
 class Slot:
-    """A SlotPort: stages a step's input when it changed, launches its graph, reads its records.
-
-    The pinned input belongs to the host from the commit of the slot's last step until its next
-    launch; the pinned output belongs to the out-copy stream from launch until ``wait`` returns.
+    """A SlotPort. The pinned input is the host's from the commit of the slot's last step until its
+    next launch; the pinned output is the out-copy stream's from launch until ``wait`` returns.
     """
 
     def __init__(
@@ -91,8 +89,7 @@ class Slot:
     def done(self) -> bool:
         try:
             return self._native.done()
-        except RuntimeError:
-            # the device's error, which stays: the wait for this step raises it again
+        except RuntimeError:  # the device's, which stays: the wait for this step raises it again
             return True
 
     def wait(self, segments: int) -> memoryview:
@@ -112,9 +109,7 @@ class Slot:
     def _stage(
         self, key: StepKey, segments: array[int], staged: Sequence[int], deltas: Sequence[int]
     ) -> int:
-        """Writes what changed since this slot's last launch into pinned memory; returns the words
-        to send.
-        """
+        """Writes what changed since the last launch; returns the words to send."""
         layout, words = self._layout, 0
         if segments is not self._segments:
             self._input[: len(segments)] = segments
@@ -134,6 +129,5 @@ class Slot:
 
     def _clear_staged(self) -> None:
         """What an earlier step staged was consumed, and may not reach the device again."""
-        begin = self._layout.staged_offset + self._staged.start
-        count = len(self._staged)
+        begin, count = self._layout.staged_offset + self._staged.start, len(self._staged)
         self._input[begin : begin + count] = array("i", [NO_TOKEN]) * count

@@ -10,20 +10,18 @@ GAP_WINDOW = 4096
 
 @dataclass(slots=True)
 class PipelineStats:
-    """Counters since the pipeline was made. Waits are 0 without ``stalls``, gaps unless the runtime
-    keeps timing.
+    """Counters of a pipeline. Waits are 0 without ``stalls``, gaps unless the runtime keeps timing.
 
     Attributes:
-        decode_steps, prefill_steps: steps launched, by kind. Neither falls, and neither does their
-            sum for a thread that reads each once.
+        decode_steps, prefill_steps: steps launched, by kind; mixed ones are the latter. No number
+            falls, nor the sum, for a thread that reads each once.
         quiet_steps: steps without a host-to-device copy, neither of input nor of masks.
         committed_rows: segments of committed steps, zombies included.
         zombie_rows: of them, those whose sequence had already ended.
         zombie_steps: committed steps that held nothing but zombies.
         tokens: tokens committed.
-        host_waits: commits that found their step unfinished, so that the host had to wait for the
-            device.
-        host_wait_ns: how long all commits waited, nanoseconds.
+        host_waits, host_wait_ns: commits that had to wait for the device, and how long all of them
+            waited, nanoseconds.
         device_waits: launches that found the device done with everything before, though there had
             been work all along; at depth 1 that is every step.
         gap_count, gap_sum_us: step gaps measured so far, and their sum in microseconds.

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 
 class StepKind(Enum):
-    """A decode step has one token per row; a prefill step has chunks of prompts; a mixed step has
-    decode tokens, and chunks behind them.
-    """
+    """A decode step has a token per row, a prefill step chunks of prompts, a mixed step both."""
 
     DECODE = "decode"
     PREFILL = "prefill"
@@ -26,9 +24,7 @@ class StepKind(Enum):
 
 
 class FinishReason(Enum):
-    """Why a row ended. Commits report a stop id, the cap and errors; who ends a row with
-    `Pipeline.abort` hears nothing more of it.
-    """
+    """Why a row ended. Commits report a stop id, the cap and errors, and nothing after an abort."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -44,10 +40,9 @@ class Chunk(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """Who rides in a step: each row of ``decode`` with one token, then chunks of prompts.
-
-    While nobody joins, leaves or ends, a planner gives the same tuple ``decode`` again: the step
-    then costs the host no work per row.
+    """Who rides in a step: each row of ``decode`` with one token, then chunks of prompts. While
+    nobody joins, leaves or ends, a planner gives the same tuple ``decode`` again: the step then
+    costs the host no work per row.
     """
 
     decode: tuple[Row, ...] = ()
@@ -59,8 +54,7 @@ class StepKey(NamedTuple):
 
     Attributes:
         decode_rows: leading tokens and segments for decode rows, padding included.
-        chunk_tokens: tokens for chunks, padding included.
-        chunks: segments for chunks, padding included.
+        chunk_tokens, chunks: tokens and segments for chunks, padding included.
         split: sampled late, by `Pipeline.finalize`, because a row waits for a host mask.
     """
 
@@ -89,8 +83,7 @@ class StepKey(NamedTuple):
 
 class ChunkSegment(NamedTuple):
     """A chunk as it was launched: ``num_tokens`` prompt tokens of ``row`` from ``position`` on.
-
-    ``sample``: the chunk ends its prompt, and a token is sampled from its last token's logits.
+    With ``sample`` it ends its prompt, and a token is sampled from its last token's logits.
     """
 
     row: Row
@@ -100,8 +93,8 @@ class ChunkSegment(NamedTuple):
 
 
 class Span(NamedTuple):
-    """The device time of one step, from its first to its last moment on the compute stream;
-    readable once the step is committed and until its slot is launched twice more.
+    """First and last moment of a step on the compute stream; readable once it is committed and
+    until its slot is launched twice more.
     """
 
     begin: Event
@@ -119,10 +112,7 @@ class Step:
     Attributes:
         index: number of the step, from 0 on, in order of launch.
         slot: which of the pipeline's slots it has.
-        key: what its graph depends on.
-        batch: the decode rows; None where there are none.
-        launch: which of the batch's launches it is, from 0 on.
-        chunks: the chunks, in order.
+        batch, launch: the decode rows, if any, and which of the batch's launches it is, from 0 on.
         span: its device time; None without timing.
         finalized: its sampling is enqueued; False while it waits for masks.
         gap_us: how long the device was idle before it, microseconds, once it is committed; None
@@ -152,10 +142,8 @@ class Step:
 
 
 class RowEvent(NamedTuple):
-    """What one commit says about one row: a token, the end, or both.
-
-    ``error`` comes with ``FinishReason.ERROR``, and then no token does. A stop token is reported as
-    a token, with ``FinishReason.STOP``.
+    """What one commit says about one row: a token, the end, or both. ``error`` comes with
+    ``FinishReason.ERROR``, and then no token does; a stop token with ``FinishReason.STOP``.
     """
 
     row: Row
@@ -171,9 +159,8 @@ class StepResult:
     their prompt.
 
     Attributes:
-        step: the step; None where nothing was in flight.
-        rows: its decode rows.
-        tokens: of each decode row the token; where it has none, a negative number.
+        step: None where nothing was in flight.
+        rows, tokens: its decode rows, and the token of each; negative where it has none.
         events: of rows that need a look: decode rows that end here, by column, and every chunk that
             was sampled, from column ``len(rows)`` on. All others go on with their token.
         skipped: columns of decode rows that had ended before.
@@ -201,12 +188,10 @@ class StepResult:
 
 @dataclass(slots=True)
 class StepTensors:
-    """The device memory of one step, as ``forward(step)`` and ``sample(step)`` see it. Fixed
-    addresses: safe to capture.
-
-    T and R are those of the step's key and count padding; ``rows`` is the runtime's ``max_rows`` +
-    1, as row 0 is padding. ``forward`` and ``sample`` enqueue on the runtime's compute stream, on
-    CUDA torch's current one, and do not wait for it.
+    """The device memory of one step, as ``forward(step)`` and ``sample(step)`` see it: fixed
+    addresses, safe to capture. They enqueue on the runtime's compute stream, on CUDA torch's
+    current one, and do not wait for it. T and R are those of the step's key and count padding;
+    ``rows`` is the runtime's ``max_rows`` + 1, as row 0 is padding.
 
     Attributes:
         kind: decode, prefill or mixed.

@@ -35,11 +35,8 @@ class StepBuilder:
         self._batch: DecodeBatch | None = None
 
     def build(self, plan: StepPlan) -> StepInput:
-        """The input of a step. Nothing has changed where it raises.
-
-        Raises:
-            PipelineError: the plan holds a row that has nothing to launch, or more than a step
-                takes.
+        """The input of a step. Raises PipelineError, and changes nothing, where the plan holds a
+        row that has nothing to launch, or more than a step takes.
         """
         if plan.chunks:
             self._check_chunks(plan.chunks)
@@ -51,11 +48,9 @@ class StepBuilder:
             for row, count in plan.chunks
         )
         key = self._key(batch, segments)
-        staged = [
-            token
-            for row, position, count, _ in segments
-            for token in row.prompt_ids[position : position + count]
-        ]
+        staged: list[int] = []
+        for row, position, count, _ in segments:
+            staged += row.prompt_ids[position : position + count]
         return StepInput(batch, segments, key, _words(key, batch, segments), staged)
 
     def _batch_of(self, rows: tuple[Row, ...]) -> DecodeBatch:

@@ -1,6 +1,4 @@
-"""All graphs of a pipeline: every bucket and slot captured at start-up, largest first, over one
-arena; the set is fixed.
-"""
+"""All graphs of a pipeline: a fixed set, captured at start-up, for every bucket and slot."""
 
 from __future__ import annotations
 
@@ -26,11 +24,11 @@ class CaptureReport:
     """What start-up captured.
 
     Attributes:
-        graphs: graphs captured, sampling graphs of split steps included.
+        graphs: graphs captured.
         nodes: nodes of the largest graph.
         seconds: wall time of all captures.
-        slot_bytes: device memory that each slot owns (staging, records, masks).
-        shared_bytes: device memory that slots share, the forward's own buffers not included.
+        slot_bytes, shared_bytes: device memory that each slot owns, and that all share besides the
+            forward's buffers.
         graph_bytes: device memory the graphs took, where the device tells; else 0.
     """
 
@@ -43,9 +41,7 @@ class CaptureReport:
 
 
 class StepGraph:
-    """Finds the graph of (slot, key), and runs what was not captured eagerly on the compute
-    stream.
-    """
+    """Finds the graph of (slot, key), and runs what has none eagerly on the compute stream."""
 
     def __init__(
         self, spec: StepSpec, programs: Sequence[StepProgram], streams: Streams, warm_up_tokens: int
@@ -121,13 +117,10 @@ class StepGraph:
     def _capture_key(self, slot: int, key: StepKey, program: StepProgram) -> None:
         steps: list[StepTensors] = []
         if key.split:
-            self._forward[slot, key] = self._capture(
-                program, lambda: steps.append(program.forward(key))
-            )
-            self._sampling[slot, key] = self._capture(
-                program, lambda: program.sample(steps[0], masked=True)
-            )
-            self._sampling[slot, key].keep_alive(steps[0])
+            forward = self._capture(program, lambda: steps.append(program.forward(key)))
+            sampling = self._capture(program, lambda: program.sample(steps[0], masked=True))
+            sampling.keep_alive(steps[0])
+            self._forward[slot, key], self._sampling[slot, key] = forward, sampling
         else:
             self._forward[slot, key] = self._capture(
                 program, lambda: program.sample(program.forward(key), masked=False)

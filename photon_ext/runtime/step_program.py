@@ -1,7 +1,4 @@
-"""What a step enqueues, in order: head, the user's forward, sampling, publish.
-
-Captured once per key and slot, or run eagerly.
-"""
+"""What a step enqueues, in order: head, the user's forward, sampling, publish."""
 
 from __future__ import annotations
 
@@ -15,31 +12,38 @@ from photon_ext.layout import (
     COUNTS_SIZE,
     MASK_KEY_COLUMNS,
     META_COLUMNS,
+    NO_PAGE,
     RECORD_WIDTH,
+    ROW_COLUMNS,
     SEGMENT_COLUMNS,
     InputLayout,
     MaskLayout,
 )
 from photon_ext.runtime.ports import StepSpec
+from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.step import StepKey, StepTensors
 
 LOGITS_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Tables(NamedTuple):
-    """The persistent device tables, int32, in the order of layout.DeltaTable; only the compute
-    stream writes them.
-    """
+    """The device tables, int32, in the order of layout.DeltaTable; the compute stream's alone."""
 
     row_state: torch.Tensor
     page_table: torch.Tensor
     stop_ids: torch.Tensor
 
+    @classmethod
+    def zeros(cls, table: RowTable, device: torch.device) -> Tables:
+        """Of dead rows without pages."""
+        shapes = [(table.rows, n) for n in (ROW_COLUMNS, table.pages_per_row, table.max_stop_ids)]
+        made = cls(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
+        made.page_table.fill_(NO_PAGE)
+        return made
+
 
 class SlotMemory(NamedTuple):
-    """A slot's own device memory, int32: the packed step input, the output records, the masks
-    with their keys.
-    """
+    """A slot's own device memory, int32: packed step input, output records, masks with keys."""
 
     input: torch.Tensor
     records: torch.Tensor
@@ -54,9 +58,7 @@ class SlotMemory(NamedTuple):
 
 
 class SharedMemory(NamedTuple):
-    """Step memory, int32, that all graphs and slots share, because they run one after the other on
-    the compute stream (I1).
-    """
+    """Step memory, int32, of all graphs and slots, which run one after the other (I1)."""
 
     decode_meta: torch.Tensor
     counts: torch.Tensor
@@ -111,13 +113,9 @@ class StepProgram:
             row_state=self._tables.row_state,
             sampled=self._shared.sampled[: key.segments],
         )
+        staged = self._staged[: key.num_tokens]
         ops.begin_step_(
-            step.tables,
-            self._deltas,
-            step.segments,
-            self._staged[: key.num_tokens],
-            step.decode_meta,
-            step.counts,
+            step.tables, self._deltas, step.segments, staged, step.decode_meta, step.counts
         )
         self._spec.forward(step)
         self._check_logits(step, key)
@@ -129,14 +127,8 @@ class StepProgram:
         count = step.segments.shape[0]
         errors = self._shared.row_errors[:count] if masked else None
         if errors is not None:
-            ops.apply_token_mask_(
-                step.logits,
-                self._masks_of(count),
-                self._mask_keys(count),
-                step.segments,
-                step.row_state,
-                errors,
-            )
+            masks, keys = self._masks_of(count), self._mask_keys(count)
+            ops.apply_token_mask_(step.logits, masks, keys, step.segments, step.row_state, errors)
         if self._spec.sample is not None:
             self._spec.sample(step)
         else:

@@ -14,9 +14,7 @@ from photon_ext import _C
 from photon_ext.errors import CaptureError, ConfigError
 
 stream_names: dict[int, str] = {}
-"""What each host and inline stream of this process is for, by its number in traces; numbers are
-not used again.
-"""
+"""What each host and inline stream of this process is for, by its number, used once, in traces."""
 
 
 class Streams(ABC):
@@ -41,10 +39,8 @@ class Streams(ABC):
 
     @abstractmethod
     def on_compute(self) -> AbstractContextManager[Mapping[int, torch.Tensor]]:
-        """Ops called inside are enqueued on the compute stream.
-
-        Gives the tensors that the caller has to keep until that work is done; empty where the
-        allocator is ordered by the stream.
+        """Ops called inside are enqueued on the compute stream. Gives the tensors to keep until
+        they are done; empty where the allocator is ordered by the stream.
         """
 
     @abstractmethod
@@ -57,9 +53,7 @@ class Streams(ABC):
 
 
 class HostStreams(Streams):
-    """Worker threads ("host"), or everything at the call, on the caller's thread ("inline": for
-    eager torch code).
-    """
+    """Worker threads ("host"), or for eager torch code the caller's thread, at once ("inline")."""
 
     def __init__(self, inline: bool) -> None:
         super().__init__("inline" if inline else "host", 0)
@@ -84,9 +78,7 @@ class HostStreams(Streams):
 
 
 class CudaStreams(Streams):
-    """CUDA streams of our own, or around a stream of the user's; allocations in captured code come
-    from one torch graph pool.
-    """
+    """CUDA streams; captured code allocates from one torch graph pool."""
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
         index, wrapped = device.index, None
@@ -119,10 +111,8 @@ class CudaStreams(Streams):
 
 def _check_stream(stream: torch.cuda.Stream, index: int) -> None:
     if stream.device_index != index:
-        raise ConfigError(
-            f"stream is on cuda:{stream.device_index}, the runtime's device is cuda:{index}; use a "
-            "stream of that device"
-        )
+        where = f"cuda:{stream.device_index}, the runtime's device is cuda:{index}"
+        raise ConfigError(f"stream is on {where}; use a stream of that device")
     if stream == torch.cuda.default_stream(index):
         raise ConfigError(
             "stream is the default stream, on which everything waits for everything; pass "
@@ -136,11 +126,7 @@ FRESH = ("aten::lift_fresh", "aten::lift")
 
 class RecordGuard(TorchDispatchMode):
     """Lets photon_ext ops and views through; any other torch op would run now, once, and be missing
-    from every replay.
-
-    Attributes:
-        tensors: arguments of the ops that passed, by id. Their addresses are in the record, so
-            whoever replays it keeps them alive.
+    from every replay. ``tensors`` are their arguments, by id: whoever replays keeps them alive.
     """
 
     def __init__(self) -> None:
@@ -167,8 +153,6 @@ class RecordGuard(TorchDispatchMode):
 
 def is_view(func: Any) -> bool:
     """Whether a torch op only gives another view of memory, by its schema."""
-    returns = func._schema.returns
-    aliases = bool(returns) and all(
-        r.alias_info is not None and not r.alias_info.is_write for r in returns
-    )
-    return aliases and func._schema.name not in FRESH
+    aliases = [returned.alias_info for returned in func._schema.returns]
+    fresh = any(alias is None or alias.is_write for alias in aliases)
+    return bool(aliases) and not fresh and func._schema.name not in FRESH

@@ -15,11 +15,10 @@ from __future__ import annotations
 import inspect
 from array import array
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from typing import Protocol, runtime_checkable
 
+from photon_ext.checks import as_tuple
 from photon_ext.errors import ConfigError, RequestError, shown
-
-_BYTES_OR_TEXT = (str, bytes, bytearray, memoryview)
 
 
 @runtime_checkable
@@ -27,11 +26,10 @@ class Constraint(Protocol):
     """State of one constrained request. Called by the engine thread only; an exception ends that
     request alone, with an error.
 
-    A constraint serves one request at a time. If it has a method `fresh()`, which returns a
-    constraint in its start state, every request takes a fresh one, so that the same SamplingParams
-    may serve many requests. The thread that submits calls `fresh()`, and hears of what it raises as
-    RequestError. While the engine thread is in here no other request goes on, and to wait for one
-    of the same engine is a RequestError.
+    A constraint serves one request at a time. If it has a method `fresh()`, which returns one in
+    its start state, every request takes a fresh one, so that a SamplingParams may serve many. The
+    thread that submits calls `fresh()`, and hears of what it raises as RequestError. While the
+    engine thread is in here no other request goes on; to wait for one of them is a RequestError.
     """
 
     @property
@@ -67,22 +65,18 @@ def constraint_fault(value: object) -> str | None:
 
 
 def is_finished(constraint: Constraint) -> bool:
-    """Whether the constraint's request is complete. Raises RequestError where `finished` is a
-    method, which `constraint_fault` does not see where a property or __slots__ hold it.
+    """Whether the request is complete. Raises RequestError where `finished` is a method, which
+    `constraint_fault` does not see where a property or __slots__ hold it.
     """
     finished = constraint.finished
     if callable(finished):
-        raise RequestError(
-            f"finished is {shown(finished)}, which always counts as true; make it a property that "
-            "is true or false"
-        )
+        found = f"{shown(finished)}, which always counts as true"
+        raise RequestError(f"finished is {found}; make it a property")
     return bool(finished)
 
 
 def pack_ids(ids: Iterable[int], num_words: int) -> array[int]:
-    """Token ids as `num_words` int32 words, one bit each. Raises RequestError for one without a
-    bit in them.
-    """
+    """Token ids as int32 words, one bit each. Raises RequestError for one without a bit there."""
     bits, limit = bytearray(4 * num_words), 32 * num_words
     for token in ids:
         if not 0 <= token < limit:
@@ -151,25 +145,22 @@ class CallableConstraint:
 def from_allowed_ids(allowed: Collection[int] | Sequence[Collection[int]]) -> AllowedIds:
     """A constraint from ids: either ids that are allowed at every position, or one collection of
     ids per position; then the request is finished (with "stop") after the last. It has `fresh()`:
-    one serves many requests.
-
-    An id that the model does not have shows when a request runs: one beyond the mask's words ends
-    it with an error, one below that is never taken.
+    one serves many requests. An id beyond the mask's words ends a request with an error.
 
     Raises:
         ConfigError: the two forms are mixed, or something is not a token id.
     """
-    if not _is_collection(allowed):
+    items = as_tuple(allowed)
+    if items is None:
         raise ConfigError(
             f"from_allowed_ids: got a {type(allowed).__name__}; give token ids, or one collection "
             "of token ids per position"
         )
-    items = list(allowed)
     if all(map(_is_id, items)):
-        return AllowedIds((frozenset(items),), repeat=True)  # type: ignore[arg-type]
+        return AllowedIds((frozenset(items),), repeat=True)
     positions = []
     for index, item in enumerate(items):
-        ids = list(item) if _is_collection(item) else None
+        ids = as_tuple(item)
         if ids is None or not all(map(_is_id, ids)):
             raise ConfigError(
                 f"from_allowed_ids: item {index} is {shown(item)}; give only token ids (>= 0), or "
@@ -185,13 +176,10 @@ def from_callable(
 ) -> CallableConstraint:
     """A constraint from a function: `allowed(tokens so far)` returns the ids that may come next.
 
-    Args:
-        allowed: called by the engine thread once per token, with a list of its own.
-        finished: called after each token; `finished(tokens so far)` true ends the request with
-            "stop".
-
-    It has `fresh()`: one serves many requests. What the functions raise, and an id that the mask
-    has no bit for, ends the request with an error.
+    `finished(tokens so far)`, called after each token, ends the request with "stop" where it is
+    true. Both are called by the engine thread, with a list of their own. What they raise, and an id
+    that the mask has no bit for, ends the request with an error. It has `fresh()`: one serves many
+    requests.
 
     Raises:
         ConfigError: one of the two is no function.
@@ -199,10 +187,6 @@ def from_callable(
     if not callable(allowed) or (finished is not None and not callable(finished)):
         raise ConfigError("from_callable: give functions that take the list of generated token ids")
     return CallableConstraint(allowed, finished)
-
-
-def _is_collection(value: object) -> TypeGuard[Iterable[Any]]:
-    return isinstance(value, Iterable) and not isinstance(value, _BYTES_OR_TEXT)
 
 
 def _is_id(value: object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cached_property, wraps
@@ -49,8 +49,7 @@ class SamplingParams(RowParams):
             sampling.constraints. It sets `constrained`.
 
     Raises:
-        ConfigError: (a ValueError) names the parameter, its value and what is allowed; or there is
-            no such parameter.
+        ConfigError: (a ValueError) a value is not allowed, or there is no such parameter.
     """
 
     stop: tuple[str, ...] = ()
@@ -83,31 +82,29 @@ class SamplingParams(RowParams):
         return RowParams(**own)
 
 
-def _checking_names(init: Callable[..., None]) -> Callable[..., None]:
-    @wraps(init)
-    def checked(self: SamplingParams, *values: Any, **named: Any) -> None:
-        _check_names(named)
-        init(self, *values, **named)
-
-    return checked
+_init = SamplingParams.__init__
 
 
-# to editors and to `help` it stays a plain dataclass
-SamplingParams.__init__ = _checking_names(SamplingParams.__init__)  # type: ignore[method-assign]
+@wraps(_init)
+def _checked_init(self: SamplingParams, *values: Any, **named: Any) -> None:
+    _check_names(named)
+    _init(self, *values, **named)
+
+
+SamplingParams.__init__ = _checked_init  # type: ignore[method-assign]  # for editors a dataclass
 
 
 def _check_names(names: Iterable[str]) -> None:
     known = [field.name for field in fields(SamplingParams)]
+    there = ", ".join(known)
     for name in names:
         if name in known:
             continue
         if name in UNSUPPORTED.split():
-            raise ConfigError(
-                f"{name} is not supported yet; leave it out: there are {', '.join(known)}"
-            )
+            raise ConfigError(f"{name} is not supported yet; leave it out: there are {there}")
         nearest = [SYNONYMS[name]] if name in SYNONYMS else get_close_matches(name, known, n=1)
         remedy = f"did you mean {nearest[0]}? There are" if nearest else "there are"
-        raise ConfigError(f"sampling has no parameter {shown(name)}; {remedy} {', '.join(known)}")
+        raise ConfigError(f"sampling has no parameter {shown(name)}; {remedy} {there}")
 
 
 def _check_stop(stop: tuple[object, ...]) -> None:
@@ -119,7 +116,5 @@ def _check_stop(stop: tuple[object, ...]) -> None:
             raise ConfigError(f"stop holds {shown(text)} with {surrogate}; give valid Unicode text")
         characters += len(text)
     if characters > MAX_STOP_CHARACTERS:
-        raise ConfigError(
-            f"stop holds {len(stop)} strings of {characters} characters in all; give at most "
-            f"{MAX_STOP_CHARACTERS}"
-        )
+        found = f"{len(stop)} strings of {characters} characters in all"
+        raise ConfigError(f"stop holds {found}; give at most {MAX_STOP_CHARACTERS}")

@@ -34,8 +34,8 @@ class StopAutomaton:
             self._complete[state] = self._held[state] if state in ends else self._complete[shorter]
 
     def scan(self, state: int, text: str) -> tuple[int, int]:
-        """Reads `text` from `state` on, up to the first character that completes a stop string;
-        returns the state then, and how many characters were read.
+        """The state, from `state` on, after the first character of `text` that completes a stop
+        string, or the last; and how many characters that took.
         """
         for index, character in enumerate(text):
             state = self._after(state, ord(character))
