@@ -127,8 +127,14 @@ class StepProgram:
         count = step.segments.shape[0]
         errors = self._shared.row_errors[:count] if masked else None
         if errors is not None:
-            rows, keys = self._mask_rows(count), self._mask_keys(count)
-            ops.apply_token_mask_(step.logits, rows, keys, step.segments, step.row_state, errors)
+            ops.apply_token_mask_(
+                step.logits,
+                self._mask_rows(count),
+                self._mask_keys(count),
+                step.segments,
+                step.row_state,
+                errors,
+            )
         if self._spec.sample is not None:
             self._spec.sample(step)
         else:
@@ -146,10 +152,8 @@ class StepProgram:
     def _check_logits(self, step: StepTensors, key: StepKey) -> None:
         shape, logits = (key.segments, self._spec.vocab_size), step.logits
         if not isinstance(logits, torch.Tensor):
-            raise ConfigError(
-                f"forward() left step.logits {logits!r}; it must assign a tensor of shape {shape} "
-                "(segments, vocab_size)"
-            )
+            wanted = f"a tensor of shape {shape} (segments, vocab_size)"
+            raise ConfigError(f"forward() left step.logits {logits!r}; it must assign {wanted}")
         device, stride = step.decode_meta.device, logits.stride(-1) if logits.dim() else 0
         known = logits.dtype in LOGITS_DTYPES
         if logits.shape != shape or not known or logits.device != device or stride != 1:
