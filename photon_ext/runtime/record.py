@@ -91,10 +91,8 @@ def _event(row: Row, flags: int, token: int, position: int, vocab_size: int) -> 
     if flags & FAULTS:
         return RowEvent(row, None, FinishReason.ERROR, _fault_text(row, flags, position))
     if not 0 <= token < vocab_size:
-        raise PipelineError(
-            f"{row}: sampling gave token {token}; ids lie in [0, {vocab_size}); look at the sample "
-            "function"
-        )
+        remedy = f"ids lie in [0, {vocab_size}); look at the sample function"
+        raise PipelineError(f"{row}: sampling gave token {token}; {remedy}")
     if not flags:
         return RowEvent(row, token, None)
     return RowEvent(row, token, FinishReason.STOP if flags & STOP else FinishReason.LENGTH)

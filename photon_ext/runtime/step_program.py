@@ -147,10 +147,8 @@ class StepProgram:
     def _check_logits(self, step: StepTensors, key: StepKey) -> None:
         shape, logits = (key.segments, self._spec.vocab_size), step.logits
         if not isinstance(logits, torch.Tensor):
-            raise ConfigError(
-                f"forward() left step.logits {logits!r}; it must assign a tensor of shape {shape} "
-                "(segments, vocab_size)"
-            )
+            wanted = f"a tensor of shape {shape} (segments, vocab_size)"
+            raise ConfigError(f"forward() left step.logits {logits!r}; it must assign {wanted}")
         device, stride = step.decode_meta.device, logits.stride(-1) if logits.dim() else 0
         known = logits.dtype in LOGITS_DTYPES
         if logits.shape != shape or not known or logits.device != device or stride != 1:

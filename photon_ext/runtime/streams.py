@@ -114,10 +114,8 @@ def _check_stream(stream: torch.cuda.Stream, index: int) -> None:
         where = f"cuda:{stream.device_index}, the runtime's device is cuda:{index}"
         raise ConfigError(f"stream is on {where}; use a stream of that device")
     if stream == torch.cuda.default_stream(index):
-        raise ConfigError(
-            "stream is the default stream, on which everything waits for everything; pass "
-            "torch.cuda.Stream(), or None"
-        )
+        why = "on which everything waits for everything"
+        raise ConfigError(f"stream is the default stream, {why}; pass torch.cuda.Stream(), or None")
 
 
 # They return what was just made from host data, which their schemas do not tell from a view.
