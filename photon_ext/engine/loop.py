@@ -133,7 +133,7 @@ class EngineLoop:
             else:
                 self._scheduler.admit(sequence, row)
         if self._scheduler.waiting and not self._pipeline.busy:
-            count = self._scheduler.waiting
+            count = len(self._scheduler.waiting)
             raise PipelineError(
                 f"{count} requests wait, and no row runs whose end could let them in"
             )

@@ -229,7 +229,7 @@ class Meter:
             gap_s=gap_s,
             host_s=self.clock.seconds(),
             live=len(scheduler.live),
-            waiting=scheduler.waiting,
+            waiting=len(scheduler.waiting),
             rows_held=scheduler.rows_held,
             rows_max=scheduler.max_rows,
             pages_held=held,

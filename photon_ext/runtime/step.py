@@ -100,6 +100,10 @@ class Span(NamedTuple):
     begin: Event
     end: Event
 
+    def length_us(self) -> float:
+        """Microseconds from the first moment to the last."""
+        return self.end.elapsed_ms(self.begin) * 1e3
+
     def gap_us(self, previous: Span) -> float:
         """Microseconds the compute stream was idle between ``previous`` and this step."""
         return self.begin.elapsed_ms(previous.end) * 1e3

@@ -5,6 +5,7 @@ the token budget of a step, and returns data that the pipeline executes: a polic
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 
 from photon_ext.runtime import StepKind, StepPlan
 from photon_ext.runtime.default_plan import first_come_first_served
@@ -23,14 +24,19 @@ class Planner:
         self._budget = budget
 
     def admissions(self) -> Iterator[tuple[Sequence, list[int]]]:
-        """Sequences to admit now, with their pages, until the first in line has to go on waiting:
-        nobody overtakes it, so that a long prompt is not starved.
+        """Sequences to admit now, with their pages, until the one whose turn it is has to go on
+        waiting: nobody overtakes it, so that a long prompt is not starved.
         """
-        while (sequence := self._scheduler.first_waiting()) is not None:
+        while waiting := self._scheduler.waiting:
+            sequence = self.choose(waiting)
             pages = self._scheduler.schedule(sequence)
             if pages is None:
                 return
             yield sequence, pages
+
+    def choose(self, waiting: Seq[Sequence]) -> Sequence:
+        """Whose turn it is, of at least one that waits, in order of arrival: the first."""
+        return waiting[0]
 
     def plan(self, previous: StepKind | None) -> StepPlan:
         """The next step; empty where no row has anything to launch. `previous`: the last kind."""

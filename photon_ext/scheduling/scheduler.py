@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 
 from photon_ext.errors import RequestError
 from photon_ext.runtime import Row, RowEvent, StepResult
@@ -40,9 +41,9 @@ class Scheduler:
         return tuple(self._live.values())
 
     @property
-    def waiting(self) -> int:
-        """Sequences without a row."""
-        return len(self._waiting)
+    def waiting(self) -> Seq[Sequence]:
+        """Sequences without a row, in order of arrival: the scheduler's own list, to be read."""
+        return self._waiting
 
     @property
     def rows_held(self) -> int:
@@ -85,10 +86,6 @@ class Scheduler:
     def sequence_of(self, row: Row) -> Sequence:
         """Who holds a row, ended or not."""
         return self._in_rows[row]
-
-    def first_waiting(self) -> Sequence | None:
-        """The sequence that has waited longest; None where nobody waits."""
-        return self._waiting[0] if self._waiting else None
 
     def schedule(self, sequence: Sequence) -> list[int] | None:
         """Takes a waiting sequence out of the queue and gives it its pages; `admit` or `requeue`

@@ -10,23 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from photon_ext.errors import RequestError
-from photon_ext.runtime import Admission, Row, RowParams
+from photon_ext.runtime import Row
 from photon_ext.runtime.row import RowState
 from photon_ext.scheduling import PagePool, Scheduler, Sequence, SequenceState
+from tests.scheduling.sequences import make_sequence
 
 PAGE, ROWS, MAX_LEN, PAGES = 4, 3, 32, 10
-
-
-class Sink:
-    """Where tokens would go."""
-
-    def settle(self) -> None:
-        pass
-
-
-def make_sequence(prompt: int, new: int) -> Sequence:
-    admission = Admission(tuple(range(1, prompt + 1)), RowParams(max_new_tokens=new))
-    return Sequence(admission, None, Sink())
 
 
 def make_scheduler() -> Scheduler:
@@ -54,7 +43,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule(admitted=st.booleans())
     def admit(self, admitted: bool) -> None:
-        sequence = self.scheduler.first_waiting()
+        sequence = self.scheduler.waiting[0]
         assert sequence is self.waiting[0], "nobody overtakes"
         needed = self.scheduler.pages_for(sequence.admission.kv_len)
         free = self.scheduler.pool.free
@@ -67,7 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert len(pages) == needed
         if not admitted:
             self.scheduler.requeue(sequence, pages)
-            assert self.scheduler.first_waiting() is sequence
+            assert self.scheduler.waiting[0] is sequence
             return
         self.admitted += 1
         prompt, params = sequence.admission
@@ -108,7 +97,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert pool.free + pool.held == PAGES
         assert self.scheduler.rows_held == len(in_rows)
         assert set(self.scheduler.live) == {*self.waiting, *self.running}
-        assert self.scheduler.waiting == len(self.waiting)
+        assert list(self.scheduler.waiting) == self.waiting
 
     @invariant()
     def states_are_those_of_one_machine(self) -> None:

@@ -1,0 +1,17 @@
+"""Sequences to schedule, without anybody who reads their tokens."""
+
+from photon_ext.runtime import Admission, RowParams
+from photon_ext.scheduling import Sequence
+
+
+class Sink:
+    """Where tokens would go."""
+
+    def settle(self) -> None:
+        pass
+
+
+def make_sequence(prompt: int, new: int) -> Sequence:
+    """A sequence of so many prompt tokens, and at most so many new ones."""
+    admission = Admission(tuple(range(1, prompt + 1)), RowParams(max_new_tokens=new))
+    return Sequence(admission, None, Sink())
