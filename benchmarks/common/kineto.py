@@ -18,7 +18,7 @@ from photon_ext.observe.analysis.kernels import kernel_shares
 from photon_ext.observe.analysis.steps import find_steps
 from photon_ext.observe.api import CallKind, classify
 from photon_ext.observe.kineto import Recorder
-from photon_ext.observe.records import DeviceKind, Records
+from photon_ext.observe.records import ApiCall, DeviceKind, DeviceSpan, Records
 
 SHARES = 12
 
@@ -31,9 +31,10 @@ def record(body: Callable[[], object]) -> Records:
     recorder.start()
     body()
     found = recorder.stop({})
-    times = [time for span in (*found.device, *found.calls) for time in (span.start, span.end)]
-    spans = {"device": found.device, "calls": found.calls}
-    return window(Records("cuda", min(times, default=0), max(times, default=0), **spans))
+    spans: list[DeviceSpan | ApiCall] = [*found.device, *found.calls]
+    begin = min((span.start for span in spans), default=0)
+    end = max((span.end for span in spans), default=0)
+    return window(Records("cuda", begin, end, device=found.device, calls=found.calls))
 
 
 def window(records: Records) -> Records:

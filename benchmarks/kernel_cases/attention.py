@@ -123,7 +123,8 @@ def _decode(at: Setting) -> Case:
         last = table[1 : 1 + some, (length - 1) // PAGE_SIZE].long(), (length - 1) % PAGE_SIZE
         appended, expected = pages.k[last].clone(), torch.empty_like(out[:some])
         few = (expected, *(each[:some] for each in (q, k, v)), pages.k, pages.v, meta[:some])
-        reference.fused_attention_decode_into(*few, table, *rest)
+        arguments: tuple[Any, ...] = (*few, table, *rest)
+        reference.fused_attention_decode_into(*arguments)
         check_finite("attention", out)
         compare("appended keys", appended, pages.k[last])
         return compare("attention", out[:some], expected)

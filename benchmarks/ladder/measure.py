@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
@@ -138,7 +138,8 @@ def _count_host_requests() -> Callable[[], int]:
         results = profile.kineto_results
         if results is None:
             raise BenchmarkError("torch's profiler returned no records: torch lacks kineto")
-        return sum(event.name() == "[memory]" and event.nbytes() > 0 for event in results.events())
+        events: Iterable[Any] = results.events()  # torch declares no `nbytes`
+        return sum(event.name() == "[memory]" and event.nbytes() > 0 for event in events)
 
     return stop
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).resolve().parent
 
-Decode = Callable[[Any, Sequence[int], int, Sequence[int]], Iterator[int]]
+Decode = Callable[..., Iterator[int]]
 
 
 @dataclass(frozen=True)
