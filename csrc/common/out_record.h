@@ -26,12 +26,7 @@ enum RecordFlag : int32_t {
 
 // mask_keys: int32 [R, 3], (row, position of the token whose logits are masked, place of its mask
 // among the masks that were written). Row 0: no mask for this segment.
-enum MaskKey : int32_t {
-  kMaskRow = 0,
-  kMaskPosition = 1,
-  kMaskPlace = 2,
-  kMaskKeyColumns = 3
-};
+enum MaskKey : int32_t { kMaskRow = 0, kMaskPosition = 1, kMaskPlace = 2, kMaskKeyColumns = 3 };
 
 // row_errors: int32 [R], RecordFlag bits that apply_token_mask_ and sample_into raise for publish_
 // to report; 0 is fine.
