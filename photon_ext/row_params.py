@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from photon_ext.checks import INT32_MAX, as_index, as_tuple
@@ -97,6 +97,10 @@ class RowParams:
         for name, (kind, field) in FIELDS.items():
             _check(name, getattr(self, name), kind, field)
 
+    def settled(self) -> RowParams:
+        """The same with a seed, where it has none."""
+        return self if self.seed is not None else replace(self, seed=secrets.randbits(64))
+
 
 def _fields() -> dict[str, tuple[Any, Field]]:
     hints = get_type_hints(RowParams, include_extras=True)
@@ -144,9 +148,10 @@ def flags(**defaults: Any) -> dict[str, tuple[Any, str, Any]]:
     return found
 
 
-def row_words(params: RowParams, generation: int) -> list[int]:
-    """The row_state words of a row before its first step."""
-    words = [0] * ROW_COLUMNS
+def row_words(params: RowParams, generation: int, position: int = 0) -> list[int]:
+    """The row_state words of a row before its first step, which feeds the token at ``position``."""
+    params, words = params.settled(), [0] * ROW_COLUMNS
+    words[RowColumn.POSITION] = position
     words[RowColumn.ALIVE] = 1
     words[RowColumn.GENERATION] = generation
     words[RowColumn.STOP_COUNT] = len(params.stop_token_ids)
@@ -167,4 +172,4 @@ def _packed(value: Any, kind: Any, field: Field) -> tuple[int, ...]:
         return struct.unpack("<i", struct.pack("<f", value))
     if field.most <= INT32_MAX:
         return (value,)
-    return struct.unpack("<ii", struct.pack("<Q", secrets.randbits(64) if value is None else value))
+    return struct.unpack("<ii", struct.pack("<Q", value))

@@ -10,6 +10,7 @@ from photon_ext.runtime.stats import PipelineStats
 from photon_ext.runtime.step import (
     Chunk,
     FinishReason,
+    PageAppend,
     RowEvent,
     Step,
     StepKey,
@@ -23,6 +24,7 @@ __all__ = [
     "Admission",
     "Chunk",
     "FinishReason",
+    "PageAppend",
     "Pipeline",
     "PipelineStats",
     "Row",

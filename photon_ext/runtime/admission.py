@@ -12,7 +12,7 @@ from photon_ext.row_params import RowParams
 
 
 class Admission(NamedTuple):
-    """What `Pipeline.admit` takes without looking at it again."""
+    """What `Pipeline.admit` takes without looking at it again; the seed is settled."""
 
     prompt_ids: tuple[int, ...]
     params: RowParams
@@ -37,4 +37,4 @@ def check_admission(limits: Limits, prompt_ids: Iterable[int], params: RowParams
     stops = check_ids("stop_token_ids", params.stop_token_ids, limits.vocab_size)
     check_stop_ids(stops, limits)
     check_context(len(prompt), params.max_new_tokens, limits.max_len)
-    return Admission(prompt, replace(params, stop_token_ids=stops))
+    return Admission(prompt, replace(params.settled(), stop_token_ids=stops))

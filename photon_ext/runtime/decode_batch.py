@@ -22,7 +22,8 @@ class DecodeBatch:
         key: of a step with this batch alone.
         words: segments, int32 [bucket, 4], those of padding zero.
         launches: how many steps were launched with it.
-        limit: launches after which a row's cap is covered, so that the batch is to be made anew.
+        limit: launches after which a row's cap is covered, or its pages are full, so that the batch
+            is to be made anew.
         last_step: number of the latest of these steps; NEVER: none.
         intact: every row still runs, and is in no later batch. The records of other batches are
             read row by row.
@@ -37,6 +38,11 @@ class DecodeBatch:
         for row in rows:
             if not row.wants_decode:
                 raise PipelineError(f"{row} has no token to decode; leave it out of the plan")
+            if row.next_position >= row.capacity:
+                raise PipelineError(
+                    f"{row} has no page for position {row.next_position}; append pages to it, or "
+                    "leave it out of the plan"
+                )
         for row in rows:
             row.leave_batch()
         self.rows = rows
@@ -47,7 +53,9 @@ class DecodeBatch:
         self.generations = [row.generation for row in rows]
         self.positions = [row.next_position for row in rows]
         self.constrained = tuple(i for i, row in enumerate(rows) if row.params.constrained)
-        self.limit = min(row.params.max_new_tokens - row.sampled for row in rows)
+        left = (row.params.max_new_tokens - row.sampled for row in rows)
+        places = (row.capacity - row.next_position for row in rows)
+        self.limit = min(*left, *places)
         self.key = StepKey(bucket, 0, 0, bool(self.constrained))
         self.words = array("i", bytes(4 * SEGMENT_COLUMNS * bucket))
         count = len(rows)

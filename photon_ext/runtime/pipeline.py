@@ -28,7 +28,7 @@ from photon_ext.checks import (
     check_counts,
     check_pages,
 )
-from photon_ext.errors import PipelineError
+from photon_ext.errors import PipelineError, RequestError, shown
 from photon_ext.layout import META_COLUMNS
 from photon_ext.row_params import RowParams, row_words
 from photon_ext.runtime import probe
@@ -43,6 +43,7 @@ from photon_ext.runtime.stats import PipelineStats
 from photon_ext.runtime.step import (
     Fill,
     Forward,
+    PageAppend,
     RowEvent,
     Sample,
     Span,
@@ -173,6 +174,9 @@ class Pipeline:
         prompt_ids: Iterable[int] | Admission,
         params: RowParams | None = None,
         pages: Sequence[int] | None = None,
+        *,
+        cached: int = 0,
+        grows: bool = False,
     ) -> Row:
         """Gives a sequence a row; it rides from the next launch on.
 
@@ -184,6 +188,9 @@ class Pipeline:
             pages: KV pages of the whole sequence, in order: enough for prompt and cap without the
                 last token, different, from 0 on, and the caller's until ``on_release``. None, with
                 one page per row, is the page of the row's index.
+            cached: leading prompt tokens whose keys and values the pages hold already, written by
+                steps that are committed; not all of the prompt.
+            grows: the pages are enough for the prompt; plans append the others (PageAppend).
 
         Raises:
             RequestError: the request can never be served; NoFreeRow: not now. Nothing has been
@@ -192,12 +199,19 @@ class Pipeline:
         if not isinstance(prompt_ids, Admission):
             prompt_ids = self.check(prompt_ids, RowParams() if params is None else params)
         prompt, params = prompt_ids
-        held = check_pages(pages, prompt_ids.kv_len, self.limits)
+        held = check_pages(pages, len(prompt) if grows else prompt_ids.kv_len, self.limits)
+        if not 0 <= cached < len(prompt):
+            raise RequestError(
+                f"cached is {shown(cached)} of a prompt of {len(prompt)} tokens; from 0 to "
+                f"{len(prompt) - 1} can be: the last is always fed"
+            )
         table = self._runtime.table
         index, generation = table.acquire()
-        held = (index,) if held is None else held
-        table.write_row(index, row_words(params, generation), held, params.stop_token_ids)
-        row = Row(index, generation, held, prompt, params)
+        owned = (index,) if held is None else held
+        words = row_words(params, generation, cached)
+        table.write_row(index, words, owned, params.stop_token_ids)
+        capacity = len(owned) * self.limits.page_size
+        row = Row(index, generation, owned, prompt, params, prefilled=cached, capacity=capacity)
         self.roster.add(row)
         return row
 
@@ -236,8 +250,8 @@ class Pipeline:
                 plan launches nothing.
 
         Raises:
-            PipelineError: the plan holds a row that has nothing to launch, or more than a step
-                takes; the latest step waits for its masks, or the pipeline is broken.
+            PipelineError: the plan holds a row that has nothing to launch or no page for it, or
+                more than a step takes; the latest step waits for its masks, or the pipeline is broken.
         """
         self._require_working()
         if not self.can_launch:
@@ -249,6 +263,8 @@ class Pipeline:
         if plan is None:
             plan = first_come_first_served(self.roster, self.last_kind, self._spec.chunk)
         probe.end()
+        if plan is not None:
+            self._append_pages(plan.appends)
         if plan is None or not (plan.decode or plan.chunks):
             self._rest()
             return None
@@ -362,6 +378,15 @@ class Pipeline:
         return result
 
     # --- launch -----------------------------------------------------------------------------------
+
+    def _append_pages(self, appends: Iterable[PageAppend]) -> None:
+        for row, pages in appends:
+            if not (row.running and self.roster.holds(row)):
+                raise PipelineError(f"a plan appends pages to {row}, which does not run here")
+            check_pages([*row.pages, *pages], 1, self.limits)
+            self._runtime.table.append_pages(row.index, len(row.pages), pages)
+            row.pages = (*row.pages, *pages)
+            row.capacity = len(row.pages) * self.limits.page_size
 
     def _enqueue(self, step_input: StepInput) -> Step:
         batch, segments, key, words, staged = step_input

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from photon_ext.checks import INT32_MAX
 from photon_ext.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -43,10 +44,11 @@ class Row:
         index: in the device tables, from 1 on.
         generation: which of the sequences that the index has had it is, from 1 on; a step's record
             carries both.
-        pages: the KV pages, in order of position.
-        prefilled: prompt tokens launched.
+        pages: the KV pages, in order of position; more may be appended.
+        prefilled: prompt tokens launched, or found in its first pages.
         fault: what the row's mask callback raised, if it did.
         batch: the batch it decodes in; None before the first and after the last.
+        capacity: KV entries that its pages hold; nothing is launched beyond.
     """
 
     index: int
@@ -58,6 +60,7 @@ class Row:
     prefilled: int = 0
     fault: BaseException | None = None
     batch: DecodeBatch | None = None
+    capacity: int = INT32_MAX
     _sampled: int = 0
     _last_step: int = NEVER
 

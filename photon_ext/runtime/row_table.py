@@ -89,6 +89,14 @@ class RowTable:
         pending[DeltaTable.PAGES, row * width] = [*pages, *[NO_PAGE] * (width - len(pages))]
         pending[DeltaTable.STOP_IDS, row * ids] = [*stop_ids, *[-1] * (ids - len(stop_ids))]
 
+    def append_pages(self, row: int, held: int, pages: Sequence[int]) -> None:
+        """``row``, which holds ``held`` pages, gets these besides."""
+        pending, first = self._pending, row * self.pages_per_row
+        if (whole := pending.get((DeltaTable.PAGES, first))) is not None and len(whole) > held:
+            whole[held : held + len(pages)] = pages
+        else:
+            pending[DeltaTable.PAGES, first + held] = list(pages)
+
     def kill(self, row: int) -> None:
         """Makes ``row`` dead from the next launch on."""
         if (state := self._pending.get(_state(row))) is not None:

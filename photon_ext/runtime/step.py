@@ -39,14 +39,22 @@ class Chunk(NamedTuple):
     num_tokens: int
 
 
+class PageAppend(NamedTuple):
+    """KV pages that a row gets behind those it has, different from each other and from them."""
+
+    row: Row
+    pages: tuple[int, ...]
+
+
 class StepPlan(NamedTuple):
-    """Who rides in a step: each row of ``decode`` with one token, then chunks of prompts. While
-    nobody joins, leaves or ends, a planner gives the same tuple ``decode`` again: the step then
-    costs the host no work per row.
+    """Who rides in a step: each row of ``decode`` with one token, then chunks of prompts; and the
+    pages that rows get before it. While nobody joins, leaves or ends, a planner gives the same
+    tuple ``decode`` again: the step then costs the host no work per row.
     """
 
     decode: tuple[Row, ...] = ()
     chunks: tuple[Chunk, ...] = ()
+    appends: tuple[PageAppend, ...] = ()
 
 
 class StepKey(NamedTuple):

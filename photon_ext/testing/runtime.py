@@ -43,6 +43,8 @@ class SimRuntime:
         fault: a bug to plant.
         check_races: report unordered accesses; False leaves it to the values to show what went
             wrong.
+        keeps_pages: pages that nobody holds keep what they hold until they are given to a row anew,
+            as a prefix cache needs it; else they are poison from the release on.
 
     Attributes:
         stats: what was launched, copied and waited for, and what was slow.
@@ -64,6 +66,7 @@ class SimRuntime:
         chooser: Chooser | None = None,
         fault: Fault | None = None,
         check_races: bool = True,
+        keeps_pages: bool = False,
     ) -> None:
         capacity = check_capacity(max_rows, max_len, depth, page_size, max_stop_ids)
         self.depth = capacity.depth
@@ -78,6 +81,7 @@ class SimRuntime:
             capacity.pages_per_row,
             capacity.max_stop_ids,
             capacity.page_size,
+            keeps_pages,
         )
         self.state = table.state
         self.table: RowTable = table

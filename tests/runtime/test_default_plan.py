@@ -47,14 +47,14 @@ def test_nothing_to_do_is_no_step() -> None:
 
 def test_prompts_of_several_rows_share_a_step_in_order_of_admission() -> None:
     rows = row(2), row(1), row(3, prompt=9)
-    assert plan(*rows) == ((), ((rows[0], 3), (rows[1], 3), (rows[2], 2)))
+    assert plan(*rows) == StepPlan((), ((rows[0], 3), (rows[1], 3), (rows[2], 2)))
 
 
 def test_a_chunk_continues_where_the_last_one_ended() -> None:
     long = row(1, prompt=9, prefilled=4)
-    assert plan(long, previous=PREFILL, budget=4) == ((), ((long, 4),))
+    assert plan(long, previous=PREFILL, budget=4) == StepPlan((), ((long, 4),))
     long.launch_chunk(1, 4)
-    assert plan(long, previous=PREFILL, budget=4) == ((), ((long, 1),))
+    assert plan(long, previous=PREFILL, budget=4) == StepPlan((), ((long, 1),))
 
 
 def test_chunks_are_taken_in_order_until_the_budget_is_spent() -> None:
@@ -67,7 +67,7 @@ def test_chunks_are_taken_in_order_until_the_budget_is_spent() -> None:
 
 def test_rows_whose_prompts_are_done_decode_together() -> None:
     rows = running(1, sampled=2), running(4)
-    assert plan(*rows, previous=DECODE) == (rows, ())
+    assert plan(*rows, previous=DECODE) == StepPlan(rows, ())
 
 
 def test_quiet_steps_have_the_same_tuple() -> None:
@@ -100,14 +100,14 @@ def test_prefill_and_decode_take_turns_when_both_wait() -> None:
 
 def test_prefill_goes_on_when_nothing_decodes() -> None:
     long = row(1, prompt=9, prefilled=4)
-    assert plan(long, previous=PREFILL, budget=4) == ((), ((long, 4),))
+    assert plan(long, previous=PREFILL, budget=4) == StepPlan((), ((long, 4),))
 
 
 def test_hazard_9_a_cap_covered_by_steps_in_flight_is_not_launched() -> None:
     assert plan(running(1, sampled=4, cap=4), previous=DECODE) is None
     assert plan(running(1, sampled=1, cap=1), previous=PREFILL) is None
     left = running(2, sampled=3, cap=4)
-    assert plan(running(1, sampled=4, cap=4), left, previous=DECODE) == ((left,), ())
+    assert plan(running(1, sampled=4, cap=4), left, previous=DECODE) == StepPlan((left,), ())
 
 
 def test_ended_rows_do_not_ride() -> None:
@@ -134,4 +134,4 @@ def test_hazard_27_every_chunk_but_the_last_leaves_some_of_the_prompt() -> None:
 def test_a_row_still_prefilling_does_not_decode() -> None:
     decoding = running(2)
     planned = plan(row(1, prompt=9, prefilled=4), decoding, previous=PREFILL, budget=4)
-    assert planned == ((decoding,), ())
+    assert planned == StepPlan((decoding,), ())

@@ -54,7 +54,7 @@ class Planned(Driver):
             assert (
                 step is None
                 or step.rows == (*plan.decode, *(c.row for c in plan.chunks))
-                or (plan == ((), ()))
+                or plan == StepPlan()
             )
             self.kinds |= {step.key.kind} if step is not None else set()
             pipe.finalize(self.fill)
