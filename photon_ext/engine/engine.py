@@ -29,7 +29,7 @@ from photon_ext.runtime import Pipeline
 from photon_ext.runtime.heap_freeze import HeapFreeze
 from photon_ext.runtime.runtime import checked_device
 from photon_ext.sampling import SamplingParams
-from photon_ext.scheduling import PagePool, Planner, Scheduler, Sequence
+from photon_ext.scheduling import PagePool, Pager, Planner, Scheduler, Sequence
 
 if TYPE_CHECKING:
     from photon_ext.models.config import ModelConfig
@@ -71,6 +71,8 @@ class Engine:
         device: str = "cpu",
         meter: bool = True,
         freeze: bool = False,
+        prefix_cache: bool = True,
+        exact: bool = False,
     ) -> None:
         """Makes an engine from parts; `from_pretrained` makes the parts.
 
@@ -80,7 +82,9 @@ class Engine:
             vocab_size, buckets, prefill_buckets, chunk, graph: see Pipeline.
             tokenizer: for string prompts, text and stop strings; None serves token ids.
             device: what the meter says about where it runs.
-            meter, freeze: see EngineOptions.
+            meter, freeze, prefix_cache: see EngineOptions.
+            exact: decode steps and prefill of this forward differ in last bits, which tokens must
+                not show (see Pager).
 
         Raises: as Pipeline; ConfigError, the pool has no page.
         """
@@ -89,9 +93,8 @@ class Engine:
         self.depth = runtime.depth
         self.device = device
         self._queue = RequestQueue()
-        self._scheduler = scheduler = Scheduler(
-            PagePool(num_pages), runtime.page_size, runtime.table.max_rows, runtime.max_len
-        )
+        pager = Pager(PagePool(num_pages), runtime.page_size, prefix_cache, exact)
+        self._scheduler = scheduler = Scheduler(pager, runtime.table.max_rows, runtime.max_len)
         self._pipeline = pipeline = Pipeline(
             runtime,
             forward,
@@ -179,6 +182,8 @@ class Engine:
             device=str(weights.device),
             meter=chosen.meter,
             freeze=chosen.freeze,
+            prefix_cache=chosen.prefix_cache,
+            exact=chosen.exact and weights.device.type == "cuda",
         )
 
     def generate(

@@ -117,23 +117,26 @@ class EngineLoop:
             or self._scheduler.released
             or self._undelivered
             or self._fresh is not None
-            or self._scheduler.waiting
+            or self._scheduler.waiting_count
         )
 
     # --- admit, plan, launch ----------------------------------------------------------------------
 
     def _admit(self) -> None:
         self._scheduler.release_all()
-        for sequence, pages in self._planner.admissions():
+        for sequence, grant in self._planner.admissions():
+            pages, cached = grant
             try:
-                row = self._pipeline.admit(sequence.admission, pages=pages)
+                row = self._pipeline.admit(
+                    sequence.admission, pages=pages, cached=cached, grows=True
+                )
             except RequestError as error:
-                self._scheduler.requeue(sequence, pages)
+                self._scheduler.cancel(sequence, grant)
                 self._end(sequence, End(FinishReason.ERROR, error=str(error)))
             else:
-                self._scheduler.admit(sequence, row)
-        if self._scheduler.waiting and not self._pipeline.busy:
-            count = len(self._scheduler.waiting)
+                self._scheduler.admit(sequence, row, grant)
+        count = self._scheduler.waiting_count
+        if count and not self._pipeline.busy:
             raise PipelineError(
                 f"{count} requests wait, and no row runs whose end could let them in"
             )

@@ -45,12 +45,15 @@ class EngineOptions:
         exact: keep tokens bit for bit independent of the traffic on CUDA as well, as they are on
             the CPU. Long prefill chunks then stay on our own kernels, which are slower there than
             torch's matrix products, and on portable attention where `chunk` times the query heads
-            is 96 or more for each multiprocessor.
+            is 96 or more for each multiprocessor. There each request also holds all the pages that
+            it may need from the start, and only prompts are found in the prefix cache.
         backend: "hopper" runs the kernels made for Hopper where they fit (bfloat16, compute
             capability 9.0 or 10.0), but in the layers of long eager chunks without `exact`, and
             attends in prefill by matrix instructions (bfloat16, 8.0 or newer). "portable" runs the
             others. The two sum in different orders, and what `exact` promises holds with both.
             None: hopper on 9.0 and 10.0 where the model is bfloat16.
+        prefix_cache: prompts that begin as an earlier prompt or conversation find its keys and
+            values in cached pages, which cost no memory that anything else needs.
         max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to
             their number where a model has more.
         timing: measure step gaps, by two events around each step.
@@ -71,6 +74,7 @@ class EngineOptions:
     graph: bool = True
     exact: bool = False
     backend: Backend | None = None
+    prefix_cache: bool = True
     max_stop_ids: int = 16
     timing: bool = True
     meter: bool = True
@@ -86,7 +90,7 @@ class EngineOptions:
         for name in ("buckets", "prefill_buckets"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, check_counts(name, getattr(self, name)))
-        for name in ("graph", "exact", "timing", "meter", "freeze", "blocking"):
+        for name in ("graph", "exact", "prefix_cache", "timing", "meter", "freeze", "blocking"):
             check_flag(name, getattr(self, name))
         check_backend(self.backend)
         check_depth(self.depth)

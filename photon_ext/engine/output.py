@@ -42,6 +42,7 @@ class Output:
             else None.
         error: what went wrong, with finish reason "error"; else None.
         prompt_tokens: length of the prompt in tokens, those of a chat template included.
+        cached_tokens: of them, those whose keys and values were found in cached pages.
         ttft_ms: milliseconds from submit, once the prompt was encoded, to the commit of the first
             token; None without one.
         tokens_per_s: decode rate: tokens after the first by the time since the first; None below
@@ -54,6 +55,7 @@ class Output:
     stop_reason: int | str | None
     error: str | None
     prompt_tokens: int
+    cached_tokens: int
     ttft_ms: float | None
     tokens_per_s: float | None
 

@@ -61,6 +61,7 @@ def read_output(request: Request) -> Output:
         stop_reason=last.stop_reason,
         error=last.error,
         prompt_tokens=request.prompt_tokens,
+        cached_tokens=request.cached_tokens,
         ttft_ms=None if first is None else 1e3 * (first - request.submitted),
         tokens_per_s=rate,
     )

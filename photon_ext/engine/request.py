@@ -65,6 +65,7 @@ class Request(TokenFeed):
 
     Attributes:
         prompt_tokens: length of the prompt in tokens, those of a chat template included.
+        cached_tokens: see Output; 0 before it gets a row.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Request(TokenFeed):
         """
         super().__init__(text)
         self.prompt_tokens = prompt_tokens
+        self.cached_tokens = 0
         self._make_text = make_text
         self.submitted = perf_counter()
         self._queue = queue

@@ -130,7 +130,7 @@ def rows(now: MeterSnapshot) -> list[tuple[str, str]]:
     gap = f"{now.step_gap_us or 0:.1f} us (median), {now.step_gap_p99_us or 0:.1f} us (99 %)"
     speed = f"{now.tokens_per_s:.1f} tokens/s, {now.steps_per_s:.1f} steps/s"
     zombies = f"{now.zombie_rows} of {now.committed_rows} rows ({now.zombie_share:.2%})"
-    pages = f"{now.pages_held} of {now.pages_held + now.pages_free} ({now.page_occupancy:.0%})"
+    pages = f"{now.pages_held} of {now.pages} ({now.page_occupancy:.0%})"
     held = f"{now.rows_held} of {now.rows_max} ({now.row_occupancy:.0%})"
     return [
         ("where", f"{now.device}, depth {now.depth}"),
@@ -153,5 +153,5 @@ def line(now: MeterSnapshot) -> str:
         f"[meter] {now.tokens_per_s:.1f} tokens/s, {now.steps_per_s:.1f} steps/s, gap {gap}, "
         f"zombies {now.zombie_share:.2%}, device waited {now.device_waits}, host waited "
         f"{now.host_waits} of {now.steps}, rows {now.rows_held}/{now.rows_max}, "
-        f"pages {now.pages_held}/{now.pages_held + now.pages_free}, waiting {now.waiting}"
+        f"pages {now.pages_held}/{now.pages}, waiting {now.waiting}"
     )

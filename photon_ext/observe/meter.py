@@ -54,7 +54,11 @@ class MeterSnapshot:
             (with its masks), "deliver". What the loop sleeps without work is in none.
         live, waiting: requests without a final event; of them, those without a row.
         rows_held, rows_max: rows in use, zombies included, of how many.
-        pages_held, pages_free: the KV pages.
+        pages_held, pages_cached, pages_free: the KV pages: those of rows, those that nobody holds
+            and that a prompt may find its beginning in, those that hold nothing.
+        prompt_tokens: prompt tokens of admitted requests, those of preempted ones again.
+        prefix_hit_tokens: of them, those found in cached pages.
+        preemptions: requests that had to leave their rows for others' pages, to go on later.
         window_s: seconds that the rates are over, at most WINDOW_S while the engine works.
         steps_per_s, tokens_per_s: in the window.
         rows_per_step: mean batch of the window's steps, zombies included; 0 without any.
@@ -83,7 +87,11 @@ class MeterSnapshot:
     rows_held: int
     rows_max: int
     pages_held: int
+    pages_cached: int
     pages_free: int
+    prompt_tokens: int
+    prefix_hit_tokens: int
+    preemptions: int
     window_s: float
     steps_per_s: float
     tokens_per_s: float
@@ -105,9 +113,14 @@ class MeterSnapshot:
         return self.rows_held / self.rows_max
 
     @property
+    def pages(self) -> int:
+        """KV pages in all."""
+        return self.pages_held + self.pages_cached + self.pages_free
+
+    @property
     def page_occupancy(self) -> float:
         """Share of KV pages in use now, 0..1."""
-        return self.pages_held / max(self.pages_held + self.pages_free, 1)
+        return self.pages_held / max(self.pages, 1)
 
 
 class PhaseClock:
@@ -202,7 +215,9 @@ class Meter:
         samples = self._samples.copy()
         zombie_steps, zombie_rows = stats.zombie_steps, stats.zombie_rows
         gap_s, gap_count, gaps = stats.gap_sum_us / 1e6, stats.gap_count, stats.gaps_us.copy()
-        quiet_steps, held = stats.quiet_steps, pool.held
+        quiet_steps = stats.quiet_steps
+        held, cached = pool.held, pool.cached
+        hit_tokens, prompt_tokens = scheduler.hit_tokens, scheduler.prompt_tokens
         decode_steps, prefill_steps = stats.decode_steps, stats.prefill_steps
         now = time.perf_counter_ns()
         steps, tokens, rows = decode_steps + prefill_steps, stats.tokens, stats.committed_rows
@@ -229,11 +244,15 @@ class Meter:
             gap_s=gap_s,
             host_s=self.clock.seconds(),
             live=len(scheduler.live),
-            waiting=len(scheduler.waiting),
+            waiting=scheduler.waiting_count,
             rows_held=scheduler.rows_held,
             rows_max=scheduler.max_rows,
             pages_held=held,
-            pages_free=pool.num_pages - held,
+            pages_cached=cached,
+            pages_free=pool.num_pages - held - cached,
+            prompt_tokens=prompt_tokens,
+            prefix_hit_tokens=hit_tokens,
+            preemptions=scheduler.preemptions,
             window_s=seconds,
             steps_per_s=in_window / seconds,
             tokens_per_s=(tokens - since.tokens) / seconds,

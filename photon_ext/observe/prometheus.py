@@ -24,12 +24,16 @@ _COUNTERS = {
     "zombie_rows": "Rows of committed steps whose sequence had already ended.",
     "host_waits": "Commits that had to wait for the device.",
     "device_waits": "Launches that found the device out of work while there was some.",
+    "prompt_tokens": "Prompt tokens of admitted requests.",
+    "prefix_hit_tokens": "Prompt tokens found in cached pages.",
+    "preemptions": "Requests that left their rows for others' pages, to go on later.",
 }
 _GAUGES = {
     "rows_held": "Rows in use, zombies included.",
     "rows_max": "Rows there are.",
     "pages_held": "KV pages in use.",
-    "pages_free": "KV pages that are free.",
+    "pages_cached": "KV pages that nobody holds and a prompt may find its beginning in.",
+    "pages_free": "KV pages that hold nothing.",
 }
 
 

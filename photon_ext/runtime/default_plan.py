@@ -6,21 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from photon_ext.runtime.roster import Roster
 from photon_ext.runtime.row import Row
 from photon_ext.runtime.step import Chunk, StepKind, StepPlan
 
 
 def first_come_first_served(
-    roster: Roster, previous: StepKind | None, budget: int
-) -> StepPlan | None:
-    """The next step, of at most ``budget`` prompt tokens, after one of kind ``previous``; None when
-    no row can be launched.
+    decode: tuple[Row, ...], prefill: tuple[Row, ...], previous: StepKind | None, budget: int
+) -> StepPlan:
+    """The next step of rows with a token to launch, and rows with some of their prompts, of at most
+    ``budget`` prompt tokens, after one of kind ``previous``; empty where there are none.
     """
-    decode, prefill = roster.decode, roster.prefill
     if prefill and not (decode and previous is StepKind.PREFILL):
         return StepPlan((), take_chunks(prefill, budget))
-    return StepPlan(decode) if decode else None
+    return StepPlan(decode)
 
 
 def take_chunks(rows: Iterable[Row], budget: int) -> tuple[Chunk, ...]:

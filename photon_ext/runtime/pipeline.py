@@ -246,12 +246,14 @@ class Pipeline:
         """Enqueues the next step, without a wait; None: every slot is taken, or nothing is left.
 
         Args:
-            plan: who rides; None: first come, first served, prefill and decode in turns. An empty
-                plan launches nothing.
+            plan: who rides; None: first come, first served, prefill and decode in turns. Without
+                rows it launches nothing; its drains and appends are done all the same.
 
         Raises:
             PipelineError: the plan holds a row that has nothing to launch or no page for it, or
-                more than a step takes; the latest step waits for its masks, or the pipeline is broken.
+                more than a step takes; the latest step waits for its masks, or the pipeline is
+                broken.
+            RequestError: the plan appends pages that cannot be.
         """
         self._require_working()
         if not self.can_launch:
@@ -261,11 +263,13 @@ class Pipeline:
             raise PipelineError(f"{waits}: call finalize() before the next launch() (I11)")
         probe.begin(Phase.PLAN)
         if plan is None:
-            plan = first_come_first_served(self.roster, self.last_kind, self._spec.chunk)
+            decode, prefill = self.roster.decode, self.roster.prefill
+            plan = first_come_first_served(decode, prefill, self.last_kind, self._spec.chunk)
         probe.end()
-        if plan is not None:
-            self._append_pages(plan.appends)
-        if plan is None or not (plan.decode or plan.chunks):
+        for row in plan.drains:
+            self.drain(row)
+        self._append_pages(plan.appends)
+        if not (plan.decode or plan.chunks):
             self._rest()
             return None
         probe.begin(Phase.LAUNCH, self.stats.steps)

@@ -47,14 +47,17 @@ class PageAppend(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """Who rides in a step: each row of ``decode`` with one token, then chunks of prompts; and the
-    pages that rows get before it. While nobody joins, leaves or ends, a planner gives the same
-    tuple ``decode`` again: the step then costs the host no work per row.
+    """Who rides in a step: each row of ``decode`` with one token, then chunks of prompts. Before it
+    the rows of ``drains`` leave (Pipeline.drain), and others get more pages.
+
+    While nobody joins, leaves or ends, a planner gives the same tuple ``decode`` again: the step
+    then costs the host no work per row.
     """
 
     decode: tuple[Row, ...] = ()
     chunks: tuple[Chunk, ...] = ()
     appends: tuple[PageAppend, ...] = ()
+    drains: tuple[Row, ...] = ()
 
 
 class StepKey(NamedTuple):

@@ -1,9 +1,11 @@
-"""The pool of KV pages: which are free and which are held. It knows numbers, no memory."""
+"""The pool of KV pages: which are free, which are held, and which are kept although nobody holds
+them. It knows numbers, no memory.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
 
 from photon_ext.errors import ConfigError
 
@@ -11,36 +13,82 @@ from photon_ext.errors import ConfigError
 class PagePool:
     """Pages 0 .. num_pages - 1; the engine thread owns them.
 
-    Invariant I9, after every call: `free + held == num_pages`.
+    Invariants I9 and I12, after every call: ``free + held + cached == num_pages``, and each page is
+    one of: free; held, by so many rows as its count says; or cached, which nobody holds, and whose
+    content is kept until its place is needed.
+
+    Attributes:
+        on_evict: called with each cached page that is taken for something else.
     """
 
     def __init__(self, num_pages: int) -> None:
         if num_pages < 1:
             raise ConfigError(f"num_pages is {num_pages}; a pool needs at least 1 page")
         self.num_pages = num_pages
+        self.on_evict: Callable[[int], None] = lambda page: None
         self._free = deque(range(num_pages))
-        self._held: set[int] = set()
+        self._counts: dict[int, int] = {}
+        self._kept: set[int] = set()  # held or cached pages that become cached, not free
+        self._cached: OrderedDict[int, None] = OrderedDict()  # the least recently released first
 
     @property
     def free(self) -> int:
+        """Pages that hold nothing."""
         return len(self._free)
 
     @property
     def held(self) -> int:
-        return len(self._held)
+        """Pages that rows hold, each once."""
+        return len(self._counts)
+
+    @property
+    def cached(self) -> int:
+        """Pages that nobody holds and whose content is kept."""
+        return len(self._cached)
+
+    @property
+    def available(self) -> int:
+        """Pages that `allocate` could take now."""
+        return len(self._free) + len(self._cached)
+
+    def is_cached(self, page: int) -> bool:
+        """Whether the page is kept and nobody holds it."""
+        return page in self._cached
 
     def allocate(self, count: int) -> list[int] | None:
-        """Takes `count` pages; None, and takes none, where that many are not free."""
+        """Takes ``count`` pages, free ones first, then cached ones, the least recently used first;
+        None, and takes none, where that many are not available.
+        """
         if count < 0:
             raise ValueError(f"allocate: count is {count}; give a number >= 0")
-        if count > self.free:
+        if count > self.available:
             return None
-        pages = [self._free.popleft() for _ in range(count)]
-        self._held.update(pages)
+        pages = [self._free.popleft() for _ in range(min(count, len(self._free)))]
+        while len(pages) < count:
+            page, _ = self._cached.popitem(last=False)
+            self._kept.discard(page)
+            self.on_evict(page)
+            pages.append(page)
+        self._counts.update(dict.fromkeys(pages, 1))
         return pages
 
+    def share(self, pages: Iterable[int]) -> None:
+        """One more row holds these, which are held or cached."""
+        for page in pages:
+            self._cached.pop(page, None)
+            self._counts[page] = self._counts.get(page, 0) + 1
+
+    def keep(self, page: int, kept: bool = True) -> None:
+        """Whether the content of a held page is kept when nobody holds it any more."""
+        (self._kept.add if kept else self._kept.discard)(page)
+
     def release(self, pages: Iterable[int]) -> None:
-        """Gives pages back. ValueError, and none is, where one is not held or is named twice."""
+        """One row less holds these. ValueError, and nothing is done, where one is not held or is
+        named twice.
+
+        Their order is that of positions; the last are the first to be evicted. So a kept page goes
+        before the one that it continues, which every row that holds it holds, too.
+        """
         pages = list(pages)
         seen: set[int] = set()
         for page in pages:
@@ -49,8 +97,14 @@ class PagePool:
                     f"release: page {page} is not of this pool, whose pages are 0 to "
                     f"{self.num_pages - 1}"
                 )
-            if page in seen or page not in self._held:
+            if page in seen or page not in self._counts:
                 raise ValueError(f"release: page {page} is released twice")
             seen.add(page)
-        self._held -= seen
-        self._free.extend(pages)
+        for page in reversed(pages):
+            self._counts[page] -= 1
+            if self._counts[page] == 0:
+                del self._counts[page]
+                if page in self._kept:
+                    self._cached[page] = None
+                else:
+                    self._free.append(page)

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from typing import Any
 
-from photon_ext.runtime import StepKind, StepPlan
+from photon_ext.runtime import Row, StepKind, StepPlan
 from photon_ext.runtime.default_plan import first_come_first_served
 from photon_ext.runtime.roster import Roster
+from photon_ext.scheduling.pager import Grant
 from photon_ext.scheduling.scheduler import Scheduler
 from photon_ext.scheduling.sequence import Sequence
 
@@ -23,21 +25,49 @@ class Planner:
         self._roster = roster
         self._budget = budget
 
-    def admissions(self) -> Iterator[tuple[Sequence, list[int]]]:
+    def admissions(self) -> Iterator[tuple[Sequence, Grant]]:
         """Sequences to admit now, with their pages, until the one whose turn it is has to go on
-        waiting: nobody overtakes it, so that a long prompt is not starved.
+        waiting: nobody overtakes it, so that a long prompt is not starved. Aside is who waits for
+        another's pages.
         """
-        while waiting := self._scheduler.waiting:
-            sequence = self.choose(waiting)
-            pages = self._scheduler.schedule(sequence)
-            if pages is None:
+        scheduler = self._scheduler
+        scheduler.recall()
+        while scheduler.waiting and scheduler.rows_held < scheduler.max_rows:
+            sequence = self.choose(scheduler.waiting)
+            if scheduler.defer(sequence):
+                continue
+            grant = scheduler.schedule(sequence)
+            if grant is None:
                 return
-            yield sequence, pages
+            yield sequence, grant
 
     def choose(self, waiting: Seq[Sequence]) -> Sequence:
         """Whose turn it is, of at least one that waits, in order of arrival: the first."""
         return waiting[0]
 
+    def rank(self, sequence: Sequence) -> Any:
+        """Who gets pages first where they are short, the lowest first; the highest is preempted."""
+        return sequence.order
+
     def plan(self, previous: StepKind | None) -> StepPlan:
         """The next step; empty where no row has anything to launch. `previous`: the last kind."""
-        return first_come_first_served(self._roster, previous, self._budget) or StepPlan()
+        growth = self._scheduler.grow(self.rank)
+        decode, prefill = self._roster.decode, self._roster.prefill
+        drains: tuple[Row, ...] = ()
+        if growth.stalled:
+            drains = self._victims()
+            decode = tuple(
+                row for row in decode if row.next_position < row.capacity and row not in drains
+            )
+            prefill = tuple(row for row in prefill if row not in drains)
+        plan = first_come_first_served(decode, prefill, previous, self._budget)
+        return plan._replace(appends=growth.appends, drains=drains)
+
+    def _victims(self) -> tuple[Row, ...]:
+        """The row that leaves, so that others get pages; none while one is leaving anyway."""
+        running = self._scheduler.running
+        if len(running) < self._scheduler.rows_held:
+            return ()
+        victim = max(running, key=self.rank)
+        assert victim.row is not None
+        return (victim.row,)

@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from bisect import insort
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from typing import Any
 
 from photon_ext.errors import RequestError
 from photon_ext.runtime import Row, RowEvent, StepResult
-from photon_ext.scheduling.pages import PagePool
+from photon_ext.scheduling.pager import Grant, Growth, Pager
 from photon_ext.scheduling.sequence import Sequence, SequenceState
 from photon_ext.scheduling.token_log import TokenLog
 
 
 class Scheduler:
     """A sequence is live from `add` to `finish`; its row and pages are returned by `release`, which
-    may come later (zombies). The engine thread owns all but `fit`, which reads constants only.
+    may come later (zombies), or before: then it was preempted, and waits again. The engine thread
+    owns all but `fit`, which reads constants only.
 
     Attributes:
         log: the tokens of rows that decode together.
+        preemptions: sequences that had to leave their rows.
+        prompt_tokens, hit_tokens: prompt tokens of admitted rows; of them, those found in pages.
         released: rows that the pipeline has released, for `release_all`: until the next turn a
             commit may still speak of them.
     """
 
-    def __init__(self, pool: PagePool, page_size: int, max_rows: int, max_len: int) -> None:
+    def __init__(self, pager: Pager, max_rows: int, max_len: int) -> None:
         """`max_len`: tokens of a sequence, prompt and generated."""
-        self.pool = pool
+        self.pool = pager.pool
         self.max_rows = max_rows
         self.log = TokenLog()
         self.released: list[Row] = []
-        self._page_size = page_size
+        self.preemptions = self.prompt_tokens = self.hit_tokens = 0
+        self._pager = pager
         self._max_len = max_len
+        self._arrivals = 0
         self._live: dict[object, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()
+        self._waiting: list[Sequence] = []
+        self._deferred: dict[Sequence, int] = {}
         self._in_rows: dict[Row, Sequence] = {}
 
     @property
@@ -42,17 +49,25 @@ class Scheduler:
 
     @property
     def waiting(self) -> Seq[Sequence]:
-        """Sequences without a row, in order of arrival: the scheduler's own list, to be read."""
+        """Sequences that may be admitted, in order of arrival: the scheduler's own list, to be
+        read.
+        """
         return self._waiting
+
+    @property
+    def waiting_count(self) -> int:
+        """Sequences without a row, those that `defer` took aside included."""
+        return len(self._waiting) + len(self._deferred)
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Sequences whose rows run."""
+        return [one for one in self._in_rows.values() if one.state is SequenceState.RUNNING]
 
     @property
     def rows_held(self) -> int:
         """Rows in use, those of ended sequences whose steps are still in flight included."""
         return len(self._in_rows)
-
-    def pages_for(self, kv_len: int) -> int:
-        """Pages that hold `kv_len` KV entries."""
-        return -(-kv_len // self._page_size)
 
     def fit(self, prompt_tokens: int, max_new_tokens: int) -> int:
         """The length cap of a request, cut to what the context leaves.
@@ -65,17 +80,20 @@ class Scheduler:
                 "shorten the prompt, or make the engine with a larger max_len"
             )
         cap = min(max_new_tokens, self._max_len - prompt_tokens + 1)
-        needed, total = self.pages_for(prompt_tokens + cap - 1), self.pool.num_pages
+        needed, total = self._pager.pages_for(prompt_tokens + cap - 1), self.pool.num_pages
         if needed > total:
+            size = self._pager.page_size
             raise RequestError(
                 f"a prompt of {prompt_tokens} tokens and max_new_tokens {cap} need {needed} pages "
-                f"of {self._page_size} tokens and the pool has {total}; ask for fewer tokens "
-                f"({total * self._page_size} in all), or make the engine with more num_pages"
+                f"of {size} tokens and the pool has {total}; ask for fewer tokens "
+                f"({total * size} in all), or make the engine with more num_pages"
             )
         return cap
 
     def add(self, sequence: Sequence) -> None:
         """Registers a sequence and queues it."""
+        sequence.order = self._arrivals
+        self._arrivals += 1
         self._live[sequence.request] = sequence
         self._waiting.append(sequence)
 
@@ -87,30 +105,62 @@ class Scheduler:
         """Who holds a row, ended or not."""
         return self._in_rows[row]
 
-    def schedule(self, sequence: Sequence) -> list[int] | None:
-        """Takes a waiting sequence out of the queue and gives it its pages; `admit` or `requeue`
+    def defer(self, sequence: Sequence) -> bool:
+        """Takes a waiting sequence aside while another row is writing pages that its prompt begins
+        with: it would write them once more. False where nobody does.
+        """
+        page = self._pager.writer_of(sequence)
+        if page is None:
+            return False
+        self._waiting.remove(sequence)
+        self._deferred[sequence] = page
+        return True
+
+    def recall(self) -> None:
+        """Those whose pages are written wait in their places again."""
+        if self._deferred:
+            for sequence, page in list(self._deferred.items()):
+                if self._pager.is_written(page):
+                    del self._deferred[sequence]
+                    self._wait(sequence)
+
+    def schedule(self, sequence: Sequence) -> Grant | None:
+        """Takes a waiting sequence out of the queue and gives it its pages; `admit` or `cancel`
         follows. None where there are too few, or no row is free.
         """
         if len(self._in_rows) >= self.max_rows:
             return None
-        pages = self.pool.allocate(self.pages_for(sequence.admission.kv_len))
-        if pages is not None:
+        grant = self._pager.grant(sequence)
+        if grant is not None:
             self._waiting.remove(sequence)
-        return pages
+        return grant
 
-    def admit(self, sequence: Sequence, row: Row) -> None:
+    def admit(self, sequence: Sequence, row: Row, grant: Grant) -> None:
         """The scheduled sequence has got this row."""
         sequence.row = row
         self._in_rows[row] = sequence
+        self.prompt_tokens += len(row.prompt_ids)
+        self.hit_tokens += grant.cached
+        if not sequence.preempted:
+            sequence.request.cached_tokens = grant.cached
 
-    def requeue(self, sequence: Sequence, pages: list[int]) -> None:
-        """The scheduled sequence was not admitted: it is first in line again."""
-        self.pool.release(pages)
-        self._waiting.appendleft(sequence)
+    def cancel(self, sequence: Sequence, grant: Grant) -> None:
+        """The scheduled sequence was not admitted: it waits again."""
+        self._pager.cancel(sequence, grant)
+        self._wait(sequence)
+
+    def grow(self, rank: Callable[[Sequence], Any]) -> Growth:
+        """See Pager.grow."""
+        return self._pager.grow(rank)
+
+    def _wait(self, sequence: Sequence) -> None:
+        insort(self._waiting, sequence, key=lambda one: one.order)
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence has ended; its row and pages stay until `release`."""
-        if sequence.state is SequenceState.WAITING:
+        if sequence in self._deferred:
+            del self._deferred[sequence]
+        elif sequence.state is SequenceState.WAITING:
             self._waiting.remove(sequence)
         self._live.pop(sequence.request, None)
         sequence.ended = True
@@ -118,9 +168,17 @@ class Scheduler:
             sequence.request.settle()
 
     def release(self, row: Row) -> None:
-        """The row is released: no step in flight uses its pages."""
-        del self._in_rows[row]
-        self.pool.release(row.pages)
+        """The row is released: no step in flight uses its pages. A sequence that has not ended was
+        preempted, and waits again.
+        """
+        sequence = self._in_rows.pop(row)
+        if not sequence.watched:
+            sequence.request.settle()
+        self._pager.release(sequence, row)
+        if not sequence.ended:
+            sequence.requeue()
+            self.preemptions += 1
+            self._wait(sequence)
 
     def release_all(self) -> None:
         """Releases the rows of `released`."""
@@ -135,6 +193,9 @@ class Scheduler:
         sequences. Tokens of watched sequences, and of ends, are not told to the request yet.
         """
         log = self.log
+        for chunk in () if result.step is None else result.step.chunks:
+            if chunk.row.delivers:
+                self._pager.written(self._in_rows[chunk.row], chunk.position + chunk.num_tokens)
         if result.rows and result.rows is not log.rows:
             log.follow(result.rows, tuple(self._in_rows[row] for row in result.rows))
         for column in log.watched if result.rows else ():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -12,8 +13,9 @@ from photon_ext.sampling.constraints import is_finished
 
 
 class SequenceState(Enum):
-    """A request waits for a row, runs in one, drains (its tokens in flight are still delivered), is
-    finished (they are skipped: a zombie), and is released once no step in flight uses its row.
+    """A request waits for a row, runs in one, drains (it was preempted: its tokens in flight are
+    still delivered, then it waits again), is finished (they are skipped: a zombie), and is released
+    once no step in flight uses its row.
     """
 
     WAITING = "waiting"
@@ -28,13 +30,17 @@ class Sequence:
     """A request from submit to the release of its row.
 
     Attributes:
+        admission: what its row is run with; after a preemption, the rest of it.
         request: the caller's side, which takes tokens one by one (`add`) or follows a column of the
             log (`follow`, `settle`).
         watched: each token is handled by itself, for a constraint or for stop strings; else tokens
             stay in columns.
         limit: what its length cap is: "max_new_tokens", or "max_len" where the context leaves less.
+        root: what its KV pages depend on besides its tokens (see PrefixCache).
+        order: its place in the order of arrival.
         row: its row, from admission on.
         ended: no token counts any more.
+        preempted: it had to leave its row, and began again.
     """
 
     admission: Admission
@@ -42,8 +48,16 @@ class Sequence:
     request: Any
     watched: bool = False
     limit: str = "max_new_tokens"
+    root: Hashable = None
+    order: int = 0
     row: Row | None = None
     ended: bool = False
+    preempted: bool = False
+    _asked: Admission = field(init=False, repr=False)
+    _watched_tokens: list[int] = field(default_factory=list, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._asked = self.admission
 
     @property
     def state(self) -> SequenceState:
@@ -52,12 +66,30 @@ class Sequence:
             return SequenceState(self.row.state.value)
         return SequenceState.RELEASED if self.ended else SequenceState.WAITING
 
+    def tokens(self) -> tuple[int, ...]:
+        """Its prompt and what is committed of its answer, but for the last token of one that ends
+        with it.
+        """
+        generated = self._watched_tokens if self.watched else self.request.snapshot(0)[0]
+        return (*self._asked.prompt_ids, *generated)
+
+    def requeue(self) -> None:
+        """It was preempted, and goes on later behind what it has generated: noise depends on seed
+        and position, so that its tokens are those of an undisturbed run.
+        """
+        tokens = self.tokens()
+        left = self._asked.kv_len + 1 - len(tokens)
+        self.admission = Admission(tokens, replace(self._asked.params, max_new_tokens=left))
+        self.row, self.preempted = None, True
+
     def advance(self, token: int, verdict: FinishReason | None) -> FinishReason | None:
-        """Takes a token and the device's verdict to the constraint, which may raise anything.
+        """Takes a token of a watched sequence and the device's verdict to the constraint, which may
+        raise anything.
 
         Returns why the sequence ends with this token, or None. A finished constraint counts before
         the length cap.
         """
+        self._watched_tokens.append(token)
         if self.constraint is not None and verdict is not FinishReason.STOP:
             self.constraint.advance(token)
             if is_finished(self.constraint):

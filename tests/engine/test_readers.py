@@ -20,7 +20,7 @@ from photon_ext.engine.reader import EventReader
 from photon_ext.engine.request_queue import RequestQueue
 from photon_ext.runtime import Admission, FinishReason, Row, RowEvent, RowParams, StepResult
 from photon_ext.sampling import SamplingParams, from_allowed_ids
-from photon_ext.scheduling import PagePool, Scheduler, Sequence
+from photon_ext.scheduling import PagePool, Pager, Scheduler, Sequence
 from tests.engine.byte_tokenizer import VOCAB, byte_tokenizer
 from tests.engine.simulated import WatchedDevice, engine_on, expected_tokens
 
@@ -45,7 +45,7 @@ class ReaderMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scheduler = Scheduler(PagePool(1000), 4, 1000, 64)
+        self.scheduler = Scheduler(Pager(PagePool(1000), 4), 1000, 64)
         self.told: dict[Request, list[int]] = {}
         self.decode: tuple[Row, ...] = ()  # the same tuple while nobody joins or leaves
         self.readers: list[Reader] = []
@@ -74,11 +74,11 @@ class ReaderMachine(RuleBasedStateMachine):
         admission = Admission((1, 2), RowParams(max_new_tokens=8))
         sequence = Sequence(admission, None, Request(RequestQueue()), watched)
         self.scheduler.add(sequence)
-        pages = self.scheduler.schedule(sequence)
-        assert pages is not None
+        grant = self.scheduler.schedule(sequence)
+        assert grant is not None
         self.rows += 1
-        row = Row(self.rows, 1, tuple(pages), *admission)
-        self.scheduler.admit(sequence, row)
+        row = Row(self.rows, 1, tuple(grant.pages), *admission)
+        self.scheduler.admit(sequence, row, grant)
         self.told[sequence.request] = []
         return row
 

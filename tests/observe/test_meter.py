@@ -16,7 +16,7 @@ from photon_ext.runtime.pipeline import PipelineStats
 from photon_ext.runtime.probe import Phase
 from photon_ext.runtime.slot import Slot
 from photon_ext.sampling import SamplingParams
-from photon_ext.scheduling.pages import PagePool
+from photon_ext.scheduling import PagePool, Pager
 from photon_ext.scheduling.scheduler import Scheduler
 from photon_ext.testing import StubDevice
 from tests.engine.byte_tokenizer import VOCAB
@@ -148,7 +148,7 @@ class Clock:
 
 def bare_meter(stats: PipelineStats | None = None) -> tuple[Meter, PipelineStats, Scheduler]:
     stats = stats or PipelineStats()
-    scheduler = Scheduler(PagePool(10), page_size=4, max_rows=4, max_len=64)
+    scheduler = Scheduler(Pager(PagePool(10), 4), max_rows=4, max_len=64)
     return Meter(stats, scheduler, 2, "cpu"), stats, scheduler
 
 

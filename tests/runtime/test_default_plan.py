@@ -37,12 +37,16 @@ def roster_of(*rows: Row) -> Roster:
     return roster
 
 
-def plan(*rows: Row, previous: StepKind | None = None, budget: int = 8) -> StepPlan | None:
-    return first_come_first_served(roster_of(*rows), previous, budget)
+def served(roster: Roster, previous: StepKind | None, budget: int) -> StepPlan:
+    return first_come_first_served(roster.decode, roster.prefill, previous, budget)
+
+
+def plan(*rows: Row, previous: StepKind | None = None, budget: int = 8) -> StepPlan:
+    return served(roster_of(*rows), previous, budget)
 
 
 def test_nothing_to_do_is_no_step() -> None:
-    assert plan() is None
+    assert plan() == StepPlan()
 
 
 def test_prompts_of_several_rows_share_a_step_in_order_of_admission() -> None:
@@ -73,13 +77,13 @@ def test_rows_whose_prompts_are_done_decode_together() -> None:
 def test_quiet_steps_have_the_same_tuple() -> None:
     """By which the pipeline sees, without a look at its rows, that nothing has changed."""
     roster = roster_of(running(1), running(2), row(3))
-    first = first_come_first_served(roster, PREFILL, 8)
-    second = first_come_first_served(roster, PREFILL, 8)
+    first = served(roster, PREFILL, 8)
+    second = served(roster, PREFILL, 8)
     assert first is not None
     assert second is not None
     assert first.decode is second.decode
     roster.finish(roster.decode[0])
-    third = first_come_first_served(roster, PREFILL, 8)
+    third = served(roster, PREFILL, 8)
     assert third is not None
     assert [one.index for one in third.decode] == [2]
 
@@ -104,8 +108,8 @@ def test_prefill_goes_on_when_nothing_decodes() -> None:
 
 
 def test_hazard_9_a_cap_covered_by_steps_in_flight_is_not_launched() -> None:
-    assert plan(running(1, sampled=4, cap=4), previous=DECODE) is None
-    assert plan(running(1, sampled=1, cap=1), previous=PREFILL) is None
+    assert plan(running(1, sampled=4, cap=4), previous=DECODE) == StepPlan()
+    assert plan(running(1, sampled=1, cap=1), previous=PREFILL) == StepPlan()
     left = running(2, sampled=3, cap=4)
     assert plan(running(1, sampled=4, cap=4), left, previous=DECODE) == StepPlan((left,), ())
 
@@ -116,7 +120,7 @@ def test_ended_rows_do_not_ride() -> None:
         roster = roster_of(ended, waiting)
         roster.finish(ended, state)
         roster.finish(waiting, state)
-        assert first_come_first_served(roster, None, 8) is None
+        assert served(roster, None, 8) == StepPlan()
 
 
 def test_hazard_27_every_chunk_but_the_last_leaves_some_of_the_prompt() -> None:

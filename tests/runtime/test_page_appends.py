@@ -50,8 +50,7 @@ class Pages:
             if row.next_position >= row.capacity:
                 left = 8 - len(row.pages)
                 appends.append(PageAppend(row, self.take(min(self._at_a_time(), left))))
-        plan = first_come_first_served(self._pipe.roster, self._pipe.last_kind, 6)
-        return (plan or StepPlan())._replace(appends=tuple(appends))
+        return default_plan(self._pipe)()._replace(appends=tuple(appends))
 
 
 def run(pipe: Pipeline, rows: dict[Row, list[int]], plan: Callable[[], StepPlan]) -> None:
@@ -101,7 +100,8 @@ def test_a_prefix_in_the_pages_is_not_computed_again(kind: str, depth: int) -> N
 
 
 def default_plan(pipe: Pipeline) -> Callable[[], StepPlan]:
-    return lambda: first_come_first_served(pipe.roster, pipe.last_kind, 6) or StepPlan()
+    roster = pipe.roster
+    return lambda: first_come_first_served(roster.decode, roster.prefill, pipe.last_kind, 6)
 
 
 def test_a_row_without_a_page_for_its_token_is_refused_and_others_go_on() -> None:

@@ -7,8 +7,13 @@ from photon_ext.scheduling import Sequence
 class Sink:
     """Where tokens would go."""
 
+    cached_tokens = 0
+
     def settle(self) -> None:
         pass
+
+    def snapshot(self, position: int) -> tuple[list[int], None]:
+        return [], None
 
 
 def make_sequence(prompt: int, new: int) -> Sequence:

@@ -1,4 +1,4 @@
-"""PagePool: I9 (free + held = total) after every call, and no page with two owners."""
+"""PagePool: I9 and I12 after every call: each page is free, held, or cached, and they add up."""
 
 import pytest
 from hypothesis import settings
@@ -12,44 +12,76 @@ PAGES = 9
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Against a model: a list of holds, each a list of pages."""
+    """Against a model: a list of holds, each a list of pages, and the pages that are kept."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = PagePool(PAGES)
+        self.pool.on_evict = self.evicted
         self.holds: list[list[int]] = []
+        self.kept: set[int] = set()
+        self.cached: list[int] = []  # the least recently released first
+
+    def evicted(self, page: int) -> None:
+        assert page == self.cached.pop(0), "the least recently released is evicted first"
+        self.kept.discard(page)
+
+    @property
+    def held(self) -> set[int]:
+        return {page for hold in self.holds for page in hold}
 
     @rule(count=st.integers(0, 11))
     def allocate(self, count: int) -> None:
-        free = self.pool.free
+        free, evicted = self.pool.free, self.cached[: max(count - self.pool.free, 0)]
+        held, available = self.held, self.pool.available
         pages = self.pool.allocate(count)
-        if count > free:
+        if count > available:
             assert pages is None
             return
         assert pages is not None
         assert len(set(pages)) == count
         assert set(pages) <= set(range(PAGES))
-        assert not set(pages) & {page for hold in self.holds for page in hold}
+        assert not set(pages) & {*held, *self.cached}
+        assert set(evicted) == set(pages[free:]), "free ones first"
         self.holds.append(pages)
+
+    @precondition(lambda self: self.held or self.cached)
+    @rule(data=st.data())
+    def share(self, data: st.DataObject) -> None:
+        there = sorted({*self.held, *self.cached})
+        pages = data.draw(st.lists(st.sampled_from(there), min_size=1, unique=True))
+        self.pool.share(pages)
+        self.cached = [page for page in self.cached if page not in pages]
+        self.holds.append(pages)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), kept=st.booleans())
+    def keep(self, data: st.DataObject, kept: bool) -> None:
+        page = data.draw(st.sampled_from(sorted(self.held)))
+        self.pool.keep(page, kept)
+        self.kept = self.kept | {page} if kept else self.kept - {page}
 
     @precondition(lambda self: self.holds)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        self.pool.release(self.holds.pop(data.draw(st.integers(0, len(self.holds) - 1))))
+        pages = self.holds.pop(data.draw(st.integers(0, len(self.holds) - 1)))
+        self.pool.release(pages)
+        self.cached += [p for p in reversed(pages) if p not in self.held and p in self.kept]
 
     @rule(page=st.integers(0, PAGES - 1))
     def double_free_is_refused(self, page: int) -> None:
-        holders = sum(hold.count(page) for hold in self.holds)
-        before = (self.pool.free, self.pool.held)
+        before = (self.pool.free, self.pool.held, self.pool.cached)
         with pytest.raises(ValueError, match=f"page {page} is released twice"):
-            self.pool.release([page] * (holders + 1))
-        assert (self.pool.free, self.pool.held) == before, "a refused call changes nothing"
+            self.pool.release([page] * (1 + (page in self.held)))
+        assert (self.pool.free, self.pool.held, self.pool.cached) == before, "nothing is changed"
 
     @invariant()
-    def i9_pages_add_up(self) -> None:
+    def i9_and_i12_pages_add_up(self) -> None:
         pool = self.pool
-        assert pool.free + pool.held == pool.num_pages
-        assert pool.held == sum(map(len, self.holds))
+        assert pool.free + pool.held + pool.cached == pool.num_pages
+        assert pool.held == len(self.held)
+        assert [page for page in range(PAGES) if pool.is_cached(page)] == sorted(self.cached)
+        assert pool.available == pool.free + pool.cached
 
 
 TestPool = PoolMachine.TestCase

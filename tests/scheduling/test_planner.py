@@ -4,7 +4,7 @@ from collections.abc import Sequence as Seq
 
 from photon_ext.runtime import StepPlan
 from photon_ext.runtime.roster import Roster
-from photon_ext.scheduling import PagePool, Planner, Scheduler, Sequence
+from photon_ext.scheduling import PagePool, Pager, Planner, Scheduler, Sequence
 from tests.scheduling.sequences import make_sequence
 
 PAGE, ROWS, MAX_LEN, PAGES = 4, 8, 32, 6
@@ -19,7 +19,7 @@ class ShortestFirst(Planner):
 
 def admitted(planner: type[Planner], *prompts: int) -> list[int]:
     """Lengths of prompts, in the order in which they get pages; each answer has one token."""
-    scheduler = Scheduler(PagePool(PAGES), PAGE, ROWS, MAX_LEN)
+    scheduler = Scheduler(Pager(PagePool(PAGES), PAGE, share=False, exact=True), ROWS, MAX_LEN)
     for prompt in prompts:
         scheduler.add(make_sequence(prompt, 1))
     found = planner(scheduler, Roster(), 16).admissions()
@@ -42,5 +42,5 @@ def test_another_policy_is_one_method() -> None:
 
 
 def test_nobody_is_planned_where_no_row_has_anything_to_launch() -> None:
-    scheduler = Scheduler(PagePool(PAGES), PAGE, ROWS, MAX_LEN)
+    scheduler = Scheduler(Pager(PagePool(PAGES), PAGE, share=False, exact=True), ROWS, MAX_LEN)
     assert Planner(scheduler, Roster(), 16).plan(None) == StepPlan()

@@ -12,14 +12,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from photon_ext.errors import RequestError
 from photon_ext.runtime import Row
 from photon_ext.runtime.row import RowState
-from photon_ext.scheduling import PagePool, Scheduler, Sequence, SequenceState
+from photon_ext.scheduling import PagePool, Pager, Scheduler, Sequence, SequenceState
 from tests.scheduling.sequences import make_sequence
 
 PAGE, ROWS, MAX_LEN, PAGES = 4, 3, 32, 10
 
 
 def make_scheduler() -> Scheduler:
-    return Scheduler(PagePool(PAGES), PAGE, ROWS, MAX_LEN)
+    pager = Pager(PagePool(PAGES), PAGE, share=False, exact=True)
+    return Scheduler(pager, ROWS, MAX_LEN)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -45,22 +46,23 @@ class SchedulerMachine(RuleBasedStateMachine):
     def admit(self, admitted: bool) -> None:
         sequence = self.scheduler.waiting[0]
         assert sequence is self.waiting[0], "nobody overtakes"
-        needed = self.scheduler.pages_for(sequence.admission.kv_len)
+        needed = -(-sequence.admission.kv_len // PAGE)
         free = self.scheduler.pool.free
-        pages = self.scheduler.schedule(sequence)
-        if pages is None:
+        grant = self.scheduler.schedule(sequence)
+        if grant is None:
             assert len(self.running) + len(self.zombies) == ROWS or needed > free, (
                 "the first in line waits only while no row or not enough pages are free"
             )
             return
-        assert len(pages) == needed
+        assert len(grant.pages) == needed
         if not admitted:
-            self.scheduler.requeue(sequence, pages)
+            self.scheduler.cancel(sequence, grant)
             assert self.scheduler.waiting[0] is sequence
             return
         self.admitted += 1
         prompt, params = sequence.admission
-        self.scheduler.admit(sequence, Row(1, self.admitted, tuple(pages), prompt, params))
+        row = Row(1, self.admitted, tuple(grant.pages), prompt, params)
+        self.scheduler.admit(sequence, row, grant)
         self.running.append(self.waiting.pop(0))
 
     @precondition(lambda self: self.waiting or self.running)
@@ -119,7 +121,7 @@ TestScheduler.settings = settings(max_examples=60, stateful_step_count=30, deadl
     [
         (lambda s: s.fit(33, 4), "prompt has 33 tokens and the context holds 32"),
         (
-            lambda s: Scheduler(PagePool(4), PAGE, ROWS, MAX_LEN).fit(12, 8),
+            lambda s: Scheduler(Pager(PagePool(4), PAGE), ROWS, MAX_LEN).fit(12, 8),
             "need 5 pages of 4 tokens and the pool has 4",
         ),
     ],
@@ -140,9 +142,11 @@ def test_the_cap_is_cut_to_the_context() -> None:
 
 def test_a_request_may_take_the_last_page_to_its_last_place() -> None:
     """The last token's keys are never written: 7 + 14 tokens are 20 entries, which are 5 pages."""
-    scheduler = Scheduler(PagePool(5), PAGE, ROWS, MAX_LEN)
+    scheduler = Scheduler(Pager(PagePool(5), PAGE), ROWS, MAX_LEN)
     assert scheduler.fit(7, 14) == 14
     scheduler.add(sequence := make_sequence(7, 14))
-    assert len(scheduler.schedule(sequence) or []) == 5
+    grant = scheduler.schedule(sequence)
+    assert grant is not None
+    assert len(grant.pages) == 5
     with pytest.raises(RequestError, match="need 6 pages of 4 tokens and the pool has 5"):
         scheduler.fit(7, 15)

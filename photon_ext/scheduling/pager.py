@@ -1,0 +1,210 @@
+"""The KV pages of sequences: what they get at admission and while they run, what they share, and
+what is kept when they leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from photon_ext.runtime import PageAppend, Row
+from photon_ext.scheduling.pages import PagePool
+from photon_ext.scheduling.prefix_cache import PrefixCache
+from photon_ext.scheduling.sequence import Sequence
+
+STRIDE = 4  # pages that a row gets at a time where it cannot have all
+
+
+class Grant(NamedTuple):
+    """Pages for a sequence's row, in order; the first ``cached`` tokens are in them already."""
+
+    pages: list[int]
+    cached: int
+
+
+class Growth(NamedTuple):
+    """Pages that rows get before the next step, and sequences whose next token has none."""
+
+    appends: tuple[PageAppend, ...] = ()
+    stalled: tuple[Sequence, ...] = ()
+
+
+@dataclass(slots=True)
+class _Holding:
+    """What a sequence has.
+
+    Attributes:
+        entered: how many of its pages, from the first on, are in the cache's books.
+        unwritten: of those, the ones that steps have not written yet, in order.
+        whole: all full pages of its prompt are in the books, so that others can follow.
+        missing: pages that it lacks for its length cap.
+    """
+
+    entered: int
+    unwritten: list[int]
+    whole: bool
+    missing: int
+
+
+class Pager:
+    """While the pool covers the length caps of all who run, each holds all its pages from admission
+    on, and steps stay quiet. Below that a sequence is admitted with the pages of its prompt, and
+    gets more as it goes, several at a time, all rows at once.
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        page_size: int,
+        share: bool = True,
+        exact: bool = False,
+    ) -> None:
+        """``share``: sequences share pages of the same content. ``exact``: only pages
+        of prompts are shared, and each sequence gets all its pages at admission, so that nobody has
+        to be preempted: where what a decode step computes for a token differs in its last bits from
+        what prefill computes.
+        """
+        self.pool = pool
+        self.page_size = page_size
+        self._cache = PrefixCache(pool, page_size) if share else None
+        self._exact = exact
+        self._holdings: dict[Sequence, _Holding] = {}
+        self._short: dict[Sequence, _Holding] = {}
+        self._owed = 0  # pages that those lack together
+
+    def pages_for(self, kv_len: int) -> int:
+        """Pages that hold ``kv_len`` KV entries."""
+        return -(-kv_len // self.page_size)
+
+    def writer_of(self, sequence: Sequence) -> int | None:
+        """A page that the prompt continues with, and that a row is about to write; None: there is
+        no reason to wait.
+        """
+        if self._cache is None:
+            return None
+        return self._cache.match(sequence.admission.prompt_ids, sequence.root).writer
+
+    def is_written(self, page: int) -> bool:
+        """Whether the wait for it is over."""
+        return self._cache is None or self._cache.is_written(page)
+
+    # --- admission --------------------------------------------------------------------------------
+
+    def grant(self, sequence: Sequence) -> Grant | None:
+        """Pages for a sequence that is to be admitted; None where there are too few now."""
+        prompt, _ = sequence.admission
+        cached = [] if self._cache is None else self._cache.match(prompt, sequence.root).pages
+        count = self._affordable(sequence, cached)
+        if count is None:
+            return None
+        self.pool.share(cached)  # first, so that they are not evicted for the others
+        fresh = self.pool.allocate(count)
+        assert fresh is not None
+        pages = [*cached, *fresh]
+        self._hold(sequence, pages, len(cached))
+        return Grant(pages, len(cached) * self.page_size)
+
+    def _affordable(self, sequence: Sequence, cached: list[int]) -> int | None:
+        """How many pages it gets besides those that are cached."""
+        pool, admission = self.pool, sequence.admission
+        available = pool.available - sum(pool.is_cached(page) for page in cached)
+        whole = self.pages_for(admission.kv_len) - len(cached)
+        if available - self._owed >= whole:
+            return whole
+        # who was preempted comes back when it can stay
+        if self._exact or sequence.preempted:
+            return None
+        first = self.pages_for(len(admission.prompt_ids) + 1) - len(cached)
+        room_to_grow = STRIDE * (len(self._short) + 1)
+        return min(first, whole) if available - room_to_grow >= first else None
+
+    def _hold(self, sequence: Sequence, pages: list[int], cached: int) -> None:
+        prompt, entered = sequence.admission.prompt_ids, 0
+        if self._cache is not None:
+            entered = self._cache.enter(prompt, pages, sequence.root, cached)
+        missing = self.pages_for(sequence.admission.kv_len) - len(pages)
+        whole = entered == len(prompt) // self.page_size
+        holding = _Holding(entered, pages[cached:entered], whole, missing)
+        self._holdings[sequence] = holding
+        if missing:
+            self._short[sequence] = holding
+            self._owed += missing
+
+    def cancel(self, sequence: Sequence, grant: Grant) -> None:
+        """The sequence was not admitted."""
+        self._end(sequence, grant.pages)
+
+    # --- while it runs ----------------------------------------------------------------------------
+
+    def written(self, sequence: Sequence, tokens: int) -> None:
+        """A committed step has written its first ``tokens`` tokens."""
+        holding = self._holdings[sequence]
+        if self._cache is not None and holding.unwritten:
+            begin = holding.entered - len(holding.unwritten)
+            count = max(tokens // self.page_size - begin, 0)
+            self._cache.written(holding.unwritten[:count])
+            del holding.unwritten[:count]
+
+    def grow(self, rank: Callable[[Sequence], Any]) -> Growth:
+        """More pages, once a row has none for its next token: to every row that lacks some, so that
+        the steps that follow send nothing; those with the lowest ``rank`` first.
+        """
+        urgent = [sequence for sequence in self._short if _needs_page(sequence)]
+        if not urgent:
+            return Growth()
+        urgent.sort(key=rank)
+        others = [sequence for sequence in self._short if sequence not in urgent]
+        appends, stalled = [], []
+        for sequence in (*urgent, *sorted(others, key=rank)):
+            row = sequence.row
+            if row is None or not row.running:
+                continue
+            if pages := self._more(self._short[sequence]):
+                appends.append(PageAppend(row, tuple(pages)))
+                self._count(sequence, len(pages))
+            elif _needs_page(sequence):
+                stalled.append(sequence)
+        return Growth(tuple(appends), tuple(stalled))
+
+    def _more(self, holding: _Holding) -> list[int]:
+        covered = self.pool.available >= self._owed
+        wanted = holding.missing if covered else min(holding.missing, STRIDE)
+        return self.pool.allocate(min(wanted, self.pool.available)) or []
+
+    def _count(self, sequence: Sequence, pages: int) -> None:
+        holding = self._short[sequence]
+        holding.missing -= pages
+        self._owed -= pages
+        if not holding.missing:
+            del self._short[sequence]
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def release(self, sequence: Sequence, row: Row) -> None:
+        """No step in flight uses the row: its pages are free, or kept for what they hold."""
+        if self._cache is not None and not self._exact:
+            self._keep_generated(self._cache, sequence, row.pages)
+        self._end(sequence, row.pages)
+
+    def _keep_generated(
+        self, cache: PrefixCache, sequence: Sequence, pages: tuple[int, ...]
+    ) -> None:
+        holding, tokens = self._holdings[sequence], sequence.tokens()
+        if holding.whole and len(tokens) > len(sequence.admission.prompt_ids):
+            # the last token was sampled, and never fed
+            end = cache.enter(tokens[:-1], pages, sequence.root, holding.entered)
+            cache.written(pages[holding.entered : end])
+
+    def _end(self, sequence: Sequence, pages: Any) -> None:
+        holding = self._holdings.pop(sequence)
+        if self._short.pop(sequence, None) is not None:
+            self._owed -= holding.missing
+        if self._cache is not None:
+            self._cache.abandon(holding.unwritten)
+        self.pool.release(pages)
+
+
+def _needs_page(sequence: Sequence) -> bool:
+    row = sequence.row
+    return row is not None and row.running and row.next_position >= row.capacity

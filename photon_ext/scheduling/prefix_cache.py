@@ -1,0 +1,110 @@
+"""Full KV pages by what they hold, so that a prompt that begins as another one finds its keys and
+values there.
+
+A page's key is the page that it continues and its own tokens: a chain from the first page on, whose
+tokens are compared, not only their hash. What differs in anything else (adapter, image, tenant)
+has another root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from typing import NamedTuple
+
+from photon_ext.scheduling.pages import PagePool
+
+Key = tuple[Hashable, tuple[int, ...]]  # the page before it, or the root of the chain; its tokens
+
+
+class Match(NamedTuple):
+    """What is there of a prompt.
+
+    Attributes:
+        pages: leading pages, in order.
+        writer: a page that comes next and is being written by a row; None: there is none.
+    """
+
+    pages: list[int]
+    writer: int | None
+
+
+class PrefixCache:
+    """Pages of a pool, by content. A page is entered when a row begins to write it (``enter``), may
+    be read once it is written (``written``), and leaves when the pool needs its place.
+
+    Invariant I13: what `match` gives was written by steps that are committed, and is not written
+    again.
+    """
+
+    def __init__(self, pool: PagePool, page_size: int) -> None:
+        self._pool = pool
+        self._page_size = page_size
+        self._pages: dict[Key, int] = {}
+        self._keys: dict[int, Key] = {}
+        self._unwritten: set[int] = set()
+        pool.on_evict = self._forget
+
+    def __len__(self) -> int:
+        """Pages that may be read."""
+        return len(self._keys) - len(self._unwritten)
+
+    def match(self, tokens: Sequence[int], root: Hashable) -> Match:
+        """The longest chain of pages that hold the beginning of ``tokens``, without the last token,
+        which has to be fed.
+        """
+        found: list[int] = []
+        before = root
+        for key in self._chunks(tokens[:-1]):
+            page = self._pages.get((before, key))
+            if page is None:
+                break
+            if page in self._unwritten:
+                return Match(found, page)
+            found.append(page)
+            before = page
+        return Match(found, None)
+
+    def is_written(self, page: int) -> bool:
+        """False while a row is at it; True once it may be read, or nobody writes it any more."""
+        return page not in self._unwritten
+
+    def enter(
+        self, tokens: Sequence[int], pages: Sequence[int], root: Hashable, begin: int = 0
+    ) -> int:
+        """A row will write the full pages of ``tokens`` into its ``pages``, those before number
+        ``begin`` being entered already. Returns how many of its leading pages are entered now: up
+        to the first whose content another page has.
+        """
+        before = pages[begin - 1] if begin else root
+        first = begin * self._page_size
+        for index, own in enumerate(self._chunks(tokens[first:]), begin):
+            if (before, own) in self._pages:
+                return index
+            before = self._enter(pages[index], (before, own))
+        return max(begin, len(tokens) // self._page_size)
+
+    def written(self, pages: Sequence[int]) -> None:
+        """These are written, by steps that are committed."""
+        self._unwritten.difference_update(pages)
+
+    def abandon(self, pages: Sequence[int]) -> None:
+        """Their row has left: those that it has not written hold nothing."""
+        for page in pages:
+            if page in self._unwritten:
+                self._pool.keep(page, False)
+                self._forget(page)
+
+    def _enter(self, page: int, key: Key) -> int:
+        self._pages[key], self._keys[page] = page, key
+        self._unwritten.add(page)
+        self._pool.keep(page)
+        return page
+
+    def _forget(self, page: int) -> None:
+        del self._pages[self._keys.pop(page)]
+        self._unwritten.discard(page)
+
+    def _chunks(self, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        size = self._page_size
+        for end in range(size, len(tokens) + 1, size):
+            yield tuple(tokens[end - size : end])

@@ -1,0 +1,291 @@
+"""Pages on demand, the prefix cache and preemption: the whole loop against a model, step by step on
+the simulated device, where every page's content can be looked at.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from photon_ext.engine import Engine
+from photon_ext.engine.request import Request
+from photon_ext.runtime import Pipeline
+from photon_ext.sampling import SamplingParams
+from photon_ext.scheduling import Scheduler
+from photon_ext.testing import Request as ToyRequest
+from photon_ext.testing import ToyForward, ToyModel
+from tests.engine.byte_tokenizer import VOCAB
+from tests.engine.simulated import WatchedDevice, expected_tokens
+
+PAGE, MAX_LEN, ROWS = 4, 64, 4
+MODEL = ToyModel(VOCAB)
+DEPTHS = pytest.mark.parametrize("depth", [1, 2])
+
+
+class Stepped:
+    """An engine whose loop the test turns itself."""
+
+    def __init__(self, depth: int, num_pages: int, rows: int = ROWS, **options: Any) -> None:
+        device = WatchedDevice(rows, MAX_LEN, depth, PAGE)
+        self.forward = ToyForward(device, VOCAB, num_pages)
+        self.engine = Engine(
+            device, self.forward, vocab_size=VOCAB, num_pages=num_pages, chunk=8, **options
+        )
+        self.loop = self.engine._loop
+        self.scheduler: Scheduler = self.engine._scheduler
+        self.pipeline: Pipeline = self.engine._pipeline
+
+    def submit(self, prompt: list[int], params: SamplingParams) -> Request:
+        sequence = self.engine._input.make(prompt, params, False)
+        self.engine._queue.post([sequence])
+        request: Request = sequence.request
+        return request
+
+    def turn(self) -> bool:
+        """One turn of the loop; False where there is nothing to do."""
+        if not self.loop._has_work() and self.engine._queue._arrived.empty():
+            return False
+        self.loop._collect()
+        self.loop._turn()
+        return True
+
+    def run(self) -> None:
+        while self.turn():
+            pass
+
+    def check(self) -> None:
+        """I9, I12 and I13."""
+        pager, pool = self.scheduler._pager, self.scheduler.pool
+        assert pool.free + pool.held + pool.cached == pool.num_pages
+        counts: dict[int, int] = {}
+        for row in {*self.pipeline.rows, *self.scheduler.released}:
+            for page in row.pages:
+                counts[page] = counts.get(page, 0) + 1
+        assert counts == pool._counts
+        cache = pager._cache
+        if cache is not None:
+            for page, (before, tokens) in cache._keys.items():
+                assert before is None or before in cache._keys, "a page whose beginning has left"
+                if cache.is_written(page):
+                    assert tuple(self.forward._kv[page].tolist()) == tokens, f"page {page}"
+
+
+class PagingMachine(RuleBasedStateMachine):
+    """Requests come, run, are preempted and cancelled; each token is that of a run alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[Request, ToyRequest]] = []
+        self.cancelled: set[Request] = set()
+
+    @initialize(depth=st.sampled_from([1, 2]), num_pages=st.integers(16, 24), cached=st.booleans())
+    def begin(self, depth: int, num_pages: int, cached: bool) -> None:
+        self.stepped = Stepped(depth, num_pages, prefix_cache=cached)
+
+    @rule(
+        prefix=st.integers(0, 14),
+        own=st.lists(st.integers(0, 3), min_size=1, max_size=3),
+        cap=st.integers(1, 40),
+        temperature=st.sampled_from([0.0, 1.0]),
+    )
+    def submit(self, prefix: int, own: list[int], cap: int, temperature: float) -> None:
+        prompt = [*range(10, 10 + prefix), *own]
+        params = SamplingParams(cap, temperature, seed=cap)
+        request = self.stepped.submit(prompt, params)
+        expected = ToyRequest(prompt, cap, temperature=temperature, seed=cap)
+        self.asked.append((request, expected))
+
+    @rule(turns=st.integers(1, 6))
+    def turn(self, turns: int) -> None:
+        for _ in range(turns):
+            self.stepped.turn()
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        request, _ = data.draw(st.sampled_from(self.asked))
+        request.cancel()
+        self.cancelled.add(request)
+
+    @invariant()
+    def pages_are_where_they_should_be(self) -> None:
+        if hasattr(self, "stepped"):
+            self.stepped.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "stepped"):
+            return
+        self.stepped.run()
+        for request, expected in self.asked:
+            output, tokens = request.result(0), MODEL.generate(expected)
+            if request in self.cancelled and output.finish_reason == "cancelled":
+                assert output.token_ids == tokens[: len(output.token_ids)]
+            else:
+                assert (output.token_ids, output.finish_reason) == (tokens, "length")
+        self.stepped.check()
+        assert self.stepped.scheduler.pool.held == 0
+        self.stepped.engine.close()
+
+
+TestPaging = PagingMachine.TestCase
+TestPaging.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@DEPTHS
+@pytest.mark.parametrize("cached", [True, False])
+def test_i15_a_preempted_request_gives_the_tokens_of_an_undisturbed_run(
+    depth: int, cached: bool
+) -> None:
+    """Hazards 7 and 12. With constraints and stop strings, too, whose state goes on."""
+    rng = random.Random(depth)
+    stepped = Stepped(depth, 28, prefix_cache=cached)
+    asked = []
+    for index in range(12):
+        prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))]
+        cap, temperature = rng.randint(20, 40), rng.choice([0.0, 1.0])
+        params = SamplingParams(cap, temperature, seed=index)
+        expected = ToyRequest(prompt, cap, temperature=temperature, seed=index)
+        asked.append((stepped.submit(prompt, params), expected))
+    while stepped.turn():
+        stepped.check()
+    for request, expected in asked:
+        assert request.result(0).token_ids == MODEL.generate(expected)
+    now = stepped.engine.stats()
+    assert now.preemptions > 0
+    assert (now.prefix_hit_tokens > 0) == cached
+
+
+class EvenTokens:
+    """Allows the even ids of the vocabulary."""
+
+    finished = False
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def fill_bitmask(self, words: memoryview) -> None:
+        for word in range(len(words)):
+            words[word] = 0x55555555
+
+    def advance(self, token: int) -> None:
+        self.taken.append(token)
+
+
+@DEPTHS
+def test_a_preempted_request_keeps_its_constraint(depth: int) -> None:
+    def serve(num_pages: int) -> tuple[list[tuple[int, ...]], int]:
+        stepped, constraints = Stepped(depth, num_pages), [EvenTokens() for _ in range(4)]
+        requests = [
+            stepped.submit([index], SamplingParams(40, constraint=constraint))
+            for index, constraint in enumerate(constraints)
+        ]
+        stepped.run()
+        tokens = [request.result(0).token_ids for request in requests]
+        assert [tuple(constraint.taken) for constraint in constraints] == tokens
+        assert not any(token % 2 for each in tokens for token in each)
+        return tokens, stepped.scheduler.preemptions
+
+    expected, undisturbed = serve(64)
+    tokens, preemptions = serve(26)
+    assert undisturbed == 0 < preemptions
+    assert tokens == expected
+
+
+@DEPTHS
+def test_while_pages_cover_every_cap_rows_hold_all_of_theirs_and_steps_are_quiet(
+    depth: int,
+) -> None:
+    stepped = Stepped(depth, 64)
+    for first in range(4):
+        stepped.submit([first], SamplingParams(40))
+    stepped.turn()
+    stepped.turn()
+    assert [len(row.pages) for row in stepped.pipeline.rows] == [10] * 4
+    stepped.run()
+    now = stepped.engine.stats()
+    assert now.quiet_steps > 0.9 * now.decode_steps
+
+
+@DEPTHS
+def test_pages_are_appended_for_all_rows_at_once(depth: int) -> None:
+    """12 pages cover three rows of 40 tokens only until one of them has ended."""
+    stepped = Stepped(depth, 36, prefix_cache=False)
+    for first in range(4):
+        stepped.submit([first], SamplingParams(40))
+    sends = steps = 0
+    while stepped.turn():
+        now = stepped.engine.stats()
+        sends, steps = now.decode_steps - now.quiet_steps, now.decode_steps
+    assert now.preemptions <= 1
+    assert sends <= 0.3 * steps
+
+
+@DEPTHS
+def test_requests_with_the_same_prompt_wait_for_the_pages_of_the_first(depth: int) -> None:
+    prompt = list(range(50, 50 + 22))
+    stepped = Stepped(depth, 64)
+    requests = [stepped.submit([*prompt, last], SamplingParams(3)) for last in range(4)]
+    other = stepped.submit([1, 2, 3], SamplingParams(3))
+    for _ in range(3):
+        stepped.turn()
+    assert stepped.engine.stats().waiting == 3, "who has another prompt overtakes them"
+    stepped.run()
+    outputs = [request.result(0) for request in requests]
+    assert [output.cached_tokens for output in outputs] == [0, 20, 20, 20]
+    assert other.result(0).cached_tokens == 0
+    for last, output in enumerate(outputs):
+        assert list(output.token_ids) == expected_tokens([*prompt, last], 3, VOCAB)
+    now = stepped.engine.stats()
+    assert (now.prompt_tokens, now.prefix_hit_tokens) == (4 * 23 + 3, 60)
+
+
+@DEPTHS
+def test_who_waits_for_a_cancelled_requests_pages_begins_itself(depth: int) -> None:
+    prompt = list(range(50, 50 + 30))
+    stepped = Stepped(depth, 64)
+    first, second = (stepped.submit([*prompt, last], SamplingParams(3)) for last in range(2))
+    stepped.turn()
+    first.cancel()
+    stepped.run()
+    assert first.result(0).finish_reason == "cancelled"
+    assert list(second.result(0).token_ids) == expected_tokens([*prompt, 1], 3, VOCAB)
+
+
+@DEPTHS
+def test_a_turn_of_a_chat_costs_the_new_tokens_only(depth: int) -> None:
+    stepped, history = Stepped(depth, 64), [5, 6, 7]
+    for turn in range(3):
+        request = stepped.submit(history, SamplingParams(12))
+        stepped.run()
+        output = request.result(0)
+        assert list(output.token_ids) == expected_tokens(history, 12, VOCAB)
+        # the last token was not fed; what does not fill a page is computed again
+        known = max(len(history) - 4, 0) // PAGE * PAGE if turn else 0
+        assert output.cached_tokens == known
+        history = [*history, *output.token_ids, 8, 9, 10]
+
+
+@DEPTHS
+def test_without_a_prefix_cache_nothing_is_kept(depth: int) -> None:
+    stepped = Stepped(depth, 64, prefix_cache=False)
+    for _ in range(2):
+        request = stepped.submit(list(range(20)), SamplingParams(3))
+        stepped.run()
+        assert request.result(0).cached_tokens == 0
+    assert stepped.engine.stats().pages_free == 64
+
+
+def test_exact_shares_prompts_alone_and_preempts_nobody() -> None:
+    stepped = Stepped(2, 24, exact=True)
+    requests = [stepped.submit([n, 1, 2, 3, 4], SamplingParams(40)) for n in (1, 1, 2)]
+    stepped.run()
+    assert [request.result(0).cached_tokens for request in requests] == [0, 4, 0]
+    again = stepped.submit([1, 1, 2, 3, 4, *requests[0].result(0).token_ids], SamplingParams(2))
+    stepped.run()
+    assert again.result(0).cached_tokens == 4
+    assert stepped.scheduler.preemptions == 0
