@@ -113,7 +113,7 @@ class PagingMachine(RuleBasedStateMachine):
         self.cancelled.add(request)
 
     @invariant()
-    def pages_are_where_they_should_be(self) -> None:
+    def i9_i12_i13_pages_are_where_they_should_be(self) -> None:
         if hasattr(self, "stepped"):
             self.stepped.check()
 
@@ -138,26 +138,27 @@ TestPaging.settings = settings(max_examples=60, stateful_step_count=30, deadline
 
 @DEPTHS
 @pytest.mark.parametrize("cached", [True, False])
-def test_i15_a_preempted_request_gives_the_tokens_of_an_undisturbed_run(
+def test_i15_and_hazard_12_preempted_requests_give_the_tokens_of_an_undisturbed_run(
     depth: int, cached: bool
 ) -> None:
-    """Hazards 7 and 12. With constraints and stop strings, too, whose state goes on."""
-    rng = random.Random(depth)
-    stepped = Stepped(depth, 28, prefix_cache=cached)
-    asked = []
-    for index in range(12):
-        prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))]
-        cap, temperature = rng.randint(20, 40), rng.choice([0.0, 1.0])
-        params = SamplingParams(cap, temperature, seed=index)
-        expected = ToyRequest(prompt, cap, temperature=temperature, seed=index)
-        asked.append((stepped.submit(prompt, params), expected))
-    while stepped.turn():
-        stepped.check()
-    for request, expected in asked:
-        assert request.result(0).token_ids == MODEL.generate(expected)
-    now = stepped.engine.stats()
-    assert now.preemptions > 0
-    assert (now.prefix_hit_tokens > 0) == cached
+    preemptions = 0
+    for num_pages in range(16, 34, 3):
+        rng, stepped = random.Random(num_pages), Stepped(depth, num_pages, prefix_cache=cached)
+        asked = []
+        for index in range(12):
+            prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))]
+            cap, temperature = rng.randint(20, 40), rng.choice([0.0, 1.0])
+            params = SamplingParams(cap, temperature, seed=index)
+            expected = ToyRequest(prompt, cap, temperature=temperature, seed=index)
+            asked.append((stepped.submit(prompt, params), expected))
+        while stepped.turn():
+            stepped.check()
+        for request, expected in asked:
+            assert request.result(0).token_ids == MODEL.generate(expected)
+        now = stepped.engine.stats()
+        assert cached or now.prefix_hit_tokens == 0
+        preemptions += now.preemptions
+    assert preemptions > 2
 
 
 class EvenTokens:
