@@ -112,6 +112,7 @@ def open_server(
         chunk=chunk,
         prefill_buckets=tuple(_doubling(load.prompt, chunk)),
         max_stop_ids=max(1, len(load.stop_ids(config.vocab))),
+        prefix_cache=False,  # each round has the same prompts
         **options,
     )
     try:

@@ -57,9 +57,8 @@ class OurEngine:
         length = window.prompt + window.last + SPARE
         sizes = {"max_rows": rows, "max_len": length, "buckets": (rows,)}
         backend = "hopper" if self._setup.fast else "portable"
-        engine = Engine.from_weights(
-            self._config, self._weights, None, **sizes, blocking=True, backend=backend
-        )
+        options = {"blocking": True, "backend": backend, "prefix_cache": False}
+        engine = Engine.from_weights(self._config, self._weights, None, **sizes, **options)
         try:
             run = partial(_generate, engine)
             return peer.by_difference(run, prompts, window, self._setup.seconds)

@@ -19,6 +19,7 @@ from tests.engine.test_engine_models import (
     NEW,
     REQUEST,
     check_greedy,
+    check_paging,
     check_smollm2,
     prompt_of,
     reference,  # noqa: F401 - a fixture of the CPU tests: transformers over our weights
@@ -37,6 +38,10 @@ SMOL_NEW = 24
 @pytest.mark.parametrize("name", sorted(TINY))
 def test_greedy_tokens_equal_transformers(name: str, seed: int, tmp_path: Path) -> None:
     check_greedy(name, seed, tmp_path, "cuda")
+
+
+def test_tokens_do_not_depend_on_pages(tmp_path: Path) -> None:
+    check_paging(tmp_path, "cuda")
 
 
 @pytest.mark.parametrize("prefill_buckets", [(), (4, 9)])

@@ -56,6 +56,33 @@ def check_greedy(name: str, seed: int, folder: Path, device: str) -> None:
         assert [list(output.token_ids) for output in alone] == expected
 
 
+def check_paging(folder: Path, device: str) -> None:
+    """Tokens do not depend on pages that come late, are shared, or are lost and made again."""
+    saved_tiny_model("qwen3-6-3-24", folder)
+    shared = prompt_of(14, VOCAB)
+    prompts = [[*shared[: 5 * (i % 4)], *prompt_of(1 + i % 3, VOCAB, i)] for i in range(16)]
+    params = [
+        SamplingParams(20 + 2 * i, (0.0, 1.0)[i % 2], seed=i, ignore_eos=True) for i in range(16)
+    ]
+    with tiny_engine(folder, 1, device, prefix_cache=False) as engine:
+        expected = [output.token_ids for output in engine.generate(prompts, params)]
+        assert engine.stats().preemptions == engine.stats().prefix_hit_tokens == 0
+    preemptions = hits = 0
+    for depth in (1, 2):
+        for num_pages in (14, 20, 26):
+            with tiny_engine(folder, depth, device, exact=False, num_pages=num_pages) as engine:
+                outputs = engine.generate(prompts, params)
+                now = engine.stats()
+            assert [output.token_ids for output in outputs] == expected
+            preemptions, hits = preemptions + now.preemptions, hits + now.prefix_hit_tokens
+    assert preemptions > 0
+    assert hits > 0
+
+
+def test_tokens_do_not_depend_on_pages(tmp_path: Path) -> None:
+    check_paging(tmp_path, "cpu")
+
+
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("name", sorted(TINY))
 def test_greedy_tokens_equal_transformers_alone_and_batched_at_both_depths(
