@@ -5,10 +5,11 @@
     python -m benchmarks.traffic --engine prefill=mixed/separate --engine max_rows=256
 
 Arrivals are by the clock, those of a Poisson process or all at once (`burst`), and no answer delays
-one; latencies count from when a request was due. `--sweep` raises the rate until queueing exceeds
-1 s, and measures again at 80 % of that. Each load is warmed up first, each engine has a process of
-its own, and all get the same requests. Options of our engine with several values are measured one
-after the other: `--depth 2,1,2`. Loads and their lengths: `benchmarks/open_loop/loads.py`.
+one; latencies count from when a request was due. `--sweep` raises the rate until requests queue for
+1 s, and measures again at 80 % of that; the longer arrivals last, the less above the capacity that
+is. Each load is warmed up first, each engine has a process of its own, and all get the same
+requests. Several values of an option of our engine are measured in turn: `--depth 2,1,2`. Loads and
+their lengths are in `benchmarks/open_loop/loads.py`.
 `benchmarks.report FILE` shows the table of a result, `benchmarks.plots --traffic FILE` a plot.
 """
 
@@ -42,7 +43,6 @@ ON_GPU = {
     "rates": [BURST, 40.0],
     "requests": 256,
     "scale": 1.0,
-    "seconds": 10.0,
 }
 ON_CPU = {
     "model": ["tiny"],
@@ -50,7 +50,6 @@ ON_CPU = {
     "rates": [BURST, 20.0],
     "requests": 16,
     "scale": 0.125,
-    "seconds": 3.0,
 }
 
 
@@ -125,7 +124,8 @@ def listener(labels: dict[str, Any], result: ResultFile) -> Hear:
         elif said["what"] == "begins":
             result.progress.show(f"traffic: {labels['title']}, {said['told']}")
         else:
-            result.measure({"what": said["what"], **labels}, lambda: {**facts, **said})
+            named = {name: said[name] for name in ("what", "load", "rate")}
+            result.measure({**labels, **named}, lambda: {**facts, **said})
 
     return hear
 
@@ -144,7 +144,8 @@ def arguments(given: list[str] | None) -> Namespace:
     add("--rates", type=rates, help=f"arrivals per second, or {BURST}; of chats, not of turns")
     add("--sweep", action="store_true", help="raise the first rate until requests queue for 1 s")
     add("--requests", type=number, help="of a cell; in a sweep at least")
-    add("--seconds", type=cli.positive_number, help="that arrivals of a sweep's cell last")
+    told = "that the arrivals of a sweep's cell last; default 10"
+    add("--seconds", type=cli.positive_number, default=10.0, help=told)
     add("--scale", type=cli.positive_number, help="of all lengths")
     add("--seed", type=number, default=7, help="of the first cell; 7: the burst in the README")
     add("--dtype", choices=cli.DTYPES, help="default: as benchmarks.decode")
