@@ -76,12 +76,13 @@ class Cells:
 
     def cell(self, rate: float | str, **labels: Any) -> dict[str, Any]:
         """One cell, which counts."""
-        requests, clocked = self._plan.requests, isinstance(rate, float)
-        if self._plan.sweep and clocked:
-            requests = max(requests, math.ceil(rate * self._plan.seconds * self._load.turns))
+        requests, per_second = self._plan.requests, rate if isinstance(rate, float) else None
+        if self._plan.sweep and per_second is not None:
+            lasting = math.ceil(per_second * self._plan.seconds) * self._load.turns
+            requests = max(requests, lasting)
         named = rate if self._load.clocked else "one by one"
         say({"what": "begins", "told": f"{self._name}, {named}, {requests} requests"})
-        found = self._measure(requests, rate if clocked else None, self._seed)
+        found = self._measure(requests, per_second, self._seed)
         self._seed += 1
         say({"what": "cell", "load": self._name, "rate": named, **labels, **found})
         return found

@@ -278,8 +278,9 @@ def test_our_server_gives_the_tokens_of_the_engine_and_their_times() -> None:
     assert all(times == sorted(times) for times in run.times)
     assert all(times[0] > sent for times, sent in zip(run.times, run.sent, strict=True))
     meter = server.counters(busy_s=10.0)
-    assert 8 <= meter["steps"] < 40, "of one run"
-    assert meter["committed_rows"] >= sum(ask.answer for ask in asks)
+    assert 8 <= meter["grown"]["steps"] < 40, "of one run"
+    assert meter["grown"]["tokens"] == sum(ask.answer for ask in asks)
+    assert meter["grown"]["live"] == 0
     assert 0 <= meter["zombie_share"] < 1
     assert meter["host_us"] > 0
     engine = server._engine
