@@ -67,6 +67,7 @@ TRAFFIC = {
     **{f"ITL {share}": f"inter_token_ms[{share}]" for share in LATENCIES},
     **{"active": "{meter[active_share]:.1%}", "gap p99 us": "meter[gap_us][p99]"},
     **{"host us": "meter[host_us]", "zombies": "{meter[zombie_share]:.1%}"},
+    "late p99": "late_ms[p99]",
     "hit tokens": "{meter[grown][prefix_hit_tokens]}/{meter[grown][prompt_tokens]}",
     "preempted": "meter[grown][preemptions]",
 }
