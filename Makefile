@@ -62,6 +62,7 @@ bench-gpu: gpu
 	done
 	for model in qwen3-0.6b qwen3-4b; do \
 	  $(BIN)/python -m benchmarks.activity --model $$model --steps 1000 --json $(RESULTS)/activity-$$model.json; \
+	  $(BIN)/python -m benchmarks.traffic --model $$model --loads mix,short,shared,turns --json $(RESULTS)/traffic-$$model.json; \
 	done
 	for model in qwen3-0.6b qwen3-4b qwen3-8b; do \
 	  $(BIN)/python -m benchmarks.bubble --model $$model --requests 30 --rounds 2 --json $(RESULTS)/bubble-$$model.json; \

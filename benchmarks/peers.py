@@ -201,7 +201,7 @@ class Comparison:
         }
 
 
-def _interpreter(text: str) -> tuple[str, str]:
+def interpreter(text: str) -> tuple[str, str]:
     """ "vllm=/opt/vllm/bin/python" as its two parts."""
     peer, sign, path = text.partition("=")
     if not sign or peer not in CATALOG or not path:
@@ -220,7 +220,7 @@ def arguments(given: list[str] | None) -> Namespace:
     add("--dtype", choices=cli.DTYPES, default="bfloat16")
     cli.backend_option(options)
     told = "run a peer with the interpreter it is installed for"
-    add("--python", type=_interpreter, action="append", default=[], metavar="PEER=PATH", help=told)
+    add("--python", type=interpreter, action="append", default=[], metavar="PEER=PATH", help=told)
     told = "for one batch of a peer, about; a slower one makes fewer tokens"
     add("--seconds", type=cli.positive_number, help=told)
     add(

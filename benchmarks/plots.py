@@ -2,10 +2,11 @@
 
     python -m benchmarks.plots benchmarks/results/decode-*.json --output floor.png
     python -m benchmarks.plots --gains benchmarks/results/bubble-*.json --output gains.png
+    python -m benchmarks.plots --traffic traffic.json --output traffic.png
 
 A panel per model and machine, a group of bars per batch, a bar per engine; its height is floor /
 time of a step, and the time is written on it. `--gains` draws steps of depth 1 and 2, and the gain
-as predicted and observed. Needs matplotlib.
+as predicted and observed; `--traffic` latencies over the rate of arrivals. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -174,6 +175,35 @@ def _pairs(
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def draw_traffic(results: Sequence[dict[str, Any]], output: Path) -> None:
+    """Writes the PNG of results of benchmarks.traffic: TTFT and inter-token latency over the rate,
+    medians and 99th percentiles, a colour per model, load and engine. Raises as `draw`."""
+    lines: dict[str, list[dict[str, Any]]] = {}
+    for entry in (entry for data in results for entry in data["entries"]):
+        measured = (entry["status"], entry["what"]) == ("ok", "cell")
+        if measured and isinstance(entry["rate"], (int, float)):
+            name = f"{entry['title']}, {entry['model']}, {entry['load']}"
+            lines.setdefault(name, []).append(entry)
+    if not lines:
+        raise ValueError("no rates in these files; give results of benchmarks.traffic")
+    pyplot = open_pyplot()
+    figure, both = pyplot.subplots(1, 2, figsize=(12, 5), dpi=DPI, layout="constrained")
+    names = {"ttft_ms": "time to first token, ms", "inter_token_ms": "inter-token latency, ms"}
+    for axes, (field, label) in zip(both, names.items(), strict=True):
+        for place, (name, entries) in enumerate(lines.items()):
+            cells = sorted(entries, key=lambda entry: float(entry["rate"]))
+            rates = [cell["rate"] for cell in cells]
+            for share, style in (("p50", "o-"), ("p99", "s--")):
+                values = [cell[field][share] for cell in cells]
+                look = {"color": f"C{place % COLOURS}", "label": f"{name}, {share}"}
+                axes.plot(rates, values, style, **look)
+        axes.set(xlabel="arrivals per second", ylabel=label, xscale="log", yscale="log")
+        axes.grid(alpha=0.3)
+    handles, labels = both[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    _save(pyplot, figure, output)
+
+
 def open_pyplot() -> Any:
     """matplotlib's pyplot, drawing to files. Raises ImportError, with what to do, without it."""
     try:
@@ -197,15 +227,18 @@ def _save(pyplot: Any, figure: Any, output: Path) -> None:
 
 def main(given: list[str] | None = None) -> int:
     options = plain_parser(__doc__.splitlines()[0])
-    add, told = options.add_argument, "JSON of benchmarks.decode and peers; for --gains of bubble"
+    add, told = options.add_argument, "JSON of benchmarks.decode, peers, bubble or traffic"
     add("files", nargs="+", type=Path, help=told)
     add("--gains", action="store_true", help="depth 1 and depth 2, not shares of the floor")
+    add("--traffic", action="store_true", help="latencies over the rate of arrivals")
     add("--output", type=png_file, default=Path("floor.png"), metavar="FILE", help="floor.png")
     args = options.parse_args(given)
     try:
+        results = [read_result(path) for path in args.files]
         if args.gains:
-            results = [read_result(path) for path in args.files]
             draw_gains([each for each in results if each["benchmark"] == "bubble"], args.output)
+        elif args.traffic:
+            draw_traffic([each for each in results if each["benchmark"] == "traffic"], args.output)
         else:
             draw([point for path in args.files for point in read_points(path)], args.output)
     except (ImportError, OSError, ValueError) as error:

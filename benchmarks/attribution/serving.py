@@ -134,7 +134,7 @@ def serve(engine: Engine, load: Load, seed: int) -> Served:
         failed = next((output.error for output in outputs if output.error is not None), None)
         if failed is not None:
             raise BenchmarkError(f"a request failed: {failed}")
-        _drain(engine)
+        drain(engine)
     lengths = [len(output.token_ids) for output in outputs]
     return Served(
         log=log,
@@ -146,7 +146,7 @@ def serve(engine: Engine, load: Load, seed: int) -> Served:
     )
 
 
-def _drain(engine: Engine) -> None:
+def drain(engine: Engine) -> None:
     """Waits for the zombies of the last requests."""
     deadline = time.monotonic() + DRAIN_S
     while engine.stats().rows_held:

@@ -59,6 +59,22 @@ LONG = {
     **{"what": "model", "depth": "depth", "total s": "wall_s", "active": "{active_share:.1%}"},
     **{"ms/step": "ms_per_step", "tokens/s": "tokens_per_s", "gap us": "gap_us"},
 }
+LATENCIES = ("p50", "p95", "p99", "max")
+TRAFFIC = {
+    **{"load": "load", "engine": "title", "rate/s": "rate", "requests": "requests"},
+    **{"s": "wall_s", "tok/s": "tokens_per_s", "req/s": "requests_per_s", "queue s": "queue_s"},
+    **{"TTFT ms p50": "ttft_ms[p50]", **{share: f"ttft_ms[{share}]" for share in LATENCIES[1:]}},
+    **{f"ITL {share}": f"inter_token_ms[{share}]" for share in LATENCIES},
+    **{"active": "{meter[active_share]:.1%}", "gap p99 us": "meter[gap_us][p99]"},
+    **{"host us": "meter[host_us]", "zombies": "{meter[zombie_share]:.1%}"},
+    "late p99": "late_ms[p99]",
+    "hit tokens": "{meter[grown][prefix_hit_tokens]}/{meter[grown][prompt_tokens]}",
+    "preempted": "meter[grown][preemptions]",
+}
+TURNS = {
+    **{"load": "load", "engine": "title", "rate/s": "rate", "turn": "turn"},
+    **{f"TTFT ms {share}": share for share in LATENCIES},
+}
 LADDER = {
     **{"stage": "stage", "what changes": "changes", "ms/step": "ms_per_step"},
     **{"in all": "x{in_all:.2f}", "first 8 ms": "first_ms", "gap share": "{gap_share:.1%}"},
@@ -140,6 +156,25 @@ def _adopt(data: Entry) -> Iterator[Table]:
         yield Table.of(f"{loop} loop", rows, LADDER, [f"{stage}: {told}" for stage, told in said])
 
 
+def _traffic(data: Entry) -> Iterator[Table]:
+    """By model a table of cells, one of TTFT by turn, and where requests began to queue."""
+    saturated = _of(data, "saturation")
+    for model in dict.fromkeys(entry["model"] for entry in data["entries"]):
+        own = [entry for entry in _of(data, "cell") if entry["model"] == model]
+        ends = (entry for entry in saturated if entry["model"] == model)
+        told = [f"{e['title']}: {e['load']} queues for 1 s from {e['rate']:.3g}/s on" for e in ends]
+        yield Table.of(model, own, TRAFFIC, told)
+        turns = [
+            {**entry, "turn": int(turn), **ttft}
+            for entry in own
+            if len(entry["ttft_by_turn"]) > 1
+            for turn, ttft in entry["ttft_by_turn"].items()
+        ]
+        yield Table.of(
+            f"{model}: TTFT by turn, or of the first request and the others", turns, TURNS
+        )
+
+
 TABLES: dict[str, Callable[[Entry], Iterator[Table]]] = {
     "activity": _activity,
     "adopt": _adopt,
@@ -147,4 +182,5 @@ TABLES: dict[str, Callable[[Entry], Iterator[Table]]] = {
     "decode": _decode,
     "kernels": _kernels,
     "peers": _peers,
+    "traffic": _traffic,
 }

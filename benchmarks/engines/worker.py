@@ -21,21 +21,21 @@ def run(task: dict[str, Any]) -> None:
     begin = time.perf_counter()
     peer = open_peer(task["peer"], setup)
     loaded = {"version": peer.version, "mode": peer.mode, "method": peer.method}
-    _say({"loaded": {**loaded, "load_s": time.perf_counter() - begin}})
+    say({"loaded": {**loaded, "load_s": time.perf_counter() - begin}})
     for prompts in task["prompts"]:
         batch, begin = len(prompts), time.perf_counter()
         try:
             measured = peer.measure(prompts, setup.window)
         except Exception as error:
             traceback.print_exc()
-            _say({"batch": batch, "error": f"{type(error).__name__}: {error}"})
+            say({"batch": batch, "error": f"{type(error).__name__}: {error}"})
         else:
             seconds = time.perf_counter() - begin
-            _say({"batch": batch, "seconds": seconds, **measured._asdict()})
+            say({"batch": batch, "seconds": seconds, **measured._asdict()})
     peer.close()
 
 
-def _say(line: dict[str, Any]) -> None:
+def say(line: dict[str, Any]) -> None:
     """On a line of its own, whatever libraries have printed before it."""
     print(f"\n{MARK}{json.dumps(line)}", flush=True)
 

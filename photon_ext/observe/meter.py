@@ -259,6 +259,13 @@ class Meter:
             rows_per_step=(rows - since.rows) / in_window if in_window else 0.0,
         )
 
+    def gaps_us(self, since: int = 0) -> list[float]:
+        """The step gaps measured after the first `since` (a snapshot's `gap_count`), microseconds;
+        of more than 4096 the latest 4096."""
+        count = self._pipeline.gap_count - since  # first: as many are there, or more
+        gaps = self._pipeline.gaps_us.copy()
+        return [*gaps][max(len(gaps) - count, 0) :]
+
     def prometheus(self) -> str:
         """The snapshot in Prometheus' text format, version 0.0.4, to be served as it is.
 

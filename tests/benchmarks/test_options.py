@@ -15,7 +15,9 @@ from benchmarks import cpu
 from benchmarks.common.environment import REPOSITORY
 from benchmarks.common.options import output_file
 
-BENCHMARKS = ["activity", "adopt", "bubble", "cpu", "decode", "floor", "kernels", "peers"]
+BENCHMARKS = [
+    *("activity", "adopt", "bubble", "cpu", "decode", "floor", "kernels", "peers", "traffic")
+]
 
 
 def refusal(benchmark: str, given: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -54,6 +56,10 @@ def refusal(benchmark: str, given: list[str], capsys: pytest.CaptureFixture[str]
         "host --modes idle -> there is no mode 'idle'; there are quiet, handover, text",
         "floor --gib 1e-9 -> --gib 1e-09: 1 bytes are no buffer to sweep",
         "floor --gib 100000 --device cpu -> --gib 100000: 100000 GiB to sweep do not fit into the ",
+        "traffic --loads short,nope -> --loads nope: unknown; known are short, chat, long",
+        "traffic --engines sglang -> --engines sglang: unknown; known are ours, vllm",
+        "traffic --rates burst,0 -> argument --rates: '0' is not a positive number",
+        "traffic --engine depth -> --engine: 'depth': expected OPTION=VALUE or OPTION=VALUE/VALUE",
         "plots x.json --output plot -> 'plot' does not end in .png",
         "plots x.json --output . -> '.' is no plain file; name one",
     ],
@@ -120,7 +126,7 @@ def test_an_output_file_is_not_made_before_it_is_written(
         output_file(str(path))
 
 
-@pytest.mark.parametrize("benchmark", ["adopt", "bubble", "decode", "kernels", "peers"])
+@pytest.mark.parametrize("benchmark", ["adopt", "bubble", "decode", "kernels", "peers", "traffic"])
 def test_without_a_gpu_sizes_fit_a_cpu(benchmark: str) -> None:
     module = importlib.import_module(f"benchmarks.{benchmark}")
     args = vars(module.arguments(["--device", "cpu"]))

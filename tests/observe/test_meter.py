@@ -240,6 +240,9 @@ def test_gaps_are_summed_and_the_latest_ones_ranked() -> None:
     now = meter.snapshot()
     assert (now.step_gap_us, now.step_gap_p99_us) == (51.0, 100.0)
     assert (now.gap_count, now.gap_s) == (5000, 2.0)
+    assert meter.gaps_us(since=4998) == [100.0, 101.0]
+    assert meter.gaps_us(since=5000) == []
+    assert len(meter.gaps_us()) == 101
 
 
 @pytest.mark.parametrize(
