@@ -53,6 +53,7 @@ class MeterSnapshot:
             plans; else it is part of launch), "launch", "commit" (with host_wait_s), "finalize"
             (with its masks), "deliver". What the loop sleeps without work is in none.
         live, waiting: requests without a final event; of them, those without a row.
+        timeouts, refusals: requests that their deadline ended, and that a full queue refused.
         rows_held, rows_max: rows in use, zombies included, of how many.
         pages_held, pages_free: the KV pages.
         window_s: seconds that the rates are over, at most WINDOW_S while the engine works.
@@ -80,6 +81,8 @@ class MeterSnapshot:
     host_s: dict[str, float]
     live: int
     waiting: int
+    timeouts: int
+    refusals: int
     rows_held: int
     rows_max: int
     pages_held: int
@@ -230,6 +233,8 @@ class Meter:
             host_s=self.clock.seconds(),
             live=len(scheduler.live),
             waiting=len(scheduler.waiting),
+            timeouts=scheduler.stats.timeouts,
+            refusals=scheduler.stats.refusals,
             rows_held=scheduler.rows_held,
             rows_max=scheduler.max_rows,
             pages_held=held,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from operator import attrgetter
 
 from photon_ext.errors import RequestError
 from photon_ext.runtime import Row, RowEvent, StepResult
 from photon_ext.scheduling.pages import PagePool
 from photon_ext.scheduling.sequence import Sequence, SequenceState
+from photon_ext.scheduling.stats import RequestStats
 from photon_ext.scheduling.token_log import TokenLog
+
+_rank = attrgetter("rank")
 
 
 class Scheduler:
@@ -19,6 +23,7 @@ class Scheduler:
 
     Attributes:
         log: the tokens of rows that decode together.
+        stats: counters of requests.
         released: rows that the pipeline has released, for `release_all`: until the next turn a
             commit may still speak of them.
     """
@@ -28,11 +33,12 @@ class Scheduler:
         self.pool = pool
         self.max_rows = max_rows
         self.log = TokenLog()
+        self.stats = RequestStats()
         self.released: list[Row] = []
         self._page_size = page_size
         self._max_len = max_len
         self._live: dict[object, Sequence] = {}
-        self._waiting: deque[Sequence] = deque()
+        self._waiting: list[Sequence] = []
         self._in_rows: dict[Row, Sequence] = {}
 
     @property
@@ -42,7 +48,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> Seq[Sequence]:
-        """Sequences without a row, in order of arrival: the scheduler's own list, to be read."""
+        """Sequences without a row, by rank: the scheduler's own list, to be read."""
         return self._waiting
 
     @property
@@ -77,7 +83,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Registers a sequence and queues it."""
         self._live[sequence.request] = sequence
-        self._waiting.append(sequence)
+        insort(self._waiting, sequence, key=_rank)
 
     def find(self, request: object) -> Sequence | None:
         """The live sequence of a request, waiting or running; None once it has ended."""
@@ -104,9 +110,9 @@ class Scheduler:
         self._in_rows[row] = sequence
 
     def requeue(self, sequence: Sequence, pages: list[int]) -> None:
-        """The scheduled sequence was not admitted: it is first in line again."""
+        """The scheduled sequence was not admitted: it has its place in line again."""
         self.pool.release(pages)
-        self._waiting.appendleft(sequence)
+        insort(self._waiting, sequence, key=_rank)
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence has ended; its row and pages stay until `release`."""

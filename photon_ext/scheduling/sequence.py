@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+import math
+import time
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from photon_ext.runtime import Admission, FinishReason, Row
 from photon_ext.sampling import Constraint
 from photon_ext.sampling.constraints import is_finished
+from photon_ext.scheduling.policy import Key
+
+_count = itertools.count()
 
 
 class SequenceState(Enum):
@@ -33,6 +39,11 @@ class Sequence:
         watched: each token is handled by itself, for a constraint or for stop strings; else tokens
             stay in columns.
         limit: what its length cap is: "max_new_tokens", or "max_len" where the context leaves less.
+        priority: the higher, the sooner, under a policy that looks at it.
+        deadline: when it ends at the latest, in seconds of `time.monotonic`; infinite: never.
+        arrived: when it came, in seconds of `time.monotonic`.
+        arrival: its place among all sequences, in order of arrival; a preemption keeps it.
+        key: its place in the policy's order.
         row: its row, from admission on.
         ended: no token counts any more.
     """
@@ -42,8 +53,18 @@ class Sequence:
     request: Any
     watched: bool = False
     limit: str = "max_new_tokens"
+    priority: int = 0
+    deadline: float = math.inf
+    arrived: float = field(default_factory=time.monotonic)
+    arrival: int = field(default_factory=_count.__next__)
+    key: Key = ()
     row: Row | None = None
     ended: bool = False
+
+    @property
+    def rank(self) -> tuple[Key, int]:
+        """The smallest is the first to get a row, the largest the first to give it up."""
+        return self.key, self.arrival
 
     @property
     def state(self) -> SequenceState:

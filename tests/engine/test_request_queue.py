@@ -95,11 +95,12 @@ def test_a_constraint_object_is_lent_to_one_request_and_free_when_it_is_given_ba
     with pytest.raises(RequestError, match="this AllowedIds already serves another request"):
         requests.post([make(constraint), make(constraint)])
     assert requests.collect(lambda: True).submitted == [], "nothing was queued"
-    requests.post([first := make(constraint)])
+    first = make(constraint)
+    requests.post([first])
     assert requests.collect(lambda: False).submitted == [first]
     with pytest.raises(RequestError, match="already serves"):
         requests.post([make(constraint)])
-    requests.give_back(constraint)
+    requests.give_back(first)
     requests.post([make(constraint)])
 
 
