@@ -64,14 +64,14 @@ def check_flag(name: str, value: object, optional: bool = False) -> None:
         raise ConfigError(f"{name} is {shown(value)}; give {choices}")
 
 
-def check_seconds(name: str, value: object, expected: str) -> float:
+def check_seconds(name: str, value: Any, expected: str) -> float:
     """``value`` as seconds from 0 on, cut to what a lock can wait, 292 years. Raises ConfigError
     with what was ``expected``.
     """
     number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not value >= 0:  # type: ignore[operator]  # NaN is neither
+    if not number or not value >= 0:  # NaN is neither
         raise ConfigError(f"{name} is {shown(value)}; give {expected}")
-    return float(min(value, threading.TIMEOUT_MAX))  # type: ignore[type-var, arg-type]
+    return float(min(value, threading.TIMEOUT_MAX))
 
 
 def check_backend(value: object) -> None:

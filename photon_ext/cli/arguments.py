@@ -9,7 +9,6 @@ from typing import NoReturn, get_args
 import photon_ext
 from photon_ext.checks import Backend, check_seconds
 from photon_ext.cli.terminal import complain, say
-from photon_ext.errors import ConfigError
 
 WRONG = 2
 PROMPT = "Why is the sky blue?"
@@ -151,7 +150,7 @@ def _add_answer(parser: argparse.ArgumentParser, max_new_tokens: int) -> None:
 def _seconds(text: str) -> float:
     try:
         return check_seconds("it", float(text), "seconds >= 0")
-    except ConfigError as error:
+    except ValueError as error:  # a ConfigError is one
         raise argparse.ArgumentTypeError(str(error)) from error
 
 

@@ -5,6 +5,7 @@ those that run gives its own up where pages run out.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from numbers import Real
 from typing import TYPE_CHECKING, Protocol
 
@@ -65,7 +66,11 @@ class Priority:
         return (sequence.arrived - sequence.priority * self.ageing_s,)
 
 
-POLICIES = {"first-come": FirstCome, "shortest-prompt": ShortestPrompt, "priority": Priority}
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "first-come": FirstCome,
+    "shortest-prompt": ShortestPrompt,
+    "priority": Priority,
+}
 
 
 def choose_policy(policy: object) -> Policy:
