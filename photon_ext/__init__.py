@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         NoFreeRow,
         PhotonError,
         PipelineError,
+        QueueFull,
         RequestError,
     )
     from photon_ext.runtime import Pipeline, RowParams, RowTable, Runtime, StepPlan
@@ -68,6 +69,7 @@ _LAZY = {
     "PinnedBuffer": "photon_ext._C",
     "Pipeline": "photon_ext.runtime",
     "PipelineError": "photon_ext.errors",
+    "QueueFull": "photon_ext.errors",
     "Request": "photon_ext.engine",
     "RequestError": "photon_ext.errors",
     "RowParams": "photon_ext.runtime",
@@ -106,6 +108,7 @@ __all__ = [
     "PinnedBuffer",
     "Pipeline",
     "PipelineError",
+    "QueueFull",
     "Request",
     "RequestError",
     "RowParams",

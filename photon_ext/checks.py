@@ -5,7 +5,9 @@ what to give instead. Nothing is taken before its checks have passed.
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from photon_ext.errors import ConfigError, RequestError, shown
@@ -39,11 +41,11 @@ def as_tuple(values: Any) -> tuple[Any, ...] | None:
     return tuple(iterator)
 
 
-def check_count(name: str, value: object, most: int = INT32_MAX) -> int:
-    """``value`` as an int from 1 to ``most``. Raises ConfigError."""
+def check_count(name: str, value: object, most: int = INT32_MAX, least: int = 1) -> int:
+    """``value`` as an int from ``least`` to ``most``. Raises ConfigError."""
     number = as_index(value)
-    if number is None or not 1 <= number <= most:
-        raise ConfigError(f"{name} is {shown(value)}; give an integer from 1 to {most}")
+    if number is None or not least <= number <= most:
+        raise ConfigError(f"{name} is {shown(value)}; give an integer from {least} to {most}")
     return number
 
 
@@ -60,6 +62,16 @@ def check_flag(name: str, value: object, optional: bool = False) -> None:
     if not (isinstance(value, bool) or (optional and value is None)):
         choices = "True, False or None" if optional else "True or False"
         raise ConfigError(f"{name} is {shown(value)}; give {choices}")
+
+
+def check_seconds(name: str, value: Any, expected: str) -> float:
+    """``value`` as seconds from 0 on, cut to what a lock can wait, 292 years. Raises ConfigError
+    with what was ``expected``.
+    """
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not value >= 0:  # NaN is neither
+        raise ConfigError(f"{name} is {shown(value)}; give {expected}")
+    return float(min(value, threading.TIMEOUT_MAX))
 
 
 def check_backend(value: object) -> None:

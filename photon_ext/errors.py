@@ -27,6 +27,10 @@ class RequestError(PhotonError, ValueError):
     """One request cannot be served as asked; all others are unaffected."""
 
 
+class QueueFull(RequestError):
+    """As many requests run and wait as the engine takes (`max_waiting`): try again later."""
+
+
 class ModelError(PhotonError, ValueError):
     """A model file is missing, damaged, foreign, or of an unsupported architecture."""
 

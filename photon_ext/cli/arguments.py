@@ -7,7 +7,7 @@ import sys
 from typing import NoReturn, get_args
 
 import photon_ext
-from photon_ext.checks import Backend
+from photon_ext.checks import Backend, check_seconds
 from photon_ext.cli.terminal import complain, say
 
 WRONG = 2
@@ -54,6 +54,12 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     _add_answer(parser, max_new_tokens=128)
     parser.add_argument(
         "--raw", action="store_true", help="use the prompt as it stands, without the chat template"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="end an unfinished answer after so long, from when the model is loaded",
     )
     parser.add_argument(
         "--json",
@@ -139,6 +145,13 @@ def _add_answer(parser: argparse.ArgumentParser, max_new_tokens: int) -> None:
 
     for name, (kind, told, default) in flags(max_new_tokens=max_new_tokens).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, help=told)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return check_seconds("it", float(text), "seconds >= 0")
+    except ValueError as error:  # a ConfigError is one
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _directory(text: str) -> str:

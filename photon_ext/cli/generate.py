@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     params, prompt = sampling_params(arguments), _prompt(arguments)
     engine = open_engine(arguments)
     with engine, open_view(engine.meter, sys.stderr) if arguments.meter else nullcontext() as view:
-        request = engine.submit(prompt, params, raw=arguments.raw)
+        request = engine.submit(prompt, params, raw=arguments.raw, timeout_s=arguments.timeout)
         if view is not None and view.redraws and sys.stdout.isatty() and not arguments.json:
             _stream_in(view, request)
         elif not arguments.json:

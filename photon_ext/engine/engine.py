@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from photon_ext._library import log_fallbacks
-from photon_ext.checks import check_callable
+from photon_ext.checks import check_callable, check_count
 from photon_ext.engine.input import InputProcessor
 from photon_ext.engine.loop import EngineLoop, Listener
 from photon_ext.engine.options import choose_device, named_options
@@ -22,14 +22,16 @@ from photon_ext.engine.prompts import Message, Prompt
 from photon_ext.engine.request import Request
 from photon_ext.engine.request_queue import RequestQueue
 from photon_ext.engine.thread import EngineThread
-from photon_ext.errors import RequestError, shown
+from photon_ext.engine.urgency import Urgency
+from photon_ext.errors import QueueFull, RequestError, shown
 from photon_ext.models.loader import load_model
 from photon_ext.observe.meter import Meter, MeterSnapshot
 from photon_ext.runtime import Pipeline
 from photon_ext.runtime.heap_freeze import HeapFreeze
 from photon_ext.runtime.runtime import checked_device
 from photon_ext.sampling import SamplingParams
-from photon_ext.scheduling import PagePool, Pager, Planner, Scheduler, Sequence
+from photon_ext.scheduling import PagePool, Pager, Planner, Policy, Scheduler, Sequence
+from photon_ext.scheduling.policy import choose_policy
 
 if TYPE_CHECKING:
     from photon_ext.models.config import ModelConfig
@@ -67,6 +69,8 @@ class Engine:
         buckets: Iterable[int] | None = None,
         prefill_buckets: Iterable[int] | None = None,
         chunk: int = 256,
+        max_waiting: int | None = None,
+        policy: str | Policy = "first-come",
         graph: bool = True,
         device: str = "cpu",
         meter: bool = True,
@@ -82,19 +86,22 @@ class Engine:
             vocab_size, buckets, prefill_buckets, chunk, graph: see Pipeline.
             tokenizer: for string prompts, text and stop strings; None serves token ids.
             device: what the meter says about where it runs.
-            meter, freeze, prefix_cache: see EngineOptions.
+            max_waiting, policy, meter, freeze, prefix_cache: see EngineOptions.
             exact: decode steps and prefill of this forward differ in last bits, which tokens must
                 not show (see Pager).
 
-        Raises: as Pipeline; ConfigError, the pool has no page.
+        Raises: as Pipeline; ConfigError, the pool has no page, or a value is no option.
         """
+        policy, rows = choose_policy(policy), runtime.table.max_rows
+        if max_waiting is not None:
+            max_waiting = check_count("max_waiting", max_waiting, least=0) + rows
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.depth = runtime.depth
         self.device = device
-        self._queue = RequestQueue()
         pager = Pager(PagePool(num_pages), runtime.page_size, prefix_cache, exact)
-        self._scheduler = scheduler = Scheduler(pager, runtime.table.max_rows, runtime.max_len)
+        self._scheduler = scheduler = Scheduler(pager, rows, runtime.max_len)
+        self._queue = RequestQueue(max_waiting, scheduler.stats)
         self._pipeline = pipeline = Pipeline(
             runtime,
             forward,
@@ -108,7 +115,7 @@ class Engine:
         )
         log_fallbacks()  # of what the captures launched
         self._input = InputProcessor(
-            tokenizer, tuple(eos_ids), pipeline.limits, scheduler.fit, self._queue
+            tokenizer, tuple(eos_ids), pipeline.limits, scheduler.fit, self._queue, policy
         )
         planner = Planner(scheduler, pipeline.roster, chunk)
         self.meter = Meter(pipeline.stats, scheduler, runtime.depth, device, meter)
@@ -178,6 +185,8 @@ class Engine:
             buckets=chosen.buckets,
             prefill_buckets=chosen.prefill_buckets,
             chunk=chosen.chunk,
+            max_waiting=chosen.max_waiting,
+            policy=chosen.policy,
             graph=chosen.graph,
             device=str(weights.device),
             meter=chosen.meter,
@@ -192,6 +201,9 @@ class Engine:
         params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         raw: bool = False,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        deadline: float | None = None,
     ) -> list[Output]:
         """Generates for all prompts, batched, and waits for them.
 
@@ -200,6 +212,9 @@ class Engine:
             params: for all, or one per prompt; None: the defaults.
             raw: strings are encoded without the chat template, as they stand but for the model's
                 begin-of-text token.
+            priority: the higher, the sooner they get a row, with the policy "priority" or your own.
+            timeout_s, deadline: seconds from now, and a time of `time.monotonic`, at which what has
+                not ended ends with finish reason "timeout" and the tokens that it has.
 
         Returns:
             One output per prompt, in order. What goes wrong while a request runs ends that request
@@ -208,32 +223,53 @@ class Engine:
 
         Raises:
             RequestError, ConfigError: an argument is invalid (the message names the prompt), or a
-                constraint of this engine calls this and would wait for itself. Nothing is queued.
+                constraint of this engine calls this and would wait for itself; QueueFull: there is
+                no place for all of them now (`max_waiting`). Nothing is queued.
             EngineDeadError: the engine was closed or has crashed, or this is a fork of its process.
         """
         self._queue.check_wait()
-        return self._answers(self._input.make_all(prompts, params, raw))
+        urgency = Urgency.of(priority, timeout_s, deadline)
+        return self._answers(self._input.make_all(prompts, params, raw, urgency))
 
     def submit(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, raw: bool = False
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        deadline: float | None = None,
     ) -> Request:
         """Queues one prompt, encoded on the calling thread; arguments as in `generate`. What goes
         wrong later is in the request's output. A constraint may call this, too.
 
         Raises:
-            RequestError, ConfigError: the request can never be served; others are unaffected.
+            RequestError, ConfigError: the request can never be served; QueueFull: not now. Others
+                are unaffected.
             EngineDeadError: the engine was closed or has crashed, or this is a fork of its process.
         """
-        sequence = self._input.make(prompt, params, raw)
+        urgency = Urgency.of(priority, timeout_s, deadline)
+        sequence = self._input.make(prompt, params, raw, urgency)
         request: Request = sequence.request
         try:
             self._post([sequence])
+        except QueueFull:  # nothing was queued
+            raise
         except BaseException:  # the caller never gets the request
             request.cancel()
             raise
         return request
 
-    def chat(self, messages: Seq[Message], params: SamplingParams | None = None) -> Output:
+    def chat(
+        self,
+        messages: Seq[Message],
+        params: SamplingParams | None = None,
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        deadline: float | None = None,
+    ) -> Output:
         """Answers one conversation, and waits for the answer, which Ctrl-C cancels; `submit` takes
         messages as well, for an answer piece by piece.
 
@@ -244,6 +280,7 @@ class Engine:
             messages: the turns so far, each {"role": "system" | "user" | "assistant", "content":
                 ...}; the content is a string, or a list of parts {"type": "text", "text": ...}.
             params: None: the defaults.
+            priority, timeout_s, deadline: as in `generate`.
 
         Raises:
             RequestError, ConfigError, EngineDeadError: as `submit`, or there is no chat template.
@@ -253,7 +290,8 @@ class Engine:
                 f"messages is {shown(messages)}; give a list of chat messages, for instance "
                 "[{'role': 'user', 'content': 'Hello'}]"
             )
-        return self._answers([self._input.make(messages, params, False)])[0]
+        urgency = Urgency.of(priority, timeout_s, deadline)
+        return self._answers([self._input.make(messages, params, False, urgency)])[0]
 
     def listen(self, listener: Listener) -> None:
         """Calls `listener` once per step with a StepOutput: for servers, which send tokens on.
@@ -298,6 +336,8 @@ class Engine:
         try:
             self._post(sequences)
             return [sequence.request.result() for sequence in sequences]
+        except QueueFull:  # nothing was queued
+            raise
         except BaseException:
             for sequence in sequences:
                 sequence.request.cancel()

@@ -14,11 +14,13 @@ from photon_ext.engine.prompts import Prompt, encode_prompt
 from photon_ext.engine.request import Request
 from photon_ext.engine.request_queue import RequestQueue
 from photon_ext.engine.text import StoppedText, TextReader
+from photon_ext.engine.urgency import Urgency
 from photon_ext.errors import ConfigError, RequestError, describe, shown
 from photon_ext.runtime.admission import check_admission
 from photon_ext.sampling import Constraint, SamplingParams
 from photon_ext.sampling.constraints import constraint_fault
-from photon_ext.scheduling import Sequence
+from photon_ext.scheduling import Policy, Sequence
+from photon_ext.scheduling.policy import checked_key
 
 if TYPE_CHECKING:
     from photon_ext.models.tokenizer import Tokenizer
@@ -32,6 +34,7 @@ class InputProcessor:
         tokenizer: None serves token ids only.
         fit: see Scheduler.
         queue: where their requests will be.
+        policy: says where each stands among those that wait.
     """
 
     tokenizer: Tokenizer | None
@@ -39,9 +42,14 @@ class InputProcessor:
     limits: Limits
     fit: Callable[[int, int], int]
     queue: RequestQueue
+    policy: Policy
 
     def make_all(
-        self, prompts: Seq[Prompt], params: SamplingParams | Seq[SamplingParams] | None, raw: bool
+        self,
+        prompts: Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None,
+        raw: bool,
+        urgency: Urgency,
     ) -> list[Sequence]:
         """One for each prompt. Raises RequestError, ConfigError: the message names the prompt."""
         if isinstance(prompts, (str, bytes, bytearray, memoryview)) or not isinstance(prompts, Seq):
@@ -58,12 +66,14 @@ class InputProcessor:
         for index, prompt in enumerate(prompts):
             own = params[index] if isinstance(params, Seq) else params
             try:
-                made.append(self.make(prompt, own, raw))
+                made.append(self.make(prompt, own, raw, urgency))
             except (RequestError, ConfigError) as error:
                 raise type(error)(f"prompt {index}: {error}") from error.__cause__
         return made
 
-    def make(self, prompt: Prompt, params: SamplingParams | None, raw: bool) -> Sequence:
+    def make(
+        self, prompt: Prompt, params: SamplingParams | None, raw: bool, urgency: Urgency
+    ) -> Sequence:
         """Raises RequestError, ConfigError: what is wrong with the prompt or the parameters."""
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
@@ -78,7 +88,12 @@ class InputProcessor:
         request = Request(self.queue, self._text, len(ids), text)
         watched = constraint is not None or text is not None
         limit = "max_len" if cap < params.max_new_tokens else "max_new_tokens"
-        return Sequence(admission, constraint, request, watched, limit)
+        priority, deadline = urgency
+        sequence = Sequence(
+            admission, constraint, request, watched, limit, priority=priority, deadline=deadline
+        )
+        sequence.key = checked_key(self.policy, sequence)
+        return sequence
 
     def _text(self) -> TextReader:
         return TextReader(None if self.tokenizer is None else self.tokenizer.detokenizer())

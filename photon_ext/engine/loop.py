@@ -3,7 +3,7 @@
 One turn, in order (at depth 2 step t+1 runs on the device while the host commits and delivers step
 t):
 
-    admit      waiting requests get rows and pages, cancels are taken
+    admit      cancels and passed deadlines are taken, waiting requests get rows and pages
     plan       who rides in step t+1
     launch     step t+1 is enqueued
     commit     step t is read: tokens in columns, stops, constraints advance
@@ -25,7 +25,7 @@ from photon_ext.errors import PipelineError, RequestError, describe, shown
 from photon_ext.observe.meter import Meter
 from photon_ext.runtime import FinishReason, Pipeline, Row, RowEvent, Step, StepResult, probe
 from photon_ext.runtime.probe import Phase
-from photon_ext.scheduling import Planner, Scheduler, Sequence
+from photon_ext.scheduling import Deadlines, Planner, Scheduler, Sequence
 
 Listener = Callable[[StepOutput], None]
 _LOG = logging.getLogger("photon_ext")
@@ -60,6 +60,7 @@ class EngineLoop:
         self._planner = planner
         self._queue = queue
         self._meter = meter
+        self._deadlines = Deadlines()
         self._undelivered: deque[Delivery] = deque()
         self._fresh: StepResult | None = None
         self._first: list[tuple[Request, int]] = []
@@ -99,16 +100,20 @@ class EngineLoop:
     def _collect(self) -> bool:
         """Takes what has arrived; sleeps while there is nothing to do. False: it is the end."""
         probe.begin(Phase.COLLECT)
-        arrivals = self._queue.collect(self._has_work)
+        arrivals = self._queue.collect(self._has_work, self._deadlines.wait_s)
         probe.end()
         for sequence in arrivals.submitted:
             self._scheduler.add(sequence)
+            self._deadlines.add(sequence)
         for request in arrivals.cancelled:
             if (found := self._scheduler.find(request)) is not None:
                 self._end(found, End(FinishReason.CANCELLED))
         if arrivals.closing:
             for sequence in self._scheduler.live:
                 self._end(sequence, End(FinishReason.CANCELLED))
+        for sequence in self._deadlines.passed():
+            self._scheduler.stats.timeouts += 1
+            self._end(sequence, End(FinishReason.TIMEOUT))
         return not arrivals.closing or self._has_work()
 
     def _has_work(self) -> bool:
@@ -266,7 +271,7 @@ class EngineLoop:
         self._scheduler.finish(sequence)
         if sequence.row is not None:
             self._pipeline.abort(sequence.row)
-        self._queue.give_back(sequence.constraint)
+        self._queue.give_back(sequence)
 
     def _die(self, error: BaseException) -> None:
         """Everybody learns why. The runtime keeps the memory of steps still in flight."""

@@ -19,6 +19,8 @@ from photon_ext.checks import (
     check_flag,
 )
 from photon_ext.errors import ConfigError, shown
+from photon_ext.scheduling import Policy
+from photon_ext.scheduling.policy import choose_policy
 
 MAX_STOP_IDS = 4096  # the device looks through all of a row's for each token
 
@@ -29,6 +31,11 @@ class EngineOptions:
 
     Attributes:
         max_rows: requests that run at once; more wait.
+        max_waiting: requests that may be there beyond max_rows, 0 or more; one more is refused with
+            QueueFull. None: any number.
+        policy: who of those that wait is next: "first-come", "shortest-prompt", "priority" (the
+            highest first, 30 s of waiting count as one more), or an object of your own (see
+            scheduling.policy).
         max_len: tokens of a request, prompt and answer but for the answer's last, which is not fed;
             None: what the model was made for, up to 4096.
         depth: steps in flight: 2 overlaps the host's work with the device's, 1 is the blocking
@@ -64,6 +71,8 @@ class EngineOptions:
     """
 
     max_rows: int = 32
+    max_waiting: int | None = None
+    policy: str | Policy = "first-come"
     max_len: int | None = None
     depth: int = 2
     page_size: int = 16
@@ -86,6 +95,9 @@ class EngineOptions:
             value = getattr(self, name)
             if value is not None or name not in ("max_len", "num_pages"):
                 check_count(name, value)
+        if self.max_waiting is not None:
+            check_count("max_waiting", self.max_waiting, least=0)
+        choose_policy(self.policy)
         check_count("max_stop_ids", self.max_stop_ids, MAX_STOP_IDS)
         for name in ("buckets", "prefill_buckets"):
             if getattr(self, name) is not None:

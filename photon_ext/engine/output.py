@@ -36,7 +36,7 @@ class Output:
     Attributes:
         text: without stop strings and special tokens; empty without a tokenizer.
         token_ids: the generated ids, a final stop token included.
-        finish_reason: "stop", "length", "cancelled" or "error".
+        finish_reason: "stop", "length", "cancelled", "timeout" or "error".
         stop_reason: with "stop" the id of the stop token, the stop string, or "constraint", which
             was finished; with "length" "max_new_tokens", or "max_len" where the context was full;
             else None.

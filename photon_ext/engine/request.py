@@ -6,15 +6,14 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
-from numbers import Real
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from photon_ext.checks import check_seconds
 from photon_ext.engine.output import End, Output, StreamEvent
 from photon_ext.engine.reader import EventReader, read_output
 from photon_ext.engine.text import MadeText, StoppedText, TextReader
 from photon_ext.engine.token_feed import TokenFeed
-from photon_ext.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from photon_ext.engine.request_queue import RequestQueue
@@ -109,7 +108,8 @@ class Request(TokenFeed):
             RequestError: called by a constraint of the same engine, which would wait for itself.
             EngineDeadError: called in a fork of the engine's process.
         """
-        seconds = _checked_seconds(timeout)
+        expected = "seconds >= 0, or None to wait as long as it takes"
+        seconds = None if timeout is None else check_seconds("timeout", timeout, expected)
         if not self.done:
             self._queue.check_wait()
             gate = Gate()
@@ -226,14 +226,3 @@ def _wake(wakers: set[Waker]) -> None:
         except BaseException:
             # the reader's event loop is closed, or is broken: nobody can be woken there any more
             wakers.discard(wake)
-
-
-def _checked_seconds(timeout: float | None) -> float | None:
-    """`timeout`, cut to what a lock can wait, 292 years."""
-    if timeout is None:
-        return None
-    if not isinstance(timeout, Real) or not timeout >= 0:  # NaN is neither
-        raise ConfigError(
-            f"timeout is {shown(timeout)}; give seconds >= 0, or None to wait as long as it takes"
-        )
-    return float(min(timeout, threading.TIMEOUT_MAX))

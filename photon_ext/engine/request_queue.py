@@ -6,13 +6,13 @@ import os
 import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from photon_ext.engine.request import Request
-from photon_ext.errors import EngineDeadError, RequestError, describe
+from photon_ext.errors import EngineDeadError, QueueFull, RequestError, describe
 from photon_ext.sampling import Constraint
-from photon_ext.scheduling import Sequence
+from photon_ext.scheduling import RequestStats, Sequence
 
 
 class Arrivals(NamedTuple):
@@ -33,8 +33,14 @@ class RequestQueue:
         read: the requests that somebody reads.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int | None = None, stats: RequestStats | None = None) -> None:
+        """`capacity`: requests that may run and wait, all together; None: any number. `stats`:
+        where refusals are counted.
+        """
         self.read: set[Request] = set()
+        self._capacity = capacity
+        self._stats = RequestStats() if stats is None else stats
+        self._live: set[Request] = set()  # posted, and not given back
         self._lock = threading.RLock()
         self._arrived: SimpleQueue[tuple[Sequence, ...] | Request] = SimpleQueue()
         self._borrowed: set[int] = set()  # ids of constraint objects that serve a live request
@@ -71,14 +77,22 @@ class RequestQueue:
         """Whether this process is a fork: no engine thread runs here, and locks may stay taken."""
         return self._process != os.getpid()
 
-    def collect(self, busy: Callable[[], bool]) -> Arrivals:
-        """Takes everything; sleeps until there is something, unless the engine is `busy`."""
+    def collect(
+        self, busy: Callable[[], bool], wait_s: Callable[[], float | None] = lambda: None
+    ) -> Arrivals:
+        """Takes everything; unless the engine is `busy` it sleeps until there is something, or
+        for `wait_s` seconds.
+        """
         closing = self._closing  # before the look at what was posted until then
         submitted: list[Sequence] = []
         cancelled: list[Request] = []
         sleeps = not closing and not busy()
         while sleeps or not self._arrived.empty():
-            arrived, sleeps = self._arrived.get(), False
+            try:
+                arrived = self._arrived.get(True, wait_s() if sleeps else None)
+            except Empty:
+                break
+            sleeps = False
             if isinstance(arrived, Request):
                 cancelled.append(arrived)
             else:
@@ -91,10 +105,11 @@ class RequestQueue:
             self._cause = cause
         return self.collect(lambda: True).submitted
 
-    def give_back(self, constraint: Constraint | None) -> None:
-        """The request of this constraint has ended; the object may serve another."""
+    def give_back(self, sequence: Sequence) -> None:
+        """The request has ended: its place and its constraint object may serve another."""
         with self._lock:
-            self._borrowed.discard(id(constraint))
+            self._live.discard(sequence.request)
+            self._borrowed.discard(id(sequence.constraint))
 
     def check_wait(self) -> None:
         """Raises where a wait for a request would be for ever: RequestError, on the engine thread;
@@ -110,7 +125,7 @@ class RequestQueue:
 
     def post(self, sequences: Seq[Sequence]) -> None:
         """Queues requests together, for the same turn; or none, and raises EngineDeadError (closed,
-        failed or forked) or RequestError (a constraint object serves another request).
+        failed or forked), QueueFull, or RequestError (a constraint object serves another request).
         """
         self._check_fork()
         with self._lock:
@@ -120,8 +135,11 @@ class RequestQueue:
                 ) from self._cause
             if self._closing:
                 raise EngineDeadError("the engine is closed; make a new one")
+            self._check_room(len(sequences))
             self._borrow([own for one in sequences if (own := one.constraint) is not None])
             self._arrived.put(tuple(sequences))
+            # last: where Ctrl-C comes between, no place stays taken by what was not queued
+            self._live.update(sequence.request for sequence in sequences)
 
     def cancel(self, request: Request) -> None:
         """Queues a cancel; nothing to do for a request that has ended, or where all end."""
@@ -144,6 +162,16 @@ class RequestQueue:
                 f"process {os.getpid()} is a fork of it: "
                 "use a fresh process instead (multiprocessing's 'spawn'), or call "
                 "torch.set_num_threads(1) here and then make a new Engine"
+            )
+
+    def _check_room(self, count: int) -> None:
+        if self._capacity is not None and len(self._live) + count > self._capacity:
+            self._stats.refusals += count
+            asked = "one more" if count == 1 else f"{count} more"
+            raise QueueFull(
+                f"the queue is full: {len(self._live)} requests run or wait, {asked} would exceed "
+                f"the {self._capacity} that this engine takes (max_rows + max_waiting); try again "
+                "when some have ended, or make the engine with a larger max_waiting"
             )
 
     def _borrow(self, constraints: Seq[Constraint]) -> None:

@@ -53,6 +53,7 @@ class MeterSnapshot:
             plans; else it is part of launch), "launch", "commit" (with host_wait_s), "finalize"
             (with its masks), "deliver". What the loop sleeps without work is in none.
         live, waiting: requests without a final event; of them, those without a row.
+        timeouts, refusals: requests that their deadline ended, and that a full queue refused.
         rows_held, rows_max: rows in use, zombies included, of how many.
         pages_held, pages_cached, pages_free: the KV pages: those of rows, those that nobody holds
             and that a prompt may find its beginning in, those that hold nothing.
@@ -84,6 +85,8 @@ class MeterSnapshot:
     host_s: dict[str, float]
     live: int
     waiting: int
+    timeouts: int
+    refusals: int
     rows_held: int
     rows_max: int
     pages_held: int
@@ -217,7 +220,8 @@ class Meter:
         gap_s, gap_count, gaps = stats.gap_sum_us / 1e6, stats.gap_count, stats.gaps_us.copy()
         quiet_steps = stats.quiet_steps
         held, cached = pool.held, pool.cached
-        hit_tokens, prompt_tokens = scheduler.hit_tokens, scheduler.prompt_tokens
+        requests = scheduler.stats
+        hit_tokens, prompt_tokens = requests.prefix_hit_tokens, requests.prompt_tokens
         decode_steps, prefill_steps = stats.decode_steps, stats.prefill_steps
         now = time.perf_counter_ns()
         steps, tokens, rows = decode_steps + prefill_steps, stats.tokens, stats.committed_rows
@@ -245,6 +249,8 @@ class Meter:
             host_s=self.clock.seconds(),
             live=len(scheduler.live),
             waiting=scheduler.waiting_count,
+            timeouts=requests.timeouts,
+            refusals=requests.refusals,
             rows_held=scheduler.rows_held,
             rows_max=scheduler.max_rows,
             pages_held=held,
@@ -252,7 +258,7 @@ class Meter:
             pages_free=pool.num_pages - held - cached,
             prompt_tokens=prompt_tokens,
             prefix_hit_tokens=hit_tokens,
-            preemptions=scheduler.preemptions,
+            preemptions=requests.preemptions,
             window_s=seconds,
             steps_per_s=in_window / seconds,
             tokens_per_s=(tokens - since.tokens) / seconds,

@@ -23,6 +23,8 @@ _COUNTERS = {
     "committed_rows": "Rows of committed steps, zombies included.",
     "zombie_rows": "Rows of committed steps whose sequence had already ended.",
     "host_waits": "Commits that had to wait for the device.",
+    "timeouts": "Requests that their deadline ended.",
+    "refusals": "Requests that a full queue refused.",
     "device_waits": "Launches that found the device out of work while there was some.",
     "prompt_tokens": "Prompt tokens of admitted requests.",
     "prefix_hit_tokens": "Prompt tokens found in cached pages.",

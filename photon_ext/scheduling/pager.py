@@ -4,8 +4,8 @@ what is kept when they leave.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from photon_ext.runtime import PageAppend, Row
@@ -13,6 +13,7 @@ from photon_ext.scheduling.pages import PagePool
 from photon_ext.scheduling.prefix_cache import PrefixCache
 from photon_ext.scheduling.sequence import Sequence
 
+_rank = attrgetter("rank")
 STRIDE = 4  # pages that a row gets at a time where it cannot have all
 
 
@@ -146,17 +147,17 @@ class Pager:
             self._cache.written(holding.unwritten[:count])
             del holding.unwritten[:count]
 
-    def grow(self, rank: Callable[[Sequence], Any]) -> Growth:
+    def grow(self) -> Growth:
         """More pages, once a row has none for its next token: to every row that lacks some, so that
-        the steps that follow send nothing; those with the lowest ``rank`` first.
+        the steps that follow send nothing; those of the lowest rank first.
         """
         urgent = [sequence for sequence in self._short if _needs_page(sequence)]
         if not urgent:
             return Growth()
-        urgent.sort(key=rank)
+        urgent.sort(key=_rank)
         others = [sequence for sequence in self._short if sequence not in urgent]
         appends, stalled = [], []
-        for sequence in (*urgent, *sorted(others, key=rank)):
+        for sequence in (*urgent, *sorted(others, key=_rank)):
             row = sequence.row
             if row is None or not row.running:
                 continue

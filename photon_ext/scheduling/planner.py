@@ -1,12 +1,12 @@
-"""Who gets a row, and who rides in the next step. The planner sees who waits, rows, free pages and
-the token budget of a step, and returns data that the pipeline executes: a policy is a change here.
+"""Who gets a row, and who rides in the next step. The planner sees who waits, by rank, rows,
+free pages and the token budget of a step, and returns data that the pipeline executes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
-from typing import Any
+from operator import attrgetter
 
 from photon_ext.runtime import Row, StepKind, StepPlan
 from photon_ext.runtime.default_plan import first_come_first_served
@@ -17,7 +17,7 @@ from photon_ext.scheduling.sequence import Sequence
 
 
 class Planner:
-    """First come, first served, for rows and pages and in steps."""
+    """Rows and pages by rank (see policy.py), steps first come, first served."""
 
     def __init__(self, scheduler: Scheduler, roster: Roster, budget: int) -> None:
         """`roster`: the pipeline's rows. `budget`: prompt tokens that one step may carry."""
@@ -42,16 +42,18 @@ class Planner:
             yield sequence, grant
 
     def choose(self, waiting: Seq[Sequence]) -> Sequence:
-        """Whose turn it is, of at least one that waits, in order of arrival: the first."""
+        """Whose turn it is, of at least one that waits, by rank: the first."""
         return waiting[0]
 
-    def rank(self, sequence: Sequence) -> Any:
-        """Who gets pages first where they are short, the lowest first; the highest is preempted."""
-        return sequence.order
+    def victim(self, running: Iterable[Sequence]) -> Sequence:
+        """Who gives its row up, of at least one that runs: the last of the same order, which
+        never changes: no two requests preempt each other in turns.
+        """
+        return max(running, key=attrgetter("rank"))
 
     def plan(self, previous: StepKind | None) -> StepPlan:
         """The next step; empty where no row has anything to launch. `previous`: the last kind."""
-        growth = self._scheduler.grow(self.rank)
+        growth = self._scheduler.grow()
         decode, prefill = self._roster.decode, self._roster.prefill
         drains: tuple[Row, ...] = ()
         if growth.stalled:
@@ -68,6 +70,6 @@ class Planner:
         running = self._scheduler.running
         if len(running) < self._scheduler.rows_held:
             return ()
-        victim = max(running, key=self.rank)
+        victim = self.victim(running)
         assert victim.row is not None
         return (victim.row,)

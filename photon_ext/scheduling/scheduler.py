@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from typing import Any
+from operator import attrgetter
 
 from photon_ext.errors import RequestError
 from photon_ext.runtime import Row, RowEvent, StepResult
 from photon_ext.scheduling.pager import Grant, Growth, Pager
 from photon_ext.scheduling.sequence import Sequence, SequenceState
+from photon_ext.scheduling.stats import RequestStats
 from photon_ext.scheduling.token_log import TokenLog
+
+_rank = attrgetter("rank")
 
 
 class Scheduler:
@@ -21,8 +24,7 @@ class Scheduler:
 
     Attributes:
         log: the tokens of rows that decode together.
-        preemptions: sequences that had to leave their rows.
-        prompt_tokens, hit_tokens: prompt tokens of admitted rows; of them, those found in pages.
+        stats: counters of requests.
         released: rows that the pipeline has released, for `release_all`: until the next turn a
             commit may still speak of them.
     """
@@ -32,11 +34,10 @@ class Scheduler:
         self.pool = pager.pool
         self.max_rows = max_rows
         self.log = TokenLog()
+        self.stats = RequestStats()
         self.released: list[Row] = []
-        self.preemptions = self.prompt_tokens = self.hit_tokens = 0
         self._pager = pager
         self._max_len = max_len
-        self._arrivals = 0
         self._live: dict[object, Sequence] = {}
         self._waiting: list[Sequence] = []
         self._deferred: dict[Sequence, int] = {}
@@ -49,9 +50,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> Seq[Sequence]:
-        """Sequences that may be admitted, in order of arrival: the scheduler's own list, to be
-        read.
-        """
+        """Sequences that may be admitted, by rank: the scheduler's own list, to be read."""
         return self._waiting
 
     @property
@@ -92,10 +91,8 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Registers a sequence and queues it."""
-        sequence.order = self._arrivals
-        self._arrivals += 1
         self._live[sequence.request] = sequence
-        self._waiting.append(sequence)
+        self._wait(sequence)
 
     def find(self, request: object) -> Sequence | None:
         """The live sequence of a request, waiting or running; None once it has ended."""
@@ -139,22 +136,22 @@ class Scheduler:
         """The scheduled sequence has got this row."""
         sequence.row = row
         self._in_rows[row] = sequence
-        self.prompt_tokens += len(row.prompt_ids)
-        self.hit_tokens += grant.cached
+        self.stats.prompt_tokens += len(row.prompt_ids)
+        self.stats.prefix_hit_tokens += grant.cached
         if not sequence.preempted:
             sequence.request.cached_tokens = grant.cached
 
     def cancel(self, sequence: Sequence, grant: Grant) -> None:
-        """The scheduled sequence was not admitted: it waits again."""
+        """The scheduled sequence was not admitted: it has its place in line again."""
         self._pager.cancel(sequence, grant)
         self._wait(sequence)
 
-    def grow(self, rank: Callable[[Sequence], Any]) -> Growth:
+    def grow(self) -> Growth:
         """See Pager.grow."""
-        return self._pager.grow(rank)
+        return self._pager.grow()
 
     def _wait(self, sequence: Sequence) -> None:
-        insort(self._waiting, sequence, key=lambda one: one.order)
+        insort(self._waiting, sequence, key=_rank)
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence has ended; its row and pages stay until `release`."""
@@ -177,7 +174,7 @@ class Scheduler:
         self._pager.release(sequence, row)
         if not sequence.ended:
             sequence.requeue()
-            self.preemptions += 1
+            self.stats.preemptions += 1
             self._wait(sequence)
 
     def release_all(self) -> None:

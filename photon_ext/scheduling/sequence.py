@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import time
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -10,6 +13,9 @@ from typing import Any
 from photon_ext.runtime import Admission, FinishReason, Row
 from photon_ext.sampling import Constraint
 from photon_ext.sampling.constraints import is_finished
+from photon_ext.scheduling.policy import Key
+
+_count = itertools.count()
 
 
 class SequenceState(Enum):
@@ -37,7 +43,11 @@ class Sequence:
             stay in columns.
         limit: what its length cap is: "max_new_tokens", or "max_len" where the context leaves less.
         root: what its KV pages depend on besides its tokens (see PrefixCache).
-        order: its place in the order of arrival.
+        priority: the higher, the sooner, under a policy that looks at it.
+        deadline: when it ends at the latest, in seconds of `time.monotonic`; infinite: never.
+        arrived: when it came, in seconds of `time.monotonic`.
+        arrival: its place among all sequences, in order of arrival; a preemption keeps it.
+        key: its place in the policy's order.
         row: its row, from admission on.
         ended: no token counts any more.
         preempted: it had to leave its row, and began again.
@@ -49,7 +59,11 @@ class Sequence:
     watched: bool = False
     limit: str = "max_new_tokens"
     root: Hashable = None
-    order: int = 0
+    priority: int = 0
+    deadline: float = math.inf
+    arrived: float = field(default_factory=time.monotonic)
+    arrival: int = field(default_factory=_count.__next__)
+    key: Key = ()
     row: Row | None = None
     ended: bool = False
     preempted: bool = False
@@ -58,6 +72,11 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self._asked = self.admission
+
+    @property
+    def rank(self) -> tuple[Key, int]:
+        """The smallest is the first to get a row, the largest the first to give it up."""
+        return self.key, self.arrival
 
     @property
     def state(self) -> SequenceState:

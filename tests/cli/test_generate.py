@@ -253,3 +253,31 @@ def test_memory_that_the_host_does_not_have_is_told_in_one_line(
     assert err.startswith(f"photon-ext {name}: out of memory: ")
     assert "allocate 1152921504606846976 bytes" in err
     assert err.endswith(f"; lower {option}\n")
+
+
+def test_an_answer_ends_after_its_timeout_with_what_it_has(
+    capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    common = ("generate", "w5", "--model", model, "--device", "cpu", "--max-new-tokens", "7")
+    code, out, err = run(capsys, *common, "--timeout", "0", "--json")
+    assert (code, err) == (0, "")
+    assert (json.loads(out)["finish_reason"], json.loads(out)["token_ids"]) == ("timeout", [])
+    code, out, _ = run(capsys, *common, "--timeout", "600", "--json")
+    assert json.loads(out)["finish_reason"] in ("length", "stop")
+    assert "0 tokens (timeout)" in run(capsys, *common, "--timeout", "0")[2]
+
+
+@pytest.mark.parametrize(
+    ("timeout", "message"),
+    [
+        ("-1", "it is -1.0; give seconds >= 0"),
+        ("nan", "it is nan; give seconds >= 0"),
+        ("soon", "could not convert string to float: 'soon'"),
+    ],
+)
+def test_a_timeout_that_is_no_time_is_refused(
+    capsys: pytest.CaptureFixture[str], timeout: str, message: str
+) -> None:
+    code, _, err = run(capsys, "generate", "w5", f"--timeout={timeout}")
+    assert code == 2
+    assert f"argument --timeout: {message}" in err

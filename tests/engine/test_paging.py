@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from photon_ext.engine import Engine
 from photon_ext.engine.request import Request
+from photon_ext.engine.urgency import Urgency
 from photon_ext.runtime import Pipeline
 from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling import Scheduler
@@ -41,7 +42,7 @@ class Stepped:
         self.pipeline: Pipeline = self.engine._pipeline
 
     def submit(self, prompt: list[int], params: SamplingParams) -> Request:
-        sequence = self.engine._input.make(prompt, params, False)
+        sequence = self.engine._input.make(prompt, params, False, Urgency())
         self.engine._queue.post([sequence])
         request: Request = sequence.request
         return request
@@ -189,7 +190,7 @@ def test_a_preempted_request_keeps_its_constraint(depth: int) -> None:
         tokens = [request.result(0).token_ids for request in requests]
         assert [tuple(constraint.taken) for constraint in constraints] == tokens
         assert not any(token % 2 for each in tokens for token in each)
-        return tokens, stepped.scheduler.preemptions
+        return tokens, stepped.scheduler.stats.preemptions
 
     expected, undisturbed = serve(64)
     tokens, preemptions = serve(26)
@@ -289,4 +290,4 @@ def test_exact_shares_prompts_alone_and_preempts_nobody() -> None:
     again = stepped.submit([1, 1, 2, 3, 4, *requests[0].result(0).token_ids], SamplingParams(2))
     stepped.run()
     assert again.result(0).cached_tokens == 4
-    assert stepped.scheduler.preemptions == 0
+    assert stepped.scheduler.stats.preemptions == 0

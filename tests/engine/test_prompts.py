@@ -10,7 +10,9 @@ import torch
 from photon_ext.checks import Limits
 from photon_ext.engine.input import InputProcessor
 from photon_ext.engine.request_queue import RequestQueue
+from photon_ext.engine.urgency import Urgency
 from photon_ext.errors import RequestError
+from photon_ext.scheduling import FirstCome
 
 
 class Letters:
@@ -35,8 +37,9 @@ def encoded(prompt: Any) -> tuple[int, ...]:
         Limits(vocab_size=200, max_len=500, page_size=4, pages_per_row=125, max_stop_ids=4),
         lambda prompt_tokens, max_new_tokens: max_new_tokens,
         RequestQueue(),
+        FirstCome(),
     )
-    return processor.make(prompt, None, False).admission.prompt_ids
+    return processor.make(prompt, None, False, Urgency()).admission.prompt_ids
 
 
 def text_of(prompt: Any) -> str:

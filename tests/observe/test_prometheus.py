@@ -20,7 +20,8 @@ from tests.observe.test_meter import bare_meter, scripted
 NAMES = """engine_info uptime_seconds steps_total quiet_steps_total zombie_steps_total tokens_total
 committed_rows_total zombie_rows_total host_seconds_total host_waits_total host_wait_seconds_total
 device_waits_total step_gap_seconds requests_live requests_waiting rows_held rows_max pages_held
-pages_cached pages_free prompt_tokens_total prefix_hit_tokens_total preemptions_total"""
+pages_cached pages_free prompt_tokens_total prefix_hit_tokens_total preemptions_total timeouts_total
+refusals_total"""
 
 
 def snapshot(**changes: object) -> MeterSnapshot:

@@ -1,44 +1,31 @@
-"""The planner: who gets a row next, and that another policy is one method."""
-
-from collections.abc import Sequence as Seq
+"""The planner: who gets a row next. Other orders are in test_policy.py."""
 
 from photon_ext.runtime import StepPlan
 from photon_ext.runtime.roster import Roster
-from photon_ext.scheduling import PagePool, Pager, Planner, Scheduler, Sequence
+from photon_ext.scheduling import PagePool, Pager, Planner, Scheduler
 from tests.scheduling.sequences import make_sequence
 
 PAGE, ROWS, MAX_LEN, PAGES = 4, 8, 32, 6
 
 
-class ShortestFirst(Planner):
-    """Those with the shortest prompts first, of equal ones who came first."""
-
-    def choose(self, waiting: Seq[Sequence]) -> Sequence:
-        return min(waiting, key=lambda sequence: len(sequence.admission.prompt_ids))
-
-
-def admitted(planner: type[Planner], *prompts: int) -> list[int]:
+def admitted(*prompts: int) -> list[int]:
     """Lengths of prompts, in the order in which they get pages; each answer has one token."""
     scheduler = Scheduler(Pager(PagePool(PAGES), PAGE, share=False, exact=True), ROWS, MAX_LEN)
     for prompt in prompts:
         scheduler.add(make_sequence(prompt, 1))
-    found = planner(scheduler, Roster(), 16).admissions()
+    found = Planner(scheduler, Roster(), 16).admissions()
     lengths = [len(sequence.admission.prompt_ids) for sequence, _ in found]
     assert len(scheduler.waiting) == len(prompts) - len(lengths)
     return lengths
 
 
 def test_first_come_first_served() -> None:
-    assert admitted(Planner, 9, 2, 5) == [9, 2, 5]
+    assert admitted(9, 2, 5) == [9, 2, 5]
 
 
 def test_nobody_overtakes_who_waits_for_pages() -> None:
     # 4 + 3 pages for 6: the third would fit
-    assert admitted(Planner, 16, 12, 1) == [16]
-
-
-def test_another_policy_is_one_method() -> None:
-    assert admitted(ShortestFirst, 9, 2, 5, 2) == [2, 2, 5]
+    assert admitted(16, 12, 1) == [16]
 
 
 def test_nobody_is_planned_where_no_row_has_anything_to_launch() -> None:

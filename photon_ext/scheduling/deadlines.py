@@ -1,0 +1,61 @@
+"""Which requests have a deadline, and whose has passed."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from photon_ext.scheduling.sequence import Sequence
+
+FEW = 64
+
+
+class _Entry(NamedTuple):
+    deadline: float
+    arrival: int  # differs, so that no two sequences are compared
+    sequence: Sequence
+
+
+class Deadlines:
+    """Sequences with a deadline, the next one first: a turn looks at that one alone.
+
+    A sequence that ends otherwise stays until its turn, but at most as many as are live, or a few.
+
+    Attributes:
+        clock: seconds, as those of the deadlines.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self._entries: list[_Entry] = []  # a heap
+        self._most = FEW
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, sequence: Sequence) -> None:
+        """Remembers its deadline, if it has one."""
+        if sequence.deadline == math.inf:
+            return
+        if len(self._entries) >= self._most:
+            self._entries = [entry for entry in self._entries if not entry.sequence.ended]
+            heapq.heapify(self._entries)
+            self._most = max(FEW, 2 * len(self._entries))
+        heapq.heappush(self._entries, _Entry(sequence.deadline, sequence.arrival, sequence))
+
+    def passed(self) -> Iterator[Sequence]:
+        """Those that have not ended though their deadline has passed; each once."""
+        now = self.clock() if self._entries else 0.0
+        while self._entries and self._entries[0].deadline <= now:
+            sequence = heapq.heappop(self._entries).sequence
+            if not sequence.ended:
+                yield sequence
+
+    def wait_s(self) -> float | None:
+        """Seconds until the next one passes; None: nobody has one."""
+        while self._entries and self._entries[0].sequence.ended:
+            heapq.heappop(self._entries)
+        return max(self._entries[0].deadline - self.clock(), 0.0) if self._entries else None
