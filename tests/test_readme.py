@@ -59,7 +59,7 @@ def test_every_command_line_is_one() -> None:
     found = commands("photon-ext ")
     assert len(found) == 6
     for line in found:
-        words = shlex.split(line.split(" < ")[0], comments=True)
+        words = shlex.split(line.split(" <")[0], comments=True)
         assert make_parser().parse_args(words[1:]).command == words[1]
 
 
