@@ -180,6 +180,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = options.parse_args(arguments)
     if unknown := [mode for mode in given.modes if mode not in MODES]:
         options.error(f"there is no mode {unknown[0]!r}; there are {', '.join(MODES)}")
+    if given.steps <= WARM_UP:
+        options.error(f"--steps is {given.steps}; use more than {WARM_UP}, which warm up")
     results = []
     for mode in given.modes:
         try:

@@ -76,7 +76,7 @@ def check_seconds(name: str, value: Any, expected: str) -> float:
 
 def check_backend(value: object) -> None:
     """``value`` names a backend, or is None: the one that runs. Raises ConfigError."""
-    if value is not None and value not in get_args(Backend):
+    if value is not None and not (isinstance(value, str) and value in get_args(Backend)):
         raise ConfigError(
             f"backend is {shown(value)}; give 'hopper', 'portable', or None for hopper where it "
             "runs"

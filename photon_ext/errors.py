@@ -94,11 +94,11 @@ def surrogate_in(text: str) -> str | None:
 
 
 def describe(error: BaseException) -> str:
-    """An exception in a few words.
+    """An exception in a few words, on one line.
 
     It may be anybody's: where its own text cannot be made, its type has to do.
     """
     try:
-        return f"{type(error).__name__}: {shortened(str(error))}"
+        return f"{type(error).__name__}: {shortened(' '.join(str(error).split()))}"
     except BaseException:
         return f"{type(error).__name__} (whose text cannot be made)"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import struct
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from photon_ext.checks import INT32_MAX, as_index, as_tuple
@@ -127,12 +128,16 @@ def _check(name: str, value: object, kind: Any, field: Field) -> None:
 
 def _is_number(value: object, kind: Any) -> bool:
     if kind is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
+        return isinstance(value, Real) and not isinstance(value, bool)
     return as_index(value) is not None
 
 
 FIELDS: dict[str, tuple[Any, Field]] = _fields()
 """The table: by name, the type and the `Field` of each parameter."""
+
+SIGNATURE: dict[str, Any] = {name: kind for name, (kind, _) in FIELDS.items()}
+"""What `help` and editors show of a parameter: its type without its `Field`."""
+RowParams.__init__.__annotations__ |= SIGNATURE
 
 
 def flags(**defaults: Any) -> dict[str, tuple[Any, str, Any]]:

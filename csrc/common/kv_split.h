@@ -9,14 +9,14 @@ namespace photon {
 
 constexpr int kMinSplits = 8, kMaxSplits = 64;
 
-// A context of up to kFewTokens positions has kFewSplits splits at most, one for each block of a
+// A context of up to kFewTokens positions has kFewSplits splits at most, one for each CTA of a
 // cluster.
 constexpr int kFewSplits = 8;
 constexpr int32_t kFewTokens = 2048;
 static_assert(kFewSplits <=
               kMinSplits);  // where they meet in the workspace, it has room for most_splits()
 
-// Splits of a long context, at most: with 2 to 16 KV heads one token has work for about 128 blocks.
+// Splits of a long context, at most: with 2 to 16 KV heads one token has work for about 128 CTAs.
 PHOTON_HOST_DEVICE constexpr int most_splits(int64_t kv_heads) {
   const int64_t even = 128 / kv_heads;
   return static_cast<int>(even < kMinSplits ? kMinSplits : even > kMaxSplits ? kMaxSplits : even);

@@ -1,7 +1,7 @@
 // Attention of one token over its paged context, for a tile of query heads that share a KV head, by
-// one block.
+// one CTA.
 //
-// The block is cut into groups of kLanes lanes, kLanes * 8 >= head_dim. Group g takes the positions
+// The CTA is cut into groups of kLanes lanes, kLanes * 8 >= head_dim. Group g takes the positions
 // g, g + groups, g + 2 * groups, ... with an online softmax of its own; then the groups are merged
 // in order in shared memory. Which group takes a position, and in which order it adds it, depends
 // on head_dim and the position alone: a token's result never depends on the step it rides in.
@@ -95,7 +95,7 @@ struct AttendTask {
   float scale;
 };
 
-// One block-wide pass over the context. All threads must call it, after a barrier behind the writes
+// One CTA-wide pass over the context. All threads must call it, after a barrier behind the writes
 // of shared.q and shared.new_*.
 template <typename T, int kLanes, int kHeads, bool kVector>
 __device__ void scan_context(const KvCache& cache, const AttendTask& task,

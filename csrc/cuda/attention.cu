@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kRopeThreads) rope_append_kv_kernel(const Rope
   copy_head(static_cast<T*>(p.cache.v) + place.v_offset(p.cache, kv_head), v, head_dim, head_dim);
 }
 
-// What one block of attention works on: some query heads of one token that share a KV head.
+// What one CTA of attention works on: some query heads of one token that share a KV head.
 struct HeadTile {
   int64_t token, kv_head, first_q_head;
   int heads;
@@ -105,7 +105,7 @@ __device__ int32_t stage_token(const PagedAttentionParams& p, const HeadTile& ti
 }
 
 // The same with rotation; the new key and value go to shared memory, and the KV head's first tile
-// appends them to the cache. No block reads them back from there.
+// appends them to the cache. No CTA reads them back from there.
 template <typename T, int kLanes, int kHeads>
 __device__ int32_t stage_token(const FusedAttentionDecodeParams& p, const HeadTile& tile,
                                const Token& token, AttendShared<T, kLanes, kHeads>& shared) {
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kAttendThreads, 2)
   merge_groups(shared, state, out, p.out_head_stride, tile.heads, head_dim);
 }
 
-// Query heads of one KV head go through a block in tiles; the size of a tile changes no result.
+// Query heads of one KV head go through a CTA in tiles; the size of a tile changes no result.
 template <typename T, int kLanes, bool kVector, int kHeads, typename Params>
 int launch_tiles(const Params& p, void* stream) {
   const int64_t tiles = ceil_div(p.q_heads / p.kv_heads, kHeads);

@@ -20,8 +20,8 @@ __host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a
 struct LaunchShape {
   int64_t blocks;
   int threads;
-  size_t shared_bytes = 0;  // dynamic shared memory of a block
-  unsigned cluster = 1;     // blocks per cluster; more than one needs compute capability 9.0
+  size_t shared_bytes = 0;  // dynamic shared memory of a CTA
+  unsigned cluster = 1;     // CTAs per cluster; more than one needs compute capability 9.0
   bool pdl = false;         // may start while the kernel before it still runs, and must call
                             // wait_for_earlier(); needs 9.0
 };
@@ -46,8 +46,8 @@ inline cudaError_t allow_shape(const void* kernel, const LaunchShape& shape) {
     const int limit = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limit);
   }
-  // All of L1 as shared memory: else there may be no room for a block of the next kernel beside one
-  // of this. All kernels of a chain alike, because a SM has to be idle before it is divided in
+  // All of L1 as shared memory: else there may be no room for a CTA of the next kernel beside one
+  // of this. All kernels of a chain alike, because an SM has to be idle before it is divided in
   // another way.
   if (error == cudaSuccess && (shape.shared_bytes > kDefaultSharedBytes || shape.pdl)) {
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, 100);
@@ -57,7 +57,7 @@ inline cudaError_t allow_shape(const void* kernel, const LaunchShape& shape) {
 }
 
 // Enqueues `kernel` and returns the error of the launch. The runtime is linked statically, so the
-// last error is never anybody else's. A grid that has too many blocks is an error here, before its
+// last error is never anybody else's. A grid that has too many CTAs is an error here, before its
 // count is narrowed to what a launch takes.
 template <typename... Params, typename... Args>
 int launch(void (*kernel)(Params...), const LaunchShape& shape, void* stream, const Args&... args) {

@@ -1,4 +1,4 @@
-// The kernel of every linear, for the few tokens of a decode step: a block multiplies a tile of
+// The kernel of every linear, for the few tokens of a decode step: a CTA multiplies a tile of
 // tokens, as they are or normalized first, with the weight rows of its warps, and finishes the
 // products on the spot. A product has the same bits whichever of these ops computes it. Memory
 // bound there; right, but not fast, for long chunks.
@@ -42,7 +42,7 @@ struct TileParams {
   DType dtype;
 };
 
-// Shared memory of a block that normalizes its tokens: this, then the packs of a piece of each
+// Shared memory of a CTA that normalizes its tokens: this, then the packs of a piece of each
 // token, one token after the other.
 template <int kTokens>
 struct alignas(16) NormShared {
@@ -61,7 +61,7 @@ PHOTON_HOST_DEVICE inline int64_t piece_packs(int64_t k) {
 }
 
 // shared.scales[t] = what token t is multiplied with, for the `active` tokens from x on. All
-// threads of the block must call it.
+// threads of the CTA must call it.
 template <typename T, int kTokens, bool kVector>
 __device__ inline void norm_scales(const TileParams& p, const T* x, int active,
                                    NormShared<kTokens>& shared) {
@@ -84,7 +84,7 @@ __device__ inline void norm_scales(const TileParams& p, const T* x, int active,
   __syncthreads();
 }
 
-// add_dots of the normalized tokens, `active` of them from x on. All threads of the block must call
+// add_dots of the normalized tokens, `active` of them from x on. All threads of the CTA must call
 // it; a warp without rows only helps to normalize.
 template <typename T, int kTokens, int kRows, bool kVector>
 __device__ inline void add_normed_dots(const TileParams& p, const T* x, int active, bool has_rows,
@@ -135,7 +135,7 @@ __device__ inline void finish(const TileParams& p, int64_t token, int64_t n, con
     *out = silu_times<T>(rounded<T>(products[0]), rounded<T>(products[1]));
 }
 
-// Blocks that share weight rows are neighbours, so that the rows come out of L2 after the first of
+// CTAs that share weight rows are neighbours, so that the rows come out of L2 after the first of
 // them. A tile that reaches past the last token or row repeats its first one, and drops those
 // results.
 template <Finish kFinish, bool kNorm, typename T, int kTokens, int kOutputs, bool kVector>

@@ -65,7 +65,7 @@ struct NewVectors {
   }
 
   // Rotated queries to shared memory, and the new key and value, there and (by one split-KV group
-  // of the KV head) into the cache. No block reads them back from there.
+  // of the KV head) into the cache. No CTA reads them back from there.
   __device__ void stage(const RopeParams& rope, const SplitGrid& grid,
                         SplitShared<kHeadDim, kHalves>& shared) {
 #pragma unroll 1

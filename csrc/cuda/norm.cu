@@ -1,4 +1,4 @@
-// rms_norm and add_rms_norm: one block per token, whose size depends on the width alone.
+// rms_norm and add_rms_norm: one CTA per token, whose size depends on the width alone.
 #include "cuda/element.cuh"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"

@@ -25,7 +25,7 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// The block's dynamic shared memory, aligned to 1024 bytes: a swizzled tensor copy places vectors
+// The CTA's dynamic shared memory, aligned to 1024 bytes: a swizzled tensor copy places vectors
 // by their address.
 __device__ inline unsigned char* dynamic_shared() {
   extern __shared__ __align__(1024) unsigned char photon_dynamic_shared[];
@@ -37,7 +37,7 @@ __device__ inline unsigned char* dynamic_shared() {
 // Kernels of all devices call both. Below 9.0 no launch is early: nothing is to be let start, nor
 // waited for.
 
-// The kernel that follows may start once every block of this one has called this, or ended.
+// The kernel that follows may start once every CTA of this one has called this, or ended.
 __device__ inline void let_next_start() {
   if constexpr (kHopperCode) asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
@@ -62,7 +62,7 @@ __device__ inline const T* computed_now(const T* pointer) {
   return pointer;
 }
 
-// --- loads past L1, of what other kernels of the chain wrote: this block's L1 may hold what was
+// --- loads past L1, of what other kernels of the chain wrote: this CTA's L1 may hold what was
 // there before ---------------------------
 
 // Zeros where not `valid`: without a branch, so that many loads follow each other closely.
@@ -96,10 +96,10 @@ __device__ inline bool is_elected() {
   return elected != 0;
 }
 
-// --- counting blocks -----------------------------------------------------------------------------
+// --- counting CTAs -------------------------------------------------------------------------------
 
-// Counts 0, 1, ... last, 0 and so on, and returns what the counter was. The block's writes before
-// it (and a block barrier) are visible to whoever counts later, after a barrier of its own block.
+// Counts 0, 1, ... last, 0 and so on, and returns what the counter was. The CTA's writes before
+// it (and a CTA barrier) are visible to whoever counts later, after a barrier of its own CTA.
 __device__ inline unsigned count_round(unsigned* counter, unsigned last) {
   unsigned before;
   asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;"
@@ -113,7 +113,7 @@ __device__ inline unsigned count_round(unsigned* counter, unsigned last) {
 
 using Barrier = uint64_t;
 
-// One thread, before any use; then fence_barriers(), then a block (or cluster) barrier.
+// One thread, before any use; then fence_barriers(), then a CTA (or cluster) barrier.
 __device__ inline void init_barrier(Barrier* barrier, uint32_t arrivals) {
   PHOTON_HOPPER(
       asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
@@ -139,7 +139,7 @@ __device__ inline void arrive_expecting(Barrier* barrier, uint32_t bytes) {
       "r"(bytes) : "memory"));
 }
 
-// Arrives at the barrier that is at the same place in block `rank` of the cluster; `after` as
+// Arrives at the barrier that is at the same place in CTA `rank` of the cluster; `after` as
 // above.
 __device__ inline void arrive_in_block(Barrier* barrier, uint32_t rank, uint32_t after) {
   PHOTON_HOPPER(asm volatile(
@@ -158,7 +158,7 @@ __device__ inline void wait_barrier(Barrier* barrier, uint32_t parity) {
                    "r"(parity) : "memory"));
 }
 
-// A barrier of `threads` threads of the block, by number; number 0 is __syncthreads().
+// A barrier of `threads` threads of the CTA, by number; number 0 is __syncthreads().
 __device__ inline void sync_threads(int number, int threads) {
   __syncwarp();
   asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
@@ -186,7 +186,7 @@ __device__ inline uint64_t evict_first() {
   return policy;
 }
 
-// The opposite, for what many blocks read.
+// The opposite, for what many CTAs read.
 __device__ inline uint64_t evict_last() {
   uint64_t policy = 0;
   PHOTON_HOPPER(asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy)));
@@ -210,7 +210,7 @@ __device__ inline void tensor_copy(void* shared, const CUtensorMap* map, TensorP
                    "r"(shared_address(barrier)), "l"(policy) : "memory"));
 }
 
-// The same into the shared memory of every block of the cluster whose bit is set in `ranks`, at the
+// The same into the shared memory of every CTA of the cluster whose bit is set in `ranks`, at the
 // same place, and counted by the barrier at the same place.
 __device__ inline void tensor_copy_to(uint16_t ranks, void* shared, const CUtensorMap* map,
                                       TensorPlace at, Barrier* barrier, uint64_t policy) {
@@ -299,7 +299,7 @@ __device__ inline void sync_cluster() {
                    "aligned;" :: : "memory"));
 }
 
-// The same in two halves. After meet_cluster() all blocks have called enter_cluster() before it
+// The same in two halves. After meet_cluster() all CTAs have called enter_cluster() before it
 // (where they need not have written anything but barriers, which are fenced), or leave_cluster()
 // (and what they did to their neighbours' shared memory is done).
 __device__ inline void enter_cluster() {
@@ -312,7 +312,7 @@ __device__ inline void meet_cluster() {
   PHOTON_HOPPER(asm volatile("barrier.cluster.wait.acquire.aligned;" :: : "memory"));
 }
 
-// Writes to the place that `pointer` names in the shared memory of block `rank` of the cluster.
+// Writes to the place that `pointer` names in the shared memory of CTA `rank` of the cluster.
 __device__ inline void store_in_block(float* pointer, uint32_t rank, float value) {
   PHOTON_HOPPER(
       asm volatile("{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, "
@@ -320,7 +320,7 @@ __device__ inline void store_in_block(float* pointer, uint32_t rank, float value
                    "r"(rank), "f"(value) : "memory"));
 }
 
-// Reads what is at the place that `pointer` names in the shared memory of block `rank` of the
+// Reads what is at the place that `pointer` names in the shared memory of CTA `rank` of the
 // cluster.
 __device__ inline float2 load_from_block(const float2* pointer, uint32_t rank) {
   float2 v = {};
@@ -340,7 +340,7 @@ __device__ inline float4 load_from_block(const float4* pointer, uint32_t rank) {
   return v;
 }
 
-// Writes two values to the place that `pointer` names in the shared memory of block `rank`; their
+// Writes two values to the place that `pointer` names in the shared memory of CTA `rank`; their
 // eight bytes count towards its `barrier`.
 __device__ inline void send_to_block(float* pointer, uint32_t rank, float first, float second,
                                      Barrier* barrier) {

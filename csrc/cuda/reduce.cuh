@@ -1,4 +1,4 @@
-// Sums over a warp and a block by a fixed tree: the result depends on the values and on the number
+// Sums over a warp and a CTA by a fixed tree: the result depends on the values and on the number
 // of threads, on nothing else.
 #pragma once
 #include "cuda/launch.cuh"
@@ -23,7 +23,7 @@ __device__ inline float sum_partials(const float* partial, int warps) {
   return warp_sum(lane < warps ? partial[lane] : 0.0f);
 }
 
-// Every thread gets the sum over the block, whose size is a multiple of 32 and at most 1024.
+// Every thread gets the sum over the CTA, whose size is a multiple of 32 and at most 1024.
 // `partial` is shared memory of 32 floats that nothing else uses before the next barrier.
 __device__ inline float block_sum(float v, float* partial) {
   const int lane = threadIdx.x % kWarpSize;

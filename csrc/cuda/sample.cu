@@ -18,11 +18,11 @@ namespace photon::cuda {
 namespace {
 
 constexpr int kMaskThreads = 256;
-constexpr int64_t kMaskChunk = 4096;  // ids per block
+constexpr int64_t kMaskChunk = 4096;  // ids per CTA
 constexpr int kSampleThreads = 512;
 constexpr int kSampleWarps = kSampleThreads / kWarpSize;
 constexpr int kSampleCluster =
-    8;  // blocks that share a row in the Hopper kernel: one alone cannot load fast enough
+    8;  // CTAs that share a row in the Hopper kernel: one alone cannot load fast enough
 constexpr int kSampleLoads =
     5;  // vectors that a thread has under way; all of a cluster are 163,840 ids of 16 bits
 constexpr int kPhiloxIds = 4;  // ids that share one Philox block
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kMaskThreads)
   }
 }
 
-// Blocks that a SM has registers for. 32 rows take two of each; a third, where nothing spills for
+// CTAs that an SM has registers for. 32 rows take two of each; a third, where nothing spills for
 // it, is for clusters that fit nowhere else.
 template <typename T>
 constexpr int kSampleResident = sizeof(T) == 2 ? 3 : 2;
@@ -79,7 +79,7 @@ struct SampleShared {
       id_of_block[kSampleCluster];  // an id as the bits of a float
 };
 
-// The first warp's result is the block's.
+// The first warp's result is the CTA's.
 __device__ Candidate block_best(Candidate best, SampleShared& shared) {
   best = warp_best(best);
   if (threadIdx.x % kWarpSize == 0) shared.of_warp[threadIdx.x / kWarpSize] = best;
@@ -88,7 +88,7 @@ __device__ Candidate block_best(Candidate best, SampleShared& shared) {
   return warp_best(threadIdx.x < kSampleWarps ? shared.of_warp[threadIdx.x] : Candidate{});
 }
 
-// The first warp's result in the first block is the cluster's. All threads of the cluster must call
+// The first warp's result in the first CTA is the cluster's. All threads of the cluster must call
 // it.
 __device__ Candidate cluster_best(Candidate best, SampleShared& shared) {
   const uint32_t rank = cluster_rank();
@@ -226,7 +226,7 @@ __device__ Candidate noisy_best(const Row<T>& row, ThreadVectors share, const No
   return best;
 }
 
-// kBlocks blocks per segment; more than one are a cluster.
+// kBlocks CTAs per segment; more than one are a cluster.
 template <typename T, int kBlocks>
 __global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>)
     sample_kernel(const SampleParams p) {
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>)
   SampleShared& shared = *reinterpret_cast<SampleShared*>(dynamic_shared());
   if constexpr (kBlocks > 1) {
     let_next_start();
-    sync_cluster();  // all blocks are there, and may be written to
+    sync_cluster();  // all CTAs are there, and may be written to
     wait_for_earlier();
   }
   const Segment s = load_segment(p.segments, r);

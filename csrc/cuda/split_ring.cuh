@@ -16,7 +16,7 @@ namespace photon::cuda {
 
 constexpr int kTileTokens = 16;
 
-// How a block divides a head.
+// How a CTA divides a head.
 template <int kHeadDim>
 struct SplitShape {
   static constexpr int kVectors = kHeadDim / kPack;  // of a row
@@ -107,7 +107,7 @@ class KvRing {
     request<kHadKeys != kIsOdd>(grid, share);
   }
 
-  // Whether all of the block's keys and values have been requested, where the next slot to be read
+  // Whether all of the CTA's keys and values have been requested, where the next slot to be read
   // has keys.
   __device__ bool is_done() const { return !has_more_ && !(kIsOdd && is_open_); }
 

@@ -42,7 +42,7 @@ struct SplitGrid {
   Divisor splits;              // of a long context
   Divisor blocks;              // of the launch
   Divisor rank_pieces;  // of a query's sums, that a rank merges at most (split_reduction.cuh)
-  int rank_bits;        // log2 of a cluster's blocks
+  int rank_bits;        // log2 of a cluster's CTAs
   int item_bits;        // log2 of a work item's positions
   SplitCache cache;
   TokenHeads<const Bf16> q, k, v;

@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(wide::kThreads, Size::kResidents)
 }
 
 constexpr int kGroupTokens = 64;          // of a launch
-constexpr int64_t kTwoCtaColumns = 8192;  // for up to 32 tokens: up to this a SM holds two CTAs
+constexpr int64_t kTwoCtaColumns = 8192;  // for up to 32 tokens: up to this an SM holds two CTAs
 constexpr int kMaxSplitHalfTiles =
     8;  // of a pair of CTAs: what they exchange lies in shared memory
 constexpr double kWorthSplitting = 0.9;

@@ -53,12 +53,12 @@ def stream(request: Request) -> None:
 
 def _prompt(arguments: argparse.Namespace) -> Prompt:
     text = _read_stdin() if arguments.prompt == STDIN else arguments.prompt
+    if not text:
+        raise RequestError("the prompt is empty; give the user's message")
     if arguments.system is None:
         return str(text)
     if arguments.raw:
         raise RequestError("--system needs the chat template, which --raw leaves out; drop one")
-    if not text:
-        raise RequestError("the prompt is empty; give the user's message")
     return [
         {"role": "system", "content": arguments.system},
         {"role": "user", "content": text},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -52,7 +51,6 @@ def trace(arguments: argparse.Namespace) -> Traced:
         PhotonError: as Engine.from_pretrained and generate; ConfigError also where the files cannot
             be written.
     """
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler talks on stderr
     # What cannot be recorded is refused before a model is loaded.
     recording = timeline(stacks=arguments.stacks, nvtx=arguments.nvtx)
     given = arguments.prompt or [PROMPT]

@@ -55,10 +55,11 @@ class EngineOptions:
             is 96 or more for each multiprocessor. There each request also holds all the pages that
             it may need from the start, and only prompts are found in the prefix cache.
         backend: "hopper" runs the kernels made for Hopper where they fit (bfloat16, compute
-            capability 9.0 or 10.0), but in the layers of long eager chunks without `exact`, and
-            attends in prefill by matrix instructions (bfloat16, 8.0 or newer). "portable" runs the
-            others. The two sum in different orders, and what `exact` promises holds with both.
-            None: hopper on 9.0 and 10.0 where the model is bfloat16.
+            capability 9.0; 10.0 only where the environment has PHOTON_HOPPER_ON_10=1), but in the
+            layers of long eager chunks without `exact`, and attends in prefill by matrix
+            instructions (bfloat16, 8.0 or newer). "portable" runs the others. The two sum in
+            different orders, and what `exact` promises holds with both. None: hopper where the
+            device runs it and the model is bfloat16.
         prefix_cache: prompts that begin as an earlier prompt or conversation find its keys and
             values in cached pages, which cost no memory that anything else needs.
         max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to

@@ -81,15 +81,22 @@ def _array_ids(array: Any) -> list[int]:
     try:
         return array.tolist()  # type: ignore[no-any-return]
     except RuntimeError as error:  # a tensor without memory, or of a layout that is no list
-        raise RequestError(f"the prompt's tensor cannot be read ({describe(error)})") from error
+        raise RequestError(
+            f"the prompt's tensor cannot be read ({describe(error)}); give a list of token ids"
+        ) from error
 
 
 def _checked_message(message: Any) -> Message:
     match message:
         case {"role": str(), "content": list() | tuple() as parts}:
             return {**message, "content": "".join(map(_part_text, parts))}
-        case {"role": str(), "content": _}:
+        case {"role": str(), "content": str() | None | Mapping()}:
             return message  # type: ignore[no-any-return]
+        case {"role": str(), "content": other}:
+            raise RequestError(
+                f"the chat holds the content {shown(other)}; give a string, or a list of parts "
+                "{'type': 'text', 'text': '...'}"
+            )
     raise RequestError(
         f"the chat holds {shown(message)}; each message needs a 'role' (a string) and its 'content'"
     )

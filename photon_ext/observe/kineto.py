@@ -74,6 +74,7 @@ class Recorder:
         # A profiler that tears CUPTI down and starts it again does not survive captured graphs.
         os.environ.setdefault("TEARDOWN_CUPTI", "0")
         os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler talks on stderr
         on_host, on_cuda = bool(ops or stacks), torch.cuda.is_available()
         self._profile = None
         if on_host or on_cuda:

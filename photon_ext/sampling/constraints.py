@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import inspect
 from array import array
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from operator import index
 from typing import Protocol, runtime_checkable
 
-from photon_ext.checks import as_tuple
+from photon_ext.checks import as_index, as_tuple
 from photon_ext.errors import ConfigError, RequestError, shown
 
 
@@ -76,9 +77,11 @@ def is_finished(constraint: Constraint) -> bool:
 
 
 def pack_ids(ids: Iterable[int], num_words: int) -> array[int]:
-    """Token ids as int32 words, one bit each. Raises RequestError for one without a bit there."""
+    """Token ids as int32 words, one bit each. Raises RequestError for one without a bit there, and
+    for what is no id.
+    """
     bits, limit = bytearray(4 * num_words), 32 * num_words
-    for token in ids:
+    for token in _as_ids(ids):
         if not 0 <= token < limit:
             raise RequestError(
                 f"constraint allows token id {shown(token)}; the mask covers ids 0 to {limit - 1}"
@@ -157,16 +160,16 @@ def from_allowed_ids(allowed: Collection[int] | Sequence[Collection[int]]) -> Al
             "of token ids per position"
         )
     if all(map(_is_id, items)):
-        return AllowedIds((frozenset(items),), repeat=True)
+        return AllowedIds((frozenset(map(index, items)),), repeat=True)
     positions = []
-    for index, item in enumerate(items):
+    for number, item in enumerate(items):
         ids = as_tuple(item)
         if ids is None or not all(map(_is_id, ids)):
             raise ConfigError(
-                f"from_allowed_ids: item {index} is {shown(item)}; give only token ids (>= 0), or "
+                f"from_allowed_ids: item {number} is {shown(item)}; give only token ids (>= 0), or "
                 "only collections of token ids"
             )
-        positions.append(frozenset(ids))
+        positions.append(frozenset(map(index, ids)))
     return AllowedIds(tuple(positions), repeat=False)
 
 
@@ -190,4 +193,18 @@ def from_callable(
 
 
 def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    number = as_index(value)
+    return number is not None and number >= 0
+
+
+def _as_ids(values: object) -> Iterator[int]:
+    """What a constraint allows, as integers. Raises RequestError where it is something else."""
+    entries = as_tuple(values)
+    if entries is None:
+        raise RequestError(f"constraint allows {shown(values)}; give a list of token ids")
+    try:
+        yield from map(index, entries)
+    except TypeError as error:
+        odd = next(entry for entry in entries if as_index(entry) is None)
+        told = f"constraint allows {shown(odd)}, which is no token id; give integers"
+        raise RequestError(told) from error

@@ -10,7 +10,7 @@ from typing import Any
 
 from photon_ext.checks import as_tuple, check_flag
 from photon_ext.errors import ConfigError, shown, surrogate_in
-from photon_ext.row_params import FIELDS, RowParams
+from photon_ext.row_params import FIELDS, SIGNATURE, RowParams
 from photon_ext.sampling.constraints import Constraint, constraint_fault
 from photon_ext.sampling.stop_automaton import StopAutomaton
 
@@ -83,6 +83,7 @@ class SamplingParams(RowParams):
 
 
 _init = SamplingParams.__init__
+_init.__annotations__ |= SIGNATURE
 
 
 @wraps(_init)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks import host
 from benchmarks.common.environment import REPOSITORY
 
@@ -25,6 +27,14 @@ def test_it_writes_a_result_per_mode_and_number_of_rows(tmp_path: Path) -> None:
     measured = [(result["mode"], result["rows"]) for result in results]
     assert measured == [(mode, rows) for mode in here for rows in (2, 3)]
     assert all(result["host_us"] > 0 for result in results)
+
+
+def test_so_few_steps_that_none_is_left_to_time_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        host.main(["--rows", "2", "--steps", str(host.WARM_UP)])
+    assert "--steps is 50; use more than 50" in capsys.readouterr().err
 
 
 def test_without_a_tokenizer_s_package_text_is_left_out_with_a_line() -> None:

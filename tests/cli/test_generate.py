@@ -200,7 +200,7 @@ def test_mistakes_are_told_in_one_line_with_exit_code_two(
 def test_an_empty_prompt_is_a_mistake_too(capsys: pytest.CaptureFixture[str], model: str) -> None:
     code, _, err = run(capsys, "generate", "", "--model", model, "--device", "cpu")
     assert (code, err.count("\n")) == (2, 1)
-    assert "the prompt is empty" in err
+    assert "the prompt is empty; give the user's message" in err
 
 
 def test_no_command_says_where_help_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -114,6 +115,11 @@ def test_a_damaged_model_is_refused(
             {"backend": "fast"},
             ConfigError,
             "backend is 'fast'; give 'hopper', 'portable', or None for hopper where it runs",
+        ),
+        (
+            {"backend": np.array(["hopper", "x"])},
+            ConfigError,
+            r"backend is array\(.*; give 'hopper'",
         ),
         ({"max_rows": 0}, ConfigError, "max_rows is 0; give an integer from 1 to 2147483647"),
         (

@@ -165,6 +165,7 @@ def test_a_crash_without_a_text_is_told_by_its_type() -> None:
     with pytest.raises(EngineDeadError, match="Unspeakable"):
         engine.submit([1])
     assert describe(Unspeakable()) == "Unspeakable (whose text cannot be made)"
+    assert describe(ValueError("no\n  such\ttoken")) == "ValueError: no such token"
 
 
 def test_without_an_engine_an_interrupt_of_the_main_thread_stays_one() -> None:

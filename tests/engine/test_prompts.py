@@ -1,5 +1,6 @@
 """The forms of a prompt: texts, ids in lists and arrays, chats of texts and of content parts."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -84,7 +85,10 @@ def test_torch_tensors_of_ids(dtype: torch.dtype) -> None:
         (torch.tensor([[1]]), r"the prompt is a Tensor of torch\.int64 with shape \(1, 1\); give"),
         (torch.tensor([True]), r"the prompt is a Tensor of torch\.bool with shape"),
         (torch.tensor([], dtype=torch.int64), "the prompt is empty"),
-        (torch.ones(2, dtype=torch.int64, device="meta"), r"the prompt's tensor cannot be read \("),
+        (
+            torch.ones(2, dtype=torch.int64, device="meta"),
+            r"the prompt's tensor cannot be read \(.*\); give",
+        ),
         ([np.float64(1)], r"the prompt holds np\.float64\(1\.0\), which is no token id"),
         ([True], "the prompt holds True, which is no token id"),
         ([np.True_], r"the prompt holds np\.True_, which is no token id"),
@@ -131,6 +135,14 @@ def test_parts_that_are_no_text_are_refused_by_their_type(part: Any, message: st
     with pytest.raises(RequestError, match=message) as raised:
         encoded(chat)
     assert len(str(raised.value)) < 500
+
+
+@pytest.mark.parametrize("content", [7, b"text", 1.5, {"text"}])
+def test_a_content_that_is_no_text_is_named(content: object) -> None:
+    chat = [{"role": "user", "content": "see"}, {"role": "user", "content": content}]
+    told = re.escape(f"the chat holds the content {content!r}; give a string, or a list of parts")
+    with pytest.raises(RequestError, match=told):
+        encoded(chat)
 
 
 def test_other_contents_go_to_the_template_as_they_are() -> None:

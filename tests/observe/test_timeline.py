@@ -306,6 +306,15 @@ def test_a_timeline_that_has_recorded_nothing_says_so_and_one_records_once(tmp_p
         pass
 
 
+def test_a_recording_says_nothing_on_stderr() -> None:
+    done = run("""
+import torch
+from photon_ext.observe import timeline
+with timeline(): torch.ones(3).sum()
+""")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_profile_inside_a_timeline_is_an_error_and_no_crash() -> None:
     done = run("""
 import torch

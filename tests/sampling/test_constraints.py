@@ -1,5 +1,6 @@
 """Constraints: the bits they set, their order, and their ends."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +31,28 @@ def test_exactly_the_bits_of_the_ids_are_set(ids: set[int]) -> None:
 def test_an_id_outside_the_mask_is_named(token: int, named: str) -> None:
     with pytest.raises(RequestError, match=f"token id {named}; the mask covers"):
         pack_ids([token], WORDS)
+
+
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        ([3, 1.5], r"constraint allows 1\.5, which is no token id; give integers"),
+        (["a"], "constraint allows 'a', which is no token id; give integers"),
+        (None, "constraint allows None; give a list of token ids"),
+        (7, "constraint allows 7; give a list of token ids"),
+    ],
+)
+def test_what_a_function_gives_in_place_of_ids_is_named(ids: object, told: str) -> None:
+    with pytest.raises(RequestError, match=told):
+        allowed_by(from_callable(lambda tokens: ids))
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.int16])
+def test_ids_may_be_numpy_s(dtype: type) -> None:
+    ids = np.array([5, 100], dtype)
+    assert allowed_by(from_allowed_ids(ids)) == {5, 100}
+    assert allowed_by(from_allowed_ids([ids, [1]])) == {5, 100}
+    assert allowed_by(from_callable(lambda tokens: ids)) == {5, 100}
 
 
 def test_plain_ids_hold_at_every_position_and_never_finish() -> None:

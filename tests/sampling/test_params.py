@@ -5,11 +5,14 @@ import dataclasses
 import inspect
 import math
 import pickle
+from fractions import Fraction
 from functools import cached_property, partial
 
+import numpy as np
 import pytest
 
 from photon_ext.errors import ConfigError
+from photon_ext.row_params import row_words
 from photon_ext.runtime import RowParams
 from photon_ext.sampling import SamplingParams, from_allowed_ids
 from photon_ext.sampling.constraints import AllowedIds
@@ -165,6 +168,23 @@ def test_edges_of_the_ranges_are_accepted() -> None:
         max_new_tokens=1, temperature=0.001, seed=2**64 - 1, constraint=from_allowed_ids([1])
     )
     SamplingParams(temperature=10000)
+
+
+@pytest.mark.parametrize(
+    "value", [np.float32(0.5), np.float16(0.5), np.float64(0.5), Fraction(1, 2)]
+)
+def test_every_kind_of_real_number_is_a_temperature(value: float) -> None:
+    words = row_words(SamplingParams(temperature=value, seed=1), 1)
+    assert words == row_words(SamplingParams(temperature=0.5, seed=1), 1)
+    with pytest.raises(ConfigError, match=r"temperature is .*; give 0 for greedy"):
+        SamplingParams(temperature=-value)
+
+
+@pytest.mark.parametrize("kind", [RowParams, SamplingParams])
+def test_the_signature_that_help_shows_has_types_alone(kind: type) -> None:
+    signature = str(inspect.signature(kind))
+    assert signature.startswith("(max_new_tokens: int = 128, temperature: float = 0.0, seed: int |")
+    assert "Field(" not in signature
 
 
 def constraint(**attributes: object) -> object:
