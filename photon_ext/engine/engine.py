@@ -20,9 +20,9 @@ from photon_ext.engine.output import Output
 from photon_ext.engine.parts import make_parts
 from photon_ext.engine.prompts import Message, Prompt
 from photon_ext.engine.request import Request
+from photon_ext.engine.request_options import RequestKeywords, RequestOptions
 from photon_ext.engine.request_queue import RequestQueue
 from photon_ext.engine.thread import EngineThread
-from photon_ext.engine.urgency import Urgency
 from photon_ext.errors import QueueFull, RequestError, shown
 from photon_ext.models.loader import load_model
 from photon_ext.observe.meter import Meter, MeterSnapshot
@@ -34,6 +34,8 @@ from photon_ext.scheduling import PagePool, Pager, Planner, Policy, Scheduler, S
 from photon_ext.scheduling.policy import choose_policy
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from photon_ext.models.config import ModelConfig
     from photon_ext.models.tokenizer import Tokenizer
     from photon_ext.models.weights import DecoderWeights
@@ -201,9 +203,7 @@ class Engine:
         params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         raw: bool = False,
-        priority: int = 0,
-        timeout_s: float | None = None,
-        deadline: float | None = None,
+        **options: Unpack[RequestKeywords],
     ) -> list[Output]:
         """Generates for all prompts, batched, and waits for them.
 
@@ -212,9 +212,7 @@ class Engine:
             params: for all, or one per prompt; None: the defaults.
             raw: strings are encoded without the chat template, as they stand but for the model's
                 begin-of-text token.
-            priority: the higher, the sooner they get a row, with the policy "priority" or your own.
-            timeout_s, deadline: seconds from now, and a time of `time.monotonic`, at which what has
-                not ended ends with finish reason "timeout" and the tokens that it has.
+            options: priority, timeout_s, deadline and cache_salt, see RequestOptions.of; for all.
 
         Returns:
             One output per prompt, in order. What goes wrong while a request runs ends that request
@@ -228,8 +226,8 @@ class Engine:
             EngineDeadError: the engine was closed or has crashed, or this is a fork of its process.
         """
         self._queue.check_wait()
-        urgency = Urgency.of(priority, timeout_s, deadline)
-        return self._answers(self._input.make_all(prompts, params, raw, urgency))
+        asked = RequestOptions.of(**options)
+        return self._answers(self._input.make_all(prompts, params, raw, asked))
 
     def submit(
         self,
@@ -237,9 +235,7 @@ class Engine:
         params: SamplingParams | None = None,
         *,
         raw: bool = False,
-        priority: int = 0,
-        timeout_s: float | None = None,
-        deadline: float | None = None,
+        **options: Unpack[RequestKeywords],
     ) -> Request:
         """Queues one prompt, encoded on the calling thread; arguments as in `generate`. What goes
         wrong later is in the request's output. A constraint may call this, too.
@@ -249,8 +245,7 @@ class Engine:
                 are unaffected.
             EngineDeadError: the engine was closed or has crashed, or this is a fork of its process.
         """
-        urgency = Urgency.of(priority, timeout_s, deadline)
-        sequence = self._input.make(prompt, params, raw, urgency)
+        sequence = self._input.make(prompt, params, raw, RequestOptions.of(**options))
         request: Request = sequence.request
         try:
             self._post([sequence])
@@ -265,10 +260,7 @@ class Engine:
         self,
         messages: Seq[Message],
         params: SamplingParams | None = None,
-        *,
-        priority: int = 0,
-        timeout_s: float | None = None,
-        deadline: float | None = None,
+        **options: Unpack[RequestKeywords],
     ) -> Output:
         """Answers one conversation, and waits for the answer, which Ctrl-C cancels; `submit` takes
         messages as well, for an answer piece by piece.
@@ -280,7 +272,7 @@ class Engine:
             messages: the turns so far, each {"role": "system" | "user" | "assistant", "content":
                 ...}; the content is a string, or a list of parts {"type": "text", "text": ...}.
             params: None: the defaults.
-            priority, timeout_s, deadline: as in `generate`.
+            options: as in `generate`.
 
         Raises:
             RequestError, ConfigError, EngineDeadError: as `submit`, or there is no chat template.
@@ -290,8 +282,8 @@ class Engine:
                 f"messages is {shown(messages)}; give a list of chat messages, for instance "
                 "[{'role': 'user', 'content': 'Hello'}]"
             )
-        urgency = Urgency.of(priority, timeout_s, deadline)
-        return self._answers([self._input.make(messages, params, False, urgency)])[0]
+        asked = RequestOptions.of(**options)
+        return self._answers([self._input.make(messages, params, False, asked)])[0]
 
     def listen(self, listener: Listener) -> None:
         """Calls `listener` once per step with a StepOutput: for servers, which send tokens on.

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from photon_ext.checks import Limits
 from photon_ext.engine.prompts import Prompt, encode_prompt
 from photon_ext.engine.request import Request
+from photon_ext.engine.request_options import RequestOptions
 from photon_ext.engine.request_queue import RequestQueue
 from photon_ext.engine.text import StoppedText, TextReader
-from photon_ext.engine.urgency import Urgency
 from photon_ext.errors import ConfigError, RequestError, describe, shown
 from photon_ext.runtime.admission import check_admission
 from photon_ext.sampling import Constraint, SamplingParams
@@ -49,7 +49,7 @@ class InputProcessor:
         prompts: Seq[Prompt],
         params: SamplingParams | Seq[SamplingParams] | None,
         raw: bool,
-        urgency: Urgency,
+        options: RequestOptions,
     ) -> list[Sequence]:
         """One for each prompt. Raises RequestError, ConfigError: the message names the prompt."""
         if isinstance(prompts, (str, bytes, bytearray, memoryview)) or not isinstance(prompts, Seq):
@@ -66,13 +66,13 @@ class InputProcessor:
         for index, prompt in enumerate(prompts):
             own = params[index] if isinstance(params, Seq) else params
             try:
-                made.append(self.make(prompt, own, raw, urgency))
+                made.append(self.make(prompt, own, raw, options))
             except (RequestError, ConfigError) as error:
                 raise type(error)(f"prompt {index}: {error}") from error.__cause__
         return made
 
     def make(
-        self, prompt: Prompt, params: SamplingParams | None, raw: bool, urgency: Urgency
+        self, prompt: Prompt, params: SamplingParams | None, raw: bool, options: RequestOptions
     ) -> Sequence:
         """Raises RequestError, ConfigError: what is wrong with the prompt or the parameters."""
         params = SamplingParams() if params is None else params
@@ -88,9 +88,9 @@ class InputProcessor:
         request = Request(self.queue, self._text, len(ids), text)
         watched = constraint is not None or text is not None
         limit = "max_len" if cap < params.max_new_tokens else "max_new_tokens"
-        priority, deadline = urgency
+        priority, deadline, salt = options
         sequence = Sequence(
-            admission, constraint, request, watched, limit, priority=priority, deadline=deadline
+            admission, constraint, request, watched, limit, salt, priority, deadline
         )
         sequence.key = checked_key(self.policy, sequence)
         return sequence

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from photon_ext.engine import Engine, Output, Request
-from photon_ext.engine.urgency import Urgency
+from photon_ext.engine.request_options import RequestOptions
 from photon_ext.errors import ConfigError, EngineDeadError, RequestError
 from photon_ext.runtime import Admission, RowParams
 from photon_ext.sampling import SamplingParams, from_allowed_ids, from_callable
@@ -700,7 +700,7 @@ def test_a_request_that_the_pipeline_refuses_ends_alone_and_gives_its_pages_back
     others.
     """
     with scripted() as engine:
-        overlooked = engine._input.make([1, 2], LONG, False, Urgency())
+        overlooked = engine._input.make([1, 2], LONG, False, RequestOptions())
         overlooked.admission = Admission((1, 2), RowParams(max_new_tokens=64))
         engine._post([overlooked])
         output = overlooked.request.result(5)

@@ -16,7 +16,7 @@ import torch
 
 import photon_ext
 from photon_ext.engine import Engine, Request
-from photon_ext.engine.urgency import Urgency
+from photon_ext.engine.request_options import RequestOptions
 from photon_ext.errors import ConfigError, EngineDeadError, RequestError, describe
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.weights import random_weights
@@ -328,7 +328,7 @@ def test_a_thread_with_the_number_of_an_ended_engine_thread_is_not_taken_for_it(
             raise OSError("the device is gone")
 
         device.on_step = fail
-        engine._queue.post([engine._input.make([1], None, False, Urgency())])
+        engine._queue.post([engine._input.make([1], None, False, RequestOptions())])
     else:
         engine.close()
     engine._loop.run()

@@ -14,7 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from photon_ext.engine import Engine
 from photon_ext.engine.request import Request
-from photon_ext.engine.urgency import Urgency
+from photon_ext.engine.request_options import RequestOptions
+from photon_ext.errors import ConfigError
 from photon_ext.runtime import Pipeline
 from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling import Scheduler
@@ -41,8 +42,9 @@ class Stepped:
         self.scheduler: Scheduler = self.engine._scheduler
         self.pipeline: Pipeline = self.engine._pipeline
 
-    def submit(self, prompt: list[int], params: SamplingParams) -> Request:
-        sequence = self.engine._input.make(prompt, params, False, Urgency())
+    def submit(self, prompt: list[int], params: SamplingParams, **options: Any) -> Request:
+        asked = RequestOptions.of(**options)
+        sequence = self.engine._input.make(prompt, params, False, asked)
         self.engine._queue.post([sequence])
         request: Request = sequence.request
         return request
@@ -291,3 +293,17 @@ def test_exact_shares_prompts_alone_and_preempts_nobody() -> None:
     stepped.run()
     assert again.result(0).cached_tokens == 4
     assert stepped.scheduler.stats.preemptions == 0
+
+
+def test_a_salt_keeps_tenants_apart() -> None:
+    stepped, cached = Stepped(2, 64), []
+    for salt in (None, "a", "b", "a", None):
+        request = stepped.submit(list(range(20)), SamplingParams(3), cache_salt=salt)
+        stepped.run()
+        cached.append(request.result(0).cached_tokens)
+    assert cached == [0, 0, 0, 16, 16]
+
+
+def test_a_salt_that_is_no_string_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cache_salt is 3; give a string, or None"):
+        RequestOptions.of(cache_salt=3)

@@ -10,8 +10,8 @@ import torch
 
 from photon_ext.checks import Limits
 from photon_ext.engine.input import InputProcessor
+from photon_ext.engine.request_options import RequestOptions
 from photon_ext.engine.request_queue import RequestQueue
-from photon_ext.engine.urgency import Urgency
 from photon_ext.errors import RequestError
 from photon_ext.scheduling import FirstCome
 
@@ -40,7 +40,7 @@ def encoded(prompt: Any) -> tuple[int, ...]:
         RequestQueue(),
         FirstCome(),
     )
-    return processor.make(prompt, None, False, Urgency()).admission.prompt_ids
+    return processor.make(prompt, None, False, RequestOptions()).admission.prompt_ids
 
 
 def text_of(prompt: Any) -> str:

@@ -1,0 +1,64 @@
+"""What a caller may ask for one request, besides what its tokens are sampled with."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import NamedTuple, TypedDict
+
+from photon_ext.checks import INT32_MAX, as_index, check_seconds
+from photon_ext.errors import ConfigError, shown
+
+
+class RequestKeywords(TypedDict, total=False):
+    """Keywords of `Engine.generate`, `submit` and `chat`; see RequestOptions.of."""
+
+    priority: int
+    timeout_s: float | None
+    deadline: float | None
+    cache_salt: str | None
+
+
+class RequestOptions(NamedTuple):
+    """Checked; `deadline` is in seconds of `time.monotonic`, infinite where there is none."""
+
+    priority: int = 0
+    deadline: float = math.inf
+    cache_salt: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        priority: object = 0,
+        timeout_s: object = None,
+        deadline: object = None,
+        cache_salt: object = None,
+    ) -> RequestOptions:
+        """What a call asks for.
+
+        Args:
+            priority: the higher, the sooner it gets a row, with the policy "priority" or your own.
+            timeout_s, deadline: seconds from now, and a time of `time.monotonic`, at which what has
+                not ended ends with finish reason "timeout" and the tokens that it has; the sooner
+                counts.
+            cache_salt: a string; requests share cached pages only with those that have the same, so
+                that nobody learns from the time of an answer what others have asked.
+
+        Raises ConfigError: a value is not allowed.
+        """
+        number = as_index(priority)
+        if number is None or abs(number) > INT32_MAX:
+            raise ConfigError(
+                f"priority is {shown(priority)}; give an integer from {-INT32_MAX} to {INT32_MAX}, "
+                "the higher the sooner"
+            )
+        ends = [math.inf]
+        if timeout_s is not None:
+            expected = "seconds >= 0, or None for no timeout"
+            ends.append(time.monotonic() + check_seconds("timeout_s", timeout_s, expected))
+        if deadline is not None:
+            expected = "seconds >= 0 of time.monotonic(), or None for no deadline"
+            ends.append(check_seconds("deadline", deadline, expected))
+        if not isinstance(cache_salt, (str, type(None))):
+            raise ConfigError(f"cache_salt is {shown(cache_salt)}; give a string, or None")
+        return cls(number, min(ends), cache_salt)
