@@ -9,7 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from photon_ext.checks import Limits
+from photon_ext.checks import Limits, check_flag
 from photon_ext.engine.prompts import Prompt, encode_prompt
 from photon_ext.engine.request import Request
 from photon_ext.engine.request_options import RequestOptions
@@ -75,6 +75,7 @@ class InputProcessor:
         self, prompt: Prompt, params: SamplingParams | None, raw: bool, options: RequestOptions
     ) -> Sequence:
         """Raises RequestError, ConfigError: what is wrong with the prompt or the parameters."""
+        check_flag("raw", raw)
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise ConfigError(f"params is a {type(params).__name__}; give SamplingParams(...)")

@@ -231,6 +231,8 @@ class Pipeline:
         return self._leave(row, RowState.DRAINING)
 
     def _leave(self, row: Row, state: RowState) -> bool:
+        if not isinstance(row, Row):
+            raise PipelineError(f"{shown(row)} is no row; give one that admit() has returned")
         if not row.delivers or row.state is state:
             return False
         if not self.roster.holds(row):
@@ -266,6 +268,8 @@ class Pipeline:
             decode, prefill = self.roster.decode, self.roster.prefill
             plan = first_come_first_served(decode, prefill, self.last_kind, self._spec.chunk)
         probe.end()
+        if not isinstance(plan, StepPlan):
+            raise PipelineError(f"the plan is {shown(plan)}; give a StepPlan, or None")
         for row in plan.drains:
             self.drain(row)
         self._append_pages(plan.appends)

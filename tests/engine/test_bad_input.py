@@ -344,3 +344,8 @@ def test_logits_that_are_no_numbers_end_the_request(
 def test_more_requests_than_rows_wait_their_turn(engine: Engine, expected: list[int]) -> None:
     outputs = engine.generate([PROMPT] * 9, SamplingParams(max_new_tokens=20, ignore_eos=True))
     assert [list(output.token_ids) for output in outputs] == [expected] * 9
+
+
+def test_raw_is_true_or_false(engine: Engine, bystander: Request) -> None:
+    with pytest.raises(ConfigError, match="raw is 'no'; give True or False"):
+        engine.submit(PROMPT, raw="no")  # type: ignore[arg-type]

@@ -172,6 +172,12 @@ def test_the_key_and_the_words_of_a_mixed_step() -> None:
     assert pipe.roster.decode == (rows[0], rows[1], rows[3])
 
 
+def test_what_is_no_row_is_refused_by_name() -> None:
+    pipe = pipeline(SimRuntime())
+    with pytest.raises(PipelineError, match="None is no row; give one that admit"):
+        pipe.abort(None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("plan", [StepPlan(), StepPlan((), ())])
 def test_an_empty_plan_launches_nothing(plan: StepPlan) -> None:
     pipe = pipeline(SimRuntime())
@@ -211,6 +217,8 @@ class Rows:
 @pytest.mark.parametrize(
     ("plan", "message"),
     [
+        (lambda r: 5, "the plan is 5; give a StepPlan, or None"),
+        (lambda r: [r.other], r"the plan is \[Row.*; give a StepPlan"),
         (lambda r: StepPlan((r.prefilling,)), r"Row\(.*prefilled 1/3.* has no token to decode"),
         (lambda r: StepPlan((r.decoding, r.waiting)), r"Row\(.*0/9.* has no token to decode"),
         (lambda r: StepPlan((r.capped,)), r"Row\(.*released.*1/1.* has no token to decode"),
