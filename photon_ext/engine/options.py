@@ -30,7 +30,8 @@ class EngineOptions:
     """What an engine is built for. ConfigError: a value is out of range.
 
     Attributes:
-        max_rows: requests that run at once; more wait.
+        max_rows: requests that run at once; more wait. None: 32 on a CPU; on a GPU as many as its
+            memory has room for with 1,024 tokens each, up to 256.
         max_waiting: requests that may be there beyond max_rows, 0 or more; one more is refused with
             QueueFull. None: any number.
         policy: who of those that wait is next: "first-come", "shortest-prompt", "priority" (the
@@ -71,7 +72,7 @@ class EngineOptions:
             yields the CPU; False spins on.
     """
 
-    max_rows: int = 32
+    max_rows: int | None = None
     max_waiting: int | None = None
     policy: str | Policy = "first-come"
     max_len: int | None = None
@@ -94,7 +95,7 @@ class EngineOptions:
     def __post_init__(self) -> None:
         for name in ("max_rows", "max_len", "page_size", "num_pages", "chunk"):
             value = getattr(self, name)
-            if value is not None or name not in ("max_len", "num_pages"):
+            if value is not None or name not in ("max_rows", "max_len", "num_pages"):
                 check_count(name, value)
         if self.max_waiting is not None:
             check_count("max_waiting", self.max_waiting, least=0)

@@ -18,7 +18,7 @@ def make_parts(
     size = size_engine(options, config, weights.dtype, weights.device)
     backend = choose_backend(options.backend, str(weights.device), weights.dtype)
     runtime = Runtime(
-        max_rows=options.max_rows,
+        max_rows=size.max_rows,
         max_len=size.max_len,
         depth=options.depth,
         device=weights.device,
@@ -32,7 +32,7 @@ def make_parts(
         config,
         weights,
         max_step_tokens=size.max_step_tokens,
-        max_segments=options.max_rows,
+        max_segments=size.max_rows,
         max_len=size.max_len,
         page_size=options.page_size,
         num_pages=size.num_pages,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,13 +13,18 @@ from photon_ext.errors import ConfigError
 from photon_ext.models.config import ModelConfig
 
 DEFAULT_MAX_LEN = 4096
+CPU_ROWS, CUDA_ROWS = 32, 256
+ROW_TOKENS = 1024  # that each of so many rows should have room for
 CUDA_SHARE = 0.9  # of the available memory; the rest is for torch's workspaces and captured graphs
 CPU_SHARE = 0.5  # of the available memory, which others use too
 
 
 class EngineSize(NamedTuple):
-    """What the options come to for one model: tokens per sequence, tokens per step, KV pages."""
+    """What the options come to for one model: sequences at once, tokens per sequence, tokens per
+    step, KV pages.
+    """
 
+    max_rows: int
     max_len: int
     max_step_tokens: int
     num_pages: int
@@ -48,26 +53,41 @@ def size_engine(
     model, or the memory does not hold what was asked for.
     """
     max_len, usable = _max_len(options, config), _usable_bytes(device)
+    rows = options.max_rows or _default_rows(options, config, dtype, device, usable)
     if max_len > config.max_positions:
         raise ConfigError(
             f"max_len is {max_len} and the model was made for {config.max_positions} positions; "
             "ask for no more than that"
         )
-    need = _need(options, config, dtype)
+    need = _need(options, rows, config, dtype)
     if not need.fits(usable):
         raise ConfigError(
-            f"max_rows {options.max_rows}, max_len {max_len}, chunk {options.chunk} and page_size "
+            f"max_rows {rows}, max_len {max_len}, chunk {options.chunk} and page_size "
             f"{options.page_size} need {_gib(need.activations)} for activations and at least "
             f"{need.least} pages of {need.page / 2**10:.0f} KiB ({_gib(need.least * need.page)}) "
             f"for keys and values; {_gib(usable)} can be used on {device}: "
-            f"{_remedy(options, config, dtype, usable)}"
+            f"{_remedy(options, rows, config, dtype, usable)}"
         )
     num_pages = options.num_pages or min(need.fitting(usable), need.most)
-    return EngineSize(max_len, max(options.chunk, options.max_rows), num_pages)
+    return EngineSize(rows, max_len, max(options.chunk, rows), num_pages)
 
 
-def _need(options: EngineOptions, config: ModelConfig, dtype: torch.dtype) -> Need:
-    rows, step_tokens = options.max_rows, max(options.chunk, options.max_rows)
+def _default_rows(
+    options: EngineOptions,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    usable: int,
+) -> int:
+    if device.type == "cpu":
+        return CPU_ROWS
+    pages = _need(options, CUDA_ROWS, config, dtype).fitting(usable)
+    tokens = min(_max_len(options, config), ROW_TOKENS)
+    return max(1, min(CUDA_ROWS, pages * options.page_size // tokens))
+
+
+def _need(options: EngineOptions, rows: int, config: ModelConfig, dtype: torch.dtype) -> Need:
+    step_tokens = max(options.chunk, rows)
     per_token = 3 * config.hidden + config.qkv_size + config.q_size + 3 * config.intermediate
     numbers = step_tokens * per_token + rows * (config.hidden + config.vocab)
     per_row = -(-_max_len(options, config) // options.page_size)
@@ -79,11 +99,15 @@ def _need(options: EngineOptions, config: ModelConfig, dtype: torch.dtype) -> Ne
     )
 
 
-def _remedy(options: EngineOptions, config: ModelConfig, dtype: torch.dtype, usable: int) -> str:
+def _remedy(
+    options: EngineOptions, rows: int, config: ModelConfig, dtype: torch.dtype, usable: int
+) -> str:
     """Names the options that can make it fit: each by itself, or else several together."""
 
     def fits_with(*lowered: str) -> bool:
-        return _need(replace(options, **dict.fromkeys(lowered, 1)), config, dtype).fits(usable)  # type: ignore[arg-type]
+        smaller: dict[str, Any] = dict.fromkeys(lowered, 1)
+        fewer = smaller.get("max_rows", rows)
+        return _need(replace(options, **smaller), fewer, config, dtype).fits(usable)
 
     pages = ["num_pages"] if options.num_pages else []
     sizes = ["max_rows", "max_len", *pages, "chunk", "page_size"]

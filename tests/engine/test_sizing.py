@@ -24,18 +24,32 @@ CONFIG = ModelConfig(
 TOKEN_BYTES = 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, head_dim, float32
 
 
-def size(monkeypatch: pytest.MonkeyPatch, memory: int, **options: object) -> EngineSize:
+def size(
+    monkeypatch: pytest.MonkeyPatch, memory: int, device: torch.device = CPU, **options: object
+) -> EngineSize:
     monkeypatch.setattr(sizing, "_usable_bytes", lambda device: memory)
-    return size_engine(EngineOptions(**options), CONFIG, torch.float32, CPU)
+    return size_engine(EngineOptions(**options), CONFIG, torch.float32, device)
 
 
 def test_with_enough_memory_every_row_can_be_full(monkeypatch: pytest.MonkeyPatch) -> None:
     result = size(monkeypatch, 2**30, max_rows=4, max_len=100, page_size=16, chunk=64)
-    assert result == EngineSize(max_len=100, max_step_tokens=64, num_pages=4 * 7)
+    assert result == EngineSize(max_rows=4, max_len=100, max_step_tokens=64, num_pages=4 * 7)
 
 
 def test_the_context_is_the_models_own_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert size(monkeypatch, 2**40).max_len == 512
+
+
+@pytest.mark.parametrize(
+    ("device", "memory", "rows"),
+    [("cpu", 2**40, 32), ("cuda", 2**40, 256), ("cuda", 100 * 512 * TOKEN_BYTES + 2**20, 100)],
+)
+def test_rows_are_sized_for_the_device(
+    monkeypatch: pytest.MonkeyPatch, device: str, memory: int, rows: int
+) -> None:
+    result = size(monkeypatch, memory, torch.device(device), chunk=8)
+    assert rows <= result.max_rows <= 1.05 * rows
+    assert size(monkeypatch, memory, torch.device(device), chunk=8, max_rows=7).max_rows == 7
 
 
 def test_less_memory_makes_fewer_pages_that_fit_it(monkeypatch: pytest.MonkeyPatch) -> None:
