@@ -117,7 +117,7 @@ class Pager:
         if self._exact or sequence.preempted:
             return None
         first = self.pages_for(len(admission.prompt_ids) + 1) - len(cached)
-        room_to_grow = STRIDE * (len(self._short) + 1)
+        room_to_grow = len(self._short) + 1  # a page for each: else one of them leaves at once
         return min(first, whole) if available - room_to_grow >= first else None
 
     def _hold(self, sequence: Sequence, pages: list[int], cached: int) -> None:

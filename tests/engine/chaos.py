@@ -1,0 +1,118 @@
+"""Many requests at once, of which some are cancelled, some time out, and all want pages that are
+not there: what must hold of each.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import resource
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from photon_ext.engine import Engine, Request
+from photon_ext.observe.meter import MeterSnapshot
+from photon_ext.sampling import SamplingParams, from_allowed_ids
+from tests.engine.test_engine_models import prompt_of, tiny_engine
+from tests.models.tiny import VOCAB, saved_tiny_model
+
+KINDS = 48
+IN_FLIGHT = 64
+
+
+class Asked(NamedTuple):
+    """A request, and what an undisturbed run of it gives."""
+
+    prompt: list[int]
+    params: SamplingParams
+    tokens: tuple[int, ...]
+    reason: str
+
+
+def kinds(folder: Path, device: str) -> list[Asked]:
+    """Requests of all kinds: shared beginnings, stops, caps, temperatures, constraints."""
+    rng, asked = random.Random(1), []
+    beginnings = [prompt_of(15, VOCAB, seed) for seed in range(3)]
+    for index in range(KINDS):
+        prompt = rng.choice(beginnings)[: rng.randint(0, 15)] + prompt_of(rng.randint(1, 12), VOCAB)
+        allowed = from_allowed_ids(range(40, 80)) if index % 7 == 0 else None
+        params = SamplingParams(
+            max_new_tokens=rng.choice([1, 3, 20, 37]),
+            temperature=rng.choice([0.0, 1.0]),
+            seed=index,
+            stop_token_ids=tuple(rng.sample(range(VOCAB), rng.choice([0, 6]))),
+            constraint=allowed,
+        )
+        asked.append((prompt, params))
+    with tiny_engine(folder, 1, device, prefix_cache=False, num_pages=200) as engine:
+        outputs = [engine.generate([prompt], params)[0] for prompt, params in asked]
+        assert engine.stats().preemptions == 0
+    return [
+        Asked(prompt, params, output.token_ids, output.finish_reason)
+        for (prompt, params), output in zip(asked, outputs, strict=True)
+    ]
+
+
+def check(request: Request, asked: Asked, disturbed: bool) -> None:
+    """One end, and the tokens of an undisturbed run, or the first of them."""
+    output = request.result(60)
+    assert sum(event.finish_reason is not None for event in request.iter()) == 1
+    if disturbed and output.finish_reason in ("cancelled", "timeout"):
+        assert output.token_ids == asked.tokens[: len(output.token_ids)]
+    else:
+        assert (output.token_ids, output.finish_reason) == (asked.tokens, asked.reason)
+
+
+def survive(folder: Path, device: str, count: int, depth: int) -> MeterSnapshot:
+    """Serves so many requests, which want twice the pages that there are; memory stays flat."""
+    saved_tiny_model("qwen3-6-3-24", folder)
+    asked, rng = kinds(folder, device), random.Random(depth)
+    rows = 12
+    # 64 in flight have about 3 pages each and up to 10 at their caps; 12 rows about 5
+    with tiny_engine(
+        folder, depth, device, exact=False, max_rows=rows, num_pages=rows * 5 // 2, chunk=16
+    ) as engine:
+        memory: list[tuple[int, int]] = []
+        for begin in range(0, count, IN_FLIGHT):
+            _wave(engine, asked, rng)
+            if begin % (8 * IN_FLIGHT) == 0:
+                memory.append(_memory(device))
+        now = engine.stats()
+        assert (now.live, now.waiting, now.pages_held) == (0, 0, 0)
+        assert now.pages_free + now.pages_cached == now.pages
+    _check_flat(memory)
+    return now
+
+
+def _wave(engine: Engine, asked: Sequence[Asked], rng: random.Random) -> None:
+    running: list[tuple[Request, Asked, bool]] = []
+    for _ in range(IN_FLIGHT):
+        one, fate = rng.choice(asked), rng.random()
+        timeout = rng.choice([0.0, 0.002, 0.02]) if fate < 0.1 else None
+        request = engine.submit(one.prompt, one.params, timeout_s=timeout)
+        running.append((request, one, timeout is not None))
+        if 0.1 <= fate < 0.3:
+            chosen = rng.randrange(len(running)) if fate < 0.2 else -1
+            cancelled, its, _ = running[chosen]
+            cancelled.cancel()
+            running[chosen] = (cancelled, its, True)
+    for each in running:
+        check(*each)
+
+
+def _memory(device: str) -> tuple[int, int]:
+    """Peak resident KiB of the process, and the device's allocated bytes."""
+    gc.collect()
+    used = torch.cuda.memory_allocated() if device == "cuda" else 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, used
+
+
+def _check_flat(memory: Sequence[tuple[int, int]]) -> None:
+    """From the second look on: the first waves fill caches."""
+    later = memory[1:]
+    if len(later) > 1:
+        assert later[-1][0] - later[0][0] < 20 * 1024, "the host's memory grows"
+        assert len({used for _, used in later}) == 1, "the device's memory grows"

@@ -1,0 +1,21 @@
+"""Hundreds of requests with cancels, timeouts, stops and too few pages; ten thousand on a GPU."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.engine.chaos import survive
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_every_request_ends_once_with_its_own_tokens(depth: int, tmp_path: Path) -> None:
+    now = survive(tmp_path, "cpu", 320, depth)
+    assert now.preemptions > 0
+    assert now.timeouts > 0
+    assert now.prefix_hit_tokens > 0
+
+
+@pytest.mark.gpu
+def test_ten_thousand_requests_on_a_gpu(tmp_path: Path) -> None:
+    now = survive(tmp_path, "cuda", 10_000, 2)
+    assert now.preemptions > 0
