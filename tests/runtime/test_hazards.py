@@ -57,7 +57,7 @@ def test_hazard_8_a_row_that_sits_out_a_step_keeps_its_token(sits_out: int) -> N
 
 @pytest.mark.parametrize("cap", [1, 2, 3])
 @pytest.mark.parametrize("depth", [1, 2])
-def test_hazard_9_no_step_is_launched_context_the_cap(cap: int, depth: int) -> None:
+def test_hazard_9_no_step_is_launched_past_the_cap(cap: int, depth: int) -> None:
     runtime = SimRuntime(depth=depth)
     Driver(runtime).run(Request((1, 2), cap))
     assert runtime.stats.launches == cap
