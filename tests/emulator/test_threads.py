@@ -154,7 +154,7 @@ def test_shared_memory_holds_nans_at_first(emulator: Emulator) -> None:
 
 
 @pytest.mark.parametrize("place", [THREADS, THREADS + 200, -1])
-def test_writes_context_the_shared_memory_are_found(emulator: Emulator, place: int) -> None:
+def test_writes_past_the_shared_memory_are_found(emulator: Emulator, place: int) -> None:
     with pytest.raises(
         EmulatorError, match="block 0 wrote outside its 512 bytes of dynamic shared memory"
     ):
