@@ -16,11 +16,13 @@ from photon_ext.engine import Engine
 from photon_ext.engine.request import Request
 from photon_ext.engine.request_options import RequestOptions
 from photon_ext.errors import ConfigError
+from photon_ext.layout import NO_PAGE
 from photon_ext.runtime import Pipeline
 from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling import Scheduler
 from photon_ext.testing import Request as ToyRequest
 from photon_ext.testing import ToyForward, ToyModel
+from photon_ext.testing.poison import POISON
 from tests.engine.byte_tokenizer import VOCAB
 from tests.engine.simulated import WatchedDevice, expected_tokens
 
@@ -34,6 +36,7 @@ class Stepped:
 
     def __init__(self, depth: int, num_pages: int, rows: int = ROWS, **options: Any) -> None:
         device = WatchedDevice(rows, MAX_LEN, depth, PAGE)
+        self.device = device
         self.forward = ToyForward(device, VOCAB, num_pages)
         self.engine = Engine(
             device, self.forward, vocab_size=VOCAB, num_pages=num_pages, chunk=8, **options
@@ -70,6 +73,9 @@ class Stepped:
             for page in row.pages:
                 counts[page] = counts.get(page, 0) + 1
         assert counts == pool._counts
+        for row in self.pipeline.rows:
+            behind = self.device.state.tables.page_table[row.index, len(row.pages) :]
+            assert {*behind.tolist()} <= {NO_PAGE, POISON}, f"{row} has more pages"
         cache = pager._cache
         if cache is not None:
             for page, (before, tokens) in cache._keys.items():
@@ -162,6 +168,37 @@ def test_i15_and_hazard_12_preempted_requests_give_the_tokens_of_an_undisturbed_
         assert cached or now.prefix_hit_tokens == 0
         preemptions += now.preemptions
     assert preemptions > 2
+
+
+@DEPTHS
+def test_i12_pages_are_counted_and_tables_name_no_others(depth: int) -> None:
+    stepped = Stepped(depth, 26)
+    for first in range(8):
+        stepped.submit([first % 2, *range(9), first], SamplingParams(30))
+    lengths = set()
+    while stepped.turn():
+        stepped.check()
+        lengths |= {len(row.pages) for row in stepped.pipeline.rows}
+    assert len(lengths) > 2, "rows grow"
+    assert stepped.scheduler.pool.held == 0
+
+
+@DEPTHS
+def test_i13_a_cached_page_is_not_written_again(depth: int) -> None:
+    """Rows that found it go on behind it, and end, while others find it."""
+    stepped, prompt = Stepped(depth, 40), list(range(30, 42))
+    stepped.submit(prompt, SamplingParams(1))
+    stepped.run()
+    cache = stepped.scheduler._pager._cache
+    assert cache is not None
+    pages = cache.match(prompt, None).pages
+    before = stepped.forward._kv[pages].clone()
+    for last in range(6):
+        stepped.submit([*prompt[: 8 + last % 4], last], SamplingParams(12))
+    while stepped.turn():
+        stepped.check()
+        assert stepped.forward._kv[pages].equal(before)
+    assert stepped.engine.stats().prefix_hit_tokens == 6 * 8
 
 
 class EvenTokens:
