@@ -33,7 +33,15 @@ if not _is_command():
 
 if TYPE_CHECKING:
     from photon_ext._C import DecodeSlot, Event, Graph, PinnedBuffer, Stream
-    from photon_ext.engine import Engine, EngineOptions, Output, Request, StepOutput, StreamEvent
+    from photon_ext.engine import (
+        Engine,
+        EngineOptions,
+        Output,
+        Request,
+        RequestOptions,
+        StepOutput,
+        StreamEvent,
+    )
     from photon_ext.errors import (
         CaptureError,
         ConfigError,
@@ -72,6 +80,7 @@ _LAZY = {
     "QueueFull": "photon_ext.errors",
     "Request": "photon_ext.engine",
     "RequestError": "photon_ext.errors",
+    "RequestOptions": "photon_ext.engine",
     "RowParams": "photon_ext.runtime",
     "RowTable": "photon_ext.runtime",
     "Runtime": "photon_ext.runtime",
@@ -111,6 +120,7 @@ __all__ = [
     "QueueFull",
     "Request",
     "RequestError",
+    "RequestOptions",
     "RowParams",
     "RowTable",
     "Runtime",

@@ -4,5 +4,14 @@ from photon_ext.engine.engine import Engine
 from photon_ext.engine.options import EngineOptions
 from photon_ext.engine.output import Output, StepOutput, StreamEvent
 from photon_ext.engine.request import Request
+from photon_ext.engine.request_options import RequestOptions
 
-__all__ = ["Engine", "EngineOptions", "Output", "Request", "StepOutput", "StreamEvent"]
+__all__ = [
+    "Engine",
+    "EngineOptions",
+    "Output",
+    "Request",
+    "RequestOptions",
+    "StepOutput",
+    "StreamEvent",
+]
