@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from photon_ext._library import log_fallbacks
-from photon_ext.checks import check_callable
+from photon_ext.checks import Prefill, check_callable, check_count, check_prefill
 from photon_ext.engine.input import InputProcessor
 from photon_ext.engine.loop import EngineLoop, Listener
 from photon_ext.engine.options import choose_device, named_options
@@ -29,7 +29,7 @@ from photon_ext.runtime import Pipeline
 from photon_ext.runtime.heap_freeze import HeapFreeze
 from photon_ext.runtime.runtime import checked_device
 from photon_ext.sampling import SamplingParams
-from photon_ext.scheduling import PagePool, Planner, Scheduler, Sequence
+from photon_ext.scheduling import PagePool, Planner, Scheduler, Sequence, TokenBudget
 
 if TYPE_CHECKING:
     from photon_ext.models.config import ModelConfig
@@ -67,6 +67,8 @@ class Engine:
         buckets: Iterable[int] | None = None,
         prefill_buckets: Iterable[int] | None = None,
         chunk: int = 256,
+        prefill: Prefill | None = "separate",
+        max_tokens_per_step: int | None = None,
         graph: bool = True,
         device: str = "cpu",
         meter: bool = True,
@@ -78,6 +80,9 @@ class Engine:
             runtime: a Runtime with a page size, or a simulated device.
             forward: the model's forward over this runtime's pages, 0 to num_pages - 1.
             vocab_size, buckets, prefill_buckets, chunk, graph: see Pipeline.
+            prefill, max_tokens_per_step: see EngineOptions. Unless it is "separate", the forward
+                has to take steps of `chunk` and all rows' tokens, and of more segments than rows:
+                see Pipeline's ``mixed``.
             tokenizer: for string prompts, text and stop strings; None serves token ids.
             device: what the meter says about where it runs.
             meter, freeze: see EngineOptions.
@@ -88,6 +93,9 @@ class Engine:
         self.vocab_size = vocab_size
         self.depth = runtime.depth
         self.device = device
+        check_prefill(prefill)
+        if max_tokens_per_step is not None:
+            check_count("max_tokens_per_step", max_tokens_per_step)
         self._queue = RequestQueue()
         self._scheduler = scheduler = Scheduler(
             PagePool(num_pages), runtime.page_size, runtime.table.max_rows, runtime.max_len
@@ -98,6 +106,7 @@ class Engine:
             vocab_size=vocab_size,
             buckets=buckets,
             prefill_buckets=prefill_buckets,
+            mixed=prefill != "separate",
             chunk=chunk,
             graph=graph,
             on_release=scheduler.released.append,
@@ -107,7 +116,9 @@ class Engine:
         self._input = InputProcessor(
             tokenizer, tuple(eos_ids), pipeline.limits, scheduler.fit, self._queue
         )
-        planner = Planner(scheduler, pipeline.roster, chunk)
+        mixes = prefill == "mixed" or pipeline.keys.mixed
+        budget = TokenBudget(pipeline.keys, chunk, max_tokens_per_step) if mixes else None
+        planner = Planner(scheduler, pipeline.roster, chunk, budget)
         self.meter = Meter(pipeline.stats, scheduler, runtime.depth, device, meter)
         self._loop = EngineLoop(pipeline, scheduler, planner, self._queue, self.meter)
         self._thread = EngineThread(self._loop)
@@ -175,6 +186,8 @@ class Engine:
             buckets=chosen.buckets,
             prefill_buckets=chosen.prefill_buckets,
             chunk=chosen.chunk,
+            prefill=chosen.prefill,
+            max_tokens_per_step=chosen.max_tokens_per_step,
             graph=chosen.graph,
             device=str(weights.device),
             meter=chosen.meter,

@@ -11,6 +11,7 @@ from photon_ext.engine.memory import available_bytes
 from photon_ext.engine.options import EngineOptions
 from photon_ext.errors import ConfigError
 from photon_ext.models.config import ModelConfig
+from photon_ext.runtime.step_keys import step_keys
 
 DEFAULT_MAX_LEN = 4096
 CUDA_SHARE = 0.9  # of the available memory; the rest is for torch's workspaces and captured graphs
@@ -18,10 +19,13 @@ CPU_SHARE = 0.5  # of the available memory, which others use too
 
 
 class EngineSize(NamedTuple):
-    """What the options come to for one model: tokens per sequence, tokens per step, KV pages."""
+    """What the options come to for one model: tokens per sequence, tokens and segments per step,
+    KV pages.
+    """
 
     max_len: int
     max_step_tokens: int
+    max_segments: int
     num_pages: int
 
 
@@ -53,23 +57,41 @@ def size_engine(
             f"max_len is {max_len} and the model was made for {config.max_positions} positions; "
             "ask for no more than that"
         )
-    need = _need(options, config, dtype)
+    need = _need(options, config, dtype, device)
     if not need.fits(usable):
         raise ConfigError(
             f"max_rows {options.max_rows}, max_len {max_len}, chunk {options.chunk} and page_size "
             f"{options.page_size} need {_gib(need.activations)} for activations and at least "
             f"{need.least} pages of {need.page / 2**10:.0f} KiB ({_gib(need.least * need.page)}) "
             f"for keys and values; {_gib(usable)} can be used on {device}: "
-            f"{_remedy(options, config, dtype, usable)}"
+            f"{_remedy(options, config, dtype, device, usable)}"
         )
     num_pages = options.num_pages or min(need.fitting(usable), need.most)
-    return EngineSize(max_len, max(options.chunk, options.max_rows), num_pages)
+    return EngineSize(max_len, *_step_size(options, device), num_pages)
 
 
-def _need(options: EngineOptions, config: ModelConfig, dtype: torch.dtype) -> Need:
-    rows, step_tokens = options.max_rows, max(options.chunk, options.max_rows)
+def _step_size(options: EngineOptions, device: torch.device) -> tuple[int, int]:
+    """Tokens and segments of the largest step that the engine plans."""
+    keys = step_keys(
+        options.max_rows,
+        options.chunk,
+        options.buckets,
+        options.prefill_buckets,
+        options.prefill != "separate",
+        graph=options.graph,
+        captures_prefill=device.type == "cpu",
+    )
+    if keys.mixed or options.prefill == "mixed":
+        return options.max_rows + options.chunk, keys.max_segments
+    return max(options.max_rows, options.chunk), keys.max_segments
+
+
+def _need(
+    options: EngineOptions, config: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> Need:
+    rows, (tokens, segments) = options.max_rows, _step_size(options, device)
     per_token = 3 * config.hidden + config.qkv_size + config.q_size + 3 * config.intermediate
-    numbers = step_tokens * per_token + rows * (config.hidden + config.vocab)
+    numbers = tokens * per_token + segments * (config.hidden + config.vocab)
     per_row = -(-_max_len(options, config) // options.page_size)
     return Need(
         dtype.itemsize * numbers,
@@ -79,11 +101,18 @@ def _need(options: EngineOptions, config: ModelConfig, dtype: torch.dtype) -> Ne
     )
 
 
-def _remedy(options: EngineOptions, config: ModelConfig, dtype: torch.dtype, usable: int) -> str:
+def _remedy(
+    options: EngineOptions,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    usable: int,
+) -> str:
     """Names the options that can make it fit: each by itself, or else several together."""
 
     def fits_with(*lowered: str) -> bool:
-        return _need(replace(options, **dict.fromkeys(lowered, 1)), config, dtype).fits(usable)  # type: ignore[arg-type]
+        less = replace(options, **dict.fromkeys(lowered, 1))  # type: ignore[arg-type]
+        return _need(less, config, dtype, device).fits(usable)
 
     pages = ["num_pages"] if options.num_pages else []
     sizes = ["max_rows", "max_len", *pages, "chunk", "page_size"]

@@ -7,21 +7,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 
-from photon_ext.runtime import StepKind, StepPlan
-from photon_ext.runtime.default_plan import first_come_first_served
+from photon_ext.runtime import StepKind, StepPlan, StepResult
+from photon_ext.runtime.default_plan import first_come_first_served, take_chunks
 from photon_ext.runtime.roster import Roster
 from photon_ext.scheduling.scheduler import Scheduler
 from photon_ext.scheduling.sequence import Sequence
+from photon_ext.scheduling.token_budget import TokenBudget
 
 
 class Planner:
     """First come, first served, for rows and pages and in steps."""
 
-    def __init__(self, scheduler: Scheduler, roster: Roster, budget: int) -> None:
-        """`roster`: the pipeline's rows. `budget`: prompt tokens that one step may carry."""
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        roster: Roster,
+        budget: int,
+        mixed: TokenBudget | None = None,
+    ) -> None:
+        """`roster`: the pipeline's rows. `budget`: prompt tokens of a prefill step. `mixed`: the
+        tokens of mixed steps; None: prefill and decode steps take turns.
+        """
         self._scheduler = scheduler
         self._roster = roster
         self._budget = budget
+        self._mixed = mixed
 
     def admissions(self) -> Iterator[tuple[Sequence, list[int]]]:
         """Sequences to admit now, with their pages, until the one whose turn it is has to go on
@@ -40,4 +50,14 @@ class Planner:
 
     def plan(self, previous: StepKind | None) -> StepPlan:
         """The next step; empty where no row has anything to launch. `previous`: the last kind."""
-        return first_come_first_served(self._roster, previous, self._budget) or StepPlan()
+        if self._mixed is None:
+            return first_come_first_served(self._roster, previous, self._budget) or StepPlan()
+        decode, prefill = self._roster.decode, self._roster.prefill
+        if not prefill:
+            return StepPlan(decode)
+        return StepPlan(decode, take_chunks(prefill, self._mixed.prompt_tokens(len(decode))))
+
+    def committed(self, result: StepResult, busy: bool) -> None:
+        """A step was committed; `busy`: the pipeline has rows left. Mixed steps learn from it."""
+        if self._mixed is not None:
+            self._mixed.committed(result, busy)
