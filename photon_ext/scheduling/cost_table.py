@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 SLOWDOWN = 2.0  # a mixed step takes at most so many times as long as its decode rows alone
-WEIGHT = 1 / 8  # of a measurement in the smoothed time
+WEIGHT = 1 / 8  # of a measurement in a smoothed time
+DOUBT = 1 / 128  # of an expectation in a time that is not measured any more
 
 
 class CostTable:
-    """Smoothed times of steps by decode rows (a bucket) and prompt tokens (a share, or 0).
+    """Times of steps by decode rows (a bucket) and prompt tokens (a share, or 0).
 
     A share is allowed where it keeps a mixed step within SLOWDOWN times the decode step of the same
-    rows: as measured, or else as expected of the next smaller share, because prompt tokens cost in
-    proportion at most. So each bucket begins with the smallest share and goes on share by share.
+    rows: as measured, or else as expected, that is in proportion to the next smaller share. So each
+    bucket begins with the smallest share, and tries the next one when measurements allow. A share
+    that turns out too slow is one slow step, and is tried again after many others.
 
     Attributes:
         shares: the numbers of prompt tokens to choose from, ascending.
@@ -27,13 +29,11 @@ class CostTable:
         """
         if tokens and tokens not in self.shares:
             return
-        self._smooth(rows, tokens, us)
-        larger = next((share for share in self.shares if share > tokens), None) if tokens else None
-        if larger is not None and (rows, larger) in self._us:
-            # a time that forbids a share is not measured again: it gives way to the expectation
-            expected = self._expected(rows, tokens, larger)
-            if expected is not None and expected < self._us[rows, larger]:
-                self._smooth(rows, larger, expected)
+        known = self._us.get((rows, tokens), us)
+        slower = tokens and us > known  # counts in full
+        self._us[rows, tokens] = us if slower else known + WEIGHT * (us - known)
+        if tokens:
+            self._doubt(rows, tokens)
 
     def allowed(self, rows: int) -> int:
         """The largest share that may ride beside so many decode rows; at least the smallest."""
@@ -47,9 +47,19 @@ class CostTable:
             best = share
         return best
 
-    def _smooth(self, rows: int, tokens: int, us: float) -> None:
-        known = self._us.setdefault((rows, tokens), us)
-        self._us[rows, tokens] = known + WEIGHT * (us - known)
+    def _doubt(self, rows: int, share: int) -> None:
+        """What is known of the next larger share is not measured again while it is forbidden: it
+        gives way to what is to be expected, and is forgotten once it would be allowed.
+        """
+        larger = next((size for size in self.shares if size > share), 0)
+        alone, known = self._alone(rows), self._us.get((rows, larger))
+        expected = self._expected(rows, share, larger)
+        if alone is None or known is None or expected is None:
+            return
+        if expected <= SLOWDOWN * alone < known:
+            self._us[rows, larger] = known + DOUBT * (expected - known)
+            if self._us[rows, larger] <= SLOWDOWN * alone:
+                del self._us[rows, larger]
 
     def _alone(self, rows: int) -> float | None:
         """The time of the rows' decode step; where prompts never left room for one, what the two
