@@ -95,6 +95,7 @@ def step_keys(
     """The keys of a pipeline's arguments, see Pipeline; `captures_prefill`: see RuntimePort."""
     if prefill_buckets is None:
         prefill_buckets = (chunk,) if captures_prefill else ()
-    decode = {size for size in buckets or BUCKETS if size < max_rows} | {max_rows}
+    buckets = BUCKETS if buckets is None else buckets
+    decode = {size for size in buckets if size < max_rows} | {max_rows}
     prefill = {size for size in prefill_buckets if size <= chunk and graph}
     return StepKeys(tuple(sorted(decode)), tuple(sorted(prefill)), mixed and bool(prefill))

@@ -91,6 +91,7 @@ def test_every_step_that_can_be_fits_its_key(
         ({"prefill_buckets": None, "captures_prefill": True}, 4, 1, 4),
         ({"prefill_buckets": (4, 32, 33)}, 4, 2, 8),
         ({"graph": False}, 4, 0, 0),
+        ({"buckets": ()}, 1, 2, 2),
         ({"max_rows": 1}, 1, 2, 0),  # a row decodes, or has a prompt
         ({"max_rows": 256, "prefill_buckets": (64, 128, 256), "chunk": 256}, 7, 3, 21),
     ],

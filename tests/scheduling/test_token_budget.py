@@ -27,10 +27,10 @@ def budget(max_tokens: int | None = None, times: tuple[float, ...] = ()) -> Toke
     ("buckets", "chunk", "shares"),
     [
         ((64, 128, 512), 512, (64, 128, 512)),
-        ((256,), 256, (16, 32, 64, 128, 256)),  # of one graph any part may be idle
-        ((), 100, (16, 32, 64, 100)),
+        ((256,), 256, (64, 128, 256)),  # of one graph any part may be idle
+        ((), 200, (64, 128, 200)),
         ((8,), 8, (8,)),
-        ((), 16, (16,)),
+        ((), 64, (64,)),
     ],
 )
 def test_shares_are_those_of_the_graphs_or_doubled(
