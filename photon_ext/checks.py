@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 from photon_ext.errors import ConfigError, RequestError, shown
 
 Backend: TypeAlias = Literal["hopper", "portable"]
+Prefill: TypeAlias = Literal["mixed", "separate"]
 
 INT32_MAX = 2**31 - 1  # the device counts rows, positions and tokens in int32
 
@@ -80,6 +81,15 @@ def check_backend(value: object) -> None:
         raise ConfigError(
             f"backend is {shown(value)}; give 'hopper', 'portable', or None for hopper where it "
             "runs"
+        )
+
+
+def check_prefill(value: object) -> None:
+    """``value`` says how prompts ride, or is None: as the graphs allow. Raises ConfigError."""
+    if value is not None and value not in get_args(Prefill):
+        raise ConfigError(
+            f"prefill is {shown(value)}; give 'mixed', 'separate', or None for mixed where mixed "
+            "steps are captured"
         )
 
 

@@ -110,6 +110,7 @@ def open_server(
         page_size=PAGE_SIZE,
         num_pages=load.streams * -(-longest // PAGE_SIZE),
         chunk=chunk,
+        prefill="separate",
         prefill_buckets=tuple(_doubling(load.prompt, chunk)),
         max_stop_ids=max(1, len(load.stop_ids(config.vocab))),
         prefix_cache=False,  # each round has the same prompts

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from photon_ext._library import log_fallbacks
-from photon_ext.checks import check_callable, check_count
+from photon_ext.checks import Prefill, check_callable, check_count, check_prefill
 from photon_ext.engine.input import InputProcessor
 from photon_ext.engine.loop import EngineLoop, Listener
 from photon_ext.engine.options import choose_device, named_options
@@ -30,7 +30,15 @@ from photon_ext.runtime import Pipeline
 from photon_ext.runtime.heap_freeze import HeapFreeze
 from photon_ext.runtime.runtime import checked_device
 from photon_ext.sampling import SamplingParams
-from photon_ext.scheduling import PagePool, Pager, Planner, Policy, Scheduler, Sequence
+from photon_ext.scheduling import (
+    PagePool,
+    Pager,
+    Planner,
+    Policy,
+    Scheduler,
+    Sequence,
+    TokenBudget,
+)
 from photon_ext.scheduling.policy import choose_policy
 
 if TYPE_CHECKING:
@@ -71,6 +79,8 @@ class Engine:
         buckets: Iterable[int] | None = None,
         prefill_buckets: Iterable[int] | None = None,
         chunk: int = 256,
+        prefill: Prefill | None = "separate",
+        max_tokens_per_step: int | None = None,
         max_waiting: int | None = None,
         policy: str | Policy = "first-come",
         graph: bool = True,
@@ -86,6 +96,9 @@ class Engine:
             runtime: a Runtime with a page size, or a simulated device.
             forward: the model's forward over this runtime's pages, 0 to num_pages - 1.
             vocab_size, buckets, prefill_buckets, chunk, graph: see Pipeline.
+            prefill, max_tokens_per_step: see EngineOptions. Unless it is "separate", the forward
+                has to take steps of `chunk` and all rows' tokens, and of more segments than rows:
+                see Pipeline's ``mixed``.
             tokenizer: for string prompts, text and stop strings; None serves token ids.
             device: what the meter says about where it runs.
             max_waiting, policy, meter, freeze, prefix_cache: see EngineOptions.
@@ -101,6 +114,9 @@ class Engine:
         self.vocab_size = vocab_size
         self.depth = runtime.depth
         self.device = device
+        check_prefill(prefill)
+        if max_tokens_per_step is not None:
+            check_count("max_tokens_per_step", max_tokens_per_step)
         pager = Pager(PagePool(num_pages), runtime.page_size, prefix_cache, exact)
         self._scheduler = scheduler = Scheduler(pager, rows, runtime.max_len)
         self._queue = RequestQueue(max_waiting, scheduler.stats)
@@ -110,6 +126,7 @@ class Engine:
             vocab_size=vocab_size,
             buckets=buckets,
             prefill_buckets=prefill_buckets,
+            mixed=prefill != "separate",
             chunk=chunk,
             graph=graph,
             on_release=scheduler.released.append,
@@ -119,7 +136,9 @@ class Engine:
         self._input = InputProcessor(
             tokenizer, tuple(eos_ids), pipeline.limits, scheduler.fit, self._queue, policy
         )
-        planner = Planner(scheduler, pipeline.roster, chunk)
+        mixes = prefill == "mixed" or pipeline.keys.mixed
+        budget = TokenBudget(pipeline.keys, chunk, max_tokens_per_step) if mixes else None
+        planner = Planner(scheduler, pipeline.roster, chunk, budget)
         self.meter = Meter(pipeline.stats, scheduler, runtime.depth, device, meter)
         self._loop = EngineLoop(pipeline, scheduler, planner, self._queue, self.meter)
         self._thread = EngineThread(self._loop)
@@ -187,6 +206,8 @@ class Engine:
             buckets=chosen.buckets,
             prefill_buckets=chosen.prefill_buckets,
             chunk=chosen.chunk,
+            prefill=chosen.prefill,
+            max_tokens_per_step=chosen.max_tokens_per_step,
             max_waiting=chosen.max_waiting,
             policy=chosen.policy,
             graph=chosen.graph,

@@ -167,6 +167,7 @@ class EngineLoop:
 
     def _commit(self) -> None:
         result = self._pipeline.commit()
+        self._planner.committed(result, self._pipeline.busy)
         for sequence, event in self._scheduler.advance(result):
             self._take(sequence, event)
         if result.step is not None:

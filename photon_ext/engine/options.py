@@ -12,11 +12,13 @@ import torch
 from photon_ext import _C, hopper_runs
 from photon_ext.checks import (
     Backend,
+    Prefill,
     check_backend,
     check_count,
     check_counts,
     check_depth,
     check_flag,
+    check_prefill,
 )
 from photon_ext.errors import ConfigError, shown
 from photon_ext.scheduling import Policy
@@ -44,10 +46,18 @@ class EngineOptions:
         page_size: tokens per KV page.
         num_pages: KV pages; None: max_rows requests of max_len tokens, cut to what 0.9 of a GPU's
             free memory holds, or half of a CPU's.
-        chunk: prompt tokens per prefill step at most.
+        chunk: prompt tokens per step at most.
+        prefill: "mixed": decode rows ride in every step, and prompts beside them, as many tokens as
+            keep the step within twice the time of the decode rows alone (measured, and at least the
+            smallest prefill bucket). "separate": prefill and decode steps take turns. The tokens
+            are the same. None: mixed where mixed steps are captured, and that is where prefill
+            steps are.
+        max_tokens_per_step: tokens of a step with "mixed", decode rows included; None: `chunk`
+            beside any decode rows.
         buckets: batch sizes that decode graphs are captured for; max_rows is added. None: 1, 8, 16,
             32, ... doubled up to max_rows; start-up captures three graphs for each and slot.
-        prefill_buckets: token counts that prefill graphs are captured for; other chunks run
+        prefill_buckets: token counts that prefill graphs are captured for, and unless `prefill` is
+            "separate" mixed ones for each of them beside each of `buckets`; other chunks run
             eagerly. None: see Pipeline.
         graph: capture steps into graphs, or run them eagerly.
         exact: keep tokens bit for bit independent of the traffic on CUDA as well, as they are on
@@ -80,6 +90,8 @@ class EngineOptions:
     page_size: int = 16
     num_pages: int | None = None
     chunk: int = 256
+    prefill: Prefill | None = None
+    max_tokens_per_step: int | None = None
     buckets: tuple[int, ...] | None = None
     prefill_buckets: tuple[int, ...] | None = None
     graph: bool = True
@@ -93,10 +105,11 @@ class EngineOptions:
     blocking: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("max_rows", "max_len", "page_size", "num_pages", "chunk"):
-            value = getattr(self, name)
-            if value is not None or name not in ("max_rows", "max_len", "num_pages"):
-                check_count(name, value)
+        for name in ("page_size", "chunk"):
+            check_count(name, getattr(self, name))
+        for name in ("max_rows", "max_len", "num_pages", "max_tokens_per_step"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
         if self.max_waiting is not None:
             check_count("max_waiting", self.max_waiting, least=0)
         choose_policy(self.policy)
@@ -107,6 +120,7 @@ class EngineOptions:
         for name in ("graph", "exact", "prefix_cache", "timing", "meter", "freeze", "blocking"):
             check_flag(name, getattr(self, name))
         check_backend(self.backend)
+        check_prefill(self.prefill)
         check_depth(self.depth)
 
 

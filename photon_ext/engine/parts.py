@@ -32,7 +32,7 @@ def make_parts(
         config,
         weights,
         max_step_tokens=size.max_step_tokens,
-        max_segments=size.max_rows,
+        max_segments=size.max_segments,
         max_len=size.max_len,
         page_size=options.page_size,
         num_pages=size.num_pages,

@@ -11,6 +11,7 @@ from photon_ext.engine.memory import available_bytes
 from photon_ext.engine.options import EngineOptions
 from photon_ext.errors import ConfigError
 from photon_ext.models.config import ModelConfig
+from photon_ext.runtime.step_keys import step_keys
 
 DEFAULT_MAX_LEN = 4096
 CPU_ROWS, CUDA_ROWS = 32, 256
@@ -20,13 +21,14 @@ CPU_SHARE = 0.5  # of the available memory, which others use too
 
 
 class EngineSize(NamedTuple):
-    """What the options come to for one model: sequences at once, tokens per sequence, tokens per
-    step, KV pages.
+    """What the options come to for one model: sequences at once, tokens per sequence, tokens and
+    segments per step, KV pages.
     """
 
     max_rows: int
     max_len: int
     max_step_tokens: int
+    max_segments: int
     num_pages: int
 
 
@@ -53,61 +55,77 @@ def size_engine(
     model, or the memory does not hold what was asked for.
     """
     max_len, usable = _max_len(options, config), _usable_bytes(device)
-    rows = options.max_rows or _default_rows(options, config, dtype, device, usable)
     if max_len > config.max_positions:
         raise ConfigError(
             f"max_len is {max_len} and the model was made for {config.max_positions} positions; "
             "ask for no more than that"
         )
-    need = _need(options, rows, config, dtype)
+    target = Target(config, dtype, device)
+    rows = options.max_rows or target.default_rows(options, usable)
+    need = target.need(options, rows)
     if not need.fits(usable):
         raise ConfigError(
             f"max_rows {rows}, max_len {max_len}, chunk {options.chunk} and page_size "
             f"{options.page_size} need {_gib(need.activations)} for activations and at least "
             f"{need.least} pages of {need.page / 2**10:.0f} KiB ({_gib(need.least * need.page)}) "
             f"for keys and values; {_gib(usable)} can be used on {device}: "
-            f"{_remedy(options, rows, config, dtype, usable)}"
+            f"{_remedy(options, rows, target, usable)}"
         )
     num_pages = options.num_pages or min(need.fitting(usable), need.most)
-    return EngineSize(rows, max_len, max(options.chunk, rows), num_pages)
+    return EngineSize(rows, max_len, *target.step_size(options, rows), num_pages)
 
 
-def _default_rows(
-    options: EngineOptions,
-    config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    usable: int,
-) -> int:
-    if device.type == "cpu":
-        return CPU_ROWS
-    pages = _need(options, CUDA_ROWS, config, dtype).fitting(usable)
-    tokens = min(_max_len(options, config), ROW_TOKENS)
-    return max(1, min(CUDA_ROWS, pages * options.page_size // tokens))
+class Target(NamedTuple):
+    """What an engine is sized for."""
+
+    config: ModelConfig
+    dtype: torch.dtype
+    device: torch.device
+
+    def default_rows(self, options: EngineOptions, usable: int) -> int:
+        """Rows where the options name none."""
+        if self.device.type == "cpu":
+            return CPU_ROWS
+        pages = self.need(options, CUDA_ROWS).fitting(usable)
+        tokens = min(_max_len(options, self.config), ROW_TOKENS)
+        return max(1, min(CUDA_ROWS, pages * options.page_size // tokens))
+
+    def step_size(self, options: EngineOptions, rows: int) -> tuple[int, int]:
+        """Tokens and segments of the largest step that the engine plans."""
+        keys = step_keys(
+            rows,
+            options.chunk,
+            options.buckets,
+            options.prefill_buckets,
+            options.prefill != "separate",
+            graph=options.graph,
+            captures_prefill=self.device.type == "cpu",
+        )
+        if keys.mixed or options.prefill == "mixed":
+            return rows + options.chunk, keys.max_segments
+        return max(rows, options.chunk), keys.max_segments
+
+    def need(self, options: EngineOptions, rows: int) -> Need:
+        """What so many rows take."""
+        config, (tokens, segments) = self.config, self.step_size(options, rows)
+        per_token = 3 * config.hidden + config.qkv_size + config.q_size + 3 * config.intermediate
+        numbers = tokens * per_token + segments * (config.hidden + config.vocab)
+        per_row = -(-_max_len(options, config) // options.page_size)
+        return Need(
+            self.dtype.itemsize * numbers,
+            options.page_size * config.kv_bytes_per_token(self.dtype.itemsize),
+            options.num_pages or max(rows, per_row),
+            rows * per_row,
+        )
 
 
-def _need(options: EngineOptions, rows: int, config: ModelConfig, dtype: torch.dtype) -> Need:
-    step_tokens = max(options.chunk, rows)
-    per_token = 3 * config.hidden + config.qkv_size + config.q_size + 3 * config.intermediate
-    numbers = step_tokens * per_token + rows * (config.hidden + config.vocab)
-    per_row = -(-_max_len(options, config) // options.page_size)
-    return Need(
-        dtype.itemsize * numbers,
-        options.page_size * config.kv_bytes_per_token(dtype.itemsize),
-        options.num_pages or max(rows, per_row),
-        rows * per_row,
-    )
-
-
-def _remedy(
-    options: EngineOptions, rows: int, config: ModelConfig, dtype: torch.dtype, usable: int
-) -> str:
+def _remedy(options: EngineOptions, rows: int, target: Target, usable: int) -> str:
     """Names the options that can make it fit: each by itself, or else several together."""
 
     def fits_with(*lowered: str) -> bool:
         smaller: dict[str, Any] = dict.fromkeys(lowered, 1)
         fewer = smaller.get("max_rows", rows)
-        return _need(replace(options, **smaller), fewer, config, dtype).fits(usable)
+        return target.need(replace(options, **smaller), fewer).fits(usable)
 
     pages = ["num_pages"] if options.num_pages else []
     sizes = ["max_rows", "max_len", *pages, "chunk", "page_size"]

@@ -26,6 +26,7 @@ from photon_ext.checks import (
     check_callable,
     check_count,
     check_counts,
+    check_flag,
     check_pages,
 )
 from photon_ext.errors import PipelineError, RequestError, shown
@@ -53,9 +54,9 @@ from photon_ext.runtime.step import (
     StepResult,
 )
 from photon_ext.runtime.step_builder import StepBuilder, StepInput
+from photon_ext.runtime.step_keys import step_keys
 
 MAX_CHUNK = INT32_MAX // META_COLUMNS  # the words of decode_meta are counted in int32
-BUCKETS = (1, *(8 << doubling for doubling in range(28)))
 
 
 class Pipeline:
@@ -84,6 +85,9 @@ class Pipeline:
         prefill_buckets: token counts that prefill graphs are captured for; other chunks run
             eagerly. None leaves it to the runtime: one graph of ``chunk`` tokens where idle tokens
             cost nothing (the host backend), none elsewhere.
+        mixed: capture steps of decode rows and chunks, too, for each of ``buckets`` with each of
+            ``prefill_buckets``. As both parts are padded, a step then has up to
+            ``keys.max_segments`` segments, which is more than the runtime's rows.
         chunk: prompt tokens per step at most.
         graph: capture steps into graphs at start-up (default), or run them eagerly.
         on_release: called once with each row that is released, by the commit or abort that
@@ -93,6 +97,7 @@ class Pipeline:
 
     Attributes:
         stats: PipelineStats, which other threads may read.
+        keys: which steps are captured.
 
     Raises:
         ConfigError: an argument is out of range, of the wrong kind, or asks for more memory than
@@ -111,6 +116,7 @@ class Pipeline:
         sample: Sample | None = None,
         buckets: Iterable[int] | None = None,
         prefill_buckets: Iterable[int] | None = None,
+        mixed: bool = False,
         chunk: int = 256,
         graph: bool = True,
         on_release: Callable[[Row], None] | None = None,
@@ -119,18 +125,24 @@ class Pipeline:
         table = runtime.table
         vocab_size = check_count("vocab_size", vocab_size)
         chunk = check_count("chunk", chunk, MAX_CHUNK)
-        if prefill_buckets is None:
-            prefill_buckets = (chunk,) if runtime.captures_prefill else ()
-        decodes = BUCKETS if buckets is None else check_counts("buckets", buckets)
-        prefills = check_counts("prefill_buckets", prefill_buckets)
+        if buckets is not None:
+            buckets = check_counts("buckets", buckets)
+        if prefill_buckets is not None:
+            prefill_buckets = check_counts("prefill_buckets", prefill_buckets)
         check_callable("forward", forward, optional=False)
         check_callable("sample", sample)
         check_callable("on_release", on_release)
-        rows = {each for each in decodes if each < table.max_rows} | {table.max_rows}
-        tokens = {each for each in prefills if each <= chunk}
-        self._spec = StepSpec(
-            forward, sample, vocab_size, tuple(sorted(rows)), tuple(sorted(tokens)), chunk, graph
+        check_flag("mixed", mixed)
+        self.keys = step_keys(
+            table.max_rows,
+            chunk,
+            buckets,
+            prefill_buckets,
+            mixed,
+            graph=graph,
+            captures_prefill=runtime.captures_prefill,
         )
+        self._spec = StepSpec(forward, sample, vocab_size, self.keys, chunk, graph)
         self.limits = Limits(
             vocab_size, runtime.max_len, runtime.page_size, table.pages_per_row, table.max_stop_ids
         )

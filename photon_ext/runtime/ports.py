@@ -10,6 +10,7 @@ from typing import Protocol
 from photon_ext.runtime.row import Row
 from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.step import Fill, Forward, Sample, Span, StepKey
+from photon_ext.runtime.step_keys import StepKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,15 +18,15 @@ class StepSpec:
     """How steps are built, see Pipeline: fixed, so that every graph is captured at start-up.
 
     Attributes:
-        decode_buckets: rows of the decode graphs, ascending; the last holds every row.
-        prefill_buckets: tokens of the prefill graphs, ascending; longer chunks run eagerly.
+        keys: of the graphs; steps of other keys run eagerly.
+        chunk: prompt tokens per step at most.
+        graph: whether steps are captured at all.
     """
 
     forward: Forward
     sample: Sample | None
     vocab_size: int
-    decode_buckets: tuple[int, ...]
-    prefill_buckets: tuple[int, ...]
+    keys: StepKeys
     chunk: int
     graph: bool
 

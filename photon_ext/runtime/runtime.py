@@ -91,11 +91,11 @@ class Runtime:
         if self._streams is not None:
             raise ConfigError("this Runtime already serves a Pipeline; make another Runtime")
         streams = self._make_streams(spec.graph)
-        rows = spec.decode_buckets[-1]
-        inputs = InputLayout(rows, rows + spec.chunk, self.table.delta_capacity)
-        masks = MaskLayout(rows, spec.vocab_size)
+        rows, segments = spec.keys.max_rows, spec.keys.max_segments
+        inputs = InputLayout(segments, rows + spec.chunk, self.table.delta_capacity)
+        masks = MaskLayout(segments, spec.vocab_size)
         with _memory_for(self.device, max_rows=rows, chunk=spec.chunk, vocab_size=spec.vocab_size):
-            shared = SharedMemory.zeros(inputs.max_step_tokens, rows, self.device)
+            shared = SharedMemory.zeros(inputs.max_step_tokens, segments, self.device)
             memory = [SlotMemory.zeros(inputs, masks, self.device) for _ in range(self.depth)]
             pinned = [
                 [_C.PinnedBuffer(tensor.nbytes, streams.backend) for tensor in slot]

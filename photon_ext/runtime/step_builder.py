@@ -15,6 +15,9 @@ from photon_ext.runtime.roster import Roster
 from photon_ext.runtime.row import Row
 from photon_ext.runtime.step import Chunk, ChunkSegment, StepKey, StepPlan
 
+_CHUNK = int(SegmentFlag.STAGED)
+_LAST_CHUNK = int(SegmentFlag.STAGED | SegmentFlag.SAMPLE)
+
 
 class StepInput(NamedTuple):
     """Who rides in a step, and what SlotPort.launch takes for them."""
@@ -61,12 +64,12 @@ class StepBuilder:
         if not isinstance(rows, tuple):
             raise PipelineError(f"a plan's decode rows are {shown(rows)}; give a tuple of rows")
         self._check_admitted(rows)
-        buckets = self._spec.decode_buckets
-        if len(rows) > buckets[-1]:
+        keys = self._spec.keys
+        if len(rows) > keys.max_rows:
             raise PipelineError(
-                f"a plan has {len(rows)} decode rows; a step takes {buckets[-1]} (max_rows)"
+                f"a plan has {len(rows)} decode rows; a step takes {keys.max_rows} (max_rows)"
             )
-        self._batch = DecodeBatch(rows, next(size for size in buckets if size >= len(rows)))
+        self._batch = DecodeBatch(rows, keys.decode_bucket(len(rows)))
         return self._batch
 
     def _check_admitted(self, rows: Iterable[Row]) -> None:
@@ -91,14 +94,12 @@ class StepBuilder:
 
     def _key(self, batch: DecodeBatch | None, chunks: tuple[ChunkSegment, ...]) -> StepKey:
         """The key of a graph where there is one; else of the step as it is, without padding."""
-        split = any(chunk.sample and chunk.row.params.constrained for chunk in chunks)
+        rows = 0 if batch is None else len(batch.rows)
+        split = batch is not None and batch.key.split
+        split = split or any(chunk.sample and chunk.row.params.constrained for chunk in chunks)
         tokens = sum(chunk.num_tokens for chunk in chunks)
-        if batch is not None:
-            return StepKey(len(batch.rows), tokens, len(chunks), split or batch.key.split)
-        bucket = next((size for size in self._spec.prefill_buckets if size >= tokens), 0)
-        if self._spec.graph and bucket:
-            return StepKey(0, bucket, self._spec.decode_buckets[-1], split)
-        return StepKey(0, tokens, len(chunks), split)
+        found = self._spec.keys.find(rows, tokens, split)
+        return found or StepKey(rows, tokens, len(chunks), split)
 
 
 def _words(key: StepKey, batch: DecodeBatch | None, chunks: tuple[ChunkSegment, ...]) -> array[int]:
@@ -106,7 +107,7 @@ def _words(key: StepKey, batch: DecodeBatch | None, chunks: tuple[ChunkSegment, 
     first = key.decode_rows
     words = array("i") if batch is None else batch.words[: first * SEGMENT_COLUMNS]
     for chunk in chunks:
-        flags = SegmentFlag.STAGED | (SegmentFlag.SAMPLE if chunk.sample else 0)
+        flags = _LAST_CHUNK if chunk.sample else _CHUNK
         words.extend((chunk.row.index, first, chunk.num_tokens, flags))
         first += chunk.num_tokens
     padding = key.segments * SEGMENT_COLUMNS - len(words)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ class CaptureReport:
     """What start-up captured.
 
     Attributes:
+        keys: of the steps that were captured, for every slot; see StepKeys.
         graphs: graphs captured.
         nodes: nodes of the largest graph.
         seconds: wall time of all captures.
@@ -32,6 +33,7 @@ class CaptureReport:
         graph_bytes: device memory the graphs took, where the device tells; else 0.
     """
 
+    keys: tuple[StepKey, ...]
     graphs: int
     nodes: int
     seconds: float
@@ -61,6 +63,7 @@ class StepGraph:
         graph_bytes = self._capture_all() if self._spec.graph else 0
         _, shared, slot = self._programs[0].memory
         return CaptureReport(
+            keys=self._spec.keys.all() if self._spec.graph else (),
             graphs=len(self._forward) + len(self._sampling),
             nodes=max((graph.nodes for graph in self._forward.values()), default=0),
             seconds=time.perf_counter() - start,
@@ -70,7 +73,7 @@ class StepGraph:
         )
 
     def _capture_all(self) -> int:
-        keys = sorted(self._keys(), key=lambda key: key.num_tokens, reverse=True)
+        keys = sorted(self._spec.keys.all(), key=lambda key: key.num_tokens, reverse=True)
         self._warm_up(keys)
         free_before = self._streams.free_bytes()
         # a collection inside a capture could free somebody's device objects there, which a capture
@@ -106,14 +109,6 @@ class StepGraph:
             self._in_use[slot].append(tensors)
             self._programs[slot].sample(self._pending.pop(slot), masked=True)
 
-    def _keys(self) -> Iterable[StepKey]:
-        rows = self._spec.decode_buckets[-1]
-        for split in (False, True):
-            for bucket in self._spec.decode_buckets:
-                yield StepKey(bucket, 0, 0, split)
-            for num_tokens in self._spec.prefill_buckets:
-                yield StepKey(0, num_tokens, rows, split)
-
     def _capture_key(self, slot: int, key: StepKey, program: StepProgram) -> None:
         steps: list[StepTensors] = []
         if key.split:
@@ -140,7 +135,7 @@ class StepGraph:
         """
         if self._streams.backend != "cuda":
             return
-        eager_chunk = StepKey(0, self._warm_up_tokens, self._spec.decode_buckets[-1], False)
+        eager_chunk = StepKey(0, self._warm_up_tokens, self._spec.keys.max_rows, False)
         try:
             for key in (eager_chunk, *keys):
                 self.run_eagerly(0, key)

@@ -8,6 +8,7 @@ from photon_ext.scheduling.policy import FirstCome, Policy, Priority, ShortestPr
 from photon_ext.scheduling.scheduler import Scheduler
 from photon_ext.scheduling.sequence import Sequence, SequenceState
 from photon_ext.scheduling.stats import RequestStats
+from photon_ext.scheduling.token_budget import TokenBudget
 
 __all__ = [
     "Deadlines",
@@ -22,4 +23,5 @@ __all__ = [
     "Sequence",
     "SequenceState",
     "ShortestPrompt",
+    "TokenBudget",
 ]

@@ -8,22 +8,32 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from operator import attrgetter
 
-from photon_ext.runtime import Row, StepKind, StepPlan
-from photon_ext.runtime.default_plan import first_come_first_served
+from photon_ext.runtime import Row, StepKind, StepPlan, StepResult
+from photon_ext.runtime.default_plan import first_come_first_served, take_chunks
 from photon_ext.runtime.roster import Roster
 from photon_ext.scheduling.pager import Grant
 from photon_ext.scheduling.scheduler import Scheduler
 from photon_ext.scheduling.sequence import Sequence
+from photon_ext.scheduling.token_budget import TokenBudget
 
 
 class Planner:
     """Rows and pages by rank (see policy.py), steps first come, first served."""
 
-    def __init__(self, scheduler: Scheduler, roster: Roster, budget: int) -> None:
-        """`roster`: the pipeline's rows. `budget`: prompt tokens that one step may carry."""
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        roster: Roster,
+        budget: int,
+        mixed: TokenBudget | None = None,
+    ) -> None:
+        """`roster`: the pipeline's rows. `budget`: prompt tokens of a prefill step. `mixed`: the
+        tokens of mixed steps; None: prefill and decode steps take turns.
+        """
         self._scheduler = scheduler
         self._roster = roster
         self._budget = budget
+        self._mixed = mixed
 
     def admissions(self) -> Iterator[tuple[Sequence, Grant]]:
         """Sequences to admit now, with their pages, until the one whose turn it is has to go on
@@ -62,7 +72,13 @@ class Planner:
                 row for row in decode if row.next_position < row.capacity and row not in drains
             )
             prefill = tuple(row for row in prefill if row not in drains)
-        plan = first_come_first_served(decode, prefill, previous, self._budget)
+        if self._mixed is None:
+            plan = first_come_first_served(decode, prefill, previous, self._budget)
+        elif prefill:
+            tokens = self._mixed.prompt_tokens(len(decode))
+            plan = StepPlan(decode, take_chunks(prefill, tokens))
+        else:
+            plan = StepPlan(decode)
         return plan._replace(appends=growth.appends, drains=drains)
 
     def _victims(self) -> tuple[Row, ...]:
@@ -73,3 +89,8 @@ class Planner:
         victim = self.victim(running)
         assert victim.row is not None
         return (victim.row,)
+
+    def committed(self, result: StepResult, busy: bool) -> None:
+        """A step was committed; `busy`: the pipeline has rows left. Mixed steps learn from it."""
+        if self._mixed is not None:
+            self._mixed.committed(result, busy)

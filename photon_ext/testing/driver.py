@@ -52,7 +52,7 @@ class Driver:
         pipeline_type: the pipeline to drive; a test may plant a bug in a subclass.
         forward: what steps run; None is a ToyForward, which other runtimes than the simulated one
             run with ``graph`` False only.
-        vocab_size, buckets, prefill_buckets, chunk, graph: of the Pipeline.
+        vocab_size, buckets, prefill_buckets, mixed, chunk, graph: of the Pipeline.
 
     Attributes:
         pipeline: what it drives.
@@ -70,6 +70,7 @@ class Driver:
         vocab_size: int = 32,
         buckets: Iterable[int] = (1, 2),
         prefill_buckets: Iterable[int] | None = (),
+        mixed: bool = False,
         chunk: int = 8,
         graph: bool = True,
     ) -> None:
@@ -79,6 +80,7 @@ class Driver:
             vocab_size=vocab_size,
             buckets=buckets,
             prefill_buckets=prefill_buckets,
+            mixed=mixed,
             chunk=chunk,
             graph=graph,
             on_release=self.on_release,

@@ -13,7 +13,6 @@ from photon_ext.errors import ConfigError
 from photon_ext.layout import RECORD_WIDTH, InputLayout, MaskLayout
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.row_table import RowTable
-from photon_ext.runtime.step import StepKey
 from photon_ext.testing.chooser import Chooser, Lazy
 from photon_ext.testing.decode_slot import PinnedWords, SimDecodeSlot, SimGraphs
 from photon_ext.testing.device import SimDevice
@@ -105,12 +104,12 @@ class SimRuntime:
             raise ConfigError(
                 "this SimRuntime already serves a Pipeline; make another for another Pipeline"
             )
-        rows = spec.decode_buckets[-1]
-        inputs = InputLayout(rows, rows + spec.chunk, self.table.delta_capacity)
-        masks = MaskLayout(rows, spec.vocab_size)
-        self.state.open(inputs.max_step_tokens, rows)
+        rows, segments = spec.keys.max_rows, spec.keys.max_segments
+        inputs = InputLayout(segments, rows + spec.chunk, self.table.delta_capacity)
+        masks = MaskLayout(segments, spec.vocab_size)
+        self.state.open(inputs.max_step_tokens, segments)
         natives: list[SimDecodeSlot] = []
-        graphs = SimGraphs(_keys(spec), natives)
+        graphs = SimGraphs(frozenset(spec.keys.all() if spec.graph else ()), natives)
         return [
             self._open_slot(index, spec, inputs, masks, graphs, natives)
             for index in range(self.depth)
@@ -152,13 +151,3 @@ class SimRuntime:
         return SimSlot(
             index, self.device, native, graphs, pinned, inputs, masks, self.stats, self._fault
         )
-
-
-def _keys(spec: StepSpec) -> frozenset[StepKey]:
-    """The keys that the runtime captures at start-up; everything else runs eagerly."""
-    if not spec.graph:
-        return frozenset()
-    rows = spec.decode_buckets[-1]
-    decode = {StepKey(b, 0, 0, split) for b in spec.decode_buckets for split in (False, True)}
-    prefill = {StepKey(0, b, rows, split) for b in spec.prefill_buckets for split in (False, True)}
-    return frozenset(decode | prefill)

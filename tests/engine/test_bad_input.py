@@ -164,6 +164,8 @@ def test_a_damaged_model_is_refused(
         ({"max_len": 257}, ConfigError, "max_len is 257 and the model was made for 256"),
         ({"page_size": -1}, ConfigError, "page_size is -1"),
         ({"chunk": 0}, ConfigError, "chunk is 0"),
+        ({"prefill": "both"}, ConfigError, "prefill is 'both'; give 'mixed', 'separate', or None"),
+        ({"max_tokens_per_step": 0}, ConfigError, "max_tokens_per_step is 0; give an integer"),
         ({"buckets": (1, 0)}, ConfigError, "an entry of buckets is 0; give an integer from 1"),
         ({"dtype": "int4"}, ConfigError, "dtype is 'int4'; give one of float32"),
         (

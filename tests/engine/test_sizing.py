@@ -33,7 +33,26 @@ def size(
 
 def test_with_enough_memory_every_row_can_be_full(monkeypatch: pytest.MonkeyPatch) -> None:
     result = size(monkeypatch, 2**30, max_rows=4, max_len=100, page_size=16, chunk=64)
-    assert result == EngineSize(max_rows=4, max_len=100, max_step_tokens=64, num_pages=4 * 7)
+    # beside more than one decode row, which ride in a graph for four, there are two chunks at most
+    assert result == EngineSize(4, 100, max_step_tokens=4 + 64, max_segments=6, num_pages=4 * 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens", "segments"),
+    [
+        ({"prefill": "separate"}, 64, 33),
+        ({"prefill": "mixed", "graph": False}, 33 + 64, 33),
+        ({"prefill": "mixed", "prefill_buckets": ()}, 33 + 64, 33),
+        ({"graph": False}, 64, 33),
+        ({}, 33 + 64, 32 + 16),  # 17 of 33 rows or more decode in a graph for 32
+        ({"max_tokens_per_step": 8}, 33 + 64, 32 + 16),
+    ],
+)
+def test_a_step_holds_what_the_engine_plans(
+    options: dict[str, object], tokens: int, segments: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = size(monkeypatch, 2**30, max_rows=33, chunk=64, **options)
+    assert (result.max_step_tokens, result.max_segments) == (tokens, segments)
 
 
 def test_the_context_is_the_models_own_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,7 @@ def test_tables_that_int32_cannot_count_are_refused_before_they_are_made() -> No
         ({"buckets": (1, "2")}, f"an entry of buckets is '2'; {RANGE}"),
         ({"prefill_buckets": 5}, "prefill_buckets is 5; give a tuple of integers from 1 on"),
         ({"prefill_buckets": (-3,)}, f"an entry of prefill_buckets is -3; {RANGE}"),
+        ({"mixed": None}, "mixed is None; give True or False"),
         ({"forward": 5}, "forward is 5; give a function$"),
         ({"forward": None}, "forward is None; give a function$"),
         ({"sample": 5}, "sample is 5; give a function, or None"),
@@ -112,9 +113,8 @@ def test_buckets_may_come_from_a_generator() -> None:
     def buckets() -> Iterator[int]:
         yield from (1, 2)
 
-    assert Pipeline(
-        SimRuntime(), forward, vocab_size=32, buckets=buckets()
-    )._spec.decode_buckets == (1, 2, 4)
+    pipe = Pipeline(SimRuntime(), forward, vocab_size=32, buckets=buckets())
+    assert pipe.keys.decode_buckets == (1, 2, 4)
 
 
 def test_tables_without_memory_name_their_arguments(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,16 +65,26 @@ class PipelineMachine(RuleBasedStateMachine):
         chunk=st.sampled_from([1, 3, 8]),
         seed=st.integers(0, 999),
         planned=st.booleans(),
+        mixed=st.booleans(),
         requests=st.lists(REQUESTS, max_size=4),
     )
     def start(
-        self, depth: int, rows: int, chunk: int, seed: int, planned: bool, requests: list[Request]
+        self,
+        depth: int,
+        rows: int,
+        chunk: int,
+        seed: int,
+        planned: bool,
+        mixed: bool,
+        requests: list[Request],
     ) -> None:
         self.chunk = chunk
         self.last_decode: tuple[Row, ...] = ()
         self.drained: dict[Outcome, int] = {}
         self.runtime = SimRuntime(rows, 16, depth, page_size=2, chooser=Random(seed))
-        self.driver = Driver(self.runtime, pages=PAGES, chunk=chunk, prefill_buckets=(2, 8))
+        self.driver = Driver(
+            self.runtime, pages=PAGES, chunk=chunk, prefill_buckets=(2, 8), mixed=mixed
+        )
         self.pipe = self.driver.pipeline
         if planned:
             self.plan_at_random(random.Random(seed))

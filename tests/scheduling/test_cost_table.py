@@ -1,0 +1,131 @@
+"""How many prompt tokens measured times allow beside decode rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from photon_ext.scheduling.cost_table import CostTable
+
+SHARES = (16, 32, 64, 128)
+
+
+def table(*times: tuple[int, int, float]) -> CostTable:
+    costs = CostTable(SHARES)
+    for rows, tokens, us in times:
+        costs.add(rows, tokens, us)
+    return costs
+
+
+def test_without_a_measurement_it_is_the_smallest_share() -> None:
+    assert table().allowed(8) == 16
+    assert table((8, 0, 100.0)).allowed(8) == 16
+
+
+@pytest.mark.parametrize(
+    ("us", "reached"),
+    [
+        (150.0, [16, 32, 32]),
+        (150.1, [16, 16, 16]),
+        (125.0, [16, 32, 64, 64]),
+        (125.1, [16, 32, 32]),
+        (112.5, [16, 32, 64, 128, 128]),
+        (99.0, [16, 32, 64, 128, 128]),  # no faster than without prompts, but by chance
+        (900.0, [16, 16]),
+    ],
+)
+def test_shares_double_as_measurements_allow(us: float, reached: list[int]) -> None:
+    """The decode step takes 100 us, a mixed one may take 200, and prompt tokens cost in proportion:
+    no share is tried that takes longer.
+    """
+    costs, seen = table((8, 0, 100.0)), []
+    for _ in reached:
+        seen.append(costs.allowed(8))
+        costs.add(8, seen[-1], 100.0 + (us - 100.0) * seen[-1] / 16)
+    assert seen == reached
+
+
+def test_what_is_measured_counts_more_than_what_is_expected() -> None:
+    costs = table((8, 0, 100.0), (8, 16, 160.0), (8, 32, 200.0))
+    assert costs.allowed(8) == 32
+    costs = table((8, 0, 100.0), (8, 16, 120.0), (8, 32, 201.0))
+    assert costs.allowed(8) == 16
+
+
+@pytest.mark.parametrize(("rows", "best"), [(8, 64), (30, 32), (64, 64), (128, 128)])
+def test_steps_that_follow_the_table_take_twice_the_decode_step_at_most(
+    rows: int, best: int
+) -> None:
+    """A device whose time is the larger of a fixed one and one by tokens, as that of a GPU is: what
+    the next share costs shows when it is tried, and then it is left alone for long.
+    """
+
+    def us(tokens: int) -> float:
+        return max(100.0, 2.2 * (rows + tokens))
+
+    costs = table((rows, 0, us(0)))
+    shares = []
+    for _ in range(200):
+        shares.append(costs.allowed(rows))
+        costs.add(rows, shares[-1], us(shares[-1]))
+    slow = [share for share in shares if us(share) > 2 * us(0)]
+    assert len(slow) <= len(shares) / 20
+    assert max(shares, key=shares.count) == best
+
+
+def test_buckets_of_rows_have_nothing_to_do_with_each_other() -> None:
+    costs = table((8, 0, 100.0), (8, 16, 100.0))
+    assert costs.allowed(8) == 32
+    assert costs.allowed(16) == 16
+
+
+def test_times_are_smoothed() -> None:
+    costs = table((8, 0, 100.0), (8, 16, 110.0), (8, 32, 190.0), (8, 64, 300.0))
+    costs.add(8, 0, 60.0)  # 100 - 40 / 8 = 95, and twice that is 190
+    assert costs.allowed(8) == 32
+    costs.add(8, 0, 60.0)
+    assert costs.allowed(8) == 16
+    costs.add(8, 32, 100.0)  # 190 - 90 / 8 = 179
+    assert costs.allowed(8) == 32
+
+
+def test_a_slower_step_counts_in_full() -> None:
+    costs = table((8, 0, 100.0), (8, 16, 110.0), (8, 32, 120.0))
+    costs.add(8, 32, 201.0)
+    assert costs.allowed(8) == 16
+
+
+def test_a_share_that_was_forbidden_is_tried_again() -> None:
+    """One bad moment, or a long context that has gone, does not forbid a share for ever."""
+    costs = table((8, 0, 100.0), (8, 16, 110.0), (8, 32, 900.0))
+    steps = 0
+    while costs.allowed(8) == 16:
+        costs.add(8, 16, 110.0)
+        steps += 1
+    assert 100 < steps < 400
+    costs.add(8, 32, 130.0)
+    assert costs.allowed(8) == 64
+
+
+def test_other_numbers_of_tokens_tell_nothing() -> None:
+    """The end of a prompt is cheaper than the share that it was allowed."""
+    costs = table((8, 0, 100.0), (8, 15, 1.0), (8, 17, 1.0))
+    assert costs.allowed(8) == 16
+
+
+def test_where_no_decode_step_runs_two_shares_tell_what_it_would_take() -> None:
+    """Prompts without end: 100 us and 2 for each prompt token."""
+    costs = CostTable(SHARES)
+    seen = []
+    for _ in range(4):
+        seen.append(costs.allowed(8))
+        costs.add(8, seen[-1], 100.0 + 2.0 * seen[-1])
+    assert seen == [16, 32, 32, 32]
+    costs.add(8, 0, 40.0)  # then one runs, and it is faster than that
+    assert costs.allowed(8) == 16
+
+
+def test_one_share_alone_is_always_allowed() -> None:
+    costs = CostTable((8,))
+    costs.add(4, 8, 900.0)
+    costs.add(4, 0, 1.0)
+    assert costs.allowed(4) == 8

@@ -1,0 +1,110 @@
+"""Which steps are timed, how, and what the cost table hears of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from photon_ext.row_params import RowParams
+from photon_ext.runtime import Pipeline, StepPlan
+from photon_ext.runtime.row import Row
+from photon_ext.runtime.step import Chunk
+from photon_ext.scheduling.cost_table import CostTable
+from photon_ext.scheduling.step_timer import EVERY, StepTimer
+from photon_ext.testing.stub import StubDevice
+
+
+class Heard(CostTable):
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__((4,))
+        self.times: list[tuple[int, int, float]] = []
+
+    def add(self, rows: int, tokens: int, us: float) -> None:
+        self.times.append((rows, tokens, us))
+
+
+class FakeSpan:
+    def __init__(self, us: float) -> None:
+        self.us, self.reads = us, 0
+
+    def length_us(self) -> float:
+        self.reads += 1
+        return self.us
+
+
+class Timed:
+    """A pipeline on a device that computes nothing, and a clock that the test moves, in us."""
+
+    def __init__(self, spans: bool) -> None:
+        self.now = 0.0
+        self.heard = Heard()
+        self.spans: list[FakeSpan] | None = [] if spans else None
+        self.timer = StepTimer(self.heard, lambda: round(1e3 * self.now))
+        self.pipe = Pipeline(StubDevice(9, depth=1), lambda step: None, vocab_size=32, chunk=16)
+
+    def row(self, prompt: int, cap: int = 99) -> Row:
+        return self.pipe.admit(range(prompt), RowParams(cap), range(8))
+
+    def step(self, us: float, *chunks: Chunk) -> None:
+        assert self.pipe.launch(StepPlan(self.pipe.roster.decode, chunks)) is not None
+        self.now += us
+        result = self.pipe.commit()
+        if self.spans is not None:
+            self.spans.append(FakeSpan(us))
+            step: Any = result.step
+            step.span = self.spans[-1]
+        self.timer.committed(result, self.pipe.busy)
+
+
+@pytest.mark.parametrize("spans", [True, False])
+def test_a_mixed_step_is_told_by_bucket_of_rows_and_by_its_prompt_tokens(spans: bool) -> None:
+    timed = Timed(spans)
+    rows = [timed.row(3), timed.row(2), timed.row(9), timed.row(9)]
+    timed.step(5.0, Chunk(rows[0], 3), Chunk(rows[1], 2))  # no decode row: not told
+    timed.step(7.0, Chunk(rows[2], 1), Chunk(rows[3], 3))
+    timed.step(8.0)
+    assert timed.heard.times == [(8, 4, 7.0), (8, 0, 8.0)]
+
+
+@pytest.mark.parametrize("spans", [True, False])
+def test_of_decode_steps_of_the_same_rows_few_are_timed(spans: bool) -> None:
+    timed = Timed(spans)
+    row = timed.row(1)
+    timed.step(5.0, Chunk(row, 1))
+    for _ in range(2 * EVERY + 1):
+        timed.step(3.0)
+    assert timed.heard.times == [(1, 0, 3.0)] * 3
+    if timed.spans is not None:
+        assert sum(span.reads for span in timed.spans) == 3
+    long = timed.row(4)
+    timed.step(4.0, Chunk(long, 2))
+    timed.step(6.0)
+    assert timed.heard.times[3:] == [(1, 2, 4.0), (1, 0, 6.0)]
+
+
+def test_the_clock_does_not_count_a_rest() -> None:
+    timed = Timed(spans=False)
+    row = timed.row(1, cap=2)
+    timed.step(5.0, Chunk(row, 1))
+    timed.step(6.0)
+    assert not timed.pipe.busy
+    timed.now += 1e6
+    row = timed.row(1, cap=3)
+    timed.step(7.0, Chunk(row, 1))
+    timed.step(8.0)
+    assert timed.heard.times == [(1, 0, 6.0), (1, 0, 8.0)]
+
+
+def test_a_step_whose_rows_had_all_ended_tells_nothing() -> None:
+    """Its kernels return before they read a weight."""
+    timed = Timed(spans=True)
+    row = timed.row(1)
+    timed.step(5.0, Chunk(row, 1))
+    assert timed.pipe.launch() is not None
+    timed.pipe.abort(row)
+    result = timed.pipe.commit()
+    timed.timer.committed(result, timed.pipe.busy)
+    assert timed.heard.times == []

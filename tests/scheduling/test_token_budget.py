@@ -1,0 +1,131 @@
+"""How many prompt tokens a step may carry, and who rides in the steps that are planned by it."""
+
+from __future__ import annotations
+
+import pytest
+
+from photon_ext.row_params import RowParams
+from photon_ext.runtime import StepKind, StepPlan
+from photon_ext.runtime.roster import Roster
+from photon_ext.runtime.row import Row
+from photon_ext.runtime.step_keys import StepKeys
+from photon_ext.scheduling import PagePool, Pager, Planner, Scheduler, TokenBudget
+from photon_ext.scheduling.token_budget import shares_of
+
+KEYS = StepKeys((1, 8, 64), (16, 32, 64), mixed=True)
+
+
+def budget(max_tokens: int | None = None, times: tuple[float, ...] = ()) -> TokenBudget:
+    """Of a device whose decode step of 8 rows and less takes 100 us; `times`: with each share."""
+    made = TokenBudget(KEYS, 64, max_tokens)
+    for share, us in zip((0, 16, 32, 64), (100.0, *times), strict=False):
+        made._costs.add(8, share, us)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("buckets", "chunk", "shares"),
+    [
+        ((64, 128, 512), 512, (64, 128, 512)),
+        ((256,), 256, (64, 128, 256)),  # of one graph any part may be idle
+        ((), 200, (64, 128, 200)),
+        ((8,), 8, (8,)),
+        ((), 64, (64,)),
+    ],
+)
+def test_shares_are_those_of_the_graphs_or_doubled(
+    buckets: tuple[int, ...], chunk: int, shares: tuple[int, ...]
+) -> None:
+    assert shares_of(buckets, chunk) == shares
+
+
+def test_without_decode_rows_a_step_takes_a_whole_chunk() -> None:
+    assert budget().prompt_tokens(0) == 64
+    assert budget(max_tokens=100).prompt_tokens(0) == 64
+    assert budget(max_tokens=40).prompt_tokens(0) == 40
+
+
+def test_beside_decode_rows_it_is_what_the_cost_table_allows_their_bucket() -> None:
+    assert budget().prompt_tokens(5) == 16
+    assert budget(times=(120.0,)).prompt_tokens(5) == 32
+    assert budget(times=(120.0, 140.0)).prompt_tokens(5) == 64
+    assert budget(times=(120.0, 140.0)).prompt_tokens(9) == 16  # of another bucket
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(2, 64), (6, 64), (7, 63), (8, 62)])
+def test_the_cap_counts_decode_rows(rows: int, tokens: int) -> None:
+    assert budget(max_tokens=70, times=(101.0, 102.0, 103.0)).prompt_tokens(rows) == tokens
+
+
+@pytest.mark.parametrize("max_tokens", [1, 8, 20])
+def test_hazard_28_prefill_keeps_a_share_where_decode_alone_uses_up_the_budget(
+    max_tokens: int,
+) -> None:
+    assert budget(max_tokens).prompt_tokens(8) == 16
+    assert budget(max_tokens, times=(5000.0,)).prompt_tokens(8) == 16
+
+
+# --- plans ----------------------------------------------------------------------------------------
+
+
+def planned(*rows: Row, **options: object) -> StepPlan:
+    roster = Roster()
+    for row in rows:
+        roster.add(row)
+        if not row.wants_prefill:
+            roster.prompt_done(row)
+    scheduler = Scheduler(Pager(PagePool(4), 4), 64, 64)
+    planner = Planner(scheduler, roster, 64, budget(**options))  # type: ignore[arg-type]
+    plan = planner.plan(StepKind.MIXED)
+    assert planner.plan(None).decode is plan.decode  # quiet steps have the same tuple
+    return plan
+
+
+def prompt(index: int, tokens: int, cap: int = 4) -> Row:
+    return Row(index, 1, (index,), tuple(range(tokens)), RowParams(cap))
+
+
+def decoding(index: int, cap: int = 4) -> Row:
+    row = prompt(index, 3, cap)
+    row.launch_chunk(0, 3)
+    return row
+
+
+def test_nobody_is_planned_where_nothing_can_be_launched() -> None:
+    assert planned() == StepPlan()
+
+
+def test_decode_rows_ride_in_every_step() -> None:
+    rows = decoding(1), decoding(2)
+    assert planned(*rows) == StepPlan(rows, ())
+    long = prompt(3, 200)
+    assert planned(*rows, long) == StepPlan(rows, ((long, 16),))
+    assert planned(*rows, long, times=(120.0, 150.0)) == StepPlan(rows, ((long, 64),))
+
+
+def test_chunks_of_several_prompts_share_a_step_in_order_of_admission() -> None:
+    row, prompts = decoding(1), [prompt(2, 5), prompt(3, 9), prompt(4, 50)]
+    assert planned(row, *prompts).chunks == tuple(zip(prompts, (5, 9, 2), strict=True))
+    assert planned(*prompts).chunks == tuple(zip(prompts, (5, 9, 50), strict=True))
+
+
+def test_hazard_9_no_row_whose_cap_is_covered_rides_in_a_mixed_step() -> None:
+    covered, left, waiting = decoding(1, cap=1), decoding(2, cap=2), prompt(3, 3)
+    assert planned(covered, left, waiting) == StepPlan((left,), ((waiting, 3),))
+    assert planned(covered) == StepPlan()
+
+
+def test_hazard_27_a_prompt_is_sampled_with_its_last_token() -> None:
+    for tokens in (15, 16, 17, 33):
+        long, rows = prompt(2, tokens), 0
+        while long.wants_prefill:
+            (chunk,) = planned(decoding(1), long).chunks
+            long.launch_chunk(rows, chunk.num_tokens)
+            rows += 1
+            assert long.sampled == (not long.wants_prefill)
+        assert rows == -(-tokens // 16)
+
+
+def test_hazard_28_an_empty_decode_batch_leaves_a_prefill_step() -> None:
+    waiting = prompt(1, 70)
+    assert planned(waiting) == StepPlan((), ((waiting, 64),))
