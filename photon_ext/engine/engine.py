@@ -195,17 +195,17 @@ class Engine:
             DeviceError: this build has no kernels for the weights' device.
         """
         chosen = named_options(options, ("config", "weights", "tokenizer"))
-        runtime, decoder, num_pages = make_parts(chosen, config, weights)
+        runtime, decoder, size = make_parts(chosen, config, weights)
         return cls(
             runtime,
             decoder.forward,
             vocab_size=config.vocab,
-            num_pages=num_pages,
+            num_pages=size.num_pages,
             tokenizer=tokenizer,
             eos_ids=config.eos_ids,
             buckets=chosen.buckets,
-            prefill_buckets=chosen.prefill_buckets,
-            chunk=chosen.chunk,
+            prefill_buckets=size.prefill_buckets,
+            chunk=size.chunk,
             prefill=chosen.prefill,
             max_tokens_per_step=chosen.max_tokens_per_step,
             max_waiting=chosen.max_waiting,

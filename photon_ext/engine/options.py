@@ -46,7 +46,7 @@ class EngineOptions:
         page_size: tokens per KV page.
         num_pages: KV pages; None: max_rows requests of max_len tokens, cut to what 0.9 of a GPU's
             free memory holds, or half of a CPU's.
-        chunk: prompt tokens per step at most.
+        chunk: prompt tokens per step at most. None: 1,024 on a GPU without `exact`, else 256.
         prefill: "mixed": decode rows ride in every step, and prompts beside them, as many tokens as
             keep the step within twice the time of the decode rows alone (measured, and at least the
             smallest prefill bucket). "separate": prefill and decode steps take turns. The tokens
@@ -58,7 +58,8 @@ class EngineOptions:
             32, ... doubled up to max_rows; start-up captures three graphs for each and slot.
         prefill_buckets: token counts that prefill graphs are captured for, and unless `prefill` is
             "separate" mixed ones for each of them beside each of `buckets`; other chunks run
-            eagerly. None: see Pipeline.
+            eagerly. None: on a CPU one of `chunk` tokens; on a GPU 64, 128, 256, ... doubled up to
+            `chunk`, but none with `exact`.
         graph: capture steps into graphs, or run them eagerly.
         exact: keep tokens bit for bit independent of the traffic on CUDA as well, as they are on
             the CPU. Long prefill chunks then stay on our own kernels, which are slower there than
@@ -89,7 +90,7 @@ class EngineOptions:
     depth: int = 2
     page_size: int = 16
     num_pages: int | None = None
-    chunk: int = 256
+    chunk: int | None = None
     prefill: Prefill | None = None
     max_tokens_per_step: int | None = None
     buckets: tuple[int, ...] | None = None
@@ -105,9 +106,8 @@ class EngineOptions:
     blocking: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("page_size", "chunk"):
-            check_count(name, getattr(self, name))
-        for name in ("max_rows", "max_len", "num_pages", "max_tokens_per_step"):
+        check_count("page_size", self.page_size)
+        for name in ("max_rows", "max_len", "num_pages", "chunk", "max_tokens_per_step"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
         if self.max_waiting is not None:
