@@ -378,7 +378,8 @@ class Decoder:
             keys,
             values,
             step.decode_meta,
-            step.segments,
+            # without those of decode tokens, one each: they would have a tile each
+            step.segments if counts is None else step.segments[step.decode_tokens :],
             step.page_table,
             self._scale,
             hopper=self._hopper_chunks,

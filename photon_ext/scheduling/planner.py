@@ -76,7 +76,8 @@ class Planner:
             plan = first_come_first_served(decode, prefill, previous, self._budget)
         elif prefill:
             tokens = self._mixed.prompt_tokens(len(decode))
-            plan = StepPlan(decode, take_chunks(prefill, tokens))
+            chunks = self._mixed.fitting(len(decode), take_chunks(prefill, tokens))
+            plan = StepPlan(decode, chunks)
         else:
             plan = StepPlan(decode)
         return plan._replace(appends=growth.appends, drains=drains)

@@ -271,7 +271,8 @@ def test_through_torch_go_the_layers_of_a_wide_decode_step_and_its_head(
             max_step_tokens=4 * count,
             gemm_tokens=gemm_tokens,
         )
-        decoder.prefill([Chunk(row, 0, PROMPT[row % 7 :][:3]) for row in rows])
+        for row in rows:
+            decoder.prefill([Chunk(row, 0, PROMPT[row % 7 :][:3])])
         products.clear()
         return decoder.decode(rows[:batch], [3] * batch, [*range(batch)])
 
