@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from photon_ext.runtime.step import StepKey
 
-LEAST_CHUNKS, CHUNK_TOKENS = 8, 32
+LEAST_CHUNKS, CHUNK_TOKENS = 4, 128
 BUCKETS = (1, *(8 << doubling for doubling in range(28)))
 
 
@@ -20,7 +20,7 @@ class StepKeys:
     - with `mixed`, a mixed step for every pair of the two whose rows leave one for a chunk.
 
     The number of chunks is no dimension of the set: a step of so many tokens has room for one chunk
-    for each `chunk_tokens` of them, and for 8 at least. There are never more than tokens, nor than
+    for each `chunk_tokens` of them, and for 4 at least. There are never more than tokens, nor than
     rows beside those of the decode bucket. So D decode buckets and P prefill buckets make at most
     D + P + D x P keys, twice.
 

@@ -109,10 +109,10 @@ def test_the_set_is_small_and_told(
 
 
 def test_where_empty_segments_cost_time_steps_have_room_for_few_chunks() -> None:
-    keys = StepKeys((1, 8, 64), (64, 512, 1024), mixed=True, chunk_tokens=32)
-    assert keys.find(3, 64, 8, False) == StepKey(8, 64, 8, False)
-    assert keys.find(3, 64, 9, False) == StepKey(8, 512, 16, False)
-    assert keys.find(3, 64, 17, False) == StepKey(8, 1024, 32, False)
-    assert keys.find(3, 64, 33, False) is None
-    assert keys.find(60, 64, 5, False) == StepKey(64, 64, 8, False)
-    assert keys.max_segments == 64 + 32
+    keys = StepKeys((1, 8, 64), (64, 1024, 2048), mixed=True, chunk_tokens=128)
+    assert keys.find(3, 64, 4, False) == StepKey(8, 64, 4, False)
+    assert keys.find(3, 64, 5, False) == StepKey(8, 1024, 8, False)
+    assert keys.find(3, 64, 9, False) == StepKey(8, 2048, 16, False)
+    assert keys.find(3, 64, 17, False) is None
+    assert keys.find(62, 64, 2, False) == StepKey(64, 64, 4, False)
+    assert keys.max_segments == 64 + 16
