@@ -62,13 +62,13 @@ class EngineOptions:
             `chunk`, but none with `exact`.
         graph: capture steps into graphs, or run them eagerly.
         exact: keep tokens bit for bit independent of the traffic on CUDA as well, as they are on
-            the CPU. Long prefill chunks then stay on our own kernels, which are slower there than
-            torch's matrix products, and on portable attention where `chunk` times the query heads
+            the CPU. Steps of more than 64 tokens then stay on our own kernels, which are slower
+            there than torch's matrix products, and chunks on portable attention where `chunk` times the query heads
             is 96 or more for each multiprocessor. There each request also holds all the pages that
             it may need from the start, and only prompts are found in the prefix cache.
         backend: "hopper" runs the kernels made for Hopper where they fit (bfloat16, compute
             capability 9.0; 10.0 only where the environment has PHOTON_HOPPER_ON_10=1), but in the
-            layers of long eager chunks without `exact`, and attends in prefill by matrix
+            layers of steps of more than 64 tokens without `exact`, and attends in prefill by matrix
             instructions (bfloat16, 8.0 or newer). "portable" runs the others. The two sum in
             different orders, and what `exact` promises holds with both. None: hopper where the
             device runs it and the model is bfloat16.
