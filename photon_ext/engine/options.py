@@ -63,9 +63,9 @@ class EngineOptions:
         graph: capture steps into graphs, or run them eagerly.
         exact: keep tokens bit for bit independent of the traffic on CUDA as well, as they are on
             the CPU. Steps of more than 64 tokens then stay on our own kernels, which are slower
-            there than torch's matrix products, and chunks on portable attention where `chunk` times the query heads
-            is 96 or more for each multiprocessor. There each request also holds all the pages that
-            it may need from the start, and only prompts are found in the prefix cache.
+            there than torch's matrix products, and chunks on portable attention where `chunk` times
+            the query heads is 96 or more for each SM. There each request also holds all the pages
+            that it may need from the start, and only prompts are found in the prefix cache.
         backend: "hopper" runs the kernels made for Hopper where they fit (bfloat16, compute
             capability 9.0; 10.0 only where the environment has PHOTON_HOPPER_ON_10=1), but in the
             layers of steps of more than 64 tokens without `exact`, and attends in prefill by matrix
