@@ -5,7 +5,6 @@ what is kept when they leave.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from photon_ext.runtime import PageAppend, Row
@@ -13,7 +12,6 @@ from photon_ext.scheduling.pages import PagePool
 from photon_ext.scheduling.prefix_cache import PrefixCache
 from photon_ext.scheduling.sequence import Sequence
 
-_rank = attrgetter("rank")
 STRIDE = 4  # pages that a row gets at a time where it cannot have all
 
 
@@ -25,10 +23,10 @@ class Grant(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """Pages that rows get before the next step, and sequences whose next token has none."""
+    """Pages that rows get before the next step, and rows whose next token has none."""
 
     appends: tuple[PageAppend, ...] = ()
-    stalled: tuple[Sequence, ...] = ()
+    stalled: tuple[Row, ...] = ()
 
 
 @dataclass(slots=True)
@@ -73,18 +71,19 @@ class Pager:
         self._holdings: dict[Sequence, _Holding] = {}
         self._short: dict[Sequence, _Holding] = {}
         self._owed = 0  # pages that those lack together
+        self._calm = 0  # steps for which all have room
 
     def pages_for(self, kv_len: int) -> int:
         """Pages that hold ``kv_len`` KV entries."""
         return -(-kv_len // self.page_size)
 
-    def writer_of(self, sequence: Sequence) -> int | None:
-        """A page that the prompt continues with, and that a row is about to write; None: there is
+    def awaited_by(self, sequence: Sequence) -> int | None:
+        """The last page that the prompt continues with and that a row is writing; None: there is
         no reason to wait.
         """
         if self._cache is None:
             return None
-        return self._cache.match(sequence.admission.prompt_ids, sequence.root).writer
+        return self._cache.match(sequence.admission.prompt_ids, sequence.root).awaited
 
     def is_written(self, page: int) -> bool:
         """Whether the wait for it is over."""
@@ -131,6 +130,7 @@ class Pager:
         if missing:
             self._short[sequence] = holding
             self._owed += missing
+            self._calm = 0
 
     def cancel(self, sequence: Sequence, grant: Grant) -> None:
         """The sequence was not admitted."""
@@ -151,21 +151,21 @@ class Pager:
         """More pages, once a row has none for its next token: to every row that lacks some, so that
         the steps that follow send nothing; those of the lowest rank first.
         """
-        urgent = [sequence for sequence in self._short if _needs_page(sequence)]
-        if not urgent:
+        self._calm -= 1
+        if self._calm > 0:
             return Growth()
-        urgent.sort(key=_rank)
-        others = [sequence for sequence in self._short if sequence not in urgent]
+        rows = [(one.row, one) for one in self._short if one.row is not None and one.row.running]
+        places = {row: _places(row) for row, _ in rows}
+        self._calm = min(places.values(), default=0)
+        if self._calm > 0 or not rows:
+            return Growth()
         appends, stalled = [], []
-        for sequence in (*urgent, *sorted(others, key=_rank)):
-            row = sequence.row
-            if row is None or not row.running:
-                continue
+        for row, sequence in sorted(rows, key=lambda one: (places[one[0]] > 0, one[1].rank)):
             if pages := self._more(self._short[sequence]):
                 appends.append(PageAppend(row, tuple(pages)))
                 self._count(sequence, len(pages))
-            elif _needs_page(sequence):
-                stalled.append(sequence)
+            elif not places[row]:
+                stalled.append(row)
         return Growth(tuple(appends), tuple(stalled))
 
     def _more(self, holding: _Holding) -> list[int]:
@@ -206,6 +206,6 @@ class Pager:
         self.pool.release(pages)
 
 
-def _needs_page(sequence: Sequence) -> bool:
-    row = sequence.row
-    return row is not None and row.running and row.next_position >= row.capacity
+def _places(row: Row) -> int:
+    """Tokens of its answer, launched from now on, for which it has pages."""
+    return row.capacity - max(row.next_position, len(row.prompt_ids))

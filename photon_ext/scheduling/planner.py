@@ -68,10 +68,9 @@ class Planner:
         drains: tuple[Row, ...] = ()
         if growth.stalled:
             drains = self._victims()
-            decode = tuple(
-                row for row in decode if row.next_position < row.capacity and row not in drains
-            )
-            prefill = tuple(row for row in prefill if row not in drains)
+            left_out = {*growth.stalled, *drains}
+            decode = tuple(row for row in decode if row not in left_out)
+            prefill = tuple(row for row in prefill if row not in left_out)
         if self._mixed is None:
             plan = first_come_first_served(decode, prefill, previous, self._budget)
         elif prefill:

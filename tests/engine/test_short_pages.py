@@ -1,0 +1,124 @@
+"""Pages are short, or being written: who rides, who waits, and what a turn looks at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from photon_ext.runtime import Row, StepPlan
+from photon_ext.sampling import SamplingParams
+from photon_ext.scheduling import pager as pager_module
+from photon_ext.scheduling.prefix_cache import PrefixCache
+from tests.engine.byte_tokenizer import VOCAB
+from tests.engine.simulated import expected_tokens
+from tests.engine.stepped import PAGE, Stepped
+
+DEPTHS = pytest.mark.parametrize("depth", [1, 2])
+
+
+@pytest.fixture
+def looked_up(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
+    """By the last token of a prompt, how many of its pages were looked for."""
+    counts: Counter[int] = Counter()
+    match = PrefixCache.match
+
+    def watched(self: PrefixCache, tokens: Sequence[int], root: Any) -> Any:
+        chunks = self._chunks
+
+        def counting(part: Sequence[int]) -> Iterator[tuple[int, ...]]:
+            for chunk in chunks(part):
+                counts[tokens[-1]] += 1
+                yield chunk
+
+        with monkeypatch.context() as patch:
+            patch.setattr(self, "_chunks", counting)
+            return match(self, tokens, root)
+
+    monkeypatch.setattr(PrefixCache, "match", watched)
+    return counts
+
+
+@DEPTHS
+def test_answers_of_one_token_leave_their_prompt_to_others(depth: int) -> None:
+    """The step that ends such a row is the one that writes the last of its prompt."""
+    prompt, stepped = list(range(50, 50 + 22)), Stepped(depth, 64)
+    requests = [stepped.submit([*prompt, last], SamplingParams(1)) for last in range(4)]
+    while stepped.turn():
+        stepped.check()
+    outputs = [request.result(0) for request in requests]
+    assert [output.cached_tokens for output in outputs] == [0, 20, 20, 20]
+    for last, output in enumerate(outputs):
+        assert list(output.token_ids) == expected_tokens([*prompt, last], 1, VOCAB)
+
+
+@DEPTHS
+def test_a_prompt_that_waits_for_pages_is_not_looked_up_each_turn(
+    depth: int, looked_up: Counter[int]
+) -> None:
+    stepped = Stepped(depth, 18, rows=2)
+    stepped.submit([1], SamplingParams(60))
+    waits = stepped.submit([*range(40), 99], SamplingParams(2))
+    turns = 0
+    while not waits.cached_tokens and stepped.scheduler.waiting_count or not turns:
+        stepped.turn()
+        turns += 1
+    assert turns > 50
+    assert looked_up[99] < 10
+    stepped.run()
+    assert list(waits.result(0).token_ids) == expected_tokens([*range(40), 99], 2, VOCAB)
+
+
+@DEPTHS
+def test_who_waits_for_a_prompt_to_be_written_wakes_once(
+    depth: int, looked_up: Counter[int]
+) -> None:
+    prompt, stepped = list(range(40)), Stepped(depth, 64)
+    requests = [stepped.submit([*prompt, 90 + last], SamplingParams(2)) for last in range(3)]
+    stepped.run()
+    assert [request.result(0).cached_tokens for request in requests] == [0, 40, 40]
+    assert max(looked_up[91], looked_up[92]) <= 3 * len(prompt) // PAGE
+
+
+@DEPTHS
+def test_rows_that_got_pages_ride_though_another_has_none(depth: int) -> None:
+    stepped = Stepped(depth, 15, prefix_cache=False)
+    requests = [stepped.submit([first], SamplingParams(40)) for first in range(3)]
+    planner, short = stepped.loop._planner, []
+    plan = planner.plan
+
+    def watched(previous: Any) -> StepPlan:
+        made = plan(previous)
+        if made.drains:
+            short.append(made)
+            assert {row for row, _ in made.appends} <= {*made.decode}
+        return made
+
+    planner.plan = watched  # type: ignore[method-assign]
+    while stepped.turn():
+        stepped.check()
+    assert any(made.appends for made in short)
+    for first, request in enumerate(requests):
+        assert list(request.result(0).token_ids) == expected_tokens([first], 40, VOCAB)
+
+
+@DEPTHS
+def test_rows_are_looked_at_only_when_one_may_need_a_page(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, stepped = 0, Stepped(depth, 64, rows=16, prefix_cache=False)
+    places = pager_module._places
+
+    def counting(row: Row) -> int:
+        nonlocal looks
+        looks += 1
+        return places(row)
+
+    monkeypatch.setattr(pager_module, "_places", counting)
+    for first in range(16):
+        stepped.submit([first], SamplingParams(60))
+    stepped.run()
+    steps = stepped.engine.stats().decode_steps
+    assert 0 < looks < steps // 2
