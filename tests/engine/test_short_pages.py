@@ -62,7 +62,7 @@ def test_a_prompt_that_waits_for_pages_is_not_looked_up_each_turn(
     stepped.submit([1], SamplingParams(60))
     waits = stepped.submit([*range(40), 99], SamplingParams(2))
     turns = 0
-    while not waits.cached_tokens and stepped.scheduler.waiting_count or not turns:
+    while (not waits.cached_tokens and stepped.scheduler.waiting_count) or not turns:
         stepped.turn()
         turns += 1
     assert turns > 50

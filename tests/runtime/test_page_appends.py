@@ -9,7 +9,6 @@ import pytest
 
 from photon_ext.errors import PipelineError, RequestError
 from photon_ext.layout import NO_PAGE
-from photon_ext.layout import NO_PAGE
 from photon_ext.row_params import RowParams
 from photon_ext.runtime import Pipeline, Runtime
 from photon_ext.runtime.default_plan import first_come_first_served
