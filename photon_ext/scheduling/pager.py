@@ -112,11 +112,12 @@ class Pager:
         whole = self.pages_for(admission.kv_len) - len(cached)
         if available - self._owed >= whole:
             return whole
-        # who was preempted comes back when it can stay
-        if self._exact or sequence.preempted:
+        if self._exact:
             return None
         first = self.pages_for(len(admission.prompt_ids) + 1) - len(cached)
-        room_to_grow = len(self._short) + 1  # a page for each: else one of them leaves at once
+        # so much can every row grow before one has to leave: twice as much after each preemption, so
+        # that a request comes back soon, and is preempted a few times at most
+        room_to_grow = (STRIDE << sequence.preemptions) * (len(self._short) + 1)
         return min(first, whole) if available - room_to_grow >= first else None
 
     def _hold(self, sequence: Sequence, pages: list[int], cached: int) -> None:

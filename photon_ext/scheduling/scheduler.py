@@ -138,7 +138,7 @@ class Scheduler:
         self._in_rows[row] = sequence
         self.stats.prompt_tokens += len(row.prompt_ids)
         self.stats.prefix_hit_tokens += grant.cached
-        if not sequence.preempted:
+        if not sequence.preemptions:
             sequence.request.cached_tokens = grant.cached
 
     def cancel(self, sequence: Sequence, grant: Grant) -> None:

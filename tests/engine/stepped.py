@@ -22,8 +22,10 @@ PAGE, MAX_LEN, ROWS = 4, 64, 4
 class Stepped:
     """An engine whose loop the test turns itself."""
 
-    def __init__(self, depth: int, num_pages: int, rows: int = ROWS, **options: Any) -> None:
-        device = WatchedDevice(rows, MAX_LEN, depth, PAGE)
+    def __init__(
+        self, depth: int, num_pages: int, rows: int = ROWS, max_len: int = MAX_LEN, **options: Any
+    ) -> None:
+        device = WatchedDevice(rows, max_len, depth, PAGE)
         self.device = device
         self.forward = ToyForward(device, VOCAB, num_pages)
         self.engine = Engine(

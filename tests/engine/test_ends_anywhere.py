@@ -25,7 +25,7 @@ def released(stepped: Stepped) -> Sequence | None:
 
 
 def waits_again(stepped: Stepped) -> Sequence | None:
-    return next((one for one in stepped.scheduler.waiting if one.preempted), None)
+    return next((one for one in stepped.scheduler.waiting if one.preemptions), None)
 
 
 def waits(stepped: Stepped) -> Sequence | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -84,8 +85,8 @@ def test_who_waits_for_a_prompt_to_be_written_wakes_once(
 
 @DEPTHS
 def test_rows_that_got_pages_ride_though_another_has_none(depth: int) -> None:
-    stepped = Stepped(depth, 15, prefix_cache=False)
-    requests = [stepped.submit([first], SamplingParams(40)) for first in range(3)]
+    stepped = Stepped(depth, 37, max_len=128, prefix_cache=False)
+    requests = [stepped.submit([first], SamplingParams(100)) for first in range(3)]
     planner, short = stepped.loop._planner, []
     plan = planner.plan
 
@@ -101,14 +102,14 @@ def test_rows_that_got_pages_ride_though_another_has_none(depth: int) -> None:
         stepped.check()
     assert any(made.appends for made in short)
     for first, request in enumerate(requests):
-        assert list(request.result(0).token_ids) == expected_tokens([first], 40, VOCAB)
+        assert list(request.result(0).token_ids) == expected_tokens([first], 100, VOCAB)
 
 
 @DEPTHS
 def test_rows_are_looked_at_only_when_one_may_need_a_page(
     depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks, stepped = 0, Stepped(depth, 64, rows=16, prefix_cache=False)
+    looks, stepped = 0, Stepped(depth, 128, rows=16, max_len=256, prefix_cache=False)
     places = pager_module._places
 
     def counting(row: Row) -> int:
@@ -118,7 +119,31 @@ def test_rows_are_looked_at_only_when_one_may_need_a_page(
 
     monkeypatch.setattr(pager_module, "_places", counting)
     for first in range(16):
-        stepped.submit([first], SamplingParams(60))
+        stepped.submit([first], SamplingParams(200))
     stepped.run()
     steps = stepped.engine.stats().decode_steps
     assert 0 < looks < steps // 2
+
+
+@DEPTHS
+@pytest.mark.parametrize("cached", [True, False])
+def test_caps_far_beyond_the_answers_leave_no_rows_empty(depth: int, cached: bool) -> None:
+    """A preempted request that came back only when all caps are covered would wait for all others
+    to end, and keep those behind it waiting: 2 rows of 24 would be in use.
+    """
+    rng, running = random.Random(1), 0
+    stepped = Stepped(depth, 128, rows=24, max_len=512, prefix_cache=cached)
+    for index in range(60):
+        stops = tuple(rng.sample(range(VOCAB), 4))
+        params = SamplingParams(400, 1.0, seed=index, stop_token_ids=stops)
+        stepped.submit([rng.randrange(VOCAB) for _ in range(rng.randint(1, 30))], params)
+    turns, preempted = 0, 0
+    while stepped.scheduler.waiting_count or not turns:
+        stepped.turn()
+        turns += 1
+        running += len(stepped.scheduler.running)
+        waiting = [one.preemptions for one in stepped.scheduler.waiting]
+        preempted = max([preempted, *waiting])
+    assert running / turns > 4
+    assert 1 <= preempted <= 4, "nor is one preempted again and again"
+    stepped.run()
