@@ -4,6 +4,7 @@ what is kept when they leave.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -66,7 +67,8 @@ class Pager:
         """
         self.pool = pool
         self.page_size = page_size
-        self._cache = PrefixCache(pool, page_size) if share else None
+        # only full pages are shared: none ever is, where they never end
+        self._cache = PrefixCache(pool, page_size if share else sys.maxsize)
         self._exact = exact
         self._holdings: dict[Sequence, _Holding] = {}
         self._short: dict[Sequence, _Holding] = {}
@@ -81,20 +83,17 @@ class Pager:
         """The last page that the prompt continues with and that a row is writing; None: there is
         no reason to wait.
         """
-        if self._cache is None:
-            return None
         return self._cache.match(sequence.admission.prompt_ids, sequence.root).awaited
 
     def is_written(self, page: int) -> bool:
         """Whether the wait for it is over."""
-        return self._cache is None or self._cache.is_written(page)
+        return self._cache.is_written(page)
 
     # --- admission --------------------------------------------------------------------------------
 
     def grant(self, sequence: Sequence) -> Grant | None:
         """Pages for a sequence that is to be admitted; None where there are too few now."""
-        prompt, _ = sequence.admission
-        cached = [] if self._cache is None else self._cache.match(prompt, sequence.root).pages
+        cached = self._cache.match(sequence.admission.prompt_ids, sequence.root).pages
         count = self._affordable(sequence, cached)
         if count is None:
             return None
@@ -121,9 +120,8 @@ class Pager:
         return min(first, whole) if available - room_to_grow >= first else None
 
     def _hold(self, sequence: Sequence, pages: list[int], cached: int) -> None:
-        prompt, entered = sequence.admission.prompt_ids, 0
-        if self._cache is not None:
-            entered = self._cache.enter(prompt, pages, sequence.root, cached)
+        prompt = sequence.admission.prompt_ids
+        entered = self._cache.enter(prompt, pages, sequence.root, cached)
         missing = self.pages_for(sequence.admission.kv_len) - len(pages)
         whole = entered == len(prompt) // self.page_size
         holding = _Holding(entered, pages[cached:entered], whole, missing)
@@ -142,7 +140,7 @@ class Pager:
     def written(self, sequence: Sequence, tokens: int) -> None:
         """A committed step has written its first ``tokens`` tokens."""
         holding = self._holdings[sequence]
-        if self._cache is not None and holding.unwritten:
+        if holding.unwritten:
             begin = holding.entered - len(holding.unwritten)
             count = max(tokens // self.page_size - begin, 0)
             self._cache.written(holding.unwritten[:count])
@@ -185,25 +183,22 @@ class Pager:
 
     def release(self, sequence: Sequence, row: Row) -> None:
         """No step in flight uses the row: its pages are free, or kept for what they hold."""
-        if self._cache is not None and not self._exact:
-            self._keep_generated(self._cache, sequence, row.pages)
+        if self._holdings[sequence].whole and not self._exact:
+            self._keep_generated(sequence, row.pages)
         self._end(sequence, row.pages)
 
-    def _keep_generated(
-        self, cache: PrefixCache, sequence: Sequence, pages: tuple[int, ...]
-    ) -> None:
-        holding, tokens = self._holdings[sequence], sequence.tokens()
-        if holding.whole and len(tokens) > len(sequence.admission.prompt_ids):
+    def _keep_generated(self, sequence: Sequence, pages: tuple[int, ...]) -> None:
+        tokens, begin = sequence.tokens(), self._holdings[sequence].entered
+        if len(tokens) > len(sequence.admission.prompt_ids):
             # the last token was sampled, and never fed
-            end = cache.enter(tokens[:-1], pages, sequence.root, holding.entered)
-            cache.written(pages[holding.entered : end])
+            end = self._cache.enter(tokens[:-1], pages, sequence.root, begin)
+            self._cache.written(pages[begin:end])
 
     def _end(self, sequence: Sequence, pages: Any) -> None:
         holding = self._holdings.pop(sequence)
         if self._short.pop(sequence, None) is not None:
             self._owed -= holding.missing
-        if self._cache is not None:
-            self._cache.abandon(holding.unwritten)
+        self._cache.abandon(holding.unwritten)
         self.pool.release(pages)
 
 

@@ -67,8 +67,7 @@ class Stepped:
             behind = self.device.state.tables.page_table[row.index, len(row.pages) :]
             assert {*behind.tolist()} <= {NO_PAGE, POISON}, f"{row} has more pages"
         cache = pager._cache
-        if cache is not None:
-            for page, (before, tokens) in cache._keys.items():
-                assert before is None or before in cache._keys, "a page whose beginning has left"
-                if cache.is_written(page):
-                    assert tuple(self.forward._kv[page].tolist()) == tokens, f"page {page}"
+        for page, (before, tokens) in cache._keys.items():
+            assert before is None or before in cache._keys, "a page whose beginning has left"
+            if cache.is_written(page):
+                assert tuple(self.forward._kv[page].tolist()) == tokens, f"page {page}"
