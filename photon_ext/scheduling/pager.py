@@ -114,9 +114,9 @@ class Pager:
         if self._exact:
             return None
         first = self.pages_for(len(admission.prompt_ids) + 1) - len(cached)
-        # so much can each row grow before one has to leave: twice as much after each preemption, so
-        # that a request comes back soon, and is preempted a few times at most
-        room_to_grow = (STRIDE << sequence.preemptions) * (len(self._short) + 1)
+        # a page for each row, else one of them leaves at once; STRIDE times as many after each
+        # preemption, so that a request comes back soon, and is preempted a few times at most
+        room_to_grow = STRIDE**sequence.preemptions * (len(self._short) + 1)
         return min(first, whole) if available - room_to_grow >= first else None
 
     def _hold(self, sequence: Sequence, pages: list[int], cached: int) -> None:
