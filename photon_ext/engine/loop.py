@@ -100,7 +100,7 @@ class EngineLoop:
     def _collect(self) -> bool:
         """Takes what has arrived; sleeps while there is nothing to do. False: it is the end."""
         probe.begin(Phase.COLLECT)
-        arrivals = self._queue.collect(self._has_work, self._deadlines.wait_s)
+        arrivals = self._queue.collect(self._has_work)
         probe.end()
         for sequence in arrivals.submitted:
             self._scheduler.add(sequence)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from numbers import Real
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Protocol
 
 from photon_ext.errors import ConfigError, RequestError, describe, shown
@@ -90,11 +90,14 @@ def checked_key(policy: Policy, sequence: Sequence) -> Key:
     name = type(policy).__name__
     try:
         key = policy.key(sequence)
+        if isinstance(key, tuple) and all(isinstance(n, Real) for n in key):
+            # what the engine thread compares must not be anybody's own code
+            plain = tuple(int(n) if isinstance(n, Integral) else float(n) for n in key)
+            if all(number == number for number in plain):
+                return plain
     except Exception as error:
         raise RequestError(f"key() of the policy {name} raised {describe(error)}") from error
-    if not isinstance(key, tuple) or not all(isinstance(n, Real) and n == n for n in key):
-        raise RequestError(
-            f"key() of the policy {name} returned {shown(key)}; it must return a tuple of numbers, "
-            "of which none is NaN"
-        )
-    return key
+    raise RequestError(
+        f"key() of the policy {name} returned {shown(key)}; it must return a tuple of numbers, "
+        "of which none is NaN"
+    )

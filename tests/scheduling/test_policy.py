@@ -147,7 +147,26 @@ def test_a_policy_has_a_name(name: str) -> None:
 def test_a_policy_may_be_your_own_object() -> None:
     own = Own((1, 2.5, Fraction(1, 3), math.inf))
     assert choose_policy(own) is own
-    assert checked_key(own, make_sequence(1, 1)) == (1, 2.5, Fraction(1, 3), math.inf)
+    assert checked_key(own, make_sequence(1, 1)) == (1, 2.5, 1 / 3, math.inf)
+
+
+class Moody(Fraction):
+    """A number that cannot be compared."""
+
+    def __lt__(self, other: object) -> bool:
+        raise ArithmeticError("not today")
+
+    __eq__ = __gt__ = __lt__  # type: ignore[assignment]
+
+
+def test_hazard_30_numbers_of_a_policys_own_kind_are_taken_as_plain_ones() -> None:
+    """The engine thread compares them: what they raise there would end all requests."""
+    scheduler = Server(FirstCome()).scheduler
+    for number in (3, 1, 2):
+        sequence = make_sequence(number, 1)
+        sequence.key = checked_key(Own((Moody(number),)), sequence)
+        scheduler.add(sequence)
+    assert [len(one.admission.prompt_ids) for one in scheduler.waiting] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("policy", ["lottery", "", None, 3, Priority, object(), ["priority"]])

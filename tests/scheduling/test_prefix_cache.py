@@ -60,7 +60,7 @@ def test_hazard_29_a_page_is_found_only_once_it_is_written(
 ) -> None:
     pages = pool.allocate(4) or []
     assert cache.enter(PROMPT, pages, None) == 3
-    assert cache.match(PROMPT, None) == Match([], pages[0])
+    assert cache.match(PROMPT, None) == Match([], pages[2])
     cache.written(pages[:2])
     assert cache.match(PROMPT, None) == Match(pages[:2], pages[2])
     assert cache.match((1, 2, 3, 4, 9, 9, 9), None) == Match(pages[:2], None)
@@ -86,7 +86,7 @@ def test_a_row_that_writes_what_another_wrote_is_not_followed(
     second = pool.allocate(3) or []
     cache.enter(PROMPT[:4], first, None)
     assert cache.enter(PROMPT, second, None) == 0
-    assert cache.match(PROMPT, None) == Match([], first[0])
+    assert cache.match(PROMPT, None) == Match([], first[1])
 
 
 def test_generated_tokens_continue_the_chain(pool: PagePool, cache: PrefixCache) -> None:
