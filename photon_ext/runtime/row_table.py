@@ -47,6 +47,8 @@ class RowTable:
         self._generation = [0] * (max_rows + 1)
         # words by (table, offset); no word is in two of them
         self._pending: dict[tuple[int, int], list[int]] = {}
+        # by row, those of them that add pages
+        self._appended: dict[int, list[tuple[int, int]]] = {}
 
     @property
     def rows(self) -> int:
@@ -74,7 +76,11 @@ class RowTable:
         return row, self._generation[row]
 
     def release(self, row: int) -> None:
-        """Gives a row back; its device state is left as it is, dead."""
+        """Gives a row back; its device state is left as it is, dead: what it was to get besides
+        must not reach who has it next.
+        """
+        for pages in self._appended.pop(row, ()):
+            self._pending.pop(pages, None)
         self._free.append(row)
 
     def write_row(
@@ -96,6 +102,7 @@ class RowTable:
             whole[held : held + len(pages)] = pages
         else:
             pending[DeltaTable.PAGES, first + held] = list(pages)
+            self._appended.setdefault(row, []).append((DeltaTable.PAGES, first + held))
 
     def kill(self, row: int) -> None:
         """Makes ``row`` dead from the next launch on."""
@@ -118,6 +125,7 @@ class RowTable:
             runs[-1][2] += len(words)
             payload += words
         self._pending.clear()
+        self._appended.clear()
         base = DELTA_HEADER + DELTA_RUN_WORDS * len(runs)
         packet = [len(runs), base + len(payload), 0, 0]
         for table, offset, count, start in runs:

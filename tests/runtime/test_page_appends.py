@@ -130,6 +130,22 @@ def test_pages_that_come_before_the_first_launch_or_without_one_are_kept() -> No
     assert tuple(rows[row]) == MODEL.generate(Request((1, 2, 3), 9))
 
 
+def test_pages_of_a_row_that_leaves_before_the_next_launch_are_not_its_successors() -> None:
+    pipe = pipeline_on(SimRuntime(2, 32, 1, PAGE))
+    first = pipe.admit((1, 2, 3), RowParams(9), (0,), grows=True)
+    pipe.launch(default_plan(pipe)())
+    pipe.commit()
+    assert pipe.launch(StepPlan(appends=(PageAppend(first, (4,)),))) is None
+    pipe.abort(first)
+    rows: dict[Row, list[int]] = {
+        pipe.admit(prompt, RowParams(9), pages): []
+        for prompt, pages in (((5, 6, 7), (6, 4, 5)), ((7, 6, 5), (1, 2, 3)))
+    }
+    run(pipe, rows, default_plan(pipe))
+    for row, tokens in rows.items():
+        assert tuple(tokens) == MODEL.generate(Request(row.prompt_ids, 9))
+
+
 @pytest.mark.parametrize(
     ("pages", "message"),
     [
