@@ -286,6 +286,20 @@ def test_requests_with_the_same_prompt_wait_for_the_pages_of_the_first(depth: in
 
 
 @DEPTHS
+@pytest.mark.parametrize("cap", [1, 2])
+def test_pages_of_a_prompt_are_shared_though_its_answer_is_one_token(depth: int, cap: int) -> None:
+    """The step that writes the last of its pages is the one that ends it."""
+    prompt = list(range(50, 56))
+    stepped = Stepped(depth, 64)
+    requests = [stepped.submit([*prompt, last], SamplingParams(cap)) for last in range(4)]
+    stepped.run()
+    assert [request.result(0).cached_tokens for request in requests] == [0, 4, 4, 4]
+    for last, request in enumerate(requests):
+        tokens = list(request.result(0).token_ids)
+        assert tokens == expected_tokens([*prompt, last], cap, VOCAB)
+
+
+@DEPTHS
 def test_who_waits_for_a_cancelled_requests_pages_begins_itself(depth: int) -> None:
     prompt = list(range(50, 50 + 30))
     stepped = Stepped(depth, 64)
