@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from operator import attrgetter
@@ -109,7 +109,7 @@ class Scheduler:
         page = self._pager.writer_of(sequence)
         if page is None:
             return False
-        self._waiting.remove(sequence)
+        self._take_out(sequence)
         self._deferred[sequence] = page
         return True
 
@@ -129,7 +129,7 @@ class Scheduler:
             return None
         grant = self._pager.grant(sequence)
         if grant is not None:
-            self._waiting.remove(sequence)
+            self._take_out(sequence)
         return grant
 
     def admit(self, sequence: Sequence, row: Row, grant: Grant) -> None:
@@ -153,12 +153,16 @@ class Scheduler:
     def _wait(self, sequence: Sequence) -> None:
         insort(self._waiting, sequence, key=_rank)
 
+    def _take_out(self, sequence: Sequence) -> None:
+        """Out of the line, by rank: thousands may be there, and leave at once."""
+        del self._waiting[bisect_left(self._waiting, sequence.rank, key=_rank)]
+
     def finish(self, sequence: Sequence) -> None:
         """The sequence has ended; its row and pages stay until `release`."""
         if sequence in self._deferred:
             del self._deferred[sequence]
         elif sequence.state is SequenceState.WAITING:
-            self._waiting.remove(sequence)
+            self._take_out(sequence)
         self._live.pop(sequence.request, None)
         sequence.ended = True
         if not sequence.watched:
