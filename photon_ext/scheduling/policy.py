@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from numbers import Real
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Protocol
 
 from photon_ext.errors import ConfigError, RequestError, describe, shown
@@ -97,4 +97,5 @@ def checked_key(policy: Policy, sequence: Sequence) -> Key:
             f"key() of the policy {name} returned {shown(key)}; it must return a tuple of numbers, "
             "of which none is NaN"
         )
-    return key
+    # plain ones: the engine thread compares them, and numpy's, or those of a class, may raise there
+    return tuple(int(n) if isinstance(n, Integral) else float(n) for n in key)

@@ -355,6 +355,18 @@ def test_a_salt_keeps_tenants_apart() -> None:
     assert cached == [0, 0, 0, 16, 16]
 
 
+def test_a_salt_is_what_its_string_says_whatever_its_class() -> None:
+    class Tenant(str):
+        __hash__ = None  # type: ignore[assignment]
+
+    stepped, cached = Stepped(2, 64), []
+    for salt in ("a", Tenant("a")):
+        request = stepped.submit(list(range(20)), SamplingParams(3), cache_salt=salt)
+        stepped.run()
+        cached.append(request.result(0).cached_tokens)
+    assert cached == [0, 16]
+
+
 def test_a_salt_that_is_no_string_is_refused() -> None:
     with pytest.raises(ConfigError, match="cache_salt is 3; give a string, or None"):
         RequestOptions.of(cache_salt=3)
