@@ -42,6 +42,8 @@ class PrefixCache:
         self._pages: dict[Key, int] = {}
         self._keys: dict[int, Key] = {}
         self._unwritten: set[int] = set()
+        # the latest match, until a page comes, is written or leaves: who waits asks at each turn
+        self._latest: tuple[Sequence[int], Hashable, Match] | None = None
         pool.on_evict = self._forget
 
     def __len__(self) -> int:
@@ -52,6 +54,12 @@ class PrefixCache:
         """The longest chain of pages that hold the beginning of ``tokens``, without the last token,
         which has to be fed.
         """
+        latest = self._latest
+        if latest is None or latest[0] is not tokens or latest[1] != root:
+            self._latest = latest = (tokens, root, self._find(tokens, root))
+        return latest[2]
+
+    def _find(self, tokens: Sequence[int], root: Hashable) -> Match:
         found: list[int] = []
         before = root
         for key in self._chunks(tokens[:-1]):
@@ -85,7 +93,9 @@ class PrefixCache:
 
     def written(self, pages: Sequence[int]) -> None:
         """These are written, by steps that are committed."""
-        self._unwritten.difference_update(pages)
+        if pages:
+            self._unwritten.difference_update(pages)
+            self._latest = None
 
     def abandon(self, pages: Sequence[int]) -> None:
         """Their row has left: those that it has not written hold nothing."""
@@ -97,12 +107,14 @@ class PrefixCache:
     def _enter(self, page: int, key: Key) -> int:
         self._pages[key], self._keys[page] = page, key
         self._unwritten.add(page)
+        self._latest = None
         self._pool.keep(page)
         return page
 
     def _forget(self, page: int) -> None:
         del self._pages[self._keys.pop(page)]
         self._unwritten.discard(page)
+        self._latest = None
 
     def _chunks(self, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
         size = self._page_size
