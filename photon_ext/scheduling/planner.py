@@ -67,9 +67,11 @@ class Planner:
         decode, prefill = self._roster.decode, self._roster.prefill
         drains: tuple[Row, ...] = ()
         if growth.stalled:
-            drains = self._victims()
+            drains, fed = self._victims(), {row for row, _ in growth.appends}
             decode = tuple(
-                row for row in decode if row.next_position < row.capacity and row not in drains
+                row
+                for row in decode
+                if (row in fed or row.next_position < row.capacity) and row not in drains
             )
             prefill = tuple(row for row in prefill if row not in drains)
         if self._mixed is None:

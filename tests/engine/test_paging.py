@@ -17,9 +17,10 @@ from photon_ext.engine.request import Request
 from photon_ext.engine.request_options import RequestOptions
 from photon_ext.errors import ConfigError
 from photon_ext.layout import NO_PAGE
-from photon_ext.runtime import Pipeline
+from photon_ext.runtime import Pipeline, StepKind
+from photon_ext.runtime.step import StepPlan
 from photon_ext.sampling import SamplingParams
-from photon_ext.scheduling import Scheduler
+from photon_ext.scheduling import Planner, Scheduler
 from photon_ext.testing import Request as ToyRequest
 from photon_ext.testing import ToyForward, ToyModel
 from photon_ext.testing.poison import POISON
@@ -264,6 +265,28 @@ def test_pages_are_appended_for_all_rows_at_once(depth: int) -> None:
         sends, steps = now.decode_steps - now.quiet_steps, now.decode_steps
     assert now.preemptions <= 1
     assert sends <= 0.3 * steps
+
+
+@DEPTHS
+def test_who_gets_a_page_rides_at_once_though_another_gets_none(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stepped, drains = Stepped(depth, 18, prefill="mixed", prefix_cache=False), 0
+    plan = Planner.plan
+
+    def watched(planner: Planner, previous: StepKind | None) -> StepPlan:
+        nonlocal drains
+        decode, made = stepped.pipeline.roster.decode, plan(planner, previous)
+        fed = {row for row, _ in made.appends}
+        assert fed.intersection(decode) <= {*made.decode, *made.drains}
+        drains += len(made.drains)
+        return made
+
+    monkeypatch.setattr(Planner, "plan", watched)
+    for first in range(4):
+        stepped.submit([first], SamplingParams(40))
+    stepped.run()
+    assert drains > 0
 
 
 @DEPTHS
