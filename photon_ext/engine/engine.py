@@ -116,7 +116,8 @@ class Engine:
         self.device = device
         check_prefill(prefill)
         if max_tokens_per_step is not None:
-            check_count("max_tokens_per_step", max_tokens_per_step)
+            max_tokens_per_step = check_count("max_tokens_per_step", max_tokens_per_step)
+        chunk = check_count("chunk", chunk)
         pager = Pager(PagePool(num_pages), runtime.page_size, prefix_cache, exact)
         self._scheduler = scheduler = Scheduler(pager, rows, runtime.max_len)
         self._queue = RequestQueue(max_waiting, scheduler.stats)

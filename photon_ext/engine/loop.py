@@ -277,13 +277,13 @@ class EngineLoop:
     def _die(self, error: BaseException) -> None:
         """Everybody learns why. The runtime keeps the memory of steps still in flight."""
         left = self._queue.fail(error)
-        told_late = [delivery.sequence for delivery in self._undelivered]
+        told_late = [delivery.sequence.request for delivery in self._undelivered]
         fault = f"the engine has crashed: {describe(error)}"
         ended: list[Request] = []
-        for sequence in (*self._scheduler.live, *told_late, *left):
-            if not sequence.request.done:
-                sequence.request.finish(End(FinishReason.ERROR, error=fault))
-                ended.append(sequence.request)
+        for request in (*told_late, *left):
+            if not request.done:
+                request.finish(End(FinishReason.ERROR, error=fault))
+                ended.append(request)
         self._call_listeners(StepOutput((), [], [], ended))
 
 

@@ -107,22 +107,27 @@ class EngineOptions:
     blocking: bool = True
 
     def __post_init__(self) -> None:
-        check_count("page_size", self.page_size)
+        self._settle("page_size", check_count("page_size", self.page_size))
         for name in ("max_rows", "max_len", "num_pages", "chunk", "max_tokens_per_step"):
             if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
+                self._settle(name, check_count(name, getattr(self, name)))
         if self.max_waiting is not None:
-            check_count("max_waiting", self.max_waiting, least=0)
+            self._settle("max_waiting", check_count("max_waiting", self.max_waiting, least=0))
         choose_policy(self.policy)
-        check_count("max_stop_ids", self.max_stop_ids, MAX_STOP_IDS)
+        most = MAX_STOP_IDS
+        self._settle("max_stop_ids", check_count("max_stop_ids", self.max_stop_ids, most))
         for name in ("buckets", "prefill_buckets"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, check_counts(name, getattr(self, name)))
+                self._settle(name, check_counts(name, getattr(self, name)))
         for name in ("graph", "exact", "prefix_cache", "timing", "meter", "freeze", "blocking"):
             check_flag(name, getattr(self, name))
         check_backend(self.backend)
         check_prefill(self.prefill)
-        check_depth(self.depth)
+        self._settle("depth", check_depth(self.depth))
+
+    def _settle(self, name: str, value: object) -> None:
+        """What was checked, in plain ints: numpy's overflow, and its arrays change in place."""
+        object.__setattr__(self, name, value)
 
 
 def named_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> EngineOptions:

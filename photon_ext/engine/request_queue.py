@@ -92,11 +92,11 @@ class RequestQueue:
                 submitted.extend(arrived)
         return Arrivals(submitted, cancelled, closing)
 
-    def fail(self, cause: BaseException) -> list[Sequence]:
-        """The engine has crashed; returns what nobody will take any more."""
+    def fail(self, cause: BaseException) -> list[Request]:
+        """The engine has crashed; returns the requests that were not given back, taken or not."""
         with self._lock:
             self._cause = cause
-        return self.collect(lambda: True).submitted
+            return [*self._live]
 
     def give_back(self, sequence: Sequence) -> None:
         """The request has ended: its place and its constraint object may serve another."""

@@ -194,6 +194,7 @@ class Scheduler:
         """
         log = self.log
         for chunk in () if result.step is None else result.step.chunks:
+            # also of rows that have ended: a step in flight has written all of its chunks
             self._pager.written(self._in_rows[chunk.row], chunk.position + chunk.num_tokens)
         if result.rows and result.rows is not log.rows:
             log.follow(result.rows, tuple(self._in_rows[row] for row in result.rows))

@@ -14,7 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from photon_ext.engine.request import Request
 from photon_ext.engine.request_options import RequestOptions
 from photon_ext.errors import ConfigError
+from photon_ext.runtime import StepKind
+from photon_ext.runtime.step import StepPlan
 from photon_ext.sampling import SamplingParams
+from photon_ext.scheduling import Planner
 from photon_ext.testing import Request as ToyRequest
 from photon_ext.testing import ToyModel
 from tests.engine.byte_tokenizer import VOCAB
@@ -207,6 +210,28 @@ def test_pages_are_appended_for_all_rows_at_once(depth: int) -> None:
 
 
 @DEPTHS
+def test_who_gets_a_page_rides_at_once_though_another_gets_none(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stepped, drains = Stepped(depth, 18, prefill="mixed", prefix_cache=False), 0
+    plan = Planner.plan
+
+    def watched(planner: Planner, previous: StepKind | None) -> StepPlan:
+        nonlocal drains
+        decode, made = stepped.pipeline.roster.decode, plan(planner, previous)
+        fed = {row for row, _ in made.appends}
+        assert fed.intersection(decode) <= {*made.decode, *made.drains}
+        drains += len(made.drains)
+        return made
+
+    monkeypatch.setattr(Planner, "plan", watched)
+    for first in range(4):
+        stepped.submit([first], SamplingParams(40))
+    stepped.run()
+    assert drains > 0
+
+
+@DEPTHS
 def test_requests_with_the_same_prompt_wait_for_the_pages_of_the_first(depth: int) -> None:
     prompt = list(range(50, 50 + 22))
     stepped = Stepped(depth, 64)
@@ -223,6 +248,20 @@ def test_requests_with_the_same_prompt_wait_for_the_pages_of_the_first(depth: in
         assert list(output.token_ids) == expected_tokens([*prompt, last], 3, VOCAB)
     now = stepped.engine.stats()
     assert (now.prompt_tokens, now.prefix_hit_tokens) == (4 * 23 + 3, 60)
+
+
+@DEPTHS
+@pytest.mark.parametrize("cap", [1, 2])
+def test_pages_of_a_prompt_are_shared_though_its_answer_is_one_token(depth: int, cap: int) -> None:
+    """The step that writes the last of its pages is the one that ends it."""
+    prompt = list(range(50, 56))
+    stepped = Stepped(depth, 64)
+    requests = [stepped.submit([*prompt, last], SamplingParams(cap)) for last in range(4)]
+    stepped.run()
+    assert [request.result(0).cached_tokens for request in requests] == [0, 4, 4, 4]
+    for last, request in enumerate(requests):
+        tokens = list(request.result(0).token_ids)
+        assert tokens == expected_tokens([*prompt, last], cap, VOCAB)
 
 
 @DEPTHS
@@ -279,6 +318,18 @@ def test_a_salt_keeps_tenants_apart() -> None:
         stepped.run()
         cached.append(request.result(0).cached_tokens)
     assert cached == [0, 0, 0, 16, 16]
+
+
+def test_a_salt_is_what_its_string_says_whatever_its_class() -> None:
+    class Tenant(str):
+        __hash__ = None  # type: ignore[assignment]
+
+    stepped, cached = Stepped(2, 64), []
+    for salt in ("a", Tenant("a")):
+        request = stepped.submit(list(range(20)), SamplingParams(3), cache_salt=salt)
+        stepped.run()
+        cached.append(request.result(0).cached_tokens)
+    assert cached == [0, 16]
 
 
 def test_a_salt_that_is_no_string_is_refused() -> None:

@@ -95,6 +95,16 @@ def test_a_later_write_replaces_an_earlier_one() -> None:
     assert state[RowColumn.ALIVE] == 0
 
 
+def test_pages_that_were_not_sent_yet_leave_with_their_row() -> None:
+    table = RowTable(1, 4, 1)
+    row, _ = table.acquire()
+    table.append_pages(row, 1, [7])
+    table.append_pages(row, 2, [8])
+    table.release(row)
+    table.write_row(row, [1] * ROW_COLUMNS, (3,), ())
+    assert (DeltaTable.PAGES, 4, [3, -1, -1, -1]) in runs(table.take_deltas())
+
+
 def test_hazard_36_deltas_are_taken_once() -> None:
     table = RowTable(2, 1, 1)
     assert table.take_deltas() == []

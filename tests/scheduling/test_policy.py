@@ -4,6 +4,7 @@ import math
 import random
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from photon_ext.errors import ConfigError, RequestError
@@ -167,6 +168,17 @@ def test_hazard_30_numbers_of_a_policys_own_kind_are_taken_as_plain_ones() -> No
         sequence.key = checked_key(Own((Moody(number),)), sequence)
         scheduler.add(sequence)
     assert [len(one.admission.prompt_ids) for one in scheduler.waiting] == [1, 2, 3]
+
+
+def test_keys_are_plain_numbers_that_compare_whatever_a_policy_returns() -> None:
+    class Unordered(tuple[float, ...]):
+        def __lt__(self, other: object) -> bool:
+            raise ValueError("no order")
+
+    numbers = (np.uint8(200), np.float16(1.5), 10**400, True)
+    key = checked_key(Own(Unordered(numbers)), make_sequence(1, 1))
+    assert (type(key), key) == (tuple, (200, 1.5, 10**400, 1))
+    assert [type(number) for number in key] == [int, float, int, int]
 
 
 @pytest.mark.parametrize("policy", ["lottery", "", None, 3, Priority, object(), ["priority"]])
