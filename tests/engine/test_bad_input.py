@@ -370,3 +370,17 @@ def test_sizes_may_be_numpys_numbers_and_are_plain_ones_from_then_on() -> None:
 def test_a_way_to_prefill_is_refused_though_it_compares_as_an_array() -> None:
     with pytest.raises(ConfigError, match=r"^prefill is .*; give 'mixed', 'separate', or None"):
         EngineOptions(prefill=np.array(["mixed", "separate"]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("max_new_tokens", r"one of SamplingParams: give params=SamplingParams\(max_new_tokens="),
+        ("priorities", "there are priority, timeout_s, deadline, cache_salt"),
+    ],
+)
+def test_an_option_that_a_request_has_not_is_refused_with_a_hint(
+    engine: Engine, bystander: Request, name: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"a request has no option '{name}'; .*{message}"):
+        engine.submit(PROMPT, **{name: 5})  # type: ignore[arg-type]
