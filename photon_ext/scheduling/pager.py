@@ -30,6 +30,9 @@ class Growth(NamedTuple):
     stalled: tuple[Row, ...] = ()
 
 
+_NO_GROWTH = Growth()
+
+
 @dataclass(slots=True)
 class _Holding:
     """What a sequence has.
@@ -152,12 +155,12 @@ class Pager:
         """
         self._calm -= 1
         if self._calm > 0:
-            return Growth()
+            return _NO_GROWTH
         rows = [(one.row, one) for one in self._short if one.row is not None and one.row.running]
         places = {row: _places(row) for row, _ in rows}
         self._calm = min(places.values(), default=0)
         if self._calm > 0 or not rows:
-            return Growth()
+            return _NO_GROWTH
         appends, stalled = [], []
         for row, sequence in sorted(rows, key=lambda one: (places[one[0]] > 0, one[1].rank)):
             if pages := self._more(self._short[sequence]):

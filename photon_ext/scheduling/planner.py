@@ -60,6 +60,8 @@ class Planner:
         """The next step; empty where no row has anything to launch. `previous`: the last kind."""
         growth = self._scheduler.grow()
         decode, prefill = self._roster.decode, self._roster.prefill
+        if not (prefill or growth.appends or growth.stalled):
+            return StepPlan(decode)  # as nearly always
         drains: tuple[Row, ...] = ()
         if growth.stalled:
             drains = self._victims()
