@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from photon_ext.errors import RequestError, describe, shown
 from photon_ext.sampling.grammar import Grammar, GrammarKind
@@ -92,7 +92,7 @@ def _library_grammar(grammar: Grammar) -> str:
 
     if grammar.kind is GrammarKind.JSON_SCHEMA:
         # all of them are given: a schema could bring others along, under "x-guidance"
-        options = {
+        options: Any = {
             "item_separator": ",",
             "key_separator": ":",
             "whitespace_flexible": grammar.whitespace,

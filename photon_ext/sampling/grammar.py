@@ -5,8 +5,9 @@ texts or a grammar. Checked here as far as it goes without a tokenizer; the engi
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
+from functools import partial
 from typing import NamedTuple
 
 from photon_ext.checks import as_tuple, check_flag
@@ -104,9 +105,9 @@ def _choice_text(value: object) -> str:
     return json.dumps(texts, ensure_ascii=False)  # a surrogate stays one, and is found
 
 
-_TEXT_OF = {
+_TEXT_OF: dict[GrammarKind, Callable[[object], str]] = {
     GrammarKind.JSON_SCHEMA: _schema_text,
-    GrammarKind.REGEX: lambda value: _plain_text(GrammarKind.REGEX, value),
+    GrammarKind.REGEX: partial(_plain_text, GrammarKind.REGEX),
     GrammarKind.CHOICE: _choice_text,
-    GrammarKind.GRAMMAR: lambda value: _plain_text(GrammarKind.GRAMMAR, value),
+    GrammarKind.GRAMMAR: partial(_plain_text, GrammarKind.GRAMMAR),
 }
