@@ -21,7 +21,6 @@ _MOST_STATES = 100_000
 _MOST_STARTS = 1000
 # Without a bound a small model fills its answer with line ends.
 _WHITESPACE = r"[ \t\r\n]{1,16}"
-_NO_TEXT = "NoExtensionBias"  # how the library says that no token may come first
 
 
 class CompiledGrammar:
@@ -77,13 +76,21 @@ class CompiledGrammar:
             self._refuse(describe(error))
             return
         if matcher.is_error():
-            why = library_text(matcher.get_error())
-            self._refuse("no text matches it" if why == _NO_TEXT else why)
+            self._refuse(_plain(library_text(matcher.get_error())))
         else:
             self._template = matcher
 
     def _refuse(self, why: str) -> None:
         self._fault = f"{self._what} is refused: {why}; change what is named there"
+
+
+def _plain(why: str) -> str:
+    """What the library says, where it speaks of itself in words of ours."""
+    if why == "NoExtensionBias":
+        return "no text matches it"
+    if "coerce_one_of" in why:
+        return "oneOf is served where no value fits two of its schemas; anyOf, where it may"
+    return why
 
 
 def _library_grammar(grammar: Grammar) -> str:

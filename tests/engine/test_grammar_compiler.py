@@ -138,6 +138,10 @@ def test_a_grammar_is_written_as_lark_or_as_gbnf(text: str) -> None:
             {"json_schema": {"minimum": 5, "maximum": 3, "type": "integer"}},
             "is refused: Unsatisfiable schema: minimum .5. is greater than maximum .3.",
         ),
+        (
+            {"json_schema": {"oneOf": [{"type": "integer"}, {"type": "number"}]}},
+            "is refused: oneOf is served where no value fits two of its schemas; anyOf",
+        ),
         ({"json_schema": {"not": {}, "x-guidance": {"lenient": True}}}, "Unimplemented keys"),
         ({"json_schema": '{"title":"\\ud800"}'}, "is refused: ValueError: .*hex escape"),
         ({"grammar": "start: foo"}, "is refused: .*unknown name: .foo."),
