@@ -14,9 +14,13 @@ from photon_ext.sampling.grammar_constraint import GrammarConstraint, library_te
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# States of an automaton, of all answers that share it: up to about 1 kB each. An answer of 1,500
-# random tokens to a regular expression that was made to have many has 100,000.
+# States of an automaton, of all answers that share it, about 0.5 kB each. An answer of 1,500 random
+# tokens to a regular expression that was made to have many has 100,000.
 _MOST_STATES = 100_000
+# Of one mask, for which all rows of a step wait: it takes 5 ms at the most. A tenth of the
+# library's own bounds would refuse answers to schemas in use, a quarter refuses none of 231.
+_MASK_FUEL = 50_000
+_MASK_ITEMS = 20_000
 # Then it is compiled anew, which lets go of the states that long answers have left behind.
 _MOST_STARTS = 1000
 # Without a bound a small model fills its answer with line ends.
@@ -65,7 +69,12 @@ class CompiledGrammar:
         """Makes the matcher and its first mask, by which some faults show."""
         from llguidance import LLMatcher, LLParserLimits
 
-        limits = LLParserLimits(max_lexer_states=_MOST_STATES, verbose_errors=False)
+        limits = LLParserLimits(
+            max_lexer_states=_MOST_STATES,
+            step_lexer_fuel=_MASK_FUEL,
+            step_max_items=_MASK_ITEMS,
+            verbose_errors=False,  # which would repeat the grammar and the answer
+        )
         try:
             matcher = LLMatcher(
                 self._vocabulary, _library_grammar(self._grammar), log_level=0, limits=limits

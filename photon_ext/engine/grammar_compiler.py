@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from photon_ext.models.tokenizer import Tokenizer
 
-MOST_KEPT = 64  # compiled grammars, refused ones included
+# Compiled grammars, refused ones included. Most take some 100 kB, the worst 50 MB.
+MOST_KEPT = 32
 
 
 class GrammarCompiler:
