@@ -7,6 +7,7 @@ import re
 import threading
 from typing import TYPE_CHECKING, Any
 
+from photon_ext.engine.deep_thread import DEADLINE_S, run_deep
 from photon_ext.errors import RequestError, describe, shown
 from photon_ext.sampling.grammar import Grammar, GrammarKind
 from photon_ext.sampling.grammar_constraint import GrammarConstraint, library_text
@@ -66,31 +67,37 @@ class CompiledGrammar:
         self.spent = True
 
     def _compile(self) -> None:
-        """Makes the matcher and its first mask, by which some faults show."""
-        from llguidance import LLMatcher, LLParserLimits
-
-        limits = LLParserLimits(
-            max_lexer_states=_MOST_STATES,
-            step_lexer_fuel=_MASK_FUEL,
-            step_max_items=_MASK_ITEMS,
-            verbose_errors=False,  # which would repeat the grammar and the answer
-        )
-        try:
-            matcher = LLMatcher(
-                self._vocabulary, _library_grammar(self._grammar), log_level=0, limits=limits
-            )
-            if not matcher.is_error():
-                matcher.compute_bitmask()
-        except ValueError as error:
-            self._refuse(describe(error))
-            return
-        if matcher.is_error():
-            self._refuse(_plain(library_text(matcher.get_error())))
+        made: list[LLMatcher | str] = []
+        if not run_deep(lambda: made.append(_compiled(self._grammar, self._vocabulary))):
+            self._refuse(f"it takes more than {DEADLINE_S:.0f} s to compile")
+        elif not made:
+            self._refuse("its compilation failed")
+        elif isinstance(made[0], str):
+            self._refuse(made[0])
         else:
-            self._template = matcher
+            self._template = made[0]
 
     def _refuse(self, why: str) -> None:
         self._fault = f"{self._what} is refused: {why}; change what is named there"
+
+
+def _compiled(grammar: Grammar, vocabulary: LLTokenizer) -> LLMatcher | str:
+    """The matcher, with its first mask, by which some faults show; or why there is none."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(
+        max_lexer_states=_MOST_STATES,
+        step_lexer_fuel=_MASK_FUEL,
+        step_max_items=_MASK_ITEMS,
+        verbose_errors=False,  # which would repeat the grammar and the answer
+    )
+    try:
+        matcher = LLMatcher(vocabulary, _library_grammar(grammar), log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+    except BaseException as error:  # the library's panics are BaseExceptions
+        return describe(error)
+    return _plain(library_text(matcher.get_error())) if matcher.is_error() else matcher
 
 
 def _plain(why: str) -> str:
