@@ -54,7 +54,7 @@ class SamplingParams(RowParams):
         constraint: asked by the host for the allowed tokens before each sampling; see
             sampling.constraints. It sets `constrained`, as do the next four; one of the five may be
             given. They need a tokenizer and the extra `grammar`. An answer that is complete ends
-            with "stop"; one that is cut by its caps or stop strings need not match. Up to 131072
+            with "stop"; one that is cut by its caps or stop strings need not match. Up to 65536
             characters each; what llguidance cannot do is refused when the request is submitted.
         json_schema: the answer is JSON of this schema, a dict or JSON text, with properties in the
             order of the schema; kept as JSON text.

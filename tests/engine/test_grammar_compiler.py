@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from photon_ext.engine import compiled_grammar
+from photon_ext.engine import compiled_grammar, deep_thread
 from photon_ext.engine.grammar_compiler import MOST_KEPT, GrammarCompiler
 from photon_ext.errors import RequestError
 from photon_ext.sampling import SamplingParams
@@ -167,7 +167,7 @@ for _ in range(300):
     "named",
     [
         {"json_schema": NESTED},
-        {"json_schema": {"enum": [f"v{i}" for i in range(12000)]}},
+        {"json_schema": {"enum": [f"v{i}" for i in range(6000)]}},
         {"json_schema": {"type": "object", "properties": {f"p{i}": {} for i in range(1500)}}},
         {"json_schema": {"allOf": [{"anyOf": [{"type": "object", "properties": {f"{a}{i}": {
             "type": "string"}}} for a in "pr"]} for i in range(16)]}},
@@ -189,6 +189,51 @@ def test_what_is_hostile_takes_bounded_time(named: dict[str, Any]) -> None:
         mask(made.start(grammar))
     assert time.process_time() - begin < 10
     assert mask(made.start(asked(regex="a"))) == {*ids("a")}
+
+
+def chain(link: dict[str, Any], count: int) -> dict[str, Any]:
+    """A schema of `count` definitions, each of which leads to the next: DEEPER in `link`."""
+    text = json.dumps(link)
+    defs = {f"d{i}": json.loads(text.replace("DEEPER", f"#/$defs/d{i + 1}")) for i in range(count)}
+    return {"$defs": {**defs, f"d{count}": {"type": "integer"}}, "$ref": "#/$defs/d0"}
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"json_schema": chain({"$ref": "DEEPER"}, 1800)},
+        {"json_schema": chain({"type": "array", "items": {"$ref": "DEEPER"}}, 1000)},
+        {"json_schema": chain({"anyOf": [{"$ref": "DEEPER"}, {"type": "null"}]}, 1000)},
+        {"grammar": "start: s0\n" + "".join(f"s{i}: s{i + 1}\n" for i in range(4500))
+            + 's4500: "a"'},
+        {"grammar": "start: S0\n" + "".join(f"S{i}: S{i + 1}\n" for i in range(4500))
+            + 'S4500: "a"'},
+    ],
+)  # fmt: skip
+def test_a_long_chain_of_references_does_not_end_the_process(named: dict[str, Any]) -> None:
+    """The library goes one call deeper for each: an ordinary stack overflowed."""
+    constraint = compiler().start(asked(**named))
+    assert mask(constraint)
+
+
+def test_what_does_not_end_is_refused_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deep_thread, "DEADLINE_S", 0.05)
+    go_on, compiled = threading.Event(), []
+
+    def slow(grammar: Grammar, vocabulary: object) -> str:
+        compiled.append(grammar)
+        go_on.wait(20)
+        return "too late"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled_grammar, "_compiled", slow)
+        made = compiler()
+        for _ in range(2):  # one thread is lost to it, and no second one
+            with pytest.raises(RequestError, match=r"^regex 'a' is refused: it takes more than 1"):
+                made.start(asked(regex="a"))
+        assert len(compiled) == 1
+    assert mask(made.start(asked(regex="b"))) == {*ids("b")}
+    go_on.set()
 
 
 def test_hazard_17_what_fails_in_an_answer_allows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

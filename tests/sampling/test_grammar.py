@@ -54,6 +54,11 @@ def test_a_schema_that_the_caller_changes_later_is_asked_for_as_it_was() -> None
     assert params.json_schema == '{"type": "integer"}'
 
 
+@pytest.mark.parametrize("number", [1, 5, 0.01, 1e-5, 1000.0, 99999, 0.25])
+def test_a_multiple_of_few_digits_is_taken(number: float) -> None:
+    assert SamplingParams(json_schema={"multipleOf": number}).constrained
+
+
 def test_without_one_the_answer_is_free() -> None:
     params = SamplingParams()
     assert params.answer_grammar is None
@@ -76,6 +81,9 @@ def test_whitespace_is_a_part_of_what_is_asked() -> None:
         ({"json_schema": {"enum": [object]}}, "which is no JSON .*; give a JSON schema"),
         ({"json_schema": CYCLE}, "which is no JSON .*; give a JSON schema"),
         ({"json_schema": '{"a":' * 5000 + "1" + "}" * 5000}, "no JSON .*; give a JSON schema"),
+        ({"json_schema": {"items": [{"multipleOf": 99999989}]}}, "has multipleOf 99999989; give"),
+        ({"json_schema": '{"multipleOf": 1e300}'}, "has multipleOf 1e[+]300; give one of 5 digits"),
+        ({"json_schema": {"multipleOf": 0.12345678}}, "has multipleOf 0.12345678; give one of"),
         ({"regex": ""}, "^regex is ''; give a non-empty string"),
         ({"regex": b"a"}, "^regex is b'a'; give a non-empty string"),
         ({"regex": "a\udcff"}, r"with a surrogate, U\+DCFF, at character 1; give valid Unicode"),
@@ -103,7 +111,7 @@ def test_what_is_wrong_is_named_with_what_to_give(given: dict[str, Any], told: s
 def test_what_is_enormous_is_refused_by_its_size(name: str) -> None:
     text = "{" + "a" * MAX_GRAMMAR_CHARACTERS
     value = [text] if name == "choice" else text
-    with pytest.raises(ConfigError, match=f"^{name} has 1310.. characters; give at most 131072$"):
+    with pytest.raises(ConfigError, match=f"^{name} has 655.. characters; give at most 65536$"):
         SamplingParams(**{name: value})
 
 
