@@ -115,7 +115,7 @@ def _digits_as_number(number: float) -> int:
     _sign, digits, exponent = Decimal(str(number)).normalize().as_tuple()
     if not isinstance(exponent, int):  # infinity
         return _MAX_MULTIPLE + 1
-    return int("".join(map(str, digits))) * 10 ** max(0, min(exponent, 9))
+    return int("".join(map(str, digits)) + "0" * max(0, min(exponent, 9)))
 
 
 def _plain_text(kind: GrammarKind, value: object) -> str:

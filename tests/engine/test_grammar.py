@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
+import llguidance  # noqa: F401  without it these tests are left out
 import pytest
 
 from photon_ext.engine import Engine

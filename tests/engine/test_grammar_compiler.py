@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
+import llguidance  # noqa: F401  without it these tests are left out
 import pytest
 
 from photon_ext.engine import compiled_grammar, deep_thread
