@@ -13,6 +13,7 @@ import torch
 
 from photon_ext._library import log_fallbacks
 from photon_ext.checks import Prefill, check_callable, check_count, check_prefill
+from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.engine.input import InputProcessor
 from photon_ext.engine.loop import EngineLoop, Listener
 from photon_ext.engine.options import choose_device, named_options
@@ -134,8 +135,10 @@ class Engine:
             stalls=meter,
         )
         log_fallbacks()  # of what the captures launched
+        ends = tuple(eos_ids)
+        compiler = GrammarCompiler(tokenizer, vocab_size, ends)
         self._input = InputProcessor(
-            tokenizer, tuple(eos_ids), pipeline.limits, scheduler.fit, self._queue, policy
+            tokenizer, ends, pipeline.limits, scheduler.fit, self._queue, policy, compiler
         )
         mixes = prefill == "mixed" or pipeline.keys.mixed
         budget = TokenBudget(pipeline.keys, chunk, max_tokens_per_step) if mixes else None
