@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import copy
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Protocol
 
@@ -89,7 +90,7 @@ def checked_key(policy: Policy, sequence: Sequence) -> Key:
     """The sequence's key. RequestError: the policy raises, or returns what cannot be ordered."""
     name = type(policy).__name__
     try:
-        key = policy.key(sequence)
+        key = policy.key(copy(sequence))  # what it does to it is its own affair
         if isinstance(key, tuple) and all(isinstance(n, Real) for n in key):
             # what the engine thread compares must not be anybody's own code
             plain = tuple(int(n) if isinstance(n, Integral) else float(n) for n in key)

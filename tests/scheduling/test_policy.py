@@ -170,6 +170,18 @@ def test_hazard_30_numbers_of_a_policys_own_kind_are_taken_as_plain_ones() -> No
     assert [len(one.admission.prompt_ids) for one in scheduler.waiting] == [1, 2, 3]
 
 
+def test_a_policy_that_changes_what_it_looks_at_changes_nothing() -> None:
+    class Vandal:
+        def key(self, sequence: Sequence) -> Key:
+            sequence.admission = sequence.request = None  # type: ignore[assignment]
+            return ()
+
+    server = Server(Vandal())
+    added = server.add(9)
+    assert (len(added.admission.prompt_ids), added.request is None) == (9, False)
+    assert server.rest() == [added]
+
+
 def test_keys_are_plain_numbers_that_compare_whatever_a_policy_returns() -> None:
     class Unordered(tuple[float, ...]):
         def __lt__(self, other: object) -> bool:
