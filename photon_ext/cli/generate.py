@@ -130,6 +130,7 @@ def _as_json(output: Output, stats: MeterSnapshot) -> str:
             "finish_reason": output.finish_reason,
             "stop_reason": output.stop_reason,
             "prompt_tokens": output.prompt_tokens,
+            "cached_tokens": output.cached_tokens,
             "ttft_ms": _rounded(output.ttft_ms, 3),
             "tokens_per_s": _rounded(output.tokens_per_s, 2),
             "step_gap_us": _rounded(stats.step_gap_us, 2),

@@ -21,6 +21,7 @@ KEYS = {
     "finish_reason",
     "stop_reason",
     "prompt_tokens",
+    "cached_tokens",
     "ttft_ms",
     "tokens_per_s",
     "step_gap_us",
