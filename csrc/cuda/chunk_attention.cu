@@ -2,12 +2,16 @@
 // consecutive tokens; the query heads of these tokens that share the KV head are the rows of its
 // tile. It goes through the context of the tokens' table row in tiles of keys, and copies the next
 // tile of keys while it computes with the present one. A long context is cut into parts, one for
-// each CTA of a cluster, unless the token's chunk has tiles enough to keep the device busy.
+// each CTA of a cluster.
 //
-// Segments only say where tiles start, and how many tokens a chunk has. Which tokens share a pass
-// over a context is read from decode_meta. So every token is computed as its own row and length
-// say, whatever the segments hold; and where a tile has tokens of several rows, the CTA makes one
-// pass for each of these rows.
+// Short and long contexts are the work of two kernels, one after the other: a CTA of the first has
+// a tile to itself, a cluster of the second shares one. In one kernel, the CTAs of a cluster that
+// have nothing to do for a short context would take the places of CTAs that have. A tile that has
+// tokens of both kinds is done by both, each for its own tokens.
+//
+// Segments only say where tiles start. Which tokens share a pass over a context is read from
+// decode_meta. So every token is computed as its own row and length say, whatever the segments
+// hold; and where a tile has tokens of several rows, the CTA makes one pass for each of these rows.
 #include "cuda/chunk_attention.h"
 
 #include <algorithm>
@@ -23,55 +27,42 @@ namespace {
 // What a launch has besides the op's own parameters.
 struct ChunkGrid {
   int tiles, cluster;  // cluster: CTAs of a cluster
-  int whole_tokens;    // a chunk of so many tokens or more has its contexts whole
+  int32_t whole_keys;  // contexts of so many positions at most are the work of the kernel that
+                       // cuts none; longer ones of the kernel that cuts
 };
 
-// A segment's first token and its number of tokens, packed into one number, so that a maximum finds
-// the segment that starts last, and of two that start at the same token the longer one. A bucket's
-// unused segments are empty, and so never win.
-struct Chunk {
-  long long number;
+// The first token of segment number `index` of a step of `tokens` tokens. Behind the last segment
+// it is where the step ends.
+__device__ int load_first_token(const PagedAttentionParams& p, int64_t index, int tokens) {
+  if (index >= p.num_segments) return tokens;
+  return min(max(load_segment(p.segments, index).first_token, 0), tokens);
+}
 
-  __device__ Chunk(int first, int tokens) : number(static_cast<long long>(first) << 32 | tokens) {}
-  __device__ explicit Chunk(long long number) : number(number) {}
-  __device__ int first() const { return static_cast<int>(number >> 32); }
-  __device__ int tokens() const { return static_cast<int>(number); }
-};
-
-// Segment number `index` of a step of `tokens` tokens. Behind the last segment it is an empty one
-// that starts where the step ends.
-__device__ Chunk load_chunk(const PagedAttentionParams& p, int64_t index, int tokens) {
-  if (index >= p.num_segments) return Chunk(tokens, 0);
-  const Segment segment = load_segment(p.segments, index);
-  const int first = min(max(segment.first_token, 0), tokens);
-  return Chunk(first, min(max(segment.num_tokens, 0), tokens - first));
+// The first of a step's tokens that is not a decode token.
+__device__ int first_chunk_token(const PagedAttentionParams& p) {
+  return p.counts != nullptr ? p.counts[kCountDecodeTokens] : 0;
 }
 
 // Finds tile number `wanted` of the step, and writes task.first_token and task.tokens. Tiles have
 // at most `tile_tokens` tokens. The first starts at token 0, and a new one starts at each segment's
 // first token, unless an earlier segment starts behind it. Tokens that no segment has belong to the
-// segment before them. A kernel that cuts contexts leaves out the tiles whose contexts stay whole,
-// by giving them no tokens, and the other kernel leaves out the rest. One warp must call it; it
-// reads 32 segments at a time.
-__device__ void find_tile(const PagedAttentionParams& p, const ChunkGrid& grid, int wanted,
-                          int tile_tokens, bool cuts, ChunkTask& task) {
+// segment before them. One warp must call it; it reads 32 segments at a time.
+__device__ void find_tile(const PagedAttentionParams& p, int wanted, int tile_tokens,
+                          ChunkTask& task) {
   const int lane = threadIdx.x % kWarpSize, tokens = static_cast<int>(p.tokens);
-  Chunk last(0, 0);
-  int tiles = 0;
+  int last = 0, tiles = 0;
   // Turn i has the tokens before segment i. There is one turn more than segments, for the tokens
   // from the last segment on.
   for (int64_t base = 0; base <= p.num_segments; base += kWarpSize) {
-    Chunk next = load_chunk(p, base + lane, tokens);
-    next.number = max(next.number, last.number);
+    int end = max(load_first_token(p, base + lane, tokens), last);
 #pragma unroll
     for (int offset = 1; offset < kWarpSize; offset *= 2) {
-      const long long before = __shfl_up_sync(kFullWarp, next.number, offset);
-      if (lane >= offset) next.number = max(next.number, before);
+      const int before = __shfl_up_sync(kFullWarp, end, offset);
+      if (lane >= offset) end = max(end, before);
     }
-    Chunk chunk(__shfl_up_sync(kFullWarp, next.number, 1));
-    if (lane == 0) chunk = last;
-    const int begin = chunk.first(), end = next.first(),
-              own = (end - begin + tile_tokens - 1) / tile_tokens;
+    int begin = __shfl_up_sync(kFullWarp, end, 1);
+    if (lane == 0) begin = last;
+    const int own = (end - begin + tile_tokens - 1) / tile_tokens;
     int upto = own;
 #pragma unroll
     for (int offset = 1; offset < kWarpSize; offset *= 2) {
@@ -82,34 +73,35 @@ __device__ void find_tile(const PagedAttentionParams& p, const ChunkGrid& grid, 
     if (wanted < upto && wanted >= upto - own) {
       const int start = begin + (wanted - upto + own) * tile_tokens,
                 stop = min(start + tile_tokens, end);
-      task.first_token = p.counts != nullptr ? max(start, p.counts[kCountDecodeTokens]) : start;
-      task.tokens = (chunk.tokens() < grid.whole_tokens) == cuts ? stop - task.first_token : 0;
+      task.first_token = max(start, first_chunk_token(p));
+      task.tokens = stop - task.first_token;
     }
-    last.number = __shfl_sync(kFullWarp, next.number, kWarpSize - 1);
+    last = __shfl_sync(kFullWarp, end, kWarpSize - 1);
     tiles = __shfl_sync(kFullWarp, upto, kWarpSize - 1);
     if (wanted < tiles) return;
   }
 }
 
-// Clusters take the tiles from the step's last token to its first, so that the longest contexts of
-// a chunk start first, and the CTAs that end last have short ones.
+// Finds task number `index`: tiles from the step's last token to its first, so that the longest
+// contexts of a chunk start first, and the CTAs that end last have short ones.
 template <typename Plan>
-__device__ void find_task(const PagedAttentionParams& p, const ChunkGrid& grid, ChunkTask& task) {
+__device__ void find_task(const PagedAttentionParams& p, const ChunkGrid& grid, int index,
+                          ChunkTask& task) {
   const int kv_heads = static_cast<int>(p.kv_heads), group = static_cast<int>(p.q_heads) / kv_heads;
-  const int block = static_cast<int>(blockIdx.x), split_group = block / grid.cluster;
-  if (threadIdx.x == 0)
-    task = {0, 0, split_group % kv_heads, group, block % grid.cluster, grid.cluster};
+  const int rank = static_cast<int>(blockIdx.x) % grid.cluster;
+  if (threadIdx.x == 0) task = {0, 0, index % kv_heads, group, rank, grid.cluster};
   __syncwarp();
-  find_tile(p, grid, grid.tiles - 1 - split_group / kv_heads, Plan::kRows / group, Plan::kCuts,
-            task);
+  find_tile(p, grid.tiles - 1 - index / kv_heads, Plan::kRows / group, task);
 }
 
 template <typename Plan>
-__device__ void load_tokens(const PagedAttentionParams& p, ChunkShared<Plan>& shared) {
+__device__ void load_tokens(const PagedAttentionParams& p, const ChunkGrid& grid,
+                            ChunkShared<Plan>& shared) {
   for (int i = threadIdx.x; i < shared.task.tokens; i += Plan::kThreads) {
     const Token token = load_token(p.decode_meta, shared.task.first_token + i);
     const int32_t length = kv_len(p.cache, token);
-    shared.rows[i] = length > 0 ? token.row : -1;
+    const bool is_own = (length > grid.whole_keys) == Plan::kCuts;
+    shared.rows[i] = !is_own ? kOtherKernel : length > 0 ? token.row : kDeadRow;
     shared.lengths[i] = length;
   }
 }
@@ -122,6 +114,20 @@ __device__ int32_t warp_min(int32_t v) {
 }
 
 __device__ int32_t warp_max(int32_t v) { return -warp_min(-v); }
+
+// The length of the step's longest context. All threads must call it, and all get the same.
+template <typename Plan>
+__device__ int32_t find_longest(const PagedAttentionParams& p, ChunkShared<Plan>& shared) {
+  if (threadIdx.x == 0) shared.longest = 0;
+  int32_t longest = 0;
+  for (int64_t i = first_chunk_token(p) + threadIdx.x; i < p.tokens; i += Plan::kThreads)
+    longest = max(longest, kv_len(p.cache, load_token(p.decode_meta, i)));
+  longest = warp_max(longest);
+  __syncthreads();
+  if (threadIdx.x % kWarpSize == 0) atomicMax(&shared.longest, longest);
+  __syncthreads();
+  return shared.longest;
+}
 
 // Finds the run that begins at token `first` of the tile. All lanes of a warp must call it, and all
 // get the run.
@@ -287,25 +293,44 @@ __device__ void store_rows(const PagedAttentionParams& p, const ChunkShared<Plan
   }
 }
 
+// Computes task number `index`. All threads of the cluster must call it.
+template <typename Plan>
+__device__ void attend_tile(const PagedAttentionParams& p, const ChunkGrid& grid, int index,
+                            ChunkShared<Plan>& shared) {
+  __syncthreads();  // no thread reads the task before any more
+  if (threadIdx.x < kWarpSize) find_task<Plan>(p, grid, index, shared.task);
+  __syncthreads();
+  if (shared.task.tokens <= 0) return;
+  load_tokens(p, grid, shared);
+  for (int first = 0; first < shared.task.tokens; first = shared.run.end) {
+    start_run(shared, first);
+    if (shared.run.row == kOtherKernel) continue;
+    RowSoftmax<Plan> state;
+    state.clear();
+    if (!shared.run.part.is_empty()) scan_run(p, shared, state);
+    if constexpr (Plan::kCuts) {
+      reduce_parts(p, shared, state);
+    } else {
+      if (shared.run.most > 0) finish_rows(shared, state);
+      store_rows(p, shared);
+    }
+  }
+}
+
+// Without cuts, each CTA has one task. With cuts, there are only as many clusters as the device
+// holds at a time, and they share the tasks, most of which have no such context in most steps.
 template <typename Plan>
 __global__ void __launch_bounds__(Plan::kThreads, 1)
     chunk_attention_kernel(const PagedAttentionParams p, const ChunkGrid grid) {
   auto& shared = *reinterpret_cast<ChunkShared<Plan>*>(dynamic_shared());
-  if (threadIdx.x < kWarpSize) find_task<Plan>(p, grid, shared.task);
-  __syncthreads();
-  if (shared.task.tokens <= 0) return;
-  load_tokens(p, shared);
-  for (int first = 0; first < shared.task.tokens; first = shared.run.end) {
-    start_run(shared, first);
-    RowSoftmax<Plan> state;
-    state.clear();
-    if (!shared.run.part.is_empty()) scan_run(p, shared, state);
-    if (Plan::kCuts && shared.run.parts > 1) {
-      reduce_parts(p, shared, state);
-    } else if (shared.task.rank == 0) {
-      if (shared.run.most > 0) finish_rows(shared, state);
-      store_rows(p, shared);
-    }
+  if constexpr (Plan::kCuts) {
+    if (find_longest(p, shared) <= grid.whole_keys) return;
+    const int tasks = grid.tiles * static_cast<int>(p.kv_heads);
+    const int clusters = static_cast<int>(gridDim.x) / grid.cluster;
+    for (int index = static_cast<int>(blockIdx.x) / grid.cluster; index < tasks; index += clusters)
+      attend_tile(p, grid, index, shared);
+  } else {
+    attend_tile(p, grid, static_cast<int>(blockIdx.x), shared);
   }
 }
 
@@ -322,50 +347,55 @@ int64_t count_tiles(const PagedAttentionParams& p) {
   return ceil_div(p.tokens, Plan::kRows / (p.q_heads / p.kv_heads)) + p.num_segments;
 }
 
-// From so many tokens on, a chunk's contexts stay whole.
-int64_t whole_tokens(const PagedAttentionParams& p) {
-  return ceil_div(int64_t{kWholeRows} * sms(), p.q_heads);
-}
-
 // CTAs of a cluster: one for each part that a context may have in these tables. Only the device
-// knows how long contexts and segments are, except that a step's only segment has all its tokens.
+// knows how long contexts are.
 int cluster_blocks(const PagedAttentionParams& p) {
-  const bool is_whole = p.num_segments == 1 && p.tokens >= whole_tokens(p);
-  return hopper_runs() && !is_whole ? parts_of(row_capacity(p.cache)) : 1;
+  return hopper_runs() ? parts_of(row_capacity(p.cache)) : 1;
 }
 
 template <typename Plan>
-int launch_kernel(const PagedAttentionParams& p, const ChunkGrid& grid, void* stream) {
-  const int64_t blocks = grid.tiles * p.kv_heads * grid.cluster;
-  const LaunchShape shape{blocks, Plan::kThreads, sizeof(ChunkShared<Plan>),
-                          static_cast<unsigned>(grid.cluster)};
-  return launch(chunk_attention_kernel<Plan>, shape, stream, p, grid);
+LaunchShape shape_of(int64_t blocks, int cluster) {
+  return {blocks, Plan::kThreads, sizeof(ChunkShared<Plan>), static_cast<unsigned>(cluster)};
 }
 
-// Whole and cut contexts are the work of two kernels. In one kernel, the CTAs of a cluster that
-// have nothing to do for a whole context would take the places of CTAs that have.
+// Computes the contexts that stay whole: all of them where `cluster` is 1.
 template <typename Plan>
-int launch_plan(const PagedAttentionParams& p, void* stream) {
-  const int64_t tiles = count_tiles<Plan>(p), whole = whole_tokens(p);
+int launch_whole(const PagedAttentionParams& p, int cluster, void* stream) {
+  const int64_t tiles = count_tiles<Plan>(p);
   if (tiles > INT_MAX) return cudaErrorInvalidConfiguration;
-  const int cluster = cluster_blocks(p), count = static_cast<int>(tiles);
-  if (cluster == 1) return launch_kernel<typename Plan::Whole>(p, {count, 1, 0}, stream);
-  if (p.tokens >= whole) {
-    if (const int error =
-            launch_kernel<typename Plan::Whole>(p, {count, 1, static_cast<int>(whole)}, stream))
-      return error;
-  }
-  return launch_kernel<Plan>(
-      p, {count, cluster, static_cast<int>(std::min<int64_t>(whole, INT_MAX))}, stream);
+  const ChunkGrid grid{static_cast<int>(tiles), 1, cluster == 1 ? INT_MAX : kWholeKeys};
+  return launch(chunk_attention_kernel<Plan>, shape_of<Plan>(tiles * p.kv_heads, 1), stream, p,
+                grid);
 }
 
-// Chooses the size of tiles. Large ones read keys and values less often; small ones keep all SMs
-// busy where the step has few tokens. The results are the same, to the bit.
+template <typename Plan>
+int launch_cut(const PagedAttentionParams& p, int cluster, void* stream) {
+  const int64_t tiles = count_tiles<Plan>(p);
+  if (tiles * p.kv_heads > INT_MAX) return cudaErrorInvalidConfiguration;
+  const auto kernel = chunk_attention_kernel<Plan>;
+  const int64_t clusters = std::min<int64_t>(
+      tiles * p.kv_heads, resident_clusters(kernel, shape_of<Plan>(cluster, cluster)));
+  const ChunkGrid grid{static_cast<int>(tiles), cluster, kWholeKeys};
+  return launch(kernel, shape_of<Plan>(clusters * cluster, cluster), stream, p, grid);
+}
+
+// Whether tiles of `Large` rows, each computed by `ctas`, keep all SMs busy. Large ones read keys
+// and values less often; where there are too few, small ones take less time. The results are the
+// same, to the bit.
+template <typename Large>
+bool fills_device(const PagedAttentionParams& p, int ctas) {
+  return has_room<Large>() && ceil_div(p.tokens * p.q_heads, Large::kRows) * ctas >= sms();
+}
+
 template <typename Large, typename Small>
 int launch_chunks(const PagedAttentionParams& p, void* stream) {
-  const int64_t large_blocks = ceil_div(p.tokens * p.q_heads, Large::kRows) * cluster_blocks(p);
-  if (has_room<Large>() && large_blocks >= sms()) return launch_plan<Large>(p, stream);
-  return launch_plan<Small>(p, stream);
+  const int cluster = cluster_blocks(p);
+  const int error = fills_device<Large>(p, 1)
+                        ? launch_whole<typename Large::Whole>(p, cluster, stream)
+                        : launch_whole<typename Small::Whole>(p, cluster, stream);
+  if (error != 0 || cluster == 1) return error;
+  return fills_device<Large>(p, cluster) ? launch_cut<Large>(p, cluster, stream)
+                                         : launch_cut<Small>(p, cluster, stream);
 }
 
 // Calls `body` with the large and the small plan of a head_dim. Returns `otherwise` where that has

@@ -12,9 +12,7 @@ namespace photon::cuda {
 const char* chunk_attention_misfit(const PagedAttentionParams& p);
 
 // Where the Hopper kernels run (hopper_runs()), the CTAs of a cluster share a context of more than
-// 256 positions, except in a chunk that has tokens enough to keep all SMs busy. So a token's bits
-// depend on how many tokens its chunk has, but on no other segment. A step of one segment is one
-// chunk.
+// 512 positions. A token's bits depend on its query, its context and nothing else in the step.
 int chunk_attention(const PagedAttentionParams& p, void* stream);
 
 }  // namespace photon::cuda

@@ -1,10 +1,9 @@
 // How chunk_attention cuts the context of a token into parts, of which a cluster's CTAs take one
 // each.
 //
-// A chunk of few tokens has too few tiles to keep all SMs busy. Whether a context is cut depends on
-// how many tokens its chunk has, and how it is cut on its length alone, so that a token has the
-// same bits whatever else is in the step. CTAs that have no part of a short context end at once, or
-// help to add up the parts.
+// How a context is cut depends on its length alone, so that a token has the same bits whatever else
+// is in the step. A short context stays whole: a CTA goes through it in the time that it takes to
+// begin, to cut and to add up. CTAs that have no part of a longer one help to add up the parts.
 #pragma once
 #include <climits>
 #include <cstdint>
@@ -14,20 +13,15 @@
 namespace photon::cuda {
 
 constexpr int kTileKeys = 64;
-constexpr int kMostParts = 7;  // CTAs of a cluster: of 7, 32 fit on an H200 at a time, which is
-                               // 256 tokens of 16 heads; of 8, only 30
-constexpr int kPartTiles = 4;  // tiles of keys that are worth a CTA: to begin, and to add up the
-                               // parts, takes it as long as one or two of them
-
-// Query rows (tokens times query heads) for each SM from which on the contexts of a chunk stay
-// whole: three quarters of a large tile. On an H200, with head_dim 128, tiles that walk whole
-// contexts reach 2 TFLOP/s each until every SM has one, and clusters 130 to 240 together, at
-// contexts of 2,048 to 32,512, however many tiles there are: the two are even at 64 to 115 tiles
-// for 132 SMs.
-constexpr int kWholeRows = 96;
+constexpr int kMostParts = 7;    // CTAs of a cluster: of 7, 32 fit on an H200 at a time, which is
+                                 // 256 tokens of 16 heads; of 8, only 30
+constexpr int kPartTiles = 2;    // tiles of keys that are worth a CTA: to begin, and to add up the
+                                 // parts, takes it as long as one or two of them
+constexpr int kWholeKeys = 512;  // longest context that stays whole
 
 // Parts of a context of this length; never fewer for a longer one.
 __host__ __device__ constexpr int parts_of(int64_t length) {
+  if (length <= kWholeKeys) return 1;
   const int64_t parts = ceil_div(length, kTileKeys * kPartTiles);
   return static_cast<int>(parts < kMostParts ? parts : kMostParts);
 }

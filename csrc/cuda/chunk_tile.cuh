@@ -83,6 +83,9 @@ struct ChunkTask {
   }
 };
 
+// What stands for a token's row where the token is dead, or its context is the other kernel's work.
+constexpr int32_t kDeadRow = -1, kOtherKernel = -2;
+
 // A run: consecutive tokens [first, end) of a tile that are all of one row of the table. `least`
 // and `most` are the smallest and the largest of their lengths.
 struct Run {
@@ -102,10 +105,11 @@ struct ChunkShared {
                                                        // the end the rows' sums, for the cluster
   ChunkTask task;
   Run run;                                          // the one that the CTA works on
-  int32_t rows[Plan::kRows], lengths[Plan::kRows];  // of the tile's tokens; length 0: dead, row -1
+  int32_t rows[Plan::kRows], lengths[Plan::kRows];  // of the tile's tokens
   Span own_parts[Plan::kRows];  // the part of each row's context; empty: not in this run. A warp
                                 // reads and writes its own rows only
   float2 weights[Plan::kRows];  // of each row's part: its highest score, and the sum of its weights
+  int32_t longest;              // of the step's contexts
   int32_t poisoned[Plan::kHeadDim];  // by dim: the lowest position whose value was not finite, and
                                      // so was hidden; INT_MAX: none
 

@@ -56,6 +56,32 @@ inline cudaError_t allow_shape(const void* kernel, const LaunchShape& shape) {
   return error;
 }
 
+// A shape as the runtime takes it. It points into itself, so it is not copied.
+struct LaunchConfig {
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config = {};
+
+  LaunchConfig(const LaunchShape& shape, void* stream) {
+    if (shape.cluster > 1) {
+      cudaLaunchAttribute& own = attributes[config.numAttrs++];
+      own.id = cudaLaunchAttributeClusterDimension;
+      own.val.clusterDim = {shape.cluster, 1, 1};
+    }
+    if (shape.pdl) {
+      cudaLaunchAttribute& own = attributes[config.numAttrs++];
+      own.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      own.val.programmaticStreamSerializationAllowed = 1;
+    }
+    config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+    config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+    config.dynamicSmemBytes = shape.shared_bytes;
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = attributes;
+  }
+  LaunchConfig(const LaunchConfig&) = delete;
+  LaunchConfig& operator=(const LaunchConfig&) = delete;
+};
+
 // Enqueues `kernel` and returns the error of the launch. The runtime is linked statically, so the
 // last error is never anybody else's. A grid that has too many CTAs is an error here, before its
 // count is narrowed to what a launch takes.
@@ -65,28 +91,24 @@ int launch(void (*kernel)(Params...), const LaunchShape& shape, void* stream, co
   if (const cudaError_t refused = allow_shape(reinterpret_cast<const void*>(kernel), shape);
       refused != cudaSuccess)
     return refused;
-  cudaLaunchAttribute attributes[2] = {};
-  unsigned count = 0;
-  if (shape.cluster > 1) {
-    attributes[count].id = cudaLaunchAttributeClusterDimension;
-    attributes[count].val.clusterDim = {shape.cluster, 1, 1};
-    ++count;
-  }
-  if (shape.pdl) {
-    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[count].val.programmaticStreamSerializationAllowed = 1;
-    ++count;
-  }
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = shape.shared_bytes;
-  config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = attributes;
-  config.numAttrs = count;
-  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, args...);
+  const LaunchConfig prepared(shape, stream);
+  const cudaError_t error = cudaLaunchKernelEx(&prepared.config, kernel, args...);
   const cudaError_t last = cudaGetLastError();
   return error != cudaSuccess ? error : last;
+}
+
+// How many clusters of this shape, of one cluster, the current device holds at a time; 1 where it
+// cannot be told.
+template <typename... Params>
+int resident_clusters(void (*kernel)(Params...), const LaunchShape& shape) {
+  const void* const function = reinterpret_cast<const void*>(kernel);
+  const LaunchConfig prepared(shape, nullptr);
+  int clusters = 0;
+  if (allow_shape(function, shape) == cudaSuccess &&
+      cudaOccupancyMaxActiveClusters(&clusters, function, &prepared.config) == cudaSuccess)
+    return clusters > 1 ? clusters : 1;
+  cudaGetLastError();  // leaves no error for a launch to find
+  return 1;
 }
 
 template <typename... Params, typename... Args>

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 GEMM_TOKENS = 32  # CUDA steps of more tokens than this multiply through torch (cuBLAS)
 # the same with the Hopper linears, which read each weight once for so many tokens
 HOPPER_GEMM_TOKENS = 64
-# query rows of a chunk, for each sm, from which on Hopper attention sums long contexts in another
-# order
-WHOLE_ROWS = 96
 
 
 class Decoder:
@@ -104,9 +101,6 @@ class Decoder:
             hopper and weights.dtype is torch.bfloat16 and self._has_hopper_linears(),
         )
         self._gemm_tokens = gemm_tokens
-        self._hopper_chunks = hopper and (
-            gemm_tokens is not None or not self._may_be_long(max_step_tokens)
-        )
         self._scale = config.head_dim**-0.5
         self._cos, self._sin = rope_tables(config, max_len, weights.device)
         self._kv = allocate_kv_pool(config, num_pages, page_size, weights.dtype, weights.device)
@@ -135,16 +129,6 @@ class Decoder:
             return False
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             return hopper_runs()
-
-    def _may_be_long(self, num_tokens: int) -> bool:
-        """Whether Hopper attention may take a chunk of so many tokens for a long one."""
-        device = self.weights.device
-        if device.type != "cuda":
-            return False
-        return (
-            num_tokens * self.config.q_heads
-            >= WHOLE_ROWS * torch.cuda.get_device_properties(device).multi_processor_count
-        )
 
     @property
     def vocab_size(self) -> int:
@@ -382,7 +366,7 @@ class Decoder:
             step.segments if counts is None else step.segments[step.decode_tokens :],
             step.page_table,
             self._scale,
-            hopper=self._hopper_chunks,
+            hopper=self._hopper,
             counts=counts,
         )
 

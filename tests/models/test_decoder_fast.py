@@ -13,7 +13,7 @@ import torch
 from photon_ext import hopper_runs
 from photon_ext.models import decoder as decoder_module
 from photon_ext.models.config import Family, ModelConfig
-from photon_ext.models.decoder import GEMM_TOKENS, HOPPER_GEMM_TOKENS, WHOLE_ROWS, Decoder
+from photon_ext.models.decoder import GEMM_TOKENS, HOPPER_GEMM_TOKENS, Decoder
 from photon_ext.models.weights import DecoderWeights, empty_weights, random_weights, weight_slots
 from photon_ext.runtime.step import StepKind
 from tests.models.harness import DEAD, Chunk, Harness
@@ -313,16 +313,8 @@ def test_chunks_of_few_tokens_are_exact_and_longer_ones_torchs_captured_or_not(
 
 @pytest.mark.gpu
 def test_without_torchs_products_no_bit_depends_on_how_a_long_prompt_is_cut() -> None:
-    """Where a chunk could be so long that Hopper attention sums in another order, attention is
-    portable.
-    """
-    config = CONFIGS["qwen3-4-2-128"]
-    count = (
-        WHOLE_ROWS
-        * torch.cuda.get_device_properties("cuda").multi_processor_count
-        // config.q_heads
-        + 2
-    )
+    """Of contexts that attention takes whole, and of contexts that it cuts."""
+    config, count = CONFIGS["qwen3-4-2-128"], 1500
     weights = harness("qwen3-4-2-128", "cuda", torch.bfloat16, hopper=True).decoder.weights
     decoder = Harness(
         config, weights, max_len=count, gemm_tokens=None, hopper=True, rows=2, max_step_tokens=count

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from photon_ext import ops, reference
 from photon_ext.layout import Meta
-from photon_ext.models.decoder import WHOLE_ROWS
 from tests.ops.caches import Cache, contiguous_cache, paged_cache, tokens_and_segments
 from tests.ops.numeric import assert_close, assert_same_bits, ints, poisoned, randn
 
@@ -26,6 +25,7 @@ GROUPS = [1, 2, 3, 4, 7, 8, 16]  # query heads of a KV head
 CHUNKS = [1, 2, 5, 16, 63, 64, 65, 130, 300]
 CONTEXTS = [0, 1, 15, 64, 100, 700]
 PAGE_SIZES = [16, 64, 1, 23]
+WHOLE_KEYS = 512  # of the longest context that is not cut
 Span = tuple[int, int, int]  # row, first position, tokens
 
 
@@ -92,13 +92,6 @@ def set_sms(monkeypatch: pytest.MonkeyPatch, device: str, count: int) -> int:
         return int(torch.cuda.get_device_properties(device).multi_processor_count)
     monkeypatch.setenv("PHOTON_EMULATOR_SMS", str(count))
     return count
-
-
-def set_whole_tokens(monkeypatch: pytest.MonkeyPatch, device: str, q_heads: int) -> int:
-    """Tokens of the shortest chunk whose contexts are not cut, on a device of few sms if it is
-    emulated.
-    """
-    return -(-WHOLE_ROWS * set_sms(monkeypatch, device, 8) // q_heads)
 
 
 def check_near_the_reference(
@@ -289,22 +282,25 @@ def test_a_long_context_has_the_same_parts_in_every_step(
     )
 
 
-@pytest.mark.parametrize("missing", [1, 0], ids=["cut", "whole"])
+@pytest.mark.parametrize("context", [WHOLE_KEYS - 40, 700], ids=["some cut", "all cut"])
+@pytest.mark.parametrize("num_tokens", [23, 90])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_a_chunk_has_the_same_bits_whatever_rides_along(
-    device: str, head_dim: int, missing: int, monkeypatch: pytest.MonkeyPatch
+    device: str, head_dim: int, num_tokens: int, context: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A token too few for its contexts to stay whole, and just long enough: alone, among chunks of
-    either kind, after many decode tokens, in a bucket, and in a table that has room for longer
-    contexts.
+    """Alone, among other chunks, after many decode tokens, in a bucket, and in a table that has
+    room for longer contexts.
     """
-    heads, context = 32, 700
-    whole = set_whole_tokens(monkeypatch, device, heads)
-    num_tokens, long = whole - missing, (4, 9, whole + 5)
-    chunk, decode = (1, context, num_tokens), [(2, 500 + i, 1) for i in range(40)]
+    set_sms(monkeypatch, device, 8)
+    heads, most = 32, 90
+    long, chunk, decode = (
+        (4, 9, most),
+        (1, context, num_tokens),
+        [(2, 500 + i, 1) for i in range(40)],
+    )
     q, crowd_q = (
         queries(num_tokens, heads, head_dim, device),
-        queries(len(decode) + 3 * whole, heads, head_dim, device, seed=1),
+        queries(len(decode) + 3 * most, heads, head_dim, device, seed=1),
     )
 
     def in_step(before: list[Span], after: list[Span], unused: int = 0, dead: int = 0) -> Tensor:
@@ -323,33 +319,29 @@ def test_a_chunk_has_the_same_bits_whatever_rides_along(
     assert_same_bits(in_step([(3, 0, 5)], [(0, 0, 1), long]), alone)
     assert_same_bits(in_step([long], [(2, 2300, 3)]), alone)
     assert_same_bits(in_step(decode, []), alone)
-    assert_same_bits(in_step([], [], unused=40, dead=whole), alone)
+    assert_same_bits(in_step([], [], unused=40, dead=most), alone)
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_the_contexts_of_a_chunk_stay_whole_from_some_tokens_on(
+def test_clusters_take_one_tile_after_another(
     device: str, head_dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A token less, and every token has the bits that it has as a chunk of its own."""
-    if device == "cpu" and "PHOTON_OPS_LIBRARY" not in os.environ:
-        pytest.skip("the CPU cuts no context")
-    heads, context = 32, 700
-    whole = set_whole_tokens(monkeypatch, device, heads)
-    chunk = [(1, context, whole)]
-    cache, q = filled_rows(chunk, 2, head_dim, device), queries(whole, heads, head_dim, device)
-    one_by_one = attend(
-        q, cache, *tokens_and_segments([(1, context + i, 1) for i in range(whole)], device)
-    )
-    assert_same_bits(
-        attend(q[:-1], cache, *tokens_and_segments([(1, context, whole - 1)], device)),
-        one_by_one[:-1],
-    )
-    meta, segments = tokens_and_segments(chunk, device)
-    together, exact = attend(q, cache, meta, segments), cache.double()
-    assert all(
-        not torch.equal(together[token_index], one_by_one[token_index])
-        for token_index in range(whole)
-    )
+    """More tiles with long contexts than the device has clusters at a time, some with short ones
+    between them: every token has the bits that it has as a chunk of its own.
+    """
+    set_sms(monkeypatch, device, 7)  # two clusters
+    contexts = [900, 30, 520, 700, 505] if device == "cpu" else [900, 30, 520, 700, 505] * 12
+    spans = [(row + 1, context, 11) for row, context in enumerate(contexts)]
+    meta, segments = tokens_and_segments(spans, device)
+    cache, q = filled_rows(spans, 2, head_dim, device), queries(len(meta), 8, head_dim, device)
+    together = attend(q, cache, meta, segments)
+    for index in range(0, len(meta), 7):
+        own = slice(index, index + 1)
+        alone = attend(
+            q[own], cache, meta[own], ints([[int(meta[index, Meta.ROW]), 0, 1, 0]], device)
+        )
+        assert_same_bits(alone, together[own])
+    exact = cache.double()
     expected = reference.paged_attention(
         q.double(), exact.k, exact.v, meta, segments, cache.page_table, head_dim**-0.5
     )
@@ -395,9 +387,9 @@ def test_tokens_of_any_length_share_a_tile(device: str) -> None:
     ],
     ids=["none", "unused", "one", "unsorted", "garbage", "token by token"],
 )
-def test_segments_change_no_bit(device: str, segments: list[list[int]]) -> None:
-    """Of contexts that are too short to be cut."""
-    spans = [(1, 20, 80), (2, 0, 50), (3, 60, 1)]
+@pytest.mark.parametrize("context", [20, WHOLE_KEYS - 30], ids=["whole", "some cut"])
+def test_segments_change_no_bit(device: str, segments: list[list[int]], context: int) -> None:
+    spans = [(1, context, 80), (2, 0, 50), (3, 60, 1)]
     meta, right = tokens_and_segments(spans, device, dead_after=2)
     cache, q = filled_rows(spans, 1, 64, device), queries(len(meta), 4, 64, device)
     assert_same_bits(

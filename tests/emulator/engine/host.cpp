@@ -111,6 +111,15 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
   return cudaSuccess;
 }
 
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void*,
+                                           const cudaLaunchConfig_t* config) {
+  int sms = 0;
+  if (const cudaError_t error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0))
+    return error;
+  *clusters = 2 * sms / static_cast<int>(config->gridDim.x);
+  return cudaSuccess;
+}
+
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* result) {

@@ -67,6 +67,9 @@ cudaError_t cudaSetDevice(int device);
 // shared memory.
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
+// As many as fit with two CTAs on an SM.
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* kernel,
+                                           const cudaLaunchConfig_t* config);
 // Finds the functions of the driver that cuda.h declares here.
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned version,
                                              unsigned long long flags,
