@@ -4,6 +4,7 @@
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
 #include "cuda/linear_tile.cuh"
+#include "cuda/ptx.cuh"
 
 namespace photon::cuda {
 namespace {
@@ -12,6 +13,7 @@ constexpr int kThreads = 256;
 
 template <typename T, bool kVector>
 __global__ void __launch_bounds__(kThreads) silu_mul_kernel(const SiluMulParams p, int64_t packs) {
+  wait_for_earlier();
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t token = index / packs, d = index % packs * kPack;
   if (token >= p.tokens) return;
@@ -33,8 +35,8 @@ int silu_mul(const SiluMulParams& p, void* stream) {
   const int64_t packs = ceil_div(p.width, kPack), blocks = ceil_div(p.tokens * packs, kThreads);
   return with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    return launch(vectors ? silu_mul_kernel<T, true> : silu_mul_kernel<T, false>, blocks, kThreads,
-                  stream, p, packs);
+    return launch(vectors ? silu_mul_kernel<T, true> : silu_mul_kernel<T, false>,
+                  waiting_shape(blocks, kThreads), stream, p, packs);
   });
 }
 

@@ -3,6 +3,7 @@
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
 #include "cuda/norm.cuh"
+#include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
 
 namespace photon::cuda {
@@ -26,6 +27,7 @@ __device__ Pack<T> load_input(const RmsNormParams& p, int64_t token, int64_t fir
 template <typename T, bool kVector>
 __global__ void __launch_bounds__(kMaxNormThreads) rms_norm_kernel(const RmsNormParams p) {
   __shared__ float partial[kWarpSize];
+  wait_for_earlier();
   const int64_t token = blockIdx.x;
   const int64_t first = static_cast<int64_t>(threadIdx.x) * kPack,
                 step = static_cast<int64_t>(blockDim.x) * kPack;
@@ -59,7 +61,7 @@ int rms_norm(const RmsNormParams& p, void* stream) {
   return with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     return launch(can_use_vectors(p) ? rms_norm_kernel<T, true> : rms_norm_kernel<T, false>,
-                  p.tokens, norm_threads(p.hidden), stream, p);
+                  waiting_shape(p.tokens, norm_threads(p.hidden)), stream, p);
   });
 }
 
