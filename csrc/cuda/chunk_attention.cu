@@ -172,24 +172,28 @@ __device__ void start_run(ChunkShared<Plan>& shared, int first) {
   __syncthreads();
 }
 
-// Of the run's rows that this warp has: the positions that are in the parts of all of them, and
-// where the last of these parts ends. `end` 0: the warp has no row of the run.
+// Of the run's rows: the positions that are in the parts of all of this warp's, and where the last
+// part of its warpgroup's ends. 0: it has no row of the run.
 struct WarpParts {
   Span all;
   int32_t end;
 };
 
-// Writes shared.own_parts of the warp's rows.
+// Writes shared.own_parts. All threads must call it.
 template <typename Plan>
 __device__ WarpParts find_parts(ChunkShared<Plan>& shared) {
-  const int row =
-      threadIdx.x / kWarpSize * Plan::kWarpRows + threadIdx.x % kWarpSize % Plan::kWarpRows;
-  const int token = row / shared.task.group;
-  const bool is_in_run = shared.run.has(token);
-  const Span part = is_in_run ? shared.part(shared.lengths[token]) : Span{0, 0};
-  if (threadIdx.x % kWarpSize < Plan::kWarpRows) shared.own_parts[row] = part;
-  __syncwarp();
-  return {{warp_max(part.first), warp_min(is_in_run ? part.end : INT_MAX)}, warp_max(part.end)};
+  for (int row = threadIdx.x; row < Plan::kRows; row += Plan::kThreads) {
+    const int token = row / shared.task.group;
+    shared.own_parts[row] = shared.run.has(token) ? shared.part(shared.lengths[token]) : Span{0, 0};
+  }
+  __syncthreads();
+  const int lane = threadIdx.x % kWarpSize, group = threadIdx.x / kWarpgroupThreads;
+  const int row = threadIdx.x / kWarpSize * Plan::kWarpRows + lane % Plan::kWarpRows;
+  const Span part = shared.own_parts[row];
+  const bool is_in_run = shared.run.has(row / shared.task.group);
+  const Span* const rows = shared.own_parts + group * kWarpgroupRows;
+  return {{warp_max(part.first), warp_min(is_in_run ? part.end : INT_MAX)},
+          warp_max(max(rows[lane].end, rows[lane + kWarpSize].end))};
 }
 
 // Makes a row's sums NaN where it attends to a value that hide_values() has hidden. Called after
@@ -198,15 +202,12 @@ template <typename Plan>
 __device__ void spoil_sums(const ChunkShared<Plan>& shared, RowSoftmax<Plan>& state) {
   const int pair = threadIdx.x % 4 * 2;
 #pragma unroll
-  for (int f = 0; f < Plan::kFragments; ++f) {
+  for (int half = 0; half < 2; ++half) {
+    const int32_t end = shared.own_parts[lane_row<Plan>() + half * 8].end;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int32_t end = shared.own_parts[lane_row<Plan>(f) + half * 8].end;
-#pragma unroll
-      for (int n = 0; n < Plan::kColumns; ++n) {
-        if (shared.poisoned[n * 8 + pair] < end) state.sum[f][n][2 * half] = NAN;
-        if (shared.poisoned[n * 8 + pair + 1] < end) state.sum[f][n][2 * half + 1] = NAN;
-      }
+    for (int n = 0; n < Plan::kVectors; ++n) {
+      if (shared.poisoned[n * 8 + pair] < end) state.sum[4 * n + 2 * half] = NAN;
+      if (shared.poisoned[n * 8 + pair + 1] < end) state.sum[4 * n + 2 * half + 1] = NAN;
     }
   }
 }
@@ -228,6 +229,7 @@ __device__ void scan_run(const PagedAttentionParams& p, ChunkShared<Plan>& share
     const int32_t end = first + kTileKeys;
     wait_copies<0>();
     if (end > shared.run.least) hide_values<Plan>(shared.values(stage), first, shared.poisoned);
+    fence_async_shared();
     __syncthreads();  // all warps' copies have arrived, and no warp reads the other stage any more
     if (end < shared.run.part.end) {
       copy_keys<Plan>(p.cache, shared.task.kv_head, place, shared.keys(stage ^ 1),
@@ -236,12 +238,12 @@ __device__ void scan_run(const PagedAttentionParams& p, ChunkShared<Plan>& share
       place = look_up<Plan>(p.cache, shared.run, end + kTileKeys);
     }
     if (first >= own.end) continue;
-    Scores<Plan> scores;
-    Weights<Plan> weights;
+    Scores scores;
+    Weights weights;
     multiply_keys<Plan>(scores, shared.q, shared.keys(stage));
     if ((Plan::kCuts && first < own.all.first) || end > own.all.end)
       hide_scores<Plan>(scores, shared.own_parts, first);
-    weigh_scores<Plan>(weights, scores, state, scale);
+    weigh_scores(weights, scores, state, scale);
     multiply_values<Plan>(state, weights, shared.values(stage));
   }
   spoil_sums(shared, state);
@@ -252,23 +254,20 @@ __device__ void scan_run(const PagedAttentionParams& p, ChunkShared<Plan>& share
 template <typename Plan>
 __device__ void finish_rows(ChunkShared<Plan>& shared, const RowSoftmax<Plan>& state) {
   const int pair = threadIdx.x % 4 * 2;
-  __syncwarp();  // all lanes have read the queries
+  __syncthreads();  // all warps have read the queries
 #pragma unroll
-  for (int f = 0; f < Plan::kFragments; ++f) {
+  for (int half = 0; half < 2; ++half) {
+    const float total = total_of(state, half);
+    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+    const int row = lane_row<Plan>() + half * 8;
+    if (shared.own_parts[row].is_empty()) continue;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float total = total_of(state, f, half);
-      const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
-      const int row = lane_row<Plan>(f) + half * 8;
-      if (shared.own_parts[row].is_empty()) continue;
-#pragma unroll
-      for (int n = 0; n < Plan::kColumns; ++n) {
-        // 0 is added so that a zero has the same sign whichever tiles it went through.
-        const float left = fmaf(state.sum[f][n][2 * half], inverse, 0.0f),
-                    right = fmaf(state.sum[f][n][2 * half + 1], inverse, 0.0f);
-        *reinterpret_cast<uint32_t*>(shared.q + Plan::place(row, n) + pair) =
-            pack_bf16(left, right);
-      }
+    for (int n = 0; n < Plan::kVectors; ++n) {
+      // 0 is added so that a zero has the same sign whichever tiles it went through.
+      const float left = fmaf(state.sum[4 * n + 2 * half], inverse, 0.0f),
+                  right = fmaf(state.sum[4 * n + 2 * half + 1], inverse, 0.0f);
+      *reinterpret_cast<uint32_t*>(shared.q + Plan::place(Plan::kRows, row, n) + pair) =
+          pack_bf16(left, right);
     }
   }
   __syncwarp();
@@ -288,8 +287,9 @@ __device__ void store_rows(const PagedAttentionParams& p, const ChunkShared<Plan
     Bf16* out = static_cast<Bf16*>(p.out) + task.offset(row, p.out_stride, p.out_head_stride) +
                 vector * kVector;
     *reinterpret_cast<uint4*>(out) =
-        run.most > 0 ? *reinterpret_cast<const uint4*>(shared.q + Plan::place(row, vector))
-                     : uint4{};
+        run.most > 0
+            ? *reinterpret_cast<const uint4*>(shared.q + Plan::place(Plan::kRows, row, vector))
+            : uint4{};
   }
 }
 
@@ -404,13 +404,13 @@ template <typename Result, typename Body>
 Result with_plans(int64_t head_dim, Result otherwise, const Body& body) {
   switch (head_dim) {
     case 64:
-      return body(TypeTag<ChunkPlan<64, 4, 2>>{}, TypeTag<ChunkPlan<64, 4, 1>>{});
+      return body(TypeTag<ChunkPlan<64, 8>>{}, TypeTag<ChunkPlan<64, 4>>{});
     case 96:
-      return body(TypeTag<ChunkPlan<96, 4, 2>>{}, TypeTag<ChunkPlan<96, 4, 1>>{});
+      return body(TypeTag<ChunkPlan<96, 8>>{}, TypeTag<ChunkPlan<96, 4>>{});
     case 128:
-      return body(TypeTag<ChunkPlan<128, 4, 2>>{}, TypeTag<ChunkPlan<128, 4, 1>>{});
+      return body(TypeTag<ChunkPlan<128, 8>>{}, TypeTag<ChunkPlan<128, 4>>{});
     case 256:
-      return body(TypeTag<ChunkPlan<256, 8, 1>>{}, TypeTag<ChunkPlan<256, 4, 1>>{});
+      return body(TypeTag<ChunkPlan<256, 8>>{}, TypeTag<ChunkPlan<256, 4>>{});
     default:
       return otherwise;
   }

@@ -16,7 +16,8 @@ __device__ void copy_queries(const PagedAttentionParams& p, ChunkShared<Plan>& s
     const int row = first_row + i, vector = lane % Plan::kVectors;
     if (!run.has(row / task.group)) continue;
     const int64_t from = task.offset(row, p.q_stride, p.q_head_stride) + vector * kVector;
-    async_copy16(shared.q + Plan::place(row, vector), static_cast<const Bf16*>(p.q) + from, true);
+    async_copy16(shared.q + Plan::place(Plan::kRows, row, vector),
+                 static_cast<const Bf16*>(p.q) + from, true);
   }
 }
 
@@ -41,7 +42,7 @@ __device__ void copy_keys(const KvCache& cache, int kv_head, const KvPlace& plac
 #pragma unroll
   for (int i = 0; i < Plan::kWarpKeys; i += Plan::kStepRows) {
     const int key = i + lane / Plan::kVectors, vector = lane % Plan::kVectors,
-              to = Plan::place(first_key + key, vector);
+              to = Plan::place(kTileKeys, first_key + key, vector);
     const long long from_k = __shfl_sync(kFullWarp, own_k, key),
                     from_v = __shfl_sync(kFullWarp, own_v, key);
     const bool valid = from_k >= 0;
@@ -63,7 +64,7 @@ __device__ void hide_values(Bf16* v, int32_t first_position, int32_t* poisoned) 
             vector = lane % Plan::kVectors;
   if (lane >= Plan::kStepRows * Plan::kVectors) return;
   for (int i = lane / Plan::kVectors; i < Plan::kWarpKeys; i += Plan::kStepRows) {
-    uint4* own = reinterpret_cast<uint4*>(v + Plan::place(first_key + i, vector));
+    uint4* own = reinterpret_cast<uint4*>(v + Plan::place(kTileKeys, first_key + i, vector));
     uint32_t words[4] = {own->x, own->y, own->z, own->w};
     bool changed = false;
 #pragma unroll
