@@ -57,11 +57,11 @@ EMULATOR_FLAGS = (
 EMULATOR_FLAGS += "-iquote tests/emulator/include -Itests/emulator/include"
 # the compiler reports what kernels of a chain read and write: see tests/emulator/engine/memory.cpp
 CHAINED = (
-    "attention",
     "embedding",
     "kernels",
     "mlp",
     "norm",
+    "rope_append",
     "sample",
     "split_attention",
     "step",

@@ -1,5 +1,4 @@
-// Everything that touches KV memory: rope_append_kv, paged_attention, and fused_attention_decode,
-// which is both of them in one kernel.
+// paged_attention, and fused_attention_decode, which is rope_append_kv and it in one kernel.
 #include "common/fallbacks.h"
 #include "common/kv.h"
 #include "cuda/attend.cuh"
@@ -7,70 +6,17 @@
 #include "cuda/element.cuh"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
-#include "cuda/ptx.cuh"
 #include "cuda/rotate.cuh"
 #include "cuda/split_attention.h"
 
 namespace photon::cuda {
 namespace {
 
-constexpr int kRopeThreads = 256;
-constexpr int kRopeWarps = kRopeThreads / kWarpSize;
-constexpr int kRopeHeads = 4;  // of a warp
-
 // Copies one head by one warp; what is past head_dim, up to `padded`, becomes zero.
 template <typename T>
 __device__ void copy_head(T* out, const T* in, int head_dim, int padded) {
   for (int d = threadIdx.x % kWarpSize; d < padded; d += kWarpSize)
     out[d] = d < head_dim ? in[d] : from_float<T>(0.0f);
-}
-
-// One warp per token and kRopeHeads of its heads, query heads first, so that it loads the token's
-// angles once: query heads are rotated in place, a KV head is rotated and copied into the row's
-// page.
-template <typename T>
-__global__ void __launch_bounds__(kRopeThreads)
-    rope_append_kv_kernel(const RopeAppendKvParams p, int64_t groups) {
-  wait_for_earlier();
-  const int64_t warp = static_cast<int64_t>(blockIdx.x) * kRopeWarps + threadIdx.x / kWarpSize;
-  const int64_t index = warp / groups, first_head = warp % groups * kRopeHeads;
-  if (index >= p.tokens || !is_chunk_token(p.counts, index)) return;
-  const Token token = load_token(p.decode_meta, index);
-  if (!can_rotate(p.rope, token)) return;
-  const int head_dim = static_cast<int>(p.head_dim);
-  const auto q_at = [&](int64_t head) {
-    return static_cast<T*>(p.q) + index * p.q_stride + head * p.q_head_stride;
-  };
-  const auto kv_at = [&](const void* kv, int64_t stride, int64_t head_stride, int64_t kv_head) {
-    return static_cast<const T*>(kv) + index * stride + kv_head * head_stride;
-  };
-  const int64_t left = p.q_heads + p.kv_heads - first_head;
-  const int count = left < kRopeHeads ? static_cast<int>(left) : kRopeHeads;
-  LanePairs<T> heads[kRopeHeads];
-#pragma unroll
-  for (int i = 0; i < kRopeHeads; ++i) {
-    const int64_t head = first_head + i, kv_head = head - p.q_heads;
-    const T* from = kv_head < 0 ? q_at(head) : kv_at(p.k, p.k_stride, p.k_head_stride, kv_head);
-    heads[i] = LanePairs<T>::load(from, head_dim, i < count);
-  }
-  const LaneCosSin angles = LaneCosSin::load(p.rope, token.position, head_dim);
-  const KvPlace place = own_place(p.cache, token);
-#pragma unroll
-  for (int i = 0; i < kRopeHeads; ++i) {
-    if (i >= count) break;
-    const int64_t head = first_head + i, kv_head = head - p.q_heads;
-    const T* norm = static_cast<const T*>(kv_head < 0 ? p.rope.q_norm : p.rope.k_norm);
-    const LanePairs<T> rotated =
-        rotate_pairs(heads[i], norm != nullptr, LanePairs<T>::load(norm, head_dim, norm != nullptr),
-                     angles, p.rope.eps, head_dim);
-    if (kv_head < 0) {
-      rotated.store(q_at(head), head_dim);
-    } else if (place.page >= 0) {
-      rotated.store(static_cast<T*>(p.cache.k) + place.k_offset(p.cache, kv_head), head_dim);
-      copy_head(static_cast<T*>(p.cache.v) + place.v_offset(p.cache, kv_head),
-                kv_at(p.v, p.v_stride, p.v_head_stride, kv_head), head_dim, head_dim);
-    }
-  }
 }
 
 // What one CTA of attention works on: some query heads of one token that share a KV head.
@@ -216,16 +162,6 @@ int launch_attention(const Params& p, void* stream) {
 }
 
 }  // namespace
-
-int rope_append_kv(const RopeAppendKvParams& p, void* stream) {
-  const int64_t groups = ceil_div(p.q_heads + p.kv_heads, kRopeHeads), warps = p.tokens * groups;
-  if (warps == 0) return 0;
-  return with_dtype(p.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const LaunchShape shape = waiting_shape(ceil_div(warps, kRopeWarps), kRopeThreads);
-    return launch(rope_append_kv_kernel<T>, shape, stream, p, groups);
-  });
-}
 
 int paged_attention(const PagedAttentionParams& p, void* stream) {
   if (p.hopper && runs_hopper("paged_attention_into", chunk_attention_misfit(p)))

@@ -229,7 +229,7 @@ __device__ void scan_run(const PagedAttentionParams& p, ChunkShared<Plan>& share
     const int32_t end = first + kTileKeys;
     wait_copies<0>();
     if (end > shared.run.least) hide_values<Plan>(shared.values(stage), first, shared.poisoned);
-    fence_async_shared();
+    if constexpr (kHopperCode) fence_async_shared();
     __syncthreads();  // all warps' copies have arrived, and no warp reads the other stage any more
     if (end < shared.run.part.end) {
       copy_keys<Plan>(p.cache, shared.task.kv_head, place, shared.keys(stage ^ 1),

@@ -32,25 +32,46 @@ __device__ KvPlace look_up(const KvCache& cache, const Run& run, int32_t positio
 }
 
 // Starts the warp's copies of a tile of keys and values, from the places that its lanes have looked
-// up. Where there is no place, it writes zeros.
+// up. Where there is no place, it writes zeros. Where pages hold whole tiles of a warp's keys, the
+// first key's place says where all are; behind the context's end that is what the page holds, which
+// hide_scores() and hide_values() keep out.
 template <typename Plan>
 __device__ void copy_keys(const KvCache& cache, int kv_head, const KvPlace& place, Bf16* k,
                           Bf16* v) {
   const int lane = threadIdx.x % kWarpSize, first_key = threadIdx.x / kWarpSize * Plan::kWarpKeys;
+  const int row = lane / Plan::kVectors, vector = lane % Plan::kVectors;
+  const bool is_busy = lane < Plan::kStepRows * Plan::kVectors;
+  const auto copy = [&](int i, const void* k_from, const void* v_from, bool valid) {
+    const int to = Plan::place(kTileKeys, first_key + i + row, vector);
+    async_copy16(k + to, k_from, valid);
+    async_copy16(v + to, v_from, valid);
+  };
+  const Bf16 *const all_k = static_cast<const Bf16*>(cache.k) + vector * kVector,
+                    *const all_v = static_cast<const Bf16*>(cache.v) + vector * kVector;
+  if (cache.page_size % Plan::kWarpKeys == 0) {
+    const KvPlace first = {__shfl_sync(kFullWarp, place.page, 0),
+                           __shfl_sync(kFullWarp, place.token, 0) + row};
+    const bool valid = first.page >= 0;
+    const Bf16* k_from = valid ? all_k + first.k_offset(cache, kv_head) : all_k;
+    const Bf16* v_from = valid ? all_v + first.v_offset(cache, kv_head) : all_v;
+    if (!is_busy) return;
+#pragma unroll
+    for (int i = 0; i < Plan::kWarpKeys; i += Plan::kStepRows) {
+      copy(i, k_from, v_from, valid);
+      if (valid) {
+        k_from += Plan::kStepRows * cache.k_token_stride;
+        v_from += Plan::kStepRows * cache.v_token_stride;
+      }
+    }
+    return;
+  }
   const long long own_k = place.page < 0 ? -1 : place.k_offset(cache, kv_head);
   const long long own_v = place.page < 0 ? -1 : place.v_offset(cache, kv_head);
-#pragma unroll
   for (int i = 0; i < Plan::kWarpKeys; i += Plan::kStepRows) {
-    const int key = i + lane / Plan::kVectors, vector = lane % Plan::kVectors,
-              to = Plan::place(kTileKeys, first_key + key, vector);
-    const long long from_k = __shfl_sync(kFullWarp, own_k, key),
-                    from_v = __shfl_sync(kFullWarp, own_v, key);
+    const long long from_k = __shfl_sync(kFullWarp, own_k, i + row),
+                    from_v = __shfl_sync(kFullWarp, own_v, i + row);
     const bool valid = from_k >= 0;
-    if (lane >= Plan::kStepRows * Plan::kVectors) continue;
-    async_copy16(
-        k + to, static_cast<const Bf16*>(cache.k) + (valid ? from_k + vector * kVector : 0), valid);
-    async_copy16(
-        v + to, static_cast<const Bf16*>(cache.v) + (valid ? from_v + vector * kVector : 0), valid);
+    if (is_busy) copy(i, all_k + (valid ? from_k : 0), all_v + (valid ? from_v : 0), valid);
   }
 }
 

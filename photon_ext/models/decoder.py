@@ -11,7 +11,8 @@ from chunks (seven).
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -101,6 +102,9 @@ class Decoder:
             hopper and weights.dtype is torch.bfloat16 and self._has_hopper_linears(),
         )
         self._gemm_tokens = gemm_tokens
+        self._side = (
+            torch.cuda.Stream(weights.device) if hopper and weights.device.type == "cuda" else None
+        )
         self._scale = config.head_dim**-0.5
         self._cos, self._sin = rope_tables(config, max_len, weights.device)
         self._kv = allocate_kv_pool(config, num_pages, page_size, weights.dtype, weights.device)
@@ -287,15 +291,33 @@ class Decoder:
         `buffers.attention`.
 
         In a mixed step decode tokens and chunks go through two kernels each of which leaves the
-        other's tokens alone: their order is free.
+        other's tokens alone: their order is free, and they may run side by side.
         """
         if step.kind is StepKind.MIXED:
+            with self._beside(fused):
+                self._attend_chunks(index, layer, step, buffers, step.counts)
             self._attend_decode(index, layer, step, buffers, fused)
-            self._attend_chunks(index, layer, step, buffers, step.counts)
+            self._join(fused)
         elif step.kind is StepKind.DECODE and self._hopper:
             self._attend_decode(index, layer, step, buffers, fused)
         else:
             self._attend_chunks(index, layer, step, buffers, None)
+
+    @contextmanager
+    def _beside(self, fused: bool) -> Iterator[None]:
+        """What is enqueued inside runs beside what comes next, until `_join`. Not behind a linear
+        that lets the next kernel start early: that is an order of one stream.
+        """
+        if self._side is None or fused:
+            yield
+            return
+        self._side.wait_stream(torch.cuda.current_stream(self._side.device))
+        with torch.cuda.stream(self._side):
+            yield
+
+    def _join(self, fused: bool) -> None:
+        if self._side is not None and not fused:
+            torch.cuda.current_stream(self._side.device).wait_stream(self._side)
 
     def _attend_decode(
         self,
