@@ -71,7 +71,7 @@ class Planner:
         if self._mixed is None:
             plan = first_come_first_served(decode, prefill, previous, self._budget)
         elif prefill:
-            tokens = self._mixed.prompt_tokens(len(decode))
+            tokens = self._mixed.prompt_tokens(len(decode), len(prefill))
             chunks = self._mixed.fitting(len(decode), take_chunks(prefill, tokens))
             plan = StepPlan(decode, chunks)
         else:

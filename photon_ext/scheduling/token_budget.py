@@ -15,7 +15,10 @@ class TokenBudget:
 
     Beside decode rows it is the share that the cost table allows, cut to what `max_tokens` leaves,
     and the smallest share in any case: prefill does not starve, even if decode rows alone use up
-    `max_tokens` (hazard 28). Without decode rows it is `chunk`, cut to `max_tokens`.
+    `max_tokens` (hazard 28). While more rows have a prompt to go through than decode, it is `chunk`,
+    cut likewise: a few rows' next tokens wait for many rows' first ones, and soon there are many
+    rows beside which a large share is allowed. (With small shares a burst stays in a state of few
+    rows, which end as fast as prompts arrive.)
     """
 
     def __init__(self, keys: StepKeys, chunk: int, max_tokens: int | None = None) -> None:
@@ -26,12 +29,14 @@ class TokenBudget:
         self._costs = CostTable(shares_of(keys.prefill_buckets, chunk))
         self._timer = StepTimer(self._costs)
 
-    def prompt_tokens(self, decode_rows: int) -> int:
-        """How many prompt tokens may ride beside so many decode rows."""
-        if decode_rows == 0:
-            return min(self._chunk, self._max_tokens)
-        allowed = self._costs.allowed(self._keys.decode_bucket(decode_rows))
-        return max(min(allowed, self._max_tokens - decode_rows), self._costs.shares[0])
+    def prompt_tokens(self, decode_rows: int, prefill_rows: int) -> int:
+        """How many prompt tokens, of so many rows, may ride beside so many decode rows."""
+        if prefill_rows > decode_rows:
+            allowed = self._chunk
+        else:
+            allowed = self._costs.allowed(self._keys.decode_bucket(decode_rows))
+        least = self._costs.shares[0] if decode_rows else 1
+        return max(min(allowed, self._max_tokens - decode_rows), least)
 
     def fitting(self, decode_rows: int, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
         """As many of them, from the first on, as a captured step has room for; all, where there is
