@@ -45,11 +45,10 @@ struct Linear {
 };
 
 constexpr Linear kLinears[] = {
-    {"qwen3-4b qkv", 6144, 2560, false, false},   {"qwen3-4b o", 2560, 4096, false, true},
-    {"qwen3-4b gate_up", 9728, 2560, true, false}, {"qwen3-4b down", 2560, 9728, false, true},
-    {"qwen3-0.6b qkv", 4096, 1024, false, false}, {"qwen3-0.6b o", 1024, 2048, false, true},
-    {"qwen3-0.6b gate_up", 3072, 1024, true, false},
-    {"qwen3-0.6b down", 1024, 3072, false, true},
+    {"qwen3-4b qkv", 6144, 2560, false, false},      {"qwen3-4b o", 2560, 4096, false, true},
+    {"qwen3-4b gate_up", 9728, 2560, true, false},   {"qwen3-4b down", 2560, 9728, false, true},
+    {"qwen3-0.6b qkv", 4096, 1024, false, false},    {"qwen3-0.6b o", 1024, 2048, false, true},
+    {"qwen3-0.6b gate_up", 3072, 1024, true, false}, {"qwen3-0.6b down", 1024, 3072, false, true},
 };
 constexpr int kTokenCounts[] = {128, 256, 512, 1024, 2048};
 
@@ -120,9 +119,7 @@ struct Problem {
     op.is_swiglu = linear.is_swiglu;
   }
 
-  size_t weight_values() const {
-    return size_t{linear.is_swiglu ? 2u : 1u} * linear.n * linear.k;
-  }
+  size_t weight_values() const { return size_t{linear.is_swiglu ? 2u : 1u} * linear.n * linear.k; }
 
   void launch(const Plan& plan, int copy) const {
     tall::Params p = tall::tile_params(op);
@@ -131,8 +128,8 @@ struct Problem {
     const Bf16* const weight = memory.weights + copy % copies * weight_values();
     const auto run = linear.adds ? tall::launch_tiles<Epilogue::kResidual>
                                  : tall::launch_tiles<Epilogue::kOutput>;
-    CHECK(static_cast<cudaError_t>(run(p, shape, plan, memory.x, op.k, weight, op.k, true,
-                                       memory.stream)));
+    CHECK(static_cast<cudaError_t>(
+        run(p, shape, plan, memory.x, op.k, weight, op.k, true, memory.stream)));
   }
 
   unsigned long long differences(const Plan& plan, bool is_first) const {
@@ -145,9 +142,9 @@ struct Problem {
     if (is_first)
       CHECK(cudaMemcpyAsync(memory.first, memory.out, values * 2, cudaMemcpyDeviceToDevice,
                             memory.stream));
-    count_differences<<<264, 256, 0, memory.stream>>>(
-        reinterpret_cast<uint16_t*>(memory.first), reinterpret_cast<uint16_t*>(memory.out), values,
-        memory.differences);
+    count_differences<<<264, 256, 0, memory.stream>>>(reinterpret_cast<uint16_t*>(memory.first),
+                                                      reinterpret_cast<uint16_t*>(memory.out),
+                                                      values, memory.differences);
     CHECK(cudaStreamSynchronize(memory.stream));
     return *memory.differences;
   }
@@ -180,8 +177,10 @@ void measure(const Problem& problem, const Plan& plan, const Plan& chosen, bool 
       "{\"linear\": \"%s\", \"tokens\": %d, \"rows\": %d, \"cluster\": %d, \"shares\": \"%s\", "
       "\"us\": %.2f, \"tflops\": %.0f, \"clocks\": %lld, \"differences\": %llu, \"chosen\": %s}\n",
       problem.linear.name, problem.op.tokens, plan.rows, plan.cluster,
-      plan.cluster == 1 ? "nothing" : plan.shares_rows ? "rows" : "tokens", us, flops / us * 1e-6,
-      static_cast<long long>(tall::cost(problem.shape, plan)), differences,
+      plan.cluster == 1  ? "nothing"
+      : plan.shares_rows ? "rows"
+                         : "tokens",
+      us, flops / us * 1e-6, static_cast<long long>(tall::cost(problem.shape, plan)), differences,
       is_chosen ? "true" : "false");
   std::fflush(stdout);
 }

@@ -211,8 +211,8 @@ int launch_tokens(Params p, const Bf16* weight, int64_t weight_stride, float* wo
   const int count = sms(), tokens = p.tokens;
   p.split = kEpilogue == Epilogue::kResidual ? choose_split(p.n, p.k, count) : 1;
   p.k_each = static_cast<int>(ceil_div(ceil_div(p.k, kChunk), p.split)) * kChunk;
-  if (tokens > kGroupTokens && (kEpilogue == Epilogue::kResidual ||
-                                (workspace != nullptr && is_vector_aligned(workspace))))
+  if (tokens > kGroupTokens &&
+      (kEpilogue == Epilogue::kResidual || (workspace != nullptr && is_vector_aligned(workspace))))
     return launch_tall<kEpilogue>(p, weight, weight_stride, workspace, pdl, stream);
   for (; p.first_token < tokens; p.first_token += kGroupTokens) {
     p.tokens = std::min(tokens - p.first_token, kGroupTokens);

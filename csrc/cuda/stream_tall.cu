@@ -102,8 +102,7 @@ int launch_size(Params p, const Shape& shape, const Plan& plan, bool pdl, void* 
 template <Epilogue kEpilogue, int kRows, int... kMore>
 int launch_plan(const Params& p, const Shape& shape, const Plan& plan, bool pdl, void* stream) {
   if constexpr (has_size<kEpilogue>(kRows)) {
-    if (plan.rows == kRows)
-      return launch_size<kRows, kEpilogue>(p, shape, plan, pdl, stream);
+    if (plan.rows == kRows) return launch_size<kRows, kEpilogue>(p, shape, plan, pdl, stream);
   }
   if constexpr (sizeof...(kMore) > 0)
     return launch_plan<kEpilogue, kMore...>(p, shape, plan, pdl, stream);
@@ -120,11 +119,10 @@ int launch_tiles(Params p, const Shape& shape, const Plan& plan, const Bf16* x, 
     return error;
   const int box_rows = copies_halves(p) ? plan.rows / 2 : plan.rows;
   const int64_t rows = (p.is_swiglu ? 2 : 1) * shape.n;
-  if (const int error =
-          make_half_tile_map(p.weight, 1, weight, rows, p.k, weight_stride, box_rows))
+  if (const int error = make_half_tile_map(p.weight, 1, weight, rows, p.k, weight_stride, box_rows))
     return error;
-  return launch_plan<kEpilogue, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 176, 192>(
-      p, shape, plan, pdl, stream);
+  return launch_plan<kEpilogue, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 176, 192>(p, shape, plan,
+                                                                                    pdl, stream);
 }
 
 int launch_norm(const stream_linear::Params& op, Bf16* normed, float* scale, bool pdl,

@@ -2,10 +2,10 @@
 //
 // A tile is 128 tokens by some rows of the weight. Two warp groups multiply it, 64 tokens each: the
 // tokens are the left operand of the matrix instruction, the rows the right one. A warp of a third
-// group, which leaves most of its registers to the others, fills a ring in shared memory by tensor copies; a stage is 64 columns of the tile's tokens and
-// rows. A CTA has an SM to itself and takes one tile after the other, those of the same rows one
-// behind the other, so that weights come from memory once. The ring goes on filling while a tile is
-// written out.
+// group, which leaves most of its registers to the others, fills a ring in shared memory by tensor
+// copies; a stage is 64 columns of the tile's tokens and rows. A CTA has an SM to itself and takes
+// one tile after the other, those of the same rows one behind the other, so that weights come from
+// memory once. The ring goes on filling while a tile is written out.
 //
 // A tile is summed slice by slice: of slice j the columns 64 j + 512 c, chunk after chunk, in one
 // running sum; at the slice's end that is added to the total. These are the sums of the kernels for
@@ -31,17 +31,17 @@ constexpr int kMultipliers = kGroups * kWarpgroupThreads;
 constexpr int kThreads = kMultipliers + kWarpgroupThreads;
 constexpr int kSumRegisters = 232, kFillRegisters = 40;  // of a thread of the groups that multiply,
                                                          // and of the one that fills
-constexpr int kXBytes = kTokens * kSliceColumns * 2;  // of a stage
+constexpr int kXBytes = kTokens * kSliceColumns * 2;     // of a stage
 constexpr int kRowBytes = kSliceColumns * 2;
 constexpr int kGroupXBytes = kXBytes / kGroups;
 constexpr int kBarrierBytes = 2 * kMaxStages * static_cast<int>(sizeof(Barrier));
 
 struct Params {
-  HalfTileMap x, weight;  // boxes of one slice: of all tokens of a tile, or of a CTA's part of them;
-                          // of all rows, or of half of them (copies_halves())
-  Bf16* out;              // [tokens, n]; kResidual: read, added to and written
-  const Bf16* bias;       // a value per row of the weight, or null
-  const float* scale;     // kOutput: what the sums of a token are multiplied by
+  HalfTileMap x, weight;  // boxes of one slice: of all tokens of a tile, or of a CTA's part of
+                          // them; of all rows, or of half of them (copies_halves())
+  Bf16* out;           // [tokens, n]; kResidual: read, added to and written
+  const Bf16* bias;    // a value per row of the weight, or null
+  const float* scale;  // kOutput: what the sums of a token are multiplied by
   const int32_t* counts;
   int64_t out_stride;
   int tokens, n, k;
@@ -86,8 +86,7 @@ struct Deal {
         first(static_cast<int>(blockIdx.x) / p.cluster) {
     const int token_tiles = (max(active, 0) + kTokens - 1) / kTokens;
     token_units = p.shares_rows ? (token_tiles + 1) / 2 : token_tiles;
-    units = token_units *
-            (p.shares_rows ? p.row_tiles : (p.row_tiles + p.cluster - 1) / p.cluster);
+    units = token_units * (p.shares_rows ? p.row_tiles : (p.row_tiles + p.cluster - 1) / p.cluster);
   }
 
   // Of a unit: the CTA's first token and its tile of rows, either of which may lie outside.
@@ -348,7 +347,8 @@ struct Finish {
       const auto value = [&](int i, int at) {
         const float low = __fmul_rn(total[4 * n + 2 * half + i], scale),
                     high = __fmul_rn(total[4 * (n + kEights / 2) + 2 * half + i], scale);
-        return silu_times<Bf16>(rounded<Bf16>(low + bias(at)), rounded<Bf16>(high + bias(p.n + at)));
+        return silu_times<Bf16>(rounded<Bf16>(low + bias(at)),
+                                rounded<Bf16>(high + bias(p.n + at)));
       };
       store(out, column, value(0, column), value(1, min(column + 1, p.n - 1)));
     }
@@ -422,8 +422,7 @@ __device__ void multiply_tiles(const Deal& deal, const Ring& ring, float* kept, 
 template <int kRows, Epilogue kEpilogue>
 __device__ void run_block(const Params& p) {
   let_next_start();
-  const int active =
-      min(p.counts != nullptr ? max(load_fresh(p.counts), 0) : p.tokens, p.tokens);
+  const int active = min(p.counts != nullptr ? max(load_fresh(p.counts), 0) : p.tokens, p.tokens);
   unsigned char* const shared = dynamic_shared();
   Barrier* const barriers = reinterpret_cast<Barrier*>(shared + p.stages * kStageBytes<kRows>);
   const Ring ring{shared, barriers, barriers + kMaxStages, p.stages};

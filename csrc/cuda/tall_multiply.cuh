@@ -83,7 +83,7 @@ __device__ inline void grow_registers() {
     asm volatile("{\n.reg .pred adds;\nsetp.ne.b32 adds, %" #adds_number                           \
                  ", 0;\nwgmma.mma_async.sync.aligned.m64n" #rows                                   \
                  "k16.f32.bf16.bf16 {" PHOTON_NAMES_##registers "}, %" #x_number ", %" #w_number   \
-                 ", adds, 1, 1, 0, 0;\n}"                                                          \
+                                                                ", adds, 1, 1, 0, 0;\n}"           \
                  : PHOTON_SUMS_##registers                                                         \
                  : "l"(x), "l"(w), "r"(static_cast<int>(adds)));                                   \
   }

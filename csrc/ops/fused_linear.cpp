@@ -32,10 +32,9 @@ void norm_linear(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight
                               .shape({args.x.size(1)}, "[k of x]")
                               .contiguous();
   args.out.written({&norm_weight});
-  const OptionalArg workspace =
-      workspace_argument(arg, workspace_, args.x,
-                         {&args.out, &args.x, &norm_weight, &args.weight, args.bias.get(),
-                          args.counts.get()});
+  const OptionalArg workspace = workspace_argument(
+      arg, workspace_, args.x,
+      {&args.out, &args.x, &norm_weight, &args.weight, args.bias.get(), args.counts.get()});
 
   NormLinearParams p{};
   args.fill(p);
