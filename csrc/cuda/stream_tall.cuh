@@ -39,9 +39,9 @@ constexpr int kBarrierBytes = 2 * kMaxStages * static_cast<int>(sizeof(Barrier))
 struct Params {
   HalfTileMap x, weight;  // boxes of one slice: of all tokens of a tile, or of a CTA's part of
                           // them; of all rows, or of half of them (copies_halves())
-  Bf16* out;           // [tokens, n]; kResidual: read, added to and written
-  const Bf16* bias;    // a value per row of the weight, or null
-  const float* scale;  // kOutput: what the sums of a token are multiplied by
+  Bf16* out;              // [tokens, n]; kResidual: read, added to and written
+  const Bf16* bias;       // a value per row of the weight, or null
+  const float* scale;     // kOutput: what the sums of a token are multiplied by
   const int32_t* counts;
   int64_t out_stride;
   int tokens, n, k;
@@ -416,6 +416,7 @@ __device__ void multiply_tiles(const Deal& deal, const Ring& ring, float* kept, 
       multiplier.run(0);
     }
     finish.run(multiplier.total, deal.token(unit), deal.row_tile(unit));
+    __syncwarp();  // for the instructions of the next tile
   }
 }
 
