@@ -41,8 +41,8 @@ struct Shape {
   }
 };
 
-// Bytes that L2 gives all SMs together in a clock, and that an SM takes.
-constexpr int64_t kL2Bytes = 3700, kSmBytesIn = 56;
+// Bytes in a clock: of L2's, the share of an SM where all read; and what an SM takes at most.
+constexpr int64_t kL2Bytes = 28, kSmBytesIn = 56;
 constexpr int64_t kTileClocks = 2500;  // of a tile beside its products: the start and the end
 
 // Clocks that a launch should take where all it reads lies in L2.
@@ -51,8 +51,9 @@ int64_t cost(const Shape& shape, const Plan& plan) {
   const int64_t ctas = std::min(units, clusters) * plan.cluster;
   const int64_t read = 32 * (kTokens / (plan.shares_rows ? 1 : plan.cluster) +
                              plan.rows / (plan.shares_rows ? plan.cluster : 1));
-  const int64_t step = std::max({static_cast<int64_t>(plan.rows), read * ctas / kL2Bytes,
-                                 32 * (kTokens + plan.rows) / kSmBytesIn});  // of 16 columns
+  const int64_t step =
+      std::max({static_cast<int64_t>(plan.rows), read * ctas / (kL2Bytes * shape.sms),
+                32 * (kTokens + plan.rows) / kSmBytesIn});  // of 16 columns
   return ceil_div(units, clusters) * (shape.k / 16 * step + kTileClocks);
 }
 
