@@ -56,7 +56,15 @@ EMULATOR_FLAGS = (
 )
 EMULATOR_FLAGS += "-iquote tests/emulator/include -Itests/emulator/include"
 # the compiler reports what kernels of a chain read and write: see tests/emulator/engine/memory.cpp
-CHAINED = ("embedding", "kernels", "sample", "split_attention", "step", "stream_linear")
+CHAINED = (
+    "embedding",
+    "kernels",
+    "sample",
+    "split_attention",
+    "step",
+    "stream_linear",
+    "stream_tall",
+)
 ACCESS_FLAGS = "-fsanitize=thread --param tsan-instrument-func-entry-exit=0"
 SIMD_ISAS = {
     "baseline": "-march=x86-64-v2",

@@ -113,6 +113,7 @@ class Decoder:
         self._arena = allocate_activations(
             config, max_step_tokens, max_segments, weights.dtype, weights.device
         )
+        self._linear_workspace = self._spare_words() if self._hopper_prefill else None
         self._head = Linear(weights.lm_head)
         words = (
             ops.attention_workspace_words(
@@ -135,6 +136,15 @@ class Decoder:
             return False
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             return hopper_runs()
+
+    def _spare_words(self) -> torch.Tensor | None:
+        """The workspace of the linears that normalize many tokens: the buffer of gate and up, which
+        fused layers do not use. None: a narrow MLP has too little; then they go in groups.
+        """
+        spare = self._arena.activations.gate_up.view(-1).view(torch.float32)
+        tokens = max(self.max_step_tokens, self.max_segments)
+        needed = ops.linear_workspace_words(tokens, self.config.hidden)
+        return spare if spare.numel() >= needed else None
 
     def _may_be_long(self, num_tokens: int) -> bool:
         """Whether Hopper attention may take a chunk of so many tokens for a long one."""
@@ -215,6 +225,7 @@ class Decoder:
                 counts,
                 hopper=True,
                 pdl=True,
+                workspace=self._linear_workspace,
             )
         else:
             _linear(buffers.logits, sampled, self._head, counts, through_torch)
@@ -265,6 +276,7 @@ class Decoder:
                 counts,
                 hopper=True,
                 pdl=True,
+                workspace=self._linear_workspace,
             )
             self._attend(index, layer, step, buffers, fused=True)
             ops.linear_residual_(
@@ -279,6 +291,7 @@ class Decoder:
                 counts,
                 hopper=True,
                 pdl=True,
+                workspace=self._linear_workspace,
             )
             ops.linear_residual_(residual, buffers.act, *layer.down, counts, hopper=True, pdl=True)
 
