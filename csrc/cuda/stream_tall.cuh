@@ -15,10 +15,8 @@
 // Where x is to be normalized, a small kernel in front (tall_norm.cuh) multiplies it by the gains
 // and leaves the scale of each token.
 //
-// The CTAs of a cluster have tiles side by side and share what these have in common: each copies a
-// part of it, into the shared memory of all. They share the tokens, with different rows of the
-// weight, or the rows, with different tokens. A stage is filled again when the groups of all CTAs
-// have read it.
+// The two CTAs of a cluster have the same rows and different tokens: each copies half of the rows
+// into the shared memory of both. A stage is filled again when the groups of both have read it.
 #pragma once
 #include "cuda/tall_fill.cuh"
 #include "cuda/tall_finish.cuh"
@@ -82,9 +80,9 @@ struct Multiplier {
 
   __device__ void give_back(int stage) const {
     const int lane = threadIdx.x % kWarpSize;
-    if (p.cluster == 1) {
+    if (!p.is_paired) {
       if (lane == 0) arrive(&ring.empty[stage]);
-    } else if (lane < p.cluster) {
+    } else if (lane < 2) {
       arrive_in_block(&ring.empty[stage], lane, 0);
     }
   }
@@ -139,7 +137,7 @@ __device__ void run_block(const Params& p) {
   const int i = static_cast<int>(threadIdx.x);
   if (i < p.stages) {
     init_barrier(&ring.full[i], 1);
-    init_barrier(&ring.empty[i], kMultipliers / kWarpSize * p.cluster);
+    init_barrier(&ring.empty[i], kMultipliers / kWarpSize * deal.ctas);
   }
   if (i == kMultipliers) {
     prefetch_half_tile_map(p.weight);
@@ -147,7 +145,7 @@ __device__ void run_block(const Params& p) {
   }
   if (i < kWarpSize) fence_barriers();
   __syncthreads();
-  if (p.cluster > 1) {
+  if (p.is_paired) {
     enter_cluster();
     meet_cluster();  // the others' barriers are there
   }
@@ -166,7 +164,7 @@ __device__ void run_block(const Params& p) {
     }
     __syncwarp();
   }
-  if (p.cluster > 1) {
+  if (p.is_paired) {
     leave_cluster();
     meet_cluster();  // nobody reaches into a CTA that has ended
   }

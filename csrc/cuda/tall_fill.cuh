@@ -55,29 +55,24 @@ struct Filler {
   }
 
   __device__ void copy(const HalfTileMap& map, int stage, int offset, int row, int column,
-                       bool to_all, uint64_t policy) const {
+                       bool to_both, uint64_t policy) const {
     const TensorPlace at{0, row, column / kSliceColumns};
-    if (to_all) {
-      tensor_copy_to(static_cast<uint16_t>((1 << deal.p.cluster) - 1), place(stage) + offset,
-                     &map.map, at, &ring.full[stage], policy);
+    if (to_both) {
+      tensor_copy_to(0b11, place(stage) + offset, &map.map, at, &ring.full[stage], policy);
     } else {
       tensor_copy(place(stage) + offset, &map.map, at, &ring.full[stage], policy);
     }
   }
 
   __device__ void copy_tokens(int stage, const Walk& walk) const {
-    const Params& p = deal.p;
-    const bool to_all = p.cluster > 1 && !p.shares_rows;
-    const int each = to_all ? kTokens / p.cluster : 0;
-    copy(p.x, stage, deal.rank * each * kRowBytes, walk.token + deal.rank * each, walk.column,
-         to_all, evict_last());
+    copy(deal.p.x, stage, 0, walk.token, walk.column, false, evict_last());
   }
 
   __device__ void copy_rows(int stage, const Walk& walk) const {
     const Params& p = deal.p;
     const int row = walk.row_tile * outputs_of<kRows>(p);
     const int second = p.is_swiglu ? p.n + row : row + kRows / 2;  // row of the second half
-    if (p.shares_rows) {
+    if (p.is_paired) {
       copy(p.weight, stage, kXBytes + deal.rank * kHalfBytes, deal.rank == 0 ? row : second,
            walk.column, true, weight_policy);
       return;

@@ -18,8 +18,8 @@ constexpr int kGroupXBytes = kXBytes / kGroups;
 constexpr int kBarrierBytes = 2 * kMaxStages * static_cast<int>(sizeof(Barrier));
 
 struct Params {
-  HalfTileMap x, weight;  // boxes of one slice: of all tokens of a tile, or of a CTA's part of
-                          // them; of all rows, or of half of them (copies_halves())
+  HalfTileMap x, weight;  // boxes of one slice: of a tile's tokens; of its rows, or of half of
+                          // them (copies_halves())
   Bf16* out;              // [tokens, n]; kResidual: read, added to and written
   const Bf16* bias;       // a value per row of the weight, or null
   const float* scale;     // kOutput: what the sums of a token are multiplied by
@@ -29,8 +29,7 @@ struct Params {
   int split, k_each;    // split-K parts and their columns, as in stream_linear::Params
   int row_tiles;        // of the weight
   int stages;           // of the ring
-  int cluster;          // CTAs: 1, 2 or 4
-  bool shares_rows;     // a cluster of two; else clusters share tokens
+  bool is_paired;       // clusters of two CTAs, which share rows
   bool is_swiglu;       // a tile has as many gate rows, and the up rows that go with them behind
   bool stores_pairs;    // two outputs of a token side by side are a word
   bool rereads_weight;  // L2 keeps it as usual; else it makes room first
@@ -39,7 +38,7 @@ struct Params {
 // Whether the two halves of a tile's rows are copied each for itself: gate and up rows lie apart,
 // and two CTAs share the work.
 __host__ __device__ inline bool copies_halves(const Params& p) {
-  return p.is_swiglu || p.shares_rows;
+  return p.is_swiglu || p.is_paired;
 }
 
 // The columns of out that a tile has.
@@ -57,28 +56,23 @@ constexpr int kKeptBytes = kTokens * kRows * static_cast<int>(sizeof(float));
 // The tiles of the whole device, in units of a cluster's tiles, and which of them a CTA has.
 struct Deal {
   const Params& p;
-  int rank, clusters, first, units;
+  int ctas, rank, clusters, first, units;
   int token_units;
 
   __device__ Deal(const Params& p, int active)
       : p(p),
-        rank(p.cluster > 1 ? static_cast<int>(cluster_rank()) : 0),
-        clusters(static_cast<int>(gridDim.x) / p.cluster),
-        first(static_cast<int>(blockIdx.x) / p.cluster) {
+        ctas(p.is_paired ? 2 : 1),
+        rank(p.is_paired ? static_cast<int>(cluster_rank()) : 0),
+        clusters(static_cast<int>(gridDim.x) / ctas),
+        first(static_cast<int>(blockIdx.x) / ctas) {
     const int token_tiles = (max(active, 0) + kTokens - 1) / kTokens;
-    token_units = p.shares_rows ? (token_tiles + 1) / 2 : token_tiles;
-    units = token_units * (p.shares_rows ? p.row_tiles : (p.row_tiles + p.cluster - 1) / p.cluster);
+    token_units = (token_tiles + ctas - 1) / ctas;
+    units = token_units * p.row_tiles;
   }
 
-  // Of a unit: the CTA's first token and its tile of rows, either of which may lie outside.
-  __device__ int token(int unit) const {
-    const int at = unit % token_units;
-    return (p.shares_rows ? at * 2 + rank : at) * kTokens;
-  }
-  __device__ int row_tile(int unit) const {
-    const int at = unit / token_units;
-    return p.shares_rows ? at : at * p.cluster + rank;
-  }
+  // Of a unit: the CTA's first token, which may lie outside, and its tile of rows.
+  __device__ int token(int unit) const { return (unit % token_units * ctas + rank) * kTokens; }
+  __device__ int row_tile(int unit) const { return unit / token_units; }
 };
 
 // The end of a part's columns.
