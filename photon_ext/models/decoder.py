@@ -11,17 +11,16 @@ from chunks (seven).
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
 
-from photon_ext import hopper_runs, ops
-from photon_ext._library import hopper_takes_columns
+from photon_ext import ops
 from photon_ext.errors import ConfigError
 from photon_ext.layout import Count
 from photon_ext.models.buffers import Activations, allocate_activations, allocate_kv_pool
 from photon_ext.models.config import ModelConfig
+from photon_ext.models.hopper_fit import linears_misfit
 from photon_ext.models.rope import rope_tables
 from photon_ext.models.weights import DecoderWeights, LayerWeights, Linear
 from photon_ext.runtime.step import StepKind
@@ -32,9 +31,6 @@ if TYPE_CHECKING:
 GEMM_TOKENS = 32  # CUDA steps of more tokens than this multiply through torch (cuBLAS)
 # the same with the Hopper linears, which read each weight once for so many tokens
 HOPPER_GEMM_TOKENS = 64
-# query rows of a chunk, for each sm, from which on Hopper attention sums long contexts in another
-# order
-WHOLE_ROWS = 96
 
 
 class Decoder:
@@ -69,11 +65,9 @@ class Decoder:
         where the Hopper linears run), captured or not: that is fast, but the order of its sums
         depends on T; None: never, so that a row's result depends on its own tokens alone.
         `hopper`: use the fused ops with their Hopper kernels, see photon_ext.ops, in decode steps
-        and, where these run and the weights are bfloat16, in steps with chunks. The Hopper linears
-        give a token the same bits in every step, whatever its kind and size. The fast attention of
-        a chunk sums long contexts in another order where the chunk is long (see
-        paged_attention_into); where `gemm_tokens` is None and `max_step_tokens` allow such a chunk,
-        chunks use the portable one.
+        and, where these take the model (see hopper_fit), in steps with chunks. Their linears give a
+        token the same bits in every step; their attention gives it others in a chunk than where it
+        decodes, but no others for what rides beside it.
         Raises ConfigError for a size that is not positive, or a `max_len` beyond what the model was
         trained for.
         """
@@ -99,14 +93,10 @@ class Decoder:
             max_len,
         )
         self.page_size, self.num_pages = page_size, num_pages
-        self._hopper, self._hopper_prefill = (
-            hopper,
-            hopper and weights.dtype is torch.bfloat16 and self._has_hopper_linears(),
-        )
+        self._hopper = hopper
+        misfit = linears_misfit(config, weights.dtype, weights.device) if hopper else None
+        self._hopper_prefill = hopper and misfit is None
         self._gemm_tokens = gemm_tokens
-        self._hopper_chunks = hopper and (
-            gemm_tokens is not None or not self._may_be_long(max_step_tokens)
-        )
         self._scale = config.head_dim**-0.5
         self._cos, self._sin = rope_tables(config, max_len, weights.device)
         self._kv = allocate_kv_pool(config, num_pages, page_size, weights.dtype, weights.device)
@@ -126,17 +116,6 @@ class Decoder:
             torch.zeros(words, dtype=torch.float32, device=weights.device) if hopper else None
         )
 
-    def _has_hopper_linears(self) -> bool:
-        """Whether the device has Hopper linears, and they take the model's widths."""
-        config, device = self.config, self.weights.device
-        added = (config.q_heads * config.head_dim, config.intermediate)  # inputs of O and down
-        if not hopper_takes_columns(config.hidden, normalizes=True) or not all(
-            hopper_takes_columns(columns, normalizes=False) for columns in added
-        ):
-            return False
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            return hopper_runs()
-
     def _spare_words(self) -> torch.Tensor | None:
         """The workspace of the linears that normalize many tokens: the buffer of gate and up, which
         fused layers do not use. None: a narrow MLP has too little; then they go in groups.
@@ -145,16 +124,6 @@ class Decoder:
         tokens = max(self.max_step_tokens, self.max_segments)
         needed = ops.linear_workspace_words(tokens, self.config.hidden)
         return spare if spare.numel() >= needed else None
-
-    def _may_be_long(self, num_tokens: int) -> bool:
-        """Whether Hopper attention may take a chunk of so many tokens for a long one."""
-        device = self.weights.device
-        if device.type != "cuda":
-            return False
-        return (
-            num_tokens * self.config.q_heads
-            >= WHOLE_ROWS * torch.cuda.get_device_properties(device).multi_processor_count
-        )
 
     @property
     def vocab_size(self) -> int:
@@ -395,7 +364,7 @@ class Decoder:
             step.segments if counts is None else step.segments[step.decode_tokens :],
             step.page_table,
             self._scale,
-            hopper=self._hopper_chunks,
+            hopper=self._hopper,
             counts=counts,
         )
 

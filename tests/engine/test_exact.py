@@ -10,7 +10,7 @@ from photon_ext.engine.output import StepOutput
 from photon_ext.engine.request import Request
 from photon_ext.sampling import SamplingParams
 from photon_ext.testing import Request as ToyRequest
-from tests.engine.byte_tokenizer import VOCAB, ByteTokenizer
+from tests.engine.byte_tokenizer import VOCAB, byte_tokenizer
 from tests.engine.stepped import MARKED, Stepped
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
@@ -64,7 +64,7 @@ def test_pages_of_answers_are_not_shared(depth: int) -> None:
 @DEPTHS
 def test_repeated_tokens_are_told_to_nobody_again(depth: int) -> None:
     """Neither to listeners nor to stop strings nor to who reads events meanwhile."""
-    stepped = Stepped(depth, 26, model=MARKED, exact=True, tokenizer=ByteTokenizer())
+    stepped = Stepped(depth, 26, model=MARKED, exact=True, tokenizer=byte_tokenizer())
     told: dict[Request, list[int]] = {}
 
     def listen(output: StepOutput) -> None:
@@ -90,22 +90,30 @@ def test_repeated_tokens_are_told_to_nobody_again(depth: int) -> None:
 
 
 @DEPTHS
-def test_a_request_may_be_preempted_and_cancelled_while_it_repeats(depth: int) -> None:
-    stepped = Stepped(depth, 22, model=MARKED, exact=True)
-    requests, cancelled, twice = crowd(stepped, 8), set(), 0
+@pytest.mark.parametrize("cancels", [True, False])
+def test_a_request_may_leave_while_it_repeats(depth: int, cancels: bool) -> None:
+    """It is cancelled, or preempted once more."""
+    stepped, left = Stepped(depth, 26, model=MARKED, exact=True), None
+    requests = crowd(stepped)
     while stepped.turn():
-        for sequence in stepped.scheduler.running:
-            twice = max(twice, sequence.preemptions)
-            if sequence.repeats and len(cancelled) < 2:
-                sequence.request.cancel()
-                cancelled.add(sequence.request)
+        repeating = [one for one in stepped.scheduler.running if one.repeats]
+        if repeating and left is None:
+            left = repeating[0]
+            assert left.row is not None
+            if cancels:
+                left.request.cancel()
+            else:
+                assert stepped.pipeline.drain(left.row)
         stepped.check()
-    assert len(cancelled) == 2
-    assert twice > 1
-    for request, tokens in zip(requests, expected_of(8), strict=True):
+    assert left is not None
+    assert cancels or left.preemptions > 1
+    for request, tokens in zip(requests, expected_of(), strict=True):
         output = request.result(0)
-        assert output.token_ids == tokens[: len(output.token_ids)]
-        assert output.finish_reason == ("cancelled" if request in cancelled else "length")
+        if cancels and request is left.request:
+            assert output.finish_reason == "cancelled"
+            assert output.token_ids == tokens[: len(output.token_ids)]
+        else:
+            assert output.token_ids == tokens
 
 
 def test_a_forward_that_does_not_repeat_itself_fails_its_request_alone() -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from photon_ext import hopper_runs
-from photon_ext.models import decoder as decoder_module
+from photon_ext.models import hopper_fit
 from photon_ext.models.config import Family, ModelConfig
-from photon_ext.models.decoder import GEMM_TOKENS, HOPPER_GEMM_TOKENS, WHOLE_ROWS, Decoder
+from photon_ext.models.decoder import GEMM_TOKENS, HOPPER_GEMM_TOKENS, Decoder
 from photon_ext.models.weights import DecoderWeights, empty_weights, random_weights, weight_slots
 from photon_ext.runtime.step import StepKind
 from tests.models.harness import DEAD, Chunk, Harness
@@ -85,7 +85,7 @@ def test_on_a_cpu_fused_ops_change_no_bit(
     if dtype is torch.bfloat16 and "PHOTON_OPS_LIBRARY" in os.environ:
         pytest.skip("the CUDA kernels run in the emulator, the Hopper ones too")
     # prefill steps are fused where they do
-    monkeypatch.setattr(decoder_module, "hopper_runs", lambda: True)
+    monkeypatch.setattr(hopper_fit, "hopper_runs", lambda: True)
     assert torch.equal(
         next_logits(harness(name, "cpu", dtype, hopper=True)),
         next_logits(harness(name, "cpu", dtype, hopper=False)),
@@ -199,7 +199,7 @@ def test_a_token_has_the_same_bits_in_a_mixed_step(device: str) -> None:
 def test_on_a_cpu_a_fused_mixed_step_changes_no_bit(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoder_module, "hopper_runs", lambda: True)
+    monkeypatch.setattr(hopper_fit, "hopper_runs", lambda: True)
     sizes = {"rows": 6, "max_len": len(LONG), "max_step_tokens": len(LONG)}
     fused, _ = mixed_and_separate(harness(name, "cpu", torch.float32, hopper=True, **sizes))
     plain, _ = mixed_and_separate(harness(name, "cpu", torch.float32, hopper=False, **sizes))
@@ -312,22 +312,16 @@ def test_chunks_of_few_tokens_are_exact_and_longer_ones_torchs_captured_or_not(
 
 
 @pytest.mark.gpu
-def test_without_torchs_products_no_bit_depends_on_how_a_long_prompt_is_cut() -> None:
-    """Where a chunk could be so long that Hopper attention sums in another order, attention is
-    portable.
-    """
-    config = CONFIGS["qwen3-4-2-128"]
-    count = (
-        WHOLE_ROWS
-        * torch.cuda.get_device_properties("cuda").multi_processor_count
-        // config.q_heads
-        + 2
-    )
-    weights = harness("qwen3-4-2-128", "cuda", torch.bfloat16, hopper=True).decoder.weights
+@pytest.mark.parametrize("cut", [1, 255, 256, 257, 1800, 2049, 3298])
+def test_without_torchs_products_no_bit_depends_on_how_a_long_prompt_is_cut(cut: int) -> None:
+    """Chunks that fill the device, and chunks of few tokens, over a context of many parts."""
+    config, count = CONFIGS["llama-6-2-64-tied"], 3300
+    weights = harness("llama-6-2-64-tied", "cuda", torch.bfloat16, hopper=True).decoder.weights
     decoder = Harness(
         config, weights, max_len=count, gemm_tokens=None, hopper=True, rows=2, max_step_tokens=count
     )
-    tokens = [(7 * i) % config.vocab for i in range(count)]
+    tokens = [(7 * i + i // 50) % config.vocab for i in range(count)]
     whole = decoder.prefill([Chunk(1, 0, tokens)])
-    decoder.prefill([Chunk(2, 0, tokens[: count // 2])])
-    assert torch.equal(decoder.prefill([Chunk(2, count // 2, tokens[count // 2 :])]), whole)
+    for begin, end in ((0, cut), (cut, cut + 1)):
+        decoder.prefill([Chunk(2, begin, tokens[begin:end])])
+    assert torch.equal(decoder.prefill([Chunk(2, cut + 1, tokens[cut + 1 :])]), whole)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from photon_ext import ops, reference
 from photon_ext.layout import Meta
-from photon_ext.models.decoder import WHOLE_ROWS
 from tests.ops.caches import Cache, contiguous_cache, paged_cache, tokens_and_segments
 from tests.ops.numeric import assert_close, assert_same_bits, ints, poisoned, randn
 
@@ -26,6 +25,7 @@ GROUPS = [1, 2, 3, 4, 7, 8, 16]  # query heads of a KV head
 CHUNKS = [1, 2, 5, 16, 63, 64, 65, 130, 300]
 CONTEXTS = [0, 1, 15, 64, 100, 700]
 PAGE_SIZES = [16, 64, 1, 23]
+WHOLE_ROWS = 96  # kWholeRows of csrc/cuda/chunk_parts.cuh
 Span = tuple[int, int, int]  # row, first position, tokens
 
 
