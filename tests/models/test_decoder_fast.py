@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 import torch
 
-from photon_ext import hopper_runs
+from photon_ext import hopper_runs, ops
 from photon_ext.models import hopper_fit
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.decoder import GEMM_TOKENS, HOPPER_GEMM_TOKENS, Decoder
@@ -154,6 +154,23 @@ def test_a_row_has_the_same_bits_in_batches_of_several_launches(device: str) -> 
             torch.equal(token_index, alone[0])
             for token_index in decoder.decode(rows[:count], [2] * count, [7] * count)
         )
+
+
+@pytest.mark.parametrize("op", ["norm_linear_into", "norm_swiglu_into"])
+def test_linears_of_many_tokens_have_a_workspace(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one they go in groups of 64. The head's 66 segments count, too."""
+    monkeypatch.setattr(hopper_fit, "hopper_runs", lambda: True)
+    given, called, rows = [], getattr(ops, op), [*range(1, HOPPER_GEMM_TOKENS + 3)]
+    monkeypatch.setattr(
+        ops, op, lambda *operands, **options: given.append(options) or called(*operands, **options)
+    )
+    name = "llama-6-2-64-tied"
+    decoder = harness(name, "cpu", torch.bfloat16, hopper=True, rows=len(rows), max_step_tokens=132)
+    decoder.prefill([Chunk(row, 0, PROMPT[:2]) for row in rows])
+    heads = op == "norm_linear_into"
+    assert len(given) == CONFIGS[name].layers + heads
+    needed = ops.linear_workspace_words(132, CONFIGS[name].hidden)
+    assert all(options["workspace"].numel() >= needed for options in given)
 
 
 @pytest.mark.parametrize("device", DEVICES)
