@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from benchmarks.kernel_cases.case import Case, Plan, Setting, argument_names, rotated_case
+from benchmarks.kernel_cases.case import Case, Plan, Setting, rotated_case
 from photon_ext import ops
 from photon_ext.models.config import ModelConfig
 
@@ -72,7 +72,7 @@ def _linear(op: str, weights: Callable[[], torch.Tensor], at: Setting) -> Case:
     out = at.normal(*shape, seed=1) if residual else at.unwritten(*shape)
     gain = at.gain(k)
     options: dict[str, object] = {}
-    if batch >= MANY_TOKENS and "workspace" in argument_names(op):
+    if batch >= MANY_TOKENS and not residual:
         words = ops.linear_workspace_words(batch, k)
         options["workspace"] = torch.zeros(words, dtype=torch.float32, device=at.device)
     nbytes = every[0].nbytes + x.nbytes + (1 + residual) * out.nbytes
