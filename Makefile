@@ -38,9 +38,9 @@ test-emulated: build
 	for seed in $(SEEDS); do $(EMULATED) PHOTON_EMULATOR_SEED=$$seed $(BIN)/python -m pytest -q -m "not gpu" $(EMULATED_OPS) \
 	  -k "not test_cpu_results and not (test_fused_linear and (torch.float16 or torch.float32))" || exit 1; done
 	for count in 3 8; do $(EMULATED) PHOTON_EMULATOR_SMS=$$count $(BIN)/python -m pytest -q -m "not gpu" \
-	  tests/ops/test_fused_linear.py -k "any_number or more_tokens_than_a_launch or not_finite or around_the_groups" || exit 1; done
+	  tests/ops/test_fused_linear.py -k "any_number or more_tokens_than_a_launch or many_tokens or not_finite or around_the_groups" || exit 1; done
 	$(EMULATED) $(BIN)/python -m pytest -q -m "not gpu" $(EMULATED_MODELS) \
-	  -k "test_decoder_fast or alone_batched or among_more_rows or half or (bitwise and not scaled) or pinned_memory or eager_steps or sampled_tokens or real_runtime or are_the_ops"
+	  -k "test_decoder_fast or alone_batched or among_more_rows or preempted or half or (bitwise and not scaled) or pinned_memory or eager_steps or sampled_tokens or real_runtime or are_the_ops"
 
 test-gpu: gpu
 	$(BIN)/python -m pytest -m gpu

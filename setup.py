@@ -66,6 +66,7 @@ CHAINED = (
     "split_attention",
     "step",
     "stream_linear",
+    "stream_tall",
 )
 ACCESS_FLAGS = "-fsanitize=thread --param tsan-instrument-func-entry-exit=0"
 SIMD_ISAS = {

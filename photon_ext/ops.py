@@ -495,6 +495,7 @@ def norm_linear_into(
     counts: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
+    workspace: Tensor | None = None,
 ) -> None:
     """``out = rms_norm(x, norm_weight, eps) @ weight.T + bias``. Without `hopper`: the bits of
     :func:`rms_norm_into` and :func:`linear_into`.
@@ -511,16 +512,19 @@ def norm_linear_into(
             where k is a multiple of 64, up to 16384 where x is normalized, and pointers and row
             strides are multiples of 16 bytes. They sum in another order and apply the norm's scale
             to the sum; a token's result never depends on the other tokens, nor on their number.
-            They read the weights once for each 64 tokens: for many more, torch's product takes less
-            time. Elsewhere the portable kernel runs.
+            Elsewhere the portable kernel runs.
         pdl: a Hopper kernel may start while kernels before it in the stream still run, and read its
             weights (norm_weight, weight) and the counts: none of them may write these, back to and
             including the last one that was not itself launched early, or to the last
             :func:`embedding_into` or :func:`select_tokens_into`, behind which all before have
             ended. A chain of such kernels hides their starts ("programmatic dependent launch", CUDA
             Programming Guide).
+        workspace: float32 [words], contiguous, at least :func:`linear_workspace_words` of this
+            call's shapes; what it holds before and after means nothing. With it, more than 64
+            tokens have a Hopper kernel of their own, with the same bits. None: the weights are read
+            again for each 64 tokens.
     """
-    _norm_linear(out, x, norm_weight, eps, weight, bias, counts, hopper, pdl)
+    _norm_linear(out, x, norm_weight, eps, weight, bias, counts, hopper, pdl, workspace)
 
 
 def norm_linear(
@@ -572,6 +576,7 @@ def norm_swiglu_into(
     counts: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
+    workspace: Tensor | None = None,
 ) -> None:
     """``out = silu(h @ gate.T) * (h @ up.T)`` where ``h = rms_norm(x, norm_weight, eps)``: the
     first half of a gated MLP.
@@ -588,9 +593,9 @@ def norm_swiglu_into(
         gate_up_weight: [2 * intermediate, hidden], gate rows first; contiguous.
         bias: [2 * intermediate], the gate's first, or None.
         counts: as in :func:`linear_into`.
-        hopper, pdl: as in :func:`norm_linear_into`.
+        hopper, pdl, workspace: as in :func:`norm_linear_into`, k being hidden.
     """
-    _norm_swiglu(out, x, norm_weight, eps, gate_up_weight, bias, counts, hopper, pdl)
+    _norm_swiglu(out, x, norm_weight, eps, gate_up_weight, bias, counts, hopper, pdl, workspace)
 
 
 def norm_swiglu(
@@ -607,6 +612,19 @@ def norm_swiglu(
     out = x.new_empty(_size(x, 0), _size(gate_up_weight, 0) // 2)
     _norm_swiglu(out, x, norm_weight, eps, gate_up_weight, bias, None, hopper)
     return out
+
+
+def linear_workspace_words(num_tokens: int, k: int) -> int:
+    """Words of the workspace that :func:`norm_linear_into` and :func:`norm_swiglu_into` use for up
+    to `num_tokens` tokens of `k` values (csrc/common/hopper_columns.h: what for).
+
+    ValueError: one of them is negative.
+    """
+    if min(num_tokens, k) < 0:
+        raise ValueError(
+            f"linear_workspace_words: tokens {num_tokens}, k {k}; neither may be negative"
+        )
+    return num_tokens * (-(-k // 2) + 1)
 
 
 # --- attention ------------------------------------------------------------------------------------

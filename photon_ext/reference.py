@@ -447,6 +447,7 @@ def norm_linear_into(
     counts: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
+    workspace: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.norm_linear_into`: the tokens of out [T, n] within the counts are
     written.
@@ -495,6 +496,7 @@ def norm_swiglu_into(
     counts: Tensor | None = None,
     hopper: bool = False,
     pdl: bool = False,
+    workspace: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.norm_swiglu_into`: the tokens of out [T, intermediate] within the
     counts are written.

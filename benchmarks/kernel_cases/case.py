@@ -132,6 +132,7 @@ def rotated_case(
     written: Sequence[int],
     nbytes: int,
     torch_calls: tuple[str, Callable[[Any], object]] | None = None,
+    options: dict[str, object] | None = None,
 ) -> Case:
     """A case of one op, run with one operand after the other.
 
@@ -140,6 +141,7 @@ def rotated_case(
         arguments: the op's arguments with one of them. written: the indices of its outputs.
         nbytes: bytes that a run must read and write.
         torch_calls: what torch does with the same operand, its name first.
+        options: arguments by name, which the op and its reference get besides.
     """
 
     def baseline() -> Baseline:
@@ -147,21 +149,28 @@ def rotated_case(
         name, call = torch_calls
         return Baseline(name, [partial(call, operand) for operand in operands])
 
-    runs = [bind(op, *arguments(operand), way=setting.way) for operand in operands]
-    verify = partial(verify_call, op, arguments(operands[0]), written, setting.way)
+    given = options or {}
+    runs = [bind(op, *arguments(operand), way=setting.way, **given) for operand in operands]
+    verify = partial(verify_call, op, arguments(operands[0]), written, setting.way, given)
     first = operands[0] if isinstance(operands[0], tuple) else (operands[0],)
     size = sum(each.nbytes for each in first if isinstance(each, torch.Tensor))
     cold = size > 0 and setting.rotation.cold(size)
     return Case(runs, nbytes, verify, None if torch_calls is None else baseline, cold)
 
 
-def verify_call(op: str, args: Sequence[Any], written: Sequence[int], way: str) -> float:
+def verify_call(
+    op: str,
+    args: Sequence[Any],
+    written: Sequence[int],
+    way: str,
+    options: dict[str, object],
+) -> float:
     """Runs an op and its reference on copies of what it writes; the largest relative error."""
     expected, actual = list(args), list(args)
     for index in written:
         expected[index], actual[index] = _copy(args[index]), _copy(args[index])
-    getattr(reference, op)(*expected)
-    bind(op, *actual, way=way)()
+    getattr(reference, op)(*expected, **options)
+    bind(op, *actual, way=way, **options)()
     return max(
         compare(f"{op}, argument {index}", one, other)
         for index in written

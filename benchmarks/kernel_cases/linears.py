@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.kernel_cases.case import Case, Plan, Setting, rotated_case
+from photon_ext import ops
 from photon_ext.models.config import ModelConfig
 
 WAYS = ("portable", "hopper")
+MANY_TOKENS = 65  # from here on only the kernels made for so many are measured
 MLP_MEMORY = 1 << 30
 
 
@@ -48,13 +50,15 @@ def linear_groups(setting: Setting, batches: list[int]) -> Iterator[list[Plan]]:
         plans = []
         for batch in batches:
             ways = [("linear_into", "plain"), *((each.fused, way) for way in WAYS)]
+            if batch >= MANY_TOKENS:
+                ways = [(each.fused, "hopper")]
             if batch == 1:
                 ways.append(("gemv_into", "plain"))
             for op, way in ways:
                 make, at = partial(_linear, op, weights), setting._replace(batch=batch, way=way)
                 plans.append(Plan((op,), what, at, make, memory))
         yield plans
-    sizes = [setting._replace(batch=batch) for batch in batches]
+    sizes = [setting._replace(batch=batch) for batch in batches if batch < MANY_TOKENS]
     yield [Plan(("fused_mlp_into",), "mlp", at, _mlp, MLP_MEMORY) for at in sizes]
 
 
@@ -67,12 +71,18 @@ def _linear(op: str, weights: Callable[[], torch.Tensor], at: Setting) -> Case:
     residual = op == "linear_residual_"
     out = at.normal(*shape, seed=1) if residual else at.unwritten(*shape)
     gain = at.gain(k)
+    options: dict[str, object] = {}
+    if batch >= MANY_TOKENS and not residual:
+        words = ops.linear_workspace_words(batch, k)
+        options["workspace"] = torch.zeros(words, dtype=torch.float32, device=at.device)
     nbytes = every[0].nbytes + x.nbytes + (1 + residual) * out.nbytes
 
     def case(name: str, call: Callable[[torch.Tensor], object], *before: object) -> Case:
         moved = nbytes + (gain.nbytes if before else 0)
         arguments = (out, x, *before)
-        return rotated_case(at, op, every, lambda w: (*arguments, w), (0,), moved, (name, call))
+        calls = name, call
+        made = rotated_case(at, op, every, lambda w: (*arguments, w), (0,), moved, calls, options)
+        return replace(made, flops=2 * batch * n * k if batch >= MANY_TOKENS else 0)
 
     if op == "linear_into":
         return case("torch.mm", lambda w: torch.mm(x, w.t(), out=out))

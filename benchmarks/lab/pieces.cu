@@ -98,12 +98,6 @@ struct Stage {
   }
 };
 
-__device__ uint64_t evict_normal() {
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
-  return policy;
-}
-
 // One thread: requests a stage of a unit, whose first box is number `box`. The boxes of a stage
 // differ in their rows alone, which are a multiple of a tile's.
 __device__ void fill_stage(const Params& p, const Unit& unit, int box, unsigned char* to,

@@ -19,4 +19,10 @@ inline const char* hopper_columns_misfit(int64_t columns, bool normalizes) {
   return columns <= kMaxColumns ? nullptr : "there are more columns than 32 bits index";
 }
 
+// Words (float32) of the workspace of a linear that normalizes many tokens: of each k values of
+// bfloat16 and a scale.
+constexpr int64_t linear_workspace_words(int64_t tokens, int64_t k) {
+  return tokens * ((k + 1) / 2 + 1);
+}
+
 }  // namespace photon

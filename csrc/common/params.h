@@ -131,6 +131,8 @@ struct NormLinearParams {
   const void* weight;       // [n, k]
   const void* bias;         // [n] or null
   const int32_t* counts;    // [1] or null
+  float* workspace;         // [linear_workspace_words(tokens, k)] or null: Hopper kernels for up to
+                            // 64 tokens take turns
   int64_t tokens, n, k, out_stride, x_stride, weight_stride;
   float eps;
   bool hopper;  // here and below: kernels that sum in another order may run
@@ -157,6 +159,7 @@ struct NormSwigluParams {
   const void* weight;       // [2 * intermediate, hidden], contiguous: gate rows, then up rows
   const void* bias;         // [2 * intermediate] or null
   const int32_t* counts;    // [1] or null
+  float* workspace;         // [linear_workspace_words(tokens, hidden)] or null, as above
   int64_t tokens, intermediate, hidden, out_stride, x_stride;
   float eps;
   bool hopper, pdl;

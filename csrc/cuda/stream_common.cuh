@@ -1,6 +1,7 @@
-// What the two kernels of the Hopper linears have in common (stream_narrow.cuh for up to 8 tokens,
+// What the kernels of the Hopper linears have in common (stream_narrow.cuh for up to 8 tokens,
 // stream_wide.cuh for up to 64): which part of the work a CTA does, the ring that brings its
-// weights, and how sums become outputs.
+// weights, and how sums become outputs. More tokens have a kernel of their own, stream_tall.cuh,
+// with the same order of sums.
 //
 // A CTA owns consecutive rows of the weight, in tiles of 16. It goes through the columns in chunks
 // of 512. A chunk has eight slices of 64 columns; each slice has a sum of its own, which goes on
@@ -17,9 +18,9 @@
 // instruction comes from L2, which takes six times as long (benchmarks/lab/instructions.cu). So ops
 // that differ little share one kernel, which reads its params to tell them apart.
 //
-// More than 64 tokens go in groups, a launch each. A group writes its own tokens and reads none
-// that another group writes. So it may start early behind the group before, like any kernel of a
-// chain.
+// More than 64 tokens that are normalized without a workspace go in groups, a launch each. A group
+// writes its own tokens and reads none that another group writes. So it may start early behind the
+// group before, like any kernel of a chain.
 #pragma once
 #include "cuda/bf16.cuh"
 #include "cuda/element.cuh"

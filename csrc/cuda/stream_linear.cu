@@ -6,6 +6,7 @@
 #include "common/hopper_columns.h"
 #include "cuda/residency.cuh"
 #include "cuda/stream_narrow.cuh"
+#include "cuda/stream_tall.h"
 #include "cuda/stream_wide.cuh"
 
 namespace photon::cuda {
@@ -202,12 +203,17 @@ int launch_group(const Params& p, int sms, const Bf16* weight, int64_t weight_st
              : launch_many_tokens<kEpilogue>(p, sms, weight, weight_stride, pdl, stream);
 }
 
-// `p` describes all tokens, which go in groups.
+// `p` describes all tokens. `workspace`: where x is normalized for many tokens; without it they go
+// in groups.
 template <Epilogue kEpilogue>
-int launch_tokens(Params p, const Bf16* weight, int64_t weight_stride, bool pdl, void* stream) {
+int launch_tokens(Params p, const Bf16* weight, int64_t weight_stride, float* workspace, bool pdl,
+                  void* stream) {
   const int count = sms(), tokens = p.tokens;
   p.split = kEpilogue == Epilogue::kResidual ? choose_split(p.n, p.k, count) : 1;
   p.k_each = static_cast<int>(ceil_div(ceil_div(p.k, kChunk), p.split)) * kChunk;
+  if (tokens > kGroupTokens &&
+      (kEpilogue == Epilogue::kResidual || (workspace != nullptr && is_vector_aligned(workspace))))
+    return launch_tall<kEpilogue>(p, weight, weight_stride, workspace, pdl, stream);
   for (; p.first_token < tokens; p.first_token += kGroupTokens) {
     p.tokens = std::min(tokens - p.first_token, kGroupTokens);
     if (const int error = launch_group<kEpilogue>(p, count, weight, weight_stride, pdl, stream))
@@ -291,7 +297,7 @@ int stream_norm_linear(const NormLinearParams& op, void* stream) {
   p.out_stride = static_cast<int>(op.out_stride);
   p.eps = op.eps;
   return stream_linear::launch_tokens<stream_linear::Epilogue::kOutput>(
-      p, static_cast<const Bf16*>(op.weight), op.weight_stride, op.pdl, stream);
+      p, static_cast<const Bf16*>(op.weight), op.weight_stride, op.workspace, op.pdl, stream);
 }
 
 int stream_linear_residual(const LinearResidualParams& op, void* stream) {
@@ -299,7 +305,7 @@ int stream_linear_residual(const LinearResidualParams& op, void* stream) {
   p.out = static_cast<Bf16*>(op.residual);
   p.out_stride = static_cast<int>(op.residual_stride);
   return stream_linear::launch_tokens<stream_linear::Epilogue::kResidual>(
-      p, static_cast<const Bf16*>(op.weight), op.weight_stride, op.pdl, stream);
+      p, static_cast<const Bf16*>(op.weight), op.weight_stride, nullptr, op.pdl, stream);
 }
 
 int stream_norm_swiglu(const NormSwigluParams& op, void* stream) {
@@ -310,7 +316,7 @@ int stream_norm_swiglu(const NormSwigluParams& op, void* stream) {
   p.eps = op.eps;
   p.is_swiglu = true;
   return stream_linear::launch_tokens<stream_linear::Epilogue::kOutput>(
-      p, static_cast<const Bf16*>(op.weight), op.hidden, op.pdl, stream);
+      p, static_cast<const Bf16*>(op.weight), op.hidden, op.workspace, op.pdl, stream);
 }
 
 }  // namespace photon::cuda

@@ -1,14 +1,30 @@
 // norm_linear_into, linear_residual_, norm_swiglu_into: a linear with what comes before or after it
 // in a layer.
+#include "common/hopper_columns.h"
 #include "ops/dispatch.h"
 #include "ops/linear_args.h"
 
 namespace photon::ops {
 namespace {
 
+// A workspace for `x` [tokens, k], of which nothing else of the call may hold a part.
+OptionalArg workspace_argument(Args& arg, const std::optional<Tensor>& workspace_, const Arg& x,
+                               std::initializer_list<const Arg*> others) {
+  OptionalArg workspace = arg("workspace", workspace_);
+  if (!workspace) return workspace;
+  workspace->float32()
+      .rank(1, "[words]")
+      .contiguous()
+      .at_least(0, linear_workspace_words(x.size(0), x.size(1)),
+                "linear_workspace_words of this call's shapes");
+  workspace->written(others);
+  return workspace;
+}
+
 void norm_linear(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight_, double eps,
                  const Tensor& weight_, const std::optional<Tensor>& bias_,
-                 const std::optional<Tensor>& counts_, bool hopper, bool pdl) {
+                 const std::optional<Tensor>& counts_, bool hopper, bool pdl,
+                 const std::optional<Tensor>& workspace_) {
   Args arg("norm_linear_into");
   const LinearArgs args(arg, "out", out_, x_, weight_, bias_, counts_);
   const Arg norm_weight = arg("norm_weight", norm_weight_)
@@ -16,12 +32,16 @@ void norm_linear(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight
                               .shape({args.x.size(1)}, "[k of x]")
                               .contiguous();
   args.out.written({&norm_weight});
+  const OptionalArg workspace = workspace_argument(
+      arg, workspace_, args.x,
+      {&args.out, &args.x, &norm_weight, &args.weight, args.bias.get(), args.counts.get()});
 
   NormLinearParams p{};
   args.fill(p);
   p.out = args.out.data<void>();
   p.out_stride = args.out.stride(0);
   p.norm_weight = norm_weight.data<void>();
+  p.workspace = workspace.data<float>();
   p.eps = check_epsilon(args.out.op(), eps);
   p.hopper = hopper;
   p.pdl = pdl;
@@ -45,7 +65,8 @@ void linear_residual(const Tensor& residual_, const Tensor& x_, const Tensor& we
 
 void norm_swiglu(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight_, double eps,
                  const Tensor& gate_up_weight_, const std::optional<Tensor>& bias_,
-                 const std::optional<Tensor>& counts_, bool hopper, bool pdl) {
+                 const std::optional<Tensor>& counts_, bool hopper, bool pdl,
+                 const std::optional<Tensor>& workspace_) {
   Args arg("norm_swiglu_into");
   const Arg x = arg("x", x_).floating().rank(2, "[tokens, hidden]").last_contiguous();
   const int64_t tokens = x.size(0), hidden = x.size(1);
@@ -65,6 +86,8 @@ void norm_swiglu(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight
   if (bias) bias->dtype_of(x).shape({2 * intermediate}, "[2 x intermediate of out]").contiguous();
   const OptionalArg counts = counts_argument(arg, counts_);
   out.written({&x, &norm_weight, &gate_up, bias.get(), counts.get()});
+  const OptionalArg workspace = workspace_argument(
+      arg, workspace_, x, {&out, &x, &norm_weight, &gate_up, bias.get(), counts.get()});
 
   NormSwigluParams p{};
   p.out = out.data<void>();
@@ -73,6 +96,7 @@ void norm_swiglu(const Tensor& out_, const Tensor& x_, const Tensor& norm_weight
   p.weight = gate_up.data<void>();
   p.bias = bias.data<void>();
   p.counts = counts.data<int32_t>();
+  p.workspace = workspace.data<float>();
   p.tokens = tokens;
   p.intermediate = intermediate;
   p.hidden = hidden;

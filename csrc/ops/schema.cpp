@@ -46,7 +46,7 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
   m.def(
       "norm_linear_into(Tensor(a!) out, Tensor x, Tensor norm_weight, float eps, Tensor weight, "
       "Tensor? bias=None, "
-      "Tensor? counts=None, bool hopper=False, bool pdl=False) -> ()");
+      "Tensor? counts=None, bool hopper=False, bool pdl=False, Tensor(b!)? workspace=None) -> ()");
   m.def(
       "linear_residual_(Tensor(a!) residual, Tensor x, Tensor weight, Tensor? bias=None, Tensor? "
       "counts=None, "
@@ -54,7 +54,7 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
   m.def(
       "norm_swiglu_into(Tensor(a!) out, Tensor x, Tensor norm_weight, float eps, Tensor "
       "gate_up_weight, Tensor? bias=None, "
-      "Tensor? counts=None, bool hopper=False, bool pdl=False) -> ()");
+      "Tensor? counts=None, bool hopper=False, bool pdl=False, Tensor(b!)? workspace=None) -> ()");
   // attention
   m.def(
       "rope_append_kv_(Tensor(a!) q, Tensor k, Tensor v, Tensor(b!) k_cache, Tensor(c!) v_cache, "

@@ -104,7 +104,8 @@ class Engine:
             device: what the meter says about where it runs.
             max_waiting, policy, meter, freeze, prefix_cache: see EngineOptions.
             exact: decode steps and prefill of this forward differ in last bits, which tokens must
-                not show (see Pager).
+                not show: no decode step's keys and values are computed again by prefill, nor shared
+                (see Pager and Sequence.requeue).
 
         Raises: as Pipeline; ConfigError, the pool has no page, or a value is no option.
         """
@@ -219,7 +220,7 @@ class Engine:
             meter=chosen.meter,
             freeze=chosen.freeze,
             prefix_cache=chosen.prefix_cache,
-            exact=chosen.exact and weights.device.type == "cuda",
+            exact=chosen.exact,
         )
 
     def generate(

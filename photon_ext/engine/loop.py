@@ -159,9 +159,7 @@ class EngineLoop:
         return step
 
     def _fill_mask(self, row: Row, words: memoryview) -> None:
-        constraint = self._scheduler.sequence_of(row).constraint
-        assert constraint is not None
-        constraint.fill_bitmask(words)
+        self._scheduler.sequence_of(row).fill_bitmask(words)
 
     # --- commit -----------------------------------------------------------------------------------
 

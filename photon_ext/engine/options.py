@@ -46,7 +46,7 @@ class EngineOptions:
         page_size: tokens per KV page.
         num_pages: KV pages; None: max_rows requests of max_len tokens, cut to what 0.9 of a GPU's
             free memory holds, or half of a CPU's.
-        chunk: prompt tokens per step at most. None: 1,024 on a GPU without `exact`, else 256.
+        chunk: prompt tokens per step at most. None: 1,024 on a GPU, else 256.
         prefill: "mixed": all decode rows ride in every step. Beside them ride as many prompt tokens
             as keep the step within twice the time that the decode rows take alone; that is
             measured. The smallest of several prefill buckets, or else 64 tokens, may always ride,
@@ -60,19 +60,21 @@ class EngineOptions:
         prefill_buckets: numbers of prompt tokens that prefill graphs are captured for. Unless
             `prefill` is "separate", mixed steps are captured, too, for each of them beside each of
             `buckets`. Other chunks run eagerly. None: on a CPU one of `chunk` tokens; on a GPU 64,
-            128, 256, ... doubled up to `chunk`, but none with `exact`.
+            128, 256, ... doubled up to `chunk`.
         graph: capture steps into graphs, or run them eagerly.
-        exact: keep tokens bit for bit independent of the traffic on CUDA as well, as they are on
-            the CPU. Steps of more than 64 tokens then stay on our own kernels, which are slower
-            there than torch's matrix products, and chunks on portable attention where `chunk` times
-            the query heads is 96 or more per SM. On CUDA each request also holds all the pages that
-            it may need from the start, and only prompts are found in the prefix cache.
+        exact: keep a request's tokens bit for bit independent of the traffic on CUDA as well, as
+            they are on the CPU: of what else runs, of chunks, depth, cached prompts and
+            preemptions. Its price: steps of more than 64 tokens stay on our own kernels, which are
+            slower there than torch's matrix products; of cached pages only those of prompts are
+            shared, not those of answers; and a preempted request generates its answer again up to
+            where it was.
         backend: "hopper" runs the kernels made for Hopper where they fit (bfloat16, compute
             capability 9.0; 10.0 only where the environment has PHOTON_HOPPER_ON_10=1), but in the
             layers of steps of more than 64 tokens without `exact`, and attends in prefill by matrix
             instructions (bfloat16, 8.0 or newer). "portable" runs the others. The two sum in
-            different orders, and what `exact` promises holds with both. None: hopper where the
-            device runs it and the model is bfloat16.
+            different orders, and what `exact` promises holds with each of them; with `exact`
+            hopper is refused where it does not take the whole model. None: hopper where the device
+            runs it and the model is bfloat16.
         prefix_cache: a prompt that begins as an earlier prompt or conversation finds its keys and
             values in cached pages. These give way to whatever else needs pages.
         max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import torch
+
 from photon_ext.engine.options import EngineOptions, choose_backend
 from photon_ext.engine.sizing import EngineSize, size_engine
+from photon_ext.errors import ConfigError
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.decoder import GEMM_TOKENS, Decoder
+from photon_ext.models.hopper_fit import hopper_misfit
 from photon_ext.models.weights import DecoderWeights, check_weights
 from photon_ext.runtime import Runtime
 
@@ -17,6 +21,8 @@ def make_parts(
     check_weights(config, weights)
     size = size_engine(options, config, weights.dtype, weights.device)
     backend = choose_backend(options.backend, str(weights.device), weights.dtype)
+    if options.exact and backend == "hopper" and weights.device.type == "cuda":
+        check_exact(config, weights.dtype, weights.device)
     runtime = Runtime(
         max_rows=size.max_rows,
         max_len=size.max_len,
@@ -40,3 +46,14 @@ def make_parts(
         hopper=backend == "hopper",
     )
     return runtime, decoder, size
+
+
+def check_exact(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """Raises ConfigError where some steps of the model would run portable kernels in place of
+    Hopper ones, and so sum in another order than other steps.
+    """
+    if (misfit := hopper_misfit(config, dtype, device)) is not None:
+        raise ConfigError(
+            f"exact is True, and the Hopper kernels do not take all of the model on {device}: "
+            f'{misfit}; pass backend="portable", whose kernels take every model'
+        )

@@ -99,12 +99,11 @@ class Target(NamedTuple):
 
     def chunk(self, options: EngineOptions) -> int:
         """Prompt tokens of a step."""
-        wide = self.device.type == "cuda" and not options.exact
-        return options.chunk or (CUDA_CHUNK if wide else CPU_CHUNK)
+        return options.chunk or (CUDA_CHUNK if self.device.type == "cuda" else CPU_CHUNK)
 
     def prefill_buckets(self, options: EngineOptions) -> tuple[int, ...] | None:
         """Prompt tokens of captured steps; None leaves it to the runtime."""
-        if options.prefill_buckets is not None or self.device.type == "cpu" or options.exact:
+        if options.prefill_buckets is not None or self.device.type == "cpu":
             return options.prefill_buckets
         doublings = (self.chunk(options) // LEAST_BUCKET).bit_length()
         return tuple(LEAST_BUCKET << doubling for doubling in range(doublings))

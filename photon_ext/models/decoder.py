@@ -12,17 +12,17 @@ from chunks (seven).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
-from photon_ext import hopper_runs, ops
-from photon_ext._library import hopper_takes_columns
+from photon_ext import ops
 from photon_ext.errors import ConfigError
 from photon_ext.layout import Count
 from photon_ext.models.buffers import Activations, allocate_activations, allocate_kv_pool
 from photon_ext.models.config import ModelConfig
+from photon_ext.models.hopper_fit import linears_misfit
 from photon_ext.models.rope import rope_tables
 from photon_ext.models.weights import DecoderWeights, LayerWeights, Linear
 from photon_ext.runtime.step import StepKind
@@ -67,11 +67,9 @@ class Decoder:
         where the Hopper linears run), captured or not: that is fast, but the order of its sums
         depends on T; None: never, so that a row's result depends on its own tokens alone.
         `hopper`: use the fused ops with their Hopper kernels, see photon_ext.ops, in decode steps
-        and, where these run and the weights are bfloat16, in steps with chunks. The Hopper linears
-        give a token the same bits in every step, whatever its kind and size. The fast attention of
-        a chunk sums long contexts in another order where the chunk is long (see
-        paged_attention_into); where `gemm_tokens` is None and `max_step_tokens` allow such a chunk,
-        chunks use the portable one.
+        and, where these take the model (see hopper_fit), in steps with chunks. Their linears give a
+        token the same bits in every step; their attention gives it others in a chunk than where it
+        decodes, but no others for what rides beside it.
         Raises ConfigError for a size that is not positive, or a `max_len` beyond what the model was
         trained for.
         """
@@ -97,10 +95,9 @@ class Decoder:
             max_len,
         )
         self.page_size, self.num_pages = page_size, num_pages
-        self._hopper, self._hopper_prefill = (
-            hopper,
-            hopper and weights.dtype is torch.bfloat16 and self._has_hopper_linears(),
-        )
+        self._hopper = hopper
+        misfit = linears_misfit(config, weights.dtype, weights.device) if hopper else None
+        self._hopper_prefill = hopper and misfit is None
         self._gemm_tokens = gemm_tokens
         self._side = (
             torch.cuda.Stream(weights.device) if hopper and weights.device.type == "cuda" else None
@@ -111,6 +108,7 @@ class Decoder:
         self._arena = allocate_activations(
             config, max_step_tokens, max_segments, weights.dtype, weights.device
         )
+        self._linear_workspace = self._spare_words() if self._hopper_prefill else None
         self._head = Linear(weights.lm_head)
         words = (
             ops.attention_workspace_words(
@@ -123,16 +121,14 @@ class Decoder:
             torch.zeros(words, dtype=torch.float32, device=weights.device) if hopper else None
         )
 
-    def _has_hopper_linears(self) -> bool:
-        """Whether the device has Hopper linears, and they take the model's widths."""
-        config, device = self.config, self.weights.device
-        added = (config.q_heads * config.head_dim, config.intermediate)  # inputs of O and down
-        if not hopper_takes_columns(config.hidden, normalizes=True) or not all(
-            hopper_takes_columns(columns, normalizes=False) for columns in added
-        ):
-            return False
-        with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-            return hopper_runs()
+    def _spare_words(self) -> torch.Tensor | None:
+        """The workspace of the linears that normalize many tokens: the buffer of gate and up, which
+        fused layers do not use. None: a narrow MLP has too little; then they go in groups.
+        """
+        spare = self._arena.activations.gate_up.view(-1).view(torch.float32)
+        tokens = max(self.max_step_tokens, self.max_segments)
+        needed = ops.linear_workspace_words(tokens, self.config.hidden)
+        return spare if spare.numel() >= needed else None
 
     @property
     def vocab_size(self) -> int:
@@ -203,6 +199,7 @@ class Decoder:
                 counts,
                 hopper=True,
                 pdl=True,
+                workspace=self._linear_workspace,
             )
         else:
             _linear(buffers.logits, sampled, self._head, counts, through_torch)
@@ -253,6 +250,7 @@ class Decoder:
                 counts,
                 hopper=True,
                 pdl=True,
+                workspace=self._linear_workspace,
             )
             self._attend(index, layer, step, buffers, fused=True)
             ops.linear_residual_(
@@ -267,6 +265,7 @@ class Decoder:
                 counts,
                 hopper=True,
                 pdl=True,
+                workspace=self._linear_workspace,
             )
             ops.linear_residual_(residual, buffers.act, *layer.down, counts, hopper=True, pdl=True)
 

@@ -63,16 +63,15 @@ class Pager:
         share: bool = True,
         exact: bool = False,
     ) -> None:
-        """``share``: sequences share pages of the same content. ``exact``: only pages
-        of prompts are shared, and each sequence gets all its pages at admission, so that nobody has
-        to be preempted: where what a decode step computes for a token differs in its last bits from
-        what prefill computes.
+        """``share``: sequences share pages of the same content. ``exact``: only pages of prompts,
+        where what a decode step computes for a token differs in its last bits from what prefill
+        computes.
         """
         self.pool = pool
         self.page_size = page_size
         # only full pages are shared: none ever is, where they never end
         self._cache = PrefixCache(pool, page_size if share else sys.maxsize)
-        self._exact = exact
+        self.exact = exact
         self._holdings: dict[Sequence, _Holding] = {}
         self._short: dict[Sequence, _Holding] = {}
         self._owed = 0  # pages that those lack together
@@ -114,9 +113,7 @@ class Pager:
         whole = self.pages_for(admission.kv_len) - len(cached)
         if available - self._owed >= whole:
             return whole
-        if self._exact:
-            return None
-        first = self.pages_for(len(admission.prompt_ids) + 1) - len(cached)
+        first = self.pages_for(sequence.known + 1) - len(cached)
         # a page for each row, else one of them leaves at once; STRIDE times as many after each
         # preemption, so that a request comes back soon, and is preempted a few times at most
         room_to_grow = STRIDE**sequence.preemptions * (len(self._short) + 1)
@@ -186,7 +183,7 @@ class Pager:
 
     def release(self, sequence: Sequence, row: Row) -> None:
         """No step in flight uses the row: its pages are free, or kept for what they hold."""
-        if self._holdings[sequence].whole and not self._exact:
+        if self._holdings[sequence].whole and not self.exact:
             self._keep_generated(sequence, row.pages)
         self._end(sequence, row.pages)
 

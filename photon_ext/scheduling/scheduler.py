@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from operator import attrgetter
 
 from photon_ext.errors import RequestError
-from photon_ext.runtime import Row, RowEvent, StepResult
+from photon_ext.runtime import FinishReason, Row, RowEvent, StepResult
 from photon_ext.scheduling.pager import Grant, Growth, Pager
 from photon_ext.scheduling.sequence import Sequence, SequenceState
 from photon_ext.scheduling.stats import RequestStats
@@ -176,7 +176,7 @@ class Scheduler:
             sequence.request.settle()
         self._pager.release(sequence, row)
         if not sequence.ended:
-            sequence.requeue()
+            sequence.requeue(self._pager.exact)
             self.stats.preemptions += 1
             self._wait(sequence)
 
@@ -190,7 +190,8 @@ class Scheduler:
         """Takes the tokens of a step: those of ordinary rows as a column.
 
         Yields what has to be looked at: ends and first tokens, and every token of watched
-        sequences. Tokens of watched sequences, and of ends, are not told to the request yet.
+        sequences, but none that is repeated. Tokens of watched sequences, and of ends, are not told
+        to the request yet.
         """
         log = self.log
         for chunk in () if result.step is None else result.step.chunks:
@@ -201,13 +202,22 @@ class Scheduler:
         for column in log.watched if result.rows else ():
             if column not in result.skipped and column not in result.events:
                 event = RowEvent(result.rows[column], result.tokens[column], None)
-                yield log.sequences[column], event
+                yield from self._seen(log.sequences[column], event)
         for column, event in result.events.items():
             sequence = self._in_rows[event.row]
-            if not sequence.watched:
+            if not sequence.watched and not sequence.repeats:
                 sequence.request.settle()
                 if column >= len(result.rows) and event.finish is None and event.token is not None:
                     sequence.request.add(event.token)
-            yield sequence, event
+            yield from self._seen(sequence, event)
         if result.rows:
             log.steps.append(result.tokens)  # what ends here has settled before
+
+    def _seen(self, sequence: Sequence, event: RowEvent) -> Iterator[tuple[Sequence, RowEvent]]:
+        """The event, unless its token is one that is repeated, as it should be."""
+        if not sequence.repeats or event.token is None:
+            yield sequence, event
+        elif (fault := sequence.repeat(event.token)) is not None:
+            yield sequence, RowEvent(event.row, None, FinishReason.ERROR, fault)
+        elif not sequence.repeats:
+            self.log.rows = ()  # so that its request follows its column from the next step on

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -12,7 +13,7 @@ from typing import Any
 
 from photon_ext.runtime import Admission, FinishReason, Row
 from photon_ext.sampling import Constraint
-from photon_ext.sampling.constraints import is_finished
+from photon_ext.sampling.constraints import is_finished, pack_ids
 from photon_ext.scheduling.policy import Key
 
 _count = itertools.count()
@@ -69,6 +70,7 @@ class Sequence:
     preemptions: int = 0
     _asked: Admission = field(init=False, repr=False)
     _watched_tokens: list[int] = field(default_factory=list, init=False, repr=False)
+    _repeated: deque[int] = field(default_factory=deque, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._asked = self.admission
@@ -92,15 +94,50 @@ class Sequence:
         generated = self._watched_tokens if self.watched else self.request.snapshot(0)[0]
         return (*self._asked.prompt_ids, *generated)
 
-    def requeue(self) -> None:
-        """It was preempted, and goes on later behind what it has generated: noise depends on seed
-        and position, so that its tokens are those of an undisturbed run.
+    @property
+    def known(self) -> int:
+        """Tokens that its next row begins with: of its prompt, and those that it will repeat."""
+        return len(self.admission.prompt_ids) + len(self._repeated)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether its row makes tokens again that were told before a preemption."""
+        return bool(self._repeated)
+
+    def requeue(self, exact: bool) -> None:
+        """It was preempted, and goes on later: noise depends on seed and position, so that its
+        tokens are those of an undisturbed run.
+
+        It goes on behind what it has generated, as a longer prompt; or, `exact`, from its own
+        prompt on, and makes the same tokens again: a chunk would give their keys and values other
+        bits than the decode steps gave.
         """
         tokens = self.tokens()
-        left = self._asked.kv_len + 1 - len(tokens)
-        self.admission = Admission(tokens, replace(self._asked.params, max_new_tokens=left))
+        if exact:
+            self._repeated = deque(tokens[len(self._asked.prompt_ids) :])
+        else:
+            left = self._asked.kv_len + 1 - len(tokens)
+            self.admission = Admission(tokens, replace(self._asked.params, max_new_tokens=left))
         self.row = None
         self.preemptions += 1
+
+    def repeat(self, token: int) -> str | None:
+        """Takes a token that was told before. Returns what is wrong, where it is another one."""
+        expected = self._repeated.popleft()
+        if token == expected:
+            return None
+        return (
+            f"after a preemption token {token} came where {expected} had been told: the forward "
+            "does not give the same bits again, which `exact` relies on"
+        )
+
+    def fill_bitmask(self, words: memoryview) -> None:
+        """The mask of its next token: the constraint's, or of the one token that is repeated."""
+        if self._repeated:
+            words[:] = memoryview(pack_ids((self._repeated[0],), len(words)))
+        else:
+            assert self.constraint is not None
+            self.constraint.fill_bitmask(words)
 
     def advance(self, token: int, verdict: FinishReason | None) -> FinishReason | None:
         """Takes a token of a watched sequence and the device's verdict to the constraint, which may

@@ -16,9 +16,8 @@ class TokenBudget:
     Beside decode rows it is the share that the cost table allows, cut to what `max_tokens` leaves,
     and the smallest share in any case: prefill does not starve, even if decode rows alone use up
     `max_tokens` (hazard 28). While more rows have a prompt to go through than decode, it is `chunk`,
-    cut likewise: a few rows' next tokens wait for many rows' first ones, and soon there are many
-    rows beside which a large share is allowed. (With small shares a burst stays in a state of few
-    rows, which end as fast as prompts arrive.)
+    cut likewise: the next tokens of a few rows wait for the first tokens of many. With small shares
+    a burst would stay in a state of few rows, which end as fast as prompts get through.
     """
 
     def __init__(self, keys: StepKeys, chunk: int, max_tokens: int | None = None) -> None:

@@ -11,7 +11,8 @@ from photon_ext.scheduling.sequence import Sequence
 class TokenLog:
     """Columns of one batch, whose place in `rows`, `sequences` and `requests` they have; a step is
     one entry of `steps`. Each request follows its column, and takes it over when the batch changes
-    or the request ends, but for those in `watched` columns, whose tokens are handled one by one.
+    or the request ends, but for those in `watched` columns, whose tokens are handled one by one or
+    are told already.
     """
 
     def __init__(self) -> None:
@@ -28,7 +29,9 @@ class TokenLog:
                 sequence.request.settle()
         self.rows, self.sequences, self.steps = rows, sequences, []
         self.requests = tuple(sequence.request for sequence in sequences)
-        self.watched = tuple(i for i, sequence in enumerate(sequences) if sequence.watched)
+        self.watched = tuple(
+            column for column, one in enumerate(sequences) if one.watched or one.repeats
+        )
         for column, sequence in enumerate(sequences):
-            if not sequence.watched and not sequence.ended:
+            if not (sequence.watched or sequence.repeats or sequence.ended):
                 sequence.request.follow(self.steps, column)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from photon_ext.layout import SegmentFlag
+from photon_ext.layout import Meta, SegmentFlag
 from photon_ext.runtime.ports import RuntimePort
 from photon_ext.runtime.step import StepTensors
 from photon_ext.testing.errors import SimPoison
@@ -23,7 +23,7 @@ class ToyForward:
         runtime: whose pages and positions it uses; a SimRuntime watches its pages.
         vocab_size: that of the Pipeline.
         num_pages: its pages, numbers that nobody has included; None is enough for every row.
-        seed: that of the ToyModel.
+        seed, decode_mark: those of the ToyModel.
     """
 
     def __init__(
@@ -32,12 +32,14 @@ class ToyForward:
         vocab_size: int = 32,
         num_pages: int | None = None,
         seed: int = 0,
+        decode_mark: int = 0,
     ) -> None:
         table = runtime.table
         pages = table.rows * table.pages_per_row if num_pages is None else num_pages
         self._kv = torch.empty(pages, runtime.page_size, dtype=torch.int32)
         self._vocab_size = vocab_size
         self._seed = seed
+        self._decode_mark = decode_mark
         self._logits: dict[int, torch.Tensor] = {}
         if isinstance(runtime, SimRuntime):
             runtime.watch_pages(self._kv)
@@ -50,9 +52,11 @@ class ToyForward:
         if segments not in self._logits:
             self._logits[segments] = torch.empty(segments, self._vocab_size)
         step.logits = self._logits[segments]
-        _toy_forward(
-            step.logits, self._kv, step.decode_meta, step.segments, step.page_table, self._seed
-        )
+        meta = step.decode_meta
+        if self._decode_mark:
+            meta = meta.clone()
+            meta[: step.decode_tokens, Meta.TOKEN] += self._decode_mark
+        _toy_forward(step.logits, self._kv, meta, step.segments, step.page_table, self._seed)
 
 
 def _run_toy_forward(

@@ -53,11 +53,14 @@ class ToyModel:
     Args:
         vocab_size: width of the logits.
         seed: another seed is another model.
+        decode_mark: added to what decode steps keep of a token, so that keys and values that
+            chunks and decode steps compute differ, as they do on a GPU.
     """
 
-    def __init__(self, vocab_size: int = 32, seed: int = 0) -> None:
+    def __init__(self, vocab_size: int = 32, seed: int = 0, decode_mark: int = 0) -> None:
         self.vocab_size = vocab_size
         self.seed = seed
+        self.decode_mark = decode_mark
 
     def logits(self, tokens: Sequence[int]) -> list[float]:
         """Next-token logits in [0, 16), exact in float32, after ``tokens``."""
@@ -78,7 +81,7 @@ class ToyModel:
             if token < 0:
                 break
             tokens.append(token)
-            context.append(token)
+            context.append(token + self.decode_mark)
             if token in request.params.stop_token_ids:
                 break
         return tuple(tokens)

@@ -73,7 +73,7 @@ def survive(folder: Path, device: str, count: int, depth: int) -> MeterSnapshot:
     rows = 12
     # 64 in flight have about 3 pages each and up to 10 at their caps; 12 rows about 5
     with tiny_engine(
-        folder, depth, device, exact=False, max_rows=rows, num_pages=rows * 5 // 2, chunk=16
+        folder, depth, device, exact=depth == 2, max_rows=rows, num_pages=rows * 5 // 2, chunk=16
     ) as engine:
         memory: list[tuple[int, int]] = []
         for begin in range(0, count, IN_FLIGHT):

@@ -11,23 +11,32 @@ from photon_ext.layout import NO_PAGE
 from photon_ext.runtime import Pipeline
 from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling import Scheduler
-from photon_ext.testing import ToyForward
+from photon_ext.testing import ToyForward, ToyModel
 from photon_ext.testing.poison import POISON
 from tests.engine.byte_tokenizer import VOCAB
 from tests.engine.simulated import WatchedDevice
 
 PAGE, MAX_LEN, ROWS = 4, 64, 4
+TOY = ToyModel(VOCAB)
+# its decode steps keep other keys and values than its chunks, as on a GPU
+MARKED = ToyModel(VOCAB, decode_mark=1 << 20)
 
 
 class Stepped:
     """An engine whose loop the test turns itself."""
 
     def __init__(
-        self, depth: int, num_pages: int, rows: int = ROWS, max_len: int = MAX_LEN, **options: Any
+        self,
+        depth: int,
+        num_pages: int,
+        rows: int = ROWS,
+        max_len: int = MAX_LEN,
+        model: ToyModel = TOY,
+        **options: Any,
     ) -> None:
         device = WatchedDevice(rows, max_len, depth, PAGE)
         self.device = device
-        self.forward = ToyForward(device, VOCAB, num_pages)
+        self.forward = ToyForward(device, VOCAB, num_pages, decode_mark=model.decode_mark)
         self.engine = Engine(
             device, self.forward, vocab_size=VOCAB, num_pages=num_pages, chunk=8, **options
         )

@@ -89,6 +89,25 @@ def test_tokens_are_the_same_alone_and_among_more_rows_than_a_launch_takes(devic
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_tokens_are_the_same_preempted_and_behind_cached_prompts(device: str) -> None:
+    """Prompts begin alike in pairs, and 10 pages are less than half of what all need."""
+    prompts = [[*prompt_of(16, CONFIG.vocab, n // 2), *range(n + 1)] for n in range(6)]
+    params = [
+        SamplingParams(max_new_tokens=40, temperature=0.7 * (n % 2), seed=n, ignore_eos=True)
+        for n in range(len(prompts))
+    ]
+    with engine_on(device, 2, num_pages=10) as engine:
+        disturbed = [output.token_ids for output in engine.generate(prompts, params)]
+        now = engine.stats()
+    assert now.preemptions > 0
+    assert now.prefix_hit_tokens > 0
+    with engine_on(device, 1, prefix_cache=False) as engine:
+        calm = [output.token_ids for output in engine.generate(prompts, params)]
+        assert engine.stats().preemptions == 0
+    assert disturbed == calm
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_smollm2_leaves_the_tokens_of_float32_only_at_near_ties(
     device: str,
     reference: LlamaForCausalLM,  # noqa: F811

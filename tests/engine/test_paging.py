@@ -22,10 +22,10 @@ from photon_ext.testing import Request as ToyRequest
 from photon_ext.testing import ToyModel
 from tests.engine.byte_tokenizer import VOCAB
 from tests.engine.simulated import expected_tokens
-from tests.engine.stepped import PAGE, Stepped
+from tests.engine.stepped import MARKED, PAGE, TOY, Stepped
 
-MODEL = ToyModel(VOCAB)
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
+MODELS = pytest.mark.parametrize("model", [TOY, MARKED], ids=["usual", "exact"])
 
 
 class PagingMachine(RuleBasedStateMachine):
@@ -36,9 +36,17 @@ class PagingMachine(RuleBasedStateMachine):
         self.asked: list[tuple[Request, ToyRequest]] = []
         self.cancelled: set[Request] = set()
 
-    @initialize(depth=st.sampled_from([1, 2]), num_pages=st.integers(16, 24), cached=st.booleans())
-    def begin(self, depth: int, num_pages: int, cached: bool) -> None:
-        self.stepped = Stepped(depth, num_pages, prefix_cache=cached)
+    @initialize(
+        depth=st.sampled_from([1, 2]),
+        num_pages=st.integers(16, 24),
+        cached=st.booleans(),
+        model=st.sampled_from([TOY, MARKED]),
+    )
+    def begin(self, depth: int, num_pages: int, cached: bool, model: ToyModel) -> None:
+        self.model = model
+        self.stepped = Stepped(
+            depth, num_pages, model=model, prefix_cache=cached, exact=model is MARKED
+        )
 
     @rule(
         prefix=st.integers(0, 14),
@@ -75,7 +83,7 @@ class PagingMachine(RuleBasedStateMachine):
             return
         self.stepped.run()
         for request, expected in self.asked:
-            output, tokens = request.result(0), MODEL.generate(expected)
+            output, tokens = request.result(0), self.model.generate(expected)
             if request in self.cancelled and output.finish_reason == "cancelled":
                 assert output.token_ids == tokens[: len(output.token_ids)]
             else:
@@ -89,14 +97,16 @@ TestPaging = PagingMachine.TestCase
 TestPaging.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
+@MODELS
 @DEPTHS
 @pytest.mark.parametrize("cached", [True, False])
 def test_i15_and_hazard_12_preempted_requests_give_the_tokens_of_an_undisturbed_run(
-    depth: int, cached: bool
+    depth: int, cached: bool, model: ToyModel
 ) -> None:
     preemptions = 0
     for num_pages in range(16, 34, 3):
-        rng, stepped = random.Random(num_pages), Stepped(depth, num_pages, prefix_cache=cached)
+        rng, exact = random.Random(num_pages), model is MARKED
+        stepped = Stepped(depth, num_pages, model=model, prefix_cache=cached, exact=exact)
         asked = []
         for index in range(12):
             prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))]
@@ -107,7 +117,7 @@ def test_i15_and_hazard_12_preempted_requests_give_the_tokens_of_an_undisturbed_
         while stepped.turn():
             stepped.check()
         for request, expected in asked:
-            assert request.result(0).token_ids == MODEL.generate(expected)
+            assert request.result(0).token_ids == model.generate(expected)
         now = stepped.engine.stats()
         assert cached or now.prefix_hit_tokens == 0
         preemptions += now.preemptions
@@ -160,10 +170,12 @@ class EvenTokens:
         self.taken.append(token)
 
 
+@MODELS
 @DEPTHS
-def test_a_preempted_request_keeps_its_constraint(depth: int) -> None:
+def test_a_preempted_request_keeps_its_constraint(depth: int, model: ToyModel) -> None:
     def serve(num_pages: int) -> tuple[list[tuple[int, ...]], int]:
-        stepped, constraints = Stepped(depth, num_pages), [EvenTokens() for _ in range(4)]
+        stepped = Stepped(depth, num_pages, model=model, exact=model is MARKED)
+        constraints = [EvenTokens() for _ in range(4)]
         requests = [
             stepped.submit([index], SamplingParams(40, constraint=constraint))
             for index, constraint in enumerate(constraints)
@@ -298,17 +310,6 @@ def test_without_a_prefix_cache_nothing_is_kept(depth: int) -> None:
         stepped.run()
         assert request.result(0).cached_tokens == 0
     assert stepped.engine.stats().pages_free == 64
-
-
-def test_exact_shares_prompts_alone_and_preempts_nobody() -> None:
-    stepped = Stepped(2, 24, exact=True)
-    requests = [stepped.submit([n, 1, 2, 3, 4], SamplingParams(40)) for n in (1, 1, 2)]
-    stepped.run()
-    assert [request.result(0).cached_tokens for request in requests] == [0, 4, 0]
-    again = stepped.submit([1, 1, 2, 3, 4, *requests[0].result(0).token_ids], SamplingParams(2))
-    stepped.run()
-    assert again.result(0).cached_tokens == 4
-    assert stepped.scheduler.stats.preemptions == 0
 
 
 def test_a_salt_keeps_tenants_apart() -> None:

@@ -80,7 +80,7 @@ def test_rows_are_sized_for_the_device(
         ("cuda", {}, 1024, (64, 128, 256, 512, 1024)),
         ("cuda", {"chunk": 300}, 300, (64, 128, 256)),
         ("cuda", {"chunk": 40}, 40, ()),
-        ("cuda", {"exact": True}, 256, None),
+        ("cuda", {"exact": True}, 1024, (64, 128, 256, 512, 1024)),
         ("cuda", {"prefill_buckets": (8,)}, 1024, (8,)),
     ],
 )

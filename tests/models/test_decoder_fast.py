@@ -10,8 +10,8 @@ from functools import cache
 import pytest
 import torch
 
-from photon_ext import hopper_runs
-from photon_ext.models import decoder as decoder_module
+from photon_ext import hopper_runs, ops
+from photon_ext.models import hopper_fit
 from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.decoder import GEMM_TOKENS, HOPPER_GEMM_TOKENS, Decoder
 from photon_ext.models.weights import DecoderWeights, empty_weights, random_weights, weight_slots
@@ -85,7 +85,7 @@ def test_on_a_cpu_fused_ops_change_no_bit(
     if dtype is torch.bfloat16 and "PHOTON_OPS_LIBRARY" in os.environ:
         pytest.skip("the CUDA kernels run in the emulator, the Hopper ones too")
     # prefill steps are fused where they do
-    monkeypatch.setattr(decoder_module, "hopper_runs", lambda: True)
+    monkeypatch.setattr(hopper_fit, "hopper_runs", lambda: True)
     assert torch.equal(
         next_logits(harness(name, "cpu", dtype, hopper=True)),
         next_logits(harness(name, "cpu", dtype, hopper=False)),
@@ -156,6 +156,23 @@ def test_a_row_has_the_same_bits_in_batches_of_several_launches(device: str) -> 
         )
 
 
+@pytest.mark.parametrize("op", ["norm_linear_into", "norm_swiglu_into"])
+def test_linears_of_many_tokens_have_a_workspace(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one they go in groups of 64. The head's 66 segments count, too."""
+    monkeypatch.setattr(hopper_fit, "hopper_runs", lambda: True)
+    given, called, rows = [], getattr(ops, op), [*range(1, HOPPER_GEMM_TOKENS + 3)]
+    monkeypatch.setattr(
+        ops, op, lambda *operands, **options: given.append(options) or called(*operands, **options)
+    )
+    name = "llama-6-2-64-tied"
+    decoder = harness(name, "cpu", torch.bfloat16, hopper=True, rows=len(rows), max_step_tokens=132)
+    decoder.prefill([Chunk(row, 0, PROMPT[:2]) for row in rows])
+    heads = op == "norm_linear_into"
+    assert len(given) == CONFIGS[name].layers + heads
+    needed = ops.linear_workspace_words(132, CONFIGS[name].hidden)
+    assert all(options["workspace"].numel() >= needed for options in given)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_prompt_has_the_same_bits_however_it_is_cut_and_whatever_rides_along(
@@ -199,7 +216,7 @@ def test_a_token_has_the_same_bits_in_a_mixed_step(device: str) -> None:
 def test_on_a_cpu_a_fused_mixed_step_changes_no_bit(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoder_module, "hopper_runs", lambda: True)
+    monkeypatch.setattr(hopper_fit, "hopper_runs", lambda: True)
     sizes = {"rows": 6, "max_len": len(LONG), "max_step_tokens": len(LONG)}
     fused, _ = mixed_and_separate(harness(name, "cpu", torch.float32, hopper=True, **sizes))
     plain, _ = mixed_and_separate(harness(name, "cpu", torch.float32, hopper=False, **sizes))
@@ -312,14 +329,16 @@ def test_chunks_of_few_tokens_are_exact_and_longer_ones_torchs_captured_or_not(
 
 
 @pytest.mark.gpu
-def test_without_torchs_products_no_bit_depends_on_how_a_long_prompt_is_cut() -> None:
-    """Of contexts that attention takes whole, and of contexts that it cuts."""
-    config, count = CONFIGS["qwen3-4-2-128"], 1500
-    weights = harness("qwen3-4-2-128", "cuda", torch.bfloat16, hopper=True).decoder.weights
+@pytest.mark.parametrize("cut", [1, 255, 256, 257, 1800, 2049, 3298])
+def test_without_torchs_products_no_bit_depends_on_how_a_long_prompt_is_cut(cut: int) -> None:
+    """Chunks that fill the device, and chunks of few tokens, over a context of many parts."""
+    config, count = CONFIGS["llama-6-2-64-tied"], 3300
+    weights = harness("llama-6-2-64-tied", "cuda", torch.bfloat16, hopper=True).decoder.weights
     decoder = Harness(
         config, weights, max_len=count, gemm_tokens=None, hopper=True, rows=2, max_step_tokens=count
     )
-    tokens = [(7 * i) % config.vocab for i in range(count)]
+    tokens = [(7 * i + i // 50) % config.vocab for i in range(count)]
     whole = decoder.prefill([Chunk(1, 0, tokens)])
-    decoder.prefill([Chunk(2, 0, tokens[: count // 2])])
-    assert torch.equal(decoder.prefill([Chunk(2, count // 2, tokens[count // 2 :])]), whole)
+    for begin, end in ((0, cut), (cut, cut + 1)):
+        decoder.prefill([Chunk(2, begin, tokens[begin:end])])
+    assert torch.equal(decoder.prefill([Chunk(2, cut + 1, tokens[cut + 1 :])]), whole)

@@ -140,6 +140,17 @@ def gapped(x: torch.Tensor) -> torch.Tensor:
         ("norm_linear_into", {5: longer}, "bias has shape [6], expected [5] ([n of weight])"),
         ("norm_linear_into", {6: torch.Tensor.long}, "counts has dtype int64, expected int32"),
         (
+            "norm_linear_into",
+            {9: torch.Tensor.bfloat16},
+            "workspace has dtype bfloat16, expected float32",
+        ),
+        ("norm_linear_into", {9: lambda words: words[1:]}, "workspace has shape [11], expected"),
+        (
+            "norm_swiglu_into",
+            {9: lambda words: words.view(2, -1)},
+            "workspace has shape [2, 6], expected 1 dimension [words]",
+        ),
+        (
             "linear_residual_",
             {1: torch.Tensor.double},
             "x has dtype float64, expected float32, float16 or bfloat16",
@@ -675,6 +686,26 @@ def test_a_negated_view_in_a_list_is_refused_by_its_place() -> None:
 def test_an_epsilon_beyond_float32_is_refused(eps: float) -> None:
     with pytest.raises(RuntimeError, match="eps is "):
         ops.norm_linear(torch.ones(2, 8), torch.ones(8), eps, torch.ones(3, 8))
+
+
+@pytest.mark.parametrize("name", ["norm_linear_into", "norm_swiglu_into"])
+@pytest.mark.parametrize(("place", "argument"), [(0, "out"), (1, "x"), (2, "norm_weight")])
+def test_a_linear_has_its_workspace_apart(name: str, place: int, argument: str) -> None:
+    def within(other: torch.Tensor) -> torch.Tensor:
+        memory = torch.zeros(64)
+        arguments[9] = memory[: arguments[9].numel()]
+        return memory[1 : 1 + other.numel()].view(other.shape)
+
+    arguments = list(CASES[name]("cpu", TOKENS))
+    arguments[place] = within(arguments[place])
+    with pytest.raises(RuntimeError, match=f"^{name}: workspace shares memory with {argument}"):
+        overload(name)(*arguments)
+
+
+@pytest.mark.parametrize(("num_tokens", "k"), [(-1, 64), (1, -64)])
+def test_a_workspace_of_no_size_is_refused(num_tokens: int, k: int) -> None:
+    with pytest.raises(ValueError, match=f"tokens {num_tokens}, k {k}; neither may be negative"):
+        ops.linear_workspace_words(num_tokens, k)
 
 
 @pytest.mark.parametrize("written", ["out", "k_cache", "workspace"])

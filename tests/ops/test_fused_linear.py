@@ -72,7 +72,13 @@ class Results(NamedTuple):
     norm_swiglu: Tensor
 
 
-def fused(o: Operands, hopper: bool = False, counts: Tensor | None = None, gap: int = 0) -> Results:
+def fused(
+    o: Operands,
+    hopper: bool = False,
+    counts: Tensor | None = None,
+    gap: int = 0,
+    workspace: Tensor | None = None,
+) -> Results:
     """The three ops, into memory that tells what was not written, its tokens `gap` elements
     apart.
     """
@@ -81,9 +87,13 @@ def fused(o: Operands, hopper: bool = False, counts: Tensor | None = None, gap: 
     residual = o.residual.clone()
     if gap:
         out, residual, act = (in_wider_tokens(x, gap) for x in (out, residual, act))
-    ops.norm_linear_into(out, o.x, o.norm, EPS, o.weight, o.bias, counts, hopper)
+    ops.norm_linear_into(
+        out, o.x, o.norm, EPS, o.weight, o.bias, counts, hopper, workspace=workspace
+    )
     ops.linear_residual_(residual, o.x, o.weight, o.bias, counts, hopper)
-    ops.norm_swiglu_into(act, o.x, o.norm, EPS, o.gate_up, o.gate_up_bias, counts, hopper)
+    ops.norm_swiglu_into(
+        act, o.x, o.norm, EPS, o.gate_up, o.gate_up_bias, counts, hopper, workspace=workspace
+    )
     return Results(out, residual, act)
 
 
@@ -109,12 +119,17 @@ def exact(o: Operands) -> Results:
 
 
 def assert_leading_tokens_only(
-    o: Operands, counts: Tensor, done: int, expected: Results, hopper: bool = True
+    o: Operands,
+    counts: Tensor,
+    done: int,
+    expected: Results,
+    hopper: bool = True,
+    workspace: Tensor | None = None,
 ) -> None:
     """With this counts the ops compute the first `done` tokens of `expected`, and write no
     other.
     """
-    actual = fused(o, hopper, counts)
+    actual = fused(o, hopper, counts, workspace=workspace)
     for one, other in zip(actual, expected, strict=True):
         assert_same_bits(one[:done], other[:done])
     assert actual.norm_linear[done:].isnan().all()
@@ -297,6 +312,88 @@ def test_more_tokens_than_a_launch_takes_have_the_bits_of_fewer_at_any_counts(
         assert_leading_tokens_only(
             o, ints([counts], device), min(max(counts, 0), num_tokens), fewer
         )
+
+
+def workspace_for(o: Operands) -> Tensor:
+    """Of NaN: nothing that was there before is used."""
+    words = ops.linear_workspace_words(*o.x.shape)
+    return torch.full((words,), torch.nan, device=o.x.device)
+
+
+def in_groups(o: Operands, most: int = 64) -> Results:
+    """The Hopper kernels for up to `most` tokens, group by group."""
+    pieces = [
+        fused(o._replace(x=o.x[i : i + most], residual=o.residual[i : i + most]), hopper=True)
+        for i in range(0, len(o.x), most)
+    ]
+    return Results(*map(torch.cat, zip(*pieces, strict=True)))
+
+
+# Tiles that end within the weight and beyond it; an n of odd columns; few columns of a slice and
+# none; two parts of the columns, of which the second is short.
+TALL = [(72, 320), (21, 192), (264, 576), (8, 1088), (120, 1088), (200, 64)]
+
+
+@pytest.mark.parametrize("num_tokens", [65, 128, 129, 200, 300])
+@pytest.mark.parametrize(("n", "k"), TALL)
+def test_many_tokens_have_the_bits_of_few(device: str, num_tokens: int, n: int, k: int) -> None:
+    o = operands(num_tokens, n, k, torch.bfloat16, device, with_bias=n % 16 != 0)
+    few = in_groups(o)
+    assert_same_results(fused(o, hopper=True, workspace=workspace_for(o)), few)
+    for one, other in zip(few, exact(o), strict=True):
+        assert_close(one, other, slack=2)
+
+
+@pytest.mark.parametrize("num_tokens", [129, 300])
+@pytest.mark.parametrize(("n", "k"), [(72, 320), (40, 1088)])
+def test_many_tokens_at_any_counts(device: str, num_tokens: int, n: int, k: int) -> None:
+    o = operands(num_tokens, n, k, torch.bfloat16, device)
+    few = in_groups(o)
+    for counts in (-(2**31), 0, 1, 64, 127, 128, 129, 257, 2**31 - 1):
+        assert_leading_tokens_only(
+            o,
+            ints([counts], device),
+            min(max(counts, 0), num_tokens),
+            few,
+            workspace=workspace_for(o),
+        )
+
+
+@pytest.mark.parametrize("gap", [5, 16])
+def test_many_strided_tokens_leave_the_gaps_alone(device: str, gap: int) -> None:
+    """Where tokens are not aligned (5), the Hopper kernels do not run, or write value by value."""
+    o = operands(130, 72, 192, torch.bfloat16, device)
+    workspace = workspace_for(o)
+    few = in_groups(o)
+    wide_out = fused(o, hopper=True, gap=gap, workspace=workspace)
+    assert_same_bits(wide_out.norm_linear, few.norm_linear)
+    assert_same_bits(wide_out.norm_swiglu, few.norm_swiglu)
+    wide_x = fused(
+        o._replace(x=in_wider_tokens(o.x, gap)), hopper=True, gap=gap, workspace=workspace
+    )
+    for one, other in zip(wide_x, exact(o), strict=True):
+        assert_close(one, other, slack=2)
+        assert int(one.as_strided((130, 72 + gap), (72 + gap, 1), 0).isnan().sum()) == 130 * gap
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_tokens", [65, 128, 129, 200, 300, 512, 1024, 2048])
+@pytest.mark.parametrize(
+    ("n", "k"), [(1024, 2048), (3072, 1024), (2048, 2048), (2560, 4096), (6144, 2560), (4096, 4096)]
+)
+def test_many_tokens_of_the_models_have_the_bits_of_few(num_tokens: int, n: int, k: int) -> None:
+    o = operands(num_tokens, n, k, torch.bfloat16, "cuda")
+    assert_same_results(fused(o, hopper=True, workspace=workspace_for(o)), in_groups(o))
+
+
+@pytest.mark.parametrize("num_tokens", [65, 130])
+def test_many_tokens_that_are_not_finite(device: str, num_tokens: int) -> None:
+    o = operands(num_tokens, 24, 1088, torch.bfloat16, device)
+    for column in (0, 543, 544, 600, 1023, 1024, 1087):
+        o.x[column % 7, column] = torch.inf
+    many = fused(o, hopper=True, workspace=workspace_for(o))
+    for one, other in zip(many, in_groups(o), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("gap", [5, 16])

@@ -146,7 +146,9 @@ def fused_mlp(device: str, size: int) -> Arguments:
 
 def norm_linear(device: str, size: int) -> Arguments:
     out, x, weight, bias, counts = linear(device, size)
-    return out, x, floats(6, device=device, seed=3), 1e-5, weight, bias, counts, True
+    words = torch.zeros(ops.linear_workspace_words(size, 6), device=device)
+    norm = floats(6, device=device, seed=3)
+    return out, x, norm, 1e-5, weight, bias, counts, True, False, words
 
 
 def linear_residual(device: str, size: int) -> Arguments:
@@ -164,6 +166,8 @@ def norm_swiglu(device: str, size: int) -> Arguments:
         floats(8, device=device, seed=2),
         ints([size], device),
         False,
+        False,
+        torch.zeros(ops.linear_workspace_words(size, 6), device=device),
     )
 
 

@@ -10,7 +10,7 @@ PAGE, ROWS, MAX_LEN, PAGES = 4, 8, 32, 6
 
 def admitted(*prompts: int) -> list[int]:
     """Lengths of prompts, in the order in which they get pages; each answer has one token."""
-    scheduler = Scheduler(Pager(PagePool(PAGES), PAGE, share=False, exact=True), ROWS, MAX_LEN)
+    scheduler = Scheduler(Pager(PagePool(PAGES), PAGE, share=False), ROWS, MAX_LEN)
     for prompt in prompts:
         scheduler.add(make_sequence(prompt, 1))
     found = Planner(scheduler, Roster(), 16).admissions()
@@ -29,5 +29,5 @@ def test_nobody_overtakes_who_waits_for_pages() -> None:
 
 
 def test_nobody_is_planned_where_no_row_has_anything_to_launch() -> None:
-    scheduler = Scheduler(Pager(PagePool(PAGES), PAGE, share=False, exact=True), ROWS, MAX_LEN)
+    scheduler = Scheduler(Pager(PagePool(PAGES), PAGE, share=False), ROWS, MAX_LEN)
     assert Planner(scheduler, Roster(), 16).plan(None) == StepPlan()

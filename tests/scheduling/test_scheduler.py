@@ -19,8 +19,13 @@ PAGE, ROWS, MAX_LEN, PAGES = 4, 3, 32, 10
 
 
 def make_scheduler() -> Scheduler:
-    pager = Pager(PagePool(PAGES), PAGE, share=False, exact=True)
+    pager = Pager(PagePool(PAGES), PAGE, share=False)
     return Scheduler(pager, ROWS, MAX_LEN)
+
+
+def pages_of(sequence: Sequence) -> int:
+    """Pages for its length cap."""
+    return -(-sequence.admission.kv_len // PAGE)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -46,15 +51,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     def admit(self, admitted: bool) -> None:
         sequence = self.scheduler.waiting[0]
         assert sequence is self.waiting[0], "nobody overtakes"
-        needed = -(-sequence.admission.kv_len // PAGE)
-        free = self.scheduler.pool.free
+        needed, room = pages_of(sequence), self.scheduler.pool.free - self.owed()
         grant = self.scheduler.schedule(sequence)
         if grant is None:
-            assert len(self.running) + len(self.zombies) == ROWS or needed > free, (
+            assert len(self.running) + len(self.zombies) == ROWS or needed > room, (
                 "the first in line waits only while no row or not enough pages are free"
             )
             return
-        assert len(grant.pages) == needed
+        assert len(grant.pages) == needed or needed > room
+        assert min(needed, len(sequence.admission.prompt_ids) // PAGE + 1) <= len(grant.pages)
         if not admitted:
             self.scheduler.cancel(sequence, grant)
             assert self.scheduler.waiting[0] is sequence
@@ -64,6 +69,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         row = Row(1, self.admitted, tuple(grant.pages), prompt, params)
         self.scheduler.admit(sequence, row, grant)
         self.running.append(self.waiting.pop(0))
+
+    def owed(self) -> int:
+        """Pages that rows lack for their caps."""
+        in_rows = [*self.running, *self.zombies]
+        return sum(pages_of(one) - len(one.row.pages) for one in in_rows if one.row)
 
     @precondition(lambda self: self.waiting or self.running)
     @rule(data=st.data())
