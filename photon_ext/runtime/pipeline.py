@@ -27,6 +27,7 @@ from photon_ext.checks import (
     check_count,
     check_counts,
     check_flag,
+    check_more_pages,
     check_pages,
 )
 from photon_ext.errors import PipelineError, RequestError, shown
@@ -325,14 +326,13 @@ class Pipeline:
             self._inflight.popleft()
             self._committed = step.index
             self._measure_gap(step)
-            zombies = step.count_zombies()
             result = read_step(step, records, self._spec.vocab_size)
             for event in result.events.values():
                 if event.finish is not None:
                     self.roster.finish(event.row)
             self._release_unused()
-            self.stats.committed(step, result.count, zombies)
-            probe.committed(step, zombies)
+            self.stats.committed(step, result.count, result.zombies)
+            probe.committed(step, result.zombies)
             probe.end()
             return result
 
@@ -403,10 +403,9 @@ class Pipeline:
         for row, pages in appends:
             if not (row.running and self.roster.holds(row)):
                 raise PipelineError(f"a plan appends pages to {row}, which does not run here")
-            check_pages([*row.pages, *pages], 1, self.limits)
-            self._runtime.table.append_pages(row.index, len(row.pages), pages)
-            row.pages = (*row.pages, *pages)
-            row.capacity = len(row.pages) * self.limits.page_size
+            held = check_more_pages(row.pages, pages, self.limits)
+            self._runtime.table.append_pages(row.index, len(row.pages), held[len(row.pages) :])
+            row.pages, row.capacity = held, len(held) * self.limits.page_size
 
     def _enqueue(self, step_input: StepInput) -> Step:
         batch, segments, key, words, staged = step_input

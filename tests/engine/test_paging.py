@@ -291,6 +291,23 @@ def test_a_turn_of_a_chat_costs_the_new_tokens_only(depth: int) -> None:
 
 
 @DEPTHS
+def test_a_cached_prompt_of_full_pages_keeps_its_answer_too(depth: int) -> None:
+    """Its last page is written once more, as its last token has to be fed."""
+    stepped, prompt = Stepped(depth, 64), list(range(50, 50 + 2 * PAGE))
+    for cap, cached in ((1, 0), (3 * PAGE + 1, PAGE)):
+        request = stepped.submit(prompt, SamplingParams(cap))
+        stepped.run()
+        assert request.result(0).cached_tokens == cached
+    history = [*prompt, *request.result(0).token_ids]
+    now = stepped.engine.stats()
+    assert (now.pages_held, now.pages_cached) == (0, 5)
+    request = stepped.submit([*history, 8, 9], SamplingParams(4))
+    stepped.run()
+    assert request.result(0).cached_tokens == 5 * PAGE
+    assert list(request.result(0).token_ids) == expected_tokens([*history, 8, 9], 4, VOCAB)
+
+
+@DEPTHS
 def test_without_a_prefix_cache_nothing_is_kept(depth: int) -> None:
     stepped = Stepped(depth, 64, prefix_cache=False)
     for _ in range(2):
