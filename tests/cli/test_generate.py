@@ -258,16 +258,18 @@ def test_memory_that_the_host_does_not_have_is_told_in_one_line(
     assert err.endswith(f"; lower {option}\n")
 
 
-def test_an_answer_ends_after_its_timeout_with_what_it_has(
+def test_an_answer_ends_after_its_timeout_with_what_it_has_and_says_so(
     capsys: pytest.CaptureFixture[str], model: str
 ) -> None:
     common = ("generate", "w5", "--model", model, "--device", "cpu", "--max-new-tokens", "7")
     code, out, err = run(capsys, *common, "--timeout", "0", "--json")
-    assert (code, err) == (0, "")
+    told = "photon-ext generate: the answer is not complete: its --timeout has passed\n"
+    assert (code, err) == (1, told)
     assert (json.loads(out)["finish_reason"], json.loads(out)["token_ids"]) == ("timeout", [])
     code, out, _ = run(capsys, *common, "--timeout", "600", "--json")
-    assert json.loads(out)["finish_reason"] in ("length", "stop")
-    assert "0 tokens (timeout)" in run(capsys, *common, "--timeout", "0")[2]
+    assert (code, json.loads(out)["finish_reason"] in ("length", "stop")) == (0, True)
+    code, _, err = run(capsys, *common, "--timeout", "0")
+    assert (code, "0 tokens (timeout)" in err, err.endswith(told)) == (1, True, True)
 
 
 @pytest.mark.parametrize(
