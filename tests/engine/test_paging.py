@@ -20,6 +20,7 @@ from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling import Planner
 from photon_ext.testing import Request as ToyRequest
 from photon_ext.testing import ToyModel
+from tests.conftest import EXAMPLES
 from tests.engine.byte_tokenizer import VOCAB
 from tests.engine.simulated import expected_tokens
 from tests.engine.stepped import PAGE, Stepped
@@ -86,7 +87,7 @@ class PagingMachine(RuleBasedStateMachine):
 
 
 TestPaging = PagingMachine.TestCase
-TestPaging.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPaging.settings = settings(max_examples=30 * EXAMPLES, stateful_step_count=30, deadline=None)
 
 
 @DEPTHS
