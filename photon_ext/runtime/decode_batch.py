@@ -6,7 +6,7 @@ from array import array
 
 from photon_ext.errors import PipelineError
 from photon_ext.layout import SEGMENT_COLUMNS, SegmentFlag
-from photon_ext.runtime.row import NEVER, Row
+from photon_ext.runtime.row import NEVER, Row, RowState
 from photon_ext.runtime.step import StepKey
 
 _SAMPLE = int(SegmentFlag.SAMPLE)
@@ -37,11 +37,10 @@ class DecodeBatch:
             raise PipelineError("a plan names a row twice; each has one token a step")
         sampled = [row.sampled for row in rows]
         positions = [len(row.prompt_ids) + n - 1 for row, n in zip(rows, sampled, strict=True)]
-        left = [
-            min(row.params.max_new_tokens - n, row.capacity - position)
-            for row, n, position in zip(rows, sampled, positions, strict=True)
-        ]
-        if min(sampled) < 1 or min(left) < 1 or not all(row.running for row in rows):
+        left = [row.params.max_new_tokens - n for row, n in zip(rows, sampled, strict=True)]
+        places = [row.capacity - n for row, n in zip(rows, positions, strict=True)]
+        limit, running = min(*left, *places), RowState.RUNNING
+        if limit < 1 or min(sampled) < 1 or any(row.state is not running for row in rows):
             raise _misfit(rows)
         self.rows = rows
         self.launches = 0
@@ -51,7 +50,7 @@ class DecodeBatch:
         self.generations = [row.generation for row in rows]
         self.positions = positions
         self.constrained = tuple(i for i, row in enumerate(rows) if row.params.constrained)
-        self.limit = min(left)
+        self.limit = limit
         self.key = StepKey(bucket, 0, 0, bool(self.constrained))
         self.words = array("i", bytes(4 * SEGMENT_COLUMNS * bucket))
         count = len(rows)

@@ -190,14 +190,16 @@ class Pager:
         """Enters the pages of its answer. Returns its pages, among them the cache's where that has
         others of the same content, because what follows is found behind those alone.
         """
-        tokens = sequence.tokens()
-        if len(tokens) <= len(sequence.admission.prompt_ids):
+        tokens, prompt = sequence.tokens(), sequence.admission.prompt_ids
+        if len(tokens) <= len(prompt):
             return pages
-        found = self._cache.match(tokens, sequence.root).pages
-        begin = len(found)
-        self.pool.share(found)
-        self.pool.release(pages[:begin])
-        pages = (*found, *pages[begin:])
+        begin = self._holdings[sequence].entered
+        if begin < len(prompt) // self.page_size:
+            found = self._cache.match(tokens, sequence.root).pages
+            begin = len(found)
+            self.pool.share(found)
+            self.pool.release(pages[:begin])
+            pages = (*found, *pages[begin:])
         # the last token was sampled, and never fed
         end = self._cache.enter(tokens[:-1], pages, sequence.root, begin)
         self._cache.written(pages[begin:end])

@@ -45,14 +45,15 @@ def run(library: Path, *arguments: str, **environment: str) -> subprocess.Comple
 RUNS: dict[str, tuple[tuple[str, ...], str, dict[str, str]]] = {
     "chunks": (
         ("ops/test_chunk_attention", "models/test_decoder_fast"),
-        "(test_chunk_attention and not ((in_parts or rides_along or stay_whole) and (96 or 128 or "
-        "256))) or as_near or in_a_mixed_step",
+        "(test_chunk_attention and not ((in_parts or rides_along or stay_whole or fills) and "
+        "(96 or 128 or 256))) or (as_near and tied) or in_a_mixed_step",
         {},
     ),
     "ops": (
         tuple(f"ops/test_{family}" for family in FAMILIES if family != "chunk_attention"),
         "(not test_fused_linear or counts or strided or as_near or more_columns) and not "
-        "(in_one_run and 256)",
+        "((in_one_run or however_many_blocks) and (256 or 24-2-128)) and not "
+        "(around_the_groups and (264-576 or 80-1088))",
         {},
     ),
     # Two passes of an exchange, by one cluster.
