@@ -20,13 +20,15 @@ def has_tokenizer() -> bool:
 
 
 def test_it_writes_a_result_per_mode_and_number_of_rows(tmp_path: Path) -> None:
-    path = tmp_path / "host.json"
-    assert host.main(["--rows", "2,3", "--steps", "80", "--rounds", "1", "--json", str(path)]) == 0
-    results = json.loads(path.read_text())["results"]
-    here = [mode for mode in host.MODES if mode != "text" or has_tokenizer()]
-    measured = [(result["mode"], result["rows"]) for result in results]
-    assert measured == [(mode, rows) for mode in here for rows in (2, 3)]
-    assert all(result["host_us"] > 0 for result in results)
+    path, here = tmp_path / "host.json", [m for m in host.MODES if m != "text" or has_tokenizer()]
+    for modes, rows in (("quiet", (2, 3)), (",".join(here), (2,))):
+        numbers = ",".join(map(str, rows))
+        sizes = ["--rows", numbers, "--steps", "80", "--rounds", "1"]
+        assert host.main(["--modes", modes, *sizes, "--json", str(path)]) == 0
+        results = json.loads(path.read_text())["results"]
+        measured = [(result["mode"], result["rows"]) for result in results]
+        assert measured == [(mode, count) for mode in modes.split(",") for count in rows]
+        assert all(result["host_us"] > 0 for result in results)
 
 
 def test_so_few_steps_that_none_is_left_to_time_are_refused(

