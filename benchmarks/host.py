@@ -19,17 +19,15 @@ interpreter from the loop, so that the figure tells what streaming in one proces
 from __future__ import annotations
 
 import json
-import multiprocessing
 import statistics
 import threading
 import time
-from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.common import options as cli
+from benchmarks.common.hand_over import hand_over
 from benchmarks.open_loop.loads import LOADS, make_asks
-from photon_ext import Engine, SamplingParams, StepOutput
+from photon_ext import Engine, SamplingParams
 from photon_ext.engine.loop import EngineLoop
 from photon_ext.errors import PhotonError
 from photon_ext.testing.stub import StubDevice
@@ -111,7 +109,7 @@ def measure(mode: str, rows: int, steps: int, tokenizer: Tokenizer | None = None
         if mode == "text":
             _read_all([engine.submit(prompt, params) for prompt in prompts])
         else:
-            finish = _hand_over(engine) if mode == "handover" else _nothing
+            finish = hand_over(engine) if mode == "handover" else _nothing
             outputs = engine.generate(prompts, params)
             engine.close()  # the last step is handed on, too
             tokens = finish()
@@ -138,7 +136,7 @@ def measure_traffic(rows: int) -> float:
             chunk=512,
             prefill="mixed",
         ) as engine:
-            finish = _hand_over(engine)
+            finish = hand_over(engine)
             outputs = engine.generate([ask.prompt for ask in asks], params)
         tokens = finish()
     assert [len(output.token_ids) for output in outputs] == [ask.answer for ask in asks]
@@ -148,56 +146,6 @@ def measure_traffic(rows: int) -> float:
 
 def _nothing() -> int:
     return 0
-
-
-def _hand_over(engine: Engine) -> Callable[[], int]:
-    """Sends each step's tokens to another process; what is returned waits for it to have all, and
-    tells how many there were.
-    """
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    consumer = multiprocessing.get_context("spawn").Process(target=_consume, args=(theirs,))
-    consumer.start()
-    assert ours.recv() == "ready"
-    names: dict[int, int] = {}
-    sent: list[tuple[Any, ...]] = []  # of the requests that decode together
-
-    def send(output: StepOutput) -> None:
-        requests = output.requests
-        if not sent or sent[-1] is not requests:
-            sent[:] = [requests]
-            ours.send([names.setdefault(id(request), len(names)) for request in requests])
-        first = [
-            (names.setdefault(id(request), len(names)), token) for request, token in output.first
-        ]
-        ours.send((output.tokens, first, len(output.ended)))
-
-    engine.listen(send)
-
-    def finish() -> int:
-        ours.send(None)
-        count = ours.recv()
-        consumer.join()
-        return int(count)
-
-    return finish
-
-
-def _consume(pipe: Connection) -> None:
-    """The other process: takes each token to its request."""
-    answers: dict[int, list[int]] = {}
-    columns: list[list[int]] = []
-    pipe.send("ready")
-    while (message := pipe.recv()) is not None:
-        if isinstance(message, list):
-            columns = [answers.setdefault(name, []) for name in message]
-            continue
-        tokens, first, _ended = message
-        for answer, token in zip(columns, tokens, strict=False):
-            if token >= 0:
-                answer.append(token)
-        for name, token in first:
-            answers.setdefault(name, []).append(token)
-    pipe.send(sum(map(len, answers.values())))
 
 
 def _read_all(requests: list[Any]) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import host
-from benchmarks.common.environment import REPOSITORY
+from tests.forked import run_script
 
 
 def has_tokenizer() -> bool:
@@ -44,9 +42,7 @@ def test_without_a_tokenizer_s_package_text_is_left_out_with_a_line() -> None:
     code = (
         f"import sys; sys.modules['gguf'] = None; from benchmarks import host; host.main({given})"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True
-    )
+    done = run_script(code)
     assert done.returncode == 0, done.stderr
     left_out, measured = done.stdout.splitlines()
     assert left_out.startswith("text is left out, it needs SmolLM2's tokenizer: ")
