@@ -84,7 +84,8 @@ class StepKeys:
         """How many chunks of `tokens` in all there is room for, beside the rows of a decode bucket,
         which are more than the next smaller bucket holds.
         """
-        smaller = max((size for size in self.decode_buckets if size < decode_bucket), default=0)
+        place = bisect_left(self.decode_buckets, decode_bucket)
+        smaller = self.decode_buckets[place - 1] if place else 0
         least = smaller + 1 if decode_bucket else 0
         most = max(LEAST_CHUNKS, tokens // self.chunk_tokens)
         return min(tokens, most, self.max_rows - least)
