@@ -317,7 +317,7 @@ class Pipeline:
             )
         with self._no_way_back():
             probe.begin(Phase.WAIT, step.index)
-            records = self._stalls.wait(self._slots[step.slot], step.key.segments)
+            records = self._wait(step)
             probe.end()
             probe.begin(Phase.COMMIT, step.index)
             self._inflight.popleft()
@@ -435,6 +435,9 @@ class Pipeline:
             self._stalls.rest()
 
     # --- commit -----------------------------------------------------------------------------------
+
+    def _wait(self, step: Step) -> memoryview:
+        return self._stalls.wait(self._slots[step.slot], step.key.segments)
 
     def _release_unused(self) -> None:
         for row in self.roster.take_unused(self._committed):
