@@ -16,11 +16,12 @@ EMULATED_OPS := $(addprefix tests/ops/test_,attention.py chunk_attention.py embe
 	opcheck.py sample.py split_attention.py step.py)
 EMULATED_MODELS := tests/models/test_decoder_fast.py tests/engine/test_engine_fast.py tests/models/test_decoder.py tests/runtime/test_replay.py tests/engine/test_engine_models.py tests/testing/test_conformance.py
 SEEDS ?= 2
+SEARCH ?= 20
 # About half of the time that the tests take.
 BESIDE := tests/benchmarks tests/cli tests/engine tests/observe
 EMULATED := PHOTON_OPS_LIBRARY=build/emulated/_ops.abi3.so
 
-.PHONY: demo test test-emulated test-gpu gpu sanitize bench-gpu build lint format clean
+.PHONY: demo test test-emulated test-search test-gpu gpu sanitize bench-gpu build lint format clean
 
 demo: build
 	@.ci/demo "$(BIN)/python" "$(MODEL)"
@@ -41,6 +42,11 @@ test-emulated: build
 	  tests/ops/test_fused_linear.py -k "any_number or more_tokens_than_a_launch or many_tokens or not_finite or around_the_groups" || exit 1; done
 	$(EMULATED) $(BIN)/python -m pytest -q -m "not gpu" $(EMULATED_MODELS) \
 	  -k "test_decoder_fast or alone_batched or among_more_rows or preempted or half or (bitwise and not scaled) or pinned_memory or eager_steps or sampled_tokens or real_runtime or are_the_ops"
+
+# Searches for what goes wrong, with SEARCH times as many examples as `make test` gives them.
+test-search: build
+	PHOTON_EXAMPLES=$(SEARCH) $(BIN)/python -m pytest -q -m "not gpu" tests/runtime/test_state_machine.py tests/runtime/test_plans.py \
+	  tests/engine/test_readers.py tests/engine/test_paging.py
 
 test-gpu: gpu
 	$(BIN)/python -m pytest -m gpu

@@ -7,24 +7,27 @@ A stub device answers every step at once, so that the loop's turns are nothing b
     quiet      nobody reads before the end, as in `generate`
     handover   every token is handed on, a message per step, to one consumer in another process
     text       32 threads stream text beside the loop; left out without SmolLM2's tokenizer
+    traffic    4 requests per row of the load "mix" of benchmarks.traffic, all at once, with pages
+               for less than all of them: rows are admitted and end, prompts ride beside decode
+               rows, and pages are appended, every few steps
 
-The figure is the median of the loop's turns in microseconds, on its own thread. In `text` readers
-take the interpreter from the loop, so that the figure tells what streaming in one process costs.
+The figure is the median of the loop's turns in microseconds, on its own thread; of `traffic`, whose
+turns differ, the mean, without what the stub device itself takes. In `text` readers take the
+interpreter from the loop, so that the figure tells what streaming in one process costs.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import statistics
 import threading
 import time
-from collections.abc import Callable
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.common import options as cli
-from photon_ext import Engine, SamplingParams, StepOutput
+from benchmarks.common.hand_over import hand_over
+from benchmarks.open_loop.loads import LOADS, make_asks
+from photon_ext import Engine, SamplingParams
 from photon_ext.engine.loop import EngineLoop
 from photon_ext.errors import PhotonError
 from photon_ext.testing.stub import StubDevice
@@ -32,21 +35,35 @@ from photon_ext.testing.stub import StubDevice
 if TYPE_CHECKING:
     from photon_ext.models.tokenizer import Tokenizer
 
-MODES = ("quiet", "handover", "text")
+MODES = ("quiet", "handover", "text", "traffic")
 VOCABULARY = 151936
 READERS = 32
 WARM_UP = 50  # turns: admission and the first steps
+PER_ROW = 4  # requests of `traffic`
+PAGES_PER_ROW = 36  # of `traffic`, whose requests take 42 in the mean
 
 
 class TimedLoop:
-    """The times of a loop's turns, from its own thread's clock of wall time."""
+    """The times of a loop's turns, from its own thread's clock of wall time.
+
+    Attributes:
+        turns_ns: of each turn, the stub device's part included.
+        device_ns: what the stub device took in all of them.
+    """
 
     def __init__(self) -> None:
         self.turns_ns: list[int] = []
+        self.device_ns = 0
 
     def __enter__(self) -> TimedLoop:
-        self._turn = turn = EngineLoop._turn
+        self._turn, self._run = turn, run = EngineLoop._turn, StubDevice.run
         turns = self.turns_ns
+
+        def timed_run(device: StubDevice, *words: Any) -> memoryview:
+            begin = time.perf_counter_ns()
+            records = run(device, *words)
+            self.device_ns += time.perf_counter_ns() - begin
+            return records
 
         def timed(loop: EngineLoop) -> None:
             begin = time.perf_counter_ns()
@@ -54,10 +71,12 @@ class TimedLoop:
             turns.append(time.perf_counter_ns() - begin)
 
         EngineLoop._turn = timed  # type: ignore[method-assign]
+        StubDevice.run = timed_run  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
         EngineLoop._turn = self._turn  # type: ignore[method-assign]
+        StubDevice.run = self._run  # type: ignore[method-assign]
 
 
 def bundled_tokenizer() -> Tokenizer:
@@ -90,7 +109,7 @@ def measure(mode: str, rows: int, steps: int, tokenizer: Tokenizer | None = None
         if mode == "text":
             _read_all([engine.submit(prompt, params) for prompt in prompts])
         else:
-            finish = _hand_over(engine) if mode == "handover" else _nothing
+            finish = hand_over(engine) if mode == "handover" else _nothing
             outputs = engine.generate(prompts, params)
             engine.close()  # the last step is handed on, too
             tokens = finish()
@@ -99,58 +118,34 @@ def measure(mode: str, rows: int, steps: int, tokenizer: Tokenizer | None = None
     return statistics.median(timed.turns_ns[WARM_UP:]) / 1e3
 
 
+def measure_traffic(rows: int) -> float:
+    """Mean microseconds of a turn with `rows` rows and PER_ROW requests for each, without the stub
+    device's own.
+    """
+    load = LOADS["mix"]
+    asks = make_asks(load, PER_ROW * rows, None, VOCABULARY, seed=7)
+    params = [SamplingParams(max_new_tokens=ask.answer) for ask in asks]
+    runtime = StubDevice(rows, max_len=load.longest)
+    with TimedLoop() as timed:
+        with Engine(
+            runtime,
+            lambda step: None,
+            vocab_size=VOCABULARY,
+            num_pages=PAGES_PER_ROW * max(rows, 3),  # a pool that holds the longest request
+            prefill_buckets=(64, 128, 256, 512),
+            chunk=512,
+            prefill="mixed",
+        ) as engine:
+            finish = hand_over(engine)
+            outputs = engine.generate([ask.prompt for ask in asks], params)
+        tokens = finish()
+    assert [len(output.token_ids) for output in outputs] == [ask.answer for ask in asks]
+    assert tokens == sum(ask.answer for ask in asks)
+    return (sum(timed.turns_ns) - timed.device_ns) / len(timed.turns_ns) / 1e3
+
+
 def _nothing() -> int:
     return 0
-
-
-def _hand_over(engine: Engine) -> Callable[[], int]:
-    """Sends each step's tokens to another process; what is returned waits for it to have all, and
-    tells how many there were.
-    """
-    ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    consumer = multiprocessing.get_context("spawn").Process(target=_consume, args=(theirs,))
-    consumer.start()
-    assert ours.recv() == "ready"
-    names: dict[int, int] = {}
-    sent: list[tuple[Any, ...]] = []  # of the requests that decode together
-
-    def send(output: StepOutput) -> None:
-        requests = output.requests
-        if not sent or sent[-1] is not requests:
-            sent[:] = [requests]
-            ours.send([names.setdefault(id(request), len(names)) for request in requests])
-        first = [
-            (names.setdefault(id(request), len(names)), token) for request, token in output.first
-        ]
-        ours.send((output.tokens, first, len(output.ended)))
-
-    engine.listen(send)
-
-    def finish() -> int:
-        ours.send(None)
-        count = ours.recv()
-        consumer.join()
-        return int(count)
-
-    return finish
-
-
-def _consume(pipe: Connection) -> None:
-    """The other process: takes each token to its request."""
-    answers: dict[int, list[int]] = {}
-    columns: list[list[int]] = []
-    pipe.send("ready")
-    while (message := pipe.recv()) is not None:
-        if isinstance(message, list):
-            columns = [answers.setdefault(name, []) for name in message]
-            continue
-        tokens, first, _ended = message
-        for answer, token in zip(columns, tokens, strict=False):
-            if token >= 0:
-                answer.append(token)
-        for name, token in first:
-            answers.setdefault(name, []).append(token)
-    pipe.send(sum(map(len, answers.values())))
 
 
 def _read_all(requests: list[Any]) -> None:
@@ -190,7 +185,12 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"text is left out, it needs SmolLM2's tokenizer: {error!s:.200}", flush=True)
             continue
         for rows in given.rows:
-            runs = [measure(mode, rows, given.steps, tokenizer) for _ in range(given.rounds)]
+            runs = [
+                measure_traffic(rows)
+                if mode == "traffic"
+                else measure(mode, rows, given.steps, tokenizer)
+                for _ in range(given.rounds)
+            ]
             host_us = round(statistics.median(runs), 1)
             result = {"rows": rows, "mode": mode, "host_us": host_us}
             results.append({**result, "runs_us": [round(run, 1) for run in runs]})

@@ -162,6 +162,9 @@ def arguments(given: list[str] | None) -> Namespace:
         unknown = ", ".join(name for name in getattr(args, option) if name not in known)
         if unknown:
             options.error(f"--{option} {unknown}: unknown; known are {', '.join(known)}")
+    if args.sweep and not any(isinstance(rate, float) for rate in args.rates):
+        told = f"--sweep begins at the first rate that is a number, and --rates has {BURST} alone"
+        options.error(f"{told}; add one, for instance --rates {BURST},10")
     return args
 
 

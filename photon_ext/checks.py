@@ -215,12 +215,37 @@ def check_pages(pages: Iterable[int] | None, tokens: int, limits: Limits) -> tup
                 f"{needed} pages"
             )
         return None
-    held = check_ids("pages", pages, INT32_MAX + 1, kind="page number", whose="")
+    held = _page_numbers(pages)
     if not needed <= len(held) <= limits.pages_per_row:
         raise RequestError(
             f"{len(held)} pages given; this request needs {needed}, and a row holds "
             f"{limits.pages_per_row} at most"
         )
-    if len(set(held)) < len(held):
-        raise RequestError(f"pages {held} names a page twice; each holds other tokens")
+    _check_different(held)
     return held
+
+
+def check_more_pages(held: tuple[int, ...], more: Iterable[int], limits: Limits) -> tuple[int, ...]:
+    """The pages of a row that holds ``held`` and gets ``more`` besides: all different.
+
+    Raises:
+        RequestError: they are too many, or one of them cannot be.
+    """
+    added = _page_numbers(more)
+    pages = (*held, *added)
+    if len(pages) > limits.pages_per_row:
+        raise RequestError(
+            f"{len(added)} pages given to a row of {len(held)}; it holds {limits.pages_per_row} at "
+            "most"
+        )
+    _check_different(pages)
+    return pages
+
+
+def _page_numbers(pages: Iterable[int]) -> tuple[int, ...]:
+    return check_ids("pages", pages, INT32_MAX + 1, kind="page number", whose="")
+
+
+def _check_different(pages: tuple[int, ...]) -> None:
+    if len(set(pages)) < len(pages):
+        raise RequestError(f"pages {pages} names a page twice; each holds other tokens")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -36,6 +37,8 @@ OPTIONAL_PACKAGES = (
     "tokenizers",
     "transformers",
 )
+# times as many examples of a search: make test-search
+EXAMPLES = int(os.environ.get("PHOTON_EXAMPLES", "1"))
 MISSING = {name for name in OPTIONAL_PACKAGES if importlib.util.find_spec(name) is None}
 SKIPPED_FILES: dict[str, set[str]] = {}  # test file -> missing packages that it imports
 

@@ -58,19 +58,24 @@ print(photon_ext.num_threads() >= 1)
 
 def test_what_the_readme_names_is_there_after_a_plain_import() -> None:
     """`help(photon_ext.runtime.StepTensors)`, say, in a session that has not used the runtime
-    yet.
+    yet: each name in a fork of its own.
     """
-    for name in (
-        "observe.cost_model",
-        "ops",
-        "reference.rms_norm",
-        "runtime.StepTensors",
-        "sampling.from_allowed_ids",
-    ):
-        run(
-            f"import photon_ext; photon_ext.{name}; assert {name.split('.')[0]!r} in "
-            "dir(photon_ext)"
-        )
+    run(
+        """
+import os, photon_ext
+for name in (
+    "observe.cost_model",
+    "ops",
+    "reference.rms_norm",
+    "runtime.StepTensors",
+    "sampling.from_allowed_ids",
+):
+    if (child := os.fork()) == 0:
+        eval(f"photon_ext.{name}")
+        os._exit(name.split(".")[0] not in dir(photon_ext))
+    assert os.waitpid(child, 0)[1] == 0, name
+"""
+    )
 
 
 def test_the_runtime_decodes_with_torch_alone() -> None:

@@ -59,7 +59,8 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         type=_seconds,
         metavar="SECONDS",
-        help="end an unfinished answer after so long, from when the model is loaded",
+        help="end an unfinished answer after so long, from when the model is loaded, with exit "
+        "code 1",
     )
     parser.add_argument(
         "--json",

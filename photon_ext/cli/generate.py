@@ -41,10 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
         say(_as_json(output, stats))
     else:
         complain(_summary(output, stats))
-    if output.error is not None:
+    if output.finish_reason == "timeout":
+        complain("photon-ext generate: the answer is not complete: its --timeout has passed")
+    elif output.error is not None:
         complain(f"photon-ext generate: {output.error}")
-        return 1
-    return 0
+    return 1 if output.finish_reason in ("timeout", "error") else 0
 
 
 def stream(request: Request) -> None:

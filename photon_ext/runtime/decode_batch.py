@@ -6,7 +6,7 @@ from array import array
 
 from photon_ext.errors import PipelineError
 from photon_ext.layout import SEGMENT_COLUMNS, SegmentFlag
-from photon_ext.runtime.row import NEVER, Row
+from photon_ext.runtime.row import NEVER, Row, RowState
 from photon_ext.runtime.step import StepKey
 
 _SAMPLE = int(SegmentFlag.SAMPLE)
@@ -35,27 +35,22 @@ class DecodeBatch:
         """
         if len(set(rows)) < len(rows):
             raise PipelineError("a plan names a row twice; each has one token a step")
-        for row in rows:
-            if not row.wants_decode:
-                raise PipelineError(f"{row} has no token to decode; leave it out of the plan")
-            if row.next_position >= row.capacity:
-                raise PipelineError(
-                    f"{row} has no page for position {row.next_position}; append pages to it, or "
-                    "leave it out of the plan"
-                )
-        for row in rows:
-            row.leave_batch()
+        sampled = [row.sampled for row in rows]
+        positions = [len(row.prompt_ids) + n - 1 for row, n in zip(rows, sampled, strict=True)]
+        left = [row.params.max_new_tokens - n for row, n in zip(rows, sampled, strict=True)]
+        places = [row.capacity - n for row, n in zip(rows, positions, strict=True)]
+        limit, running = min(*left, *places), RowState.RUNNING
+        if limit < 1 or min(sampled) < 1 or any(row.state is not running for row in rows):
+            raise _misfit(rows)
         self.rows = rows
         self.launches = 0
         self.last_step = NEVER
         self.intact = True
         self.indices = [row.index for row in rows]
         self.generations = [row.generation for row in rows]
-        self.positions = [row.next_position for row in rows]
+        self.positions = positions
         self.constrained = tuple(i for i, row in enumerate(rows) if row.params.constrained)
-        left = (row.params.max_new_tokens - row.sampled for row in rows)
-        places = (row.capacity - row.next_position for row in rows)
-        self.limit = min(*left, *places)
+        self.limit = limit
         self.key = StepKey(bucket, 0, 0, bool(self.constrained))
         self.words = array("i", bytes(4 * SEGMENT_COLUMNS * bucket))
         count = len(rows)
@@ -63,7 +58,7 @@ class DecodeBatch:
         for column, values in enumerate(columns):
             self.words[column : count * SEGMENT_COLUMNS : SEGMENT_COLUMNS] = array("i", values)
         for row in rows:  # at the end, as an interrupt may come before
-            row.batch = self
+            row.join(self)
 
     @property
     def ready(self) -> bool:
@@ -75,3 +70,15 @@ class DecodeBatch:
         self.last_step = step
         self.launches += 1
         return self.launches - 1
+
+
+def _misfit(rows: tuple[Row, ...]) -> PipelineError:
+    """Says which of the rows cannot ride, and why."""
+    for row in rows:
+        if not row.wants_decode:
+            return PipelineError(f"{row} has no token to decode; leave it out of the plan")
+    row = next(row for row in rows if row.next_position >= row.capacity)
+    return PipelineError(
+        f"{row} has no page for position {row.next_position}; append pages to it, or leave it out "
+        "of the plan"
+    )

@@ -15,7 +15,6 @@ flight, never stored beside them.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from photon_ext.checks import (
     check_count,
     check_counts,
     check_flag,
+    check_more_pages,
     check_pages,
 )
 from photon_ext.errors import PipelineError, RequestError, shown
@@ -40,6 +40,7 @@ from photon_ext.runtime.probe import Phase
 from photon_ext.runtime.record import read_step
 from photon_ext.runtime.roster import Roster
 from photon_ext.runtime.row import NEVER, Row, RowState
+from photon_ext.runtime.stalls import Stalls
 from photon_ext.runtime.stats import PipelineStats
 from photon_ext.runtime.step import (
     Fill,
@@ -47,7 +48,6 @@ from photon_ext.runtime.step import (
     PageAppend,
     RowEvent,
     Sample,
-    Span,
     Step,
     StepKind,
     StepPlan,
@@ -149,16 +149,14 @@ class Pipeline:
         self._runtime = runtime
         self._slots: Sequence[SlotPort] = runtime.open_slots(self._spec)
         self._on_release = on_release
-        self._stalls = stalls
-        self._fed = False  # there has been work since the last launch: an idle device waits for us
         self.roster = Roster()
         self._builder = StepBuilder(self._spec, self.roster)
         self._inflight: deque[Step] = deque()
         self._committed = NEVER
         self.last_kind: StepKind | None = None
-        self._last_span: Span | None = None
         self._failure: BaseException | None = None
         self.stats = PipelineStats()
+        self._stalls = Stalls(self.stats, stalls)
 
     # --- rows -------------------------------------------------------------------------------------
 
@@ -324,15 +322,14 @@ class Pipeline:
             probe.begin(Phase.COMMIT, step.index)
             self._inflight.popleft()
             self._committed = step.index
-            self._measure_gap(step)
-            zombies = step.count_zombies()
+            self._stalls.committed(step)
             result = read_step(step, records, self._spec.vocab_size)
             for event in result.events.values():
                 if event.finish is not None:
                     self.roster.finish(event.row)
             self._release_unused()
-            self.stats.committed(step, result.count, zombies)
-            probe.committed(step, zombies)
+            self.stats.committed(step, result.count, result.zombies)
+            probe.committed(step, result.zombies)
             probe.end()
             return result
 
@@ -403,18 +400,15 @@ class Pipeline:
         for row, pages in appends:
             if not (row.running and self.roster.holds(row)):
                 raise PipelineError(f"a plan appends pages to {row}, which does not run here")
-            check_pages([*row.pages, *pages], 1, self.limits)
-            self._runtime.table.append_pages(row.index, len(row.pages), pages)
-            row.pages = (*row.pages, *pages)
-            row.capacity = len(row.pages) * self.limits.page_size
+            held = check_more_pages(row.pages, pages, self.limits)
+            self._runtime.table.append_pages(row.index, len(row.pages), held[len(row.pages) :])
+            row.pages, row.capacity = held, len(held) * self.limits.page_size
 
     def _enqueue(self, step_input: StepInput) -> Step:
         batch, segments, key, words, staged = step_input
         number, index = self.stats.steps, self._free_slot()
         slot = self._slots[index]
-        if self._stalls and self._fed:
-            latest = self._inflight[-1] if self._inflight else None
-            self.stats.device_waits += latest is None or self._slots[latest.slot].done()
+        self._stalls.launching(self._slots[self._inflight[-1].slot] if self._inflight else None)
         deltas = self._runtime.table.take_deltas()
         sent = slot.launch(key, words, staged, deltas, not key.split)
         launch = 0 if batch is None else batch.launch(number)
@@ -426,7 +420,6 @@ class Pipeline:
                 self.roster.prompt_done(segment.row)
         step = Step(number, index, key, batch, launch, segments, slot.span, not key.split)
         self._inflight.append(step)
-        self._fed = True
         self.last_kind = key.kind
         self.stats.launched(step, sent)
         probe.launched(step, sent)
@@ -437,33 +430,20 @@ class Pipeline:
         return next(slot for slot in range(len(self._slots)) if slot not in taken)
 
     def _rest(self) -> None:
-        """Nothing can be launched: without a step in flight that is neither a gap nor a wait."""
+        """Nothing can be launched."""
         if not self._inflight:
-            self._last_span, self._fed = None, False
+            self._stalls.rest()
 
     # --- commit -----------------------------------------------------------------------------------
 
     def _wait(self, step: Step) -> memoryview:
-        slot = self._slots[step.slot]
-        if not self._stalls:
-            return slot.wait(step.key.segments)
-        self.stats.host_waits += not slot.done()
-        begin = time.perf_counter_ns()
-        records = slot.wait(step.key.segments)
-        self.stats.host_wait_ns += time.perf_counter_ns() - begin
-        return records
+        return self._stalls.wait(self._slots[step.slot], step.key.segments)
 
     def _release_unused(self) -> None:
         for row in self.roster.take_unused(self._committed):
             self._runtime.table.release(row.index)
             if self._on_release is not None:
                 self._on_release(row)
-
-    def _measure_gap(self, step: Step) -> None:
-        if self._last_span is not None and step.span is not None:
-            step.gap_us = step.span.gap_us(self._last_span)
-            self.stats.gap(step.gap_us)
-        self._last_span = step.span
 
     # --- masks and failure ------------------------------------------------------------------------
 

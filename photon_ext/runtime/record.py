@@ -26,7 +26,9 @@ def read_step(step: Step, records: memoryview, vocab_size: int) -> StepResult:
     result = StepResult(step)
     if step.batch is not None:
         _read_batch(step.batch, step.launch, records, vocab_size, result)
+    result.zombies = len(result.skipped)
     for i, chunk in enumerate(step.chunks):
+        result.zombies += not chunk.row.delivers
         begin = (step.key.decode_rows + i) * RECORD_WIDTH
         event = _read_chunk(chunk, records[begin : begin + RECORD_WIDTH].tolist(), vocab_size)
         if event is not None:
@@ -49,18 +51,17 @@ def _read_batch(
                 raise _not_its_own(row, *found)
     result.rows, result.tokens = batch.rows, tokens
     result.count = len(tokens)
-    if batch.intact and not any(flags) and min(tokens) >= 0 and max(tokens) < vocab_size:
+    if not batch.intact:
+        gone = [column for column, row in enumerate(batch.rows) if not row.delivers]
+        result.skipped = frozenset(gone)
+        result.count -= len(gone)
+    if not any(flags) and min(tokens) >= 0 and max(tokens) < vocab_size:
         return
-    skipped = set()
-    for column, row in enumerate(batch.rows):
-        if not row.delivers:
-            skipped.add(column)
-        elif flags[column] or not 0 <= tokens[column] < vocab_size:
+    for column, (row, flag, token) in enumerate(zip(batch.rows, flags, tokens, strict=True)):
+        if (flag or not 0 <= token < vocab_size) and column not in result.skipped:
             position = batch.positions[column] + launch
-            result.events[column] = _event(row, flags[column], tokens[column], position, vocab_size)
-    result.skipped = frozenset(skipped)
-    faults = sum(event.token is None for event in result.events.values())
-    result.count -= len(skipped) + faults
+            event = result.events[column] = _event(row, flag, token, position, vocab_size)
+            result.count -= event.token is None
 
 
 def _read_chunk(chunk: ChunkSegment, record: list[int], vocab_size: int) -> RowEvent | None:

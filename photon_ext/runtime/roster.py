@@ -11,6 +11,7 @@ class Roster:
     def __init__(self) -> None:
         self._rows: dict[int, Row] = {}
         self._prefill: dict[int, Row] = {}
+        self._decoding: dict[int, Row] = {}
         self._ending: list[Row] = []
         self._decode: tuple[Row, ...] | None = ()
 
@@ -29,9 +30,11 @@ class Roster:
 
     @property
     def decode(self) -> tuple[Row, ...]:
-        """Rows with a token to launch: the same tuple as long as nobody joins, leaves or ends."""
+        """Rows with a token to launch, in the order in which they came to decode: the same tuple as
+        long as nobody joins, leaves or ends.
+        """
         if self._decode is None:
-            self._decode = tuple(row for row in self._rows.values() if row.wants_decode)
+            self._decode = tuple(self._decoding.values())
         return self._decode
 
     def holds(self, row: Row) -> bool:
@@ -43,19 +46,22 @@ class Roster:
         self._rows[row.index] = self._prefill[row.index] = row
 
     def regroup(self) -> None:
-        """Some row decodes no more: its cap is covered by steps in flight, or it has left."""
+        """Some row may decode no more, as steps in flight cover its cap."""
+        self._decoding = {i: row for i, row in self._decoding.items() if row.wants_decode}
         self._decode = None
 
     def prompt_done(self, row: Row) -> None:
         """The last of a row's prompt was launched: it decodes from the next step on."""
-        self._prefill.pop(row.index, None)
-        self._decode = None
+        del self._prefill[row.index]
+        if row.wants_decode:
+            self._decoding[row.index] = row
+            self._decode = None
 
     def finish(self, row: Row, state: RowState = RowState.FINISHED) -> None:
         """A row's sequence ends, or drains; nothing of it is launched any more."""
-        if row.wants_decode:
-            self._decode = None
         row.move(state)
+        if self._decoding.pop(row.index, None) is not None:
+            self._decode = None
         self._prefill.pop(row.index, None)
         if row.batch is not None:
             row.batch.intact = False

@@ -33,6 +33,7 @@ _NEXT = {
     RowState.FINISHED: (RowState.RELEASED,),
     RowState.RELEASED: (),
 }
+_DELIVERS = (RowState.RUNNING, RowState.DRAINING)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -72,7 +73,7 @@ class Row:
     @property
     def delivers(self) -> bool:
         """Whether tokens in flight are still delivered."""
-        return self.state in (RowState.RUNNING, RowState.DRAINING)
+        return self.state in _DELIVERS
 
     @property
     def sampled(self) -> int:
@@ -113,13 +114,15 @@ class Row:
         if self.prefilled == len(self.prompt_ids):
             self._sampled = 1
 
-    def leave_batch(self) -> None:
-        """Takes over what its batch has counted; that is no batch of running rows any more, as it
-        does not hear when this one ends.
+    def join(self, batch: DecodeBatch | None) -> None:
+        """Takes over what its batch so far has counted, and goes on in another. The one that it
+        leaves is no batch of running rows any more, as it does not hear when this one ends.
         """
-        if self.batch is not None:
-            self.batch.intact = False
-        self._sampled, self._last_step, self.batch = self.sampled, self.last_step, None
+        sampled, last_step = self._sampled, self._last_step
+        if (left := self.batch) is not None:
+            left.intact = False
+            sampled, last_step = sampled + left.launches, max(last_step, left.last_step)
+        self._sampled, self._last_step, self.batch = sampled, last_step, batch
 
     def __repr__(self) -> str:
         return (

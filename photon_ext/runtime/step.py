@@ -156,13 +156,6 @@ class Step:
         decode = () if self.batch is None else self.batch.rows
         return (*decode, *(chunk.row for chunk in self.chunks))
 
-    def count_zombies(self) -> int:
-        """Segments of rows that have ended."""
-        zombies = sum(not chunk.row.delivers for chunk in self.chunks)
-        if self.batch is not None and not self.batch.intact:
-            zombies += sum(not row.delivers for row in self.batch.rows)
-        return zombies
-
     def constrained(self) -> Iterator[tuple[int, Row]]:
         """Segments that are sampled with a mask: their index and row."""
         if self.batch is not None:
@@ -197,6 +190,7 @@ class StepResult:
             was sampled, from column ``len(rows)`` on. All others go on with their token.
         skipped: columns of decode rows that had ended before.
         count: tokens in all.
+        zombies: segments of rows that had ended before.
     """
 
     step: Step | None = None
@@ -205,6 +199,7 @@ class StepResult:
     events: dict[int, RowEvent] = field(default_factory=dict)
     skipped: frozenset[int] = frozenset()
     count: int = 0
+    zombies: int = 0
 
     def __iter__(self) -> Iterator[RowEvent]:
         for column, (row, token) in enumerate(zip(self.rows, self.tokens, strict=True)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -65,7 +66,7 @@ class StepKeys:
 
     def decode_bucket(self, rows: int) -> int:
         """The smallest that holds so many decode rows, at most `max_rows`."""
-        return next(size for size in self.decode_buckets if size >= rows)
+        return self.decode_buckets[bisect_left(self.decode_buckets, rows)]
 
     def find(self, rows: int, tokens: int, chunks: int, split: bool) -> StepKey | None:
         """The smallest captured key that holds a step of so many decode rows, and so many prompt
@@ -83,7 +84,8 @@ class StepKeys:
         """How many chunks of `tokens` in all there is room for, beside the rows of a decode bucket,
         which are more than the next smaller bucket holds.
         """
-        smaller = max((size for size in self.decode_buckets if size < decode_bucket), default=0)
+        place = bisect_left(self.decode_buckets, decode_bucket)
+        smaller = self.decode_buckets[place - 1] if place else 0
         least = smaller + 1 if decode_bucket else 0
         most = max(LEAST_CHUNKS, tokens // self.chunk_tokens)
         return min(tokens, most, self.max_rows - least)

@@ -40,13 +40,11 @@ class _Holding:
     Attributes:
         entered: how many of its pages, from the first on, are in the cache's books.
         unwritten: of those, the ones that steps have not written yet, in order.
-        whole: all full pages of its prompt are in the books, so that others can follow.
         missing: pages that it lacks for its length cap.
     """
 
     entered: int
     unwritten: list[int]
-    whole: bool
     missing: int
 
 
@@ -123,8 +121,7 @@ class Pager:
         prompt = sequence.admission.prompt_ids
         entered = self._cache.enter(prompt, pages, sequence.root, cached)
         missing = self.pages_for(sequence.admission.kv_len) - len(pages)
-        whole = entered == len(prompt) // self.page_size
-        holding = _Holding(entered, pages[cached:entered], whole, missing)
+        holding = _Holding(entered, pages[cached:entered], missing)
         self._holdings[sequence] = holding
         if missing:
             self._short[sequence] = holding
@@ -183,16 +180,27 @@ class Pager:
 
     def release(self, sequence: Sequence, row: Row) -> None:
         """No step in flight uses the row: its pages are free, or kept for what they hold."""
-        if self._holdings[sequence].whole and not self.exact:
-            self._keep_generated(sequence, row.pages)
-        self._end(sequence, row.pages)
+        pages = row.pages if self.exact else self._keep_generated(sequence, row.pages)
+        self._end(sequence, pages)
 
-    def _keep_generated(self, sequence: Sequence, pages: tuple[int, ...]) -> None:
-        tokens, begin = sequence.tokens(), self._holdings[sequence].entered
-        if len(tokens) > len(sequence.admission.prompt_ids):
-            # the last token was sampled, and never fed
-            end = self._cache.enter(tokens[:-1], pages, sequence.root, begin)
-            self._cache.written(pages[begin:end])
+    def _keep_generated(self, sequence: Sequence, pages: tuple[int, ...]) -> tuple[int, ...]:
+        """Enters the pages of its answer. Returns its pages, among them the cache's where that has
+        others of the same content, because what follows is found behind those alone.
+        """
+        tokens, prompt = sequence.tokens(), sequence.admission.prompt_ids
+        if len(tokens) <= len(prompt):
+            return pages
+        begin = self._holdings[sequence].entered
+        if begin < len(prompt) // self.page_size:
+            found = self._cache.match(tokens, sequence.root).pages
+            begin = len(found)
+            self.pool.share(found)
+            self.pool.release(pages[:begin])
+            pages = (*found, *pages[begin:])
+        # the last token was sampled, and never fed
+        end = self._cache.enter(tokens[:-1], pages, sequence.root, begin)
+        self._cache.written(pages[begin:end])
+        return pages
 
     def _end(self, sequence: Sequence, pages: Any) -> None:
         holding = self._holdings.pop(sequence)

@@ -18,14 +18,14 @@ class PagePool:
     content is kept until its place is needed.
 
     Attributes:
-        on_evict: called with each cached page that is taken for something else.
+        on_evict: called with the cached pages that are taken for something else.
     """
 
     def __init__(self, num_pages: int) -> None:
         if num_pages < 1:
             raise ConfigError(f"num_pages is {num_pages}; a pool needs at least 1 page")
         self.num_pages = num_pages
-        self.on_evict: Callable[[int], None] = lambda page: None
+        self.on_evict: Callable[[list[int]], None] = lambda pages: None
         self._free = deque(range(num_pages))
         self._counts: dict[int, int] = {}
         self._kept: set[int] = set()  # held or cached pages that become cached, not free
@@ -64,11 +64,10 @@ class PagePool:
         if count > self.available:
             return None
         pages = [self._free.popleft() for _ in range(min(count, len(self._free)))]
-        while len(pages) < count:
-            page, _ = self._cached.popitem(last=False)
-            self._kept.discard(page)
-            self.on_evict(page)
-            pages.append(page)
+        if evicted := [self._cached.popitem(last=False)[0] for _ in range(count - len(pages))]:
+            self._kept.difference_update(evicted)
+            self.on_evict(evicted)
+            pages += evicted
         self._counts.update(dict.fromkeys(pages, 1))
         return pages
 
@@ -78,9 +77,9 @@ class PagePool:
             self._cached.pop(page, None)
             self._counts[page] = self._counts.get(page, 0) + 1
 
-    def keep(self, page: int, kept: bool = True) -> None:
-        """Whether the content of a held page is kept when nobody holds it any more."""
-        (self._kept.add if kept else self._kept.discard)(page)
+    def keep(self, pages: Iterable[int], kept: bool = True) -> None:
+        """Whether the content of these held pages is kept when nobody holds them any more."""
+        (self._kept.update if kept else self._kept.difference_update)(pages)
 
     def release(self, pages: Iterable[int]) -> None:
         """One row less holds these. ValueError, and nothing is done, where one is not held or is
@@ -90,16 +89,8 @@ class PagePool:
         before the one that it continues, which every row that holds it holds, too.
         """
         pages = list(pages)
-        seen: set[int] = set()
-        for page in pages:
-            if not 0 <= page < self.num_pages:
-                raise ValueError(
-                    f"release: page {page} is not of this pool, whose pages are 0 to "
-                    f"{self.num_pages - 1}"
-                )
-            if page in seen or page not in self._counts:
-                raise ValueError(f"release: page {page} is released twice")
-            seen.add(page)
+        if len(once := set(pages)) < len(pages) or not once <= self._counts.keys():
+            raise ValueError(self._refusal(pages))
         for page in reversed(pages):
             self._counts[page] -= 1
             if self._counts[page] == 0:
@@ -108,3 +99,11 @@ class PagePool:
                     self._cached[page] = None
                 else:
                     self._free.append(page)
+
+    def _refusal(self, pages: list[int]) -> str:
+        """Which of these cannot be released, and why."""
+        bad = next(p for i, p in enumerate(pages) if p not in self._counts or p in pages[:i])
+        if 0 <= bad < self.num_pages:
+            return f"release: page {bad} is released twice"
+        last = self.num_pages - 1
+        return f"release: page {bad} is not of this pool, whose pages are 0 to {last}"

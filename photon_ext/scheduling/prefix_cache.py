@@ -81,13 +81,19 @@ class PrefixCache:
         ``begin`` being entered already. Returns how many of its leading pages are entered now: up
         to the first whose content another page has.
         """
-        before = pages[begin - 1] if begin else root
-        first = begin * self._page_size
-        for index, own in enumerate(self._chunks(tokens[first:]), begin):
-            if (before, own) in self._pages:
-                return index
-            before = self._enter(pages[index], (before, own))
-        return max(begin, len(tokens) // self._page_size)
+        before, end = pages[begin - 1] if begin else root, begin
+        for own in self._chunks(tokens, begin):
+            key = (before, own)
+            if key in self._pages:
+                break
+            before = pages[end]
+            self._pages[key], self._keys[before] = before, key
+            end += 1
+        if end > begin:
+            self._unwritten.update(pages[begin:end])
+            self._pool.keep(pages[begin:end])
+            self._latest = None
+        return end
 
     def written(self, pages: Sequence[int]) -> None:
         """These are written, by steps that are committed."""
@@ -95,24 +101,18 @@ class PrefixCache:
 
     def abandon(self, pages: Sequence[int]) -> None:
         """Their row has left: those that it has not written hold nothing."""
+        lost = [page for page in pages if page in self._unwritten]
+        self._pool.keep(lost, False)
+        self._forget(lost)
+
+    def _forget(self, pages: Sequence[int]) -> None:
         for page in pages:
-            if page in self._unwritten:
-                self._pool.keep(page, False)
-                self._forget(page)
-
-    def _enter(self, page: int, key: Key) -> int:
-        self._pages[key], self._keys[page] = page, key
-        self._unwritten.add(page)
-        self._pool.keep(page)
-        self._latest = None
-        return page
-
-    def _forget(self, page: int) -> None:
-        del self._pages[self._keys.pop(page)]
-        self._unwritten.discard(page)
+            del self._pages[self._keys.pop(page)]
+        self._unwritten.difference_update(pages)
         self._latest = None
 
-    def _chunks(self, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    def _chunks(self, tokens: Sequence[int], first: int = 0) -> Iterator[tuple[int, ...]]:
+        """The tokens of the full pages, from number ``first`` on."""
         size = self._page_size
-        for end in range(size, len(tokens) + 1, size):
-            yield tuple(tokens[end - size : end])
+        for begin in range(first * size, len(tokens) - size + 1, size):
+            yield tuple(tokens[begin : begin + size])

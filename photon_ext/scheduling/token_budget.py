@@ -15,8 +15,8 @@ class TokenBudget:
 
     Beside decode rows it is the share that the cost table allows, cut to what `max_tokens` leaves,
     and the smallest share in any case: prefill does not starve, even if decode rows alone use up
-    `max_tokens` (hazard 28). While more rows have a prompt to go through than decode, it is `chunk`,
-    cut likewise: the next tokens of a few rows wait for the first tokens of many. With small shares
+    `max_tokens` (hazard 28). While more rows are in their prompts than decode, it is `chunk`, cut
+    likewise: the next tokens of a few rows wait for the first tokens of many. With small shares
     a burst would stay in a state of few rows, which end as fast as prompts get through.
     """
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks import host
-from benchmarks.common.environment import REPOSITORY
+from tests.forked import run_script
 
 
 def has_tokenizer() -> bool:
@@ -20,13 +18,15 @@ def has_tokenizer() -> bool:
 
 
 def test_it_writes_a_result_per_mode_and_number_of_rows(tmp_path: Path) -> None:
-    path = tmp_path / "host.json"
-    assert host.main(["--rows", "2,3", "--steps", "80", "--rounds", "1", "--json", str(path)]) == 0
-    results = json.loads(path.read_text())["results"]
-    here = [mode for mode in host.MODES if mode != "text" or has_tokenizer()]
-    measured = [(result["mode"], result["rows"]) for result in results]
-    assert measured == [(mode, rows) for mode in here for rows in (2, 3)]
-    assert all(result["host_us"] > 0 for result in results)
+    path, here = tmp_path / "host.json", [m for m in host.MODES if m != "text" or has_tokenizer()]
+    for modes, rows in (("quiet", (2, 3)), (",".join(here), (2,))):
+        numbers = ",".join(map(str, rows))
+        sizes = ["--rows", numbers, "--steps", "80", "--rounds", "1"]
+        assert host.main(["--modes", modes, *sizes, "--json", str(path)]) == 0
+        results = json.loads(path.read_text())["results"]
+        measured = [(result["mode"], result["rows"]) for result in results]
+        assert measured == [(mode, count) for mode in modes.split(",") for count in rows]
+        assert all(result["host_us"] > 0 for result in results)
 
 
 def test_so_few_steps_that_none_is_left_to_time_are_refused(
@@ -42,9 +42,7 @@ def test_without_a_tokenizer_s_package_text_is_left_out_with_a_line() -> None:
     code = (
         f"import sys; sys.modules['gguf'] = None; from benchmarks import host; host.main({given})"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True
-    )
+    done = run_script(code)
     assert done.returncode == 0, done.stderr
     left_out, measured = done.stdout.splitlines()
     assert left_out.startswith("text is left out, it needs SmolLM2's tokenizer: ")

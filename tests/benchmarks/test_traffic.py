@@ -242,6 +242,14 @@ def test_a_sweep_doubles_until_requests_queue_and_then_halves(
     assert rates == pytest.approx(asked, rel=1e-3)
 
 
+def test_a_sweep_without_a_rate_to_begin_at_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        traffic.main(["--sweep", "--rates", "burst"])
+    assert "--rates has burst alone; add one, for instance" in capsys.readouterr().err
+
+
 def test_a_sweep_that_never_queues_ends() -> None:
     with pytest.raises(
         BenchmarkError, match=r"no request queued for 1\.0 s at any rate up to 65536"

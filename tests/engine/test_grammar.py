@@ -132,9 +132,8 @@ def test_a_grammar_is_followed(engine: Engine) -> None:
     assert re.fullmatch(r"[1-9]\d?\+[1-9]\d?=[1-9]\d?", output.text)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_answers_parse_and_validate(engine: Engine, name: str, temperature: float) -> None:
+def test_answers_parse_and_validate(engine: Engine, name: str) -> None:
     params = [
         SamplingParams(
             max_new_tokens=50,
@@ -143,7 +142,7 @@ def test_answers_parse_and_validate(engine: Engine, name: str, temperature: floa
             seed=seed,
             whitespace=seed == 2,
         )
-        for seed in range(3)
+        for seed, temperature in enumerate((0.0, 1.0, 1.0))
     ]
     outputs = engine.generate(QUESTIONS, params)
     for output in filter(ends_by_its_form, outputs):
@@ -157,9 +156,9 @@ def test_answers_parse_and_validate(engine: Engine, name: str, temperature: floa
 
 def test_plain_rows_beside_them_keep_their_tokens(engine: Engine) -> None:
     prompts = ["Why is the sky blue?", "Count to ten.", "A poem on rain."]
-    plain = [SamplingParams(20, heat, seed=4) for heat in (0.0, 1.0, 0.7)]
+    plain = [SamplingParams(12, heat, seed=4) for heat in (0.0, 1.0, 0.7)]
     alone = [engine.generate([prompt], own)[0] for prompt, own in zip(prompts, plain, strict=True)]
-    formed = [SamplingParams(20, 1.0, seed=i, json_schema=SCHEMAS["call"]) for i in range(3)]
+    formed = [SamplingParams(12, 1.0, seed=i, json_schema=SCHEMAS["call"]) for i in range(3)]
     mixed = engine.generate([*prompts, *QUESTIONS], [*plain, *formed])
     assert [output.token_ids for output in mixed[:3]] == [output.token_ids for output in alone]
     again = engine.generate(QUESTIONS, formed)
@@ -187,7 +186,7 @@ def test_a_stop_string_and_a_cap_cut_the_answer(engine: Engine) -> None:
 
 
 def test_the_same_answers_at_depth_1_and_2(engine: Engine, smollm2: LoadedModel) -> None:
-    params = [SamplingParams(30, 1.0, seed=i, json_schema=SCHEMAS["call"]) for i in range(3)]
+    params = [SamplingParams(20, 1.0, seed=i, json_schema=SCHEMAS["call"]) for i in range(3)]
     with an_engine(smollm2, depth=1) as blocking:
         expected = blocking.generate(QUESTIONS, params)
     found = engine.generate(QUESTIONS, params)
@@ -196,9 +195,9 @@ def test_the_same_answers_at_depth_1_and_2(engine: Engine, smollm2: LoadedModel)
 
 def test_a_preempted_answer_goes_on_where_it_was(engine: Engine, smollm2: LoadedModel) -> None:
     form = {"type": "array", "items": {"type": "string"}, "minItems": 20}
-    params = [SamplingParams(60, 1.0, seed=i, json_schema=form) for i in range(3)]
+    params = [SamplingParams(40, 1.0, seed=i, json_schema=form) for i in range(3)]
     expected = engine.generate(QUESTIONS, params, raw=True)
-    with an_engine(smollm2, page_size=5, num_pages=22, prefix_cache=False) as small:
+    with an_engine(smollm2, page_size=5, num_pages=15, prefix_cache=False) as small:
         found = small.generate(QUESTIONS, params, raw=True)
         assert small.stats().preemptions > 0
     assert [one.token_ids for one in found] == [one.token_ids for one in expected]

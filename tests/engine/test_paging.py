@@ -20,6 +20,7 @@ from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling import Planner
 from photon_ext.testing import Request as ToyRequest
 from photon_ext.testing import ToyModel
+from tests.conftest import EXAMPLES
 from tests.engine.byte_tokenizer import VOCAB
 from tests.engine.simulated import expected_tokens
 from tests.engine.stepped import MARKED, PAGE, TOY, Stepped
@@ -94,7 +95,7 @@ class PagingMachine(RuleBasedStateMachine):
 
 
 TestPaging = PagingMachine.TestCase
-TestPaging.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestPaging.settings = settings(max_examples=30 * EXAMPLES, stateful_step_count=30, deadline=None)
 
 
 @MODELS
@@ -300,6 +301,23 @@ def test_a_turn_of_a_chat_costs_the_new_tokens_only(depth: int) -> None:
         known = max(len(history) - 4, 0) // PAGE * PAGE if turn else 0
         assert output.cached_tokens == known
         history = [*history, *output.token_ids, 8, 9, 10]
+
+
+@DEPTHS
+def test_a_cached_prompt_of_full_pages_keeps_its_answer_too(depth: int) -> None:
+    """Its last page is written once more, as its last token has to be fed."""
+    stepped, prompt = Stepped(depth, 64), list(range(50, 50 + 2 * PAGE))
+    for cap, cached in ((1, 0), (3 * PAGE + 2, PAGE)):
+        request = stepped.submit(prompt, SamplingParams(cap))
+        stepped.run()
+        assert request.result(0).cached_tokens == cached
+    history = [*prompt, *request.result(0).token_ids]
+    now = stepped.engine.stats()
+    assert (now.pages_held, now.pages_cached) == (0, 5)
+    request = stepped.submit([*history, 8, 9], SamplingParams(4))
+    stepped.run()
+    assert request.result(0).cached_tokens == 5 * PAGE
+    assert list(request.result(0).token_ids) == expected_tokens([*history, 8, 9], 4, VOCAB)
 
 
 @DEPTHS

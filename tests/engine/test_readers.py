@@ -21,6 +21,7 @@ from photon_ext.engine.request_queue import RequestQueue
 from photon_ext.runtime import Admission, FinishReason, Row, RowEvent, RowParams, StepResult
 from photon_ext.sampling import SamplingParams, from_allowed_ids
 from photon_ext.scheduling import PagePool, Pager, Scheduler, Sequence
+from tests.conftest import EXAMPLES
 from tests.engine.byte_tokenizer import VOCAB, byte_tokenizer
 from tests.engine.simulated import WatchedDevice, engine_on, expected_tokens
 
@@ -160,7 +161,7 @@ def tokens_of(rows: tuple[Row, ...]) -> st.SearchStrategy[list[int]]:
 
 
 TestReaders = ReaderMachine.TestCase
-TestReaders.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestReaders.settings = settings(max_examples=50 * EXAMPLES, stateful_step_count=30, deadline=None)
 
 
 def test_a_reader_that_is_overtaken_while_it_reads_sees_no_token_of_another() -> None:

@@ -118,20 +118,26 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-def unmetered(command: list[str]) -> list[str]:
-    return [part for part in command if part != "--meter"]
+@pytest.fixture(scope="module")
+def plain(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """The same without a meter."""
+    return run([part for part in command if part != "--meter"])
 
 
-def test_the_command_prints_lines_to_stderr_and_text_alone_to_stdout(command: list[str]) -> None:
-    metered, plain = run(command), run(unmetered(command))
+def test_the_command_prints_lines_to_stderr_and_text_alone_to_stdout(
+    command: list[str], plain: subprocess.CompletedProcess[str]
+) -> None:
+    metered = run(command)
     assert metered.returncode == plain.returncode == 0
     assert metered.stdout == plain.stdout
     assert "[meter] " in metered.stderr
     assert "[meter] " not in plain.stderr
 
 
-def test_in_a_terminal_the_text_stands_under_the_table_at_the_end(command: list[str]) -> None:
-    text = run(unmetered(command)).stdout.strip()
+def test_in_a_terminal_the_text_stands_under_the_table_at_the_end(
+    command: list[str], plain: subprocess.CompletedProcess[str]
+) -> None:
+    text = plain.stdout.strip()
     primary, secondary = pty.openpty()
     running = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=secondary, stderr=secondary, close_fds=True

@@ -25,6 +25,7 @@ from photon_ext.observe.records import Commit, DeviceKind, DeviceSpan, HostSpan,
 from photon_ext.runtime import probe
 from photon_ext.runtime.probe import Phase
 from photon_ext.sampling import SamplingParams, from_allowed_ids
+from tests.forked import run_script
 from tests.observe.planted import STEPS, open_pipeline
 
 SIZES = {"hidden": 32, "layers": 2, "q_heads": 2, "kv_heads": 1, "head_dim": 16, "vocab": 512}
@@ -247,7 +248,7 @@ import photon_ext.engine, photon_ext.cli
 names = [name for name in sys.modules if name.startswith("photon_ext.observe.")]
 print(names, "matplotlib" in sys.modules, "prometheus_client" in sys.modules)
 """
-    done = run(program)
+    done = run_script(program)
     expected = "['photon_ext.observe.meter'] False False"
     assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr
 
@@ -316,7 +317,7 @@ with timeline(): torch.ones(3).sum()
 
 
 def test_a_profile_inside_a_timeline_is_an_error_and_no_crash() -> None:
-    done = run("""
+    done = run_script("""
 import torch
 from photon_ext.observe import timeline
 try:
@@ -365,7 +366,7 @@ sys.exit(3)
 
 
 def test_a_timeline_warns_of_nothing() -> None:
-    done = run("""
+    done = run_script("""
 import warnings, torch
 from photon_ext.observe import timeline
 warnings.simplefilter("error")

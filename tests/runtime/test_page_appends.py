@@ -155,7 +155,7 @@ def test_pages_that_no_launch_took_are_gone_with_their_row(kind: str, depth: int
     [
         ((0,), "names a page twice"),
         ((-1,), "pages holds -1"),
-        (tuple(range(20, 28)), "9 pages given; this request needs 1, and a row holds 8 at most"),
+        (tuple(range(20, 28)), "8 pages given to a row of 1; it holds 8 at most"),
     ],
 )
 def test_pages_that_cannot_be_appended_are_refused(pages: tuple[int, ...], message: str) -> None:

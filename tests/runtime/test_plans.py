@@ -29,6 +29,7 @@ from photon_ext.testing import (
     check_invariants,
     explore,
 )
+from tests.conftest import EXAMPLES
 from tests.runtime.simulated import MODEL, follow, pipeline, random_plan, requests
 from tests.runtime.test_failure import VOCAB, Forward
 
@@ -150,7 +151,7 @@ def test_a_mixed_step_is_right_under_every_interleaving() -> None:
         assert driver.run(*asked) == expected
         assert StepKind.MIXED in driver.kinds
 
-    found = explore(scenario, 1000)
+    found = explore(scenario, 300 * EXAMPLES)
     assert found.interleavings > 100
 
 

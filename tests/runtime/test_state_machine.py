@@ -25,6 +25,7 @@ from photon_ext.testing import (
     check_invariants,
 )
 from photon_ext.testing.row_table import SimRowTable
+from tests.conftest import EXAMPLES
 from tests.runtime.simulated import random_plan
 
 VOCAB = 32
@@ -278,7 +279,7 @@ class PipelineMachine(RuleBasedStateMachine):
 
 TestPipelineMachine = PipelineMachine.TestCase
 TestPipelineMachine.settings = settings(
-    max_examples=100,
+    max_examples=40 * EXAMPLES,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

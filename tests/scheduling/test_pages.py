@@ -22,9 +22,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.kept: set[int] = set()
         self.cached: list[int] = []  # the least recently released first
 
-    def evicted(self, page: int) -> None:
-        assert page == self.cached.pop(0), "the least recently released is evicted first"
-        self.kept.discard(page)
+    def evicted(self, pages: list[int]) -> None:
+        first, self.cached = self.cached[: len(pages)], self.cached[len(pages) :]
+        assert pages == first, "the least recently released is evicted first"
+        self.kept -= {*pages}
 
     @property
     def held(self) -> set[int]:
@@ -58,7 +59,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data(), kept=st.booleans())
     def keep(self, data: st.DataObject, kept: bool) -> None:
         page = data.draw(st.sampled_from(sorted(self.held)))
-        self.pool.keep(page, kept)
+        self.pool.keep([page], kept)
         self.kept = self.kept | {page} if kept else self.kept - {page}
 
     @precondition(lambda self: self.holds)

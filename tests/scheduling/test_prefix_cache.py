@@ -107,9 +107,9 @@ def test_leaves_are_evicted_first_the_least_recently_used_ones_before(
     evicted: list[int] = []
     forget = pool.on_evict
 
-    def note(page: int) -> None:
-        evicted.append(page)
-        forget(page)
+    def note(pages: list[int]) -> None:
+        evicted.extend(pages)
+        forget(pages)
 
     pool.on_evict = note
     for _ in range(4 + pool.free):

@@ -15,7 +15,7 @@ from photon_ext.testing import SimError, SimRuntime, ToyForward, check_invariant
 
 
 def forget_the_last_step(pipe: Pipeline) -> None:
-    pipe.rows[0].leave_batch()
+    pipe.rows[0].join(None)
     pipe.rows[0]._last_step = NEVER
 
 
