@@ -59,6 +59,9 @@ class RowColumn(IntEnum):
         SEED_LOW, SEED_HIGH: the seed's halves of 32 bits.
         CONSTRAINT: HOST_MASK: sampled with a mask or not at all; 0: free.
         LORA_SLOT: reserved.
+        TOP_K: not above 0 is off.
+        TOP_P: the bits of a float32; off unless above 0 and below 1.
+        MIN_P: the bits of a float32; off unless above 0 and at most 1.
     """
 
     LAST_TOKEN = 0
@@ -72,6 +75,9 @@ class RowColumn(IntEnum):
     SEED_HIGH = 8
     CONSTRAINT = 9
     LORA_SLOT = 10
+    TOP_K = 11
+    TOP_P = 12
+    MIN_P = 13
 
 
 class Count(IntEnum):

@@ -295,7 +295,8 @@ def sample_into(
     hopper: bool = False,
 ) -> None:
     """One token a segment: greedy (ties to the lowest id) or, as the row's parameters say,
-    Gumbel-max with noise keyed by (seed, position, id).
+    Gumbel-max with noise keyed by (seed, position, id), over the ids that the row's
+    filters keep (see :func:`photon_ext.reference.kept_ids`).
 
     NaN and -inf are never chosen. Segments that are dead, not to be sampled, or in error get -1; so
     do those without any candidate, which are marked in row_errors. The noise is of Philox4x32-10,

@@ -255,6 +255,56 @@ def token_uniforms(
     return ((bits >> 9).float() + 0.5) / 2**23
 
 
+_DISTANCE_UNITS = float.fromhex("0x1.715476p+27")  # log2(e) * 2^27, as a float32
+_POWER = (19791209, 118771734, 515791228, 1488515800, 2**31)  # of 2^-f, see csrc/common/filter.h
+
+
+def token_weights(scaled: Tensor) -> tuple[Tensor, Tensor]:
+    """How far each id is below the likeliest, and what it weighs.
+
+    Args:
+        scaled: float32 [n], logits divided by the temperature; none is NaN.
+
+    Returns:
+        int64 [n], distances in units of 2^-27 of a halving of the probability, and int64 [n],
+        2^31 * 2^-distance, by a polynomial in integers. From 32 halvings on the weight is 0, and
+        the id is never drawn: no noise lifts it so far.
+    """
+    top = scaled.max()
+    units = torch.where(scaled == top, 0.0, (top - scaled) * _DISTANCE_UNITS)
+    distance = units.double().clamp(max=2.0**32).long()
+    fraction = (distance & 2**27 - 1) << 4
+    power = torch.full_like(distance, 2036727)
+    for coefficient in _POWER:
+        power = coefficient - (fraction * power >> 31)
+    return distance, power >> (distance >> 27)
+
+
+def kept_ids(scaled: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
+    """Which ids may be drawn: of the `top_k` likeliest (0: all), ties included, the fewest of the
+    likeliest that have a share of `top_p` in their mass (1: all), ties included; of these, those
+    that weigh at least `min_p` of the likeliest.
+
+    Args:
+        scaled: float32 [n], n >= 1, logits divided by the temperature; none is NaN.
+
+    Returns:
+        bool [n]. Ids that can never be drawn (see :func:`token_weights`) are not kept.
+    """
+    distance, weight = token_weights(scaled)
+    kept = distance < 2**32
+    if 0 < top_k < len(distance):
+        kept &= distance <= distance.sort().values[top_k - 1]
+    if 0 < top_p < 1:
+        order = distance.masked_fill(~kept, 2**32).argsort()[: int(kept.sum())]
+        mass = weight[order].cumsum(0)
+        needed = max(int(mass[-1]) * max(int(top_p * 2**32), 1) >> 32, 1)
+        kept &= distance <= distance[order[int((mass < needed).sum())]]
+    if 0 < min_p <= 1:
+        kept &= weight >= int(min_p * 2**31)
+    return kept
+
+
 def sample_into(
     out: Tensor,
     logits: Tensor,
@@ -281,12 +331,20 @@ def sample_into(
             seeds = int(state[RowColumn.SEED_LOW]), int(state[RowColumn.SEED_HIGH])
             position = int(state[RowColumn.POSITION]) + num_tokens - 1
             uniform = token_uniforms(*seeds, position, len(scores), logits.device)
-            scores = scores / temperature - torch.log(-torch.log(uniform))
+            scores = scores / temperature
+            if candidate.any():
+                candidate[candidate.clone()] = kept_ids(scores[candidate], *_filter(state))
+            scores -= torch.log(-torch.log(uniform))
         if candidate.any():
             best = scores[candidate].max()
             out[index] = torch.nonzero(candidate & (scores == best))[0, 0]
         elif row_errors is not None:
             row_errors[index] = int(RecordFlag.NO_CANDIDATE)
+
+
+def _filter(state: Tensor) -> tuple[int, float, float]:
+    top_p, min_p = (state[c].view(torch.float32).item() for c in (RowColumn.TOP_P, RowColumn.MIN_P))
+    return int(state[RowColumn.TOP_K]), top_p, min_p
 
 
 def sample(

@@ -50,6 +50,12 @@ class RowParams:
             seed each time.
         stop_token_ids: ids that end the row when sampled; they are reported as its last token.
         constrained: each token waits for a mask from the host (`Pipeline.finalize`).
+        top_k: above temperature 0, draws from the k likeliest ids, ties at the k-th included; 0:
+            from all.
+        top_p: draws from the fewest of the likeliest of these that have this share of their
+            probability, ties included; 1: from all.
+        min_p: draws from those of these that are at least this share as likely as the likeliest.
+            These three have no effect at temperature 0.
 
     Raises:
         ConfigError: (a ValueError) names the parameter, its value and what is allowed.
@@ -87,6 +93,33 @@ class RowParams:
     ] = None
     stop_token_ids: Annotated[tuple[int, ...], Field(None, "token ids, integers >= 0")] = ()
     constrained: Annotated[bool, Field(RowColumn.CONSTRAINT, "True or False")] = False
+    top_k: Annotated[
+        int,
+        Field(
+            RowColumn.TOP_K,
+            "0 for all token ids, or an integer from 1 to 2147483647",
+            help="draws from so many of the likeliest tokens; 0 from all",
+        ),
+    ] = 0
+    top_p: Annotated[
+        float,
+        Field(
+            RowColumn.TOP_P,
+            "a number from 0.000001 to 1",
+            1e-6,
+            1,
+            help="draws from the likeliest tokens that together have this probability",
+        ),
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        Field(
+            RowColumn.MIN_P,
+            "a number from 0 to 1",
+            most=1,
+            help="draws from tokens that are at least so likely, compared with the likeliest",
+        ),
+    ] = 0.0
 
     def __post_init__(self) -> None:
         ids = as_tuple(self.stop_token_ids)

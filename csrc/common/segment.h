@@ -2,6 +2,7 @@
 // makes a segment dead, never a fault.
 #pragma once
 #include <cstdint>
+#include <cstring>
 
 #include "decode_meta.h"
 #include "host_device.h"
@@ -26,6 +27,13 @@ PHOTON_HOST_DEVICE inline bool is_row(int32_t row, int64_t rows) { return row >=
 template <typename Int>
 PHOTON_HOST_DEVICE inline Int* row_words(Int* row_state, int32_t row) {
   return row_state + static_cast<int64_t>(row) * kRowColumns;
+}
+
+// A column that holds the bits of a float32.
+PHOTON_HOST_DEVICE inline float float_word(const int32_t* row, int32_t column) {
+  float value;
+  memcpy(&value, row + column, sizeof(value));
+  return value;
 }
 
 PHOTON_HOST_DEVICE inline bool is_alive(const int32_t* row_state, int32_t row, int64_t rows) {

@@ -3,11 +3,12 @@
 #include <limits>
 #include <vector>
 
+#include "common/filter.h"
 #include "common/mask.h"
 #include "common/noise.h"
 #include "common/out_record.h"
-#include "common/philox.h"
 #include "common/segment.h"
+#include "cpu/filter.h"
 #include "cpu/kernels.h"
 #include "cpu/parallel.h"
 #include "cpu/simd/simd.h"
@@ -58,9 +59,7 @@ Candidate noisy_argmax(const void* logits, int64_t first, int64_t count, const N
       if (best.id >= 0 && scaled + kLargestGumbel < best.value)
         continue;  // no noise can lift it to the top
       const int32_t id = static_cast<int32_t>(first + at + i);
-      const uint32_t bits =
-          token_bits(noise.seed_low, noise.seed_high, noise.position, static_cast<uint32_t>(id));
-      const float value = scaled - std::log(-std::log(open_uniform(bits)));
+      const float value = noise.noised(values[i], id);
       if (best.id < 0 || value > best.value) best = {value, id};
     }
   }
@@ -75,6 +74,16 @@ Candidate sample_range(const SampleParams& p, int64_t r, int64_t begin, int64_t 
   Candidate found = simd().argmax(logits, end - begin, p.dtype);
   if (found.id >= 0) found.id += static_cast<int32_t>(begin);
   return found;
+}
+
+bool is_due(const SampleParams& p, int64_t r) {
+  return (p.row_errors == nullptr || p.row_errors[r] == 0) &&
+         is_sampled(load_segment(p.segments, r), p.row_state, p.rows);
+}
+
+bool is_filtered(const SampleParams& p, int64_t r) {
+  const Segment s = load_segment(p.segments, r);
+  return is_due(p, r) && !load_noise(s, p.row_state).greedy() && load_filter(s, p.row_state).on();
 }
 
 // Blocks come in the order of their ids: of equals the first stays.
@@ -116,17 +125,20 @@ void sample(const SampleParams& p) {
   if (static_cast<int64_t>(found.size()) < p.num_segments * blocks)
     found.resize(static_cast<size_t>(p.num_segments * blocks));
   Candidate* const candidates = found.data();
-  const auto is_due = [&](int64_t r) {
-    return (p.row_errors == nullptr || p.row_errors[r] == 0) &&
-           is_sampled(load_segment(p.segments, r), p.row_state, p.rows);
-  };
   for_vocab_blocks(p.num_segments, p.vocab, [&](int64_t r, int64_t begin, int64_t end) {
-    if (is_due(r)) candidates[r * blocks + begin / kVocabBlock] = sample_range(p, r, begin, end);
+    if (is_due(p, r) && !is_filtered(p, r))
+      candidates[r * blocks + begin / kVocabBlock] = sample_range(p, r, begin, end);
+  });
+  parallel_for(p.num_segments, 1, [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r) {
+      p.out[r] = is_filtered(p, r) ? filtered_token(p, r)
+                 : is_due(p, r)    ? best_of(candidates + r * blocks, blocks)
+                                   : -1;
+    }
   });
   for (int64_t r = 0; r < p.num_segments; ++r) {
-    const bool due = is_due(r);
-    p.out[r] = due ? best_of(candidates + r * blocks, blocks) : -1;
-    if (due && p.out[r] < 0 && p.row_errors != nullptr) p.row_errors[r] |= kRecordNoCandidate;
+    if (is_due(p, r) && p.out[r] < 0 && p.row_errors != nullptr)
+      p.row_errors[r] |= kRecordNoCandidate;
   }
 }
 

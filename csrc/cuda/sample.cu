@@ -1,16 +1,18 @@
 // From logits to tokens: apply_token_mask and sample.
 #include <cmath>
-#include <type_traits>
 
 #include "common/fallbacks.h"
+#include "common/filter.h"
 #include "common/mask.h"
 #include "common/noise.h"
 #include "common/out_record.h"
 #include "common/philox.h"
 #include "common/segment.h"
 #include "cuda/element.cuh"
+#include "cuda/filter.cuh"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
+#include "cuda/logits_row.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
 
@@ -23,8 +25,6 @@ constexpr int kSampleThreads = 512;
 constexpr int kSampleWarps = kSampleThreads / kWarpSize;
 constexpr int kSampleCluster =
     8;  // CTAs that share a row in the Hopper kernel: one alone cannot load fast enough
-constexpr int kSampleLoads =
-    5;  // vectors that a thread has under way; all of a cluster are 163,840 ids of 16 bits
 constexpr int kPhiloxIds = 4;  // ids that share one Philox block
 
 template <typename T>
@@ -49,18 +49,6 @@ __global__ void __launch_bounds__(kMaskThreads)
 template <typename T>
 constexpr int kSampleResident = sizeof(T) == 2 ? 3 : 2;
 
-struct Candidate {
-  float score = -INFINITY;
-  int32_t id = -1;  // -1: none
-};
-
-// A total order on candidates, so that the winner does not depend on the order of comparison:
-// higher score, then lower id.
-__device__ bool is_better(const Candidate& a, const Candidate& b) {
-  if (a.id < 0 || b.id < 0) return a.id >= 0 && b.id < 0;
-  return a.score > b.score || (a.score == b.score && a.id < b.id);
-}
-
 __device__ Candidate warp_best(Candidate best) {
 #pragma unroll
   for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
@@ -77,6 +65,7 @@ struct SampleShared {
   Candidate of_warp[kSampleWarps];
   float score_of_block[kSampleCluster],
       id_of_block[kSampleCluster];  // an id as the bits of a float
+  FilterShared filter;
 };
 
 // The first warp's result is the CTA's.
@@ -103,84 +92,6 @@ __device__ Candidate cluster_best(Candidate best, SampleShared& shared) {
                              __float_as_int(shared.id_of_block[block])};
     if (is_better(other, best)) best = other;
   }
-  return best;
-}
-
-// The logits of kVectorBytes; -inf past the end of the row.
-template <typename T>
-struct alignas(kVectorBytes) Vector {
-  static constexpr int kIds = kVectorBytes / sizeof(T);
-  T of_id[kIds];
-};
-
-template <typename T>
-struct Row {
-  const T* logits;
-  int32_t vocab;
-};
-
-// kWhole: the vector is aligned and within the row.
-template <bool kWhole, typename T>
-__device__ Vector<T> load_vector(const Row<T>& row, int vector) {
-  Vector<T> v;
-  const int first = vector * Vector<T>::kIds;
-  if constexpr (kWhole) {
-    *reinterpret_cast<uint4*>(&v) = *reinterpret_cast<const uint4*>(row.logits + first);
-  } else {
-#pragma unroll
-    for (int i = 0; i < Vector<T>::kIds; ++i)
-      v.of_id[i] = i < row.vocab - first ? row.logits[first + i] : from_float<T>(-INFINITY);
-  }
-  return v;
-}
-
-// NaN only where all are.
-__device__ float largest(const Vector<float>& v) {
-  return fmaxf(fmaxf(v.of_id[0], v.of_id[1]), fmaxf(v.of_id[2], v.of_id[3]));
-}
-
-template <typename T>
-__device__ float largest(const Vector<T>& v) {
-  using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
-  const Pair* pairs = reinterpret_cast<const Pair*>(v.of_id);
-  const Pair both = __hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3]));
-  return fmaxf(__low2float(both), __high2float(both));
-}
-
-// The vectors that one thread reads: every `step`-th one from `first` on.
-struct ThreadVectors {
-  int first, step;
-};
-
-// Takes the largest logit of the vectors begin .. end - 1, of which there may be none, if it is
-// larger than `best`. The candidate's id is its vector's first id; the thread's earlier vectors had
-// lower ids. Past the last vector it reads the last one again, which changes nothing.
-template <bool kWhole, typename T>
-__device__ void take_largest(Candidate& best, const Row<T>& row, int begin, int end,
-                             ThreadVectors share) {
-  for (int vector = begin + share.first; vector < end; vector += kSampleLoads * share.step) {
-    Vector<T> v[kSampleLoads];
-#pragma unroll
-    for (int i = 0; i < kSampleLoads; ++i)
-      v[i] = load_vector<kWhole>(row, min(vector + i * share.step, end - 1));
-#pragma unroll
-    for (int i = 0; i < kSampleLoads; ++i) {
-      const float score = largest(v[i]);
-      if (score > best.score)
-        best = {score, min(vector + i * share.step, end - 1) * Vector<T>::kIds};
-    }
-  }
-}
-
-// The thread's largest logit, as the first id of its vector. NaN and -inf are not larger than the
-// -inf of no candidate.
-template <typename T>
-__device__ Candidate greedy_best(const Row<T>& row, ThreadVectors share) {
-  constexpr int kIds = Vector<T>::kIds;
-  const int whole = is_vector_aligned(row.logits) ? row.vocab / kIds : 0;
-  Candidate best;
-  take_largest<true>(best, row, 0, whole, share);
-  take_largest<false>(best, row, whole, static_cast<int>(ceil_div(row.vocab, kIds)), share);
   return best;
 }
 
@@ -250,7 +161,14 @@ __global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>)
                                kBlocks * kSampleThreads};
   const Noise noise = load_noise(s, p.row_state);
   const bool greedy = noise.greedy();
-  Candidate best = greedy ? greedy_best(row, share) : noisy_best(row, share, noise);
+  Candidate best;
+  if (greedy) {
+    best = greedy_best(row, share);
+  } else if (const Filter filter = load_filter(s, p.row_state); filter.on()) {
+    best = filtered_best<kBlocks>(row, share, noise, filter, shared.filter);
+  } else {
+    best = noisy_best(row, share, noise);
+  }
   best = block_best(best, shared);
   if constexpr (kBlocks > 1) best = cluster_best(best, shared);
   if (threadIdx.x >= kWarpSize || part != 0) return;

@@ -28,8 +28,8 @@ SYNONYMS = {
 }
 # what other engines have
 UNSUPPORTED = (
-    "best_of frequency_penalty json_schema logit_bias logprobs min_p min_tokens n presence_penalty "
-    "repetition_penalty response_format top_k top_p"
+    "best_of frequency_penalty json_schema logit_bias logprobs min_tokens n presence_penalty "
+    "repetition_penalty response_format"
 )
 
 

@@ -5,7 +5,6 @@ bounds.
 from __future__ import annotations
 
 import re
-import struct
 from enum import IntEnum
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from photon_ext import layout
 from photon_ext.row_params import FIELDS, RowParams, row_words
+from tests.ops.tables import float_bits
 
 COMMON = Path(__file__).parents[2] / "csrc" / "common"
 
@@ -92,14 +92,17 @@ def test_parameters_of_a_row_lie_in_the_columns_of_the_header() -> None:
     least = {"max_new_tokens": 1, "temperature": 0.0, "seed": 0, "constrained": False}
     words = {
         "max_new_tokens": (2**31 - 1, {"kRowRemaining": 2**31 - 1}),
-        "temperature": (1.5, {"kRowTemperature": struct.unpack("<i", struct.pack("<f", 1.5))[0]}),
+        "temperature": (1.5, {"kRowTemperature": float_bits(1.5)}),
         "seed": (2**64 - 2, {"kRowSeedLow": -2, "kRowSeedHigh": -1}),
         "constrained": (True, {"kRowConstraint": found["kHostMask"]}),
         "stop_token_ids": ((7, 8), {"kRowStopCount": 2}),
+        "top_k": (40, {"kRowTopK": 40}),
+        "top_p": (0.25, {"kRowTopP": float_bits(0.25)}),
+        "min_p": (0.5, {"kRowMinP": float_bits(0.5)}),
     }
     assert set(words) == set(FIELDS)
     base = row_words(RowParams(**least), 0)
-    always = {"kRowRemaining": 1, "kRowAlive": 1}
+    always = {"kRowRemaining": 1, "kRowAlive": 1, "kRowTopP": float_bits(1.0)}
     assert base == [
         next((word for name, word in always.items() if found[name] == column), 0)
         for column in range(found["kRowColumns"])
