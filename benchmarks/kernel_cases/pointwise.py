@@ -3,7 +3,7 @@ tail that keep the row table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from photon_ext.layout import (
     RowColumn,
     SegmentFlag,
 )
+from photon_ext.row_params import RowParams, row_words
 
 POSITION, REMAINING = 511, 1 << 30  # rows that no replay brings to their end
 PAGES_PER_ROW, STOP_IDS = 256, 16
@@ -28,9 +29,9 @@ STATE_RUNS = 16  # ops on tables of a few KiB: nothing to rotate
 
 
 def pointwise_groups(setting: Setting, batches: list[int]) -> Iterator[list[Plan]]:
-    """One group per op."""
+    """One group per op and kind of input."""
     table = setting.nbytes(setting.config.vocab, setting.config.hidden)
-    for op, (make, what) in _MAKERS.items():
+    for op, make, what in _MAKERS:
         ways = ("portable", "hopper") if op == "sample_into" else ("plain",)
         memory = table if op == "embedding_into" else 0
         sizes = (setting._replace(batch=batch, way=way) for batch in batches for way in ways)
@@ -116,8 +117,16 @@ def _apply_token_mask(at: Setting) -> Case:
     return replace(case, verify=verify)
 
 
-def _sample(at: Setting) -> Case:
+def _filtered_sample(at: Setting) -> Case:
+    return _sample(at, row_words(RowParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.05), 1))
+
+
+def _sample(at: Setting, words: Sequence[int] | None = None) -> Case:
+    """Of greedy rows, or of rows with these words of row_state."""
     state, segments = _table(at)
+    if words is not None:
+        for column in (RowColumn.TEMPERATURE, RowColumn.TOP_K, RowColumn.TOP_P, RowColumn.MIN_P):
+            state[1:, column] = words[column]
     out, logits = at.ints([0] * at.batch), at.stack(at.batch, at.config.vocab)
     calls, nbytes = ("torch.argmax", partial(torch.argmax, dim=-1)), logits[0].nbytes
 
@@ -182,16 +191,17 @@ def _side_tables(at: Setting) -> tuple[torch.Tensor, torch.Tensor]:
     return at.ints(pages * (at.batch + 1)), at.ints(stops * (at.batch + 1))
 
 
-_MAKERS = {
-    "embedding_into": (_embedding, "embedding"),
-    "rms_norm_into": (_rms_norm, "norm"),
-    "add_rms_norm_into": (_add_rms_norm, "norm"),
-    "silu_mul_into": (_silu_mul, "activation"),
-    "select_tokens_into": (_select_tokens, "select"),
-    "apply_token_mask_": (_apply_token_mask, "mask"),
-    "begin_step_": (_begin_step, "head"),
-    "carry_over_ids_": (_carry_over_ids, "head"),
-    "decode_meta_set_": (_decode_meta_set, "head"),
-    "publish_": (_publish, "tail"),
-    "sample_into": (_sample, "greedy"),
-}
+_MAKERS = (
+    ("embedding_into", _embedding, "embedding"),
+    ("rms_norm_into", _rms_norm, "norm"),
+    ("add_rms_norm_into", _add_rms_norm, "norm"),
+    ("silu_mul_into", _silu_mul, "activation"),
+    ("select_tokens_into", _select_tokens, "select"),
+    ("apply_token_mask_", _apply_token_mask, "mask"),
+    ("begin_step_", _begin_step, "head"),
+    ("carry_over_ids_", _carry_over_ids, "head"),
+    ("decode_meta_set_", _decode_meta_set, "head"),
+    ("publish_", _publish, "tail"),
+    ("sample_into", _sample, "greedy"),
+    ("sample_into", _filtered_sample, "top k, top p, min p"),
+)
