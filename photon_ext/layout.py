@@ -62,6 +62,8 @@ class RowColumn(IntEnum):
         TOP_K: not above 0 is off.
         TOP_P: the bits of a float32; off unless above 0 and below 1.
         MIN_P: the bits of a float32; off unless above 0 and at most 1.
+        MUTED_UNTIL: the row's stop ids are not sampled while so many tokens or more remain; 0:
+            they always may be.
     """
 
     LAST_TOKEN = 0
@@ -78,6 +80,7 @@ class RowColumn(IntEnum):
     TOP_K = 11
     TOP_P = 12
     MIN_P = 13
+    MUTED_UNTIL = 14
 
 
 class Count(IntEnum):

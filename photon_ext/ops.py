@@ -293,6 +293,7 @@ def sample_into(
     row_state: Tensor,
     row_errors: Tensor | None = None,
     hopper: bool = False,
+    stop_ids: Tensor | None = None,
 ) -> None:
     """One token a segment: greedy (ties to the lowest id) or, as the row's parameters say,
     Gumbel-max with noise keyed by (seed, position, id), over the ids that the row's
@@ -304,15 +305,17 @@ def sample_into(
 
     Args:
         out: int32 [R], written.
-        logits: [R, vocab].
+        logits: [R, vocab]; updated, see stop_ids.
         segments: int32 [R, 4].
         row_state: int32 [rows, 32]: sampling parameters and position.
         row_errors: int32 [R], updated: not 0 is in error; RecordFlag.NO_CANDIDATE is added. None:
             no errors in or out.
         hopper: on GPUs that run the Hopper kernels (hopper_runs) a cluster of blocks shares a row.
             The token is the same.
+        stop_ids: int32 [rows, stop ids per row]: those of a row that has not reached its smallest
+            number of tokens become -inf in `logits`, and are not sampled. None: rows have none.
     """
-    _sample(out, logits, segments, row_state, row_errors, hopper)
+    _sample(out, logits, segments, row_state, row_errors, hopper, stop_ids)
 
 
 def sample(
@@ -321,10 +324,11 @@ def sample(
     row_state: Tensor,
     row_errors: Tensor | None = None,
     hopper: bool = False,
+    stop_ids: Tensor | None = None,
 ) -> Tensor:
     """:func:`sample_into` a new int32 [R]."""
     out = torch.empty(_size(logits, 0), dtype=torch.int32, device=logits.device)
-    _sample(out, logits, segments, row_state, row_errors, hopper)
+    _sample(out, logits, segments, row_state, row_errors, hopper, stop_ids)
     return out
 
 

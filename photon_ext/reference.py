@@ -312,9 +312,10 @@ def sample_into(
     row_state: Tensor,
     row_errors: Tensor | None = None,
     hopper: bool = False,
+    stop_ids: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.sample_into`: out int32 [R] is written from logits [R, vocab], in
-    float32 whatever their dtype.
+    float32 whatever their dtype; logits of stop ids that are not to be sampled yet become -inf.
 
     `hopper` changes nothing.
     """
@@ -324,6 +325,8 @@ def sample_into(
         if failed or not flags & SegmentFlag.SAMPLE or not _is_alive(row_state, row):
             continue
         state = row_state[row]
+        if stop_ids is not None:
+            logits[index, _muted_stops(state, stop_ids[row], logits.shape[1])] = -torch.inf
         scores = logits[index].float()
         candidate = scores > -torch.inf
         temperature = float(state[RowColumn.TEMPERATURE].view(torch.float32))
@@ -342,6 +345,13 @@ def sample_into(
             row_errors[index] = int(RecordFlag.NO_CANDIDATE)
 
 
+def _muted_stops(state: Tensor, stops: Tensor, vocab: int) -> Tensor:
+    until = int(state[RowColumn.MUTED_UNTIL])
+    muted = 0 < until <= int(state[RowColumn.REMAINING])
+    ids = stops[: max(0, int(state[RowColumn.STOP_COUNT])) if muted else 0].long()
+    return ids[(ids >= 0) & (ids < vocab)]
+
+
 def _filter(state: Tensor) -> tuple[int, float, float]:
     top_p, min_p = (state[c].view(torch.float32).item() for c in (RowColumn.TOP_P, RowColumn.MIN_P))
     return int(state[RowColumn.TOP_K]), top_p, min_p
@@ -353,10 +363,11 @@ def sample(
     row_state: Tensor,
     row_errors: Tensor | None = None,
     hopper: bool = False,
+    stop_ids: Tensor | None = None,
 ) -> Tensor:
     """As :func:`photon_ext.ops.sample`: a new int32 [R]."""
     out = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
-    sample_into(out, logits, segments, row_state, row_errors, hopper)
+    sample_into(out, logits, segments, row_state, row_errors, hopper, stop_ids)
     return out
 
 

@@ -56,6 +56,7 @@ class RowParams:
             probability, ties included; 1: from all.
         min_p: draws from those of these that are at least this share as likely as the likeliest.
             These three have no effect at temperature 0.
+        min_tokens: stop ids are not sampled before so many tokens; at most max_new_tokens.
 
     Raises:
         ConfigError: (a ValueError) names the parameter, its value and what is allowed.
@@ -120,6 +121,14 @@ class RowParams:
             help="draws from tokens that are at least so likely, compared with the likeliest",
         ),
     ] = 0.0
+    min_tokens: Annotated[
+        int,
+        Field(
+            None,
+            "an integer from 0 to max_new_tokens",
+            help="shortest answer, in tokens",
+        ),
+    ] = 0
 
     def __post_init__(self) -> None:
         ids = as_tuple(self.stop_token_ids)
@@ -130,6 +139,11 @@ class RowParams:
         object.__setattr__(self, "stop_token_ids", ids)
         for name, (kind, field) in FIELDS.items():
             _check(name, getattr(self, name), kind, field)
+        if self.min_tokens > self.max_new_tokens:
+            raise ConfigError(
+                f"min_tokens is {self.min_tokens} and max_new_tokens {self.max_new_tokens}; make "
+                "the one smaller or the other larger"
+            )
 
     def settled(self) -> RowParams:
         """The same with a seed, where it has none."""
@@ -193,6 +207,8 @@ def row_words(params: RowParams, generation: int, position: int = 0) -> list[int
     words[RowColumn.ALIVE] = 1
     words[RowColumn.GENERATION] = generation
     words[RowColumn.STOP_COUNT] = len(params.stop_token_ids)
+    if params.min_tokens > 0:
+        words[RowColumn.MUTED_UNTIL] = params.max_new_tokens - params.min_tokens + 1
     for name, (kind, field) in FIELDS.items():
         if field.column is not None:
             packed = _packed(getattr(params, name), kind, field)

@@ -73,12 +73,13 @@ struct ApplyTokenMaskParams {
 
 struct SampleParams {
   int32_t* out;              // [num_segments]; -1: nothing sampled
-  const void* logits;        // [num_segments, vocab]
+  void* logits;              // [num_segments, vocab]; muted stop ids become -inf
   const int32_t* segments;   // [num_segments, 4]
   const int32_t* row_state;  // [rows, kRowColumns]
   int32_t*
       row_errors;  // [num_segments] or null; kRecordNoCandidate is added where no logit is finite
-  int64_t rows, num_segments, vocab, logits_stride;
+  const int32_t* stop_ids;  // [rows, stops_per_row] or null, and then stops_per_row is 0
+  int64_t rows, num_segments, vocab, logits_stride, stops_per_row;
   bool hopper;
   DType dtype;
 };

@@ -5,6 +5,7 @@
 
 #include "common/filter.h"
 #include "common/mask.h"
+#include "common/muted_stops.h"
 #include "common/noise.h"
 #include "common/out_record.h"
 #include "common/segment.h"
@@ -32,14 +33,19 @@ void forbid(Bits* logits, const int32_t* mask, int64_t begin, int64_t end, Bits 
   }
 }
 
+// The bits of -inf.
+uint32_t lowest_bits(DType dtype) {
+  return dtype == DType::kF32 ? 0xff800000u : dtype == DType::kF16 ? 0xfc00u : 0xff80u;
+}
+
 void forbid_range(const ApplyTokenMaskParams& p, int64_t r, const int32_t* mask, int64_t begin,
                   int64_t end) {
   if (p.dtype == DType::kF32) {
     forbid<uint32_t>(static_cast<uint32_t*>(p.logits) + r * p.logits_stride, mask, begin, end,
-                     0xff800000u);
+                     lowest_bits(p.dtype));
   } else {
     forbid<uint16_t>(static_cast<uint16_t*>(p.logits) + r * p.logits_stride, mask, begin, end,
-                     p.dtype == DType::kF16 ? 0xfc00 : 0xff80);
+                     static_cast<uint16_t>(lowest_bits(p.dtype)));
   }
 }
 
@@ -86,6 +92,20 @@ bool is_filtered(const SampleParams& p, int64_t r) {
   return is_due(p, r) && !load_noise(s, p.row_state).greedy() && load_filter(s, p.row_state).on();
 }
 
+void mute_stops(const SampleParams& p, int64_t r) {
+  const Segment s = load_segment(p.segments, r);
+  const int32_t* ids = p.stop_ids + int64_t{s.row} * p.stops_per_row;
+  const int64_t count = num_muted_stops(p, s);
+  for (int64_t i = 0; i < count; ++i) {
+    if (ids[i] < 0 || ids[i] >= p.vocab) continue;
+    const int64_t at = r * p.logits_stride + ids[i];
+    if (p.dtype == DType::kF32)
+      static_cast<uint32_t*>(p.logits)[at] = lowest_bits(p.dtype);
+    else
+      static_cast<uint16_t*>(p.logits)[at] = static_cast<uint16_t>(lowest_bits(p.dtype));
+  }
+}
+
 // Blocks come in the order of their ids: of equals the first stays.
 int32_t best_of(const Candidate* blocks, int64_t count) {
   Candidate best = {kLowest, -1};
@@ -125,6 +145,9 @@ void sample(const SampleParams& p) {
   if (static_cast<int64_t>(found.size()) < p.num_segments * blocks)
     found.resize(static_cast<size_t>(p.num_segments * blocks));
   Candidate* const candidates = found.data();
+  for (int64_t r = 0; r < p.num_segments; ++r) {
+    if (is_due(p, r)) mute_stops(p, r);
+  }
   for_vocab_blocks(p.num_segments, p.vocab, [&](int64_t r, int64_t begin, int64_t end) {
     if (is_due(p, r) && !is_filtered(p, r))
       candidates[r * blocks + begin / kVocabBlock] = sample_range(p, r, begin, end);

@@ -4,6 +4,7 @@
 #include "common/fallbacks.h"
 #include "common/filter.h"
 #include "common/mask.h"
+#include "common/muted_stops.h"
 #include "common/noise.h"
 #include "common/out_record.h"
 #include "common/philox.h"
@@ -137,6 +138,16 @@ __device__ Candidate noisy_best(const Row<T>& row, ThreadVectors share, const No
   return best;
 }
 
+// Makes the first `count` stop ids of the row -inf. The threads of all CTAs of the row call it.
+template <typename T, int kBlocks>
+__device__ void mute_stops(const SampleParams& p, int64_t r, int32_t row, int64_t count, int part) {
+  T* logits = static_cast<T*>(p.logits) + r * p.logits_stride;
+  const int32_t* ids = p.stop_ids + row * p.stops_per_row;
+  for (int64_t i = threadIdx.x; part == 0 && i < count; i += kSampleThreads)
+    if (ids[i] >= 0 && ids[i] < p.vocab) logits[ids[i]] = from_float<T>(-INFINITY);
+  sync_row<kBlocks>();
+}
+
 // kBlocks CTAs per segment; more than one are a cluster.
 template <typename T, int kBlocks>
 __global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>)
@@ -155,6 +166,8 @@ __global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>)
     if (threadIdx.x == 0 && part == 0) p.out[r] = -1;
     return;
   }
+  if (const int64_t muted = num_muted_stops(p, s); muted > 0)
+    mute_stops<T, kBlocks>(p, r, s.row, muted, part);
   const Row<T> row = {static_cast<const T*>(p.logits) + r * p.logits_stride,
                       static_cast<int32_t>(p.vocab)};
   const ThreadVectors share = {part * kSampleThreads + static_cast<int>(threadIdx.x),

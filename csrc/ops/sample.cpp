@@ -53,7 +53,8 @@ void apply_token_mask(const Tensor& logits_, const Tensor& mask_, const Tensor& 
 }
 
 void sample(const Tensor& out_, const Tensor& logits_, const Tensor& segments_,
-            const Tensor& row_state_, const std::optional<Tensor>& row_errors_, bool hopper) {
+            const Tensor& row_state_, const std::optional<Tensor>& row_errors_, bool hopper,
+            const std::optional<Tensor>& stop_ids_) {
   Args arg("sample_into");
   const Arg logits = arg("logits", logits_)
                          .floating()
@@ -76,7 +77,13 @@ void sample(const Tensor& out_, const Tensor& logits_, const Tensor& segments_,
         .shape({count}, "[segments]")
         .contiguous()
         .written({&out, &logits, &segments, &row_state});
-  out.written({&logits, &segments, &row_state});
+  const OptionalArg stop_ids = arg("stop_ids", stop_ids_);
+  if (stop_ids)
+    stop_ids->int32()
+        .shape({row_state.size(0), Arg::kAny}, "[rows, stop ids per row]")
+        .contiguous();
+  out.written({&logits, &segments, &row_state, stop_ids.get()});
+  logits.written({&segments, &row_state, stop_ids.get(), row_errors.get()});
 
   SampleParams p{};
   p.out = out.data<int32_t>();
@@ -88,6 +95,8 @@ void sample(const Tensor& out_, const Tensor& logits_, const Tensor& segments_,
   p.num_segments = count;
   p.vocab = logits.size(1);
   p.logits_stride = logits.stride(0);
+  p.stop_ids = stop_ids.data<int32_t>();
+  p.stops_per_row = stop_ids ? stop_ids->size(1) : 0;
   p.hopper = hopper;
   p.dtype = logits.dtype();
   PHOTON_DISPATCH(sample, out, p);

@@ -133,7 +133,13 @@ class StepProgram:
             self._spec.sample(step)
         else:
             ops.sample_into(
-                step.sampled, step.logits, step.segments, step.row_state, errors, self._hopper
+                step.sampled,
+                step.logits,
+                step.segments,
+                step.row_state,
+                errors,
+                self._hopper,
+                self._tables.stop_ids,
             )
         ops.publish_(step.tables, self._slot.records[:count], step.sampled, step.segments, errors)
 

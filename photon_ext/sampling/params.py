@@ -28,7 +28,7 @@ SYNONYMS = {
 }
 # what other engines have
 UNSUPPORTED = (
-    "best_of frequency_penalty json_schema logit_bias logprobs min_tokens n presence_penalty "
+    "best_of frequency_penalty json_schema logit_bias logprobs n presence_penalty "
     "repetition_penalty response_format"
 )
 
@@ -39,7 +39,8 @@ class SamplingParams(RowParams):
 
     Those of `RowParams` are run by the device; the engine caps max_new_tokens at what the context
     leaves after the prompt, and adds the model's end tokens to stop_token_ids, of which a request
-    has `max_stop_ids` at most. Stop tokens stay in token_ids and out of the text.
+    has `max_stop_ids` at most. Stop tokens stay in token_ids and out of the text. Stop strings and
+    constraints do not wait for min_tokens.
 
     Attributes:
         stop: a string or several that end the request, up to 16384 characters in all; the text is
@@ -79,6 +80,7 @@ class SamplingParams(RowParams):
         """What the row is run with, with the engine's cap and end tokens."""
         own = {name: getattr(self, name) for name in FIELDS}
         own |= {"max_new_tokens": max_new_tokens, "stop_token_ids": stop_token_ids}
+        own["min_tokens"] = min(self.min_tokens, max_new_tokens)
         return RowParams(**own)
 
 

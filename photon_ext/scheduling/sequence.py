@@ -98,7 +98,9 @@ class Sequence:
         """
         tokens = self.tokens()
         left = self._asked.kv_len + 1 - len(tokens)
-        self.admission = Admission(tokens, replace(self._asked.params, max_new_tokens=left))
+        asked = self._asked.params
+        shortest = max(0, asked.min_tokens - (asked.max_new_tokens - left))
+        self.admission = Admission(tokens, replace(asked, max_new_tokens=left, min_tokens=shortest))
         self.row, self.preempted = None, True
 
     def advance(self, token: int, verdict: FinishReason | None) -> FinishReason | None:

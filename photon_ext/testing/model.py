@@ -74,7 +74,7 @@ class ToyModel:
             )
             if request.allowed is not None:
                 sampler.allow(request.allowed(tuple(tokens)))
-            token = sampler.sample(len(context) - 1)
+            token = sampler.sample(len(context) - 1, len(tokens))
             if token < 0:
                 break
             tokens.append(token)
@@ -93,6 +93,8 @@ class _Sampler:
         self._rows[1] = torch.tensor(row_words(request.params, 1), dtype=torch.int32)
         self._segments = torch.tensor([[1, 0, 1, SegmentFlag.SAMPLE]], dtype=torch.int32)
         self._sampled = torch.zeros(1, dtype=torch.int32)
+        self._cap, stops = request.params.max_new_tokens, request.params.stop_token_ids
+        self._stops = torch.tensor([stops, stops], dtype=torch.int32)
 
     def allow(self, ids: Collection[int]) -> None:
         """Leaves only ``ids``."""
@@ -100,10 +102,15 @@ class _Sampler:
         forbidden[list(ids)] = False
         self.logits[0, forbidden] = float("-inf")
 
-    def sample(self, position: int) -> int:
-        """The id that follows ``position``; negative where no id is a candidate."""
+    def sample(self, position: int, generated: int) -> int:
+        """The id that follows ``position``, with so many tokens of the answer before; negative
+        where no id is a candidate.
+        """
         self._rows[1, RowColumn.POSITION] = position
-        ops.sample_into(self._sampled, self.logits, self._segments, self._rows)
+        self._rows[1, RowColumn.REMAINING] = self._cap - generated
+        ops.sample_into(
+            self._sampled, self.logits, self._segments, self._rows, stop_ids=self._stops
+        )
         return int(self._sampled.item())
 
 

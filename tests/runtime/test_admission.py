@@ -67,6 +67,12 @@ def pipeline(runtime: SimRuntime) -> Pipeline:
         ({"top_p": 1.01}, "top_p is 1.01; give a number from 0.000001 to 1"),
         ({"top_p": float("nan")}, "top_p is nan; give a number from 0.000001 to 1"),
         ({"min_p": -0.1}, "min_p is -0.1; give a number from 0 to 1"),
+        ({"min_tokens": -1}, "min_tokens is -1; give an integer from 0 to max_new_tokens"),
+        ({"min_tokens": True}, "min_tokens is True; give an integer from 0 to max_new_tokens"),
+        (
+            {"min_tokens": 129},
+            "min_tokens is 129 and max_new_tokens 128; make the one smaller or the other larger",
+        ),
         ({"min_p": "0"}, "min_p is '0'; give a number from 0 to 1"),
     ],
 )
@@ -90,7 +96,7 @@ def test_every_field_of_the_parameters_is_in_the_table() -> None:
 
 
 def test_the_words_of_a_row_are_its_parameters_and_its_generation() -> None:
-    params = RowParams(77, 0.7, 0x89ABCDEF_01234567, (5, 6, 7), True, 40, 0.9, 0.05)
+    params = RowParams(77, 0.7, 0x89ABCDEF_01234567, (5, 6, 7), True, 40, 0.9, 0.05, 70)
     words = row_words(params, generation=9)
     expected = [0] * ROW_COLUMNS
     expected[RowColumn.REMAINING] = 77
@@ -104,6 +110,7 @@ def test_the_words_of_a_row_are_its_parameters_and_its_generation() -> None:
     expected[RowColumn.TOP_K] = 40
     expected[RowColumn.TOP_P] = float_bits(0.9)
     expected[RowColumn.MIN_P] = float_bits(0.05)
+    expected[RowColumn.MUTED_UNTIL] = 8  # 77 to 8 remain before each of the first 70 tokens
     assert words == expected
     assert row_words(RowParams(1, seed=0), 2)[RowColumn.CONSTRAINT] == 0
 

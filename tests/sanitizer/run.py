@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TESTS = (
     "tests/ops/test_step.py",
     "tests/ops/test_filter.py",
+    "tests/ops/test_muted_stops.py",
     "tests/ops/test_sample.py",
     "tests/ops/test_attention.py",
     "tests/ops/test_linear.py",
