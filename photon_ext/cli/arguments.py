@@ -69,6 +69,12 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--meter", action="store_true", help="show on stderr what the engine is doing"
     )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument(
+        "--json-schema", metavar="FILE", help="the answer is JSON of the schema in this file"
+    )
+    form.add_argument("--regex", help="the answer is matched by this regular expression")
+    form.add_argument("--choice", metavar="A,B", help="the answer is one of these texts")
 
 
 def _add_chat(parser: argparse.ArgumentParser) -> None:

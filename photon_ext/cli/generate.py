@@ -6,24 +6,26 @@ import argparse
 import json
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from photon_ext.cli.model import open_engine, sampling_params
 from photon_ext.cli.terminal import complain, say
 from photon_ext.engine import Output, Request
-from photon_ext.errors import RequestError
+from photon_ext.errors import ConfigError, RequestError, describe, shown
 from photon_ext.observe.live import View, open_view
 from photon_ext.observe.meter import MeterSnapshot
 
 if TYPE_CHECKING:
     from photon_ext.engine.prompts import Prompt
+    from photon_ext.sampling import SamplingParams
 
 STDIN = "-"
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
-    params, prompt = sampling_params(arguments), _prompt(arguments)
+    params, prompt = _params(arguments), _prompt(arguments)
     engine = open_engine(arguments)
     with engine, open_view(engine.meter, sys.stderr) if arguments.meter else nullcontext() as view:
         request = engine.submit(prompt, params, raw=arguments.raw, timeout_s=arguments.timeout)
@@ -49,6 +51,27 @@ def stream(request: Request) -> None:
     """Prints the text as it comes."""
     for event in request.iter():
         say(event.text, end="")
+
+
+def _params(arguments: argparse.Namespace) -> SamplingParams:
+    """What is asked of the answer, its form included."""
+    file, choice = arguments.json_schema, arguments.choice
+    return sampling_params(
+        arguments,
+        json_schema=None if file is None else _read_schema(file),
+        regex=arguments.regex,
+        choice=None if choice is None else choice.split(","),
+    )
+
+
+def _read_schema(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--json-schema {shown(file)} cannot be read ({describe(error)}); name a UTF-8 file "
+            "that holds a JSON schema"
+        ) from error
 
 
 def _prompt(arguments: argparse.Namespace) -> Prompt:
@@ -107,6 +130,7 @@ def _as_json(output: Output, stats: MeterSnapshot) -> str:
             "finish_reason": output.finish_reason,
             "stop_reason": output.stop_reason,
             "prompt_tokens": output.prompt_tokens,
+            "cached_tokens": output.cached_tokens,
             "ttft_ms": _rounded(output.ttft_ms, 3),
             "tokens_per_s": _rounded(output.tokens_per_s, 2),
             "step_gap_us": _rounded(stats.step_gap_us, 2),

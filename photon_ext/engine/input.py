@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from photon_ext.checks import Limits, check_flag
+from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.engine.prompts import Prompt, encode_prompt
 from photon_ext.engine.request import Request
 from photon_ext.engine.request_options import RequestOptions
@@ -35,6 +36,7 @@ class InputProcessor:
         fit: see Scheduler.
         queue: where their requests will be.
         policy: says where each stands among those that wait.
+        compiler: makes the constraints of answers with a grammar.
     """
 
     tokenizer: Tokenizer | None
@@ -43,6 +45,7 @@ class InputProcessor:
     fit: Callable[[int, int], int]
     queue: RequestQueue
     policy: Policy
+    compiler: GrammarCompiler
 
     def make_all(
         self,
@@ -85,7 +88,10 @@ class InputProcessor:
         eos_ids = () if params.ignore_eos else self.eos_ids
         stops = dict.fromkeys((*eos_ids, *params.stop_token_ids))
         admission = check_admission(self.limits, ids, params.row_params(cap, tuple(stops)))
-        constraint = _started(params.constraint)
+        if params.answer_grammar is not None:
+            constraint: Constraint | None = self.compiler.start(params.answer_grammar)
+        else:
+            constraint = _started(params.constraint)
         request = Request(self.queue, self._text, len(ids), text)
         watched = constraint is not None or text is not None
         limit = "max_len" if cap < params.max_new_tokens else "max_new_tokens"

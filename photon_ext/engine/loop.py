@@ -100,7 +100,7 @@ class EngineLoop:
     def _collect(self) -> bool:
         """Takes what has arrived; sleeps while there is nothing to do. False: it is the end."""
         probe.begin(Phase.COLLECT)
-        arrivals = self._queue.collect(self._has_work, self._deadlines.wait_s)
+        arrivals = self._queue.collect(self._has_work)
         probe.end()
         for sequence in arrivals.submitted:
             self._scheduler.add(sequence)
@@ -277,13 +277,13 @@ class EngineLoop:
     def _die(self, error: BaseException) -> None:
         """Everybody learns why. The runtime keeps the memory of steps still in flight."""
         left = self._queue.fail(error)
-        told_late = [delivery.sequence for delivery in self._undelivered]
+        told_late = [delivery.sequence.request for delivery in self._undelivered]
         fault = f"the engine has crashed: {describe(error)}"
         ended: list[Request] = []
-        for sequence in (*self._scheduler.live, *told_late, *left):
-            if not sequence.request.done:
-                sequence.request.finish(End(FinishReason.ERROR, error=fault))
-                ended.append(sequence.request)
+        for request in (*told_late, *left):
+            if not request.done:
+                request.finish(End(FinishReason.ERROR, error=fault))
+                ended.append(request)
         self._call_listeners(StepOutput((), [], [], ended))
 
 

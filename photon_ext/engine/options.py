@@ -34,11 +34,11 @@ class EngineOptions:
     Attributes:
         max_rows: requests that run at once; more wait. None: 32 on a CPU; on a GPU as many as its
             memory has room for with 1,024 tokens each, up to 256.
-        max_waiting: requests that may be there beyond max_rows, 0 or more; one more is refused with
-            QueueFull. None: any number.
-        policy: who of those that wait is next: "first-come", "shortest-prompt", "priority" (the
-            highest first, 30 s of waiting count as one more), or an object of your own (see
-            scheduling.policy).
+        max_waiting: requests that may wait besides max_rows that run, 0 or more; one more is
+            refused with QueueFull. None: any number.
+        policy: the order in which requests get rows; where pages run out, the last in it leaves:
+            "first-come", "shortest-prompt", "priority" (the highest first; 30 s of waiting count as
+            a priority higher by 1), or an object of your own (see scheduling.policy).
         max_len: tokens of a request, prompt and answer but for the answer's last, which is not fed;
             None: what the model was made for, up to 4096.
         depth: steps in flight: 2 overlaps the host's work with the device's, 1 is the blocking
@@ -46,33 +46,35 @@ class EngineOptions:
         page_size: tokens per KV page.
         num_pages: KV pages; None: max_rows requests of max_len tokens, cut to what 0.9 of a GPU's
             free memory holds, or half of a CPU's.
-        chunk: prompt tokens per step at most.
-        prefill: "mixed": decode rows ride in every step, and prompts beside them, as many tokens as
-            keep the step within twice the time of the decode rows alone (measured, and at least the
-            smallest prefill bucket). "separate": prefill and decode steps take turns. The tokens
-            are the same. None: mixed where mixed steps are captured, and that is where prefill
-            steps are.
+        chunk: prompt tokens per step at most. None: 1,024 on a GPU without `exact`, else 256.
+        prefill: "mixed": all decode rows ride in every step. Beside them ride as many prompt tokens
+            as keep the step within twice the time that the decode rows take alone; that is
+            measured. The smallest of several prefill buckets, or else 64 tokens, may always ride,
+            and more that take hardly longer. "separate": prefill and decode steps take turns. The
+            answers are the same. None: "mixed" where prefill steps are captured; else "separate".
         max_tokens_per_step: tokens of a step with "mixed", decode rows included; None: `chunk`
-            beside any decode rows.
-        buckets: batch sizes that decode graphs are captured for; max_rows is added. None: 1, 8, 16,
-            32, ... doubled up to max_rows; start-up captures three graphs for each and slot.
-        prefill_buckets: token counts that prefill graphs are captured for, and unless `prefill` is
-            "separate" mixed ones for each of them beside each of `buckets`; other chunks run
-            eagerly. None: see Pipeline.
+            prompt tokens beside any decode rows.
+        buckets: numbers of rows that decode graphs are captured for; max_rows is added. None: 1, 8,
+            16, 32, ... doubled up to max_rows. Start-up captures three graphs for each of them and
+            each slot.
+        prefill_buckets: numbers of prompt tokens that prefill graphs are captured for. Unless
+            `prefill` is "separate", mixed steps are captured, too, for each of them beside each of
+            `buckets`. Other chunks run eagerly. None: on a CPU one of `chunk` tokens; on a GPU 64,
+            128, 256, ... doubled up to `chunk`, but none with `exact`.
         graph: capture steps into graphs, or run them eagerly.
         exact: keep tokens bit for bit independent of the traffic on CUDA as well, as they are on
-            the CPU. Long prefill chunks then stay on our own kernels, which are slower there than
-            torch's matrix products, and on portable attention where `chunk` times the query heads
-            is 96 or more for each multiprocessor. There each request also holds all the pages that
+            the CPU. Steps of more than 64 tokens then stay on our own kernels, which are slower
+            there than torch's matrix products, and chunks on portable attention where `chunk` times
+            the query heads is 96 or more per SM. On CUDA each request also holds all the pages that
             it may need from the start, and only prompts are found in the prefix cache.
         backend: "hopper" runs the kernels made for Hopper where they fit (bfloat16, compute
             capability 9.0; 10.0 only where the environment has PHOTON_HOPPER_ON_10=1), but in the
-            layers of long eager chunks without `exact`, and attends in prefill by matrix
+            layers of steps of more than 64 tokens without `exact`, and attends in prefill by matrix
             instructions (bfloat16, 8.0 or newer). "portable" runs the others. The two sum in
             different orders, and what `exact` promises holds with both. None: hopper where the
             device runs it and the model is bfloat16.
-        prefix_cache: prompts that begin as an earlier prompt or conversation find its keys and
-            values in cached pages, which cost no memory that anything else needs.
+        prefix_cache: a prompt that begins as an earlier prompt or conversation finds its keys and
+            values in cached pages. These give way to whatever else needs pages.
         max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to
             their number where a model has more.
         timing: measure step gaps, by two events around each step.
@@ -89,7 +91,7 @@ class EngineOptions:
     depth: int = 2
     page_size: int = 16
     num_pages: int | None = None
-    chunk: int = 256
+    chunk: int | None = None
     prefill: Prefill | None = None
     max_tokens_per_step: int | None = None
     buckets: tuple[int, ...] | None = None
@@ -105,23 +107,27 @@ class EngineOptions:
     blocking: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("page_size", "chunk"):
-            check_count(name, getattr(self, name))
-        for name in ("max_rows", "max_len", "num_pages", "max_tokens_per_step"):
+        self._settle("page_size", check_count("page_size", self.page_size))
+        for name in ("max_rows", "max_len", "num_pages", "chunk", "max_tokens_per_step"):
             if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
+                self._settle(name, check_count(name, getattr(self, name)))
         if self.max_waiting is not None:
-            check_count("max_waiting", self.max_waiting, least=0)
+            self._settle("max_waiting", check_count("max_waiting", self.max_waiting, least=0))
         choose_policy(self.policy)
-        check_count("max_stop_ids", self.max_stop_ids, MAX_STOP_IDS)
+        most = MAX_STOP_IDS
+        self._settle("max_stop_ids", check_count("max_stop_ids", self.max_stop_ids, most))
         for name in ("buckets", "prefill_buckets"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, check_counts(name, getattr(self, name)))
+                self._settle(name, check_counts(name, getattr(self, name)))
         for name in ("graph", "exact", "prefix_cache", "timing", "meter", "freeze", "blocking"):
             check_flag(name, getattr(self, name))
         check_backend(self.backend)
         check_prefill(self.prefill)
-        check_depth(self.depth)
+        self._settle("depth", check_depth(self.depth))
+
+    def _settle(self, name: str, value: object) -> None:
+        """What was checked, in plain ints: numpy's overflow, and its arrays change in place."""
+        object.__setattr__(self, name, value)
 
 
 def named_options(options: Mapping[str, Any], others: Iterable[str] = ()) -> EngineOptions:

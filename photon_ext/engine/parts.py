@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from photon_ext.engine.options import EngineOptions, choose_backend
-from photon_ext.engine.sizing import size_engine
+from photon_ext.engine.sizing import EngineSize, size_engine
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.decoder import GEMM_TOKENS, Decoder
 from photon_ext.models.weights import DecoderWeights, check_weights
@@ -12,8 +12,8 @@ from photon_ext.runtime import Runtime
 
 def make_parts(
     options: EngineOptions, config: ModelConfig, weights: DecoderWeights
-) -> tuple[Runtime, Decoder, int]:
-    """The two, and the number of KV pages. Raises as Engine.from_weights."""
+) -> tuple[Runtime, Decoder, EngineSize]:
+    """The two, and their sizes. Raises as Engine.from_weights."""
     check_weights(config, weights)
     size = size_engine(options, config, weights.dtype, weights.device)
     backend = choose_backend(options.backend, str(weights.device), weights.dtype)
@@ -39,4 +39,4 @@ def make_parts(
         gemm_tokens=None if options.exact else GEMM_TOKENS,
         hopper=backend == "hopper",
     )
-    return runtime, decoder, size.num_pages
+    return runtime, decoder, size

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import fields
 from typing import NamedTuple, TypedDict
 
 from photon_ext.checks import INT32_MAX, as_index, check_seconds
 from photon_ext.errors import ConfigError, shown
+from photon_ext.sampling import SamplingParams
 
 
 class RequestKeywords(TypedDict, total=False):
@@ -33,6 +35,7 @@ class RequestOptions(NamedTuple):
         timeout_s: object = None,
         deadline: object = None,
         cache_salt: object = None,
+        **unknown: object,
     ) -> RequestOptions:
         """What a call asks for.
 
@@ -46,6 +49,14 @@ class RequestOptions(NamedTuple):
 
         Raises ConfigError: a value is not allowed.
         """
+        for name in unknown:
+            known = name in {field.name for field in fields(SamplingParams)}
+            remedy = (
+                f"it is one of SamplingParams: give params=SamplingParams({name}=...)"
+                if known
+                else f"there are {', '.join(RequestKeywords.__annotations__)}"
+            )
+            raise ConfigError(f"a request has no option {shown(name)}; {remedy}")
         number = as_index(priority)
         if number is None or abs(number) > INT32_MAX:
             raise ConfigError(
@@ -61,4 +72,6 @@ class RequestOptions(NamedTuple):
             ends.append(check_seconds("deadline", deadline, expected))
         if not isinstance(cache_salt, (str, type(None))):
             raise ConfigError(f"cache_salt is {shown(cache_salt)}; give a string, or None")
-        return cls(number, min(ends), cache_salt)
+        # of a str alone: hash and equality of a subclass are its own
+        salt = None if cache_salt is None else str.__str__(cache_salt)
+        return cls(number, min(ends), salt)

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import NamedTuple
 
 from photon_ext.engine.request import Request
@@ -77,21 +77,14 @@ class RequestQueue:
         """Whether this process is a fork: no engine thread runs here, and locks may stay taken."""
         return self._process != os.getpid()
 
-    def collect(
-        self, busy: Callable[[], bool], wait_s: Callable[[], float | None] = lambda: None
-    ) -> Arrivals:
-        """Takes everything; unless the engine is `busy` it sleeps until there is something, or
-        for `wait_s` seconds.
-        """
+    def collect(self, busy: Callable[[], bool]) -> Arrivals:
+        """Takes everything; unless the engine is `busy` it sleeps until there is something."""
         closing = self._closing  # before the look at what was posted until then
         submitted: list[Sequence] = []
         cancelled: list[Request] = []
         sleeps = not closing and not busy()
         while sleeps or not self._arrived.empty():
-            try:
-                arrived = self._arrived.get(True, wait_s() if sleeps else None)
-            except Empty:
-                break
+            arrived = self._arrived.get()
             sleeps = False
             if isinstance(arrived, Request):
                 cancelled.append(arrived)
@@ -99,11 +92,11 @@ class RequestQueue:
                 submitted.extend(arrived)
         return Arrivals(submitted, cancelled, closing)
 
-    def fail(self, cause: BaseException) -> list[Sequence]:
-        """The engine has crashed; returns what nobody will take any more."""
+    def fail(self, cause: BaseException) -> list[Request]:
+        """The engine has crashed; returns the requests that were not given back, taken or not."""
         with self._lock:
             self._cause = cause
-        return self.collect(lambda: True).submitted
+            return [*self._live]
 
     def give_back(self, sequence: Sequence) -> None:
         """The request has ended: its place and its constraint object may serve another."""

@@ -15,18 +15,23 @@ from photon_ext.runtime.step_keys import step_keys
 
 DEFAULT_MAX_LEN = 4096
 CPU_ROWS, CUDA_ROWS = 32, 256
+CPU_CHUNK, CUDA_CHUNK = 256, 1024
+LEAST_BUCKET = 64
 ROW_TOKENS = 1024  # that each of so many rows should have room for
 CUDA_SHARE = 0.9  # of the available memory; the rest is for torch's workspaces and captured graphs
 CPU_SHARE = 0.5  # of the available memory, which others use too
 
 
 class EngineSize(NamedTuple):
-    """What the options come to for one model: sequences at once, tokens per sequence, tokens and
-    segments per step, KV pages.
+    """What the options come to for one model: sequences at once, tokens per sequence, prompt tokens
+    per step and those of captured steps (None: the runtime's own), all tokens and segments per
+    step, KV pages.
     """
 
     max_rows: int
     max_len: int
+    chunk: int
+    prefill_buckets: tuple[int, ...] | None
     max_step_tokens: int
     max_segments: int
     num_pages: int
@@ -65,14 +70,16 @@ def size_engine(
     need = target.need(options, rows)
     if not need.fits(usable):
         raise ConfigError(
-            f"max_rows {rows}, max_len {max_len}, chunk {options.chunk} and page_size "
+            f"max_rows {rows}, max_len {max_len}, chunk {target.chunk(options)} and page_size "
             f"{options.page_size} need {_gib(need.activations)} for activations and at least "
             f"{need.least} pages of {need.page / 2**10:.0f} KiB ({_gib(need.least * need.page)}) "
             f"for keys and values; {_gib(usable)} can be used on {device}: "
             f"{_remedy(options, rows, target, usable)}"
         )
     num_pages = options.num_pages or min(need.fitting(usable), need.most)
-    return EngineSize(rows, max_len, *target.step_size(options, rows), num_pages)
+    step = target.step_size(options, rows)
+    chunk, buckets = target.chunk(options), target.prefill_buckets(options)
+    return EngineSize(rows, max_len, chunk, buckets, *step, num_pages)
 
 
 class Target(NamedTuple):
@@ -90,20 +97,32 @@ class Target(NamedTuple):
         tokens = min(_max_len(options, self.config), ROW_TOKENS)
         return max(1, min(CUDA_ROWS, pages * options.page_size // tokens))
 
+    def chunk(self, options: EngineOptions) -> int:
+        """Prompt tokens of a step."""
+        wide = self.device.type == "cuda" and not options.exact
+        return options.chunk or (CUDA_CHUNK if wide else CPU_CHUNK)
+
+    def prefill_buckets(self, options: EngineOptions) -> tuple[int, ...] | None:
+        """Prompt tokens of captured steps; None leaves it to the runtime."""
+        if options.prefill_buckets is not None or self.device.type == "cpu" or options.exact:
+            return options.prefill_buckets
+        doublings = (self.chunk(options) // LEAST_BUCKET).bit_length()
+        return tuple(LEAST_BUCKET << doubling for doubling in range(doublings))
+
     def step_size(self, options: EngineOptions, rows: int) -> tuple[int, int]:
         """Tokens and segments of the largest step that the engine plans."""
         keys = step_keys(
             rows,
-            options.chunk,
+            chunk := self.chunk(options),
             options.buckets,
-            options.prefill_buckets,
+            self.prefill_buckets(options),
             options.prefill != "separate",
             graph=options.graph,
             captures_prefill=self.device.type == "cpu",
         )
         if keys.mixed or options.prefill == "mixed":
-            return rows + options.chunk, keys.max_segments
-        return max(rows, options.chunk), keys.max_segments
+            return rows + chunk, keys.max_segments
+        return max(rows, chunk), keys.max_segments
 
     def need(self, options: EngineOptions, rows: int) -> Need:
         """What so many rows take."""

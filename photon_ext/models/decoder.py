@@ -29,7 +29,7 @@ from photon_ext.runtime.step import StepKind
 if TYPE_CHECKING:
     from photon_ext.runtime.step import StepTensors
 
-GEMM_TOKENS = 32  # eager CUDA steps of more tokens than this multiply through torch (cuBLAS)
+GEMM_TOKENS = 32  # CUDA steps of more tokens than this multiply through torch (cuBLAS)
 # the same with the Hopper linears, which read each weight once for so many tokens
 HOPPER_GEMM_TOKENS = 64
 # query rows of a chunk, for each sm, from which on Hopper attention sums long contexts in another
@@ -65,15 +65,15 @@ class Decoder:
     ) -> None:
         """Allocates everything that steps will use.
 
-        `gemm_tokens`: on CUDA, steps of more tokens that are not being captured multiply through
-        torch, which is fast but sums in an order that depends on T; None: never, so that a row's
-        result depends on its own tokens alone. `hopper`: use the fused ops with their Hopper
-        kernels, see photon_ext.ops, in decode steps and, where these run and the weights are
-        bfloat16, in prefill steps: then only eager ones of more than 64 tokens (and of more than
-        `gemm_tokens`) multiply through torch, all but the head. The Hopper linears give a token the
-        same bits in every step, whatever its kind and size. The fast attention of a chunk sums long
-        contexts in another order where the chunk is long (see paged_attention_into); where
-        `gemm_tokens` is None and `max_step_tokens` allow such a chunk, chunks use the portable one.
+        `gemm_tokens`: on CUDA, steps of more tokens multiply through torch (and of more than 64,
+        where the Hopper linears run), captured or not: that is fast, but the order of its sums
+        depends on T; None: never, so that a row's result depends on its own tokens alone.
+        `hopper`: use the fused ops with their Hopper kernels, see photon_ext.ops, in decode steps
+        and, where these run and the weights are bfloat16, in steps with chunks. The Hopper linears
+        give a token the same bits in every step, whatever its kind and size. The fast attention of
+        a chunk sums long contexts in another order where the chunk is long (see
+        paged_attention_into); where `gemm_tokens` is None and `max_step_tokens` allow such a chunk,
+        chunks use the portable one.
         Raises ConfigError for a size that is not positive, or a `max_len` beyond what the model was
         trained for.
         """
@@ -103,11 +103,7 @@ class Decoder:
             hopper,
             hopper and weights.dtype is torch.bfloat16 and self._has_hopper_linears(),
         )
-        self._gemm_tokens = (
-            max(gemm_tokens, HOPPER_GEMM_TOKENS)
-            if gemm_tokens is not None and self._hopper_prefill
-            else gemm_tokens
-        )
+        self._gemm_tokens = gemm_tokens
         self._hopper_chunks = hopper and (
             gemm_tokens is not None or not self._may_be_long(max_step_tokens)
         )
@@ -181,37 +177,34 @@ class Decoder:
             )
         buffers = self._arena.activations.leading(num_tokens, segments)
         ops.embedding_into(buffers.residual, step.decode_meta, self.weights.embedding)
-        is_decode = step.kind is StepKind.DECODE
-        fused = self._hopper if is_decode else self._hopper_prefill
-        through_torch = not (fused and is_decode) and self._through_torch(num_tokens)
+        fused = self._hopper if step.kind is StepKind.DECODE else self._hopper_prefill
+        counts, through_torch = step.counts[Count.TOKENS :], self._through_torch(num_tokens, fused)
         if fused and not through_torch:
-            self._fused_layers(step, buffers, step.counts[Count.TOKENS :])
+            self._fused_layers(step, buffers, counts)
         else:
-            self._layers(step, buffers, step.counts[Count.TOKENS :], through_torch)
-        self._write_logits(step, buffers, fused)
+            self._layers(step, buffers, counts, through_torch)
+        self._write_logits(step, buffers, fused, self._through_torch(segments, fused))
         step.logits = buffers.logits
 
-    def _through_torch(self, num_tokens: int) -> bool:
-        if (
-            self._gemm_tokens is None
-            or num_tokens <= self._gemm_tokens
-            or self.weights.device.type != "cuda"
-        ):
+    def _through_torch(self, tokens: int, fused: bool) -> bool:
+        """Whether linears of so many tokens are torch's; `fused`: else they are the Hopper ones."""
+        if self._gemm_tokens is None or self.weights.device.type != "cuda":
             return False
-        return not torch.cuda.is_current_stream_capturing()
+        return tokens > (max(self._gemm_tokens, HOPPER_GEMM_TOKENS) if fused else self._gemm_tokens)
 
-    def _write_logits(self, step: StepTensors, buffers: Activations, fused: bool) -> None:
+    def _write_logits(
+        self, step: StepTensors, buffers: Activations, fused: bool, through_torch: bool
+    ) -> None:
         """From the last layer's output to `buffers.logits`; norm and head in one op, or the head
         alone, from `buffers.normed`.
         """
-        sampled, counts = (
-            buffers.residual if fused else buffers.normed,
-            step.counts[Count.SEGMENTS :],
-        )
+        one_op = fused and not through_torch
+        sampled = buffers.residual if one_op else buffers.normed
+        counts = step.counts[Count.SEGMENTS :]
         if step.kind is not StepKind.DECODE:  # decode tokens are one to one with segments already
             ops.select_tokens_into(buffers.selected, sampled, step.segments)
             sampled = buffers.selected
-        if fused:
+        if one_op:
             norm = self.weights.final_norm
             ops.norm_linear_into(
                 buffers.logits,
@@ -224,7 +217,7 @@ class Decoder:
                 pdl=True,
             )
         else:
-            _linear(buffers.logits, sampled, self._head, counts, through_torch=False)
+            _linear(buffers.logits, sampled, self._head, counts, through_torch)
 
     def _layers(
         self, step: StepTensors, buffers: Activations, counts: torch.Tensor, through_torch: bool
@@ -315,7 +308,7 @@ class Decoder:
         if step.kind is StepKind.MIXED:
             self._attend_decode(index, layer, step, buffers, fused)
             self._attend_chunks(index, layer, step, buffers, step.counts)
-        elif step.kind is StepKind.DECODE and fused:
+        elif step.kind is StepKind.DECODE and self._hopper:
             self._attend_decode(index, layer, step, buffers, fused)
         else:
             self._attend_chunks(index, layer, step, buffers, None)
@@ -385,7 +378,8 @@ class Decoder:
             keys,
             values,
             step.decode_meta,
-            step.segments,
+            # without those of decode tokens, one each: they would have a tile each
+            step.segments if counts is None else step.segments[step.decode_tokens :],
             step.page_table,
             self._scale,
             hopper=self._hopper_chunks,

@@ -31,6 +31,7 @@ class Tokenizer:
             beyond it).
         bos_id, eos_id: ids of the tokens that begin and end a text, or None.
         chat_template: None where the model has none.
+        source: the file, for errors.
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class Tokenizer:
     ) -> None:
         """`special_tokens`: texts by names such as "eos_token"; `source`: the file, for errors."""
         self._backend = backend
-        self._source = source
+        self.source = source
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.bos_id = self._special_id(special_tokens.get("bos_token"))
         self.eos_id = self._special_id(special_tokens.get("eos_token"))
@@ -97,7 +98,7 @@ class Tokenizer:
         """
         _check_unicode(text)
         with library_errors(
-            RequestError, f"{self._source}: the tokenizer fails on this text; try another one"
+            RequestError, f"{self.source}: the tokenizer fails on this text; try another one"
         ):
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
@@ -113,7 +114,7 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise RequestError(
-                f"{self._source} has no chat template; send a plain prompt instead of messages"
+                f"{self.source} has no chat template; send a plain prompt instead of messages"
             )
         if messages is not None and (
             not isinstance(messages, Sequence)
@@ -142,7 +143,7 @@ class Tokenizer:
             RequestError: the tokenizer fails on these ids.
         """
         with library_errors(
-            RequestError, f"{self._source}: the tokenizer fails on these {len(ids)} ids"
+            RequestError, f"{self.source}: the tokenizer fails on these {len(ids)} ids"
         ):
             text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
@@ -156,6 +157,11 @@ class Tokenizer:
             ) or self._backend.id_to_token(token) is None
 
         return Detokenizer(self._backend, skip_special_tokens, left_out)
+
+    def to_json(self) -> str:
+        """The tokenizer as a tokenizer.json, for other libraries."""
+        text: str = self._backend.to_str()
+        return text
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its exact text in the vocabulary, such as "<|im_end|>", or None."""

@@ -325,13 +325,13 @@ class Pipeline:
             self._inflight.popleft()
             self._committed = step.index
             self._measure_gap(step)
-            zombies = _count_zombies(step)
+            zombies = step.count_zombies()
             result = read_step(step, records, self._spec.vocab_size)
             for event in result.events.values():
                 if event.finish is not None:
                     self.roster.finish(event.row)
             self._release_unused()
-            self._count(step, result, zombies)
+            self.stats.committed(step, result.count, zombies)
             probe.committed(step, zombies)
             probe.end()
             return result
@@ -357,7 +357,7 @@ class Pipeline:
             return
         slot = self._slots[step.slot]
         probe.begin(Phase.MASK, step.index)
-        for index, row in _constrained(step):
+        for index, row in step.constrained():
             if row.delivers:
                 self._write_mask(slot, index, row, fill)
         probe.end()
@@ -428,11 +428,7 @@ class Pipeline:
         self._inflight.append(step)
         self._fed = True
         self.last_kind = key.kind
-        if segments:
-            self.stats.prefill_steps += 1
-        else:
-            self.stats.decode_steps += 1
-        self.stats.quiet_steps += sent == 0 and not key.split
+        self.stats.launched(step, sent)
         probe.launched(step, sent)
         return step
 
@@ -463,18 +459,10 @@ class Pipeline:
             if self._on_release is not None:
                 self._on_release(row)
 
-    def _count(self, step: Step, result: StepResult, zombies: int) -> None:
-        self.stats.committed_rows += step.num_rows
-        self.stats.zombie_rows += zombies
-        self.stats.zombie_steps += zombies == step.num_rows
-        self.stats.tokens += result.count
-
     def _measure_gap(self, step: Step) -> None:
         if self._last_span is not None and step.span is not None:
-            step.gap_us = gap = step.span.gap_us(self._last_span)
-            self.stats.gaps_us.append(gap)
-            self.stats.gap_sum_us += gap
-            self.stats.gap_count += 1
+            step.gap_us = step.span.gap_us(self._last_span)
+            self.stats.gap(step.gap_us)
         self._last_span = step.span
 
     # --- masks and failure ------------------------------------------------------------------------
@@ -520,22 +508,3 @@ def _hand_out(events: Iterable[RowEvent], on_event: Callable[[RowEvent], None]) 
             raise raised
         finally:
             del raised  # it holds this frame
-
-
-def _count_zombies(step: Step) -> int:
-    """Segments of rows that ended before."""
-    batch = step.batch
-    zombies = sum(not chunk.row.delivers for chunk in step.chunks)
-    if batch is not None and not batch.intact:
-        zombies += sum(not row.delivers for row in batch.rows)
-    return zombies
-
-
-def _constrained(step: Step) -> Iterator[tuple[int, Row]]:
-    """Segments of a step that are sampled with a mask: their index and row."""
-    if step.batch is not None:
-        for column in step.batch.constrained:
-            yield column, step.batch.rows[column]
-    for i, chunk in enumerate(step.chunks, step.key.decode_rows):
-        if chunk.sample and chunk.row.params.constrained:
-            yield i, chunk.row

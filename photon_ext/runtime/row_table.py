@@ -47,6 +47,7 @@ class RowTable:
         self._generation = [0] * (max_rows + 1)
         # words by (table, offset); no word is in two of them
         self._pending: dict[tuple[int, int], list[int]] = {}
+        self._pages_at: dict[int, int] = {}  # where a row's pending pages begin, within the row
 
     @property
     def rows(self) -> int:
@@ -85,17 +86,18 @@ class RowTable:
         """
         pending, width, ids = self._pending, self.pages_per_row, self.max_stop_ids
         pending.pop(_alive(row), None)
+        # those appended to a row that has left without another launch
+        pending.pop((DeltaTable.PAGES, row * width + self._pages_at.get(row, 0)), None)
+        self._pages_at[row] = 0
         pending[_state(row)] = list(state)
         pending[DeltaTable.PAGES, row * width] = [*pages, *[NO_PAGE] * (width - len(pages))]
         pending[DeltaTable.STOP_IDS, row * ids] = [*stop_ids, *[-1] * (ids - len(stop_ids))]
 
     def append_pages(self, row: int, held: int, pages: Sequence[int]) -> None:
         """``row``, which holds ``held`` pages, gets these besides."""
-        pending, first = self._pending, row * self.pages_per_row
-        if (whole := pending.get((DeltaTable.PAGES, first))) is not None and len(whole) > held:
-            whole[held : held + len(pages)] = pages
-        else:
-            pending[DeltaTable.PAGES, first + held] = list(pages)
+        begin = self._pages_at.setdefault(row, held)
+        key = DeltaTable.PAGES, row * self.pages_per_row + begin
+        self._pending.setdefault(key, [])[held - begin : held - begin + len(pages)] = pages
 
     def kill(self, row: int) -> None:
         """Makes ``row`` dead from the next launch on."""
@@ -118,6 +120,7 @@ class RowTable:
             runs[-1][2] += len(words)
             payload += words
         self._pending.clear()
+        self._pages_at.clear()
         base = DELTA_HEADER + DELTA_RUN_WORDS * len(runs)
         packet = [len(runs), base + len(payload), 0, 0]
         for table, offset, count, start in runs:

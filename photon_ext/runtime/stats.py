@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from photon_ext.runtime.step import Step
 
 GAP_WINDOW = 4096
 
@@ -47,3 +51,24 @@ class PipelineStats:
     def steps(self) -> int:
         """Steps launched."""
         return self.decode_steps + self.prefill_steps
+
+    def launched(self, step: Step, sent: int) -> None:
+        """A step was launched, and so many words sent for it."""
+        if step.chunks:
+            self.prefill_steps += 1
+        else:
+            self.decode_steps += 1
+        self.quiet_steps += sent == 0 and not step.key.split
+
+    def committed(self, step: Step, tokens: int, zombies: int) -> None:
+        """A step was committed."""
+        self.committed_rows += step.num_rows
+        self.zombie_rows += zombies
+        self.zombie_steps += zombies == step.num_rows
+        self.tokens += tokens
+
+    def gap(self, us: float) -> None:
+        """A step gap was measured."""
+        self.gaps_us.append(us)
+        self.gap_sum_us += us
+        self.gap_count += 1

@@ -156,6 +156,22 @@ class Step:
         decode = () if self.batch is None else self.batch.rows
         return (*decode, *(chunk.row for chunk in self.chunks))
 
+    def count_zombies(self) -> int:
+        """Segments of rows that have ended."""
+        zombies = sum(not chunk.row.delivers for chunk in self.chunks)
+        if self.batch is not None and not self.batch.intact:
+            zombies += sum(not row.delivers for row in self.batch.rows)
+        return zombies
+
+    def constrained(self) -> Iterator[tuple[int, Row]]:
+        """Segments that are sampled with a mask: their index and row."""
+        if self.batch is not None:
+            for column in self.batch.constrained:
+                yield column, self.batch.rows[column]
+        for i, chunk in enumerate(self.chunks, self.key.decode_rows):
+            if chunk.sample and chunk.row.params.constrained:
+                yield i, chunk.row
+
 
 class RowEvent(NamedTuple):
     """What one commit says about one row: a token, the end, or both. ``error`` comes with

@@ -98,7 +98,7 @@ class StepBuilder:
         split = batch is not None and batch.key.split
         split = split or any(chunk.sample and chunk.row.params.constrained for chunk in chunks)
         tokens = sum(chunk.num_tokens for chunk in chunks)
-        found = self._spec.keys.find(rows, tokens, split)
+        found = self._spec.keys.find(rows, tokens, len(chunks), split)
         return found or StepKey(rows, tokens, len(chunks), split)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from photon_ext.runtime.step import StepKey
 
+LEAST_CHUNKS, CHUNK_TOKENS = 4, 128
 BUCKETS = (1, *(8 << doubling for doubling in range(28)))
 
 
@@ -18,19 +19,22 @@ class StepKeys:
     - a prefill step for every prefill bucket,
     - with `mixed`, a mixed step for every pair of the two whose rows leave one for a chunk.
 
-    The number of chunks is no dimension of the set: beside a decode bucket's rows there is room for
-    so many chunks and no more, and a chunk has a token at least. So D decode buckets and P prefill
-    buckets make at most D + P + D x P keys, twice.
+    The number of chunks is no dimension of the set: a step of so many tokens has room for one chunk
+    for each `chunk_tokens` of them, and for 4 at least. There are never more than tokens, nor than
+    rows beside those of the decode bucket. So D decode buckets and P prefill buckets make at most
+    D + P + D x P keys, twice.
 
     Attributes:
         decode_buckets: decode rows, ascending; the last holds every row.
         prefill_buckets: prompt tokens, ascending; steps of more run eagerly.
         mixed: whether mixed steps are captured, too; else they run eagerly.
+        chunk_tokens: more than 1 where empty segments cost the device time.
     """
 
     decode_buckets: tuple[int, ...]
     prefill_buckets: tuple[int, ...] = ()
     mixed: bool = False
+    chunk_tokens: int = 1
 
     @property
     def max_rows(self) -> int:
@@ -63,23 +67,26 @@ class StepKeys:
         """The smallest that holds so many decode rows, at most `max_rows`."""
         return next(size for size in self.decode_buckets if size >= rows)
 
-    def find(self, rows: int, tokens: int, split: bool) -> StepKey | None:
-        """The smallest captured key that holds a step of so many decode rows and so many prompt
-        tokens, at least one, in any number of chunks; None: there is none.
+    def find(self, rows: int, tokens: int, chunks: int, split: bool) -> StepKey | None:
+        """The smallest captured key that holds a step of so many decode rows, and so many prompt
+        tokens, at least one, in so many chunks; None: there is none.
         """
-        bucket = next((size for size in self.prefill_buckets if size >= tokens), None)
-        if bucket is None or (rows and not self.mixed):
+        if rows and not self.mixed:
             return None
         padded = self.decode_bucket(rows) if rows else 0
-        return StepKey(padded, bucket, self._chunks(padded, bucket), split)
+        for size in self.prefill_buckets:
+            if size >= tokens and (most := self._chunks(padded, size)) >= chunks:
+                return StepKey(padded, size, most, split)
+        return None
 
     def _chunks(self, decode_bucket: int, tokens: int) -> int:
-        """As many chunks of `tokens` in all as there can be beside the rows of a decode bucket,
+        """How many chunks of `tokens` in all there is room for, beside the rows of a decode bucket,
         which are more than the next smaller bucket holds.
         """
         smaller = max((size for size in self.decode_buckets if size < decode_bucket), default=0)
         least = smaller + 1 if decode_bucket else 0
-        return min(tokens, self.max_rows - least)
+        most = max(LEAST_CHUNKS, tokens // self.chunk_tokens)
+        return min(tokens, most, self.max_rows - least)
 
 
 def step_keys(
@@ -98,4 +105,7 @@ def step_keys(
     buckets = BUCKETS if buckets is None else buckets
     decode = {size for size in buckets if size < max_rows} | {max_rows}
     prefill = {size for size in prefill_buckets if size <= chunk and graph}
-    return StepKeys(tuple(sorted(decode)), tuple(sorted(prefill)), mixed and bool(prefill))
+    chunk_tokens = 1 if captures_prefill else CHUNK_TOKENS
+    return StepKeys(
+        tuple(sorted(decode)), tuple(sorted(prefill)), mixed and bool(prefill), chunk_tokens
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cached_property, wraps
@@ -12,11 +13,16 @@ from photon_ext.checks import as_tuple, check_flag
 from photon_ext.errors import ConfigError, shown, surrogate_in
 from photon_ext.row_params import FIELDS, SIGNATURE, RowParams
 from photon_ext.sampling.constraints import Constraint, constraint_fault
+from photon_ext.sampling.grammar import Grammar, grammar_of
 from photon_ext.sampling.stop_automaton import StopAutomaton
 
 MAX_STOP_CHARACTERS = 2**14  # of all stop strings of a request: an automaton of 4 MB, made in 30 ms
 # what other engines call it
 SYNONYMS = {
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
     "max_completion_tokens": "max_new_tokens",
     "max_length": "max_new_tokens",
     "max_tokens": "max_new_tokens",
@@ -28,8 +34,8 @@ SYNONYMS = {
 }
 # what other engines have
 UNSUPPORTED = (
-    "best_of frequency_penalty json_schema logit_bias logprobs n presence_penalty "
-    "repetition_penalty response_format"
+    "best_of frequency_penalty logit_bias logprobs n presence_penalty repetition_penalty "
+    "response_format"
 )
 
 
@@ -47,7 +53,17 @@ class SamplingParams(RowParams):
             cut before the first one to be complete. Needs a tokenizer.
         ignore_eos: go on after the model's end tokens (stop_token_ids still stop).
         constraint: asked by the host for the allowed tokens before each sampling; see
-            sampling.constraints. It sets `constrained`.
+            sampling.constraints. It sets `constrained`, as do the next four; one of the five may be
+            given. They need a tokenizer and the extra `grammar`. An answer that is complete ends
+            with "stop"; one that is cut by its caps or stop strings need not match. Up to 65536
+            characters each; what llguidance cannot do is refused when the request is submitted.
+        json_schema: the answer is JSON of this schema, a dict or JSON text, with properties in the
+            order of the schema; kept as JSON text.
+        regex: the answer is matched by it, from its begin to its end; Rust's syntax, where \\d is
+            0 to 9 here.
+        choice: the answer is one of these texts.
+        grammar: the answer is of this grammar, in Lark's or llama.cpp's (GBNF) notation.
+        whitespace: the JSON of `json_schema` may hold spaces and line ends; else it has none.
 
     Raises:
         ConfigError: (a ValueError) a value is not allowed, or there is no such parameter.
@@ -56,6 +72,11 @@ class SamplingParams(RowParams):
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     constraint: Constraint | None = None
+    json_schema: str | Mapping[str, Any] | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    whitespace: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,14 +88,27 @@ class SamplingParams(RowParams):
         check_flag("ignore_eos", self.ignore_eos)
         if self.constraint is not None and (fault := constraint_fault(self.constraint)):
             raise ConfigError(f"constraint is a {type(self.constraint).__name__}; {fault}")
-        if self.constrained and self.constraint is None:
+        form = self.answer_grammar
+        if form is not None and self.constraint is not None:
+            raise ConfigError(f"constraint and {form.kind.value} are given; give one of them")
+        constrained = form is not None or self.constraint is not None
+        if self.constrained and not constrained:
             raise ConfigError("constrained is True without a constraint; give constraint=...")
-        object.__setattr__(self, "constrained", self.constraint is not None)
+        object.__setattr__(self, "constrained", constrained)
+        if self.json_schema is not None and form is not None:
+            object.__setattr__(self, "json_schema", form.text)
+        if self.choice is not None and form is not None:
+            object.__setattr__(self, "choice", tuple(json.loads(form.text)))
 
     @cached_property
     def stop_automaton(self) -> StopAutomaton | None:
         """What finds the stop strings, for all requests with these parameters; None: no strings."""
         return StopAutomaton(self.stop) if self.stop else None
+
+    @cached_property
+    def answer_grammar(self) -> Grammar | None:
+        """The form that the answer has to have; None: any."""
+        return grammar_of(self.json_schema, self.regex, self.choice, self.grammar, self.whitespace)
 
     def row_params(self, max_new_tokens: int, stop_token_ids: tuple[int, ...]) -> RowParams:
         """What the row is run with, with the engine's cap and end tokens."""

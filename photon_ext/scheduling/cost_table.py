@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 SLOWDOWN = 2.0  # a mixed step takes at most so many times as long as its decode rows alone
+SLACK = 1.25  # where any prompt token makes it longer: times as long as the smallest share
 WEIGHT = 1 / 8  # of a measurement in a smoothed time
 DOUBT = 1 / 128  # of an expectation in a time that is not measured any more
 
@@ -14,6 +15,9 @@ class CostTable:
     rows: as measured, or else as expected, that is in proportion to the next smaller share. So each
     bucket begins with the smallest share, and tries the next one when measurements allow. A share
     that turns out too slow is one slow step, and is tried again after many others.
+
+    Where a mixed step takes longer than that with the smallest share already, for what it costs
+    besides its tokens, those shares are allowed which take hardly longer, within SLACK.
 
     Attributes:
         shares: the numbers of prompt tokens to choose from, ascending.
@@ -40,9 +44,10 @@ class CostTable:
         alone, best = self._alone(rows), self.shares[0]
         if alone is None and (rows, best) in self._us:
             return self.shares[:2][-1]  # two shares will tell what the rows take alone
+        limit = self._limit(rows)
         for share in self.shares[1:]:
             us = self._us.get((rows, share)) or self._expected(rows, best, share)
-            if alone is None or us is None or us > SLOWDOWN * alone:
+            if limit is None or us is None or us > limit:
                 break
             best = share
         return best
@@ -52,13 +57,13 @@ class CostTable:
         gives way to what is to be expected, and is forgotten once it would be allowed.
         """
         larger = next((size for size in self.shares if size > share), 0)
-        alone, known = self._alone(rows), self._us.get((rows, larger))
+        limit, known = self._limit(rows), self._us.get((rows, larger))
         expected = self._expected(rows, share, larger)
-        if alone is None or known is None or expected is None:
+        if limit is None or known is None or expected is None:
             return
-        if expected <= SLOWDOWN * alone < known:
+        if expected <= limit < known:
             self._us[rows, larger] = known + DOUBT * (expected - known)
-            if self._us[rows, larger] <= SLOWDOWN * alone:
+            if self._us[rows, larger] <= limit:
                 del self._us[rows, larger]
 
     def _alone(self, rows: int) -> float | None:
@@ -74,9 +79,23 @@ class CostTable:
             return None
         return shorter - max(longer - shorter, 0.0) * less / (more - less)
 
+    def _limit(self, rows: int) -> float | None:
+        """How long a mixed step may take; None: that is not known yet."""
+        alone, least = self._alone(rows), self._us.get((rows, self.shares[0]))
+        if alone is None:
+            return None
+        return max(SLOWDOWN * alone, SLACK * (least or 0.0) if self._is_dear(rows) else 0.0)
+
+    def _is_dear(self, rows: int) -> bool:
+        """Whether the smallest share takes longer than SLOWDOWN allows."""
+        alone, least = self._alone(rows), self._us.get((rows, self.shares[0]))
+        return alone is not None and least is not None and least > SLOWDOWN * alone
+
     def _expected(self, rows: int, share: int, larger: int) -> float | None:
-        """The time with a larger share, from that with `share`."""
+        """The time with a larger share, from that with `share`: no longer, where it is not the
+        tokens that take the time.
+        """
         alone, us = self._alone(rows), self._us.get((rows, share))
         if alone is None or us is None:
             return None
-        return alone + max(us - alone, 0.0) * larger / share
+        return us if self._is_dear(rows) else alone + max(us - alone, 0.0) * larger / share

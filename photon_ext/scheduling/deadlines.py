@@ -22,7 +22,8 @@ class _Entry(NamedTuple):
 class Deadlines:
     """Sequences with a deadline, the next one first: a turn looks at that one alone.
 
-    A sequence that ends otherwise stays until its turn, but at most as many as are live, or a few.
+    A sequence that ends otherwise stays until it is the next, but at most as many as are live, or a
+    few.
 
     Attributes:
         clock: seconds, as those of the deadlines.
@@ -48,14 +49,8 @@ class Deadlines:
 
     def passed(self) -> Iterator[Sequence]:
         """Those that have not ended though their deadline has passed; each once."""
-        now = self.clock() if self._entries else 0.0
-        while self._entries and self._entries[0].deadline <= now:
-            sequence = heapq.heappop(self._entries).sequence
+        entries, now = self._entries, self.clock() if self._entries else 0.0
+        while entries and (entries[0].sequence.ended or entries[0].deadline <= now):
+            sequence = heapq.heappop(entries).sequence
             if not sequence.ended:
                 yield sequence
-
-    def wait_s(self) -> float | None:
-        """Seconds until the next one passes; None: nobody has one."""
-        while self._entries and self._entries[0].sequence.ended:
-            heapq.heappop(self._entries)
-        return max(self._entries[0].deadline - self.clock(), 0.0) if self._entries else None

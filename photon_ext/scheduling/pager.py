@@ -4,8 +4,8 @@ what is kept when they leave.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from photon_ext.runtime import PageAppend, Row
@@ -13,7 +13,6 @@ from photon_ext.scheduling.pages import PagePool
 from photon_ext.scheduling.prefix_cache import PrefixCache
 from photon_ext.scheduling.sequence import Sequence
 
-_rank = attrgetter("rank")
 STRIDE = 4  # pages that a row gets at a time where it cannot have all
 
 
@@ -25,10 +24,13 @@ class Grant(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """Pages that rows get before the next step, and sequences whose next token has none."""
+    """Pages that rows get before the next step, and rows whose next token has none."""
 
     appends: tuple[PageAppend, ...] = ()
-    stalled: tuple[Sequence, ...] = ()
+    stalled: tuple[Row, ...] = ()
+
+
+_NO_GROWTH = Growth()
 
 
 @dataclass(slots=True)
@@ -68,34 +70,33 @@ class Pager:
         """
         self.pool = pool
         self.page_size = page_size
-        self._cache = PrefixCache(pool, page_size) if share else None
+        # only full pages are shared: none ever is, where they never end
+        self._cache = PrefixCache(pool, page_size if share else sys.maxsize)
         self._exact = exact
         self._holdings: dict[Sequence, _Holding] = {}
         self._short: dict[Sequence, _Holding] = {}
         self._owed = 0  # pages that those lack together
+        self._calm = 0  # steps for which all have room
 
     def pages_for(self, kv_len: int) -> int:
         """Pages that hold ``kv_len`` KV entries."""
         return -(-kv_len // self.page_size)
 
-    def writer_of(self, sequence: Sequence) -> int | None:
-        """A page that the prompt continues with, and that a row is about to write; None: there is
+    def awaited_by(self, sequence: Sequence) -> int | None:
+        """The last page that the prompt continues with and that a row is writing; None: there is
         no reason to wait.
         """
-        if self._cache is None:
-            return None
-        return self._cache.match(sequence.admission.prompt_ids, sequence.root).writer
+        return self._cache.match(sequence.admission.prompt_ids, sequence.root).awaited
 
     def is_written(self, page: int) -> bool:
         """Whether the wait for it is over."""
-        return self._cache is None or self._cache.is_written(page)
+        return self._cache.is_written(page)
 
     # --- admission --------------------------------------------------------------------------------
 
     def grant(self, sequence: Sequence) -> Grant | None:
         """Pages for a sequence that is to be admitted; None where there are too few now."""
-        prompt, _ = sequence.admission
-        cached = [] if self._cache is None else self._cache.match(prompt, sequence.root).pages
+        cached = self._cache.match(sequence.admission.prompt_ids, sequence.root).pages
         count = self._affordable(sequence, cached)
         if count is None:
             return None
@@ -113,17 +114,17 @@ class Pager:
         whole = self.pages_for(admission.kv_len) - len(cached)
         if available - self._owed >= whole:
             return whole
-        # who was preempted comes back when it can stay
-        if self._exact or sequence.preempted:
+        if self._exact:
             return None
         first = self.pages_for(len(admission.prompt_ids) + 1) - len(cached)
-        room_to_grow = len(self._short) + 1  # a page for each: else one of them leaves at once
+        # a page for each row, else one of them leaves at once; STRIDE times as many after each
+        # preemption, so that a request comes back soon, and is preempted a few times at most
+        room_to_grow = STRIDE**sequence.preemptions * (len(self._short) + 1)
         return min(first, whole) if available - room_to_grow >= first else None
 
     def _hold(self, sequence: Sequence, pages: list[int], cached: int) -> None:
-        prompt, entered = sequence.admission.prompt_ids, 0
-        if self._cache is not None:
-            entered = self._cache.enter(prompt, pages, sequence.root, cached)
+        prompt = sequence.admission.prompt_ids
+        entered = self._cache.enter(prompt, pages, sequence.root, cached)
         missing = self.pages_for(sequence.admission.kv_len) - len(pages)
         whole = entered == len(prompt) // self.page_size
         holding = _Holding(entered, pages[cached:entered], whole, missing)
@@ -131,6 +132,7 @@ class Pager:
         if missing:
             self._short[sequence] = holding
             self._owed += missing
+            self._calm = 0
 
     def cancel(self, sequence: Sequence, grant: Grant) -> None:
         """The sequence was not admitted."""
@@ -141,7 +143,7 @@ class Pager:
     def written(self, sequence: Sequence, tokens: int) -> None:
         """A committed step has written its first ``tokens`` tokens."""
         holding = self._holdings[sequence]
-        if self._cache is not None and holding.unwritten:
+        if holding.unwritten:
             begin = holding.entered - len(holding.unwritten)
             count = max(tokens // self.page_size - begin, 0)
             self._cache.written(holding.unwritten[:count])
@@ -151,21 +153,21 @@ class Pager:
         """More pages, once a row has none for its next token: to every row that lacks some, so that
         the steps that follow send nothing; those of the lowest rank first.
         """
-        urgent = [sequence for sequence in self._short if _needs_page(sequence)]
-        if not urgent:
-            return Growth()
-        urgent.sort(key=_rank)
-        others = [sequence for sequence in self._short if sequence not in urgent]
+        self._calm -= 1
+        if self._calm > 0:
+            return _NO_GROWTH
+        rows = [(one.row, one) for one in self._short if one.row is not None and one.row.running]
+        places = {row: _places(row) for row, _ in rows}
+        self._calm = min(places.values(), default=0)
+        if self._calm > 0 or not rows:
+            return _NO_GROWTH
         appends, stalled = [], []
-        for sequence in (*urgent, *sorted(others, key=_rank)):
-            row = sequence.row
-            if row is None or not row.running:
-                continue
+        for row, sequence in sorted(rows, key=lambda one: (places[one[0]] > 0, one[1].rank)):
             if pages := self._more(self._short[sequence]):
                 appends.append(PageAppend(row, tuple(pages)))
                 self._count(sequence, len(pages))
-            elif _needs_page(sequence):
-                stalled.append(sequence)
+            elif not places[row]:
+                stalled.append(row)
         return Growth(tuple(appends), tuple(stalled))
 
     def _more(self, holding: _Holding) -> list[int]:
@@ -184,28 +186,25 @@ class Pager:
 
     def release(self, sequence: Sequence, row: Row) -> None:
         """No step in flight uses the row: its pages are free, or kept for what they hold."""
-        if self._cache is not None and not self._exact:
-            self._keep_generated(self._cache, sequence, row.pages)
+        if self._holdings[sequence].whole and not self._exact:
+            self._keep_generated(sequence, row.pages)
         self._end(sequence, row.pages)
 
-    def _keep_generated(
-        self, cache: PrefixCache, sequence: Sequence, pages: tuple[int, ...]
-    ) -> None:
-        holding, tokens = self._holdings[sequence], sequence.tokens()
-        if holding.whole and len(tokens) > len(sequence.admission.prompt_ids):
+    def _keep_generated(self, sequence: Sequence, pages: tuple[int, ...]) -> None:
+        tokens, begin = sequence.tokens(), self._holdings[sequence].entered
+        if len(tokens) > len(sequence.admission.prompt_ids):
             # the last token was sampled, and never fed
-            end = cache.enter(tokens[:-1], pages, sequence.root, holding.entered)
-            cache.written(pages[holding.entered : end])
+            end = self._cache.enter(tokens[:-1], pages, sequence.root, begin)
+            self._cache.written(pages[begin:end])
 
     def _end(self, sequence: Sequence, pages: Any) -> None:
         holding = self._holdings.pop(sequence)
         if self._short.pop(sequence, None) is not None:
             self._owed -= holding.missing
-        if self._cache is not None:
-            self._cache.abandon(holding.unwritten)
+        self._cache.abandon(holding.unwritten)
         self.pool.release(pages)
 
 
-def _needs_page(sequence: Sequence) -> bool:
-    row = sequence.row
-    return row is not None and row.running and row.next_position >= row.capacity
+def _places(row: Row) -> int:
+    """Tokens of its answer, launched from now on, for which it has pages."""
+    return row.capacity - max(row.next_position, len(row.prompt_ids))

@@ -5,7 +5,6 @@ free pages and the token budget of a step, and returns data that the pipeline ex
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from collections.abc import Sequence as Seq
 from operator import attrgetter
 
 from photon_ext.runtime import Row, StepKind, StepPlan, StepResult
@@ -36,24 +35,20 @@ class Planner:
         self._mixed = mixed
 
     def admissions(self) -> Iterator[tuple[Sequence, Grant]]:
-        """Sequences to admit now, with their pages, until the one whose turn it is has to go on
-        waiting: nobody overtakes it, so that a long prompt is not starved. Aside is who waits for
-        another's pages.
+        """Sequences to admit now, with their pages, by rank, until one has to go on waiting: nobody
+        overtakes it, so that a long prompt is not starved. Only who waits for another to write its
+        pages is overtaken.
         """
         scheduler = self._scheduler
         scheduler.recall()
         while scheduler.waiting and scheduler.rows_held < scheduler.max_rows:
-            sequence = self.choose(scheduler.waiting)
+            sequence = scheduler.waiting[0]
             if scheduler.defer(sequence):
                 continue
             grant = scheduler.schedule(sequence)
             if grant is None:
                 return
             yield sequence, grant
-
-    def choose(self, waiting: Seq[Sequence]) -> Sequence:
-        """Whose turn it is, of at least one that waits, by rank: the first."""
-        return waiting[0]
 
     def victim(self, running: Iterable[Sequence]) -> Sequence:
         """Who gives its row up, of at least one that runs: the last of the same order, which
@@ -65,18 +60,20 @@ class Planner:
         """The next step; empty where no row has anything to launch. `previous`: the last kind."""
         growth = self._scheduler.grow()
         decode, prefill = self._roster.decode, self._roster.prefill
+        if not (prefill or growth.appends or growth.stalled):
+            return StepPlan(decode)  # as nearly always
         drains: tuple[Row, ...] = ()
         if growth.stalled:
             drains = self._victims()
-            decode = tuple(
-                row for row in decode if row.next_position < row.capacity and row not in drains
-            )
-            prefill = tuple(row for row in prefill if row not in drains)
+            left_out = {*growth.stalled, *drains}
+            decode = tuple(row for row in decode if row not in left_out)
+            prefill = tuple(row for row in prefill if row not in left_out)
         if self._mixed is None:
             plan = first_come_first_served(decode, prefill, previous, self._budget)
         elif prefill:
             tokens = self._mixed.prompt_tokens(len(decode))
-            plan = StepPlan(decode, take_chunks(prefill, tokens))
+            chunks = self._mixed.fitting(len(decode), take_chunks(prefill, tokens))
+            plan = StepPlan(decode, chunks)
         else:
             plan = StepPlan(decode)
         return plan._replace(appends=growth.appends, drains=drains)

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from numbers import Real
+from copy import copy
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Protocol
 
 from photon_ext.errors import ConfigError, RequestError, describe, shown
@@ -89,12 +90,15 @@ def checked_key(policy: Policy, sequence: Sequence) -> Key:
     """The sequence's key. RequestError: the policy raises, or returns what cannot be ordered."""
     name = type(policy).__name__
     try:
-        key = policy.key(sequence)
+        key = policy.key(copy(sequence))  # what it does to it is its own affair
+        if isinstance(key, tuple) and all(isinstance(n, Real) for n in key):
+            # what the engine thread compares must not be anybody's own code
+            plain = tuple(int(n) if isinstance(n, Integral) else float(n) for n in key)
+            if all(number == number for number in plain):
+                return plain
     except Exception as error:
         raise RequestError(f"key() of the policy {name} raised {describe(error)}") from error
-    if not isinstance(key, tuple) or not all(isinstance(n, Real) and n == n for n in key):
-        raise RequestError(
-            f"key() of the policy {name} returned {shown(key)}; it must return a tuple of numbers, "
-            "of which none is NaN"
-        )
-    return key
+    raise RequestError(
+        f"key() of the policy {name} returned {shown(key)}; it must return a tuple of numbers, "
+        "of which none is NaN"
+    )

@@ -21,11 +21,12 @@ class Match(NamedTuple):
 
     Attributes:
         pages: leading pages, in order.
-        writer: a page that comes next and is being written by a row; None: there is none.
+        awaited: the last of the pages that come next and that a row is writing; None: there are
+            none.
     """
 
     pages: list[int]
-    writer: int | None
+    awaited: int | None
 
 
 class PrefixCache:
@@ -42,6 +43,8 @@ class PrefixCache:
         self._pages: dict[Key, int] = {}
         self._keys: dict[int, Key] = {}
         self._unwritten: set[int] = set()
+        # who waits for pages is asked for each turn; until a page comes or leaves, the same holds
+        self._latest: tuple[Sequence[int], Hashable, Match] | None = None
         pool.on_evict = self._forget
 
     def __len__(self) -> int:
@@ -52,17 +55,20 @@ class PrefixCache:
         """The longest chain of pages that hold the beginning of ``tokens``, without the last token,
         which has to be fed.
         """
-        found: list[int] = []
-        before = root
+        if (latest := self._latest) is not None and latest[0] is tokens and latest[1] == root:
+            return latest[2]
+        match, before = Match([], None), root
         for key in self._chunks(tokens[:-1]):
             page = self._pages.get((before, key))
             if page is None:
                 break
             if page in self._unwritten:
-                return Match(found, page)
-            found.append(page)
+                match = Match(match.pages, page)
+            else:
+                match.pages.append(page)
             before = page
-        return Match(found, None)
+        self._latest = (tokens, root, match) if match.awaited is None else None
+        return match
 
     def is_written(self, page: int) -> bool:
         """False while a row is at it; True once it may be read, or nobody writes it any more."""
@@ -98,11 +104,13 @@ class PrefixCache:
         self._pages[key], self._keys[page] = page, key
         self._unwritten.add(page)
         self._pool.keep(page)
+        self._latest = None
         return page
 
     def _forget(self, page: int) -> None:
         del self._pages[self._keys.pop(page)]
         self._unwritten.discard(page)
+        self._latest = None
 
     def _chunks(self, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
         size = self._page_size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from operator import attrgetter
@@ -106,20 +106,20 @@ class Scheduler:
         """Takes a waiting sequence aside while another row is writing pages that its prompt begins
         with: it would write them once more. False where nobody does.
         """
-        page = self._pager.writer_of(sequence)
+        page = self._pager.awaited_by(sequence)
         if page is None:
             return False
-        self._waiting.remove(sequence)
+        self._unqueue(sequence)
         self._deferred[sequence] = page
         return True
 
     def recall(self) -> None:
         """Those whose pages are written wait in their places again."""
-        if self._deferred:
-            for sequence, page in list(self._deferred.items()):
-                if self._pager.is_written(page):
-                    del self._deferred[sequence]
-                    self._wait(sequence)
+        written = {page for page in {*self._deferred.values()} if self._pager.is_written(page)}
+        if written:
+            for sequence in [one for one, page in self._deferred.items() if page in written]:
+                del self._deferred[sequence]
+                self._wait(sequence)
 
     def schedule(self, sequence: Sequence) -> Grant | None:
         """Takes a waiting sequence out of the queue and gives it its pages; `admit` or `cancel`
@@ -129,7 +129,7 @@ class Scheduler:
             return None
         grant = self._pager.grant(sequence)
         if grant is not None:
-            self._waiting.remove(sequence)
+            self._unqueue(sequence)
         return grant
 
     def admit(self, sequence: Sequence, row: Row, grant: Grant) -> None:
@@ -138,7 +138,7 @@ class Scheduler:
         self._in_rows[row] = sequence
         self.stats.prompt_tokens += len(row.prompt_ids)
         self.stats.prefix_hit_tokens += grant.cached
-        if not sequence.preempted:
+        if not sequence.preemptions:
             sequence.request.cached_tokens = grant.cached
 
     def cancel(self, sequence: Sequence, grant: Grant) -> None:
@@ -153,12 +153,15 @@ class Scheduler:
     def _wait(self, sequence: Sequence) -> None:
         insort(self._waiting, sequence, key=_rank)
 
+    def _unqueue(self, sequence: Sequence) -> None:
+        del self._waiting[bisect_left(self._waiting, sequence.rank, key=_rank)]
+
     def finish(self, sequence: Sequence) -> None:
         """The sequence has ended; its row and pages stay until `release`."""
         if sequence in self._deferred:
             del self._deferred[sequence]
         elif sequence.state is SequenceState.WAITING:
-            self._waiting.remove(sequence)
+            self._unqueue(sequence)
         self._live.pop(sequence.request, None)
         sequence.ended = True
         if not sequence.watched:
@@ -191,8 +194,8 @@ class Scheduler:
         """
         log = self.log
         for chunk in () if result.step is None else result.step.chunks:
-            if chunk.row.delivers:
-                self._pager.written(self._in_rows[chunk.row], chunk.position + chunk.num_tokens)
+            # also of rows that have ended: a step in flight has written all of its chunks
+            self._pager.written(self._in_rows[chunk.row], chunk.position + chunk.num_tokens)
         if result.rows and result.rows is not log.rows:
             log.follow(result.rows, tuple(self._in_rows[row] for row in result.rows))
         for column in log.watched if result.rows else ():

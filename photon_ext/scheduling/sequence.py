@@ -50,7 +50,7 @@ class Sequence:
         key: its place in the policy's order.
         row: its row, from admission on.
         ended: no token counts any more.
-        preempted: it had to leave its row, and began again.
+        preemptions: how often it had to leave its row, to go on later.
     """
 
     admission: Admission
@@ -66,7 +66,7 @@ class Sequence:
     key: Key = ()
     row: Row | None = None
     ended: bool = False
-    preempted: bool = False
+    preemptions: int = 0
     _asked: Admission = field(init=False, repr=False)
     _watched_tokens: list[int] = field(default_factory=list, init=False, repr=False)
 
@@ -101,7 +101,8 @@ class Sequence:
         asked = self._asked.params
         shortest = max(0, asked.min_tokens - (asked.max_new_tokens - left))
         self.admission = Admission(tokens, replace(asked, max_new_tokens=left, min_tokens=shortest))
-        self.row, self.preempted = None, True
+        self.row = None
+        self.preemptions += 1
 
     def advance(self, token: int, verdict: FinishReason | None) -> FinishReason | None:
         """Takes a token of a watched sequence and the device's verdict to the constraint, which may

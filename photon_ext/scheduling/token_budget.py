@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from photon_ext.runtime import StepResult
+from photon_ext.runtime import Chunk, StepResult
 from photon_ext.runtime.step_keys import StepKeys
 from photon_ext.scheduling.cost_table import CostTable
 from photon_ext.scheduling.step_timer import StepTimer
@@ -32,6 +32,14 @@ class TokenBudget:
             return min(self._chunk, self._max_tokens)
         allowed = self._costs.allowed(self._keys.decode_bucket(decode_rows))
         return max(min(allowed, self._max_tokens - decode_rows), self._costs.shares[0])
+
+    def fitting(self, decode_rows: int, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
+        """As many of them, from the first on, as a captured step has room for; all, where there is
+        none of so many tokens.
+        """
+        tokens = sum(chunk.num_tokens for chunk in chunks)
+        key = self._keys.find(decode_rows, tokens, 1, False)
+        return chunks if key is None else chunks[: key.chunks]
 
     def committed(self, result: StepResult, busy: bool) -> None:
         """A step was committed; `busy`: the pipeline has rows left."""

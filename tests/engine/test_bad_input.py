@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from photon_ext.engine import Engine, Request
+from photon_ext.engine import Engine, EngineOptions, Request
 from photon_ext.errors import ConfigError, DeviceError, ModelError, PhotonError, RequestError
 from photon_ext.models.loader import load_model
 from photon_ext.models.weights import DecoderWeights, Linear, empty_weights
 from photon_ext.sampling import SamplingParams, from_allowed_ids, from_callable
+from tests.engine.simulated import WatchedDevice, engine_on
 from tests.models.tiny import VOCAB, greedy_ids, saved_tiny_model
 
 SIZES = {
@@ -351,3 +352,35 @@ def test_more_requests_than_rows_wait_their_turn(engine: Engine, expected: list[
 def test_raw_is_true_or_false(engine: Engine, bystander: Request) -> None:
     with pytest.raises(ConfigError, match="raw is 'no'; give True or False"):
         engine.submit(PROMPT, raw="no")  # type: ignore[arg-type]
+
+
+def test_sizes_may_be_numpys_numbers_and_are_plain_ones_from_then_on() -> None:
+    chunk = np.array(9)  # an array changes in place where something is taken from it
+    sizes = {"page_size": np.uint8(16), "chunk": chunk, "max_tokens_per_step": np.array(7)}
+    options = EngineOptions(max_rows=np.int8(100), max_waiting=np.int8(100), **sizes)  # type: ignore[arg-type]
+    for name in ("max_rows", "max_waiting", "max_stop_ids", "depth", *sizes):
+        assert type(getattr(options, name)) is int, name
+    with engine_on(WatchedDevice(), chunk=chunk, prefill="mixed") as engine:
+        for _ in range(3):
+            outputs = engine.generate([[1] * 20, [2] * 3], SamplingParams(max_new_tokens=4))
+            assert [output.finish_reason for output in outputs] == ["length"] * 2
+    assert chunk == 9
+
+
+def test_a_way_to_prefill_is_refused_though_it_compares_as_an_array() -> None:
+    with pytest.raises(ConfigError, match=r"^prefill is .*; give 'mixed', 'separate', or None"):
+        EngineOptions(prefill=np.array(["mixed", "separate"]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("max_new_tokens", r"one of SamplingParams: give params=SamplingParams\(max_new_tokens="),
+        ("priorities", "there are priority, timeout_s, deadline, cache_salt"),
+    ],
+)
+def test_an_option_that_a_request_has_not_is_refused_with_a_hint(
+    engine: Engine, bystander: Request, name: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"a request has no option '{name}'; .*{message}"):
+        engine.submit(PROMPT, **{name: 5})  # type: ignore[arg-type]

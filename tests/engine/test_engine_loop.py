@@ -750,6 +750,16 @@ def test_a_crash_is_told_to_whoever_is_between_two_lists(depth: int) -> None:
     engine.close()
 
 
+def test_a_crash_between_two_requests_that_came_together_is_told_to_both() -> None:
+    engine = make(WatchedDevice())
+    made = [engine._input.make([n], LONG, False, RequestOptions()) for n in range(3)]
+    made[0].key, made[1].key = (1,), ("what no policy may return",)  # type: ignore[assignment]
+    engine._post(made)
+    for sequence in made:
+        assert "not supported between" in (sequence.request.result(5).error or "")
+    engine.close()
+
+
 def test_text_of_the_loop_is_delivered_after_the_next_launch() -> None:
     """Where the loop makes it, for stop strings: at depth 2 a token is shown while the step after
     its successor's launch runs, never before that launch.

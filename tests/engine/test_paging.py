@@ -5,83 +5,27 @@ the simulated device, where every page's content can be looked at.
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from photon_ext.engine import Engine
 from photon_ext.engine.request import Request
 from photon_ext.engine.request_options import RequestOptions
 from photon_ext.errors import ConfigError
-from photon_ext.layout import NO_PAGE
-from photon_ext.runtime import Pipeline
+from photon_ext.runtime import StepKind
+from photon_ext.runtime.step import StepPlan
 from photon_ext.sampling import SamplingParams
-from photon_ext.scheduling import Scheduler
+from photon_ext.scheduling import Planner
 from photon_ext.testing import Request as ToyRequest
-from photon_ext.testing import ToyForward, ToyModel
-from photon_ext.testing.poison import POISON
+from photon_ext.testing import ToyModel
 from tests.engine.byte_tokenizer import VOCAB
-from tests.engine.simulated import WatchedDevice, expected_tokens
+from tests.engine.simulated import expected_tokens
+from tests.engine.stepped import PAGE, Stepped
 
-PAGE, MAX_LEN, ROWS = 4, 64, 4
 MODEL = ToyModel(VOCAB)
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
-
-
-class Stepped:
-    """An engine whose loop the test turns itself."""
-
-    def __init__(self, depth: int, num_pages: int, rows: int = ROWS, **options: Any) -> None:
-        device = WatchedDevice(rows, MAX_LEN, depth, PAGE)
-        self.device = device
-        self.forward = ToyForward(device, VOCAB, num_pages)
-        self.engine = Engine(
-            device, self.forward, vocab_size=VOCAB, num_pages=num_pages, chunk=8, **options
-        )
-        self.loop = self.engine._loop
-        self.scheduler: Scheduler = self.engine._scheduler
-        self.pipeline: Pipeline = self.engine._pipeline
-
-    def submit(self, prompt: list[int], params: SamplingParams, **options: Any) -> Request:
-        asked = RequestOptions.of(**options)
-        sequence = self.engine._input.make(prompt, params, False, asked)
-        self.engine._queue.post([sequence])
-        request: Request = sequence.request
-        return request
-
-    def turn(self) -> bool:
-        """One turn of the loop; False where there is nothing to do."""
-        if not self.loop._has_work() and self.engine._queue._arrived.empty():
-            return False
-        self.loop._collect()
-        self.loop._turn()
-        return True
-
-    def run(self) -> None:
-        while self.turn():
-            pass
-
-    def check(self) -> None:
-        """I9, I12 and I13."""
-        pager, pool = self.scheduler._pager, self.scheduler.pool
-        assert pool.free + pool.held + pool.cached == pool.num_pages
-        counts: dict[int, int] = {}
-        for row in {*self.pipeline.rows, *self.scheduler.released}:
-            for page in row.pages:
-                counts[page] = counts.get(page, 0) + 1
-        assert counts == pool._counts
-        for row in self.pipeline.rows:
-            behind = self.device.state.tables.page_table[row.index, len(row.pages) :]
-            assert {*behind.tolist()} <= {NO_PAGE, POISON}, f"{row} has more pages"
-        cache = pager._cache
-        if cache is not None:
-            for page, (before, tokens) in cache._keys.items():
-                assert before is None or before in cache._keys, "a page whose beginning has left"
-                if cache.is_written(page):
-                    assert tuple(self.forward._kv[page].tolist()) == tokens, f"page {page}"
 
 
 class PagingMachine(RuleBasedStateMachine):
@@ -195,7 +139,6 @@ def test_i13_a_cached_page_is_not_written_again(depth: int) -> None:
     stepped.submit(prompt, SamplingParams(1))
     stepped.run()
     cache = stepped.scheduler._pager._cache
-    assert cache is not None
     pages = cache.match(prompt, None).pages
     before = stepped.forward._kv[pages].clone()
     for last in range(6):
@@ -272,6 +215,28 @@ def test_pages_are_appended_for_all_rows_at_once(depth: int) -> None:
 
 
 @DEPTHS
+def test_who_gets_a_page_rides_at_once_though_another_gets_none(
+    depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stepped, drains = Stepped(depth, 18, prefill="mixed", prefix_cache=False), 0
+    plan = Planner.plan
+
+    def watched(planner: Planner, previous: StepKind | None) -> StepPlan:
+        nonlocal drains
+        decode, made = stepped.pipeline.roster.decode, plan(planner, previous)
+        fed = {row for row, _ in made.appends}
+        assert fed.intersection(decode) <= {*made.decode, *made.drains}
+        drains += len(made.drains)
+        return made
+
+    monkeypatch.setattr(Planner, "plan", watched)
+    for first in range(4):
+        stepped.submit([first], SamplingParams(40))
+    stepped.run()
+    assert drains > 0
+
+
+@DEPTHS
 def test_requests_with_the_same_prompt_wait_for_the_pages_of_the_first(depth: int) -> None:
     prompt = list(range(50, 50 + 22))
     stepped = Stepped(depth, 64)
@@ -288,6 +253,20 @@ def test_requests_with_the_same_prompt_wait_for_the_pages_of_the_first(depth: in
         assert list(output.token_ids) == expected_tokens([*prompt, last], 3, VOCAB)
     now = stepped.engine.stats()
     assert (now.prompt_tokens, now.prefix_hit_tokens) == (4 * 23 + 3, 60)
+
+
+@DEPTHS
+@pytest.mark.parametrize("cap", [1, 2])
+def test_pages_of_a_prompt_are_shared_though_its_answer_is_one_token(depth: int, cap: int) -> None:
+    """The step that writes the last of its pages is the one that ends it."""
+    prompt = list(range(50, 56))
+    stepped = Stepped(depth, 64)
+    requests = [stepped.submit([*prompt, last], SamplingParams(cap)) for last in range(4)]
+    stepped.run()
+    assert [request.result(0).cached_tokens for request in requests] == [0, 4, 4, 4]
+    for last, request in enumerate(requests):
+        tokens = list(request.result(0).token_ids)
+        assert tokens == expected_tokens([*prompt, last], cap, VOCAB)
 
 
 @DEPTHS
@@ -344,6 +323,18 @@ def test_a_salt_keeps_tenants_apart() -> None:
         stepped.run()
         cached.append(request.result(0).cached_tokens)
     assert cached == [0, 0, 0, 16, 16]
+
+
+def test_a_salt_is_what_its_string_says_whatever_its_class() -> None:
+    class Tenant(str):
+        __hash__ = None  # type: ignore[assignment]
+
+    stepped, cached = Stepped(2, 64), []
+    for salt in ("a", Tenant("a")):
+        request = stepped.submit(list(range(20)), SamplingParams(3), cache_salt=salt)
+        stepped.run()
+        cached.append(request.result(0).cached_tokens)
+    assert cached == [0, 16]
 
 
 def test_a_salt_that_is_no_string_is_refused() -> None:

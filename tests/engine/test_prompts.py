@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from photon_ext.checks import Limits
+from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.engine.input import InputProcessor
 from photon_ext.engine.request_options import RequestOptions
 from photon_ext.engine.request_queue import RequestQueue
@@ -39,6 +40,7 @@ def encoded(prompt: Any) -> tuple[int, ...]:
         lambda prompt_tokens, max_new_tokens: max_new_tokens,
         RequestQueue(),
         FirstCome(),
+        GrammarCompiler(None, 200, ()),
     )
     return processor.make(prompt, None, False, RequestOptions()).admission.prompt_ids
 

@@ -104,25 +104,12 @@ def test_a_constraint_object_is_lent_to_one_request_and_free_when_it_is_given_ba
     requests.post([make(constraint)])
 
 
-def test_what_nobody_took_before_a_crash_is_handed_back_to_be_told() -> None:
+def test_requests_that_a_crash_leaves_are_handed_back_to_be_told() -> None:
     requests = RequestQueue()
+    requests.post([ended := make(), taken := make()])
+    assert requests.collect(lambda: False).submitted == [ended, taken]
+    requests.give_back(ended)
     requests.post([left := make()])
-    assert requests.fail(OSError("no power")) == [left]
+    assert {*requests.fail(OSError("no power"))} == {taken.request, left.request}
     with pytest.raises(EngineDeadError, match=r"the engine has crashed \(OSError: no power"):
         requests.post([make()])
-
-
-def test_an_idle_engine_sleeps_until_the_next_deadline_and_no_longer() -> None:
-    requests, asked = RequestQueue(), []
-
-    def wait_s() -> float:
-        asked.append(0.05)
-        return 0.05
-
-    begin = time.perf_counter()
-    assert requests.collect(lambda: False, wait_s) == ([], [], False)
-    assert time.perf_counter() - begin >= 0.04
-    requests.post([one := make()])
-    assert requests.collect(lambda: True, wait_s).submitted == [one]
-    assert requests.collect(lambda: True, wait_s) == ([], [], False)
-    assert asked == [0.05], "one that has work looks at no deadline here"

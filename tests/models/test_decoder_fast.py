@@ -245,7 +245,7 @@ def test_through_torch_go_the_layers_of_a_long_chunk_and_not_its_head(
     exact = harness("llama-6-2-64-tied", device, torch.bfloat16, hopper=True).prefill(
         [Chunk(1, 0, PROMPT)]
     )
-    monkeypatch.setattr(Decoder, "_through_torch", lambda self, num_tokens: True)
+    monkeypatch.setattr(Decoder, "_through_torch", lambda self, tokens, fused: tokens > 1)
     decoder = harness("llama-6-2-64-tied", device, torch.bfloat16, hopper=True)
     logits = decoder.prefill([Chunk(1, 0, PROMPT)])
     assert len(products) == 4 * decoder.decoder.config.layers
@@ -254,8 +254,40 @@ def test_through_torch_go_the_layers_of_a_long_chunk_and_not_its_head(
     assert len(products) == 4 * decoder.decoder.config.layers
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_through_torch_go_the_layers_of_a_wide_decode_step_and_its_head(
+    device: str, products: list[torch.Size]
+) -> None:
+    count = HOPPER_GEMM_TOKENS + 2
+    rows = [*range(1, count + 1)]
+
+    def logits(gemm_tokens: int | None, batch: int) -> torch.Tensor:
+        decoder = harness(
+            "llama-6-2-64-tied",
+            device,
+            torch.bfloat16,
+            hopper=True,
+            rows=count,
+            max_step_tokens=4 * count,
+            gemm_tokens=gemm_tokens,
+        )
+        for row in rows:
+            decoder.prefill([Chunk(row, 0, PROMPT[row % 7 :][:3])])
+        products.clear()
+        return decoder.decode(rows[:batch], [3] * batch, [*range(batch)])
+
+    exact = logits(None, count)
+    assert not products
+    through_torch = device == "cuda" and hopper_runs()
+    wide = logits(GEMM_TOKENS, count)
+    assert len(products) == (4 * 2 + 1) * through_torch
+    assert (wide - exact).norm() < 0.05 * exact.norm()
+    assert torch.equal(logits(GEMM_TOKENS, HOPPER_GEMM_TOKENS), exact[:HOPPER_GEMM_TOKENS])
+    assert not products
+
+
 @pytest.mark.gpu
-def test_eager_chunks_of_few_tokens_and_captured_ones_of_any_number_are_exact(
+def test_chunks_of_few_tokens_are_exact_and_longer_ones_torchs_captured_or_not(
     products: list[torch.Size],
 ) -> None:
     if not hopper_runs():
@@ -267,16 +299,16 @@ def test_eager_chunks_of_few_tokens_and_captured_ones_of_any_number_are_exact(
     )
     short, whole = [Chunk(1, 0, LONG[:HOPPER_GEMM_TOKENS])], [Chunk(1, 0, LONG)]
     assert torch.equal(usual.prefill(short), exact.prefill(short))
-    expected = exact.prefill(whole)  # now all that is captured is loaded
+    assert not products
+    expected = usual.prefill(whole)
+    assert len(products) == 4 * usual.decoder.config.layers
     step, graph = usual.make_step(StepKind.PREFILL, whole), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         usual.decoder.forward(step)
     graph.replay()
     assert step.logits is not None
-    assert torch.equal(step.logits, expected)
-    assert not products
-    usual.prefill([Chunk(1, 0, LONG[: HOPPER_GEMM_TOKENS + 1])])
-    assert len(products) == 4 * usual.decoder.config.layers
+    assert (step.logits - expected).norm() < 0.02 * expected.norm()
+    assert (expected - exact.prefill(whole)).norm() < 0.05 * expected.norm()
 
 
 @pytest.mark.gpu

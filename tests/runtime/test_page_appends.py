@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from photon_ext.errors import PipelineError, RequestError
+from photon_ext.layout import NO_PAGE
 from photon_ext.row_params import RowParams
 from photon_ext.runtime import Pipeline, Runtime
 from photon_ext.runtime.default_plan import first_come_first_served
@@ -128,6 +129,25 @@ def test_pages_that_come_before_the_first_launch_or_without_one_are_kept() -> No
     rows: dict[Row, list[int]] = {row: []}
     run(pipe, rows, default_plan(pipe))
     assert tuple(rows[row]) == MODEL.generate(Request((1, 2, 3), 9))
+
+
+@KINDS
+@DEPTHS
+def test_pages_that_no_launch_took_are_gone_with_their_row(kind: str, depth: int) -> None:
+    runtime = RUNTIMES[kind](depth)
+    pipe = pipeline_on(runtime)
+    rows = [pipe.admit((1, 2, 3), RowParams(9), (page,), grows=True) for page in range(3)]
+    pipe.launch(default_plan(pipe)())
+    pipe.commit()
+    pipe.launch(StepPlan(appends=(PageAppend(rows[0], (4, 5)),)))
+    for row in rows[:2]:
+        pipe.abort(row)
+    for page in (6, 7):
+        pipe.admit((1, 2, 3), RowParams(2), (page,), grows=True)
+    pipe.launch(default_plan(pipe)())
+    pipe.commit()
+    table = (runtime.tables if isinstance(runtime, Runtime) else runtime.state.tables).page_table
+    assert [table[row].tolist() for row in (1, 2)] == [[page, *[NO_PAGE] * 7] for page in (6, 7)]
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,16 @@ def test_a_later_write_replaces_an_earlier_one() -> None:
     assert state[RowColumn.ALIVE] == 0
 
 
+def test_pages_that_were_not_sent_yet_leave_with_their_row() -> None:
+    table = RowTable(1, 4, 1)
+    row, _ = table.acquire()
+    table.append_pages(row, 1, [7])
+    table.append_pages(row, 2, [8])
+    table.release(row)
+    table.write_row(row, [1] * ROW_COLUMNS, (3,), ())
+    assert (DeltaTable.PAGES, 4, [3, -1, -1, -1]) in runs(table.take_deltas())
+
+
 def test_hazard_36_deltas_are_taken_once() -> None:
     table = RowTable(2, 1, 1)
     assert table.take_deltas() == []
@@ -165,3 +175,23 @@ def test_no_row_has_a_page_before_it_is_written() -> None:
     tables = Runtime(device="cpu", max_rows=3, max_len=64, page_size=16).tables
     assert tables.page_table.tolist() == [[NO_PAGE] * 4] * 4
     assert not tables.row_state.any()
+
+
+def test_pages_appended_to_a_row_that_has_left_are_not_its_successors() -> None:
+    """No step was launched meanwhile, which would have taken them."""
+    table = RowTable(2, 4, 1)
+    table.append_pages(1, 2, (8,))
+    table.append_pages(1, 3, (9,))
+    table.write_row(1, [1] * ROW_COLUMNS, (5,), ())
+    table.append_pages(1, 1, (6,))
+    pages = [run for run in runs(table.take_deltas()) if run[0] == DeltaTable.PAGES]
+    assert pages == [(DeltaTable.PAGES, 4, [5, 6, -1, -1])]
+
+
+def test_pages_appended_twice_before_a_launch_are_one_run() -> None:
+    table = RowTable(2, 4, 1)
+    for held, pages in ((0, (4,)), (1, (5, 6))):
+        table.append_pages(2, held, pages)
+    assert runs(table.take_deltas()) == [(DeltaTable.PAGES, 8, [4, 5, 6])]
+    table.append_pages(2, 3, (7,))
+    assert runs(table.take_deltas()) == [(DeltaTable.PAGES, 11, [7])]

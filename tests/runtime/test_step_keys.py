@@ -18,7 +18,7 @@ def made(**changes: object) -> StepKeys:
         "prefill_buckets": (4, 32),
         "mixed": True,
         "graph": True,
-        "captures_prefill": False,
+        "captures_prefill": True,
     }
     return step_keys(**{**arguments, **changes})  # type: ignore[arg-type]
 
@@ -46,14 +46,14 @@ def test_a_step_gets_the_next_larger_bucket_of_rows_and_of_tokens(
     rows: int, tokens: int, expected: tuple[int, int, int]
 ) -> None:
     for split in (False, True):
-        assert LADDER.find(rows, tokens, split) == StepKey(*expected, split)
+        assert LADDER.find(rows, tokens, 1, split) == StepKey(*expected, split)
 
 
 def test_what_is_larger_than_every_graph_has_none() -> None:
-    assert LADDER.find(0, 33, False) is None
-    assert LADDER.find(3, 33, False) is None
-    assert StepKeys((4,), (8,)).find(1, 2, False) is None
-    assert StepKeys((4,)).find(0, 2, False) is None
+    assert LADDER.find(0, 33, 1, False) is None
+    assert LADDER.find(3, 33, 1, False) is None
+    assert StepKeys((4,), (8,)).find(1, 2, 1, False) is None
+    assert StepKeys((4,)).find(0, 2, 1, False) is None
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 8, 9, 20, 33])
@@ -67,7 +67,7 @@ def test_every_step_that_can_be_fits_its_key(
     assert len(captured) == len(keys.all())
     for rows in range(max_rows):
         for tokens in range(1, 33):
-            key = keys.find(rows, tokens, True)
+            key = keys.find(rows, tokens, 1, True)
             assert key in captured
             assert key.chunks >= min(tokens, max_rows - rows)
             assert key.segments <= keys.max_segments
@@ -87,8 +87,8 @@ def test_every_step_that_can_be_fits_its_key(
         ({}, 4, 2, 8),
         ({"mixed": False}, 4, 2, 0),
         ({"prefill_buckets": ()}, 4, 0, 0),
-        ({"prefill_buckets": None}, 4, 0, 0),
-        ({"prefill_buckets": None, "captures_prefill": True}, 4, 1, 4),
+        ({"prefill_buckets": None, "captures_prefill": False}, 4, 0, 0),
+        ({"prefill_buckets": None}, 4, 1, 4),
         ({"prefill_buckets": (4, 32, 33)}, 4, 2, 8),
         ({"graph": False}, 4, 0, 0),
         ({"buckets": ()}, 1, 2, 2),
@@ -106,3 +106,13 @@ def test_the_set_is_small_and_told(
         sum(bool(key.decode_rows and key.chunk_tokens) for key in keys),
     ]
     assert counts == [2 * decode, 2 * prefill, 2 * mixed]
+
+
+def test_where_empty_segments_cost_time_steps_have_room_for_few_chunks() -> None:
+    keys = StepKeys((1, 8, 64), (64, 1024, 2048), mixed=True, chunk_tokens=128)
+    assert keys.find(3, 64, 4, False) == StepKey(8, 64, 4, False)
+    assert keys.find(3, 64, 5, False) == StepKey(8, 1024, 8, False)
+    assert keys.find(3, 64, 9, False) == StepKey(8, 2048, 16, False)
+    assert keys.find(3, 64, 17, False) is None
+    assert keys.find(62, 64, 2, False) == StepKey(64, 64, 4, False)
+    assert keys.max_segments == 64 + 16

@@ -98,7 +98,7 @@ def test_what_is_not_there_yet_is_said_to_be_so(name: str) -> None:
 def test_a_name_that_is_like_no_other_is_answered_with_all_that_there_are() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"^sampling has no parameter 'qqq'; there are max_new_tokens, .*, constraint$",
+        match=r"^sampling has no parameter 'qqq'; there are max_new_tokens, .*, constraint, ",
     ):
         SamplingParams(qqq=1)
 

@@ -30,12 +30,12 @@ def test_without_a_measurement_it_is_the_smallest_share() -> None:
         (125.1, [16, 32, 32]),
         (112.5, [16, 32, 64, 128, 128]),
         (99.0, [16, 32, 64, 128, 128]),  # no faster than without prompts, but by chance
-        (900.0, [16, 16]),
+        (900.0, [16, 32, 16]),
     ],
 )
 def test_shares_double_as_measurements_allow(us: float, reached: list[int]) -> None:
     """The decode step takes 100 us, a mixed one may take 200, and prompt tokens cost in proportion:
-    no share is tried that takes longer.
+    no share is tried that takes longer, unless every share does.
     """
     costs, seen = table((8, 0, 100.0)), []
     for _ in reached:
@@ -120,8 +120,8 @@ def test_where_no_decode_step_runs_two_shares_tell_what_it_would_take() -> None:
         seen.append(costs.allowed(8))
         costs.add(8, seen[-1], 100.0 + 2.0 * seen[-1])
     assert seen == [16, 32, 32, 32]
-    costs.add(8, 0, 40.0)  # then one runs, and it is faster than that
-    assert costs.allowed(8) == 16
+    costs.add(8, 0, 60.0)  # then one runs, and it is faster than that
+    assert costs.allowed(8) == 64, "where every share takes too long, the next one is tried"
 
 
 def test_one_share_alone_is_always_allowed() -> None:
@@ -129,3 +129,22 @@ def test_one_share_alone_is_always_allowed() -> None:
     costs.add(4, 8, 900.0)
     costs.add(4, 0, 1.0)
     assert costs.allowed(4) == 8
+
+
+def test_where_mixing_itself_is_dear_shares_are_allowed_that_take_hardly_longer() -> None:
+    """A GPU whose mixed steps run other kernels: 300 us where the rows alone take 100, and 0.5 for
+    each prompt token.
+    """
+    costs, shares = table((8, 0, 100.0)), []
+    for _ in range(200):
+        shares.append(costs.allowed(8))
+        costs.add(8, shares[-1], 300.0 + 0.5 * shares[-1])
+    assert shares[:4] == [16, 32, 64, 128]
+    assert shares[-1] == 128
+    dear = [300.0 + 2.0 * share for share in SHARES]
+    costs, shares = table((8, 0, 100.0)), []
+    for _ in range(400):
+        shares.append(costs.allowed(8))
+        costs.add(8, shares[-1], dear[SHARES.index(shares[-1])])
+    assert max(shares, key=shares.count) == 32, "396 us of at most 415; 64 takes 428"
+    assert shares.count(64) < 20

@@ -52,24 +52,21 @@ def test_who_has_none_is_not_looked_at() -> None:
     deadlines.add(make_sequence(1, 1))
     assert len(deadlines) == 0
     assert list(deadlines.passed()) == []
-    assert deadlines.wait_s() is None
 
 
-def test_the_next_deadline_is_that_of_somebody_who_has_not_ended() -> None:
+def test_of_those_that_have_ended_nothing_is_kept_in_front_of_the_next() -> None:
     clock = Clock()
     deadlines = Deadlines(clock)
     first, second = (make_sequence(1, 1, deadline=deadline) for deadline in (4.0, 6.0))
     deadlines.add(second)
     deadlines.add(first)
-    clock.now = 1.0
-    assert deadlines.wait_s() == 3.0
     first.ended = True
-    assert deadlines.wait_s() == 5.0
+    clock.now = 1.0
+    assert list(deadlines.passed()) == []
+    assert len(deadlines) == 1
     clock.now = 9.0
-    assert deadlines.wait_s() == 0.0
-    second.ended = True
-    assert deadlines.wait_s() is None
-    assert len(deadlines) == 0, "an idle engine keeps nothing of those that have ended"
+    assert list(deadlines.passed()) == [second]
+    assert len(deadlines) == 0
 
 
 def test_those_that_end_long_before_their_deadline_do_not_pile_up() -> None:
@@ -81,6 +78,5 @@ def test_those_that_end_long_before_their_deadline_do_not_pile_up() -> None:
         deadlines.add(brief)
         brief.ended = True
         assert len(deadlines) <= FEW
-    assert deadlines.wait_s() == 1e9
     deadlines.clock = lambda: math.inf
     assert set(deadlines.passed()) == set(live)

@@ -4,6 +4,7 @@ import math
 import random
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from photon_ext.errors import ConfigError, RequestError
@@ -147,7 +148,49 @@ def test_a_policy_has_a_name(name: str) -> None:
 def test_a_policy_may_be_your_own_object() -> None:
     own = Own((1, 2.5, Fraction(1, 3), math.inf))
     assert choose_policy(own) is own
-    assert checked_key(own, make_sequence(1, 1)) == (1, 2.5, Fraction(1, 3), math.inf)
+    assert checked_key(own, make_sequence(1, 1)) == (1, 2.5, 1 / 3, math.inf)
+
+
+class Moody(Fraction):
+    """A number that cannot be compared."""
+
+    def __lt__(self, other: object) -> bool:
+        raise ArithmeticError("not today")
+
+    __eq__ = __gt__ = __lt__  # type: ignore[assignment]
+
+
+def test_hazard_30_numbers_of_a_policys_own_kind_are_taken_as_plain_ones() -> None:
+    """The engine thread compares them: what they raise there would end all requests."""
+    scheduler = Server(FirstCome()).scheduler
+    for number in (3, 1, 2):
+        sequence = make_sequence(number, 1)
+        sequence.key = checked_key(Own((Moody(number),)), sequence)
+        scheduler.add(sequence)
+    assert [len(one.admission.prompt_ids) for one in scheduler.waiting] == [1, 2, 3]
+
+
+def test_a_policy_that_changes_what_it_looks_at_changes_nothing() -> None:
+    class Vandal:
+        def key(self, sequence: Sequence) -> Key:
+            sequence.admission = sequence.request = None  # type: ignore[assignment]
+            return ()
+
+    server = Server(Vandal())
+    added = server.add(9)
+    assert (len(added.admission.prompt_ids), added.request is None) == (9, False)
+    assert server.rest() == [added]
+
+
+def test_keys_are_plain_numbers_that_compare_whatever_a_policy_returns() -> None:
+    class Unordered(tuple[float, ...]):
+        def __lt__(self, other: object) -> bool:
+            raise ValueError("no order")
+
+    numbers = (np.uint8(200), np.float16(1.5), 10**400, True)
+    key = checked_key(Own(Unordered(numbers)), make_sequence(1, 1))
+    assert (type(key), key) == (tuple, (200, 1.5, 10**400, 1))
+    assert [type(number) for number in key] == [int, float, int, int]
 
 
 @pytest.mark.parametrize("policy", ["lottery", "", None, 3, Priority, object(), ["priority"]])

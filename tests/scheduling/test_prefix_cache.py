@@ -60,7 +60,7 @@ def test_hazard_29_a_page_is_found_only_once_it_is_written(
 ) -> None:
     pages = pool.allocate(4) or []
     assert cache.enter(PROMPT, pages, None) == 3
-    assert cache.match(PROMPT, None) == Match([], pages[0])
+    assert cache.match(PROMPT, None) == Match([], pages[2])
     cache.written(pages[:2])
     assert cache.match(PROMPT, None) == Match(pages[:2], pages[2])
     assert cache.match((1, 2, 3, 4, 9, 9, 9), None) == Match(pages[:2], None)
@@ -86,7 +86,7 @@ def test_a_row_that_writes_what_another_wrote_is_not_followed(
     second = pool.allocate(3) or []
     cache.enter(PROMPT[:4], first, None)
     assert cache.enter(PROMPT, second, None) == 0
-    assert cache.match(PROMPT, None) == Match([], first[0])
+    assert cache.match(PROMPT, None) == Match([], first[1])
 
 
 def test_generated_tokens_continue_the_chain(pool: PagePool, cache: PrefixCache) -> None:
@@ -132,3 +132,31 @@ def test_pages_that_a_row_holds_are_not_evicted(pool: PagePool, cache: PrefixCac
     assert pool.allocate(4) is None
     assert pool.allocate(3) is not None
     assert cache.match(PROMPT, None).pages == found == pages[:3]
+
+
+def test_who_waits_is_compared_again_only_where_pages_have_changed(
+    pool: PagePool, cache: PrefixCache
+) -> None:
+    """It asks at each turn, and a long prompt has thousands of pages."""
+    looks = []
+
+    class Watched(tuple[int, ...]):
+        __slots__ = ()
+
+        def __getitem__(self, key: object) -> object:
+            looks.append(key)
+            return super().__getitem__(key)  # type: ignore[index]
+
+    prompt = Watched(PROMPT)
+    pages = pool.allocate(3) or []
+    assert cache.match(prompt, None) == cache.match(prompt, None) == Match([], None)
+    assert len(looks) == 1
+    cache.enter(PROMPT, pages, None)
+    looks.clear()
+    cache.written(pages)
+    assert cache.match(prompt, None) == cache.match(prompt, None) == Match(pages, None)
+    assert len(looks) == 1
+    assert cache.match(prompt, "another") == Match([], None)
+    pool.release(pages)
+    pool.allocate(PAGES)
+    assert cache.match(prompt, None) == Match([], None)

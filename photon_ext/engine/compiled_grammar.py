@@ -1,0 +1,132 @@
+"""A grammar that is compiled once, for all requests that ask for the same."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from typing import TYPE_CHECKING, Any
+
+from photon_ext.engine.deep_thread import DEADLINE_S, run_deep
+from photon_ext.errors import RequestError, describe, shown
+from photon_ext.sampling.grammar import Grammar, GrammarKind
+from photon_ext.sampling.grammar_constraint import GrammarConstraint, library_text
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+# States of an automaton, of all answers that share it, about 0.5 kB each. An answer of 1,500 random
+# tokens to a regular expression that was made to have many has 100,000.
+_MOST_STATES = 100_000
+# Of one mask, for which all rows of a step wait: it takes 5 ms at the most. A tenth of the
+# library's own bounds would refuse answers to schemas in use, a quarter refuses none of 231.
+_MASK_FUEL = 50_000
+_MASK_ITEMS = 20_000
+# Then it is compiled anew, which lets go of the states that long answers have left behind.
+_MOST_STARTS = 1000
+# Without a bound a small model fills its answer with line ends.
+_WHITESPACE = r"[ \t\r\n]{1,16}"
+
+
+class CompiledGrammar:
+    """Compiled by the first thread that needs it; others that ask meanwhile wait for this one.
+
+    Its requests share the automaton, which grows with the answers, and each has a state of its own.
+    Where it grows beyond its bound, the answers that share it end with an error.
+
+    Attributes:
+        spent: to be replaced for the next request.
+    """
+
+    def __init__(self, grammar: Grammar, vocabulary: LLTokenizer) -> None:
+        self.spent = False
+        self._grammar = grammar
+        self._vocabulary = vocabulary
+        self._what = f"{grammar.kind.value} {shown(grammar.text)}"
+        self._mask_bytes = -(-vocabulary.vocab_size // 32) * 4
+        self._lock = threading.Lock()
+        self._template: LLMatcher | None = None
+        self._fault: str | None = None
+        self._starts = 0
+
+    def start(self) -> GrammarConstraint:
+        """The constraint of one request, at its start. Raises RequestError: it was refused."""
+        with self._lock:
+            if self._fault is None and self._template is None:
+                self._compile()
+            if self._fault is not None or self._template is None:
+                raise RequestError(str(self._fault))
+            self._starts += 1
+            self.spent = self.spent or self._starts >= _MOST_STARTS
+            return self._constraint(self._template.deep_copy())
+
+    def _constraint(self, matcher: LLMatcher) -> GrammarConstraint:
+        return GrammarConstraint(matcher, self._mask_bytes, self._what, self._retire)
+
+    def _retire(self) -> None:
+        self.spent = True
+
+    def _compile(self) -> None:
+        made: list[LLMatcher | str] = []
+        if not run_deep(lambda: made.append(_compiled(self._grammar, self._vocabulary))):
+            self._refuse(f"it takes more than {DEADLINE_S:.0f} s to compile")
+        elif not made:
+            self._refuse("its compilation failed")
+        elif isinstance(made[0], str):
+            self._refuse(made[0])
+        else:
+            self._template = made[0]
+
+    def _refuse(self, why: str) -> None:
+        self._fault = f"{self._what} is refused: {why}; change what is named there"
+
+
+def _compiled(grammar: Grammar, vocabulary: LLTokenizer) -> LLMatcher | str:
+    """The matcher, with its first mask, by which some faults show; or why there is none."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(
+        max_lexer_states=_MOST_STATES,
+        step_lexer_fuel=_MASK_FUEL,
+        step_max_items=_MASK_ITEMS,
+        verbose_errors=False,  # which would repeat the grammar and the answer
+    )
+    try:
+        matcher = LLMatcher(vocabulary, _library_grammar(grammar), log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+    except BaseException as error:  # the library's panics are BaseExceptions
+        return describe(error)
+    return _plain(library_text(matcher.get_error())) if matcher.is_error() else matcher
+
+
+def _plain(why: str) -> str:
+    """What the library says, where it speaks of itself in words of ours."""
+    if why == "NoExtensionBias":
+        return "no text matches it"
+    if "coerce_one_of" in why:
+        return "oneOf is served where no value fits two of its schemas; anyOf, where it may"
+    return why
+
+
+def _library_grammar(grammar: Grammar) -> str:
+    """The grammar as llguidance writes it. Raises ValueError for what it cannot be."""
+    from llguidance import LLMatcher, grammar_from, regex_to_lark
+
+    if grammar.kind is GrammarKind.JSON_SCHEMA:
+        # all of them are given: a schema could bring others along, under "x-guidance"
+        options: Any = {
+            "item_separator": ",",
+            "key_separator": ":",
+            "whitespace_flexible": grammar.whitespace,
+            "whitespace_pattern": _WHITESPACE if grammar.whitespace else None,
+            "coerce_one_of": False,
+            "lenient": False,
+        }
+        return str(LLMatcher.grammar_from_json_schema(grammar.text, overrides=options))
+    if grammar.kind is GrammarKind.GRAMMAR:
+        return str(grammar_from("ebnf", grammar.text))
+    regex = grammar.text
+    if grammar.kind is GrammarKind.CHOICE:
+        regex = "|".join(map(re.escape, json.loads(grammar.text)))
+    return f"start: /{regex_to_lark(regex, use_ascii='d')}/"

@@ -1,0 +1,68 @@
+"""From what a request asks of its answer's form to a constraint, on the caller's thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from photon_ext.engine.compiled_grammar import CompiledGrammar
+from photon_ext.errors import RequestError
+from photon_ext.sampling.grammar import Grammar
+from photon_ext.sampling.grammar_constraint import GrammarConstraint
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+    from photon_ext.models.tokenizer import Tokenizer
+
+# Compiled grammars, refused ones included. Most take some 100 kB, the worst 50 MB.
+MOST_KEPT = 32
+
+
+class GrammarCompiler:
+    """Keeps what was compiled last, for all requests of an engine; usable from any thread."""
+
+    def __init__(
+        self, tokenizer: Tokenizer | None, vocab_size: int, eos_ids: Iterable[int]
+    ) -> None:
+        """`vocab_size`: width of the logits; `eos_ids`: what ends an answer."""
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_ids = tuple(eos_ids)
+        self._lock = threading.Lock()
+        self._vocabulary: LLTokenizer | None = None
+        self._kept: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()  # least recent first
+
+    def start(self, grammar: Grammar) -> GrammarConstraint:
+        """The constraint of one request. A grammar that is new takes 1 ms for most schemas, 10 s
+        at the most; other threads go on meanwhile.
+
+        Raises:
+            RequestError: this engine has no tokenizer, or one of unknown bytes, or the grammar is
+                refused; why, and what to do.
+            ConfigError: the package llguidance is missing.
+        """
+        with self._lock:
+            compiled = self._kept.pop(grammar, None)
+            if compiled is None or compiled.spent:
+                compiled = CompiledGrammar(grammar, self._known(grammar))
+            self._kept[grammar] = compiled
+            if len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+        return compiled.start()
+
+    def _known(self, grammar: Grammar) -> LLTokenizer:
+        """The vocabulary, made for the first grammar."""
+        if self._tokenizer is None:
+            raise RequestError(
+                f"{grammar.kind.value} is given, and this engine has no tokenizer; give a "
+                "constraint of your own, or make the engine with a tokenizer"
+            )
+        if self._vocabulary is None:
+            # the package tokenizers is needed for this alone
+            from photon_ext.models.grammar_vocabulary import grammar_vocabulary
+
+            self._vocabulary = grammar_vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
+        return self._vocabulary

@@ -1,0 +1,142 @@
+"""What a request asks of the form of its answer: a JSON schema, a regular expression, a choice of
+texts or a grammar. Checked here as far as it goes without a tokenizer; the engine compiles it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from enum import Enum
+from functools import partial
+from typing import NamedTuple
+
+from photon_ext.checks import as_tuple, check_flag
+from photon_ext.errors import ConfigError, describe, shown, surrogate_in
+
+# Bounds what compiling takes, which is quadratic in the worst: 0.5 s for 2,000 properties.
+MAX_GRAMMAR_CHARACTERS = 2**16
+# A number's rests are states of an automaton: 5 s and 1 GB for a million.
+_MAX_MULTIPLE = 10**5
+
+
+class GrammarKind(Enum):
+    """Which parameter gave it."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+
+
+class Grammar(NamedTuple):
+    """The form of an answer, checked; what is equal compiles to the same.
+
+    Attributes:
+        text: of a schema and of choices as JSON, else as it was given.
+        whitespace: the JSON may hold spaces and line ends between its tokens.
+    """
+
+    kind: GrammarKind
+    text: str
+    whitespace: bool = False
+
+
+def grammar_of(
+    json_schema: object, regex: object, choice: object, grammar: object, whitespace: object
+) -> Grammar | None:
+    """The one of them that is given; None where all are None.
+
+    Raises ConfigError: more than one is given, or it is of another type or size than it has to be.
+    """
+    check_flag("whitespace", whitespace)
+    values = dict(zip(GrammarKind, (json_schema, regex, choice, grammar), strict=True))
+    given = {kind: value for kind, value in values.items() if value is not None}
+    if whitespace and json_schema is None:
+        raise ConfigError("whitespace is True without a json_schema; give one, or leave it out")
+    if len(given) > 1:
+        names = " and ".join(kind.value for kind in given)
+        raise ConfigError(f"{names} are given; give one of them")
+    for kind, value in given.items():
+        text = _TEXT_OF[kind](value)
+        _check_text(kind, text)
+        return Grammar(kind, text, bool(whitespace))
+    return None
+
+
+def _check_text(kind: GrammarKind, text: str) -> None:
+    if (surrogate := surrogate_in(text)) is not None:
+        found = f"{kind.value} is {shown(text)} with {surrogate}"
+        raise ConfigError(f"{found}; give valid Unicode text")
+    if len(text) > MAX_GRAMMAR_CHARACTERS:
+        raise ConfigError(
+            f"{kind.value} has {len(text)} characters; give at most {MAX_GRAMMAR_CHARACTERS}"
+        )
+
+
+def _schema_text(value: object) -> str:
+    """A schema as JSON. Its properties keep their order: answers have them in this order."""
+    remedy = "give a JSON schema, as a dict or as JSON text of an object"
+    if not isinstance(value, (str, Mapping)):
+        raise ConfigError(f"json_schema is {shown(value)}; {remedy}")
+    if isinstance(value, str) and len(value) > MAX_GRAMMAR_CHARACTERS:
+        return value  # too long, which is told without a look inside
+    try:
+        schema = json.loads(value) if isinstance(value, str) else dict(value)
+        text = json.dumps(schema, allow_nan=False)
+        schema = json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        told = f"json_schema is {shown(value)}, which is no JSON ({describe(error)})"
+        raise ConfigError(f"{told}; {remedy}") from error
+    if not isinstance(schema, dict):
+        raise ConfigError(f"json_schema is {shown(value)}; {remedy}")
+    _check_multiples(schema)
+    return text
+
+
+def _check_multiples(schema: object) -> None:
+    """Raises ConfigError for a multipleOf of so many digits that its automaton is enormous."""
+    pending = [schema]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, list):
+            pending += value
+        elif isinstance(value, dict):
+            pending += value.values()
+            number = value.get("multipleOf")
+            if isinstance(number, (int, float)) and _digits_as_number(number) > _MAX_MULTIPLE:
+                raise ConfigError(
+                    f"json_schema has multipleOf {shown(number)}; give one of 5 digits at most"
+                )
+
+
+def _digits_as_number(number: float) -> int:
+    """The number without its decimal point: 25 for 0.25, 300 for 300.0."""
+    _sign, digits, exponent = Decimal(str(number)).normalize().as_tuple()
+    if not isinstance(exponent, int):  # infinity
+        return _MAX_MULTIPLE + 1
+    return int("".join(map(str, digits)) + "0" * max(0, min(exponent, 9)))
+
+
+def _plain_text(kind: GrammarKind, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{kind.value} is {shown(value)}; give a non-empty string")
+    return value
+
+
+def _choice_text(value: object) -> str:
+    texts = as_tuple(value)
+    if not texts:
+        raise ConfigError(f"choice is {shown(value)}; give a list of texts, one at least")
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise ConfigError(f"choice holds {shown(text)}; give non-empty strings")
+    return json.dumps(texts, ensure_ascii=False)  # a surrogate stays one, and is found
+
+
+_TEXT_OF: dict[GrammarKind, Callable[[object], str]] = {
+    GrammarKind.JSON_SCHEMA: _schema_text,
+    GrammarKind.REGEX: partial(_plain_text, GrammarKind.REGEX),
+    GrammarKind.CHOICE: _choice_text,
+    GrammarKind.GRAMMAR: partial(_plain_text, GrammarKind.GRAMMAR),
+}

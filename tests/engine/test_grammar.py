@@ -1,0 +1,239 @@
+"""Answers with a form, as users see them: SmolLM2 on the CPU."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import llguidance  # noqa: F401  without it these tests are left out
+import pytest
+
+from photon_ext.engine import Engine
+from photon_ext.engine.grammar_compiler import GrammarCompiler
+from photon_ext.engine.output import Output
+from photon_ext.errors import RequestError
+from photon_ext.models.loader import LoadedModel
+from photon_ext.sampling import SamplingParams
+
+CITY = {"type": "string", "maxLength": 12}
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "call": {
+        "type": "object",
+        "properties": {
+            "name": {"const": "get_weather"},
+            "arguments": {
+                "type": "object",
+                "properties": {"city": CITY, "unit": {"enum": ["celsius", "fahrenheit"]}},
+                "required": ["city", "unit"],
+                "additionalProperties": False,
+            },
+        },
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    },
+    "list": {
+        "type": "array",
+        "items": {"type": "integer", "minimum": 0, "maximum": 9},
+        "minItems": 2,
+        "maxItems": 4,
+    },
+    "either": {
+        "anyOf": [
+            {"type": "boolean"},
+            {"type": "object", "properties": {"at": {"type": "string", "format": "date"}},
+             "required": ["at"], "additionalProperties": False},
+        ]
+    },
+    "tree": {
+        "$defs": {
+            "node": {
+                "type": "object",
+                "properties": {
+                    "id": {"type": "integer", "minimum": 0, "maximum": 99},
+                    "left": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]},
+                },
+                "required": ["id", "left"],
+                "additionalProperties": False,
+            }
+        },
+        "$ref": "#/$defs/node",
+    },
+}  # fmt: skip
+QUESTIONS = ("What is the weather in Paris?", "Give an example.", "Answer in JSON.")
+
+
+def an_engine(smollm2: LoadedModel, **options: Any) -> Engine:
+    sizes = {"max_rows": 6, "max_len": 256, "chunk": 64, "buckets": (1, 6)}
+    return Engine.from_weights(
+        smollm2.config, smollm2.weights, smollm2.tokenizer, **{**sizes, **options}
+    )
+
+
+@pytest.fixture(scope="module")
+def engine(smollm2: LoadedModel) -> Iterator[Engine]:
+    with an_engine(smollm2) as made:
+        yield made
+
+
+def ends_by_its_form(output: Output) -> bool:
+    """Whether it is complete; else it was cut by its cap."""
+    assert output.error is None
+    assert output.finish_reason in ("stop", "length")
+    return output.finish_reason == "stop"
+
+
+def check_prefix(engine: Engine, output: Output, params: SamplingParams) -> None:
+    """What was cut is the beginning of a text of its form."""
+    assert engine.tokenizer is not None
+    assert params.answer_grammar is not None
+    compiler = GrammarCompiler(engine.tokenizer, engine.vocab_size, [engine.tokenizer.eos_id])
+    constraint = compiler.start(params.answer_grammar)
+    for token in output.token_ids:
+        assert not constraint.finished
+        constraint.advance(token)
+
+
+def test_a_choice_is_one_of_its_texts(engine: Engine) -> None:
+    choice = ["Yes", "No", "Perhaps so"]
+    params = [
+        SamplingParams(choice=choice, temperature=heat, seed=i)
+        for i, heat in enumerate((0.0, 1.0, 5.0, 5.0))
+    ]
+    outputs = engine.generate(["Is the sky blue?"] * 4, params)
+    assert {output.text for output in outputs} <= {*choice}
+    assert {output.finish_reason for output in outputs} == {"stop"}
+    assert {output.stop_reason for output in outputs} == {"constraint"}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_regular_expression_matches_the_answer(engine: Engine, temperature: float) -> None:
+    regex = r"(19|20)\d{2}-(0[1-9]|1[0-2])-[0-3]\d"
+    params = SamplingParams(regex=regex, temperature=temperature, seed=1)
+    (output,) = engine.generate(["When did men land on the moon?"], params)
+    assert re.fullmatch(regex, output.text)
+    assert output.stop_reason == "constraint"
+
+
+def test_an_answer_that_may_go_on_ends_with_the_models_end_token(engine: Engine) -> None:
+    params = SamplingParams(regex=r"[A-Za-z ,.]+", max_new_tokens=60)
+    (output,) = engine.generate(["Say hello."], params)
+    assert output.finish_reason == "stop"
+    assert output.stop_reason == engine.tokenizer.eos_id
+    assert re.fullmatch(r"[A-Za-z ,.]+", output.text)
+
+
+def test_a_grammar_is_followed(engine: Engine) -> None:
+    text = 'start: NUMBER "+" NUMBER "=" NUMBER\nNUMBER: /[1-9][0-9]?/'
+    (output,) = engine.generate(["Add two numbers."], SamplingParams(grammar=text))
+    assert re.fullmatch(r"[1-9]\d?\+[1-9]\d?=[1-9]\d?", output.text)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_answers_parse_and_validate(engine: Engine, name: str, temperature: float) -> None:
+    params = [
+        SamplingParams(
+            max_new_tokens=50,
+            json_schema=SCHEMAS[name],
+            temperature=temperature,
+            seed=seed,
+            whitespace=seed == 2,
+        )
+        for seed in range(3)
+    ]
+    outputs = engine.generate(QUESTIONS, params)
+    for output in filter(ends_by_its_form, outputs):
+        jsonschema.validate(json.loads(output.text), SCHEMAS[name])
+    # a tree may grow for ever
+    assert any(map(ends_by_its_form, outputs)) or name == "tree"
+    for output, own in zip(outputs, params, strict=True):
+        if output.finish_reason == "length":
+            check_prefix(engine, output, own)
+
+
+def test_plain_rows_beside_them_keep_their_tokens(engine: Engine) -> None:
+    prompts = ["Why is the sky blue?", "Count to ten.", "A poem on rain."]
+    plain = [SamplingParams(20, heat, seed=4) for heat in (0.0, 1.0, 0.7)]
+    alone = [engine.generate([prompt], own)[0] for prompt, own in zip(prompts, plain, strict=True)]
+    formed = [SamplingParams(20, 1.0, seed=i, json_schema=SCHEMAS["call"]) for i in range(3)]
+    mixed = engine.generate([*prompts, *QUESTIONS], [*plain, *formed])
+    assert [output.token_ids for output in mixed[:3]] == [output.token_ids for output in alone]
+    again = engine.generate(QUESTIONS, formed)
+    assert [output.token_ids for output in mixed[3:]] == [output.token_ids for output in again]
+
+
+def test_params_serve_many_requests_and_the_same_seed_gives_the_same(engine: Engine) -> None:
+    params = SamplingParams(30, 1.0, seed=9, json_schema=SCHEMAS["list"])
+    outputs = engine.generate([QUESTIONS[1]] * 4, params)
+    assert len({output.text for output in outputs}) == 1
+    jsonschema.validate(json.loads(outputs[0].text), SCHEMAS["list"])
+
+
+def test_a_stop_string_and_a_cap_cut_the_answer(engine: Engine) -> None:
+    asked = {"json_schema": SCHEMAS["call"]}
+    prompt = QUESTIONS[0]
+    (whole,) = engine.generate([prompt], SamplingParams(80, **asked))
+    stopped, capped = engine.generate(
+        [prompt] * 2, [SamplingParams(80, stop='"arguments"', **asked), SamplingParams(5, **asked)]
+    )
+    assert stopped.stop_reason == '"arguments"'
+    assert stopped.text == whole.text.partition('"arguments"')[0]
+    assert capped.stop_reason == "max_new_tokens"
+    assert whole.text.startswith(capped.text)
+
+
+def test_the_same_answers_at_depth_1_and_2(engine: Engine, smollm2: LoadedModel) -> None:
+    params = [SamplingParams(30, 1.0, seed=i, json_schema=SCHEMAS["call"]) for i in range(3)]
+    with an_engine(smollm2, depth=1) as blocking:
+        expected = blocking.generate(QUESTIONS, params)
+    found = engine.generate(QUESTIONS, params)
+    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+
+
+def test_a_preempted_answer_goes_on_where_it_was(engine: Engine, smollm2: LoadedModel) -> None:
+    form = {"type": "array", "items": {"type": "string"}, "minItems": 20}
+    params = [SamplingParams(60, 1.0, seed=i, json_schema=form) for i in range(3)]
+    expected = engine.generate(QUESTIONS, params, raw=True)
+    with an_engine(smollm2, page_size=5, num_pages=22, prefix_cache=False) as small:
+        found = small.generate(QUESTIONS, params, raw=True)
+        assert small.stats().preemptions > 0
+    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+    assert [one.error for one in found] == [None] * 3
+
+
+def test_a_cancelled_answer_leaves_the_others_alone(engine: Engine) -> None:
+    params = SamplingParams(40, json_schema=SCHEMAS["call"])
+    first, second = (engine.submit(prompt, params) for prompt in QUESTIONS[:2])
+    for _ in zip(range(3), first.iter(), strict=False):
+        pass
+    first.cancel()
+    assert first.result().finish_reason == "cancelled"
+    jsonschema.validate(json.loads(second.result().text), SCHEMAS["call"])
+
+
+def test_what_is_refused_at_submit_hurts_nobody(engine: Engine) -> None:
+    plain = engine.submit("Count to ten.", SamplingParams(20))
+    told = r"^prompt 1: json_schema '.*' is refused: Unimplemented keys: ..not..; change what is"
+    with pytest.raises(RequestError, match=told):
+        engine.generate(QUESTIONS[:2], [SamplingParams(4), SamplingParams(json_schema={"not": {}})])
+    assert plain.result().finish_reason in ("stop", "length")
+
+
+def test_threads_submit_at_once(engine: Engine) -> None:
+    answers: dict[int, str] = {}
+
+    def ask(number: int) -> None:
+        params = SamplingParams(choice=[f"number {number}", f"letter {number}"])
+        answers[number] = engine.submit("Choose.", params).result().text
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 8
+    assert all(text in (f"number {i}", f"letter {i}") for i, text in answers.items())

@@ -1,0 +1,335 @@
+"""GrammarCompiler: what is compiled, kept and refused, and what a constraint of it allows."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import llguidance  # noqa: F401  without it these tests are left out
+import pytest
+
+from photon_ext.engine import compiled_grammar, deep_thread
+from photon_ext.engine.grammar_compiler import MOST_KEPT, GrammarCompiler
+from photon_ext.errors import RequestError
+from photon_ext.sampling import SamplingParams
+from photon_ext.sampling.grammar import Grammar
+from photon_ext.sampling.grammar_constraint import GrammarConstraint
+from tests.engine.byte_tokenizer import VOCAB, byte_tokenizer
+
+EOS = 0  # the byte tokenizer's "!", which no grammar here needs
+TOKENIZER = byte_tokenizer()
+
+
+def asked(**named: Any) -> Grammar:
+    grammar = SamplingParams(**named).answer_grammar
+    assert grammar is not None
+    return grammar
+
+
+def compiler(vocab_size: int = VOCAB) -> GrammarCompiler:
+    return GrammarCompiler(TOKENIZER, vocab_size, [EOS])
+
+
+def mask(constraint: GrammarConstraint, num_words: int = VOCAB // 32) -> set[int]:
+    words = memoryview(bytearray(4 * num_words)).cast("i")
+    constraint.fill_bitmask(words)
+    return {32 * i + bit for i, word in enumerate(words) for bit in range(32) if word >> bit & 1}
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def follow(constraint: GrammarConstraint, text: str) -> None:
+    """Takes all of a text, each token of which has to be allowed."""
+    for token in ids(text):
+        assert not constraint.finished
+        assert token in mask(constraint)
+        constraint.advance(token)
+
+
+def accepts(text: str, **named: Any) -> bool:
+    """Whether a text is a whole answer: the end token may follow, or nothing may."""
+    constraint = compiler().start(asked(**named))
+    for token in ids(text):
+        if constraint.finished or token not in mask(constraint):
+            return False
+        constraint.advance(token)
+    return constraint.finished or EOS in mask(constraint)
+
+
+def test_an_answer_is_finished_where_nothing_may_follow() -> None:
+    constraint = compiler().start(asked(regex="[a-c]{2}"))
+    assert mask(constraint) == {*ids("abc")}
+    follow(constraint, "ab")
+    assert constraint.finished
+
+
+def test_the_end_token_is_allowed_where_more_may_follow() -> None:
+    constraint = compiler().start(asked(choice=["a", "ab"]))
+    follow(constraint, "a")
+    assert not constraint.finished
+    assert mask(constraint) == {*ids("b"), EOS}
+    constraint.advance(EOS)  # of a request with ignore_eos
+    assert constraint.finished
+
+
+@pytest.mark.parametrize("text", ["a.b|c", "(x)", "new\nline", '"\\d/', "né😀", " ", "[^", "a{2}"])
+def test_a_choice_is_taken_as_it_stands(text: str) -> None:
+    assert accepts(text, choice=["other", text])
+    assert not accepts(text + "x", choice=["other", text])
+
+
+@pytest.mark.parametrize(
+    ("regex", "good", "bad"),
+    [
+        (r"\d{2}", "42", "4\u0664"),  # an Arabic-Indic digit
+        ("^a/b$", "a/b", "a"),
+        ("(?i)yes|no", "YES", "yno"),
+        ("a\nb", "a\nb", "anb"),
+        (r"[^\d]", "x", "5"),
+    ],
+)
+def test_a_regular_expression_matches_all_of_the_answer(regex: str, good: str, bad: str) -> None:
+    assert accepts(good, regex=regex)
+    assert not accepts(bad, regex=regex)
+
+
+def test_json_is_compact_unless_whitespace_is_asked_for() -> None:
+    schema = {"type": "array", "items": {"type": "integer"}}
+    loose = {"json_schema": schema, "whitespace": True}
+    assert accepts("[1,2]", json_schema=schema)
+    assert not accepts("[1, 2]", json_schema=schema)
+    assert accepts("[1, 2]", **loose)
+    assert accepts("[\n  1,\n  2\n]", **loose)
+    assert not accepts("[" + " " * 17 + "1]", **loose)
+
+
+def test_properties_come_in_the_order_of_the_schema() -> None:
+    properties = {"b": {"type": "integer"}, "a": {"type": "integer"}}
+    schema = {"type": "object", "properties": properties, "required": ["a", "b"]}
+    assert accepts('{"b":1,"a":2}', json_schema=schema)
+    assert not accepts('{"a":2,"b":1}', json_schema=schema)
+
+
+@pytest.mark.parametrize(
+    "text", ['start: NUMBER "+" NUMBER\nNUMBER: /[0-9]+/', 'root ::= num "+" num\nnum ::= [0-9]+']
+)
+def test_a_grammar_is_written_as_lark_or_as_gbnf(text: str) -> None:
+    assert accepts("12+7", grammar=text)
+    assert not accepts("12+", grammar=text)
+
+
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ({"regex": "(a"}, r"^regex '\(a' is refused: .*unclosed group.*; change what is named"),
+        ({"regex": r"(a)\1"}, "is refused: .*backreferences are not supported"),
+        ({"regex": "(?=a)b"}, "is refused: .*look-ahead.* not supported"),
+        ({"regex": r"[^\s\S]"}, "is refused: no text matches it; change"),
+        ({"json_schema": {"not": {}}}, r"^json_schema '.*' is refused: Unimplemented keys: ."),
+        ({"json_schema": {"format": "x", "type": "string"}}, "is refused: Unknown format: x"),
+        ({"json_schema": {"type": "banana"}}, "is refused: Invalid type: banana"),
+        ({"json_schema": {"$ref": "http://a/b"}}, "is refused: Resource 'http://a/b' is not pres"),
+        ({"json_schema": {"$ref": "file:///etc/hosts"}}, "is refused: Resource 'file:"),
+        (
+            {"json_schema": {"minimum": 5, "maximum": 3, "type": "integer"}},
+            "is refused: Unsatisfiable schema: minimum .5. is greater than maximum .3.",
+        ),
+        (
+            {"json_schema": {"oneOf": [{"type": "integer"}, {"type": "number"}]}},
+            "is refused: oneOf is served where no value fits two of its schemas; anyOf",
+        ),
+        ({"json_schema": {"not": {}, "x-guidance": {"lenient": True}}}, "Unimplemented keys"),
+        ({"json_schema": '{"title":"\\ud800"}'}, "is refused: ValueError: .*hex escape"),
+        ({"grammar": "start: foo"}, "is refused: .*unknown name: .foo."),
+        ({"grammar": "yes"}, "^grammar 'yes' is refused: ValueError: .*Expected ::="),
+        ({"grammar": '{"grammars": []}'}, "^grammar '.*' is refused: "),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_with_the_reason(named: Any, told: str) -> None:
+    made = compiler()
+    for _ in range(2):  # compiled once, and told each time
+        with pytest.raises(RequestError, match=told) as raised:
+            made.start(asked(**named))
+        assert len(str(raised.value)) < 700
+    assert mask(made.start(asked(regex="a"))) == {*ids("a")}
+
+
+NESTED: dict[str, Any] = {"type": "object"}
+for _ in range(300):
+    NESTED = {"type": "object", "properties": {"a": NESTED}}
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"json_schema": NESTED},
+        {"json_schema": {"enum": [f"v{i}" for i in range(6000)]}},
+        {"json_schema": {"type": "object", "properties": {f"p{i}": {} for i in range(1500)}}},
+        {"json_schema": {"allOf": [{"anyOf": [{"type": "object", "properties": {f"{a}{i}": {
+            "type": "string"}}} for a in "pr"]} for i in range(16)]}},
+        {"json_schema": {"type": "string", "minLength": 10**5, "maxLength": 10**7}},
+        {"regex": "(a+)+b"},
+        {"regex": "((a{0,100}){0,100}){0,100}b"},
+        {"regex": "(" * 3000 + "a" + ")" * 3000},
+        {"regex": "|".join("a" * i for i in range(1, 300)) + "*x"},
+        {"regex": r"(\p{L}{1,500}|\p{N}{3,700}|\w{1,900}z)*q"},
+        {"grammar": "start: s0\n" + "".join(f"s{i}: s{i + 1} s{i + 1}\n" for i in range(30))
+            + 's30: "a"'},
+        {"grammar": 'start: start start | "b"'},
+    ],
+)  # fmt: skip
+def test_what_is_hostile_takes_bounded_time(named: dict[str, Any]) -> None:
+    """Compiled or refused: either is well, where it is soon."""
+    grammar, made, begin = asked(**named), compiler(), time.process_time()
+    with suppress(RequestError):
+        mask(made.start(grammar))
+    assert time.process_time() - begin < 10
+    assert mask(made.start(asked(regex="a"))) == {*ids("a")}
+
+
+def chain(link: dict[str, Any], count: int) -> dict[str, Any]:
+    """A schema of `count` definitions, each of which leads to the next: DEEPER in `link`."""
+    text = json.dumps(link)
+    defs = {f"d{i}": json.loads(text.replace("DEEPER", f"#/$defs/d{i + 1}")) for i in range(count)}
+    return {"$defs": {**defs, f"d{count}": {"type": "integer"}}, "$ref": "#/$defs/d0"}
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"json_schema": chain({"$ref": "DEEPER"}, 1800)},
+        {"json_schema": chain({"type": "array", "items": {"$ref": "DEEPER"}}, 1000)},
+        {"json_schema": chain({"anyOf": [{"$ref": "DEEPER"}, {"type": "null"}]}, 1000)},
+        {"grammar": "start: s0\n" + "".join(f"s{i}: s{i + 1}\n" for i in range(4500))
+            + 's4500: "a"'},
+        {"grammar": "start: S0\n" + "".join(f"S{i}: S{i + 1}\n" for i in range(4500))
+            + 'S4500: "a"'},
+    ],
+)  # fmt: skip
+def test_a_long_chain_of_references_does_not_end_the_process(named: dict[str, Any]) -> None:
+    """The library goes one call deeper for each: an ordinary stack overflowed."""
+    constraint = compiler().start(asked(**named))
+    assert mask(constraint)
+
+
+def test_what_does_not_end_is_refused_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deep_thread, "DEADLINE_S", 0.05)
+    go_on, compiled = threading.Event(), []
+
+    def slow(grammar: Grammar, vocabulary: object) -> str:
+        compiled.append(grammar)
+        go_on.wait(20)
+        return "too late"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled_grammar, "_compiled", slow)
+        made = compiler()
+        for _ in range(2):  # one thread is lost to it, and no second one
+            with pytest.raises(RequestError, match=r"^regex 'a' is refused: it takes more than 1"):
+                made.start(asked(regex="a"))
+        assert len(compiled) == 1
+    assert mask(made.start(asked(regex="b"))) == {*ids("b")}
+    go_on.set()
+
+
+def test_hazard_17_what_fails_in_an_answer_allows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library then allows the end tokens, by which the cut answer would count as complete."""
+    monkeypatch.setattr(compiled_grammar, "_MOST_STATES", 300)
+    made = compiler()
+    grammar = asked(regex=".*a.{40}x")
+    constraint = made.start(grammar)
+    with pytest.raises(RequestError, match=r"^regex '.*' failed in this answer: .*too many stat"):
+        follow(constraint, "abaabbabaaababab" * 8)
+    words = memoryview(bytearray(b"\xff" * (VOCAB // 8))).cast("i")
+    with pytest.raises(RequestError, match="failed in this answer"):
+        constraint.fill_bitmask(words)
+    assert not any(words)
+    assert {*ids("ab")} <= mask(made.start(grammar))  # the next request has a new automaton
+
+
+def test_a_token_that_is_not_allowed_is_an_error() -> None:
+    constraint = compiler().start(asked(choice=["yes"]))
+    with pytest.raises(RequestError, match=r"failed in this answer: .*doesn't satisfy"):
+        constraint.advance(ids("n")[0])
+
+
+def test_requests_share_what_is_compiled_and_have_a_state_of_their_own() -> None:
+    made = compiler()
+    first, second = (made.start(asked(choice=["yes", "no"])) for _ in range(2))
+    follow(first, "ye")
+    assert mask(second) == {*ids("yn")}
+    follow(second, "no")
+    assert mask(first) == {*ids("s")}
+    assert len(made._kept) == 1
+
+
+def test_only_what_was_used_last_is_kept() -> None:
+    made = compiler()
+    for i in range(MOST_KEPT + 5):
+        made.start(asked(choice=[f"answer {i}"]))
+        made.start(asked(choice=["often"]))
+    assert len(made._kept) == MOST_KEPT
+    assert asked(choice=["often"]) in made._kept
+    assert asked(choice=["answer 0"]) not in made._kept
+
+
+def test_what_has_served_many_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_grammar, "_MOST_STARTS", 3)
+    made, grammar = compiler(), asked(regex="a+")
+    kept = []
+    for _ in range(5):
+        made.start(grammar)
+        kept.append(made._kept[grammar])
+    assert kept[0] is kept[2] is not kept[3] is kept[4]
+
+
+def test_many_threads_compile_a_grammar_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    compile_once = compiled_grammar.CompiledGrammar._compile
+
+    def counted(self: compiled_grammar.CompiledGrammar) -> None:
+        compiled.append(self)
+        compile_once(self)
+
+    monkeypatch.setattr(compiled_grammar.CompiledGrammar, "_compile", counted)
+    made, texts = compiler(), [f"text {i}" for i in range(4)]
+    failed: list[BaseException] = []
+
+    def ask(number: int) -> None:
+        try:
+            for turn in range(20):
+                text = texts[(number + turn) % len(texts)]
+                follow(made.start(asked(choice=[text])), text)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert len(compiled) == len(texts)
+
+
+@pytest.mark.parametrize("vocab_size", [100, VOCAB, 300])
+def test_masks_have_the_models_width(vocab_size: int) -> None:
+    constraint = compiler(vocab_size).start(asked(choice=["A"]))
+    assert mask(constraint, -(-vocab_size // 32)) == {*ids("A")}
+
+
+def test_an_engine_without_a_tokenizer_says_so() -> None:
+    with pytest.raises(RequestError, match=r"^regex is given, and this engine has no tok"):
+        GrammarCompiler(None, VOCAB, [EOS]).start(asked(regex="a"))
+
+
+def test_the_schemas_text_is_shown_shortened() -> None:
+    schema = {"not": {}, "title": "long " * 1000}
+    with pytest.raises(RequestError) as raised:
+        compiler().start(asked(json_schema=json.dumps(schema)))
+    assert len(str(raised.value)) < 500

@@ -1,0 +1,124 @@
+"""json_schema, regex, choice and grammar of SamplingParams: what is accepted, and what each refusal
+says. Nothing is compiled here.
+"""
+
+import copy
+import dataclasses
+import json
+import pickle
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from photon_ext.errors import ConfigError
+from photon_ext.sampling import SamplingParams, from_allowed_ids
+from photon_ext.sampling.grammar import MAX_GRAMMAR_CHARACTERS, Grammar, GrammarKind
+
+SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
+CYCLE: dict[str, Any] = {}
+CYCLE["self"] = CYCLE
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "text"),
+    [
+        ({"json_schema": SCHEMA}, GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)),
+        ({"json_schema": MappingProxyType(SCHEMA)}, GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)),
+        (
+            {"json_schema": json.dumps(SCHEMA, indent=2)},
+            GrammarKind.JSON_SCHEMA,
+            json.dumps(SCHEMA),
+        ),
+        ({"regex": r"\d+"}, GrammarKind.REGEX, r"\d+"),
+        ({"choice": iter(["yes", "né"])}, GrammarKind.CHOICE, '["yes", "né"]'),
+        ({"grammar": 'start: "a"'}, GrammarKind.GRAMMAR, 'start: "a"'),
+    ],
+)
+def test_the_form_of_an_answer_is_kept_as_text(
+    given: dict[str, Any], kind: GrammarKind, text: str
+) -> None:
+    params = SamplingParams(**given)
+    assert params.answer_grammar == Grammar(kind, text, False)
+    assert params.constrained
+    again = dataclasses.replace(params, seed=3)
+    assert again.answer_grammar == params.answer_grammar
+    assert copy.copy(params) == pickle.loads(pickle.dumps(params)) == params
+    assert hash(params) == hash(copy.copy(params))
+
+
+def test_a_schema_that_the_caller_changes_later_is_asked_for_as_it_was() -> None:
+    schema = {"type": "integer"}
+    params = SamplingParams(json_schema=schema)
+    schema["type"] = "string"
+    assert params.json_schema == '{"type": "integer"}'
+
+
+@pytest.mark.parametrize("number", [1, 5, 0.01, 1e-5, 1000.0, 99999, 0.25])
+def test_a_multiple_of_few_digits_is_taken(number: float) -> None:
+    assert SamplingParams(json_schema={"multipleOf": number}).constrained
+
+
+def test_without_one_the_answer_is_free() -> None:
+    params = SamplingParams()
+    assert params.answer_grammar is None
+    assert not params.constrained
+
+
+def test_whitespace_is_a_part_of_what_is_asked() -> None:
+    loose = SamplingParams(json_schema=SCHEMA, whitespace=True)
+    assert loose.answer_grammar != SamplingParams(json_schema=SCHEMA).answer_grammar
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"json_schema": 3}, "^json_schema is 3; give a JSON schema, as a dict or"),
+        ({"json_schema": True}, "^json_schema is True; give a JSON schema"),
+        ({"json_schema": "[1]"}, r"^json_schema is '\[1\]'; give a JSON schema"),
+        ({"json_schema": "{"}, "^json_schema is '{', which is no JSON .*; give a JSON schema"),
+        ({"json_schema": {"minimum": float("nan")}}, "which is no JSON .*; give a JSON schema"),
+        ({"json_schema": {"enum": [object]}}, "which is no JSON .*; give a JSON schema"),
+        ({"json_schema": CYCLE}, "which is no JSON .*; give a JSON schema"),
+        ({"json_schema": '{"a":' * 5000 + "1" + "}" * 5000}, "no JSON .*; give a JSON schema"),
+        ({"json_schema": {"items": [{"multipleOf": 99999989}]}}, "has multipleOf 99999989; give"),
+        ({"json_schema": '{"multipleOf": 1e300}'}, "has multipleOf 1e[+]300; give one of 5 digits"),
+        ({"json_schema": {"multipleOf": 0.12345678}}, "has multipleOf 0.12345678; give one of"),
+        ({"regex": ""}, "^regex is ''; give a non-empty string"),
+        ({"regex": b"a"}, "^regex is b'a'; give a non-empty string"),
+        ({"regex": "a\udcff"}, r"with a surrogate, U\+DCFF, at character 1; give valid Unicode"),
+        ({"grammar": 5}, "^grammar is 5; give a non-empty string"),
+        ({"choice": "yes"}, "^choice is 'yes'; give a list of texts"),
+        ({"choice": []}, r"^choice is \[\]; give a list of texts"),
+        ({"choice": ["a", ""]}, "^choice holds ''; give non-empty strings"),
+        ({"choice": ["a", 3]}, "^choice holds 3; give non-empty strings"),
+        ({"choice": ["\ud800"]}, r"^choice is .* with a surrogate, U\+D800"),
+        ({"regex": "a", "choice": ["a"]}, "^regex and choice are given; give one of them"),
+        ({"whitespace": True}, "^whitespace is True without a json_schema; give one"),
+        ({"whitespace": 1, "json_schema": SCHEMA}, "^whitespace is 1; give True or False"),
+        (
+            {"regex": "a", "constraint": from_allowed_ids([1])},
+            "^constraint and regex are given; give one of them",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_to_give(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        SamplingParams(**given)
+
+
+@pytest.mark.parametrize("name", ["json_schema", "regex", "grammar", "choice"])
+def test_what_is_enormous_is_refused_by_its_size(name: str) -> None:
+    text = "{" + "a" * MAX_GRAMMAR_CHARACTERS
+    value = [text] if name == "choice" else text
+    with pytest.raises(ConfigError, match=f"^{name} has 655.. characters; give at most 65536$"):
+        SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [("guided_json", "json_schema"), ("guided_regex", "regex"), ("guided_choice", "choice")],
+)
+def test_the_names_of_other_engines_are_answered_with_ours(name: str, ours: str) -> None:
+    with pytest.raises(ConfigError, match=f"has no parameter '{name}'; did you mean {ours}[?]"):
+        SamplingParams(**{name: "a"})
