@@ -64,6 +64,10 @@ class RowColumn(IntEnum):
         MIN_P: the bits of a float32; off unless above 0 and at most 1.
         MUTED_UNTIL: the row's stop ids are not sampled while so many tokens or more remain; 0:
             they always may be.
+        REPETITION_PENALTY: the bits of a float32; 1, or not above 0, is off.
+        PRESENCE_PENALTY, FREQUENCY_PENALTY: the bits of a float32; 0 is off.
+        BIAS_COUNT: how many leading pairs of the row's biases count.
+        ANSWER_BEGIN: staged tokens from this position on are of the answer.
     """
 
     LAST_TOKEN = 0
@@ -81,6 +85,11 @@ class RowColumn(IntEnum):
     TOP_P = 12
     MIN_P = 13
     MUTED_UNTIL = 14
+    REPETITION_PENALTY = 15
+    PRESENCE_PENALTY = 16
+    FREQUENCY_PENALTY = 17
+    BIAS_COUNT = 18
+    ANSWER_BEGIN = 19
 
 
 class Count(IntEnum):
@@ -101,11 +110,19 @@ class Count(IntEnum):
 class DeltaTable(IntEnum):
     """Which device table a delta run writes: its place in the list of tables, where extension
     tables follow these. Offsets and counts are int32 words of the table as a flat array.
+
+    Attributes:
+        BIASES: pairs of an id and the bits of a float32, ids ascending.
+        TOKEN_COUNTS: how often each id is in the row's answer; only of rows with penalties.
+        PROMPT_BITS: bit (id & 31) of word (id >> 5): the id is in the prompt; likewise.
     """
 
     ROW_STATE = 0
     PAGES = 1
     STOP_IDS = 2
+    BIASES = 3
+    TOKEN_COUNTS = 4
+    PROMPT_BITS = 5
 
 
 class RecordFlag(IntEnum):
@@ -131,12 +148,15 @@ class RecordFlag(IntEnum):
 META_COLUMNS = 4
 SEGMENT_COLUMNS = 4
 ROW_COLUMNS = 32
+LEAST_TABLES = 3
 MAX_TABLES = 8
 RECORD_WIDTH = 8
 RECORD_TOKENS = 4
 MASK_KEY_COLUMNS = 3
 DELTA_HEADER = 4
 DELTA_RUN_WORDS = 4
+DELTA_ZEROS = -1
+"""Instead of the first payload word of a run: it writes zeros."""
 COUNTS_SIZE = 3
 HOST_MASK = 1
 NO_PAGE = -1

@@ -21,6 +21,7 @@ from torch import Tensor
 from photon_ext.layout import (
     DELTA_HEADER,
     DELTA_RUN_WORDS,
+    DELTA_ZEROS,
     HOST_MASK,
     NO_PAGE,
     NO_TOKEN,
@@ -51,9 +52,13 @@ def _apply_deltas(tables: Sequence[Tensor], deltas: Tensor) -> None:
         if len(run) < DELTA_RUN_WORDS:
             break
         table, offset, count, payload = run
-        if not 0 <= table < len(tables) or min(offset, count, payload) < 0:
+        if not 0 <= table < len(tables) or min(offset, count, payload - DELTA_ZEROS) < 0:
             continue
-        if offset + count <= tables[table].numel() and payload + count <= len(words):
+        if offset + count > tables[table].numel():
+            continue
+        if payload == DELTA_ZEROS:
+            tables[table].view(-1)[offset : offset + count] = 0
+        elif payload + count <= len(words):
             tables[table].view(-1)[offset : offset + count] = deltas[payload : payload + count]
     deltas[0] = 0
 
@@ -83,6 +88,9 @@ def begin_step_(
         if NO_TOKEN in tokens:
             row_state[row, RowColumn.ALIVE] = 0
             continue
+        if flags & SegmentFlag.STAGED:
+            begin = int(row_state[row, RowColumn.ANSWER_BEGIN])
+            _count_tokens(tables, row, tokens[max(0, begin - position) :])
         for i, token in enumerate(tokens):
             decode_meta[first + i] = torch.tensor([token, position + i, position + i + 1, row])
         end = first + num_tokens
@@ -160,6 +168,7 @@ def publish_(
             if flags & SegmentFlag.SAMPLE:
                 error = int(row_errors[index]) if row_errors is not None else 0
                 record[2:], token = _take_token(state, stop_ids[row], int(sampled[index]), error)
+                _count_tokens(tables, row, [token])
         out_record[index] = -1
         out_record[index, : RECORD_TOKENS + 1] = torch.tensor([*record, token])
 
@@ -179,6 +188,32 @@ def _take_token(state: Tensor, stops: Tensor, token: int, error: int) -> tuple[l
     if flags:
         state[RowColumn.ALIVE] = 0
     return [1, flags], token
+
+
+def _table(tables: Sequence[Tensor] | None, place: DeltaTable) -> Tensor | None:
+    """An extension table; None where the list ends before it, or it has no words."""
+    if tables is None or place >= len(tables) or not tables[place].shape[1]:
+        return None
+    return tables[place]
+
+
+def _penalties(state: Tensor) -> tuple[float, float, float] | None:
+    """Those of repetition, presence and frequency; None where none of them is on."""
+    columns = RowColumn.REPETITION_PENALTY, RowColumn.PRESENCE_PENALTY, RowColumn.FREQUENCY_PENALTY
+    repetition, presence, frequency = (state[c].view(torch.float32).item() for c in columns)
+    repetition = repetition if repetition > 0 else 1.0
+    found = repetition, presence, frequency
+    return None if found == (1.0, 0.0, 0.0) else found
+
+
+def _count_tokens(tables: Sequence[Tensor], row: int, tokens: Sequence[int]) -> None:
+    """Tokens of the answer of a row with penalties."""
+    counts = _table(tables, DeltaTable.TOKEN_COUNTS)
+    if counts is None or _penalties(tables[DeltaTable.ROW_STATE][row]) is None:
+        return
+    for token in tokens:
+        if 0 <= token < counts.shape[1]:
+            counts[row, token] += 1
 
 
 # --- sampling -------------------------------------------------------------------------------------
@@ -312,7 +347,7 @@ def sample_into(
     row_state: Tensor,
     row_errors: Tensor | None = None,
     hopper: bool = False,
-    stop_ids: Tensor | None = None,
+    tables: Sequence[Tensor] | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.sample_into`: out int32 [R] is written from logits [R, vocab], in
     float32 whatever their dtype; logits of stop ids that are not to be sampled yet become -inf.
@@ -325,9 +360,10 @@ def sample_into(
         if failed or not flags & SegmentFlag.SAMPLE or not _is_alive(row_state, row):
             continue
         state = row_state[row]
+        stop_ids = _table(tables, DeltaTable.STOP_IDS)
         if stop_ids is not None:
             logits[index, _muted_stops(state, stop_ids[row], logits.shape[1])] = -torch.inf
-        scores = logits[index].float()
+        scores = adjusted(logits[index].float(), row, tables)
         candidate = scores > -torch.inf
         temperature = float(state[RowColumn.TEMPERATURE].view(torch.float32))
         if temperature > 0:
@@ -343,6 +379,50 @@ def sample_into(
             out[index] = torch.nonzero(candidate & (scores == best))[0, 0]
         elif row_errors is not None:
             row_errors[index] = int(RecordFlag.NO_CANDIDATE)
+
+
+def adjusted(logits: Tensor, row: int, tables: Sequence[Tensor] | None) -> Tensor:
+    """What is sampled of a row's logits: first its biases are added; then ids that are in its
+    prompt or answer are divided by the repetition penalty where they are above 0, and multiplied
+    by it where not; then those in its answer lose the frequency penalty for each time that they
+    came, and the presence penalty once.
+
+    Args:
+        logits: float32 [vocab].
+        tables: those of the rows, see layout.DeltaTable; None: nothing is changed.
+    """
+    if tables is None:
+        return logits
+    state, found = tables[DeltaTable.ROW_STATE][row], logits.clone()
+    biases = _table(tables, DeltaTable.BIASES)
+    if biases is not None:
+        for id_, bias in biases[row][: biases.shape[1] // 2 * 2].view(-1, 2)[
+            : max(0, int(state[RowColumn.BIAS_COUNT]))
+        ]:
+            if 0 <= id_ < len(found):
+                found[id_] += bias.view(torch.float32)
+    penalties, counts = _penalties(state), _table(tables, DeltaTable.TOKEN_COUNTS)
+    if penalties is None or counts is None:
+        return found
+    repetition, presence, frequency = penalties
+    count = torch.zeros(len(found), dtype=torch.int32, device=found.device)
+    counted = min(len(found), counts.shape[1])
+    count[:counted] = counts[row, :counted].clamp(min=0)
+    seen = _in_prompt(row, len(found), tables) | (count > 0)
+    divided = torch.where(found > 0, found / repetition, found * repetition)
+    found = torch.where(seen, divided, found)
+    # one rounding each, as of a fused multiply-add
+    lowered = (found.double() - frequency * count.double()).float() - presence
+    return torch.where(count > 0, lowered, found)
+
+
+def _in_prompt(row: int, vocab: int, tables: Sequence[Tensor]) -> Tensor:
+    ids = torch.arange(vocab, device=tables[0].device)
+    bits = _table(tables, DeltaTable.PROMPT_BITS)
+    if bits is None:
+        return ids < 0
+    words = bits[row, (ids >> 5).clamp(max=bits.shape[1] - 1)]
+    return ((words >> (ids & 31)) & 1 != 0) & (ids < 32 * bits.shape[1])
 
 
 def _muted_stops(state: Tensor, stops: Tensor, vocab: int) -> Tensor:
@@ -363,11 +443,11 @@ def sample(
     row_state: Tensor,
     row_errors: Tensor | None = None,
     hopper: bool = False,
-    stop_ids: Tensor | None = None,
+    tables: Sequence[Tensor] | None = None,
 ) -> Tensor:
     """As :func:`photon_ext.ops.sample`: a new int32 [R]."""
     out = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
-    sample_into(out, logits, segments, row_state, row_errors, hopper, stop_ids)
+    sample_into(out, logits, segments, row_state, row_errors, hopper, tables)
     return out
 
 

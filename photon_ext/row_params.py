@@ -6,8 +6,10 @@ what it may be. The device's side is csrc/common/row_state.h.
 
 from __future__ import annotations
 
+import math
 import secrets
 import struct
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Annotated, Any, NamedTuple, get_type_hints
@@ -57,6 +59,12 @@ class RowParams:
         min_p: draws from those of these that are at least this share as likely as the likeliest.
             These three have no effect at temperature 0.
         min_tokens: stop ids are not sampled before so many tokens; at most max_new_tokens.
+        repetition_penalty: logits of ids in the prompt or the answer are divided by it where they
+            are above 0, and multiplied by it where not; 1: off.
+        presence_penalty: taken off the logits of ids in the answer.
+        frequency_penalty: taken off for each time that they came.
+        logit_bias: by id, what is added to logits before all that, from -100 to 100; -inf: the id
+            is never sampled. Kept as (id, bias) pairs in the order of ids.
 
     Raises:
         ConfigError: (a ValueError) names the parameter, its value and what is allowed.
@@ -130,6 +138,41 @@ class RowParams:
         ),
     ] = 0
 
+    repetition_penalty: Annotated[
+        float,
+        Field(
+            RowColumn.REPETITION_PENALTY,
+            "a number from 0.01 to 100",
+            0.01,
+            100,
+            help="above 1, tokens of prompt and answer are less likely",
+        ),
+    ] = 1.0
+    presence_penalty: Annotated[
+        float,
+        Field(
+            RowColumn.PRESENCE_PENALTY,
+            "a number from -2 to 2",
+            -2,
+            2,
+            help="above 0, tokens of the answer are less likely",
+        ),
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        Field(
+            RowColumn.FREQUENCY_PENALTY,
+            "a number from -2 to 2",
+            -2,
+            2,
+            help="above 0, tokens are less likely for each time that they are in the answer",
+        ),
+    ] = 0.0
+    logit_bias: Annotated[
+        Mapping[int, float] | tuple[tuple[int, float], ...],
+        Field(None, "token ids, integers >= 0, with numbers from -100 to 100 or -inf", -100, 100),
+    ] = ()
+
     def __post_init__(self) -> None:
         ids = as_tuple(self.stop_token_ids)
         if ids is None:
@@ -137,8 +180,10 @@ class RowParams:
                 f"stop_token_ids is {shown(self.stop_token_ids)}; give a list or a tuple"
             )
         object.__setattr__(self, "stop_token_ids", ids)
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         for name, (kind, field) in FIELDS.items():
-            _check(name, getattr(self, name), kind, field)
+            if name != "logit_bias":
+                _check(name, getattr(self, name), kind, field)
         if self.min_tokens > self.max_new_tokens:
             raise ConfigError(
                 f"min_tokens is {self.min_tokens} and max_new_tokens {self.max_new_tokens}; make "
@@ -149,10 +194,35 @@ class RowParams:
         """The same with a seed, where it has none."""
         return self if self.seed is not None else replace(self, seed=secrets.randbits(64))
 
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether the device keeps count of the answer's tokens, for a penalty."""
+        penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
+        return penalties != (1, 0, 0)
+
 
 def _fields() -> dict[str, tuple[Any, Field]]:
     hints = get_type_hints(RowParams, include_extras=True)
     return {name: (hint.__origin__, hint.__metadata__[0]) for name, hint in hints.items()}
+
+
+def _biases(given: Any) -> tuple[tuple[int, float], ...]:
+    field, pairs = FIELDS["logit_bias"][1], given
+    if isinstance(given, Mapping):
+        pairs = given.items()
+    try:
+        found = dict(pairs)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"logit_bias is {shown(given)}; give a dict of {field.expected}"
+        ) from None
+    for id_, bias in found.items():
+        known = _is_number(bias, float) and (field.least <= bias <= field.most or bias == -math.inf)
+        if (as_index(id_) is None) or as_index(id_) < 0 or not known:
+            raise ConfigError(
+                f"logit_bias holds {shown(id_)}: {shown(bias)}; give {field.expected}"
+            )
+    return tuple(sorted((as_index(id_), float(bias)) for id_, bias in found.items()))
 
 
 def _check(name: str, value: object, kind: Any, field: Field) -> None:
@@ -200,13 +270,19 @@ def flags(**defaults: Any) -> dict[str, tuple[Any, str, Any]]:
     return found
 
 
-def row_words(params: RowParams, generation: int, position: int = 0) -> list[int]:
-    """The row_state words of a row before its first step, which feeds the token at ``position``."""
+def row_words(
+    params: RowParams, generation: int, position: int = 0, answer_begin: int = 0
+) -> list[int]:
+    """The row_state words of a row before its first step, which feeds the token at ``position``.
+    Tokens that are staged from ``answer_begin`` on count as sampled.
+    """
     params, words = params.settled(), [0] * ROW_COLUMNS
     words[RowColumn.POSITION] = position
     words[RowColumn.ALIVE] = 1
     words[RowColumn.GENERATION] = generation
     words[RowColumn.STOP_COUNT] = len(params.stop_token_ids)
+    words[RowColumn.BIAS_COUNT] = len(params.logit_bias)
+    words[RowColumn.ANSWER_BEGIN] = answer_begin
     if params.min_tokens > 0:
         words[RowColumn.MUTED_UNTIL] = params.max_new_tokens - params.min_tokens + 1
     for name, (kind, field) in FIELDS.items():
@@ -214,6 +290,22 @@ def row_words(params: RowParams, generation: int, position: int = 0) -> list[int
             packed = _packed(getattr(params, name), kind, field)
             words[field.column : field.column + len(packed)] = packed
     return words
+
+
+def bias_words(params: RowParams) -> list[int]:
+    """The leading words of a row's biases: ids, each with the bits of its bias."""
+    pairs = [word for pair in params.logit_bias for word in pair]
+    return list(
+        struct.unpack(f"<{len(pairs)}i", struct.pack("<" + "if" * (len(pairs) // 2), *pairs))
+    )
+
+
+def prompt_bits(prompt_ids: Iterable[int], vocab: int) -> list[int]:
+    """A row's prompt bits: one for each id of the vocabulary."""
+    found = bytearray(4 * -(-vocab // 32))
+    for token in set(prompt_ids):
+        found[token >> 3] |= 1 << (token & 7)
+    return list(struct.unpack(f"<{len(found) // 4}i", found))
 
 
 def _packed(value: Any, kind: Any, field: Field) -> tuple[int, ...]:

@@ -13,8 +13,7 @@ PHOTON_HOST_DEVICE inline int64_t num_muted_stops(const SampleParams& p, const S
   const int32_t* row = row_words(p.row_state, s.row);
   const int32_t until = row[kRowMutedUntil];
   if (until <= 0 || row[kRowRemaining] < until) return 0;
-  const int64_t count = row[kRowStopCount];
-  return count < p.stops_per_row ? count : p.stops_per_row;
+  return valid_entries(row[kRowStopCount], p.stop_ids);
 }
 
 }  // namespace photon

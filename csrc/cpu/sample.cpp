@@ -8,6 +8,7 @@
 #include "common/muted_stops.h"
 #include "common/noise.h"
 #include "common/out_record.h"
+#include "common/penalties.h"
 #include "common/segment.h"
 #include "cpu/filter.h"
 #include "cpu/kernels.h"
@@ -87,14 +88,39 @@ bool is_due(const SampleParams& p, int64_t r) {
          is_sampled(load_segment(p.segments, r), p.row_state, p.rows);
 }
 
+// Of a segment that is due.
 bool is_filtered(const SampleParams& p, int64_t r) {
   const Segment s = load_segment(p.segments, r);
-  return is_due(p, r) && !load_noise(s, p.row_state).greedy() && load_filter(s, p.row_state).on();
+  return !load_noise(s, p.row_state).greedy() && load_filter(s, p.row_state).on();
+}
+
+// One thread takes the whole of a row that is due.
+bool is_whole(const SampleParams& p, int64_t r) {
+  return is_filtered(p, r) || load_adjustment(p, load_segment(p.segments, r).row).on();
+}
+
+int32_t whole_token(const SampleParams& p, int64_t r) {
+  thread_local std::vector<float> logits;
+  SampleParams own = p;
+  const Adjustment adjustment = load_adjustment(p, load_segment(p.segments, r).row);
+  if (adjustment.on()) {
+    logits.resize(static_cast<size_t>(p.vocab));
+    const int64_t begin = r * p.logits_stride * size_of(p.dtype);
+    simd().to_float(logits.data(), static_cast<const char*>(p.logits) + begin, p.vocab, p.dtype);
+    for (int32_t id = 0; id < p.vocab; ++id) {
+      float& logit = logits[static_cast<size_t>(id)];
+      logit = adjustment.adjusted(logit, id);
+    }
+    own.logits = logits.data();
+    own.logits_stride = 0;
+    own.dtype = DType::kF32;
+  }
+  return is_filtered(p, r) ? filtered_token(own, r) : sample_range(own, r, 0, p.vocab).id;
 }
 
 void mute_stops(const SampleParams& p, int64_t r) {
   const Segment s = load_segment(p.segments, r);
-  const int32_t* ids = p.stop_ids + int64_t{s.row} * p.stops_per_row;
+  const int32_t* ids = row_words(p.stop_ids, s.row);
   const int64_t count = num_muted_stops(p, s);
   for (int64_t i = 0; i < count; ++i) {
     if (ids[i] < 0 || ids[i] >= p.vocab) continue;
@@ -149,14 +175,14 @@ void sample(const SampleParams& p) {
     if (is_due(p, r)) mute_stops(p, r);
   }
   for_vocab_blocks(p.num_segments, p.vocab, [&](int64_t r, int64_t begin, int64_t end) {
-    if (is_due(p, r) && !is_filtered(p, r))
+    if (is_due(p, r) && !is_whole(p, r))
       candidates[r * blocks + begin / kVocabBlock] = sample_range(p, r, begin, end);
   });
   parallel_for(p.num_segments, 1, [&](int64_t first, int64_t last) {
     for (int64_t r = first; r < last; ++r) {
-      p.out[r] = is_filtered(p, r) ? filtered_token(p, r)
-                 : is_due(p, r)    ? best_of(candidates + r * blocks, blocks)
-                                   : -1;
+      p.out[r] = !is_due(p, r)    ? -1
+                 : is_whole(p, r) ? whole_token(p, r)
+                                  : best_of(candidates + r * blocks, blocks);
     }
   });
   for (int64_t r = 0; r < p.num_segments; ++r) {

@@ -93,9 +93,9 @@ __device__ float row_max(float value, FilterShared& shared) {
 }
 
 // One row's filter at work. All threads of the row's CTAs call every function.
-template <typename T, int kBlocks>
+template <typename T, typename AnyRow, int kBlocks>
 struct RowFilter {
-  const Row<T>& row;
+  const AnyRow& row;
   const ThreadVectors share;
   const Noise& noise;
   FilterShared& shared;
@@ -111,14 +111,16 @@ struct RowFilter {
     const int whole = is_vector_aligned(row.logits) ? row.vocab / kIds : 0;
     const int end = static_cast<int>(ceil_div(row.vocab, kIds));
     for (int vector = share.first; vector < end; vector += share.step) {
+      const Row<T>& plain = row;
       const Vector<T> v =
-          vector < whole ? load_vector<true>(row, vector) : load_vector<false>(row, vector);
+          vector < whole ? load_vector<true>(plain, vector) : load_vector<false>(plain, vector);
 #pragma unroll
       for (int i = 0; i < kIds; ++i) {
-        const float logit = to_float(v.of_id[i]);
-        if (!(logit > -INFINITY)) continue;
-        const uint32_t distance = distance_below(top, noise.scaled(logit));
-        if (distance <= limit) body(vector * kIds + i, distance);
+        const int32_t id = vector * kIds + i;
+        const float score = row.score(to_float(v.of_id[i]), id);
+        if (!(score > -INFINITY)) continue;
+        const uint32_t distance = distance_below(top, noise.scaled(score));
+        if (distance <= limit) body(id, distance);
       }
     }
   }
@@ -223,12 +225,12 @@ struct RowFilter {
 
 // The thread's best of the ids that the filter keeps. The threads of all CTAs of the row call it.
 // Not inlined, so that rows without a filter have all registers.
-template <int kBlocks, typename T>
-__device__ __noinline__ Candidate filtered_best(const Row<T>& row, ThreadVectors share,
+template <int kBlocks, typename T, template <typename> typename AnyRow>
+__device__ __noinline__ Candidate filtered_best(const AnyRow<T>& row, ThreadVectors share,
                                                 const Noise& noise, const Filter& filter,
                                                 FilterShared& shared) {
   const float top = row_max<kBlocks>(greedy_best(row, share).score, shared);
-  RowFilter<T, kBlocks> at_work{row, share, noise, shared, noise.scaled(top)};
+  RowFilter<T, AnyRow<T>, kBlocks> at_work{row, share, noise, shared, noise.scaled(top)};
   if (threadIdx.x == 0) shared.listed = 0;
   at_work.clear(0);
   __syncthreads();
@@ -241,7 +243,7 @@ __device__ __noinline__ Candidate filtered_best(const Row<T>& row, ThreadVectors
   Candidate best;
   at_work.for_near([&](int32_t id, uint32_t distance) {
     if (weight_at(distance) < filter.least_weight) return;
-    const Candidate candidate = {noise.noised(to_float(row.logits[id]), id), id};
+    const Candidate candidate = {noise.noised(row.score(to_float(row.logits[id]), id), id), id};
     if (is_better(candidate, best)) best = candidate;
   });
   return best;

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "common/penalties.h"
 #include "cuda/element.cuh"
 #include "cuda/launch.cuh"
 
@@ -34,6 +35,17 @@ template <typename T>
 struct Row {
   const T* logits;
   int32_t vocab;
+
+  // What is sampled of a logit.
+  __device__ float score(float logit, int32_t) const { return logit; }
+};
+
+// One whose logits are not what is sampled.
+template <typename T>
+struct AdjustedRow : Row<T> {
+  Adjustment adjustment;
+
+  __device__ float score(float logit, int32_t id) const { return adjustment.adjusted(logit, id); }
 };
 
 // kWhole: the vector is aligned and within the row.
@@ -98,6 +110,17 @@ __device__ Candidate greedy_best(const Row<T>& row, ThreadVectors share) {
   Candidate best;
   take_largest<true>(best, row, 0, whole, share);
   take_largest<false>(best, row, whole, static_cast<int>(ceil_div(row.vocab, kIds)), share);
+  return best;
+}
+
+// The thread's largest score and its id.
+template <typename T>
+__device__ Candidate greedy_best(const AdjustedRow<T>& row, ThreadVectors share) {
+  Candidate best;
+  for (int32_t id = share.first; id < row.vocab; id += share.step) {
+    const float score = row.score(to_float(row.logits[id]), id);
+    if (score > best.score) best = {score, id};
+  }
   return best;
 }
 

@@ -7,6 +7,7 @@
 #include "common/muted_stops.h"
 #include "common/noise.h"
 #include "common/out_record.h"
+#include "common/penalties.h"
 #include "common/philox.h"
 #include "common/segment.h"
 #include "cuda/element.cuh"
@@ -110,13 +111,14 @@ __device__ float gumbel(uint32_t bits) { return -logf(-logf(open_uniform(bits)))
 
 // Takes the best of the four ids of a Philox block, if it is better than `best`. NaN and -inf are
 // no candidates: both fail `v > -inf`.
-template <typename T>
-__device__ void take_of_four(Candidate& best, const Row<T>& row, int block, const Noise& noise) {
+template <typename AnyRow>
+__device__ void take_of_four(Candidate& best, const AnyRow& row, int block, const Noise& noise) {
   const int32_t first = block * kPhiloxIds;
   float v[kPhiloxIds];
 #pragma unroll
   for (int i = 0; i < kPhiloxIds; ++i)
-    v[i] = i < row.vocab - first ? to_float(row.logits[first + i]) : -INFINITY;
+    v[i] =
+        i < row.vocab - first ? row.score(to_float(row.logits[first + i]), first + i) : -INFINITY;
   // The lanes of token_bits(), four at a time.
   const Philox4 bits = philox4x32({{static_cast<uint32_t>(block), noise.position, 0u, 0u}},
                                   noise.seed_low, noise.seed_high);
@@ -129,8 +131,8 @@ __device__ void take_of_four(Candidate& best, const Row<T>& row, int block, cons
 }
 
 // The noise takes far longer than the loads, which are one id at a time.
-template <typename T>
-__device__ Candidate noisy_best(const Row<T>& row, ThreadVectors share, const Noise& noise) {
+template <typename AnyRow>
+__device__ Candidate noisy_best(const AnyRow& row, ThreadVectors share, const Noise& noise) {
   Candidate best;
   const int blocks = static_cast<int>(ceil_div(row.vocab, kPhiloxIds));
   for (int block = share.first; block < blocks; block += share.step)
@@ -142,16 +144,47 @@ __device__ Candidate noisy_best(const Row<T>& row, ThreadVectors share, const No
 template <typename T, int kBlocks>
 __device__ void mute_stops(const SampleParams& p, int64_t r, int32_t row, int64_t count, int part) {
   T* logits = static_cast<T*>(p.logits) + r * p.logits_stride;
-  const int32_t* ids = p.stop_ids + row * p.stops_per_row;
+  const int32_t* ids = row_words(p.stop_ids, row);
   for (int64_t i = threadIdx.x; part == 0 && i < count; i += kSampleThreads)
     if (ids[i] >= 0 && ids[i] < p.vocab) logits[ids[i]] = from_float<T>(-INFINITY);
   sync_row<kBlocks>();
 }
 
+// The thread's best of a row; where no noise and no adjustment is, the first id of its vector.
+template <int kBlocks, typename AnyRow>
+__device__ Candidate best_of(const AnyRow& row, ThreadVectors share, const Noise& noise,
+                             const Filter& filter, FilterShared& shared) {
+  if (noise.greedy()) return greedy_best(row, share);
+  if (filter.on()) return filtered_best<kBlocks>(row, share, noise, filter, shared);
+  return noisy_best(row, share, noise);
+}
+
+template <typename T>
+__device__ Row<T> row_of(const SampleParams& p, int64_t r) {
+  return {static_cast<const T*>(p.logits) + r * p.logits_stride, static_cast<int32_t>(p.vocab)};
+}
+
+template <int kBlocks>
+__device__ ThreadVectors own_vectors(int part) {
+  return {part * kSampleThreads + static_cast<int>(threadIdx.x), kBlocks * kSampleThreads};
+}
+
+// The same of a row with biases or penalties. Not inlined, and it loads for itself what it needs,
+// so that others have all registers.
+template <typename T, int kBlocks>
+__device__ __noinline__ Candidate adjusted_best(const SampleParams& p, int64_t r, int part,
+                                                FilterShared& shared) {
+  const Segment s = load_segment(p.segments, r);
+  const Noise noise = load_noise(s, p.row_state);
+  const Filter filter = load_filter(s, p.row_state);
+  const AdjustedRow<T> row = {row_of<T>(p, r), load_adjustment(p, s.row)};
+  return best_of<kBlocks>(row, own_vectors<kBlocks>(part), noise, filter, shared);
+}
+
 // kBlocks CTAs per segment; more than one are a cluster.
 template <typename T, int kBlocks>
 __global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>)
-    sample_kernel(const SampleParams p) {
+    sample_kernel(const __grid_constant__ SampleParams p) {
   const int64_t r = blockIdx.x / kBlocks;
   const int part = blockIdx.x % kBlocks;
   SampleShared& shared = *reinterpret_cast<SampleShared*>(dynamic_shared());
@@ -168,24 +201,16 @@ __global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>)
   }
   if (const int64_t muted = num_muted_stops(p, s); muted > 0)
     mute_stops<T, kBlocks>(p, r, s.row, muted, part);
-  const Row<T> row = {static_cast<const T*>(p.logits) + r * p.logits_stride,
-                      static_cast<int32_t>(p.vocab)};
-  const ThreadVectors share = {part * kSampleThreads + static_cast<int>(threadIdx.x),
-                               kBlocks * kSampleThreads};
+  const Row<T> row = row_of<T>(p, r);
   const Noise noise = load_noise(s, p.row_state);
-  const bool greedy = noise.greedy();
-  Candidate best;
-  if (greedy) {
-    best = greedy_best(row, share);
-  } else if (const Filter filter = load_filter(s, p.row_state); filter.on()) {
-    best = filtered_best<kBlocks>(row, share, noise, filter, shared.filter);
-  } else {
-    best = noisy_best(row, share, noise);
-  }
+  const bool adjusted = load_adjustment(p, s.row).on();
+  Candidate best = adjusted ? adjusted_best<T, kBlocks>(p, r, part, shared.filter)
+                            : best_of<kBlocks>(row, own_vectors<kBlocks>(part), noise,
+                                               load_filter(s, p.row_state), shared.filter);
   best = block_best(best, shared);
   if constexpr (kBlocks > 1) best = cluster_best(best, shared);
   if (threadIdx.x >= kWarpSize || part != 0) return;
-  if (greedy && best.id >= 0) best.id = first_equal(row, best);
+  if (noise.greedy() && !adjusted && best.id >= 0) best.id = first_equal(row, best);
   if (threadIdx.x != 0) return;
   p.out[r] = best.id;
   if (best.id < 0 && p.row_errors != nullptr) p.row_errors[r] = kRecordNoCandidate;

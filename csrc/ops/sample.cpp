@@ -3,6 +3,7 @@
 #include "common/out_record.h"
 #include "common/row_state.h"
 #include "ops/dispatch.h"
+#include "ops/tables.h"
 
 namespace photon::ops {
 namespace {
@@ -54,7 +55,7 @@ void apply_token_mask(const Tensor& logits_, const Tensor& mask_, const Tensor& 
 
 void sample(const Tensor& out_, const Tensor& logits_, const Tensor& segments_,
             const Tensor& row_state_, const std::optional<Tensor>& row_errors_, bool hopper,
-            const std::optional<Tensor>& stop_ids_) {
+            const std::optional<std::vector<Tensor>>& tables_) {
   Args arg("sample_into");
   const Arg logits = arg("logits", logits_)
                          .floating()
@@ -77,13 +78,17 @@ void sample(const Tensor& out_, const Tensor& logits_, const Tensor& segments_,
         .shape({count}, "[segments]")
         .contiguous()
         .written({&out, &logits, &segments, &row_state});
-  const OptionalArg stop_ids = arg("stop_ids", stop_ids_);
-  if (stop_ids)
-    stop_ids->int32()
-        .shape({row_state.size(0), Arg::kAny}, "[rows, stop ids per row]")
-        .contiguous();
-  out.written({&logits, &segments, &row_state, stop_ids.get()});
-  logits.written({&segments, &row_state, stop_ids.get(), row_errors.get()});
+  std::optional<TableArgs> tables;
+  if (tables_) {
+    tables.emplace(arg, *tables_);
+    tables->row_state().shape({row_state.size(0), kRowColumns}, "[rows of row_state, columns]");
+  }
+  out.written({&logits, &segments, &row_state});
+  logits.written({&segments, &row_state, row_errors.get()});
+  for (const Arg& table : tables ? tables->all : std::vector<Arg>()) {
+    out.written({&table});
+    logits.written({&table});
+  }
 
   SampleParams p{};
   p.out = out.data<int32_t>();
@@ -95,8 +100,12 @@ void sample(const Tensor& out_, const Tensor& logits_, const Tensor& segments_,
   p.num_segments = count;
   p.vocab = logits.size(1);
   p.logits_stride = logits.stride(0);
-  p.stop_ids = stop_ids.data<int32_t>();
-  p.stops_per_row = stop_ids ? stop_ids->size(1) : 0;
+  if (tables) {
+    p.stop_ids = tables->of_rows(kTableStopIds);
+    p.biases = tables->of_rows(kTableBiases);
+    p.token_counts = tables->of_rows(kTableTokenCounts);
+    p.prompt_bits = tables->of_rows(kTablePromptBits);
+  }
   p.hopper = hopper;
   p.dtype = logits.dtype();
   PHOTON_DISPATCH(sample, out, p);

@@ -4,7 +4,7 @@ once, on the caller's thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -87,7 +87,8 @@ class InputProcessor:
         cap = self.fit(len(ids), params.max_new_tokens)
         eos_ids = () if params.ignore_eos else self.eos_ids
         stops = dict.fromkeys((*eos_ids, *params.stop_token_ids))
-        admission = check_admission(self.limits, ids, params.row_params(cap, tuple(stops)))
+        row_params = params.row_params(cap, tuple(stops), self._bad_ids(params.bad_words))
+        admission = check_admission(self.limits, ids, row_params)
         if params.answer_grammar is not None:
             constraint: Constraint | None = self.compiler.start(params.answer_grammar)
         else:
@@ -114,6 +115,21 @@ class InputProcessor:
                 "stop_token_ids"
             )
         return StoppedText(self.tokenizer.detokenizer(), params.stop_automaton)
+
+    def _bad_ids(self, words: tuple[str, ...]) -> Iterator[int]:
+        for word in words:
+            if self.tokenizer is None:
+                raise RequestError(
+                    f"bad_words holds {shown(word)}, and this engine has no tokenizer; use "
+                    "logit_bias, with -inf for a token id"
+                )
+            forms = [self.tokenizer.encode(text, False) for text in (word, " " + word)]
+            if not (ids := {form[0] for form in forms if len(form) == 1}):
+                raise RequestError(
+                    f"bad_words holds {shown(word)}, which is {len(forms[0])} tokens; give texts "
+                    "of one token"
+                )
+            yield from ids
 
 
 def _started(constraint: Constraint | None) -> Constraint | None:

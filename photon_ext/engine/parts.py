@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from photon_ext.engine.options import EngineOptions, choose_backend
+from photon_ext.engine.options import MAX_BIASES, EngineOptions, choose_backend
 from photon_ext.engine.sizing import EngineSize, size_engine
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.decoder import GEMM_TOKENS, Decoder
@@ -24,6 +24,8 @@ def make_parts(
         device=weights.device,
         page_size=options.page_size,
         max_stop_ids=max(options.max_stop_ids, len(set(config.eos_ids))),
+        max_biases=MAX_BIASES,
+        penalty_vocab=config.vocab if options.penalties else 0,
         timing=options.timing,
         blocking=options.blocking,
         backend=backend,

@@ -14,7 +14,6 @@ from photon_ext.layout import (
     META_COLUMNS,
     NO_PAGE,
     RECORD_WIDTH,
-    ROW_COLUMNS,
     SEGMENT_COLUMNS,
     InputLayout,
     MaskLayout,
@@ -32,11 +31,14 @@ class Tables(NamedTuple):
     row_state: torch.Tensor
     page_table: torch.Tensor
     stop_ids: torch.Tensor
+    biases: torch.Tensor
+    token_counts: torch.Tensor
+    prompt_bits: torch.Tensor
 
     @classmethod
     def zeros(cls, table: RowTable, device: torch.device) -> Tables:
         """Of dead rows without pages."""
-        shapes = [(table.rows, n) for n in (ROW_COLUMNS, table.pages_per_row, table.max_stop_ids)]
+        shapes = [(table.rows, width) for width in table.widths]
         made = cls(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
         made.page_table.fill_(NO_PAGE)
         return made
@@ -139,7 +141,7 @@ class StepProgram:
                 step.row_state,
                 errors,
                 self._hopper,
-                self._tables.stop_ids,
+                step.tables,
             )
         ops.publish_(step.tables, self._slot.records[:count], step.sampled, step.segments, errors)
 

@@ -100,7 +100,8 @@ class Sequence:
         left = self._asked.kv_len + 1 - len(tokens)
         asked = self._asked.params
         shortest = max(0, asked.min_tokens - (asked.max_new_tokens - left))
-        self.admission = Admission(tokens, replace(asked, max_new_tokens=left, min_tokens=shortest))
+        params = replace(asked, max_new_tokens=left, min_tokens=shortest)
+        self.admission = Admission(tokens, params, len(tokens) - len(self._asked.prompt_ids))
         self.row = None
         self.preemptions += 1
 

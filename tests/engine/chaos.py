@@ -45,6 +45,9 @@ def kinds(folder: Path, device: str) -> list[Asked]:
             seed=index,
             top_k=filters.choice([0, 20]),
             top_p=filters.choice([1.0, 0.9]),
+            presence_penalty=filters.choice([0.0, 0.0, 1.0]),
+            repetition_penalty=filters.choice([1.0, 1.0, 1.3]),
+            logit_bias=filters.choice([{}, {3: 1.5, 60: float("-inf")}]),
             stop_token_ids=tuple(rng.sample(range(VOCAB), rng.choice([0, 6]))),
             constraint=allowed,
         )

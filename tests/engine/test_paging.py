@@ -104,6 +104,8 @@ def test_i15_and_hazard_12_preempted_requests_give_the_tokens_of_an_undisturbed_
             rest = {"temperature": temperature, "seed": index, "top_p": 0.9}
             if index % 2:
                 rest |= {"stop_token_ids": (5, 60, 117, 200), "min_tokens": cap - 5}
+            if index % 3 == 0:
+                rest |= {"frequency_penalty": 2.0, "repetition_penalty": 1.5, "logit_bias": {7: 3}}
             params = SamplingParams(cap, **rest)
             expected = ToyRequest(prompt, cap, **rest)
             asked.append((stepped.submit(prompt, params), expected))

@@ -32,6 +32,11 @@ def rows_of(
     return row_state(device, rows, len(rows) + 1), ints(segments, device)
 
 
+def tables_of(state: torch.Tensor, stops: torch.Tensor) -> list[torch.Tensor]:
+    """The tables of rows without pages."""
+    return [state, state.new_empty(len(state), 0), stops]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("vocab", [9, 20_011])
 @pytest.mark.parametrize(
@@ -45,8 +50,9 @@ def test_stop_ids_are_muted_while_enough_tokens_remain(
     logits = in_wider_tokens(randn(4, vocab, dtype=dtype, device=device))
     logits[:, 2], logits[:, vocab - 1] = 50.0, 90.0
     before, expected = logits.clone(), logits.clone()
-    found = ops.sample(logits, segments, state, hopper=hopper, stop_ids=stops)
-    tokens = reference.sample(expected, segments, state, stop_ids=stops)
+    tables = tables_of(state, stops)
+    found = ops.sample(logits, segments, state, hopper=hopper, tables=tables)
+    tokens = reference.sample(expected, segments, state, tables=tables)
     assert_same_bits(found, tokens)
     assert_same_bits(logits, expected)
     assert not set(found[:2].tolist()) & {2, vocab - 1}
@@ -61,7 +67,8 @@ def test_without_a_bound_or_without_stop_ids_nothing_is_muted(device: str, hoppe
     stops = ints([[2, 3]] * 2, device)
     for until, given in [(0, stops), (-1, stops), (1, None)]:
         state, segments = rows_of(device, [9], until)
-        assert ops.sample(logits, segments, state, hopper=hopper, stop_ids=given).tolist() == [2]
+        tables = None if given is None else tables_of(state, given)
+        assert ops.sample(logits, segments, state, hopper=hopper, tables=tables).tolist() == [2]
     assert logits.tolist() == [[0.0, 1.0, 5.0, 2.0]]
 
 
@@ -72,7 +79,7 @@ def test_garbage_among_the_stop_ids_mutes_nothing_else(
     state, segments = rows_of(device, [9], 1, count)
     stops = ints([[0] * 4, [2, -1, 2**31 - 1, 4]], device)
     logits = torch.tensor([[0.0, 1.0, 5.0, 2.0]], device=device)
-    found = ops.sample(logits, segments, state, hopper=hopper, stop_ids=stops)
+    found = ops.sample(logits, segments, state, hopper=hopper, tables=tables_of(state, stops))
     assert found.tolist() == [3 if count >= 1 else 2]
 
 
@@ -80,7 +87,7 @@ def test_a_row_whose_ids_are_all_muted_is_an_error(device: str, hopper: bool) ->
     state, segments = rows_of(device, [9, 9], 1)
     stops, errors = ints([[0, 1]] * 3, device), ints([0, 0], device)
     logits = torch.tensor([[1.0, 2.0, -INF], [1.0, 2.0, 0.0]], device=device)
-    found = ops.sample(logits, segments, state, errors, hopper, stops)
+    found = ops.sample(logits, segments, state, errors, hopper, tables_of(state, stops))
     assert found.tolist() == [-1, 2]
     assert errors.tolist() == [RecordFlag.NO_CANDIDATE, 0]
 
@@ -90,5 +97,6 @@ def test_rows_that_are_not_sampled_keep_their_logits(device: str, hopper: bool) 
     state[1, RowColumn.ALIVE] = 0
     segments[1, 3] = 0
     logits = torch.ones(2, 40, device=device)
-    ops.sample(logits, segments, state, hopper=hopper, stop_ids=ints([[0, 1]] * 3, device))
+    stops = ints([[0, 1]] * 3, device)
+    ops.sample(logits, segments, state, hopper=hopper, tables=tables_of(state, stops))
     assert (logits == 1).all()

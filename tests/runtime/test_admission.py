@@ -19,6 +19,7 @@ PROMPT, PAGES = [1, 2, 3], [0, 1, 2]
 SEED = "an integer from 0 to 2\\*\\*64 - 1, or None for a new one each time"
 TEMPERATURE = "0 for greedy decoding, or a number from 0.001 to 10000"
 TOP_K = "0 for all token ids, or an integer from 1 to 2147483647"
+BIASES = "token ids, integers >= 0, with numbers from -100 to 100 or -inf"
 CAP = "an integer from 1 to 2147483647"
 
 
@@ -73,6 +74,16 @@ def pipeline(runtime: SimRuntime) -> Pipeline:
             {"min_tokens": 129},
             "min_tokens is 129 and max_new_tokens 128; make the one smaller or the other larger",
         ),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0; give a number from 0.01 to 100"),
+        ({"presence_penalty": 2.1}, "presence_penalty is 2.1; give a number from -2 to 2"),
+        ({"frequency_penalty": True}, "frequency_penalty is True; give a number from -2 to 2"),
+        ({"logit_bias": 5}, f"logit_bias is 5; give a dict of {BIASES}"),
+        ({"logit_bias": [1, 2]}, f"logit_bias is \\[1, 2\\]; give a dict of {BIASES}"),
+        ({"logit_bias": {-1: 0}}, f"logit_bias holds -1: 0; give {BIASES}"),
+        ({"logit_bias": {"5": 0}}, f"logit_bias holds '5': 0; give {BIASES}"),
+        ({"logit_bias": {5: 101}}, f"logit_bias holds 5: 101; give {BIASES}"),
+        ({"logit_bias": {5: float("inf")}}, f"logit_bias holds 5: inf; give {BIASES}"),
+        ({"logit_bias": {5: float("nan")}}, f"logit_bias holds 5: nan; give {BIASES}"),
         ({"min_p": "0"}, "min_p is '0'; give a number from 0 to 1"),
     ],
 )
@@ -110,6 +121,7 @@ def test_the_words_of_a_row_are_its_parameters_and_its_generation() -> None:
     expected[RowColumn.TOP_K] = 40
     expected[RowColumn.TOP_P] = float_bits(0.9)
     expected[RowColumn.MIN_P] = float_bits(0.05)
+    expected[RowColumn.REPETITION_PENALTY] = float_bits(1.0)
     expected[RowColumn.MUTED_UNTIL] = 8  # 77 to 8 remain before each of the first 70 tokens
     assert words == expected
     assert row_words(RowParams(1, seed=0), 2)[RowColumn.CONSTRAINT] == 0

@@ -78,6 +78,8 @@ def test_constants_are_the_headers() -> None:
     assert rows["kDeltaRunWords"] == layout.DELTA_RUN_WORDS
     assert rows["kHostMask"] == layout.HOST_MASK
     assert rows["kDeltaTables"] == len(layout.DeltaTable)
+    assert rows["kLeastTables"] == layout.LEAST_TABLES
+    assert rows["kDeltaZeros"] == layout.DELTA_ZEROS
     assert rows["kTablePages"] == layout.DeltaTable.PAGES
     assert record["kRecordTokens"] == layout.RECORD_TOKENS
     assert record["kMaskKeyColumns"] == layout.MASK_KEY_COLUMNS
@@ -100,10 +102,15 @@ def test_parameters_of_a_row_lie_in_the_columns_of_the_header() -> None:
         "top_p": (0.25, {"kRowTopP": float_bits(0.25)}),
         "min_tokens": (1, {"kRowMutedUntil": 1}),
         "min_p": (0.5, {"kRowMinP": float_bits(0.5)}),
+        "repetition_penalty": (2.0, {"kRowRepetitionPenalty": float_bits(2.0)}),
+        "presence_penalty": (0.5, {"kRowPresencePenalty": float_bits(0.5)}),
+        "frequency_penalty": (-1.0, {"kRowFrequencyPenalty": float_bits(-1.0)}),
+        "logit_bias": ({5: 1.0, 2: -1.0}, {"kRowBiasCount": 2}),
     }
     assert set(words) == set(FIELDS)
     base = row_words(RowParams(**least), 0)
-    always = {"kRowRemaining": 1, "kRowAlive": 1, "kRowTopP": float_bits(1.0)}
+    always = {"kRowRemaining": 1, "kRowAlive": 1}
+    always |= dict.fromkeys(("kRowTopP", "kRowRepetitionPenalty"), float_bits(1.0))
     assert base == [
         next((word for name, word in always.items() if found[name] == column), 0)
         for column in range(found["kRowColumns"])
