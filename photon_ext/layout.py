@@ -68,6 +68,7 @@ class RowColumn(IntEnum):
         PRESENCE_PENALTY, FREQUENCY_PENALTY: the bits of a float32; 0 is off.
         BIAS_COUNT: how many leading pairs of the row's biases count.
         ANSWER_BEGIN: staged tokens from this position on are of the answer.
+        LOGPROBS: 1 + how many of the likeliest ids get their log-probability; not above 0: off.
     """
 
     LAST_TOKEN = 0
@@ -90,6 +91,7 @@ class RowColumn(IntEnum):
     FREQUENCY_PENALTY = 17
     BIAS_COUNT = 18
     ANSWER_BEGIN = 19
+    LOGPROBS = 20
 
 
 class Count(IntEnum):
@@ -152,6 +154,8 @@ LEAST_TABLES = 3
 MAX_TABLES = 8
 RECORD_WIDTH = 8
 RECORD_TOKENS = 4
+MOST_LOGPROBS = 20
+LOGPROB_WIDTH = 1 + 2 * MOST_LOGPROBS
 MASK_KEY_COLUMNS = 3
 DELTA_HEADER = 4
 DELTA_RUN_WORDS = 4
@@ -176,6 +180,11 @@ class InputLayout(NamedTuple):
     delta_words: int
 
     @property
+    def outputs(self) -> OutputLayout:
+        """Of the same slot."""
+        return OutputLayout(self.max_segments)
+
+    @property
     def staged_offset(self) -> int:
         return self.max_segments * SEGMENT_COLUMNS
 
@@ -186,6 +195,29 @@ class InputLayout(NamedTuple):
     @property
     def words(self) -> int:
         return self.delta_offset + self.delta_words
+
+
+class OutputLayout(NamedTuple):
+    """A slot's output, in int32 words: records of all segments, then their log-probabilities, so
+    that one copy of a prefix carries the records, and these where a row asks for them.
+    """
+
+    max_segments: int
+
+    @property
+    def logprob_offset(self) -> int:
+        return self.max_segments * RECORD_WIDTH
+
+    def words(self, segments: int, logprobs: bool) -> int:
+        """Words of a step of ``segments`` segments."""
+        if not logprobs:
+            return segments * RECORD_WIDTH
+        return self.logprob_offset + segments * LOGPROB_WIDTH
+
+    @property
+    def capacity(self) -> int:
+        """Words of the largest step."""
+        return self.words(self.max_segments, True)
 
 
 class MaskLayout(NamedTuple):

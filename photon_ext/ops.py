@@ -296,6 +296,7 @@ def sample_into(
     row_errors: Tensor | None = None,
     hopper: bool = False,
     tables: Sequence[Tensor] | None = None,
+    logprobs: Tensor | None = None,
 ) -> None:
     """One token a segment: greedy (ties to the lowest id) or, as the row's parameters say,
     Gumbel-max with noise keyed by (seed, position, id), over the ids that the row's
@@ -318,8 +319,13 @@ def sample_into(
         tables: as in :func:`begin_step_`, for what rows keep outside of row_state: stop ids, which
             a row below its smallest number of tokens may not sample; biases, and the counts and
             prompt bits of penalties. None: rows have none of them.
+        logprobs: int32 [R, 1 + 2 n], written for segments that are sampled and whose rows ask for
+            it: the bits of the float32 log-probability of the sampled id, then the n likeliest ids
+            that the row asks for, 20 at most, in order (ties by id), each with the bits of its own;
+            id -1: there are no more. Of the logits as they are given: without biases, penalties,
+            temperature, filters, but with what a mask has made of them. None: none are wanted.
     """
-    _sample(out, logits, segments, row_state, row_errors, hopper, tables)
+    _sample(out, logits, segments, row_state, row_errors, hopper, tables, logprobs)
 
 
 def sample(
@@ -329,10 +335,11 @@ def sample(
     row_errors: Tensor | None = None,
     hopper: bool = False,
     tables: Sequence[Tensor] | None = None,
+    logprobs: Tensor | None = None,
 ) -> Tensor:
     """:func:`sample_into` a new int32 [R]."""
     out = torch.empty(_size(logits, 0), dtype=torch.int32, device=logits.device)
-    _sample(out, logits, segments, row_state, row_errors, hopper, tables)
+    _sample(out, logits, segments, row_state, row_errors, hopper, tables, logprobs)
     return out
 
 

@@ -23,6 +23,7 @@ from photon_ext.layout import (
     DELTA_RUN_WORDS,
     DELTA_ZEROS,
     HOST_MASK,
+    MOST_LOGPROBS,
     NO_PAGE,
     NO_TOKEN,
     RECORD_TOKENS,
@@ -348,6 +349,7 @@ def sample_into(
     row_errors: Tensor | None = None,
     hopper: bool = False,
     tables: Sequence[Tensor] | None = None,
+    logprobs: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.sample_into`: out int32 [R] is written from logits [R, vocab], in
     float32 whatever their dtype; logits of stop ids that are not to be sampled yet become -inf.
@@ -359,7 +361,7 @@ def sample_into(
         failed = row_errors is not None and int(row_errors[index]) != 0
         if failed or not flags & SegmentFlag.SAMPLE or not _is_alive(row_state, row):
             continue
-        state = row_state[row]
+        state, raw = row_state[row], logits[index].float()
         stop_ids = _table(tables, DeltaTable.STOP_IDS)
         if stop_ids is not None:
             logits[index, _muted_stops(state, stop_ids[row], logits.shape[1])] = -torch.inf
@@ -377,8 +379,25 @@ def sample_into(
         if candidate.any():
             best = scores[candidate].max()
             out[index] = torch.nonzero(candidate & (scores == best))[0, 0]
+            if logprobs is not None:
+                _put_logprobs(logprobs[index], raw, int(out[index]), int(state[RowColumn.LOGPROBS]))
         elif row_errors is not None:
             row_errors[index] = int(RecordFlag.NO_CANDIDATE)
+
+
+def _put_logprobs(out: Tensor, logits: Tensor, sampled: int, asked: int) -> None:
+    """A row's log-probabilities, where it asks for them: 1 + that many of the likeliest."""
+    if asked <= 0:
+        return
+    found = logits.masked_fill(logits.isnan(), -torch.inf).double().log_softmax(0).float()
+    out[0] = found[sampled].view(torch.int32)
+    top = min(asked - 1, (len(out) - 1) // 2, MOST_LOGPROBS)
+    order = found.sort(descending=True, stable=True).indices[:top]
+    order = order[found[order] > -torch.inf]
+    pairs = out[1 : 1 + 2 * top].view(-1, 2)
+    pairs[:, 0], pairs[:, 1] = -1, torch.tensor(-torch.inf).view(torch.int32)
+    pairs[: len(order), 0] = order.int()
+    pairs[: len(order), 1] = found[order].view(torch.int32)
 
 
 def adjusted(logits: Tensor, row: int, tables: Sequence[Tensor] | None) -> Tensor:
@@ -444,10 +463,11 @@ def sample(
     row_errors: Tensor | None = None,
     hopper: bool = False,
     tables: Sequence[Tensor] | None = None,
+    logprobs: Tensor | None = None,
 ) -> Tensor:
     """As :func:`photon_ext.ops.sample`: a new int32 [R]."""
     out = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
-    sample_into(out, logits, segments, row_state, row_errors, hopper, tables)
+    sample_into(out, logits, segments, row_state, row_errors, hopper, tables, logprobs)
     return out
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from photon_ext.checks import INT32_MAX, as_index, as_tuple
 from photon_ext.errors import ConfigError, shown
-from photon_ext.layout import HOST_MASK, ROW_COLUMNS, RowColumn
+from photon_ext.layout import HOST_MASK, MOST_LOGPROBS, ROW_COLUMNS, RowColumn
 
 
 class Field(NamedTuple):
@@ -65,6 +65,9 @@ class RowParams:
         frequency_penalty: taken off for each time that they came.
         logit_bias: by id, what is added to logits before all that, from -100 to 100; -inf: the id
             is never sampled. Kept as (id, bias) pairs in the order of ids.
+        logprobs: with each token its log-probability, and those of so many of the likeliest ids, up
+            to 20; of the model's logits, before all that is above, but with the mask of a
+            constraint. None: none.
 
     Raises:
         ConfigError: (a ValueError) names the parameter, its value and what is allowed.
@@ -172,6 +175,16 @@ class RowParams:
         Mapping[int, float] | tuple[tuple[int, float], ...],
         Field(None, "token ids, integers >= 0, with numbers from -100 to 100 or -inf", -100, 100),
     ] = ()
+    logprobs: Annotated[
+        int | None,
+        Field(
+            None,
+            f"None, or an integer from 0 to {MOST_LOGPROBS}",
+            most=MOST_LOGPROBS,
+            optional=True,
+            help="log-probabilities of each token and of so many of the likeliest, with --json",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         ids = as_tuple(self.stop_token_ids)
@@ -283,6 +296,7 @@ def row_words(
     words[RowColumn.STOP_COUNT] = len(params.stop_token_ids)
     words[RowColumn.BIAS_COUNT] = len(params.logit_bias)
     words[RowColumn.ANSWER_BEGIN] = answer_begin
+    words[RowColumn.LOGPROBS] = 0 if params.logprobs is None else 1 + params.logprobs
     if params.min_tokens > 0:
         words[RowColumn.MUTED_UNTIL] = params.max_new_tokens - params.min_tokens + 1
     for name, (kind, field) in FIELDS.items():

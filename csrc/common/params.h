@@ -89,6 +89,8 @@ struct SampleParams {
   int32_t*
       row_errors;  // [num_segments] or null; kRecordNoCandidate is added where no logit is finite
   RowWords stop_ids, biases, token_counts, prompt_bits;
+  int32_t* logprobs;  // [num_segments, logprobs_width] or null
+  int64_t logprobs_width;
   int64_t rows, num_segments, vocab, logits_stride;
   bool hopper;
   DType dtype;

@@ -28,6 +28,8 @@ enum RowColumn : int32_t {
   kRowFrequencyPenalty = 17,   // float32 bits; 0: off
   kRowBiasCount = 18,          // how many leading pairs of the row's biases are valid
   kRowAnswerBegin = 19,        // staged tokens from this position on are of the answer
+  kRowLogprobs =
+      20,  // 1 + how many of the likeliest ids get their log-probability; not above 0: off
   kRowColumns = 32,
 };
 

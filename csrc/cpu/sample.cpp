@@ -1,9 +1,12 @@
 // apply_token_mask and sample.
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
 #include "common/filter.h"
+#include "common/logprobs.h"
 #include "common/mask.h"
 #include "common/muted_stops.h"
 #include "common/noise.h"
@@ -118,6 +121,42 @@ int32_t whole_token(const SampleParams& p, int64_t r) {
   return is_filtered(p, r) ? filtered_token(own, r) : sample_range(own, r, 0, p.vocab).id;
 }
 
+// Leaves the log of the sum of exponentials in the place of the sampled id's log-probability, which
+// is known last.
+void put_top_logprobs(const SampleParams& p, int64_t r, const Logprobs& logprobs) {
+  thread_local std::vector<float> logits;
+  thread_local std::vector<int32_t> ids;
+  logits.resize(static_cast<size_t>(p.vocab));
+  const int64_t begin = r * p.logits_stride * size_of(p.dtype);
+  simd().to_float(logits.data(), static_cast<const char*>(p.logits) + begin, p.vocab, p.dtype);
+  const auto logit = [&](int32_t id) { return logits[static_cast<size_t>(id)]; };
+  ids.clear();
+  for (int32_t id = 0; id < p.vocab; ++id)
+    if (logit(id) > kLowest) ids.push_back(id);
+  const size_t count = std::min(ids.size(), static_cast<size_t>(std::max(logprobs.top, 1)));
+  std::partial_sort(
+      ids.begin(), ids.begin() + static_cast<int64_t>(count), ids.end(),
+      [&](int32_t a, int32_t b) { return logit(a) > logit(b) || (logit(a) == logit(b) && a < b); });
+  const float top = ids.empty() ? kLowest : logit(ids[0]);
+  double sum = 0.0;
+  for (const int32_t id : ids) sum += std::exp(static_cast<double>(logit(id)) - top);
+  const float log_sum = top + static_cast<float>(std::log(sum));
+  logprobs.put(kLogprobSampled, log_sum);
+  for (int32_t i = 0; i < logprobs.top; ++i) {
+    const bool is_there = static_cast<size_t>(i) < ids.size();
+    const int32_t id = is_there ? ids[static_cast<size_t>(i)] : -1;
+    logprobs.put_top(i, id, is_there ? logit(id) - log_sum : kLowest);
+  }
+}
+
+void put_sampled_logprob(const SampleParams& p, int64_t r, const Logprobs& logprobs) {
+  float logit, log_sum;
+  const int64_t at = (r * p.logits_stride + p.out[r]) * size_of(p.dtype);
+  simd().to_float(&logit, static_cast<const char*>(p.logits) + at, 1, p.dtype);
+  memcpy(&log_sum, logprobs.out + kLogprobSampled, sizeof(log_sum));
+  logprobs.put(kLogprobSampled, logit - log_sum);
+}
+
 void mute_stops(const SampleParams& p, int64_t r) {
   const Segment s = load_segment(p.segments, r);
   const int32_t* ids = row_words(p.stop_ids, s.row);
@@ -171,9 +210,14 @@ void sample(const SampleParams& p) {
   if (static_cast<int64_t>(found.size()) < p.num_segments * blocks)
     found.resize(static_cast<size_t>(p.num_segments * blocks));
   Candidate* const candidates = found.data();
-  for (int64_t r = 0; r < p.num_segments; ++r) {
-    if (is_due(p, r)) mute_stops(p, r);
-  }
+  parallel_for(p.num_segments, 1, [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r) {
+      if (!is_due(p, r)) continue;
+      const Logprobs logprobs = load_logprobs(p, r, load_segment(p.segments, r));
+      if (logprobs.out != nullptr) put_top_logprobs(p, r, logprobs);
+      mute_stops(p, r);
+    }
+  });
   for_vocab_blocks(p.num_segments, p.vocab, [&](int64_t r, int64_t begin, int64_t end) {
     if (is_due(p, r) && !is_whole(p, r))
       candidates[r * blocks + begin / kVocabBlock] = sample_range(p, r, begin, end);
@@ -186,8 +230,10 @@ void sample(const SampleParams& p) {
     }
   });
   for (int64_t r = 0; r < p.num_segments; ++r) {
-    if (is_due(p, r) && p.out[r] < 0 && p.row_errors != nullptr)
-      p.row_errors[r] |= kRecordNoCandidate;
+    if (!is_due(p, r)) continue;
+    const Logprobs logprobs = load_logprobs(p, r, load_segment(p.segments, r));
+    if (p.out[r] >= 0 && logprobs.out != nullptr) put_sampled_logprob(p, r, logprobs);
+    if (p.out[r] < 0 && p.row_errors != nullptr) p.row_errors[r] |= kRecordNoCandidate;
   }
 }
 

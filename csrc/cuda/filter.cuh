@@ -8,13 +8,13 @@
 #include "cuda/logits_row.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
+#include "cuda/row_reduce.cuh"
 
 namespace photon::cuda {
 
 constexpr int kFilterBinBits = 8;
 constexpr int kFilterBins = 1 << kFilterBinBits;
 constexpr int kFilterList = 2048;  // ids that a CTA can list; one with more reads its logits again
-constexpr int kMostBlocks = 8;     // CTAs of a cluster
 
 // An amount of 64 bits, as words for 32-bit atomics; read by the cluster as a float2.
 struct alignas(8) FilterBin {
@@ -32,7 +32,6 @@ struct FilterShared {
   uint64_t totals[kFilterBins];    // of the cluster
   FilterPlace place;
   uint32_t listed;  // ids that belong on the list, perhaps more than fit
-  float top_of_warp[kWarpSize], top_of_block[kMostBlocks];
   int32_t ids[kFilterList];
   uint32_t distances[kFilterList];
 };
@@ -40,14 +39,6 @@ struct FilterShared {
 // The largest distance whose bits from `shift` on are `prefix`.
 __device__ inline uint32_t last_of(uint32_t prefix, int shift) {
   return static_cast<uint32_t>(((uint64_t{prefix} + 1) << shift) - 1);
-}
-
-template <int kBlocks>
-__device__ void sync_row() {
-  if constexpr (kBlocks > 1)
-    sync_cluster();
-  else
-    __syncthreads();
 }
 
 __device__ inline void add_amount(FilterBin& bin, uint32_t amount) {
@@ -66,30 +57,6 @@ __device__ uint64_t total_of(const FilterBin& bin) {
     total += uint64_t{__float_as_uint(words.y)} << 32 | __float_as_uint(words.x);
   }
   return total;
-}
-
-// The largest of all threads' values in a row's CTAs; every thread gets it.
-template <int kBlocks>
-__device__ float row_max(float value, FilterShared& shared) {
-  const int lane = threadIdx.x % kWarpSize;
-#pragma unroll
-  for (int offset = kWarpSize / 2; offset > 0; offset /= 2)
-    value = fmaxf(value, __shfl_xor_sync(kFullWarp, value, offset));
-  if (lane == 0) shared.top_of_warp[threadIdx.x / kWarpSize] = value;
-  __syncthreads();
-  const int warps = blockDim.x / kWarpSize;
-  if (threadIdx.x < kBlocks) {
-    for (int warp = 0; warp < warps; ++warp) value = fmaxf(value, shared.top_of_warp[warp]);
-    if constexpr (kBlocks > 1)
-      store_in_block(&shared.top_of_block[cluster_rank()], threadIdx.x, value);
-    else
-      shared.top_of_block[0] = value;
-  }
-  sync_row<kBlocks>();
-  value = shared.top_of_block[0];
-#pragma unroll
-  for (int block = 1; block < kBlocks; ++block) value = fmaxf(value, shared.top_of_block[block]);
-  return value;
 }
 
 // One row's filter at work. All threads of the row's CTAs call every function.
@@ -228,8 +195,8 @@ struct RowFilter {
 template <int kBlocks, typename T, template <typename> typename AnyRow>
 __device__ __noinline__ Candidate filtered_best(const AnyRow<T>& row, ThreadVectors share,
                                                 const Noise& noise, const Filter& filter,
-                                                FilterShared& shared) {
-  const float top = row_max<kBlocks>(greedy_best(row, share).score, shared);
+                                                RowShared& reduce, FilterShared& shared) {
+  const float top = row_max<kBlocks>(greedy_best(row, share).score, reduce);
   RowFilter<T, AnyRow<T>, kBlocks> at_work{row, share, noise, shared, noise.scaled(top)};
   if (threadIdx.x == 0) shared.listed = 0;
   at_work.clear(0);

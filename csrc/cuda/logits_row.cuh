@@ -6,23 +6,12 @@
 #include "common/penalties.h"
 #include "cuda/element.cuh"
 #include "cuda/launch.cuh"
+#include "cuda/row_reduce.cuh"
 
 namespace photon::cuda {
 
 constexpr int kSampleLoads =
     5;  // vectors that a thread has under way; all of a cluster are 163,840 ids of 16 bits
-
-struct Candidate {
-  float score = -INFINITY;
-  int32_t id = -1;  // -1: none
-};
-
-// A total order on candidates, so that the winner does not depend on the order of comparison:
-// higher score, then lower id.
-__device__ inline bool is_better(const Candidate& a, const Candidate& b) {
-  if (a.id < 0 || b.id < 0) return a.id >= 0 && b.id < 0;
-  return a.score > b.score || (a.score == b.score && a.id < b.id);
-}
 
 // The logits of kVectorBytes; -inf past the end of the row.
 template <typename T>
@@ -76,10 +65,20 @@ __device__ float largest(const Vector<T>& v) {
   return fmaxf(__low2float(both), __high2float(both));
 }
 
-// The vectors that one thread reads: every `step`-th one from `first` on.
+template <typename T>
+__device__ Row<T> row_of(const SampleParams& p, int64_t r) {
+  return {static_cast<const T*>(p.logits) + r * p.logits_stride, static_cast<int32_t>(p.vocab)};
+}
+
+// The vectors, or ids, that one thread reads: every `step`-th one from `first` on.
 struct ThreadVectors {
   int first, step;
 };
+
+template <int kBlocks>
+__device__ ThreadVectors own_vectors(int part) {
+  return {part * kSampleThreads + static_cast<int>(threadIdx.x), kBlocks * kSampleThreads};
+}
 
 // Takes the largest logit of the vectors begin .. end - 1, of which there may be none, if it is
 // larger than `best`. The candidate's id is its vector's first id; the thread's earlier vectors had

@@ -15,16 +15,15 @@
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
 #include "cuda/logits_row.cuh"
+#include "cuda/logprobs.cuh"
 #include "cuda/ptx.cuh"
-#include "cuda/reduce.cuh"
+#include "cuda/row_reduce.cuh"
 
 namespace photon::cuda {
 namespace {
 
 constexpr int kMaskThreads = 256;
 constexpr int64_t kMaskChunk = 4096;  // ids per CTA
-constexpr int kSampleThreads = 512;
-constexpr int kSampleWarps = kSampleThreads / kWarpSize;
 constexpr int kSampleCluster =
     8;  // CTAs that share a row in the Hopper kernel: one alone cannot load fast enough
 constexpr int kPhiloxIds = 4;  // ids that share one Philox block
@@ -51,33 +50,14 @@ __global__ void __launch_bounds__(kMaskThreads)
 template <typename T>
 constexpr int kSampleResident = sizeof(T) == 2 ? 3 : 2;
 
-__device__ Candidate warp_best(Candidate best) {
-#pragma unroll
-  for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
-    const Candidate other = {__shfl_xor_sync(kFullWarp, best.score, offset),
-                             __shfl_xor_sync(kFullWarp, best.id, offset)};
-    if (is_better(other, best)) best = other;
-  }
-  return best;
-}
-
-// A CTA's shared memory: the best of each of its warps; and, in the first CTA of a cluster, of each
-// CTA.
+// A CTA's shared memory.
 struct SampleShared {
-  Candidate of_warp[kSampleWarps];
-  float score_of_block[kSampleCluster],
-      id_of_block[kSampleCluster];  // an id as the bits of a float
+  RowShared reduce;
+  float score_of_block[kSampleCluster],  // the best of each CTA, in the first one
+      id_of_block[kSampleCluster];       // an id as the bits of a float
   FilterShared filter;
+  LogprobShared logprobs;
 };
-
-// The first warp's result is the CTA's.
-__device__ Candidate block_best(Candidate best, SampleShared& shared) {
-  best = warp_best(best);
-  if (threadIdx.x % kWarpSize == 0) shared.of_warp[threadIdx.x / kWarpSize] = best;
-  __syncthreads();
-  if (threadIdx.x >= kWarpSize) return best;
-  return warp_best(threadIdx.x < kSampleWarps ? shared.of_warp[threadIdx.x] : Candidate{});
-}
 
 // The first warp's result in the first CTA is the cluster's. All threads of the cluster must call
 // it.
@@ -153,27 +133,18 @@ __device__ void mute_stops(const SampleParams& p, int64_t r, int32_t row, int64_
 // The thread's best of a row; where no noise and no adjustment is, the first id of its vector.
 template <int kBlocks, typename AnyRow>
 __device__ Candidate best_of(const AnyRow& row, ThreadVectors share, const Noise& noise,
-                             const Filter& filter, FilterShared& shared) {
+                             const Filter& filter, SampleShared& shared) {
   if (noise.greedy()) return greedy_best(row, share);
-  if (filter.on()) return filtered_best<kBlocks>(row, share, noise, filter, shared);
+  if (filter.on())
+    return filtered_best<kBlocks>(row, share, noise, filter, shared.reduce, shared.filter);
   return noisy_best(row, share, noise);
-}
-
-template <typename T>
-__device__ Row<T> row_of(const SampleParams& p, int64_t r) {
-  return {static_cast<const T*>(p.logits) + r * p.logits_stride, static_cast<int32_t>(p.vocab)};
-}
-
-template <int kBlocks>
-__device__ ThreadVectors own_vectors(int part) {
-  return {part * kSampleThreads + static_cast<int>(threadIdx.x), kBlocks * kSampleThreads};
 }
 
 // The same of a row with biases or penalties. Not inlined, and it loads for itself what it needs,
 // so that others have all registers.
 template <typename T, int kBlocks>
 __device__ __noinline__ Candidate adjusted_best(const SampleParams& p, int64_t r, int part,
-                                                FilterShared& shared) {
+                                                SampleShared& shared) {
   const Segment s = load_segment(p.segments, r);
   const Noise noise = load_noise(s, p.row_state);
   const Filter filter = load_filter(s, p.row_state);
@@ -199,20 +170,25 @@ __global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>)
     if (threadIdx.x == 0 && part == 0) p.out[r] = -1;
     return;
   }
+  if (load_logprobs(p, r, s).out != nullptr)
+    put_logprobs<T, kBlocks>(p, r, part, shared.reduce, shared.logprobs);
   if (const int64_t muted = num_muted_stops(p, s); muted > 0)
     mute_stops<T, kBlocks>(p, r, s.row, muted, part);
   const Row<T> row = row_of<T>(p, r);
   const Noise noise = load_noise(s, p.row_state);
   const bool adjusted = load_adjustment(p, s.row).on();
-  Candidate best = adjusted ? adjusted_best<T, kBlocks>(p, r, part, shared.filter)
+  Candidate best = adjusted ? adjusted_best<T, kBlocks>(p, r, part, shared)
                             : best_of<kBlocks>(row, own_vectors<kBlocks>(part), noise,
-                                               load_filter(s, p.row_state), shared.filter);
-  best = block_best(best, shared);
+                                               load_filter(s, p.row_state), shared);
+  best = block_best(best, shared.reduce);
   if constexpr (kBlocks > 1) best = cluster_best(best, shared);
   if (threadIdx.x >= kWarpSize || part != 0) return;
   if (noise.greedy() && !adjusted && best.id >= 0) best.id = first_equal(row, best);
   if (threadIdx.x != 0) return;
   p.out[r] = best.id;
+  const Logprobs logprobs = load_logprobs(p, r, load_segment(p.segments, r));
+  if (logprobs.out != nullptr && best.id >= 0)
+    logprobs.put(kLogprobSampled, to_float(row.logits[best.id]) - shared.logprobs.log_sum);
   if (best.id < 0 && p.row_errors != nullptr) p.row_errors[r] = kRecordNoCandidate;
 }
 

@@ -55,7 +55,8 @@ void apply_token_mask(const Tensor& logits_, const Tensor& mask_, const Tensor& 
 
 void sample(const Tensor& out_, const Tensor& logits_, const Tensor& segments_,
             const Tensor& row_state_, const std::optional<Tensor>& row_errors_, bool hopper,
-            const std::optional<std::vector<Tensor>>& tables_) {
+            const std::optional<std::vector<Tensor>>& tables_,
+            const std::optional<Tensor>& logprobs_) {
   Args arg("sample_into");
   const Arg logits = arg("logits", logits_)
                          .floating()
@@ -90,6 +91,14 @@ void sample(const Tensor& out_, const Tensor& logits_, const Tensor& segments_,
     logits.written({&table});
   }
 
+  const OptionalArg logprobs = arg("logprobs", logprobs_);
+  if (logprobs) {
+    logprobs->int32().shape({count, Arg::kAny}, "[segments, 1 + 2 n]").contiguous();
+    logprobs->at_least(1, 1, "the sampled id's")
+        .written({&out, &logits, &segments, &row_state, row_errors.get()});
+    for (const Arg& table : tables ? tables->all : std::vector<Arg>()) logprobs->written({&table});
+  }
+
   SampleParams p{};
   p.out = out.data<int32_t>();
   p.logits = logits.data<void>();
@@ -105,6 +114,10 @@ void sample(const Tensor& out_, const Tensor& logits_, const Tensor& segments_,
     p.biases = tables->of_rows(kTableBiases);
     p.token_counts = tables->of_rows(kTableTokenCounts);
     p.prompt_bits = tables->of_rows(kTablePromptBits);
+  }
+  if (logprobs) {
+    p.logprobs = logprobs.data<int32_t>();
+    p.logprobs_width = logprobs->size(1);
   }
   p.hopper = hopper;
   p.dtype = logits.dtype();

@@ -19,6 +19,7 @@ class DecodeBatch:
         rows, indices, generations: the rows, in columns, and how their records name them.
         positions: where each row's token of the first launch goes.
         constrained: columns of rows that wait for host masks.
+        logprobs: columns of rows that ask for log-probabilities.
         key: of a step with this batch alone.
         words: segments, int32 [bucket, 4], those of padding zero.
         launches: how many steps were launched with it.
@@ -53,6 +54,7 @@ class DecodeBatch:
         self.generations = [row.generation for row in rows]
         self.positions = [row.next_position for row in rows]
         self.constrained = tuple(i for i, row in enumerate(rows) if row.params.constrained)
+        self.logprobs = tuple(i for i, row in enumerate(rows) if row.params.logprobs is not None)
         left = (row.params.max_new_tokens - row.sampled for row in rows)
         places = (row.capacity - row.next_position for row in rows)
         self.limit = min(*left, *places)

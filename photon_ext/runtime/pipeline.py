@@ -428,7 +428,10 @@ class Pipeline:
             latest = self._inflight[-1] if self._inflight else None
             self.stats.device_waits += latest is None or self._slots[latest.slot].done()
         deltas = self._runtime.table.take_deltas()
-        sent = slot.launch(key, words, staged, deltas, not key.split)
+        logprobs = batch is not None and bool(batch.logprobs)
+        for chunk in segments:
+            logprobs |= chunk.row.params.logprobs is not None
+        sent = slot.launch(key, words, staged, deltas, not key.split, logprobs)
         launch = 0 if batch is None else batch.launch(number)
         if batch is not None and not batch.ready:
             self.roster.regroup()

@@ -145,7 +145,7 @@ class Runtime:
             pinned_input,
             memory.input.data_ptr(),
             pinned_records,
-            memory.records.data_ptr(),
+            memory.output.data_ptr(),
             pinned_mask,
             memory.mask.data_ptr(),
             self.timing,

@@ -36,7 +36,7 @@ SYNONYMS = {
     "stop_strings": "stop",
 }
 # what other engines have
-UNSUPPORTED = "best_of logprobs n response_format"
+UNSUPPORTED = "best_of n response_format"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 
 from photon_ext.checks import check_capacity
 from photon_ext.errors import ConfigError
-from photon_ext.layout import RECORD_WIDTH, InputLayout, MaskLayout
+from photon_ext.layout import InputLayout, MaskLayout
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.row_table import RowTable
 from photon_ext.testing.chooser import Chooser, Lazy
@@ -142,7 +142,7 @@ class SimRuntime:
         step = SimStep(index, spec, self.state, state, inputs, masks, self._fault)
         pinned = (
             PinnedWords(self.device, "pinned input", index, inputs.words),
-            PinnedWords(self.device, "pinned output", index, inputs.max_segments * RECORD_WIDTH),
+            PinnedWords(self.device, "pinned output", index, inputs.outputs.capacity),
             PinnedWords(
                 self.device,
                 "pinned mask",

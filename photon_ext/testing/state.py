@@ -29,14 +29,14 @@ class SlotState:
 
     def __init__(self, index: int, inputs: InputLayout, masks: MaskLayout) -> None:
         self.memory = SlotMemory.zeros(inputs, masks, CPU)
-        poison(self.memory.records)
+        poison(self.memory.output)
         self.input = words_of(self.memory.input)
         self.mask = words_of(self.memory.mask)
-        self.records = words_of(self.memory.records)
+        self.records = words_of(self.memory.output)
         self.names: dict[int, Range] = {
             _storage(self.memory.input): ("input", index),
             _storage(self.memory.mask): ("mask", index),
-            _storage(self.memory.records): ("records", index),
+            _storage(self.memory.output): ("records", index),
         }
 
 

@@ -77,6 +77,8 @@ def pipeline(runtime: SimRuntime) -> Pipeline:
         ({"repetition_penalty": 0}, "repetition_penalty is 0; give a number from 0.01 to 100"),
         ({"presence_penalty": 2.1}, "presence_penalty is 2.1; give a number from -2 to 2"),
         ({"frequency_penalty": True}, "frequency_penalty is True; give a number from -2 to 2"),
+        ({"logprobs": 21}, "logprobs is 21; give None, or an integer from 0 to 20"),
+        ({"logprobs": True}, "logprobs is True; give None, or an integer from 0 to 20"),
         ({"logit_bias": 5}, f"logit_bias is 5; give a dict of {BIASES}"),
         ({"logit_bias": [1, 2]}, f"logit_bias is \\[1, 2\\]; give a dict of {BIASES}"),
         ({"logit_bias": {-1: 0}}, f"logit_bias holds -1: 0; give {BIASES}"),

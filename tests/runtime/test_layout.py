@@ -106,6 +106,7 @@ def test_parameters_of_a_row_lie_in_the_columns_of_the_header() -> None:
         "presence_penalty": (0.5, {"kRowPresencePenalty": float_bits(0.5)}),
         "frequency_penalty": (-1.0, {"kRowFrequencyPenalty": float_bits(-1.0)}),
         "logit_bias": ({5: 1.0, 2: -1.0}, {"kRowBiasCount": 2}),
+        "logprobs": (4, {"kRowLogprobs": 5}),
     }
     assert set(words) == set(FIELDS)
     base = row_words(RowParams(**least), 0)
@@ -128,6 +129,15 @@ def test_parts_of_the_step_input_do_not_overlap(num_tokens: int) -> None:
     assert inputs.delta_offset >= inputs.staged_offset + num_tokens
     assert inputs.delta_offset % 4 == 0
     assert inputs.words == inputs.delta_offset + 17
+
+
+def test_log_probabilities_lie_behind_the_records() -> None:
+    outputs, record = layout.OutputLayout(max_segments=5), enums("out_record.h")
+    assert outputs.words(4, logprobs=False) == 4 * layout.RECORD_WIDTH
+    assert outputs.words(4, logprobs=True) == outputs.logprob_offset + 4 * layout.LOGPROB_WIDTH
+    assert outputs.logprob_offset == 5 * layout.RECORD_WIDTH
+    assert outputs.capacity == outputs.words(5, logprobs=True)
+    assert record["kMostLogprobs"] == layout.MOST_LOGPROBS
 
 
 @pytest.mark.parametrize(("vocab", "words"), [(1, 1), (32, 1), (33, 2), (49152, 1536)])

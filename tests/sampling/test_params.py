@@ -89,7 +89,7 @@ def test_the_name_that_another_engine_has_for_it_is_answered_with_ours(
         SamplingParams(**{name: 5})
 
 
-@pytest.mark.parametrize("name", ["logprobs", "best_of", "n"])
+@pytest.mark.parametrize("name", ["best_of", "n"])
 def test_what_is_not_there_yet_is_said_to_be_so(name: str) -> None:
     with pytest.raises(ConfigError, match=f"^{name} is not supported yet; leave it out: there are"):
         SamplingParams(**{name: 1})

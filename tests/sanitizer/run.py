@@ -32,6 +32,7 @@ TESTS = (
     "tests/ops/test_filter.py",
     "tests/ops/test_muted_stops.py",
     "tests/ops/test_penalties.py",
+    "tests/ops/test_logprobs.py",
     "tests/ops/test_sample.py",
     "tests/ops/test_attention.py",
     "tests/ops/test_linear.py",
