@@ -53,8 +53,9 @@ class InputProcessor:
         params: SamplingParams | Seq[SamplingParams] | None,
         raw: bool,
         options: RequestOptions,
+        n: int = 1,
     ) -> list[Sequence]:
-        """One for each prompt. Raises RequestError, ConfigError: the message names the prompt."""
+        """``n`` for each prompt. Raises RequestError, ConfigError: the message names the prompt."""
         if isinstance(prompts, (str, bytes, bytearray, memoryview)) or not isinstance(prompts, Seq):
             raise ConfigError(
                 f"prompts is a {type(prompts).__name__}; give a list of prompts, for instance "
@@ -69,19 +70,27 @@ class InputProcessor:
         for index, prompt in enumerate(prompts):
             own = params[index] if isinstance(params, Seq) else params
             try:
-                made.append(self.make(prompt, own, raw, options))
+                made += [self.make(prompt, own, raw, options, sample) for sample in range(n)]
             except (RequestError, ConfigError) as error:
                 raise type(error)(f"prompt {index}: {error}") from error.__cause__
         return made
 
     def make(
-        self, prompt: Prompt, params: SamplingParams | None, raw: bool, options: RequestOptions
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        raw: bool,
+        options: RequestOptions,
+        sample: int = 0,
     ) -> Sequence:
-        """Raises RequestError, ConfigError: what is wrong with the prompt or the parameters."""
+        """``sample``: which of the answers to this prompt it is. Raises RequestError, ConfigError:
+        what is wrong with the prompt or the parameters.
+        """
         check_flag("raw", raw)
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise ConfigError(f"params is a {type(params).__name__}; give SamplingParams(...)")
+        params = params.sample(sample)
         text = self._stopped_text(params)
         ids = encode_prompt(prompt, self.tokenizer, raw)
         cap = self.fit(len(ids), params.max_new_tokens)

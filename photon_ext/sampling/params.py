@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cached_property, wraps
 from typing import Any
@@ -36,7 +36,7 @@ SYNONYMS = {
     "stop_strings": "stop",
 }
 # what other engines have
-UNSUPPORTED = "best_of n response_format"
+UNSUPPORTED = "best_of response_format"
 
 
 @dataclass(frozen=True)
@@ -110,6 +110,12 @@ class SamplingParams(RowParams):
         """The form that the answer has to have; None: any."""
         return grammar_of(self.json_schema, self.regex, self.choice, self.grammar, self.whitespace)
 
+    def sample(self, index: int) -> SamplingParams:
+        """The same for one of several answers to a prompt: with a seed of its own."""
+        if index == 0 or self.seed is None:
+            return self
+        return replace(self, seed=(self.seed + index) % 2**64)
+
     def row_params(
         self, max_new_tokens: int, stop_token_ids: tuple[int, ...], bad_ids: Iterable[int] = ()
     ) -> RowParams:
@@ -144,6 +150,10 @@ def _check_names(names: Iterable[str]) -> None:
             continue
         if name in UNSUPPORTED.split():
             raise ConfigError(f"{name} is not supported yet; leave it out: there are {there}")
+        if name == "n":
+            raise ConfigError(
+                "n is a keyword of Engine.generate; give it there: generate(..., n=2)"
+            )
         nearest = [SYNONYMS[name]] if name in SYNONYMS else get_close_matches(name, known, n=1)
         remedy = f"did you mean {nearest[0]}? There are" if nearest else "there are"
         raise ConfigError(f"sampling has no parameter {shown(name)}; {remedy} {there}")
