@@ -21,7 +21,8 @@ from photon_ext.layout import (
     RowColumn,
     SegmentFlag,
 )
-from photon_ext.row_params import RowParams, row_words
+from photon_ext.row_params import RowParams
+from photon_ext.row_words import row_words
 
 POSITION, REMAINING = 511, 1 << 30  # rows that no replay brings to their end
 PAGES_PER_ROW, STOP_IDS = 256, 16

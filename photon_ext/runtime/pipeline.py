@@ -31,7 +31,8 @@ from photon_ext.checks import (
 )
 from photon_ext.errors import PipelineError, RequestError, shown
 from photon_ext.layout import META_COLUMNS
-from photon_ext.row_params import RowParams, bias_words, prompt_bits, row_words
+from photon_ext.row_params import RowParams
+from photon_ext.row_words import bias_words, prompt_bits, row_words
 from photon_ext.runtime import probe
 from photon_ext.runtime.admission import Admission, check_admission
 from photon_ext.runtime.default_plan import first_come_first_served

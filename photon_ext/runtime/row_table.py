@@ -119,12 +119,12 @@ class RowTable:
         pending[DeltaTable.STOP_IDS, row * ids] = [*stop_ids, *[-1] * (ids - len(stop_ids))]
 
     def write_bias(self, row: int, words: Sequence[int]) -> None:
-        """Gives ``row`` its logit biases (row_params.bias_words), after `write_row`."""
+        """Gives ``row`` its logit biases (row_words.bias_words), after `write_row`."""
         self._pending[DeltaTable.BIASES, row * self.widths[DeltaTable.BIASES]] = list(words)
 
     def count_from(self, row: int, prompt: Sequence[int]) -> None:
         """The tokens of ``row`` are counted from here on, for penalties, after `write_row`;
-        ``prompt``: its prompt bits (row_params.prompt_bits).
+        ``prompt``: its prompt bits (row_words.prompt_bits).
         """
         self._pending[DeltaTable.PROMPT_BITS, row * self.widths[DeltaTable.PROMPT_BITS]] = list(
             prompt

@@ -14,7 +14,8 @@ import torch
 
 from photon_ext import ops
 from photon_ext.layout import DeltaTable, RowColumn, SegmentFlag
-from photon_ext.row_params import RowParams, bias_words, prompt_bits, row_words
+from photon_ext.row_params import RowParams
+from photon_ext.row_words import bias_words, prompt_bits, row_words
 
 Allowed = Callable[[tuple[int, ...]], Collection[int]]
 """A constraint: the ids allowed after the tokens generated so far."""

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from photon_ext import ops, reference
 from photon_ext.layout import LOGPROB_WIDTH, MOST_LOGPROBS, RowColumn
-from photon_ext.row_params import RowParams, row_words
+from photon_ext.row_params import RowParams
+from photon_ext.row_words import row_words
 from tests.ops.numeric import DTYPES, in_wider_tokens, ints, poisoned, randn
 from tests.ops.tables import SAMPLE
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from photon_ext import ops, reference
 from photon_ext.layout import DELTA_ZEROS, ROW_COLUMNS, DeltaTable, RowColumn
-from photon_ext.row_params import RowParams, bias_words, prompt_bits, row_words
+from photon_ext.row_params import RowParams
+from photon_ext.row_words import bias_words, prompt_bits, row_words
 from tests.ops.numeric import DTYPES, assert_same_bits, in_wider_tokens, ints, poisoned, randn
 from tests.ops.tables import SAMPLE, STAGED, empty_step, float_bits, row_state
 

@@ -10,7 +10,8 @@ import pytest
 
 from photon_ext.errors import ConfigError, RequestError
 from photon_ext.layout import HOST_MASK, ROW_COLUMNS, RowColumn
-from photon_ext.row_params import FIELDS, row_words
+from photon_ext.row_params import FIELDS
+from photon_ext.row_words import row_words
 from photon_ext.runtime import Pipeline, RowParams
 from photon_ext.testing import Request, SimRuntime, ToyForward, ToyModel
 from tests.ops.tables import float_bits

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from photon_ext import layout
-from photon_ext.row_params import FIELDS, RowParams, row_words
+from photon_ext.row_params import FIELDS, RowParams
+from photon_ext.row_words import row_words
 from tests.ops.tables import float_bits
 
 COMMON = Path(__file__).parents[2] / "csrc" / "common"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from photon_ext.errors import ConfigError
-from photon_ext.row_params import row_words
+from photon_ext.row_words import row_words
 from photon_ext.runtime import RowParams
 from photon_ext.sampling import SamplingParams, from_allowed_ids
 from photon_ext.sampling.constraints import AllowedIds
