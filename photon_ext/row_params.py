@@ -207,6 +207,12 @@ class RowParams:
         return self if self.seed is not None else replace(self, seed=secrets.randbits(64))
 
     @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """`logit_bias` as it is kept."""
+        assert isinstance(self.logit_bias, tuple)
+        return self.logit_bias
+
+    @property
     def counts_tokens(self) -> bool:
         """Whether the device keeps count of the answer's tokens, for a penalty."""
         penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
@@ -219,22 +225,23 @@ def _fields() -> dict[str, tuple[Any, Field]]:
 
 
 def _biases(given: Any) -> tuple[tuple[int, float], ...]:
-    field, pairs = FIELDS["logit_bias"][1], given
-    if isinstance(given, Mapping):
-        pairs = given.items()
+    field = FIELDS["logit_bias"][1]
     try:
-        found = dict(pairs)
+        found = dict(given)
     except (TypeError, ValueError):
         raise ConfigError(
             f"logit_bias is {shown(given)}; give a dict of {field.expected}"
         ) from None
-    for id_, bias in found.items():
+    checked = {}
+    for key, bias in found.items():
+        token = as_index(key)
         known = _is_number(bias, float) and (field.least <= bias <= field.most or bias == -math.inf)
-        if (as_index(id_) is None) or as_index(id_) < 0 or not known:
+        if token is None or token < 0 or not known:
             raise ConfigError(
-                f"logit_bias holds {shown(id_)}: {shown(bias)}; give {field.expected}"
+                f"logit_bias holds {shown(key)}: {shown(bias)}; give {field.expected}"
             )
-    return tuple(sorted((as_index(id_), float(bias)) for id_, bias in found.items()))
+        checked[token] = float(bias)
+    return tuple(sorted(checked.items()))
 
 
 def _check(name: str, value: object, kind: Any, field: Field) -> None:

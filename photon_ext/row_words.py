@@ -36,7 +36,7 @@ def row_words(
 
 def bias_words(params: RowParams) -> list[int]:
     """The leading words of a row's biases: ids, each with the bits of its bias."""
-    pairs = [word for pair in params.logit_bias for word in pair]
+    pairs = [word for pair in params.biases for word in pair]
     return list(
         struct.unpack(f"<{len(pairs)}i", struct.pack("<" + "if" * (len(pairs) // 2), *pairs))
     )

@@ -3,7 +3,7 @@ tail that keep the row table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from benchmarks.kernel_cases.case import Case, Plan, Setting, bind, compare, rot
 from photon_ext import reference
 from photon_ext.layout import (
     COUNTS_SIZE,
+    LOGPROB_WIDTH,
     NO_TOKEN,
     RECORD_WIDTH,
     ROW_COLUMNS,
@@ -22,7 +23,7 @@ from photon_ext.layout import (
     SegmentFlag,
 )
 from photon_ext.row_params import RowParams
-from photon_ext.row_words import row_words
+from photon_ext.row_words import bias_words, prompt_bits, row_words
 
 POSITION, REMAINING = 511, 1 << 30  # rows that no replay brings to their end
 PAGES_PER_ROW, STOP_IDS = 256, 16
@@ -118,23 +119,44 @@ def _apply_token_mask(at: Setting) -> Case:
     return replace(case, verify=verify)
 
 
-def _filtered_sample(at: Setting) -> Case:
-    return _sample(at, row_words(RowParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.05), 1))
+_FILTERS = RowParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.05)
+_PENALTIES = replace(
+    _FILTERS,
+    repetition_penalty=1.1,
+    presence_penalty=0.5,
+    frequency_penalty=0.2,
+    logit_bias={5: -1.0, 900: 2.0},
+)
 
 
-def _sample(at: Setting, words: Sequence[int] | None = None) -> Case:
-    """Of greedy rows, or of rows with these words of row_state."""
+def _sample(at: Setting, params: RowParams | None = None) -> Case:
+    """Of greedy rows, or of rows with these parameters."""
     state, segments = _table(at)
-    if words is not None:
-        for column in (RowColumn.TEMPERATURE, RowColumn.TOP_K, RowColumn.TOP_P, RowColumn.MIN_P):
-            state[1:, column] = words[column]
     out, logits = at.ints([0] * at.batch), at.stack(at.batch, at.config.vocab)
     calls, nbytes = ("torch.argmax", partial(torch.argmax, dim=-1)), logits[0].nbytes
+    more: tuple[Any, ...] = ()
+    if params is not None:
+        words = row_words(params, 1)
+        for column in range(RowColumn.TEMPERATURE, RowColumn.LOGPROBS + 1):
+            state[1:, column] = words[column]
+        more = None, False, [state, *_side_tables(at), *_own_tables(at, params)]
+    if params is not None and params.logprobs is not None:
+        more = *more, at.ints([[0] * LOGPROB_WIDTH] * at.batch)
 
     def arguments(each: torch.Tensor) -> tuple[Any, ...]:
-        return out, each, segments, state
+        return out, each, segments, state, *more
 
     return rotated_case(at, "sample_into", logits, arguments, (0,), nbytes, calls)
+
+
+def _own_tables(at: Setting, params: RowParams) -> list[torch.Tensor]:
+    """Biases, counts and prompt bits of rows whose prompt and answer have some hundred ids."""
+    rows, vocab, random = at.batch + 1, at.config.vocab, torch.Generator().manual_seed(0)
+    counts = torch.zeros(rows, vocab, dtype=torch.int32)
+    answer = torch.randint(vocab, (rows, min(vocab, 300)), generator=random)
+    counts.scatter_add_(1, answer, torch.ones_like(answer, dtype=torch.int32))
+    bits = prompt_bits(range(0, vocab, 97), vocab)
+    return [at.ints([bias_words(params)] * rows), counts.to(at.device), at.ints([bits] * rows)]
 
 
 def _state_case(at: Setting, op: str, written: tuple[int, ...], nbytes: int, *args: Any) -> Case:
@@ -204,5 +226,8 @@ _MAKERS = (
     ("decode_meta_set_", _decode_meta_set, "head"),
     ("publish_", _publish, "tail"),
     ("sample_into", _sample, "greedy"),
-    ("sample_into", _filtered_sample, "top k, top p, min p"),
+    ("sample_into", partial(_sample, params=_FILTERS), "top k, top p, min p"),
+    ("sample_into", partial(_sample, params=_PENALTIES), "penalties, biases and these"),
+    ("sample_into", partial(_sample, params=RowParams(logprobs=5)), "5 log-probabilities"),
+    ("sample_into", partial(_sample, params=RowParams(logprobs=20)), "20 log-probabilities"),
 )

@@ -53,7 +53,7 @@ def check_admission(limits: Limits, prompt_ids: Iterable[int], params: RowParams
         )
     stops = check_ids("stop_token_ids", params.stop_token_ids, limits.vocab_size)
     check_stop_ids(stops, limits)
-    check_ids("logit_bias", [id_ for id_, _ in params.logit_bias], limits.vocab_size)
+    check_ids("logit_bias", [token for token, _ in params.biases], limits.vocab_size)
     check_adjustment(len(params.logit_bias), params.counts_tokens, limits)
     check_context(len(prompt), params.max_new_tokens, limits.max_len)
     return Admission(prompt, replace(params.settled(), stop_token_ids=stops))
