@@ -17,7 +17,7 @@ from photon_ext.layout import (
     RowColumn,
 )
 
-ZEROS_PER_RUN = 8192
+RUN_WORDS = 8192  # that neighbours make together at most: a run is written by one warp
 
 
 class RowTable:
@@ -87,7 +87,7 @@ class RowTable:
         those that clear its counts.
         """
         words = sum(self.widths) - self.widths[DeltaTable.TOKEN_COUNTS]
-        runs = len(DeltaTable) + -(-self.penalty_vocab // ZEROS_PER_RUN)
+        runs = len(DeltaTable) + -(-self.penalty_vocab // RUN_WORDS)
         return DELTA_HEADER + self.rows * (words + runs * DELTA_RUN_WORDS)
 
     def acquire(self) -> tuple[int, int]:
@@ -153,7 +153,8 @@ class RowTable:
         runs: list[list[int]] = []
         payload: list[int] = []
         for (table, offset), words in sorted(self._pending.items()):
-            if not runs or (table, offset) != (runs[-1][0], runs[-1][1] + runs[-1][2]):
+            follows = runs and (table, offset) == (runs[-1][0], runs[-1][1] + runs[-1][2])
+            if not follows or runs[-1][2] + len(words) > RUN_WORDS:
                 runs.append([int(table), offset, 0, len(payload)])
             runs[-1][2] += len(words)
             payload += words
@@ -168,12 +169,12 @@ class RowTable:
         return packet + cleared + payload
 
     def _clear_counts(self) -> list[int]:
-        """Runs of zeros, several for each row: the device writes as many at a time as it can."""
+        """Runs of zeros, several for each row, so that several warps write them."""
         runs: list[int] = []
         for row in self._uncounted:
             begin = row * self.penalty_vocab
-            for at in range(begin, begin + self.penalty_vocab, ZEROS_PER_RUN):
-                count = min(ZEROS_PER_RUN, begin + self.penalty_vocab - at)
+            for at in range(begin, begin + self.penalty_vocab, RUN_WORDS):
+                count = min(RUN_WORDS, begin + self.penalty_vocab - at)
                 runs += (DeltaTable.TOKEN_COUNTS, at, count, DELTA_ZEROS)
         self._uncounted.clear()
         return runs
