@@ -147,6 +147,8 @@ class Limits(NamedTuple):
     page_size: int
     pages_per_row: int
     max_stop_ids: int
+    max_biases: int = 0
+    penalties: bool = False
 
 
 def check_ids(
@@ -197,6 +199,22 @@ def check_stop_ids(ids: tuple[int, ...], limits: Limits) -> None:
         raise RequestError(
             f"{len(ids)} stop token ids, the model's own included; a row has "
             f"{limits.max_stop_ids} at most (max_stop_ids)"
+        )
+
+
+def check_adjustment(biases: int, counts_tokens: bool, limits: Limits) -> None:
+    """Raises RequestError where a row has no room for so many logit biases, or none for the counts
+    that penalties need.
+    """
+    if biases > limits.max_biases:
+        raise RequestError(
+            f"{biases} logit biases, those of bad_words included; a row has {limits.max_biases} at "
+            "most (max_biases)"
+        )
+    if counts_tokens and not limits.penalties:
+        raise RequestError(
+            "repetition_penalty, presence_penalty and frequency_penalty need the runtime's "
+            "penalty_vocab, or the engine's penalties=True; leave them out, or make it so"
         )
 
 

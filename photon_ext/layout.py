@@ -59,6 +59,16 @@ class RowColumn(IntEnum):
         SEED_LOW, SEED_HIGH: the seed's halves of 32 bits.
         CONSTRAINT: HOST_MASK: sampled with a mask or not at all; 0: free.
         LORA_SLOT: reserved.
+        TOP_K: not above 0 is off.
+        TOP_P: the bits of a float32; off unless above 0 and below 1.
+        MIN_P: the bits of a float32; off unless above 0 and at most 1.
+        MUTED_UNTIL: the row's stop ids are not sampled while so many tokens or more remain; 0:
+            they always may be.
+        REPETITION_PENALTY: the bits of a float32; 1, or not above 0, is off.
+        PRESENCE_PENALTY, FREQUENCY_PENALTY: the bits of a float32; 0 is off.
+        BIAS_COUNT: how many leading pairs of the row's biases count.
+        ANSWER_BEGIN: staged tokens from this position on are of the answer.
+        LOGPROBS: 1 + how many of the likeliest ids get their log-probability; not above 0: off.
     """
 
     LAST_TOKEN = 0
@@ -72,6 +82,16 @@ class RowColumn(IntEnum):
     SEED_HIGH = 8
     CONSTRAINT = 9
     LORA_SLOT = 10
+    TOP_K = 11
+    TOP_P = 12
+    MIN_P = 13
+    MUTED_UNTIL = 14
+    REPETITION_PENALTY = 15
+    PRESENCE_PENALTY = 16
+    FREQUENCY_PENALTY = 17
+    BIAS_COUNT = 18
+    ANSWER_BEGIN = 19
+    LOGPROBS = 20
 
 
 class Count(IntEnum):
@@ -92,11 +112,19 @@ class Count(IntEnum):
 class DeltaTable(IntEnum):
     """Which device table a delta run writes: its place in the list of tables, where extension
     tables follow these. Offsets and counts are int32 words of the table as a flat array.
+
+    Attributes:
+        BIASES: pairs of an id and the bits of a float32, ids ascending.
+        TOKEN_COUNTS: how often each id is in the row's answer; only of rows with penalties.
+        PROMPT_BITS: bit (id & 31) of word (id >> 5): the id is in the prompt; likewise.
     """
 
     ROW_STATE = 0
     PAGES = 1
     STOP_IDS = 2
+    BIASES = 3
+    TOKEN_COUNTS = 4
+    PROMPT_BITS = 5
 
 
 class RecordFlag(IntEnum):
@@ -122,12 +150,17 @@ class RecordFlag(IntEnum):
 META_COLUMNS = 4
 SEGMENT_COLUMNS = 4
 ROW_COLUMNS = 32
+LEAST_TABLES = 3
 MAX_TABLES = 8
 RECORD_WIDTH = 8
 RECORD_TOKENS = 4
+MOST_LOGPROBS = 20
+LOGPROB_WIDTH = 1 + 2 * MOST_LOGPROBS
 MASK_KEY_COLUMNS = 3
 DELTA_HEADER = 4
 DELTA_RUN_WORDS = 4
+DELTA_ZEROS = -1
+"""Instead of the first payload word of a run: it writes zeros."""
 COUNTS_SIZE = 3
 HOST_MASK = 1
 NO_PAGE = -1
@@ -147,6 +180,11 @@ class InputLayout(NamedTuple):
     delta_words: int
 
     @property
+    def outputs(self) -> OutputLayout:
+        """Of the same slot."""
+        return OutputLayout(self.max_segments)
+
+    @property
     def staged_offset(self) -> int:
         return self.max_segments * SEGMENT_COLUMNS
 
@@ -157,6 +195,29 @@ class InputLayout(NamedTuple):
     @property
     def words(self) -> int:
         return self.delta_offset + self.delta_words
+
+
+class OutputLayout(NamedTuple):
+    """A slot's output, in int32 words: records of all segments, then their log-probabilities, so
+    that one copy of a prefix carries the records, and these where a row asks for them.
+    """
+
+    max_segments: int
+
+    @property
+    def logprob_offset(self) -> int:
+        return self.max_segments * RECORD_WIDTH
+
+    def words(self, segments: int, logprobs: bool) -> int:
+        """Words of a step of ``segments`` segments."""
+        if not logprobs:
+            return segments * RECORD_WIDTH
+        return self.logprob_offset + segments * LOGPROB_WIDTH
+
+    @property
+    def capacity(self) -> int:
+        """Words of the largest step."""
+        return self.words(self.max_segments, True)
 
 
 class MaskLayout(NamedTuple):

@@ -183,11 +183,13 @@ def begin_step_(
         tables: three to eight device tables of the rows, all updated by the deltas: row_state int32
             [rows, 32], whose rows end where they cannot be fed; page_table int32 [rows, pages per
             row]; stop_ids int32 [rows, stop ids per row]; then extension tables, int32 [rows, words
-            of a row] each.
+            of a row] each, the first of which are those of layout.DeltaTable: staged tokens of the
+            answers of rows with penalties are counted in TOKEN_COUNTS.
         deltas: int32 [words], at least 4. Word 0 counts the runs and is zeroed; run i is words 4 +
             4i...: (table, offset, count, first payload word), where table is a place in tables
             (layout.DeltaTable names the first three), offset and count are words of it, and payload
-            words are counted from the begin of deltas. Runs must not overlap. A run that does not
+            words are counted from the begin of deltas; a first payload word of -1 writes zeros.
+            Runs must not overlap. A run that does not
             fit its table or this buffer is skipped.
         segments: int32 [R, 4]; with STAGED a segment's tokens are the staged_ids of its tokens,
             else its row's last token.
@@ -245,7 +247,7 @@ def publish_(
 
     Args:
         tables: as in :func:`begin_step_`. row_state is updated: last token, position, remaining,
-            alive.
+            alive; and TOKEN_COUNTS, if it is there, of rows with penalties.
         out_record: int32 [R, W >= 5], written: (row, generation, n_tokens, flags, tokens...,
             -1...); flags are layout.RecordFlag.
         sampled: int32 [R]; below 0: nothing was sampled, which ends a row that was to be sampled.
@@ -293,9 +295,13 @@ def sample_into(
     row_state: Tensor,
     row_errors: Tensor | None = None,
     hopper: bool = False,
+    tables: Sequence[Tensor] | None = None,
+    logprobs: Tensor | None = None,
 ) -> None:
     """One token a segment: greedy (ties to the lowest id) or, as the row's parameters say,
-    Gumbel-max with noise keyed by (seed, position, id).
+    Gumbel-max with noise keyed by (seed, position, id), over the ids that the row's
+    filters keep (see :func:`photon_ext.reference.kept_ids`), by logits with the row's biases and
+    penalties (see :func:`photon_ext.reference.adjusted`).
 
     NaN and -inf are never chosen. Segments that are dead, not to be sampled, or in error get -1; so
     do those without any candidate, which are marked in row_errors. The noise is of Philox4x32-10,
@@ -303,15 +309,23 @@ def sample_into(
 
     Args:
         out: int32 [R], written.
-        logits: [R, vocab].
+        logits: [R, vocab]; those of stop ids that a row may not sample yet become -inf.
         segments: int32 [R, 4].
         row_state: int32 [rows, 32]: sampling parameters and position.
         row_errors: int32 [R], updated: not 0 is in error; RecordFlag.NO_CANDIDATE is added. None:
             no errors in or out.
         hopper: on GPUs that run the Hopper kernels (hopper_runs) a cluster of blocks shares a row.
             The token is the same.
+        tables: as in :func:`begin_step_`, for what rows keep outside of row_state: stop ids, which
+            a row below its smallest number of tokens may not sample; biases, and the counts and
+            prompt bits of penalties. None: rows have none of them.
+        logprobs: int32 [R, 1 + 2 n], written for segments that are sampled and whose rows ask for
+            it: the bits of the float32 log-probability of the sampled id, then the n likeliest ids
+            that the row asks for, 20 at most, in order (ties by id), each with the bits of its own;
+            id -1: there are no more. Of the logits as they are given: without biases, penalties,
+            temperature, filters, but with what a mask has made of them. None: none are wanted.
     """
-    _sample(out, logits, segments, row_state, row_errors, hopper)
+    _sample(out, logits, segments, row_state, row_errors, hopper, tables, logprobs)
 
 
 def sample(
@@ -320,10 +334,12 @@ def sample(
     row_state: Tensor,
     row_errors: Tensor | None = None,
     hopper: bool = False,
+    tables: Sequence[Tensor] | None = None,
+    logprobs: Tensor | None = None,
 ) -> Tensor:
     """:func:`sample_into` a new int32 [R]."""
     out = torch.empty(_size(logits, 0), dtype=torch.int32, device=logits.device)
-    _sample(out, logits, segments, row_state, row_errors, hopper)
+    _sample(out, logits, segments, row_state, row_errors, hopper, tables, logprobs)
     return out
 
 

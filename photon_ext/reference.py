@@ -21,7 +21,9 @@ from torch import Tensor
 from photon_ext.layout import (
     DELTA_HEADER,
     DELTA_RUN_WORDS,
+    DELTA_ZEROS,
     HOST_MASK,
+    MOST_LOGPROBS,
     NO_PAGE,
     NO_TOKEN,
     RECORD_TOKENS,
@@ -51,9 +53,13 @@ def _apply_deltas(tables: Sequence[Tensor], deltas: Tensor) -> None:
         if len(run) < DELTA_RUN_WORDS:
             break
         table, offset, count, payload = run
-        if not 0 <= table < len(tables) or min(offset, count, payload) < 0:
+        if not 0 <= table < len(tables) or min(offset, count, payload - DELTA_ZEROS) < 0:
             continue
-        if offset + count <= tables[table].numel() and payload + count <= len(words):
+        if offset + count > tables[table].numel():
+            continue
+        if payload == DELTA_ZEROS:
+            tables[table].view(-1)[offset : offset + count] = 0
+        elif payload + count <= len(words):
             tables[table].view(-1)[offset : offset + count] = deltas[payload : payload + count]
     deltas[0] = 0
 
@@ -83,6 +89,9 @@ def begin_step_(
         if NO_TOKEN in tokens:
             row_state[row, RowColumn.ALIVE] = 0
             continue
+        if flags & SegmentFlag.STAGED:
+            begin = int(row_state[row, RowColumn.ANSWER_BEGIN])
+            _count_tokens(tables, row, tokens[max(0, begin - position) :])
         for i, token in enumerate(tokens):
             decode_meta[first + i] = torch.tensor([token, position + i, position + i + 1, row])
         end = first + num_tokens
@@ -160,6 +169,7 @@ def publish_(
             if flags & SegmentFlag.SAMPLE:
                 error = int(row_errors[index]) if row_errors is not None else 0
                 record[2:], token = _take_token(state, stop_ids[row], int(sampled[index]), error)
+                _count_tokens(tables, row, [token])
         out_record[index] = -1
         out_record[index, : RECORD_TOKENS + 1] = torch.tensor([*record, token])
 
@@ -179,6 +189,32 @@ def _take_token(state: Tensor, stops: Tensor, token: int, error: int) -> tuple[l
     if flags:
         state[RowColumn.ALIVE] = 0
     return [1, flags], token
+
+
+def _table(tables: Sequence[Tensor] | None, place: DeltaTable) -> Tensor | None:
+    """An extension table; None where the list ends before it, or it has no words."""
+    if tables is None or place >= len(tables) or not tables[place].shape[1]:
+        return None
+    return tables[place]
+
+
+def _penalties(state: Tensor) -> tuple[float, float, float] | None:
+    """Those of repetition, presence and frequency; None where none of them is on."""
+    columns = RowColumn.REPETITION_PENALTY, RowColumn.PRESENCE_PENALTY, RowColumn.FREQUENCY_PENALTY
+    repetition, presence, frequency = (state[c].view(torch.float32).item() for c in columns)
+    repetition = repetition if repetition > 0 else 1.0
+    found = repetition, presence, frequency
+    return None if found == (1.0, 0.0, 0.0) else found
+
+
+def _count_tokens(tables: Sequence[Tensor], row: int, tokens: Sequence[int]) -> None:
+    """Tokens of the answer of a row with penalties."""
+    counts = _table(tables, DeltaTable.TOKEN_COUNTS)
+    if counts is None or _penalties(tables[DeltaTable.ROW_STATE][row]) is None:
+        return
+    for token in tokens:
+        if 0 <= token < counts.shape[1]:
+            counts[row, token] += 1
 
 
 # --- sampling -------------------------------------------------------------------------------------
@@ -255,6 +291,56 @@ def token_uniforms(
     return ((bits >> 9).float() + 0.5) / 2**23
 
 
+_DISTANCE_UNITS = float.fromhex("0x1.715476p+27")  # log2(e) * 2^27, as a float32
+_POWER = (19791209, 118771734, 515791228, 1488515800, 2**31)  # of 2^-f, see csrc/common/filter.h
+
+
+def token_weights(scaled: Tensor) -> tuple[Tensor, Tensor]:
+    """How far each id is below the likeliest, and what it weighs.
+
+    Args:
+        scaled: float32 [n], logits divided by the temperature; none is NaN.
+
+    Returns:
+        int64 [n], distances in units of 2^-27 of a halving of the probability, and int64 [n],
+        2^31 * 2^-distance, by a polynomial in integers. From 32 halvings on the weight is 0, and
+        the id is never drawn: no noise lifts it so far.
+    """
+    top = scaled.max()
+    units = torch.where(scaled == top, 0.0, (top - scaled) * _DISTANCE_UNITS)
+    distance = units.double().clamp(max=2.0**32).long()
+    fraction = (distance & 2**27 - 1) << 4
+    power = torch.full_like(distance, 2036727)
+    for coefficient in _POWER:
+        power = coefficient - (fraction * power >> 31)
+    return distance, power >> (distance >> 27)
+
+
+def kept_ids(scaled: Tensor, top_k: int, top_p: float, min_p: float) -> Tensor:
+    """Which ids may be drawn: of the `top_k` likeliest (0: all), ties included, the fewest of the
+    likeliest that have a share of `top_p` in their mass (1: all), ties included; of these, those
+    that weigh at least `min_p` of the likeliest.
+
+    Args:
+        scaled: float32 [n], n >= 1, logits divided by the temperature; none is NaN.
+
+    Returns:
+        bool [n]. Ids that can never be drawn (see :func:`token_weights`) are not kept.
+    """
+    distance, weight = token_weights(scaled)
+    kept = distance < 2**32
+    if 0 < top_k < len(distance):
+        kept &= distance <= distance.sort().values[top_k - 1]
+    if 0 < top_p < 1:
+        order = distance.masked_fill(~kept, 2**32).argsort()[: int(kept.sum())]
+        mass = weight[order].cumsum(0)
+        needed = max(int(mass[-1]) * max(int(top_p * 2**32), 1) >> 32, 1)
+        kept &= distance <= distance[order[int((mass < needed).sum())]]
+    if 0 < min_p <= 1:
+        kept &= weight >= int(min_p * 2**31)
+    return kept
+
+
 def sample_into(
     out: Tensor,
     logits: Tensor,
@@ -262,9 +348,11 @@ def sample_into(
     row_state: Tensor,
     row_errors: Tensor | None = None,
     hopper: bool = False,
+    tables: Sequence[Tensor] | None = None,
+    logprobs: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.sample_into`: out int32 [R] is written from logits [R, vocab], in
-    float32 whatever their dtype.
+    float32 whatever their dtype; logits of stop ids that are not to be sampled yet become -inf.
 
     `hopper` changes nothing.
     """
@@ -273,20 +361,99 @@ def sample_into(
         failed = row_errors is not None and int(row_errors[index]) != 0
         if failed or not flags & SegmentFlag.SAMPLE or not _is_alive(row_state, row):
             continue
-        state = row_state[row]
-        scores = logits[index].float()
+        state, raw = row_state[row], logits[index].float()
+        stop_ids = _table(tables, DeltaTable.STOP_IDS)
+        if stop_ids is not None:
+            logits[index, _muted_stops(state, stop_ids[row], logits.shape[1])] = -torch.inf
+        scores = adjusted(logits[index].float(), row, tables)
         candidate = scores > -torch.inf
         temperature = float(state[RowColumn.TEMPERATURE].view(torch.float32))
         if temperature > 0:
             seeds = int(state[RowColumn.SEED_LOW]), int(state[RowColumn.SEED_HIGH])
             position = int(state[RowColumn.POSITION]) + num_tokens - 1
             uniform = token_uniforms(*seeds, position, len(scores), logits.device)
-            scores = scores / temperature - torch.log(-torch.log(uniform))
+            scores = scores / temperature
+            if candidate.any():
+                candidate[candidate.clone()] = kept_ids(scores[candidate], *_filter(state))
+            scores -= torch.log(-torch.log(uniform))
         if candidate.any():
             best = scores[candidate].max()
             out[index] = torch.nonzero(candidate & (scores == best))[0, 0]
+            if logprobs is not None:
+                _put_logprobs(logprobs[index], raw, int(out[index]), int(state[RowColumn.LOGPROBS]))
         elif row_errors is not None:
             row_errors[index] = int(RecordFlag.NO_CANDIDATE)
+
+
+def _put_logprobs(out: Tensor, logits: Tensor, sampled: int, asked: int) -> None:
+    """A row's log-probabilities, where it asks for them: 1 + that many of the likeliest."""
+    if asked <= 0:
+        return
+    found = logits.masked_fill(logits.isnan(), -torch.inf).double().log_softmax(0).float()
+    out[0] = found[sampled].view(torch.int32)
+    top = min(asked - 1, (len(out) - 1) // 2, MOST_LOGPROBS)
+    order = found.sort(descending=True, stable=True).indices[:top]
+    order = order[found[order] > -torch.inf]
+    pairs = out[1 : 1 + 2 * top].view(-1, 2)
+    pairs[:, 0], pairs[:, 1] = -1, torch.tensor(-torch.inf).view(torch.int32)
+    pairs[: len(order), 0] = order.int()
+    pairs[: len(order), 1] = found[order].view(torch.int32)
+
+
+def adjusted(logits: Tensor, row: int, tables: Sequence[Tensor] | None) -> Tensor:
+    """What is sampled of a row's logits: first its biases are added; then ids that are in its
+    prompt or answer are divided by the repetition penalty where they are above 0, and multiplied
+    by it where not; then those in its answer lose the frequency penalty for each time that they
+    came, and the presence penalty once.
+
+    Args:
+        logits: float32 [vocab].
+        tables: those of the rows, see layout.DeltaTable; None: nothing is changed.
+    """
+    if tables is None:
+        return logits
+    state, found = tables[DeltaTable.ROW_STATE][row], logits.clone()
+    biases = _table(tables, DeltaTable.BIASES)
+    if biases is not None:
+        for id_, bias in biases[row][: biases.shape[1] // 2 * 2].view(-1, 2)[
+            : max(0, int(state[RowColumn.BIAS_COUNT]))
+        ]:
+            if 0 <= id_ < len(found):
+                found[id_] += bias.view(torch.float32)
+    penalties, counts = _penalties(state), _table(tables, DeltaTable.TOKEN_COUNTS)
+    if penalties is None or counts is None:
+        return found
+    repetition, presence, frequency = penalties
+    count = torch.zeros(len(found), dtype=torch.int32, device=found.device)
+    counted = min(len(found), counts.shape[1])
+    count[:counted] = counts[row, :counted].clamp(min=0)
+    seen = _in_prompt(row, len(found), tables) | (count > 0)
+    divided = torch.where(found > 0, found / repetition, found * repetition)
+    found = torch.where(seen, divided, found)
+    # one rounding each, as of a fused multiply-add
+    lowered = (found.double() - frequency * count.double()).float() - presence
+    return torch.where(count > 0, lowered, found)
+
+
+def _in_prompt(row: int, vocab: int, tables: Sequence[Tensor]) -> Tensor:
+    ids = torch.arange(vocab, device=tables[0].device)
+    bits = _table(tables, DeltaTable.PROMPT_BITS)
+    if bits is None:
+        return ids < 0
+    words = bits[row, (ids >> 5).clamp(max=bits.shape[1] - 1)]
+    return ((words >> (ids & 31)) & 1 != 0) & (ids < 32 * bits.shape[1])
+
+
+def _muted_stops(state: Tensor, stops: Tensor, vocab: int) -> Tensor:
+    until = int(state[RowColumn.MUTED_UNTIL])
+    muted = 0 < until <= int(state[RowColumn.REMAINING])
+    ids = stops[: max(0, int(state[RowColumn.STOP_COUNT])) if muted else 0].long()
+    return ids[(ids >= 0) & (ids < vocab)]
+
+
+def _filter(state: Tensor) -> tuple[int, float, float]:
+    top_p, min_p = (state[c].view(torch.float32).item() for c in (RowColumn.TOP_P, RowColumn.MIN_P))
+    return int(state[RowColumn.TOP_K]), top_p, min_p
 
 
 def sample(
@@ -295,10 +462,12 @@ def sample(
     row_state: Tensor,
     row_errors: Tensor | None = None,
     hopper: bool = False,
+    tables: Sequence[Tensor] | None = None,
+    logprobs: Tensor | None = None,
 ) -> Tensor:
     """As :func:`photon_ext.ops.sample`: a new int32 [R]."""
     out = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
-    sample_into(out, logits, segments, row_state, row_errors, hopper)
+    sample_into(out, logits, segments, row_state, row_errors, hopper, tables, logprobs)
     return out
 
 

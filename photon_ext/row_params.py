@@ -6,15 +6,16 @@ what it may be. The device's side is csrc/common/row_state.h.
 
 from __future__ import annotations
 
+import math
 import secrets
-import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from photon_ext.checks import INT32_MAX, as_index, as_tuple
 from photon_ext.errors import ConfigError, shown
-from photon_ext.layout import HOST_MASK, ROW_COLUMNS, RowColumn
+from photon_ext.layout import MOST_LOGPROBS, RowColumn
 
 
 class Field(NamedTuple):
@@ -50,6 +51,22 @@ class RowParams:
             seed each time.
         stop_token_ids: ids that end the row when sampled; they are reported as its last token.
         constrained: each token waits for a mask from the host (`Pipeline.finalize`).
+        top_k: above temperature 0, draws from the k likeliest ids, ties at the k-th included; 0:
+            from all.
+        top_p: draws from the fewest of the likeliest of these that have this share of their
+            probability, ties included; 1: from all.
+        min_p: draws from those of these that are at least this share as likely as the likeliest.
+            These three have no effect at temperature 0.
+        min_tokens: stop ids are not sampled before so many tokens; at most max_new_tokens.
+        repetition_penalty: logits of ids in the prompt or the answer are divided by it where they
+            are above 0, and multiplied by it where not; 1: off.
+        presence_penalty: taken off the logits of ids in the answer.
+        frequency_penalty: taken off for each time that they came.
+        logit_bias: by id, what is added to logits before all that, from -100 to 100; -inf: the id
+            is never sampled. Kept as (id, bias) pairs in the order of ids.
+        logprobs: with each token its log-probability, and those of so many of the likeliest ids, up
+            to 20; of the model's logits, before all that is above, but with the mask of a
+            constraint. None: none.
 
     Raises:
         ConfigError: (a ValueError) names the parameter, its value and what is allowed.
@@ -87,6 +104,86 @@ class RowParams:
     ] = None
     stop_token_ids: Annotated[tuple[int, ...], Field(None, "token ids, integers >= 0")] = ()
     constrained: Annotated[bool, Field(RowColumn.CONSTRAINT, "True or False")] = False
+    top_k: Annotated[
+        int,
+        Field(
+            RowColumn.TOP_K,
+            "0 for all token ids, or an integer from 1 to 2147483647",
+            help="draws from so many of the likeliest tokens; 0 from all",
+        ),
+    ] = 0
+    top_p: Annotated[
+        float,
+        Field(
+            RowColumn.TOP_P,
+            "a number from 0.000001 to 1",
+            1e-6,
+            1,
+            help="draws from the likeliest tokens that together have this probability",
+        ),
+    ] = 1.0
+    min_p: Annotated[
+        float,
+        Field(
+            RowColumn.MIN_P,
+            "a number from 0 to 1",
+            most=1,
+            help="draws from tokens that are at least so likely, compared with the likeliest",
+        ),
+    ] = 0.0
+    min_tokens: Annotated[
+        int,
+        Field(
+            None,
+            "an integer from 0 to max_new_tokens",
+            help="shortest answer, in tokens",
+        ),
+    ] = 0
+
+    repetition_penalty: Annotated[
+        float,
+        Field(
+            RowColumn.REPETITION_PENALTY,
+            "a number from 0.01 to 100",
+            0.01,
+            100,
+            help="above 1, tokens of prompt and answer are less likely",
+        ),
+    ] = 1.0
+    presence_penalty: Annotated[
+        float,
+        Field(
+            RowColumn.PRESENCE_PENALTY,
+            "a number from -2 to 2",
+            -2,
+            2,
+            help="above 0, tokens of the answer are less likely",
+        ),
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float,
+        Field(
+            RowColumn.FREQUENCY_PENALTY,
+            "a number from -2 to 2",
+            -2,
+            2,
+            help="above 0, tokens are less likely for each time that they are in the answer",
+        ),
+    ] = 0.0
+    logit_bias: Annotated[
+        Mapping[int, float] | tuple[tuple[int, float], ...],
+        Field(None, "token ids, integers >= 0, with numbers from -100 to 100 or -inf", -100, 100),
+    ] = ()
+    logprobs: Annotated[
+        int | None,
+        Field(
+            None,
+            f"None, or an integer from 0 to {MOST_LOGPROBS}",
+            most=MOST_LOGPROBS,
+            optional=True,
+            help="log-probabilities of each token and of so many of the likeliest, with --json",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         ids = as_tuple(self.stop_token_ids)
@@ -95,17 +192,56 @@ class RowParams:
                 f"stop_token_ids is {shown(self.stop_token_ids)}; give a list or a tuple"
             )
         object.__setattr__(self, "stop_token_ids", ids)
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         for name, (kind, field) in FIELDS.items():
-            _check(name, getattr(self, name), kind, field)
+            if name != "logit_bias":
+                _check(name, getattr(self, name), kind, field)
+        if self.min_tokens > self.max_new_tokens:
+            raise ConfigError(
+                f"min_tokens is {self.min_tokens} and max_new_tokens {self.max_new_tokens}; make "
+                "the one smaller or the other larger"
+            )
 
     def settled(self) -> RowParams:
         """The same with a seed, where it has none."""
         return self if self.seed is not None else replace(self, seed=secrets.randbits(64))
 
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """`logit_bias` as it is kept."""
+        assert isinstance(self.logit_bias, tuple)
+        return self.logit_bias
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether the device keeps count of the answer's tokens, for a penalty."""
+        penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
+        return penalties != (1, 0, 0)
+
 
 def _fields() -> dict[str, tuple[Any, Field]]:
     hints = get_type_hints(RowParams, include_extras=True)
     return {name: (hint.__origin__, hint.__metadata__[0]) for name, hint in hints.items()}
+
+
+def _biases(given: Any) -> tuple[tuple[int, float], ...]:
+    field = FIELDS["logit_bias"][1]
+    try:
+        found = dict(given)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"logit_bias is {shown(given)}; give a dict of {field.expected}"
+        ) from None
+    checked = {}
+    for key, bias in found.items():
+        token = as_index(key)
+        known = _is_number(bias, float) and (field.least <= bias <= field.most or bias == -math.inf)
+        if token is None or token < 0 or not known:
+            raise ConfigError(
+                f"logit_bias holds {shown(key)}: {shown(bias)}; give {field.expected}"
+            )
+        checked[token] = float(bias)
+    return tuple(sorted(checked.items()))
 
 
 def _check(name: str, value: object, kind: Any, field: Field) -> None:
@@ -151,30 +287,3 @@ def flags(**defaults: Any) -> dict[str, tuple[Any, str, Any]]:
             shows = "" if default is None else f" (default {default})"
             found[name] = (float if kind is float else int, field.help + shows, default)
     return found
-
-
-def row_words(params: RowParams, generation: int, position: int = 0) -> list[int]:
-    """The row_state words of a row before its first step, which feeds the token at ``position``."""
-    params, words = params.settled(), [0] * ROW_COLUMNS
-    words[RowColumn.POSITION] = position
-    words[RowColumn.ALIVE] = 1
-    words[RowColumn.GENERATION] = generation
-    words[RowColumn.STOP_COUNT] = len(params.stop_token_ids)
-    for name, (kind, field) in FIELDS.items():
-        if field.column is not None:
-            packed = _packed(getattr(params, name), kind, field)
-            words[field.column : field.column + len(packed)] = packed
-    return words
-
-
-def _packed(value: Any, kind: Any, field: Field) -> tuple[int, ...]:
-    """A value as int32 words: a flag, the bits of a float32, one integer, or an integer of 64
-    bits as its low and its high half.
-    """
-    if kind is bool:
-        return (HOST_MASK if value else 0,)
-    if kind is float:
-        return struct.unpack("<i", struct.pack("<f", value))
-    if field.most <= INT32_MAX:
-        return (value,)
-    return struct.unpack("<ii", struct.pack("<Q", value))

@@ -20,7 +20,10 @@ import photon_ext
 
 CSRC = Path(photon_ext.__file__).resolve().parents[1] / "csrc"
 # launched where hopper_runs() alone, by file
-FAST = {"sample": "sample_kernelI.*Li8E", "split_attention": "split_attention_kernel"}
+FAST = {
+    "sample": "((sample_kernel|adjusted_best|put_logprobs)I.*|filtered_bestI)Li8E",
+    "split_attention": "split_attention_kernel",
+}
 
 
 def with_ptx() -> list[str]:

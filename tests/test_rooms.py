@@ -20,6 +20,7 @@ BASE = {
     "_fake",
     "_library",
     "row_params",
+    "row_words",
     "checks",
     "errors",
     "layout",

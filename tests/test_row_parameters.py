@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 MOST = 6  # the table, its column in layout.py and row_state.h, who reads it there, the reference
 
@@ -21,7 +23,8 @@ def files_naming(parameter: str) -> list[str]:
     )
 
 
-def test_the_name_of_a_row_parameter_stands_in_few_files() -> None:
-    found = files_naming("temperature")
+@pytest.mark.parametrize("parameter", ["temperature", "top_k", "top_p", "min_p"])
+def test_the_name_of_a_row_parameter_stands_in_few_files(parameter: str) -> None:
+    found = files_naming(parameter)
     assert "photon_ext/row_params.py" in found
     assert len(found) <= MOST, found

@@ -117,10 +117,17 @@ class Plan:
 
 
 def bind(op: str, *args: object, way: str = "plain", **options: object) -> Run:
-    """A call of an op through torch's dispatcher, its overload resolved once."""
+    """A call of an op through torch's dispatcher, its overload resolved once; `way` replaces what
+    is given for `hopper`.
+    """
     call = getattr(torch.ops.photon_ext, op).default
-    if any(argument.name == "hopper" for argument in call._schema.arguments):
-        options["hopper"] = way == "hopper"
+    for index, argument in enumerate(call._schema.arguments):
+        if argument.name != "hopper":
+            continue
+        if index < len(args):
+            args = (*args[:index], way == "hopper", *args[index + 1 :])
+        else:
+            options["hopper"] = way == "hopper"
     return lambda: call(*args, **options)
 
 

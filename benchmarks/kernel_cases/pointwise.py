@@ -15,12 +15,15 @@ from benchmarks.kernel_cases.case import Case, Plan, Setting, bind, compare, rot
 from photon_ext import reference
 from photon_ext.layout import (
     COUNTS_SIZE,
+    LOGPROB_WIDTH,
     NO_TOKEN,
     RECORD_WIDTH,
     ROW_COLUMNS,
     RowColumn,
     SegmentFlag,
 )
+from photon_ext.row_params import RowParams
+from photon_ext.row_words import bias_words, prompt_bits, row_words
 
 POSITION, REMAINING = 511, 1 << 30  # rows that no replay brings to their end
 PAGES_PER_ROW, STOP_IDS = 256, 16
@@ -28,9 +31,9 @@ STATE_RUNS = 16  # ops on tables of a few KiB: nothing to rotate
 
 
 def pointwise_groups(setting: Setting, batches: list[int]) -> Iterator[list[Plan]]:
-    """One group per op."""
+    """One group per op and kind of input."""
     table = setting.nbytes(setting.config.vocab, setting.config.hidden)
-    for op, (make, what) in _MAKERS.items():
+    for op, make, what in _MAKERS:
         ways = ("portable", "hopper") if op == "sample_into" else ("plain",)
         memory = table if op == "embedding_into" else 0
         sizes = (setting._replace(batch=batch, way=way) for batch in batches for way in ways)
@@ -116,15 +119,44 @@ def _apply_token_mask(at: Setting) -> Case:
     return replace(case, verify=verify)
 
 
-def _sample(at: Setting) -> Case:
+_FILTERS = RowParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.05)
+_PENALTIES = replace(
+    _FILTERS,
+    repetition_penalty=1.1,
+    presence_penalty=0.5,
+    frequency_penalty=0.2,
+    logit_bias={5: -1.0, 900: 2.0},
+)
+
+
+def _sample(at: Setting, params: RowParams | None = None) -> Case:
+    """Of greedy rows, or of rows with these parameters."""
     state, segments = _table(at)
     out, logits = at.ints([0] * at.batch), at.stack(at.batch, at.config.vocab)
     calls, nbytes = ("torch.argmax", partial(torch.argmax, dim=-1)), logits[0].nbytes
+    more: tuple[Any, ...] = ()
+    if params is not None:
+        words = row_words(params, 1)
+        for column in range(RowColumn.TEMPERATURE, RowColumn.LOGPROBS + 1):
+            state[1:, column] = words[column]
+        more = None, False, [state, *_side_tables(at), *_own_tables(at, params)]
+    if params is not None and params.logprobs is not None:
+        more = *more, at.ints([[0] * LOGPROB_WIDTH] * at.batch)
 
     def arguments(each: torch.Tensor) -> tuple[Any, ...]:
-        return out, each, segments, state
+        return out, each, segments, state, *more
 
     return rotated_case(at, "sample_into", logits, arguments, (0,), nbytes, calls)
+
+
+def _own_tables(at: Setting, params: RowParams) -> list[torch.Tensor]:
+    """Biases, counts and prompt bits of rows whose prompt and answer have some hundred ids."""
+    rows, vocab, random = at.batch + 1, at.config.vocab, torch.Generator().manual_seed(0)
+    counts = torch.zeros(rows, vocab, dtype=torch.int32)
+    answer = torch.randint(vocab, (rows, min(vocab, 300)), generator=random)
+    counts.scatter_add_(1, answer, torch.ones_like(answer, dtype=torch.int32))
+    bits = prompt_bits(range(0, vocab, 97), vocab)
+    return [at.ints([bias_words(params)] * rows), counts.to(at.device), at.ints([bits] * rows)]
 
 
 def _state_case(at: Setting, op: str, written: tuple[int, ...], nbytes: int, *args: Any) -> Case:
@@ -182,16 +214,20 @@ def _side_tables(at: Setting) -> tuple[torch.Tensor, torch.Tensor]:
     return at.ints(pages * (at.batch + 1)), at.ints(stops * (at.batch + 1))
 
 
-_MAKERS = {
-    "embedding_into": (_embedding, "embedding"),
-    "rms_norm_into": (_rms_norm, "norm"),
-    "add_rms_norm_into": (_add_rms_norm, "norm"),
-    "silu_mul_into": (_silu_mul, "activation"),
-    "select_tokens_into": (_select_tokens, "select"),
-    "apply_token_mask_": (_apply_token_mask, "mask"),
-    "begin_step_": (_begin_step, "head"),
-    "carry_over_ids_": (_carry_over_ids, "head"),
-    "decode_meta_set_": (_decode_meta_set, "head"),
-    "publish_": (_publish, "tail"),
-    "sample_into": (_sample, "greedy"),
-}
+_MAKERS = (
+    ("embedding_into", _embedding, "embedding"),
+    ("rms_norm_into", _rms_norm, "norm"),
+    ("add_rms_norm_into", _add_rms_norm, "norm"),
+    ("silu_mul_into", _silu_mul, "activation"),
+    ("select_tokens_into", _select_tokens, "select"),
+    ("apply_token_mask_", _apply_token_mask, "mask"),
+    ("begin_step_", _begin_step, "head"),
+    ("carry_over_ids_", _carry_over_ids, "head"),
+    ("decode_meta_set_", _decode_meta_set, "head"),
+    ("publish_", _publish, "tail"),
+    ("sample_into", _sample, "greedy"),
+    ("sample_into", partial(_sample, params=_FILTERS), "top k, top p, min p"),
+    ("sample_into", partial(_sample, params=_PENALTIES), "penalties, biases and these"),
+    ("sample_into", partial(_sample, params=RowParams(logprobs=5)), "5 log-probabilities"),
+    ("sample_into", partial(_sample, params=RowParams(logprobs=20)), "20 log-probabilities"),
+)

@@ -17,8 +17,10 @@ PHOTON_HOST_DEVICE inline int64_t num_delta_runs(const BeginStepParams& p) {
 
 struct DeltaRun {
   int32_t* to;
-  const int32_t* from;
-  int64_t count;  // 0 for a run that would leave its table or the buffer
+  const int32_t* from;  // null: zeros
+  int64_t count;        // 0 for a run that would leave its table or the buffer
+
+  PHOTON_HOST_DEVICE int32_t word(int64_t i) const { return from != nullptr ? from[i] : 0; }
 };
 
 PHOTON_HOST_DEVICE inline DeltaRun delta_run(const BeginStepParams& p, int64_t index) {
@@ -26,9 +28,11 @@ PHOTON_HOST_DEVICE inline DeltaRun delta_run(const BeginStepParams& p, int64_t i
   const int64_t offset = run[1], count = run[2], payload = run[3];
   if (run[0] < 0 || run[0] >= p.num_tables) return {nullptr, nullptr, 0};
   const Table& table = p.tables[run[0]];
-  const bool fits = offset >= 0 && count >= 0 && payload >= 0 && offset + count <= table.size &&
-                    payload + count <= p.delta_words;
+  const bool zeros = payload == kDeltaZeros;
+  const bool fits = offset >= 0 && count >= 0 && offset + count <= table.size &&
+                    (zeros || (payload >= 0 && payload + count <= p.delta_words));
   if (!fits) return {nullptr, nullptr, 0};
+  if (zeros) return {table.words + offset, nullptr, count};
   return {table.words + offset, p.deltas + payload, count};
 }
 

@@ -1,9 +1,10 @@
 // What a sampled segment draws its noise from.
 #pragma once
+#include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "host_device.h"
+#include "philox.h"
 #include "segment.h"
 
 namespace photon {
@@ -15,16 +16,19 @@ struct Noise {
   PHOTON_HOST_DEVICE bool greedy() const { return !(temperature > 0.0f); }
   // What noise is added to.
   PHOTON_HOST_DEVICE float scaled(float logit) const { return logit / temperature; }
+  // The id with the largest of these is drawn.
+  PHOTON_HOST_DEVICE float noised(float logit, int32_t id) const {
+    const uint32_t bits = token_bits(seed_low, seed_high, position, static_cast<uint32_t>(id));
+    return scaled(logit) - logf(-logf(open_uniform(bits)));
+  }
 };
 
 // The row must be in the tables.
 PHOTON_HOST_DEVICE inline Noise load_noise(const Segment& s, const int32_t* row_state) {
   const int32_t* row = row_words(row_state, s.row);
-  Noise noise{0.0f, static_cast<uint32_t>(row[kRowSeedLow]),
-              static_cast<uint32_t>(row[kRowSeedHigh]),
-              static_cast<uint32_t>(last_position(s, row_state))};
-  memcpy(&noise.temperature, row + kRowTemperature, sizeof(noise.temperature));
-  return noise;
+  return {float_word(row, kRowTemperature), static_cast<uint32_t>(row[kRowSeedLow]),
+          static_cast<uint32_t>(row[kRowSeedHigh]),
+          static_cast<uint32_t>(last_position(s, row_state))};
 }
 
 }  // namespace photon

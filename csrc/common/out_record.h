@@ -31,4 +31,9 @@ enum MaskKey : int32_t { kMaskRow = 0, kMaskPosition = 1, kMaskPlace = 2, kMaskK
 // row_errors: int32 [R], RecordFlag bits that apply_token_mask_ and sample_into raise for publish_
 // to report; 0 is fine.
 
+// logprobs: int32 [R, 1 + 2 * n]: for rows that ask, the bits of the sampled id's log-probability,
+// then the likeliest ids in order, each with the bits of its own; id -1: there are no more.
+enum LogprobColumn : int32_t { kLogprobSampled = 0, kLogprobTop = 1 };
+constexpr int32_t kMostLogprobs = 20;
+
 }  // namespace photon

@@ -18,6 +18,12 @@ struct Table {
   int64_t size;  // words
 };
 
+// A table of the rows, by row.
+struct RowWords {
+  int32_t* words;  // [rows, width]; null: there is none, and width is 0
+  int64_t width;
+};
+
 struct BeginStepParams {
   Table tables[kMaxTables];  // of rows, numbered as in DeltaTable; all are written by the deltas
   int32_t num_tables;
@@ -30,6 +36,10 @@ struct BeginStepParams {
 
   // [rows, kRowColumns]; rows whose segment lacks a token end.
   PHOTON_HOST_DEVICE int32_t* row_state() const { return tables[kTableRowState].words; }
+  PHOTON_HOST_DEVICE RowWords token_counts() const {
+    if (num_tables <= kTableTokenCounts) return {nullptr, 0};
+    return {tables[kTableTokenCounts].words, tables[kTableTokenCounts].size / rows};
+  }
 };
 
 struct CarryOverIdsParams {
@@ -52,9 +62,9 @@ struct PublishParams {
   int32_t* out_record;        // [num_segments, record_width]
   const int32_t* sampled;     // [num_segments]
   const int32_t* segments;    // [num_segments, 4]
-  const int32_t* stop_ids;    // [rows, stops_per_row]
   const int32_t* row_errors;  // [num_segments] or null
-  int64_t rows, num_segments, record_width, stops_per_row;
+  RowWords stop_ids, token_counts;
+  int64_t rows, num_segments, record_width;
 };
 
 // --- sampling ------------------------------------------------------------------------------------
@@ -73,11 +83,14 @@ struct ApplyTokenMaskParams {
 
 struct SampleParams {
   int32_t* out;              // [num_segments]; -1: nothing sampled
-  const void* logits;        // [num_segments, vocab]
+  void* logits;              // [num_segments, vocab]; muted stop ids become -inf
   const int32_t* segments;   // [num_segments, 4]
   const int32_t* row_state;  // [rows, kRowColumns]
   int32_t*
       row_errors;  // [num_segments] or null; kRecordNoCandidate is added where no logit is finite
+  RowWords stop_ids, biases, token_counts, prompt_bits;
+  int32_t* logprobs;  // [num_segments, logprobs_width] or null
+  int64_t logprobs_width;
   int64_t rows, num_segments, vocab, logits_stride;
   bool hopper;
   DType dtype;

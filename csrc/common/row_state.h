@@ -19,6 +19,17 @@ enum RowColumn : int32_t {
   kRowSeedHigh = 8,
   kRowConstraint = 9,  // RowConstraint
   kRowLoraSlot = 10,
+  kRowTopK = 11,        // not above 0: off
+  kRowTopP = 12,        // float32 bits; off unless in (0, 1)
+  kRowMinP = 13,        // float32 bits; off unless in (0, 1]
+  kRowMutedUntil = 14,  // stop ids are not sampled while so many tokens or more remain; 0: they are
+  kRowRepetitionPenalty = 15,  // float32 bits; 1, or not above 0: off
+  kRowPresencePenalty = 16,    // float32 bits; 0: off
+  kRowFrequencyPenalty = 17,   // float32 bits; 0: off
+  kRowBiasCount = 18,          // how many leading pairs of the row's biases are valid
+  kRowAnswerBegin = 19,        // staged tokens from this position on are of the answer
+  kRowLogprobs =
+      20,  // 1 + how many of the likeliest ids get their log-probability; not above 0: off
   kRowColumns = 32,
 };
 
@@ -30,14 +41,20 @@ constexpr int32_t kMaxTables = 8;
 
 // Host deltas: int32 [D], the packed list of words to write before a step. Word 0 is the number of
 // runs; run i is four words from word 4 + 4 * i: (table, offset in words, count, index of its first
-// payload word in this buffer). A table is named by its place in the list. Runs do not overlap.
+// payload word in this buffer). A table is named by its place in the list. Runs do not overlap. An
+// index of kDeltaZeros writes zeros.
 enum DeltaTable : int32_t {
   kTableRowState = 0,
   kTablePages = 1,
   kTableStopIds = 2,
-  kDeltaTables = 3
+  kTableBiases = 3,       // pairs of id and float32 bits, ids ascending
+  kTableTokenCounts = 4,  // how often each id is in the row's answer, for rows with penalties
+  kTablePromptBits = 5,   // bit (id & 31) of word (id >> 5): the id is in the prompt; likewise
+  kDeltaTables = 6
 };
+constexpr int32_t kLeastTables = 3;  // that a list has; a row has nothing in those that are missing
 constexpr int32_t kDeltaHeader = 4;
 constexpr int32_t kDeltaRunWords = 4;
+constexpr int32_t kDeltaZeros = -1;
 
 }  // namespace photon

@@ -2,9 +2,11 @@
 // makes a segment dead, never a fault.
 #pragma once
 #include <cstdint>
+#include <cstring>
 
 #include "decode_meta.h"
 #include "host_device.h"
+#include "params.h"
 #include "row_state.h"
 #include "token.h"
 
@@ -26,6 +28,25 @@ PHOTON_HOST_DEVICE inline bool is_row(int32_t row, int64_t rows) { return row >=
 template <typename Int>
 PHOTON_HOST_DEVICE inline Int* row_words(Int* row_state, int32_t row) {
   return row_state + static_cast<int64_t>(row) * kRowColumns;
+}
+
+// A row's words of another table.
+PHOTON_HOST_DEVICE inline int32_t* row_words(const RowWords& table, int32_t row) {
+  return table.words + row * table.width;
+}
+
+// How many of `count` entries of `size` words, a number from the device, the table has room for.
+PHOTON_HOST_DEVICE inline int64_t valid_entries(int32_t count, const RowWords& table,
+                                                int64_t size = 1) {
+  const int64_t room = table.width / size;
+  return count < 0 ? 0 : count < room ? count : room;
+}
+
+// A column that holds the bits of a float32.
+PHOTON_HOST_DEVICE inline float float_word(const int32_t* row, int32_t column) {
+  float value;
+  memcpy(&value, row + column, sizeof(value));
+  return value;
 }
 
 PHOTON_HOST_DEVICE inline bool is_alive(const int32_t* row_state, int32_t row, int64_t rows) {

@@ -1,13 +1,19 @@
 // apply_token_mask and sample.
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
+#include "common/filter.h"
+#include "common/logprobs.h"
 #include "common/mask.h"
+#include "common/muted_stops.h"
 #include "common/noise.h"
 #include "common/out_record.h"
-#include "common/philox.h"
+#include "common/penalties.h"
 #include "common/segment.h"
+#include "cpu/filter.h"
 #include "cpu/kernels.h"
 #include "cpu/parallel.h"
 #include "cpu/simd/simd.h"
@@ -31,14 +37,19 @@ void forbid(Bits* logits, const int32_t* mask, int64_t begin, int64_t end, Bits 
   }
 }
 
+// The bits of -inf.
+uint32_t lowest_bits(DType dtype) {
+  return dtype == DType::kF32 ? 0xff800000u : dtype == DType::kF16 ? 0xfc00u : 0xff80u;
+}
+
 void forbid_range(const ApplyTokenMaskParams& p, int64_t r, const int32_t* mask, int64_t begin,
                   int64_t end) {
   if (p.dtype == DType::kF32) {
     forbid<uint32_t>(static_cast<uint32_t*>(p.logits) + r * p.logits_stride, mask, begin, end,
-                     0xff800000u);
+                     lowest_bits(p.dtype));
   } else {
     forbid<uint16_t>(static_cast<uint16_t*>(p.logits) + r * p.logits_stride, mask, begin, end,
-                     p.dtype == DType::kF16 ? 0xfc00 : 0xff80);
+                     static_cast<uint16_t>(lowest_bits(p.dtype)));
   }
 }
 
@@ -58,9 +69,7 @@ Candidate noisy_argmax(const void* logits, int64_t first, int64_t count, const N
       if (best.id >= 0 && scaled + kLargestGumbel < best.value)
         continue;  // no noise can lift it to the top
       const int32_t id = static_cast<int32_t>(first + at + i);
-      const uint32_t bits =
-          token_bits(noise.seed_low, noise.seed_high, noise.position, static_cast<uint32_t>(id));
-      const float value = scaled - std::log(-std::log(open_uniform(bits)));
+      const float value = noise.noised(values[i], id);
       if (best.id < 0 || value > best.value) best = {value, id};
     }
   }
@@ -75,6 +84,91 @@ Candidate sample_range(const SampleParams& p, int64_t r, int64_t begin, int64_t 
   Candidate found = simd().argmax(logits, end - begin, p.dtype);
   if (found.id >= 0) found.id += static_cast<int32_t>(begin);
   return found;
+}
+
+bool is_due(const SampleParams& p, int64_t r) {
+  return (p.row_errors == nullptr || p.row_errors[r] == 0) &&
+         is_sampled(load_segment(p.segments, r), p.row_state, p.rows);
+}
+
+// Of a segment that is due.
+bool is_filtered(const SampleParams& p, int64_t r) {
+  const Segment s = load_segment(p.segments, r);
+  return !load_noise(s, p.row_state).greedy() && load_filter(s, p.row_state).on();
+}
+
+// One thread takes the whole of a row that is due.
+bool is_whole(const SampleParams& p, int64_t r) {
+  return is_filtered(p, r) || load_adjustment(p, load_segment(p.segments, r).row).on();
+}
+
+int32_t whole_token(const SampleParams& p, int64_t r) {
+  thread_local std::vector<float> logits;
+  SampleParams own = p;
+  const Adjustment adjustment = load_adjustment(p, load_segment(p.segments, r).row);
+  if (adjustment.on()) {
+    logits.resize(static_cast<size_t>(p.vocab));
+    const int64_t begin = r * p.logits_stride * size_of(p.dtype);
+    simd().to_float(logits.data(), static_cast<const char*>(p.logits) + begin, p.vocab, p.dtype);
+    for (int32_t id = 0; id < p.vocab; ++id) {
+      float& logit = logits[static_cast<size_t>(id)];
+      logit = adjustment.adjusted(logit, id);
+    }
+    own.logits = logits.data();
+    own.logits_stride = 0;
+    own.dtype = DType::kF32;
+  }
+  return is_filtered(p, r) ? filtered_token(own, r) : sample_range(own, r, 0, p.vocab).id;
+}
+
+// Leaves the log of the sum of exponentials in the place of the sampled id's log-probability, which
+// is known last.
+void put_top_logprobs(const SampleParams& p, int64_t r, const Logprobs& logprobs) {
+  thread_local std::vector<float> logits;
+  thread_local std::vector<int32_t> ids;
+  logits.resize(static_cast<size_t>(p.vocab));
+  const int64_t begin = r * p.logits_stride * size_of(p.dtype);
+  simd().to_float(logits.data(), static_cast<const char*>(p.logits) + begin, p.vocab, p.dtype);
+  const auto logit = [&](int32_t id) { return logits[static_cast<size_t>(id)]; };
+  ids.clear();
+  for (int32_t id = 0; id < p.vocab; ++id)
+    if (logit(id) > kLowest) ids.push_back(id);
+  const size_t count = std::min(ids.size(), static_cast<size_t>(std::max(logprobs.top, 1)));
+  std::partial_sort(
+      ids.begin(), ids.begin() + static_cast<int64_t>(count), ids.end(),
+      [&](int32_t a, int32_t b) { return logit(a) > logit(b) || (logit(a) == logit(b) && a < b); });
+  const float top = ids.empty() ? kLowest : logit(ids[0]);
+  double sum = 0.0;
+  for (const int32_t id : ids) sum += std::exp(static_cast<double>(logit(id)) - top);
+  const float log_sum = top + static_cast<float>(std::log(sum));
+  logprobs.put(kLogprobSampled, log_sum);
+  for (int32_t i = 0; i < logprobs.top; ++i) {
+    const bool is_there = static_cast<size_t>(i) < ids.size();
+    const int32_t id = is_there ? ids[static_cast<size_t>(i)] : -1;
+    logprobs.put_top(i, id, is_there ? logit(id) - log_sum : kLowest);
+  }
+}
+
+void put_sampled_logprob(const SampleParams& p, int64_t r, const Logprobs& logprobs) {
+  float logit, log_sum;
+  const int64_t at = (r * p.logits_stride + p.out[r]) * size_of(p.dtype);
+  simd().to_float(&logit, static_cast<const char*>(p.logits) + at, 1, p.dtype);
+  memcpy(&log_sum, logprobs.out + kLogprobSampled, sizeof(log_sum));
+  logprobs.put(kLogprobSampled, logit - log_sum);
+}
+
+void mute_stops(const SampleParams& p, int64_t r) {
+  const Segment s = load_segment(p.segments, r);
+  const int32_t* ids = row_words(p.stop_ids, s.row);
+  const int64_t count = num_muted_stops(p, s);
+  for (int64_t i = 0; i < count; ++i) {
+    if (ids[i] < 0 || ids[i] >= p.vocab) continue;
+    const int64_t at = r * p.logits_stride + ids[i];
+    if (p.dtype == DType::kF32)
+      static_cast<uint32_t*>(p.logits)[at] = lowest_bits(p.dtype);
+    else
+      static_cast<uint16_t*>(p.logits)[at] = static_cast<uint16_t>(lowest_bits(p.dtype));
+  }
 }
 
 // Blocks come in the order of their ids: of equals the first stays.
@@ -116,17 +210,30 @@ void sample(const SampleParams& p) {
   if (static_cast<int64_t>(found.size()) < p.num_segments * blocks)
     found.resize(static_cast<size_t>(p.num_segments * blocks));
   Candidate* const candidates = found.data();
-  const auto is_due = [&](int64_t r) {
-    return (p.row_errors == nullptr || p.row_errors[r] == 0) &&
-           is_sampled(load_segment(p.segments, r), p.row_state, p.rows);
-  };
+  parallel_for(p.num_segments, 1, [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r) {
+      if (!is_due(p, r)) continue;
+      const Logprobs logprobs = load_logprobs(p, r, load_segment(p.segments, r));
+      if (logprobs.out != nullptr) put_top_logprobs(p, r, logprobs);
+      mute_stops(p, r);
+    }
+  });
   for_vocab_blocks(p.num_segments, p.vocab, [&](int64_t r, int64_t begin, int64_t end) {
-    if (is_due(r)) candidates[r * blocks + begin / kVocabBlock] = sample_range(p, r, begin, end);
+    if (is_due(p, r) && !is_whole(p, r))
+      candidates[r * blocks + begin / kVocabBlock] = sample_range(p, r, begin, end);
+  });
+  parallel_for(p.num_segments, 1, [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r) {
+      p.out[r] = !is_due(p, r)    ? -1
+                 : is_whole(p, r) ? whole_token(p, r)
+                                  : best_of(candidates + r * blocks, blocks);
+    }
   });
   for (int64_t r = 0; r < p.num_segments; ++r) {
-    const bool due = is_due(r);
-    p.out[r] = due ? best_of(candidates + r * blocks, blocks) : -1;
-    if (due && p.out[r] < 0 && p.row_errors != nullptr) p.row_errors[r] |= kRecordNoCandidate;
+    if (!is_due(p, r)) continue;
+    const Logprobs logprobs = load_logprobs(p, r, load_segment(p.segments, r));
+    if (p.out[r] >= 0 && logprobs.out != nullptr) put_sampled_logprob(p, r, logprobs);
+    if (p.out[r] < 0 && p.row_errors != nullptr) p.row_errors[r] |= kRecordNoCandidate;
   }
 }
 

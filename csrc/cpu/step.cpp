@@ -5,6 +5,7 @@
 
 #include "common/deltas.h"
 #include "common/out_record.h"
+#include "common/penalties.h"
 #include "common/segment.h"
 #include "common/token.h"
 #include "cpu/kernels.h"
@@ -17,7 +18,7 @@ void apply_deltas(const BeginStepParams& p) {
   const int64_t runs = num_delta_runs(p);
   for (int64_t i = 0; i < runs; ++i) {
     const DeltaRun run = delta_run(p, i);
-    std::copy(run.from, run.from + run.count, run.to);
+    for (int64_t i = 0; i < run.count; ++i) run.to[i] = run.word(i);
   }
   p.deltas[0] = 0;
 }
@@ -34,7 +35,11 @@ int64_t fill_segment(const BeginStepParams& p, const Segment& s) {
     missing |= token == kNoToken;
     set_token(p.decode_meta, token_index, token, row[kRowPosition] + i, s.row);
   }
-  if (!missing) return last_token(s, p.num_tokens) + 1;
+  if (!missing) {
+    for (int32_t i = 0; i < count; ++i)
+      if (int32_t* const place = answer_place(p, s, i)) *place = wrapping_add(*place, 1);
+    return last_token(s, p.num_tokens) + 1;
+  }
   for (int32_t i = 0; i < count; ++i) clear_token(p.decode_meta, int64_t{s.first_token} + i);
   row[kRowAlive] = 0;
   return 0;
@@ -51,10 +56,14 @@ void write_record(int32_t* record, int64_t width, int32_t row, int32_t generatio
 }
 
 // Takes the sampled token into the row; returns the record's flags.
-int32_t accept_token(int32_t* state, const int32_t* stops, int64_t stops_per_row, int32_t token) {
+int32_t accept_token(const PublishParams& p, int32_t row, int32_t token) {
+  int32_t* const state = row_words(p.row_state, row);
+  const int32_t* const stops = row_words(p.stop_ids, row);
+  if (int32_t* const place = counted_place(p.token_counts, p.row_state, row, token))
+    *place = wrapping_add(*place, 1);
   state[kRowLastToken] = token;
   state[kRowRemaining] = wrapping_add(state[kRowRemaining], -1);
-  const int64_t count = std::clamp<int64_t>(state[kRowStopCount], 0, stops_per_row);
+  const int64_t count = valid_entries(state[kRowStopCount], p.stop_ids);
   int32_t flags = 0;
   if (std::find(stops, stops + count, token) != stops + count) {
     flags = kRecordStop;
@@ -123,8 +132,7 @@ void publish(const PublishParams& p) {
                    errors != 0 ? errors : kRecordNoCandidate, -1);
       continue;
     }
-    const int32_t flags =
-        accept_token(row, p.stop_ids + int64_t{s.row} * p.stops_per_row, p.stops_per_row, token);
+    const int32_t flags = accept_token(p, s.row, token);
     write_record(record, p.record_width, s.row, generation, 1, flags, token);
   }
 }

@@ -1,30 +1,31 @@
 // From logits to tokens: apply_token_mask and sample.
 #include <cmath>
-#include <type_traits>
 
 #include "common/fallbacks.h"
+#include "common/filter.h"
 #include "common/mask.h"
+#include "common/muted_stops.h"
 #include "common/noise.h"
 #include "common/out_record.h"
+#include "common/penalties.h"
 #include "common/philox.h"
 #include "common/segment.h"
 #include "cuda/element.cuh"
+#include "cuda/filter.cuh"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
+#include "cuda/logits_row.cuh"
+#include "cuda/logprobs.cuh"
 #include "cuda/ptx.cuh"
-#include "cuda/reduce.cuh"
+#include "cuda/row_reduce.cuh"
 
 namespace photon::cuda {
 namespace {
 
 constexpr int kMaskThreads = 256;
 constexpr int64_t kMaskChunk = 4096;  // ids per CTA
-constexpr int kSampleThreads = 512;
-constexpr int kSampleWarps = kSampleThreads / kWarpSize;
 constexpr int kSampleCluster =
     8;  // CTAs that share a row in the Hopper kernel: one alone cannot load fast enough
-constexpr int kSampleLoads =
-    5;  // vectors that a thread has under way; all of a cluster are 163,840 ids of 16 bits
 constexpr int kPhiloxIds = 4;  // ids that share one Philox block
 
 template <typename T>
@@ -49,44 +50,14 @@ __global__ void __launch_bounds__(kMaskThreads)
 template <typename T>
 constexpr int kSampleResident = sizeof(T) == 2 ? 3 : 2;
 
-struct Candidate {
-  float score = -INFINITY;
-  int32_t id = -1;  // -1: none
-};
-
-// A total order on candidates, so that the winner does not depend on the order of comparison:
-// higher score, then lower id.
-__device__ bool is_better(const Candidate& a, const Candidate& b) {
-  if (a.id < 0 || b.id < 0) return a.id >= 0 && b.id < 0;
-  return a.score > b.score || (a.score == b.score && a.id < b.id);
-}
-
-__device__ Candidate warp_best(Candidate best) {
-#pragma unroll
-  for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
-    const Candidate other = {__shfl_xor_sync(kFullWarp, best.score, offset),
-                             __shfl_xor_sync(kFullWarp, best.id, offset)};
-    if (is_better(other, best)) best = other;
-  }
-  return best;
-}
-
-// A CTA's shared memory: the best of each of its warps; and, in the first CTA of a cluster, of each
-// CTA.
+// A CTA's shared memory.
 struct SampleShared {
-  Candidate of_warp[kSampleWarps];
-  float score_of_block[kSampleCluster],
-      id_of_block[kSampleCluster];  // an id as the bits of a float
+  RowShared reduce;
+  float score_of_block[kSampleCluster],  // the best of each CTA, in the first one
+      id_of_block[kSampleCluster];       // an id as the bits of a float
+  FilterShared filter;
+  LogprobShared logprobs;
 };
-
-// The first warp's result is the CTA's.
-__device__ Candidate block_best(Candidate best, SampleShared& shared) {
-  best = warp_best(best);
-  if (threadIdx.x % kWarpSize == 0) shared.of_warp[threadIdx.x / kWarpSize] = best;
-  __syncthreads();
-  if (threadIdx.x >= kWarpSize) return best;
-  return warp_best(threadIdx.x < kSampleWarps ? shared.of_warp[threadIdx.x] : Candidate{});
-}
 
 // The first warp's result in the first CTA is the cluster's. All threads of the cluster must call
 // it.
@@ -106,84 +77,6 @@ __device__ Candidate cluster_best(Candidate best, SampleShared& shared) {
   return best;
 }
 
-// The logits of kVectorBytes; -inf past the end of the row.
-template <typename T>
-struct alignas(kVectorBytes) Vector {
-  static constexpr int kIds = kVectorBytes / sizeof(T);
-  T of_id[kIds];
-};
-
-template <typename T>
-struct Row {
-  const T* logits;
-  int32_t vocab;
-};
-
-// kWhole: the vector is aligned and within the row.
-template <bool kWhole, typename T>
-__device__ Vector<T> load_vector(const Row<T>& row, int vector) {
-  Vector<T> v;
-  const int first = vector * Vector<T>::kIds;
-  if constexpr (kWhole) {
-    *reinterpret_cast<uint4*>(&v) = *reinterpret_cast<const uint4*>(row.logits + first);
-  } else {
-#pragma unroll
-    for (int i = 0; i < Vector<T>::kIds; ++i)
-      v.of_id[i] = i < row.vocab - first ? row.logits[first + i] : from_float<T>(-INFINITY);
-  }
-  return v;
-}
-
-// NaN only where all are.
-__device__ float largest(const Vector<float>& v) {
-  return fmaxf(fmaxf(v.of_id[0], v.of_id[1]), fmaxf(v.of_id[2], v.of_id[3]));
-}
-
-template <typename T>
-__device__ float largest(const Vector<T>& v) {
-  using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
-  const Pair* pairs = reinterpret_cast<const Pair*>(v.of_id);
-  const Pair both = __hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3]));
-  return fmaxf(__low2float(both), __high2float(both));
-}
-
-// The vectors that one thread reads: every `step`-th one from `first` on.
-struct ThreadVectors {
-  int first, step;
-};
-
-// Takes the largest logit of the vectors begin .. end - 1, of which there may be none, if it is
-// larger than `best`. The candidate's id is its vector's first id; the thread's earlier vectors had
-// lower ids. Past the last vector it reads the last one again, which changes nothing.
-template <bool kWhole, typename T>
-__device__ void take_largest(Candidate& best, const Row<T>& row, int begin, int end,
-                             ThreadVectors share) {
-  for (int vector = begin + share.first; vector < end; vector += kSampleLoads * share.step) {
-    Vector<T> v[kSampleLoads];
-#pragma unroll
-    for (int i = 0; i < kSampleLoads; ++i)
-      v[i] = load_vector<kWhole>(row, min(vector + i * share.step, end - 1));
-#pragma unroll
-    for (int i = 0; i < kSampleLoads; ++i) {
-      const float score = largest(v[i]);
-      if (score > best.score)
-        best = {score, min(vector + i * share.step, end - 1) * Vector<T>::kIds};
-    }
-  }
-}
-
-// The thread's largest logit, as the first id of its vector. NaN and -inf are not larger than the
-// -inf of no candidate.
-template <typename T>
-__device__ Candidate greedy_best(const Row<T>& row, ThreadVectors share) {
-  constexpr int kIds = Vector<T>::kIds;
-  const int whole = is_vector_aligned(row.logits) ? row.vocab / kIds : 0;
-  Candidate best;
-  take_largest<true>(best, row, 0, whole, share);
-  take_largest<false>(best, row, whole, static_cast<int>(ceil_div(row.vocab, kIds)), share);
-  return best;
-}
-
 // The lowest id of a vector whose logit is best.score; best.id is the vector's first. All lanes of
 // a warp must call it, and get it.
 template <typename T>
@@ -198,13 +91,14 @@ __device__ float gumbel(uint32_t bits) { return -logf(-logf(open_uniform(bits)))
 
 // Takes the best of the four ids of a Philox block, if it is better than `best`. NaN and -inf are
 // no candidates: both fail `v > -inf`.
-template <typename T>
-__device__ void take_of_four(Candidate& best, const Row<T>& row, int block, const Noise& noise) {
+template <typename AnyRow>
+__device__ void take_of_four(Candidate& best, const AnyRow& row, int block, const Noise& noise) {
   const int32_t first = block * kPhiloxIds;
   float v[kPhiloxIds];
 #pragma unroll
   for (int i = 0; i < kPhiloxIds; ++i)
-    v[i] = i < row.vocab - first ? to_float(row.logits[first + i]) : -INFINITY;
+    v[i] =
+        i < row.vocab - first ? row.score(to_float(row.logits[first + i]), first + i) : -INFINITY;
   // The lanes of token_bits(), four at a time.
   const Philox4 bits = philox4x32({{static_cast<uint32_t>(block), noise.position, 0u, 0u}},
                                   noise.seed_low, noise.seed_high);
@@ -217,8 +111,8 @@ __device__ void take_of_four(Candidate& best, const Row<T>& row, int block, cons
 }
 
 // The noise takes far longer than the loads, which are one id at a time.
-template <typename T>
-__device__ Candidate noisy_best(const Row<T>& row, ThreadVectors share, const Noise& noise) {
+template <typename AnyRow>
+__device__ Candidate noisy_best(const AnyRow& row, ThreadVectors share, const Noise& noise) {
   Candidate best;
   const int blocks = static_cast<int>(ceil_div(row.vocab, kPhiloxIds));
   for (int block = share.first; block < blocks; block += share.step)
@@ -226,10 +120,42 @@ __device__ Candidate noisy_best(const Row<T>& row, ThreadVectors share, const No
   return best;
 }
 
+// Makes the first `count` stop ids of the row -inf. The threads of all CTAs of the row call it.
+template <typename T, int kBlocks>
+__device__ void mute_stops(const SampleParams& p, int64_t r, int32_t row, int64_t count, int part) {
+  T* logits = static_cast<T*>(p.logits) + r * p.logits_stride;
+  const int32_t* ids = row_words(p.stop_ids, row);
+  for (int64_t i = threadIdx.x; part == 0 && i < count; i += kSampleThreads)
+    if (ids[i] >= 0 && ids[i] < p.vocab) logits[ids[i]] = from_float<T>(-INFINITY);
+  sync_row<kBlocks>();
+}
+
+// The thread's best of a row; where no noise and no adjustment is, the first id of its vector.
+template <int kBlocks, typename AnyRow>
+__device__ Candidate best_of(const AnyRow& row, ThreadVectors share, const Noise& noise,
+                             const Filter& filter, SampleShared& shared) {
+  if (noise.greedy()) return greedy_best(row, share);
+  if (filter.on())
+    return filtered_best<kBlocks>(row, share, noise, filter, shared.reduce, shared.filter);
+  return noisy_best(row, share, noise);
+}
+
+// The same of a row with biases or penalties. Not inlined, and it loads for itself what it needs,
+// so that others have all registers.
+template <typename T, int kBlocks>
+__device__ __noinline__ Candidate adjusted_best(const SampleParams& p, int64_t r, int part,
+                                                SampleShared& shared) {
+  const Segment s = load_segment(p.segments, r);
+  const Noise noise = load_noise(s, p.row_state);
+  const Filter filter = load_filter(s, p.row_state);
+  const AdjustedRow<T> row = {row_of<T>(p, r), load_adjustment(p, s.row)};
+  return best_of<kBlocks>(row, own_vectors<kBlocks>(part), noise, filter, shared);
+}
+
 // kBlocks CTAs per segment; more than one are a cluster.
 template <typename T, int kBlocks>
 __global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>)
-    sample_kernel(const SampleParams p) {
+    sample_kernel(const __grid_constant__ SampleParams p) {
   const int64_t r = blockIdx.x / kBlocks;
   const int part = blockIdx.x % kBlocks;
   SampleShared& shared = *reinterpret_cast<SampleShared*>(dynamic_shared());
@@ -244,19 +170,25 @@ __global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>)
     if (threadIdx.x == 0 && part == 0) p.out[r] = -1;
     return;
   }
-  const Row<T> row = {static_cast<const T*>(p.logits) + r * p.logits_stride,
-                      static_cast<int32_t>(p.vocab)};
-  const ThreadVectors share = {part * kSampleThreads + static_cast<int>(threadIdx.x),
-                               kBlocks * kSampleThreads};
+  if (load_logprobs(p, r, s).out != nullptr)
+    put_logprobs<T, kBlocks>(p, r, part, shared.reduce, shared.logprobs);
+  if (const int64_t muted = num_muted_stops(p, s); muted > 0)
+    mute_stops<T, kBlocks>(p, r, s.row, muted, part);
+  const Row<T> row = row_of<T>(p, r);
   const Noise noise = load_noise(s, p.row_state);
-  const bool greedy = noise.greedy();
-  Candidate best = greedy ? greedy_best(row, share) : noisy_best(row, share, noise);
-  best = block_best(best, shared);
+  const bool adjusted = load_adjustment(p, s.row).on();
+  Candidate best = adjusted ? adjusted_best<T, kBlocks>(p, r, part, shared)
+                            : best_of<kBlocks>(row, own_vectors<kBlocks>(part), noise,
+                                               load_filter(s, p.row_state), shared);
+  best = block_best(best, shared.reduce);
   if constexpr (kBlocks > 1) best = cluster_best(best, shared);
   if (threadIdx.x >= kWarpSize || part != 0) return;
-  if (greedy && best.id >= 0) best.id = first_equal(row, best);
+  if (noise.greedy() && !adjusted && best.id >= 0) best.id = first_equal(row, best);
   if (threadIdx.x != 0) return;
   p.out[r] = best.id;
+  const Logprobs logprobs = load_logprobs(p, r, load_segment(p.segments, r));
+  if (logprobs.out != nullptr && best.id >= 0)
+    logprobs.put(kLogprobSampled, to_float(row.logits[best.id]) - shared.logprobs.log_sum);
   if (best.id < 0 && p.row_errors != nullptr) p.row_errors[r] = kRecordNoCandidate;
 }
 

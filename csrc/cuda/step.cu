@@ -2,6 +2,7 @@
 // input.
 #include "common/deltas.h"
 #include "common/out_record.h"
+#include "common/penalties.h"
 #include "common/segment.h"
 #include "common/token.h"
 #include "cuda/kernels.h"
@@ -25,7 +26,7 @@ __device__ bool is_alive_for_warp(const int32_t* row_state, int32_t row, int64_t
 
 // Copies the words of a run into their table. One warp calls it.
 __device__ void apply_run(const DeltaRun& run, int lane) {
-  for (int64_t i = lane; i < run.count; i += kWarpSize) run.to[i] = run.from[i];
+  for (int64_t i = lane; i < run.count; i += kWarpSize) run.to[i] = run.word(i);
 }
 
 // Fills decode_meta for the tokens of one live segment, and returns 1 + the last of them. Where the
@@ -41,8 +42,11 @@ __device__ int64_t fill_segment(const BeginStepParams& p, const Segment& s, int 
     missing |= token == kNoToken;
     set_token(p.decode_meta, token_index, token, first_position + i, s.row);
   }
-  if (__any_sync(kFullWarp, missing) == 0)
-    return last_token(s, p.num_tokens) + 1;  // the vote comes after every lane has read the row
+  if (__any_sync(kFullWarp, missing) == 0) {  // the vote comes after every lane has read the row
+    for (int32_t i = lane; i < count; i += kWarpSize)
+      if (int32_t* const place = answer_place(p, s, i)) atomicAdd(place, 1);
+    return last_token(s, p.num_tokens) + 1;
+  }
   for (int32_t i = lane; i < count; i += kWarpSize)
     clear_token(p.decode_meta, static_cast<int64_t>(s.first_token) + i);
   if (lane == 0) row[kRowAlive] = 0;
@@ -118,8 +122,8 @@ __device__ void write_record(const PublishParams& p, int64_t segment, const Reco
 
 __device__ bool is_stop_id(const PublishParams& p, int32_t row, int32_t stop_count, int32_t token,
                            int lane) {
-  const int32_t* ids = p.stop_ids + row * p.stops_per_row;
-  const int64_t count = stop_count < p.stops_per_row ? stop_count : p.stops_per_row;
+  const int32_t* ids = row_words(p.stop_ids, row);
+  const int64_t count = valid_entries(stop_count, p.stop_ids);
   bool found = false;
   for (int64_t i = lane; i < count; i += kWarpSize) found |= ids[i] == token;
   return __any_sync(kFullWarp, found) != 0;
@@ -160,6 +164,8 @@ __global__ void __launch_bounds__(kThreads) publish_kernel(const PublishParams p
                         : remaining <= 0                              ? kRecordLength
                                                                       : 0;
   if (lane == 0) {
+    if (int32_t* const place = counted_place(p.token_counts, p.row_state, s.row, token))
+      *place = wrapping_add(*place, 1);
     row[kRowLastToken] = token;
     row[kRowRemaining] = remaining;
     if (flags != 0) row[kRowAlive] = 0;

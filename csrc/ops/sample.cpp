@@ -3,6 +3,7 @@
 #include "common/out_record.h"
 #include "common/row_state.h"
 #include "ops/dispatch.h"
+#include "ops/tables.h"
 
 namespace photon::ops {
 namespace {
@@ -53,7 +54,9 @@ void apply_token_mask(const Tensor& logits_, const Tensor& mask_, const Tensor& 
 }
 
 void sample(const Tensor& out_, const Tensor& logits_, const Tensor& segments_,
-            const Tensor& row_state_, const std::optional<Tensor>& row_errors_, bool hopper) {
+            const Tensor& row_state_, const std::optional<Tensor>& row_errors_, bool hopper,
+            const std::optional<std::vector<Tensor>>& tables_,
+            const std::optional<Tensor>& logprobs_) {
   Args arg("sample_into");
   const Arg logits = arg("logits", logits_)
                          .floating()
@@ -76,7 +79,25 @@ void sample(const Tensor& out_, const Tensor& logits_, const Tensor& segments_,
         .shape({count}, "[segments]")
         .contiguous()
         .written({&out, &logits, &segments, &row_state});
+  std::optional<TableArgs> tables;
+  if (tables_) {
+    tables.emplace(arg, *tables_);
+    tables->row_state().shape({row_state.size(0), kRowColumns}, "[rows of row_state, columns]");
+  }
   out.written({&logits, &segments, &row_state});
+  logits.written({&segments, &row_state, row_errors.get()});
+  for (const Arg& table : tables ? tables->all : std::vector<Arg>()) {
+    out.written({&table});
+    logits.written({&table});
+  }
+
+  const OptionalArg logprobs = arg("logprobs", logprobs_);
+  if (logprobs) {
+    logprobs->int32().shape({count, Arg::kAny}, "[segments, 1 + 2 n]").contiguous();
+    logprobs->at_least(1, 1, "the sampled id's")
+        .written({&out, &logits, &segments, &row_state, row_errors.get()});
+    for (const Arg& table : tables ? tables->all : std::vector<Arg>()) logprobs->written({&table});
+  }
 
   SampleParams p{};
   p.out = out.data<int32_t>();
@@ -88,6 +109,16 @@ void sample(const Tensor& out_, const Tensor& logits_, const Tensor& segments_,
   p.num_segments = count;
   p.vocab = logits.size(1);
   p.logits_stride = logits.stride(0);
+  if (tables) {
+    p.stop_ids = tables->of_rows(kTableStopIds);
+    p.biases = tables->of_rows(kTableBiases);
+    p.token_counts = tables->of_rows(kTableTokenCounts);
+    p.prompt_bits = tables->of_rows(kTablePromptBits);
+  }
+  if (logprobs) {
+    p.logprobs = logprobs.data<int32_t>();
+    p.logprobs_width = logprobs->size(1);
+  }
   p.hopper = hopper;
   p.dtype = logits.dtype();
   PHOTON_DISPATCH(sample, out, p);

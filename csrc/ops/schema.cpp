@@ -21,8 +21,9 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
       "row_state, "
       "Tensor(b!) row_errors) -> ()");
   m.def(
-      "sample_into(Tensor(a!) out, Tensor logits, Tensor segments, Tensor row_state, Tensor(b!)? "
-      "row_errors=None, bool hopper=False) -> ()");
+      "sample_into(Tensor(a!) out, Tensor(b!) logits, Tensor segments, Tensor row_state, "
+      "Tensor(c!)? row_errors=None, bool hopper=False, Tensor[]? tables=None, "
+      "Tensor(d!)? logprobs=None) -> ()");
   // embedding
   m.def("embedding_into(Tensor(a!) out, Tensor decode_meta, Tensor weight) -> ()");
   m.def("select_tokens_into(Tensor(a!) out, Tensor x, Tensor segments) -> ()");

@@ -1,58 +1,13 @@
 // begin_step_, carry_over_ids_, decode_meta_set_, publish_: the int32 tables at the head and the
 // tail of a step.
-#include <vector>
-
 #include "common/decode_meta.h"
 #include "common/out_record.h"
 #include "common/row_state.h"
 #include "ops/dispatch.h"
+#include "ops/tables.h"
 
 namespace photon::ops {
 namespace {
-
-// How errors name the tensors of a list of tables.
-constexpr const char* kTableNames[kMaxTables] = {"tables[0] (row_state)",
-                                                 "tables[1] (page_table)",
-                                                 "tables[2] (stop_ids)",
-                                                 "tables[3]",
-                                                 "tables[4]",
-                                                 "tables[5]",
-                                                 "tables[6]",
-                                                 "tables[7]"};
-constexpr const char* kTableShapes[kDeltaTables] = {
-    "[rows, columns of row_state.h]", "[rows, pages per row]", "[rows, stop ids per row]"};
-
-// The device tables of a call, which every op that takes them may write.
-struct TableArgs {
-  std::vector<Arg> all;  // row_state, page_table, stop_ids, extensions
-
-  TableArgs(Args& arg, const std::vector<Tensor>& tensors) {
-    const int64_t count = static_cast<int64_t>(tensors.size());
-    if (count < kDeltaTables || count > kMaxTables) {
-      fail(arg.op(), "tables has ", count, " tensors, expected ", kDeltaTables, " to ", kMaxTables,
-           " (kMaxTables): row_state, page_table, stop_ids, then extension tables");
-    }
-    for (int64_t i = 0; i < count; ++i) {
-      const bool is_first = i == kTableRowState;
-      const Arg& table = all.emplace_back(arg(kTableNames[i], tensors[i])).int32();
-      table.shape({is_first ? Arg::kAny : rows(), is_first ? int64_t{kRowColumns} : Arg::kAny},
-                  i < kDeltaTables ? kTableShapes[i] : "[rows, words of a row]");
-      table.at_least(0, 1, "row 0 is padding").contiguous();
-    }
-  }
-
-  const Arg& row_state() const { return all[kTableRowState]; }
-  const Arg& stop_ids() const { return all[kTableStopIds]; }
-  int64_t rows() const { return row_state().size(0); }
-
-  // None of them shares memory with another, nor with `others` (null: not given).
-  void written(std::initializer_list<const Arg*> others) const {
-    for (size_t i = 0; i < all.size(); ++i) {
-      all[i].written(others);
-      for (size_t j = i + 1; j < all.size(); ++j) all[i].written({&all[j]});
-    }
-  }
-};
 
 void begin_step(const std::vector<Tensor>& tables_, const Tensor& deltas_, const Tensor& segments_,
                 const Tensor& staged_ids_, const Tensor& decode_meta_, const Tensor& counts_) {
@@ -166,12 +121,12 @@ void publish(const std::vector<Tensor>& tables_, const Tensor& out_record_, cons
   p.out_record = out_record.data<int32_t>();
   p.sampled = sampled.data<int32_t>();
   p.segments = segments.data<int32_t>();
-  p.stop_ids = tables.stop_ids().data<int32_t>();
+  p.stop_ids = tables.of_rows(kTableStopIds);
+  p.token_counts = tables.of_rows(kTableTokenCounts);
   p.row_errors = row_errors.data<int32_t>();
   p.rows = tables.rows();
   p.num_segments = count;
   p.record_width = out_record.size(1);
-  p.stops_per_row = tables.stop_ids().size(1);
   PHOTON_DISPATCH(publish, segments, p);
 }
 

@@ -124,10 +124,15 @@ def _summary(output: Output, stats: MeterSnapshot) -> str:
 
 
 def _as_json(output: Output, stats: MeterSnapshot) -> str:
+    logprobs = [
+        {"token_id": token, "logprob": found.sampled, "top": found.top}
+        for token, found in zip(output.token_ids, output.logprobs, strict=False)
+    ]
     return json.dumps(
         {
             "text": output.text,
             "token_ids": output.token_ids,
+            **({"logprobs": logprobs} if logprobs else {}),
             "finish_reason": output.finish_reason,
             "stop_reason": output.stop_reason,
             "prompt_tokens": output.prompt_tokens,

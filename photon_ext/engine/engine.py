@@ -229,6 +229,7 @@ class Engine:
         params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         raw: bool = False,
+        n: int = 1,
         **options: Unpack[RequestKeywords],
     ) -> list[Output]:
         """Generates for all prompts, batched, and waits for them.
@@ -238,12 +239,15 @@ class Engine:
             params: for all, or one per prompt; None: the defaults.
             raw: strings are encoded without the chat template, as they stand but for the model's
                 begin-of-text token.
+            n: answers of each prompt, which share its pages. Where a seed is given, the first is
+                the answer of that seed, the others those of the seeds that follow.
             options: priority, timeout_s, deadline and cache_salt, see RequestOptions.of; for all.
 
         Returns:
-            One output per prompt, in order. What goes wrong while a request runs ends that request
-            alone, with finish reason "error"; a crash of the engine ends all that are left so,
-            `close` in another thread with "cancelled". Ctrl-C ends the wait, and cancels them.
+            One output per prompt, in order, or `n` in a row for each. What goes wrong while a
+            request runs ends that request alone, with finish reason "error"; a crash of the engine
+            ends all that are left so, `close` in another thread with "cancelled". Ctrl-C ends the
+            wait, and cancels them.
 
         Raises:
             RequestError, ConfigError: an argument is invalid (the message names the prompt), or a
@@ -253,7 +257,8 @@ class Engine:
         """
         self._queue.check_wait()
         asked = RequestOptions.of(**options)
-        return self._answers(self._input.make_all(prompts, params, raw, asked))
+        count = check_count("n", n)
+        return self._answers(self._input.make_all(prompts, params, raw, asked, count))
 
     def submit(
         self,

@@ -4,7 +4,7 @@ once, on the caller's thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -53,8 +53,9 @@ class InputProcessor:
         params: SamplingParams | Seq[SamplingParams] | None,
         raw: bool,
         options: RequestOptions,
+        n: int = 1,
     ) -> list[Sequence]:
-        """One for each prompt. Raises RequestError, ConfigError: the message names the prompt."""
+        """``n`` for each prompt. Raises RequestError, ConfigError: the message names the prompt."""
         if isinstance(prompts, (str, bytes, bytearray, memoryview)) or not isinstance(prompts, Seq):
             raise ConfigError(
                 f"prompts is a {type(prompts).__name__}; give a list of prompts, for instance "
@@ -69,25 +70,34 @@ class InputProcessor:
         for index, prompt in enumerate(prompts):
             own = params[index] if isinstance(params, Seq) else params
             try:
-                made.append(self.make(prompt, own, raw, options))
+                made += [self.make(prompt, own, raw, options, sample) for sample in range(n)]
             except (RequestError, ConfigError) as error:
                 raise type(error)(f"prompt {index}: {error}") from error.__cause__
         return made
 
     def make(
-        self, prompt: Prompt, params: SamplingParams | None, raw: bool, options: RequestOptions
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        raw: bool,
+        options: RequestOptions,
+        sample: int = 0,
     ) -> Sequence:
-        """Raises RequestError, ConfigError: what is wrong with the prompt or the parameters."""
+        """``sample``: which of the answers to this prompt it is. Raises RequestError, ConfigError:
+        what is wrong with the prompt or the parameters.
+        """
         check_flag("raw", raw)
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise ConfigError(f"params is a {type(params).__name__}; give SamplingParams(...)")
+        params = params.sample(sample)
         text = self._stopped_text(params)
         ids = encode_prompt(prompt, self.tokenizer, raw)
         cap = self.fit(len(ids), params.max_new_tokens)
         eos_ids = () if params.ignore_eos else self.eos_ids
         stops = dict.fromkeys((*eos_ids, *params.stop_token_ids))
-        admission = check_admission(self.limits, ids, params.row_params(cap, tuple(stops)))
+        row_params = params.row_params(cap, tuple(stops), self._bad_ids(params.bad_words))
+        admission = check_admission(self.limits, ids, row_params)
         if params.answer_grammar is not None:
             constraint: Constraint | None = self.compiler.start(params.answer_grammar)
         else:
@@ -114,6 +124,21 @@ class InputProcessor:
                 "stop_token_ids"
             )
         return StoppedText(self.tokenizer.detokenizer(), params.stop_automaton)
+
+    def _bad_ids(self, words: tuple[str, ...]) -> Iterator[int]:
+        for word in words:
+            if self.tokenizer is None:
+                raise RequestError(
+                    f"bad_words holds {shown(word)}, and this engine has no tokenizer; use "
+                    "logit_bias, with -inf for a token id"
+                )
+            forms = [self.tokenizer.encode(text, False) for text in (word, " " + word)]
+            if not (ids := {form[0] for form in forms if len(form) == 1}):
+                raise RequestError(
+                    f"bad_words holds {shown(word)}, which is {len(forms[0])} tokens; give texts "
+                    "of one token"
+                )
+            yield from ids
 
 
 def _started(constraint: Constraint | None) -> Constraint | None:

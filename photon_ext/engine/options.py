@@ -25,6 +25,7 @@ from photon_ext.scheduling import Policy
 from photon_ext.scheduling.policy import choose_policy
 
 MAX_STOP_IDS = 4096  # the device looks through all of a row's for each token
+MAX_BIASES = 300  # logit biases of a request
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,7 @@ class EngineOptions:
             values in cached pages. These give way to whatever else needs pages.
         max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to
             their number where a model has more.
+        penalties: requests may have penalties: takes 4 bytes for each row and id of the vocabulary.
         timing: measure step gaps, by two events around each step.
         meter: keep the counts that need a clock or an event (see observe.meter).
         freeze: keep what start-up made from garbage collections (see Engine).
@@ -103,6 +105,7 @@ class EngineOptions:
     backend: Backend | None = None
     prefix_cache: bool = True
     max_stop_ids: int = 16
+    penalties: bool = True
     timing: bool = True
     meter: bool = True
     freeze: bool = True
@@ -121,8 +124,9 @@ class EngineOptions:
         for name in ("buckets", "prefill_buckets"):
             if getattr(self, name) is not None:
                 self._settle(name, check_counts(name, getattr(self, name)))
-        for name in ("graph", "exact", "prefix_cache", "timing", "meter", "freeze", "blocking"):
-            check_flag(name, getattr(self, name))
+        for name, value in vars(self).items():
+            if isinstance(EngineOptions.__dataclass_fields__[name].default, bool):
+                check_flag(name, value)
         check_backend(self.backend)
         check_prefill(self.prefill)
         self._settle("depth", check_depth(self.depth))

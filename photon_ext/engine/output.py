@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from photon_ext.runtime import FinishReason
+from photon_ext.runtime import FinishReason, TokenLogprobs
 
 if TYPE_CHECKING:
     from photon_ext.engine.request import Request
@@ -20,6 +20,7 @@ class StreamEvent(NamedTuple):
             event has what was held back, none after an error.
         token_ids: the token, a stop token included; empty in the last event.
         finish_reason, stop_reason, error: of the last event: see Output; else None.
+        logprobs: of the token, where they were asked for; else None.
     """
 
     text: str
@@ -27,6 +28,7 @@ class StreamEvent(NamedTuple):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Output:
     cached_tokens: int
     ttft_ms: float | None
     tokens_per_s: float | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

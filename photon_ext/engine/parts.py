@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from photon_ext.engine.options import EngineOptions, choose_backend
+from photon_ext.engine.options import MAX_BIASES, EngineOptions, choose_backend
 from photon_ext.engine.sizing import EngineSize, size_engine
 from photon_ext.errors import ConfigError
 from photon_ext.models.config import ModelConfig
@@ -30,6 +30,8 @@ def make_parts(
         device=weights.device,
         page_size=options.page_size,
         max_stop_ids=max(options.max_stop_ids, len(set(config.eos_ids))),
+        max_biases=MAX_BIASES,
+        penalty_vocab=config.vocab if options.penalties else 0,
         timing=options.timing,
         blocking=options.blocking,
         backend=backend,

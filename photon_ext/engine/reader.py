@@ -23,13 +23,15 @@ class EventReader:
     def take(self) -> list[StreamEvent]:
         """What has come since the last call."""
         tokens, end = self._request.snapshot(self._position)
+        logprobs = self._request.logprobs[self._position :]
         self._position += len(tokens)
         events: list[StreamEvent] = []
         try:
             for i, token in enumerate(tokens):
                 is_stop = end is not None and end.hides_last and i == len(tokens) - 1
                 piece = "" if is_stop else self._text.push(token)
-                events.append(StreamEvent(piece, (token,)))
+                own = logprobs[i] if logprobs else None
+                events.append(StreamEvent(piece, (token,), logprobs=own))
             if end is not None:
                 piece = "" if end.error is not None else self._text.finish()
                 events.append(StreamEvent(piece, (), end.reason.value, end.stop_reason, end.error))
@@ -64,4 +66,5 @@ def read_output(request: Request) -> Output:
         cached_tokens=request.cached_tokens,
         ttft_ms=None if first is None else 1e3 * (first - request.submitted),
         tokens_per_s=rate,
+        logprobs=tuple(request.logprobs[: len(ids)]),
     )

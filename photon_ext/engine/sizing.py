@@ -129,8 +129,9 @@ class Target(NamedTuple):
         per_token = 3 * config.hidden + config.qkv_size + config.q_size + 3 * config.intermediate
         numbers = tokens * per_token + segments * (config.hidden + config.vocab)
         per_row = -(-_max_len(options, config) // options.page_size)
+        counts = 4 * rows * config.vocab if options.penalties else 0
         return Need(
-            self.dtype.itemsize * numbers,
+            self.dtype.itemsize * numbers + counts,
             options.page_size * config.kv_bytes_per_token(self.dtype.itemsize),
             options.num_pages or max(rows, per_row),
             rows * per_row,

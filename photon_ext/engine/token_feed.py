@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from photon_ext.engine.output import End
 from photon_ext.engine.text import StoppedText
+from photon_ext.runtime import TokenLogprobs
 
 _NO_LOG: Sequence[Sequence[int]] = ()
 
@@ -32,12 +33,14 @@ class TokenFeed:
 
     Attributes:
         text: makes the text on the engine thread, for stop strings; None: readers make it.
+        logprobs: of each token, where they were asked for; there may be more than tokens.
         first_time: when the first token came, in seconds of `time.perf_counter`.
     """
 
     def __init__(self, text: StoppedText | None = None) -> None:
         self.text = text
         self.first_time: float | None = None
+        self.logprobs: list[TokenLogprobs] = []
         self._tokens: list[int] = []
         self._place = _Place(0)
 

@@ -18,6 +18,7 @@ from photon_ext.runtime.step import (
     StepPlan,
     StepResult,
     StepTensors,
+    TokenLogprobs,
 )
 
 __all__ = [
@@ -39,4 +40,5 @@ __all__ = [
     "StepPlan",
     "StepResult",
     "StepTensors",
+    "TokenLogprobs",
 ]

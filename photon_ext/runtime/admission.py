@@ -6,16 +6,33 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from photon_ext.checks import Limits, check_context, check_ids, check_stop_ids
+from photon_ext.checks import (
+    Limits,
+    check_adjustment,
+    check_context,
+    check_ids,
+    check_stop_ids,
+)
 from photon_ext.errors import ConfigError, RequestError, shown
 from photon_ext.row_params import RowParams
 
 
 class Admission(NamedTuple):
-    """What `Pipeline.admit` takes without looking at it again; the seed is settled."""
+    """What `Pipeline.admit` takes without looking at it again; the seed is settled.
+
+    Attributes:
+        generated: how many of the last ids of the prompt were sampled before, by a row that had to
+            leave: penalties take them for the answer's.
+    """
 
     prompt_ids: tuple[int, ...]
     params: RowParams
+    generated: int = 0
+
+    @property
+    def answer_begin(self) -> int:
+        """Where the answer begins."""
+        return len(self.prompt_ids) - self.generated
 
     @property
     def kv_len(self) -> int:
@@ -36,5 +53,7 @@ def check_admission(limits: Limits, prompt_ids: Iterable[int], params: RowParams
         )
     stops = check_ids("stop_token_ids", params.stop_token_ids, limits.vocab_size)
     check_stop_ids(stops, limits)
+    check_ids("logit_bias", [token for token, _ in params.biases], limits.vocab_size)
+    check_adjustment(len(params.logit_bias), params.counts_tokens, limits)
     check_context(len(prompt), params.max_new_tokens, limits.max_len)
     return Admission(prompt, replace(params.settled(), stop_token_ids=stops))

@@ -19,6 +19,7 @@ class DecodeBatch:
         rows, indices, generations: the rows, in columns, and how their records name them.
         positions: where each row's token of the first launch goes.
         constrained: columns of rows that wait for host masks.
+        logprobs: columns of rows that ask for log-probabilities.
         key: of a step with this batch alone.
         words: segments, int32 [bucket, 4], those of padding zero.
         launches: how many steps were launched with it.
@@ -51,6 +52,7 @@ class DecodeBatch:
         self.positions = positions
         self.constrained = tuple(i for i, row in enumerate(rows) if row.params.constrained)
         self.limit = limit
+        self.logprobs = tuple(i for i, row in enumerate(rows) if row.params.logprobs is not None)
         self.key = StepKey(bucket, 0, 0, bool(self.constrained))
         self.words = array("i", bytes(4 * SEGMENT_COLUMNS * bucket))
         count = len(rows)

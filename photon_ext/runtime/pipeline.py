@@ -31,7 +31,8 @@ from photon_ext.checks import (
 )
 from photon_ext.errors import PipelineError, RequestError, shown
 from photon_ext.layout import META_COLUMNS
-from photon_ext.row_params import RowParams, row_words
+from photon_ext.row_params import RowParams
+from photon_ext.row_words import bias_words, prompt_bits, row_words
 from photon_ext.runtime import probe
 from photon_ext.runtime.admission import Admission, check_admission
 from photon_ext.runtime.default_plan import first_come_first_served
@@ -144,7 +145,13 @@ class Pipeline:
         )
         self._spec = StepSpec(forward, sample, vocab_size, self.keys, chunk, graph)
         self.limits = Limits(
-            vocab_size, runtime.max_len, runtime.page_size, table.pages_per_row, table.max_stop_ids
+            vocab_size,
+            runtime.max_len,
+            runtime.page_size,
+            table.pages_per_row,
+            table.max_stop_ids,
+            table.max_biases,
+            table.penalty_vocab > 0,
         )
         self._runtime = runtime
         self._slots: Sequence[SlotPort] = runtime.open_slots(self._spec)
@@ -199,7 +206,8 @@ class Pipeline:
                 last token, different, from 0 on, and the caller's until ``on_release``. None, with
                 one page per row, is the page of the row's index.
             cached: leading prompt tokens whose keys and values the pages hold already, written by
-                steps that are committed; not all of the prompt.
+                steps that are committed; not all of the prompt, and of a row with penalties none
+                that was generated.
             grows: the pages are enough for the prompt; plans append the others (PageAppend).
 
         Raises:
@@ -208,7 +216,7 @@ class Pipeline:
         """
         if not isinstance(prompt_ids, Admission):
             prompt_ids = self.check(prompt_ids, RowParams() if params is None else params)
-        prompt, params = prompt_ids
+        prompt, params, _ = prompt_ids
         held = check_pages(pages, len(prompt) if grows else prompt_ids.kv_len, self.limits)
         if not 0 <= cached < len(prompt):
             raise RequestError(
@@ -218,8 +226,13 @@ class Pipeline:
         table = self._runtime.table
         index, generation = table.acquire()
         owned = (index,) if held is None else held
-        words = row_words(params, generation, cached)
+        words = row_words(params, generation, cached, prompt_ids.answer_begin)
         table.write_row(index, words, owned, params.stop_token_ids)
+        if params.logit_bias:
+            table.write_bias(index, bias_words(params))
+        if params.counts_tokens:
+            begun = prompt[: prompt_ids.answer_begin]
+            table.count_from(index, prompt_bits(begun, table.penalty_vocab))
         capacity = len(owned) * self.limits.page_size
         row = Row(index, generation, owned, prompt, params, prefilled=cached, capacity=capacity)
         self.roster.add(row)
@@ -410,7 +423,10 @@ class Pipeline:
         slot = self._slots[index]
         self._stalls.launching(self._slots[self._inflight[-1].slot] if self._inflight else None)
         deltas = self._runtime.table.take_deltas()
-        sent = slot.launch(key, words, staged, deltas, not key.split)
+        logprobs = batch is not None and bool(batch.logprobs)
+        for chunk in segments:
+            logprobs |= chunk.row.params.logprobs is not None
+        sent = slot.launch(key, words, staged, deltas, not key.split, logprobs)
         launch = 0 if batch is None else batch.launch(number)
         if batch is not None and not batch.ready:
             self.roster.regroup()

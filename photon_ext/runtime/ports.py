@@ -41,6 +41,7 @@ class SlotPort(Protocol):
         staged: Sequence[int],
         deltas: Sequence[int],
         finish: bool,
+        logprobs: bool = False,
     ) -> int:
         """Stages what changed, replays the step's graph, and with ``finish`` enqueues the copy of
         its output records.
@@ -52,6 +53,7 @@ class SlotPort(Protocol):
                 ``key.decode_rows``.
             deltas: a packet of table words, or nothing.
             finish: False where sampling follows late.
+            logprobs: a row of the step asks for log-probabilities.
 
         Returns the number of int32 words sent to the device; 0 in a quiet step.
         """
@@ -70,8 +72,8 @@ class SlotPort(Protocol):
         """Whether ``wait`` would return at once, for counting only. Never blocks, never raises."""
 
     def wait(self, segments: int) -> memoryview:
-        """Blocks until the step's records are on the host: ``segments * RECORD_WIDTH`` int32 words,
-        as they are until the slot's next launch. Raises RuntimeError where device or worker failed.
+        """Blocks until the step's output is on the host: int32 words as OutputLayout has them, as
+        they are until the slot's next launch. Raises RuntimeError where device or worker failed.
         """
 
     @property

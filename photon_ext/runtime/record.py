@@ -7,10 +7,17 @@ those with a flag one by one.
 from __future__ import annotations
 
 from photon_ext.errors import PipelineError, describe
-from photon_ext.layout import RECORD_TOKENS, RECORD_WIDTH, RecordFlag
+from photon_ext.layout import LOGPROB_WIDTH, RECORD_TOKENS, RECORD_WIDTH, RecordFlag
 from photon_ext.runtime.decode_batch import DecodeBatch
 from photon_ext.runtime.row import Row
-from photon_ext.runtime.step import ChunkSegment, FinishReason, RowEvent, Step, StepResult
+from photon_ext.runtime.step import (
+    ChunkSegment,
+    FinishReason,
+    RowEvent,
+    Step,
+    StepResult,
+    TokenLogprobs,
+)
 
 ROW, GENERATION, NUM_TOKENS, FLAGS = range(RECORD_TOKENS)
 DEAD, FAULTS = int(RecordFlag.DEAD), int(RecordFlag.MASK_ERROR | RecordFlag.NO_CANDIDATE)
@@ -18,7 +25,8 @@ STOP = int(RecordFlag.STOP)
 
 
 def read_step(step: Step, records: memoryview, vocab_size: int) -> StepResult:
-    """The result of a step, of whose segments ``records`` are the int32 words.
+    """The result of a step, of whose segments ``records`` are the int32 words, and behind them
+    those of log-probabilities, where a row asks for them (layout.OutputLayout).
 
     Raises:
         PipelineError: a record is not of its row, or not one that a step can leave.
@@ -34,7 +42,20 @@ def read_step(step: Step, records: memoryview, vocab_size: int) -> StepResult:
         if event is not None:
             result.events[len(result.rows) + i] = event
             result.count += event.token is not None
+    for segment, row in step.with_logprobs():
+        if row.delivers:
+            begin = len(records) - (step.key.segments - segment) * LOGPROB_WIDTH
+            own = records[begin : begin + LOGPROB_WIDTH]
+            result.logprobs[row] = _read_logprobs(own, row.params.logprobs or 0)
     return result
+
+
+def _read_logprobs(words: memoryview, count: int) -> TokenLogprobs:
+    floats = words.cast("B").cast("f")
+    ids, values = words[1 : 1 + 2 * count : 2].tolist(), floats[2 : 2 + 2 * count : 2].tolist()
+    return TokenLogprobs(
+        floats[0], tuple(pair for pair in zip(ids, values, strict=True) if pair[0] >= 0)
+    )
 
 
 def _read_batch(

@@ -10,11 +10,14 @@ from photon_ext.errors import ConfigError, NoFreeRow
 from photon_ext.layout import (
     DELTA_HEADER,
     DELTA_RUN_WORDS,
+    DELTA_ZEROS,
     NO_PAGE,
     ROW_COLUMNS,
     DeltaTable,
     RowColumn,
 )
+
+RUN_WORDS = 8192  # that neighbours make together at most: a run is written by one warp
 
 
 class RowTable:
@@ -28,15 +31,26 @@ class RowTable:
     Args:
         max_rows: live sequences at most; row 0 is padding, so tables have ``max_rows + 1`` rows.
         pages_per_row, max_stop_ids: widths of ``page_table`` and ``stop_ids``.
+        max_biases: logit biases that a row can have.
+        penalty_vocab: ids that rows with penalties count; 0: no row has any.
 
     Raises:
         ConfigError: the tables have more words than int32 offsets reach.
     """
 
-    def __init__(self, max_rows: int, pages_per_row: int, max_stop_ids: int) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        pages_per_row: int,
+        max_stop_ids: int,
+        max_biases: int = 0,
+        penalty_vocab: int = 0,
+    ) -> None:
         self.max_rows = max_rows
         self.pages_per_row = pages_per_row
         self.max_stop_ids = max_stop_ids
+        self.max_biases = max_biases
+        self.penalty_vocab = penalty_vocab
         if self.delta_capacity > INT32_MAX:
             raise ConfigError(
                 f"max_rows {max_rows}, each with {pages_per_row} pages and max_stop_ids "
@@ -48,6 +62,7 @@ class RowTable:
         # words by (table, offset); no word is in two of them
         self._pending: dict[tuple[int, int], list[int]] = {}
         self._pages_at: dict[int, int] = {}  # where a row's pending pages begin, within the row
+        self._uncounted: set[int] = set()  # rows whose token counts are to be zero
 
     @property
     def rows(self) -> int:
@@ -60,10 +75,20 @@ class RowTable:
         return len(self._free)
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        """Words of a row in each table, in the order of layout.DeltaTable."""
+        vocab = self.penalty_vocab
+        pages, stops, biases = self.pages_per_row, self.max_stop_ids, 2 * self.max_biases
+        return ROW_COLUMNS, pages, stops, biases, vocab, -(-vocab // 32)
+
+    @property
     def delta_capacity(self) -> int:
-        """Words that the largest packet of deltas takes: every row rewritten, a run per table."""
-        words = ROW_COLUMNS + self.pages_per_row + self.max_stop_ids
-        return DELTA_HEADER + self.rows * (words + len(DeltaTable) * DELTA_RUN_WORDS)
+        """Words that the largest packet of deltas takes: every row rewritten, a run per table, and
+        those that clear its counts.
+        """
+        words = sum(self.widths) - self.widths[DeltaTable.TOKEN_COUNTS]
+        runs = len(DeltaTable) + -(-self.penalty_vocab // RUN_WORDS)
+        return DELTA_HEADER + self.rows * (words + runs * DELTA_RUN_WORDS)
 
     def acquire(self) -> tuple[int, int]:
         """Takes a free row; returns (row, generation), both from 1 on. Raises NoFreeRow."""
@@ -93,6 +118,19 @@ class RowTable:
         pending[DeltaTable.PAGES, row * width] = [*pages, *[NO_PAGE] * (width - len(pages))]
         pending[DeltaTable.STOP_IDS, row * ids] = [*stop_ids, *[-1] * (ids - len(stop_ids))]
 
+    def write_bias(self, row: int, words: Sequence[int]) -> None:
+        """Gives ``row`` its logit biases (row_words.bias_words), after `write_row`."""
+        self._pending[DeltaTable.BIASES, row * self.widths[DeltaTable.BIASES]] = list(words)
+
+    def count_from(self, row: int, prompt: Sequence[int]) -> None:
+        """The tokens of ``row`` are counted from here on, for penalties, after `write_row`;
+        ``prompt``: its prompt bits (row_words.prompt_bits).
+        """
+        self._pending[DeltaTable.PROMPT_BITS, row * self.widths[DeltaTable.PROMPT_BITS]] = list(
+            prompt
+        )
+        self._uncounted.add(row)
+
     def append_pages(self, row: int, held: int, pages: Sequence[int]) -> None:
         """``row``, which holds ``held`` pages, gets these besides."""
         begin = self._pages_at.setdefault(row, held)
@@ -115,17 +153,31 @@ class RowTable:
         runs: list[list[int]] = []
         payload: list[int] = []
         for (table, offset), words in sorted(self._pending.items()):
-            if not runs or (table, offset) != (runs[-1][0], runs[-1][1] + runs[-1][2]):
+            follows = runs and (table, offset) == (runs[-1][0], runs[-1][1] + runs[-1][2])
+            if not follows or runs[-1][2] + len(words) > RUN_WORDS:
                 runs.append([int(table), offset, 0, len(payload)])
             runs[-1][2] += len(words)
             payload += words
+        cleared = self._clear_counts()
         self._pending.clear()
         self._pages_at.clear()
-        base = DELTA_HEADER + DELTA_RUN_WORDS * len(runs)
-        packet = [len(runs), base + len(payload), 0, 0]
+        base = DELTA_HEADER + DELTA_RUN_WORDS * len(runs) + len(cleared)
+        count = len(runs) + len(cleared) // DELTA_RUN_WORDS
+        packet = [count, base + len(payload), 0, 0]
         for table, offset, count, start in runs:
             packet += (table, offset, count, base + start)
-        return packet + payload
+        return packet + cleared + payload
+
+    def _clear_counts(self) -> list[int]:
+        """Runs of zeros, several for each row, so that several warps write them."""
+        runs: list[int] = []
+        for row in self._uncounted:
+            begin = row * self.penalty_vocab
+            for at in range(begin, begin + self.penalty_vocab, RUN_WORDS):
+                count = min(RUN_WORDS, begin + self.penalty_vocab - at)
+                runs += (DeltaTable.TOKEN_COUNTS, at, count, DELTA_ZEROS)
+        self._uncounted.clear()
+        return runs
 
 
 def _state(row: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from photon_ext import _C
-from photon_ext.checks import Backend, check_backend, check_capacity
+from photon_ext.checks import Backend, check_backend, check_capacity, check_count
 from photon_ext.errors import ConfigError, DeviceError
 from photon_ext.layout import InputLayout, MaskLayout
 from photon_ext.runtime.ports import StepSpec
@@ -33,6 +33,9 @@ class Runtime:
             ConfigError, when the Pipeline is made); None makes one.
         page_size: tokens per KV page; None: one page of ``max_len`` per row (a contiguous cache).
         max_stop_ids: stop ids a row can have.
+        max_biases: logit biases a row can have.
+        penalty_vocab: the vocabulary, for rows with penalties: takes 4 bytes for each of its ids
+            and each row. 0: no row has any.
         timing: records events around each step, so that the pipeline can report step gaps.
         blocking: the commit's wait yields the CPU after spinning for a while (1 ms on CUDA, less on
             the host), instead of spinning on.
@@ -42,7 +45,7 @@ class Runtime:
     Attributes:
         depth, max_len, page_size, timing, device: as above, settled.
         table: the host's side of the device tables.
-        tables: the device tables, int32: ``row_state``, ``page_table``, ``stop_ids``.
+        tables: the device tables, int32, in the order of layout.DeltaTable.
         captures_prefill: whether the Pipeline captures prefill steps by default: on the CPU.
         report: what start-up captured, and its bytes; None before a Pipeline is made.
 
@@ -60,6 +63,8 @@ class Runtime:
         stream: torch.cuda.Stream | None = None,
         page_size: int | None = None,
         max_stop_ids: int = 16,
+        max_biases: int = 0,
+        penalty_vocab: int = 0,
         timing: bool = False,
         blocking: bool = True,
         backend: Backend | None = "portable",
@@ -70,7 +75,9 @@ class Runtime:
         self.timing = timing
         self.device = checked_device(device)
         self.captures_prefill = self.device.type == "cpu"
-        self.table = RowTable(size.max_rows, size.pages_per_row, size.max_stop_ids)
+        biases = check_count("max_biases", max_biases, least=0)
+        counted = check_count("penalty_vocab", penalty_vocab, least=0)
+        self.table = RowTable(size.max_rows, size.pages_per_row, size.max_stop_ids, biases, counted)
         with _memory_for(self.device, **size._asdict()):
             self.tables = Tables.zeros(self.table, self.device)
         self.report: CaptureReport | None = None
@@ -138,7 +145,7 @@ class Runtime:
             pinned_input,
             memory.input.data_ptr(),
             pinned_records,
-            memory.records.data_ptr(),
+            memory.output.data_ptr(),
             pinned_mask,
             memory.mask.data_ptr(),
             self.timing,

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from photon_ext.layout import MASK_KEY_COLUMNS, NO_TOKEN, RECORD_WIDTH, InputLayout, MaskLayout
+from photon_ext.layout import MASK_KEY_COLUMNS, NO_TOKEN, InputLayout, MaskLayout
 from photon_ext.runtime.row import Row
 from photon_ext.runtime.step import Fill, Span, StepKey
 
@@ -42,6 +42,7 @@ class Slot:
         self._staged = range(0)  # tokens whose ids the last launch staged
         self._places: dict[int, int] = {}  # of the step's masks, by segment
         self._masks_begin = 0
+        self._logprobs = False  # the latest step has some
 
     def launch(
         self,
@@ -50,18 +51,20 @@ class Slot:
         staged: Sequence[int],
         deltas: Sequence[int],
         finish: bool,
+        logprobs: bool = False,
     ) -> int:
+        self._logprobs = logprobs
         sent = self._stage(key, segments, staged, deltas)
         if not finish:
             self._clear_keys(key.segments)
-        records = key.segments * RECORD_WIDTH
+        words = self._layout.outputs.words(key.segments, logprobs)
         graph = self._graphs.forward_graph(self._index, key)
         if graph is not None:
-            self._native.launch(graph, sent, finish, records)
+            self._native.launch(graph, sent, finish, words)
         else:
             self._native.begin(sent)
             self._graphs.run_eagerly(self._index, key)
-            self._native.end(records, finish)
+            self._native.end(words, finish)
         return sent
 
     def write_mask(self, index: int, row: Row, position: int, fill: Fill) -> None:
@@ -79,12 +82,13 @@ class Slot:
     def finalize(self, key: StepKey) -> None:
         graph = self._graphs.sampling_graph(self._index, key)
         words = self._mask_layout.words(key.segments, len(self._places))
+        output = self._layout.outputs.words(key.segments, self._logprobs)
         if graph is not None:
-            self._native.finalize(graph, words, key.segments * RECORD_WIDTH)
+            self._native.finalize(graph, words, output)
         else:
             self._native.begin_finalize(words)
             self._graphs.sample_eagerly(self._index)
-            self._native.end(key.segments * RECORD_WIDTH, True)
+            self._native.end(output, True)
 
     def done(self) -> bool:
         try:
@@ -94,7 +98,7 @@ class Slot:
 
     def wait(self, segments: int) -> memoryview:
         self._native.wait()
-        return self._output[: segments * RECORD_WIDTH]
+        return self._output[: self._layout.outputs.words(segments, self._logprobs)]
 
     def _clear_keys(self, segments: int) -> None:
         """A mask that is not written for this step is missing, not stale."""

@@ -165,6 +165,22 @@ class Step:
             if chunk.sample and chunk.row.params.constrained:
                 yield i, chunk.row
 
+    def with_logprobs(self) -> Iterator[tuple[int, Row]]:
+        """Segments that are sampled, and whose rows ask for log-probabilities: index and row."""
+        if self.batch is not None:
+            for column in self.batch.logprobs:
+                yield column, self.batch.rows[column]
+        for i, chunk in enumerate(self.chunks, self.key.decode_rows):
+            if chunk.sample and chunk.row.params.logprobs is not None:
+                yield i, chunk.row
+
+
+class TokenLogprobs(NamedTuple):
+    """The natural log-probability of a token, and the likeliest ids in order, each with its own."""
+
+    sampled: float
+    top: tuple[tuple[int, float], ...]
+
 
 class RowEvent(NamedTuple):
     """What one commit says about one row: a token, the end, or both. ``error`` comes with
@@ -191,6 +207,7 @@ class StepResult:
         skipped: columns of decode rows that had ended before.
         count: tokens in all.
         zombies: segments of rows that had ended before.
+        logprobs: of rows that ask for them, and whose tokens are delivered.
     """
 
     step: Step | None = None
@@ -200,6 +217,7 @@ class StepResult:
     skipped: frozenset[int] = frozenset()
     count: int = 0
     zombies: int = 0
+    logprobs: dict[Row, TokenLogprobs] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[RowEvent]:
         for column, (row, token) in enumerate(zip(self.rows, self.tokens, strict=True)):

@@ -10,11 +10,11 @@ from photon_ext import ops
 from photon_ext.errors import ConfigError
 from photon_ext.layout import (
     COUNTS_SIZE,
+    LOGPROB_WIDTH,
     MASK_KEY_COLUMNS,
     META_COLUMNS,
     NO_PAGE,
     RECORD_WIDTH,
-    ROW_COLUMNS,
     SEGMENT_COLUMNS,
     InputLayout,
     MaskLayout,
@@ -32,28 +32,30 @@ class Tables(NamedTuple):
     row_state: torch.Tensor
     page_table: torch.Tensor
     stop_ids: torch.Tensor
+    biases: torch.Tensor
+    token_counts: torch.Tensor
+    prompt_bits: torch.Tensor
 
     @classmethod
     def zeros(cls, table: RowTable, device: torch.device) -> Tables:
         """Of dead rows without pages."""
-        shapes = [(table.rows, n) for n in (ROW_COLUMNS, table.pages_per_row, table.max_stop_ids)]
+        shapes = [(table.rows, width) for width in table.widths]
         made = cls(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
         made.page_table.fill_(NO_PAGE)
         return made
 
 
 class SlotMemory(NamedTuple):
-    """A slot's own device memory, int32: packed step input, output records, masks with keys."""
+    """A slot's own device memory, int32: packed step input, output, masks with keys."""
 
     input: torch.Tensor
-    records: torch.Tensor
+    output: torch.Tensor
     mask: torch.Tensor
 
     @classmethod
     def zeros(cls, inputs: InputLayout, masks: MaskLayout, device: torch.device) -> SlotMemory:
         """As large as the layouts say."""
-        segments = inputs.max_segments
-        shapes = ((inputs.words,), (segments, RECORD_WIDTH), (masks.capacity,))
+        shapes = ((inputs.words,), (inputs.outputs.capacity,), (masks.capacity,))
         return cls(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
 
 
@@ -94,6 +96,9 @@ class StepProgram:
         self._segments = slot.input[: inputs.staged_offset].view(-1, SEGMENT_COLUMNS)
         self._staged = slot.input[inputs.staged_offset :]
         self._deltas = slot.input[inputs.delta_offset :]
+        begin = inputs.outputs.logprob_offset
+        self._records = slot.output[:begin].view(-1, RECORD_WIDTH)
+        self._logprobs = slot.output[begin:].view(-1, LOGPROB_WIDTH)
 
     @property
     def memory(self) -> tuple[Tables, SharedMemory, SlotMemory]:
@@ -133,9 +138,16 @@ class StepProgram:
             self._spec.sample(step)
         else:
             ops.sample_into(
-                step.sampled, step.logits, step.segments, step.row_state, errors, self._hopper
+                step.sampled,
+                step.logits,
+                step.segments,
+                step.row_state,
+                errors,
+                self._hopper,
+                step.tables,
+                self._logprobs[:count],
             )
-        ops.publish_(step.tables, self._slot.records[:count], step.sampled, step.segments, errors)
+        ops.publish_(step.tables, self._records[:count], step.sampled, step.segments, errors)
 
     def _mask_keys(self, count: int) -> torch.Tensor:
         return self._slot.mask[: self._masks.mask_offset(count)].view(-1, MASK_KEY_COLUMNS)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cached_property, wraps
 from typing import Any
@@ -16,7 +17,9 @@ from photon_ext.sampling.constraints import Constraint, constraint_fault
 from photon_ext.sampling.grammar import Grammar, grammar_of
 from photon_ext.sampling.stop_automaton import StopAutomaton
 
-MAX_STOP_CHARACTERS = 2**14  # of all stop strings of a request: an automaton of 4 MB, made in 30 ms
+MAX_STOP_CHARACTERS = (
+    2**14
+)  # of a request's stop strings: an automaton of 4 MB, made in 30 ms; and bad words
 # what other engines call it
 SYNONYMS = {
     "guided_choice": "choice",
@@ -33,10 +36,7 @@ SYNONYMS = {
     "stop_strings": "stop",
 }
 # what other engines have
-UNSUPPORTED = (
-    "best_of frequency_penalty logit_bias logprobs min_p min_tokens n presence_penalty "
-    "repetition_penalty response_format top_k top_p"
-)
+UNSUPPORTED = "best_of response_format"
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,14 @@ class SamplingParams(RowParams):
 
     Those of `RowParams` are run by the device; the engine caps max_new_tokens at what the context
     leaves after the prompt, and adds the model's end tokens to stop_token_ids, of which a request
-    has `max_stop_ids` at most. Stop tokens stay in token_ids and out of the text.
+    has `max_stop_ids` at most. Stop tokens stay in token_ids and out of the text. Stop strings and
+    constraints do not wait for min_tokens.
 
     Attributes:
         stop: a string or several that end the request, up to 16384 characters in all; the text is
             cut before the first one to be complete. Needs a tokenizer.
+        bad_words: texts that are not sampled; each has to be one token of the tokenizer, alone or
+            behind a space. They count as logit biases of -inf, of which a request has 300 at most.
         ignore_eos: go on after the model's end tokens (stop_token_ids still stop).
         constraint: asked by the host for the allowed tokens before each sampling; see
             sampling.constraints. It sets `constrained`, as do the next four; one of the five may be
@@ -69,6 +72,7 @@ class SamplingParams(RowParams):
     """
 
     stop: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()
     ignore_eos: bool = False
     constraint: Constraint | None = None
     json_schema: str | Mapping[str, Any] | None = None
@@ -79,11 +83,8 @@ class SamplingParams(RowParams):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        stop = (self.stop,) if isinstance(self.stop, str) else as_tuple(self.stop)
-        if stop is None:
-            raise ConfigError(f"stop is {shown(self.stop)}; give a string, a list or a tuple")
-        object.__setattr__(self, "stop", stop)
-        _check_stop(stop)
+        for name in ("stop", "bad_words"):
+            object.__setattr__(self, name, _checked_texts(name, getattr(self, name)))
         check_flag("ignore_eos", self.ignore_eos)
         if self.constraint is not None and (fault := constraint_fault(self.constraint)):
             raise ConfigError(f"constraint is a {type(self.constraint).__name__}; {fault}")
@@ -109,10 +110,22 @@ class SamplingParams(RowParams):
         """The form that the answer has to have; None: any."""
         return grammar_of(self.json_schema, self.regex, self.choice, self.grammar, self.whitespace)
 
-    def row_params(self, max_new_tokens: int, stop_token_ids: tuple[int, ...]) -> RowParams:
-        """What the row is run with, with the engine's cap and end tokens."""
+    def sample(self, index: int) -> SamplingParams:
+        """The same for one of several answers to a prompt: with a seed of its own."""
+        if index == 0 or self.seed is None:
+            return self
+        return replace(self, seed=(self.seed + index) % 2**64)
+
+    def row_params(
+        self, max_new_tokens: int, stop_token_ids: tuple[int, ...], bad_ids: Iterable[int] = ()
+    ) -> RowParams:
+        """What the row is run with, with the engine's cap and end tokens, and the ids of bad
+        words.
+        """
         own = {name: getattr(self, name) for name in FIELDS}
+        own["logit_bias"] = {**dict(self.logit_bias), **dict.fromkeys(bad_ids, -math.inf)}
         own |= {"max_new_tokens": max_new_tokens, "stop_token_ids": stop_token_ids}
+        own["min_tokens"] = min(self.min_tokens, max_new_tokens)
         return RowParams(**own)
 
 
@@ -137,19 +150,29 @@ def _check_names(names: Iterable[str]) -> None:
             continue
         if name in UNSUPPORTED.split():
             raise ConfigError(f"{name} is not supported yet; leave it out: there are {there}")
+        if name == "n":
+            raise ConfigError(
+                "n is a keyword of Engine.generate; give it there: generate(..., n=2)"
+            )
         nearest = [SYNONYMS[name]] if name in SYNONYMS else get_close_matches(name, known, n=1)
         remedy = f"did you mean {nearest[0]}? There are" if nearest else "there are"
         raise ConfigError(f"sampling has no parameter {shown(name)}; {remedy} {there}")
 
 
-def _check_stop(stop: tuple[object, ...]) -> None:
+def _checked_texts(name: str, given: Any) -> tuple[str, ...]:
+    texts = (given,) if isinstance(given, str) else as_tuple(given)
+    if texts is None:
+        raise ConfigError(f"{name} is {shown(given)}; give a string, a list or a tuple")
     characters = 0
-    for text in stop:
+    for text in texts:
         if not isinstance(text, str) or not text:
-            raise ConfigError(f"stop holds {shown(text)}; give non-empty strings")
+            raise ConfigError(f"{name} holds {shown(text)}; give non-empty strings")
         if (surrogate := surrogate_in(text)) is not None:
-            raise ConfigError(f"stop holds {shown(text)} with {surrogate}; give valid Unicode text")
+            raise ConfigError(
+                f"{name} holds {shown(text)} with {surrogate}; give valid Unicode text"
+            )
         characters += len(text)
     if characters > MAX_STOP_CHARACTERS:
-        found = f"{len(stop)} strings of {characters} characters in all"
-        raise ConfigError(f"stop holds {found}; give at most {MAX_STOP_CHARACTERS}")
+        found = f"{len(texts)} strings of {characters} characters in all"
+        raise ConfigError(f"{name} holds {found}; give at most {MAX_STOP_CHARACTERS}")
+    return texts

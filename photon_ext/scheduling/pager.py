@@ -93,7 +93,10 @@ class Pager:
 
     def grant(self, sequence: Sequence) -> Grant | None:
         """Pages for a sequence that is to be admitted; None where there are too few now."""
-        cached = self._cache.match(sequence.admission.prompt_ids, sequence.root).pages
+        admission = sequence.admission
+        cached = self._cache.match(admission.prompt_ids, sequence.root).pages
+        if admission.params.counts_tokens:  # the device counts what is fed of an answer
+            cached = cached[: admission.answer_begin // self.page_size]
         count = self._affordable(sequence, cached)
         if count is None:
             return None

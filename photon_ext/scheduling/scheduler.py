@@ -194,6 +194,9 @@ class Scheduler:
         to the request yet.
         """
         log = self.log
+        for row, found in result.logprobs.items():  # before their tokens, which readers may see
+            if not (sequence := self._in_rows[row]).repeats:
+                sequence.request.logprobs.append(found)
         for chunk in () if result.step is None else result.step.chunks:
             # also of rows that have ended: a step in flight has written all of its chunks
             self._pager.written(self._in_rows[chunk.row], chunk.position + chunk.num_tokens)

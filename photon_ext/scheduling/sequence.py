@@ -116,10 +116,17 @@ class Sequence:
         if exact:
             self._repeated = deque(tokens[len(self._asked.prompt_ids) :])
         else:
-            left = self._asked.kv_len + 1 - len(tokens)
-            self.admission = Admission(tokens, replace(self._asked.params, max_new_tokens=left))
+            self.admission = self._behind(tokens)
         self.row = None
         self.preemptions += 1
+
+    def _behind(self, tokens: tuple[int, ...]) -> Admission:
+        """What is left of the request, behind its prompt and answer so far."""
+        asked, answered = self._asked.params, len(tokens) - len(self._asked.prompt_ids)
+        left = self._asked.kv_len + 1 - len(tokens)
+        shortest = max(0, asked.min_tokens - (asked.max_new_tokens - left))
+        params = replace(asked, max_new_tokens=left, min_tokens=shortest)
+        return Admission(tokens, params, answered)
 
     def repeat(self, token: int) -> str | None:
         """Takes a token that was told before. Returns what is wrong, where it is another one."""

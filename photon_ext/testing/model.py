@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from photon_ext import ops
-from photon_ext.layout import ROW_COLUMNS, RowColumn, SegmentFlag
-from photon_ext.row_params import RowParams, row_words
+from photon_ext.layout import DeltaTable, RowColumn, SegmentFlag
+from photon_ext.row_params import RowParams
+from photon_ext.row_words import bias_words, prompt_bits, row_words
 
 Allowed = Callable[[tuple[int, ...]], Collection[int]]
 """A constraint: the ids allowed after the tokens generated so far."""
@@ -77,11 +78,12 @@ class ToyModel:
             )
             if request.allowed is not None:
                 sampler.allow(request.allowed(tuple(tokens)))
-            token = sampler.sample(len(context) - 1)
+            token = sampler.sample(len(context) - 1, len(tokens))
             if token < 0:
                 break
             tokens.append(token)
             context.append(token + self.decode_mark)
+            sampler.count(token)
             if token in request.params.stop_token_ids:
                 break
         return tuple(tokens)
@@ -92,10 +94,20 @@ class _Sampler:
 
     def __init__(self, request: Request, vocab_size: int) -> None:
         self.logits = torch.zeros(1, vocab_size)
-        self._rows = torch.zeros(2, ROW_COLUMNS, dtype=torch.int32)
-        self._rows[1] = torch.tensor(row_words(request.params, 1), dtype=torch.int32)
+        params = request.params
         self._segments = torch.tensor([[1, 0, 1, SegmentFlag.SAMPLE]], dtype=torch.int32)
         self._sampled = torch.zeros(1, dtype=torch.int32)
+        self._cap = params.max_new_tokens
+        words: tuple[Sequence[int], ...] = (
+            row_words(params, 1),
+            (),
+            params.stop_token_ids,
+            bias_words(params),
+            [0] * vocab_size,
+            prompt_bits(request.prompt_ids, vocab_size),
+        )
+        self._tables = [torch.tensor([own, own], dtype=torch.int32) for own in words]
+        self._rows, self._counts = self._tables[0], self._tables[DeltaTable.TOKEN_COUNTS]
 
     def allow(self, ids: Collection[int]) -> None:
         """Leaves only ``ids``."""
@@ -103,11 +115,18 @@ class _Sampler:
         forbidden[list(ids)] = False
         self.logits[0, forbidden] = float("-inf")
 
-    def sample(self, position: int) -> int:
-        """The id that follows ``position``; negative where no id is a candidate."""
+    def sample(self, position: int, generated: int) -> int:
+        """The id that follows ``position``, with so many tokens of the answer before; negative
+        where no id is a candidate.
+        """
         self._rows[1, RowColumn.POSITION] = position
-        ops.sample_into(self._sampled, self.logits, self._segments, self._rows)
+        self._rows[1, RowColumn.REMAINING] = self._cap - generated
+        ops.sample_into(self._sampled, self.logits, self._segments, self._rows, tables=self._tables)
         return int(self._sampled.item())
+
+    def count(self, token: int) -> None:
+        """The answer has one more token."""
+        self._counts[1, token] += 1
 
 
 def hashed_logits(tokens: Sequence[int], vocab_size: int, seed: int) -> array[float]:

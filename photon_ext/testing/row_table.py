@@ -29,12 +29,14 @@ class SimRowTable(RowTable):
         max_stop_ids: int,
         page_size: int,
         keeps_pages: bool,
+        max_biases: int,
+        penalty_vocab: int,
     ) -> None:
         """``keeps_pages``: a page's lease ends when it is given to hold something else, as above
         the pipeline somebody keeps what released rows have written; else with its last row.
         """
-        super().__init__(max_rows, pages_per_row, max_stop_ids)
-        self.state = DeviceState(self.rows, pages_per_row, max_stop_ids, page_size)
+        super().__init__(max_rows, pages_per_row, max_stop_ids, max_biases, penalty_vocab)
+        self.state = DeviceState(self, page_size)
         self._device = device
         self._keeps_pages = keeps_pages
         self._pages: dict[int, tuple[int, ...]] = {}

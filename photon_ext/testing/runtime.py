@@ -10,7 +10,7 @@ import torch
 
 from photon_ext.checks import check_capacity
 from photon_ext.errors import ConfigError
-from photon_ext.layout import RECORD_WIDTH, InputLayout, MaskLayout
+from photon_ext.layout import InputLayout, MaskLayout
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.row_table import RowTable
 from photon_ext.testing.chooser import Chooser, Lazy
@@ -37,6 +37,7 @@ class SimRuntime:
         depth: steps in flight: 1 or 2.
         page_size: tokens per KV page; None is one page per row.
         max_stop_ids: stop ids a row can have.
+        max_biases, penalty_vocab: see Runtime.
         chooser: decides how far the device gets between the host's calls; None: no further than it
             must.
         fault: a bug to plant.
@@ -62,6 +63,8 @@ class SimRuntime:
         page_size: int | None = None,
         max_stop_ids: int = 4,
         *,
+        max_biases: int = 0,
+        penalty_vocab: int = 0,
         chooser: Chooser | None = None,
         fault: Fault | None = None,
         check_races: bool = True,
@@ -81,6 +84,8 @@ class SimRuntime:
             capacity.max_stop_ids,
             capacity.page_size,
             keeps_pages,
+            max_biases,
+            penalty_vocab,
         )
         self.state = table.state
         self.table: RowTable = table
@@ -137,7 +142,7 @@ class SimRuntime:
         step = SimStep(index, spec, self.state, state, inputs, masks, self._fault)
         pinned = (
             PinnedWords(self.device, "pinned input", index, inputs.words),
-            PinnedWords(self.device, "pinned output", index, inputs.max_segments * RECORD_WIDTH),
+            PinnedWords(self.device, "pinned output", index, inputs.outputs.capacity),
             PinnedWords(
                 self.device,
                 "pinned mask",

@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from photon_ext.layout import InputLayout, MaskLayout
+from photon_ext.layout import RECORD_WIDTH, InputLayout, MaskLayout
 from photon_ext.runtime.slot import Slot
 from photon_ext.runtime.step import StepKey
 from photon_ext.testing.decode_slot import PinnedWords, SimDecodeSlot, SimGraphs
@@ -60,6 +60,7 @@ class SimSlot(Slot):
         staged: Sequence[int],
         deltas: Sequence[int],
         finish: bool,
+        logprobs: bool = False,
     ) -> int:
         """See SlotPort.launch."""
         self._device.host_point()
@@ -71,7 +72,7 @@ class SimSlot(Slot):
         if self._fault is Fault.STAGED_REUSED and segments == self._segments:
             staged = ()
         self._latest = segments
-        sent = super().launch(key, segments, staged, deltas, finish)
+        sent = super().launch(key, segments, staged, deltas, finish, logprobs)
         if quiet:
             self._stats.check_quiet(sent, self._index)
         return sent
@@ -86,7 +87,7 @@ class SimSlot(Slot):
         """See SlotPort.wait."""
         records = array("i", super().wait(segments))
         self._device.trace.append(f"host commits {self._launch}")
-        for word in records:
+        for word in records[: segments * RECORD_WIDTH]:  # the device leaves gaps in what follows
             clean(word, f"pinned output of slot {self._index}")
         self._poison_pinned()
         return memoryview(records)

@@ -10,6 +10,7 @@ import torch
 
 from photon_ext.errors import ConfigError
 from photon_ext.layout import NO_PAGE, ROW_COLUMNS, InputLayout, MaskLayout, RowColumn
+from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.step_program import SharedMemory, SlotMemory, Tables
 from photon_ext.testing.errors import SimPoison
 from photon_ext.testing.memory import Range
@@ -28,14 +29,14 @@ class SlotState:
 
     def __init__(self, index: int, inputs: InputLayout, masks: MaskLayout) -> None:
         self.memory = SlotMemory.zeros(inputs, masks, CPU)
-        poison(self.memory.records)
+        poison(self.memory.output)
         self.input = words_of(self.memory.input)
         self.mask = words_of(self.memory.mask)
-        self.records = words_of(self.memory.records)
+        self.records = words_of(self.memory.output)
         self.names: dict[int, Range] = {
             _storage(self.memory.input): ("input", index),
             _storage(self.memory.mask): ("mask", index),
-            _storage(self.memory.records): ("records", index),
+            _storage(self.memory.output): ("records", index),
         }
 
 
@@ -43,18 +44,18 @@ class DeviceState:
     """Persistent tables and the memory that all steps share. What has no lease is poison.
 
     Attributes:
-        tables: row_state, page_table and stop_ids, int32.
+        tables: those of layout.DeltaTable, int32.
         shared: decode_meta, counts, sampled and row_errors; None before a Pipeline is made.
         names: the range of each tensor's memory, by the address of its storage.
         pages: the watched pages that were written since their last release.
         logits_of: number of the launch that wrote the latest logits.
     """
 
-    def __init__(self, rows: int, pages_per_row: int, max_stop_ids: int, page_size: int) -> None:
+    def __init__(self, table: RowTable, page_size: int) -> None:
         self.page_size = page_size
-        self.rows = rows
-        self.pages_per_row = pages_per_row
-        widths = (ROW_COLUMNS, pages_per_row, max_stop_ids)
+        self.rows = table.rows
+        self.pages_per_row = table.pages_per_row
+        widths = table.widths
         self.tables = Tables(
             *(torch.full((self.rows, width), POISON, dtype=torch.int32) for width in widths)
         )

@@ -1,9 +1,10 @@
 """One slot's steps on the simulated device: the real StepProgram over CPU tensors, with every
 access declared and poison looked for where a device would read it in silence.
 
-Ranges: "row_state", "page_table", "stop_ids", "decode_meta", "counts", "sampled", "row_errors" and
-"logits" are shared by all steps; ("input", s), ("mask", s), ("records", s) are slot s's; ("page",
-p) is a KV page; ("lease", r) is the right to use row r, which its release takes away.
+Ranges: those of Tables ("row_state", "page_table", ...), "decode_meta", "counts", "sampled",
+"row_errors" and "logits" are shared by all steps; ("input", s), ("mask", s), ("records", s) are
+slot s's; ("page", p) is a KV page; ("lease", r) is the right to use row r, which its release takes
+away.
 """
 
 from __future__ import annotations

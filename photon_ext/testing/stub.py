@@ -70,7 +70,7 @@ class StubSlot:
         self._device, self._records = device, memoryview(array("i"))
 
     def launch(self, key: StepKey, segments: array[int], *words: Sequence[int] | bool) -> int:
-        staged, deltas, _finish = words
+        staged, deltas, *_ = words
         assert isinstance(staged, Sequence)
         assert isinstance(deltas, Sequence)
         self._records = self._device.run(segments, deltas)

@@ -60,6 +60,19 @@ def test_json_is_one_object_and_nothing_else(
     assert result["step_gap_us"] is None or result["step_gap_us"] == round(result["step_gap_us"], 2)
 
 
+def test_json_has_the_log_probabilities_that_were_asked_for(
+    capsys: pytest.CaptureFixture[str], model: str
+) -> None:
+    common = ("generate", "w5 w6", "--model", model, "--device", "cpu", "--json")
+    short = (*common, "--max-new-tokens", "3")
+    assert "logprobs" not in json.loads(run(capsys, *short)[1])
+    result = json.loads(run(capsys, *short, "--logprobs", "2")[1])
+    assert [found["token_id"] for found in result["logprobs"]] == result["token_ids"]
+    for found in result["logprobs"]:  # greedy
+        assert len(found["top"]) == 2
+        assert found["top"][0] == [found["token_id"], found["logprob"]]
+
+
 def test_text_goes_to_stdout_and_the_summary_to_stderr(
     capsys: pytest.CaptureFixture[str], model: str
 ) -> None:

@@ -33,8 +33,8 @@ class Asked(NamedTuple):
 
 
 def kinds(folder: Path, device: str) -> list[Asked]:
-    """Requests of all kinds: shared beginnings, stops, caps, temperatures, constraints."""
-    rng, asked = random.Random(1), []
+    """Requests of all kinds: shared beginnings, stops, caps, temperatures, filters, constraints."""
+    rng, filters, asked = random.Random(1), random.Random(1), []
     beginnings = [prompt_of(15, VOCAB, seed) for seed in range(3)]
     for index in range(KINDS):
         prompt = rng.choice(beginnings)[: rng.randint(0, 15)] + prompt_of(rng.randint(1, 12), VOCAB)
@@ -43,6 +43,12 @@ def kinds(folder: Path, device: str) -> list[Asked]:
             max_new_tokens=rng.choice([1, 3, 20, 37]),
             temperature=rng.choice([0.0, 1.0]),
             seed=index,
+            top_k=filters.choice([0, 20]),
+            top_p=filters.choice([1.0, 0.9]),
+            presence_penalty=filters.choice([0.0, 0.0, 1.0]),
+            repetition_penalty=filters.choice([1.0, 1.0, 1.3]),
+            logprobs=filters.choice([None, None, 0, 2]),
+            logit_bias=filters.choice([{}, {3: 1.5, 60: float("-inf")}]),
             stop_token_ids=tuple(rng.sample(range(VOCAB), rng.choice([0, 6]))),
             constraint=allowed,
         )
@@ -59,6 +65,8 @@ def kinds(folder: Path, device: str) -> list[Asked]:
 def check(request: Request, asked: Asked, disturbed: bool) -> None:
     """One end, and the tokens of an undisturbed run, or the first of them."""
     output = request.result(60)
+    asks = asked.params.logprobs is not None
+    assert len(output.logprobs) == (len(output.token_ids) if asks else 0)
     assert sum(event.finish_reason is not None for event in request.iter()) == 1
     if disturbed and output.finish_reason in ("cancelled", "timeout"):
         assert output.token_ids == asked.tokens[: len(output.token_ids)]

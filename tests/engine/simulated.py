@@ -23,7 +23,16 @@ class WatchedDevice(SimRuntime):
     def __init__(
         self, max_rows: int = 4, max_len: int = 64, depth: int = 2, page_size: int = 4
     ) -> None:
-        super().__init__(max_rows, max_len, depth, page_size, chooser=Eager(), keeps_pages=True)
+        super().__init__(
+            max_rows,
+            max_len,
+            depth,
+            page_size,
+            chooser=Eager(),
+            keeps_pages=True,
+            max_biases=4,
+            penalty_vocab=VOCAB,
+        )
         self.on_step: Callable[[], None] = lambda: None
         self.finished = True
 

@@ -112,13 +112,20 @@ def test_i15_and_hazard_12_preempted_requests_give_the_tokens_of_an_undisturbed_
         for index in range(12):
             prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 12))]
             cap, temperature = rng.randint(20, 40), rng.choice([0.0, 1.0])
-            params = SamplingParams(cap, temperature, seed=index)
-            expected = ToyRequest(prompt, cap, temperature=temperature, seed=index)
+            rest = {"temperature": temperature, "seed": index, "top_p": 0.9}
+            if index % 2:
+                rest |= {"stop_token_ids": (5, 60, 117, 200), "min_tokens": cap - 5}
+            if index % 3 == 0:
+                rest |= {"frequency_penalty": 2.0, "repetition_penalty": 1.5, "logit_bias": {7: 3}}
+            params = SamplingParams(cap, **rest)
+            expected = ToyRequest(prompt, cap, **rest)
             asked.append((stepped.submit(prompt, params), expected))
         while stepped.turn():
             stepped.check()
         for request, expected in asked:
-            assert request.result(0).token_ids == model.generate(expected)
+            tokens = request.result(0).token_ids
+            assert tokens == model.generate(expected)
+            assert len(tokens) >= expected.params.min_tokens
         now = stepped.engine.stats()
         assert cached or now.prefix_hit_tokens == 0
         preemptions += now.preemptions

@@ -78,7 +78,7 @@ class ReaderMachine(RuleBasedStateMachine):
         grant = self.scheduler.schedule(sequence)
         assert grant is not None
         self.rows += 1
-        row = Row(self.rows, 1, tuple(grant.pages), *admission)
+        row = Row(self.rows, 1, tuple(grant.pages), *admission[:2])
         self.scheduler.admit(sequence, row, grant)
         self.told[sequence.request] = []
         return row

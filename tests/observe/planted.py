@@ -85,7 +85,7 @@ def postpone_out_copies(pipeline: Pipeline) -> None:
         launch, wait = slot.launch, slot.wait
 
         def late_launch(key: StepKey, *given: object) -> int:
-            sent = launch(key, *given[:-1], False)  # type: ignore[arg-type]
+            sent = launch(key, *given[:3], False)  # type: ignore[arg-type]
             while open_steps:
                 finish()
             open_steps.append((slot, key))

@@ -10,11 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from photon_ext.layout import COUNTS_SIZE, NO_TOKEN, ROW_COLUMNS, RowColumn, SegmentFlag
+from photon_ext.layout import (
+    COUNTS_SIZE,
+    DELTA_ZEROS,
+    NO_TOKEN,
+    ROW_COLUMNS,
+    RowColumn,
+    SegmentFlag,
+)
 from tests.ops.numeric import ints, poisoned
 
 SAMPLE, STAGED = int(SegmentFlag.SAMPLE), int(SegmentFlag.STAGED)
-EXTENSION_WORDS = 5  # of a row, in the table behind the three that every step has
+# of a row, in the tables behind the three that every step has
+EXTENSIONS = {"biases": 4, "token_counts": 40, "prompt_bits": 2, "extension": 5}
 
 
 def float_bits(value: float) -> int:
@@ -33,11 +41,14 @@ def row_state(device: str, rows: dict[int, dict[RowColumn, int]], count: int) ->
 
 @dataclass
 class Step:
-    """The tensors of one step, in the order begin_step_ takes them; the first four are tables."""
+    """The tensors of one step, in the order begin_step_ takes them; the first seven are tables."""
 
     row_state: Tensor
     page_table: Tensor
     stop_ids: Tensor
+    biases: Tensor
+    token_counts: Tensor
+    prompt_bits: Tensor
     extension: Tensor
     deltas: Tensor
     segments: Tensor
@@ -47,7 +58,7 @@ class Step:
 
     @property
     def tables(self) -> list[Tensor]:
-        return [self.row_state, self.page_table, self.stop_ids, self.extension]
+        return self.tensors()[: 3 + len(EXTENSIONS)]
 
     def tensors(self) -> list[Tensor]:
         return list(vars(self).values())
@@ -74,7 +85,10 @@ def empty_step(
         row_state=state,
         page_table=torch.zeros(rows, pages, dtype=torch.int32, device=device),
         stop_ids=torch.zeros(rows, stops, dtype=torch.int32, device=device),
-        extension=torch.zeros(rows, EXTENSION_WORDS, dtype=torch.int32, device=device),
+        **{
+            name: torch.zeros(rows, width, dtype=torch.int32, device=device)
+            for name, width in EXTENSIONS.items()
+        },
         deltas=torch.zeros(4, dtype=torch.int32, device=device),
         segments=ints(segments, device).reshape(-1, 4),
         staged_ids=torch.full((num_tokens,), NO_TOKEN, dtype=torch.int32, device=device),
@@ -115,16 +129,18 @@ def _random_deltas(rng: random.Random, rows: int) -> list[int]:
     that are out of bounds.
     """
     payload = [1000 + i for i in range(8)]
-    sizes = (rows * ROW_COLUMNS, rows * 3, rows * 2, rows * EXTENSION_WORDS)
+    sizes = [rows * width for width in (ROW_COLUMNS, 3, 2, *EXTENSIONS.values())]
     runs = []
     for table, size in enumerate(sizes):
         for third in range(3):
             offset = size // 3 * third
-            runs.append([table, offset, min(rng.randrange(5), size // 3), None])
+            source = DELTA_ZEROS if table and rng.random() < 0.2 else None
+            runs.append([table, offset, min(rng.randrange(5), size // 3), source])
     runs += [
-        [4, 0, 1, None],
+        [len(sizes), 0, 1, None],
         [2**31 - 1, 0, 1, None],
         [3, sizes[3], 1, None],
+        [4, sizes[4], 1, DELTA_ZEROS],
         [-1, 0, 1, None],
         [0, -1, 1, None],
         [0, 0, -5, None],

@@ -265,12 +265,12 @@ def gapped(x: torch.Tensor) -> torch.Tensor:
         (
             "begin_step_",
             {0: changed(3, longer)},
-            "tables[3] has shape [5, 5], expected [4, *] ([rows, words of a row])",
+            "tables[3] (biases) has shape [5, 4], expected [4, *] ([rows, words of a row])",
         ),
         (
             "begin_step_",
             {0: changed(3, gapped)},
-            "tables[3] has shape [4, 5] with strides [10, 2], expected a contiguous tensor",
+            "tables[3] (biases) has shape [4, 4] with strides [8, 2], expected a contiguous tensor",
         ),
         (
             "begin_step_",
@@ -284,13 +284,13 @@ def gapped(x: torch.Tensor) -> torch.Tensor:
         ),
         (
             "begin_step_",
-            {0: lambda tables: [*tables, *[tables[3].clone() for _ in range(5)]]},
+            {0: lambda tables: [*tables, *[tables[3].clone() for _ in range(2)]]},
             "tables has 9 tensors, expected 3 to 8 (kMaxTables)",
         ),
         (
             "begin_step_",
             {0: changed(3, lambda table: table.to("meta"))},
-            "tables[3] is on meta, tables[0] (row_state) is on cpu",
+            "tables[3] (biases) is on meta, tables[0] (row_state) is on cpu",
         ),
         ("publish_", {0: lambda tables: tables[:1]}, "tables has 1 tensors, expected 3 to 8"),
         (

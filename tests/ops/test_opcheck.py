@@ -78,12 +78,15 @@ def apply_token_mask(device: str, size: int) -> Arguments:
 
 def sample(device: str, size: int) -> Arguments:
     state, segments = rows_and_segments(device, size)
+    step = empty_step(device, state, [], num_tokens=0)
     return (
         ints([8] * size, device),
         floats(size, 40, device=device),
         segments,
-        state,
+        state.clone(),
         ints([0] * size, device),
+        False,
+        step.tables,
     )
 
 

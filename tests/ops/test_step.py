@@ -133,7 +133,7 @@ def test_dead_rows_and_padding_make_dead_tokens(device: str) -> None:
 def test_deltas_are_applied_before_the_rows_are_read_and_only_once(device: str) -> None:
     step = empty_step(device, row_state(device, {}, 3), [[2, 0, 1, SAMPLE]], num_tokens=1)
     start = 2 * ROW_COLUMNS
-    runs = [0, start, 4, 20, 1, 6, 2, 24, 2, 4, 1, 26, 3, 13, 2, 24]
+    runs = [0, start, 4, 20, 1, 6, 2, 24, 2, 4, 1, 26, 6, 13, 2, 24]
     step.deltas = ints([4, 0, 0, 0, *runs, 61, 5, 100, 1, 7, 8, 9], device)
     ops.begin_step_(*step.arguments())
     assert step.row_state[2, :4].tolist() == [61, 5, 100, 1]

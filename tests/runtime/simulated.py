@@ -18,8 +18,8 @@ def follow(tokens: tuple[int, ...]) -> set[int]:
 
 
 def requests(count: int, seed: int = 0, constrained: bool = True) -> list[Request]:
-    """A mixed bag: lengths, stops, temperatures, constraints."""
-    rng = random.Random(seed)
+    """A mixed bag: lengths, stops, temperatures, filters, constraints."""
+    rng, filters = random.Random(seed), random.Random(seed)
     return [
         Request(
             tuple(rng.randrange(32) for _ in range(rng.randint(1, 12))),
@@ -27,6 +27,9 @@ def requests(count: int, seed: int = 0, constrained: bool = True) -> list[Reques
             stop_token_ids=tuple(rng.sample(range(32), rng.randint(0, 4))),
             temperature=rng.choice([0.0, 0.0, 0.7, 1.5]),
             seed=rng.getrandbits(64),
+            top_k=filters.choice([0, 0, 3]),
+            top_p=filters.choice([1.0, 0.8]),
+            min_p=filters.choice([0.0, 0.1]),
             allowed=follow if constrained and rng.random() < 0.3 else None,
         )
         for _ in range(count)

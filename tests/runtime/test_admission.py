@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
@@ -11,13 +10,17 @@ import pytest
 
 from photon_ext.errors import ConfigError, RequestError
 from photon_ext.layout import HOST_MASK, ROW_COLUMNS, RowColumn
-from photon_ext.row_params import FIELDS, row_words
+from photon_ext.row_params import FIELDS
+from photon_ext.row_words import row_words
 from photon_ext.runtime import Pipeline, RowParams
 from photon_ext.testing import Request, SimRuntime, ToyForward, ToyModel
+from tests.ops.tables import float_bits
 
 PROMPT, PAGES = [1, 2, 3], [0, 1, 2]
 SEED = "an integer from 0 to 2\\*\\*64 - 1, or None for a new one each time"
 TEMPERATURE = "0 for greedy decoding, or a number from 0.001 to 10000"
+TOP_K = "0 for all token ids, or an integer from 1 to 2147483647"
+BIASES = "token ids, integers >= 0, with numbers from -100 to 100 or -inf"
 CAP = "an integer from 1 to 2147483647"
 
 
@@ -59,6 +62,32 @@ def pipeline(runtime: SimRuntime) -> Pipeline:
         ({"seed": -1}, f"seed is -1; give {SEED}"),
         ({"seed": 2**64}, f"seed is 18446744073709551616; give {SEED}"),
         ({"constrained": 1}, "constrained is 1; give True or False"),
+        ({"top_k": -1}, f"top_k is -1; give {TOP_K}"),
+        ({"top_k": 1.5}, f"top_k is 1.5; give {TOP_K}"),
+        ({"top_k": 2**31}, f"top_k is 2147483648; give {TOP_K}"),
+        ({"top_p": 0}, "top_p is 0; give a number from 0.000001 to 1"),
+        ({"top_p": 1.01}, "top_p is 1.01; give a number from 0.000001 to 1"),
+        ({"top_p": float("nan")}, "top_p is nan; give a number from 0.000001 to 1"),
+        ({"min_p": -0.1}, "min_p is -0.1; give a number from 0 to 1"),
+        ({"min_tokens": -1}, "min_tokens is -1; give an integer from 0 to max_new_tokens"),
+        ({"min_tokens": True}, "min_tokens is True; give an integer from 0 to max_new_tokens"),
+        (
+            {"min_tokens": 129},
+            "min_tokens is 129 and max_new_tokens 128; make the one smaller or the other larger",
+        ),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0; give a number from 0.01 to 100"),
+        ({"presence_penalty": 2.1}, "presence_penalty is 2.1; give a number from -2 to 2"),
+        ({"frequency_penalty": True}, "frequency_penalty is True; give a number from -2 to 2"),
+        ({"logprobs": 21}, "logprobs is 21; give None, or an integer from 0 to 20"),
+        ({"logprobs": True}, "logprobs is True; give None, or an integer from 0 to 20"),
+        ({"logit_bias": 5}, f"logit_bias is 5; give a dict of {BIASES}"),
+        ({"logit_bias": [1, 2]}, f"logit_bias is \\[1, 2\\]; give a dict of {BIASES}"),
+        ({"logit_bias": {-1: 0}}, f"logit_bias holds -1: 0; give {BIASES}"),
+        ({"logit_bias": {"5": 0}}, f"logit_bias holds '5': 0; give {BIASES}"),
+        ({"logit_bias": {5: 101}}, f"logit_bias holds 5: 101; give {BIASES}"),
+        ({"logit_bias": {5: float("inf")}}, f"logit_bias holds 5: inf; give {BIASES}"),
+        ({"logit_bias": {5: float("nan")}}, f"logit_bias holds 5: nan; give {BIASES}"),
+        ({"min_p": "0"}, "min_p is '0'; give a number from 0 to 1"),
     ],
 )
 def test_a_bad_parameter_is_refused_when_it_is_made(bad: dict[str, Any], message: str) -> None:
@@ -68,9 +97,10 @@ def test_a_bad_parameter_is_refused_when_it_is_made(bad: dict[str, Any], message
 
 
 def test_the_bounds_of_every_parameter_are_allowed() -> None:
-    least = RowParams(1, 1e-3, 0, [], False)  # type: ignore[arg-type]
-    most = RowParams(2**31 - 1, 1e4, 2**64 - 1, [0, 2**31 - 1], True)  # type: ignore[arg-type]
+    least = RowParams(1, 1e-3, 0, [], False, 0, 1e-6, 0)  # type: ignore[arg-type]
+    most = RowParams(2**31 - 1, 1e4, 2**64 - 1, [0, 2**31 - 1], True, 2**31 - 1, 1, 1)  # type: ignore[arg-type]
     assert (least.temperature, least.stop_token_ids) == (1e-3, ())
+    assert (least.top_p, most.top_k, most.min_p) == (1e-6, 2**31 - 1, 1)
     assert (most.seed, most.stop_token_ids) == (2**64 - 1, (0, 2**31 - 1))
     assert RowParams(temperature=0).temperature == 0
 
@@ -80,16 +110,22 @@ def test_every_field_of_the_parameters_is_in_the_table() -> None:
 
 
 def test_the_words_of_a_row_are_its_parameters_and_its_generation() -> None:
-    words = row_words(RowParams(77, 0.7, 0x89ABCDEF_01234567, (5, 6, 7), True), generation=9)
+    params = RowParams(77, 0.7, 0x89ABCDEF_01234567, (5, 6, 7), True, 40, 0.9, 0.05, 70)
+    words = row_words(params, generation=9)
     expected = [0] * ROW_COLUMNS
     expected[RowColumn.REMAINING] = 77
     expected[RowColumn.ALIVE] = 1
     expected[RowColumn.GENERATION] = 9
     expected[RowColumn.STOP_COUNT] = 3
-    expected[RowColumn.TEMPERATURE] = struct.unpack("<i", struct.pack("<f", 0.7))[0]
+    expected[RowColumn.TEMPERATURE] = float_bits(0.7)
     expected[RowColumn.SEED_LOW] = 0x01234567
     expected[RowColumn.SEED_HIGH] = 0x89ABCDEF - 2**32
     expected[RowColumn.CONSTRAINT] = HOST_MASK
+    expected[RowColumn.TOP_K] = 40
+    expected[RowColumn.TOP_P] = float_bits(0.9)
+    expected[RowColumn.MIN_P] = float_bits(0.05)
+    expected[RowColumn.REPETITION_PENALTY] = float_bits(1.0)
+    expected[RowColumn.MUTED_UNTIL] = 8  # 77 to 8 remain before each of the first 70 tokens
     assert words == expected
     assert row_words(RowParams(1, seed=0), 2)[RowColumn.CONSTRAINT] == 0
 

@@ -70,7 +70,7 @@ def test_tables_that_int32_cannot_count_are_refused_before_they_are_made() -> No
     with pytest.raises(
         ConfigError,
         match="max_rows 32, each with 1 pages and max_stop_ids 1000000000, make tables of "
-        "33000001489 words",
+        "33000001885 words",
     ):
         Runtime(device="cpu", max_stop_ids=10**9)
     with pytest.raises(

@@ -154,6 +154,28 @@ def test_hazard_15_a_record_of_another_row_or_generation_is_refused(
     assert all(outcome.finish is None for outcome in driver.outcomes)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_hazard_16_a_penalty_counts_the_token_just_sampled(depth: int, seed: int) -> None:
+    """Also while the host has not seen that token, and in a row whose index had other tokens."""
+    runtime = SimRuntime(1, depth=depth, chooser=Random(seed), max_biases=3, penalty_vocab=32)
+    driver = Driver(runtime)
+    biases = {3: 60.0, 7: 60.0, 9: 60.0}
+    requests = [
+        Request((1, 3), 12, logit_bias=biases, frequency_penalty=2.0, presence_penalty=2.0),
+        Request((1, 3), 12, logit_bias=biases, frequency_penalty=2.0, repetition_penalty=3.0),
+        Request((1, 3), 12, logit_bias=biases),
+    ]
+    outcomes = [driver.submit(request) for request in requests]
+    while driver.busy:
+        driver.tick()
+    found = [tuple(outcome.tokens) for outcome in outcomes]
+    assert found == [MODEL.generate(request) for request in requests]
+    assert {*found[0], *found[1]} <= {*biases}
+    assert 3 not in found[1][:2]  # it is in the prompt
+    assert len({*found}) == 3
+
+
 def test_hazard_17_a_missing_mask_is_closed() -> None:
     """A constraint that raises leaves no mask; the row ends in an error, and its neighbour does
     not notice.

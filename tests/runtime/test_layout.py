@@ -5,14 +5,15 @@ bounds.
 from __future__ import annotations
 
 import re
-import struct
 from enum import IntEnum
 from pathlib import Path
 
 import pytest
 
 from photon_ext import layout
-from photon_ext.row_params import FIELDS, RowParams, row_words
+from photon_ext.row_params import FIELDS, RowParams
+from photon_ext.row_words import row_words
+from tests.ops.tables import float_bits
 
 COMMON = Path(__file__).parents[2] / "csrc" / "common"
 
@@ -78,6 +79,8 @@ def test_constants_are_the_headers() -> None:
     assert rows["kDeltaRunWords"] == layout.DELTA_RUN_WORDS
     assert rows["kHostMask"] == layout.HOST_MASK
     assert rows["kDeltaTables"] == len(layout.DeltaTable)
+    assert rows["kLeastTables"] == layout.LEAST_TABLES
+    assert rows["kDeltaZeros"] == layout.DELTA_ZEROS
     assert rows["kTablePages"] == layout.DeltaTable.PAGES
     assert record["kRecordTokens"] == layout.RECORD_TOKENS
     assert record["kMaskKeyColumns"] == layout.MASK_KEY_COLUMNS
@@ -92,14 +95,24 @@ def test_parameters_of_a_row_lie_in_the_columns_of_the_header() -> None:
     least = {"max_new_tokens": 1, "temperature": 0.0, "seed": 0, "constrained": False}
     words = {
         "max_new_tokens": (2**31 - 1, {"kRowRemaining": 2**31 - 1}),
-        "temperature": (1.5, {"kRowTemperature": struct.unpack("<i", struct.pack("<f", 1.5))[0]}),
+        "temperature": (1.5, {"kRowTemperature": float_bits(1.5)}),
         "seed": (2**64 - 2, {"kRowSeedLow": -2, "kRowSeedHigh": -1}),
         "constrained": (True, {"kRowConstraint": found["kHostMask"]}),
         "stop_token_ids": ((7, 8), {"kRowStopCount": 2}),
+        "top_k": (40, {"kRowTopK": 40}),
+        "top_p": (0.25, {"kRowTopP": float_bits(0.25)}),
+        "min_tokens": (1, {"kRowMutedUntil": 1}),
+        "min_p": (0.5, {"kRowMinP": float_bits(0.5)}),
+        "repetition_penalty": (2.0, {"kRowRepetitionPenalty": float_bits(2.0)}),
+        "presence_penalty": (0.5, {"kRowPresencePenalty": float_bits(0.5)}),
+        "frequency_penalty": (-1.0, {"kRowFrequencyPenalty": float_bits(-1.0)}),
+        "logit_bias": ({5: 1.0, 2: -1.0}, {"kRowBiasCount": 2}),
+        "logprobs": (4, {"kRowLogprobs": 5}),
     }
     assert set(words) == set(FIELDS)
     base = row_words(RowParams(**least), 0)
     always = {"kRowRemaining": 1, "kRowAlive": 1}
+    always |= dict.fromkeys(("kRowTopP", "kRowRepetitionPenalty"), float_bits(1.0))
     assert base == [
         next((word for name, word in always.items() if found[name] == column), 0)
         for column in range(found["kRowColumns"])
@@ -117,6 +130,15 @@ def test_parts_of_the_step_input_do_not_overlap(num_tokens: int) -> None:
     assert inputs.delta_offset >= inputs.staged_offset + num_tokens
     assert inputs.delta_offset % 4 == 0
     assert inputs.words == inputs.delta_offset + 17
+
+
+def test_log_probabilities_lie_behind_the_records() -> None:
+    outputs, record = layout.OutputLayout(max_segments=5), enums("out_record.h")
+    assert outputs.words(4, logprobs=False) == 4 * layout.RECORD_WIDTH
+    assert outputs.words(4, logprobs=True) == outputs.logprob_offset + 4 * layout.LOGPROB_WIDTH
+    assert outputs.logprob_offset == 5 * layout.RECORD_WIDTH
+    assert outputs.capacity == outputs.words(5, logprobs=True)
+    assert record["kMostLogprobs"] == layout.MOST_LOGPROBS
 
 
 @pytest.mark.parametrize(("vocab", "words"), [(1, 1), (32, 1), (33, 2), (49152, 1536)])

@@ -12,13 +12,14 @@ from photon_ext.errors import NoFreeRow
 from photon_ext.layout import (
     DELTA_HEADER,
     DELTA_RUN_WORDS,
+    DELTA_ZEROS,
     NO_PAGE,
     ROW_COLUMNS,
     DeltaTable,
     RowColumn,
 )
 from photon_ext.runtime import Runtime
-from photon_ext.runtime.row_table import RowTable
+from photon_ext.runtime.row_table import RUN_WORDS, RowTable
 
 
 def runs(packet: list[int]) -> list[tuple[int, int, list[int]]]:
@@ -64,6 +65,29 @@ def test_a_row_is_three_runs() -> None:
     ]
 
 
+def test_a_row_with_biases_and_penalties_has_three_more() -> None:
+    table = RowTable(4, 1, 1, max_biases=2, penalty_vocab=RUN_WORDS + 40)
+    vocab = table.penalty_vocab
+    for _ in range(2):  # the second time for one that was never launched
+        table.write_row(2, [1] * ROW_COLUMNS, (7,), (5,))
+        table.write_bias(2, [3, 9])
+        table.count_from(2, [6] * table.widths[DeltaTable.PROMPT_BITS])
+    packet = table.take_deltas()
+    found = [packet[at : at + 4] for at in range(DELTA_HEADER, DELTA_HEADER + 7 * 4, 4)]
+    assert packet[:2] == [7, len(packet)]
+    assert [run[:3] for run in found[3:5]] == [
+        [DeltaTable.BIASES, 8, 2],
+        [DeltaTable.PROMPT_BITS, 2 * 258, 258],
+    ]
+    assert packet[found[3][3] :] == [3, 9, *[6] * 258]
+    assert found[5:] == [
+        [DeltaTable.TOKEN_COUNTS, 2 * vocab, RUN_WORDS, DELTA_ZEROS],
+        [DeltaTable.TOKEN_COUNTS, 2 * vocab + RUN_WORDS, 40, DELTA_ZEROS],
+    ]
+    assert table.take_deltas() == []
+    assert len(packet) <= table.delta_capacity
+
+
 def test_neighbouring_rows_merge_into_the_same_runs() -> None:
     table = RowTable(4, 1, 1)
     for row in (2, 1):
@@ -72,6 +96,17 @@ def test_neighbouring_rows_merge_into_the_same_runs() -> None:
         (DeltaTable.ROW_STATE, ROW_COLUMNS, [1] * ROW_COLUMNS + [2] * ROW_COLUMNS),
         (DeltaTable.PAGES, 1, [1, 2]),
         (DeltaTable.STOP_IDS, 1, [-1, -1]),
+    ]
+
+
+def test_a_run_that_is_long_enough_takes_no_neighbour() -> None:
+    table = RowTable(2, RUN_WORDS - 1, 1)
+    for row in (1, 2):
+        table.write_row(row, [row] * ROW_COLUMNS, (row,), ())
+    pages = [run for run in runs(table.take_deltas()) if run[0] == DeltaTable.PAGES]
+    assert [(offset, len(words)) for _, offset, words in pages] == [
+        (RUN_WORDS - 1, RUN_WORDS - 1),
+        (2 * RUN_WORDS - 2, RUN_WORDS - 1),
     ]
 
 

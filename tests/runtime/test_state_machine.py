@@ -45,6 +45,9 @@ REQUESTS = st.builds(
     stop_token_ids=st.lists(st.integers(0, VOCAB - 1), max_size=4).map(tuple),
     temperature=st.sampled_from([0.0, 0.0, 0.8]),
     seed=st.integers(0, 2**64 - 1),
+    frequency_penalty=st.sampled_from([0.0, 0.0, 2.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 3.0]),
+    logit_bias=st.dictionaries(st.integers(0, VOCAB - 1), st.floats(-9, 9, width=16), max_size=2),
     allowed=st.sampled_from([None, None, follow]),
 )
 
@@ -82,7 +85,15 @@ class PipelineMachine(RuleBasedStateMachine):
         self.chunk = chunk
         self.last_decode: tuple[Row, ...] = ()
         self.drained: dict[Outcome, int] = {}
-        self.runtime = SimRuntime(rows, 16, depth, page_size=2, chooser=Random(seed))
+        self.runtime = SimRuntime(
+            rows,
+            16,
+            depth,
+            page_size=2,
+            chooser=Random(seed),
+            max_biases=2,
+            penalty_vocab=VOCAB,
+        )
         self.driver = Driver(
             self.runtime, pages=PAGES, chunk=chunk, prefill_buckets=(2, 8), mixed=mixed
         )

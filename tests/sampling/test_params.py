@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from photon_ext.errors import ConfigError
-from photon_ext.row_params import row_words
+from photon_ext.row_words import row_words
 from photon_ext.runtime import RowParams
 from photon_ext.sampling import SamplingParams, from_allowed_ids
 from photon_ext.sampling.constraints import AllowedIds
@@ -89,7 +89,7 @@ def test_the_name_that_another_engine_has_for_it_is_answered_with_ours(
         SamplingParams(**{name: 5})
 
 
-@pytest.mark.parametrize("name", ["top_p", "top_k", "min_p", "logprobs", "presence_penalty", "n"])
+@pytest.mark.parametrize("name", ["best_of", "response_format"])
 def test_what_is_not_there_yet_is_said_to_be_so(name: str) -> None:
     with pytest.raises(ConfigError, match=f"^{name} is not supported yet; leave it out: there are"):
         SamplingParams(**{name: 1})
@@ -232,3 +232,11 @@ def test_a_constraint_is_not_asked_anything_before_its_request_runs() -> None:
 
     constraint = Untouchable()
     assert SamplingParams(constraint=constraint).constraint is constraint
+
+
+def test_answers_of_one_prompt_have_seeds_of_their_own() -> None:
+    params = SamplingParams(seed=2**64 - 1, temperature=1.0)
+    assert [params.sample(index).seed for index in range(3)] == [2**64 - 1, 0, 1]
+    assert SamplingParams().sample(2).seed is None
+    with pytest.raises(ConfigError, match=r"n is a keyword of Engine\.generate"):
+        SamplingParams(n=2)

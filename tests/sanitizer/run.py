@@ -29,6 +29,10 @@ ROOT = Path(__file__).resolve().parents[2]
 # One file or test a line: what launches our kernels in small sizes.
 TESTS = (
     "tests/ops/test_step.py",
+    "tests/ops/test_filter.py",
+    "tests/ops/test_muted_stops.py",
+    "tests/ops/test_penalties.py",
+    "tests/ops/test_logprobs.py",
     "tests/ops/test_sample.py",
     "tests/ops/test_attention.py",
     "tests/ops/test_linear.py",

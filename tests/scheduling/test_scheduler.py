@@ -65,7 +65,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.scheduler.waiting[0] is sequence
             return
         self.admitted += 1
-        prompt, params = sequence.admission
+        prompt, params, _ = sequence.admission
         row = Row(1, self.admitted, tuple(grant.pages), prompt, params)
         self.scheduler.admit(sequence, row, grant)
         self.running.append(self.waiting.pop(0))

@@ -11,6 +11,7 @@ from photon_ext.models.config import Family, ModelConfig
 from photon_ext.models.decoder import Decoder
 from photon_ext.models.weights import random_weights
 from photon_ext.runtime import Pipeline, RowParams, Runtime
+from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.step import FinishReason, StepTensors
 from photon_ext.testing import (
     Chooser,
@@ -159,7 +160,7 @@ def test_accesses_are_those_of_the_schema_lists_and_keywords_included() -> None:
         found, ledger.seen = ledger.seen, set()
         return found
 
-    with Footprint(names, DeviceState(2, 1, 1, 4)).of(access) as footprint:
+    with Footprint(names, DeviceState(RowTable(1, 1, 1), 4)).of(access) as footprint:
         ops.select_tokens_into(out, x, segments)
         assert seen() == {("writes", "out"), ("reads", "x"), ("reads", "segments")}
         footprint.of(access)

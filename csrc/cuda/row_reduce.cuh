@@ -1,0 +1,94 @@
+// What the threads of a row's CTAs find together: one CTA, or a cluster.
+#pragma once
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/launch.cuh"
+#include "cuda/ptx.cuh"
+#include "cuda/reduce.cuh"
+
+namespace photon::cuda {
+
+constexpr int kSampleThreads = 512;
+constexpr int kSampleWarps = kSampleThreads / kWarpSize;
+constexpr int kMostBlocks = 8;  // CTAs of a cluster
+
+struct Candidate {
+  float score = -INFINITY;
+  int32_t id = -1;  // -1: none
+};
+
+// A total order on candidates, so that the winner does not depend on the order of comparison:
+// higher score, then lower id.
+__device__ inline bool is_better(const Candidate& a, const Candidate& b) {
+  if (a.id < 0 || b.id < 0) return a.id >= 0 && b.id < 0;
+  return a.score > b.score || (a.score == b.score && a.id < b.id);
+}
+
+// A CTA's shared memory.
+struct RowShared {
+  Candidate of_warp[kSampleWarps];
+  float value_of_warp[kWarpSize];
+  float value_of_block[kMostBlocks];
+  Candidate best;
+};
+
+template <int kBlocks>
+__device__ void sync_row() {
+  if constexpr (kBlocks > 1)
+    sync_cluster();
+  else
+    __syncthreads();
+}
+
+// Writes to the place that `pointer` names in the shared memory of one of the row's CTAs.
+template <int kBlocks>
+__device__ void put_in_block(float* pointer, uint32_t block, float value) {
+  if constexpr (kBlocks > 1)
+    store_in_block(pointer, block, value);
+  else
+    *pointer = value;
+}
+
+__device__ inline Candidate warp_best(Candidate best) {
+#pragma unroll
+  for (int offset = kWarpSize / 2; offset > 0; offset /= 2) {
+    const Candidate other = {__shfl_xor_sync(kFullWarp, best.score, offset),
+                             __shfl_xor_sync(kFullWarp, best.id, offset)};
+    if (is_better(other, best)) best = other;
+  }
+  return best;
+}
+
+// The first warp's result is the CTA's.
+__device__ inline Candidate block_best(Candidate best, RowShared& shared) {
+  best = warp_best(best);
+  if (threadIdx.x % kWarpSize == 0) shared.of_warp[threadIdx.x / kWarpSize] = best;
+  __syncthreads();
+  if (threadIdx.x >= kWarpSize) return best;
+  return warp_best(threadIdx.x < kSampleWarps ? shared.of_warp[threadIdx.x] : Candidate{});
+}
+
+// The largest of all threads' values in a row's CTAs; every thread gets it. Between two calls there
+// is another sync_row().
+template <int kBlocks>
+__device__ float row_max(float value, RowShared& shared) {
+#pragma unroll
+  for (int offset = kWarpSize / 2; offset > 0; offset /= 2)
+    value = fmaxf(value, __shfl_xor_sync(kFullWarp, value, offset));
+  if (threadIdx.x % kWarpSize == 0) shared.value_of_warp[threadIdx.x / kWarpSize] = value;
+  __syncthreads();
+  if (threadIdx.x < kBlocks) {
+    for (int warp = 0; warp < kSampleWarps; ++warp)
+      value = fmaxf(value, shared.value_of_warp[warp]);
+    const int own = kBlocks > 1 ? cluster_rank() : 0;
+    put_in_block<kBlocks>(&shared.value_of_block[own], threadIdx.x, value);
+  }
+  sync_row<kBlocks>();
+  value = shared.value_of_block[0];
+#pragma unroll
+  for (int block = 1; block < kBlocks; ++block) value = fmaxf(value, shared.value_of_block[block]);
+  return value;
+}
+
+}  // namespace photon::cuda

@@ -1,0 +1,104 @@
+"""Penalties, logit biases and bad words as callers see them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from photon_ext.engine import Engine
+from photon_ext.errors import RequestError
+from photon_ext.sampling import SamplingParams
+from tests.engine.byte_tokenizer import byte_tokenizer
+from tests.engine.simulated import WatchedDevice, engine_on
+from tests.engine.test_engine_models import prompt_of, tiny_engine
+from tests.models.tiny import VOCAB, saved_tiny_model
+
+INF = float("inf")
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_repetition_penalty_is_that_of_transformers(depth: int, tmp_path: Path) -> None:
+    """Also where the prompt is found in the prefix cache, and is never fed here."""
+    model = saved_tiny_model("qwen3-6-3-24", tmp_path)
+    prompts = [prompt_of(length, VOCAB) for length in (3, 24)]
+    expected = [
+        model.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=20,
+            do_sample=False,
+            eos_token_id=None,
+            repetition_penalty=1.7,
+        )[0, len(prompt) :].tolist()
+        for prompt in prompts
+    ]
+    params = SamplingParams(20, repetition_penalty=1.7, ignore_eos=True)
+    with tiny_engine(tmp_path, depth) as engine:
+        plain = engine.generate(prompts, SamplingParams(20, ignore_eos=True))
+        found = [engine.generate(prompts, params) for _ in range(2)]
+    assert found[1][1].cached_tokens == 20
+    for outputs in found:
+        assert [list(output.token_ids) for output in outputs] == expected
+    assert [list(output.token_ids) for output in plain] != expected
+
+
+def served(**options: object) -> Engine:
+    return engine_on(WatchedDevice(), tokenizer=byte_tokenizer(), **options)
+
+
+def test_a_bias_makes_a_token_sure_or_impossible() -> None:
+    with served() as engine:
+        plain = engine.generate(["Hello"], SamplingParams(12), raw=True)[0]
+        sure = engine.generate(["Hello"], SamplingParams(12, logit_bias={65: 100}), raw=True)[0]
+        assert sure.token_ids == (65,) * 12
+        without = dict.fromkeys(plain.token_ids[:4], -INF)
+        banned = engine.generate(["Hello"], SamplingParams(12, logit_bias=without), raw=True)[0]
+    assert not set(banned.token_ids) & set(without)
+
+
+def test_bad_words_are_not_sampled() -> None:
+    with served() as engine:
+        text = engine.generate(["Hello"], SamplingParams(12), raw=True)[0].text
+        word = next(letter for letter in text if letter.isascii() and letter.isprintable())
+        params = SamplingParams(60, temperature=50.0, bad_words=word, logit_bias={65: 1})
+        assert params.bad_words == (word,)
+        found = engine.generate(["Hello"] * 4, params, raw=True)
+    assert all(word not in output.text for output in found)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        (
+            {"bad_words": ("ab",)},
+            "bad_words holds 'ab', which is 2 tokens; give texts of one token",
+        ),
+        ({"logit_bias": {256: 1.0}}, "logit_bias holds 256; token ids of this model are 0 to 255"),
+        (
+            {"logit_bias": dict.fromkeys(range(4), 1.0), "bad_words": "a"},
+            "5 logit biases, those of bad_words included; a row has 4 at most",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(params: dict[str, object], message: str) -> None:
+    with served() as engine, pytest.raises(RequestError, match=message):
+        engine.submit("Hello", SamplingParams(**params), raw=True)
+
+
+def test_bad_words_need_a_tokenizer() -> None:
+    with (
+        engine_on(WatchedDevice()) as engine,
+        pytest.raises(RequestError, match="bad_words holds 'a', and this engine has no tokenizer"),
+    ):
+        engine.submit([1], SamplingParams(bad_words="a"))
+
+
+def test_an_engine_without_penalties_says_so(tmp_path: Path) -> None:
+    saved_tiny_model("qwen3-6-3-24", tmp_path)
+    with tiny_engine(tmp_path, 2, penalties=False) as engine:
+        assert (
+            engine.generate([[5, 6]], SamplingParams(3, logit_bias={7: 100}))[0].token_ids[0] == 7
+        )
+        with pytest.raises(RequestError, match="need the runtime's penalty_vocab, or the engine's"):
+            engine.submit([1], SamplingParams(presence_penalty=0.5))

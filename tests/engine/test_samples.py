@@ -1,0 +1,38 @@
+"""Several answers to one prompt."""
+
+from __future__ import annotations
+
+import pytest
+
+from photon_ext.errors import ConfigError
+from photon_ext.sampling import SamplingParams
+from tests.engine.simulated import WatchedDevice, engine_on
+
+PROMPTS = [list(range(20)), [7, 8, 9]]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_each_is_the_answer_of_its_seed_and_they_share_the_prompts_pages(depth: int) -> None:
+    with engine_on(WatchedDevice(depth=depth)) as engine:
+        found = engine.generate(PROMPTS, SamplingParams(9, temperature=1.0, seed=5), n=3)
+        alone = [
+            engine.generate([prompt], SamplingParams(9, temperature=1.0, seed=seed))[0]
+            for prompt in PROMPTS
+            for seed in (5, 6, 7)
+        ]
+    assert [output.token_ids for output in found] == [output.token_ids for output in alone]
+    assert len({output.token_ids for output in found}) == 6
+    # pages of 4 tokens, without the last token of the prompt
+    assert [output.cached_tokens for output in found] == [0, 16, 16, 0, 0, 0]
+
+
+def test_without_a_seed_they_differ() -> None:
+    with engine_on(WatchedDevice()) as engine:
+        found = engine.generate(PROMPTS[:1], SamplingParams(20, temperature=1.0), n=4)
+    assert len({output.token_ids for output in found}) == 4
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5, "2", None])
+def test_a_number_that_cannot_be_is_refused(n: object) -> None:
+    with engine_on(WatchedDevice()) as engine, pytest.raises(ConfigError, match=r"^n is "):
+        engine.generate(PROMPTS, n=n)  # type: ignore[arg-type]
