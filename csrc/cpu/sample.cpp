@@ -149,6 +149,22 @@ void put_top_logprobs(const SampleParams& p, int64_t r, const Logprobs& logprobs
   }
 }
 
+// Of all rows that ask for them; where none does, no thread wakes up.
+void put_all_top_logprobs(const SampleParams& p) {
+  const auto asked = [&](int64_t r) {
+    return is_due(p, r) ? load_logprobs(p, r, load_segment(p.segments, r)) : Logprobs{nullptr, 0};
+  };
+  int64_t asking = 0;
+  for (int64_t r = 0; r < p.num_segments; ++r) asking += asked(r).out != nullptr;
+  if (asking == 0) return;
+  parallel_for(p.num_segments, 1, [&](int64_t first, int64_t last) {
+    for (int64_t r = first; r < last; ++r) {
+      const Logprobs logprobs = asked(r);
+      if (logprobs.out != nullptr) put_top_logprobs(p, r, logprobs);
+    }
+  });
+}
+
 void put_sampled_logprob(const SampleParams& p, int64_t r, const Logprobs& logprobs) {
   float logit, log_sum;
   const int64_t at = (r * p.logits_stride + p.out[r]) * size_of(p.dtype);
@@ -210,14 +226,10 @@ void sample(const SampleParams& p) {
   if (static_cast<int64_t>(found.size()) < p.num_segments * blocks)
     found.resize(static_cast<size_t>(p.num_segments * blocks));
   Candidate* const candidates = found.data();
-  parallel_for(p.num_segments, 1, [&](int64_t first, int64_t last) {
-    for (int64_t r = first; r < last; ++r) {
-      if (!is_due(p, r)) continue;
-      const Logprobs logprobs = load_logprobs(p, r, load_segment(p.segments, r));
-      if (logprobs.out != nullptr) put_top_logprobs(p, r, logprobs);
-      mute_stops(p, r);
-    }
-  });
+  put_all_top_logprobs(p);
+  for (int64_t r = 0; r < p.num_segments; ++r) {
+    if (is_due(p, r)) mute_stops(p, r);
+  }
   for_vocab_blocks(p.num_segments, p.vocab, [&](int64_t r, int64_t begin, int64_t end) {
     if (is_due(p, r) && !is_whole(p, r))
       candidates[r * blocks + begin / kVocabBlock] = sample_range(p, r, begin, end);
