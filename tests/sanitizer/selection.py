@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping
 from itertools import combinations, groupby
 from typing import NamedTuple
 
-# What differs between dtypes is arithmetic, not indexes or barriers: the fast kernels have one, of
-# the plain ones one is enough.
-FAST_DTYPE, PLAIN_DTYPE = "torch.bfloat16", "torch.float32"
+# What differs between dtypes is arithmetic, not indexes or barriers: the Hopper kernels have one,
+# of the portable ones one is enough.
+HOPPER_DTYPE, PORTABLE_DTYPE = "torch.bfloat16", "torch.float32"
+HOPPER = "hopper"  # the tests' parameter that chooses between the two
 
-# Functions whose cases launch a kernel hundreds of times, or on thousands of positions: every value
-# once, not every pair of values.
+# Functions whose cases launch a kernel hundreds of times, or on thousands of positions, and those
+# whose pairs of values other functions have: every value once, not every pair of values.
 LONG = frozenset(
     {
         "test_a_chunk_has_the_same_bits_whatever_rides_along",
@@ -22,10 +23,21 @@ LONG = frozenset(
         "test_a_long_context_has_the_same_parts_in_every_step",
         "test_a_prompt_has_the_same_bits_however_it_is_cut",
         "test_chunks_over_contexts_are_near_the_float64_reference",
+        "test_clusters_take_one_tile_after_another",
         "test_counts_around_the_groups_of_tokens",
         "test_mixed_steps_are_near_the_float64_reference",
+        "test_many_tokens_have_the_bits_of_few",
         "test_more_tokens_than_a_launch_takes_have_the_bits_of_fewer_at_any_counts",
+        "test_odd_logits_draw_only_what_the_specification_keeps",
         "test_contexts_in_parts_are_near_the_float64_reference",
+        "test_rope_append_is_near_the_float64_reference",
+        "test_fused_decode_does_what_its_two_parts_do",
+        "test_attention_over_pages_of_any_size",
+        "test_garbage_in_decode_meta_touches_no_foreign_memory",
+        "test_a_filter_that_is_none_changes_no_token",
+        "test_greedy_ties_and_odd_values",
+        "test_rows_may_begin_and_end_anywhere",
+        "test_the_bits_are_those_of_the_separate_ops",
         "test_what_a_later_position_holds_reaches_no_earlier_token",
         "test_what_is_not_finite_in_a_part_reaches_no_token_before_it",
     }
@@ -44,7 +56,7 @@ LEFT_OUT = frozenset(
         "test_a_token_has_the_same_bits_in_every_batch_and_every_run",
         "test_a_token_has_the_same_bits_in_one_run_and_in_several",
         "test_a_step_that_fills_the_device_has_the_bits_of_small_ones",
-        "test_the_contexts_of_a_chunk_stay_whole_from_some_tokens_on",
+        "test_many_tokens_of_the_models_have_the_bits_of_few",
         "test_without_torchs_products_no_bit_depends_on_how_a_long_prompt_is_cut",
     }
 )
@@ -73,17 +85,21 @@ def selected(cases: Iterable[Case]) -> list[str]:
 
 
 def _of_function(cases: list[Case], long: bool) -> list[str]:
-    """Fast kernels have sizes of their own, so their cases stand alone; of the plain ones, which
-    other tests have too, a few do.
+    """Hopper kernels have sizes of their own, so their cases stand alone; of the portable ones,
+    which other tests have too, a few do.
     """
-    fast = [case for case in cases if case.values.get("fast") == "True"]
-    plain = [case for case in cases if case not in fast]
-    return cover(fast, 1 if long else 2) + cover(plain, 1 if long or fast else 2)
+    hopper = [case for case in cases if is_hopper(case)]
+    portable = [case for case in cases if not is_hopper(case)]
+    return cover(hopper, 1 if long else 2) + cover(portable, 1 if long or hopper else 2)
+
+
+def is_hopper(case: Case) -> bool:
+    return case.values.get(HOPPER) == "True"
 
 
 def of_one_dtype(case: Case) -> bool:
     """Whether a case's dtype is the one that its kernels are looked at with."""
-    wanted = FAST_DTYPE if case.values.get("fast") == "True" else PLAIN_DTYPE
+    wanted = HOPPER_DTYPE if is_hopper(case) else PORTABLE_DTYPE
     return case.values.get("dtype", wanted) == wanted
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from itertools import chain, product
 from pathlib import Path
 
 import pytest
 
 from tests.sanitizer import run
-from tests.sanitizer.selection import FIRST, LEFT_OUT, LONG, Case, selected, shard
+from tests.sanitizer.selection import FIRST, HOPPER, LEFT_OUT, LONG, Case, selected, shard
 
 
 def cases(function: str, **values: list[object]) -> list[Case]:
@@ -45,25 +46,20 @@ def test_long_functions_keep_every_value_only() -> None:
     ]
 
 
-def test_fast_kernels_keep_their_own_pairs_in_their_own_dtype() -> None:
-    kept = values_of(
-        selected(
-            cases(
-                "test_x",
-                fast=[False, True],
-                lines=[1, 9],
-                shape=["a", "b"],
-                dtype=["torch.float32", "torch.bfloat16"],
-            )
-        )
+def test_hopper_kernels_keep_their_own_pairs_in_their_own_dtype() -> None:
+    given = cases(
+        "test_x",
+        hopper=[False, True],
+        tokens=[1, 9],
+        shape=["a", "b"],
+        dtype=["torch.float32", "torch.bfloat16"],
     )
-    fast = [(lines, shape, dtype) for is_hopper, lines, shape, dtype in kept if is_hopper == "True"]
-    plain = [
-        (lines, shape, dtype) for is_hopper, lines, shape, dtype in kept if is_hopper == "False"
-    ]
-    assert fast == [(*pair, "torch.bfloat16") for pair in product("19", "ab")]
-    assert len(plain) == 2
-    assert {dtype for *_, dtype in plain} == {"torch.float32"}
+    kept = values_of(selected(given))
+    hopper = [rest for is_hopper, *rest in kept if is_hopper == "True"]
+    portable = [rest for is_hopper, *rest in kept if is_hopper == "False"]
+    assert hopper == [[*pair, "torch.bfloat16"] for pair in product("19", "ab")]
+    assert len(portable) == 2
+    assert {dtype for *_, dtype in portable} == {"torch.float32"}
 
 
 def test_some_functions_are_cut_short_or_left_out() -> None:
@@ -90,8 +86,13 @@ def test_shards_deal_out_everything_once() -> None:
             shard(names, wrong)
 
 
-def test_the_functions_named_are_there() -> None:
-    """A test that is renamed would silently be run at full length."""
+def test_the_functions_and_the_parameter_named_are_there() -> None:
+    """A test that is renamed would silently be run at full length, and with another name of the
+    parameter the Hopper kernels would be left out.
+    """
     files = [Path(run.ROOT, test.partition("::")[0]).read_text() for test in run.TESTS]
+    for kernel in ("fused_linear", "filter", "mixed_attention"):
+        text = Path(run.ROOT, f"tests/ops/test_{kernel}.py").read_text()
+        assert re.search(rf"\b{HOPPER}: bool\b", text), kernel
     for name in (*LONG, *LEFT_OUT, *FIRST):
         assert any(f"def {name}(" in text for text in files), name
