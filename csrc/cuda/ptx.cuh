@@ -193,6 +193,14 @@ __device__ inline uint64_t evict_last() {
   return policy;
 }
 
+// Neither, as a load treats it.
+__device__ inline uint64_t evict_normal() {
+  uint64_t policy = 0;
+  PHOTON_HOPPER(
+      asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy)));
+  return policy;
+}
+
 // Where a tensor copy begins: column, row, and slice of columns.
 struct TensorPlace {
   int column, row, slice;

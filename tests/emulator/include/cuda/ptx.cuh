@@ -79,6 +79,7 @@ inline void fence_async_global() {}
 
 inline uint64_t evict_first() { return 0; }
 inline uint64_t evict_last() { return 0; }
+inline uint64_t evict_normal() { return 0; }
 
 struct TensorPlace {
   int column, row, slice;
