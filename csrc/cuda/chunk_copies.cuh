@@ -85,26 +85,25 @@ __device__ void copy_vectors(const KvCache& cache, int kv_head, const KvPlace& p
 
 // --- keys and values by boxes --------------------------------------------------------------------
 
-// A tile has 2 * kSlices kinds of boxes: of keys and of values, of each slice. Box number i of a
-// warp, and of the boxes of its kind.
+// How the warps divide the boxes of a tile. A kind of boxes is one slice of keys, or of values. A
+// warp has kWarpKinds kinds, or shares its kind with others: then it has every kStep-th box.
 template <typename Plan>
-struct WarpBox {
+struct BoxShare {
   static constexpr int kKinds = 2 * Plan::kSlices;
+  static constexpr int kWarpKinds = kKinds > Plan::kWarps ? kKinds / Plan::kWarps : 1;
+  static constexpr int kStep = kKinds < Plan::kWarps ? Plan::kWarps / kKinds : 1;
+  static_assert(kKinds % Plan::kWarps == 0 || Plan::kWarps % kKinds == 0);
 
-  int kind, index;
-
-  __device__ explicit WarpBox(int i) {
-    const unsigned number = threadIdx.x / kWarpSize + i * Plan::kWarps;
-    kind = number % kKinds;
-    index = number / kKinds;
-  }
+  int first_kind = threadIdx.x / kWarpSize % kKinds, first_box = threadIdx.x / kWarpSize / kKinds;
 };
 
-// Each lane looks up the page of one of the boxes that its warp copies.
+// Each lane looks up the page of one of its warp's boxes, the first ones in order.
 template <typename Plan>
 __device__ KvPlace look_up_box(const KvCache& cache, const CacheBoxes& boxes, const Run& run,
                                int32_t position) {
-  position += WarpBox<Plan>(threadIdx.x % kWarpSize).index << boxes.token_shift;
+  using Share = BoxShare<Plan>;
+  const int lane = threadIdx.x % kWarpSize, box = Share().first_box + lane * Share::kStep;
+  position += box << boxes.token_shift;
   if (position >= run.part.end) return {-1, 0};
   const int32_t slot = position >> boxes.page_shift;
   const int32_t page = cache.page_table == nullptr
@@ -114,31 +113,32 @@ __device__ KvPlace look_up_box(const KvCache& cache, const CacheBoxes& boxes, co
   return {valid ? page : -1, position - (slot << boxes.page_shift)};
 }
 
-// Starts the warp's copies of boxes of a tile, from the places that its lanes have looked up. The
-// boxes of no page bring zeros.
+// Starts the warp's copies of boxes of a tile, from the places that its lanes have looked up. Boxes
+// of no page bring zeros. The first warp announces the bytes of all.
 template <typename Plan>
 __device__ void copy_boxes(const CacheBoxes& boxes, const KvPlace& place, ChunkShared<Plan>& shared,
                            uint32_t stage) {
-  constexpr int kKinds = WarpBox<Plan>::kKinds;
-  const int warp = threadIdx.x / kWarpSize, kv_head = shared.task.kv_head;
-  const int tile_boxes = kKinds * kTileKeys >> boxes.token_shift,
-            count = (tile_boxes - warp + Plan::kWarps - 1) / Plan::kWarps;  // of this warp
+  using Share = BoxShare<Plan>;
+  constexpr int kSlice = kTileKeys * kSliceColumns;  // elements
+  const Share share;
+  const int own_block = boxes.block(place.page, shared.task.kv_head),
+            box_elements = boxes.tokens * kSliceColumns, count = kTileKeys >> boxes.token_shift;
   Barrier* const arrived = &shared.arrived[stage];
-  const uint64_t policy = evict_normal();
-  if (is_elected()) arrive_expecting(arrived, count * boxes.tokens * kSliceColumns * sizeof(Bf16));
-  for (int i = 0; i < count; ++i) {
-    const int page = __shfl_sync(kFullWarp, place.page, i),
-              token = __shfl_sync(kFullWarp, place.token, i);
-    if (!is_elected()) continue;
-    const WarpBox<Plan> box(i);
-    const bool is_key = box.kind % 2 == 0;
-    const int slice = box.kind / 2;
-    const BoxMap& map = is_key ? boxes.k : boxes.v;
-    Bf16* const to = (is_key ? shared.keys(stage) : shared.values(stage)) +
-                     (slice * kTileKeys + (box.index << boxes.token_shift)) * kSliceColumns;
-    tensor_copy(to, &map.map,
-                {slice * kSliceColumns, token, page < 0 ? -1 : page * map.page_blocks + kv_head},
-                arrived, policy);
+  if (threadIdx.x < kWarpSize && is_elected())
+    arrive_expecting(arrived, Share::kKinds * kSlice * sizeof(Bf16));
+#pragma unroll
+  for (int j = 0; j < Share::kWarpKinds; ++j) {
+    const int kind = share.first_kind + j * Plan::kWarps, is_value = kind / Plan::kSlices,
+              slice = kind % Plan::kSlices, column = computed_now(slice * kSliceColumns);
+    const CUtensorMap* const map = computed_now(&boxes.maps[is_value]);
+    Bf16* const tile = shared.keys(stage) + is_value * kStages * Plan::kTile + slice * kSlice;
+#pragma unroll 1
+    for (int i = 0, box = share.first_box; box < count; ++i, box += Share::kStep) {
+      const int block = __shfl_sync(kFullWarp, own_block, i),
+                token = __shfl_sync(kFullWarp, place.token, i);
+      if (is_elected())
+        tensor_copy(tile + box * box_elements, map, {column, token, block}, arrived);
+    }
   }
 }
 
@@ -149,9 +149,8 @@ template <typename Plan>
 __device__ void prepare_copies(const CacheBoxes& boxes, ChunkShared<Plan>& shared) {
   if constexpr (kHopperCode) {
     if (threadIdx.x != 0 || !boxes.are_there()) return;
-    prefetch_tensor_map(&boxes.k.map);
-    prefetch_tensor_map(&boxes.v.map);
-    for (Barrier& barrier : shared.arrived) init_barrier(&barrier, Plan::kWarps);
+    for (const CUtensorMap& map : boxes.maps) prefetch_tensor_map(&map);
+    for (Barrier& barrier : shared.arrived) init_barrier(&barrier, 1);
     fence_barriers();
   }
 }

@@ -96,7 +96,7 @@ struct ChunkShared {
   alignas(kHalfTileAlignment) Bf16 q[Plan::kRows * Plan::kWidth];  // queries, later outputs
   // Tiles of keys, then as many of values; at the end the rows' sums, for the cluster.
   alignas(kHalfTileAlignment) Bf16 keys_and_values[2 * kStages * Plan::kTile];
-  Barrier arrived[kStages];  // of tensor copies, by stage: each warp arrives with its bytes
+  Barrier arrived[kStages];  // of tensor copies, by stage: one thread arrives, for all bytes
   ChunkTask task;
   Run run;                                          // the one that the CTA works on
   int32_t rows[Plan::kRows], lengths[Plan::kRows];  // of the tile's tokens

@@ -193,14 +193,6 @@ __device__ inline uint64_t evict_last() {
   return policy;
 }
 
-// Neither, as a load treats it.
-__device__ inline uint64_t evict_normal() {
-  uint64_t policy = 0;
-  PHOTON_HOPPER(
-      asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy)));
-  return policy;
-}
-
 // Where a tensor copy begins: column, row, and slice of columns.
 struct TensorPlace {
   int column, row, slice;
@@ -216,6 +208,17 @@ __device__ inline void tensor_copy(void* shared, const CUtensorMap* map, TensorP
                    " [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(shared)),
                    "l"(map), "r"(at.column), "r"(at.row), "r"(at.slice),
                    "r"(shared_address(barrier)), "l"(policy) : "memory"));
+}
+
+// The same, treated by L2 as loads are.
+__device__ inline void tensor_copy(void* shared, const CUtensorMap* map, TensorPlace at,
+                                   Barrier* barrier) {
+  PHOTON_HOPPER(
+      asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::"
+                   "bytes"
+                   " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared_address(shared)),
+                   "l"(map), "r"(at.column), "r"(at.row), "r"(at.slice),
+                   "r"(shared_address(barrier)) : "memory"));
 }
 
 // The same into the shared memory of every CTA of the cluster whose bit is set in `ranks`, at the

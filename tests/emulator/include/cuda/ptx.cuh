@@ -79,7 +79,6 @@ inline void fence_async_global() {}
 
 inline uint64_t evict_first() { return 0; }
 inline uint64_t evict_last() { return 0; }
-inline uint64_t evict_normal() { return 0; }
 
 struct TensorPlace {
   int column, row, slice;
@@ -88,6 +87,11 @@ struct TensorPlace {
 inline void tensor_copy(void* shared, const CUtensorMap* map, TensorPlace at, Barrier* barrier,
                         uint64_t, Site site = emulator::here()) {
   emulator::tensor_copy(shared, map, {at.column, at.row, at.slice}, barrier, site);
+}
+
+inline void tensor_copy(void* shared, const CUtensorMap* map, TensorPlace at, Barrier* barrier,
+                        Site site = emulator::here()) {
+  tensor_copy(shared, map, at, barrier, 0, site);
 }
 
 inline void tensor_copy_to(uint16_t ranks, void* shared, const CUtensorMap* map, TensorPlace at,
