@@ -29,6 +29,7 @@ struct ChunkGrid {
   int tiles, cluster;  // cluster: CTAs of a cluster
   int32_t whole_keys;  // contexts of so many positions at most are the work of the kernel that
                        // cuts none; longer ones of the kernel that cuts
+  CacheBoxes boxes;
 };
 
 // The first token of segment number `index` of a step of `tokens` tokens. Behind the last segment
@@ -212,30 +213,32 @@ __device__ void spoil_sums(const ChunkShared<Plan>& shared, RowSoftmax<Plan>& st
   }
 }
 
-// Goes through the CTA's part of the run's context. All threads must call it.
+// Goes through the CTA's part of the run's context. `turn` counts the tiles of keys that the CTA
+// has gone through. All threads must call it.
 template <typename Plan>
-__device__ void scan_run(const PagedAttentionParams& p, ChunkShared<Plan>& shared,
-                         RowSoftmax<Plan>& state) {
+__device__ void scan_run(const PagedAttentionParams& p, const CacheBoxes& boxes,
+                         ChunkShared<Plan>& shared, RowSoftmax<Plan>& state, uint32_t& turn) {
   const float scale = p.scale * kLog2E;  // weights are powers of two
   const int32_t begin = Plan::kCuts ? shared.run.part.first : 0;
-  KvPlace place = look_up<Plan>(p.cache, shared.run, begin);
+  KvPlace place = look_up<Plan>(p.cache, boxes, shared.run, begin);
   copy_queries(p, shared);
-  copy_keys<Plan>(p.cache, shared.task.kv_head, place, shared.keys(0), shared.values(0));
-  commit_copies();
-  place = look_up<Plan>(p.cache, shared.run, begin + kTileKeys);
+  copy_keys(p.cache, boxes, place, shared, turn);
+  place = look_up<Plan>(p.cache, boxes, shared.run, begin + kTileKeys);
   const WarpParts own = find_parts(shared);
-  for (int32_t first = begin, stage = 0; first < shared.run.part.end;
-       first += kTileKeys, stage ^= 1) {
+  for (int32_t first = begin; first < shared.run.part.end; first += kTileKeys, ++turn) {
     const int32_t end = first + kTileKeys;
-    wait_copies<0>();
-    if (end > shared.run.least) hide_values<Plan>(shared.values(stage), first, shared.poisoned);
-    if constexpr (kHopperCode) fence_async_shared();
+    const uint32_t stage = turn % kStages;
+    const bool hides = end > shared.run.least;
+    await_keys(boxes, shared, turn);
+    if (hides) hide_values<Plan>(shared.values(stage), first, shared.poisoned);
+    // What threads wrote is fenced: queries in the first turn, hidden values, and vectors.
+    if constexpr (kHopperCode) {
+      if (first == begin || hides || !boxes.are_there()) fence_async_shared();
+    }
     __syncthreads();  // all warps' copies have arrived, and no warp reads the other stage any more
     if (end < shared.run.part.end) {
-      copy_keys<Plan>(p.cache, shared.task.kv_head, place, shared.keys(stage ^ 1),
-                      shared.values(stage ^ 1));
-      commit_copies();
-      place = look_up<Plan>(p.cache, shared.run, end + kTileKeys);
+      copy_keys(p.cache, boxes, place, shared, turn + 1);
+      place = look_up<Plan>(p.cache, boxes, shared.run, end + kTileKeys);
     }
     if (first >= own.end) continue;
     Scores scores;
@@ -296,7 +299,7 @@ __device__ void store_rows(const PagedAttentionParams& p, const ChunkShared<Plan
 // Computes task number `index`. All threads of the cluster must call it.
 template <typename Plan>
 __device__ void attend_tile(const PagedAttentionParams& p, const ChunkGrid& grid, int index,
-                            ChunkShared<Plan>& shared) {
+                            ChunkShared<Plan>& shared, uint32_t& turn) {
   __syncthreads();  // no thread reads the task before any more
   if (threadIdx.x < kWarpSize) find_task<Plan>(p, grid, index, shared.task);
   __syncthreads();
@@ -307,7 +310,7 @@ __device__ void attend_tile(const PagedAttentionParams& p, const ChunkGrid& grid
     if (shared.run.row == kOtherKernel) continue;
     RowSoftmax<Plan> state;
     state.clear();
-    if (!shared.run.part.is_empty()) scan_run(p, shared, state);
+    if (!shared.run.part.is_empty()) scan_run(p, grid.boxes, shared, state, turn);
     if constexpr (Plan::kCuts) {
       reduce_parts(p, shared, state);
     } else {
@@ -321,16 +324,19 @@ __device__ void attend_tile(const PagedAttentionParams& p, const ChunkGrid& grid
 // holds at a time, and they share the tasks, most of which have no such context in most steps.
 template <typename Plan>
 __global__ void __launch_bounds__(Plan::kThreads, 1)
-    chunk_attention_kernel(const PagedAttentionParams p, const ChunkGrid grid) {
+    chunk_attention_kernel(const PagedAttentionParams p, const __grid_constant__ ChunkGrid grid) {
   auto& shared = *reinterpret_cast<ChunkShared<Plan>*>(dynamic_shared());
+  uint32_t turn = 0;
   if constexpr (Plan::kCuts) {
     if (find_longest(p, shared) <= grid.whole_keys) return;
+    prepare_copies(grid.boxes, shared);
     const int tasks = grid.tiles * static_cast<int>(p.kv_heads);
     const int clusters = static_cast<int>(gridDim.x) / grid.cluster;
     for (int index = static_cast<int>(blockIdx.x) / grid.cluster; index < tasks; index += clusters)
-      attend_tile(p, grid, index, shared);
+      attend_tile(p, grid, index, shared, turn);
   } else {
-    attend_tile(p, grid, static_cast<int>(blockIdx.x), shared);
+    prepare_copies(grid.boxes, shared);
+    attend_tile(p, grid, static_cast<int>(blockIdx.x), shared, turn);
   }
 }
 
@@ -360,22 +366,23 @@ LaunchShape shape_of(int64_t blocks, int cluster) {
 
 // Computes the contexts that stay whole: all of them where `cluster` is 1.
 template <typename Plan>
-int launch_whole(const PagedAttentionParams& p, int cluster, void* stream) {
+int launch_whole(const PagedAttentionParams& p, const CacheBoxes& boxes, int cluster,
+                 void* stream) {
   const int64_t tiles = count_tiles<Plan>(p);
   if (tiles > INT_MAX) return cudaErrorInvalidConfiguration;
-  const ChunkGrid grid{static_cast<int>(tiles), 1, cluster == 1 ? INT_MAX : kWholeKeys};
+  const ChunkGrid grid{static_cast<int>(tiles), 1, cluster == 1 ? INT_MAX : kWholeKeys, boxes};
   return launch(chunk_attention_kernel<Plan>, shape_of<Plan>(tiles * p.kv_heads, 1), stream, p,
                 grid);
 }
 
 template <typename Plan>
-int launch_cut(const PagedAttentionParams& p, int cluster, void* stream) {
+int launch_cut(const PagedAttentionParams& p, const CacheBoxes& boxes, int cluster, void* stream) {
   const int64_t tiles = count_tiles<Plan>(p);
   if (tiles * p.kv_heads > INT_MAX) return cudaErrorInvalidConfiguration;
   const auto kernel = chunk_attention_kernel<Plan>;
   const int64_t clusters = std::min<int64_t>(
       tiles * p.kv_heads, resident_clusters(kernel, shape_of<Plan>(cluster, cluster)));
-  const ChunkGrid grid{static_cast<int>(tiles), cluster, kWholeKeys};
+  const ChunkGrid grid{static_cast<int>(tiles), cluster, kWholeKeys, boxes};
   return launch(kernel, shape_of<Plan>(clusters * cluster, cluster), stream, p, grid);
 }
 
@@ -390,12 +397,13 @@ bool fills_device(const PagedAttentionParams& p, int ctas) {
 template <typename Large, typename Small>
 int launch_chunks(const PagedAttentionParams& p, void* stream) {
   const int cluster = cluster_blocks(p);
+  const CacheBoxes boxes = make_cache_boxes(p.cache, p.kv_heads, p.head_dim);
   const int error = fills_device<Large>(p, 1)
-                        ? launch_whole<typename Large::Whole>(p, cluster, stream)
-                        : launch_whole<typename Small::Whole>(p, cluster, stream);
+                        ? launch_whole<typename Large::Whole>(p, boxes, cluster, stream)
+                        : launch_whole<typename Small::Whole>(p, boxes, cluster, stream);
   if (error != 0 || cluster == 1) return error;
-  return fills_device<Large>(p, cluster) ? launch_cut<Large>(p, cluster, stream)
-                                         : launch_cut<Small>(p, cluster, stream);
+  return fills_device<Large>(p, cluster) ? launch_cut<Large>(p, boxes, cluster, stream)
+                                         : launch_cut<Small>(p, boxes, cluster, stream);
 }
 
 // Calls `body` with the large and the small plan of a head_dim. Returns `otherwise` where that has

@@ -31,6 +31,7 @@ __device__ void leave_part(ChunkShared<Plan>& shared, const RowSoftmax<Plan>& st
       *reinterpret_cast<float2*>(shared.sums() + Plan::sum_place(row, n) + pair) = sums;
     }
   }
+  fence_async_shared();  // tensor copies of the next run come where the sums are
 }
 
 // How a warp's lanes divide the reduction: kPartLanes lanes have the parts of one of the warp's

@@ -25,6 +25,7 @@ namespace photon::cuda {
 
 constexpr int kVector = kVectorBytes / sizeof(Bf16);  // elements
 constexpr int kDepth = 16;                            // of a matrix instruction
+constexpr int kStages = 2;                            // tiles of keys that there is room for
 
 // The sizes of one instance of the kernel. A warp has 16 rows, and all of head_dim. kCuts: this
 // instance may cut contexts, so that its CTAs come in clusters.
@@ -92,10 +93,10 @@ struct Run {
 
 template <typename Plan>
 struct ChunkShared {
-  alignas(kHalfTileAlignment) Bf16 q[Plan::kRows * Plan::kWidth];     // queries, later outputs
-  alignas(kHalfTileAlignment) Bf16 keys_and_values[4 * Plan::kTile];  // two tiles of keys and two
-                                                                      // of values; at the end the
-                                                                      // rows' sums, for the cluster
+  alignas(kHalfTileAlignment) Bf16 q[Plan::kRows * Plan::kWidth];  // queries, later outputs
+  // Tiles of keys, then as many of values; at the end the rows' sums, for the cluster.
+  alignas(kHalfTileAlignment) Bf16 keys_and_values[2 * kStages * Plan::kTile];
+  Barrier arrived[kStages];  // of tensor copies, by stage: one thread arrives, for all bytes
   ChunkTask task;
   Run run;                                          // the one that the CTA works on
   int32_t rows[Plan::kRows], lengths[Plan::kRows];  // of the tile's tokens
@@ -112,11 +113,14 @@ struct ChunkShared {
     return Plan::kCuts ? part_of(length, task.rank, parts(length)) : Span{0, length};
   }
 
-  __device__ Bf16* keys(int stage) { return keys_and_values + stage * Plan::kTile; }
-  __device__ Bf16* values(int stage) { return keys_and_values + (2 + stage) * Plan::kTile; }
+  __device__ Bf16* keys(uint32_t stage) { return keys_and_values + stage * Plan::kTile; }
+  __device__ Bf16* values(uint32_t stage) {
+    return keys_and_values + (kStages + stage) * Plan::kTile;
+  }
   __device__ float* sums() { return reinterpret_cast<float*>(keys_and_values); }
   __device__ const float* sums() const { return reinterpret_cast<const float*>(keys_and_values); }
-  static_assert(Plan::kRows * Plan::kHeadDim * sizeof(float) <= 4 * Plan::kTile * sizeof(Bf16));
+  static_assert(Plan::kRows * Plan::kHeadDim * sizeof(float) <=
+                sizeof(Bf16) * 2 * kStages * Plan::kTile);
 };
 
 // The first of the two rows that a lane has. The second comes 8 rows later.

@@ -449,6 +449,41 @@ def test_a_value_that_is_not_finite_stays_in_its_column(device: str, bad: float)
     assert_same_bits(after, before)
 
 
+# --- how keys and values are copied ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page_size", [8, 16, 64, 128, 700])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_pages_of_every_size_have_the_same_bits(device: str, head_dim: int, page_size: int) -> None:
+    """Tensor copies bring pages of 8 tokens or more, of a power of two or a row's only one;
+    other pages come vector by vector. Contexts end inside of pages, behind which there is NaN.
+    """
+    spans = [(1, 560, 70), (2, 3, 20), (3, 99, 1)]
+    q, step = queries(91, 4, head_dim, device), tokens_and_segments(spans, device)
+    by_size = [
+        attend(q, filled_rows(spans, 2, head_dim, device, size), *step) for size in (23, page_size)
+    ]
+    assert by_size[0].isfinite().all()
+    assert_same_bits(by_size[1], by_size[0])
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_pages_of_every_layout_have_the_same_bits(device: str, head_dim: int) -> None:
+    """Heads outside of a page's tokens, inside of them, and keys other than values, which come
+    vector by vector. A page in the middle of a context is none.
+    """
+    spans = [(1, 560, 70), (2, 3, 20)]
+    q, step = queries(90, 6, head_dim, device), tokens_and_segments(spans, device)
+    cache = filled_rows(spans, 3, head_dim, device)
+    assert cache.page_table is not None
+    cache.page_table[1, 2] = -1
+    inside = Cache(cache.k.contiguous(), cache.v.contiguous(), cache.page_table, 16)
+    outside = attend(q, cache, *step)
+    assert outside.isfinite().all()
+    for other in (inside, Cache(cache.k, inside.v, cache.page_table, 16)):
+        assert_same_bits(attend(q, other, *step), outside)
+
+
 # --- where it does not fit ------------------------------------------------------------------------
 
 
