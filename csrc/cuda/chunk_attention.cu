@@ -29,7 +29,6 @@ struct ChunkGrid {
   int tiles, cluster;  // cluster: CTAs of a cluster
   int32_t whole_keys;  // contexts of so many positions at most are the work of the kernel that
                        // cuts none; longer ones of the kernel that cuts
-  CacheBoxes boxes;
 };
 
 // The first token of segment number `index` of a step of `tokens` tokens. Behind the last segment
@@ -173,28 +172,24 @@ __device__ void start_run(ChunkShared<Plan>& shared, int first) {
   __syncthreads();
 }
 
-// Of the run's rows: the positions that are in the parts of all of this warp's, and where the last
-// part of its warpgroup's ends. 0: it has no row of the run.
+// Of the run's rows that this warp has: the positions that are in the parts of all of them, and
+// where the last of these parts ends. `end` 0: the warp has no row of the run.
 struct WarpParts {
   Span all;
   int32_t end;
 };
 
-// Writes shared.own_parts. All threads must call it.
+// Writes shared.own_parts of the warp's rows.
 template <typename Plan>
 __device__ WarpParts find_parts(ChunkShared<Plan>& shared) {
-  for (int row = threadIdx.x; row < Plan::kRows; row += Plan::kThreads) {
-    const int token = row / shared.task.group;
-    shared.own_parts[row] = shared.run.has(token) ? shared.part(shared.lengths[token]) : Span{0, 0};
-  }
-  __syncthreads();
-  const int lane = threadIdx.x % kWarpSize, group = threadIdx.x / kWarpgroupThreads;
-  const int row = threadIdx.x / kWarpSize * Plan::kWarpRows + lane % Plan::kWarpRows;
-  const Span part = shared.own_parts[row];
-  const bool is_in_run = shared.run.has(row / shared.task.group);
-  const Span* const rows = shared.own_parts + group * kWarpgroupRows;
-  return {{warp_max(part.first), warp_min(is_in_run ? part.end : INT_MAX)},
-          warp_max(max(rows[lane].end, rows[lane + kWarpSize].end))};
+  const int row =
+      threadIdx.x / kWarpSize * Plan::kWarpRows + threadIdx.x % kWarpSize % Plan::kWarpRows;
+  const int token = row / shared.task.group;
+  const bool is_in_run = shared.run.has(token);
+  const Span part = is_in_run ? shared.part(shared.lengths[token]) : Span{0, 0};
+  if (threadIdx.x % kWarpSize < Plan::kWarpRows) shared.own_parts[row] = part;
+  __syncwarp();
+  return {{warp_max(part.first), warp_min(is_in_run ? part.end : INT_MAX)}, warp_max(part.end)};
 }
 
 // Makes a row's sums NaN where it attends to a value that hide_values() has hidden. Called after
@@ -203,50 +198,50 @@ template <typename Plan>
 __device__ void spoil_sums(const ChunkShared<Plan>& shared, RowSoftmax<Plan>& state) {
   const int pair = threadIdx.x % 4 * 2;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int32_t end = shared.own_parts[lane_row<Plan>() + half * 8].end;
+  for (int f = 0; f < Plan::kFragments; ++f) {
 #pragma unroll
-    for (int n = 0; n < Plan::kVectors; ++n) {
-      if (shared.poisoned[n * 8 + pair] < end) state.sum[4 * n + 2 * half] = NAN;
-      if (shared.poisoned[n * 8 + pair + 1] < end) state.sum[4 * n + 2 * half + 1] = NAN;
+    for (int half = 0; half < 2; ++half) {
+      const int32_t end = shared.own_parts[lane_row<Plan>(f) + half * 8].end;
+#pragma unroll
+      for (int n = 0; n < Plan::kColumns; ++n) {
+        if (shared.poisoned[n * 8 + pair] < end) state.sum[f][n][2 * half] = NAN;
+        if (shared.poisoned[n * 8 + pair + 1] < end) state.sum[f][n][2 * half + 1] = NAN;
+      }
     }
   }
 }
 
-// Goes through the CTA's part of the run's context. `turn` counts the tiles of keys that the CTA
-// has gone through. All threads must call it.
+// Goes through the CTA's part of the run's context. All threads must call it.
 template <typename Plan>
-__device__ void scan_run(const PagedAttentionParams& p, const CacheBoxes& boxes,
-                         ChunkShared<Plan>& shared, RowSoftmax<Plan>& state, uint32_t& turn) {
+__device__ void scan_run(const PagedAttentionParams& p, ChunkShared<Plan>& shared,
+                         RowSoftmax<Plan>& state) {
   const float scale = p.scale * kLog2E;  // weights are powers of two
   const int32_t begin = Plan::kCuts ? shared.run.part.first : 0;
-  KvPlace place = look_up<Plan>(p.cache, boxes, shared.run, begin);
+  KvPlace place = look_up<Plan>(p.cache, shared.run, begin);
   copy_queries(p, shared);
-  copy_keys(p.cache, boxes, place, shared, turn);
-  place = look_up<Plan>(p.cache, boxes, shared.run, begin + kTileKeys);
+  copy_keys<Plan>(p.cache, shared.task.kv_head, place, shared.keys(0), shared.values(0));
+  commit_copies();
+  place = look_up<Plan>(p.cache, shared.run, begin + kTileKeys);
   const WarpParts own = find_parts(shared);
-  for (int32_t first = begin; first < shared.run.part.end; first += kTileKeys, ++turn) {
+  for (int32_t first = begin, stage = 0; first < shared.run.part.end;
+       first += kTileKeys, stage ^= 1) {
     const int32_t end = first + kTileKeys;
-    const uint32_t stage = turn % kStages;
-    const bool hides = end > shared.run.least;
-    await_keys(boxes, shared, turn);
-    if (hides) hide_values<Plan>(shared.values(stage), first, shared.poisoned);
-    // What threads wrote is fenced: queries in the first turn, hidden values, and vectors.
-    if constexpr (kHopperCode) {
-      if (first == begin || hides || !boxes.are_there()) fence_async_shared();
-    }
+    wait_copies<0>();
+    if (end > shared.run.least) hide_values<Plan>(shared.values(stage), first, shared.poisoned);
     __syncthreads();  // all warps' copies have arrived, and no warp reads the other stage any more
     if (end < shared.run.part.end) {
-      copy_keys(p.cache, boxes, place, shared, turn + 1);
-      place = look_up<Plan>(p.cache, boxes, shared.run, end + kTileKeys);
+      copy_keys<Plan>(p.cache, shared.task.kv_head, place, shared.keys(stage ^ 1),
+                      shared.values(stage ^ 1));
+      commit_copies();
+      place = look_up<Plan>(p.cache, shared.run, end + kTileKeys);
     }
     if (first >= own.end) continue;
-    Scores scores;
-    Weights weights;
+    Scores<Plan> scores;
+    Weights<Plan> weights;
     multiply_keys<Plan>(scores, shared.q, shared.keys(stage));
     if ((Plan::kCuts && first < own.all.first) || end > own.all.end)
       hide_scores<Plan>(scores, shared.own_parts, first);
-    weigh_scores(weights, scores, state, scale);
+    weigh_scores<Plan>(weights, scores, state, scale);
     multiply_values<Plan>(state, weights, shared.values(stage));
   }
   spoil_sums(shared, state);
@@ -257,20 +252,23 @@ __device__ void scan_run(const PagedAttentionParams& p, const CacheBoxes& boxes,
 template <typename Plan>
 __device__ void finish_rows(ChunkShared<Plan>& shared, const RowSoftmax<Plan>& state) {
   const int pair = threadIdx.x % 4 * 2;
-  __syncthreads();  // all warps have read the queries
+  __syncwarp();  // all lanes have read the queries
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const float total = total_of(state, half);
-    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
-    const int row = lane_row<Plan>() + half * 8;
-    if (shared.own_parts[row].is_empty()) continue;
+  for (int f = 0; f < Plan::kFragments; ++f) {
 #pragma unroll
-    for (int n = 0; n < Plan::kVectors; ++n) {
-      // 0 is added so that a zero has the same sign whichever tiles it went through.
-      const float left = fmaf(state.sum[4 * n + 2 * half], inverse, 0.0f),
-                  right = fmaf(state.sum[4 * n + 2 * half + 1], inverse, 0.0f);
-      *reinterpret_cast<uint32_t*>(shared.q + Plan::place(Plan::kRows, row, n) + pair) =
-          pack_bf16(left, right);
+    for (int half = 0; half < 2; ++half) {
+      const float total = total_of(state, f, half);
+      const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+      const int row = lane_row<Plan>(f) + half * 8;
+      if (shared.own_parts[row].is_empty()) continue;
+#pragma unroll
+      for (int n = 0; n < Plan::kColumns; ++n) {
+        // 0 is added so that a zero has the same sign whichever tiles it went through.
+        const float left = fmaf(state.sum[f][n][2 * half], inverse, 0.0f),
+                    right = fmaf(state.sum[f][n][2 * half + 1], inverse, 0.0f);
+        *reinterpret_cast<uint32_t*>(shared.q + Plan::place(row, n) + pair) =
+            pack_bf16(left, right);
+      }
     }
   }
   __syncwarp();
@@ -290,16 +288,15 @@ __device__ void store_rows(const PagedAttentionParams& p, const ChunkShared<Plan
     Bf16* out = static_cast<Bf16*>(p.out) + task.offset(row, p.out_stride, p.out_head_stride) +
                 vector * kVector;
     *reinterpret_cast<uint4*>(out) =
-        run.most > 0
-            ? *reinterpret_cast<const uint4*>(shared.q + Plan::place(Plan::kRows, row, vector))
-            : uint4{};
+        run.most > 0 ? *reinterpret_cast<const uint4*>(shared.q + Plan::place(row, vector))
+                     : uint4{};
   }
 }
 
 // Computes task number `index`. All threads of the cluster must call it.
 template <typename Plan>
 __device__ void attend_tile(const PagedAttentionParams& p, const ChunkGrid& grid, int index,
-                            ChunkShared<Plan>& shared, uint32_t& turn) {
+                            ChunkShared<Plan>& shared) {
   __syncthreads();  // no thread reads the task before any more
   if (threadIdx.x < kWarpSize) find_task<Plan>(p, grid, index, shared.task);
   __syncthreads();
@@ -310,7 +307,7 @@ __device__ void attend_tile(const PagedAttentionParams& p, const ChunkGrid& grid
     if (shared.run.row == kOtherKernel) continue;
     RowSoftmax<Plan> state;
     state.clear();
-    if (!shared.run.part.is_empty()) scan_run(p, grid.boxes, shared, state, turn);
+    if (!shared.run.part.is_empty()) scan_run(p, shared, state);
     if constexpr (Plan::kCuts) {
       reduce_parts(p, shared, state);
     } else {
@@ -324,19 +321,16 @@ __device__ void attend_tile(const PagedAttentionParams& p, const ChunkGrid& grid
 // holds at a time, and they share the tasks, most of which have no such context in most steps.
 template <typename Plan>
 __global__ void __launch_bounds__(Plan::kThreads, 1)
-    chunk_attention_kernel(const PagedAttentionParams p, const __grid_constant__ ChunkGrid grid) {
+    chunk_attention_kernel(const PagedAttentionParams p, const ChunkGrid grid) {
   auto& shared = *reinterpret_cast<ChunkShared<Plan>*>(dynamic_shared());
-  uint32_t turn = 0;
   if constexpr (Plan::kCuts) {
     if (find_longest(p, shared) <= grid.whole_keys) return;
-    prepare_copies(grid.boxes, shared);
     const int tasks = grid.tiles * static_cast<int>(p.kv_heads);
     const int clusters = static_cast<int>(gridDim.x) / grid.cluster;
     for (int index = static_cast<int>(blockIdx.x) / grid.cluster; index < tasks; index += clusters)
-      attend_tile(p, grid, index, shared, turn);
+      attend_tile(p, grid, index, shared);
   } else {
-    prepare_copies(grid.boxes, shared);
-    attend_tile(p, grid, static_cast<int>(blockIdx.x), shared, turn);
+    attend_tile(p, grid, static_cast<int>(blockIdx.x), shared);
   }
 }
 
@@ -366,23 +360,22 @@ LaunchShape shape_of(int64_t blocks, int cluster) {
 
 // Computes the contexts that stay whole: all of them where `cluster` is 1.
 template <typename Plan>
-int launch_whole(const PagedAttentionParams& p, const CacheBoxes& boxes, int cluster,
-                 void* stream) {
+int launch_whole(const PagedAttentionParams& p, int cluster, void* stream) {
   const int64_t tiles = count_tiles<Plan>(p);
   if (tiles > INT_MAX) return cudaErrorInvalidConfiguration;
-  const ChunkGrid grid{static_cast<int>(tiles), 1, cluster == 1 ? INT_MAX : kWholeKeys, boxes};
+  const ChunkGrid grid{static_cast<int>(tiles), 1, cluster == 1 ? INT_MAX : kWholeKeys};
   return launch(chunk_attention_kernel<Plan>, shape_of<Plan>(tiles * p.kv_heads, 1), stream, p,
                 grid);
 }
 
 template <typename Plan>
-int launch_cut(const PagedAttentionParams& p, const CacheBoxes& boxes, int cluster, void* stream) {
+int launch_cut(const PagedAttentionParams& p, int cluster, void* stream) {
   const int64_t tiles = count_tiles<Plan>(p);
   if (tiles * p.kv_heads > INT_MAX) return cudaErrorInvalidConfiguration;
   const auto kernel = chunk_attention_kernel<Plan>;
   const int64_t clusters = std::min<int64_t>(
       tiles * p.kv_heads, resident_clusters(kernel, shape_of<Plan>(cluster, cluster)));
-  const ChunkGrid grid{static_cast<int>(tiles), cluster, kWholeKeys, boxes};
+  const ChunkGrid grid{static_cast<int>(tiles), cluster, kWholeKeys};
   return launch(kernel, shape_of<Plan>(clusters * cluster, cluster), stream, p, grid);
 }
 
@@ -397,13 +390,12 @@ bool fills_device(const PagedAttentionParams& p, int ctas) {
 template <typename Large, typename Small>
 int launch_chunks(const PagedAttentionParams& p, void* stream) {
   const int cluster = cluster_blocks(p);
-  const CacheBoxes boxes = make_cache_boxes(p.cache, p.kv_heads, p.head_dim);
   const int error = fills_device<Large>(p, 1)
-                        ? launch_whole<typename Large::Whole>(p, boxes, cluster, stream)
-                        : launch_whole<typename Small::Whole>(p, boxes, cluster, stream);
+                        ? launch_whole<typename Large::Whole>(p, cluster, stream)
+                        : launch_whole<typename Small::Whole>(p, cluster, stream);
   if (error != 0 || cluster == 1) return error;
-  return fills_device<Large>(p, cluster) ? launch_cut<Large>(p, boxes, cluster, stream)
-                                         : launch_cut<Small>(p, boxes, cluster, stream);
+  return fills_device<Large>(p, cluster) ? launch_cut<Large>(p, cluster, stream)
+                                         : launch_cut<Small>(p, cluster, stream);
 }
 
 // Calls `body` with the large and the small plan of a head_dim. Returns `otherwise` where that has
@@ -412,13 +404,13 @@ template <typename Result, typename Body>
 Result with_plans(int64_t head_dim, Result otherwise, const Body& body) {
   switch (head_dim) {
     case 64:
-      return body(TypeTag<ChunkPlan<64, 8>>{}, TypeTag<ChunkPlan<64, 4>>{});
+      return body(TypeTag<ChunkPlan<64, 4, 2>>{}, TypeTag<ChunkPlan<64, 4, 1>>{});
     case 96:
-      return body(TypeTag<ChunkPlan<96, 8>>{}, TypeTag<ChunkPlan<96, 4>>{});
+      return body(TypeTag<ChunkPlan<96, 4, 2>>{}, TypeTag<ChunkPlan<96, 4, 1>>{});
     case 128:
-      return body(TypeTag<ChunkPlan<128, 8>>{}, TypeTag<ChunkPlan<128, 4>>{});
+      return body(TypeTag<ChunkPlan<128, 4, 2>>{}, TypeTag<ChunkPlan<128, 4, 1>>{});
     case 256:
-      return body(TypeTag<ChunkPlan<256, 8>>{}, TypeTag<ChunkPlan<256, 4>>{});
+      return body(TypeTag<ChunkPlan<256, 8, 1>>{}, TypeTag<ChunkPlan<256, 4, 1>>{});
     default:
       return otherwise;
   }

@@ -8,8 +8,8 @@ namespace photon::cuda {
 
 // A row's sum of weights, relative to its highest score: for each of the four lanes that share it.
 template <typename Plan>
-__device__ float total_of(const RowSoftmax<Plan>& state, int half) {
-  float total = state.total[half];
+__device__ float total_of(const RowSoftmax<Plan>& state, int fragment, int half) {
+  float total = state.total[fragment][half];
   total += __shfl_xor_sync(kFullWarp, total, 1);
   return total + __shfl_xor_sync(kFullWarp, total, 2);
 }
@@ -21,17 +21,19 @@ __device__ void leave_part(ChunkShared<Plan>& shared, const RowSoftmax<Plan>& st
   const int pair = threadIdx.x % 4 * 2;
   __syncthreads();  // all have read the last tile
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = lane_row<Plan>() + half * 8;
-    const float total = total_of(state, half);
-    if (pair == 0) shared.weights[row] = {state.high[half], total};
+  for (int f = 0; f < Plan::kFragments; ++f) {
 #pragma unroll
-    for (int n = 0; n < Plan::kVectors; ++n) {
-      const float2 sums = {state.sum[4 * n + 2 * half], state.sum[4 * n + 2 * half + 1]};
-      *reinterpret_cast<float2*>(shared.sums() + Plan::sum_place(row, n) + pair) = sums;
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane_row<Plan>(f) + half * 8;
+      const float total = total_of(state, f, half);
+      if (pair == 0) shared.weights[row] = {state.high[f][half], total};
+#pragma unroll
+      for (int n = 0; n < Plan::kColumns; ++n) {
+        const float2 sums = {state.sum[f][n][2 * half], state.sum[f][n][2 * half + 1]};
+        *reinterpret_cast<float2*>(shared.sums() + Plan::sum_place(row, n) + pair) = sums;
+      }
     }
   }
-  fence_async_shared();  // tensor copies of the next run come where the sums are
 }
 
 // How a warp's lanes divide the reduction: kPartLanes lanes have the parts of one of the warp's
@@ -53,7 +55,7 @@ __device__ inline PartWeight weigh_part(float2 part, float scale) {
   for (int offset = 1; offset < kPartLanes; offset *= 2)
     top = fmaxf(top, __shfl_xor_sync(kFullWarp, top, offset));
   const float base = top == -INFINITY ? 0.0f : top * scale;
-  const float keep = high == top ? 1.0f : exp2_approx(fmaf(high, scale, -base));
+  const float keep = high == top ? 1.0f : exp2f(fmaf(high, scale, -base));
   float total = fmaf(part.y, keep, 0.0f);
 #pragma unroll
   for (int offset = 1; offset < kPartLanes; offset *= 2)

@@ -1,8 +1,8 @@
 // What one CTA of chunk_attention holds in shared memory and computes: a tile of query rows, and
 // tiles of kTileKeys keys and values.
 //
-// A warpgroup has 64 rows of the tile, and each row has an online softmax over the tiles of keys
-// (Dao, "FlashAttention-2", 2023). A row's result depends on that row alone: tiles of keys
+// Matrix instructions take 16 rows at a time, and each row has an online softmax over the tiles of
+// keys (Dao, "FlashAttention-2", 2023). A row's result depends on that row alone: tiles of keys
 // start at multiples of kTileKeys, a tile outside of the row's part does not change a bit of it,
 // and no step depends on the row's place in the tile or on the tile's size. A product that is added
 // is written as fmaf, because the compiler could otherwise contract it in one instance of the
@@ -19,44 +19,50 @@
 #include "cuda/log2e.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
-#include "cuda/warpgroup.cuh"
 
 namespace photon::cuda {
 
 constexpr int kVector = kVectorBytes / sizeof(Bf16);  // elements
-constexpr int kDepth = 16;                            // of a matrix instruction
-constexpr int kStages = 2;                            // tiles of keys that there is room for
+constexpr int kFragment = 16;  // rows and depth of a matrix instruction, and twice its width
 
-// The sizes of one instance of the kernel. A warp has 16 rows, and all of head_dim. kCuts: this
-// instance may cut contexts, so that its CTAs come in clusters.
-template <int kHeadDim_, int kWarps_, bool kCuts_ = true>
+// The sizes of one instance of the kernel. A warp has kFragments times 16 rows, and all of
+// head_dim. kCuts: this instance may cut contexts, so that its CTAs come in clusters, and it needs
+// more registers.
+template <int kHeadDim_, int kWarps_, int kFragments_, bool kCuts_ = true>
 struct ChunkPlan {
-  using Whole = ChunkPlan<kHeadDim_, kWarps_, false>;
+  using Whole = ChunkPlan<kHeadDim_, kWarps_, kFragments_, false>;
   static constexpr bool kCuts = kCuts_;
-  static constexpr int kHeadDim = kHeadDim_, kWarps = kWarps_;
+  static constexpr int kHeadDim = kHeadDim_, kWarps = kWarps_, kFragments = kFragments_;
   static constexpr int kThreads = kWarps * kWarpSize;
-  static constexpr int kWarpRows = 16, kRows = kWarps * kWarpRows;
-  static constexpr int kSlices = static_cast<int>(ceil_div(kHeadDim, kSliceColumns));
-  static constexpr int kWidth = kSlices * kSliceColumns;  // of a row in shared memory
-  static constexpr int kTile = kTileKeys * kWidth;        // elements
-  static constexpr int kVectors = kHeadDim / kVector;     // of a row
-  static constexpr int kWarpKeys = kTileKeys / kWarps;    // keys of a tile that a warp copies
+  static constexpr int kWarpRows = kFragments * kFragment, kRows = kWarps * kWarpRows;
+  static constexpr int kTile = kTileKeys * kHeadDim;    // elements
+  static constexpr int kVectors = kHeadDim / kVector;   // of a row
+  static constexpr int kWarpKeys = kTileKeys / kWarps;  // keys of a tile that a warp copies
+  static constexpr int kScores = kTileKeys / 8;         // groups of eight columns of the scores
+  static constexpr int kColumns = kHeadDim / 8;         // groups of eight columns of the output
   static constexpr int kStepRows =
       kWarpSize / kVectors;  // rows that a warp copies at once: a lane copies a vector, or is idle
   static_assert(kHeadDim % 32 == 0 && kHeadDim <= 256 && kWarpKeys % kStepRows == 0 &&
-                kWarpRows % kStepRows == 0 && kRows % kWarpgroupRows == 0);
+                kWarpRows % kStepRows == 0);
 
-  // Where a vector of a row stands in a tile of `tile_rows` rows in shared memory: slice after
-  // slice, each as half tiles are (half_tile_map.cuh).
-  static __device__ int place(int tile_rows, int row, int vector) {
-    const int slice = vector / 8;
-    return ((slice * tile_rows + row) * 8 + (vector % 8 ^ row % 8)) * kVector;
+  // Where a vector of a row stands in a tile in shared memory. The order of a row's vectors changes
+  // from row to row, so that the same vector of eight consecutive rows lies in different banks.
+  static constexpr int kTurns = kVectors % 8 == 0 ? 8 : 4;
+  static __device__ int place(int row, int vector) {
+    const int turn = kTurns == 8 ? row % 8 : row / 2 % 4;
+    return (row * kVectors + (vector ^ turn)) * kVector;
   }
 
   // Where eight columns of a row's sums stand. The order changes from row to row, so that the same
   // columns of four consecutive rows lie in different banks.
   static __device__ int sum_place(int row, int column_block) {
     return row * kHeadDim + (column_block ^ row % 4) * 8;
+  }
+
+  // Given the place of vector 0 or 1 of a row, the place of vector `by` or `by` + 1 of that row.
+  // `by` must be even.
+  static __device__ int along(int place, int by) {
+    return (place ^ by % kTurns * kVector) + by / kTurns * kTurns * kVector;
   }
 };
 
@@ -93,14 +99,15 @@ struct Run {
 
 template <typename Plan>
 struct ChunkShared {
-  alignas(kHalfTileAlignment) Bf16 q[Plan::kRows * Plan::kWidth];  // queries, later outputs
-  // Tiles of keys, then as many of values; at the end the rows' sums, for the cluster.
-  alignas(kHalfTileAlignment) Bf16 keys_and_values[2 * kStages * Plan::kTile];
-  Barrier arrived[kStages];  // of tensor copies, by stage: one thread arrives, for all bytes
+  alignas(128) Bf16 q[Plan::kRows * Plan::kHeadDim];   // queries, later outputs; a warp reads and
+                                                       // writes its own rows only
+  alignas(128) Bf16 keys_and_values[4 * Plan::kTile];  // two tiles of keys and two of values; at
+                                                       // the end the rows' sums, for the cluster
   ChunkTask task;
   Run run;                                          // the one that the CTA works on
   int32_t rows[Plan::kRows], lengths[Plan::kRows];  // of the tile's tokens
-  Span own_parts[Plan::kRows];  // the part of each row's context; empty: not in this run
+  Span own_parts[Plan::kRows];  // the part of each row's context; empty: not in this run. A warp
+                                // reads and writes its own rows only
   float2 weights[Plan::kRows];  // of each row's part: its highest score, and the sum of its weights
   int32_t longest;              // of the step's contexts
   int32_t poisoned[Plan::kHeadDim];  // by dim: the lowest position whose value was not finite, and
@@ -113,83 +120,97 @@ struct ChunkShared {
     return Plan::kCuts ? part_of(length, task.rank, parts(length)) : Span{0, length};
   }
 
-  __device__ Bf16* keys(uint32_t stage) { return keys_and_values + stage * Plan::kTile; }
-  __device__ Bf16* values(uint32_t stage) {
-    return keys_and_values + (kStages + stage) * Plan::kTile;
-  }
+  __device__ Bf16* keys(int stage) { return keys_and_values + stage * Plan::kTile; }
+  __device__ Bf16* values(int stage) { return keys_and_values + (2 + stage) * Plan::kTile; }
   __device__ float* sums() { return reinterpret_cast<float*>(keys_and_values); }
   __device__ const float* sums() const { return reinterpret_cast<const float*>(keys_and_values); }
-  static_assert(Plan::kRows * Plan::kHeadDim * sizeof(float) <=
-                sizeof(Bf16) * 2 * kStages * Plan::kTile);
+  static_assert(Plan::kRows * Plan::kHeadDim * sizeof(float) <= 4 * Plan::kTile * sizeof(Bf16));
 };
 
-// The first of the two rows that a lane has. The second comes 8 rows later.
+// The first of the two rows that a lane has in its warp's fragment number `fragment`. The second
+// comes 8 rows later.
 template <typename Plan>
-__device__ int lane_row() {
-  return threadIdx.x / kWarpSize * Plan::kWarpRows + threadIdx.x % kWarpSize / 4;
+__device__ int lane_row(int fragment) {
+  return threadIdx.x / kWarpSize * Plan::kWarpRows + fragment * kFragment +
+         threadIdx.x % kWarpSize / 4;
 }
 
-// What a lane has of its two rows: of each eight columns n two of the first row, sum[4 n] and
-// sum[4 n + 1], and of the second, sum[4 n + 2] and sum[4 n + 3].
 template <typename Plan>
 struct RowSoftmax {
-  float high[2];   // the highest score so far
-  float total[2];  // the sum of the weights of this lane's columns
-  float sum[Plan::kWidth / 2];
+  float high[Plan::kFragments][2];   // the highest score so far
+  float total[Plan::kFragments][2];  // the sum of the weights of this lane's columns
+  float sum[Plan::kFragments][Plan::kColumns][4];
 
   __device__ void clear() {
-    high[0] = high[1] = -INFINITY;
-    total[0] = total[1] = 0.0f;
 #pragma unroll
-    for (float& each : sum) each = 0.0f;
+    for (int f = 0; f < Plan::kFragments; ++f) {
+      high[f][0] = high[f][1] = -INFINITY;
+      total[f][0] = total[f][1] = 0.0f;
+#pragma unroll
+      for (int n = 0; n < Plan::kColumns; ++n)
+        sum[f][n][0] = sum[f][n][1] = sum[f][n][2] = sum[f][n][3] = 0.0f;
+    }
   }
 };
 
-using Scores = float[kTileKeys / 2];      // as RowSoftmax::sum
-using Weights = uint32_t[kTileKeys / 4];  // pairs of bf16: of each eight keys n weights[2 n] of the
-                                          // first row, and weights[2 n + 1] of the second
-
-// Tile rows from `first_row` on, slice number `slice` of a tile of `tile_rows` rows.
-__device__ inline HalfTileFragment fragment_of(const Bf16* tile, int tile_rows, int slice,
-                                               int first_row) {
-  return HalfTileFragment(reinterpret_cast<const unsigned char*>(
-      tile + (slice * tile_rows + first_row) * kSliceColumns));
-}
-
-// Computes scores = q k^T for the warpgroup's rows. All its warps must call it.
 template <typename Plan>
-__device__ void multiply_keys(Scores& scores, const Bf16* q, const Bf16* k) {
-  constexpr int kSliceSteps = kSliceColumns / kDepth;
-  const int first_row = threadIdx.x / kWarpgroupThreads * kWarpgroupRows;
+using Scores = float[Plan::kFragments][Plan::kScores][4];
+template <typename Plan>
+using Weights = uint32_t[Plan::kFragments][Plan::kScores]
+                        [2];  // pairs of bf16, placed as scores: rows lane / 4 and lane / 4 + 8
+
+// Computes scores = q k^T for the warp's rows.
+template <typename Plan>
+__device__ void multiply_keys(Scores<Plan>& scores, const Bf16* q, const Bf16* k) {
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+  const int q_place = Plan::place(warp * Plan::kWarpRows + lane % 16, lane / 16);
+  const int k_place = Plan::place(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
-  for (float& each : scores) each = 0.0f;
-  warpgroup_begin();
+  for (int f = 0; f < Plan::kFragments; ++f) {
 #pragma unroll
-  for (int step = 0; step < Plan::kHeadDim / kDepth; ++step) {
-    const int slice = step / kSliceSteps;
-    warpgroup_multiply<kSliceBytes, kSliceBytes>(
-        scores, fragment_of(q, Plan::kRows, slice, first_row), fragment_of(k, kTileKeys, slice, 0),
-        step % kSliceSteps);
+    for (int n = 0; n < Plan::kScores; ++n)
+      scores[f][n][0] = scores[f][n][1] = scores[f][n][2] = scores[f][n][3] = 0.0f;
   }
-  warpgroup_wait();
+#pragma unroll
+  for (int d = 0; d < Plan::kVectors; d += 2) {
+    uint32_t a[Plan::kFragments][4];
+#pragma unroll
+    for (int f = 0; f < Plan::kFragments; ++f) {
+      load_matrices(a[f], q + Plan::along(q_place, d) + f * kFragment * Plan::kHeadDim);
+    }
+#pragma unroll
+    for (int n = 0; n < Plan::kScores; n += 2) {
+      uint32_t b[4];
+      load_matrices(b, k + Plan::along(k_place, d) + n * 8 * Plan::kHeadDim);
+      const uint32_t left[2] = {b[0], b[1]}, right[2] = {b[2], b[3]};
+#pragma unroll
+      for (int f = 0; f < Plan::kFragments; ++f) {
+        multiply_bf16(scores[f][n], a[f], left);
+        multiply_bf16(scores[f][n + 1], a[f], right);
+      }
+    }
+  }
 }
 
 // Makes the scores of positions outside of a row's part -inf. The tile of keys starts at
 // `first_position`.
 template <typename Plan>
-__device__ void hide_scores(Scores& scores, const Span* own_parts, int32_t first_position) {
+__device__ void hide_scores(Scores<Plan>& scores, const Span* own_parts, int32_t first_position) {
   const int32_t own = first_position + threadIdx.x % 4 * 2;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const Span part = own_parts[lane_row<Plan>() + half * 8];
-    const int32_t begin = Plan::kCuts ? part.first : 0, from = own - begin;
-    const uint32_t count =
-        part.end - begin;  // a position before the part is a large number as an unsigned one
+  for (int f = 0; f < Plan::kFragments; ++f) {
 #pragma unroll
-    for (int n = 0; n < kTileKeys / 8; ++n) {
-      if (static_cast<uint32_t>(from + n * 8) >= count) scores[4 * n + 2 * half] = -INFINITY;
-      if (static_cast<uint32_t>(from + n * 8 + 1) >= count)
-        scores[4 * n + 2 * half + 1] = -INFINITY;
+    for (int half = 0; half < 2; ++half) {
+      const Span part = own_parts[lane_row<Plan>(f) + half * 8];
+      const int32_t begin = Plan::kCuts ? part.first : 0, from = own - begin;
+      const uint32_t count =
+          part.end - begin;  // a position before the part is a large number as an unsigned one
+#pragma unroll
+      for (int n = 0; n < Plan::kScores; ++n) {
+        if (static_cast<uint32_t>(from + n * 8) >= count) scores[f][n][2 * half] = -INFINITY;
+        if (static_cast<uint32_t>(from + n * 8 + 1) >= count)
+          scores[f][n][2 * half + 1] = -INFINITY;
+      }
     }
   }
 }
@@ -197,53 +218,73 @@ __device__ void hide_scores(Scores& scores, const Span* own_parts, int32_t first
 // Turns scores into weights relative to the highest score so far. Where that has risen, it scales
 // what is summed already accordingly. `scale` is the op's scale times log2(e).
 template <typename Plan>
-__device__ void weigh_scores(Weights& weights, const Scores& scores, RowSoftmax<Plan>& state,
-                             float scale) {
-  float keep[2];
+__device__ void weigh_scores(Weights<Plan>& weights, const Scores<Plan>& scores,
+                             RowSoftmax<Plan>& state, float scale) {
+  float keep[Plan::kFragments][2];
+  bool changed = false;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float high = state.high[half];
+  for (int f = 0; f < Plan::kFragments; ++f) {
 #pragma unroll
-    for (int n = 0; n < kTileKeys / 8; ++n)
-      high = fmaxf(high, fmaxf(scores[4 * n + 2 * half], scores[4 * n + 2 * half + 1]));
-    high = fmaxf(high, __shfl_xor_sync(kFullWarp, high, 1));
-    high = fmaxf(high, __shfl_xor_sync(kFullWarp, high, 2));
-    const float base =
-        high == -INFINITY ? 0.0f : high * scale;  // without a position weights are 0, not NaN
-    keep[half] =
-        high == state.high[half] ? 1.0f : exp2_approx(fmaf(state.high[half], scale, -base));
-    state.high[half] = high;
-    float added = 0.0f;
+    for (int half = 0; half < 2; ++half) {
+      float high = state.high[f][half];
 #pragma unroll
-    for (int n = 0; n < kTileKeys / 8; ++n) {
-      const float left = exp2_approx(fmaf(scores[4 * n + 2 * half], scale, -base));
-      const float right = exp2_approx(fmaf(scores[4 * n + 2 * half + 1], scale, -base));
-      added += left + right;
-      weights[2 * n + half] = pack_bf16(left, right);
+      for (int n = 0; n < Plan::kScores; ++n)
+        high = fmaxf(high, fmaxf(scores[f][n][2 * half], scores[f][n][2 * half + 1]));
+      high = fmaxf(high, __shfl_xor_sync(kFullWarp, high, 1));
+      high = fmaxf(high, __shfl_xor_sync(kFullWarp, high, 2));
+      const float base =
+          high == -INFINITY ? 0.0f : high * scale;  // without a position weights are 0, not NaN
+      keep[f][half] =
+          high == state.high[f][half] ? 1.0f : exp2f(fmaf(state.high[f][half], scale, -base));
+      changed |= keep[f][half] != 1.0f;
+      state.high[f][half] = high;
+      float added = 0.0f;
+#pragma unroll
+      for (int n = 0; n < Plan::kScores; ++n) {
+        const float left = exp2f(fmaf(scores[f][n][2 * half], scale, -base));
+        const float right = exp2f(fmaf(scores[f][n][2 * half + 1], scale, -base));
+        added += left + right;
+        weights[f][n][half] = pack_bf16(left, right);
+      }
+      state.total[f][half] = fmaf(state.total[f][half], keep[f][half], added);
     }
-    state.total[half] = fmaf(state.total[half], keep[half], added);
   }
-  const bool changed = keep[0] != 1.0f || keep[1] != 1.0f;
   if (!__any_sync(kFullWarp, changed)) return;  // all factors are 1, which changes no bit
 #pragma unroll
-  for (int i = 0; i < Plan::kWidth / 2; ++i) state.sum[i] *= keep[i % 4 / 2];
-}
-
-// Adds the product of weights and values to the warpgroup's sums. All its warps must call it.
-template <typename Plan>
-__device__ void multiply_values(RowSoftmax<Plan>& state, const Weights& weights, const Bf16* v) {
-  warpgroup_begin();
+  for (int f = 0; f < Plan::kFragments; ++f) {
 #pragma unroll
-  for (int key = 0; key < kTileKeys; key += kDepth) {
-    const uint32_t* const own = weights + key / 4;
-    const uint32_t a[4] = {own[0], own[1], own[2], own[3]};
+    for (int n = 0; n < Plan::kColumns; ++n) {
 #pragma unroll
-    for (int slice = 0; slice < Plan::kSlices; ++slice) {
-      float (&sums)[32] = *reinterpret_cast<float (*)[32]>(&state.sum[slice * 32]);
-      warpgroup_multiply_rows<kSliceBytes>(sums, a, fragment_of(v, kTileKeys, slice, key));
+      for (int i = 0; i < 4; ++i) state.sum[f][n][i] *= keep[f][i / 2];
     }
   }
-  warpgroup_wait();
+}
+
+// Adds the product of weights and values to the warp's sums.
+template <typename Plan>
+__device__ void multiply_values(RowSoftmax<Plan>& state, const Weights<Plan>& weights,
+                                const Bf16* v) {
+  const int own = Plan::place(threadIdx.x % 16, threadIdx.x % kWarpSize / 16);
+#pragma unroll
+  for (int key = 0; key < kTileKeys; key += kFragment) {
+    uint32_t a[Plan::kFragments][4];
+#pragma unroll
+    for (int f = 0; f < Plan::kFragments; ++f) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[f][i] = weights[f][key / 8 + i / 2][i % 2];
+    }
+#pragma unroll
+    for (int n = 0; n < Plan::kColumns; n += 2) {
+      uint32_t b[4];
+      load_matrices_transposed(b, v + Plan::along(own, n) + key * Plan::kHeadDim);
+      const uint32_t left[2] = {b[0], b[1]}, right[2] = {b[2], b[3]};
+#pragma unroll
+      for (int f = 0; f < Plan::kFragments; ++f) {
+        multiply_bf16(state.sum[f][n], a[f], left);
+        multiply_bf16(state.sum[f][n + 1], a[f], right);
+      }
+    }
+  }
 }
 
 }  // namespace photon::cuda

@@ -218,17 +218,6 @@ __device__ inline void tensor_copy(void* shared, const CUtensorMap* map, TensorP
                    "r"(shared_address(barrier)), "l"(policy) : "memory"));
 }
 
-// The same, treated by L2 as loads are.
-__device__ inline void tensor_copy(void* shared, const CUtensorMap* map, TensorPlace at,
-                                   Barrier* barrier) {
-  PHOTON_HOPPER(
-      asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::"
-                   "bytes"
-                   " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared_address(shared)),
-                   "l"(map), "r"(at.column), "r"(at.row), "r"(at.slice),
-                   "r"(shared_address(barrier)) : "memory"));
-}
-
 // The same into the shared memory of every CTA of the cluster whose bit is set in `ranks`, at the
 // same place, and counted by the barrier at the same place.
 __device__ inline void tensor_copy_to(uint16_t ranks, void* shared, const CUtensorMap* map,

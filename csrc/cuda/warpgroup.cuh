@@ -6,9 +6,6 @@
 // Warp w of the group has rows 16 w .. + 15 of d, and of each eight columns n what multiply_bf16()
 // has: d[4 n + i].
 //
-// Or d[64][64] += a[64][16] b[16][64]: a in registers, each warp's rows as multiply_bf16() has
-// them, and b by its rows: a slice of two half tiles, whose rows are the 16 that are multiplied.
-//
 // Compute capability 9.0 has such instructions, and runs them beside the warps until they wait.
 // Elsewhere a warp does its part with those of a warp, at once; the sums are the same.
 #pragma once
@@ -92,21 +89,6 @@ __device__ inline void multiply_described(float (&d)[32], uint64_t a, uint64_t b
       : "l"(a), "l"(b));
 }
 
-template <int kStrideOfB>
-__device__ inline void warpgroup_multiply_rows(float (&d)[32], const uint32_t (&a)[4],
-                                               const HalfTileFragment& b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,"
-      "%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
-        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
-        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
-        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
-        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(describe_half_tiles<kStrideOfB>(b, 0)));
-}
-
 template <int kStrideOfA, int kStrideOfB, int kRegisters>
 __device__ inline void warpgroup_multiply(float (&d)[kRegisters], const HalfTileFragment& a,
                                           const HalfTileFragment& b, int depth) {
@@ -148,23 +130,6 @@ __device__ inline void warpgroup_multiply(float (&d)[kRegisters], const HalfTile
     for (int i = 0; i < 2; ++i) {
       float (&sums)[4] = *reinterpret_cast<float (*)[4]>(&d[(n + i) * 4]);
       multiply_bf16(sums, rows, {columns[2 * i], columns[2 * i + 1]});
-    }
-  }
-}
-
-template <int kStrideOfB>
-__device__ inline void warpgroup_multiply_rows(float (&d)[32], const uint32_t (&a)[4],
-                                               const HalfTileFragment& b) {
-  const int lane = threadIdx.x % 32, matrix = lane / 8, row = lane % 8;
-#pragma unroll
-  for (int n = 0; n < 8; n += 2) {
-    uint32_t columns[4];
-    load_matrices_transposed(columns, b.at + matrix % 2 * kStrideOfB + row * kSliceColumns * 2 +
-                                          ((n + matrix / 2) ^ row) * 16);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float (&sums)[4] = *reinterpret_cast<float (*)[4]>(&d[(n + i) * 4]);
-      multiply_bf16(sums, a, {columns[2 * i], columns[2 * i + 1]});
     }
   }
 }

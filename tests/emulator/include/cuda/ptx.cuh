@@ -90,11 +90,6 @@ inline void tensor_copy(void* shared, const CUtensorMap* map, TensorPlace at, Ba
   emulator::tensor_copy(shared, map, {at.column, at.row, at.slice}, barrier, site);
 }
 
-inline void tensor_copy(void* shared, const CUtensorMap* map, TensorPlace at, Barrier* barrier,
-                        Site site = emulator::here()) {
-  tensor_copy(shared, map, at, barrier, 0, site);
-}
-
 inline void tensor_copy_to(uint16_t ranks, void* shared, const CUtensorMap* map, TensorPlace at,
                            Barrier* barrier, uint64_t, Site site = emulator::here()) {
   emulator::tensor_copy_to(ranks, shared, map, {at.column, at.row, at.slice}, barrier, site);
