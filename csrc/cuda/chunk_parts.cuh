@@ -2,8 +2,8 @@
 // each.
 //
 // How a context is cut depends on its length alone, so that a token has the same bits whatever else
-// is in the step. A short context stays whole: a CTA goes through it in the time that it takes to
-// begin, to cut and to add up. CTAs that have no part of a longer one help to add up the parts.
+// is in the step. A short context stays whole: to go through it takes a CTA little longer than to
+// begin and to add up parts. CTAs that have no part of a longer one help to add up the parts.
 #pragma once
 #include <climits>
 #include <cstdint>

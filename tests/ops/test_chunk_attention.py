@@ -455,9 +455,7 @@ def test_a_value_that_is_not_finite_stays_in_its_column(device: str, bad: float)
 @pytest.mark.parametrize("page_size", [8, 16, 64, 128, 700])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_pages_of_every_size_have_the_same_bits(device: str, head_dim: int, page_size: int) -> None:
-    """Tensor copies bring pages of 8 tokens or more, of a power of two or a row's only one;
-    other pages come vector by vector. Contexts end inside of pages, behind which there is NaN.
-    """
+    """Contexts end inside of pages, behind which there is NaN."""
     spans = [(1, 560, 70), (2, 3, 20), (3, 99, 1)]
     q, step = queries(91, 4, head_dim, device), tokens_and_segments(spans, device)
     by_size = [
@@ -469,8 +467,8 @@ def test_pages_of_every_size_have_the_same_bits(device: str, head_dim: int, page
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_pages_of_every_layout_have_the_same_bits(device: str, head_dim: int) -> None:
-    """Heads outside of a page's tokens, inside of them, and keys other than values, which come
-    vector by vector. A page in the middle of a context is none.
+    """Heads outside of a page's tokens, inside of them, and keys other than values. A page in the
+    middle of a context is none.
     """
     spans = [(1, 560, 70), (2, 3, 20)]
     q, step = queries(90, 6, head_dim, device), tokens_and_segments(spans, device)
