@@ -214,6 +214,12 @@ class RowParams:
         penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
         return penalties != (1, 0, 0)
 
+    @property
+    def forbids_ids(self) -> bool:
+        """Whether ids are left out, which may have been all: by biases, or stop ids for a while."""
+        banned = any(bias == -math.inf for _, bias in self.biases)
+        return banned or bool(self.min_tokens and self.stop_token_ids)
+
 
 def _fields() -> dict[str, tuple[Any, Field]]:
     hints = get_type_hints(RowParams, include_extras=True)
