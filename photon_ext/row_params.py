@@ -186,16 +186,12 @@ class RowParams:
     ] = None
 
     def __post_init__(self) -> None:
-        ids = as_tuple(self.stop_token_ids)
-        if ids is None:
-            raise ConfigError(
-                f"stop_token_ids is {shown(self.stop_token_ids)}; give a list or a tuple"
-            )
-        object.__setattr__(self, "stop_token_ids", ids)
+        object.__setattr__(self, "stop_token_ids", _stop_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         for name, (kind, field) in FIELDS.items():
-            if name != "logit_bias":
-                _check(name, getattr(self, name), kind, field)
+            if name not in ("stop_token_ids", "logit_bias"):
+                checked = _checked(name, getattr(self, name), kind, field)
+                object.__setattr__(self, name, checked)
         if self.min_tokens > self.max_new_tokens:
             raise ConfigError(
                 f"min_tokens is {self.min_tokens} and max_new_tokens {self.max_new_tokens}; make "
@@ -218,10 +214,30 @@ class RowParams:
         penalties = self.repetition_penalty, self.presence_penalty, self.frequency_penalty
         return penalties != (1, 0, 0)
 
+    @property
+    def forbids_ids(self) -> bool:
+        """Whether ids are left out, which may have been all: by biases, or stop ids for a while."""
+        banned = any(bias == -math.inf for _, bias in self.biases)
+        return banned or bool(self.min_tokens and self.stop_token_ids)
+
 
 def _fields() -> dict[str, tuple[Any, Field]]:
     hints = get_type_hints(RowParams, include_extras=True)
     return {name: (hint.__origin__, hint.__metadata__[0]) for name, hint in hints.items()}
+
+
+def _stop_ids(given: Any) -> tuple[int, ...]:
+    entries = as_tuple(given)
+    if entries is None:
+        raise ConfigError(f"stop_token_ids is {shown(given)}; give a list or a tuple")
+    ids = []
+    for entry in entries:
+        token = as_index(entry)
+        if token is None or token < 0:
+            expected = FIELDS["stop_token_ids"][1].expected
+            raise ConfigError(f"stop_token_ids holds {shown(entry)}; give {expected}")
+        ids.append(token)
+    return tuple(ids)
 
 
 def _biases(given: Any) -> tuple[tuple[int, float], ...]:
@@ -244,22 +260,23 @@ def _biases(given: Any) -> tuple[tuple[int, float], ...]:
     return tuple(sorted(checked.items()))
 
 
-def _check(name: str, value: object, kind: Any, field: Field) -> None:
-    if kind is bool:
-        fits = isinstance(value, bool)
-    elif isinstance(value, tuple):
-        bad = [entry for entry in value if (as_index(entry) or 0) < 0 or as_index(entry) is None]
-        if bad:
-            raise ConfigError(f"{name} holds {shown(bad[0])}; give {field.expected}")
-        fits = True
-    elif value is None:
+def _checked(name: str, value: Any, kind: Any, field: Field) -> Any:
+    """The value as a plain number or bool: other kinds of integers overflow. Raises ConfigError."""
+    if value is None:
         fits = field.optional
+    elif kind is bool:
+        fits = isinstance(value, bool)
     else:
-        fits = _is_number(value, kind) and (
-            field.least <= value <= field.most or (field.zero and value == 0)  # type: ignore[operator]
-        )
+        within = _is_number(value, kind) and field.least <= value <= field.most
+        fits = within or (field.zero and _is_number(value, kind) and value == 0)
     if not fits:
         raise ConfigError(f"{name} is {shown(value)}; give {field.expected}")
+    if value is None or kind is bool:
+        return value
+    if kind is not float:
+        return as_index(value)
+    # the bound as a float32 may be just below it, and is taken for it
+    return max(float(value), field.least) if value else 0.0
 
 
 def _is_number(value: object, kind: Any) -> bool:

@@ -67,7 +67,7 @@ def _params(arguments: argparse.Namespace) -> SamplingParams:
 
 def _read_schema(file: str) -> str:
     try:
-        return Path(file).read_text(encoding="utf-8")
+        return Path(file).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"--json-schema {shown(file)} cannot be read ({describe(error)}); name a UTF-8 file "

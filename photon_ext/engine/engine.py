@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from photon_ext.runtime.ports import RuntimePort
     from photon_ext.runtime.step import Forward
 
+MOST_ANSWERS = 2**14  # to one prompt: a mistyped number would fill the memory with requests
+
 
 class Engine:
     """Generates tokens for many requests at once. All of it may be called from any thread; the
@@ -239,8 +241,8 @@ class Engine:
             params: for all, or one per prompt; None: the defaults.
             raw: strings are encoded without the chat template, as they stand but for the model's
                 begin-of-text token.
-            n: answers of each prompt, which share its pages. Where a seed is given, the first is
-                the answer of that seed, the others those of the seeds that follow.
+            n: answers of each prompt, up to 16384, which share its pages. Where a seed is given,
+                the first is the answer of that seed, the others those of the seeds that follow.
             options: priority, timeout_s, deadline and cache_salt, see RequestOptions.of; for all.
 
         Returns:
@@ -257,7 +259,7 @@ class Engine:
         """
         self._queue.check_wait()
         asked = RequestOptions.of(**options)
-        count = check_count("n", n)
+        count = check_count("n", n, most=MOST_ANSWERS)
         return self._answers(self._input.make_all(prompts, params, raw, asked, count))
 
     def submit(

@@ -50,12 +50,11 @@ class RequestOptions(NamedTuple):
         Raises ConfigError: a value is not allowed.
         """
         for name in unknown:
-            known = name in {field.name for field in fields(SamplingParams)}
-            remedy = (
-                f"it is one of SamplingParams: give params=SamplingParams({name}=...)"
-                if known
-                else f"there are {', '.join(RequestKeywords.__annotations__)}"
-            )
+            remedy = f"there are {', '.join(RequestKeywords.__annotations__)}"
+            if name == "n":
+                remedy = "it is a keyword of Engine.generate: give it there"
+            elif name in {field.name for field in fields(SamplingParams)}:
+                remedy = f"it is one of SamplingParams: give params=SamplingParams({name}=...)"
             raise ConfigError(f"a request has no option {shown(name)}; {remedy}")
         number = as_index(priority)
         if number is None or abs(number) > INT32_MAX:

@@ -134,4 +134,8 @@ def _fault_text(row: Row, flags: int, position: int) -> str:
             "the constraint allows nothing there, or, less likely, all logits that it allows are "
             "NaN or -inf; look at what it allows"
         )
+    if row.params.forbids_ids:
+        cause += (
+            "; logit_bias, bad_words or min_tokens forbid ids besides: allow more of them first"
+        )
     return f"no token can be sampled at position {position}: {cause}"

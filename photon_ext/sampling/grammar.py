@@ -124,6 +124,16 @@ def _plain_text(kind: GrammarKind, value: object) -> str:
     return value
 
 
+def _regex_text(value: object) -> str:
+    text = _plain_text(GrammarKind.REGEX, value)
+    if (len(text) - len(text.rstrip("\\"))) % 2:
+        raise ConfigError(
+            f"regex is {shown(text)}, whose last backslash has nothing behind it; double it, or "
+            "leave it out"
+        )
+    return text
+
+
 def _choice_text(value: object) -> str:
     texts = as_tuple(value)
     if not texts:
@@ -136,7 +146,7 @@ def _choice_text(value: object) -> str:
 
 _TEXT_OF: dict[GrammarKind, Callable[[object], str]] = {
     GrammarKind.JSON_SCHEMA: _schema_text,
-    GrammarKind.REGEX: partial(_plain_text, GrammarKind.REGEX),
+    GrammarKind.REGEX: _regex_text,
     GrammarKind.CHOICE: _choice_text,
     GrammarKind.GRAMMAR: partial(_plain_text, GrammarKind.GRAMMAR),
 }

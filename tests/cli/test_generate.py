@@ -310,7 +310,8 @@ def test_the_form_of_an_answer_is_asked_for(
     pytest.importorskip("llguidance")
     monkeypatch.setattr("photon_ext.engine.engine.load_model", lambda *given: smollm2)
     file = tmp_path / "schema.json"
-    file.write_text('{"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2}')
+    schema = '{"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2}'
+    file.write_text(schema, encoding="utf-8-sig")  # as editors on Windows begin a file
     common = ("generate", "Is the sky blue?", "--device", "cpu")
     for flags, form in (
         (("--choice", "Yes,No"), "Yes|No"),

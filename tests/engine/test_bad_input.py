@@ -376,6 +376,7 @@ def test_a_way_to_prefill_is_refused_though_it_compares_as_an_array() -> None:
     ("name", "message"),
     [
         ("max_new_tokens", r"one of SamplingParams: give params=SamplingParams\(max_new_tokens="),
+        ("n", "it is a keyword of Engine.generate: give it there"),
         ("priorities", "there are priority, timeout_s, deadline, cache_salt"),
     ],
 )

@@ -9,7 +9,7 @@ import torch
 
 from photon_ext.engine import Engine
 from photon_ext.errors import RequestError
-from photon_ext.sampling import SamplingParams
+from photon_ext.sampling import SamplingParams, from_allowed_ids
 from tests.engine.byte_tokenizer import byte_tokenizer
 from tests.engine.simulated import WatchedDevice, engine_on
 from tests.engine.test_engine_models import prompt_of, tiny_engine
@@ -84,6 +84,26 @@ def test_bad_words_are_not_sampled() -> None:
 def test_what_cannot_be_is_refused(params: dict[str, object], message: str) -> None:
     with served() as engine, pytest.raises(RequestError, match=message):
         engine.submit("Hello", SamplingParams(**params), raw=True)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"constraint": from_allowed_ids([65]), "logit_bias": {65: -INF}},
+        {"constraint": from_allowed_ids([65]), "stop_token_ids": (65,), "min_tokens": 2},
+        {"constraint": from_allowed_ids(byte_tokenizer().encode("a")), "bad_words": "a"},
+    ],
+)
+def test_ids_that_are_forbidden_where_no_other_is_allowed_are_told(
+    params: dict[str, object],
+) -> None:
+    with served() as engine:
+        found, other = engine.generate(
+            ["Hello"] * 2, [SamplingParams(9, **params), SamplingParams(9)], raw=True
+        )
+    assert found.finish_reason == "error"
+    assert "logit_bias, bad_words or min_tokens forbid ids besides: allow more" in str(found.error)
+    assert len(other.token_ids) == 9
 
 
 def test_bad_words_need_a_tokenizer() -> None:

@@ -31,6 +31,7 @@ CYCLE["self"] = CYCLE
             json.dumps(SCHEMA),
         ),
         ({"regex": r"\d+"}, GrammarKind.REGEX, r"\d+"),
+        ({"regex": "a" + 2 * "\\"}, GrammarKind.REGEX, "a" + 2 * "\\"),
         ({"choice": iter(["yes", "né"])}, GrammarKind.CHOICE, '["yes", "né"]'),
         ({"grammar": 'start: "a"'}, GrammarKind.GRAMMAR, 'start: "a"'),
     ],
@@ -73,6 +74,10 @@ def test_whitespace_is_a_part_of_what_is_asked() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
+        (
+            {"regex": "a" + 3 * "\\"},
+            "^regex is .*, whose last backslash has nothing behind it; double",
+        ),
         ({"json_schema": 3}, "^json_schema is 3; give a JSON schema, as a dict or"),
         ({"json_schema": True}, "^json_schema is True; give a JSON schema"),
         ({"json_schema": "[1]"}, r"^json_schema is '\[1\]'; give a JSON schema"),

@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import math
 import pickle
+import re
 from fractions import Fraction
 from functools import cached_property, partial
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from photon_ext.errors import ConfigError
+from photon_ext.row_params import FIELDS
 from photon_ext.row_words import row_words
 from photon_ext.runtime import RowParams
 from photon_ext.sampling import SamplingParams, from_allowed_ids
@@ -178,6 +180,25 @@ def test_every_kind_of_real_number_is_a_temperature(value: float) -> None:
     assert words == row_words(SamplingParams(temperature=0.5, seed=1), 1)
     with pytest.raises(ConfigError, match=r"temperature is .*; give 0 for greedy"):
         SamplingParams(temperature=-value)
+
+
+@pytest.mark.parametrize("name", sorted(FIELDS.keys() - {"stop_token_ids", "logit_bias"}))
+@pytest.mark.parametrize("value", [(), (1,), [], {}, "1", b"1"])
+def test_a_collection_is_no_number(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} is {re.escape(repr(value))}; give "):
+        SamplingParams(**{name: value})
+
+
+def test_numbers_of_numpy_become_plain_ones_which_do_not_overflow() -> None:
+    names = ("max_new_tokens", "seed", "top_k", "min_tokens", "logprobs")
+    for kind in (np.int8, np.uint64, np.array):
+        params = SamplingParams(**{name: kind(9) for name in names}, stop_token_ids=[kind(9)])
+        assert {type(getattr(params, name)) for name in names} == {int}
+        assert type(params.stop_token_ids[0]) is int
+        assert params.sample(2).seed == 11
+    assert type(SamplingParams(temperature=1).temperature) is float
+    least = SamplingParams(top_p=np.float32(1e-6), repetition_penalty=np.float32(0.01))
+    assert (least.top_p, least.repetition_penalty) == (1e-6, 0.01)
 
 
 @pytest.mark.parametrize("kind", [RowParams, SamplingParams])
