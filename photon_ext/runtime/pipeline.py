@@ -151,7 +151,7 @@ class Pipeline:
             table.pages_per_row,
             table.max_stop_ids,
             table.max_biases,
-            table.penalty_vocab > 0,
+            table.penalty_vocab >= vocab_size,
         )
         self._runtime = runtime
         self._slots: Sequence[SlotPort] = runtime.open_slots(self._spec)

@@ -100,5 +100,5 @@ def test_an_engine_without_penalties_says_so(tmp_path: Path) -> None:
         assert (
             engine.generate([[5, 6]], SamplingParams(3, logit_bias={7: 100}))[0].token_ids[0] == 7
         )
-        with pytest.raises(RequestError, match="need the runtime's penalty_vocab, or the engine's"):
+        with pytest.raises(RequestError, match="need the runtime's penalty_vocab, all of the "):
             engine.submit([1], SamplingParams(presence_penalty=0.5))
