@@ -134,4 +134,6 @@ def _fault_text(row: Row, flags: int, position: int) -> str:
             "the constraint allows nothing there, or, less likely, all logits that it allows are "
             "NaN or -inf; look at what it allows"
         )
+    if row.params.biases or row.params.min_tokens:
+        cause += "; ids that logit_bias, bad_words or min_tokens forbid are -inf, too"
     return f"no token can be sampled at position {position}: {cause}"

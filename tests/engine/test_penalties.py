@@ -9,7 +9,7 @@ import torch
 
 from photon_ext.engine import Engine
 from photon_ext.errors import RequestError
-from photon_ext.sampling import SamplingParams
+from photon_ext.sampling import SamplingParams, from_allowed_ids
 from tests.engine.byte_tokenizer import byte_tokenizer
 from tests.engine.simulated import WatchedDevice, engine_on
 from tests.engine.test_engine_models import prompt_of, tiny_engine
@@ -65,6 +65,17 @@ def test_bad_words_are_not_sampled() -> None:
         assert params.bad_words == (word,)
         found = engine.generate(["Hello"] * 4, params, raw=True)
     assert all(word not in output.text for output in found)
+
+
+@pytest.mark.parametrize(
+    "banned", [{"logit_bias": {65: -INF}}, {"stop_token_ids": (65,), "min_tokens": 2}]
+)
+def test_an_error_names_what_forbade_the_last_token(banned: dict[str, object]) -> None:
+    with served() as engine:
+        params = SamplingParams(4, constraint=from_allowed_ids([65]), **banned)
+        output = engine.generate(["Hello"], params, raw=True)[0]
+    assert output.finish_reason == "error"
+    assert "logit_bias, bad_words or min_tokens forbid" in (output.error or "")
 
 
 @pytest.mark.parametrize(
