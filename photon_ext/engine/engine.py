@@ -240,7 +240,8 @@ class Engine:
             raw: strings are encoded without the chat template, as they stand but for the model's
                 begin-of-text token.
             n: answers of each prompt, which share its pages. Where a seed is given, the first is
-                the answer of that seed, the others those of the seeds that follow.
+                the answer of that seed, the others those of the seeds that follow. With n above 1
+                a constraint needs a method `fresh()`.
             options: priority, timeout_s, deadline and cache_salt, see RequestOptions.of; for all.
 
         Returns:
