@@ -214,7 +214,8 @@ def check_adjustment(biases: int, counts_tokens: bool, limits: Limits) -> None:
     if counts_tokens and not limits.penalties:
         raise RequestError(
             "repetition_penalty, presence_penalty and frequency_penalty need the runtime's "
-            "penalty_vocab, or the engine's penalties=True; leave them out, or make it so"
+            "penalty_vocab, all of the vocabulary, or the engine's penalties=True; leave them "
+            "out, or make it so"
         )
 
 

@@ -243,6 +243,7 @@ class Engine:
                 begin-of-text token.
             n: answers of each prompt, up to 16384, which share its pages. Where a seed is given,
                 the first is the answer of that seed, the others those of the seeds that follow.
+                With n above 1 a constraint needs a method `fresh()`.
             options: priority, timeout_s, deadline and cache_salt, see RequestOptions.of; for all.
 
         Returns:

@@ -101,7 +101,7 @@ class InputProcessor:
         if params.answer_grammar is not None:
             constraint: Constraint | None = self.compiler.start(params.answer_grammar)
         else:
-            constraint = _started(params.constraint)
+            constraint = _started(params.constraint, sample)
         request = Request(self.queue, self._text, len(ids), text)
         watched = constraint is not None or text is not None
         limit = "max_len" if cap < params.max_new_tokens else "max_new_tokens"
@@ -141,8 +141,10 @@ class InputProcessor:
             yield from ids
 
 
-def _started(constraint: Constraint | None) -> Constraint | None:
-    """What a request takes: a fresh one, where a constraint knows how to make one."""
+def _started(constraint: Constraint | None, sample: int) -> Constraint | None:
+    """What a request takes: a fresh one, where a constraint knows how to make one. Answers after
+    the first need one, because the first has the constraint itself.
+    """
     if constraint is None:
         return None
     name = type(constraint).__name__
@@ -153,6 +155,11 @@ def _started(constraint: Constraint | None) -> Constraint | None:
         raise
     except BaseException as error:
         raise RequestError(f"fresh() of the constraint {name} raised {describe(error)}") from error
+    if made is constraint and sample > 0:
+        raise RequestError(
+            f"the constraint {name} serves one request at a time, and n is above 1; give it a "
+            "method fresh() that makes another, or ask for one answer"
+        )
     fault = constraint_fault(made)
     if fault is not None:
         got = "None" if made is None else f"a {type(made).__name__}"

@@ -49,6 +49,7 @@ class Output:
             token; None without one.
         tokens_per_s: decode rate: tokens after the first by the time since the first; None below
             two tokens.
+        logprobs: of each of token_ids, where they were asked for; else empty.
     """
 
     text: str

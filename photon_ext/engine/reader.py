@@ -9,6 +9,7 @@ from photon_ext.errors import describe
 
 if TYPE_CHECKING:
     from photon_ext.engine.request import Request
+    from photon_ext.runtime import TokenLogprobs
 
 
 class EventReader:
@@ -23,15 +24,15 @@ class EventReader:
     def take(self) -> list[StreamEvent]:
         """What has come since the last call."""
         tokens, end = self._request.snapshot(self._position)
-        logprobs = self._request.logprobs[self._position :]
+        told: list[TokenLogprobs | None] = [*self._request.logprobs[self._position :]]
+        logprobs = told or [None] * len(tokens)
         self._position += len(tokens)
         events: list[StreamEvent] = []
         try:
             for i, token in enumerate(tokens):
                 is_stop = end is not None and end.hides_last and i == len(tokens) - 1
                 piece = "" if is_stop else self._text.push(token)
-                own = logprobs[i] if logprobs else None
-                events.append(StreamEvent(piece, (token,), logprobs=own))
+                events.append(StreamEvent(piece, (token,), logprobs=logprobs[i]))
             if end is not None:
                 piece = "" if end.error is not None else self._text.finish()
                 events.append(StreamEvent(piece, (), end.reason.value, end.stop_reason, end.error))
@@ -39,7 +40,8 @@ class EventReader:
             raise
         except BaseException as error:  # tokenizers panic with a BaseException
             self._request.cancel()
-            events += [StreamEvent("", (token,)) for token in tokens[len(events) :]]
+            for i in range(len(events), len(tokens)):
+                events.append(StreamEvent("", (tokens[i],), logprobs=logprobs[i]))
             fault = f"the text could not be made: {describe(error)}"
             events.append(StreamEvent("", (), "error", None, fault))
         self.ended = bool(events) and events[-1].finish_reason is not None

@@ -37,7 +37,7 @@ class MeterSnapshot:
         uptime_s: seconds since the engine was made.
         steps: steps launched. decode_steps: of them, decode steps.
         quiet_steps: those that sent no byte to the device.
-        tokens: tokens committed.
+        tokens: tokens committed, with `exact` those that a preempted request repeats again.
         committed_rows: rows of committed steps.
         zombie_rows: of them, those whose sequence had already ended.
         zombie_steps: committed steps that held nothing but zombies.

@@ -78,7 +78,7 @@ class Pipeline:
             vocab_size].
         vocab_size: width of the logits; token ids lie below it.
         sample: enqueues sampling of ``step.logits`` into ``step.sampled``; None samples as the rows
-            ask (RowParams).
+            ask (RowParams); a function has to do itself what they ask, and gives no ``logprobs``.
         buckets: batch sizes that decode graphs are captured for: a step runs the graph of the next
             larger one. Those above the runtime's rows are dropped, the rows themselves added. None:
             1, 8, 16, 32, ... doubled up to the rows. Start-up captures three graphs for each size
@@ -151,7 +151,7 @@ class Pipeline:
             table.pages_per_row,
             table.max_stop_ids,
             table.max_biases,
-            table.penalty_vocab > 0,
+            table.penalty_vocab >= vocab_size,
         )
         self._runtime = runtime
         self._slots: Sequence[SlotPort] = runtime.open_slots(self._spec)

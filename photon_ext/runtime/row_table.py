@@ -51,11 +51,13 @@ class RowTable:
         self.max_stop_ids = max_stop_ids
         self.max_biases = max_biases
         self.penalty_vocab = penalty_vocab
-        if self.delta_capacity > INT32_MAX:
+        words = max(self.delta_capacity, self.rows * max(self.widths))
+        if words > INT32_MAX:
             raise ConfigError(
-                f"max_rows {max_rows}, each with {pages_per_row} pages and max_stop_ids "
-                f"{max_stop_ids}, make tables of {self.delta_capacity} words, and the device "
-                f"counts to {INT32_MAX}; make one of them smaller, or page_size larger"
+                f"max_rows {max_rows}, each with {pages_per_row} pages, max_stop_ids "
+                f"{max_stop_ids} and penalty_vocab {penalty_vocab}, make tables of {words} words, "
+                f"and the device counts to {INT32_MAX}; make one of them smaller, or page_size "
+                "larger"
             )
         self._free = deque(range(1, max_rows + 1))
         self._generation = [0] * (max_rows + 1)

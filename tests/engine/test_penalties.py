@@ -68,6 +68,17 @@ def test_bad_words_are_not_sampled() -> None:
 
 
 @pytest.mark.parametrize(
+    "banned", [{"logit_bias": {65: -INF}}, {"stop_token_ids": (65,), "min_tokens": 2}]
+)
+def test_an_error_names_what_forbade_the_last_token(banned: dict[str, object]) -> None:
+    with served() as engine:
+        params = SamplingParams(4, constraint=from_allowed_ids([65]), **banned)
+        output = engine.generate(["Hello"], params, raw=True)[0]
+    assert output.finish_reason == "error"
+    assert "logit_bias, bad_words or min_tokens forbid" in (output.error or "")
+
+
+@pytest.mark.parametrize(
     ("params", "message"),
     [
         (
@@ -120,5 +131,5 @@ def test_an_engine_without_penalties_says_so(tmp_path: Path) -> None:
         assert (
             engine.generate([[5, 6]], SamplingParams(3, logit_bias={7: 100}))[0].token_ids[0] == 7
         )
-        with pytest.raises(RequestError, match="need the runtime's penalty_vocab, or the engine's"):
+        with pytest.raises(RequestError, match="need the runtime's penalty_vocab, all of the "):
             engine.submit([1], SamplingParams(presence_penalty=0.5))

@@ -19,7 +19,7 @@ from photon_ext.engine.output import End
 from photon_ext.engine.request_queue import RequestQueue
 from photon_ext.engine.text import StoppedText, TextReader
 from photon_ext.errors import ConfigError
-from photon_ext.runtime import FinishReason
+from photon_ext.runtime import FinishReason, TokenLogprobs
 from photon_ext.sampling import SamplingParams
 
 
@@ -107,9 +107,11 @@ def test_text_that_cannot_be_made_is_an_error_of_its_request_which_is_cancelled(
 
     queue = RequestQueue()
     request = Request(queue, lambda: TextReader(Fragile()))
+    request.logprobs += [TokenLogprobs(-float(i), ()) for i in range(3)]
     play(request, "abc")
     events = list(request.iter())
     assert [event.token_ids for event in events] == [(97,), (98,), (99,), ()]
+    assert [event.logprobs for event in events] == [*request.logprobs, None]
     assert [event.text for event in events] == ["a", "", "", ""]
     assert events[-1].finish_reason == "error"
     assert events[-1].error == "the text could not be made: Panic: no text"

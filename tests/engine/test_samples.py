@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from photon_ext.errors import ConfigError
-from photon_ext.sampling import SamplingParams
+from photon_ext.errors import ConfigError, RequestError
+from photon_ext.sampling import SamplingParams, from_allowed_ids
 from tests.engine.simulated import WatchedDevice, engine_on
 
 PROMPTS = [list(range(20)), [7, 8, 9]]
@@ -39,3 +39,32 @@ def test_a_number_that_cannot_be_is_refused(n: object) -> None:
         pytest.raises(ConfigError, match=r"^n is .*; give an integer from 1 to 16384$"),
     ):
         engine.generate(PROMPTS, n=n)  # type: ignore[arg-type]
+
+
+class Countdown:
+    """Allows one id after the other; has no fresh()."""
+
+    def __init__(self) -> None:
+        self.left = 5
+
+    @property
+    def finished(self) -> bool:
+        return self.left == 0
+
+    def advance(self, token: int) -> None:
+        self.left -= 1
+
+    def fill_bitmask(self, words: memoryview) -> None:
+        words[0] = 1 << self.left
+
+
+def test_a_constraint_without_fresh_gives_one_answer() -> None:
+    """Several would move on the state of each other."""
+    prompts = PROMPTS[:1]
+    with engine_on(WatchedDevice()) as engine:
+        with pytest.raises(RequestError, match=r"Countdown serves one request at a time, and n is"):
+            engine.generate(prompts, SamplingParams(9, constraint=Countdown()), n=2)
+        one = engine.generate(prompts, SamplingParams(9, constraint=Countdown()), n=1)[0]
+        two = engine.generate(prompts, SamplingParams(9, constraint=from_allowed_ids([3])), n=2)
+    assert one.token_ids == (5, 4, 3, 2, 1)
+    assert [output.token_ids for output in two] == [(3,) * 9] * 2

@@ -176,6 +176,16 @@ def test_a_bad_request_is_refused_and_takes_no_row(
     assert not pipeline.busy
 
 
+@pytest.mark.parametrize("counted", [0, 32])
+def test_penalties_need_counts_of_the_whole_vocabulary(counted: int) -> None:
+    """Token 40 has no prompt bit among 32 ids: that may not show once a row is taken."""
+    runtime = SimRuntime(max_rows=2, penalty_vocab=counted)
+    pipeline = Pipeline(runtime, ToyForward(runtime, 64), vocab_size=64)
+    with pytest.raises(RequestError, match="need the runtime's penalty_vocab, all of the vocab"):
+        pipeline.admit([40], RowParams(4, presence_penalty=1.0))
+    assert runtime.table.free_rows == 2
+
+
 def test_parameters_of_another_kind_are_named(runtime: SimRuntime, pipeline: Pipeline) -> None:
     with pytest.raises(ConfigError, match=r"params is 5; give RowParams\(\.\.\.\)"):
         pipeline.admit(PROMPT, 5, PAGES)  # type: ignore[arg-type]

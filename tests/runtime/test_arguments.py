@@ -69,14 +69,16 @@ def test_a_device_that_is_none_is_named(device: Any) -> None:
 def test_tables_that_int32_cannot_count_are_refused_before_they_are_made() -> None:
     with pytest.raises(
         ConfigError,
-        match="max_rows 32, each with 1 pages and max_stop_ids 1000000000, make tables of "
-        "33000001885 words",
+        match="max_rows 32, each with 1 pages, max_stop_ids 1000000000 and penalty_vocab 0, make "
+        "tables of 33000001885 words",
     ):
         Runtime(device="cpu", max_stop_ids=10**9)
     with pytest.raises(
         ConfigError, match=r"max_rows 2147483647, .* make one of them smaller, or page_size larger"
     ):
         RowTable(2**31 - 1, 1, 1)
+    with pytest.raises(ConfigError, match="penalty_vocab 150000, make tables of 2250150000 words"):
+        RowTable(15000, 1, 1, penalty_vocab=150000)
 
 
 @pytest.mark.parametrize("graph", [True, False])
