@@ -734,13 +734,11 @@ def paged_attention_into(
             "FlashAttention-2", 2023), in another order of summation, weights rounded to bfloat16.
             On CUDA from compute capability 8.0, in bfloat16, head_dim 64, 96, 128 or 256, all
             pointers and strides multiples of 16 bytes; elsewhere it changes nothing. Where the
-            Hopper kernels run, a cluster of blocks shares a context of more than 256 positions,
-            unless the token's chunk is long: its tokens times q heads are at least 96 for each sm.
-            A token's bits depend on its own inputs, its length and, of such a context, on whether
-            its chunk is long; not on where its prompt was cut, nor on the step's other segments.
-            The chunk is the segment's tokens; where R is 1, all T tokens. Every page within a
-            token's length must be one: where the portable kernel leaves out the positions of a page
-            that is none, this one takes zeros for their keys and values.
+            Hopper kernels run, a cluster of blocks shares a context of more than 512 positions. A
+            token's bits depend on its own inputs and its length; not on where its prompt was cut,
+            nor on the step's other segments. Every page within a token's length must be one: where
+            the portable kernel leaves out the positions of a page that is none, this one takes
+            zeros for their keys and values.
         counts: as in :func:`rope_append_kv_`: out of the leading decode tokens is left as it is.
     """
     _paged_attention(

@@ -239,7 +239,7 @@ struct PagedAttentionParams {
   const int32_t*
       decode_meta;          // [tokens, 4]: a token attends to positions 0 .. length - 1 of its row
   const int32_t* segments;  // [num_segments, 4]: for the Hopper path: where its tiles of tokens
-                            // start, and how long a chunk is
+                            // start
   const int32_t* counts;    // [1] or null: tokens below the first count are left as they are
   KvCache cache;
   int64_t tokens, num_segments, q_heads, kv_heads, head_dim;

@@ -51,8 +51,10 @@ class EngineOptions:
         prefill: "mixed": all decode rows ride in every step. Beside them ride as many prompt tokens
             as keep the step within twice the time that the decode rows take alone; that is
             measured. The smallest of several prefill buckets, or else 64 tokens, may always ride,
-            and more that take hardly longer. "separate": prefill and decode steps take turns. The
-            answers are the same. None: "mixed" where prefill steps are captured; else "separate".
+            and more that take hardly longer; while more rows are in their prompts than decode, all
+            of `chunk` rides, however long the step takes. "separate": prefill and decode steps take
+            turns. The answers are the same. None: "mixed" where prefill steps are captured; else
+            "separate".
         max_tokens_per_step: tokens of a step with "mixed", decode rows included; None: `chunk`
             prompt tokens beside any decode rows.
         buckets: numbers of rows that decode graphs are captured for; max_rows is added. None: 1, 8,

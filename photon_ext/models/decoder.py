@@ -11,8 +11,6 @@ from chunks (seven).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -288,35 +286,37 @@ class Decoder:
     ) -> None:
         """Rotates q and k, appends k and v to the rows' pages, and attends: `buffers.qkv` to
         `buffers.attention`.
-
-        In a mixed step decode tokens and chunks go through two kernels each of which leaves the
-        other's tokens alone: their order is free, and they may run side by side.
         """
         if step.kind is StepKind.MIXED:
-            with self._beside(fused):
-                self._attend_chunks(index, layer, step, buffers, step.counts)
-            self._attend_decode(index, layer, step, buffers, fused)
-            self._join(fused)
+            self._attend_mixed(index, layer, step, buffers, fused)
         elif step.kind is StepKind.DECODE and self._hopper:
             self._attend_decode(index, layer, step, buffers, fused)
         else:
             self._attend_chunks(index, layer, step, buffers, None)
 
-    @contextmanager
-    def _beside(self, fused: bool) -> Iterator[None]:
-        """What is enqueued inside runs beside what comes next, until `_join`. Not behind a linear
-        that lets the next kernel start early: that is an order of one stream.
+    def _attend_mixed(
+        self,
+        index: int,
+        layer: LayerWeights,
+        step: StepTensors,
+        buffers: Activations,
+        fused: bool,
+    ) -> None:
+        """`_attend` for decode tokens and chunks, by two kernels each of which leaves the other's
+        tokens alone: side by side, on two streams, but not where the order of one stream lets them
+        start early.
         """
-        if self._side is None or fused:
-            yield
+        side = self._side
+        if side is None or fused:
+            self._attend_chunks(index, layer, step, buffers, step.counts)
+            self._attend_decode(index, layer, step, buffers, fused)
             return
-        self._side.wait_stream(torch.cuda.current_stream(self._side.device))
-        with torch.cuda.stream(self._side):
-            yield
-
-    def _join(self, fused: bool) -> None:
-        if self._side is not None and not fused:
-            torch.cuda.current_stream(self._side.device).wait_stream(self._side)
+        main = torch.cuda.current_stream(side.device)
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            self._attend_chunks(index, layer, step, buffers, step.counts)
+        self._attend_decode(index, layer, step, buffers, fused)
+        main.wait_stream(side)
 
     def _attend_decode(
         self,
