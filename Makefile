@@ -54,7 +54,7 @@ test-gpu: gpu
 gpu: build
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "torch sees no GPU here: nothing to test on")'
 
-# All three tools side by side, in as many processes as there are cores: make sanitize SANITIZE="--tools racecheck=4 --limit 540".
+# All three tools side by side, in as many processes as there are cores: make sanitize SANITIZE="--tools racecheck=20 --limit 540".
 sanitize: gpu
 	$(BIN)/python -m tests.sanitizer.run $(SANITIZE)
 
