@@ -34,6 +34,17 @@ class DecodeBatch:
         ride: counts the launches, with those of the batches before it.
     """
 
+    rows: tuple[Row, ...]
+    indices: list[int]
+    generations: list[int]
+    positions: list[int]
+    limits: list[int]
+    limit: int
+    constrained: tuple[int, ...]
+    logprobs: tuple[int, ...]
+    words: array[int]
+    ride: Ride
+
     def __init__(
         self, rows: tuple[Row, ...], bucket: int, before: DecodeBatch | None = None
     ) -> None:
