@@ -80,7 +80,7 @@ def _read_batch(
                 raise _not_its_own(row, *found)
     result.rows, result.tokens = batch.rows, tokens
     result.count = len(tokens) - len(result.skipped)
-    marked = [*compress(count(), flags)]
+    marked = [*compress(count(), flags)] if any(flags) else []
     if min(tokens) < 0 or max(tokens) >= vocab_size:
         others = (i for i, token in enumerate(tokens) if not 0 <= token < vocab_size)
         marked = sorted({*marked, *others})

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from photon_ext.runtime.row import Row, RowState
 
+_NOBODY: frozenset[Row] = frozenset()
+
 
 class Roster:
     """Rows from admission to release, in order of admission. Who rides when, a planner decides."""
@@ -51,6 +53,8 @@ class Roster:
     @property
     def ended(self) -> frozenset[Row]:
         """Rows that are not released, and whose tokens in flight are skipped."""
+        if not self._ending:  # as nearly always
+            return _NOBODY
         return frozenset(row for row in self._ending if not row.delivers)
 
     def holds(self, row: Row) -> bool:
