@@ -236,8 +236,10 @@ class EngineLoop:
         result, log = self._fresh or StepResult(), self._scheduler.log
         requests, tokens = log.requests if result.rows else (), result.tokens
         if result.rows and (result.skipped or result.events or log.watched):
-            single = {*result.skipped, *result.events, *log.watched}
-            tokens = [-1 if i in single else token for i, token in enumerate(tokens)]
+            tokens = tokens.copy()
+            for column in (*result.skipped, *result.events, *log.watched):
+                if column < len(tokens):  # events of chunks are behind
+                    tokens[column] = -1
         first, self._first = self._first, []
         self._call_listeners(StepOutput(requests, tokens, first, ended))
 

@@ -336,7 +336,7 @@ class Pipeline:
             self._inflight.popleft()
             self._committed = step.index
             self._stalls.committed(step)
-            result = read_step(step, records, self._spec.vocab_size)
+            result = read_step(step, records, self._spec.vocab_size, self.roster.ended)
             for event in result.events.values():
                 if event.finish is not None:
                     self.roster.finish(event.row)
@@ -429,7 +429,7 @@ class Pipeline:
         sent = slot.launch(key, words, staged, deltas, not key.split, logprobs)
         launch = 0 if batch is None else batch.launch(number)
         if batch is not None and not batch.ready:
-            self.roster.regroup()
+            self.roster.covered(batch.due())
         for segment in segments:
             segment.row.launch_chunk(number, segment.num_tokens)
             if segment.sample:

@@ -6,6 +6,8 @@ those with a flag one by one.
 
 from __future__ import annotations
 
+from itertools import compress, count
+
 from photon_ext.errors import PipelineError, describe
 from photon_ext.layout import LOGPROB_WIDTH, RECORD_TOKENS, RECORD_WIDTH, RecordFlag
 from photon_ext.runtime.decode_batch import DecodeBatch
@@ -24,15 +26,21 @@ DEAD, FAULTS = int(RecordFlag.DEAD), int(RecordFlag.MASK_ERROR | RecordFlag.NO_C
 STOP = int(RecordFlag.STOP)
 
 
-def read_step(step: Step, records: memoryview, vocab_size: int) -> StepResult:
+def read_step(
+    step: Step, records: memoryview, vocab_size: int, ended: frozenset[Row] = frozenset()
+) -> StepResult:
     """The result of a step, of whose segments ``records`` are the int32 words, and behind them
-    those of log-probabilities, where a row asks for them (layout.OutputLayout).
+    those of log-probabilities, where a row asks for them (layout.OutputLayout). ``ended``: rows of
+    which some may have ridden in it, and whose tokens are skipped.
 
     Raises:
         PipelineError: a record is not of its row, or not one that a step can leave.
     """
     result = StepResult(step)
     if step.batch is not None:
+        if ended:
+            gone = (column for column, row in enumerate(step.batch.rows) if row in ended)
+            result.skipped = frozenset(gone)
         _read_batch(step.batch, step.launch, records, vocab_size, result)
     result.zombies = len(result.skipped)
     for i, chunk in enumerate(step.chunks):
@@ -71,15 +79,14 @@ def _read_batch(
             if found[:2] != [row.index, row.generation]:
                 raise _not_its_own(row, *found)
     result.rows, result.tokens = batch.rows, tokens
-    result.count = len(tokens)
-    if not batch.intact:
-        gone = [column for column, row in enumerate(batch.rows) if not row.delivers]
-        result.skipped = frozenset(gone)
-        result.count -= len(gone)
-    if not any(flags) and min(tokens) >= 0 and max(tokens) < vocab_size:
-        return
-    for column, (row, flag, token) in enumerate(zip(batch.rows, flags, tokens, strict=True)):
-        if (flag or not 0 <= token < vocab_size) and column not in result.skipped:
+    result.count = len(tokens) - len(result.skipped)
+    marked = [*compress(count(), flags)] if any(flags) else []
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        others = (i for i, token in enumerate(tokens) if not 0 <= token < vocab_size)
+        marked = sorted({*marked, *others})
+    for column in marked:
+        if column not in result.skipped:
+            row, flag, token = batch.rows[column], flags[column], tokens[column]
             position = batch.positions[column] + launch
             event = result.events[column] = _event(row, flag, token, position, vocab_size)
             result.count -= event.token is None

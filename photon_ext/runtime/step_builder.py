@@ -70,7 +70,8 @@ class StepBuilder:
             raise PipelineError(
                 f"a plan has {len(rows)} decode rows; a step takes {keys.max_rows} (max_rows)"
             )
-        self._batch = DecodeBatch(rows, keys.decode_bucket(len(rows)))
+        self._batch = None  # where it fails, or is interrupted, the next one begins anew
+        self._batch = DecodeBatch(rows, keys.decode_bucket(len(rows)), batch)
         return self._batch
 
     def _check_admitted(self, rows: Iterable[Row]) -> None:

@@ -30,9 +30,6 @@ class Growth(NamedTuple):
     stalled: tuple[Row, ...] = ()
 
 
-_NO_GROWTH = Growth()
-
-
 @dataclass(slots=True)
 class _Holding:
     """What a sequence has.
@@ -73,7 +70,6 @@ class Pager:
         self._holdings: dict[Sequence, _Holding] = {}
         self._short: dict[Sequence, _Holding] = {}
         self._owed = 0  # pages that those lack together
-        self._calm = 0  # steps for which all have room
 
     def pages_for(self, kv_len: int) -> int:
         """Pages that hold ``kv_len`` KV entries."""
@@ -129,7 +125,6 @@ class Pager:
         if missing:
             self._short[sequence] = holding
             self._owed += missing
-            self._calm = 0
 
     def cancel(self, sequence: Sequence, grant: Grant) -> None:
         """The sequence was not admitted."""
@@ -147,17 +142,11 @@ class Pager:
             del holding.unwritten[:count]
 
     def grow(self) -> Growth:
-        """More pages, once a row has none for its next token: to every row that lacks some, so that
-        the steps that follow send nothing; those of the lowest rank first.
+        """More pages, as a row has none for its next token: for every row that lacks some, so that
+        the steps that follow send nothing; for those of the lowest rank first.
         """
-        self._calm -= 1
-        if self._calm > 0:
-            return _NO_GROWTH
         rows = [(one.row, one) for one in self._short if one.row is not None and one.row.running]
         places = {row: _places(row) for row, _ in rows}
-        self._calm = min(places.values(), default=0)
-        if self._calm > 0 or not rows:
-            return _NO_GROWTH
         appends, stalled = [], []
         for row, sequence in sorted(rows, key=lambda one: (places[one[0]] > 0, one[1].rank)):
             if pages := self._more(self._short[sequence]):

@@ -201,7 +201,7 @@ class Scheduler:
             # also of rows that have ended: a step in flight has written all of its chunks
             self._pager.written(self._in_rows[chunk.row], chunk.position + chunk.num_tokens)
         if result.rows and result.rows is not log.rows:
-            log.follow(result.rows, tuple(map(self._in_rows.__getitem__, result.rows)))
+            log.follow(result.rows, self._in_rows.__getitem__)
         for column in log.watched if result.rows else ():
             if column not in result.skipped and column not in result.events:
                 event = RowEvent(result.rows[column], result.tokens[column], None)
