@@ -47,14 +47,14 @@ class EngineOptions:
         page_size: tokens per KV page.
         num_pages: KV pages; None: max_rows requests of max_len tokens, cut to what 0.9 of a GPU's
             free memory holds, or half of a CPU's.
-        chunk: prompt tokens per step at most. None: 1,024 on a GPU, else 256.
+        chunk: prompt tokens per step at most. None: 2,048 on a GPU, else 256.
         prefill: "mixed": all decode rows ride in every step. Beside them ride as many prompt tokens
             as keep the step within twice the time that the decode rows take alone; that is
             measured. The smallest of several prefill buckets, or else 64 tokens, may always ride,
-            and more that take hardly longer; while more rows are in their prompts than decode, all
-            of `chunk` rides, however long the step takes. "separate": prefill and decode steps take
-            turns. The answers are the same. None: "mixed" where prefill steps are captured; else
-            "separate".
+            and more that take hardly longer; while more rows are in their prompts than decode, or
+            have more than four chunks of them left, all of `chunk` rides, however long the step
+            takes. "separate": prefill and decode steps take turns. The answers are the same. None:
+            "mixed" where prefill steps are captured; else "separate".
         max_tokens_per_step: tokens of a step with "mixed", decode rows included; None: `chunk`
             prompt tokens beside any decode rows.
         buckets: numbers of rows that decode graphs are captured for; max_rows is added. None: 1, 8,

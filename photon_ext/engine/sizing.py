@@ -15,7 +15,7 @@ from photon_ext.runtime.step_keys import step_keys
 
 DEFAULT_MAX_LEN = 4096
 CPU_ROWS, CUDA_ROWS = 32, 256
-CPU_CHUNK, CUDA_CHUNK = 256, 1024
+CPU_CHUNK, CUDA_CHUNK = 256, 2048
 LEAST_BUCKET = 64
 ROW_TOKENS = 1024  # that each of so many rows should have room for
 CUDA_SHARE = 0.9  # of the available memory; the rest is for torch's workspaces and captured graphs

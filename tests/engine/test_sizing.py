@@ -77,11 +77,11 @@ def test_rows_are_sized_for_the_device(
     ("device", "options", "chunk", "buckets"),
     [
         ("cpu", {}, 256, None),
-        ("cuda", {}, 1024, (64, 128, 256, 512, 1024)),
+        ("cuda", {}, 2048, (64, 128, 256, 512, 1024, 2048)),
         ("cuda", {"chunk": 300}, 300, (64, 128, 256)),
         ("cuda", {"chunk": 40}, 40, ()),
-        ("cuda", {"exact": True}, 1024, (64, 128, 256, 512, 1024)),
-        ("cuda", {"prefill_buckets": (8,)}, 1024, (8,)),
+        ("cuda", {"exact": True}, 2048, (64, 128, 256, 512, 1024, 2048)),
+        ("cuda", {"prefill_buckets": (8,)}, 2048, (8,)),
     ],
 )
 def test_steps_with_prompts_are_sized_for_the_device(
