@@ -26,6 +26,10 @@ NODES = {
     "kernels": "kernels",
 }
 TIMELINE = {**STEP, "ms/step with checks": "off_ms", "without": "bare_ms", "ratio": "{ratio:.4f}"}
+CONSTRAINTS = {
+    **{**STEP, "rows": "mode", "ms/step": "ms", "least": "least", "most": "most"},
+    **{"work ms": "work_ms", "ratio": "{ratio:.3f}"},
+}
 COUNTS = {
     **STEP,
     **{"source": "way", "steps": "steps", "valid": "{valid}"},
@@ -98,6 +102,12 @@ def _decode(data: Entry) -> Iterator[Table]:
     yield Table.of("", _of(data, "decode"), DECODE)
     yield Table.of("the checks for a timeline that nobody records", _of(data, "timeline"), TIMELINE)
     yield Table.of("traced", _of(data, "nodes"), NODES)
+
+
+def _constraints(data: Entry) -> Iterator[Table]:
+    entries = _of(data, "constraints")
+    rows = [{**e, "mode": mode, **own} for e in entries for mode, own in e["modes"].items()]
+    yield Table.of("", rows, CONSTRAINTS)
 
 
 def _activity(data: Entry) -> Iterator[Table]:
@@ -179,6 +189,7 @@ TABLES: dict[str, Callable[[Entry], Iterator[Table]]] = {
     "activity": _activity,
     "adopt": _adopt,
     "bubble": _bubble,
+    "constraints": _constraints,
     "decode": _decode,
     "kernels": _kernels,
     "peers": _peers,

