@@ -244,7 +244,8 @@ class Engine:
             n: answers of each prompt, up to 16384, which share its pages. Where a seed is given,
                 the first is the answer of that seed, the others those of the seeds that follow.
                 With n above 1 a constraint needs a method `fresh()`.
-            options: priority, timeout_s, deadline and cache_salt, see RequestOptions.of; for all.
+            options: priority, timeout_s, deadline, cache_salt, tools and tool_choice, see
+                RequestOptions.of; for all.
 
         Returns:
             One output per prompt, in order, or `n` in a row for each. What goes wrong while a

