@@ -49,8 +49,8 @@ def encode_prompt(
     elif not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray, memoryview)):
         raise RequestError(f"the prompt is a {type(prompt).__name__}; {_EXPECTED}")
     elif prompt and isinstance(prompt[0], Mapping):
-        messages = [_checked_message(message) for message in prompt]
-        ids = _tokenizer(tokenizer).encode_chat(messages, tools=tools)
+        encode = _tokenizer(tokenizer).encode_chat
+        ids = encode([_checked_message(message) for message in prompt], tools=tools)
     else:
         ids = prompt  # type: ignore[assignment]
     if not ids:

@@ -19,6 +19,7 @@ from benchmarks.common.result import BenchmarkError
 from benchmarks.common.session import Session, random_prompts
 from benchmarks.engines.process import run_module
 from photon_ext.models.weights import empty_weights
+from tests.engine.byte_tokenizer import byte_tokenizer
 
 DEVICE = torch.device("cpu")
 
@@ -224,7 +225,9 @@ def test_activity_counts_a_steady_step_on_a_gpu(tmp_path: Path) -> None:
 def test_constraints_in_turns_with_plain_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    byte_tokenizer().save(tmp_path)
+    pytest.importorskip("llguidance")
+    (tmp_path / "tokenizer.json").write_text(byte_tokenizer().to_json())
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "!"}')
     path = tmp_path / "constraints.json"
     given = "--model tiny --device cpu --rows 1 --steps 40 --rounds 1 --callable-us 200 --json"
     assert constraints.main([*given.split(), str(path), "--tokenizer", str(tmp_path)]) == 0
