@@ -110,6 +110,23 @@ def _constraints(data: Entry) -> Iterator[Table]:
     yield Table.of("", rows, CONSTRAINTS)
 
 
+def _schemas(data: Entry) -> Iterator[Table]:
+    names = ("ended and valid", "cut, a beginning", "invalid", "no beginning", "error")
+    names += ("plain rows", "plain rows with their tokens")
+    rows = [
+        (entry["model"], entry["temperature"], *(entry["counts"].get(name, 0) for name in names))
+        for entry in _of(data, "schemas")
+    ]
+    remarks = [f"{count} refused: {why}" for why, count in data.get("refused", {}).items()]
+    yield Table("answers by schema", ("model", "temperature", *names), rows, remarks)
+    times = [
+        (what, *data[name].values())
+        for what, name in (("compile", "compile_us"), ("mask", "fill_us"))
+        if name in data
+    ]
+    yield Table("microseconds", ("what", "p50", "p99", "max"), times)
+
+
 def _activity(data: Entry) -> Iterator[Table]:
     yield Table.of("", _of(data, "counts"), COUNTS)
 
@@ -193,5 +210,6 @@ TABLES: dict[str, Callable[[Entry], Iterator[Table]]] = {
     "decode": _decode,
     "kernels": _kernels,
     "peers": _peers,
+    "schemas": _schemas,
     "traffic": _traffic,
 }
