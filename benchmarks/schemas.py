@@ -67,7 +67,7 @@ class Bench:
             self._constraint(schema)
         except (RequestError, ConfigError) as error:
             _, _, why = str(error).partition(" is refused: ")
-            self.refused[(why or str(error))[:REASON]] += 1
+            self.refused[(why or str(error)).partition("; ")[0][:REASON]] += 1
             return False
         self.compile_us.append((time.perf_counter() - begin) * 1e6)
         return True
