@@ -54,6 +54,7 @@ class EngineLoop:
         planner: Planner,
         queue: RequestQueue,
         meter: Meter,
+        masks: MaskThreads,
     ) -> None:
         self.listeners: list[Listener] = []
         self._pipeline = pipeline
@@ -62,7 +63,7 @@ class EngineLoop:
         self._queue = queue
         self._meter = meter
         self._deadlines = Deadlines()
-        self._masks = MaskThreads()
+        self._masks = masks
         self._undelivered: deque[Delivery] = deque()
         self._fresh: StepResult | None = None
         self._first: list[tuple[Request, int]] = []

@@ -13,17 +13,21 @@ if TYPE_CHECKING:
 
     from photon_ext.sampling.constraints import Constraint
 
-# To wake the threads takes 0.03 to 0.1 ms. But each mask that is filled alone gives up the
-# interpreter, for which a busy Python thread lets the loop wait 5 ms; together they do so once.
-LEAST_TOGETHER = 4
+# To wake the threads takes 0.03 to 0.1 ms, a mask 1 to 10 us, some 0.2 ms and more.
+LEAST_TOGETHER = 8
 
 
 class MaskThreads:
     """Native threads, started with the first step that needs them: four of five cores, 32 at the
-    most. Used by the engine thread alone.
+    most. Used by the engine thread alone, which gives up the interpreter to others once meanwhile,
+    and not for each mask.
+
+    Attributes:
+        enabled: False where the step's kernels take all cores: each row fills its own mask then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
         self._executor: LLExecutor | None = None
         self._words = array("i")
 
@@ -32,7 +36,7 @@ class MaskThreads:
         out when it is asked for it. A few fill their own then.
         """
         grammars = [one for one in constraints if isinstance(one, GrammarConstraint)]
-        if len(grammars) < LEAST_TOGETHER:
+        if not self.enabled or len(grammars) < LEAST_TOGETHER:
             return
         size = grammars[0].mask_bytes
         width = size // self._words.itemsize

@@ -17,7 +17,7 @@ from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.engine.output import Output
 from photon_ext.errors import RequestError
 from photon_ext.models.loader import LoadedModel
-from photon_ext.sampling import SamplingParams, from_allowed_ids
+from photon_ext.sampling import SamplingParams, from_allowed_ids, mask_threads
 from photon_ext.sampling.mask_threads import MaskThreads
 
 CITY = {"type": "string", "maxLength": 12}
@@ -193,6 +193,8 @@ def test_rows_whose_masks_are_filled_together_keep_their_answers(
         filled.append(sum(getattr(one, "filled", None) is not None for one in asked))
 
     monkeypatch.setattr(MaskThreads, "fill", counted)
+    monkeypatch.setattr(mask_threads, "LEAST_TOGETHER", 4)
+    monkeypatch.setattr(engine._loop._masks, "enabled", True)
     together = engine.generate([QUESTIONS[0]] * 6, params)
     assert max(filled) == 4
     assert [output.token_ids for output in together] == [output.token_ids for output in alone]

@@ -41,7 +41,7 @@ def one_of(words: bytes, rng: random.Random) -> int:
 @pytest.mark.parametrize("vocab_size", [VOCAB, 100])
 def test_masks_are_the_same_together_and_alone(count: int, vocab_size: int) -> None:
     together, alone = started(count, vocab_size), started(count, vocab_size)
-    threads, rng, width = MaskThreads(), random.Random(count), -(-vocab_size // 32)
+    threads, rng, width = MaskThreads(True), random.Random(count), -(-vocab_size // 32)
     for _ in range(12):
         threads.fill(together)
         assert all((one.filled is not None) == (count >= LEAST_TOGETHER) for one in together)
@@ -59,18 +59,24 @@ def test_masks_are_the_same_together_and_alone(count: int, vocab_size: int) -> N
 
 
 def test_a_mask_of_the_position_before_is_not_handed_out() -> None:
-    constraints = started(5)
-    MaskThreads().fill(constraints)
+    constraints = started(9)
+    MaskThreads(True).fill(constraints)
     constraint = constraints[2]
     constraint.advance(TOKENIZER.encode("y", False)[0])
     assert constraint.filled is None
     assert one_of(mask(constraint), random.Random(0)) == TOKENIZER.encode("e", False)[0]
 
 
+def test_where_they_are_not_enabled_each_row_fills_its_own() -> None:
+    constraints = started(16)
+    MaskThreads(False).fill(constraints)
+    assert [one.filled for one in constraints] == [None] * 16
+
+
 def test_constraints_of_other_kinds_fill_their_own() -> None:
-    constraints = [*started(4), from_allowed_ids([1]), None]
-    MaskThreads().fill(constraints)
-    assert [getattr(one, "filled", None) is not None for one in constraints] == [True] * 4 + [
+    constraints = [*started(8), from_allowed_ids([1]), None]
+    MaskThreads(True).fill(constraints)
+    assert [getattr(one, "filled", None) is not None for one in constraints] == [True] * 8 + [
         False
     ] * 2
 
@@ -80,7 +86,7 @@ def test_a_grammar_that_fails_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -
     compiler = GrammarCompiler(TOKENIZER, VOCAB, [EOS])
     grammar = SamplingParams(regex=".*a.{40}x").answer_grammar
     assert grammar is not None
-    failing, others, threads = compiler.start(grammar), started(4), MaskThreads()
+    failing, others, threads = compiler.start(grammar), started(7), MaskThreads(True)
     with pytest.raises(RequestError, match=r"failed in this answer: .*too many stat"):  # noqa: PT012
         for token in TOKENIZER.encode("abaabbabaaababab" * 8, False):
             threads.fill([failing, *others])
@@ -91,4 +97,4 @@ def test_a_grammar_that_fails_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(RequestError, match="failed in this answer"):
         failing.fill_bitmask(words)
     assert not any(words)
-    assert [mask(one) for one in others] == [mask(one) for one in started(4)]
+    assert [mask(one) for one in others] == [mask(one) for one in started(7)]
