@@ -138,7 +138,8 @@ def main(given: list[str] | None = None) -> int:
     add("--limit", type=cli.positive_integer, help="schemas; default: all")
     add("--json", type=cli.output_file, metavar="FILE", help="write the result here")
     args = options.parse_args(given)
-    result = ResultFile("schemas", args, args.json)
+    told = Namespace(**{**vars(args), "file": args.file.name})
+    result = ResultFile("schemas", told, args.json)
     bench = Bench(args)
     with bench.engine:
         for temperature in (0.0, 1.0):
