@@ -22,6 +22,10 @@ _MOST_STATES = 100_000
 # library's own bounds would refuse answers to schemas in use, a quarter refuses none of 231.
 _MASK_FUEL = 50_000
 _MASK_ITEMS = 20_000
+# Of the compilation, 0.1 s. A fourth of it would refuse no more of 288 schemas.
+_LEXER_FUEL = 200_000
+# What the library says of it, with its own options.
+_TOO_LARGE = ("lexer precomputation failed", "too many expressions", "initial lexer configuration")
 # Then it is compiled anew, which lets go of the states that long answers have left behind.
 _MOST_STARTS = 1000
 # Without a bound a small model fills its answer with line ends.
@@ -82,10 +86,11 @@ class CompiledGrammar:
 
 
 def _compiled(grammar: Grammar, vocabulary: LLTokenizer) -> LLMatcher | str:
-    """The matcher, with its first mask, by which some faults show; or why there is none."""
+    """The matcher, tried on one token, by which some faults show; or why there is none."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(
+        initial_lexer_fuel=_LEXER_FUEL,
         max_lexer_states=_MOST_STATES,
         step_lexer_fuel=_MASK_FUEL,
         step_max_items=_MASK_ITEMS,
@@ -93,11 +98,21 @@ def _compiled(grammar: Grammar, vocabulary: LLTokenizer) -> LLMatcher | str:
     )
     try:
         matcher = LLMatcher(vocabulary, _library_grammar(grammar), log_level=0, limits=limits)
-        if not matcher.is_error():
-            matcher.compute_bitmask()
+        fault = matcher.get_error() or _first_fault(matcher)
     except BaseException as error:  # the library's panics are BaseExceptions
         return describe(error)
-    return _plain(library_text(matcher.get_error())) if matcher.is_error() else matcher
+    return _plain(library_text(fault)) if fault else matcher
+
+
+def _first_fault(matcher: LLMatcher) -> str:
+    """What the library says against the first mask, and the one after its first token; or ""."""
+    allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+    if not matcher.is_error() and allowed:
+        matcher = matcher.deep_copy()
+        matcher.consume_token((allowed & -allowed).bit_length() - 1)
+        if not matcher.is_stopped():
+            matcher.compute_bitmask()
+    return matcher.get_error()
 
 
 def _plain(why: str) -> str:
@@ -106,6 +121,8 @@ def _plain(why: str) -> str:
         return "no text matches it"
     if "coerce_one_of" in why:
         return "oneOf is served where no value fits two of its schemas; anyOf, where it may"
+    if any(sign in why for sign in _TOO_LARGE):
+        return "its regular expressions make too large an automaton"
     return why
 
 

@@ -31,6 +31,7 @@ from photon_ext.runtime import Pipeline
 from photon_ext.runtime.heap_freeze import HeapFreeze
 from photon_ext.runtime.runtime import checked_device
 from photon_ext.sampling import SamplingParams
+from photon_ext.sampling.mask_threads import MaskThreads
 from photon_ext.scheduling import (
     PagePool,
     Pager,
@@ -103,7 +104,8 @@ class Engine:
                 has to take steps of `chunk` and all rows' tokens, and of more segments than rows:
                 see Pipeline's ``mixed``.
             tokenizer: for string prompts, text and stop strings; None serves token ids.
-            device: what the meter says about where it runs.
+            device: what the meter says about where it runs; "cpu" leaves it without threads for
+                the masks of grammars, as the forward takes the cores.
             max_waiting, policy, meter, freeze, prefix_cache: see EngineOptions.
             exact: decode steps and prefill of this forward differ in last bits, which tokens must
                 not show: no decode step's keys and values are computed again by prefill, nor shared
@@ -147,7 +149,8 @@ class Engine:
         budget = TokenBudget(pipeline.keys, chunk, max_tokens_per_step) if mixes else None
         planner = Planner(scheduler, pipeline.roster, chunk, budget)
         self.meter = Meter(pipeline.stats, scheduler, runtime.depth, device, meter)
-        self._loop = EngineLoop(pipeline, scheduler, planner, self._queue, self.meter)
+        masks = MaskThreads(device != "cpu")
+        self._loop = EngineLoop(pipeline, scheduler, planner, self._queue, self.meter, masks)
         self._thread = EngineThread(self._loop)
         self._freeze = HeapFreeze(collect=not graph) if freeze else None  # captures collect first
         if self._freeze is not None:
@@ -244,7 +247,8 @@ class Engine:
             n: answers of each prompt, up to 16384, which share its pages. Where a seed is given,
                 the first is the answer of that seed, the others those of the seeds that follow.
                 With n above 1 a constraint needs a method `fresh()`.
-            options: priority, timeout_s, deadline and cache_salt, see RequestOptions.of; for all.
+            options: priority, timeout_s, deadline, cache_salt, tools and tool_choice, see
+                RequestOptions.of; for all.
 
         Returns:
             One output per prompt, in order, or `n` in a row for each. What goes wrong while a

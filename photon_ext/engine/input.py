@@ -90,9 +90,12 @@ class InputProcessor:
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise ConfigError(f"params is a {type(params).__name__}; give SamplingParams(...)")
+        if options.tools is not None:
+            params = options.tools.constrain(params)
         params = params.sample(sample)
         text = self._stopped_text(params)
-        ids = encode_prompt(prompt, self.tokenizer, raw)
+        tools = () if options.tools is None else options.tools.given
+        ids = encode_prompt(prompt, self.tokenizer, raw, tools)
         cap = self.fit(len(ids), params.max_new_tokens)
         eos_ids = () if params.ignore_eos else self.eos_ids
         stops = dict.fromkeys((*eos_ids, *params.stop_token_ids))
@@ -105,7 +108,7 @@ class InputProcessor:
         request = Request(self.queue, self._text, len(ids), text)
         watched = constraint is not None or text is not None
         limit = "max_len" if cap < params.max_new_tokens else "max_new_tokens"
-        priority, deadline, salt = options
+        priority, deadline, salt, _ = options
         sequence = Sequence(
             admission, constraint, request, watched, limit, salt, priority, deadline
         )

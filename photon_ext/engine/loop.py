@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from photon_ext.engine.output import End, StepOutput
@@ -25,6 +25,7 @@ from photon_ext.errors import PipelineError, RequestError, describe, shown
 from photon_ext.observe.meter import Meter
 from photon_ext.runtime import FinishReason, Pipeline, Row, RowEvent, Step, StepResult, probe
 from photon_ext.runtime.probe import Phase
+from photon_ext.sampling.mask_threads import MaskThreads
 from photon_ext.scheduling import Deadlines, Planner, Scheduler, Sequence
 
 Listener = Callable[[StepOutput], None]
@@ -53,6 +54,7 @@ class EngineLoop:
         planner: Planner,
         queue: RequestQueue,
         meter: Meter,
+        masks: MaskThreads,
     ) -> None:
         self.listeners: list[Listener] = []
         self._pipeline = pipeline
@@ -61,6 +63,7 @@ class EngineLoop:
         self._queue = queue
         self._meter = meter
         self._deadlines = Deadlines()
+        self._masks = masks
         self._undelivered: deque[Delivery] = deque()
         self._fresh: StepResult | None = None
         self._first: list[tuple[Request, int]] = []
@@ -91,7 +94,7 @@ class EngineLoop:
             clock.enter(Phase.COMMIT)
             self._commit()
             clock.enter(Phase.FINALIZE)
-            self._pipeline.finalize(self._fill_mask)
+            self._pipeline.finalize(self._fill_mask, self._fill_together)
         if self._pipeline.inflight:
             clock.enter(Phase.DELIVER)
             self._deliver()
@@ -155,8 +158,12 @@ class EngineLoop:
         clock.enter(Phase.LAUNCH)
         step = pipeline.launch(plan)
         # if nothing older is in flight; else it has to wait for that commit
-        pipeline.finalize(self._fill_mask)
+        pipeline.finalize(self._fill_mask, self._fill_together)
         return step
+
+    def _fill_together(self, rows: Iterable[Row]) -> None:
+        sequences = map(self._scheduler.sequence_of, rows)
+        self._masks.fill(one.constraint for one in sequences if not one.repeats)
 
     def _fill_mask(self, row: Row, words: memoryview) -> None:
         self._scheduler.sequence_of(row).fill_bitmask(words)

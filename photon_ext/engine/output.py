@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from photon_ext.engine.tools import ToolCall, calls_in
 from photon_ext.runtime import FinishReason, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -62,6 +63,11 @@ class Output:
     ttft_ms: float | None
     tokens_per_s: float | None
     logprobs: tuple[TokenLogprobs, ...] = ()
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls of tools that the text has, see `calls_in`."""
+        return calls_in(self.text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,37 +24,57 @@ _EXPECTED = (
 )
 
 
-def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, raw: bool = False) -> Sequence[int]:
+def encode_prompt(
+    prompt: Prompt,
+    tokenizer: Tokenizer | None,
+    raw: bool = False,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> Sequence[int]:
     """Token ids of a prompt, as they are given or encoded; whether the model has them is not asked.
 
     A string is one user message where the model has a chat template, unless `raw`; otherwise it is
     encoded as it stands, behind the model's begin-of-text token if it uses one. Token ids are taken
     from a sequence, a numpy array or a torch tensor, which is read from its device. The content of
-    a chat message is a text, or a list of OpenAI's parts, of which texts are joined.
+    a chat message is a text, or a list of OpenAI's parts, of which texts are joined. `tools` are
+    told by the chat template.
 
-    Raises RequestError: the prompt is empty, of no known form, holds parts that are no text, or
-    needs a tokenizer that is not there.
+    Raises RequestError: the prompt is empty, of no known form, holds parts that are no text, has
+    tools and no chat template that tells them, or needs a tokenizer that is not there.
     """
     ids: Sequence[int]
     if isinstance(prompt, str):
-        ids = _encode_text(prompt, _tokenizer(tokenizer), raw) if prompt else ()
+        ids = _encode_text(prompt, _tokenizer(tokenizer), raw, tools) if prompt else ()
     elif _is_array(prompt):
         ids = _array_ids(prompt)
     elif not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray, memoryview)):
         raise RequestError(f"the prompt is a {type(prompt).__name__}; {_EXPECTED}")
     elif prompt and isinstance(prompt[0], Mapping):
-        ids = _tokenizer(tokenizer).encode_chat([_checked_message(message) for message in prompt])
+        encode = _tokenizer(tokenizer).encode_chat
+        ids = encode([_checked_message(message) for message in prompt], tools=tools)
     else:
         ids = prompt  # type: ignore[assignment]
     if not ids:
         raise RequestError(f"the prompt is empty; {_EXPECTED}")
+    if tools and (ids is prompt or _is_array(prompt)):
+        raise _untold(tools)
     return ids
 
 
-def _encode_text(text: str, tokenizer: Tokenizer, raw: bool) -> list[int]:
-    if raw or tokenizer.chat_template is None:
-        return tokenizer.encode(text)
-    return tokenizer.encode_chat([{"role": "user", "content": text}])
+def _encode_text(
+    text: str, tokenizer: Tokenizer, raw: bool, tools: Sequence[Mapping[str, Any]]
+) -> list[int]:
+    if not raw and tokenizer.chat_template is not None:
+        return tokenizer.encode_chat([{"role": "user", "content": text}], tools=tools)
+    if tools:
+        raise _untold(tools)
+    return tokenizer.encode(text)
+
+
+def _untold(tools: Sequence[Mapping[str, Any]]) -> RequestError:
+    return RequestError(
+        f"{len(tools)} tools are given with a prompt that no chat template renders; give messages, "
+        "or tell the model of them in the prompt and ask for the form of a call by json_schema"
+    )
 
 
 def _tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:

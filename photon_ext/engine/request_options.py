@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from photon_ext.checks import INT32_MAX, as_index, check_seconds
+from photon_ext.engine.tools import Tools
 from photon_ext.errors import ConfigError, shown
 from photon_ext.sampling import SamplingParams
 
@@ -19,6 +21,8 @@ class RequestKeywords(TypedDict, total=False):
     timeout_s: float | None
     deadline: float | None
     cache_salt: str | None
+    tools: Iterable[Mapping[str, Any]] | None
+    tool_choice: str | Mapping[str, Any] | None
 
 
 class RequestOptions(NamedTuple):
@@ -27,6 +31,7 @@ class RequestOptions(NamedTuple):
     priority: int = 0
     deadline: float = math.inf
     cache_salt: str | None = None
+    tools: Tools | None = None
 
     @classmethod
     def of(
@@ -35,6 +40,8 @@ class RequestOptions(NamedTuple):
         timeout_s: object = None,
         deadline: object = None,
         cache_salt: object = None,
+        tools: object = None,
+        tool_choice: object = None,
         **unknown: object,
     ) -> RequestOptions:
         """What a call asks for.
@@ -46,6 +53,13 @@ class RequestOptions(NamedTuple):
                 counts.
             cache_salt: a string; requests share cached pages only with those that have the same, so
                 that nobody learns from the time of an answer what others have asked.
+            tools: functions that the answer may call, in OpenAI's shape: {"type": "function",
+                "function": {"name": ..., "description": ..., "parameters": a JSON schema}}. The
+                model's chat template tells it of them; `Output.tool_calls` has its calls.
+            tool_choice: "auto" or None: the model decides; "none": it hears of no tools;
+                "required", or {"type": "function", "function": {"name": ...}}: the answer is the
+                JSON {"name": ..., "arguments": {...}} of one of them, or of this one, as
+                `json_schema` would make it.
 
         Raises ConfigError: a value is not allowed.
         """
@@ -73,4 +87,4 @@ class RequestOptions(NamedTuple):
             raise ConfigError(f"cache_salt is {shown(cache_salt)}; give a string, or None")
         # of a str alone: hash and equality of a subclass are its own
         salt = None if cache_salt is None else str.__str__(cache_salt)
-        return cls(number, min(ends), salt)
+        return cls(number, min(ends), salt, Tools.of(tools, tool_choice))

@@ -104,9 +104,12 @@ class Tokenizer:
         return ids
 
     def encode_chat(
-        self, messages: Sequence[Message], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
-        """Ids of a conversation, ready for the answer.
+        """Ids of a conversation, ready for the answer, which may call `tools`.
 
         Raises:
             RequestError: there is no chat template, the template refuses the messages or fails, or
@@ -132,7 +135,7 @@ class Tokenizer:
             ):  # what is no message the template refuses
                 if isinstance(value, str):
                     _check_unicode(value)
-        text = self.chat_template.render(messages, add_generation_prompt)
+        text = self.chat_template.render(messages, add_generation_prompt, tools)
         return self.encode(text, add_special_tokens=False)  # the template writes them itself
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -346,7 +346,11 @@ class Pipeline:
             probe.end()
             return result
 
-    def finalize(self, fill: Fill | None = None) -> None:
+    def finalize(
+        self,
+        fill: Fill | None = None,
+        prepare: Callable[[Sequence[Row]], None] | None = None,
+    ) -> None:
         """Samples the step that waits for masks, once every step before it is committed (I6);
         otherwise does nothing.
 
@@ -356,6 +360,7 @@ class Pipeline:
                 int32 ``words`` for each allowed id (for bit 31 see sampling.constraints). What it
                 raises ends that row alone, but for Ctrl-C on the main thread, which passes
                 through.
+            prepare: called once before, with all rows that ``fill`` is going to be called with.
 
         Raises:
             PipelineError: a constrained row is to be sampled and ``fill`` is None, or the pipeline
@@ -367,8 +372,11 @@ class Pipeline:
             return
         slot = self._slots[step.slot]
         probe.begin(Phase.MASK, step.index)
-        for index, row in step.constrained():
-            if row.delivers:
+        waiting = [(index, row) for index, row in step.constrained() if row.delivers]
+        if prepare is not None and waiting:
+            prepare([row for _, row in waiting])
+        for index, row in waiting:
+            if row.delivers:  # still, after the callbacks for others
                 self._write_mask(slot, index, row, fill)
         probe.end()
         probe.begin(Phase.FINALIZE, step.index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jsonschema
@@ -17,7 +17,8 @@ from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.engine.output import Output
 from photon_ext.errors import RequestError
 from photon_ext.models.loader import LoadedModel
-from photon_ext.sampling import SamplingParams
+from photon_ext.sampling import SamplingParams, from_allowed_ids, mask_threads
+from photon_ext.sampling.mask_threads import MaskThreads
 
 CITY = {"type": "string", "maxLength": 12}
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -170,6 +171,33 @@ def test_params_serve_many_requests_and_the_same_seed_gives_the_same(engine: Eng
     outputs = engine.generate([QUESTIONS[1]] * 4, params)
     assert len({output.text for output in outputs}) == 1
     jsonschema.validate(json.loads(outputs[0].text), SCHEMAS["list"])
+
+
+def test_rows_whose_masks_are_filled_together_keep_their_answers(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row has a grammar that others have, too, one a constraint of its own, one none."""
+    forms = [{"json_schema": SCHEMAS[name]} for name in ("call", "list", "either", "call")]
+    params = [
+        *(SamplingParams(16, 1.0, seed=i, **form) for i, form in enumerate(forms)),
+        SamplingParams(16, 1.0, seed=7, constraint=from_allowed_ids(range(300, 400))),
+        SamplingParams(16, 1.0, seed=8),
+    ]
+    alone = [engine.generate([QUESTIONS[0]], own)[0] for own in params]
+    filled: list[int] = []
+    fill = MaskThreads.fill
+
+    def counted(self: MaskThreads, constraints: Iterable[Any]) -> None:
+        asked = list(constraints)
+        fill(self, asked)
+        filled.append(sum(getattr(one, "filled", None) is not None for one in asked))
+
+    monkeypatch.setattr(MaskThreads, "fill", counted)
+    monkeypatch.setattr(mask_threads, "LEAST_TOGETHER", 4)
+    monkeypatch.setattr(engine._loop._masks, "enabled", True)
+    together = engine.generate([QUESTIONS[0]] * 6, params)
+    assert max(filled) == 4
+    assert [output.token_ids for output in together] == [output.token_ids for output in alone]
 
 
 def test_a_stop_string_and_a_cap_cut_the_answer(engine: Engine) -> None:

@@ -25,7 +25,9 @@ class Letters:
     def encode(self, text: str) -> list[int]:
         return list(map(ord, text))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         return self.encode(
             "".join(f"[{message['role']}]{message['content']}" for message in messages)
         )
