@@ -69,7 +69,7 @@ Candidate noisy_argmax(const void* logits, int64_t first, int64_t count, const N
       if (best.id >= 0 && scaled + kLargestGumbel < best.value)
         continue;  // no noise can lift it to the top
       const int32_t id = static_cast<int32_t>(first + at + i);
-      const float value = noise.noised(values[i], id);
+      const float value = noise.noised(noise.scaled(values[i]), id);
       if (best.id < 0 || value > best.value) best = {value, id};
     }
   }

@@ -135,8 +135,7 @@ template <int kBlocks, typename AnyRow>
 __device__ Candidate best_of(const AnyRow& row, ThreadVectors share, const Noise& noise,
                              const Filter& filter, SampleShared& shared) {
   if (noise.greedy()) return greedy_best(row, share);
-  if (filter.on())
-    return filtered_best<kBlocks>(row, share, noise, filter, shared.reduce, shared.filter);
+  if (filter.on()) return filtered_best<kBlocks>(row, share, noise, filter, shared.filter);
   return noisy_best(row, share, noise);
 }
 
