@@ -2,6 +2,7 @@
 #pragma once
 #include "common/filter.h"
 #include "common/noise.h"
+#include "cuda/filter_list.cuh"
 #include "cuda/filter_search.cuh"
 #include "cuda/logits_row.cuh"
 #include "cuda/row_reduce.cuh"
@@ -10,18 +11,12 @@
 
 namespace photon::cuda {
 
-// First the one, then perhaps the other.
-union FilterShared {
-  ShortList list;
-  FilterSearch search;
-};
-
 // The thread's best of the ids that the filter keeps, by a search among all.
 template <int kBlocks, typename AnyRow>
 __device__ __noinline__ Candidate searched_best(const ScaledRow<AnyRow>& row, const Filter& filter,
                                                 FilterSearch& shared) {
   RowFilter<AnyRow, kBlocks> at_work{row, shared};
-  __syncthreads();  // the list is read no more
+  __syncthreads();  // what shares its memory is read no more
   if (threadIdx.x == 0) shared.listed = 0;
   at_work.clear(0);
   __syncthreads();
@@ -46,14 +41,14 @@ __device__ __noinline__ Candidate searched_best(const ScaledRow<AnyRow>& row, co
 template <int kBlocks, typename T, template <typename> typename AnyRow>
 __device__ __noinline__ Candidate filtered_best(const AnyRow<T>& row, ThreadVectors share,
                                                 const Noise& noise, const Filter& filter,
-                                                FilterShared& shared) {
-  const float top = gather_groups<kBlocks>(greedy_best(row, share).score, shared.list);
+                                                ShortList& list_shared, FilterSearch& shared) {
+  const float top = gather_groups<kBlocks>(greedy_best(row, share).score, list_shared);
   const ScaledRow<AnyRow<T>> scaled{row, share, noise, noise.scaled(top)};
   const int part = kBlocks > 1 ? cluster_rank() : 0;
-  const RowList<AnyRow<T>, kBlocks> list{scaled, filter, part, shared.list};
-  const bool may_be_few = filter.top_k > 0 ? filter.top_k <= kMostShortTopK : filter.top_p != 0;
+  const FilterList<AnyRow<T>, kBlocks> list{scaled, filter, {part, list_shared}};
+  const bool may_be_few = filter.top_k > 0 ? filter.top_k <= kMostShort : filter.top_p != 0;
   if (may_be_few && list.fill()) return list.draw();
-  return searched_best<kBlocks>(scaled, filter, shared.search);
+  return searched_best<kBlocks>(scaled, filter, shared);
 }
 
 }  // namespace photon::cuda

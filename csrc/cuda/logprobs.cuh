@@ -1,9 +1,11 @@
-// The log-probabilities of a row that asks for some: each CTA finds the likeliest of its ids, one a
-// round, and the first CTA of the cluster merges these lists.
+// The log-probabilities of a row that asks for some: the likeliest ids are taken from a short list.
+// Where too many ids are alike for it, each CTA finds the likeliest of its ids, one a round, and
+// the first CTA of the cluster merges these.
 #pragma once
 #include "common/logprobs.h"
 #include "cuda/logits_row.cuh"
 #include "cuda/row_reduce.cuh"
+#include "cuda/short_list.cuh"
 
 namespace photon::cuda {
 
@@ -26,14 +28,33 @@ __device__ Candidate best_after(const Row<T>& row, ThreadVectors share, const Ca
   return best;
 }
 
-template <typename T>
-__device__ float sum_of_exponentials(const Row<T>& row, ThreadVectors share, float top) {
+// Lists the ids whose logit reaches the bound; returns the sum of the thread's exponentials.
+template <int kBlocks, typename T>
+__device__ float list_and_sum(const Row<T>& row, ThreadVectors share, float top, float bound,
+                              const Listing<kBlocks>& listing) {
   float sum = 0.0f;
-  for (int32_t id = share.first; id < row.vocab; id += share.step) {
-    const float logit = to_float(row.logits[id]);
-    if (logit > -INFINITY) sum += expf(logit - top);
-  }
+  for_scores(
+      row, share, [](const Vector<T>&, int) { return false; },
+      [&](int32_t id, float logit) {
+        if (!(logit > -INFINITY)) return;
+        sum += expf(logit - top);
+        if (logit >= bound) listing.put(id, logit);
+      });
   return sum;
+}
+
+// The first CTA: the likeliest of a list that holds all.
+template <int kBlocks>
+__device__ void put_listed(const Logprobs& logprobs, const Listing<kBlocks>& listing,
+                           float log_sum) {
+  const Candidate own = listing.own();
+  __syncthreads();
+  const int32_t count = listing.count();
+  int32_t place = own.id < 0 ? static_cast<int32_t>(threadIdx.x) : 0;
+  for (int32_t i = 0; own.id >= 0 && i < count; ++i)
+    place += is_better(listing.shared.candidates[i], own) ? 1 : 0;
+  if (place < logprobs.top)
+    logprobs.put_top(place, own.id, own.id < 0 ? -INFINITY : own.score - log_sum);
 }
 
 // The likeliest ids of the CTA into its list in the first CTA.
@@ -74,23 +95,32 @@ __device__ void merge_likeliest(const Logprobs& logprobs, const LogprobShared& s
 // logits are changed.
 template <typename T, int kBlocks>
 __device__ __noinline__ void put_logprobs(const SampleParams& p, int64_t r, int part,
-                                          RowShared& reduce, LogprobShared& shared) {
+                                          RowShared& reduce, ShortList& list,
+                                          LogprobShared& shared) {
   const Logprobs logprobs = load_logprobs(p, r, load_segment(p.segments, r));
   const Row<T> row = row_of<T>(p, r);
   const ThreadVectors share = own_vectors<kBlocks>(part);
-  const Candidate own = best_after(row, share, Candidate{});
-  const float top = row_max<kBlocks>(own.score, reduce);
-  const float sum = block_sum(sum_of_exponentials(row, share, top), reduce.value_of_warp);
+  const Listing<kBlocks> listing{part, list};
+  const float top = gather_groups<kBlocks>(greedy_best(row, share).score, list);
+  const float bound = kth_group(max(logprobs.top, 1), list);
+  const float sum = block_sum(list_and_sum(row, share, top, bound, listing), reduce.value_of_warp);
   if (threadIdx.x == 0) put_in_block<kBlocks>(&shared.sums[part], 0, sum);
-  __syncthreads();
+  const bool all_listed = listing.close(0, 0);
+  float log_sum = 0.0f;  // the first CTA's
+  if (part == 0) {
+    float total = 0.0f;
+    for (int block = 0; block < kBlocks; ++block) total += shared.sums[block];
+    log_sum = top + logf(total);
+    if (threadIdx.x == 0) shared.log_sum = log_sum;
+  }
+  if (all_listed) {
+    if (part == 0) put_listed(logprobs, listing, log_sum);
+    return;
+  }
+  const Candidate own = best_after(row, share, Candidate{});
   list_likeliest<kBlocks>(row, share, own, logprobs.top, part, reduce, shared);
   sync_row<kBlocks>();
-  if (part != 0 || threadIdx.x >= kWarpSize) return;
-  float total = 0.0f;
-  for (int block = 0; block < kBlocks; ++block) total += shared.sums[block];
-  const float log_sum = top + logf(total);
-  if (threadIdx.x == 0) shared.log_sum = log_sum;
-  merge_likeliest<kBlocks>(logprobs, shared, log_sum);
+  if (part == 0 && threadIdx.x < kWarpSize) merge_likeliest<kBlocks>(logprobs, shared, log_sum);
 }
 
 }  // namespace photon::cuda

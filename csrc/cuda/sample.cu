@@ -18,6 +18,7 @@
 #include "cuda/logprobs.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/row_reduce.cuh"
+#include "cuda/short_list.cuh"
 
 namespace photon::cuda {
 namespace {
@@ -55,8 +56,11 @@ struct SampleShared {
   RowShared reduce;
   float score_of_block[kSampleCluster],  // the best of each CTA, in the first one
       id_of_block[kSampleCluster];       // an id as the bits of a float
-  FilterShared filter;
   LogprobShared logprobs;
+  union {  // first the one, then perhaps the other
+    ShortList list;
+    FilterSearch search;
+  };
 };
 
 // The first warp's result in the first CTA is the cluster's. All threads of the cluster must call
@@ -135,7 +139,8 @@ template <int kBlocks, typename AnyRow>
 __device__ Candidate best_of(const AnyRow& row, ThreadVectors share, const Noise& noise,
                              const Filter& filter, SampleShared& shared) {
   if (noise.greedy()) return greedy_best(row, share);
-  if (filter.on()) return filtered_best<kBlocks>(row, share, noise, filter, shared.filter);
+  if (filter.on())
+    return filtered_best<kBlocks>(row, share, noise, filter, shared.list, shared.search);
   return noisy_best(row, share, noise);
 }
 
@@ -170,7 +175,7 @@ __global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>)
     return;
   }
   if (load_logprobs(p, r, s).out != nullptr)
-    put_logprobs<T, kBlocks>(p, r, part, shared.reduce, shared.logprobs);
+    put_logprobs<T, kBlocks>(p, r, part, shared.reduce, shared.list, shared.logprobs);
   if (const int64_t muted = num_muted_stops(p, s); muted > 0)
     mute_stops<T, kBlocks>(p, r, s.row, muted, part);
   const Row<T> row = row_of<T>(p, r);

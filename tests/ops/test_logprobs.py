@@ -61,6 +61,19 @@ def test_they_are_the_references(
     assert_same(found, expected, asked)
 
 
+@pytest.mark.parametrize("alike", [15, 300, 20_000])
+def test_the_likeliest_are_many_or_few(device: str, hopper: bool, alike: int) -> None:
+    """More ids at the threshold than a short list holds, or than its part of one CTA does."""
+    state, segments = rows_of(device, [MOST_LOGPROBS])
+    logits = randn(1, 20_000, dtype=torch.bfloat16, device=device)
+    logits[:, 7 : 7 + alike] = 9.0
+    found = poisoned(1, LOGPROB_WIDTH, dtype=torch.int32, device=device)
+    expected = found.clone()
+    ops.sample(logits, segments, state, hopper=hopper, logprobs=found)
+    reference.sample(logits, segments, state, logprobs=expected)
+    assert_same(found, expected, [MOST_LOGPROBS])
+
+
 @pytest.mark.parametrize(
     ("logits", "top"),
     [
