@@ -67,6 +67,8 @@ class RowParams:
         logprobs: with each token its log-probability, and those of so many of the likeliest ids, up
             to 20; of the model's logits, before all that is above, but with the mask of a
             constraint. None: none.
+        prompt_logprobs: the same for each token of the prompt but the first, of the logits before
+            it. Such a prompt is not taken from cached pages, and its steps are not captured.
 
     Raises:
         ConfigError: (a ValueError) names the parameter, its value and what is allowed.
@@ -182,6 +184,16 @@ class RowParams:
             most=MOST_LOGPROBS,
             optional=True,
             help="log-probabilities of each token and of so many of the likeliest, with --json",
+        ),
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        Field(
+            None,
+            f"None, or an integer from 0 to {MOST_LOGPROBS}",
+            most=MOST_LOGPROBS,
+            optional=True,
+            help="the same for the tokens of the prompt",
         ),
     ] = None
 

@@ -1,15 +1,94 @@
-// Sampling of a row that has a filter (common/filter.h).
+// Sampling of a row that has a filter (common/filter.h): from a short list, or where that is too
+// short, by a search.
 #pragma once
 #include "common/filter.h"
 #include "common/noise.h"
-#include "cuda/filter_list.cuh"
 #include "cuda/filter_search.cuh"
 #include "cuda/logits_row.cuh"
+#include "cuda/reduce.cuh"
 #include "cuda/row_reduce.cuh"
 #include "cuda/scaled_row.cuh"
 #include "cuda/short_list.cuh"
 
 namespace photon::cuda {
+
+constexpr int kGuessedTopK = 64;  // near enough for most, where top_k is off
+
+// The sum over the CTA; every thread gets it. `of_warp` is used by nothing else.
+__device__ inline uint64_t block_total(uint64_t v, uint64_t* of_warp) {
+#pragma unroll
+  for (int offset = kWarpSize / 2; offset > 0; offset /= 2)
+    v += __shfl_xor_sync(kFullWarp, v, offset);
+  if (threadIdx.x % kWarpSize == 0) of_warp[threadIdx.x / kWarpSize] = v;
+  __syncthreads();
+  v = 0;
+  for (int warp = 0; warp < kSampleWarps; ++warp) v += of_warp[warp];
+  return v;
+}
+
+// One row's list. All threads of the row's CTAs call fill(), which says whether the list has all
+// that the filter keeps; if so, draw().
+template <typename AnyRow, int kBlocks>
+struct FilterList {
+  const ScaledRow<AnyRow>& row;
+  const Filter& filter;
+  const Listing<kBlocks> listing;
+
+  __device__ bool by_mass() const { return filter.top_k <= 0; }  // of all ids, listed or not
+
+  __device__ bool fill() const {
+    ShortList& shared = listing.shared;
+    const float bound = kth_group(by_mass() ? kGuessedTopK : filter.top_k, shared);
+    const uint32_t limit = min(row.distance_of(bound), kFarthest);
+    uint64_t all = 0, listed = 0;
+    row.for_near(by_mass() ? kFarthest : limit, [&](int32_t id, float scaled, uint32_t distance) {
+      const uint32_t weight = by_mass() ? weight_at(distance) : 0;
+      all += weight;
+      if (distance > limit) return;
+      listed += weight;
+      listing.put(id, scaled);
+    });
+    if (by_mass()) {
+      all = block_total(all, shared.sum_of_warp[0]);
+      listed = block_total(listed, shared.sum_of_warp[1]);
+    }
+    if (!listing.close(all, listed)) return false;
+    return !by_mass() || listing.sum(1) >= needed_mass(listing.sum(0), filter.top_p);
+  }
+
+  // The thread's best of the ids that the filter keeps; the first CTA has them all.
+  __device__ Candidate draw() const {
+    if (listing.part != 0) return {};
+    const Candidate own = listing.own();
+    const uint32_t distance = own.id < 0 ? kTooFar : distance_below(row.top, own.score);
+    const uint32_t weight = own.id < 0 ? 0 : weight_at(distance);
+    listing.shared.weights[threadIdx.x] = weight;
+    __syncthreads();
+    const bool kept = is_kept(own, distance, weight);
+    return kept ? Candidate{row.noise.noised(own.score, own.id), own.id} : Candidate{};
+  }
+
+  // All threads of the CTA call it.
+  __device__ bool is_kept(const Candidate& own, uint32_t distance, uint32_t weight) const {
+    const ShortList& shared = listing.shared;
+    const uint32_t count = own.id < 0 ? 0 : listing.count();
+    uint32_t nearer = 0;
+    uint64_t nearer_mass = 0;
+    for (uint32_t i = 0; i < count; ++i) {
+      if (distance_below(row.top, shared.candidates[i].score) >= distance) continue;
+      ++nearer;
+      nearer_mass += shared.weights[i];
+    }
+    bool kept = own.id >= 0 && (by_mass() || nearer < static_cast<uint32_t>(filter.top_k));
+    if (filter.top_p != 0) {
+      const uint64_t mass = by_mass()
+                                ? listing.sum(0)
+                                : block_total(kept ? weight : 0, listing.shared.sum_of_warp[0]);
+      kept = kept && nearer_mass < needed_mass(mass, filter.top_p);
+    }
+    return kept && weight >= filter.least_weight;
+  }
+};
 
 // The thread's best of the ids that the filter keeps, by a search among all.
 template <int kBlocks, typename AnyRow>

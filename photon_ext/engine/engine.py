@@ -92,13 +92,14 @@ class Engine:
         freeze: bool = False,
         prefix_cache: bool = True,
         exact: bool = False,
+        prompt_logprobs: bool = False,
     ) -> None:
         """Makes an engine from parts; `from_pretrained` makes the parts.
 
         Args:
             runtime: a Runtime with a page size, or a simulated device.
             forward: the model's forward over this runtime's pages, 0 to num_pages - 1.
-            vocab_size, buckets, prefill_buckets, chunk, graph: see Pipeline.
+            vocab_size, buckets, prefill_buckets, chunk, graph, prompt_logprobs: see Pipeline.
             prefill, max_tokens_per_step: see EngineOptions. Unless it is "separate", the forward
                 has to take steps of `chunk` and all rows' tokens, and of more segments than rows:
                 see Pipeline's ``mixed``.
@@ -136,6 +137,7 @@ class Engine:
             graph=graph,
             on_release=scheduler.released.append,
             stalls=meter,
+            prompt_logprobs=prompt_logprobs,
         )
         log_fallbacks()  # of what the captures launched
         ends = tuple(eos_ids)
@@ -223,6 +225,7 @@ class Engine:
             freeze=chosen.freeze,
             prefix_cache=chosen.prefix_cache,
             exact=chosen.exact,
+            prompt_logprobs=True,
         )
 
     def generate(
