@@ -74,6 +74,14 @@ def test_cached_pages_give_none_away(tmp_path: Path) -> None:
     assert_those_of(model, prompt, scored.prompt_logprobs, 2)
 
 
+def test_the_first_of_several_answers_has_them(tmp_path: Path) -> None:
+    model, prompt = saved_tiny_model("qwen3-6-3-24", tmp_path), prompt_of(30, VOCAB)
+    with tiny_engine(tmp_path, 2) as engine:
+        first, second = engine.generate([prompt], SamplingParams(3, prompt_logprobs=2), n=2)
+    assert_those_of(model, prompt, first.prompt_logprobs, 2)
+    assert second.prompt_logprobs == ()
+
+
 def test_a_preempted_request_has_each_once(tmp_path: Path) -> None:
     model, prompts = saved_tiny_model("qwen3-6-3-24", tmp_path), [prompt_of(9, VOCAB)] * 3
     prompts = [[*prompt, number] for number, prompt in enumerate(prompts)]
