@@ -68,7 +68,8 @@ class RowColumn(IntEnum):
         PRESENCE_PENALTY, FREQUENCY_PENALTY: the bits of a float32; 0 is off.
         BIAS_COUNT: how many leading pairs of the row's biases count.
         ANSWER_BEGIN: staged tokens from this position on are of the answer.
-        LOGPROBS: 1 + how many of the likeliest ids get their log-probability; not above 0: off.
+        LOGPROBS: 1 + how many of the likeliest ids get their log-probability; the negative of it:
+            of what is sampled of the logits, at the row's temperature; 0: off.
     """
 
     LAST_TOKEN = 0

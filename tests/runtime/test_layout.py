@@ -108,6 +108,7 @@ def test_parameters_of_a_row_lie_in_the_columns_of_the_header() -> None:
         "frequency_penalty": (-1.0, {"kRowFrequencyPenalty": float_bits(-1.0)}),
         "logit_bias": ({5: 1.0, 2: -1.0}, {"kRowBiasCount": 2}),
         "logprobs": (4, {"kRowLogprobs": 5}),
+        "logprobs_mode": ("processed", {}),  # with logprobs alone
         "prompt_logprobs": (4, {}),  # the host's alone
     }
     assert set(words) == set(FIELDS)
