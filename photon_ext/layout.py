@@ -68,7 +68,8 @@ class RowColumn(IntEnum):
         PRESENCE_PENALTY, FREQUENCY_PENALTY: the bits of a float32; 0 is off.
         BIAS_COUNT: how many leading pairs of the row's biases count.
         ANSWER_BEGIN: staged tokens from this position on are of the answer.
-        LOGPROBS: 1 + how many of the likeliest ids get their log-probability; not above 0: off.
+        LOGPROBS: 1 + how many of the likeliest ids get their log-probability; the negative of it:
+            of what is sampled of the logits, at the row's temperature; 0: off.
     """
 
     LAST_TOKEN = 0
@@ -182,7 +183,7 @@ class InputLayout(NamedTuple):
     @property
     def outputs(self) -> OutputLayout:
         """Of the same slot."""
-        return OutputLayout(self.max_segments)
+        return OutputLayout(self.max_segments, self.max_step_tokens)
 
     @property
     def staged_offset(self) -> int:
@@ -198,26 +199,28 @@ class InputLayout(NamedTuple):
 
 
 class OutputLayout(NamedTuple):
-    """A slot's output, in int32 words: records of all segments, then their log-probabilities, so
-    that one copy of a prefix carries the records, and these where a row asks for them.
+    """A slot's output, in int32 words: records of all segments, then their log-probabilities, then
+    those of chunk tokens, so that one copy of a prefix carries the records, and the others where a
+    row asks for them.
     """
 
     max_segments: int
+    max_step_tokens: int
 
     @property
     def logprob_offset(self) -> int:
         return self.max_segments * RECORD_WIDTH
 
-    def words(self, segments: int, logprobs: bool) -> int:
-        """Words of a step of ``segments`` segments."""
-        if not logprobs:
+    def words(self, segments: int, logprobs: bool, scored: int = 0) -> int:
+        """Words of a step of ``segments`` segments and ``scored`` tokens with log-probabilities."""
+        if not (logprobs or scored):
             return segments * RECORD_WIDTH
-        return self.logprob_offset + segments * LOGPROB_WIDTH
+        return self.logprob_offset + (segments + scored) * LOGPROB_WIDTH
 
     @property
     def capacity(self) -> int:
         """Words of the largest step."""
-        return self.words(self.max_segments, True)
+        return self.words(self.max_segments, True, self.max_step_tokens)
 
 
 class MaskLayout(NamedTuple):

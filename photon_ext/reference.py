@@ -361,13 +361,15 @@ def sample_into(
         failed = row_errors is not None and int(row_errors[index]) != 0
         if failed or not flags & SegmentFlag.SAMPLE or not _is_alive(row_state, row):
             continue
-        state, raw = row_state[row], logits[index].float()
+        state, given = row_state[row], logits[index].float().clone()
         stop_ids = _table(tables, DeltaTable.STOP_IDS)
         if stop_ids is not None:
             logits[index, _muted_stops(state, stop_ids[row], logits.shape[1])] = -torch.inf
         scores = adjusted(logits[index].float(), row, tables)
         candidate = scores > -torch.inf
         temperature = float(state[RowColumn.TEMPERATURE].view(torch.float32))
+        if int(state[RowColumn.LOGPROBS]) < 0:  # processed
+            given = scores / temperature if temperature > 0 else scores
         if temperature > 0:
             seeds = int(state[RowColumn.SEED_LOW]), int(state[RowColumn.SEED_HIGH])
             position = int(state[RowColumn.POSITION]) + num_tokens - 1
@@ -380,18 +382,22 @@ def sample_into(
             best = scores[candidate].max()
             out[index] = torch.nonzero(candidate & (scores == best))[0, 0]
             if logprobs is not None:
-                _put_logprobs(logprobs[index], raw, int(out[index]), int(state[RowColumn.LOGPROBS]))
+                _put_logprobs(
+                    logprobs[index], given, int(out[index]), int(state[RowColumn.LOGPROBS])
+                )
         elif row_errors is not None:
             row_errors[index] = int(RecordFlag.NO_CANDIDATE)
 
 
 def _put_logprobs(out: Tensor, logits: Tensor, sampled: int, asked: int) -> None:
-    """A row's log-probabilities, where it asks for them: 1 + that many of the likeliest."""
-    if asked <= 0:
+    """A row's log-probabilities, where it asks for them: 1 + that many of the likeliest, or the
+    negative of it.
+    """
+    if asked == 0:
         return
     found = logits.masked_fill(logits.isnan(), -torch.inf).double().log_softmax(0).float()
     out[0] = found[sampled].view(torch.int32)
-    top = min(asked - 1, (len(out) - 1) // 2, MOST_LOGPROBS)
+    top = min(abs(asked) - 1, (len(out) - 1) // 2, MOST_LOGPROBS)
     order = found.sort(descending=True, stable=True).indices[:top]
     order = order[found[order] > -torch.inf]
     pairs = out[1 : 1 + 2 * top].view(-1, 2)

@@ -24,7 +24,9 @@ def row_words(
     words[RowColumn.STOP_COUNT] = len(params.stop_token_ids)
     words[RowColumn.BIAS_COUNT] = len(params.logit_bias)
     words[RowColumn.ANSWER_BEGIN] = answer_begin
-    words[RowColumn.LOGPROBS] = 0 if params.logprobs is None else 1 + params.logprobs
+    if params.logprobs is not None:
+        sign = -1 if params.logprobs_mode == "processed" else 1
+        words[RowColumn.LOGPROBS] = sign * (1 + params.logprobs)
     if params.min_tokens > 0:
         words[RowColumn.MUTED_UNTIL] = params.max_new_tokens - params.min_tokens + 1
     for name, (kind, field) in FIELDS.items():

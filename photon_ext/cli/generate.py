@@ -128,11 +128,13 @@ def _as_json(output: Output, stats: MeterSnapshot) -> str:
         {"token_id": token, "logprob": found.sampled, "top": found.top}
         for token, found in zip(output.token_ids, output.logprobs, strict=False)
     ]
+    prompt = [{"logprob": found.sampled, "top": found.top} for found in output.prompt_logprobs]
     return json.dumps(
         {
             "text": output.text,
             "token_ids": output.token_ids,
             **({"logprobs": logprobs} if logprobs else {}),
+            **({"prompt_logprobs": prompt} if prompt else {}),
             "finish_reason": output.finish_reason,
             "stop_reason": output.stop_reason,
             "prompt_tokens": output.prompt_tokens,

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
@@ -93,13 +93,14 @@ class Engine:
         freeze: bool = False,
         prefix_cache: bool = True,
         exact: bool = False,
+        prompt_logprobs: bool = False,
     ) -> None:
         """Makes an engine from parts; `from_pretrained` makes the parts.
 
         Args:
             runtime: a Runtime with a page size, or a simulated device.
             forward: the model's forward over this runtime's pages, 0 to num_pages - 1.
-            vocab_size, buckets, prefill_buckets, chunk, graph: see Pipeline.
+            vocab_size, buckets, prefill_buckets, chunk, graph, prompt_logprobs: see Pipeline.
             prefill, max_tokens_per_step: see EngineOptions. Unless it is "separate", the forward
                 has to take steps of `chunk` and all rows' tokens, and of more segments than rows:
                 see Pipeline's ``mixed``.
@@ -138,6 +139,7 @@ class Engine:
             graph=graph,
             on_release=scheduler.released.append,
             stalls=meter,
+            prompt_logprobs=prompt_logprobs,
         )
         log_fallbacks()  # of what the captures launched
         ends = tuple(eos_ids)
@@ -226,6 +228,7 @@ class Engine:
             freeze=chosen.freeze,
             prefix_cache=chosen.prefix_cache,
             exact=chosen.exact,
+            prompt_logprobs=True,
         )
 
     def generate(
@@ -246,6 +249,7 @@ class Engine:
                 begin-of-text token.
             n: answers of each prompt, up to 16384, which share its pages. Where a seed is given,
                 the first is the answer of that seed, the others those of the seeds that follow.
+                The first alone has `prompt_logprobs`.
                 With n above 1 a constraint needs a method `fresh()`.
             options: priority, timeout_s, deadline, cache_salt, tools and tool_choice, see
                 RequestOptions.of; for all.
@@ -267,32 +271,61 @@ class Engine:
         count = check_count("n", n, most=MOST_ANSWERS)
         return self._answers(self._input.make_all(prompts, params, raw, asked, count))
 
+    @overload
     def submit(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
         raw: bool = False,
+        n: None = None,
         **options: Unpack[RequestKeywords],
-    ) -> Request:
+    ) -> Request: ...
+
+    @overload
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        n: int,
+        **options: Unpack[RequestKeywords],
+    ) -> list[Request]: ...
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        n: int | None = None,
+        **options: Unpack[RequestKeywords],
+    ) -> Request | list[Request]:
         """Queues one prompt, encoded on the calling thread; arguments as in `generate`. What goes
         wrong later is in the request's output. A constraint may call this, too.
 
+        With ``n`` it returns a list of so many requests, one for each answer: each is read,
+        streamed and cancelled by itself.
+
         Raises:
-            RequestError, ConfigError: the request can never be served; QueueFull: not now. Others
-                are unaffected.
+            RequestError, ConfigError: the request can never be served; QueueFull: not now, or not
+                all of them. Others are unaffected, and nothing is queued.
             EngineDeadError: the engine was closed or has crashed, or this is a fork of its process.
         """
-        sequence = self._input.make(prompt, params, raw, RequestOptions.of(**options))
-        request: Request = sequence.request
+        asked = RequestOptions.of(**options)
+        count = 1 if n is None else check_count("n", n, most=MOST_ANSWERS)
+        made = [self._input.make(prompt, params, raw, asked, sample) for sample in range(count)]
+        requests: list[Request] = [sequence.request for sequence in made]
         try:
-            self._post([sequence])
+            self._post(made)
         except QueueFull:  # nothing was queued
             raise
-        except BaseException:  # the caller never gets the request
-            request.cancel()
+        except BaseException:  # the caller never gets the requests
+            for request in requests:
+                request.cancel()
             raise
-        return request
+        return requests[0] if n is None else requests
 
     def chat(
         self,

@@ -138,8 +138,9 @@ class InputProcessor:
             forms = [self.tokenizer.encode(text, False) for text in (word, " " + word)]
             if not (ids := {form[0] for form in forms if len(form) == 1}):
                 raise RequestError(
-                    f"bad_words holds {shown(word)}, which is {len(forms[0])} tokens; give texts "
-                    "of one token"
+                    f"bad_words holds {shown(word)}, which is {len(forms[0])} tokens; the device, "
+                    "which runs ahead of the host, leaves out single tokens alone: give texts of "
+                    "one token"
                 )
             yield from ids
 

@@ -51,6 +51,8 @@ class Output:
         tokens_per_s: decode rate: tokens after the first by the time since the first; None below
             two tokens.
         logprobs: of each of token_ids, where they were asked for; else empty.
+        prompt_logprobs: of the tokens of the prompt from the second on, where they were asked for;
+            else empty.
     """
 
     text: str
@@ -63,6 +65,7 @@ class Output:
     ttft_ms: float | None
     tokens_per_s: float | None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:

@@ -165,6 +165,8 @@ class Decoder:
             self._fused_layers(step, buffers, counts)
         else:
             self._layers(step, buffers, counts, through_torch)
+        if step.score is not None:
+            self._score_tokens(step, buffers, fused)
         self._write_logits(step, buffers, fused, self._through_torch(segments, fused))
         step.logits = buffers.logits
 
@@ -177,21 +179,44 @@ class Decoder:
     def _write_logits(
         self, step: StepTensors, buffers: Activations, fused: bool, through_torch: bool
     ) -> None:
-        """From the last layer's output to `buffers.logits`; norm and head in one op, or the head
-        alone, from `buffers.normed`.
-        """
-        one_op = fused and not through_torch
-        sampled = buffers.residual if one_op else buffers.normed
-        counts = step.counts[Count.SEGMENTS :]
+        """From the last layer's output to `buffers.logits`."""
+        sampled = self._head_input(buffers, fused and not through_torch)
         if step.kind is not StepKind.DECODE:  # decode tokens are one to one with segments already
             ops.select_tokens_into(buffers.selected, sampled, step.segments)
             sampled = buffers.selected
-        if one_op:
-            norm = self.weights.final_norm
+        counts = step.counts[Count.SEGMENTS :]
+        self._project(buffers.logits, sampled, counts, fused, through_torch)
+
+    def _score_tokens(self, step: StepTensors, buffers: Activations, fused: bool) -> None:
+        """`step.score` for all chunk tokens, as many at a time as there is room for logits."""
+        room, end = self._arena.activations.logits, len(step.decode_meta)
+        assert step.score is not None
+        for begin in range(step.decode_tokens, end, len(room)):
+            logits = room[: end - begin]
+            through_torch = self._through_torch(len(logits), fused)
+            hidden = self._head_input(buffers, fused and not through_torch)
+            part = hidden[begin : begin + len(logits)]
+            self._project(logits, part, None, fused, through_torch)
+            step.score(logits, begin)
+
+    def _head_input(self, buffers: Activations, one_op: bool) -> torch.Tensor:
+        """`one_op`: norm and head are one."""
+        return buffers.residual if one_op else buffers.normed
+
+    def _project(
+        self,
+        logits: torch.Tensor,
+        hidden: torch.Tensor,
+        counts: torch.Tensor | None,
+        fused: bool,
+        through_torch: bool,
+    ) -> None:
+        """Norm and head in one op, or the head alone."""
+        if fused and not through_torch:
             ops.norm_linear_into(
-                buffers.logits,
-                sampled,
-                norm,
+                logits,
+                hidden,
+                self.weights.final_norm,
                 self.config.rms_eps,
                 *self._head,
                 counts,
@@ -200,7 +225,7 @@ class Decoder:
                 workspace=self._linear_workspace,
             )
         else:
-            _linear(buffers.logits, sampled, self._head, counts, through_torch)
+            _linear(logits, hidden, self._head, counts, through_torch)
 
     def _layers(
         self, step: StepTensors, buffers: Activations, counts: torch.Tensor, through_torch: bool
@@ -393,7 +418,11 @@ class Decoder:
 
 
 def _linear(
-    out: torch.Tensor, x: torch.Tensor, linear: Linear, counts: torch.Tensor, through_torch: bool
+    out: torch.Tensor,
+    x: torch.Tensor,
+    linear: Linear,
+    counts: torch.Tensor | None,
+    through_torch: bool,
 ) -> None:
     if not through_torch:
         ops.linear_into(out, x, linear.weight, linear.bias, counts)

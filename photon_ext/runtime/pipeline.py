@@ -95,6 +95,8 @@ class Pipeline:
             releases it: its pages are free then.
         stalls: count who waits for whom, by two event queries and two clock readings per step.
             False is for measuring what that costs.
+        prompt_logprobs: the forward calls ``step.score`` where there is one; else requests for
+            log-probabilities of prompts are refused.
 
     Attributes:
         stats: PipelineStats, which other threads may read.
@@ -122,6 +124,7 @@ class Pipeline:
         graph: bool = True,
         on_release: Callable[[Row], None] | None = None,
         stalls: bool = True,
+        prompt_logprobs: bool = False,
     ) -> None:
         table = runtime.table
         vocab_size = check_count("vocab_size", vocab_size)
@@ -134,6 +137,7 @@ class Pipeline:
         check_callable("sample", sample)
         check_callable("on_release", on_release)
         check_flag("mixed", mixed)
+        check_flag("prompt_logprobs", prompt_logprobs)
         self.keys = step_keys(
             table.max_rows,
             chunk,
@@ -152,6 +156,7 @@ class Pipeline:
             table.max_stop_ids,
             table.max_biases,
             table.penalty_vocab >= vocab_size,
+            prompt_logprobs,
         )
         self._runtime = runtime
         self._slots: Sequence[SlotPort] = runtime.open_slots(self._spec)
@@ -426,7 +431,7 @@ class Pipeline:
             row.pages, row.capacity = held, len(held) * self.limits.page_size
 
     def _enqueue(self, step_input: StepInput) -> Step:
-        batch, segments, key, words, staged = step_input
+        batch, segments, key, words, staged, targets = step_input
         number, index = self.stats.steps, self._free_slot()
         slot = self._slots[index]
         self._stalls.launching(self._slots[self._inflight[-1].slot] if self._inflight else None)
@@ -434,7 +439,7 @@ class Pipeline:
         logprobs = batch is not None and bool(batch.logprobs)
         for chunk in segments:
             logprobs |= chunk.row.params.logprobs is not None
-        sent = slot.launch(key, words, staged, deltas, not key.split, logprobs)
+        sent = slot.launch(key, words, staged, deltas, not key.split, logprobs, targets)
         launch = 0 if batch is None else batch.launch(number)
         if batch is not None and not batch.ready:
             self.roster.covered(batch.due())

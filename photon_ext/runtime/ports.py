@@ -42,6 +42,7 @@ class SlotPort(Protocol):
         deltas: Sequence[int],
         finish: bool,
         logprobs: bool = False,
+        targets: Sequence[int] = (),
     ) -> int:
         """Stages what changed, replays the step's graph, and with ``finish`` enqueues the copy of
         its output records.
@@ -54,6 +55,8 @@ class SlotPort(Protocol):
             deltas: a packet of table words, or nothing.
             finish: False where sampling follows late.
             logprobs: a row of the step asks for log-probabilities.
+            targets: of a scored step, the ids that follow its chunk tokens in their prompts;
+                negative where they are not wanted.
 
         Returns the number of int32 words sent to the device; 0 in a quiet step.
         """

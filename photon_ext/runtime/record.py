@@ -52,10 +52,32 @@ def read_step(
             result.count += event.token is not None
     for segment, row in step.with_logprobs():
         if row.delivers:
-            begin = len(records) - (step.key.segments - segment) * LOGPROB_WIDTH
-            own = records[begin : begin + LOGPROB_WIDTH]
+            own = _logprob_words(step, records, segment)
             result.logprobs[row] = _read_logprobs(own, row.params.logprobs or 0)
+    if step.key.scored:
+        _read_prompts(step, records, result)
     return result
+
+
+def _logprob_words(step: Step, records: memoryview, place: int) -> memoryview:
+    """Of a segment, or behind the segments of a chunk token."""
+    begin = len(records) - (step.key.segments + step.num_scored - place) * LOGPROB_WIDTH
+    return records[begin : begin + LOGPROB_WIDTH]
+
+
+def _read_prompts(step: Step, records: memoryview, result: StepResult) -> None:
+    place = step.key.segments
+    for row, position, count, _ in step.chunks:
+        asked, known = row.params.prompt_logprobs, len(row.prompt_ids) - 1 - position
+        if asked is not None and row.delivers:
+            result.prompt_logprobs[row] = (
+                position,
+                [
+                    _read_logprobs(_logprob_words(step, records, place + i), asked)
+                    for i in range(min(count, known))
+                ],
+            )
+        place += count
 
 
 def _read_logprobs(words: memoryview, count: int) -> TokenLogprobs:

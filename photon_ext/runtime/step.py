@@ -68,12 +68,14 @@ class StepKey(NamedTuple):
         decode_rows: leading tokens and segments for decode rows, padding included.
         chunk_tokens, chunks: tokens and segments for chunks, padding included.
         split: sampled late, by `Pipeline.finalize`, because a row waits for a host mask.
+        scored: a prompt gets log-probabilities; never captured.
     """
 
     decode_rows: int
     chunk_tokens: int
     chunks: int
     split: bool
+    scored: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -165,6 +167,11 @@ class Step:
             if chunk.sample and chunk.row.params.constrained:
                 yield i, chunk.row
 
+    @property
+    def num_scored(self) -> int:
+        """Chunk tokens with log-probabilities."""
+        return self.key.chunk_tokens if self.key.scored else 0
+
     def with_logprobs(self) -> Iterator[tuple[int, Row]]:
         """Segments that are sampled, and whose rows ask for log-probabilities: index and row."""
         if self.batch is not None:
@@ -208,6 +215,8 @@ class StepResult:
         count: tokens in all.
         zombies: segments of rows that had ended before.
         logprobs: of rows that ask for them, and whose tokens are delivered.
+        prompt_logprobs: of chunks whose rows ask for them: the position of the first, and those of
+            the tokens behind each but the prompt's last.
     """
 
     step: Step | None = None
@@ -218,6 +227,7 @@ class StepResult:
     count: int = 0
     zombies: int = 0
     logprobs: dict[Row, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[Row, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[RowEvent]:
         for column, (row, token) in enumerate(zip(self.rows, self.tokens, strict=True)):
@@ -258,6 +268,9 @@ class StepTensors:
         logits: [R, vocab], float32, float16 or bfloat16, last stride 1: what follows each segment's
             last token. ``forward`` assigns it; what does not fit is a ConfigError of the capture or
             the eager launch. Host masks are written into it.
+        score: of a step in which a prompt gets log-probabilities: ``forward`` calls it with the
+            logits of all chunk tokens, in parts: [n, vocab], and the first token's index. They are
+            read in stream order.
     """
 
     kind: StepKind
@@ -270,6 +283,7 @@ class StepTensors:
     row_state: torch.Tensor
     sampled: torch.Tensor
     logits: torch.Tensor | None = None
+    score: Callable[[torch.Tensor, int], None] | None = None
 
 
 Forward = Callable[[StepTensors], None]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from photon_ext.checks import as_index
 from photon_ext.errors import PipelineError, shown
-from photon_ext.layout import SEGMENT_COLUMNS, SegmentFlag
+from photon_ext.layout import NO_TOKEN, SEGMENT_COLUMNS, SegmentFlag
 from photon_ext.runtime.decode_batch import DecodeBatch
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.roster import Roster
@@ -27,6 +27,7 @@ class StepInput(NamedTuple):
     key: StepKey
     words: array[int]
     staged: Sequence[int]
+    targets: Sequence[int] = ()
 
 
 class StepBuilder:
@@ -54,7 +55,8 @@ class StepBuilder:
         staged: list[int] = []
         for row, position, count, _ in segments:
             staged += row.prompt_ids[position : position + count]
-        return StepInput(batch, segments, key, _words(key, batch, segments), staged)
+        targets = _targets(segments) if key.scored else ()
+        return StepInput(batch, segments, key, _words(key, batch, segments), staged, targets)
 
     def _batch_of(self, rows: tuple[Row, ...]) -> DecodeBatch:
         """The latest batch where it holds the very same rows."""
@@ -100,8 +102,20 @@ class StepBuilder:
         split = batch is not None and batch.key.split
         split = split or any(chunk.sample and chunk.row.params.constrained for chunk in chunks)
         tokens = sum(chunk.num_tokens for chunk in chunks)
+        if any(chunk.row.params.prompt_logprobs is not None for chunk in chunks):
+            return StepKey(rows, tokens, len(chunks), split, scored=True)
         found = self._spec.keys.find(rows, tokens, len(chunks), split)
         return found or StepKey(rows, tokens, len(chunks), split)
+
+
+def _targets(chunks: tuple[ChunkSegment, ...]) -> list[int]:
+    """The prompt's next id for each token of the chunks whose rows ask for log-probabilities."""
+    targets: list[int] = []
+    for row, position, count, _ in chunks:
+        asks = row.params.prompt_logprobs is not None
+        known = row.prompt_ids[position + 1 : position + 1 + count] if asks else ()
+        targets += (*known, *[NO_TOKEN] * (count - len(known)))
+    return targets
 
 
 def _words(key: StepKey, batch: DecodeBatch | None, chunks: tuple[ChunkSegment, ...]) -> array[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from photon_ext.layout import (
     MaskLayout,
 )
 from photon_ext.runtime.ports import StepSpec
+from photon_ext.runtime.prompt_scores import PromptScores
 from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.step import StepKey, StepTensors
 
@@ -96,6 +98,7 @@ class StepProgram:
         self._segments = slot.input[: inputs.staged_offset].view(-1, SEGMENT_COLUMNS)
         self._staged = slot.input[inputs.staged_offset :]
         self._deltas = slot.input[inputs.delta_offset :]
+        self._scores: PromptScores | None = None
         begin = inputs.outputs.logprob_offset
         self._records = slot.output[:begin].view(-1, RECORD_WIDTH)
         self._logprobs = slot.output[begin:].view(-1, LOGPROB_WIDTH)
@@ -104,6 +107,11 @@ class StepProgram:
     def memory(self) -> tuple[Tables, SharedMemory, SlotMemory]:
         """What the step's own kernels read and write, the forward's buffers apart."""
         return self._tables, self._shared, self._slot
+
+    def prepare_scores(self, key: StepKey, targets: Sequence[int]) -> None:
+        """What the slot's scored step, which is next, writes log-probabilities of prompts with."""
+        out = self._logprobs[key.segments : key.segments + len(targets)]
+        self._scores = PromptScores(out, key.decode_rows, targets, self._hopper)
 
     def forward(self, key: StepKey) -> StepTensors:
         """Head and forward; the result's ``logits`` are set."""
@@ -117,6 +125,7 @@ class StepProgram:
             page_table=self._tables.page_table,
             row_state=self._tables.row_state,
             sampled=self._shared.sampled[: key.segments],
+            score=self._scores if key.scored else None,
         )
         staged = self._staged[: key.num_tokens]
         ops.begin_step_(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from photon_ext.runtime import PageAppend, Row
 from photon_ext.scheduling.pages import PagePool
-from photon_ext.scheduling.prefix_cache import PrefixCache
+from photon_ext.scheduling.prefix_cache import Match, PrefixCache
 from photon_ext.scheduling.sequence import Sequence
 
 STRIDE = 4  # pages that a row gets at a time where it cannot have all
@@ -79,7 +79,14 @@ class Pager:
         """The last page that the prompt continues with and that a row is writing; None: there is
         no reason to wait.
         """
-        return self._cache.match(sequence.admission.prompt_ids, sequence.root).awaited
+        return self._match(sequence).awaited
+
+    def _match(self, sequence: Sequence) -> Match:
+        """Of nothing, where the prompt's own log-probabilities have to be computed."""
+        prompt, params, _ = sequence.admission
+        if params.prompt_logprobs is not None:
+            prompt = ()
+        return self._cache.match(prompt, sequence.root)
 
     def is_written(self, page: int) -> bool:
         """Whether the wait for it is over."""
@@ -90,7 +97,7 @@ class Pager:
     def grant(self, sequence: Sequence) -> Grant | None:
         """Pages for a sequence that is to be admitted; None where there are too few now."""
         admission = sequence.admission
-        cached = self._cache.match(admission.prompt_ids, sequence.root).pages
+        cached = self._match(sequence).pages
         if admission.params.counts_tokens:  # the device counts what is fed of an answer
             cached = cached[: admission.answer_begin // self.page_size]
         count = self._affordable(sequence, cached)

@@ -197,6 +197,11 @@ class Scheduler:
         for row, found in result.logprobs.items():  # before their tokens, which readers may see
             if not (sequence := self._in_rows[row]).repeats:
                 sequence.request.logprobs.append(found)
+        for row, (position, scores) in result.prompt_logprobs.items():
+            request = self._in_rows[row].request
+            known = request.prompt_logprobs  # after a preemption they come again
+            begin, end = (max(at - position, 0) for at in (len(known), request.prompt_tokens - 1))
+            known += scores[begin:end]
         for chunk in () if result.step is None else result.step.chunks:
             # also of rows that have ended: a step in flight has written all of its chunks
             self._pager.written(self._in_rows[chunk.row], chunk.position + chunk.num_tokens)
