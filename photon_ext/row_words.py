@@ -12,10 +12,15 @@ from photon_ext.row_params import FIELDS, Field, RowParams
 
 
 def row_words(
-    params: RowParams, generation: int, position: int = 0, answer_begin: int = 0
+    params: RowParams,
+    generation: int,
+    position: int = 0,
+    answer_begin: int = 0,
+    automaton: tuple[int, int] = (0, 0),
 ) -> list[int]:
     """The row_state words of a row before its first step, which feeds the token at ``position``.
-    Tokens that are staged from ``answer_begin`` on count as sampled.
+    Tokens that are staged from ``answer_begin`` on count as sampled. ``automaton``: where it
+    begins, and its state.
     """
     params, words = params.settled(), [0] * ROW_COLUMNS
     words[RowColumn.POSITION] = position
@@ -24,6 +29,7 @@ def row_words(
     words[RowColumn.STOP_COUNT] = len(params.stop_token_ids)
     words[RowColumn.BIAS_COUNT] = len(params.logit_bias)
     words[RowColumn.ANSWER_BEGIN] = answer_begin
+    words[RowColumn.AUTOMATON], words[RowColumn.AUTOMATON_STATE] = automaton
     words[RowColumn.LOGPROBS] = 0 if params.logprobs is None else 1 + params.logprobs
     if params.min_tokens > 0:
         words[RowColumn.MUTED_UNTIL] = params.max_new_tokens - params.min_tokens + 1

@@ -50,6 +50,8 @@ class Output:
         tokens_per_s: decode rate: tokens after the first by the time since the first; None below
             two tokens.
         logprobs: of each of token_ids, where they were asked for; else empty.
+        constraint_on: of a request with a constraint, where it was kept: "device", or "host: " and
+            why; else None.
     """
 
     text: str
@@ -62,6 +64,7 @@ class Output:
     ttft_ms: float | None
     tokens_per_s: float | None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    constraint_on: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

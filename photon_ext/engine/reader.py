@@ -69,4 +69,5 @@ def read_output(request: Request) -> Output:
         ttft_ms=None if first is None else 1e3 * (first - request.submitted),
         tokens_per_s=rate,
         logprobs=tuple(request.logprobs[: len(ids)]),
+        constraint_on=request.constraint_on,
     )

@@ -65,6 +65,7 @@ class Request(TokenFeed):
     Attributes:
         prompt_tokens: length of the prompt in tokens, those of a chat template included.
         cached_tokens: see Output; 0 before it gets a row.
+        constraint_on: see Output.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Request(TokenFeed):
         make_text: Callable[[], TextReader] = TextReader,
         prompt_tokens: int = 0,
         text: StoppedText | None = None,
+        constraint_on: str | None = None,
     ) -> None:
         """Made by `Engine.submit`. `make_text` makes what turns tokens into text, for each reader,
         unless the engine makes the `text` (see TokenFeed).
@@ -80,6 +82,7 @@ class Request(TokenFeed):
         super().__init__(text)
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = 0
+        self.constraint_on = constraint_on
         self._make_text = make_text
         self.submitted = perf_counter()
         self._queue = queue

@@ -194,6 +194,7 @@ class Pipeline:
         *,
         cached: int = 0,
         grows: bool = False,
+        automaton: tuple[int, int] = (0, 0),
     ) -> Row:
         """Gives a sequence a row; it rides from the next launch on.
 
@@ -209,6 +210,9 @@ class Pipeline:
                 steps that are committed; not all of the prompt, and of a row with penalties none
                 that was generated.
             grows: the pages are enough for the prompt; plans append the others (PageAppend).
+            automaton: where the row's begins among the words of all (RuntimePort.write_automaton),
+                and its state before the first token that is sampled; 0: it has none. The words stay
+                as they are until ``on_release``.
 
         Raises:
             RequestError: the request can never be served; NoFreeRow: not now. Nothing has been
@@ -226,7 +230,7 @@ class Pipeline:
         table = self._runtime.table
         index, generation = table.acquire()
         owned = (index,) if held is None else held
-        words = row_words(params, generation, cached, prompt_ids.answer_begin)
+        words = row_words(params, generation, cached, prompt_ids.answer_begin, automaton)
         table.write_row(index, words, owned, params.stop_token_ids)
         if params.logit_bias:
             table.write_bias(index, bias_words(params))

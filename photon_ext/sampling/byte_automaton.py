@@ -143,9 +143,7 @@ class _Nodes:
         return np.cumsum(begins[:256]).astype(np.uint8)
 
 
-def _determined(
-    nodes: _Nodes, begin: int, end: int, most: int, deadline: float
-) -> ByteAutomaton:
+def _determined(nodes: _Nodes, begin: int, end: int, most: int, deadline: float) -> ByteAutomaton:
     classes = nodes.byte_classes()
     count = int(classes[-1]) + 1
     class_of = classes.tolist()
@@ -214,6 +212,4 @@ def _useful(automaton: ByteAutomaton) -> ByteAutomaton:
     if not useful[0]:
         raise NotRegular("no text matches it")
     numbers = np.append(np.where(useful, np.cumsum(useful) - 1, NO_STATE), NO_STATE)
-    return ByteAutomaton(
-        classes, numbers[transitions[useful]].astype(np.int32), accepting[useful]
-    )
+    return ByteAutomaton(classes, numbers[transitions[useful]].astype(np.int32), accepting[useful])

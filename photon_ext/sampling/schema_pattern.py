@@ -24,11 +24,6 @@ from photon_ext.sampling.pattern import (
     without,
 )
 
-# what describes a schema and does not restrict its values
-_NOTES = (
-    "$anchor $comment $defs $id $schema contentEncoding contentMediaType default definitions "
-    "description examples id readOnly title writeOnly"
-).split()
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 _KEYWORDS = {
     "object": {"properties", "required", "additionalProperties"},
@@ -37,12 +32,14 @@ _KEYWORDS = {
     "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"},
     "number": {"minimum", "maximum"},
 }
-_RESTRICTING = {
-    *("anyOf oneOf allOf $ref const enum type items additionalItems prefixItems minItems").split(),
-    *("maxItems properties additionalProperties patternProperties required minProperties").split(),
-    *("maxProperties minLength maxLength pattern format minimum maximum").split(),
-    *("exclusiveMinimum exclusiveMaximum multipleOf").split(),
-}
+# All that restrict values and that the matcher knows; it refuses others of the standard.
+_RESTRICTING = (
+    {"anyOf", "oneOf", "allOf", "$ref", "const", "enum", "type", "items", "additionalItems"}
+    | {"prefixItems", "minItems", "maxItems", "properties", "additionalProperties"}
+    | {"patternProperties", "required", "minProperties", "maxProperties", "minLength"}
+    | {"maxLength", "pattern", "format", "minimum", "maximum", "exclusiveMinimum"}
+    | {"exclusiveMaximum", "multipleOf"}
+)
 _DIGIT = Characters(((48, 57),))
 _LEADING_DIGIT = Characters(((49, 57),))
 _MOST_NESTED = 100  # more would be too deep for a function that calls itself
@@ -84,11 +81,7 @@ class _Reader:
         """The values of a part of the schema."""
         if not isinstance(schema, Mapping):
             raise NotRegular("a value may be any JSON, which nests to any depth")
-        told = {
-            key: value
-            for key, value in schema.items()
-            if key in _RESTRICTING and key not in _NOTES
-        }
+        told = {key: value for key, value in schema.items() if key in _RESTRICTING}
         if "$ref" in told:
             return self._only(told, "$ref", lambda value: self._referred(value, refs))
         for keyword in ("anyOf", "oneOf"):

@@ -16,6 +16,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from photon_ext.layout import AUTOMATON_HEADER, AutomatonWord, VocabularyWord
 from photon_ext.sampling.byte_automaton import NO_STATE, AutomatonLimits, ByteAutomaton
@@ -35,12 +36,21 @@ class TokenBytes:
 
     Attributes:
         size: width of the logits.
-        words: int32, the table that the device reads.
+        end_ids: tokens that end an answer where it may end.
+        tokens: bytes by id; empty: never allowed.
+        order: ids of all tokens, the longest first. counts, columns: how many have a byte at a
+            place, from 0 on, and these bytes, in this order.
+        tables: int32, what the device reads (layout.VocabularyWord).
     """
 
-    def __init__(self, tokens: Sequence[bytes], end_ids: Iterable[int]) -> None:
-        """`tokens`: by id; empty: never allowed, as are those of more than LONGEST_TOKEN bytes."""
+    def __init__(
+        self, tokens: Sequence[bytes], end_ids: Iterable[int], pinned: bool = False
+    ) -> None:
+        """`tokens`: as above; those of more than LONGEST_TOKEN bytes are never allowed either.
+        `pinned`: where tables are kept, those of automata too: CUDA copies from there.
+        """
         self.size = len(tokens)
+        self.pinned = pinned
         self.end_ids = tuple(end_ids)
         self.tokens = [b"" if len(token) > LONGEST_TOKEN else token for token in tokens]
         for token in self.end_ids:
@@ -53,7 +63,7 @@ class TokenBytes:
             np.array([token[at] for token in by_length[:count]], np.uint8)
             for at, count in enumerate(self.counts)
         ]
-        self.words = self._table(lengths)
+        self.tables = _tensor(self._table(lengths), pinned)
 
     def _table(self, lengths: npt.NDArray[np.int64]) -> Words:
         begins = np.cumsum(lengths) - lengths
@@ -88,7 +98,8 @@ class TokenAutomaton:
     """An automaton over the tokens of a vocabulary, on the host; immutable.
 
     Attributes:
-        words: int32, its tables as the device reads them.
+        vocabulary: the tokens.
+        tables: int32, what the device reads (layout.AutomatonWord).
         masks: int32 [masks, words], those that differ.
         mask_of: which mask each state has; negative: no token leads there.
         complete: bool, of each state: nothing may follow.
@@ -105,13 +116,16 @@ class TokenAutomaton:
         NotRegular: it takes more than the limits allow, or is not the matcher's.
         """
         self._automaton = automaton
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         states = len(automaton.accepting)
         self._ways = (automaton.transitions != NO_STATE)[:, automaton.classes].sum(axis=1)
         self.complete = automaton.accepting & (self._ways == 0)
         self.mask_of = np.full(states, -1, np.int64)
         self.masks = self._find_masks(limits, matcher)
-        self.words = self._tables()
+        tables = self._tables()
+        if tables.nbytes > limits.size:
+            raise NotRegular(_too_large(limits))
+        self.tables = _tensor(tables, vocabulary.pinned)
 
     def accepts(self, state: int) -> bool:
         """Whether the answer may end in this state."""
@@ -119,10 +133,10 @@ class TokenAutomaton:
 
     def advance(self, state: int, token: int) -> int:
         """The state behind a token; NO_STATE: it is not allowed."""
-        if token in self._vocabulary.end_ids:
+        if token in self.vocabulary.end_ids:
             return state if self.accepts(state) else NO_STATE
         classes, transitions, _ = self._automaton
-        text = self._vocabulary.tokens[token] if 0 <= token < self._vocabulary.size else b""
+        text = self.vocabulary.tokens[token] if 0 <= token < self.vocabulary.size else b""
         for byte in text:
             if state != NO_STATE:
                 state = int(transitions[state, classes[byte]])
@@ -145,16 +159,17 @@ class TokenAutomaton:
             if time.monotonic() > deadline:
                 raise NotRegular("it takes too long to compile for the device")
             state, own = pending.pop()
-            after, mask = self._all_after(state), self._mask(state)
+            after = self._all_after(state)
+            mask = self._mask(state, after)
             if own is not None:
                 mask = self._checked_mask(state, mask, own)
             index = known.setdefault(mask.tobytes(), len(found))
             if index == len(found):
                 found.append(mask)
                 if mask.nbytes * len(found) > limits.size:
-                    raise NotRegular(f"its tables take more than {limits.size / 2**20:.0f} MiB")
+                    raise NotRegular(_too_large(limits))
             self.mask_of[state] = index
-            after[~_bits(mask)[self._vocabulary.order[: len(after)]]] = NO_STATE
+            after[~_bits(mask)[self.vocabulary.order[: len(after)]]] = NO_STATE
             for target, first in zip(*np.unique(after, return_index=True), strict=True):
                 if target == NO_STATE or int(target) in reached:
                     continue
@@ -167,16 +182,15 @@ class TokenAutomaton:
         if matcher is None:
             return None
         other = matcher.deep_copy()
-        other.consume_token(int(self._vocabulary.order[place]))
+        other.consume_token(int(self.vocabulary.order[place]))
         return other
 
-    def _mask(self, state: int) -> Words:
+    def _mask(self, state: int, after: npt.NDArray[np.int32]) -> Words:
         """The automaton's own mask of a state, as int32 words."""
-        after = self._all_after(state)
-        allowed = np.zeros(-(-self._vocabulary.size // 32) * 32, np.bool_)
-        allowed[self._vocabulary.order[: len(after)][after != NO_STATE]] = True
+        allowed = np.zeros(-(-self.vocabulary.size // 32) * 32, np.bool_)
+        allowed[self.vocabulary.order[: len(after)][after != NO_STATE]] = True
         if self.accepts(state):
-            allowed[list(self._vocabulary.end_ids)] = True
+            allowed[list(self.vocabulary.end_ids)] = True
         return np.packbits(allowed, bitorder="little").view(np.int32)
 
     def _checked_mask(self, state: int, mask: Words, matcher: Matcher) -> Words:
@@ -195,7 +209,7 @@ class TokenAutomaton:
     def _all_after(self, state: int) -> npt.NDArray[np.int32]:
         """The states behind all tokens that have bytes, in the vocabulary's order."""
         classes, transitions, _ = self._automaton
-        counts, columns = self._vocabulary.counts, self._vocabulary.columns
+        counts, columns = self.vocabulary.counts, self.vocabulary.columns
         ways = transitions[:, classes]
         after = ways[state][columns[0]]
         alive = np.flatnonzero(after != NO_STATE)
@@ -218,6 +232,15 @@ class TokenAutomaton:
         table = _joined([table, self.masks.reshape(-1)])
         table[AutomatonWord.SIZE] = len(table)
         return table
+
+
+def _too_large(limits: AutomatonLimits) -> str:
+    return f"its tables take more than {limits.size / 2**20:.1f} MiB"
+
+
+def _tensor(words: Words, pinned: bool) -> torch.Tensor:
+    tensor = torch.from_numpy(words)
+    return tensor.pin_memory() if pinned else tensor
 
 
 def _bits(mask: Words) -> npt.NDArray[np.bool_]:
