@@ -277,9 +277,11 @@ def _behind_token(automaton: _Automaton, token: int, automata: Tensor) -> _Autom
 
 def _automaton_error(state: Tensor, stops: Tensor, token: int, automata: Tensor | None) -> int:
     """The flag of a row whose automaton is none, or forbids the token; 0: neither."""
+    if token >= 0 and _is_stop(state, stops, token):
+        return 0
     try:
         automaton = _automaton_of(state, automata)
-        if automaton is not None and token >= 0 and not _is_stop(state, stops, token):
+        if automaton is not None and token >= 0:
             assert automata is not None
             _behind_token(automaton, token, automata)
     except ValueError:

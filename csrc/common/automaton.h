@@ -1,7 +1,7 @@
 // Automata over tokens: int32 words that all rows share, of which a row names where its own begins.
 // At word 0 is the vocabulary: how many tokens, where their bytes begin, and from word 4 on a word
-// for each token. An automaton is a header, the classes of the 256 bytes (64 words), a word for each
-// state, its transitions and its masks; photon_ext/layout.py has them, photon_ext/sampling/
+// for each token. An automaton is a header, the classes of the 256 bytes (64 words), a word for
+// each state, its transitions and its masks; photon_ext/layout.py has them, photon_ext/sampling/
 // token_automaton.py makes them.
 #pragma once
 #include <cstdint>
@@ -12,7 +12,11 @@
 
 namespace photon {
 
-enum VocabularyWord : int32_t { kVocabularyTokens = 0, kVocabularyBytes = 1, kVocabularyHeader = 4 };
+enum VocabularyWord : int32_t {
+  kVocabularyTokens = 0,
+  kVocabularyBytes = 1,
+  kVocabularyHeader = 4
+};
 enum AutomatonWord : int32_t {
   kAutomatonStates = 0,
   kAutomatonClasses = 1,
@@ -96,8 +100,8 @@ PHOTON_HOST_DEVICE inline TokenText token_text(const AutomataWords& all, int32_t
   if (word == kEndToken) return {nullptr, 0, true};
   const int64_t first = word >> 8, length = word & 255;
   if (first < 0 || begin * 4 + first + length > all.size * 4) return none;
-  return {reinterpret_cast<const uint8_t*>(all.words + begin) + first,
-          static_cast<int32_t>(length), false};
+  return {reinterpret_cast<const uint8_t*>(all.words + begin) + first, static_cast<int32_t>(length),
+          false};
 }
 
 }  // namespace photon

@@ -151,7 +151,10 @@ void publish(const PublishParams& p) {
       const bool lost = load_automaton(p.automata, p.row_state, s.row, 0).is_error;
       row[kRowAlive] = 0;
       write_record(record, p.record_width, s.row, generation, 0,
-                   errors != 0 ? errors : lost ? kRecordAutomatonError : kRecordNoCandidate, -1);
+                   errors != 0 ? errors
+                   : lost      ? kRecordAutomatonError
+                               : kRecordNoCandidate,
+                   -1);
       continue;
     }
     const int32_t flags = accept_token(p, s.row, token);
