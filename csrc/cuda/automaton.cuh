@@ -9,8 +9,7 @@ namespace photon::cuda {
 
 // Makes -inf what a mask does not allow. The threads of all CTAs of the row call it.
 template <typename T, int kBlocks>
-__device__ __noinline__ void forbid_by_mask(const SampleParams& p, int64_t r, const int32_t* mask,
-                                            int part) {
+__device__ void forbid_by_mask(const SampleParams& p, int64_t r, const int32_t* mask, int part) {
   constexpr int kIds = Vector<T>::kIds;
   constexpr uint32_t kAll = (1u << kIds) - 1;
   T* logits = static_cast<T*>(p.logits) + r * p.logits_stride;
@@ -35,11 +34,17 @@ __device__ __noinline__ void forbid_by_mask(const SampleParams& p, int64_t r, co
   sync_row<kBlocks>();
 }
 
+// The row has an automaton.
+__device__ inline bool has_automaton(const SampleParams& p, int32_t row) {
+  return row_words(p.row_state, row)[kRowAutomaton] != 0;
+}
+
 // Forbids what the row's automaton does not allow. False: the row names one that is none, and is
-// not sampled. The threads of all CTAs of the row call it, and get the same.
+// not sampled. The threads of all CTAs of the row call it, and get the same. Not inlined, so that
+// other rows have all registers.
 template <typename T, int kBlocks>
-__device__ bool apply_automaton(const SampleParams& p, int64_t r, int32_t row, int part) {
-  if (row_words(p.row_state, row)[kRowAutomaton] == 0) return true;
+__device__ __noinline__ bool apply_automaton(const SampleParams& p, int64_t r, int part) {
+  const int32_t row = load_segment(p.segments, r).row;
   const Automaton automaton =
       load_automaton(p.automata, p.row_state, row, ceil_div(p.vocab, int64_t{32}));
   if (automaton.is_error) return false;

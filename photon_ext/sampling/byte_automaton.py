@@ -59,7 +59,8 @@ def byte_automaton(pattern: Pattern, limits: AutomatonLimits, deadline: float) -
     nodes = _Nodes(limits.parts)
     begin = nodes.new()
     end = nodes.put(pattern, begin)
-    return _smallest(_determined(nodes, begin, end, limits.states, deadline))
+    found = _determined(nodes, begin, end, limits.states, deadline)
+    return _smallest(_useful(found, deadline), deadline)
 
 
 class _Nodes:
@@ -108,7 +109,10 @@ class _Nodes:
 
     def _put_repeated(self, pattern: Repeated, begin: int) -> int:
         for _ in range(pattern.least):
-            begin = self.put(pattern.part, begin)
+            after = self.put(pattern.part, begin)
+            if after == begin:  # of an empty text one is as good as many
+                break
+            begin = after
         end = self.new()
         self.free[begin].append(end)
         if pattern.most is None:
@@ -151,8 +155,7 @@ def _determined(nodes: _Nodes, begin: int, end: int, most: int, deadline: float)
     numbers, pending, rows = {start: 0}, [start], []
     closures: dict[frozenset[int], frozenset[int]] = {}
     for state in pending:  # which grows meanwhile
-        if time.monotonic() > deadline:
-            raise NotRegular("it takes too long to compile for the device")
+        _check_time(deadline)
         targets: list[set[int]] = [set() for _ in range(count)]
         for node in state:
             for low, high, after in nodes.moves[node]:
@@ -177,13 +180,21 @@ def _determined(nodes: _Nodes, begin: int, end: int, most: int, deadline: float)
     return ByteAutomaton(classes, np.array(rows, np.int32).reshape(len(rows), count), accepting)
 
 
-def _smallest(automaton: ByteAutomaton) -> ByteAutomaton:
-    """The same without states that lead to no end, and with equivalent states made one."""
-    classes, transitions, accepting = _useful(automaton)
-    count = len(accepting)
+def _check_time(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise NotRegular("it takes too long to compile for the device")
+
+
+def _smallest(automaton: ByteAutomaton, deadline: float) -> ByteAutomaton:
+    """The same with equivalent states made one: those that accept alike, and go to equivalent
+    states. What tells states apart is mixed into one number each, and is looked at again at the
+    end.
+    """
+    classes, transitions, accepting = automaton
     weights = np.random.default_rng(0).integers(1, 2**62, transitions.shape[1] + 1, dtype=np.int64)
     labels, found = accepting.astype(np.int64), 0
     while True:
+        _check_time(deadline)
         after = np.append(labels, -1)[transitions]
         with np.errstate(over="ignore"):
             mixed = after @ weights[:-1] + labels * weights[-1]
@@ -196,15 +207,17 @@ def _smallest(automaton: ByteAutomaton) -> ByteAutomaton:
     rank[order] = np.arange(found)
     merged = np.append(rank[labels], NO_STATE)[transitions]
     firsts = firsts[order]
-    if not (merged == merged[firsts][rank[labels]]).all() or count == 0:
+    if not (merged == merged[firsts][rank[labels]]).all():
         raise NotRegular("its automaton could not be made smaller")
     return ByteAutomaton(classes, merged[firsts].astype(np.int32), accepting[firsts])
 
 
-def _useful(automaton: ByteAutomaton) -> ByteAutomaton:
+def _useful(automaton: ByteAutomaton, deadline: float) -> ByteAutomaton:
+    """The same without states that lead to no end."""
     classes, transitions, accepting = automaton
     useful = accepting.copy()
     while True:
+        _check_time(deadline)
         more = useful | np.append(useful, False)[transitions].any(axis=1)
         if (more == useful).all():
             break
