@@ -159,7 +159,8 @@ class _Reader:
             (joined(json.dumps(name, ensure_ascii=False), ":", self.read(part, refs)), name)
             for name, part in properties.items()
         ]
-        first, behind = NOTHING, NOTHING
+        first: Pattern = NOTHING  # what follows the bracket
+        behind: Pattern = NOTHING  # what follows a member
         for member, name in reversed(members):
             with_comma = joined(",", member)
             if name in required:

@@ -118,7 +118,8 @@ class TokenAutomaton:
         self._automaton = automaton
         self.vocabulary = vocabulary
         states = len(automaton.accepting)
-        self._ways = (automaton.transitions != NO_STATE)[:, automaton.classes].sum(axis=1)
+        self._by_byte = automaton.transitions[:, automaton.classes]
+        self._ways = (self._by_byte != NO_STATE).sum(axis=1)
         self.complete = automaton.accepting & (self._ways == 0)
         self.mask_of = np.full(states, -1, np.int64)
         self.masks = self._find_masks(limits, matcher)
@@ -208,10 +209,9 @@ class TokenAutomaton:
 
     def _all_after(self, state: int) -> npt.NDArray[np.int32]:
         """The states behind all tokens that have bytes, in the vocabulary's order."""
-        classes, transitions, _ = self._automaton
         counts, columns = self.vocabulary.counts, self.vocabulary.columns
-        ways = transitions[:, classes]
-        after = ways[state][columns[0]]
+        ways = self._by_byte
+        after: npt.NDArray[np.int32] = ways[state][columns[0]]
         alive = np.flatnonzero(after != NO_STATE)
         for count, column in zip(counts[1:], columns[1:], strict=True):
             alive = alive[: np.searchsorted(alive, count)]

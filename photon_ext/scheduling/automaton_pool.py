@@ -24,7 +24,7 @@ class _Place:
 
 class AutomatonPool:
     """Automata of live rows, and those that nobody holds any more, until their place is needed:
-    the least recently released one goes first (I14: none that is held). The engine thread owns it.
+    the least recently released one goes first (none that is held: I14). The engine thread owns it.
 
     The vocabulary of the first automaton lies before all of them, for good.
 

@@ -178,8 +178,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("name", GARBAGE)
-def test_garbage_is_no_automaton_and_is_not_sampled(device: str, name: str) -> None:
-    """Hazard 17: a constraint that is not to be found is closed."""
+def test_hazard_17_an_automaton_that_is_none_allows_nothing(device: str, name: str) -> None:
     machine = automaton("(ab)+", vocabulary(40))
     words, (begin,) = packed([machine], device)
     at, number, header = GARBAGE[name]

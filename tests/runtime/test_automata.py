@@ -62,15 +62,15 @@ def test_rows_with_automata_run_ahead_and_keep_to_their_forms() -> None:
 
 
 def test_i14_an_automaton_stays_until_no_step_in_flight_reads_it() -> None:
-    """Hazard 14: what was in use was evicted, and another request's answered."""
+    """As hazard 14 has it of adapters: what is in use is evicted, and another answers."""
     sample(served(AutomatonDriver, cancel_at=2), 100)  # type: ignore[arg-type]
     with pytest.raises(Counterexample) as found:
         sample(served(EarlyRelease, cancel_at=2), 300)  # type: ignore[arg-type]
     assert isinstance(found.value.error, SimRace)
 
 
-def test_a_row_that_is_used_again_begins_at_its_own_state() -> None:
-    """Hazard 15: the state is written with the row, and not what an earlier lease has left."""
+def test_hazard_15_a_reused_row_begins_at_the_state_of_its_own_automaton() -> None:
+    """The state is written with the row, and is not what an earlier lease has left."""
     runtime = SimRuntime(1, 16, automaton_words=WORDS)
     engine = AutomatonDriver(runtime)
     requests = (asked("abc", (1, 2, 3)), asked("abc", (1, 2, 3)), Request((1, 2, 3), 4))
@@ -79,8 +79,8 @@ def test_a_row_that_is_used_again_begins_at_its_own_state() -> None:
     assert plain == MODEL.generate(requests[2])
 
 
-def test_a_lost_state_ends_its_row_alone() -> None:
-    """Hazard 17: what a wrong state forbids is not sampled, and says so."""
+def test_hazard_17_a_lost_state_ends_its_row_alone() -> None:
+    """A state that is none allows nothing, and the row says so."""
     runtime = SimRuntime(2, 16, automaton_words=WORDS)
     engine = AutomatonDriver(runtime)
     broken, other = (engine.submit(asked("abc", prompt)) for prompt in ((1, 2, 3), (4, 5)))

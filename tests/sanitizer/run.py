@@ -34,6 +34,7 @@ TESTS = (
     "tests/ops/test_penalties.py",
     "tests/ops/test_logprobs.py",
     "tests/ops/test_sample.py",
+    "tests/ops/test_automata.py",
     "tests/ops/test_attention.py",
     "tests/ops/test_linear.py",
     "tests/ops/test_norm.py",
