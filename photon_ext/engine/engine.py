@@ -124,7 +124,7 @@ class Engine:
             max_tokens_per_step = check_count("max_tokens_per_step", max_tokens_per_step)
         chunk = check_count("chunk", chunk)
         pager = Pager(PagePool(num_pages), runtime.page_size, prefix_cache, exact)
-        automata = AutomatonPool(runtime.automaton_words, runtime.write_automaton)
+        automata = AutomatonPool(runtime.automaton_words)
         self._scheduler = scheduler = Scheduler(pager, rows, runtime.max_len, automata)
         self._queue = RequestQueue(max_waiting, scheduler.stats)
         self._pipeline = pipeline = Pipeline(

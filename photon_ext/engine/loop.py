@@ -131,6 +131,8 @@ class EngineLoop:
         self._scheduler.release_all()
         for sequence, grant in self._planner.admissions():
             pages, cached = grant
+            for write in self._scheduler.automata.take_writes():
+                self._pipeline.write_automaton(*write)
             try:
                 row = self._pipeline.admit(
                     sequence.admission,

@@ -155,7 +155,8 @@ def _remedy(options: EngineOptions, rows: int, target: Target, usable: int) -> s
         return target.need(replace(options, **smaller), fewer).fits(usable)
 
     pages = ["num_pages"] if options.num_pages else []
-    sizes = ["max_rows", "max_len", *pages, "chunk", "page_size"]
+    automata = ["automata_mib"] if target.automata_bytes(options) > 2**20 else []
+    sizes = ["max_rows", "max_len", *pages, "chunk", "page_size", *automata]
     if alone := [name for name in sizes if fits_with(name)]:
         return f"lower {' or '.join(alone)}"
     if fits_with(*sizes):

@@ -18,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from photon_ext.checks import (
     INT32_MAX,
@@ -56,6 +57,9 @@ from photon_ext.runtime.step import (
 )
 from photon_ext.runtime.step_builder import StepBuilder, StepInput
 from photon_ext.runtime.step_keys import step_keys
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_CHUNK = INT32_MAX // META_COLUMNS  # the words of decode_meta are counted in int32
 
@@ -241,6 +245,10 @@ class Pipeline:
         row = Row(index, generation, owned, prompt, params, prefilled=cached, capacity=capacity)
         self.roster.add(row)
         return row
+
+    def write_automaton(self, offset: int, words: torch.Tensor) -> None:
+        """See RuntimePort.write_automaton."""
+        self._runtime.write_automaton(offset, words)
 
     def abort(self, row: Row) -> bool:
         """Ends a row now: tokens in flight are skipped, no event follows, and it is released when

@@ -1,6 +1,6 @@
 """JSON schemas as patterns: those whose answers nest no deeper than the schema, written compactly,
 with properties in their order. The texts are those that the host's matcher (llguidance) allows,
-which a check follows for (engine/compiled_automaton.py).
+which is checked afterwards, state by state (sampling/token_automaton.py).
 """
 
 from __future__ import annotations
@@ -10,27 +10,33 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from photon_ext.sampling.json_string import string_constant, string_pattern
 from photon_ext.sampling.pattern import (
     NOTHING,
     Characters,
     Either,
-    Joined,
     NotRegular,
     Pattern,
     Repeated,
     joined,
     literal,
     optional,
-    without,
 )
 
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 _KEYWORDS = {
     "object": {"properties", "required", "additionalProperties"},
     "array": {"items", "minItems", "maxItems"},
-    "string": {"minLength", "maxLength"},
+    "string": {"minLength", "maxLength", "pattern", "format"},
     "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"},
     "number": {"minimum", "maximum"},
+}
+# of one type as well, but not read here
+_UNREAD = {
+    "object": {"patternProperties", "minProperties", "maxProperties"},
+    "array": {"prefixItems", "additionalItems"},
+    "integer": {"multipleOf"},
+    "number": {"multipleOf", "exclusiveMinimum", "exclusiveMaximum"},
 }
 # All that restrict values and that the matcher knows; it refuses others of the standard.
 _RESTRICTING = (
@@ -43,17 +49,6 @@ _RESTRICTING = (
 _DIGIT = Characters(((48, 57),))
 _LEADING_DIGIT = Characters(((49, 57),))
 _MOST_NESTED = 100  # more would be too deep for a function that calls itself
-
-_ESCAPED = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 34: '"', 92: "\\"}
-_HEX = Characters(((48, 57), (65, 70), (97, 102)))
-_CHARACTER = Either(
-    (
-        Characters(without([(0, 31), (34, 34), (92, 92), (127, 127)])),
-        joined("\\", Characters(tuple(sorted((ord(c), ord(c)) for c in _ESCAPED.values())))),
-        joined("\\u00", Characters(((48, 49),)), _HEX),
-        joined("\\u007", Characters(((70, 70), (102, 102)))),
-    )
-)
 
 
 def schema_pattern(text: str) -> Pattern:
@@ -72,7 +67,7 @@ class _Reader:
             "boolean": lambda schema, refs: Either((literal("true"), literal("false"))),
             "integer": lambda schema, refs: _integers(schema),
             "number": lambda schema, refs: _numbers(schema),
-            "string": lambda schema, refs: _strings(schema),
+            "string": lambda schema, refs: string_pattern(schema),
             "array": self._arrays,
             "object": self._objects,
         }
@@ -111,10 +106,9 @@ class _Reader:
     def _of_type(self, kind: str, told: Mapping[str, Any], refs: tuple[str, ...]) -> Pattern:
         if kind not in self._readers:
             raise NotRegular(f"it has a type {kind}")
-        foreign = set().union(*_KEYWORDS.values(), ["type"]) - _KEYWORDS.get(kind, set())
-        own = {key: value for key, value in told.items() if key not in foreign}
-        if odd := own.keys() - _KEYWORDS.get(kind, set()):
-            raise NotRegular(f"a {kind} has {min(odd)}")
+        if odd := told.keys() & _UNREAD.get(kind, set()):
+            raise NotRegular(f"its {kind} has {min(odd)}")
+        own = {key: value for key, value in told.items() if key in _KEYWORDS.get(kind, set())}
         return self._readers[kind](own, refs)
 
     def _referred(self, target: str, refs: tuple[str, ...]) -> Pattern:
@@ -127,7 +121,10 @@ class _Reader:
         found = self._root
         for name in target.split("/")[1:]:
             name = name.replace("~1", "/").replace("~0", "~")
-            found = found[int(name)] if isinstance(found, list) else found.get(name, {})
+            try:
+                found = found[int(name)] if isinstance(found, list) else found[name]
+            except (LookupError, TypeError, ValueError) as error:
+                raise NotRegular("a reference leads nowhere") from error
         return self.read(found, (*refs, target))
 
     def _any_of(self, parts: Sequence[Any], refs: tuple[str, ...]) -> Pattern:
@@ -192,7 +189,7 @@ def _constant(value: Any) -> Pattern:
     if isinstance(value, float):
         raise NotRegular("a number with decimals is given, which can be written in several ways")
     if isinstance(value, str):
-        return joined('"', Joined(tuple(map(_quoted, value))), '"')
+        return string_constant(value)
     if isinstance(value, list):
         items = [part for item in value for part in (",", _constant(item))]
         return joined("[", *items[1:], "]")
@@ -204,22 +201,6 @@ def _constant(value: Any) -> Pattern:
         ]
         return joined("{", *members[1:], "}")
     return literal(json.dumps(value))
-
-
-def _quoted(character: str) -> Pattern:
-    """A character within a JSON string."""
-    code = ord(character)
-    forms = [literal("\\" + _ESCAPED[code])] if code in _ESCAPED else []
-    if code < 32 or code == 127:
-        digits = f"{code:02x}"
-        forms += map(literal, dict.fromkeys(("\\u00" + digits, "\\u00" + digits.upper())))
-    return Either(tuple(forms)) if forms else literal(character)
-
-
-def _strings(schema: Mapping[str, Any]) -> Pattern:
-    most = schema.get("maxLength")
-    length = int(schema.get("minLength", 0)), None if most is None else int(most)
-    return joined('"', Repeated(_CHARACTER, *length), '"')
 
 
 def _numbers(schema: Mapping[str, Any]) -> Pattern:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from photon_ext.sampling.token_automaton import TokenAutomaton
 
-Write = Callable[[int, torch.Tensor], None]
-"""Writes words from an offset on; see RuntimePort.write_automaton."""
+Write = tuple[int, torch.Tensor]
+"""Words for the device, and where the first goes; see RuntimePort.write_automaton."""
 
 
 @dataclass(slots=True)
@@ -30,12 +29,11 @@ class AutomatonPool:
 
     Args:
         words: int32 words that there are.
-        write: see RuntimePort.write_automaton.
     """
 
-    def __init__(self, words: int, write: Write) -> None:
+    def __init__(self, words: int) -> None:
         self.words = words
-        self._write = write
+        self._writes: list[Write] = []
         self._begin = 0  # of the automata, behind the vocabulary
         self._places: dict[TokenAutomaton, _Place] = {}  # those that nobody holds in order
 
@@ -54,6 +52,11 @@ class AutomatonPool:
         """Bytes of those that rows hold."""
         places = self._places.copy().values()
         return 4 * sum(place.end - place.begin for place in places if place.holders)
+
+    def take_writes(self) -> list[Write]:
+        """What has to be written before the next row is admitted, in order; and forgets it."""
+        writes, self._writes = self._writes, []
+        return writes
 
     def hold(self, automaton: TokenAutomaton) -> int | None:
         """One more row holds it; returns where it begins, in words. None: there is no place until
@@ -74,7 +77,7 @@ class AutomatonPool:
     def _placed(self, automaton: TokenAutomaton) -> _Place | None:
         if not self._begin:
             vocabulary = automaton.vocabulary.tables
-            self._write(0, vocabulary)
+            self._writes.append((0, vocabulary))
             self._begin = len(vocabulary)
         begin = self._gap(len(automaton.tables))
         while begin is None:
@@ -83,7 +86,7 @@ class AutomatonPool:
                 return None
             del self._places[oldest]
             begin = self._gap(len(automaton.tables))
-        self._write(begin, automaton.tables)
+        self._writes.append((begin, automaton.tables))
         place = self._places[automaton] = _Place(begin, begin + len(automaton.tables))
         return place
 

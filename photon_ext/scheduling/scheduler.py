@@ -37,7 +37,7 @@ class Scheduler:
         sequences are put; None: no sequence has one.
         """
         self.pool = pager.pool
-        self.automata = automata
+        self.automata = automata or AutomatonPool(0)
         self.max_rows = max_rows
         self.log = TokenLog()
         self.stats = RequestStats()
@@ -163,14 +163,14 @@ class Scheduler:
 
     def _hold_automaton(self, sequence: Sequence) -> bool:
         """False where there is no place for it now."""
-        if sequence.automaton is None or self.automata is None:
+        if sequence.automaton is None:
             return True
         begin = self.automata.hold(sequence.automaton)
         sequence.automaton_begin = begin or 0
         return begin is not None
 
     def _release_automaton(self, sequence: Sequence) -> None:
-        if sequence.automaton is not None and self.automata is not None:
+        if sequence.automaton is not None:
             self.automata.release(sequence.automaton)
 
     def _wait(self, sequence: Sequence) -> None:

@@ -39,7 +39,7 @@ class AutomatonDriver(Driver):
 
     def __init__(self, *args: object, **options: object) -> None:
         super().__init__(*args, **options)  # type: ignore[arg-type]
-        self.pool = AutomatonPool(WORDS, self._runtime.write_automaton)
+        self.pool = AutomatonPool(WORDS)
         self.most_resident = 0
 
     def automaton_of(self, request: Request) -> tuple[int, int]:
@@ -47,6 +47,8 @@ class AutomatonDriver(Driver):
             return 0, 0
         begin = self.pool.hold(MACHINES[_names[request]])
         assert begin is not None
+        for write in self.pool.take_writes():
+            self.pipeline.write_automaton(*write)
         self.most_resident = max(self.most_resident, self.pool.resident)
         return begin, 0
 

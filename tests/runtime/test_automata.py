@@ -114,13 +114,18 @@ def test_the_state_is_a_column_that_publish_advances() -> None:
 class Words:
     """The words of a pool, as they are written."""
 
-    def __init__(self, size: int) -> None:
-        self.memory = torch.zeros(size, dtype=torch.int32)
+    def __init__(self, pool: AutomatonPool) -> None:
+        self.memory = torch.zeros(pool.words, dtype=torch.int32)
         self.writes = 0
+        self._pool = pool
 
-    def write(self, offset: int, words: torch.Tensor) -> None:
-        self.memory[offset : offset + len(words)] = words
-        self.writes += 1
+    def hold(self, machine: TokenAutomaton) -> int | None:
+        """As the pool; and what is to be written is."""
+        begin = self._pool.hold(machine)
+        for offset, words in self._pool.take_writes():
+            self.memory[offset : offset + len(words)] = words
+            self.writes += 1
+        return begin
 
 
 def machines(count: int) -> list[TokenAutomaton]:
@@ -131,26 +136,26 @@ def machines(count: int) -> list[TokenAutomaton]:
 def test_a_pool_shares_what_is_the_same_and_evicts_the_least_recently_used() -> None:
     first, second, third = machines(3)
     size = len(first.vocabulary.tables) + 2 * len(third.tables)
-    words = Words(size)
-    pool = AutomatonPool(size, words.write)
-    begin = pool.hold(first)
+    pool = AutomatonPool(size)
+    words = Words(pool)
+    begin = words.hold(first)
     assert begin == len(first.vocabulary.tables)
-    assert pool.hold(first) == begin
+    assert words.hold(first) == begin
     assert words.writes == 2  # the vocabulary, and it
-    assert pool.hold(second) is not None
-    assert pool.hold(third) is None  # both are held
+    assert words.hold(second) is not None
+    assert words.hold(third) is None  # both are held
     pool.release(first)
-    assert pool.hold(third) is None  # once more
+    assert words.hold(third) is None  # once more
     pool.release(first)
-    assert pool.hold(first) == begin  # it was still there
+    assert words.hold(first) == begin  # it was still there
     assert words.writes == 3
     pool.release(second)
     pool.release(first)
-    at = pool.hold(third)
+    at = words.hold(third)
     assert at is not None
     assert torch.equal(words.memory[at : at + len(third.tables)], third.tables)
     assert (pool.resident, pool.held) == (2, 1)
-    assert pool.hold(first) == begin  # the second gave way
+    assert words.hold(first) == begin  # the second gave way
     assert pool.held_bytes == 4 * (len(first.tables) + len(third.tables))
 
 
@@ -158,8 +163,8 @@ def test_a_pool_finds_gaps_and_never_writes_into_what_is_held() -> None:
     many = machines(8)
     vocabulary_words = len(many[0].vocabulary.tables)
     size = vocabulary_words + 4 * len(many[7].tables)
-    words = Words(size)
-    pool = AutomatonPool(size, words.write)
+    pool = AutomatonPool(size)
+    words = Words(pool)
     generator = torch.Generator().manual_seed(1)
     held: dict[int, list[int]] = {}
     for _ in range(400):
@@ -167,7 +172,7 @@ def test_a_pool_finds_gaps_and_never_writes_into_what_is_held() -> None:
         if held.get(which) and int(torch.randint(2, (), generator=generator)):
             held[which].pop()
             pool.release(many[which])
-        elif (begin := pool.hold(many[which])) is not None:
+        elif (begin := words.hold(many[which])) is not None:
             held.setdefault(which, []).append(begin)
         for number, begins in held.items():
             for begin in begins:
