@@ -70,6 +70,8 @@ class RowColumn(IntEnum):
         ANSWER_BEGIN: staged tokens from this position on are of the answer.
         LOGPROBS: 1 + how many of the likeliest ids get their log-probability; the negative of it:
             of what is sampled of the logits, at the row's temperature; 0: off.
+        AUTOMATON: where its automaton begins among the words of all; 0: it has none.
+        AUTOMATON_STATE: of it, from 0 on; publish_ advances it.
     """
 
     LAST_TOKEN = 0
@@ -93,6 +95,43 @@ class RowColumn(IntEnum):
     BIAS_COUNT = 18
     ANSWER_BEGIN = 19
     LOGPROBS = 20
+    AUTOMATON = 24
+    AUTOMATON_STATE = 25
+
+
+class VocabularyWord(IntEnum):
+    """Words at the head of the vocabulary's table, at the begin of the automata. Behind them is a
+    word for each token, (first byte << 8) | bytes; -1: it ends answers; 0: it has no bytes.
+
+    Attributes:
+        TOKENS: how many there are.
+        BYTES: where their bytes begin, in words.
+    """
+
+    TOKENS = 0
+    BYTES = 1
+    RESERVED_2 = 2
+    RESERVED_3 = 3
+
+
+class AutomatonWord(IntEnum):
+    """Words at the head of an automaton. Behind them are 64 words of the classes of the 256 bytes;
+    a word for each state, (mask << 2) | complete << 1 | accepting; its transitions, int32
+    [states, classes], -1 for none; and the masks.
+
+    Attributes:
+        STATES, CLASSES: sizes of its transitions.
+        MASKS, MASK_WORDS: sizes of its masks.
+        MASKS_BEGIN: where they begin, in words from its own begin.
+        SIZE: words in all.
+    """
+
+    STATES = 0
+    CLASSES = 1
+    MASKS = 2
+    MASK_WORDS = 3
+    MASKS_BEGIN = 4
+    SIZE = 5
 
 
 class Count(IntEnum):
@@ -139,6 +178,8 @@ class RecordFlag(IntEnum):
         MASK_ERROR: the row's mask was missing, or its key names another row or position, or no
             place.
         NO_CANDIDATE: no id could be sampled: the mask allows none, or all logits are NaN or -inf.
+        COMPLETE: the row's automaton allows nothing behind the token, and it is no stop id.
+        AUTOMATON_ERROR: the row's automaton or its state is none, or does not allow the token.
     """
 
     STOP = 1
@@ -146,11 +187,14 @@ class RecordFlag(IntEnum):
     DEAD = 4
     MASK_ERROR = 8
     NO_CANDIDATE = 16
+    COMPLETE = 32
+    AUTOMATON_ERROR = 64
 
 
 META_COLUMNS = 4
 SEGMENT_COLUMNS = 4
 ROW_COLUMNS = 32
+AUTOMATON_HEADER = 8
 LEAST_TABLES = 3
 MAX_TABLES = 8
 RECORD_WIDTH = 8

@@ -238,6 +238,7 @@ def publish_(
     sampled: Tensor,
     segments: Tensor,
     row_errors: Tensor | None = None,
+    automata: Tensor | None = None,
 ) -> None:
     """The tail of a step: advances the rows, decides stops and caps, and writes what the host will
     read.
@@ -253,8 +254,12 @@ def publish_(
         sampled: int32 [R]; below 0: nothing was sampled, which ends a row that was to be sampled.
         segments: int32 [R, 4].
         row_errors: int32 [R] of record flags; not 0 ends the row. None: no errors.
+        automata: int32 [words], as in :func:`sample_into`. The state of a row with an automaton
+            moves on; the row ends where nothing may follow its token (RecordFlag.COMPLETE), and
+            where the automaton does not allow it, which takes no token (AUTOMATON_ERROR). A stop
+            id is not shown to the automaton.
     """
-    _publish(tables, out_record, sampled, segments, row_errors)
+    _publish(tables, out_record, sampled, segments, row_errors, automata)
 
 
 # --- sampling -------------------------------------------------------------------------------------
@@ -297,6 +302,7 @@ def sample_into(
     hopper: bool = False,
     tables: Sequence[Tensor] | None = None,
     logprobs: Tensor | None = None,
+    automata: Tensor | None = None,
 ) -> None:
     """One token a segment: greedy (ties to the lowest id) or, as the row's parameters say,
     Gumbel-max with noise keyed by (seed, position, id), over the ids that the row's
@@ -325,8 +331,12 @@ def sample_into(
             id -1: there are no more. Of the logits as they are given: without biases, penalties,
             temperature, filters, but with what a mask has made of them; or, as the row says, with
             all but filters. None: none are wanted.
+        automata: int32 [words], the vocabulary and the automata of all rows (layout.VocabularyWord
+            and layout.AutomatonWord). Logits that the state of a row's automaton forbids become
+            -inf before all else; a row whose automaton is none is not sampled. None: rows have
+            none.
     """
-    _sample(out, logits, segments, row_state, row_errors, hopper, tables, logprobs)
+    _sample(out, logits, segments, row_state, row_errors, hopper, tables, logprobs, automata)
 
 
 def sample(

@@ -12,10 +12,15 @@ from photon_ext.row_params import FIELDS, Field, RowParams
 
 
 def row_words(
-    params: RowParams, generation: int, position: int = 0, answer_begin: int = 0
+    params: RowParams,
+    generation: int,
+    position: int = 0,
+    answer_begin: int = 0,
+    automaton: tuple[int, int] = (0, 0),
 ) -> list[int]:
     """The row_state words of a row before its first step, which feeds the token at ``position``.
-    Tokens that are staged from ``answer_begin`` on count as sampled.
+    Tokens that are staged from ``answer_begin`` on count as sampled. ``automaton``: where it
+    begins, and its state.
     """
     params, words = params.settled(), [0] * ROW_COLUMNS
     words[RowColumn.POSITION] = position
@@ -27,6 +32,7 @@ def row_words(
     if params.logprobs is not None:
         sign = -1 if params.logprobs_mode == "processed" else 1
         words[RowColumn.LOGPROBS] = sign * (1 + params.logprobs)
+    words[RowColumn.AUTOMATON], words[RowColumn.AUTOMATON_STATE] = automaton
     if params.min_tokens > 0:
         words[RowColumn.MUTED_UNTIL] = params.max_new_tokens - params.min_tokens + 1
     for name, (kind, field) in FIELDS.items():

@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "common/automaton.h"
 #include "common/filter.h"
 #include "common/logprobs.h"
 #include "common/mask.h"
@@ -42,8 +43,8 @@ uint32_t lowest_bits(DType dtype) {
   return dtype == DType::kF32 ? 0xff800000u : dtype == DType::kF16 ? 0xfc00u : 0xff80u;
 }
 
-void forbid_range(const ApplyTokenMaskParams& p, int64_t r, const int32_t* mask, int64_t begin,
-                  int64_t end) {
+template <typename Params>
+void forbid_range(const Params& p, int64_t r, const int32_t* mask, int64_t begin, int64_t end) {
   if (p.dtype == DType::kF32) {
     forbid<uint32_t>(static_cast<uint32_t*>(p.logits) + r * p.logits_stride, mask, begin, end,
                      lowest_bits(p.dtype));
@@ -86,9 +87,15 @@ Candidate sample_range(const SampleParams& p, int64_t r, int64_t begin, int64_t 
   return found;
 }
 
+Automaton automaton_of(const SampleParams& p, int64_t r) {
+  return load_automaton(p.automata, p.row_state, load_segment(p.segments, r).row,
+                        (p.vocab + 31) / 32);
+}
+
 bool is_due(const SampleParams& p, int64_t r) {
   return (p.row_errors == nullptr || p.row_errors[r] == 0) &&
-         is_sampled(load_segment(p.segments, r), p.row_state, p.rows);
+         is_sampled(load_segment(p.segments, r), p.row_state, p.rows) &&
+         !automaton_of(p, r).is_error;
 }
 
 // Of a segment that is due.
@@ -225,6 +232,22 @@ void for_vocab_blocks(int64_t num_segments, int64_t vocab, const Body& body) {
   });
 }
 
+// Forbids what the states of rows with an automaton do not allow; where there is none, no thread
+// wakes up.
+void apply_automata(const SampleParams& p) {
+  const auto mask_of = [&](int64_t r) -> const int32_t* {
+    if (!is_due(p, r)) return nullptr;
+    const Automaton automaton = automaton_of(p, r);
+    return automaton.words != nullptr ? automaton.mask() : nullptr;
+  };
+  int64_t masks = 0;
+  for (int64_t r = 0; r < p.num_segments; ++r) masks += mask_of(r) != nullptr;
+  if (masks == 0) return;
+  for_vocab_blocks(p.num_segments, p.vocab, [&](int64_t r, int64_t begin, int64_t end) {
+    if (const int32_t* const mask = mask_of(r)) forbid_range(p, r, mask, begin, end);
+  });
+}
+
 }  // namespace
 
 void apply_token_mask(const ApplyTokenMaskParams& p) {
@@ -241,6 +264,7 @@ void sample(const SampleParams& p) {
   if (static_cast<int64_t>(found.size()) < p.num_segments * blocks)
     found.resize(static_cast<size_t>(p.num_segments * blocks));
   Candidate* const candidates = found.data();
+  apply_automata(p);
   put_all_top_logprobs(p, false);
   for (int64_t r = 0; r < p.num_segments; ++r) {
     if (is_due(p, r)) mute_stops(p, r);

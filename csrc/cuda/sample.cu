@@ -10,6 +10,7 @@
 #include "common/penalties.h"
 #include "common/philox.h"
 #include "common/segment.h"
+#include "cuda/automaton.cuh"
 #include "cuda/element.cuh"
 #include "cuda/filter.cuh"
 #include "cuda/kernels.h"
@@ -170,7 +171,8 @@ __global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>)
   }
   const Segment s = load_segment(p.segments, r);
   const int32_t errors = p.row_errors != nullptr ? p.row_errors[r] : 0;
-  if (errors != 0 || !is_sampled(s, p.row_state, p.rows)) {
+  if (errors != 0 || !is_sampled(s, p.row_state, p.rows) ||
+      (has_automaton(p, s.row) && !apply_automaton<T, kBlocks>(p, r, part))) {
     if (threadIdx.x == 0 && part == 0) p.out[r] = -1;
     return;
   }

@@ -14,7 +14,7 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
       "rows=None) -> ()");
   m.def(
       "publish_(Tensor(a!)[] tables, Tensor(b!) out_record, Tensor sampled, Tensor segments, "
-      "Tensor? row_errors=None) -> ()");
+      "Tensor? row_errors=None, Tensor? automata=None) -> ()");
   // sample
   m.def(
       "apply_token_mask_(Tensor(a!) logits, Tensor mask, Tensor mask_keys, Tensor segments, Tensor "
@@ -23,7 +23,7 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
   m.def(
       "sample_into(Tensor(a!) out, Tensor(b!) logits, Tensor segments, Tensor row_state, "
       "Tensor(c!)? row_errors=None, bool hopper=False, Tensor[]? tables=None, "
-      "Tensor(d!)? logprobs=None) -> ()");
+      "Tensor(d!)? logprobs=None, Tensor? automata=None) -> ()");
   // embedding
   m.def("embedding_into(Tensor(a!) out, Tensor decode_meta, Tensor weight) -> ()");
   m.def("select_tokens_into(Tensor(a!) out, Tensor x, Tensor segments) -> ()");

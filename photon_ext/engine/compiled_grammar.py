@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from photon_ext.engine.deep_thread import DEADLINE_S, run_deep
+from photon_ext.engine.vocabulary import Vocabulary
 from photon_ext.errors import RequestError, describe, shown
+from photon_ext.sampling.byte_automaton import AutomatonLimits, byte_automaton
 from photon_ext.sampling.grammar import Grammar, GrammarKind
 from photon_ext.sampling.grammar_constraint import GrammarConstraint, library_text
+from photon_ext.sampling.grammar_pattern import grammar_pattern
+from photon_ext.sampling.pattern import NotRegular
+from photon_ext.sampling.token_automaton import TokenAutomaton
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -42,16 +48,17 @@ class CompiledGrammar:
         spent: to be replaced for the next request.
     """
 
-    def __init__(self, grammar: Grammar, vocabulary: LLTokenizer) -> None:
+    def __init__(self, grammar: Grammar, vocabulary: Vocabulary) -> None:
         self.spent = False
         self._grammar = grammar
         self._vocabulary = vocabulary
         self._what = f"{grammar.kind.value} {shown(grammar.text)}"
-        self._mask_bytes = -(-vocabulary.vocab_size // 32) * 4
+        self._mask_bytes = -(-vocabulary.library.vocab_size // 32) * 4
         self._lock = threading.Lock()
         self._template: LLMatcher | None = None
         self._fault: str | None = None
         self._starts = 0
+        self._automaton: TokenAutomaton | str | None = None
 
     def start(self) -> GrammarConstraint:
         """The constraint of one request, at its start. Raises RequestError: it was refused."""
@@ -64,6 +71,31 @@ class CompiledGrammar:
             self.spent = self.spent or self._starts >= _MOST_STARTS
             return self._constraint(self._template.deep_copy())
 
+    def automaton(self, limits: AutomatonLimits) -> TokenAutomaton:
+        """The grammar as an automaton for the device. Raises RequestError: it was refused;
+        NotRegular: the device does not take it, and why.
+        """
+        with self._lock:
+            if self._fault is None and self._template is None:
+                self._compile()
+            if self._fault is not None or self._template is None:
+                raise RequestError(str(self._fault))
+            if self._automaton is None:
+                self._automaton = self._made_automaton(self._template.deep_copy(), limits)
+            if isinstance(self._automaton, str):
+                raise NotRegular(self._automaton)
+            return self._automaton
+
+    def _made_automaton(self, matcher: LLMatcher, limits: AutomatonLimits) -> TokenAutomaton | str:
+        try:
+            deadline = time.monotonic() + limits.seconds
+            automaton = byte_automaton(grammar_pattern(self._grammar), limits, deadline)
+            return TokenAutomaton(automaton, self._vocabulary.tokens, limits, matcher)
+        except NotRegular as error:
+            return str(error)
+        except RecursionError:
+            return "it is nested too deeply"
+
     def _constraint(self, matcher: LLMatcher) -> GrammarConstraint:
         return GrammarConstraint(matcher, self._mask_bytes, self._what, self._retire)
 
@@ -72,7 +104,7 @@ class CompiledGrammar:
 
     def _compile(self) -> None:
         made: list[LLMatcher | str] = []
-        if not run_deep(lambda: made.append(_compiled(self._grammar, self._vocabulary))):
+        if not run_deep(lambda: made.append(_compiled(self._grammar, self._vocabulary.library))):
             self._refuse(f"it takes more than {DEADLINE_S:.0f} s to compile")
         elif not made:
             self._refuse("its compilation failed")

@@ -41,6 +41,7 @@ from photon_ext.scheduling import (
     Sequence,
     TokenBudget,
 )
+from photon_ext.scheduling.automaton_pool import AutomatonPool
 from photon_ext.scheduling.policy import choose_policy
 
 if TYPE_CHECKING:
@@ -126,7 +127,8 @@ class Engine:
             max_tokens_per_step = check_count("max_tokens_per_step", max_tokens_per_step)
         chunk = check_count("chunk", chunk)
         pager = Pager(PagePool(num_pages), runtime.page_size, prefix_cache, exact)
-        self._scheduler = scheduler = Scheduler(pager, rows, runtime.max_len)
+        automata = AutomatonPool(runtime.automaton_words)
+        self._scheduler = scheduler = Scheduler(pager, rows, runtime.max_len, automata)
         self._queue = RequestQueue(max_waiting, scheduler.stats)
         self._pipeline = pipeline = Pipeline(
             runtime,
@@ -143,7 +145,8 @@ class Engine:
         )
         log_fallbacks()  # of what the captures launched
         ends = tuple(eos_ids)
-        compiler = GrammarCompiler(tokenizer, vocab_size, ends)
+        pinned = device.startswith("cuda")
+        compiler = GrammarCompiler(tokenizer, vocab_size, ends, runtime.automaton_words, pinned)
         self._input = InputProcessor(
             tokenizer, ends, pipeline.limits, scheduler.fit, self._queue, policy, compiler
         )

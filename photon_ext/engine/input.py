@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from photon_ext.checks import Limits, check_flag
@@ -20,6 +20,8 @@ from photon_ext.errors import ConfigError, RequestError, describe, shown
 from photon_ext.runtime.admission import check_admission
 from photon_ext.sampling import Constraint, SamplingParams
 from photon_ext.sampling.constraints import constraint_fault
+from photon_ext.sampling.pattern import NotRegular
+from photon_ext.sampling.token_automaton import TokenAutomaton
 from photon_ext.scheduling import Policy, Sequence
 from photon_ext.scheduling.policy import checked_key
 
@@ -101,19 +103,34 @@ class InputProcessor:
         stops = dict.fromkeys((*eos_ids, *params.stop_token_ids))
         row_params = params.row_params(cap, tuple(stops), self._bad_ids(params.bad_words))
         admission = check_admission(self.limits, ids, row_params)
-        if params.answer_grammar is not None:
-            constraint: Constraint | None = self.compiler.start(params.answer_grammar)
-        else:
-            constraint = _started(params.constraint, sample)
-        request = Request(self.queue, self._text, len(ids), text)
+        constraint, automaton, place = self._constraint(params, sample)
+        if automaton is not None:
+            admission = admission._replace(params=replace(admission.params, constrained=False))
+        request = Request(self.queue, self._text, len(ids), text, place)
         watched = constraint is not None or text is not None
         limit = "max_len" if cap < params.max_new_tokens else "max_new_tokens"
         priority, deadline, salt, _ = options
         sequence = Sequence(
             admission, constraint, request, watched, limit, salt, priority, deadline
         )
+        sequence.automaton = automaton
         sequence.key = checked_key(self.policy, sequence)
         return sequence
+
+    def _constraint(
+        self, params: SamplingParams, sample: int
+    ) -> tuple[Constraint | None, TokenAutomaton | None, str | None]:
+        """What keeps the answer to its form, on the host or on the device, and Output.constraint_on
+        of it.
+        """
+        if params.constraint is not None:
+            return _started(params.constraint, sample), None, "host: it is an object of the caller"
+        if params.answer_grammar is None:
+            return None, None, None
+        try:
+            return None, self.compiler.automaton(params.answer_grammar), "device"
+        except NotRegular as error:
+            return self.compiler.start(params.answer_grammar), None, f"host: {error}"
 
     def _text(self) -> TextReader:
         return TextReader(None if self.tokenizer is None else self.tokenizer.detokenizer())

@@ -134,9 +134,15 @@ class EngineLoop:
         self._scheduler.release_all()
         for sequence, grant in self._planner.admissions():
             pages, cached = grant
+            for write in self._scheduler.automata.take_writes():
+                self._pipeline.write_automaton(*write)
             try:
                 row = self._pipeline.admit(
-                    sequence.admission, pages=pages, cached=cached, grows=True
+                    sequence.admission,
+                    pages=pages,
+                    cached=cached,
+                    grows=True,
+                    automaton=sequence.automaton_place,
                 )
             except RequestError as error:
                 self._scheduler.cancel(sequence, grant)
@@ -191,7 +197,7 @@ class EngineLoop:
             self._end(sequence, _verdict(sequence, event, event.finish), event.token)
 
     def _take_watched(self, sequence: Sequence, event: RowEvent, token: int) -> None:
-        is_stop = event.finish is FinishReason.STOP
+        is_stop = event.finish is FinishReason.STOP and not event.complete
         if not is_stop:  # that comes with the end, because it has no text
             self._undelivered.append(Delivery(sequence, token))
         try:
@@ -297,6 +303,6 @@ class EngineLoop:
 def _verdict(sequence: Sequence, event: RowEvent, reason: FinishReason) -> End:
     if reason is FinishReason.LENGTH:
         return End(reason, sequence.limit)
-    if event.finish is FinishReason.STOP:
+    if event.finish is FinishReason.STOP and not event.complete:
         return End(reason, event.token, hides_last=True)
     return End(reason, "constraint")

@@ -26,6 +26,7 @@ from photon_ext.scheduling.policy import choose_policy
 
 MAX_STOP_IDS = 4096  # the device looks through all of a row's for each token
 MAX_BIASES = 300  # logit biases of a request
+MAX_AUTOMATA_MIB = 4096  # more words than int32 offsets reach
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,9 @@ class EngineOptions:
         max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to
             their number where a model has more.
         penalties: requests may have penalties: takes 4 bytes for each row and id of the vocabulary.
+        automata_mib: memory for constraints that the device keeps, in MiB: those of json_schema,
+            regex and choice that are small enough; 0: the host keeps all. None: 64 on a GPU, else
+            16. Where it is full of constraints of requests that run, others wait.
         timing: measure step gaps, by two events around each step.
         meter: keep the counts that need a clock or an event (see observe.meter).
         freeze: keep what start-up made from garbage collections (see Engine).
@@ -108,6 +112,7 @@ class EngineOptions:
     prefix_cache: bool = True
     max_stop_ids: int = 16
     penalties: bool = True
+    automata_mib: int | None = None
     timing: bool = True
     meter: bool = True
     freeze: bool = True
@@ -120,6 +125,10 @@ class EngineOptions:
                 self._settle(name, check_count(name, getattr(self, name)))
         if self.max_waiting is not None:
             self._settle("max_waiting", check_count("max_waiting", self.max_waiting, least=0))
+        if self.automata_mib is not None:
+            most = MAX_AUTOMATA_MIB
+            automata_mib = check_count("automata_mib", self.automata_mib, most, least=0)
+            self._settle("automata_mib", automata_mib)
         choose_policy(self.policy)
         most = MAX_STOP_IDS
         self._settle("max_stop_ids", check_count("max_stop_ids", self.max_stop_ids, most))

@@ -53,6 +53,8 @@ class Output:
         logprobs: of each of token_ids, where they were asked for; else empty.
         prompt_logprobs: of the tokens of the prompt from the second on, where they were asked for;
             else empty.
+        constraint_on: of a request with a constraint, where it was kept: "device", or "host: " and
+            why; else None.
     """
 
     text: str
@@ -66,6 +68,7 @@ class Output:
     tokens_per_s: float | None
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    constraint_on: str | None = None
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:

@@ -32,6 +32,7 @@ def make_parts(
         max_stop_ids=max(options.max_stop_ids, len(set(config.eos_ids))),
         max_biases=MAX_BIASES,
         penalty_vocab=config.vocab if options.penalties else 0,
+        automaton_words=size.automaton_words,
         timing=options.timing,
         blocking=options.blocking,
         backend=backend,

@@ -70,4 +70,5 @@ def read_output(request: Request) -> Output:
         tokens_per_s=rate,
         logprobs=tuple(request.logprobs[: len(ids)]),
         prompt_logprobs=tuple(request.prompt_logprobs),
+        constraint_on=request.constraint_on,
     )

@@ -18,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from photon_ext.checks import (
     INT32_MAX,
@@ -56,6 +57,9 @@ from photon_ext.runtime.step import (
 )
 from photon_ext.runtime.step_builder import StepBuilder, StepInput
 from photon_ext.runtime.step_keys import step_keys
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_CHUNK = INT32_MAX // META_COLUMNS  # the words of decode_meta are counted in int32
 
@@ -199,6 +203,7 @@ class Pipeline:
         *,
         cached: int = 0,
         grows: bool = False,
+        automaton: tuple[int, int] = (0, 0),
     ) -> Row:
         """Gives a sequence a row; it rides from the next launch on.
 
@@ -214,6 +219,9 @@ class Pipeline:
                 steps that are committed; not all of the prompt, and of a row with penalties none
                 that was generated.
             grows: the pages are enough for the prompt; plans append the others (PageAppend).
+            automaton: where the row's begins among the words of all (RuntimePort.write_automaton),
+                and its state before the first token that is sampled; 0: it has none. The words stay
+                as they are until ``on_release``.
 
         Raises:
             RequestError: the request can never be served; NoFreeRow: not now. Nothing has been
@@ -231,7 +239,7 @@ class Pipeline:
         table = self._runtime.table
         index, generation = table.acquire()
         owned = (index,) if held is None else held
-        words = row_words(params, generation, cached, prompt_ids.answer_begin)
+        words = row_words(params, generation, cached, prompt_ids.answer_begin, automaton)
         table.write_row(index, words, owned, params.stop_token_ids)
         if params.logit_bias:
             table.write_bias(index, bias_words(params))
@@ -242,6 +250,10 @@ class Pipeline:
         row = Row(index, generation, owned, prompt, params, prefilled=cached, capacity=capacity)
         self.roster.add(row)
         return row
+
+    def write_automaton(self, offset: int, words: torch.Tensor) -> None:
+        """See RuntimePort.write_automaton."""
+        self._runtime.write_automaton(offset, words)
 
     def abort(self, row: Row) -> bool:
         """Ends a row now: tokens in flight are skipped, no event follows, and it is released when

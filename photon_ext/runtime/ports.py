@@ -5,12 +5,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from photon_ext.runtime.row import Row
 from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.step import Fill, Forward, Sample, Span, StepKey
 from photon_ext.runtime.step_keys import StepKeys
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,14 @@ class RuntimePort(Protocol):
     table: RowTable
     captures_prefill: bool
     """Whether a prefill step of fewer tokens than its graph costs no more than its tokens."""
+
+    automaton_words: int
+
+    def write_automaton(self, offset: int, words: torch.Tensor) -> None:
+        """Writes int32 words among those of the automata (layout.AutomatonWord), where no row that
+        a step in flight holds has any. They are there before the next launch that sends a row. On
+        CUDA `words` is pinned, and kept until then.
+        """
 
     def open_slots(self, spec: StepSpec) -> Sequence[SlotPort]:
         """Allocates and captures; one slot per step that may be in flight."""

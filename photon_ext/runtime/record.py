@@ -22,8 +22,8 @@ from photon_ext.runtime.step import (
 )
 
 ROW, GENERATION, NUM_TOKENS, FLAGS = range(RECORD_TOKENS)
-DEAD, FAULTS = int(RecordFlag.DEAD), int(RecordFlag.MASK_ERROR | RecordFlag.NO_CANDIDATE)
-STOP = int(RecordFlag.STOP)
+DEAD, STOP, COMPLETE = int(RecordFlag.DEAD), int(RecordFlag.STOP), int(RecordFlag.COMPLETE)
+FAULTS = int(RecordFlag.MASK_ERROR | RecordFlag.NO_CANDIDATE | RecordFlag.AUTOMATON_ERROR)
 
 
 def read_step(
@@ -67,17 +67,17 @@ def _logprob_words(step: Step, records: memoryview, place: int) -> memoryview:
 
 def _read_prompts(step: Step, records: memoryview, result: StepResult) -> None:
     place = step.key.segments
-    for row, position, count, _ in step.chunks:
+    for row, position, tokens, _ in step.chunks:
         asked, known = row.params.prompt_logprobs, len(row.prompt_ids) - 1 - position
         if asked is not None and row.delivers:
             result.prompt_logprobs[row] = (
                 position,
                 [
                     _read_logprobs(_logprob_words(step, records, place + i), asked)
-                    for i in range(min(count, known))
+                    for i in range(min(tokens, known))
                 ],
             )
-        place += count
+        place += tokens
 
 
 def _read_logprobs(words: memoryview, count: int) -> TokenLogprobs:
@@ -146,12 +146,19 @@ def _event(row: Row, flags: int, token: int, position: int, vocab_size: int) -> 
         raise PipelineError(f"{row}: sampling gave token {token}; {remedy}")
     if not flags:
         return RowEvent(row, token, None)
+    if flags & COMPLETE:
+        return RowEvent(row, token, FinishReason.STOP, complete=True)
     return RowEvent(row, token, FinishReason.STOP if flags & STOP else FinishReason.LENGTH)
 
 
 def _fault_text(row: Row, flags: int, position: int) -> str:
     if row.fault is not None:
         return f"the constraint raised at position {position}: {describe(row.fault)}"
+    if flags & RecordFlag.AUTOMATON_ERROR:
+        return (
+            f"the row's automaton is not to be found, or forbids the token at position {position}; "
+            "what wrote the automaton, or its state, is at fault"
+        )
     if flags & RecordFlag.MASK_ERROR:
         return f"no mask arrived for position {position}; without one no constrained row is sampled"
     cause = (

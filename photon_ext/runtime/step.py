@@ -191,13 +191,15 @@ class TokenLogprobs(NamedTuple):
 
 class RowEvent(NamedTuple):
     """What one commit says about one row: a token, the end, or both. ``error`` comes with
-    ``FinishReason.ERROR``, and then no token does; a stop token with ``FinishReason.STOP``.
+    ``FinishReason.ERROR``, and then no token does; a stop token with ``FinishReason.STOP``, or,
+    where the answer is ``complete``, a token behind which the row's automaton allows nothing.
     """
 
     row: Row
     token: int | None
     finish: FinishReason | None
     error: str | None = None
+    complete: bool = False
 
 
 @dataclass(slots=True)

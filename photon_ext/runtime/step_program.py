@@ -68,11 +68,15 @@ class SharedMemory(NamedTuple):
     counts: torch.Tensor
     sampled: torch.Tensor
     row_errors: torch.Tensor
+    automata: torch.Tensor
 
     @classmethod
-    def zeros(cls, num_tokens: int, segments: int, device: torch.device) -> SharedMemory:
-        """For steps of at most so many."""
-        shapes = ((num_tokens, META_COLUMNS), (COUNTS_SIZE,), (segments,), (segments,))
+    def zeros(
+        cls, num_tokens: int, segments: int, device: torch.device, automaton_words: int = 0
+    ) -> SharedMemory:
+        """For steps of at most so many, and automata of so many words."""
+        automata = (automaton_words,)
+        shapes = ((num_tokens, META_COLUMNS), (COUNTS_SIZE,), (segments,), (segments,), automata)
         return cls(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
 
 
@@ -138,7 +142,7 @@ class StepProgram:
     def sample(self, step: StepTensors, masked: bool) -> None:
         """Masks (of a split step), sampling and publish."""
         assert step.logits is not None
-        count = step.segments.shape[0]
+        count, automata = step.segments.shape[0], self._shared.automata
         errors = self._shared.row_errors[:count] if masked else None
         if errors is not None:
             masks, keys = self._masks_of(count), self._mask_keys(count)
@@ -155,8 +159,10 @@ class StepProgram:
                 self._hopper,
                 step.tables,
                 self._logprobs[:count],
+                automata,
             )
-        ops.publish_(step.tables, self._records[:count], step.sampled, step.segments, errors)
+        records = self._records[:count]
+        ops.publish_(step.tables, records, step.sampled, step.segments, errors, automata)
 
     def _mask_keys(self, count: int) -> torch.Tensor:
         return self._slot.mask[: self._masks.mask_offset(count)].view(-1, MASK_KEY_COLUMNS)

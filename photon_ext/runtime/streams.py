@@ -47,6 +47,11 @@ class Streams(ABC):
     def capture(self, body: Callable[[], None]) -> _C.Graph:
         """Records what ``body`` enqueues; nothing of it runs."""
 
+    @contextmanager
+    def on_in_copy(self) -> Iterator[None]:
+        """Torch's copies to the device inside go before those of the next step's input."""
+        yield
+
     def free_bytes(self) -> int:
         """Free device memory; 0 where the device is the host."""
         return torch.cuda.mem_get_info(self.device)[0] if self.backend == "cuda" else 0
@@ -95,6 +100,12 @@ class CudaStreams(Streams):
     def on_compute(self) -> Iterator[Mapping[int, torch.Tensor]]:
         with torch.cuda.stream(self._torch):
             yield {}
+
+    @contextmanager
+    def on_in_copy(self) -> Iterator[None]:
+        stream = torch.cuda.ExternalStream(self.in_copy.handle, device=self.device)
+        with torch.cuda.stream(stream):
+            yield
 
     def capture(self, body: Callable[[], None]) -> _C.Graph:
         captured = torch.cuda.CUDAGraph(keep_graph=True)

@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from photon_ext.errors import RequestError
 from photon_ext.runtime import FinishReason, Row, RowEvent, StepResult
+from photon_ext.scheduling.automaton_pool import AutomatonPool
 from photon_ext.scheduling.pager import Grant, Growth, Pager
 from photon_ext.scheduling.sequence import Sequence, SequenceState
 from photon_ext.scheduling.stats import RequestStats
@@ -29,9 +30,14 @@ class Scheduler:
             commit may still speak of them.
     """
 
-    def __init__(self, pager: Pager, max_rows: int, max_len: int) -> None:
-        """`max_len`: tokens of a sequence, prompt and generated."""
+    def __init__(
+        self, pager: Pager, max_rows: int, max_len: int, automata: AutomatonPool | None = None
+    ) -> None:
+        """`max_len`: tokens of a sequence, prompt and generated. `automata`: where those of
+        sequences are put; None: no sequence has one.
+        """
         self.pool = pager.pool
+        self.automata = automata or AutomatonPool(0)
         self.max_rows = max_rows
         self.log = TokenLog()
         self.stats = RequestStats()
@@ -125,11 +131,13 @@ class Scheduler:
         """Takes a waiting sequence out of the queue and gives it its pages; `admit` or `cancel`
         follows. None where there are too few, or no row is free.
         """
-        if len(self._in_rows) >= self.max_rows:
+        if len(self._in_rows) >= self.max_rows or not self._hold_automaton(sequence):
             return None
         grant = self._pager.grant(sequence)
         if grant is not None:
             self._unqueue(sequence)
+        else:
+            self._release_automaton(sequence)
         return grant
 
     def admit(self, sequence: Sequence, row: Row, grant: Grant) -> None:
@@ -140,15 +148,30 @@ class Scheduler:
         self.stats.prefix_hit_tokens += grant.cached
         if not sequence.preemptions:
             sequence.request.cached_tokens = grant.cached
+            self.stats.device_constraints += sequence.automaton is not None
+            self.stats.host_constraints += sequence.constraint is not None
 
     def cancel(self, sequence: Sequence, grant: Grant) -> None:
         """The scheduled sequence was not admitted: it has its place in line again."""
         self._pager.cancel(sequence, grant)
+        self._release_automaton(sequence)
         self._wait(sequence)
 
     def grow(self) -> Growth:
         """See Pager.grow."""
         return self._pager.grow()
+
+    def _hold_automaton(self, sequence: Sequence) -> bool:
+        """False where there is no place for it now."""
+        if sequence.automaton is None:
+            return True
+        begin = self.automata.hold(sequence.automaton)
+        sequence.automaton_begin = begin or 0
+        return begin is not None
+
+    def _release_automaton(self, sequence: Sequence) -> None:
+        if sequence.automaton is not None:
+            self.automata.release(sequence.automaton)
 
     def _wait(self, sequence: Sequence) -> None:
         insort(self._waiting, sequence, key=_rank)
@@ -175,6 +198,7 @@ class Scheduler:
         if not sequence.watched:
             sequence.request.settle()
         self._pager.release(sequence, row)
+        self._release_automaton(sequence)
         if not sequence.ended:
             sequence.requeue(self._pager.exact)
             self.stats.preemptions += 1

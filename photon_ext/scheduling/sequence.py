@@ -14,6 +14,7 @@ from typing import Any
 from photon_ext.runtime import Admission, FinishReason, Row
 from photon_ext.sampling import Constraint
 from photon_ext.sampling.constraints import is_finished, pack_ids
+from photon_ext.sampling.token_automaton import TokenAutomaton
 from photon_ext.scheduling.policy import Key
 
 _count = itertools.count()
@@ -49,6 +50,8 @@ class Sequence:
         arrived: when it came, in seconds of `time.monotonic`.
         arrival: its place among all sequences, in order of arrival; a preemption keeps it.
         key: its place in the policy's order.
+        automaton: a constraint that the device keeps; None: it has none.
+        automaton_begin: where it lies on the device, while a row holds it.
         row: its row, from admission on.
         ended: no token counts any more.
         preemptions: how often it had to leave its row, to go on later.
@@ -65,6 +68,8 @@ class Sequence:
     arrived: float = field(default_factory=time.monotonic)
     arrival: int = field(default_factory=_count.__next__)
     key: Key = ()
+    automaton: TokenAutomaton | None = None
+    automaton_begin: int = 0
     row: Row | None = None
     ended: bool = False
     preemptions: int = 0
@@ -86,6 +91,16 @@ class Sequence:
         if self.row is not None:
             return SequenceState(self.row.state.value)
         return SequenceState.RELEASED if self.ended else SequenceState.WAITING
+
+    @property
+    def automaton_place(self) -> tuple[int, int]:
+        """Where its automaton begins, and the state behind what is committed of its answer, unless
+        its row makes that again; zeros: it has none.
+        """
+        if self.automaton is None:
+            return 0, 0
+        answer = self.admission.prompt_ids[self.admission.answer_begin :]
+        return self.automaton_begin, self.automaton.state_after(answer)
 
     def tokens(self) -> tuple[int, ...]:
         """Its prompt and what is committed of its answer, but for the last token of one that ends

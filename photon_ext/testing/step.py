@@ -85,8 +85,15 @@ class SimStep:
             )
         assert self._step is not None
         self._use_leases(key.segments, access)
+        rows = [s.row for s in self._segments(key.segments) if self._device.alive(s.row)]
+        for row in rows:
+            self._device.read_automaton(row, access)
+        states = [self._device.automaton_state(row) for row in rows]
         with self._footprint.of(access):
             self._program.sample(self._step, masked=key.split)
+        if self._fault is Fault.STATE_KEPT:
+            for row, state in zip(rows, states, strict=True):
+                self._device.put_back_state(row, state)
 
     def apply_deltas(self, access: Access) -> None:
         """Applies the slot's deltas outside any step, as Fault.DELTAS_OFF_STREAM has it."""

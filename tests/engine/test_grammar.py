@@ -1,4 +1,6 @@
-"""Answers with a form, as users see them: SmolLM2 on the CPU."""
+"""Answers with a form, as users see them: SmolLM2 on the CPU. Where the device can keep the form,
+the same holds as where the host does.
+"""
 
 from __future__ import annotations
 
@@ -74,9 +76,9 @@ def an_engine(smollm2: LoadedModel, **options: Any) -> Engine:
     )
 
 
-@pytest.fixture(scope="module")
-def engine(smollm2: LoadedModel) -> Iterator[Engine]:
-    with an_engine(smollm2) as made:
+@pytest.fixture(scope="module", params=[16, 0], ids=["device", "host"])
+def engine(smollm2: LoadedModel, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with an_engine(smollm2, automata_mib=request.param) as made:
         yield made
 
 

@@ -28,14 +28,15 @@ def size(
     monkeypatch: pytest.MonkeyPatch, memory: int, device: torch.device = CPU, **options: object
 ) -> EngineSize:
     monkeypatch.setattr(sizing, "_usable_bytes", lambda device: memory)
-    return size_engine(EngineOptions(**options), CONFIG, torch.float32, device)
+    chosen = EngineOptions(**{"automata_mib": 0, **options})
+    return size_engine(chosen, CONFIG, torch.float32, device)
 
 
 def test_with_enough_memory_every_row_can_be_full(monkeypatch: pytest.MonkeyPatch) -> None:
     result = size(monkeypatch, 2**30, max_rows=4, max_len=100, page_size=16, chunk=64)
     # beside more than one decode row, which ride in a graph for four, there are two chunks at most
     assert result == EngineSize(
-        4, 100, 64, None, max_step_tokens=4 + 64, max_segments=6, num_pages=4 * 7
+        4, 100, 64, None, max_step_tokens=4 + 64, max_segments=6, num_pages=4 * 7, automaton_words=0
     )
 
 
@@ -55,6 +56,25 @@ def test_a_step_holds_what_the_engine_plans(
 ) -> None:
     result = size(monkeypatch, 2**30, max_rows=33, chunk=64, **options)
     assert (result.max_step_tokens, result.max_segments) == (tokens, segments)
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "mib"),
+    [("cpu", {"automata_mib": None}, 16), ("cuda", {"automata_mib": None}, 64),
+     ("cuda", {"automata_mib": 3}, 3), ("cpu", {}, 0)],
+)  # fmt: skip
+def test_automata_have_memory_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, device: str, options: dict[str, object], mib: int
+) -> None:
+    result = size(monkeypatch, 2**40, torch.device(device), max_rows=4, **options)
+    assert 4 * result.automaton_words == mib * 2**20
+
+
+def test_automata_for_which_there_is_no_memory_can_be_made_smaller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ConfigError, match=r"lower automata_mib$"):
+        size(monkeypatch, 2**22, max_rows=4, max_len=64, chunk=8, automata_mib=8)
 
 
 def test_the_context_is_the_models_own_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
