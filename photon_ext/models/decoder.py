@@ -21,6 +21,7 @@ from photon_ext.layout import Count
 from photon_ext.models.buffers import Activations, allocate_activations, allocate_kv_pool
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.hopper_fit import linears_misfit
+from photon_ext.models.lora import LoraSlots
 from photon_ext.models.rope import rope_tables
 from photon_ext.models.weights import DecoderWeights, LayerWeights, Linear
 from photon_ext.runtime.step import StepKind
@@ -58,6 +59,7 @@ class Decoder:
         num_pages: int,
         gemm_tokens: int | None = GEMM_TOKENS,
         hopper: bool = False,
+        lora: LoraSlots | None = None,
     ) -> None:
         """Allocates everything that steps will use.
 
@@ -68,6 +70,7 @@ class Decoder:
         and, where these take the model (see hopper_fit), in steps with chunks. Their linears give a
         token the same bits in every step; their attention gives it others in a chunk than where it
         decodes, but no others for what rides beside it.
+        `lora`: the adapters that rows may have, in steps that say so (`StepTensors.lora`).
         Raises ConfigError for a size that is not positive, or a `max_len` beyond what the model was
         trained for.
         """
@@ -93,7 +96,7 @@ class Decoder:
             max_len,
         )
         self.page_size, self.num_pages = page_size, num_pages
-        self._hopper = hopper
+        self._hopper, self._lora = hopper, lora
         misfit = linears_misfit(config, weights.dtype, weights.device) if hopper else None
         self._hopper_prefill = hopper and misfit is None
         self._gemm_tokens = gemm_tokens
@@ -126,6 +129,8 @@ class Decoder:
         spare = self._arena.activations.gate_up.view(-1).view(torch.float32)
         tokens = max(self.max_step_tokens, self.max_segments)
         needed = ops.linear_workspace_words(tokens, self.config.hidden)
+        if self._lora is not None:  # with adapters, fused layers use that buffer
+            return spare.new_empty(needed)
         return spare if spare.numel() >= needed else None
 
     @property
@@ -188,17 +193,7 @@ class Decoder:
             sampled = buffers.selected
         if one_op:
             norm = self.weights.final_norm
-            ops.norm_linear_into(
-                buffers.logits,
-                sampled,
-                norm,
-                self.config.rms_eps,
-                *self._head,
-                counts,
-                hopper=True,
-                pdl=True,
-                workspace=self._linear_workspace,
-            )
+            self._norm_linear(buffers.logits, sampled, norm, self._head, counts)
         else:
             _linear(buffers.logits, sampled, self._head, counts, through_torch)
 
@@ -217,14 +212,18 @@ class Decoder:
                     buffers.normed, buffers.residual, buffers.projected, layer.input_norm, eps
                 )
             _linear(buffers.qkv, buffers.normed, layer.qkv, counts, through_torch)
+            self._adapt(buffers.qkv, buffers.normed, index, "qkv", step)
             self._attend(index, layer, step, buffers, fused=False)
             _linear(buffers.projected, buffers.attention, layer.o, counts, through_torch)
+            self._adapt(buffers.projected, buffers.attention, index, "o", step)
             ops.add_rms_norm_into(
                 buffers.normed, buffers.residual, buffers.projected, layer.post_norm, eps
             )
             _linear(buffers.gate_up, buffers.normed, layer.gate_up, counts, through_torch)
+            self._adapt(buffers.gate_up, buffers.normed, index, "gate_up", step)
             ops.silu_mul_into(buffers.act, buffers.gate_up)
             _linear(buffers.projected, buffers.act, layer.down, counts, through_torch)
+            self._adapt(buffers.projected, buffers.act, index, "down", step)
         ops.add_rms_norm_into(
             buffers.normed, buffers.residual, buffers.projected, self.weights.final_norm, eps
         )
@@ -237,35 +236,82 @@ class Decoder:
         the first of them start: it waits for the head of the step. Behind a kernel that does not
         let the next one start, one starts when that has ended.
         """
-        eps, residual = self.config.rms_eps, buffers.residual
+        residual = buffers.residual
         for index, layer in enumerate(self.weights.layers):
-            ops.norm_linear_into(
-                buffers.qkv,
-                residual,
-                layer.input_norm,
-                eps,
-                *layer.qkv,
-                counts,
-                hopper=True,
-                pdl=True,
-                workspace=self._linear_workspace,
-            )
+            self._norm_linear(buffers.qkv, residual, layer.input_norm, layer.qkv, counts)
+            self._adapt(buffers.qkv, residual, index, "qkv", step, layer.input_norm, fused=True)
             self._attend(index, layer, step, buffers, fused=True)
             ops.linear_residual_(
                 residual, buffers.attention, *layer.o, counts, hopper=True, pdl=True
             )
-            ops.norm_swiglu_into(
-                buffers.act,
-                residual,
-                layer.post_norm,
-                eps,
-                *layer.gate_up,
-                counts,
-                hopper=True,
-                pdl=True,
-                workspace=self._linear_workspace,
-            )
+            self._adapt(residual, buffers.attention, index, "o", step, fused=True)
+            self._fused_gate_up(index, layer, step, buffers, counts)
             ops.linear_residual_(residual, buffers.act, *layer.down, counts, hopper=True, pdl=True)
+            self._adapt(residual, buffers.act, index, "down", step, fused=True)
+
+    def _fused_gate_up(
+        self,
+        index: int,
+        layer: LayerWeights,
+        step: StepTensors,
+        buffers: Activations,
+        counts: torch.Tensor,
+    ) -> None:
+        """`buffers.residual` to `buffers.act`: in one op, or with adapters in several, which give
+        rows without one the same bits.
+        """
+        if step.lora:
+            norm, residual = layer.post_norm, buffers.residual
+            self._norm_linear(buffers.gate_up, residual, norm, layer.gate_up, counts)
+            self._adapt(buffers.gate_up, residual, index, "gate_up", step, norm, fused=True)
+            ops.silu_mul_into(buffers.act, buffers.gate_up)
+            return
+        ops.norm_swiglu_into(
+            buffers.act,
+            buffers.residual,
+            layer.post_norm,
+            self.config.rms_eps,
+            *layer.gate_up,
+            counts,
+            hopper=True,
+            pdl=True,
+            workspace=self._linear_workspace,
+        )
+
+    def _norm_linear(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        norm: torch.Tensor,
+        linear: Linear,
+        counts: torch.Tensor,
+    ) -> None:
+        ops.norm_linear_into(
+            out,
+            x,
+            norm,
+            self.config.rms_eps,
+            *linear,
+            counts,
+            hopper=True,
+            pdl=True,
+            workspace=self._linear_workspace,
+        )
+
+    def _adapt(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        index: int,
+        name: str,
+        step: StepTensors,
+        norm: torch.Tensor | None = None,
+        fused: bool = False,
+    ) -> None:
+        """Adds what adapters add to the linear `name` of layer `index`, in a step with any."""
+        if step.lora:
+            assert self._lora is not None
+            self._lora.add_(out, x, index, name, step, norm, pdl=fused)
 
     def _heads(
         self, buffers: Activations

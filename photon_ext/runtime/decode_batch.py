@@ -53,7 +53,8 @@ class DecodeBatch:
         self.constrained = tuple(i for i, row in enumerate(rows) if row.params.constrained)
         self.limit = limit
         self.logprobs = tuple(i for i, row in enumerate(rows) if row.params.logprobs is not None)
-        self.key = StepKey(bucket, 0, 0, bool(self.constrained))
+        lora = any(row.lora_slot for row in rows)
+        self.key = StepKey(bucket, 0, 0, bool(self.constrained), lora)
         self.words = array("i", bytes(4 * SEGMENT_COLUMNS * bucket))
         count = len(rows)
         columns = (self.indices, range(count), [1] * count, [_SAMPLE] * count)

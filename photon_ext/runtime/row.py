@@ -50,6 +50,7 @@ class Row:
         fault: what the row's mask callback raised, if it did.
         batch: the batch it decodes in; None before the first and after the last.
         capacity: KV entries that its pages hold; nothing is launched beyond.
+        lora_slot: its adapter's slot, which is its own until it is released; 0: none.
     """
 
     index: int
@@ -62,6 +63,7 @@ class Row:
     fault: BaseException | None = None
     batch: DecodeBatch | None = None
     capacity: int = INT32_MAX
+    lora_slot: int = 0
     _sampled: int = 0
     _last_step: int = NEVER
 

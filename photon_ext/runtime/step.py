@@ -68,12 +68,14 @@ class StepKey(NamedTuple):
         decode_rows: leading tokens and segments for decode rows, padding included.
         chunk_tokens, chunks: tokens and segments for chunks, padding included.
         split: sampled late, by `Pipeline.finalize`, because a row waits for a host mask.
+        lora: a row has an adapter.
     """
 
     decode_rows: int
     chunk_tokens: int
     chunks: int
     split: bool
+    lora: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -258,6 +260,7 @@ class StepTensors:
         logits: [R, vocab], float32, float16 or bfloat16, last stride 1: what follows each segment's
             last token. ``forward`` assigns it; what does not fit is a ConfigError of the capture or
             the eager launch. Host masks are written into it.
+        lora: rows may have adapters, in slots that ``row_state`` names; else none has.
     """
 
     kind: StepKind
@@ -270,6 +273,7 @@ class StepTensors:
     row_state: torch.Tensor
     sampled: torch.Tensor
     logits: torch.Tensor | None = None
+    lora: bool = False
 
 
 Forward = Callable[[StepTensors], None]

@@ -117,6 +117,7 @@ class StepProgram:
             page_table=self._tables.page_table,
             row_state=self._tables.row_state,
             sampled=self._shared.sampled[: key.segments],
+            lora=key.lora,
         )
         staged = self._staged[: key.num_tokens]
         ops.begin_step_(
