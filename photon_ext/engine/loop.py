@@ -133,7 +133,11 @@ class EngineLoop:
             pages, cached = grant
             try:
                 row = self._pipeline.admit(
-                    sequence.admission, pages=pages, cached=cached, grows=True
+                    sequence.admission,
+                    pages=pages,
+                    cached=cached,
+                    grows=True,
+                    lora_slot=sequence.lora_slot,
                 )
             except RequestError as error:
                 self._scheduler.cancel(sequence, grant)

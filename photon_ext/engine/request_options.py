@@ -19,6 +19,7 @@ class RequestKeywords(TypedDict, total=False):
     timeout_s: float | None
     deadline: float | None
     cache_salt: str | None
+    lora: str | None
 
 
 class RequestOptions(NamedTuple):
@@ -27,6 +28,7 @@ class RequestOptions(NamedTuple):
     priority: int = 0
     deadline: float = math.inf
     cache_salt: str | None = None
+    lora: str | None = None
 
     @classmethod
     def of(
@@ -35,6 +37,7 @@ class RequestOptions(NamedTuple):
         timeout_s: object = None,
         deadline: object = None,
         cache_salt: object = None,
+        lora: object = None,
         **unknown: object,
     ) -> RequestOptions:
         """What a call asks for.
@@ -46,6 +49,7 @@ class RequestOptions(NamedTuple):
                 counts.
             cache_salt: a string; requests share cached pages only with those that have the same, so
                 that nobody learns from the time of an answer what others have asked.
+            lora: the name of an adapter that `Engine.load_lora` has loaded; None: none.
 
         Raises ConfigError: a value is not allowed.
         """
@@ -73,4 +77,6 @@ class RequestOptions(NamedTuple):
             raise ConfigError(f"cache_salt is {shown(cache_salt)}; give a string, or None")
         # of a str alone: hash and equality of a subclass are its own
         salt = None if cache_salt is None else str.__str__(cache_salt)
-        return cls(number, min(ends), salt)
+        if not isinstance(lora, (str, type(None))):
+            raise ConfigError(f"lora is {shown(lora)}; give the name of an adapter, or None")
+        return cls(number, min(ends), salt, lora)

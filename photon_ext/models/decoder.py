@@ -21,12 +21,12 @@ from photon_ext.layout import Count
 from photon_ext.models.buffers import Activations, allocate_activations, allocate_kv_pool
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.hopper_fit import linears_misfit
-from photon_ext.models.lora import LoraSlots
 from photon_ext.models.rope import rope_tables
 from photon_ext.models.weights import DecoderWeights, LayerWeights, Linear
 from photon_ext.runtime.step import StepKind
 
 if TYPE_CHECKING:
+    from photon_ext.models.lora import LoraSlots
     from photon_ext.runtime.step import StepTensors
 
 GEMM_TOKENS = 32  # CUDA steps of more tokens than this multiply through torch (cuBLAS)
@@ -96,7 +96,7 @@ class Decoder:
             max_len,
         )
         self.page_size, self.num_pages = page_size, num_pages
-        self._hopper, self._lora = hopper, lora
+        self._hopper, self.lora = hopper, lora
         misfit = linears_misfit(config, weights.dtype, weights.device) if hopper else None
         self._hopper_prefill = hopper and misfit is None
         self._gemm_tokens = gemm_tokens
@@ -129,7 +129,7 @@ class Decoder:
         spare = self._arena.activations.gate_up.view(-1).view(torch.float32)
         tokens = max(self.max_step_tokens, self.max_segments)
         needed = ops.linear_workspace_words(tokens, self.config.hidden)
-        if self._lora is not None:  # with adapters, fused layers use that buffer
+        if self.lora is not None:  # with adapters, fused layers use that buffer
             return spare.new_empty(needed)
         return spare if spare.numel() >= needed else None
 
@@ -140,9 +140,8 @@ class Decoder:
 
     @property
     def activation_bytes(self) -> int:
-        return self._arena.memory.nbytes + (
-            0 if self._workspace is None else self._workspace.nbytes
-        )
+        spare = 0 if self._workspace is None else self._workspace.nbytes
+        return self._arena.memory.nbytes + spare + (0 if self.lora is None else self.lora.nbytes)
 
     @property
     def kv_bytes(self) -> int:
@@ -310,8 +309,8 @@ class Decoder:
     ) -> None:
         """Adds what adapters add to the linear `name` of layer `index`, in a step with any."""
         if step.lora:
-            assert self._lora is not None
-            self._lora.add_(out, x, index, name, step, norm, pdl=fused)
+            assert self.lora is not None
+            self.lora.add_(out, x, index, name, step, norm, pdl=fused)
 
     def _heads(
         self, buffers: Activations

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -120,6 +121,7 @@ class LoraSlots:
 
     Attributes:
         shape: of each slot.
+        count: how many there are, besides slot 0, which is none.
         nbytes: device memory of all.
     """
 
@@ -132,7 +134,7 @@ class LoraSlots:
         device: torch.device,
     ) -> None:
         """Allocates it, for steps of at most `max_tokens` tokens."""
-        self.shape = shape
+        self.shape, self.count = shape, slots
         self._memory = torch.zeros(slots, shape.words, dtype=dtype, device=device)
         self._layers = shape.views(self._memory)
         self._shrunk = torch.zeros(max_tokens * shape.most_columns, dtype=dtype, device=device)
@@ -141,19 +143,11 @@ class LoraSlots:
         if self._stream is not None:
             torch.cuda.synchronize(device)  # the zeros were written on another stream
 
-    @property
-    def count(self) -> int:
-        """How many slots there are, besides slot 0, which is none."""
-        return len(self._memory)
+    def read(self, path: str | Path) -> torch.Tensor:
+        """An adapter of PEFT, [words] on the host. Raises ModelError."""
+        from photon_ext.models.lora_file import read_lora  # only here is safetensors needed
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._memory.dtype
-
-    @property
-    def pinned(self) -> bool:
-        """Whether host copies should be page-locked."""
-        return self._stream is not None
+        return read_lora(path, self.shape, self._memory.dtype, pin=self._stream is not None)
 
     def load(self, slot: int, weights: torch.Tensor) -> LoraCopy:
         """Enqueues the copy of an adapter, [words] on the host, into a slot that no step in flight

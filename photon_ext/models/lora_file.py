@@ -94,9 +94,7 @@ def _refuse(file: Path, what: str) -> NoReturn:
     raise ModelError(f"{file}: {what}; train a plain LoRA adapter, or merge this one")
 
 
-def _checked(
-    file: Path, handle: Any, settings: _Settings, shape: LoraShape
-) -> dict[str, _Target]:
+def _checked(file: Path, handle: Any, settings: _Settings, shape: LoraShape) -> dict[str, _Target]:
     """Where each tensor of the file goes."""
     targets = {name: _target(file, name, shape) for name in handle.keys()}  # noqa: SIM118
     if not targets:
