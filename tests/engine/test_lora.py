@@ -4,6 +4,8 @@ loaded, unloaded or refused meanwhile.
 
 from __future__ import annotations
 
+import threading
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +48,23 @@ def adapted(folder: Path, name: str, ranks: dict[str, tuple[int, tuple[str, ...]
         for adapter, one in models.items()
     }
     return Adapted(model, folder / "model", paths, expected)
+
+
+class Held:
+    """A constraint that allows everything, once it is let go on."""
+
+    finished = False
+
+    def __init__(self) -> None:
+        self.runs, self.goes_on = threading.Event(), threading.Event()
+
+    def fill_bitmask(self, words: memoryview) -> None:
+        self.runs.set()
+        assert self.goes_on.wait(10)
+        words[:] = memoryview(array("i", [-1] * len(words)))
+
+    def advance(self, token: int) -> None:
+        pass
 
 
 RANKS = {"all": (4, ALL), "some": (3, ("q_proj", "v_proj", "down_proj")), "wide": (16, ALL)}
@@ -111,12 +130,22 @@ def test_who_waits_for_a_slot_is_overtaken_by_who_needs_none(tiny: Adapted) -> N
         assert first.done
 
 
-def test_a_preempted_request_keeps_its_adapter(tiny: Adapted) -> None:
-    """Fewer pages than all need at once."""
-    for exact in (False, True):
-        with engine_of(tiny, 2, num_pages=13, exact=exact) as engine:
-            ask(engine, tiny, ["all", "some", None, "wide"])
-            assert engine.stats().preemptions > 0
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_preempted_request_keeps_its_adapter(tiny: Adapted, exact: bool) -> None:
+    """Fewer pages than all need at once, and fewer slots than adapters."""
+    long = SamplingParams(max_new_tokens=40, ignore_eos=True)
+    names = ("all", "some", None, "wide")
+
+    def answers(slots: int, **options: int) -> list[list[int]]:
+        with engine_of(tiny, slots, exact=exact, **options) as engine:
+            requests = [engine.submit(PROMPTS[1], long, lora=name) for name in names]
+            found = [list(request.result().token_ids) for request in requests]
+            assert (engine.stats().preemptions > 0) == bool(options)
+        return found
+
+    undisturbed = answers(3)
+    assert [tokens[:NEW] for tokens in undisturbed] == [tiny.expected[name][1] for name in names]
+    assert answers(2, num_pages=16) == undisturbed
 
 
 def test_cached_pages_are_those_of_the_same_adapter(engine: Engine, tiny: Adapted) -> None:
@@ -152,13 +181,14 @@ def test_adapters_are_loaded_and_unloaded_while_the_engine_serves(tiny: Adapted)
 
 
 def test_an_adapter_in_use_is_not_unloaded(engine: Engine, tiny: Adapted) -> None:
-    long = SamplingParams(max_new_tokens=40, ignore_eos=True)
-    request = engine.submit(PROMPTS[0], long, lora="all")
-    next(iter(request.stream()))  # it runs
+    held = Held()
+    params = SamplingParams(max_new_tokens=NEW, ignore_eos=True, constraint=held)
+    request = engine.submit(PROMPTS[0], params, lora="all")
+    assert held.runs.wait(10)
     with pytest.raises(ConfigError, match="the adapter 'all' is in use by 1 requests"):
         engine.unload_lora("all")
-    request.cancel()
-    request.result()
+    held.goes_on.set()
+    assert list(request.result().token_ids) == tiny.expected["all"][0]
     ask(engine, tiny, ["all"])
     engine.unload_lora("all")
     with pytest.raises(
