@@ -36,13 +36,13 @@ class SimAdapters:
         return int(str(path))
 
     def load(self, slot: int, weights: int) -> SimCopy:
-        """Enqueues the copy on the in-copy stream."""
+        """Enqueues the copy on the stream of adapters."""
 
         def copy(access: Access) -> None:
             access.write("adapter", slot)
             self._values[slot - 1] = weights
 
-        event, stream = SimEvent(), self._device.in_copy
+        event, stream = SimEvent(), self._device.adapters
         stream.enqueue(f"adapter into slot {slot}", copy)
         stream.record(event)
         return SimCopy(self._device, event)

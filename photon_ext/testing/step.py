@@ -123,8 +123,8 @@ class SimStep:
                 yield _Segment(*words[at : at + SEGMENT_COLUMNS])
 
     def _use_leases(self, count: int, access: Access) -> None:
-        """Live rows are used, and their adapters read: a release, or a copy into a slot, that is not
-        ordered after this is a race.
+        """Live rows are used, and their adapters read: a release, or a copy into a slot, that is
+        not ordered after this is a race.
         """
         for segment in self._segments(count):
             if self._device.alive(segment.row):

@@ -282,7 +282,8 @@ def test_i11_no_launch_while_a_step_waits_for_its_masks() -> None:
 def test_every_invariant_has_a_test_that_names_it() -> None:
     design = Path(pipeline_module.__file__).parents[1] / "README.md"
     promised = re.findall(r"^\| (I\d+) \|", design.read_text(), re.MULTILINE)
-    files = (Path(__file__), Path(__file__).parents[1] / "engine" / "test_paging.py")
+    others = ("test_paging.py", "test_adapter_slots.py")
+    files = (Path(__file__), *(Path(__file__).parents[1] / "engine" / name for name in others))
     tests = "".join(file.read_text() for file in files)
     assert {name.upper() for name in re.findall(r"^def test_(i\d+)_", tests, re.MULTILINE)} == {
         *promised
