@@ -18,8 +18,7 @@ struct TokenSlots {
 PHOTON_HOST_DEVICE inline int32_t slot_of(const TokenSlots& s, int64_t token) {
   const Token own = load_token(s.decode_meta, token);
   if (own.length <= 0 || own.row < 0 || own.row >= s.rows) return 0;
-  const int32_t slot =
-      s.row_state[static_cast<int64_t>(own.row) * kRowColumns + kRowLoraSlot];
+  const int32_t slot = s.row_state[static_cast<int64_t>(own.row) * kRowColumns + kRowLoraSlot];
   return slot > 0 && slot <= s.slots ? slot : 0;
 }
 

@@ -64,8 +64,7 @@ __device__ inline void add_shares(const LoraShrinkParams& p, const T* x, const T
 #pragma unroll
     for (int r = 0; r < kShrinkRows; ++r)
       w[r] = load_pack<kVector>(a + (r < rows ? r : 0) * p.a_stride + d, p.k - d);
-    const Pack<T> gain =
-        gains != nullptr ? load_pack<kVector>(gains + d, p.k - d) : zero_pack<T>();
+    const Pack<T> gain = gains != nullptr ? load_pack<kVector>(gains + d, p.k - d) : zero_pack<T>();
 #pragma unroll
     for (int t = 0; t < kTokens; ++t) {
       if ((mask >> t & 1) == 0) continue;
@@ -119,6 +118,7 @@ template <typename T, int kTokens, bool kVector>
 __global__ void __launch_bounds__(kShrinkThreads)
     shrink_kernel(const LoraShrinkParams p, int64_t row_tiles) {
   __shared__ ShrinkSums<kTokens> partial[kShrinkWarps];
+  let_next_start();
   const int64_t first_token = blockIdx.x / row_tiles * kTokens;
   const int64_t first_row = blockIdx.x % row_tiles * kShrinkRows;
   const int rows = static_cast<int>(min(p.rows - first_row, static_cast<int64_t>(kShrinkRows)));
@@ -128,7 +128,6 @@ __global__ void __launch_bounds__(kShrinkThreads)
 #pragma unroll
   for (int t = 0; t < kTokens; ++t) left |= slots[t] > 0 ? 1u << t : 0;
   wait_for_earlier();
-  let_next_start();
 
   const T* const x = static_cast<const T*>(p.x) + first_token * p.x_stride;
   while (left != 0) {
@@ -157,15 +156,16 @@ __device__ inline int64_t part_of(const LoraExpandParams& p, int64_t row) {
 template <typename T, bool kVector>
 __global__ void __launch_bounds__(kExpandThreads)
     expand_kernel(const LoraExpandParams p, int64_t row_tiles) {
+  let_next_start();
   const int64_t first_token = blockIdx.x / row_tiles * kExpandTokens;
   const int64_t row = blockIdx.x % row_tiles * kExpandThreads + threadIdx.x;
   int32_t slots[kExpandTokens];
   load_slots(p.slots, first_token, p.tokens, slots);
   wait_for_earlier();
-  let_next_start();
   if (row >= p.n) return;
 
-  const T* const h = static_cast<const T*>(p.h) + first_token * p.h_stride + part_of(p, row) * p.rank;
+  const T* const h =
+      static_cast<const T*>(p.h) + first_token * p.h_stride + part_of(p, row) * p.rank;
   const T* const b = static_cast<const T*>(p.b) + row * p.b_stride;
   float sums[kExpandTokens] = {};
   for (int64_t r = 0; r < p.rank; r += kPack) {
@@ -179,8 +179,7 @@ __global__ void __launch_bounds__(kExpandThreads)
       loaded = slots[t];
       const Pack<T> hs = load_pack<kVector>(h + t * p.h_stride + r, p.rank - r);
 #pragma unroll
-      for (int i = 0; i < kPack; ++i)
-        sums[t] = fmaf(to_float(hs.e[i]), to_float(w.e[i]), sums[t]);
+      for (int i = 0; i < kPack; ++i) sums[t] = fmaf(to_float(hs.e[i]), to_float(w.e[i]), sums[t]);
     }
   }
   T* const out = static_cast<T*>(p.out) + first_token * p.out_stride + row;
@@ -208,10 +207,9 @@ int launch_shrink(const LoraShrinkParams& p, void* stream) {
 
 int lora_shrink(const LoraShrinkParams& p, void* stream) {
   if (p.tokens == 0 || p.rows == 0) return 0;
-  const bool vectors =
-      p.k % kPack == 0 && is_vector_aligned(p.x) && is_vector_aligned(p.a) &&
-      are_whole_vectors(p.dtype, p.x_stride, p.a_stride, p.a_slot_stride) &&
-      (p.norm_weight == nullptr || is_vector_aligned(p.norm_weight));
+  const bool vectors = p.k % kPack == 0 && is_vector_aligned(p.x) && is_vector_aligned(p.a) &&
+                       are_whole_vectors(p.dtype, p.x_stride, p.a_stride, p.a_slot_stride) &&
+                       (p.norm_weight == nullptr || is_vector_aligned(p.norm_weight));
   return with_dtype(p.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (!vectors) return launch_shrink<T, 2, false>(p, stream);

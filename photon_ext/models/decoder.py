@@ -210,19 +210,23 @@ class Decoder:
                 ops.add_rms_norm_into(
                     buffers.normed, buffers.residual, buffers.projected, layer.input_norm, eps
                 )
+            self._shrink(buffers.normed, index, "qkv", step)
             _linear(buffers.qkv, buffers.normed, layer.qkv, counts, through_torch)
-            self._adapt(buffers.qkv, buffers.normed, index, "qkv", step)
+            self._expand(buffers.qkv, index, "qkv", step)
             self._attend(index, layer, step, buffers, fused=False)
+            self._shrink(buffers.attention, index, "o", step)
             _linear(buffers.projected, buffers.attention, layer.o, counts, through_torch)
-            self._adapt(buffers.projected, buffers.attention, index, "o", step)
+            self._expand(buffers.projected, index, "o", step)
             ops.add_rms_norm_into(
                 buffers.normed, buffers.residual, buffers.projected, layer.post_norm, eps
             )
+            self._shrink(buffers.normed, index, "gate_up", step)
             _linear(buffers.gate_up, buffers.normed, layer.gate_up, counts, through_torch)
-            self._adapt(buffers.gate_up, buffers.normed, index, "gate_up", step)
+            self._expand(buffers.gate_up, index, "gate_up", step)
             ops.silu_mul_into(buffers.act, buffers.gate_up)
+            self._shrink(buffers.act, index, "down", step)
             _linear(buffers.projected, buffers.act, layer.down, counts, through_torch)
-            self._adapt(buffers.projected, buffers.act, index, "down", step)
+            self._expand(buffers.projected, index, "down", step)
         ops.add_rms_norm_into(
             buffers.normed, buffers.residual, buffers.projected, self.weights.final_norm, eps
         )
@@ -237,16 +241,19 @@ class Decoder:
         """
         residual = buffers.residual
         for index, layer in enumerate(self.weights.layers):
+            self._shrink(residual, index, "qkv", step, layer.input_norm, fused=True)
             self._norm_linear(buffers.qkv, residual, layer.input_norm, layer.qkv, counts)
-            self._adapt(buffers.qkv, residual, index, "qkv", step, layer.input_norm, fused=True)
+            self._expand(buffers.qkv, index, "qkv", step, fused=True)
             self._attend(index, layer, step, buffers, fused=True)
+            self._shrink(buffers.attention, index, "o", step, fused=True)
             ops.linear_residual_(
                 residual, buffers.attention, *layer.o, counts, hopper=True, pdl=True
             )
-            self._adapt(residual, buffers.attention, index, "o", step, fused=True)
+            self._expand(residual, index, "o", step, fused=True)
             self._fused_gate_up(index, layer, step, buffers, counts)
+            self._shrink(buffers.act, index, "down", step, fused=True)
             ops.linear_residual_(residual, buffers.act, *layer.down, counts, hopper=True, pdl=True)
-            self._adapt(residual, buffers.act, index, "down", step, fused=True)
+            self._expand(residual, index, "down", step, fused=True)
 
     def _fused_gate_up(
         self,
@@ -261,8 +268,9 @@ class Decoder:
         """
         if step.lora:
             norm, residual = layer.post_norm, buffers.residual
+            self._shrink(residual, index, "gate_up", step, norm, fused=True)
             self._norm_linear(buffers.gate_up, residual, norm, layer.gate_up, counts)
-            self._adapt(buffers.gate_up, residual, index, "gate_up", step, norm, fused=True)
+            self._expand(buffers.gate_up, index, "gate_up", step, fused=True)
             ops.silu_mul_into(buffers.act, buffers.gate_up)
             return
         ops.norm_swiglu_into(
@@ -297,9 +305,8 @@ class Decoder:
             workspace=self._linear_workspace,
         )
 
-    def _adapt(
+    def _shrink(
         self,
-        out: torch.Tensor,
         x: torch.Tensor,
         index: int,
         name: str,
@@ -307,10 +314,20 @@ class Decoder:
         norm: torch.Tensor | None = None,
         fused: bool = False,
     ) -> None:
-        """Adds what adapters add to the linear `name` of layer `index`, in a step with any."""
+        """In a step with adapters, what they make of the input of the linear `name` of layer
+        `index`. Before the linear, which loads its weights meanwhile.
+        """
         if step.lora:
             assert self.lora is not None
-            self.lora.add_(out, x, index, name, step, norm, pdl=fused)
+            self.lora.shrink(x, index, name, step, norm, pdl=fused)
+
+    def _expand(
+        self, out: torch.Tensor, index: int, name: str, step: StepTensors, fused: bool = False
+    ) -> None:
+        """Adds that to the linear's output."""
+        if step.lora:
+            assert self.lora is not None
+            self.lora.expand(out, index, name, step, pdl=fused)
 
     def _heads(
         self, buffers: Activations

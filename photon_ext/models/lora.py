@@ -162,9 +162,8 @@ class LoraSlots:
             event.record(self._stream)
         return LoraCopy(event, weights)
 
-    def add_(
+    def shrink(
         self,
-        out: torch.Tensor,
         x: torch.Tensor,
         layer: int,
         name: str,
@@ -172,13 +171,34 @@ class LoraSlots:
         norm: torch.Tensor | None = None,
         pdl: bool = False,
     ) -> None:
-        """Adds to `out`, the output of a linear for `x` [T, columns], what the adapters of the
-        tokens' rows add to it; `norm`: x is normalized first. `pdl`: see ops.lora_shrink_into.
+        """The first half of what adapters add to a linear of `x` [T, columns]: `expand` follows,
+        before the next of them. `norm`: x is normalized first. `pdl`: see ops.lora_shrink_into.
         """
-        a, b = self._layers[layer][name]
-        tokens, columns = len(x), a.shape[1]
-        shrunk = self._shrunk[: tokens * columns].view(tokens, columns)
-        meta, rows, eps = step.decode_meta, step.row_state, self.shape.config.rms_eps
-        ops.lora_shrink_into(shrunk, x, a, meta, rows, norm, eps, pdl=pdl)
-        first_rows = self.shape.linears[name].rows[0]
-        ops.lora_expand_(out, shrunk, b, meta, rows, first_rows, pdl=pdl)
+        ops.lora_shrink_into(
+            self._shrunk_of(len(x), layer, name),
+            x,
+            self._layers[layer][name].a,
+            step.decode_meta,
+            step.row_state,
+            norm,
+            self.shape.config.rms_eps,
+            pdl=pdl,
+        )
+
+    def expand(
+        self, out: torch.Tensor, layer: int, name: str, step: StepTensors, pdl: bool = False
+    ) -> None:
+        """The second half: it is added to `out`, [T, rows], the output of the linear."""
+        ops.lora_expand_(
+            out,
+            self._shrunk_of(len(out), layer, name),
+            self._layers[layer][name].b,
+            step.decode_meta,
+            step.row_state,
+            self.shape.linears[name].rows[0],
+            pdl=pdl,
+        )
+
+    def _shrunk_of(self, tokens: int, layer: int, name: str) -> torch.Tensor:
+        columns = self._layers[layer][name].a.shape[1]
+        return self._shrunk[: tokens * columns].view(tokens, columns)
