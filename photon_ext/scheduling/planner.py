@@ -37,7 +37,7 @@ class Planner:
     def admissions(self) -> Iterator[tuple[Sequence, Grant]]:
         """Sequences to admit now, with their pages, by rank, until one has to go on waiting: nobody
         overtakes it, so that a long prompt is not starved. Only who waits for another to write its
-        pages is overtaken.
+        pages, or for its adapter to come into a slot, is overtaken.
         """
         scheduler = self._scheduler
         scheduler.recall()
