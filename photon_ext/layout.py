@@ -58,7 +58,8 @@ class RowColumn(IntEnum):
         TEMPERATURE: the bits of a float32; 0 is greedy.
         SEED_LOW, SEED_HIGH: the seed's halves of 32 bits.
         CONSTRAINT: HOST_MASK: sampled with a mask or not at all; 0: free.
-        LORA_SLOT: reserved.
+        LORA_SLOT: which adapter the row's tokens have, by its slot; 0, or a slot that is not there:
+            none.
         TOP_K: not above 0 is off.
         TOP_P: the bits of a float32; off unless above 0 and below 1.
         MIN_P: the bits of a float32; off unless above 0 and at most 1.

@@ -801,6 +801,86 @@ def norm_swiglu_into(
     out[:num_tokens] = norm_swiglu(x[:num_tokens], norm_weight, eps, gate_up_weight, bias)
 
 
+# --- lora -----------------------------------------------------------------------------------------
+
+
+def _slots(decode_meta: Tensor, row_state: Tensor, count: int) -> list[int]:
+    """The slot of each token; 0: none."""
+    slots = []
+    for _, _, length, row in decode_meta.tolist():
+        live = length > 0 and 0 <= row < len(row_state)
+        slot = int(row_state[row, RowColumn.LORA_SLOT]) if live else 0
+        slots.append(slot if 0 < slot <= count else 0)
+    return slots
+
+
+def lora_shrink_into(
+    out: Tensor,
+    x: Tensor,
+    a: Tensor,
+    decode_meta: Tensor,
+    row_state: Tensor,
+    norm_weight: Tensor | None = None,
+    eps: float = 1e-6,
+    pdl: bool = False,
+) -> None:
+    """As :func:`photon_ext.ops.lora_shrink_into`: tokens of out [T, rows] with a slot are
+    written.
+    """
+    normed = x if norm_weight is None else rms_norm(x, norm_weight, eps)
+    for token, slot in enumerate(_slots(decode_meta, row_state, len(a))):
+        if slot:
+            out[token] = linear(normed[token : token + 1], a[slot - 1])[0]
+
+
+def lora_shrink(
+    x: Tensor,
+    a: Tensor,
+    decode_meta: Tensor,
+    row_state: Tensor,
+    norm_weight: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """As :func:`photon_ext.ops.lora_shrink`: a new [T, rows] of the dtype of x."""
+    out = x.new_zeros(x.shape[0], a.shape[1])
+    lora_shrink_into(out, x, a, decode_meta, row_state, norm_weight, eps)
+    return out
+
+
+def lora_expand_(
+    out: Tensor,
+    h: Tensor,
+    b: Tensor,
+    decode_meta: Tensor,
+    row_state: Tensor,
+    first_rows: int,
+    pdl: bool = False,
+) -> None:
+    """As :func:`photon_ext.ops.lora_expand_`: tokens of out [T, n] with a slot are updated."""
+    n, rank = b.shape[1:]
+    others = h.shape[1] // rank - 1
+    rows = [first_rows, *[(n - first_rows) // others] * others] if others else [n]
+    for token, slot in enumerate(_slots(decode_meta, row_state, len(b))):
+        if slot:
+            halves = zip(b[slot - 1].split(rows), h[token].split(rank), strict=True)
+            product = torch.cat([linear(own[None], weight)[0] for weight, own in halves])
+            out[token] = _wide(out[token]) + _wide(product)
+
+
+def lora_expand(
+    out: Tensor,
+    h: Tensor,
+    b: Tensor,
+    decode_meta: Tensor,
+    row_state: Tensor,
+    first_rows: int,
+) -> Tensor:
+    """As :func:`photon_ext.ops.lora_expand`: a new [T, n]."""
+    total = out.clone()
+    lora_expand_(total, h, b, decode_meta, row_state, first_rows)
+    return total
+
+
 # --- attention ------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ import torch
 
 from photon_ext._library import log_fallbacks
 from photon_ext.checks import Prefill, check_callable, check_count, check_prefill
+from photon_ext.engine.adapters import AdapterRegistry
 from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.engine.input import InputProcessor
 from photon_ext.engine.loop import EngineLoop, Listener
@@ -41,6 +42,7 @@ from photon_ext.scheduling import (
     Sequence,
     TokenBudget,
 )
+from photon_ext.scheduling.adapters import AdapterSlots, AdapterStore
 from photon_ext.scheduling.automaton_pool import AutomatonPool
 from photon_ext.scheduling.policy import choose_policy
 
@@ -94,6 +96,7 @@ class Engine:
         freeze: bool = False,
         prefix_cache: bool = True,
         exact: bool = False,
+        adapters: AdapterStore | None = None,
         prompt_logprobs: bool = False,
     ) -> None:
         """Makes an engine from parts; `from_pretrained` makes the parts.
@@ -112,6 +115,7 @@ class Engine:
             exact: decode steps and prefill of this forward differ in last bits, which tokens must
                 not show: no decode step's keys and values are computed again by prefill, nor shared
                 (see Pager and Sequence.requeue).
+            adapters: the slots of adapters that this forward knows; None: it knows none.
 
         Raises: as Pipeline; ConfigError, the pool has no page, or a value is no option.
         """
@@ -127,8 +131,11 @@ class Engine:
             max_tokens_per_step = check_count("max_tokens_per_step", max_tokens_per_step)
         chunk = check_count("chunk", chunk)
         pager = Pager(PagePool(num_pages), runtime.page_size, prefix_cache, exact)
+        slots = AdapterSlots(adapters)
         automata = AutomatonPool(runtime.automaton_words)
-        self._scheduler = scheduler = Scheduler(pager, rows, runtime.max_len, automata)
+        scheduler = Scheduler(pager, rows, runtime.max_len, slots, automata)
+        self._scheduler = scheduler
+        self._adapters = AdapterRegistry(adapters)
         self._queue = RequestQueue(max_waiting, scheduler.stats)
         self._pipeline = pipeline = Pipeline(
             runtime,
@@ -138,6 +145,7 @@ class Engine:
             prefill_buckets=prefill_buckets,
             mixed=prefill != "separate",
             chunk=chunk,
+            lora_slots=0 if adapters is None else adapters.count,
             graph=graph,
             on_release=scheduler.released.append,
             stalls=meter,
@@ -148,7 +156,14 @@ class Engine:
         pinned = device.startswith("cuda")
         compiler = GrammarCompiler(tokenizer, vocab_size, ends, runtime.automaton_words, pinned)
         self._input = InputProcessor(
-            tokenizer, ends, pipeline.limits, scheduler.fit, self._queue, policy, compiler
+            tokenizer,
+            ends,
+            pipeline.limits,
+            scheduler.fit,
+            self._queue,
+            policy,
+            compiler,
+            self._adapters,
         )
         mixes = prefill == "mixed" or pipeline.keys.mixed
         budget = TokenBudget(pipeline.keys, chunk, max_tokens_per_step) if mixes else None
@@ -232,6 +247,7 @@ class Engine:
             prefix_cache=chosen.prefix_cache,
             exact=chosen.exact,
             prompt_logprobs=True,
+            adapters=decoder.lora,
         )
 
     def generate(
@@ -254,7 +270,7 @@ class Engine:
                 the first is the answer of that seed, the others those of the seeds that follow.
                 The first alone has `prompt_logprobs`.
                 With n above 1 a constraint needs a method `fresh()`.
-            options: priority, timeout_s, deadline, cache_salt, tools and tool_choice, see
+            options: priority, timeout_s, deadline, cache_salt, lora, tools and tool_choice, see
                 RequestOptions.of; for all.
 
         Returns:
@@ -358,6 +374,30 @@ class Engine:
             )
         asked = RequestOptions.of(**options)
         return self._answers([self._input.make(messages, params, False, asked)])[0]
+
+    def load_lora(self, name: str, path: str | Path) -> None:
+        """Reads an adapter, for requests with `lora=name`; while the engine serves, on the calling
+        thread. It comes into a slot of the device when a request needs it there: the request waits
+        for the copy, or for a slot, and others overtake it. The least recently used adapter that no
+        request runs with leaves its slot for another.
+
+        Args:
+            name: how requests name it.
+            path: a directory of PEFT: adapter_config.json and adapter_model.safetensors, of plain
+                LoRA or rslora over q, k, v, o, gate, up and down projections.
+
+        Raises:
+            ModelError: it is no adapter for this model, or its rank is above `lora_rank`.
+            ConfigError: the name is taken, or the engine was made without `lora_slots`.
+        """
+        self._adapters.load(name, path)
+
+    def unload_lora(self, name: str) -> None:
+        """Forgets an adapter; its name may be given to another then.
+
+        Raises ConfigError: there is none of that name, or requests that have not ended use it.
+        """
+        self._adapters.unload(name)
 
     def listen(self, listener: Listener) -> None:
         """Calls `listener` once per step with a StepOutput: for servers, which send tokens on.

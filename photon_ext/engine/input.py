@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from photon_ext.checks import Limits, check_flag
+from photon_ext.engine.adapters import AdapterRegistry
 from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.engine.prompts import Prompt, encode_prompt
 from photon_ext.engine.request import Request
@@ -39,6 +40,7 @@ class InputProcessor:
         queue: where their requests will be.
         policy: says where each stands among those that wait.
         compiler: makes the constraints of answers with a grammar.
+        adapters: those that requests may name.
     """
 
     tokenizer: Tokenizer | None
@@ -48,6 +50,7 @@ class InputProcessor:
     queue: RequestQueue
     policy: Policy
     compiler: GrammarCompiler
+    adapters: AdapterRegistry
 
     def make_all(
         self,
@@ -109,9 +112,11 @@ class InputProcessor:
         request = Request(self.queue, self._text, len(ids), text, place)
         watched = constraint is not None or text is not None
         limit = "max_len" if cap < params.max_new_tokens else "max_new_tokens"
-        priority, deadline, salt, _ = options
+        priority, deadline, salt, name, _ = options
+        adapter = self.adapters.find(name)
+        root = salt if adapter is None else (salt, adapter.key)
         sequence = Sequence(
-            admission, constraint, request, watched, limit, salt, priority, deadline
+            admission, constraint, request, watched, limit, root, priority, deadline, adapter
         )
         sequence.automaton = automaton
         sequence.key = checked_key(self.policy, sequence)

@@ -143,6 +143,7 @@ class EngineLoop:
                     cached=cached,
                     grows=True,
                     automaton=sequence.automaton_place,
+                    lora_slot=sequence.lora_slot,
                 )
             except RequestError as error:
                 self._scheduler.cancel(sequence, grant)

@@ -27,6 +27,7 @@ from photon_ext.scheduling.policy import choose_policy
 MAX_STOP_IDS = 4096  # the device looks through all of a row's for each token
 MAX_BIASES = 300  # logit biases of a request
 MAX_AUTOMATA_MIB = 4096  # more words than int32 offsets reach
+MAX_LORA_RANK = 512
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,9 @@ class EngineOptions:
             values in cached pages. These give way to whatever else needs pages.
         max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to
             their number where a model has more.
+        lora_slots: adapters (LoRA) that running requests may have at a time; others take turns.
+            Steps in which a row has one are captured besides, so that start-up takes twice as long.
+        lora_rank: the largest rank of an adapter, up to 512.
         penalties: requests may have penalties: takes 4 bytes for each row and id of the vocabulary.
         automata_mib: memory for constraints that the device keeps, in MiB: those of json_schema,
             regex and choice that are small enough; 0: the host keeps all. None: 64 on a GPU, else
@@ -111,6 +115,8 @@ class EngineOptions:
     backend: Backend | None = None
     prefix_cache: bool = True
     max_stop_ids: int = 16
+    lora_slots: int = 0
+    lora_rank: int = 16
     penalties: bool = True
     automata_mib: int | None = None
     timing: bool = True
@@ -132,6 +138,8 @@ class EngineOptions:
         choose_policy(self.policy)
         most = MAX_STOP_IDS
         self._settle("max_stop_ids", check_count("max_stop_ids", self.max_stop_ids, most))
+        self._settle("lora_slots", check_count("lora_slots", self.lora_slots, least=0))
+        self._settle("lora_rank", check_count("lora_rank", self.lora_rank, MAX_LORA_RANK))
         for name in ("buckets", "prefill_buckets"):
             if getattr(self, name) is not None:
                 self._settle(name, check_counts(name, getattr(self, name)))

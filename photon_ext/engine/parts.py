@@ -10,6 +10,7 @@ from photon_ext.errors import ConfigError
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.decoder import GEMM_TOKENS, Decoder
 from photon_ext.models.hopper_fit import hopper_misfit
+from photon_ext.models.lora import LoraShape, LoraSlots
 from photon_ext.models.weights import DecoderWeights, check_weights
 from photon_ext.runtime import Runtime
 
@@ -37,6 +38,12 @@ def make_parts(
         blocking=options.blocking,
         backend=backend,
     )
+    shape = LoraShape(config, options.lora_rank)
+    lora = (
+        LoraSlots(shape, options.lora_slots, size.max_step_tokens, weights.dtype, weights.device)
+        if options.lora_slots
+        else None
+    )
     decoder = Decoder(
         config,
         weights,
@@ -47,6 +54,7 @@ def make_parts(
         num_pages=size.num_pages,
         gemm_tokens=None if options.exact else GEMM_TOKENS,
         hopper=backend == "hopper",
+        lora=lora,
     )
     return runtime, decoder, size
 

@@ -21,6 +21,7 @@ class RequestKeywords(TypedDict, total=False):
     timeout_s: float | None
     deadline: float | None
     cache_salt: str | None
+    lora: str | None
     tools: Iterable[Mapping[str, Any]] | None
     tool_choice: str | Mapping[str, Any] | None
 
@@ -31,6 +32,7 @@ class RequestOptions(NamedTuple):
     priority: int = 0
     deadline: float = math.inf
     cache_salt: str | None = None
+    lora: str | None = None
     tools: Tools | None = None
 
     @classmethod
@@ -40,6 +42,7 @@ class RequestOptions(NamedTuple):
         timeout_s: object = None,
         deadline: object = None,
         cache_salt: object = None,
+        lora: object = None,
         tools: object = None,
         tool_choice: object = None,
         **unknown: object,
@@ -53,6 +56,7 @@ class RequestOptions(NamedTuple):
                 counts.
             cache_salt: a string; requests share cached pages only with those that have the same, so
                 that nobody learns from the time of an answer what others have asked.
+            lora: the name of an adapter that `Engine.load_lora` has loaded; None: none.
             tools: functions that the answer may call, in OpenAI's shape: {"type": "function",
                 "function": {"name": ..., "description": ..., "parameters": a JSON schema}}. The
                 model's chat template tells it of them; `Output.tool_calls` has its calls.
@@ -87,4 +91,6 @@ class RequestOptions(NamedTuple):
             raise ConfigError(f"cache_salt is {shown(cache_salt)}; give a string, or None")
         # of a str alone: hash and equality of a subclass are its own
         salt = None if cache_salt is None else str.__str__(cache_salt)
-        return cls(number, min(ends), salt, Tools.of(tools, tool_choice))
+        if not isinstance(lora, (str, type(None))):
+            raise ConfigError(f"lora is {shown(lora)}; give the name of an adapter, or None")
+        return cls(number, min(ends), salt, lora, Tools.of(tools, tool_choice))

@@ -11,6 +11,7 @@ from photon_ext.engine.memory import available_bytes
 from photon_ext.engine.options import EngineOptions
 from photon_ext.errors import ConfigError
 from photon_ext.models.config import ModelConfig
+from photon_ext.models.lora import LoraShape
 from photon_ext.runtime.step_keys import step_keys
 
 DEFAULT_MAX_LEN = 4096
@@ -138,6 +139,9 @@ class Target(NamedTuple):
         numbers = tokens * per_token + segments * (config.hidden + config.vocab)
         per_row = -(-_max_len(options, config) // options.page_size)
         counts = 4 * rows * config.vocab if options.penalties else 0
+        shape = LoraShape(config, options.lora_rank)
+        if options.lora_slots:
+            numbers += options.lora_slots * shape.words + tokens * shape.most_columns
         return Need(
             self.dtype.itemsize * numbers + counts + self.automata_bytes(options),
             options.page_size * config.kv_bytes_per_token(self.dtype.itemsize),
@@ -155,8 +159,9 @@ def _remedy(options: EngineOptions, rows: int, target: Target, usable: int) -> s
         return target.need(replace(options, **smaller), fewer).fits(usable)
 
     pages = ["num_pages"] if options.num_pages else []
+    slots = ["lora_slots"] if options.lora_slots else []
     automata = ["automata_mib"] if target.automata_bytes(options) > 2**20 else []
-    sizes = ["max_rows", "max_len", *pages, "chunk", "page_size", *automata]
+    sizes = ["max_rows", "max_len", *pages, *slots, "chunk", "page_size", *automata]
     if alone := [name for name in sizes if fits_with(name)]:
         return f"lower {' or '.join(alone)}"
     if fits_with(*sizes):

@@ -26,6 +26,7 @@ from photon_ext.models.weights import DecoderWeights, LayerWeights, Linear
 from photon_ext.runtime.step import StepKind
 
 if TYPE_CHECKING:
+    from photon_ext.models.lora import LoraSlots
     from photon_ext.runtime.step import StepTensors
 
 GEMM_TOKENS = 32  # CUDA steps of more tokens than this multiply through torch (cuBLAS)
@@ -58,6 +59,7 @@ class Decoder:
         num_pages: int,
         gemm_tokens: int | None = GEMM_TOKENS,
         hopper: bool = False,
+        lora: LoraSlots | None = None,
     ) -> None:
         """Allocates everything that steps will use.
 
@@ -68,6 +70,7 @@ class Decoder:
         and, where these take the model (see hopper_fit), in steps with chunks. Their linears give a
         token the same bits in every step; their attention gives it others in a chunk than where it
         decodes, but no others for what rides beside it.
+        `lora`: the adapters that rows may have, in steps that say so (`StepTensors.lora`).
         Raises ConfigError for a size that is not positive, or a `max_len` beyond what the model was
         trained for.
         """
@@ -93,7 +96,7 @@ class Decoder:
             max_len,
         )
         self.page_size, self.num_pages = page_size, num_pages
-        self._hopper = hopper
+        self._hopper, self.lora = hopper, lora
         misfit = linears_misfit(config, weights.dtype, weights.device) if hopper else None
         self._hopper_prefill = hopper and misfit is None
         self._gemm_tokens = gemm_tokens
@@ -126,6 +129,8 @@ class Decoder:
         spare = self._arena.activations.gate_up.view(-1).view(torch.float32)
         tokens = max(self.max_step_tokens, self.max_segments)
         needed = ops.linear_workspace_words(tokens, self.config.hidden)
+        if self.lora is not None:  # with adapters, fused layers use that buffer
+            return spare.new_empty(needed)
         return spare if spare.numel() >= needed else None
 
     @property
@@ -135,9 +140,8 @@ class Decoder:
 
     @property
     def activation_bytes(self) -> int:
-        return self._arena.memory.nbytes + (
-            0 if self._workspace is None else self._workspace.nbytes
-        )
+        spare = 0 if self._workspace is None else self._workspace.nbytes
+        return self._arena.memory.nbytes + spare + (0 if self.lora is None else self.lora.nbytes)
 
     @property
     def kv_bytes(self) -> int:
@@ -213,17 +217,7 @@ class Decoder:
     ) -> None:
         """Norm and head in one op, or the head alone."""
         if fused and not through_torch:
-            ops.norm_linear_into(
-                logits,
-                hidden,
-                self.weights.final_norm,
-                self.config.rms_eps,
-                *self._head,
-                counts,
-                hopper=True,
-                pdl=True,
-                workspace=self._linear_workspace,
-            )
+            self._norm_linear(logits, hidden, self.weights.final_norm, self._head, counts)
         else:
             _linear(logits, hidden, self._head, counts, through_torch)
 
@@ -241,15 +235,23 @@ class Decoder:
                 ops.add_rms_norm_into(
                     buffers.normed, buffers.residual, buffers.projected, layer.input_norm, eps
                 )
+            self._shrink(buffers.normed, index, "qkv", step)
             _linear(buffers.qkv, buffers.normed, layer.qkv, counts, through_torch)
+            self._expand(buffers.qkv, index, "qkv", step)
             self._attend(index, layer, step, buffers, fused=False)
+            self._shrink(buffers.attention, index, "o", step)
             _linear(buffers.projected, buffers.attention, layer.o, counts, through_torch)
+            self._expand(buffers.projected, index, "o", step)
             ops.add_rms_norm_into(
                 buffers.normed, buffers.residual, buffers.projected, layer.post_norm, eps
             )
+            self._shrink(buffers.normed, index, "gate_up", step)
             _linear(buffers.gate_up, buffers.normed, layer.gate_up, counts, through_torch)
+            self._expand(buffers.gate_up, index, "gate_up", step)
             ops.silu_mul_into(buffers.act, buffers.gate_up)
+            self._shrink(buffers.act, index, "down", step)
             _linear(buffers.projected, buffers.act, layer.down, counts, through_torch)
+            self._expand(buffers.projected, index, "down", step)
         ops.add_rms_norm_into(
             buffers.normed, buffers.residual, buffers.projected, self.weights.final_norm, eps
         )
@@ -262,35 +264,95 @@ class Decoder:
         the first of them start: it waits for the head of the step. Behind a kernel that does not
         let the next one start, one starts when that has ended.
         """
-        eps, residual = self.config.rms_eps, buffers.residual
+        residual = buffers.residual
         for index, layer in enumerate(self.weights.layers):
-            ops.norm_linear_into(
-                buffers.qkv,
-                residual,
-                layer.input_norm,
-                eps,
-                *layer.qkv,
-                counts,
-                hopper=True,
-                pdl=True,
-                workspace=self._linear_workspace,
-            )
+            self._shrink(residual, index, "qkv", step, layer.input_norm, fused=True)
+            self._norm_linear(buffers.qkv, residual, layer.input_norm, layer.qkv, counts)
+            self._expand(buffers.qkv, index, "qkv", step, fused=True)
             self._attend(index, layer, step, buffers, fused=True)
+            self._shrink(buffers.attention, index, "o", step, fused=True)
             ops.linear_residual_(
                 residual, buffers.attention, *layer.o, counts, hopper=True, pdl=True
             )
-            ops.norm_swiglu_into(
-                buffers.act,
-                residual,
-                layer.post_norm,
-                eps,
-                *layer.gate_up,
-                counts,
-                hopper=True,
-                pdl=True,
-                workspace=self._linear_workspace,
-            )
+            self._expand(residual, index, "o", step, fused=True)
+            self._fused_gate_up(index, layer, step, buffers, counts)
+            self._shrink(buffers.act, index, "down", step, fused=True)
             ops.linear_residual_(residual, buffers.act, *layer.down, counts, hopper=True, pdl=True)
+            self._expand(residual, index, "down", step, fused=True)
+
+    def _fused_gate_up(
+        self,
+        index: int,
+        layer: LayerWeights,
+        step: StepTensors,
+        buffers: Activations,
+        counts: torch.Tensor,
+    ) -> None:
+        """`buffers.residual` to `buffers.act`: in one op, or with adapters in several, which give
+        rows without one the same bits.
+        """
+        if step.lora:
+            norm, residual = layer.post_norm, buffers.residual
+            self._shrink(residual, index, "gate_up", step, norm, fused=True)
+            self._norm_linear(buffers.gate_up, residual, norm, layer.gate_up, counts)
+            self._expand(buffers.gate_up, index, "gate_up", step, fused=True)
+            ops.silu_mul_into(buffers.act, buffers.gate_up)
+            return
+        ops.norm_swiglu_into(
+            buffers.act,
+            buffers.residual,
+            layer.post_norm,
+            self.config.rms_eps,
+            *layer.gate_up,
+            counts,
+            hopper=True,
+            pdl=True,
+            workspace=self._linear_workspace,
+        )
+
+    def _norm_linear(
+        self,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        norm: torch.Tensor,
+        linear: Linear,
+        counts: torch.Tensor | None,
+    ) -> None:
+        ops.norm_linear_into(
+            out,
+            x,
+            norm,
+            self.config.rms_eps,
+            *linear,
+            counts,
+            hopper=True,
+            pdl=True,
+            workspace=self._linear_workspace,
+        )
+
+    def _shrink(
+        self,
+        x: torch.Tensor,
+        index: int,
+        name: str,
+        step: StepTensors,
+        norm: torch.Tensor | None = None,
+        fused: bool = False,
+    ) -> None:
+        """In a step with adapters, what they make of the input of the linear `name` of layer
+        `index`. Before the linear, which loads its weights meanwhile.
+        """
+        if step.lora:
+            assert self.lora is not None
+            self.lora.shrink(x, index, name, step, norm, pdl=fused)
+
+    def _expand(
+        self, out: torch.Tensor, index: int, name: str, step: StepTensors, fused: bool = False
+    ) -> None:
+        """Adds that to the linear's output."""
+        if step.lora:
+            assert self.lora is not None
+            self.lora.expand(out, index, name, step, pdl=fused)
 
     def _heads(
         self, buffers: Activations

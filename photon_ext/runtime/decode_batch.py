@@ -29,6 +29,7 @@ class DecodeBatch:
         limit: the least of them: then the batch is to be made anew.
         constrained: columns of rows that wait for host masks.
         logprobs: columns of rows that ask for log-probabilities.
+        adapted: columns of rows that have an adapter.
         key: of a step with this batch alone.
         words: segments, int32 [bucket, 4], those of padding zero.
         ride: counts the launches, with those of the batches before it.
@@ -42,6 +43,7 @@ class DecodeBatch:
     limit: int
     constrained: tuple[int, ...]
     logprobs: tuple[int, ...]
+    adapted: tuple[int, ...]
     words: array[int]
     ride: Ride
 
@@ -68,7 +70,8 @@ class DecodeBatch:
         self.limit = min(self.limits)
         self.constrained = patched(old.constrained, changed, rows, _is_constrained)
         self.logprobs = patched(old.logprobs, changed, rows, _has_logprobs)
-        self.key = StepKey(bucket, 0, 0, bool(self.constrained))
+        self.adapted = patched(old.adapted, changed, rows, _has_adapter)
+        self.key = StepKey(bucket, 0, 0, bool(self.constrained), bool(self.adapted))
         for row in leaving:  # at the end, as an interrupt may come before
             row.join(None)
         for row in joining:
@@ -78,7 +81,7 @@ class DecodeBatch:
     def _none(cls) -> DecodeBatch:
         """A batch without rows, where there is none before."""
         batch = cls.__new__(cls)
-        batch.rows, batch.constrained, batch.logprobs = (), (), ()
+        batch.rows, batch.constrained, batch.logprobs, batch.adapted = (), (), (), ()
         batch.indices, batch.generations, batch.positions, batch.limits = [], [], [], []
         batch.words, batch.ride, batch.limit = array("i"), Ride(), 1
         return batch
@@ -153,6 +156,10 @@ def _is_constrained(row: Row) -> bool:
 
 def _has_logprobs(row: Row) -> bool:
     return row.params.logprobs is not None
+
+
+def _has_adapter(row: Row) -> bool:
+    return row.lora_slot != 0
 
 
 def _misfit(rows: tuple[Row, ...]) -> PipelineError:

@@ -31,7 +31,7 @@ from photon_ext.checks import (
     check_pages,
 )
 from photon_ext.errors import PipelineError, RequestError, shown
-from photon_ext.layout import META_COLUMNS
+from photon_ext.layout import META_COLUMNS, RowColumn
 from photon_ext.row_params import RowParams
 from photon_ext.row_words import bias_words, prompt_bits, row_words
 from photon_ext.runtime import probe
@@ -94,6 +94,8 @@ class Pipeline:
             ``prefill_buckets``. As both parts are padded, a step then has up to
             ``keys.max_segments`` segments, which is more than the runtime's rows.
         chunk: prompt tokens per step at most.
+        lora_slots: adapters that rows may have. Steps in which a row has one are captured besides,
+            so that the others cost what they do without.
         graph: capture steps into graphs at start-up (default), or run them eagerly.
         on_release: called once with each row that is released, by the commit or abort that
             releases it: its pages are free then.
@@ -125,6 +127,7 @@ class Pipeline:
         prefill_buckets: Iterable[int] | None = None,
         mixed: bool = False,
         chunk: int = 256,
+        lora_slots: int = 0,
         graph: bool = True,
         on_release: Callable[[Row], None] | None = None,
         stalls: bool = True,
@@ -142,6 +145,7 @@ class Pipeline:
         check_callable("on_release", on_release)
         check_flag("mixed", mixed)
         check_flag("prompt_logprobs", prompt_logprobs)
+        self._lora_slots = check_count("lora_slots", lora_slots, least=0)
         self.keys = step_keys(
             table.max_rows,
             chunk,
@@ -150,6 +154,7 @@ class Pipeline:
             mixed,
             graph=graph,
             captures_prefill=runtime.captures_prefill,
+            lora=self._lora_slots > 0,
         )
         self._spec = StepSpec(forward, sample, vocab_size, self.keys, chunk, graph)
         self.limits = Limits(
@@ -204,6 +209,7 @@ class Pipeline:
         cached: int = 0,
         grows: bool = False,
         automaton: tuple[int, int] = (0, 0),
+        lora_slot: int = 0,
     ) -> Row:
         """Gives a sequence a row; it rides from the next launch on.
 
@@ -222,6 +228,8 @@ class Pipeline:
             automaton: where the row's begins among the words of all (RuntimePort.write_automaton),
                 and its state before the first token that is sampled; 0: it has none. The words stay
                 as they are until ``on_release``.
+            lora_slot: the row's adapter, from 1 to ``lora_slots``, the caller's until
+                ``on_release``; 0: none.
 
         Raises:
             RequestError: the request can never be served; NoFreeRow: not now. Nothing has been
@@ -236,10 +244,16 @@ class Pipeline:
                 f"cached is {shown(cached)} of a prompt of {len(prompt)} tokens; from 0 to "
                 f"{len(prompt) - 1} can be: the last is always fed"
             )
+        if not 0 <= lora_slot <= self._lora_slots:
+            raise RequestError(
+                f"lora_slot is {shown(lora_slot)}; the pipeline has slots 1 to {self._lora_slots}, "
+                "and 0 for none"
+            )
         table = self._runtime.table
         index, generation = table.acquire()
         owned = (index,) if held is None else held
         words = row_words(params, generation, cached, prompt_ids.answer_begin, automaton)
+        words[RowColumn.LORA_SLOT] = lora_slot
         table.write_row(index, words, owned, params.stop_token_ids)
         if params.logit_bias:
             table.write_bias(index, bias_words(params))
@@ -247,7 +261,16 @@ class Pipeline:
             begun = prompt[: prompt_ids.answer_begin]
             table.count_from(index, prompt_bits(begun, table.penalty_vocab))
         capacity = len(owned) * self.limits.page_size
-        row = Row(index, generation, owned, prompt, params, prefilled=cached, capacity=capacity)
+        row = Row(
+            index,
+            generation,
+            owned,
+            prompt,
+            params,
+            prefilled=cached,
+            capacity=capacity,
+            lora_slot=lora_slot,
+        )
         self.roster.add(row)
         return row
 

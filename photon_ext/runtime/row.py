@@ -64,6 +64,7 @@ class Row:
         fault: what the row's mask callback raised, if it did.
         ride: where it decodes; None before the first step of it and after the last.
         capacity: KV entries that its pages hold; nothing is launched beyond.
+        lora_slot: its adapter's slot, which is its own until it is released; 0: none.
     """
 
     index: int
@@ -76,6 +77,7 @@ class Row:
     fault: BaseException | None = None
     ride: Ride | None = None
     capacity: int = INT32_MAX
+    lora_slot: int = 0
     _sampled: int = 0
     _last_step: int = NEVER
 

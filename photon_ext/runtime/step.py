@@ -68,6 +68,7 @@ class StepKey(NamedTuple):
         decode_rows: leading tokens and segments for decode rows, padding included.
         chunk_tokens, chunks: tokens and segments for chunks, padding included.
         split: sampled late, by `Pipeline.finalize`, because a row waits for a host mask.
+        lora: a row has an adapter.
         scored: a prompt gets log-probabilities; never captured.
     """
 
@@ -75,6 +76,7 @@ class StepKey(NamedTuple):
     chunk_tokens: int
     chunks: int
     split: bool
+    lora: bool = False
     scored: bool = False
 
     @property
@@ -270,6 +272,7 @@ class StepTensors:
         logits: [R, vocab], float32, float16 or bfloat16, last stride 1: what follows each segment's
             last token. ``forward`` assigns it; what does not fit is a ConfigError of the capture or
             the eager launch. Host masks are written into it.
+        lora: rows may have adapters, in slots that ``row_state`` names; else none has.
         score: of a step in which a prompt gets log-probabilities: ``forward`` calls it with the
             logits of all chunk tokens, in parts: [n, vocab], and the first token's index. They are
             read in stream order.
@@ -285,6 +288,7 @@ class StepTensors:
     row_state: torch.Tensor
     sampled: torch.Tensor
     logits: torch.Tensor | None = None
+    lora: bool = False
     score: Callable[[torch.Tensor, int], None] | None = None
 
 

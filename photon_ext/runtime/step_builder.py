@@ -101,11 +101,13 @@ class StepBuilder:
         rows = 0 if batch is None else len(batch.rows)
         split = batch is not None and batch.key.split
         split = split or any(chunk.sample and chunk.row.params.constrained for chunk in chunks)
+        lora = batch is not None and batch.key.lora
+        lora = lora or any(chunk.row.lora_slot for chunk in chunks)
         tokens = sum(chunk.num_tokens for chunk in chunks)
         if any(chunk.row.params.prompt_logprobs is not None for chunk in chunks):
-            return StepKey(rows, tokens, len(chunks), split, scored=True)
-        found = self._spec.keys.find(rows, tokens, len(chunks), split)
-        return found or StepKey(rows, tokens, len(chunks), split)
+            return StepKey(rows, tokens, len(chunks), split, lora, scored=True)
+        found = self._spec.keys.find(rows, tokens, len(chunks), split, lora)
+        return found or StepKey(rows, tokens, len(chunks), split, lora)
 
 
 def _targets(chunks: tuple[ChunkSegment, ...]) -> list[int]:

@@ -130,6 +130,7 @@ class StepProgram:
             row_state=self._tables.row_state,
             sampled=self._shared.sampled[: key.segments],
             score=self._scores if key.scored else None,
+            lora=key.lora,
         )
         staged = self._staged[: key.num_tokens]
         ops.begin_step_(

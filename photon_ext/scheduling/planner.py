@@ -39,8 +39,9 @@ class Planner:
     def admissions(self) -> Iterator[tuple[Sequence, Grant]]:
         """Sequences to admit now, with their pages, by rank, until one has to go on waiting: nobody
         overtakes it, so that a long prompt is not starved. Only who waits for another to write its
-        pages is overtaken. Of many that come at once the next turns admit the rest, so that the
-        device does not wait for all of them before its first step.
+        pages, or for its adapter to come into a slot, is overtaken. Of many that come at once the
+        next turns admit the rest, so that the device does not wait for all of them before its first
+        step.
         """
         scheduler = self._scheduler
         scheduler.recall()

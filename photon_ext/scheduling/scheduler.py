@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from photon_ext.errors import RequestError
 from photon_ext.runtime import FinishReason, Row, RowEvent, StepResult
+from photon_ext.scheduling.adapters import AdapterSlots
 from photon_ext.scheduling.automaton_pool import AutomatonPool
 from photon_ext.scheduling.pager import Grant, Growth, Pager
 from photon_ext.scheduling.sequence import Sequence, SequenceState
@@ -31,10 +32,15 @@ class Scheduler:
     """
 
     def __init__(
-        self, pager: Pager, max_rows: int, max_len: int, automata: AutomatonPool | None = None
+        self,
+        pager: Pager,
+        max_rows: int,
+        max_len: int,
+        adapters: AdapterSlots | None = None,
+        automata: AutomatonPool | None = None,
     ) -> None:
-        """`max_len`: tokens of a sequence, prompt and generated. `automata`: where those of
-        sequences are put; None: no sequence has one.
+        """`max_len`: tokens of a sequence, prompt and generated. `adapters`, `automata`: where
+        those of sequences are put; None: no sequence has one.
         """
         self.pool = pager.pool
         self.automata = automata or AutomatonPool(0)
@@ -46,7 +52,8 @@ class Scheduler:
         self._max_len = max_len
         self._live: dict[object, Sequence] = {}
         self._waiting: list[Sequence] = []
-        self._deferred: dict[Sequence, int] = {}
+        self._adapters = AdapterSlots() if adapters is None else adapters
+        self._deferred: dict[Sequence, int | None] = {}  # a page, or None: a slot
         self._in_rows: dict[Row, Sequence] = {}
 
     @property
@@ -98,6 +105,8 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Registers a sequence and queues it."""
         self._live[sequence.request] = sequence
+        if sequence.adapter is not None:
+            sequence.adapter.users += 1
         self._wait(sequence)
 
     def find(self, request: object) -> Sequence | None:
@@ -110,20 +119,26 @@ class Scheduler:
 
     def defer(self, sequence: Sequence) -> bool:
         """Takes a waiting sequence aside while another row is writing pages that its prompt begins
-        with: it would write them once more. False where nobody does.
+        with, as it would write them once more, or while its adapter is in no slot. False where
+        there is no such reason.
         """
-        page = self._pager.awaited_by(sequence)
-        if page is None:
+        page, adapter = self._pager.awaited_by(sequence), sequence.adapter
+        if page is None and (
+            adapter is None or self._adapters.ready(adapter, sequence.rank, not self._in_rows)
+        ):
             return False
         self._unqueue(sequence)
         self._deferred[sequence] = page
         return True
 
     def recall(self) -> None:
-        """Those whose pages are written wait in their places again."""
-        written = {page for page in {*self._deferred.values()} if self._pager.is_written(page)}
-        if written:
-            for sequence in [one for one, page in self._deferred.items() if page in written]:
+        """Those whose pages are written, or who may find a slot now, wait in their places again."""
+        pages = {page for page in self._deferred.values() if page is not None}
+        over: set[int | None] = {page for page in pages if self._pager.is_written(page)}
+        if self._adapters.news(not self._in_rows):
+            over.add(None)
+        if over:
+            for sequence in [one for one, page in self._deferred.items() if page in over]:
                 del self._deferred[sequence]
                 self._wait(sequence)
 
@@ -144,6 +159,8 @@ class Scheduler:
         """The scheduled sequence has got this row."""
         sequence.row = row
         self._in_rows[row] = sequence
+        if sequence.adapter is not None:
+            self._adapters.hold(sequence.adapter)
         self.stats.prompt_tokens += len(row.prompt_ids)
         self.stats.prefix_hit_tokens += grant.cached
         if not sequence.preemptions:
@@ -181,8 +198,11 @@ class Scheduler:
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence has ended; its row and pages stay until `release`."""
+        if sequence.adapter is not None:
+            sequence.adapter.users -= 1
         if sequence in self._deferred:
             del self._deferred[sequence]
+            self._adapters.left()
         elif sequence.state is SequenceState.WAITING:
             self._unqueue(sequence)
         self._live.pop(sequence.request, None)
@@ -199,6 +219,8 @@ class Scheduler:
             sequence.request.settle()
         self._pager.release(sequence, row)
         self._release_automaton(sequence)
+        if sequence.adapter is not None:
+            self._adapters.drop(sequence.adapter)
         if not sequence.ended:
             sequence.requeue(self._pager.exact)
             self.stats.preemptions += 1

@@ -15,6 +15,7 @@ from photon_ext.runtime import Admission, FinishReason, Row
 from photon_ext.sampling import Constraint
 from photon_ext.sampling.constraints import is_finished, pack_ids
 from photon_ext.sampling.token_automaton import TokenAutomaton
+from photon_ext.scheduling.adapters import Adapter
 from photon_ext.scheduling.policy import Key
 
 _count = itertools.count()
@@ -45,6 +46,7 @@ class Sequence:
             stay in columns.
         limit: what its length cap is: "max_new_tokens", or "max_len" where the context leaves less.
         root: what its KV pages depend on besides its tokens (see PrefixCache).
+        adapter: what its rows are run with; None: the model as it is.
         priority: the higher, the sooner, under a policy that looks at it.
         deadline: when it ends at the latest, in seconds of `time.monotonic`; infinite: never.
         arrived: when it came, in seconds of `time.monotonic`.
@@ -65,6 +67,7 @@ class Sequence:
     root: Hashable = None
     priority: int = 0
     deadline: float = math.inf
+    adapter: Adapter | None = None
     arrived: float = field(default_factory=time.monotonic)
     arrival: int = field(default_factory=_count.__next__)
     key: Key = ()
@@ -101,6 +104,11 @@ class Sequence:
             return 0, 0
         answer = self.admission.prompt_ids[self.admission.answer_begin :]
         return self.automaton_begin, self.automaton.state_after(answer)
+
+    @property
+    def lora_slot(self) -> int:
+        """Where its adapter is; 0: it has none."""
+        return 0 if self.adapter is None else self.adapter.slot
 
     def tokens(self) -> tuple[int, ...]:
         """Its prompt and what is committed of its answer, but for the last token of one that ends

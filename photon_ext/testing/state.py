@@ -124,6 +124,10 @@ class DeviceState:
         clean(self._row_state[row * ROW_COLUMNS + RowColumn.GENERATION], f"row {row}")
         return self._row_state[row * ROW_COLUMNS + RowColumn.ALIVE] != 0
 
+    def slot_of(self, row: int) -> int:
+        """Which adapter slot a row has; 0: none."""
+        return self._row_state[row * ROW_COLUMNS + RowColumn.LORA_SLOT]
+
     def poison_row(self, row: int) -> None:
         """The row's lease is over."""
         for words, fill in zip(self._words, self._fill, strict=True):

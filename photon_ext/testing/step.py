@@ -4,7 +4,7 @@ access declared and poison looked for where a device would read it in silence.
 Ranges: those of Tables ("row_state", "page_table", ...), "decode_meta", "counts", "sampled",
 "row_errors" and "logits" are shared by all steps; ("input", s), ("mask", s), ("records", s) are
 slot s's; ("page", p) is a KV page; ("lease", r) is the right to use row r, which its release takes
-away.
+away; ("adapter", s) is adapter slot s.
 """
 
 from __future__ import annotations
@@ -130,10 +130,14 @@ class SimStep:
                 yield _Segment(*words[at : at + SEGMENT_COLUMNS])
 
     def _use_leases(self, count: int, access: Access) -> None:
-        """Live rows are used: a release that is not ordered after this is a race."""
+        """Live rows are used, and their adapters read: a release, or a copy into a slot, that is
+        not ordered after this is a race.
+        """
         for segment in self._segments(count):
             if self._device.alive(segment.row):
                 access.write("lease", segment.row)
+                if slot := self._device.slot_of(segment.row):
+                    access.read("adapter", slot)
 
     def _staged_places(self, segment: _Segment) -> slice:
         start = self._inputs.staged_offset + segment.first

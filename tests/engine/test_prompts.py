@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from photon_ext.checks import Limits
+from photon_ext.engine.adapters import AdapterRegistry
 from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.engine.input import InputProcessor
 from photon_ext.engine.request_options import RequestOptions
@@ -43,6 +44,7 @@ def encoded(prompt: Any) -> tuple[int, ...]:
         RequestQueue(),
         FirstCome(),
         GrammarCompiler(None, 200, ()),
+        AdapterRegistry(None),
     )
     return processor.make(prompt, None, False, RequestOptions()).admission.prompt_ids
 

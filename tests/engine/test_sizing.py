@@ -8,6 +8,7 @@ from photon_ext.engine.options import EngineOptions
 from photon_ext.engine.sizing import EngineSize, size_engine
 from photon_ext.errors import ConfigError
 from photon_ext.models.config import Family, ModelConfig
+from photon_ext.models.lora import LoraShape
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(
@@ -175,3 +176,16 @@ def test_memory_of_this_machine_is_found() -> None:
         size_engine(EngineOptions(max_rows=1, max_len=64), CONFIG, torch.float32, CPU).num_pages
         == 4
     )
+
+
+def test_slots_of_adapters_take_their_memory_from_the_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = {"max_rows": 4, "max_len": 100, "chunk": 8, "prefill": "separate", "penalties": False}
+    memory, plain = 2**20, size(monkeypatch, 2**20, **sizes)
+    slot = LoraShape(CONFIG, 9).words * 4
+    shrunk = 8 * 3 * 16 * 4  # tokens, parts of q/k/v, the rank as it is padded, float32
+    with_slots = size(monkeypatch, memory + 2 * slot + shrunk, lora_slots=2, lora_rank=9, **sizes)
+    assert with_slots == plain
+    with pytest.raises(ConfigError, match="lower lora_slots"):
+        size(monkeypatch, memory, lora_slots=100, lora_rank=9, **sizes)
