@@ -137,6 +137,15 @@ class _Nodes:
                     pending.append(after)
         return frozenset(found)
 
+    def targets(self, state: Iterable[int], class_of: list[int]) -> list[set[int]]:
+        """By class of bytes, the nodes that moves lead to."""
+        found: list[set[int]] = [set() for _ in range(class_of[-1] + 1)]
+        for node in state:
+            for low, high, after in self.moves[node]:
+                for index in range(class_of[low], class_of[high] + 1):
+                    found[index].add(after)
+        return found
+
     def byte_classes(self) -> npt.NDArray[np.uint8]:
         """Bytes that no move tells apart are of one class."""
         begins = np.zeros(257, np.bool_)
@@ -156,13 +165,8 @@ def _determined(nodes: _Nodes, begin: int, end: int, most: int, deadline: float)
     closures: dict[frozenset[int], frozenset[int]] = {}
     for state in pending:  # which grows meanwhile
         _check_time(deadline)
-        targets: list[set[int]] = [set() for _ in range(count)]
-        for node in state:
-            for low, high, after in nodes.moves[node]:
-                for index in range(class_of[low], class_of[high] + 1):
-                    targets[index].add(after)
         row = []
-        for target in targets:
+        for target in nodes.targets(state, class_of):
             if not target:
                 row.append(NO_STATE)
                 continue
