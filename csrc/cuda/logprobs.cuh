@@ -12,7 +12,7 @@ namespace photon::cuda {
 
 // From a score to its log-probability.
 struct LogSoftmax {
-  float top, inverse, log_sum;  // the largest score, 1 / temperature, log of the sum beside it
+  float top, inverse, log_sum;  // the largest score, Noise::scale(), log of the sum beside it
 
   __device__ float of(float score) const { return (score - top) * inverse - log_sum; }
 };
@@ -146,9 +146,7 @@ __device__ __noinline__ void put_processed_logprobs(const SampleParams& p, int64
   const Segment s = load_segment(p.segments, r);
   const Noise noise = load_noise(s, p.row_state);
   const AdjustedRow<T> row = {row_of<T>(p, r), load_adjustment(p, s.row)};
-  put_row_logprobs<kBlocks>(row, load_logprobs(p, r, s),
-                            noise.greedy() ? 1.0f : 1.0f / noise.temperature, part, reduce, list,
-                            shared);
+  put_row_logprobs<kBlocks>(row, load_logprobs(p, r, s), noise.scale(), part, reduce, list, shared);
 }
 
 }  // namespace photon::cuda
