@@ -17,10 +17,11 @@ def row_words(
     position: int = 0,
     answer_begin: int = 0,
     automaton: tuple[int, int] = (0, 0),
+    lora_slot: int = 0,
 ) -> list[int]:
     """The row_state words of a row before its first step, which feeds the token at ``position``.
     Tokens that are staged from ``answer_begin`` on count as sampled. ``automaton``: where it
-    begins, and its state.
+    begins, and its state. ``lora_slot``: its adapter's; 0: none.
     """
     params, words = params.settled(), [0] * ROW_COLUMNS
     words[RowColumn.POSITION] = position
@@ -33,6 +34,7 @@ def row_words(
         sign = -1 if params.logprobs_mode == "processed" else 1
         words[RowColumn.LOGPROBS] = sign * (1 + params.logprobs)
     words[RowColumn.AUTOMATON], words[RowColumn.AUTOMATON_STATE] = automaton
+    words[RowColumn.LORA_SLOT] = lora_slot
     if params.min_tokens > 0:
         words[RowColumn.MUTED_UNTIL] = params.max_new_tokens - params.min_tokens + 1
     for name, (kind, field) in FIELDS.items():

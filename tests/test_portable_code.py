@@ -21,7 +21,7 @@ import photon_ext
 CSRC = Path(photon_ext.__file__).resolve().parents[1] / "csrc"
 # launched where hopper_runs() alone, by file
 FAST = {
-    "sample": "((sample_kernel|adjusted_best|put_(processed_)?logprobs)I.*"
+    "sample": "((sample_kernel|adjusted_best|apply_automaton|put_(processed_)?logprobs)I.*"
     "|(filtered|searched)_bestI)Li8E",
     "split_attention": "split_attention_kernel",
 }

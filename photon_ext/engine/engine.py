@@ -334,7 +334,7 @@ class Engine:
         """
         asked = RequestOptions.of(**options)
         count = 1 if n is None else check_count("n", n, most=MOST_ANSWERS)
-        made = [self._input.make(prompt, params, raw, asked, sample) for sample in range(count)]
+        made = self._input.make_answers(prompt, params, raw, asked, count)
         requests: list[Request] = [sequence.request for sequence in made]
         try:
             self._post(made)

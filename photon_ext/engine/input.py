@@ -75,23 +75,42 @@ class InputProcessor:
         for index, prompt in enumerate(prompts):
             own = params[index] if isinstance(params, Seq) else params
             try:
-                made += [self.make(prompt, own, raw, options, sample) for sample in range(n)]
+                made += self.make_answers(prompt, own, raw, options, n)
             except (RequestError, ConfigError) as error:
                 raise type(error)(f"prompt {index}: {error}") from error.__cause__
         return made
 
-    def make(
+    def make_answers(
         self,
         prompt: Prompt,
         params: SamplingParams | None,
         raw: bool,
         options: RequestOptions,
+        n: int,
+    ) -> list[Sequence]:
+        """``n`` for one prompt, which is encoded once. Raises as `make`."""
+        ids = self._encoded(prompt, raw, options)
+        return [self._sequence(ids, params, options, sample) for sample in range(n)]
+
+    def make(
+        self, prompt: Prompt, params: SamplingParams | None, raw: bool, options: RequestOptions
+    ) -> Sequence:
+        """Raises RequestError, ConfigError: what is wrong with the prompt or the parameters."""
+        return self._sequence(self._encoded(prompt, raw, options), params, options)
+
+    def _encoded(self, prompt: Prompt, raw: bool, options: RequestOptions) -> Seq[int]:
+        check_flag("raw", raw)
+        tools = () if options.tools is None else options.tools.given
+        return encode_prompt(prompt, self.tokenizer, raw, tools)
+
+    def _sequence(
+        self,
+        ids: Seq[int],
+        params: SamplingParams | None,
+        options: RequestOptions,
         sample: int = 0,
     ) -> Sequence:
-        """``sample``: which of the answers to this prompt it is. Raises RequestError, ConfigError:
-        what is wrong with the prompt or the parameters.
-        """
-        check_flag("raw", raw)
+        """``sample``: which of the answers to this prompt it is."""
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise ConfigError(f"params is a {type(params).__name__}; give SamplingParams(...)")
@@ -99,8 +118,6 @@ class InputProcessor:
             params = options.tools.constrain(params)
         params = params.sample(sample)
         text = self._stopped_text(params)
-        tools = () if options.tools is None else options.tools.given
-        ids = encode_prompt(prompt, self.tokenizer, raw, tools)
         cap = self.fit(len(ids), params.max_new_tokens)
         eos_ids = () if params.ignore_eos else self.eos_ids
         stops = dict.fromkeys((*eos_ids, *params.stop_token_ids))

@@ -18,10 +18,10 @@ import torch
 from photon_ext import ops
 from photon_ext.errors import ConfigError
 from photon_ext.layout import Count
+from photon_ext.models.attention import DecoderAttention
 from photon_ext.models.buffers import Activations, allocate_activations, allocate_kv_pool
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.hopper_fit import linears_misfit
-from photon_ext.models.rope import rope_tables
 from photon_ext.models.weights import DecoderWeights, LayerWeights, Linear
 from photon_ext.runtime.step import StepKind
 
@@ -100,27 +100,13 @@ class Decoder:
         misfit = linears_misfit(config, weights.dtype, weights.device) if hopper else None
         self._hopper_prefill = hopper and misfit is None
         self._gemm_tokens = gemm_tokens
-        self._side = (
-            torch.cuda.Stream(weights.device) if hopper and weights.device.type == "cuda" else None
-        )
-        self._scale = config.head_dim**-0.5
-        self._cos, self._sin = rope_tables(config, max_len, weights.device)
         self._kv = allocate_kv_pool(config, num_pages, page_size, weights.dtype, weights.device)
+        self._attention = DecoderAttention(config, self._kv, max_len, max_segments, hopper)
         self._arena = allocate_activations(
             config, max_step_tokens, max_segments, weights.dtype, weights.device
         )
         self._linear_workspace = self._spare_words() if self._hopper_prefill else None
         self._head = Linear(weights.lm_head)
-        words = (
-            ops.attention_workspace_words(
-                max_segments, config.q_heads, config.kv_heads, config.head_dim
-            )
-            if hopper
-            else 0
-        )
-        self._workspace = (
-            torch.zeros(words, dtype=torch.float32, device=weights.device) if hopper else None
-        )
 
     def _spare_words(self) -> torch.Tensor | None:
         """The workspace of the linears that normalize many tokens: the buffer of gate and up, which
@@ -140,8 +126,8 @@ class Decoder:
 
     @property
     def activation_bytes(self) -> int:
-        spare = 0 if self._workspace is None else self._workspace.nbytes
-        return self._arena.memory.nbytes + spare + (0 if self.lora is None else self.lora.nbytes)
+        lora = 0 if self.lora is None else self.lora.nbytes
+        return self._arena.memory.nbytes + self._attention.nbytes + lora
 
     @property
     def kv_bytes(self) -> int:
@@ -238,7 +224,7 @@ class Decoder:
             self._shrink(buffers.normed, index, "qkv", step)
             _linear(buffers.qkv, buffers.normed, layer.qkv, counts, through_torch)
             self._expand(buffers.qkv, index, "qkv", step)
-            self._attend(index, layer, step, buffers, fused=False)
+            self._attention.run(index, layer, step, buffers, fused=False)
             self._shrink(buffers.attention, index, "o", step)
             _linear(buffers.projected, buffers.attention, layer.o, counts, through_torch)
             self._expand(buffers.projected, index, "o", step)
@@ -269,7 +255,7 @@ class Decoder:
             self._shrink(residual, index, "qkv", step, layer.input_norm, fused=True)
             self._norm_linear(buffers.qkv, residual, layer.input_norm, layer.qkv, counts)
             self._expand(buffers.qkv, index, "qkv", step, fused=True)
-            self._attend(index, layer, step, buffers, fused=True)
+            self._attention.run(index, layer, step, buffers, fused=True)
             self._shrink(buffers.attention, index, "o", step, fused=True)
             ops.linear_residual_(
                 residual, buffers.attention, *layer.o, counts, hopper=True, pdl=True
@@ -353,130 +339,6 @@ class Decoder:
         if step.lora:
             assert self.lora is not None
             self.lora.expand(out, index, name, step, pdl=fused)
-
-    def _heads(
-        self, buffers: Activations
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, k, v as views of `buffers.qkv`, and `buffers.attention`: [T, heads, D] each."""
-        config = self.config
-        heads = buffers.qkv.view(-1, config.q_heads + 2 * config.kv_heads, config.head_dim)
-        q, k, v = torch.split(heads, [config.q_heads, config.kv_heads, config.kv_heads], dim=1)
-        return q, k, v, buffers.attention.view(-1, config.q_heads, config.head_dim)
-
-    def _attend(
-        self,
-        index: int,
-        layer: LayerWeights,
-        step: StepTensors,
-        buffers: Activations,
-        fused: bool,
-    ) -> None:
-        """Rotates q and k, appends k and v to the rows' pages, and attends: `buffers.qkv` to
-        `buffers.attention`.
-        """
-        if step.kind is StepKind.MIXED:
-            self._attend_mixed(index, layer, step, buffers, fused)
-        elif step.kind is StepKind.DECODE and self._hopper:
-            self._attend_decode(index, layer, step, buffers, fused)
-        else:
-            self._attend_chunks(index, layer, step, buffers, None)
-
-    def _attend_mixed(
-        self,
-        index: int,
-        layer: LayerWeights,
-        step: StepTensors,
-        buffers: Activations,
-        fused: bool,
-    ) -> None:
-        """`_attend` for decode tokens and chunks, by two kernels each of which leaves the other's
-        tokens alone: side by side, on two streams, but not where the order of one stream lets them
-        start early.
-        """
-        side = self._side
-        if side is None or fused:
-            self._attend_chunks(index, layer, step, buffers, step.counts)
-            self._attend_decode(index, layer, step, buffers, fused)
-            return
-        main = torch.cuda.current_stream(side.device)
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
-            self._attend_chunks(index, layer, step, buffers, step.counts)
-        self._attend_decode(index, layer, step, buffers, fused)
-        main.wait_stream(side)
-
-    def _attend_decode(
-        self,
-        index: int,
-        layer: LayerWeights,
-        step: StepTensors,
-        buffers: Activations,
-        fused: bool,
-    ) -> None:
-        """`_attend` for the leading tokens, which decode, in one op; chunks begin behind them.
-
-        `fused`: behind a linear that lets it start.
-        """
-        q, k, v, attention = (heads[: step.decode_tokens] for heads in self._heads(buffers))
-        ops.fused_attention_decode_into(
-            attention,
-            q,
-            k,
-            v,
-            self._kv.keys[index],
-            self._kv.values[index],
-            step.decode_meta[: step.decode_tokens],
-            step.page_table,
-            self._cos,
-            self._sin,
-            self._scale,
-            layer.q_norm,
-            layer.k_norm,
-            self.config.rms_eps,
-            self._workspace,
-            hopper=self._hopper,
-            pdl=fused,
-        )
-
-    def _attend_chunks(
-        self,
-        index: int,
-        layer: LayerWeights,
-        step: StepTensors,
-        buffers: Activations,
-        counts: torch.Tensor | None,
-    ) -> None:
-        """`_attend` for any tokens, but with counts not for those that are decode tokens."""
-        keys, values = self._kv.keys[index], self._kv.values[index]
-        q, k, v, attention = self._heads(buffers)
-        ops.rope_append_kv_(
-            q,
-            k,
-            v,
-            keys,
-            values,
-            step.decode_meta,
-            step.page_table,
-            self._cos,
-            self._sin,
-            layer.q_norm,
-            layer.k_norm,
-            self.config.rms_eps,
-            counts,
-        )
-        ops.paged_attention_into(
-            attention,
-            q,
-            keys,
-            values,
-            step.decode_meta,
-            # without those of decode tokens, one each: they would have a tile each
-            step.segments if counts is None else step.segments[step.decode_tokens :],
-            step.page_table,
-            self._scale,
-            hopper=self._hopper,
-            counts=counts,
-        )
 
 
 def _linear(

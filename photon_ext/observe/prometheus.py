@@ -40,8 +40,8 @@ _GAUGES = {
     "pages_cached": "KV pages that nobody holds and a prompt may find its beginning in.",
     "pages_free": "KV pages that hold nothing.",
     "automata": "Constraints that lie on the device.",
-    "automata_held": "Of them, those of rows.",
-    "automata_held_bytes": "Bytes of those.",
+    "automata_held": "Constraints on the device that rows hold.",
+    "automata_held_bytes": "Bytes of constraints on the device that rows hold.",
 }
 
 

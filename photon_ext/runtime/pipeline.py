@@ -31,7 +31,7 @@ from photon_ext.checks import (
     check_pages,
 )
 from photon_ext.errors import PipelineError, RequestError, shown
-from photon_ext.layout import META_COLUMNS, RowColumn
+from photon_ext.layout import META_COLUMNS
 from photon_ext.row_params import RowParams
 from photon_ext.row_words import bias_words, prompt_bits, row_words
 from photon_ext.runtime import probe
@@ -239,21 +239,11 @@ class Pipeline:
             prompt_ids = self.check(prompt_ids, RowParams() if params is None else params)
         prompt, params, _ = prompt_ids
         held = check_pages(pages, len(prompt) if grows else prompt_ids.kv_len, self.limits)
-        if not 0 <= cached < len(prompt):
-            raise RequestError(
-                f"cached is {shown(cached)} of a prompt of {len(prompt)} tokens; from 0 to "
-                f"{len(prompt) - 1} can be: the last is always fed"
-            )
-        if not 0 <= lora_slot <= self._lora_slots:
-            raise RequestError(
-                f"lora_slot is {shown(lora_slot)}; the pipeline has slots 1 to {self._lora_slots}, "
-                "and 0 for none"
-            )
+        self._check_begin(len(prompt), cached, lora_slot)
         table = self._runtime.table
         index, generation = table.acquire()
         owned = (index,) if held is None else held
-        words = row_words(params, generation, cached, prompt_ids.answer_begin, automaton)
-        words[RowColumn.LORA_SLOT] = lora_slot
+        words = row_words(params, generation, cached, prompt_ids.answer_begin, automaton, lora_slot)
         table.write_row(index, words, owned, params.stop_token_ids)
         if params.logit_bias:
             table.write_bias(index, bias_words(params))
@@ -273,6 +263,19 @@ class Pipeline:
         )
         self.roster.add(row)
         return row
+
+    def _check_begin(self, prompt_tokens: int, cached: int, lora_slot: int) -> None:
+        """Raises RequestError: see `admit`."""
+        if not 0 <= cached < prompt_tokens:
+            raise RequestError(
+                f"cached is {shown(cached)} of a prompt of {prompt_tokens} tokens; from 0 to "
+                f"{prompt_tokens - 1} can be: the last is always fed"
+            )
+        if not 0 <= lora_slot <= self._lora_slots:
+            raise RequestError(
+                f"lora_slot is {shown(lora_slot)}; the pipeline has slots 1 to {self._lora_slots}, "
+                "and 0 for none"
+            )
 
     def write_automaton(self, offset: int, words: torch.Tensor) -> None:
         """See RuntimePort.write_automaton."""

@@ -132,7 +132,7 @@ class Step:
     Attributes:
         index: number of the step, from 0 on, in order of launch.
         slot: which of the pipeline's slots it has.
-        batch, launch: the decode rows, if any, and which of the batch's launches it is, from 0 on.
+        batch, launch: the decode rows, if any, and which launch of their ride it is, from 0 on.
         span: its device time; None without timing.
         finalized: its sampling is enqueued; False while it waits for masks.
         gap_us: how long the device was idle before it, microseconds, once it is committed; None

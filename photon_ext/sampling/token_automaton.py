@@ -40,6 +40,7 @@ class TokenBytes:
         tokens: bytes by id; empty: never allowed.
         order: ids of all tokens, the longest first. counts, columns: how many have a byte at a
             place, from 0 on, and these bytes, in this order.
+        ids: int32, a mask of all ids.
         tables: int32, what the device reads (layout.VocabularyWord).
     """
 
@@ -63,6 +64,8 @@ class TokenBytes:
             np.array([token[at] for token in by_length[:count]], np.uint8)
             for at, count in enumerate(self.counts)
         ]
+        ids = np.arange(-(-self.size // 32) * 32) < self.size
+        self.ids: Words = np.packbits(ids, bitorder="little").view(np.int32)
         self.tables = _tensor(self._table(lengths), pinned)
 
     def _table(self, lengths: npt.NDArray[np.int64]) -> Words:
@@ -201,6 +204,7 @@ class TokenAutomaton:
                 raise NotRegular(_DIFFERS)
             return mask
         theirs = np.frombuffer(matcher.compute_bitmask(), np.int32)[: len(mask)]
+        theirs = theirs & self.vocabulary.ids  # its tokenizer may have more than the model
         forced = self._ways[state] == 1 and not self.accepts(state)
         fits = not (theirs & ~mask).any() and (forced or (theirs == mask).all())
         if matcher.is_error() or matcher.is_stopped() or not theirs.any() or not fits:

@@ -85,8 +85,8 @@ class AdapterSlots:
         """Whether there is a reason to ask again since the last call: a copy is done, a slot's last
         row is released, or who waited first has gone.
         """
-        for adapter, copy in self._resident.items():
-            self._news |= copy is not None and self._arrived(adapter, wait)
+        for adapter in self._resident:
+            self._arrived(adapter, wait)
         news, self._news = self._news, False
         if news:
             self._claim = None
@@ -136,4 +136,5 @@ class AdapterSlots:
         elif not copy.done():
             return False
         self._resident[adapter] = None
+        self._news = True  # whoever finds it out: others may wait for the same copy
         return True

@@ -136,8 +136,16 @@ class Sequence:
         bits than the decode steps gave.
         """
         tokens = self.tokens()
+        prompt, asked, _ = self._asked
+        if (
+            asked.prompt_logprobs is not None
+            and len(self.request.prompt_logprobs) >= len(prompt) - 1
+        ):
+            # all are told: it finds its pages in the cache
+            asked = replace(asked, prompt_logprobs=None)
+            self._asked = self.admission = self._asked._replace(params=asked)
         if exact:
-            self._repeated = deque(tokens[len(self._asked.prompt_ids) :])
+            self._repeated = deque(tokens[len(prompt) :])
         else:
             self.admission = self._behind(tokens)
         self.row = None

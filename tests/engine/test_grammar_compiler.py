@@ -370,3 +370,16 @@ def test_the_schemas_text_is_shown_shortened() -> None:
     with pytest.raises(RequestError) as raised:
         compiler().start(asked(json_schema=json.dumps(schema)))
     assert len(str(raised.value)) < 500
+
+
+@pytest.mark.parametrize("vocab_size", [110, VOCAB])
+def test_the_device_takes_a_form_whose_tokenizer_has_more_tokens_than_the_model(
+    vocab_size: int,
+) -> None:
+    """The ids beyond the model's are not allowed in any state."""
+    made = GrammarCompiler(TOKENIZER, vocab_size, [EOS], automaton_words=2**18)
+    automaton = made.automaton(asked(regex="[a-zà]{1,3}x"))
+    first = {*ids("abcdefghijklmnopqrstuvwxyz"), ids("à")[0]}
+    words = automaton.masks[automaton.mask_of[0]].tolist()
+    allowed = {32 * i + bit for i, word in enumerate(words) for bit in range(32) if word >> bit & 1}
+    assert allowed == {token for token in first if token < vocab_size}

@@ -82,13 +82,16 @@ def test_the_first_of_several_answers_has_them(tmp_path: Path) -> None:
     assert second.prompt_logprobs == ()
 
 
-def test_a_preempted_request_has_each_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_preempted_request_has_each_once(exact: bool, tmp_path: Path) -> None:
+    """And then finds its pages in the cache, as any other."""
     model, prompts = saved_tiny_model("qwen3-6-3-24", tmp_path), [prompt_of(9, VOCAB)] * 3
     prompts = [[*prompt, number] for number, prompt in enumerate(prompts)]
     params = SamplingParams(30, prompt_logprobs=1, ignore_eos=True)
-    with tiny_engine(tmp_path, 2, page_size=4, num_pages=16) as engine:
+    with tiny_engine(tmp_path, 2, page_size=4, num_pages=16, exact=exact) as engine:
         outputs = engine.generate(prompts, params)
         assert engine.stats().preemptions > 0
+        assert engine.stats().prefix_hit_tokens > 0
     for prompt, output in zip(prompts, outputs, strict=True):
         assert_those_of(model, prompt, output.prompt_logprobs, 1)
 

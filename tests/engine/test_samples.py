@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from photon_ext.errors import ConfigError, QueueFull, RequestError
+from photon_ext.models.tokenizer import Tokenizer
 from photon_ext.sampling import SamplingParams, from_allowed_ids
+from tests.engine.byte_tokenizer import byte_tokenizer
 from tests.engine.simulated import WatchedDevice, engine_on
 
 PROMPTS = [list(range(20)), [7, 8, 9]]
@@ -52,6 +54,24 @@ def test_a_queue_without_room_for_all_takes_none() -> None:
             engine.submit(PROMPTS[1], n=0)
         last = engine.submit(PROMPTS[1], SamplingParams(1), n=2)[1]
         assert last.result(30).finish_reason == "length"
+
+
+def test_the_prompt_is_encoded_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long conversation takes milliseconds."""
+    encoded: list[str] = []
+    encode = Tokenizer.encode
+
+    def counted(self: Tokenizer, text: str, *given: bool) -> list[int]:
+        encoded.append(text)
+        return encode(self, text, *given)
+
+    monkeypatch.setattr(Tokenizer, "encode", counted)
+    with engine_on(WatchedDevice(), tokenizer=byte_tokenizer()) as engine:
+        found = engine.generate(["Hello", "Hi"], SamplingParams(2), raw=True, n=3)
+        requests = engine.submit("Hey", SamplingParams(2), raw=True, n=3)
+        assert [request.result(30).prompt_tokens for request in requests] == [3, 3, 3]
+    assert [output.prompt_tokens for output in found] == [5, 5, 5, 2, 2, 2]
+    assert encoded == ["Hello", "Hi", "Hey"]
 
 
 def test_without_a_seed_they_differ() -> None:

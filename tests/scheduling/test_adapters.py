@@ -63,6 +63,7 @@ def test_an_adapter_that_rows_hold_never_leaves() -> None:
     assert slots.ready(a, 0, wait=False)
     slots.hold(a)
     slots.hold(a)
+    assert slots.news(wait=False)  # its copy is done
     slots.drop(a)
     assert not slots.ready(b, 1, wait=False)
     assert not slots.news(wait=False)
@@ -99,6 +100,20 @@ def test_a_slot_is_ready_when_its_copy_is_done() -> None:
     assert not slots.ready(a, 0, wait=False)
     assert slots.news(wait=True)
     assert slots.ready(a, 0, wait=False)
+
+
+def test_all_who_wait_for_a_copy_hear_that_it_is_done() -> None:
+    """Also where somebody who came later has found it out: while others come for the same adapter,
+    its slot has no last row.
+    """
+    store = Store(1, arrives=False)
+    slots, (a,) = AdapterSlots(store), adapters(1)
+    assert not slots.ready(a, 0, wait=False)
+    store.copies[0].come = True
+    assert slots.ready(a, 1, wait=False)
+    slots.hold(a)
+    assert slots.news(wait=False)
+    assert not slots.news(wait=False)
 
 
 def test_where_no_row_is_held_copies_are_waited_for() -> None:
