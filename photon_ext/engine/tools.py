@@ -106,7 +106,7 @@ def calls_in(text: str) -> tuple[ToolCall, ...]:
 
 def _checked_name(tool: object) -> str:
     match tool:
-        case {"type": "function", "function": {"name": str(name), **rest}} if name:
+        case {"type": str("function"), "function": {"name": str(name), **rest}} if name:
             if isinstance(rest.get("parameters"), (Mapping, type(None))):
                 return name
     raise ConfigError(f"tools hold {shown(tool)}; give {_TOOL}")
@@ -114,12 +114,12 @@ def _checked_name(tool: object) -> str:
 
 def _forced(choice: object, names: tuple[str, ...]) -> tuple[str, ...]:
     match choice:
-        case None | "auto" | "none":
+        case None | str("auto" | "none"):
             return ()
-        case "required" if names:
+        case str("required") if names:
             return names
-        case {"type": "function", "function": {"name": name}} if name in names:
-            return (str(name),)
+        case {"type": str("function"), "function": {"name": str(name)}} if name in names:
+            return (name,)
     raise ConfigError(
         f"tool_choice is {shown(choice)}; give {', '.join(_CHOICES)}, or {{'type': 'function', "
         f"'function': {{'name': ...}}}} with the name of a tool: there are "

@@ -83,8 +83,8 @@ class _Reader:
             if keyword in told:
                 return self._only(told, keyword, lambda parts: self._any_of(parts, refs))
         if "allOf" in told:
-            if len(told["allOf"]) > 1:
-                raise NotRegular("allOf joins several schemas")
+            if len(told["allOf"]) != 1:
+                raise NotRegular(f"allOf joins {len(told['allOf'])} schemas")
             return self._only(told, "allOf", lambda parts: self.read(parts[0], refs))
         if "const" in told:
             return self._only(told, "const", _constant, "type")

@@ -51,6 +51,7 @@ HOST_FORMS: dict[str, tuple[dict[str, Any], str]] = {
         {"json_schema": {"type": "string", "pattern": "^\\s+$"}},
         r"a regular expression has a class such as \w or \s",
     ),
+    "allOf": ({"json_schema": {"allOf": []}}, "allOf joins 0 schemas"),
     "format": ({"json_schema": {"type": "string", "format": "uri"}}, "a string has the format uri"),
     "whitespace": (
         {"json_schema": SCHEMAS["list"], "whitespace": True},

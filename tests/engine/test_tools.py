@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema
 import llguidance  # noqa: F401  without it these tests are left out
+import numpy as np
 import pytest
 
 from photon_ext.engine import Engine
@@ -147,6 +148,8 @@ def test_the_model_decides_unless_a_call_is_asked_for(choice: str | None) -> Non
         ([TIME], "always", "^tool_choice is 'always'; give auto, none, required, or .*: get_time|"),
         ([WEATHER], NAMED, "^tool_choice is {.*}; give .* with the name of a tool: there are get_"),
         (None, "required", "^tool_choice is 'required'; give .*: there are no tools"),
+        ([TIME], np.array(["auto", "none"]), r"^tool_choice is array\(.*; give auto, none, requi"),
+        ([{"type": np.array([1, 2])}], None, "^tools hold {'type': array.*; give {'type'"),
     ],
 )
 def test_what_is_wrong_is_named(tools: Any, choice: Any, told: str) -> None:

@@ -220,7 +220,7 @@ def test_a_schema_accepts_its_compact_values(
         ({"$ref": "https://example.com/x"}, "another document"),
         ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}, "itself"),
         ({"anyOf": [{"type": "null"}], "type": "null"}, "stands beside type"),
-        ({"allOf": [{"type": "null"}, {"type": "null"}]}, "several"),
+        ({"allOf": [{"type": "null"}, {"type": "null"}]}, "joins 2 schemas"),
         ({"type": "array", "items": {"type": "null"}, "prefixItems": []}, "prefixItems"),
     ],
 )
