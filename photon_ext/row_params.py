@@ -282,7 +282,7 @@ def _biases(given: Any) -> tuple[tuple[int, float], ...]:
 
 def _checked(name: str, value: Any, kind: Any, field: Field) -> Any:
     """The value as a plain number or bool: other kinds of integers overflow. Raises ConfigError."""
-    number = value if kind in (bool, float) else as_index(value)
+    number: Any = value if kind in (bool, float) else as_index(value)
     if value is None:
         fits = field.optional
     elif kind is bool:

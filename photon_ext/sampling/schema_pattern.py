@@ -285,8 +285,8 @@ def _between(least: int, most: int) -> Pattern:
 
 def _of_digits(first: str, last: str) -> Pattern:
     """Texts of digits between two of equal length."""
-    if not first:
-        return NOTHING
+    if first.strip("0") == "" == last.strip("9"):  # all: looked at one by one, 2**digits parts
+        return Repeated(_DIGIT, len(first), len(first))
     low, high, rest = int(first[0]), int(last[0]), len(first) - 1
     if low == high:
         return joined(first[0], _of_digits(first[1:], last[1:]))

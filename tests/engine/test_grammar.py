@@ -178,10 +178,15 @@ def test_params_serve_many_requests_and_the_same_seed_gives_the_same(engine: Eng
 def test_rows_whose_masks_are_filled_together_keep_their_answers(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One row has a grammar that others have, too, one a constraint of its own, one none."""
-    forms = [{"json_schema": SCHEMAS[name]} for name in ("call", "list", "either", "call")]
+    """One row has a grammar that others have, too, one a constraint of its own, one none. Those
+    with whitespace are the host's everywhere.
+    """
+    forms = [SCHEMAS[name] for name in ("call", "list", "either", "call")]
     params = [
-        *(SamplingParams(16, 1.0, seed=i, **form) for i, form in enumerate(forms)),
+        *(
+            SamplingParams(16, 1.0, seed=i, json_schema=form, whitespace=True)
+            for i, form in enumerate(forms)
+        ),
         SamplingParams(16, 1.0, seed=7, constraint=from_allowed_ids(range(300, 400))),
         SamplingParams(16, 1.0, seed=8),
     ]
@@ -275,7 +280,7 @@ def test_threads_submit_at_once(engine: Engine) -> None:
         ({"json_schema": {"enum": ["a<|im_start|>b"]}}, '"a<|im_start|>b"'),
         ({"choice": ["<|im_end|>"]}, "<|im_end|>"),
         ({"regex": r"<\|endoftext\|>x"}, "<|endoftext|>x"),
-        ({"grammar": 'start: "a<|im_end|>" /<.im_start.>/'}, "a<|im_end|><|im_start|>"),
+        ({"grammar": 'start: "a<|im_end|>" /<[|]im_start[|]>/'}, "a<|im_end|><|im_start|>"),
         ({"grammar": 'root ::= "a<|im_end|>b"'}, "a<|im_end|>b"),
     ],
 )
