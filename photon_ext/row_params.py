@@ -209,7 +209,7 @@ class RowParams:
             if name not in ("stop_token_ids", "logit_bias", "logprobs_mode"):
                 checked = _checked(name, getattr(self, name), kind, field)
                 object.__setattr__(self, name, checked)
-        if self.logprobs_mode not in LOGPROBS_MODES:
+        if not (isinstance(self.logprobs_mode, str) and self.logprobs_mode in LOGPROBS_MODES):
             expected = FIELDS["logprobs_mode"][1].expected
             raise ConfigError(f"logprobs_mode is {shown(self.logprobs_mode)}; give {expected}")
         if self.min_tokens > self.max_new_tokens:
@@ -282,19 +282,18 @@ def _biases(given: Any) -> tuple[tuple[int, float], ...]:
 
 def _checked(name: str, value: Any, kind: Any, field: Field) -> Any:
     """The value as a plain number or bool: other kinds of integers overflow. Raises ConfigError."""
+    number: Any = value if kind in (bool, float) else as_index(value)
     if value is None:
         fits = field.optional
     elif kind is bool:
         fits = isinstance(value, bool)
     else:
-        within = _is_number(value, kind) and field.least <= value <= field.most
-        fits = within or (field.zero and _is_number(value, kind) and value == 0)
+        known = _is_number(number, kind)
+        fits = known and (field.least <= number <= field.most or (field.zero and number == 0))
     if not fits:
         raise ConfigError(f"{name} is {shown(value)}; give {field.expected}")
-    if value is None or kind is bool:
-        return value
     if kind is not float:
-        return as_index(value)
+        return number
     # the bound as a float32 may be just below it, and is taken for it
     return max(float(value), field.least) if value else 0.0
 

@@ -36,7 +36,7 @@ class AdapterRegistry:
     def unload(self, name: str) -> None:
         """Forgets an adapter. Raises as Engine.unload_lora."""
         with self._lock:
-            adapter = self._adapters.get(name)
+            adapter = self._adapters.get(name) if isinstance(name, str) else None
             if adapter is None:
                 raise ConfigError(f"no adapter is named {shown(name)}; {self._known()}")
             if adapter.users:

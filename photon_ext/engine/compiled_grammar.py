@@ -19,7 +19,7 @@ from photon_ext.sampling.pattern import NotRegular
 from photon_ext.sampling.token_automaton import TokenAutomaton
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher
 
 # States of an automaton, of all answers that share it, about 0.5 kB each. An answer of 1,500 random
 # tokens to a regular expression that was made to have many has 100,000.
@@ -34,6 +34,8 @@ _LEXER_FUEL = 200_000
 _TOO_LARGE = ("lexer precomputation failed", "too many expressions", "initial lexer configuration")
 # Then it is compiled anew, which lets go of the states that long answers have left behind.
 _MOST_STARTS = 1000
+# Of a grammar: texts, expressions and comments, which are passed over; group 1: a name in <>.
+_LITERAL_OR_NAME = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//.*|(<[^<>\s]+>)')
 # Without a bound a small model fills its answer with line ends.
 _WHITESPACE = r"[ \t\r\n]{1,16}"
 
@@ -104,7 +106,7 @@ class CompiledGrammar:
 
     def _compile(self) -> None:
         made: list[LLMatcher | str] = []
-        if not run_deep(lambda: made.append(_compiled(self._grammar, self._vocabulary.library))):
+        if not run_deep(lambda: made.append(_compiled(self._grammar, self._vocabulary))):
             self._refuse(f"it takes more than {DEADLINE_S:.0f} s to compile")
         elif not made:
             self._refuse("its compilation failed")
@@ -117,7 +119,7 @@ class CompiledGrammar:
         self._fault = f"{self._what} is refused: {why}; change what is named there"
 
 
-def _compiled(grammar: Grammar, vocabulary: LLTokenizer) -> LLMatcher | str:
+def _compiled(grammar: Grammar, vocabulary: Vocabulary) -> LLMatcher | str:
     """The matcher, tried on one token, by which some faults show; or why there is none."""
     from llguidance import LLMatcher, LLParserLimits
 
@@ -128,8 +130,10 @@ def _compiled(grammar: Grammar, vocabulary: LLTokenizer) -> LLMatcher | str:
         step_max_items=_MASK_ITEMS,
         verbose_errors=False,  # which would repeat the grammar and the answer
     )
+    library = vocabulary.library
     try:
-        matcher = LLMatcher(vocabulary, _library_grammar(grammar), log_level=0, limits=limits)
+        text = _library_grammar(grammar, vocabulary)
+        matcher = LLMatcher(library, text, log_level=0, limits=limits)
         fault = matcher.get_error() or _first_fault(matcher)
     except BaseException as error:  # the library's panics are BaseExceptions
         return describe(error)
@@ -151,6 +155,8 @@ def _plain(why: str) -> str:
     """What the library says, where it speaks of itself in words of ours."""
     if why == "NoExtensionBias":
         return "no text matches it"
+    if "unknown special token" in why:
+        return why.partition(";")[0]  # the others have names that mean nothing
     if "coerce_one_of" in why:
         return "oneOf is served where no value fits two of its schemas; anyOf, where it may"
     if any(sign in why for sign in _TOO_LARGE):
@@ -158,7 +164,7 @@ def _plain(why: str) -> str:
     return why
 
 
-def _library_grammar(grammar: Grammar) -> str:
+def _library_grammar(grammar: Grammar, vocabulary: Vocabulary) -> str:
     """The grammar as llguidance writes it. Raises ValueError for what it cannot be."""
     from llguidance import LLMatcher, grammar_from, regex_to_lark
 
@@ -174,7 +180,7 @@ def _library_grammar(grammar: Grammar) -> str:
         }
         return str(LLMatcher.grammar_from_json_schema(grammar.text, overrides=options))
     if grammar.kind is GrammarKind.GRAMMAR:
-        return str(grammar_from("ebnf", grammar.text))
+        return str(grammar_from("ebnf", _LITERAL_OR_NAME.sub(vocabulary.by_id, grammar.text)))
     regex = grammar.text
     if grammar.kind is GrammarKind.CHOICE:
         regex = "|".join(map(re.escape, json.loads(grammar.text)))

@@ -93,5 +93,7 @@ class GrammarCompiler:
             from photon_ext.models.grammar_vocabulary import grammar_vocabulary
 
             library = grammar_vocabulary(self._tokenizer, self._vocab_size, self._eos_ids)
-            self._vocabulary = Vocabulary(library, self._vocab_size, self._eos_ids, self._pinned)
+            names = self._tokenizer.token_id
+            size, ends = self._vocab_size, self._eos_ids
+            self._vocabulary = Vocabulary(library, size, ends, self._pinned, names)
         return self._vocabulary

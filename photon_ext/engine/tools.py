@@ -69,9 +69,17 @@ class Tools:
         functions = [tool["function"] for tool in self.given]
         chosen = [function for function in functions if function["name"] in self.forced]
         if len(chosen) == 1:
-            return replace(params, json_schema=_call_schema(chosen[0], "#"))
-        calls = [_call_schema(one, f"#/anyOf/{i}") for i, one in enumerate(chosen)]
-        return replace(params, json_schema={"anyOf": calls})
+            schema = _call_schema(chosen[0], "#")
+        else:
+            calls = [_call_schema(one, f"#/anyOf/{i}") for i, one in enumerate(chosen)]
+            schema = {"anyOf": calls}
+        try:
+            return replace(params, json_schema=schema)
+        except ConfigError as error:
+            raise ConfigError(
+                f"tool_choice asks for a call, and the json_schema of its {len(chosen)} tools is "
+                f"refused: {error}; give fewer tools, or simpler parameters"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -106,7 +114,7 @@ def calls_in(text: str) -> tuple[ToolCall, ...]:
 
 def _checked_name(tool: object) -> str:
     match tool:
-        case {"type": "function", "function": {"name": str(name), **rest}} if name:
+        case {"type": str("function"), "function": {"name": str(name), **rest}} if name:
             if isinstance(rest.get("parameters"), (Mapping, type(None))):
                 return name
     raise ConfigError(f"tools hold {shown(tool)}; give {_TOOL}")
@@ -114,12 +122,12 @@ def _checked_name(tool: object) -> str:
 
 def _forced(choice: object, names: tuple[str, ...]) -> tuple[str, ...]:
     match choice:
-        case None | "auto" | "none":
+        case None | str("auto" | "none"):
             return ()
-        case "required" if names:
+        case str("required") if names:
             return names
-        case {"type": "function", "function": {"name": name}} if name in names:
-            return (str(name),)
+        case {"type": str("function"), "function": {"name": str(name)}} if name in names:
+            return (name,)
     raise ConfigError(
         f"tool_choice is {shown(choice)}; give {', '.join(_CHOICES)}, or {{'type': 'function', "
         f"'function': {{'name': ...}}}} with the name of a tool: there are "
@@ -130,8 +138,9 @@ def _forced(choice: object, names: tuple[str, ...]) -> tuple[str, ...]:
 def _call_schema(function: Mapping[str, Any], place: str) -> dict[str, Any]:
     """The JSON schema of a call, which will stand at `place` of its document."""
     name, parameters = function["name"], function.get("parameters")
+    given = _NO_ARGUMENTS if parameters is None else parameters
     try:
-        arguments = json.loads(json.dumps(_NO_ARGUMENTS if parameters is None else parameters))
+        arguments = json.loads(json.dumps(given, allow_nan=False))
     except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"the parameters of tool {shown(name)} are no JSON ({describe(error)}); give a JSON "

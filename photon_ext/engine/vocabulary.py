@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -20,13 +21,29 @@ class Vocabulary:
     """
 
     def __init__(
-        self, library: LLTokenizer, size: int, end_ids: Iterable[int], pinned: bool
+        self,
+        library: LLTokenizer,
+        size: int,
+        end_ids: Iterable[int],
+        pinned: bool,
+        token_id: Callable[[str], int | None],
     ) -> None:
-        """`size`: width of the logits; `pinned`: automata are copied from pinned memory."""
+        """`size`: width of the logits; `pinned`: automata are copied from pinned memory;
+        `token_id`: of a token's name.
+        """
         self.library = library
+        self._token_id = token_id
         self._size = size
         self._end_ids = [token for token in dict.fromkeys(end_ids) if token < size]
         self._pinned = pinned
+
+    def by_id(self, match: re.Match[str]) -> str:
+        """What a grammar says in place of a match: of a special token's name, group 1, its id,
+        as the library knows it by no name.
+        """
+        token = None if match[1] is None else self._token_id(match[1])
+        known = token is not None and self.library.is_special_token(token)
+        return f"<[{token}]>" if known else match[0]
 
     @cached_property
     def tokens(self) -> TokenBytes:

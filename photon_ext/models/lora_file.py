@@ -18,9 +18,14 @@ from photon_ext.models.text_files import check_regular, present, read_json
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
-_NAME = re.compile(r"base_model\.model\.model\.layers\.(\d+)\.(.+)\.lora_([AB])\.weight")
+_NAME = re.compile(
+    r"base_model\.model\.model\.layers\.(0|[1-9][0-9]{0,8})\.(.+)\.lora_([AB])\.weight"
+)
 _DTYPES = ("F64", "F32", "F16", "BF16")  # as safetensors calls them
-_UNSUPPORTED = ("use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "fan_in_fan_out")
+_UNSUPPORTED = (
+    *("use_dora", "use_qalora", "rank_pattern", "alpha_pattern", "modules_to_save"),
+    *("fan_in_fan_out", "layer_replication", "alora_invocation_tokens"),
+)
 
 
 class _Target(NamedTuple):
@@ -42,8 +47,8 @@ def read_lora(path: str | Path, shape: LoraShape, dtype: torch.dtype, pin: bool)
     scaling is folded into B, and what it does not adapt is zero.
 
     Raises ModelError, naming the file, where it is no adapter of PEFT, or of another kind than
-    plain LoRA (with or without rslora), is damaged, of another shape than the model, of too large a
-    rank, or adapts what is no linear of a layer.
+    plain LoRA (with or without rslora), is damaged, holds numbers that are not finite, is of
+    another shape than the model, of too large a rank, or adapts what is no linear of a layer.
     """
     try:
         directory = Path(path)
@@ -62,7 +67,7 @@ def read_lora(path: str | Path, shape: LoraShape, dtype: torch.dtype, pin: bool)
     memory = torch.zeros(shape.words, dtype=dtype, pin_memory=pin)
     try:
         with safe_open(file, framework="pt", device="cpu") as handle:
-            _fill(memory, handle, _checked(file, handle, settings, shape), settings, shape)
+            _fill(memory, file, handle, _checked(file, handle, settings, shape), settings, shape)
     except (SafetensorError, OSError) as error:
         raise ModelError(
             f"{file}: not a whole safetensors file ({shortened(str(error))}); save it again"
@@ -152,6 +157,7 @@ def _check_pairs(file: Path, targets: Iterable[_Target]) -> None:
 
 def _fill(
     memory: torch.Tensor,
+    file: Path,
     handle: Any,
     targets: dict[str, _Target],
     settings: _Settings,
@@ -163,9 +169,14 @@ def _fill(
         pair, tensor = layers[target.layer][target.linear], handle.get_tensor(name)
         if target.is_a:
             begin = target.part * shape.rank
-            pair.a[begin : begin + settings.rank].copy_(tensor)
+            place = pair.a[begin : begin + settings.rank]
         else:
             rows = shape.linears[target.linear].rows
             begin = sum(rows[: target.part])
-            scaled = tensor.float() * settings.scaling
-            pair.b[begin : begin + rows[target.part], : settings.rank].copy_(scaled)
+            place = pair.b[begin : begin + rows[target.part], : settings.rank]
+            tensor = tensor.float() * settings.scaling
+        if not place.copy_(tensor).isfinite().all():
+            raise ModelError(
+                f"{file}: {name}, scaled, holds NaN, infinity or what is infinite in "
+                f"{memory.dtype}; train the adapter anew, or give the engine another dtype"
+            )

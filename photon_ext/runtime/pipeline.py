@@ -260,6 +260,7 @@ class Pipeline:
             prefilled=cached,
             capacity=capacity,
             lora_slot=lora_slot,
+            has_automaton=automaton[0] > 0,
         )
         self.roster.add(row)
         return row

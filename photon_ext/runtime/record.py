@@ -165,7 +165,7 @@ def _fault_text(row: Row, flags: int, position: int) -> str:
         "all of its logits are NaN or -inf; look at the weights, the dtype and the forward, or at "
         "a sample function of your own"
     )
-    if row.params.constrained:  # the device's flag is the same for both reasons
+    if row.params.constrained or row.has_automaton:  # the flag is the same for both reasons
         cause = (
             "the constraint allows nothing there, or, less likely, all logits that it allows are "
             "NaN or -inf; look at what it allows"

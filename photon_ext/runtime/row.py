@@ -65,6 +65,7 @@ class Row:
         ride: where it decodes; None before the first step of it and after the last.
         capacity: KV entries that its pages hold; nothing is launched beyond.
         lora_slot: its adapter's slot, which is its own until it is released; 0: none.
+        has_automaton: its constraint is an automaton on the device.
     """
 
     index: int
@@ -78,6 +79,7 @@ class Row:
     ride: Ride | None = None
     capacity: int = INT32_MAX
     lora_slot: int = 0
+    has_automaton: bool = False
     _sampled: int = 0
     _last_step: int = NEVER
 

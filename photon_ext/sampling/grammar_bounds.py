@@ -53,7 +53,7 @@ def check_schema(schema: object) -> None:
         for pattern in _patterns(part):
             check_optional_parts(f"json_schema's pattern {shown(pattern)}", pattern)
         number = part.get("multipleOf")
-        if isinstance(number, (int, float)):
+        if isinstance(number, (int, float)) and not isinstance(number, bool):
             multiples.add(number)
     _check_multiples(multiples)
 

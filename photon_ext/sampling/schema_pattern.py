@@ -83,8 +83,8 @@ class _Reader:
             if keyword in told:
                 return self._only(told, keyword, lambda parts: self._any_of(parts, refs))
         if "allOf" in told:
-            if len(told["allOf"]) > 1:
-                raise NotRegular("allOf joins several schemas")
+            if len(told["allOf"]) != 1:
+                raise NotRegular(f"allOf joins {len(told['allOf'])} schemas")
             return self._only(told, "allOf", lambda parts: self.read(parts[0], refs))
         if "const" in told:
             return self._only(told, "const", _constant, "type")
@@ -285,8 +285,8 @@ def _between(least: int, most: int) -> Pattern:
 
 def _of_digits(first: str, last: str) -> Pattern:
     """Texts of digits between two of equal length."""
-    if not first:
-        return NOTHING
+    if first.strip("0") == "" == last.strip("9"):  # all: looked at one by one, 2**digits parts
+        return Repeated(_DIGIT, len(first), len(first))
     low, high, rest = int(first[0]), int(last[0]), len(first) - 1
     if low == high:
         return joined(first[0], _of_digits(first[1:], last[1:]))

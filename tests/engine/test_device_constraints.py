@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,6 +52,7 @@ HOST_FORMS: dict[str, tuple[dict[str, Any], str]] = {
         {"json_schema": {"type": "string", "pattern": "^\\s+$"}},
         r"a regular expression has a class such as \w or \s",
     ),
+    "allOf": ({"json_schema": {"allOf": []}}, "allOf joins 0 schemas"),
     "format": ({"json_schema": {"type": "string", "format": "uri"}}, "a string has the format uri"),
     "whitespace": (
         {"json_schema": SCHEMAS["list"], "whitespace": True},
@@ -157,6 +159,20 @@ def test_other_parameters_mean_the_same_on_both(
         found, expected = device.generate(QUESTIONS, params), host.generate(QUESTIONS, params)
         assert list(map(without_place, found)) == list(map(without_place, expected))
         assert {one.constraint_on for one in found} == {"device"}
+
+
+def test_where_a_constraint_and_a_bias_leave_nothing_both_are_named(
+    device: Engine, host: Engine
+) -> None:
+    """The same error on both, and others go on."""
+    (token,) = device.tokenizer.encode("x", False) if device.tokenizer is not None else [0]
+    params = [SamplingParams(4, regex="x", logit_bias={token: -math.inf}), SamplingParams(4)]
+    found, expected = (one.generate(QUESTIONS[:2], params) for one in (device, host))
+    assert list(map(without_place, found)) == list(map(without_place, expected))
+    assert found[0].error is not None
+    assert ": the constraint allows nothing there, or, less likely, all logits" in found[0].error
+    assert found[0].error.endswith("forbid ids besides: allow more of them first")
+    assert [one.finish_reason for one in found] == ["error", "length"]
 
 
 def test_answers_of_one_prompt_share_one_automaton(device: Engine) -> None:

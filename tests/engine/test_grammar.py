@@ -178,10 +178,15 @@ def test_params_serve_many_requests_and_the_same_seed_gives_the_same(engine: Eng
 def test_rows_whose_masks_are_filled_together_keep_their_answers(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One row has a grammar that others have, too, one a constraint of its own, one none."""
-    forms = [{"json_schema": SCHEMAS[name]} for name in ("call", "list", "either", "call")]
+    """One row has a grammar that others have, too, one a constraint of its own, one none. Those
+    with whitespace are the host's everywhere.
+    """
+    forms = [SCHEMAS[name] for name in ("call", "list", "either", "call")]
     params = [
-        *(SamplingParams(16, 1.0, seed=i, **form) for i, form in enumerate(forms)),
+        *(
+            SamplingParams(16, 1.0, seed=i, json_schema=form, whitespace=True)
+            for i, form in enumerate(forms)
+        ),
         SamplingParams(16, 1.0, seed=7, constraint=from_allowed_ids(range(300, 400))),
         SamplingParams(16, 1.0, seed=8),
     ]
@@ -266,3 +271,32 @@ def test_threads_submit_at_once(engine: Engine) -> None:
         thread.join()
     assert len(answers) == 8
     assert all(text in (f"number {i}", f"letter {i}") for i, text in answers.items())
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ({"json_schema": {"const": "<|im_end|>"}}, '"<|im_end|>"'),
+        ({"json_schema": {"enum": ["a<|im_start|>b"]}}, '"a<|im_start|>b"'),
+        ({"choice": ["<|im_end|>"]}, "<|im_end|>"),
+        ({"regex": r"<\|endoftext\|>x"}, "<|endoftext|>x"),
+        ({"grammar": 'start: "a<|im_end|>" /<[|]im_start[|]>/'}, "a<|im_end|><|im_start|>"),
+        ({"grammar": 'root ::= "a<|im_end|>b"'}, "a<|im_end|>b"),
+    ],
+)
+def test_text_that_spells_a_special_token_is_text(
+    engine: Engine, form: dict[str, Any], text: str
+) -> None:
+    """It became that token where it was the only text to follow, and an end token ended it."""
+    (output,) = engine.generate(["Go on."], SamplingParams(30, **form))
+    assert (output.text, output.finish_reason, output.error) == (text, "stop", None)
+
+
+def test_a_grammar_may_name_special_tokens(engine: Engine, smollm2: LoadedModel) -> None:
+    assert smollm2.tokenizer is not None
+    token = smollm2.tokenizer.token_id("<|im_start|>")
+    form = 'start: "a" <|im_start|> "b"  // <|im_end|>'
+    (output,) = engine.generate(["Go on."], SamplingParams(9, grammar=form))
+    assert (output.text, output.token_ids[1]) == ("ab", token)
+    with pytest.raises(RequestError, match=r'unknown special token: "<\|no\|>"; change what is na'):
+        engine.submit("Go on.", SamplingParams(grammar='start: "a" <|no|>'))

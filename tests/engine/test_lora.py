@@ -205,6 +205,8 @@ def test_bad_names_are_refused_and_nobody_else_is_hurt(engine: Engine, tiny: Ada
         engine.submit(PROMPTS[0], PARAMS, lora=3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="no adapter is named 'none'"):
         engine.unload_lora("none")
+    with pytest.raises(ConfigError, match=r"no adapter is named \['all'\]; there are 'all'"):
+        engine.unload_lora(["all"])  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="an adapter is named 'all' already; unload it first"):
         engine.load_lora("all", tiny.paths["all"])
     with pytest.raises(ConfigError, match="the adapter's name is ''; give a text"):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
 import llguidance  # noqa: F401  without it these tests are left out
+import numpy as np
 import pytest
 
 from photon_ext.engine import Engine
@@ -147,6 +149,8 @@ def test_the_model_decides_unless_a_call_is_asked_for(choice: str | None) -> Non
         ([TIME], "always", "^tool_choice is 'always'; give auto, none, required, or .*: get_time|"),
         ([WEATHER], NAMED, "^tool_choice is {.*}; give .* with the name of a tool: there are get_"),
         (None, "required", "^tool_choice is 'required'; give .*: there are no tools"),
+        ([TIME], np.array(["auto", "none"]), r"^tool_choice is array\(.*; give auto, none, requi"),
+        ([{"type": np.array([1, 2])}], None, "^tools hold {'type': array.*; give {'type'"),
     ],
 )
 def test_what_is_wrong_is_named(tools: Any, choice: Any, told: str) -> None:
@@ -159,10 +163,26 @@ def test_a_call_and_another_constraint_contradict_each_other() -> None:
     assert asked is not None
     with pytest.raises(ConfigError, match=r"^tool_choice asks for a call, and the parameters have"):
         asked.constrain(SamplingParams(regex="a"))
-    parameters = {"type": "function", "function": {"name": "f", "parameters": {"a": {1, 2}}}}
-    asked = Tools.of([parameters], "required")
+    for wrong in ({1, 2}, math.nan):
+        parameters = {"type": "function", "function": {"name": "f", "parameters": {"a": wrong}}}
+        asked = Tools.of([parameters], "required")
+        assert asked is not None
+        with pytest.raises(
+            ConfigError, match=r"^the parameters of tool 'f' are no JSON .*; give a"
+        ):
+            asked.constrain(SamplingParams())
+
+
+def test_more_tools_than_a_call_can_be_one_of_are_told_as_such() -> None:
+    names = [f"tool_{i}" for i in range(1000)]
+    asked = Tools.of([{"type": "function", "function": {"name": name}} for name in names], "auto")
     assert asked is not None
-    with pytest.raises(ConfigError, match=r"^the parameters of tool 'f' are no JSON .*; give a JS"):
+    assert not asked.constrain(SamplingParams()).constrained
+    asked = Tools.of(asked.given, "required")
+    assert asked is not None
+    with pytest.raises(
+        ConfigError, match=r"^tool_choice .* of its 1000 tools is refused: json_sch"
+    ):
         asked.constrain(SamplingParams())
 
 

@@ -90,6 +90,8 @@ def test_slots_lie_in_whole_vectors() -> None:
     [
         ({"peft_type": "IA3"}, "peft_type is 'IA3', expected LORA"),
         ({"use_dora": True}, "use_dora is True, which is not supported; train a plain LoRA"),
+        ({"layer_replication": [[0, 2]]}, "layer_replication is .*, which is not supported"),
+        ({"alora_invocation_tokens": [3]}, "alora_invocation_tokens is .*, which is not supp"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern is .*, which is not supported"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save is .*, which is not supported"),
         ({"bias": "all"}, "bias is 'all', and biases are not adapted"),
@@ -137,6 +139,22 @@ def without(name: str) -> Callable[[dict[str, torch.Tensor]], object]:
             lambda found: found.update({Q.format("A"): torch.ones(RANK, 16, dtype=torch.int8)}),
             "is stored as I8; save it in float32",
         ),
+        (
+            lambda found: found.update({Q.replace("1", "01").format("A"): torch.ones(RANK, 16)}),
+            r"layers\.01\..* adapts no module that is supported",
+        ),
+        (
+            lambda found: found.update({Q.replace("1", "9" * 5000).format("A"): torch.ones(1)}),
+            r"layers\.9.* adapts no module that is supported",
+        ),
+        (
+            lambda found: found[V.format("A")].__setitem__((1, 2), torch.nan),
+            r"v_proj\.lora_A\.weight, scaled, holds NaN, infinity or what is infinite in torch.f",
+        ),
+        (
+            lambda found: found.update({UP.format("B"): torch.full((24, RANK), 3e38)}),
+            r"up_proj\.lora_B\.weight, scaled, holds NaN, infinity or what is infinite in torch.f",
+        ),
     ],
 )
 def test_an_adapter_of_another_model_is_refused(
@@ -153,6 +171,8 @@ def test_a_missing_or_damaged_file_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "nowhere")
     with pytest.raises(ModelError, match="is no directory of a PEFT adapter"):
         read(tmp_path)
+    with pytest.raises(ModelError, match=r"^x{80}.*: cannot be looked for \(File name too long\)"):
+        read(Path("x" * 5000))
     with pytest.raises(ModelError, match="the adapter's path is 3; give a directory"):
         read(3)  # type: ignore[arg-type]
     weights = saved(tmp_path, tensors()) / "adapter_model.safetensors"

@@ -56,8 +56,9 @@ def test_a_schema_that_the_caller_changes_later_is_asked_for_as_it_was() -> None
     assert params.json_schema == '{"type": "integer"}'
 
 
-@pytest.mark.parametrize("number", [1, 5, 0.01, 1e-5, 1000.0, 49999, 0.25])
+@pytest.mark.parametrize("number", [1, 5, 0.01, 1e-5, 1000.0, 49999, 0.25, True])
 def test_a_multiple_of_few_digits_is_taken(number: float) -> None:
+    """What is no number at all the library refuses."""
     assert SamplingParams(json_schema={"multipleOf": number}).constrained
 
 
