@@ -11,10 +11,10 @@ MOST = 6  # the table, its column in layout.py and row_state.h, who reads it the
 
 
 def files_naming(parameter: str) -> list[str]:
-    """Files of photon_ext and csrc that name it, in whatever case."""
+    """Files of photon_ext and csrc that name it, in whatever case; pages do not count."""
     files = [
         *(ROOT / "photon_ext").rglob("*.py"),
-        *filter(Path.is_file, (ROOT / "csrc").rglob("*")),
+        *(path for path in (ROOT / "csrc").rglob("*") if path.is_file() and path.suffix != ".md"),
     ]
     return sorted(
         str(path.relative_to(ROOT))

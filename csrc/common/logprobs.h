@@ -1,5 +1,5 @@
 // The log-probabilities that a row asks for: of its logits as they come, or processed: of what is
-// sampled of them (penalties.h), at the row's temperature.
+// sampled of them (penalties.h), scaled as the row's noise has it.
 #pragma once
 #include <cstdint>
 #include <cstring>

@@ -109,7 +109,7 @@ bool is_whole(const SampleParams& p, int64_t r) {
   return is_filtered(p, r) || load_adjustment(p, load_segment(p.segments, r).row).on();
 }
 
-// What is sampled of a logit of segment r, at the row's temperature.
+// What is sampled of a logit of segment r, scaled as its noise has it.
 float processed(const SampleParams& p, int64_t r, float logit, int32_t id) {
   const Segment s = load_segment(p.segments, r);
   const Noise noise = load_noise(s, p.row_state);
