@@ -333,7 +333,7 @@ def sample_into(
             it: the bits of the float32 log-probability of the sampled id, then the n likeliest ids
             that the row asks for, 20 at most, in order (ties by id), each with the bits of its own;
             id -1: there are no more. Of the logits as they are given: without biases, penalties,
-            temperature, filters, but with what a mask has made of them; or, as the row says, with
+            scaling, filters, but with what a mask has made of them; or, as the row says, with
             all but filters. None: none are wanted.
         automata: int32 [words], the vocabulary and the automata of all rows (layout.VocabularyWord
             and layout.AutomatonWord). Logits that the state of a row's automaton forbids become
