@@ -90,13 +90,14 @@ class InputProcessor:
     ) -> list[Sequence]:
         """``n`` for one prompt, which is encoded once. Raises as `make`."""
         ids = self._encoded(prompt, raw, options)
+        params = _asked(params, options)
         return [self._sequence(ids, params, options, sample) for sample in range(n)]
 
     def make(
         self, prompt: Prompt, params: SamplingParams | None, raw: bool, options: RequestOptions
     ) -> Sequence:
         """Raises RequestError, ConfigError: what is wrong with the prompt or the parameters."""
-        return self._sequence(self._encoded(prompt, raw, options), params, options)
+        return self.make_answers(prompt, params, raw, options, 1)[0]
 
     def _encoded(self, prompt: Prompt, raw: bool, options: RequestOptions) -> Seq[int]:
         check_flag("raw", raw)
@@ -106,16 +107,11 @@ class InputProcessor:
     def _sequence(
         self,
         ids: Seq[int],
-        params: SamplingParams | None,
+        params: SamplingParams,
         options: RequestOptions,
-        sample: int = 0,
+        sample: int,
     ) -> Sequence:
         """``sample``: which of the answers to this prompt it is."""
-        params = SamplingParams() if params is None else params
-        if not isinstance(params, SamplingParams):
-            raise ConfigError(f"params is a {type(params).__name__}; give SamplingParams(...)")
-        if options.tools is not None:
-            params = options.tools.constrain(params)
         params = params.sample(sample)
         text = self._stopped_text(params)
         cap = self.fit(len(ids), params.max_new_tokens)
@@ -123,17 +119,17 @@ class InputProcessor:
         stops = dict.fromkeys((*eos_ids, *params.stop_token_ids))
         row_params = params.row_params(cap, tuple(stops), self._bad_ids(params.bad_words))
         admission = check_admission(self.limits, ids, row_params)
-        constraint, automaton, place = self._constraint(params, sample)
+        constraint, automaton, constraint_on = self._constraint(params, sample)
         if automaton is not None:
             admission = admission._replace(params=replace(admission.params, constrained=False))
-        request = Request(self.queue, self._text, len(ids), text, place)
+        request = Request(self.queue, self._text, len(ids), text, constraint_on)
         watched = constraint is not None or text is not None
         limit = "max_len" if cap < params.max_new_tokens else "max_new_tokens"
-        priority, deadline, salt, name, _ = options
-        adapter = self.adapters.find(name)
+        adapter, salt = self.adapters.find(options.lora), options.cache_salt
         root = salt if adapter is None else (salt, adapter.key)
+        standing = options.priority, options.deadline
         sequence = Sequence(
-            admission, constraint, request, watched, limit, root, priority, deadline, adapter
+            admission, constraint, request, watched, limit, root, *standing, adapter
         )
         sequence.automaton = automaton
         sequence.key = checked_key(self.policy, sequence)
@@ -182,6 +178,14 @@ class InputProcessor:
                     "one token"
                 )
             yield from ids
+
+
+def _asked(params: SamplingParams | None, options: RequestOptions) -> SamplingParams:
+    """The parameters of a request, with the form that its tools give the answer."""
+    params = SamplingParams() if params is None else params
+    if not isinstance(params, SamplingParams):
+        raise ConfigError(f"params is a {type(params).__name__}; give SamplingParams(...)")
+    return params if options.tools is None else options.tools.constrain(params)
 
 
 def _started(constraint: Constraint | None, sample: int) -> Constraint | None:

@@ -33,7 +33,8 @@ FIRST = {
 # Functions that launch a kernel thousands of times, or fill the device, and hold no size that
 # others do not; one that makes a call fail on purpose, which memcheck would report; and those that
 # run torch's matrix products between our kernels, where racecheck, which looks at our kernels
-# alone, ends with an error of its own (without that filter they pass, as they do in memcheck).
+# alone, ends with an error of its own (memcheck finds nothing, and without that filter the first of
+# them has passed).
 LEFT_OUT = frozenset(
     {
         "test_more_tokens_than_a_grid_has_blocks_are_an_error",
