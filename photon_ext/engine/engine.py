@@ -13,6 +13,7 @@ import torch
 
 from photon_ext._library import log_fallbacks
 from photon_ext.checks import Prefill, check_callable, check_count, check_prefill
+from photon_ext.engine.embeds import EmbedsMemory, EmbedsReader
 from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.engine.input import InputProcessor
 from photon_ext.engine.loop import EngineLoop, Listener
@@ -32,6 +33,7 @@ from photon_ext.runtime.heap_freeze import HeapFreeze
 from photon_ext.runtime.runtime import checked_device
 from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling import (
+    EmbedsPool,
     PagePool,
     Pager,
     Planner,
@@ -92,6 +94,7 @@ class Engine:
         freeze: bool = False,
         prefix_cache: bool = True,
         exact: bool = False,
+        embeds: torch.Tensor | None = None,
     ) -> None:
         """Makes an engine from parts; `from_pretrained` makes the parts.
 
@@ -108,6 +111,8 @@ class Engine:
             exact: decode steps and prefill of this forward differ in last bits, which tokens must
                 not show: no decode step's keys and values are computed again by prefill, nor shared
                 (see Pager and Sequence.requeue).
+            embeds: the forward's memory for embeddings, [places, hidden], on its device: the i-th
+                is that of token -2 - i. None: it takes tokens alone.
 
         Raises: as Pipeline; ConfigError, the pool has no page, or a value is no option.
         """
@@ -122,7 +127,9 @@ class Engine:
         if max_tokens_per_step is not None:
             max_tokens_per_step = check_count("max_tokens_per_step", max_tokens_per_step)
         chunk = check_count("chunk", chunk)
-        pager = Pager(PagePool(num_pages), runtime.page_size, prefix_cache, exact)
+        reader = EmbedsReader.of(embeds)
+        places = EmbedsPool(reader.places)
+        pager = Pager(PagePool(num_pages), runtime.page_size, prefix_cache, exact, places)
         self._scheduler = scheduler = Scheduler(pager, rows, runtime.max_len)
         self._queue = RequestQueue(max_waiting, scheduler.stats)
         self._pipeline = pipeline = Pipeline(
@@ -141,13 +148,14 @@ class Engine:
         ends = tuple(eos_ids)
         compiler = GrammarCompiler(tokenizer, vocab_size, ends)
         self._input = InputProcessor(
-            tokenizer, ends, pipeline.limits, scheduler.fit, self._queue, policy, compiler
+            tokenizer, ends, pipeline.limits, scheduler.fit, self._queue, policy, compiler, reader
         )
         mixes = prefill == "mixed" or pipeline.keys.mixed
         budget = TokenBudget(pipeline.keys, chunk, max_tokens_per_step) if mixes else None
         planner = Planner(scheduler, pipeline.roster, chunk, budget)
         self.meter = Meter(pipeline.stats, scheduler, runtime.depth, device, meter)
-        self._loop = EngineLoop(pipeline, scheduler, planner, self._queue, self.meter)
+        memory = EmbedsMemory(embeds, runtime)
+        self._loop = EngineLoop(pipeline, scheduler, planner, self._queue, self.meter, memory)
         self._thread = EngineThread(self._loop)
         self._freeze = HeapFreeze(collect=not graph) if freeze else None  # captures collect first
         if self._freeze is not None:
@@ -223,6 +231,7 @@ class Engine:
             freeze=chosen.freeze,
             prefix_cache=chosen.prefix_cache,
             exact=chosen.exact,
+            embeds=decoder.embeds,
         )
 
     def generate(
@@ -237,7 +246,9 @@ class Engine:
         """Generates for all prompts, batched, and waits for them.
 
         Args:
-            prompts: each a string, a list of token ids, or a list of chat messages.
+            prompts: each a string, a list of token ids, a list of chat messages, or
+                {"prompt_embeds": ...}: a tensor [n, hidden] in the place of tokens, or a list of
+                parts, each such a tensor, a text, or token ids.
             params: for all, or one per prompt; None: the defaults.
             raw: strings are encoded without the chat template, as they stand but for the model's
                 begin-of-text token.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from photon_ext.checks import Limits, check_flag
+from photon_ext.engine.embeds import NO_EMBEDS, EmbedsReader
 from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.engine.prompts import Prompt, encode_prompt
 from photon_ext.engine.request import Request
@@ -37,6 +38,7 @@ class InputProcessor:
         queue: where their requests will be.
         policy: says where each stands among those that wait.
         compiler: makes the constraints of answers with a grammar.
+        embeds: says which embeddings a prompt may have.
     """
 
     tokenizer: Tokenizer | None
@@ -46,6 +48,7 @@ class InputProcessor:
     queue: RequestQueue
     policy: Policy
     compiler: GrammarCompiler
+    embeds: EmbedsReader = NO_EMBEDS
 
     def make_all(
         self,
@@ -92,12 +95,15 @@ class InputProcessor:
             raise ConfigError(f"params is a {type(params).__name__}; give SamplingParams(...)")
         params = params.sample(sample)
         text = self._stopped_text(params)
-        ids = encode_prompt(prompt, self.tokenizer, raw)
+        ids, embeds = encode_prompt(prompt, self.tokenizer, self.embeds, raw)
         cap = self.fit(len(ids), params.max_new_tokens)
         eos_ids = () if params.ignore_eos else self.eos_ids
         stops = dict.fromkeys((*eos_ids, *params.stop_token_ids))
         row_params = params.row_params(cap, tuple(stops), self._bad_ids(params.bad_words))
         admission = check_admission(self.limits, ids, row_params)
+        if embeds is not None:
+            keyed = embeds.keyed(admission.prompt_ids)
+            admission = admission._replace(prompt_ids=keyed)
         if params.answer_grammar is not None:
             constraint: Constraint | None = self.compiler.start(params.answer_grammar)
         else:
@@ -109,6 +115,7 @@ class InputProcessor:
         sequence = Sequence(
             admission, constraint, request, watched, limit, salt, priority, deadline
         )
+        sequence.embeds = None if embeds is None else embeds.rows
         sequence.key = checked_key(self.policy, sequence)
         return sequence
 

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from photon_ext.engine.embeds import EmbedsMemory
 from photon_ext.engine.output import End, StepOutput
 from photon_ext.engine.request import Request
 from photon_ext.engine.request_queue import RequestQueue
@@ -53,6 +54,7 @@ class EngineLoop:
         planner: Planner,
         queue: RequestQueue,
         meter: Meter,
+        embeds: EmbedsMemory,
     ) -> None:
         self.listeners: list[Listener] = []
         self._pipeline = pipeline
@@ -60,6 +62,7 @@ class EngineLoop:
         self._planner = planner
         self._queue = queue
         self._meter = meter
+        self._embeds = embeds
         self._deadlines = Deadlines()
         self._undelivered: deque[Delivery] = deque()
         self._fresh: StepResult | None = None
@@ -130,16 +133,19 @@ class EngineLoop:
     def _admit(self) -> None:
         self._scheduler.release_all()
         for sequence, grant in self._planner.admissions():
-            pages, cached = grant
+            pages, cached, place = grant
             try:
                 row = self._pipeline.admit(
-                    sequence.admission, pages=pages, cached=cached, grows=True
+                    sequence.placed(cached, place), pages=pages, cached=cached, grows=True
                 )
             except RequestError as error:
                 self._scheduler.cancel(sequence, grant)
                 self._end(sequence, End(FinishReason.ERROR, error=str(error)))
             else:
                 self._scheduler.admit(sequence, row, grant)
+                if sequence.embeds is not None and place is not None:
+                    fed = sequence.embeds_behind(cached)
+                    self._embeds.write(place, sequence.embeds[-fed:])
         count = self._scheduler.waiting_count
         if count and not self._pipeline.busy:
             raise PipelineError(

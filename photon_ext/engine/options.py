@@ -83,6 +83,9 @@ class EngineOptions:
         max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to
             their number where a model has more.
         penalties: requests may have penalties: takes 4 bytes for each row and id of the vocabulary.
+        embeds_tokens: embeddings that prompts may bring along, of all requests together whose
+            prompts are being read; takes the memory of as many activations. 0: prompts are tokens
+            alone.
         timing: measure step gaps, by two events around each step.
         meter: keep the counts that need a clock or an event (see observe.meter).
         freeze: keep what start-up made from garbage collections (see Engine).
@@ -108,6 +111,7 @@ class EngineOptions:
     prefix_cache: bool = True
     max_stop_ids: int = 16
     penalties: bool = True
+    embeds_tokens: int = 0
     timing: bool = True
     meter: bool = True
     freeze: bool = True
@@ -120,6 +124,7 @@ class EngineOptions:
                 self._settle(name, check_count(name, getattr(self, name)))
         if self.max_waiting is not None:
             self._settle("max_waiting", check_count("max_waiting", self.max_waiting, least=0))
+        self._settle("embeds_tokens", check_count("embeds_tokens", self.embeds_tokens, least=0))
         choose_policy(self.policy)
         most = MAX_STOP_IDS
         self._settle("max_stop_ids", check_count("max_stop_ids", self.max_stop_ids, most))

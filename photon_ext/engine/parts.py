@@ -46,6 +46,7 @@ def make_parts(
         num_pages=size.num_pages,
         gemm_tokens=None if options.exact else GEMM_TOKENS,
         hopper=backend == "hopper",
+        embeds_tokens=options.embeds_tokens,
     )
     return runtime, decoder, size
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from photon_ext.runtime.row import Row
 from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.step import Fill, Forward, Sample, Span, StepKey
 from photon_ext.runtime.step_keys import StepKeys
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +96,8 @@ class RuntimePort(Protocol):
 
     def open_slots(self, spec: StepSpec) -> Sequence[SlotPort]:
         """Allocates and captures; one slot per step that may be in flight."""
+
+    def upload(self, to: torch.Tensor, rows: torch.Tensor) -> None:
+        """Enqueues a copy of host memory, on CUDA pinned, to device memory that no step in flight
+        reads. A step launched later with prompt tokens finds it there.
+        """

@@ -125,6 +125,10 @@ class Runtime:
         self._streams = streams
         return slots
 
+    def upload(self, to: torch.Tensor, rows: torch.Tensor) -> None:
+        """See RuntimePort.upload."""
+        self.streams.upload(to, rows)
+
     def _make_streams(self, graph: bool) -> Streams:
         if self.device.type == "cuda":
             return CudaStreams(self.device, self._stream)

@@ -47,6 +47,12 @@ class Streams(ABC):
     def capture(self, body: Callable[[], None]) -> _C.Graph:
         """Records what ``body`` enqueues; nothing of it runs."""
 
+    def upload(self, to: torch.Tensor, rows: torch.Tensor) -> None:
+        """See RuntimePort.upload. A step with prompt tokens sends them, and so waits for what the
+        in-copy stream does before.
+        """
+        to.copy_(rows)
+
     def free_bytes(self) -> int:
         """Free device memory; 0 where the device is the host."""
         return torch.cuda.mem_get_info(self.device)[0] if self.backend == "cuda" else 0
@@ -95,6 +101,10 @@ class CudaStreams(Streams):
     def on_compute(self) -> Iterator[Mapping[int, torch.Tensor]]:
         with torch.cuda.stream(self._torch):
             yield {}
+
+    def upload(self, to: torch.Tensor, rows: torch.Tensor) -> None:
+        with torch.cuda.stream(torch.cuda.ExternalStream(self.in_copy.handle, to.device)):
+            to.copy_(rows, non_blocking=True)
 
     def capture(self, body: Callable[[], None]) -> _C.Graph:
         captured = torch.cuda.CUDAGraph(keep_graph=True)

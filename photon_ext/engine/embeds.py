@@ -1,0 +1,138 @@
+"""Embeddings in the place of tokens: what a prompt may bring along, and the way to the device."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from photon_ext.errors import RequestError, describe, shown
+
+if TYPE_CHECKING:
+    from photon_ext.runtime.ports import RuntimePort
+
+_KEY_BYTES = 16  # of a cryptographic hash: nobody finds two embeddings with the same
+
+
+class PromptEmbeds(NamedTuple):
+    """The embeddings of one prompt.
+
+    Attributes:
+        rows: [n, hidden], in host memory and the model's dtype; nobody changes them.
+        positions: where each stands in the prompt, ascending.
+    """
+
+    rows: torch.Tensor
+    positions: tuple[int, ...]
+
+    def keyed(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
+        """The prompt, with a negative number for each embedding that says its content: equal where
+        the bits are.
+        """
+        keyed = list(prompt_ids)
+        content = self.rows.view(torch.uint8).numpy()
+        for position, row in zip(self.positions, content, strict=True):
+            keyed[position] = ~int.from_bytes(
+                blake2b(row, digest_size=_KEY_BYTES).digest(), "little"
+            )
+        return tuple(keyed)
+
+
+class EmbedsMemory(NamedTuple):
+    """The forward's memory for embeddings, [places, hidden]; None: it has none."""
+
+    memory: torch.Tensor | None
+    runtime: RuntimePort
+
+    def write(self, place: int, rows: torch.Tensor) -> None:
+        """Enqueues the copy of embeddings to the places from `place` on, which nobody has."""
+        assert self.memory is not None
+        self.runtime.upload(self.memory[place : place + len(rows)], rows)
+
+
+class EmbedsReader(NamedTuple):
+    """Checks what prompts bring along, on callers' threads. Requests keep it, so it has no memory
+    of the device.
+
+    Attributes:
+        places: embeddings that the forward's memory holds; 0: there is none.
+        hidden, dtype: of the model.
+        pinned: for a copy to a GPU.
+    """
+
+    places: int = 0
+    hidden: int = 0
+    dtype: torch.dtype = torch.float32
+    pinned: bool = False
+
+    @classmethod
+    def of(cls, memory: torch.Tensor | None) -> EmbedsReader:
+        """For the forward's memory."""
+        return cls() if memory is None else cls(*memory.shape, memory.dtype, memory.is_cuda)
+
+    def read(self, embeds: Any) -> torch.Tensor:
+        """A copy in host memory, in the model's dtype. Raises RequestError: the engine takes none,
+        or these are no finite numbers of the model's width.
+        """
+        if not self.places:
+            raise RequestError(
+                "the prompt holds embeddings, and this engine takes token ids alone; make it with "
+                "embeds_tokens, the embeddings of all prompts that are read at once"
+            )
+        shape, dtype = tuple(embeds.shape), str(embeds.dtype).removeprefix("torch.")
+        if not dtype.startswith(("float", "bfloat")):
+            raise RequestError(
+                f"the prompt's embeddings are of {dtype}; give float32, float16 or bfloat16"
+            )
+        if len(shape) != 2 or shape[0] == 0 or shape[1] != self.hidden:
+            raise RequestError(
+                f"the prompt's embeddings have shape {shown(shape)}; expected [n, "
+                f"{self.hidden}], n of the model's hidden size, one at least"
+            )
+        rows = _on_host(embeds, self.dtype)
+        if not (finite := rows.isfinite().all(dim=1)).all():
+            bad = int((~finite).nonzero()[0])
+            raise RequestError(
+                f"embedding {bad} of {shape[0]} of the prompt holds NaN or infinity in "
+                f"{str(self.dtype).removeprefix('torch.')}; give finite numbers"
+            )
+        return rows
+
+    def gathered(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What `read` has given, as one tensor that can be written. Raises RequestError: it is more
+        than all the places.
+        """
+        count = sum(map(len, parts))
+        if count > self.places:
+            raise RequestError(
+                f"the prompt holds {count} embeddings, and the engine has {self.places} places; "
+                "give fewer, or make it with more embeds_tokens"
+            )
+        rows = torch.cat(list(parts))
+        return rows.pin_memory() if self.pinned else rows
+
+
+NO_EMBEDS = EmbedsReader()
+
+
+def is_array(value: object) -> bool:
+    """Whether it is a torch tensor or a numpy array."""
+    numpy = sys.modules.get("numpy")  # who has made an array has imported it
+    return isinstance(value, torch.Tensor) or (
+        numpy is not None and isinstance(value, numpy.ndarray)
+    )
+
+
+def _on_host(embeds: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A copy: the caller may go on to change what was given."""
+    try:
+        if not isinstance(embeds, torch.Tensor):
+            embeds = torch.tensor(embeds)
+        return embeds.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()  # type: ignore[no-any-return]
+    except (RuntimeError, TypeError) as error:  # without memory, or of a layout that is no array
+        raise RequestError(
+            f"the prompt's embeddings cannot be read ({describe(error)}); give a dense tensor"
+        ) from error
