@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from photon_ext.errors import RequestError, describe, shown
+from photon_ext.errors import ConfigError, RequestError, describe, shown
 
 if TYPE_CHECKING:
+    from photon_ext.models.vision import VisionEncoder
     from photon_ext.runtime.ports import RuntimePort
 
 _KEY_BYTES = 16  # of a cryptographic hash: nobody finds two embeddings with the same
@@ -54,24 +55,39 @@ class EmbedsMemory(NamedTuple):
 
 
 class EmbedsReader(NamedTuple):
-    """Checks what prompts bring along, on callers' threads. Requests keep it, so it has no memory
-    of the device.
+    """Checks what prompts bring along, on callers' threads. Requests keep it, so it does not hold
+    the forward's memory.
 
     Attributes:
         places: embeddings that the forward's memory holds; 0: there is none.
         hidden, dtype: of the model.
         pinned: for a copy to a GPU.
+        encoder: makes embeddings of images; None: prompts hold no images.
     """
 
     places: int = 0
     hidden: int = 0
     dtype: torch.dtype = torch.float32
     pinned: bool = False
+    encoder: VisionEncoder | None = None
 
     @classmethod
-    def of(cls, memory: torch.Tensor | None) -> EmbedsReader:
-        """For the forward's memory."""
-        return cls() if memory is None else cls(*memory.shape, memory.dtype, memory.is_cuda)
+    def of(cls, memory: torch.Tensor | None, encoder: VisionEncoder | None) -> EmbedsReader:
+        """For the forward's memory. Raises ConfigError: it has no place for what the encoder makes."""
+        places, hidden = (0, 0) if memory is None else memory.shape
+        if encoder is not None and places < encoder.config.tokens:
+            raise ConfigError(
+                f"embeds_tokens is {places}, and an image is {encoder.config.tokens} embeddings; "
+                "make it that many at least"
+            )
+        if encoder is not None and hidden != encoder.config.hidden:
+            raise ConfigError(
+                f"the vision encoder makes embeddings of width {encoder.config.hidden}, and the "
+                f"model's are {hidden} wide; give one that was made for this model"
+            )
+        if memory is None:
+            return cls()
+        return cls(places, hidden, memory.dtype, memory.is_cuda, encoder)
 
     def read(self, embeds: Any) -> torch.Tensor:
         """A copy in host memory, in the model's dtype. Raises RequestError: the engine takes none,
@@ -100,6 +116,17 @@ class EmbedsReader(NamedTuple):
                 f"{str(self.dtype).removeprefix('torch.')}; give finite numbers"
             )
         return rows
+
+    def read_image(self, image: Any) -> torch.Tensor:
+        """The embeddings of an image, [n, hidden], as the encoder gives them. Raises RequestError:
+        there is no encoder, or it does not take this image.
+        """
+        if self.encoder is None:
+            raise RequestError(
+                "the prompt holds an image, and this engine has no vision encoder; make it with "
+                "vision=, or give embeddings"
+            )
+        return self.encoder.encode(image)
 
     def gathered(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """What `read` has given, as one tensor that can be written. Raises RequestError: it is more

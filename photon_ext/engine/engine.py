@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from photon_ext.models.config import ModelConfig
     from photon_ext.models.tokenizer import Tokenizer
+    from photon_ext.models.vision import VisionEncoder
     from photon_ext.models.weights import DecoderWeights
     from photon_ext.runtime.ports import RuntimePort
     from photon_ext.runtime.step import Forward
@@ -95,6 +96,7 @@ class Engine:
         prefix_cache: bool = True,
         exact: bool = False,
         embeds: torch.Tensor | None = None,
+        vision: VisionEncoder | None = None,
     ) -> None:
         """Makes an engine from parts; `from_pretrained` makes the parts.
 
@@ -113,6 +115,8 @@ class Engine:
                 (see Pager and Sequence.requeue).
             embeds: the forward's memory for embeddings, [places, hidden], on its device: the i-th
                 is that of token -2 - i. None: it takes tokens alone.
+            vision: makes embeddings of the images of prompts; on a device of its own choice, on the
+                threads of callers.
 
         Raises: as Pipeline; ConfigError, the pool has no page, or a value is no option.
         """
@@ -127,7 +131,7 @@ class Engine:
         if max_tokens_per_step is not None:
             max_tokens_per_step = check_count("max_tokens_per_step", max_tokens_per_step)
         chunk = check_count("chunk", chunk)
-        reader = EmbedsReader.of(embeds)
+        reader = EmbedsReader.of(embeds, vision)
         places = EmbedsPool(reader.places)
         pager = Pager(PagePool(num_pages), runtime.page_size, prefix_cache, exact, places)
         self._scheduler = scheduler = Scheduler(pager, rows, runtime.max_len)
@@ -168,6 +172,7 @@ class Engine:
         *,
         device: str = "auto",
         dtype: torch.dtype | str | None = None,
+        vision: VisionEncoder | None = None,
         **options: Any,
     ) -> Engine:
         """An engine for a model.
@@ -177,16 +182,19 @@ class Engine:
             device: "cpu", "cuda", "cuda:N", or "auto": the GPU if this build can use one.
             dtype: "float32", "float16" or "bfloat16" (or torch's); None: float32 if the file was
                 stored so, else bfloat16.
+            vision: an encoder for images; it needs the option embeds_tokens.
             options: those of EngineOptions, by name.
 
         Raises:
             ModelError, ConfigError, DeviceError: what was found, what was expected, what to do.
         """
         # a wrong option shows before the model is loaded
-        named_options(options, ("model", "device", "dtype"))
+        named_options(options, ("model", "device", "dtype", "vision"))
         chosen = checked_device(choose_device(device))
         loaded = load_model(model, dtype, chosen)
-        return cls.from_weights(loaded.config, loaded.weights, loaded.tokenizer, **options)
+        return cls.from_weights(
+            loaded.config, loaded.weights, loaded.tokenizer, vision=vision, **options
+        )
 
     @classmethod
     def from_weights(
@@ -194,6 +202,7 @@ class Engine:
         config: ModelConfig,
         weights: DecoderWeights,
         tokenizer: Tokenizer | None = None,
+        vision: VisionEncoder | None = None,
         **options: Any,
     ) -> Engine:
         """An engine around weights that are on their device already, in their dtype.
@@ -202,6 +211,7 @@ class Engine:
             config: the model's shape.
             weights: its parameters (models.weights), float32, float16 or bfloat16; not copied.
             tokenizer: None serves token ids alone: no string prompts, no text, no stop strings.
+            vision: as in `from_pretrained`.
             options: those of EngineOptions, by name.
 
         Raises:
@@ -209,7 +219,7 @@ class Engine:
                 the memory does not hold what it asks.
             DeviceError: this build has no kernels for the weights' device.
         """
-        chosen = named_options(options, ("config", "weights", "tokenizer"))
+        chosen = named_options(options, ("config", "weights", "tokenizer", "vision"))
         runtime, decoder, size = make_parts(chosen, config, weights)
         return cls(
             runtime,
@@ -232,6 +242,7 @@ class Engine:
             prefix_cache=chosen.prefix_cache,
             exact=chosen.exact,
             embeds=decoder.embeds,
+            vision=vision,
         )
 
     def generate(
@@ -315,7 +326,9 @@ class Engine:
 
         Args:
             messages: the turns so far, each {"role": "system" | "user" | "assistant", "content":
-                ...}; the content is a string, or a list of parts {"type": "text", "text": ...}.
+                ...}; the content is a string, or a list of parts {"type": "text", "text": ...},
+                {"type": "image", "image": ...} (see `encode_image`), {"type": "embeds", "embeds":
+                ...}.
             params: None: the defaults.
             options: as in `generate`.
 
@@ -329,6 +342,16 @@ class Engine:
             )
         asked = RequestOptions.of(**options)
         return self._answers([self._input.make(messages, params, False, asked)])[0]
+
+    def encode_image(self, image: Any) -> torch.Tensor:
+        """The embeddings of an image, [n, hidden], for prompts: computed once, and used in many.
+
+        Args:
+            image: a PIL image, the bytes of a file, or an array of uint8, [height, width, 3].
+
+        Raises RequestError: it is no such image, Pillow is missing, or the engine has no encoder.
+        """
+        return self._input.embeds.read_image(image)
 
     def listen(self, listener: Listener) -> None:
         """Calls `listener` once per step with a StepOutput: for servers, which send tokens on.

@@ -68,10 +68,12 @@ def encode_prompt(
 
     A string is one user message where the model has a chat template, unless `raw`; otherwise it is
     encoded as it stands, behind the model's begin-of-text token if it uses one. Token ids are taken
-    from a sequence, a numpy array or a torch tensor, which is read from its device. The content of
-    a chat message is a text, or a list of OpenAI's parts, of which texts are joined; a part
-    {"type": "embeds", "embeds": ...} is embeddings. {"prompt_embeds": ...} is embeddings, or a list
-    of parts: embeddings, texts as they stand, token ids.
+    from a sequence, a numpy array or a torch tensor, which is read from its device.
+
+    The content of a chat message is a text, or a list of OpenAI's parts, of which texts are joined;
+    a part {"type": "embeds", "embeds": ...} is embeddings, {"type": "image", "image": ...} an image
+    for the encoder. {"prompt_embeds": ...} is embeddings, or a list of parts: embeddings, texts as
+    they stand, token ids.
 
     Raises RequestError: the prompt is empty, of no known form, holds parts that it cannot hold, or
     needs a tokenizer that is not there.
@@ -170,7 +172,8 @@ def _encode_chat(
         )
     for piece in pieces:
         if piece in marks:
-            builder.add(marks[piece])
+            part = marks[piece]
+            builder.add(part["embeds"] if "embeds" in part else reader.read_image(part["image"]))
         elif piece:
             builder.ids += tokenizer.encode(piece, add_special_tokens=False)
     return builder.encoded()
@@ -199,15 +202,21 @@ def _part_text(part: object, marks: dict[str, Any]) -> str:
         case {"type": "text", "text": str(text)}:
             return text
         case {"type": "embeds", "embeds": embeds} if is_array(embeds):
-            mark = f"embeds-{secrets.token_hex(16)}"
-            marks[mark] = embeds
-            return mark
-        case {"type": kind} if kind not in (None, "text", "embeds"):
+            return _marked({"embeds": embeds}, marks)
+        case {"type": "image", "image": image}:
+            return _marked({"image": image}, marks)
+        case {"type": kind} if kind not in (None, "text", "embeds", "image"):
             raise RequestError(
                 f"the chat holds a content part of type {shown(kind)}; "
-                "this engine takes 'text' and 'embeds'"
+                "this engine takes 'text', 'embeds' and 'image'"
             )
     raise RequestError(
         f"the chat holds the content part {shown(part)}; expected {{'type': 'text', 'text': '...'}}"
-        ", or {'type': 'embeds', 'embeds': tensor}"
+        ", {'type': 'embeds', 'embeds': tensor}, or {'type': 'image', 'image': image}"
     )
+
+
+def _marked(part: dict[str, Any], marks: dict[str, Any]) -> str:
+    mark = f"embeds-{secrets.token_hex(16)}"
+    marks[mark] = part
+    return mark

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel
 from photon_ext.engine import Engine, Output
 from photon_ext.errors import ConfigError, RequestError
 from photon_ext.models.loader import load_model
+from photon_ext.models.vision import VisionConfig, VisionEncoder
 from photon_ext.sampling import SamplingParams
 from tests.engine.byte_tokenizer import byte_tokenizer
 from tests.engine.test_engine_models import prompt_of, tiny_engine
@@ -229,11 +231,17 @@ def test_several_answers_to_an_image(model: tuple[PreTrainedModel, Path], engine
     assert tokens_of(outputs) == [greedy(model[0], [image])] * 3
 
 
-def chat_engine(folder: Path, template: str) -> Engine:
+def chat_engine(folder: Path, template: str, **options: Any) -> Engine:
     loaded = load_model(folder, "float32", torch.device("cpu"))
     tokenizer = byte_tokenizer(template)
     return Engine.from_weights(
-        loaded.config, loaded.weights, tokenizer, max_len=128, embeds_tokens=40, freeze=False
+        loaded.config,
+        loaded.weights,
+        tokenizer,
+        max_len=128,
+        embeds_tokens=40,
+        freeze=False,
+        **options,
     )
 
 
@@ -272,6 +280,51 @@ def test_a_template_that_loses_embeddings_is_told(model: tuple[PreTrainedModel, 
         pytest.raises(RequestError, match="drops, repeats or moves the embeddings"),
     ):
         engine.chat([{"role": "user", "content": content}])
+
+
+VISION = VisionConfig(
+    width=24,
+    layers=1,
+    heads=2,
+    intermediate=30,
+    projector=32,
+    hidden=64,
+    crop_size=30,
+    patch=6,
+    margin=1,
+    most_tiles=4,
+)  # an image is 25 embeddings
+
+
+def test_chats_have_images_where_they_were_put(model: tuple[PreTrainedModel, Path]) -> None:
+    torch.manual_seed(0)
+    encoder = VisionEncoder(VISION)
+    picture = np.random.default_rng(0).integers(0, 256, (50, 70, 3), dtype=np.uint8)
+    content = [{"type": "image", "image": picture}, {"type": "text", "text": "what?"}]
+    expected = [ids_of("[user]"), encoder.encode(picture), ids_of("what?>")]
+    with chat_engine(model[1], CHAT, vision=encoder) as engine:
+        messages = [{"role": "user", "content": content}]
+        first, again = engine.chat(messages, GREEDY), engine.chat(messages, GREEDY)
+        whole = {
+            "prompt_embeds": [ids_of("[user]"), engine.encode_image(picture), ids_of("what?>")]
+        }
+        (given,) = engine.generate([whole], GREEDY)
+        with pytest.raises(RequestError, match=r"the image is 'cat\.png'; give"):
+            engine.chat([{"role": "user", "content": [{"type": "image", "image": "cat.png"}]}])
+    assert tokens_of([first, again, given]) == [greedy(model[0], expected)] * 3
+    assert again.cached_tokens == given.cached_tokens == 32  # pages of 16 of 37 tokens
+
+
+def test_images_need_an_encoder_that_fits(
+    model: tuple[PreTrainedModel, Path], engine: Engine
+) -> None:
+    with pytest.raises(RequestError, match="this engine has no vision encoder; make it with"):
+        engine.encode_image(b"")
+    with pytest.raises(ConfigError, match="embeds_tokens is 0, and an image is 25 embeddings"):
+        tiny_engine(model[1], 1, vision=VisionEncoder(VISION))
+    narrow = VisionEncoder(replace(VISION, hidden=32))
+    with pytest.raises(ConfigError, match="embeddings of width 32, and the model's are 64 wide"):
+        tiny_engine(model[1], 1, vision=narrow, embeds_tokens=25)
 
 
 NAN, LARGE = image_of(64, 3), image_of(64, 3).double()
