@@ -24,21 +24,25 @@ class PromptEmbeds(NamedTuple):
     Attributes:
         rows: [n, hidden], in host memory and the model's dtype; nobody changes them.
         positions: where each stands in the prompt, ascending.
+        keys: a negative number for each that says its content: equal where the bits are.
     """
 
     rows: torch.Tensor
     positions: tuple[int, ...]
+    keys: tuple[int, ...]
+
+    @classmethod
+    def of(cls, rows: torch.Tensor, positions: Sequence[int]) -> PromptEmbeds:
+        """With their keys."""
+        keys = (blake2b(row, digest_size=_KEY_BYTES) for row in rows.view(torch.uint8).numpy())
+        numbers = (~int.from_bytes(key.digest(), "little") for key in keys)
+        return cls(rows, tuple(positions), tuple(numbers))
 
     def keyed(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
-        """The prompt, with a negative number for each embedding that says its content: equal where
-        the bits are.
-        """
+        """The prompt, with their keys where they stand."""
         keyed = list(prompt_ids)
-        content = self.rows.view(torch.uint8).numpy()
-        for position, row in zip(self.positions, content, strict=True):
-            keyed[position] = ~int.from_bytes(
-                blake2b(row, digest_size=_KEY_BYTES).digest(), "little"
-            )
+        for position, key in zip(self.positions, self.keys, strict=True):
+            keyed[position] = key
         return tuple(keyed)
 
 
@@ -73,7 +77,7 @@ class EmbedsReader(NamedTuple):
 
     @classmethod
     def of(cls, memory: torch.Tensor | None, encoder: VisionEncoder | None) -> EmbedsReader:
-        """For the forward's memory. Raises ConfigError: it has no place for what the encoder makes."""
+        """For the forward's memory. Raises ConfigError: the encoder's output has no place there."""
         places, hidden = (0, 0) if memory is None else memory.shape
         if encoder is not None and places < encoder.config.tokens:
             raise ConfigError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from photon_ext.checks import Limits, check_flag
 from photon_ext.engine.embeds import NO_EMBEDS, EmbedsReader
 from photon_ext.engine.grammar_compiler import GrammarCompiler
-from photon_ext.engine.prompts import Prompt, encode_prompt
+from photon_ext.engine.prompts import EncodedPrompt, Prompt, encode_prompt
 from photon_ext.engine.request import Request
 from photon_ext.engine.request_options import RequestOptions
 from photon_ext.engine.request_queue import RequestQueue
@@ -73,14 +73,15 @@ class InputProcessor:
         for index, prompt in enumerate(prompts):
             own = params[index] if isinstance(params, Seq) else params
             try:
-                made += [self.make(prompt, own, raw, options, sample) for sample in range(n)]
+                encoded = encode_prompt(prompt, self.tokenizer, self.embeds, raw)
+                made += [self.make(encoded, own, raw, options, sample) for sample in range(n)]
             except (RequestError, ConfigError) as error:
                 raise type(error)(f"prompt {index}: {error}") from error.__cause__
         return made
 
     def make(
         self,
-        prompt: Prompt,
+        prompt: Prompt | EncodedPrompt,
         params: SamplingParams | None,
         raw: bool,
         options: RequestOptions,
@@ -95,7 +96,9 @@ class InputProcessor:
             raise ConfigError(f"params is a {type(params).__name__}; give SamplingParams(...)")
         params = params.sample(sample)
         text = self._stopped_text(params)
-        ids, embeds = encode_prompt(prompt, self.tokenizer, self.embeds, raw)
+        if not isinstance(prompt, EncodedPrompt):
+            prompt = encode_prompt(prompt, self.tokenizer, self.embeds, raw)
+        ids, embeds = prompt
         cap = self.fit(len(ids), params.max_new_tokens)
         eos_ids = () if params.ignore_eos else self.eos_ids
         stops = dict.fromkeys((*eos_ids, *params.stop_token_ids))

@@ -58,7 +58,7 @@ class _Builder:
         if not self._rows:
             return EncodedPrompt(self.ids)
         rows = self._reader.gathered(self._rows)
-        return EncodedPrompt(self.ids, PromptEmbeds(rows, tuple(self._positions)))
+        return EncodedPrompt(self.ids, PromptEmbeds.of(rows, self._positions))
 
 
 def encode_prompt(

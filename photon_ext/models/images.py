@@ -42,6 +42,7 @@ def read_image(image: Any) -> Image:
         raise RequestError(
             "images need the Python package Pillow: pip install 'photon_ext[vision]'"
         ) from error
+    opened: Image
     if isinstance(image, (bytes, bytearray, memoryview)):
         try:
             opened = images.open(io.BytesIO(image))

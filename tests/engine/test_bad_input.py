@@ -202,7 +202,7 @@ def test_a_loaded_model_takes_no_option_that_there_is_not(folder: Path) -> None:
     loaded = load_model(folder, "float32", "cpu")
     with pytest.raises(
         ConfigError,
-        match="an engine has no option 'device'; there are config, weights, tokenizer, max_rows, ",
+        match="an engine has no option 'device'; there are config, weights, tokenizer, vision, max_rows, ",
     ):
         Engine.from_weights(loaded.config, loaded.weights, device="cpu")
 

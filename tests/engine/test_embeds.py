@@ -5,6 +5,7 @@ transformers' forward with the same embeddings, whatever the chunks, the pages a
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -313,6 +314,25 @@ def test_chats_have_images_where_they_were_put(model: tuple[PreTrainedModel, Pat
             engine.chat([{"role": "user", "content": [{"type": "image", "image": "cat.png"}]}])
     assert tokens_of([first, again, given]) == [greedy(model[0], expected)] * 3
     assert again.cached_tokens == given.cached_tokens == 32  # pages of 16 of 37 tokens
+
+
+class CountingEncoder(VisionEncoder):
+    """Knows how many images it has encoded, and on which threads."""
+
+    def encode(self, image: Any) -> torch.Tensor:
+        self.threads = [*getattr(self, "threads", []), threading.current_thread()]
+        return super().encode(image)
+
+
+def test_several_answers_to_an_image_encode_it_once_on_the_callers_thread(
+    model: tuple[PreTrainedModel, Path],
+) -> None:
+    encoder = CountingEncoder(VISION)
+    picture = np.zeros((9, 9, 3), np.uint8)
+    content = [{"type": "image", "image": picture}]
+    with chat_engine(model[1], CHAT, vision=encoder) as engine:
+        engine.generate([[{"role": "user", "content": content}]], GREEDY, n=3)
+    assert encoder.threads == [threading.current_thread()]
 
 
 def test_images_need_an_encoder_that_fits(
