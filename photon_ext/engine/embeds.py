@@ -93,9 +93,10 @@ class EmbedsReader(NamedTuple):
             return cls()
         return cls(places, hidden, memory.dtype, memory.is_cuda, encoder)
 
-    def read(self, embeds: Any) -> torch.Tensor:
+    def read(self, embeds: Any, taken: int = 0) -> torch.Tensor:
         """A copy in host memory, in the model's dtype. Raises RequestError: the engine takes none,
-        or these are no finite numbers of the model's width.
+        these are no finite numbers of the model's width, or, with `taken` others of the prompt,
+        they have no place.
         """
         if not self.places:
             raise RequestError(
@@ -111,6 +112,11 @@ class EmbedsReader(NamedTuple):
             raise RequestError(
                 f"the prompt's embeddings have shape {shown(shape)}; expected [n, "
                 f"{self.hidden}], n of the model's hidden size, one at least"
+            )
+        if taken + shape[0] > self.places:
+            raise RequestError(
+                f"the prompt holds {taken + shape[0]} embeddings or more, and the engine has "
+                f"{self.places} places; give fewer, or make it with more embeds_tokens"
             )
         rows = _on_host(embeds, self.dtype)
         if not (finite := rows.isfinite().all(dim=1)).all():
@@ -133,15 +139,7 @@ class EmbedsReader(NamedTuple):
         return self.encoder.encode(image)
 
     def gathered(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """What `read` has given, as one tensor that can be written. Raises RequestError: it is more
-        than all the places.
-        """
-        count = sum(map(len, parts))
-        if count > self.places:
-            raise RequestError(
-                f"the prompt holds {count} embeddings, and the engine has {self.places} places; "
-                "give fewer, or make it with more embeds_tokens"
-            )
+        """What `read` has given, as one tensor that can be written."""
         rows = torch.cat(list(parts))
         return rows.pin_memory() if self.pinned else rows
 

@@ -49,7 +49,7 @@ class _Builder:
 
     def add(self, embeds: Any) -> None:
         """Embeddings [n, hidden]."""
-        rows = self._reader.read(embeds)
+        rows = self._reader.read(embeds, len(self._positions))
         self._positions += range(len(self.ids), len(self.ids) + len(rows))
         self.ids += [0] * len(rows)
         self._rows.append(rows)

@@ -363,7 +363,10 @@ NAN[2, 5], LARGE[1, 0] = float("nan"), 1e39
         (torch.ones(3, 64, dtype=torch.complex64), "is a Tensor of torch.complex64"),
         (torch.ones(3, 64, device="meta"), "cannot be read"),
         (torch.ones(3, 64).to_sparse(), "cannot be read"),
-        ([image_of(64, 20), image_of(64, 11)], "holds 31 embeddings, and the engine has 30 places"),
+        (
+            [image_of(64, 20), image_of(64, 11)],
+            "holds 31 embeddings or more, and the engine has 30",
+        ),
         ([], "the prompt is empty"),
         (None, "prompt_embeds is a NoneType; give a tensor [n, hidden], or a list of parts"),
         ([image_of(64, 2), None], "prompt_embeds holds None; give a tensor"),
