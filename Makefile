@@ -13,8 +13,8 @@ CXX_SOURCES = $(shell find csrc tests/emulator benchmarks/lab -name '*.h' -o -na
 
 # What runs on the CUDA kernels without a GPU: the ops, a decoder, graphs on the host and an engine at depth 2.
 EMULATED_OPS := $(addprefix tests/ops/test_,attention.py chunk_attention.py embedding.py errors.py fused_linear.py linear.py mixed_attention.py mlp.py norm.py \
-	opcheck.py filter.py muted_stops.py logprobs.py penalties.py sample.py split_attention.py step.py)
-EMULATED_MODELS := tests/models/test_decoder_fast.py tests/engine/test_engine_fast.py tests/models/test_decoder.py tests/runtime/test_replay.py tests/engine/test_engine_models.py tests/testing/test_conformance.py
+	opcheck.py filter.py muted_stops.py logprobs.py penalties.py lora.py automata.py sample.py split_attention.py step.py)
+EMULATED_MODELS := tests/models/test_decoder_fast.py tests/models/test_decoder_lora.py tests/engine/test_engine_fast.py tests/models/test_decoder.py tests/runtime/test_replay.py tests/engine/test_engine_models.py tests/testing/test_conformance.py
 SEEDS ?= 2
 SEARCH ?= 20
 # About half of the time that the tests take.
@@ -41,7 +41,7 @@ test-emulated: build
 	for count in 3 8; do $(EMULATED) PHOTON_EMULATOR_SMS=$$count $(BIN)/python -m pytest -q -m "not gpu" \
 	  tests/ops/test_fused_linear.py -k "any_number or more_tokens_than_a_launch or many_tokens or not_finite or around_the_groups" || exit 1; done
 	$(EMULATED) $(BIN)/python -m pytest -q -m "not gpu" $(EMULATED_MODELS) \
-	  -k "test_decoder_fast or alone_batched or among_more_rows or preempted or half or (bitwise and not scaled) or pinned_memory or eager_steps or sampled_tokens or real_runtime or are_the_ops"
+	  -k "test_decoder_fast or test_decoder_lora or alone_batched or among_more_rows or preempted or half or (bitwise and not scaled) or pinned_memory or eager_steps or sampled_tokens or real_runtime or are_the_ops"
 
 # Searches for what goes wrong, with SEARCH times as many examples as `make test` gives them.
 test-search: build

@@ -59,6 +59,7 @@ EMULATOR_FLAGS += "-iquote tests/emulator/include -Itests/emulator/include"
 CHAINED = (
     "embedding",
     "kernels",
+    "lora",
     "mlp",
     "norm",
     "rope_append",

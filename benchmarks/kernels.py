@@ -26,6 +26,7 @@ from benchmarks.common.replay import Patience, Rotation, Run, cache_bytes, time_
 from benchmarks.common.result import ResultFile
 from benchmarks.common.result_tables import tables_of
 from benchmarks.floor import bytes_of, read_floor
+from benchmarks.kernel_cases.adapters import adapter_groups
 from benchmarks.kernel_cases.attention import chunk_groups, decode_groups
 from benchmarks.kernel_cases.case import BOUNDS, Case, Plan, Setting
 from benchmarks.kernel_cases.chains import chain_groups
@@ -117,6 +118,7 @@ def groups(setting: Setting, args: Namespace) -> Iterator[list[Plan]]:
     contexts = [each for each in args.contexts if each <= setting.config.max_positions]
     yield from chain_groups(setting, args.batches)
     yield from linear_groups(setting, args.batches)
+    yield from adapter_groups(setting, args.batches)
     yield from decode_groups(setting, args.batches, contexts)
     yield from chunk_groups(setting, args.chunks, contexts)
     yield from pointwise_groups(setting, args.batches)

@@ -85,6 +85,9 @@ def _figures(entry: dict[str, Any]) -> list[str]:
     fast = " hopper" if entry.get("kernels") in ("hopper", "fast") else ""
     if entry.get("what") == "single stream":
         return [f"{who} {own['tokens_per_s']:.3g} tok/s" for who, own in entry["rates"].items()]
+    if entry.get("what") == "constraints":
+        of = f"{entry['model']} B{entry['batch']}"
+        return [f"{of} {mode} x{own['ratio']:.3f}" for mode, own in entry["modes"].items()]
     form = {
         "decode": "{model} B{batch} d{depth}{fast} {ms_per_step[median]:.3g} ms",
         "counts": "{model} B{batch} {way} {passed}",
@@ -95,6 +98,7 @@ def _figures(entry: dict[str, Any]) -> list[str]:
         "long": "{model} long d{depth} {wall_s:.1f} s, {active_share:.1%} active",
         "peer": "{peer} B{batch} {ms_per_step:.3g} ms",
         "layers": "{model} B{batch} {way} {share:.0%}",
+        "schemas": "{model} T{temperature} {counts} {passed}",
         "cell": "{model} {load} {title} {rate}/s {tokens_per_s:.0f} tok/s",
     }.get(entry.get("what", ""))
     passed = "pass" if entry.get("passed") else "FAIL"

@@ -149,6 +149,7 @@ class Limits(NamedTuple):
     max_stop_ids: int
     max_biases: int = 0
     penalties: bool = False
+    prompt_logprobs: bool = False
 
 
 def check_ids(

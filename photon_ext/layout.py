@@ -58,7 +58,8 @@ class RowColumn(IntEnum):
         TEMPERATURE: the bits of a float32; 0 is greedy.
         SEED_LOW, SEED_HIGH: the seed's halves of 32 bits.
         CONSTRAINT: HOST_MASK: sampled with a mask or not at all; 0: free.
-        LORA_SLOT: reserved.
+        LORA_SLOT: which adapter the row's tokens have, by its slot; 0, or a slot that is not there:
+            none.
         TOP_K: not above 0 is off.
         TOP_P: the bits of a float32; off unless above 0 and below 1.
         MIN_P: the bits of a float32; off unless above 0 and at most 1.
@@ -68,7 +69,10 @@ class RowColumn(IntEnum):
         PRESENCE_PENALTY, FREQUENCY_PENALTY: the bits of a float32; 0 is off.
         BIAS_COUNT: how many leading pairs of the row's biases count.
         ANSWER_BEGIN: staged tokens from this position on are of the answer.
-        LOGPROBS: 1 + how many of the likeliest ids get their log-probability; not above 0: off.
+        LOGPROBS: 1 + how many of the likeliest ids get their log-probability; the negative of it:
+            of what is sampled of the logits, at the row's temperature; 0: off.
+        AUTOMATON: where its automaton begins among the words of all; 0: it has none.
+        AUTOMATON_STATE: of it, from 0 on; publish_ advances it.
     """
 
     LAST_TOKEN = 0
@@ -92,6 +96,43 @@ class RowColumn(IntEnum):
     BIAS_COUNT = 18
     ANSWER_BEGIN = 19
     LOGPROBS = 20
+    AUTOMATON = 24
+    AUTOMATON_STATE = 25
+
+
+class VocabularyWord(IntEnum):
+    """Words at the head of the vocabulary's table, at the begin of the automata. Behind them is a
+    word for each token, (first byte << 8) | bytes; -1: it ends answers; 0: it has no bytes.
+
+    Attributes:
+        TOKENS: how many there are.
+        BYTES: where their bytes begin, in words.
+    """
+
+    TOKENS = 0
+    BYTES = 1
+    RESERVED_2 = 2
+    RESERVED_3 = 3
+
+
+class AutomatonWord(IntEnum):
+    """Words at the head of an automaton. Behind them are 64 words of the classes of the 256 bytes;
+    a word for each state, (mask << 2) | complete << 1 | accepting; its transitions, int32
+    [states, classes], -1 for none; and the masks.
+
+    Attributes:
+        STATES, CLASSES: sizes of its transitions.
+        MASKS, MASK_WORDS: sizes of its masks.
+        MASKS_BEGIN: where they begin, in words from its own begin.
+        SIZE: words in all.
+    """
+
+    STATES = 0
+    CLASSES = 1
+    MASKS = 2
+    MASK_WORDS = 3
+    MASKS_BEGIN = 4
+    SIZE = 5
 
 
 class Count(IntEnum):
@@ -138,6 +179,8 @@ class RecordFlag(IntEnum):
         MASK_ERROR: the row's mask was missing, or its key names another row or position, or no
             place.
         NO_CANDIDATE: no id could be sampled: the mask allows none, or all logits are NaN or -inf.
+        COMPLETE: the row's automaton allows nothing behind the token, and it is no stop id.
+        AUTOMATON_ERROR: the row's automaton or its state is none, or does not allow the token.
     """
 
     STOP = 1
@@ -145,11 +188,14 @@ class RecordFlag(IntEnum):
     DEAD = 4
     MASK_ERROR = 8
     NO_CANDIDATE = 16
+    COMPLETE = 32
+    AUTOMATON_ERROR = 64
 
 
 META_COLUMNS = 4
 SEGMENT_COLUMNS = 4
 ROW_COLUMNS = 32
+AUTOMATON_HEADER = 8
 LEAST_TABLES = 3
 MAX_TABLES = 8
 RECORD_WIDTH = 8
@@ -184,7 +230,7 @@ class InputLayout(NamedTuple):
     @property
     def outputs(self) -> OutputLayout:
         """Of the same slot."""
-        return OutputLayout(self.max_segments)
+        return OutputLayout(self.max_segments, self.max_step_tokens)
 
     @property
     def staged_offset(self) -> int:
@@ -200,26 +246,28 @@ class InputLayout(NamedTuple):
 
 
 class OutputLayout(NamedTuple):
-    """A slot's output, in int32 words: records of all segments, then their log-probabilities, so
-    that one copy of a prefix carries the records, and these where a row asks for them.
+    """A slot's output, in int32 words: records of all segments, then their log-probabilities, then
+    those of chunk tokens, so that one copy of a prefix carries the records, and the others where a
+    row asks for them.
     """
 
     max_segments: int
+    max_step_tokens: int
 
     @property
     def logprob_offset(self) -> int:
         return self.max_segments * RECORD_WIDTH
 
-    def words(self, segments: int, logprobs: bool) -> int:
-        """Words of a step of ``segments`` segments."""
-        if not logprobs:
+    def words(self, segments: int, logprobs: bool, scored: int = 0) -> int:
+        """Words of a step of ``segments`` segments and ``scored`` tokens with log-probabilities."""
+        if not (logprobs or scored):
             return segments * RECORD_WIDTH
-        return self.logprob_offset + segments * LOGPROB_WIDTH
+        return self.logprob_offset + (segments + scored) * LOGPROB_WIDTH
 
     @property
     def capacity(self) -> int:
         """Words of the largest step."""
-        return self.words(self.max_segments, True)
+        return self.words(self.max_segments, True, self.max_step_tokens)
 
 
 class MaskLayout(NamedTuple):

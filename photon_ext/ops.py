@@ -63,6 +63,8 @@ _NAMES = (
     "norm_linear_into",
     "linear_residual_",
     "norm_swiglu_into",
+    "lora_shrink_into",
+    "lora_expand_",
     "rope_append_kv_",
     "paged_attention_into",
     "fused_attention_decode_into",
@@ -87,6 +89,8 @@ _fused_mlp = _op["fused_mlp_into"]
 _norm_linear = _op["norm_linear_into"]
 _linear_residual = _op["linear_residual_"]
 _norm_swiglu = _op["norm_swiglu_into"]
+_lora_shrink = _op["lora_shrink_into"]
+_lora_expand = _op["lora_expand_"]
 _rope_append_kv = _op["rope_append_kv_"]
 _paged_attention = _op["paged_attention_into"]
 _fused_attention_decode = _op["fused_attention_decode_into"]
@@ -238,6 +242,7 @@ def publish_(
     sampled: Tensor,
     segments: Tensor,
     row_errors: Tensor | None = None,
+    automata: Tensor | None = None,
 ) -> None:
     """The tail of a step: advances the rows, decides stops and caps, and writes what the host will
     read.
@@ -253,8 +258,12 @@ def publish_(
         sampled: int32 [R]; below 0: nothing was sampled, which ends a row that was to be sampled.
         segments: int32 [R, 4].
         row_errors: int32 [R] of record flags; not 0 ends the row. None: no errors.
+        automata: int32 [words], as in :func:`sample_into`. The state of a row with an automaton
+            moves on; the row ends where nothing may follow its token (RecordFlag.COMPLETE), and
+            where the automaton does not allow it, which takes no token (AUTOMATON_ERROR). A stop
+            id is not shown to the automaton.
     """
-    _publish(tables, out_record, sampled, segments, row_errors)
+    _publish(tables, out_record, sampled, segments, row_errors, automata)
 
 
 # --- sampling -------------------------------------------------------------------------------------
@@ -297,6 +306,7 @@ def sample_into(
     hopper: bool = False,
     tables: Sequence[Tensor] | None = None,
     logprobs: Tensor | None = None,
+    automata: Tensor | None = None,
 ) -> None:
     """One token a segment: greedy (ties to the lowest id) or, as the row's parameters say,
     Gumbel-max with noise keyed by (seed, position, id), over the ids that the row's
@@ -323,9 +333,14 @@ def sample_into(
             it: the bits of the float32 log-probability of the sampled id, then the n likeliest ids
             that the row asks for, 20 at most, in order (ties by id), each with the bits of its own;
             id -1: there are no more. Of the logits as they are given: without biases, penalties,
-            temperature, filters, but with what a mask has made of them. None: none are wanted.
+            scaling, filters, but with what a mask has made of them; or, as the row says, with
+            all but filters. None: none are wanted.
+        automata: int32 [words], the vocabulary and the automata of all rows (layout.VocabularyWord
+            and layout.AutomatonWord). Logits that the state of a row's automaton forbids become
+            -inf before all else; a row whose automaton is none is not sampled. None: rows have
+            none.
     """
-    _sample(out, logits, segments, row_state, row_errors, hopper, tables, logprobs)
+    _sample(out, logits, segments, row_state, row_errors, hopper, tables, logprobs, automata)
 
 
 def sample(
@@ -644,6 +659,93 @@ def linear_workspace_words(num_tokens: int, k: int) -> int:
             f"linear_workspace_words: tokens {num_tokens}, k {k}; neither may be negative"
         )
     return num_tokens * (-(-k // 2) + 1)
+
+
+# --- lora: adapters, chosen by each token's row ---------------------------------------------------
+
+
+def lora_shrink_into(
+    out: Tensor,
+    x: Tensor,
+    a: Tensor,
+    decode_meta: Tensor,
+    row_state: Tensor,
+    norm_weight: Tensor | None = None,
+    eps: float = 1e-6,
+    pdl: bool = False,
+) -> None:
+    """``out[t] = a[slot - 1] @ x[t]``, where slot is the LORA_SLOT of token t's row: the first half
+    of an adapter (Hu et al., "LoRA", 2021). Tokens of slot 0, dead ones, and those whose row or
+    slot cannot be keep what out holds.
+
+    Args:
+        out: [T, rows], written.
+        x: [T, k].
+        a: [slots, rows, k]; the rows of several parts, one below the other.
+        decode_meta: int32 [T, 4].
+        row_state: int32 [rows of the table, 32].
+        norm_weight: [k]: x is normalized first, as by :func:`rms_norm_into`; on a GPU in float32.
+            None: it is taken as it is.
+        eps: added to the mean square.
+        pdl: as in :func:`norm_linear_into`, on GPUs of compute capability 9.0 and above; what is
+            read early is decode_meta and row_state.
+    """
+    _lora_shrink(out, x, a, decode_meta, row_state, norm_weight, eps, pdl)
+
+
+def lora_shrink(
+    x: Tensor,
+    a: Tensor,
+    decode_meta: Tensor,
+    row_state: Tensor,
+    norm_weight: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """:func:`lora_shrink_into` a new [T, rows], which is zero where no adapter is."""
+    _refuse_gradients("lora_shrink", x, a, norm_weight)
+    out = x.new_zeros(_size(x, 0), _size(a, 1))
+    _lora_shrink(out, x, a, decode_meta, row_state, norm_weight, eps)
+    return out
+
+
+def lora_expand_(
+    out: Tensor,
+    h: Tensor,
+    b: Tensor,
+    decode_meta: Tensor,
+    row_state: Tensor,
+    first_rows: int,
+    pdl: bool = False,
+) -> None:
+    """``out[t] += b[slot - 1] @ h[t]``, the second half of an adapter: the product is rounded, then
+    the sum. Tokens without an adapter, as in :func:`lora_shrink_into`, keep what out holds.
+
+    Args:
+        out: [T, n], updated.
+        h: [T, parts * rank]: of each part of a fused projection its own `rank` values.
+        b: [slots, n, rank]: the rows of the first part, then of the others.
+        decode_meta: int32 [T, 4].
+        row_state: int32 [rows of the table, 32].
+        first_rows: rows of the first part; the others have equal shares of the rest. n where there
+            is one part.
+        pdl: as in :func:`lora_shrink_into`.
+    """
+    _lora_expand(out, h, b, decode_meta, row_state, first_rows, pdl)
+
+
+def lora_expand(
+    out: Tensor,
+    h: Tensor,
+    b: Tensor,
+    decode_meta: Tensor,
+    row_state: Tensor,
+    first_rows: int,
+) -> Tensor:
+    """:func:`lora_expand_` on a copy of `out`, which is returned."""
+    _refuse_gradients("lora_expand", out, h, b)
+    total = out.clone()
+    _lora_expand(total, h, b, decode_meta, row_state, first_rows)
+    return total
 
 
 # --- attention ------------------------------------------------------------------------------------

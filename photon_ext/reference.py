@@ -14,11 +14,13 @@ tensors on the host, and so wait for their device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from photon_ext.layout import (
+    AUTOMATON_HEADER,
     DELTA_HEADER,
     DELTA_RUN_WORDS,
     DELTA_ZEROS,
@@ -28,12 +30,14 @@ from photon_ext.layout import (
     NO_PAGE,
     NO_TOKEN,
     RECORD_TOKENS,
+    AutomatonWord,
     Count,
     DeltaTable,
     Meta,
     RecordFlag,
     RowColumn,
     SegmentFlag,
+    VocabularyWord,
 )
 
 _INT32_MAX = 2**31 - 1
@@ -151,6 +155,7 @@ def publish_(
     sampled: Tensor,
     segments: Tensor,
     row_errors: Tensor | None = None,
+    automata: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.publish_`: row_state [rows, 32], the first of the tables, is
     updated, out_record [R, W] written, both int32.
@@ -169,13 +174,17 @@ def publish_(
             state[RowColumn.POSITION] += num_tokens
             if flags & SegmentFlag.SAMPLE:
                 error = int(row_errors[index]) if row_errors is not None else 0
-                record[2:], token = _take_token(state, stop_ids[row], int(sampled[index]), error)
+                token = int(sampled[index])
+                error = error or _automaton_error(state, stop_ids[row], token, automata)
+                record[2:], token = _take_token(state, stop_ids[row], token, error, automata)
                 _count_tokens(tables, row, [token])
         out_record[index] = -1
         out_record[index, : RECORD_TOKENS + 1] = torch.tensor([*record, token])
 
 
-def _take_token(state: Tensor, stops: Tensor, token: int, error: int) -> tuple[list[int], int]:
+def _take_token(
+    state: Tensor, stops: Tensor, token: int, error: int, automata: Tensor | None
+) -> tuple[list[int], int]:
     """Advances a row that was to be sampled; returns its record's (n_tokens, flags) and token."""
     if error or token < 0:
         state[RowColumn.ALIVE] = 0
@@ -183,13 +192,117 @@ def _take_token(state: Tensor, stops: Tensor, token: int, error: int) -> tuple[l
     state[RowColumn.LAST_TOKEN] = token
     state[RowColumn.REMAINING] -= 1
     flags = 0
-    if token in stops[: max(0, int(state[RowColumn.STOP_COUNT]))].tolist():
+    if _is_stop(state, stops, token):
         flags = int(RecordFlag.STOP)
+    elif _completes(state, token, automata):
+        flags = int(RecordFlag.COMPLETE)
     elif state[RowColumn.REMAINING] <= 0:
         flags = int(RecordFlag.LENGTH)
     if flags:
         state[RowColumn.ALIVE] = 0
     return [1, flags], token
+
+
+class _Automaton(NamedTuple):
+    """A row's automaton at its state: views of the words of all automata, on the host."""
+
+    state: int
+    classes: Tensor  # [256]
+    states: Tensor  # [states]
+    transitions: Tensor  # [states, classes]
+    masks: Tensor  # [masks, words]
+
+    @property
+    def accepting(self) -> bool:
+        return bool(int(self.states[self.state]) & 1)
+
+    @property
+    def complete(self) -> bool:
+        return bool(int(self.states[self.state]) & 2)
+
+    def allowed(self, vocab: int) -> Tensor:
+        """Whether the state allows each id, bool [vocab]."""
+        mask = self.masks[int(self.states[self.state]) >> 2]
+        return (mask[:, None] >> torch.arange(32, dtype=torch.int32) & 1).flatten()[:vocab].bool()
+
+    def behind(self, text: list[int]) -> _Automaton:
+        """The same behind these bytes. Raises ValueError where they lead nowhere."""
+        state = self.state
+        for byte in text:
+            state = int(self.transitions[state, self.classes[byte]])
+            if not 0 <= state < len(self.states):
+                raise ValueError(f"byte {byte} leads nowhere")
+        return self._replace(state=state)
+
+
+def _automaton_of(state: Tensor, automata: Tensor | None) -> _Automaton | None:
+    """The automaton of a row's words; None: it has none. Raises ValueError where what the row names
+    is none.
+    """
+    begin = int(state[RowColumn.AUTOMATON])
+    if begin == 0:
+        return None
+    if automata is None or not 0 < begin <= len(automata) - AUTOMATON_HEADER:
+        raise ValueError(f"no automaton begins at word {begin}")
+    words = automata[begin:].cpu()
+    head = words[:AUTOMATON_HEADER].tolist()
+    count, classes = head[AutomatonWord.STATES], head[AutomatonWord.CLASSES]
+    masks, width = head[AutomatonWord.MASKS], head[AutomatonWord.MASK_WORDS]
+    at = AUTOMATON_HEADER + 64
+    found = _Automaton(
+        int(state[RowColumn.AUTOMATON_STATE]),
+        words[AUTOMATON_HEADER:at].contiguous().view(torch.uint8).int(),
+        words[at : at + count],
+        words[at + count : at + count * (1 + classes)].view(count, classes),
+        words[head[AutomatonWord.MASKS_BEGIN] :][: masks * width].view(masks, width),
+    )
+    if not 0 <= found.state < count:
+        raise ValueError(f"state {found.state} of {count}")
+    return found
+
+
+def _behind_token(automaton: _Automaton, token: int, automata: Tensor) -> _Automaton:
+    """The automaton behind a token; where it ends the answer, as it is. Raises ValueError where it
+    is not allowed.
+    """
+    header = len(VocabularyWord)
+    word = int(automata[header + token]) if token < int(automata[VocabularyWord.TOKENS]) else 0
+    if word == -1 and automaton.accepting:
+        return automaton
+    if word <= 0:
+        raise ValueError(f"token {token} has no bytes")
+    begin = 4 * int(automata[VocabularyWord.BYTES]) + (word >> 8)
+    text = automata.cpu().view(torch.uint8)[begin : begin + (word & 255)]
+    return automaton.behind(text.tolist())
+
+
+def _automaton_error(state: Tensor, stops: Tensor, token: int, automata: Tensor | None) -> int:
+    """The flag of a row whose automaton is none, or forbids the token; 0: neither."""
+    if token >= 0 and _is_stop(state, stops, token):
+        return 0
+    try:
+        automaton = _automaton_of(state, automata)
+        if automaton is not None and token >= 0:
+            assert automata is not None
+            _behind_token(automaton, token, automata)
+    except ValueError:
+        return int(RecordFlag.AUTOMATON_ERROR)
+    return 0
+
+
+def _completes(state: Tensor, token: int, automata: Tensor | None) -> bool:
+    """Takes an allowed token into the row's automaton; whether nothing may follow."""
+    automaton = _automaton_of(state, automata)
+    if automaton is None or automata is None:
+        return False
+    after = _behind_token(automaton, token, automata)
+    state[RowColumn.AUTOMATON_STATE] = after.state
+    ends = int(automata[len(VocabularyWord) + token]) == -1
+    return ends or after.complete
+
+
+def _is_stop(state: Tensor, stops: Tensor, token: int) -> bool:
+    return token in stops[: max(0, int(state[RowColumn.STOP_COUNT]))].tolist()
 
 
 def _table(tables: Sequence[Tensor] | None, place: DeltaTable) -> Tensor | None:
@@ -351,6 +464,7 @@ def sample_into(
     hopper: bool = False,
     tables: Sequence[Tensor] | None = None,
     logprobs: Tensor | None = None,
+    automata: Tensor | None = None,
 ) -> None:
     """As :func:`photon_ext.ops.sample_into`: out int32 [R] is written from logits [R, vocab], in
     float32 whatever their dtype; logits of stop ids that are not to be sampled yet become -inf.
@@ -362,13 +476,22 @@ def sample_into(
         failed = row_errors is not None and int(row_errors[index]) != 0
         if failed or not flags & SegmentFlag.SAMPLE or not _is_alive(row_state, row):
             continue
-        state, raw = row_state[row], logits[index].float()
+        state = row_state[row]
+        try:
+            automaton = _automaton_of(state, automata)
+        except ValueError:
+            continue
+        if automaton is not None:
+            logits[index, ~automaton.allowed(logits.shape[1]).to(logits.device)] = -torch.inf
+        given = logits[index].float().clone()
         stop_ids = _table(tables, DeltaTable.STOP_IDS)
         if stop_ids is not None:
             logits[index, _muted_stops(state, stop_ids[row], logits.shape[1])] = -torch.inf
         scores = adjusted(logits[index].float(), row, tables)
         candidate = scores > -torch.inf
         temperature = float(state[RowColumn.TEMPERATURE].view(torch.float32))
+        if int(state[RowColumn.LOGPROBS]) < 0:  # processed
+            given = scores / temperature if temperature > 0 else scores
         if temperature > 0:
             seeds = int(state[RowColumn.SEED_LOW]), int(state[RowColumn.SEED_HIGH])
             position = int(state[RowColumn.POSITION]) + num_tokens - 1
@@ -381,18 +504,22 @@ def sample_into(
             best = scores[candidate].max()
             out[index] = torch.nonzero(candidate & (scores == best))[0, 0]
             if logprobs is not None:
-                _put_logprobs(logprobs[index], raw, int(out[index]), int(state[RowColumn.LOGPROBS]))
+                _put_logprobs(
+                    logprobs[index], given, int(out[index]), int(state[RowColumn.LOGPROBS])
+                )
         elif row_errors is not None:
             row_errors[index] = int(RecordFlag.NO_CANDIDATE)
 
 
 def _put_logprobs(out: Tensor, logits: Tensor, sampled: int, asked: int) -> None:
-    """A row's log-probabilities, where it asks for them: 1 + that many of the likeliest."""
-    if asked <= 0:
+    """A row's log-probabilities, where it asks for them: 1 + that many of the likeliest, or the
+    negative of it.
+    """
+    if asked == 0:
         return
     found = logits.masked_fill(logits.isnan(), -torch.inf).double().log_softmax(0).float()
     out[0] = found[sampled].view(torch.int32)
-    top = min(asked - 1, (len(out) - 1) // 2, MOST_LOGPROBS)
+    top = min(abs(asked) - 1, (len(out) - 1) // 2, MOST_LOGPROBS)
     order = found.sort(descending=True, stable=True).indices[:top]
     order = order[found[order] > -torch.inf]
     pairs = out[1 : 1 + 2 * top].view(-1, 2)
@@ -679,6 +806,86 @@ def norm_swiglu_into(
     """
     num_tokens = _leading_tokens(x, counts)
     out[:num_tokens] = norm_swiglu(x[:num_tokens], norm_weight, eps, gate_up_weight, bias)
+
+
+# --- lora -----------------------------------------------------------------------------------------
+
+
+def _slots(decode_meta: Tensor, row_state: Tensor, count: int) -> list[int]:
+    """The slot of each token; 0: none."""
+    slots = []
+    for _, _, length, row in decode_meta.tolist():
+        live = length > 0 and 0 <= row < len(row_state)
+        slot = int(row_state[row, RowColumn.LORA_SLOT]) if live else 0
+        slots.append(slot if 0 < slot <= count else 0)
+    return slots
+
+
+def lora_shrink_into(
+    out: Tensor,
+    x: Tensor,
+    a: Tensor,
+    decode_meta: Tensor,
+    row_state: Tensor,
+    norm_weight: Tensor | None = None,
+    eps: float = 1e-6,
+    pdl: bool = False,
+) -> None:
+    """As :func:`photon_ext.ops.lora_shrink_into`: tokens of out [T, rows] with a slot are
+    written.
+    """
+    normed = x if norm_weight is None else rms_norm(x, norm_weight, eps)
+    for token, slot in enumerate(_slots(decode_meta, row_state, len(a))):
+        if slot:
+            out[token] = linear(normed[token : token + 1], a[slot - 1])[0]
+
+
+def lora_shrink(
+    x: Tensor,
+    a: Tensor,
+    decode_meta: Tensor,
+    row_state: Tensor,
+    norm_weight: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """As :func:`photon_ext.ops.lora_shrink`: a new [T, rows] of the dtype of x."""
+    out = x.new_zeros(x.shape[0], a.shape[1])
+    lora_shrink_into(out, x, a, decode_meta, row_state, norm_weight, eps)
+    return out
+
+
+def lora_expand_(
+    out: Tensor,
+    h: Tensor,
+    b: Tensor,
+    decode_meta: Tensor,
+    row_state: Tensor,
+    first_rows: int,
+    pdl: bool = False,
+) -> None:
+    """As :func:`photon_ext.ops.lora_expand_`: tokens of out [T, n] with a slot are updated."""
+    n, rank = b.shape[1:]
+    others = h.shape[1] // rank - 1
+    rows = [first_rows, *[(n - first_rows) // others] * others] if others else [n]
+    for token, slot in enumerate(_slots(decode_meta, row_state, len(b))):
+        if slot:
+            halves = zip(b[slot - 1].split(rows), h[token].split(rank), strict=True)
+            product = torch.cat([linear(own[None], weight)[0] for weight, own in halves])
+            out[token] = _wide(out[token]) + _wide(product)
+
+
+def lora_expand(
+    out: Tensor,
+    h: Tensor,
+    b: Tensor,
+    decode_meta: Tensor,
+    row_state: Tensor,
+    first_rows: int,
+) -> Tensor:
+    """As :func:`photon_ext.ops.lora_expand`: a new [T, n]."""
+    total = out.clone()
+    lora_expand_(total, h, b, decode_meta, row_state, first_rows)
+    return total
 
 
 # --- attention ------------------------------------------------------------------------------------

@@ -17,6 +17,8 @@ from photon_ext.checks import INT32_MAX, as_index, as_tuple
 from photon_ext.errors import ConfigError, shown
 from photon_ext.layout import MOST_LOGPROBS, RowColumn
 
+LOGPROBS_MODES = ("raw", "processed")
+
 
 class Field(NamedTuple):
     """How a parameter is checked and where the device keeps it.
@@ -65,8 +67,12 @@ class RowParams:
         logit_bias: by id, what is added to logits before all that, from -100 to 100; -inf: the id
             is never sampled. Kept as (id, bias) pairs in the order of ids.
         logprobs: with each token its log-probability, and those of so many of the likeliest ids, up
-            to 20; of the model's logits, before all that is above, but with the mask of a
-            constraint. None: none.
+            to 20. None: none.
+        logprobs_mode: "raw": these are of the model's logits, before all that is above, but with
+            the mask of a constraint; "processed": with biases, penalties and temperature, and
+            without stop ids below min_tokens, but before top_k, top_p and min_p.
+        prompt_logprobs: the same for each token of the prompt but the first, of the model's logits
+            before it. Such a prompt is not taken from cached pages, and its steps are not captured.
 
     Raises:
         ConfigError: (a ValueError) names the parameter, its value and what is allowed.
@@ -184,14 +190,28 @@ class RowParams:
             help="log-probabilities of each token and of so many of the likeliest, with --json",
         ),
     ] = None
+    logprobs_mode: Annotated[str, Field(None, " or ".join(LOGPROBS_MODES))] = "raw"
+    prompt_logprobs: Annotated[
+        int | None,
+        Field(
+            None,
+            f"None, or an integer from 0 to {MOST_LOGPROBS}",
+            most=MOST_LOGPROBS,
+            optional=True,
+            help="the same for the tokens of the prompt",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop_token_ids", _stop_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         for name, (kind, field) in FIELDS.items():
-            if name not in ("stop_token_ids", "logit_bias"):
+            if name not in ("stop_token_ids", "logit_bias", "logprobs_mode"):
                 checked = _checked(name, getattr(self, name), kind, field)
                 object.__setattr__(self, name, checked)
+        if not (isinstance(self.logprobs_mode, str) and self.logprobs_mode in LOGPROBS_MODES):
+            expected = FIELDS["logprobs_mode"][1].expected
+            raise ConfigError(f"logprobs_mode is {shown(self.logprobs_mode)}; give {expected}")
         if self.min_tokens > self.max_new_tokens:
             raise ConfigError(
                 f"min_tokens is {self.min_tokens} and max_new_tokens {self.max_new_tokens}; make "
@@ -262,19 +282,18 @@ def _biases(given: Any) -> tuple[tuple[int, float], ...]:
 
 def _checked(name: str, value: Any, kind: Any, field: Field) -> Any:
     """The value as a plain number or bool: other kinds of integers overflow. Raises ConfigError."""
+    number: Any = value if kind in (bool, float) else as_index(value)
     if value is None:
         fits = field.optional
     elif kind is bool:
         fits = isinstance(value, bool)
     else:
-        within = _is_number(value, kind) and field.least <= value <= field.most
-        fits = within or (field.zero and _is_number(value, kind) and value == 0)
+        known = _is_number(number, kind)
+        fits = known and (field.least <= number <= field.most or (field.zero and number == 0))
     if not fits:
         raise ConfigError(f"{name} is {shown(value)}; give {field.expected}")
-    if value is None or kind is bool:
-        return value
     if kind is not float:
-        return as_index(value)
+        return number
     # the bound as a float32 may be just below it, and is taken for it
     return max(float(value), field.least) if value else 0.0
 

@@ -12,10 +12,16 @@ from photon_ext.row_params import FIELDS, Field, RowParams
 
 
 def row_words(
-    params: RowParams, generation: int, position: int = 0, answer_begin: int = 0
+    params: RowParams,
+    generation: int,
+    position: int = 0,
+    answer_begin: int = 0,
+    automaton: tuple[int, int] = (0, 0),
+    lora_slot: int = 0,
 ) -> list[int]:
     """The row_state words of a row before its first step, which feeds the token at ``position``.
-    Tokens that are staged from ``answer_begin`` on count as sampled.
+    Tokens that are staged from ``answer_begin`` on count as sampled. ``automaton``: where it
+    begins, and its state. ``lora_slot``: its adapter's; 0: none.
     """
     params, words = params.settled(), [0] * ROW_COLUMNS
     words[RowColumn.POSITION] = position
@@ -24,7 +30,11 @@ def row_words(
     words[RowColumn.STOP_COUNT] = len(params.stop_token_ids)
     words[RowColumn.BIAS_COUNT] = len(params.logit_bias)
     words[RowColumn.ANSWER_BEGIN] = answer_begin
-    words[RowColumn.LOGPROBS] = 0 if params.logprobs is None else 1 + params.logprobs
+    if params.logprobs is not None:
+        sign = -1 if params.logprobs_mode == "processed" else 1
+        words[RowColumn.LOGPROBS] = sign * (1 + params.logprobs)
+    words[RowColumn.AUTOMATON], words[RowColumn.AUTOMATON_STATE] = automaton
+    words[RowColumn.LORA_SLOT] = lora_slot
     if params.min_tokens > 0:
         words[RowColumn.MUTED_UNTIL] = params.max_new_tokens - params.min_tokens + 1
     for name, (kind, field) in FIELDS.items():

@@ -21,7 +21,8 @@ import photon_ext
 CSRC = Path(photon_ext.__file__).resolve().parents[1] / "csrc"
 # launched where hopper_runs() alone, by file
 FAST = {
-    "sample": "((sample_kernel|adjusted_best|put_logprobs)I.*|filtered_bestI)Li8E",
+    "sample": "((sample_kernel|adjusted_best|apply_automaton|put_(processed_)?logprobs)I.*"
+    "|(filtered|searched)_bestI)Li8E",
     "split_attention": "split_attention_kernel",
 }
 

@@ -26,13 +26,14 @@ def hand_over(engine: Engine) -> Callable[[], int]:
 
     def send(output: StepOutput) -> None:
         requests = output.requests
+        joined: list[int] | None = None
         if not sent or sent[-1] is not requests:
             sent[:] = [requests]
-            ours.send([names.setdefault(id(request), len(names)) for request in requests])
+            joined = [names.setdefault(id(request), len(names)) for request in requests]
         first = [
             (names.setdefault(id(request), len(names)), token) for request, token in output.first
         ]
-        ours.send((output.tokens, first, len(output.ended)))
+        ours.send((joined, output.tokens, first, len(output.ended)))
 
     engine.listen(send)
 
@@ -51,10 +52,9 @@ def _consume(pipe: Connection) -> None:
     columns: list[list[int]] = []
     pipe.send("ready")
     while (message := pipe.recv()) is not None:
-        if isinstance(message, list):
-            columns = [answers.setdefault(name, []) for name in message]
-            continue
-        tokens, first, _ended = message
+        joined, tokens, first, _ended = message
+        if joined is not None:
+            columns = [answers.setdefault(name, []) for name in joined]
         for answer, token in zip(columns, tokens, strict=False):
             if token >= 0:
                 answer.append(token)

@@ -26,6 +26,10 @@ NODES = {
     "kernels": "kernels",
 }
 TIMELINE = {**STEP, "ms/step with checks": "off_ms", "without": "bare_ms", "ratio": "{ratio:.4f}"}
+CONSTRAINTS = {
+    **{**STEP, "rows": "mode", "ms/step": "ms", "least": "least", "most": "most"},
+    **{"work ms": "work_ms", "ratio": "{ratio:.3f}"},
+}
 COUNTS = {
     **STEP,
     **{"source": "way", "steps": "steps", "valid": "{valid}"},
@@ -98,6 +102,29 @@ def _decode(data: Entry) -> Iterator[Table]:
     yield Table.of("", _of(data, "decode"), DECODE)
     yield Table.of("the checks for a timeline that nobody records", _of(data, "timeline"), TIMELINE)
     yield Table.of("traced", _of(data, "nodes"), NODES)
+
+
+def _constraints(data: Entry) -> Iterator[Table]:
+    entries = _of(data, "constraints")
+    rows = [{**e, "mode": mode, **own} for e in entries for mode, own in e["modes"].items()]
+    yield Table.of("", rows, CONSTRAINTS)
+
+
+def _schemas(data: Entry) -> Iterator[Table]:
+    names = ("ended and valid", "cut, a beginning", "invalid", "no beginning", "error")
+    names += ("plain rows", "plain rows with their tokens")
+    rows = [
+        (entry["model"], entry["temperature"], *(entry["counts"].get(name, 0) for name in names))
+        for entry in _of(data, "schemas")
+    ]
+    remarks = [f"{count} refused: {why}" for why, count in data.get("refused", {}).items()]
+    yield Table("answers by schema", ("model", "temperature", *names), rows, remarks)
+    times = [
+        (what, *data[name].values())
+        for what, name in (("compile", "compile_us"), ("mask", "fill_us"))
+        if name in data
+    ]
+    yield Table("microseconds", ("what", "p50", "p99", "max"), times)
 
 
 def _activity(data: Entry) -> Iterator[Table]:
@@ -179,8 +206,10 @@ TABLES: dict[str, Callable[[Entry], Iterator[Table]]] = {
     "activity": _activity,
     "adopt": _adopt,
     "bubble": _bubble,
+    "constraints": _constraints,
     "decode": _decode,
     "kernels": _kernels,
     "peers": _peers,
+    "schemas": _schemas,
     "traffic": _traffic,
 }

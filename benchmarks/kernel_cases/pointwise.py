@@ -120,6 +120,7 @@ def _apply_token_mask(at: Setting) -> Case:
 
 
 _FILTERS = RowParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.05)
+_TOP_P = RowParams(temperature=0.2, top_p=0.9)
 _PENALTIES = replace(
     _FILTERS,
     repetition_penalty=1.1,
@@ -226,8 +227,10 @@ _MAKERS = (
     ("decode_meta_set_", _decode_meta_set, "head"),
     ("publish_", _publish, "tail"),
     ("sample_into", _sample, "greedy"),
-    ("sample_into", partial(_sample, params=_FILTERS), "top k, top p, min p"),
-    ("sample_into", partial(_sample, params=_PENALTIES), "penalties, biases and these"),
+    ("sample_into", partial(_sample, params=RowParams(temperature=1.0)), "temperature"),
+    ("sample_into", partial(_sample, params=_FILTERS), "top k + top p + min p"),
+    ("sample_into", partial(_sample, params=_TOP_P), "top p"),
+    ("sample_into", partial(_sample, params=_PENALTIES), "penalties + top k + top p + min p"),
     ("sample_into", partial(_sample, params=RowParams(logprobs=5)), "5 log-probabilities"),
     ("sample_into", partial(_sample, params=RowParams(logprobs=20)), "20 log-probabilities"),
 )

@@ -1,4 +1,5 @@
-// The log-probabilities that a row asks for, of its logits as they come.
+// The log-probabilities that a row asks for: of its logits as they come, or processed: of what is
+// sampled of them (penalties.h), scaled as the row asks.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -13,6 +14,7 @@ namespace photon {
 struct Logprobs {
   int32_t* out;  // [1 + 2 * top]; null: none are asked for
   int32_t top;
+  bool processed;
 
   PHOTON_HOST_DEVICE void put(int32_t column, float value) const {
     memcpy(out + column, &value, sizeof(value));
@@ -27,11 +29,12 @@ struct Logprobs {
 PHOTON_HOST_DEVICE inline Logprobs load_logprobs(const SampleParams& p, int64_t r,
                                                  const Segment& s) {
   const int32_t asked = row_words(p.row_state, s.row)[kRowLogprobs];
-  if (p.logprobs == nullptr || asked <= 0) return {nullptr, 0};
+  if (p.logprobs == nullptr || asked == 0) return {nullptr, 0, false};
+  const int32_t count = asked > 0 ? asked - 1 : -(asked + 1);
   const int64_t room = (p.logprobs_width - kLogprobTop) / 2;
   const int64_t most = room < kMostLogprobs ? room : kMostLogprobs;
-  const int32_t top = static_cast<int32_t>(asked - 1 < most ? asked - 1 : most);
-  return {p.logprobs + r * p.logprobs_width, top};
+  const int32_t top = static_cast<int32_t>(count < most ? count : most);
+  return {p.logprobs + r * p.logprobs_width, top, asked < 0};
 }
 
 }  // namespace photon

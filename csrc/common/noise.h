@@ -16,10 +16,12 @@ struct Noise {
   PHOTON_HOST_DEVICE bool greedy() const { return !(temperature > 0.0f); }
   // What noise is added to.
   PHOTON_HOST_DEVICE float scaled(float logit) const { return logit / temperature; }
-  // The id with the largest of these is drawn.
-  PHOTON_HOST_DEVICE float noised(float logit, int32_t id) const {
+  // By what logits are multiplied where they are scaled at all.
+  PHOTON_HOST_DEVICE float scale() const { return greedy() ? 1.0f : 1.0f / temperature; }
+  // Of a scaled logit; the id with the largest of these is drawn.
+  PHOTON_HOST_DEVICE float noised(float scaled, int32_t id) const {
     const uint32_t bits = token_bits(seed_low, seed_high, position, static_cast<uint32_t>(id));
-    return scaled(logit) - logf(-logf(open_uniform(bits)));
+    return scaled - logf(-logf(open_uniform(bits)));
   }
 };
 

@@ -22,6 +22,8 @@ enum RecordFlag : int32_t {
                          // no place
   kRecordNoCandidate =
       16,  // no token had a finite logit: the mask allows nothing, or the logits are NaN
+  kRecordComplete = 32,        // the row's automaton allows nothing behind the token
+  kRecordAutomatonError = 64,  // the row's automaton or its state is none, or forbids the token
 };
 
 // mask_keys: int32 [R, 3], (row, position of the token whose logits are masked, place of its mask

@@ -24,6 +24,12 @@ struct RowWords {
   int64_t width;
 };
 
+// The words of all automata (automaton.h).
+struct AutomataWords {
+  const int32_t* words;  // [size]; null: rows have none
+  int64_t size;
+};
+
 struct BeginStepParams {
   Table tables[kMaxTables];  // of rows, numbered as in DeltaTable; all are written by the deltas
   int32_t num_tables;
@@ -64,6 +70,7 @@ struct PublishParams {
   const int32_t* segments;    // [num_segments, 4]
   const int32_t* row_errors;  // [num_segments] or null
   RowWords stop_ids, token_counts;
+  AutomataWords automata;
   int64_t rows, num_segments, record_width;
 };
 
@@ -83,12 +90,14 @@ struct ApplyTokenMaskParams {
 
 struct SampleParams {
   int32_t* out;              // [num_segments]; -1: nothing sampled
-  void* logits;              // [num_segments, vocab]; muted stop ids become -inf
+  void* logits;              // [num_segments, vocab]; muted stop ids become -inf, and what the
+                             // row's automaton forbids
   const int32_t* segments;   // [num_segments, 4]
   const int32_t* row_state;  // [rows, kRowColumns]
   int32_t*
       row_errors;  // [num_segments] or null; kRecordNoCandidate is added where no logit is finite
   RowWords stop_ids, biases, token_counts, prompt_bits;
+  AutomataWords automata;
   int32_t* logprobs;  // [num_segments, logprobs_width] or null
   int64_t logprobs_width;
   int64_t rows, num_segments, vocab, logits_stride;

@@ -89,7 +89,7 @@ int32_t filtered_token(const SampleParams& p, int64_t r) {
   Candidate best = {kLowest, -1};
   for (const Near& n : near) {
     if (weight_at(n.distance) < filter.least_weight) continue;
-    const float value = noise.noised(n.logit, n.id);
+    const float value = noise.noised(noise.scaled(n.logit), n.id);
     if (best.id < 0 || value > best.value) best = {value, n.id};
   }
   return best.id;

@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "common/automaton.h"
 #include "common/filter.h"
 #include "common/logprobs.h"
 #include "common/mask.h"
@@ -42,8 +43,8 @@ uint32_t lowest_bits(DType dtype) {
   return dtype == DType::kF32 ? 0xff800000u : dtype == DType::kF16 ? 0xfc00u : 0xff80u;
 }
 
-void forbid_range(const ApplyTokenMaskParams& p, int64_t r, const int32_t* mask, int64_t begin,
-                  int64_t end) {
+template <typename Params>
+void forbid_range(const Params& p, int64_t r, const int32_t* mask, int64_t begin, int64_t end) {
   if (p.dtype == DType::kF32) {
     forbid<uint32_t>(static_cast<uint32_t*>(p.logits) + r * p.logits_stride, mask, begin, end,
                      lowest_bits(p.dtype));
@@ -69,7 +70,7 @@ Candidate noisy_argmax(const void* logits, int64_t first, int64_t count, const N
       if (best.id >= 0 && scaled + kLargestGumbel < best.value)
         continue;  // no noise can lift it to the top
       const int32_t id = static_cast<int32_t>(first + at + i);
-      const float value = noise.noised(values[i], id);
+      const float value = noise.noised(noise.scaled(values[i]), id);
       if (best.id < 0 || value > best.value) best = {value, id};
     }
   }
@@ -86,9 +87,15 @@ Candidate sample_range(const SampleParams& p, int64_t r, int64_t begin, int64_t 
   return found;
 }
 
+Automaton automaton_of(const SampleParams& p, int64_t r) {
+  return load_automaton(p.automata, p.row_state, load_segment(p.segments, r).row,
+                        (p.vocab + 31) / 32);
+}
+
 bool is_due(const SampleParams& p, int64_t r) {
   return (p.row_errors == nullptr || p.row_errors[r] == 0) &&
-         is_sampled(load_segment(p.segments, r), p.row_state, p.rows);
+         is_sampled(load_segment(p.segments, r), p.row_state, p.rows) &&
+         !automaton_of(p, r).is_error;
 }
 
 // Of a segment that is due.
@@ -100,6 +107,14 @@ bool is_filtered(const SampleParams& p, int64_t r) {
 // One thread takes the whole of a row that is due.
 bool is_whole(const SampleParams& p, int64_t r) {
   return is_filtered(p, r) || load_adjustment(p, load_segment(p.segments, r).row).on();
+}
+
+// What is sampled of a logit of segment r, scaled as the row asks.
+float processed(const SampleParams& p, int64_t r, float logit, int32_t id) {
+  const Segment s = load_segment(p.segments, r);
+  const Noise noise = load_noise(s, p.row_state);
+  const float score = load_adjustment(p, s.row).adjusted(logit, id);
+  return noise.greedy() ? score : noise.scaled(score);
 }
 
 int32_t whole_token(const SampleParams& p, int64_t r) {
@@ -130,6 +145,9 @@ void put_top_logprobs(const SampleParams& p, int64_t r, const Logprobs& logprobs
   const int64_t begin = r * p.logits_stride * size_of(p.dtype);
   simd().to_float(logits.data(), static_cast<const char*>(p.logits) + begin, p.vocab, p.dtype);
   const auto logit = [&](int32_t id) { return logits[static_cast<size_t>(id)]; };
+  if (logprobs.processed)
+    for (int32_t id = 0; id < p.vocab; ++id)
+      logits[static_cast<size_t>(id)] = processed(p, r, logit(id), id);
   ids.clear();
   for (int32_t id = 0; id < p.vocab; ++id)
     if (logit(id) > kLowest) ids.push_back(id);
@@ -149,10 +167,13 @@ void put_top_logprobs(const SampleParams& p, int64_t r, const Logprobs& logprobs
   }
 }
 
-// Of all rows that ask for them; where none does, no thread wakes up.
-void put_all_top_logprobs(const SampleParams& p) {
+// Of all rows that ask for these; where none does, no thread wakes up.
+void put_all_top_logprobs(const SampleParams& p, bool processed) {
   const auto asked = [&](int64_t r) {
-    return is_due(p, r) ? load_logprobs(p, r, load_segment(p.segments, r)) : Logprobs{nullptr, 0};
+    const Logprobs none{nullptr, 0, false};
+    if (!is_due(p, r)) return none;
+    const Logprobs found = load_logprobs(p, r, load_segment(p.segments, r));
+    return found.processed == processed ? found : none;
   };
   int64_t asking = 0;
   for (int64_t r = 0; r < p.num_segments; ++r) asking += asked(r).out != nullptr;
@@ -169,6 +190,7 @@ void put_sampled_logprob(const SampleParams& p, int64_t r, const Logprobs& logpr
   float logit, log_sum;
   const int64_t at = (r * p.logits_stride + p.out[r]) * size_of(p.dtype);
   simd().to_float(&logit, static_cast<const char*>(p.logits) + at, 1, p.dtype);
+  if (logprobs.processed) logit = processed(p, r, logit, p.out[r]);
   memcpy(&log_sum, logprobs.out + kLogprobSampled, sizeof(log_sum));
   logprobs.put(kLogprobSampled, logit - log_sum);
 }
@@ -210,6 +232,22 @@ void for_vocab_blocks(int64_t num_segments, int64_t vocab, const Body& body) {
   });
 }
 
+// Forbids what the states of rows with an automaton do not allow; where there is none, no thread
+// wakes up.
+void apply_automata(const SampleParams& p) {
+  const auto mask_of = [&](int64_t r) -> const int32_t* {
+    if (!is_due(p, r)) return nullptr;
+    const Automaton automaton = automaton_of(p, r);
+    return automaton.words != nullptr ? automaton.mask() : nullptr;
+  };
+  int64_t masks = 0;
+  for (int64_t r = 0; r < p.num_segments; ++r) masks += mask_of(r) != nullptr;
+  if (masks == 0) return;
+  for_vocab_blocks(p.num_segments, p.vocab, [&](int64_t r, int64_t begin, int64_t end) {
+    if (const int32_t* const mask = mask_of(r)) forbid_range(p, r, mask, begin, end);
+  });
+}
+
 }  // namespace
 
 void apply_token_mask(const ApplyTokenMaskParams& p) {
@@ -226,10 +264,12 @@ void sample(const SampleParams& p) {
   if (static_cast<int64_t>(found.size()) < p.num_segments * blocks)
     found.resize(static_cast<size_t>(p.num_segments * blocks));
   Candidate* const candidates = found.data();
-  put_all_top_logprobs(p);
+  apply_automata(p);
+  put_all_top_logprobs(p, false);
   for (int64_t r = 0; r < p.num_segments; ++r) {
     if (is_due(p, r)) mute_stops(p, r);
   }
+  put_all_top_logprobs(p, true);
   for_vocab_blocks(p.num_segments, p.vocab, [&](int64_t r, int64_t begin, int64_t end) {
     if (is_due(p, r) && !is_whole(p, r))
       candidates[r * blocks + begin / kVocabBlock] = sample_range(p, r, begin, end);

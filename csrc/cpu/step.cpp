@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/automaton.h"
 #include "common/deltas.h"
 #include "common/out_record.h"
 #include "common/penalties.h"
@@ -55,21 +56,41 @@ void write_record(int32_t* record, int64_t width, int32_t row, int32_t generatio
   record[kRecordTokens] = token;
 }
 
-// Takes the sampled token into the row; returns the record's flags.
+// Takes a token that is no stop id into the row's automaton, if it has one; returns the record's
+// flags.
+int32_t advance_automaton(const PublishParams& p, int32_t row, int32_t token) {
+  const Automaton automaton = load_automaton(p.automata, p.row_state, row, 0);
+  if (automaton.is_error) return kRecordAutomatonError;
+  if (automaton.words == nullptr) return 0;
+  const TokenText text = token_text(p.automata, token);
+  if (text.ends)
+    return (automaton.state_word(automaton.state) & kStateAccepting) != 0 ? kRecordComplete
+                                                                          : kRecordAutomatonError;
+  int32_t state = text.length > 0 ? automaton.state : kNoState;
+  for (int32_t i = 0; i < text.length && state != kNoState; ++i)
+    state = automaton.after(state, automaton.class_of(text.bytes[i]));
+  if (state == kNoState) return kRecordAutomatonError;
+  row_words(p.row_state, row)[kRowAutomatonState] = state;
+  return (automaton.state_word(state) & kStateComplete) != 0 ? kRecordComplete : 0;
+}
+
+// Takes the sampled token into the row; returns the record's flags. One that the row's automaton
+// forbids is not taken.
 int32_t accept_token(const PublishParams& p, int32_t row, int32_t token) {
   int32_t* const state = row_words(p.row_state, row);
   const int32_t* const stops = row_words(p.stop_ids, row);
+  const int64_t count = valid_entries(state[kRowStopCount], p.stop_ids);
+  const bool stops_here = std::find(stops, stops + count, token) != stops + count;
+  int32_t flags = stops_here ? kRecordStop : advance_automaton(p, row, token);
+  if (flags == kRecordAutomatonError) {
+    state[kRowAlive] = 0;
+    return flags;
+  }
   if (int32_t* const place = counted_place(p.token_counts, p.row_state, row, token))
     *place = wrapping_add(*place, 1);
   state[kRowLastToken] = token;
   state[kRowRemaining] = wrapping_add(state[kRowRemaining], -1);
-  const int64_t count = valid_entries(state[kRowStopCount], p.stop_ids);
-  int32_t flags = 0;
-  if (std::find(stops, stops + count, token) != stops + count) {
-    flags = kRecordStop;
-  } else if (state[kRowRemaining] <= 0) {
-    flags = kRecordLength;
-  }
+  if (flags == 0 && state[kRowRemaining] <= 0) flags = kRecordLength;
   if (flags != 0) state[kRowAlive] = 0;
   return flags;
 }
@@ -127,13 +148,18 @@ void publish(const PublishParams& p) {
     const int32_t errors = p.row_errors != nullptr ? p.row_errors[r] : 0;
     const int32_t token = p.sampled[r];
     if (errors != 0 || token < 0) {
+      const bool lost = load_automaton(p.automata, p.row_state, s.row, 0).is_error;
       row[kRowAlive] = 0;
       write_record(record, p.record_width, s.row, generation, 0,
-                   errors != 0 ? errors : kRecordNoCandidate, -1);
+                   errors != 0 ? errors
+                   : lost      ? kRecordAutomatonError
+                               : kRecordNoCandidate,
+                   -1);
       continue;
     }
     const int32_t flags = accept_token(p, s.row, token);
-    write_record(record, p.record_width, s.row, generation, 1, flags, token);
+    const bool taken = flags != kRecordAutomatonError;
+    write_record(record, p.record_width, s.row, generation, taken, flags, taken ? token : -1);
   }
 }
 

@@ -1,203 +1,101 @@
-// Sampling of a row that has a filter (common/filter.h): the distance up to which ids are kept is
-// searched 8 bits at a time, by sums over the cluster in 256 bins. The ids that are left after the
-// first bits are listed, so that few read the logits again. All sums are of integers, and depend on
-// no order and no launch.
+// Sampling of a row that has a filter (common/filter.h): from a short list, or where that is too
+// short, by a search.
 #pragma once
 #include "common/filter.h"
 #include "common/noise.h"
+#include "cuda/filter_search.cuh"
 #include "cuda/logits_row.cuh"
-#include "cuda/ptx.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/row_reduce.cuh"
+#include "cuda/scaled_row.cuh"
+#include "cuda/short_list.cuh"
 
 namespace photon::cuda {
 
-constexpr int kFilterBinBits = 8;
-constexpr int kFilterBins = 1 << kFilterBinBits;
-constexpr int kFilterList = 2048;  // ids that a CTA can list; one with more reads its logits again
+constexpr int kGuessedTopK = 64;  // near enough for most, where top_k is off
 
-// An amount of 64 bits, as words for 32-bit atomics; read by the cluster as a float2.
-struct alignas(8) FilterBin {
-  uint32_t low, high;
-};
-
-// Where a search is: the bits of the distance that it has found so far.
-struct FilterPlace {
-  uint32_t prefix;
-  int32_t found;  // the search is over: the ids of this prefix are kept, and none beyond
-};
-
-struct FilterShared {
-  FilterBin bins[2][kFilterBins];  // of this CTA; one is summed up while the other is cleared
-  uint64_t totals[kFilterBins];    // of the cluster
-  FilterPlace place;
-  uint32_t listed;  // ids that belong on the list, perhaps more than fit
-  int32_t ids[kFilterList];
-  uint32_t distances[kFilterList];
-};
-
-// The largest distance whose bits from `shift` on are `prefix`.
-__device__ inline uint32_t last_of(uint32_t prefix, int shift) {
-  return static_cast<uint32_t>(((uint64_t{prefix} + 1) << shift) - 1);
-}
-
-__device__ inline void add_amount(FilterBin& bin, uint32_t amount) {
-  const uint32_t before = atomicAdd(&bin.low, amount);
-  if (before + amount < before) atomicAdd(&bin.high, 1u);
-}
-
-// The sum over the cluster of a bin.
-template <int kBlocks>
-__device__ uint64_t total_of(const FilterBin& bin) {
-  if constexpr (kBlocks == 1) return uint64_t{bin.high} << 32 | bin.low;
-  uint64_t total = 0;
+// The sum over the CTA; every thread gets it. `of_warp` is used by nothing else.
+__device__ inline uint64_t block_total(uint64_t v, uint64_t* of_warp) {
 #pragma unroll
-  for (int block = 0; block < kBlocks; ++block) {
-    const float2 words = load_from_block(reinterpret_cast<const float2*>(&bin), block);
-    total += uint64_t{__float_as_uint(words.y)} << 32 | __float_as_uint(words.x);
-  }
-  return total;
+  for (int offset = kWarpSize / 2; offset > 0; offset /= 2)
+    v += __shfl_xor_sync(kFullWarp, v, offset);
+  if (threadIdx.x % kWarpSize == 0) of_warp[threadIdx.x / kWarpSize] = v;
+  __syncthreads();
+  v = 0;
+  for (int warp = 0; warp < kSampleWarps; ++warp) v += of_warp[warp];
+  return v;
 }
 
-// One row's filter at work. All threads of the row's CTAs call every function.
-template <typename T, typename AnyRow, int kBlocks>
-struct RowFilter {
-  const AnyRow& row;
-  const ThreadVectors share;
-  const Noise& noise;
-  FilterShared& shared;
-  float top;                   // the largest scaled logit
-  uint32_t limit = kFarthest;  // ids beyond this distance are dropped
-  bool has_list = false;
-  int buffer = 0;  // which bins are clear
+// One row's list. All threads of the row's CTAs call fill(), which says whether the list has all
+// that the filter keeps; if so, draw().
+template <typename AnyRow, int kBlocks>
+struct FilterList {
+  const ScaledRow<AnyRow>& row;
+  const Filter& filter;
+  const Listing<kBlocks> listing;
 
-  // Calls body(id, distance) for those of the thread's logits that are near enough.
-  template <typename Body>
-  __device__ void for_logits(const Body& body) const {
-    constexpr int kIds = Vector<T>::kIds;
-    const int whole = is_vector_aligned(row.logits) ? row.vocab / kIds : 0;
-    const int end = static_cast<int>(ceil_div(row.vocab, kIds));
-    for (int vector = share.first; vector < end; vector += share.step) {
-      const Row<T>& plain = row;
-      const Vector<T> v =
-          vector < whole ? load_vector<true>(plain, vector) : load_vector<false>(plain, vector);
-#pragma unroll
-      for (int i = 0; i < kIds; ++i) {
-        const int32_t id = vector * kIds + i;
-        const float score = row.score(to_float(v.of_id[i]), id);
-        if (!(score > -INFINITY)) continue;
-        const uint32_t distance = distance_below(top, noise.scaled(score));
-        if (distance <= limit) body(id, distance);
-      }
-    }
-  }
+  __device__ bool by_mass() const { return filter.top_k <= 0; }  // of all ids, listed or not
 
-  // The same, from the list where there is one.
-  template <typename Body>
-  __device__ void for_near(const Body& body) const {
-    if (!has_list || shared.listed > kFilterList) return for_logits(body);
-    for (uint32_t i = threadIdx.x; i < shared.listed; i += blockDim.x)
-      if (shared.distances[i] <= limit) body(shared.ids[i], shared.distances[i]);
-  }
-
-  __device__ void clear(int which) {
-    for (int bin = threadIdx.x; bin < kFilterBins; bin += blockDim.x)
-      shared.bins[which][bin] = {0, 0};
-  }
-
-  // Lists the ids that are near enough.
-  __device__ void list() {
-    for_logits([&](int32_t id, uint32_t distance) {
-      const uint32_t at = atomicAdd(&shared.listed, 1u);
-      if (at >= kFilterList) return;
-      shared.ids[at] = id;
-      shared.distances[at] = distance;
+  __device__ bool fill() const {
+    ShortList& shared = listing.shared;
+    const float bound = kth_group(by_mass() ? kGuessedTopK : filter.top_k, shared);
+    const uint32_t limit = min(row.distance_of(bound), kFarthest);
+    uint64_t all = 0, listed = 0;
+    row.for_near(by_mass() ? kFarthest : limit, [&](int32_t id, float scaled, uint32_t distance) {
+      const uint32_t weight = by_mass() ? weight_at(distance) : 0;
+      all += weight;
+      if (distance > limit) return;
+      listed += weight;
+      listing.put(id, scaled);
     });
+    if (by_mass()) {
+      all = block_total(all, shared.sum_of_warp[0]);
+      listed = block_total(listed, shared.sum_of_warp[1]);
+    }
+    if (!listing.close(all, listed)) return false;
+    return !by_mass() || listing.sum(1) >= needed_mass(listing.sum(0), filter.top_p);
+  }
+
+  // The thread's best of the ids that the filter keeps; the first CTA has them all.
+  __device__ Candidate draw() const {
+    if (listing.part != 0) return {};
+    const Candidate own = listing.own();
+    const uint32_t distance = own.id < 0 ? kTooFar : distance_below(row.top, own.score);
+    const uint32_t weight = own.id < 0 ? 0 : weight_at(distance);
+    listing.shared.weights[threadIdx.x] = weight;
     __syncthreads();
-    has_list = true;
+    const bool kept = is_kept(own, distance, weight);
+    return kept ? Candidate{row.noise.noised(own.score, own.id), own.id} : Candidate{};
   }
 
-  // Sums up the amounts of ids whose distance begins with `prefix`, by the next bits. What the
-  // bins had before is read no more when a CTA gets past the barrier.
-  template <typename Amount>
-  __device__ void sum_up(uint32_t prefix, int shift, const Amount& amount) {
-    FilterBin* bins = shared.bins[buffer];
-    for_near([&](int32_t, uint32_t distance) {
-      const uint32_t bin = distance >> shift;
-      if (bin >> kFilterBinBits == prefix) add_amount(bins[bin % kFilterBins], amount(distance));
-    });
-    sync_row<kBlocks>();
-    buffer ^= 1;
-    clear(buffer);
-    for (int bin = threadIdx.x; bin < kFilterBins; bin += blockDim.x)
-      shared.totals[bin] = total_of<kBlocks>(bins[bin]);
-    __syncthreads();
-  }
-
-  // Lowers the limit to the smallest distance up to which the amounts come to needed(total of the
-  // amounts); where they do not, it stays.
-  template <typename Amount, typename Needed>
-  __device__ void lower_limit(const Amount& amount, const Needed& needed) {
-    uint64_t left = 0;  // of what is needed; the first warp's alone
-    uint32_t prefix = 0;
-    for (int shift = 32 - kFilterBinBits;; shift -= kFilterBinBits) {
-      const bool first = shift == 32 - kFilterBinBits;
-      sum_up(prefix, shift, amount);
-      if (threadIdx.x < kWarpSize) find_bin(left, prefix, shift, first, amount, needed);
-      __syncthreads();
-      const FilterPlace place = shared.place;
-      prefix = place.prefix;
-      const uint32_t last = last_of(prefix, shift);
-      if (first || place.found != 0) limit = min(limit, last);
-      if (first && !has_list) list();
-      if (place.found != 0) return;
+  // All threads of the CTA call it.
+  __device__ bool is_kept(const Candidate& own, uint32_t distance, uint32_t weight) const {
+    const ShortList& shared = listing.shared;
+    const uint32_t count = own.id < 0 ? 0 : listing.count();
+    uint32_t nearer = 0;
+    uint64_t nearer_mass = 0;
+    for (uint32_t i = 0; i < count; ++i) {
+      if (distance_below(row.top, shared.candidates[i].score) >= distance) continue;
+      ++nearer;
+      nearer_mass += shared.weights[i];
     }
-  }
-
-  // The first warp: the bin in which the sum reaches what is left, into shared.place. The search
-  // may end there: all of the bin is needed, or it holds one id. (Each weighs at least what the
-  // last of the bin would.)
-  template <typename Amount, typename Needed>
-  __device__ void find_bin(uint64_t& left, uint32_t prefix, int shift, bool first,
-                           const Amount& amount, const Needed& needed) {
-    constexpr int kOwn = kFilterBins / kWarpSize;
-    const int lane = threadIdx.x;
-    uint64_t own = 0;
-    for (int i = 0; i < kOwn; ++i) own += shared.totals[lane * kOwn + i];
-    uint64_t sum = own;  // of the lanes up to this one
-#pragma unroll
-    for (int offset = 1; offset < kWarpSize; offset *= 2) {
-      const uint64_t below = __shfl_up_sync(kFullWarp, sum, offset);
-      if (lane >= offset) sum += below;
+    bool kept = own.id >= 0 && (by_mass() || nearer < static_cast<uint32_t>(filter.top_k));
+    if (filter.top_p != 0) {
+      const uint64_t mass = by_mass()
+                                ? listing.sum(0)
+                                : block_total(kept ? weight : 0, listing.shared.sum_of_warp[0]);
+      kept = kept && nearer_mass < needed_mass(mass, filter.top_p);
     }
-    const uint64_t total = __shfl_sync(kFullWarp, sum, kWarpSize - 1);
-    if (first) left = needed(total);
-    const unsigned reached = __ballot_sync(kFullWarp, sum >= left);
-    const int finder = reached != 0 ? __ffs(reached) - 1 : kWarpSize - 1;
-    uint64_t rest = left - (sum - own);  // the finder's: what its own bins have to give
-    if (lane == finder) {
-      int bin = lane * kOwn;
-      for (; bin < lane * kOwn + kOwn - 1 && shared.totals[bin] < rest; ++bin)
-        rest -= shared.totals[bin];
-      const uint64_t in_bin = shared.totals[bin];
-      const uint32_t found = prefix << kFilterBinBits | static_cast<uint32_t>(bin);
-      const uint32_t last = last_of(found, shift);
-      const bool done =
-          reached == 0 || shift == 0 || in_bin == rest || in_bin < 2 * uint64_t{amount(last)};
-      shared.place = {reached == 0 ? kFilterBins - 1u : found, done ? 1 : 0};
-    }
-    left = __shfl_sync(kFullWarp, rest, finder);
+    return kept && weight >= filter.least_weight;
   }
 };
 
-// The thread's best of the ids that the filter keeps. The threads of all CTAs of the row call it.
-// Not inlined, so that rows without a filter have all registers.
-template <int kBlocks, typename T, template <typename> typename AnyRow>
-__device__ __noinline__ Candidate filtered_best(const AnyRow<T>& row, ThreadVectors share,
-                                                const Noise& noise, const Filter& filter,
-                                                RowShared& reduce, FilterShared& shared) {
-  const float top = row_max<kBlocks>(greedy_best(row, share).score, reduce);
-  RowFilter<T, AnyRow<T>, kBlocks> at_work{row, share, noise, shared, noise.scaled(top)};
+// The thread's best of the ids that the filter keeps, by a search among all.
+template <int kBlocks, typename AnyRow>
+__device__ __noinline__ Candidate searched_best(const ScaledRow<AnyRow>& row, const Filter& filter,
+                                                FilterSearch& shared) {
+  RowFilter<AnyRow, kBlocks> at_work{row, shared};
+  __syncthreads();  // what shares its memory is read no more
   if (threadIdx.x == 0) shared.listed = 0;
   at_work.clear(0);
   __syncthreads();
@@ -210,10 +108,26 @@ __device__ __noinline__ Candidate filtered_best(const AnyRow<T>& row, ThreadVect
   Candidate best;
   at_work.for_near([&](int32_t id, uint32_t distance) {
     if (weight_at(distance) < filter.least_weight) return;
-    const Candidate candidate = {noise.noised(row.score(to_float(row.logits[id]), id), id), id};
+    const float scaled = row.noise.scaled(row.row.score(to_float(row.row.logits[id]), id));
+    const Candidate candidate = {row.noise.noised(scaled, id), id};
     if (is_better(candidate, best)) best = candidate;
   });
   return best;
+}
+
+// The thread's best of the ids that the filter keeps. The threads of all CTAs of the row call it.
+// Not inlined, so that rows without a filter have all registers.
+template <int kBlocks, typename T, template <typename> typename AnyRow>
+__device__ __noinline__ Candidate filtered_best(const AnyRow<T>& row, ThreadVectors share,
+                                                const Noise& noise, const Filter& filter,
+                                                ShortList& list_shared, FilterSearch& shared) {
+  const float top = gather_groups<kBlocks>(greedy_best(row, share).score, list_shared);
+  const ScaledRow<AnyRow<T>> scaled{row, share, noise, noise.scaled(top)};
+  const int part = kBlocks > 1 ? cluster_rank() : 0;
+  const FilterList<AnyRow<T>, kBlocks> list{scaled, filter, {part, list_shared}};
+  const bool may_be_few = filter.top_k > 0 ? filter.top_k <= kMostShort : filter.top_p != 0;
+  if (may_be_few && list.fill()) return list.draw();
+  return searched_best<kBlocks>(scaled, filter, shared);
 }
 
 }  // namespace photon::cuda

@@ -10,6 +10,7 @@
 
 namespace photon::cuda {
 
+constexpr int kScoreLoads = 3;  // the same where there is more than the largest logit to find
 constexpr int kSampleLoads =
     5;  // vectors that a thread has under way; all of a cluster are 163,840 ids of 16 bits
 
@@ -25,8 +26,9 @@ struct Row {
   const T* logits;
   int32_t vocab;
 
-  // What is sampled of a logit.
+  // What is sampled of a logit, and whether it is another number for any id of a vector.
   __device__ float score(float logit, int32_t) const { return logit; }
+  __device__ bool adjusts(int) const { return false; }
 };
 
 // One whose logits are not what is sampled.
@@ -35,6 +37,36 @@ struct AdjustedRow : Row<T> {
   Adjustment adjustment;
 
   __device__ float score(float logit, int32_t id) const { return adjustment.adjusted(logit, id); }
+  __device__ bool adjusts(int vector) const {
+    constexpr int kIds = Vector<T>::kIds;
+    static_assert(32 % kIds == 0, "a vector's bits are in one word");
+    const int32_t first = vector * kIds;
+    int32_t found = 0;
+    if (adjustment.counts != nullptr) found = counted<kIds>(first);
+    if (first < adjustment.prompt_ids)
+      found |= static_cast<uint32_t>(adjustment.prompt_bits[first >> 5]) >> (first & 31) &
+               ((1u << kIds) - 1);
+    const int32_t place = adjustment.bias_place(first);
+    return found != 0 ||
+           (place < adjustment.num_biases && adjustment.biases[2 * place] - first < kIds);
+  }
+
+  // Not 0 where one of these ids has a count.
+  template <int kIds>
+  __device__ int32_t counted(int32_t first) const {
+    const int32_t* counts = adjustment.counts + first;
+    int32_t found = 0;
+    if (first + kIds <= adjustment.counted_ids && is_vector_aligned(counts)) {
+#pragma unroll
+      for (int i = 0; i < kIds; i += 4) {
+        const int4 four = *reinterpret_cast<const int4*>(counts + i);
+        found |= four.x | four.y | four.z | four.w;
+      }
+    } else {
+      for (int i = 0; i < kIds && first + i < adjustment.counted_ids; ++i) found |= counts[i];
+    }
+    return found;
+  }
 };
 
 // kWhole: the vector is aligned and within the row.
@@ -112,13 +144,56 @@ __device__ Candidate greedy_best(const Row<T>& row, ThreadVectors share) {
   return best;
 }
 
+// Looks at the thread's vectors. Where the logits of one are what is sampled, settle(v, vector)
+// says whether it is done with as a whole; for each id of the others body(id, score) is called; ids
+// past the end of the row score -inf.
+template <typename T, template <typename> typename AnyRow, typename Settle, typename Body>
+__device__ void for_scores(const AnyRow<T>& row, ThreadVectors share, const Settle& settle,
+                           const Body& body) {
+  constexpr int kIds = Vector<T>::kIds;
+  const Row<T>& plain = row;
+  const int whole = is_vector_aligned(row.logits) ? row.vocab / kIds : 0;
+  const int end = static_cast<int>(ceil_div(row.vocab, kIds));
+  for (int begin = share.first; begin < end; begin += kScoreLoads * share.step) {
+    Vector<T> v[kScoreLoads];
+    uint32_t left = 0;  // of these vectors those whose ids are looked at, as bits
+    if (whole > 0) {
+#pragma unroll
+      for (int i = 0; i < kScoreLoads; ++i)
+        v[i] = load_vector<true>(plain, min(begin + i * share.step, whole - 1));
+    }
+#pragma unroll
+    for (int i = 0; i < kScoreLoads; ++i) {
+      const int at = begin + i * share.step;
+      if (at < end && (at >= whole || row.adjusts(at) || !settle(v[i], at))) left |= 1u << i;
+    }
+    for (; left != 0; left &= left - 1) {
+      const int at = begin + (__ffs(left) - 1) * share.step, first = at * kIds;
+      const Vector<T> own =
+          at < whole ? load_vector<true>(plain, at) : load_vector<false>(plain, at);
+#pragma unroll
+      for (int i = 0; i < kIds; ++i) body(first + i, row.score(to_float(own.of_id[i]), first + i));
+    }
+  }
+}
+
 // The thread's largest score and its id.
 template <typename T>
 __device__ Candidate greedy_best(const AdjustedRow<T>& row, ThreadVectors share) {
+  constexpr int kIds = Vector<T>::kIds;
   Candidate best;
-  for (int32_t id = share.first; id < row.vocab; id += share.step) {
-    const float score = row.score(to_float(row.logits[id]), id);
-    if (score > best.score) best = {score, id};
+  for_scores(
+      row, share,
+      [&](const Vector<T>& v, int vector) {  // for now by the vector's first id
+        if (const float score = largest(v); score > best.score) best = {score, vector * kIds};
+        return true;
+      },
+      [&](int32_t id, float score) {
+        if (score > -INFINITY && is_better({score, id}, best)) best = {score, id};
+      });
+  for (int i = 0; best.id >= 0 && best.id % kIds == 0 && i < min(kIds, row.vocab - best.id); ++i) {
+    if (row.score(to_float(row.logits[best.id + i]), best.id + i) == best.score)
+      return {best.score, best.id + i};
   }
   return best;
 }

@@ -1,45 +1,74 @@
-// The log-probabilities of a row that asks for some: each CTA finds the likeliest of its ids, one a
-// round, and the first CTA of the cluster merges these lists.
+// The log-probabilities of a row that asks for some: the likeliest ids are taken from a short list.
+// Where too many ids are alike for it, each CTA finds the likeliest of its ids, one a round, and
+// the first CTA of the cluster merges these.
 #pragma once
 #include "common/logprobs.h"
+#include "common/noise.h"
 #include "cuda/logits_row.cuh"
 #include "cuda/row_reduce.cuh"
+#include "cuda/short_list.cuh"
 
 namespace photon::cuda {
 
+// From a score to its log-probability.
+struct LogSoftmax {
+  float top, inverse, log_sum;  // the largest score, Noise::scale(), log of the sum beside it
+
+  __device__ float of(float score) const { return (score - top) * inverse - log_sum; }
+};
+
 struct LogprobShared {
   float sums[kMostBlocks];  // of exponentials, of each CTA; in the first one
-  float log_sum;            // in the first one
+  LogSoftmax softmax;       // in the first one
   float scores[kMostBlocks][kMostLogprobs];
   float ids[kMostBlocks][kMostLogprobs];  // as the bits of floats
 };
 
-// The thread's best logit of those that come after `last` in order; none comes before all.
-template <typename T>
-__device__ Candidate best_after(const Row<T>& row, ThreadVectors share, const Candidate& last) {
+// The thread's best score of those that come after `last` in order; none comes before all.
+template <typename T, template <typename> typename AnyRow>
+__device__ Candidate best_after(const AnyRow<T>& row, ThreadVectors share, const Candidate& last) {
   Candidate best;
   for (int32_t id = share.first; id < row.vocab; id += share.step) {
-    const Candidate own = {to_float(row.logits[id]), id};
+    const Candidate own = {row.score(to_float(row.logits[id]), id), id};
     if (!(own.score > -INFINITY) || (last.id >= 0 && !is_better(last, own))) continue;
     if (is_better(own, best)) best = own;
   }
   return best;
 }
 
-template <typename T>
-__device__ float sum_of_exponentials(const Row<T>& row, ThreadVectors share, float top) {
+// Lists the ids whose score reaches the bound; returns the sum of the thread's exponentials.
+template <int kBlocks, typename T, template <typename> typename AnyRow>
+__device__ float list_and_sum(const AnyRow<T>& row, ThreadVectors share, const LogSoftmax& softmax,
+                              float bound, const Listing<kBlocks>& listing) {
   float sum = 0.0f;
-  for (int32_t id = share.first; id < row.vocab; id += share.step) {
-    const float logit = to_float(row.logits[id]);
-    if (logit > -INFINITY) sum += expf(logit - top);
-  }
+  for_scores(
+      row, share, [](const Vector<T>&, int) { return false; },
+      [&](int32_t id, float score) {
+        if (!(score > -INFINITY)) return;
+        sum += expf(softmax.of(score));
+        if (score >= bound) listing.put(id, score);
+      });
   return sum;
 }
 
+// The first CTA: the likeliest of a list that holds all.
+template <int kBlocks>
+__device__ void put_listed(const Logprobs& logprobs, const Listing<kBlocks>& listing,
+                           const LogSoftmax& softmax) {
+  const Candidate own = listing.own();
+  __syncthreads();
+  const int32_t count = listing.count();
+  int32_t place = own.id < 0 ? static_cast<int32_t>(threadIdx.x) : 0;
+  for (int32_t i = 0; own.id >= 0 && i < count; ++i)
+    place += is_better(listing.shared.candidates[i], own) ? 1 : 0;
+  if (place < logprobs.top)
+    logprobs.put_top(place, own.id, own.id < 0 ? -INFINITY : softmax.of(own.score));
+}
+
 // The likeliest ids of the CTA into its list in the first CTA.
-template <int kBlocks, typename T>
-__device__ void list_likeliest(const Row<T>& row, ThreadVectors share, Candidate own, int32_t count,
-                               int part, RowShared& reduce, LogprobShared& shared) {
+template <int kBlocks, typename T, template <typename> typename AnyRow>
+__device__ void list_likeliest(const AnyRow<T>& row, ThreadVectors share, Candidate own,
+                               int32_t count, int part, RowShared& reduce, LogprobShared& shared) {
   for (int32_t i = 0; i < count; ++i) {
     const Candidate best = block_best(own, reduce);
     if (threadIdx.x == 0) {
@@ -56,7 +85,7 @@ __device__ void list_likeliest(const Row<T>& row, ThreadVectors share, Candidate
 // The first warp of the first CTA: lane i walks down the list of CTA i.
 template <int kBlocks>
 __device__ void merge_likeliest(const Logprobs& logprobs, const LogprobShared& shared,
-                                float log_sum) {
+                                const LogSoftmax& softmax) {
   const int lane = threadIdx.x;
   int next = 0;
   for (int32_t i = 0; i < logprobs.top; ++i) {
@@ -65,32 +94,59 @@ __device__ void merge_likeliest(const Logprobs& logprobs, const LogprobShared& s
       own = {shared.scores[lane][next], __float_as_int(shared.ids[lane][next])};
     const Candidate best = warp_best(own);
     if (own.id >= 0 && own.id == best.id) ++next;
-    if (lane == 0) logprobs.put_top(i, best.id, best.id < 0 ? -INFINITY : best.score - log_sum);
+    if (lane == 0) logprobs.put_top(i, best.id, best.id < 0 ? -INFINITY : softmax.of(best.score));
   }
 }
 
 // The log-probabilities of the likeliest ids into `logprobs`, and into the first CTA's shared
-// memory what the sampled id's needs. The threads of all CTAs of the row call it, before the
-// logits are changed.
-template <typename T, int kBlocks>
-__device__ __noinline__ void put_logprobs(const SampleParams& p, int64_t r, int part,
-                                          RowShared& reduce, LogprobShared& shared) {
-  const Logprobs logprobs = load_logprobs(p, r, load_segment(p.segments, r));
-  const Row<T> row = row_of<T>(p, r);
+// memory what the sampled id's needs. The threads of all CTAs of the row call it.
+template <int kBlocks, typename T, template <typename> typename AnyRow>
+__device__ void put_row_logprobs(const AnyRow<T>& row, const Logprobs& logprobs, float inverse,
+                                 int part, RowShared& reduce, ShortList& list,
+                                 LogprobShared& shared) {
   const ThreadVectors share = own_vectors<kBlocks>(part);
-  const Candidate own = best_after(row, share, Candidate{});
-  const float top = row_max<kBlocks>(own.score, reduce);
-  const float sum = block_sum(sum_of_exponentials(row, share, top), reduce.value_of_warp);
+  const Listing<kBlocks> listing{part, list};
+  const float top = gather_groups<kBlocks>(greedy_best(row, share).score, list);
+  const float bound = kth_group(max(logprobs.top, 1), list);
+  LogSoftmax softmax{top, inverse, 0.0f};
+  const float sum =
+      block_sum(list_and_sum(row, share, softmax, bound, listing), reduce.value_of_warp);
   if (threadIdx.x == 0) put_in_block<kBlocks>(&shared.sums[part], 0, sum);
-  __syncthreads();
+  const bool all_listed = listing.close(0, 0);
+  if (part == 0) {
+    float total = 0.0f;
+    for (int block = 0; block < kBlocks; ++block) total += shared.sums[block];
+    softmax.log_sum = logf(total);
+    if (threadIdx.x == 0) shared.softmax = softmax;
+  }
+  if (all_listed) {
+    if (part == 0) put_listed(logprobs, listing, softmax);
+    return;
+  }
+  const Candidate own = best_after(row, share, Candidate{});
   list_likeliest<kBlocks>(row, share, own, logprobs.top, part, reduce, shared);
   sync_row<kBlocks>();
-  if (part != 0 || threadIdx.x >= kWarpSize) return;
-  float total = 0.0f;
-  for (int block = 0; block < kBlocks; ++block) total += shared.sums[block];
-  const float log_sum = top + logf(total);
-  if (threadIdx.x == 0) shared.log_sum = log_sum;
-  merge_likeliest<kBlocks>(logprobs, shared, log_sum);
+  if (part == 0 && threadIdx.x < kWarpSize) merge_likeliest<kBlocks>(logprobs, shared, softmax);
+}
+
+// Of the logits, before they are changed.
+template <typename T, int kBlocks>
+__device__ __noinline__ void put_logprobs(const SampleParams& p, int64_t r, int part,
+                                          RowShared& reduce, ShortList& list,
+                                          LogprobShared& shared) {
+  const Logprobs logprobs = load_logprobs(p, r, load_segment(p.segments, r));
+  put_row_logprobs<kBlocks>(row_of<T>(p, r), logprobs, 1.0f, part, reduce, list, shared);
+}
+
+// Of what is sampled of them.
+template <typename T, int kBlocks>
+__device__ __noinline__ void put_processed_logprobs(const SampleParams& p, int64_t r, int part,
+                                                    RowShared& reduce, ShortList& list,
+                                                    LogprobShared& shared) {
+  const Segment s = load_segment(p.segments, r);
+  const Noise noise = load_noise(s, p.row_state);
+  const AdjustedRow<T> row = {row_of<T>(p, r), load_adjustment(p, s.row)};
+  put_row_logprobs<kBlocks>(row, load_logprobs(p, r, s), noise.scale(), part, reduce, list, shared);
 }
 
 }  // namespace photon::cuda

@@ -29,7 +29,6 @@ __device__ inline bool is_better(const Candidate& a, const Candidate& b) {
 struct RowShared {
   Candidate of_warp[kSampleWarps];
   float value_of_warp[kWarpSize];
-  float value_of_block[kMostBlocks];
   Candidate best;
 };
 
@@ -67,28 +66,6 @@ __device__ inline Candidate block_best(Candidate best, RowShared& shared) {
   __syncthreads();
   if (threadIdx.x >= kWarpSize) return best;
   return warp_best(threadIdx.x < kSampleWarps ? shared.of_warp[threadIdx.x] : Candidate{});
-}
-
-// The largest of all threads' values in a row's CTAs; every thread gets it. Between two calls there
-// is another sync_row().
-template <int kBlocks>
-__device__ float row_max(float value, RowShared& shared) {
-#pragma unroll
-  for (int offset = kWarpSize / 2; offset > 0; offset /= 2)
-    value = fmaxf(value, __shfl_xor_sync(kFullWarp, value, offset));
-  if (threadIdx.x % kWarpSize == 0) shared.value_of_warp[threadIdx.x / kWarpSize] = value;
-  __syncthreads();
-  if (threadIdx.x < kBlocks) {
-    for (int warp = 0; warp < kSampleWarps; ++warp)
-      value = fmaxf(value, shared.value_of_warp[warp]);
-    const int own = kBlocks > 1 ? cluster_rank() : 0;
-    put_in_block<kBlocks>(&shared.value_of_block[own], threadIdx.x, value);
-  }
-  sync_row<kBlocks>();
-  value = shared.value_of_block[0];
-#pragma unroll
-  for (int block = 1; block < kBlocks; ++block) value = fmaxf(value, shared.value_of_block[block]);
-  return value;
 }
 
 }  // namespace photon::cuda

@@ -10,6 +10,7 @@
 #include "common/penalties.h"
 #include "common/philox.h"
 #include "common/segment.h"
+#include "cuda/automaton.cuh"
 #include "cuda/element.cuh"
 #include "cuda/filter.cuh"
 #include "cuda/kernels.h"
@@ -18,6 +19,7 @@
 #include "cuda/logprobs.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/row_reduce.cuh"
+#include "cuda/short_list.cuh"
 
 namespace photon::cuda {
 namespace {
@@ -55,8 +57,11 @@ struct SampleShared {
   RowShared reduce;
   float score_of_block[kSampleCluster],  // the best of each CTA, in the first one
       id_of_block[kSampleCluster];       // an id as the bits of a float
-  FilterShared filter;
   LogprobShared logprobs;
+  union {  // first the one, then perhaps the other
+    ShortList list;
+    FilterSearch search;
+  };
 };
 
 // The first warp's result in the first CTA is the cluster's. All threads of the cluster must call
@@ -136,7 +141,7 @@ __device__ Candidate best_of(const AnyRow& row, ThreadVectors share, const Noise
                              const Filter& filter, SampleShared& shared) {
   if (noise.greedy()) return greedy_best(row, share);
   if (filter.on())
-    return filtered_best<kBlocks>(row, share, noise, filter, shared.reduce, shared.filter);
+    return filtered_best<kBlocks>(row, share, noise, filter, shared.list, shared.search);
   return noisy_best(row, share, noise);
 }
 
@@ -166,14 +171,18 @@ __global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>)
   }
   const Segment s = load_segment(p.segments, r);
   const int32_t errors = p.row_errors != nullptr ? p.row_errors[r] : 0;
-  if (errors != 0 || !is_sampled(s, p.row_state, p.rows)) {
+  if (errors != 0 || !is_sampled(s, p.row_state, p.rows) ||
+      (has_automaton(p, s.row) && !apply_automaton<T, kBlocks>(p, r, part))) {
     if (threadIdx.x == 0 && part == 0) p.out[r] = -1;
     return;
   }
-  if (load_logprobs(p, r, s).out != nullptr)
-    put_logprobs<T, kBlocks>(p, r, part, shared.reduce, shared.logprobs);
+  const Logprobs asked = load_logprobs(p, r, s);
+  if (asked.out != nullptr && !asked.processed)
+    put_logprobs<T, kBlocks>(p, r, part, shared.reduce, shared.list, shared.logprobs);
   if (const int64_t muted = num_muted_stops(p, s); muted > 0)
     mute_stops<T, kBlocks>(p, r, s.row, muted, part);
+  if (asked.out != nullptr && asked.processed)
+    put_processed_logprobs<T, kBlocks>(p, r, part, shared.reduce, shared.list, shared.logprobs);
   const Row<T> row = row_of<T>(p, r);
   const Noise noise = load_noise(s, p.row_state);
   const bool adjusted = load_adjustment(p, s.row).on();
@@ -186,9 +195,13 @@ __global__ void __launch_bounds__(kSampleThreads, kSampleResident<T>)
   if (noise.greedy() && !adjusted && best.id >= 0) best.id = first_equal(row, best);
   if (threadIdx.x != 0) return;
   p.out[r] = best.id;
-  const Logprobs logprobs = load_logprobs(p, r, load_segment(p.segments, r));
-  if (logprobs.out != nullptr && best.id >= 0)
-    logprobs.put(kLogprobSampled, to_float(row.logits[best.id]) - shared.logprobs.log_sum);
+  const Segment sampled = load_segment(p.segments, r);
+  const Logprobs logprobs = load_logprobs(p, r, sampled);
+  if (logprobs.out != nullptr && best.id >= 0) {
+    float score = to_float(row.logits[best.id]);
+    if (logprobs.processed) score = load_adjustment(p, sampled.row).adjusted(score, best.id);
+    logprobs.put(kLogprobSampled, shared.logprobs.softmax.of(score));
+  }
   if (best.id < 0 && p.row_errors != nullptr) p.row_errors[r] = kRecordNoCandidate;
 }
 

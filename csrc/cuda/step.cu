@@ -5,6 +5,7 @@
 #include "common/penalties.h"
 #include "common/segment.h"
 #include "common/token.h"
+#include "cuda/automaton.cuh"
 #include "cuda/kernels.h"
 #include "cuda/launch.cuh"
 #include "cuda/ptx.cuh"
@@ -147,6 +148,7 @@ __global__ void __launch_bounds__(kThreads) publish_kernel(const PublishParams p
   const int32_t generation = row[kRowGeneration],
                 position = wrapping_add(row[kRowPosition], s.num_tokens);
   const int32_t remaining = wrapping_add(row[kRowRemaining], -1), stop_count = row[kRowStopCount];
+  const Automaton automaton = load_automaton(p.automata, p.row_state, s.row, 0);
   __syncwarp();  // every lane has read the row before lane 0 changes it
   if (lane == 0) row[kRowPosition] = position;
   if ((s.flags & kSegmentSample) == 0) {
@@ -157,13 +159,21 @@ __global__ void __launch_bounds__(kThreads) publish_kernel(const PublishParams p
   const int32_t errors = p.row_errors != nullptr ? p.row_errors[r] : 0;
   if (errors != 0 || token < 0) {
     if (lane == 0) row[kRowAlive] = 0;
-    write_record(p, r, {s.row, generation, 0, errors != 0 ? errors : kRecordNoCandidate, -1}, lane);
+    const int32_t missing = automaton.is_error ? kRecordAutomatonError : kRecordNoCandidate;
+    write_record(p, r, {s.row, generation, 0, errors != 0 ? errors : missing, -1}, lane);
     return;
   }
-  const int32_t flags = is_stop_id(p, s.row, stop_count, token, lane) ? kRecordStop
-                        : remaining <= 0                              ? kRecordLength
-                                                                      : 0;
+  const bool stops = is_stop_id(p, s.row, stop_count, token, lane);
+  const AutomatonStep step = stops ? AutomatonStep{kRecordStop, kNoState}
+                                   : step_automaton(p.automata, automaton, token, lane);
+  if (step.flags == kRecordAutomatonError) {
+    if (lane == 0) row[kRowAlive] = 0;
+    write_record(p, r, {s.row, generation, 0, step.flags, -1}, lane);
+    return;
+  }
+  const int32_t flags = step.flags == 0 && remaining <= 0 ? kRecordLength : step.flags;
   if (lane == 0) {
+    if (step.state != kNoState) row[kRowAutomatonState] = step.state;
     if (int32_t* const place = counted_place(p.token_counts, p.row_state, s.row, token))
       *place = wrapping_add(*place, 1);
     row[kRowLastToken] = token;

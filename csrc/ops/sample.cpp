@@ -56,7 +56,7 @@ void apply_token_mask(const Tensor& logits_, const Tensor& mask_, const Tensor& 
 void sample(const Tensor& out_, const Tensor& logits_, const Tensor& segments_,
             const Tensor& row_state_, const std::optional<Tensor>& row_errors_, bool hopper,
             const std::optional<std::vector<Tensor>>& tables_,
-            const std::optional<Tensor>& logprobs_) {
+            const std::optional<Tensor>& logprobs_, const std::optional<Tensor>& automata_) {
   Args arg("sample_into");
   const Arg logits = arg("logits", logits_)
                          .floating()
@@ -99,7 +99,9 @@ void sample(const Tensor& out_, const Tensor& logits_, const Tensor& segments_,
     for (const Arg& table : tables ? tables->all : std::vector<Arg>()) logprobs->written({&table});
   }
 
+  const OptionalArg automata = arg("automata", automata_);
   SampleParams p{};
+  p.automata = automata_words(automata);
   p.out = out.data<int32_t>();
   p.logits = logits.data<void>();
   p.segments = segments.data<int32_t>();

@@ -14,7 +14,7 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
       "rows=None) -> ()");
   m.def(
       "publish_(Tensor(a!)[] tables, Tensor(b!) out_record, Tensor sampled, Tensor segments, "
-      "Tensor? row_errors=None) -> ()");
+      "Tensor? row_errors=None, Tensor? automata=None) -> ()");
   // sample
   m.def(
       "apply_token_mask_(Tensor(a!) logits, Tensor mask, Tensor mask_keys, Tensor segments, Tensor "
@@ -23,7 +23,7 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
   m.def(
       "sample_into(Tensor(a!) out, Tensor(b!) logits, Tensor segments, Tensor row_state, "
       "Tensor(c!)? row_errors=None, bool hopper=False, Tensor[]? tables=None, "
-      "Tensor(d!)? logprobs=None) -> ()");
+      "Tensor(d!)? logprobs=None, Tensor? automata=None) -> ()");
   // embedding
   m.def(
       "embedding_into(Tensor(a!) out, Tensor decode_meta, Tensor weight, Tensor? embeds=None) -> "
@@ -58,6 +58,13 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
       "norm_swiglu_into(Tensor(a!) out, Tensor x, Tensor norm_weight, float eps, Tensor "
       "gate_up_weight, Tensor? bias=None, "
       "Tensor? counts=None, bool hopper=False, bool pdl=False, Tensor(b!)? workspace=None) -> ()");
+  // lora
+  m.def(
+      "lora_shrink_into(Tensor(a!) out, Tensor x, Tensor a, Tensor decode_meta, Tensor row_state, "
+      "Tensor? norm_weight=None, float eps=1e-6, bool pdl=False) -> ()");
+  m.def(
+      "lora_expand_(Tensor(a!) out, Tensor h, Tensor b, Tensor decode_meta, Tensor row_state, int "
+      "first_rows, bool pdl=False) -> ()");
   // attention
   m.def(
       "rope_append_kv_(Tensor(a!) q, Tensor k, Tensor v, Tensor(b!) k_cache, Tensor(c!) v_cache, "

@@ -97,7 +97,8 @@ void decode_meta_set(const Tensor& decode_meta_, const Tensor& tokens_, const Te
 }
 
 void publish(const std::vector<Tensor>& tables_, const Tensor& out_record_, const Tensor& sampled_,
-             const Tensor& segments_, const std::optional<Tensor>& row_errors_) {
+             const Tensor& segments_, const std::optional<Tensor>& row_errors_,
+             const std::optional<Tensor>& automata_) {
   Args arg("publish_");
   const TableArgs tables(arg, tables_);
   const Arg segments = arg("segments", segments_)
@@ -116,7 +117,9 @@ void publish(const std::vector<Tensor>& tables_, const Tensor& out_record_, cons
   tables.written({&out_record, &sampled, &segments, row_errors.get()});
   out_record.written({&sampled, &segments, row_errors.get()});
 
+  const OptionalArg automata = arg("automata", automata_);
   PublishParams p{};
+  p.automata = automata_words(automata);
   p.row_state = tables.row_state().data<int32_t>();
   p.out_record = out_record.data<int32_t>();
   p.sampled = sampled.data<int32_t>();

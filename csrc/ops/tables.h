@@ -21,6 +21,13 @@ constexpr const char* kTableNames[kMaxTables] = {"tables[0] (row_state)",
 constexpr const char* kTableShapes[kLeastTables] = {
     "[rows, columns of row_state.h]", "[rows, pages per row]", "[rows, stop ids per row]"};
 
+// The words of all automata; none where there is no tensor.
+inline AutomataWords automata_words(const OptionalArg& automata) {
+  if (!automata) return {nullptr, 0};
+  automata->int32().rank(1, "[words]").contiguous();
+  return {automata->data<int32_t>(), automata->size(0)};
+}
+
 // The device tables of a call.
 struct TableArgs {
   std::vector<Arg> all;  // row_state, page_table, stop_ids, extensions

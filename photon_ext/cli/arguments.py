@@ -70,6 +70,10 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--meter", action="store_true", help="show on stderr what the engine is doing"
     )
+    parser.add_argument("--lora", metavar="DIR", help="run an adapter of PEFT from this directory")
+    parser.add_argument(
+        "--lora-rank", type=int, default=64, help="the largest rank it may have (default 64)"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
         "--json-schema", metavar="FILE", help="the answer is JSON of the schema in this file"

@@ -26,9 +26,15 @@ STDIN = "-"
 def run(arguments: argparse.Namespace) -> int:
     """Runs the command; returns its exit code."""
     params, prompt = _params(arguments), _prompt(arguments)
-    engine = open_engine(arguments)
+    lora = arguments.lora
+    slots = {} if lora is None else {"lora_slots": 1, "lora_rank": arguments.lora_rank}
+    engine = open_engine(arguments, **slots)
     with engine, open_view(engine.meter, sys.stderr) if arguments.meter else nullcontext() as view:
-        request = engine.submit(prompt, params, raw=arguments.raw, timeout_s=arguments.timeout)
+        if lora is not None:
+            engine.load_lora(lora, lora)
+        request = engine.submit(
+            prompt, params, raw=arguments.raw, timeout_s=arguments.timeout, lora=lora
+        )
         if view is not None and view.redraws and sys.stdout.isatty() and not arguments.json:
             _stream_in(view, request)
         elif not arguments.json:
@@ -128,11 +134,13 @@ def _as_json(output: Output, stats: MeterSnapshot) -> str:
         {"token_id": token, "logprob": found.sampled, "top": found.top}
         for token, found in zip(output.token_ids, output.logprobs, strict=False)
     ]
+    prompt = [{"logprob": found.sampled, "top": found.top} for found in output.prompt_logprobs]
     return json.dumps(
         {
             "text": output.text,
             "token_ids": output.token_ids,
             **({"logprobs": logprobs} if logprobs else {}),
+            **({"prompt_logprobs": prompt} if prompt else {}),
             "finish_reason": output.finish_reason,
             "stop_reason": output.stop_reason,
             "prompt_tokens": output.prompt_tokens,

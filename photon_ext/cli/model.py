@@ -22,8 +22,8 @@ def sampling_params(arguments: argparse.Namespace, **others: Any) -> SamplingPar
     return SamplingParams(**own, stop=tuple(arguments.stop), **others)
 
 
-def open_engine(arguments: argparse.Namespace) -> Engine:
-    """An engine of one row.
+def open_engine(arguments: argparse.Namespace, **options: Any) -> Engine:
+    """An engine of one row, with `options` besides those of the arguments.
 
     Raises:
         PhotonError: as Engine.from_pretrained; ModelError also where the model has no tokenizer.
@@ -41,6 +41,7 @@ def open_engine(arguments: argparse.Namespace) -> Engine:
         backend=arguments.backend,
         max_len=arguments.max_len,
         max_rows=1,
+        **options,
     )
     runs = engine.device.startswith("cuda") and photon_ext.hopper_runs()
     if arguments.backend == "hopper" and not runs:

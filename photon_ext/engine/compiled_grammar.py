@@ -5,15 +5,21 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from photon_ext.engine.deep_thread import DEADLINE_S, run_deep
+from photon_ext.engine.vocabulary import Vocabulary
 from photon_ext.errors import RequestError, describe, shown
+from photon_ext.sampling.byte_automaton import AutomatonLimits, byte_automaton
 from photon_ext.sampling.grammar import Grammar, GrammarKind
 from photon_ext.sampling.grammar_constraint import GrammarConstraint, library_text
+from photon_ext.sampling.grammar_pattern import grammar_pattern
+from photon_ext.sampling.pattern import NotRegular
+from photon_ext.sampling.token_automaton import TokenAutomaton
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher
 
 # States of an automaton, of all answers that share it, about 0.5 kB each. An answer of 1,500 random
 # tokens to a regular expression that was made to have many has 100,000.
@@ -22,8 +28,14 @@ _MOST_STATES = 100_000
 # library's own bounds would refuse answers to schemas in use, a quarter refuses none of 231.
 _MASK_FUEL = 50_000
 _MASK_ITEMS = 20_000
+# Of the compilation, 0.1 s. A fourth of it would refuse no more of 288 schemas.
+_LEXER_FUEL = 200_000
+# What the library says of it, with its own options.
+_TOO_LARGE = ("lexer precomputation failed", "too many expressions", "initial lexer configuration")
 # Then it is compiled anew, which lets go of the states that long answers have left behind.
 _MOST_STARTS = 1000
+# Of a grammar: texts, expressions and comments, which are passed over; group 1: a name in <>.
+_LITERAL_OR_NAME = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//.*|(<[^<>\s]+>)')
 # Without a bound a small model fills its answer with line ends.
 _WHITESPACE = r"[ \t\r\n]{1,16}"
 
@@ -38,16 +50,17 @@ class CompiledGrammar:
         spent: to be replaced for the next request.
     """
 
-    def __init__(self, grammar: Grammar, vocabulary: LLTokenizer) -> None:
+    def __init__(self, grammar: Grammar, vocabulary: Vocabulary) -> None:
         self.spent = False
         self._grammar = grammar
         self._vocabulary = vocabulary
         self._what = f"{grammar.kind.value} {shown(grammar.text)}"
-        self._mask_bytes = -(-vocabulary.vocab_size // 32) * 4
+        self._mask_bytes = -(-vocabulary.library.vocab_size // 32) * 4
         self._lock = threading.Lock()
         self._template: LLMatcher | None = None
         self._fault: str | None = None
         self._starts = 0
+        self._automaton: TokenAutomaton | str | None = None
 
     def start(self) -> GrammarConstraint:
         """The constraint of one request, at its start. Raises RequestError: it was refused."""
@@ -59,6 +72,31 @@ class CompiledGrammar:
             self._starts += 1
             self.spent = self.spent or self._starts >= _MOST_STARTS
             return self._constraint(self._template.deep_copy())
+
+    def automaton(self, limits: AutomatonLimits) -> TokenAutomaton:
+        """The grammar as an automaton for the device. Raises RequestError: it was refused;
+        NotRegular: the device does not take it, and why.
+        """
+        with self._lock:
+            if self._fault is None and self._template is None:
+                self._compile()
+            if self._fault is not None or self._template is None:
+                raise RequestError(str(self._fault))
+            if self._automaton is None:
+                self._automaton = self._made_automaton(self._template.deep_copy(), limits)
+            if isinstance(self._automaton, str):
+                raise NotRegular(self._automaton)
+            return self._automaton
+
+    def _made_automaton(self, matcher: LLMatcher, limits: AutomatonLimits) -> TokenAutomaton | str:
+        try:
+            deadline = time.monotonic() + limits.seconds
+            automaton = byte_automaton(grammar_pattern(self._grammar), limits, deadline)
+            return TokenAutomaton(automaton, self._vocabulary.tokens, limits, matcher)
+        except NotRegular as error:
+            return str(error)
+        except RecursionError:
+            return "it is nested too deeply"
 
     def _constraint(self, matcher: LLMatcher) -> GrammarConstraint:
         return GrammarConstraint(matcher, self._mask_bytes, self._what, self._retire)
@@ -81,35 +119,52 @@ class CompiledGrammar:
         self._fault = f"{self._what} is refused: {why}; change what is named there"
 
 
-def _compiled(grammar: Grammar, vocabulary: LLTokenizer) -> LLMatcher | str:
-    """The matcher, with its first mask, by which some faults show; or why there is none."""
+def _compiled(grammar: Grammar, vocabulary: Vocabulary) -> LLMatcher | str:
+    """The matcher, tried on one token, by which some faults show; or why there is none."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(
+        initial_lexer_fuel=_LEXER_FUEL,
         max_lexer_states=_MOST_STATES,
         step_lexer_fuel=_MASK_FUEL,
         step_max_items=_MASK_ITEMS,
         verbose_errors=False,  # which would repeat the grammar and the answer
     )
+    library = vocabulary.library
     try:
-        matcher = LLMatcher(vocabulary, _library_grammar(grammar), log_level=0, limits=limits)
-        if not matcher.is_error():
-            matcher.compute_bitmask()
+        text = _library_grammar(grammar, vocabulary)
+        matcher = LLMatcher(library, text, log_level=0, limits=limits)
+        fault = matcher.get_error() or _first_fault(matcher)
     except BaseException as error:  # the library's panics are BaseExceptions
         return describe(error)
-    return _plain(library_text(matcher.get_error())) if matcher.is_error() else matcher
+    return _plain(library_text(fault)) if fault else matcher
+
+
+def _first_fault(matcher: LLMatcher) -> str:
+    """What the library says against the first mask, and the one after its first token; or ""."""
+    allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+    if not matcher.is_error() and allowed:
+        matcher = matcher.deep_copy()
+        matcher.consume_token((allowed & -allowed).bit_length() - 1)
+        if not matcher.is_stopped():
+            matcher.compute_bitmask()
+    return matcher.get_error()
 
 
 def _plain(why: str) -> str:
     """What the library says, where it speaks of itself in words of ours."""
     if why == "NoExtensionBias":
         return "no text matches it"
+    if "unknown special token" in why:
+        return why.partition(";")[0]  # the others have names that mean nothing
     if "coerce_one_of" in why:
         return "oneOf is served where no value fits two of its schemas; anyOf, where it may"
+    if any(sign in why for sign in _TOO_LARGE):
+        return "its regular expressions make too large an automaton"
     return why
 
 
-def _library_grammar(grammar: Grammar) -> str:
+def _library_grammar(grammar: Grammar, vocabulary: Vocabulary) -> str:
     """The grammar as llguidance writes it. Raises ValueError for what it cannot be."""
     from llguidance import LLMatcher, grammar_from, regex_to_lark
 
@@ -125,7 +180,7 @@ def _library_grammar(grammar: Grammar) -> str:
         }
         return str(LLMatcher.grammar_from_json_schema(grammar.text, overrides=options))
     if grammar.kind is GrammarKind.GRAMMAR:
-        return str(grammar_from("ebnf", grammar.text))
+        return str(grammar_from("ebnf", _LITERAL_OR_NAME.sub(vocabulary.by_id, grammar.text)))
     regex = grammar.text
     if grammar.kind is GrammarKind.CHOICE:
         regex = "|".join(map(re.escape, json.loads(grammar.text)))

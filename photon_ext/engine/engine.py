@@ -7,12 +7,13 @@ import weakref
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
 from photon_ext._library import log_fallbacks
 from photon_ext.checks import Prefill, check_callable, check_count, check_prefill
+from photon_ext.engine.adapters import AdapterRegistry
 from photon_ext.engine.embeds import EmbedsMemory, EmbedsReader
 from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.engine.input import InputProcessor
@@ -32,6 +33,7 @@ from photon_ext.runtime import Pipeline
 from photon_ext.runtime.heap_freeze import HeapFreeze
 from photon_ext.runtime.runtime import checked_device
 from photon_ext.sampling import SamplingParams
+from photon_ext.sampling.mask_threads import MaskThreads
 from photon_ext.scheduling import (
     EmbedsPool,
     PagePool,
@@ -42,6 +44,8 @@ from photon_ext.scheduling import (
     Sequence,
     TokenBudget,
 )
+from photon_ext.scheduling.adapters import AdapterSlots, AdapterStore
+from photon_ext.scheduling.automaton_pool import AutomatonPool
 from photon_ext.scheduling.policy import choose_policy
 
 if TYPE_CHECKING:
@@ -95,6 +99,8 @@ class Engine:
         freeze: bool = False,
         prefix_cache: bool = True,
         exact: bool = False,
+        adapters: AdapterStore | None = None,
+        prompt_logprobs: bool = False,
         embeds: torch.Tensor | None = None,
         vision: VisionEncoder | None = None,
     ) -> None:
@@ -103,16 +109,18 @@ class Engine:
         Args:
             runtime: a Runtime with a page size, or a simulated device.
             forward: the model's forward over this runtime's pages, 0 to num_pages - 1.
-            vocab_size, buckets, prefill_buckets, chunk, graph: see Pipeline.
+            vocab_size, buckets, prefill_buckets, chunk, graph, prompt_logprobs: see Pipeline.
             prefill, max_tokens_per_step: see EngineOptions. Unless it is "separate", the forward
                 has to take steps of `chunk` and all rows' tokens, and of more segments than rows:
                 see Pipeline's ``mixed``.
             tokenizer: for string prompts, text and stop strings; None serves token ids.
-            device: what the meter says about where it runs.
+            device: what the meter says about where it runs; "cpu" leaves it without threads for
+                the masks of grammars, as the forward takes the cores.
             max_waiting, policy, meter, freeze, prefix_cache: see EngineOptions.
             exact: decode steps and prefill of this forward differ in last bits, which tokens must
                 not show: no decode step's keys and values are computed again by prefill, nor shared
                 (see Pager and Sequence.requeue).
+            adapters: the slots of adapters that this forward knows; None: it knows none.
             embeds: the forward's memory for embeddings, [places, hidden], on its device: the i-th
                 is that of token -2 - i. None: it takes tokens alone.
             vision: makes embeddings of the images of prompts; on a device of its own choice, on the
@@ -134,7 +142,11 @@ class Engine:
         reader = EmbedsReader.of(embeds, vision)
         places = EmbedsPool(reader.places)
         pager = Pager(PagePool(num_pages), runtime.page_size, prefix_cache, exact, places)
-        self._scheduler = scheduler = Scheduler(pager, rows, runtime.max_len)
+        slots = AdapterSlots(adapters)
+        automata = AutomatonPool(runtime.automaton_words)
+        scheduler = Scheduler(pager, rows, runtime.max_len, slots, automata)
+        self._scheduler = scheduler
+        self._adapters = AdapterRegistry(adapters)
         self._queue = RequestQueue(max_waiting, scheduler.stats)
         self._pipeline = pipeline = Pipeline(
             runtime,
@@ -144,22 +156,35 @@ class Engine:
             prefill_buckets=prefill_buckets,
             mixed=prefill != "separate",
             chunk=chunk,
+            lora_slots=0 if adapters is None else adapters.count,
             graph=graph,
             on_release=scheduler.released.append,
             stalls=meter,
+            prompt_logprobs=prompt_logprobs,
         )
         log_fallbacks()  # of what the captures launched
         ends = tuple(eos_ids)
-        compiler = GrammarCompiler(tokenizer, vocab_size, ends)
+        pinned = device.startswith("cuda")
+        compiler = GrammarCompiler(tokenizer, vocab_size, ends, runtime.automaton_words, pinned)
         self._input = InputProcessor(
-            tokenizer, ends, pipeline.limits, scheduler.fit, self._queue, policy, compiler, reader
+            tokenizer,
+            ends,
+            pipeline.limits,
+            scheduler.fit,
+            self._queue,
+            policy,
+            compiler,
+            self._adapters,
+            reader,
         )
         mixes = prefill == "mixed" or pipeline.keys.mixed
         budget = TokenBudget(pipeline.keys, chunk, max_tokens_per_step) if mixes else None
         planner = Planner(scheduler, pipeline.roster, chunk, budget)
         self.meter = Meter(pipeline.stats, scheduler, runtime.depth, device, meter)
-        memory = EmbedsMemory(embeds, runtime)
-        self._loop = EngineLoop(pipeline, scheduler, planner, self._queue, self.meter, memory)
+        masks, memory = MaskThreads(device != "cpu"), EmbedsMemory(embeds, runtime)
+        self._loop = EngineLoop(
+            pipeline, scheduler, planner, self._queue, self.meter, masks, memory
+        )
         self._thread = EngineThread(self._loop)
         self._freeze = HeapFreeze(collect=not graph) if freeze else None  # captures collect first
         if self._freeze is not None:
@@ -241,6 +266,8 @@ class Engine:
             freeze=chosen.freeze,
             prefix_cache=chosen.prefix_cache,
             exact=chosen.exact,
+            prompt_logprobs=True,
+            adapters=decoder.lora,
             embeds=decoder.embeds,
             vision=vision,
         )
@@ -265,8 +292,10 @@ class Engine:
                 begin-of-text token.
             n: answers of each prompt, up to 16384, which share its pages. Where a seed is given,
                 the first is the answer of that seed, the others those of the seeds that follow.
+                The first alone has `prompt_logprobs`.
                 With n above 1 a constraint needs a method `fresh()`.
-            options: priority, timeout_s, deadline and cache_salt, see RequestOptions.of; for all.
+            options: priority, timeout_s, deadline, cache_salt, lora, tools and tool_choice, see
+                RequestOptions.of; for all.
 
         Returns:
             One output per prompt, in order, or `n` in a row for each. What goes wrong while a
@@ -285,32 +314,61 @@ class Engine:
         count = check_count("n", n, most=MOST_ANSWERS)
         return self._answers(self._input.make_all(prompts, params, raw, asked, count))
 
+    @overload
     def submit(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
         raw: bool = False,
+        n: None = None,
         **options: Unpack[RequestKeywords],
-    ) -> Request:
+    ) -> Request: ...
+
+    @overload
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        n: int,
+        **options: Unpack[RequestKeywords],
+    ) -> list[Request]: ...
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        raw: bool = False,
+        n: int | None = None,
+        **options: Unpack[RequestKeywords],
+    ) -> Request | list[Request]:
         """Queues one prompt, encoded on the calling thread; arguments as in `generate`. What goes
         wrong later is in the request's output. A constraint may call this, too.
 
+        With ``n`` it returns a list of so many requests, one for each answer: each is read,
+        streamed and cancelled by itself.
+
         Raises:
-            RequestError, ConfigError: the request can never be served; QueueFull: not now. Others
-                are unaffected.
+            RequestError, ConfigError: the request can never be served; QueueFull: not now, or not
+                all of them. Others are unaffected, and nothing is queued.
             EngineDeadError: the engine was closed or has crashed, or this is a fork of its process.
         """
-        sequence = self._input.make(prompt, params, raw, RequestOptions.of(**options))
-        request: Request = sequence.request
+        asked = RequestOptions.of(**options)
+        count = 1 if n is None else check_count("n", n, most=MOST_ANSWERS)
+        made = self._input.make_answers(prompt, params, raw, asked, count)
+        requests: list[Request] = [sequence.request for sequence in made]
         try:
-            self._post([sequence])
+            self._post(made)
         except QueueFull:  # nothing was queued
             raise
-        except BaseException:  # the caller never gets the request
-            request.cancel()
+        except BaseException:  # the caller never gets the requests
+            for request in requests:
+                request.cancel()
             raise
-        return request
+        return requests[0] if n is None else requests
 
     def chat(
         self,
@@ -342,6 +400,30 @@ class Engine:
             )
         asked = RequestOptions.of(**options)
         return self._answers([self._input.make(messages, params, False, asked)])[0]
+
+    def load_lora(self, name: str, path: str | Path) -> None:
+        """Reads an adapter, for requests with `lora=name`; while the engine serves, on the calling
+        thread. It comes into a slot of the device when a request needs it there: the request waits
+        for the copy, or for a slot, and others overtake it. The least recently used adapter that no
+        request runs with leaves its slot for another.
+
+        Args:
+            name: how requests name it.
+            path: a directory of PEFT: adapter_config.json and adapter_model.safetensors, of plain
+                LoRA or rslora over q, k, v, o, gate, up and down projections.
+
+        Raises:
+            ModelError: it is no adapter for this model, or its rank is above `lora_rank`.
+            ConfigError: the name is taken, or the engine was made without `lora_slots`.
+        """
+        self._adapters.load(name, path)
+
+    def unload_lora(self, name: str) -> None:
+        """Forgets an adapter; its name may be given to another then.
+
+        Raises ConfigError: there is none of that name, or requests that have not ended use it.
+        """
+        self._adapters.unload(name)
 
     def encode_image(self, image: Any) -> torch.Tensor:
         """The embeddings of an image, [n, hidden], for prompts: computed once, and used in many.

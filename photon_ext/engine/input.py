@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from photon_ext.checks import Limits, check_flag
+from photon_ext.engine.adapters import AdapterRegistry
 from photon_ext.engine.embeds import NO_EMBEDS, EmbedsReader
 from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.engine.prompts import EncodedPrompt, Prompt, encode_prompt
@@ -21,6 +22,8 @@ from photon_ext.errors import ConfigError, RequestError, describe, shown
 from photon_ext.runtime.admission import check_admission
 from photon_ext.sampling import Constraint, SamplingParams
 from photon_ext.sampling.constraints import constraint_fault
+from photon_ext.sampling.pattern import NotRegular
+from photon_ext.sampling.token_automaton import TokenAutomaton
 from photon_ext.scheduling import Policy, Sequence
 from photon_ext.scheduling.policy import checked_key
 
@@ -38,6 +41,7 @@ class InputProcessor:
         queue: where their requests will be.
         policy: says where each stands among those that wait.
         compiler: makes the constraints of answers with a grammar.
+        adapters: those that requests may name.
         embeds: says which embeddings a prompt may have.
     """
 
@@ -48,6 +52,7 @@ class InputProcessor:
     queue: RequestQueue
     policy: Policy
     compiler: GrammarCompiler
+    adapters: AdapterRegistry
     embeds: EmbedsReader = NO_EMBEDS
 
     def make_all(
@@ -73,54 +78,91 @@ class InputProcessor:
         for index, prompt in enumerate(prompts):
             own = params[index] if isinstance(params, Seq) else params
             try:
-                encoded = encode_prompt(prompt, self.tokenizer, self.embeds, raw)
-                made += [self.make(encoded, own, raw, options, sample) for sample in range(n)]
+                made += self.make_answers(prompt, own, raw, options, n)
             except (RequestError, ConfigError) as error:
                 raise type(error)(f"prompt {index}: {error}") from error.__cause__
         return made
 
-    def make(
+    def make_answers(
         self,
         prompt: Prompt | EncodedPrompt,
         params: SamplingParams | None,
         raw: bool,
         options: RequestOptions,
+        n: int,
+    ) -> list[Sequence]:
+        """``n`` for one prompt, which is encoded once. Raises as `make`."""
+        encoded = self._encoded(prompt, raw, options)
+        return [self._sequence(encoded, params, options, sample) for sample in range(n)]
+
+    def make(
+        self, prompt: Prompt, params: SamplingParams | None, raw: bool, options: RequestOptions
+    ) -> Sequence:
+        """Raises RequestError, ConfigError: what is wrong with the prompt or the parameters."""
+        return self._sequence(self._encoded(prompt, raw, options), params, options)
+
+    def _encoded(self, prompt: Prompt, raw: bool, options: RequestOptions) -> EncodedPrompt:
+        check_flag("raw", raw)
+        tools = () if options.tools is None else options.tools.given
+        return encode_prompt(prompt, self.tokenizer, self.embeds, raw, tools)
+
+    def _sequence(
+        self,
+        prompt: EncodedPrompt,
+        params: SamplingParams | None,
+        options: RequestOptions,
         sample: int = 0,
     ) -> Sequence:
-        """``sample``: which of the answers to this prompt it is. Raises RequestError, ConfigError:
-        what is wrong with the prompt or the parameters.
-        """
-        check_flag("raw", raw)
+        """``sample``: which of the answers to this prompt it is."""
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise ConfigError(f"params is a {type(params).__name__}; give SamplingParams(...)")
-        params = params.sample(sample)
+        if options.tools is not None:
+            params = options.tools.constrain(params)
+        params, (ids, embeds) = params.sample(sample), prompt
         text = self._stopped_text(params)
-        if not isinstance(prompt, EncodedPrompt):
-            prompt = encode_prompt(prompt, self.tokenizer, self.embeds, raw)
-        ids, embeds = prompt
         cap = self.fit(len(ids), params.max_new_tokens)
         eos_ids = () if params.ignore_eos else self.eos_ids
         stops = dict.fromkeys((*eos_ids, *params.stop_token_ids))
         row_params = params.row_params(cap, tuple(stops), self._bad_ids(params.bad_words))
         admission = check_admission(self.limits, ids, row_params)
         if embeds is not None:
-            keyed = embeds.keyed(admission.prompt_ids)
-            admission = admission._replace(prompt_ids=keyed)
-        if params.answer_grammar is not None:
-            constraint: Constraint | None = self.compiler.start(params.answer_grammar)
-        else:
-            constraint = _started(params.constraint, sample)
-        request = Request(self.queue, self._text, len(ids), text)
+            if params.prompt_logprobs is not None:
+                raise RequestError(
+                    "prompt_logprobs are of tokens, and the prompt has embeddings; leave one out"
+                )
+            admission = admission._replace(prompt_ids=embeds.keyed(admission.prompt_ids))
+        constraint, automaton, place = self._constraint(params, sample)
+        if automaton is not None:
+            admission = admission._replace(params=replace(admission.params, constrained=False))
+        request = Request(self.queue, self._text, len(ids), text, place)
         watched = constraint is not None or text is not None
         limit = "max_len" if cap < params.max_new_tokens else "max_new_tokens"
-        priority, deadline, salt = options
+        priority, deadline, salt, name, _ = options
+        adapter = self.adapters.find(name)
+        root = salt if adapter is None else (salt, adapter.key)
         sequence = Sequence(
-            admission, constraint, request, watched, limit, salt, priority, deadline
+            admission, constraint, request, watched, limit, root, priority, deadline, adapter
         )
+        sequence.automaton = automaton
         sequence.embeds = None if embeds is None else embeds.rows
         sequence.key = checked_key(self.policy, sequence)
         return sequence
+
+    def _constraint(
+        self, params: SamplingParams, sample: int
+    ) -> tuple[Constraint | None, TokenAutomaton | None, str | None]:
+        """What keeps the answer to its form, on the host or on the device, and Output.constraint_on
+        of it.
+        """
+        if params.constraint is not None:
+            return _started(params.constraint, sample), None, "host: it is an object of the caller"
+        if params.answer_grammar is None:
+            return None, None, None
+        try:
+            return None, self.compiler.automaton(params.answer_grammar), "device"
+        except NotRegular as error:
+            return self.compiler.start(params.answer_grammar), None, f"host: {error}"
 
     def _text(self) -> TextReader:
         return TextReader(None if self.tokenizer is None else self.tokenizer.detokenizer())
@@ -145,8 +187,9 @@ class InputProcessor:
             forms = [self.tokenizer.encode(text, False) for text in (word, " " + word)]
             if not (ids := {form[0] for form in forms if len(form) == 1}):
                 raise RequestError(
-                    f"bad_words holds {shown(word)}, which is {len(forms[0])} tokens; give texts "
-                    "of one token"
+                    f"bad_words holds {shown(word)}, which is {len(forms[0])} tokens; the device, "
+                    "which runs ahead of the host, leaves out single tokens alone: give texts of "
+                    "one token"
                 )
             yield from ids
 

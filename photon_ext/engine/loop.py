@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from photon_ext.engine.embeds import EmbedsMemory
@@ -26,6 +26,7 @@ from photon_ext.errors import PipelineError, RequestError, describe, shown
 from photon_ext.observe.meter import Meter
 from photon_ext.runtime import FinishReason, Pipeline, Row, RowEvent, Step, StepResult, probe
 from photon_ext.runtime.probe import Phase
+from photon_ext.sampling.mask_threads import MaskThreads
 from photon_ext.scheduling import Deadlines, Planner, Scheduler, Sequence
 
 Listener = Callable[[StepOutput], None]
@@ -54,6 +55,7 @@ class EngineLoop:
         planner: Planner,
         queue: RequestQueue,
         meter: Meter,
+        masks: MaskThreads,
         embeds: EmbedsMemory,
     ) -> None:
         self.listeners: list[Listener] = []
@@ -64,6 +66,7 @@ class EngineLoop:
         self._meter = meter
         self._embeds = embeds
         self._deadlines = Deadlines()
+        self._masks = masks
         self._undelivered: deque[Delivery] = deque()
         self._fresh: StepResult | None = None
         self._first: list[tuple[Request, int]] = []
@@ -94,7 +97,7 @@ class EngineLoop:
             clock.enter(Phase.COMMIT)
             self._commit()
             clock.enter(Phase.FINALIZE)
-            self._pipeline.finalize(self._fill_mask)
+            self._pipeline.finalize(self._fill_mask, self._fill_together)
         if self._pipeline.inflight:
             clock.enter(Phase.DELIVER)
             self._deliver()
@@ -134,9 +137,16 @@ class EngineLoop:
         self._scheduler.release_all()
         for sequence, grant in self._planner.admissions():
             pages, cached, place = grant
+            for write in self._scheduler.automata.take_writes():
+                self._pipeline.write_automaton(*write)
             try:
                 row = self._pipeline.admit(
-                    sequence.placed(cached, place), pages=pages, cached=cached, grows=True
+                    sequence.placed(cached, place),
+                    pages=pages,
+                    cached=cached,
+                    grows=True,
+                    automaton=sequence.automaton_place,
+                    lora_slot=sequence.lora_slot,
                 )
             except RequestError as error:
                 self._scheduler.cancel(sequence, grant)
@@ -161,8 +171,12 @@ class EngineLoop:
         clock.enter(Phase.LAUNCH)
         step = pipeline.launch(plan)
         # if nothing older is in flight; else it has to wait for that commit
-        pipeline.finalize(self._fill_mask)
+        pipeline.finalize(self._fill_mask, self._fill_together)
         return step
+
+    def _fill_together(self, rows: Iterable[Row]) -> None:
+        sequences = map(self._scheduler.sequence_of, rows)
+        self._masks.fill(one.constraint for one in sequences if not one.repeats)
 
     def _fill_mask(self, row: Row, words: memoryview) -> None:
         self._scheduler.sequence_of(row).fill_bitmask(words)
@@ -190,7 +204,7 @@ class EngineLoop:
             self._end(sequence, _verdict(sequence, event, event.finish), event.token)
 
     def _take_watched(self, sequence: Sequence, event: RowEvent, token: int) -> None:
-        is_stop = event.finish is FinishReason.STOP
+        is_stop = event.finish is FinishReason.STOP and not event.complete
         if not is_stop:  # that comes with the end, because it has no text
             self._undelivered.append(Delivery(sequence, token))
         try:
@@ -242,8 +256,10 @@ class EngineLoop:
         result, log = self._fresh or StepResult(), self._scheduler.log
         requests, tokens = log.requests if result.rows else (), result.tokens
         if result.rows and (result.skipped or result.events or log.watched):
-            single = {*result.skipped, *result.events, *log.watched}
-            tokens = [-1 if i in single else token for i, token in enumerate(tokens)]
+            tokens = tokens.copy()
+            for column in (*result.skipped, *result.events, *log.watched):
+                if column < len(tokens):  # events of chunks are behind
+                    tokens[column] = -1
         first, self._first = self._first, []
         self._call_listeners(StepOutput(requests, tokens, first, ended))
 
@@ -294,6 +310,6 @@ class EngineLoop:
 def _verdict(sequence: Sequence, event: RowEvent, reason: FinishReason) -> End:
     if reason is FinishReason.LENGTH:
         return End(reason, sequence.limit)
-    if event.finish is FinishReason.STOP:
+    if event.finish is FinishReason.STOP and not event.complete:
         return End(reason, event.token, hides_last=True)
     return End(reason, "constraint")

@@ -26,6 +26,8 @@ from photon_ext.scheduling.policy import choose_policy
 
 MAX_STOP_IDS = 4096  # the device looks through all of a row's for each token
 MAX_BIASES = 300  # logit biases of a request
+MAX_AUTOMATA_MIB = 4096  # more words than int32 offsets reach
+MAX_LORA_RANK = 512
 
 
 @dataclass(frozen=True)
@@ -47,14 +49,14 @@ class EngineOptions:
         page_size: tokens per KV page.
         num_pages: KV pages; None: max_rows requests of max_len tokens, cut to what 0.9 of a GPU's
             free memory holds, or half of a CPU's.
-        chunk: prompt tokens per step at most. None: 1,024 on a GPU, else 256.
+        chunk: prompt tokens per step at most. None: 2,048 on a GPU, else 256.
         prefill: "mixed": all decode rows ride in every step. Beside them ride as many prompt tokens
             as keep the step within twice the time that the decode rows take alone; that is
             measured. The smallest of several prefill buckets, or else 64 tokens, may always ride,
-            and more that take hardly longer; while more rows are in their prompts than decode, all
-            of `chunk` rides, however long the step takes. "separate": prefill and decode steps take
-            turns. The answers are the same. None: "mixed" where prefill steps are captured; else
-            "separate".
+            and more that take hardly longer; while more rows are in their prompts than decode, or
+            have more than four chunks of them left, all of `chunk` rides, however long the step
+            takes. "separate": prefill and decode steps take turns. The answers are the same. None:
+            "mixed" where prefill steps are captured; else "separate".
         max_tokens_per_step: tokens of a step with "mixed", decode rows included; None: `chunk`
             prompt tokens beside any decode rows.
         buckets: numbers of rows that decode graphs are captured for; max_rows is added. None: 1, 8,
@@ -82,7 +84,13 @@ class EngineOptions:
             values in cached pages. These give way to whatever else needs pages.
         max_stop_ids: stop ids of a request, the model's end tokens included, up to 4096; raised to
             their number where a model has more.
+        lora_slots: adapters (LoRA) that running requests may have at a time; others take turns.
+            Steps in which a row has one are captured besides, so that start-up takes twice as long.
+        lora_rank: the largest rank of an adapter, up to 512.
         penalties: requests may have penalties: takes 4 bytes for each row and id of the vocabulary.
+        automata_mib: memory for constraints that the device keeps, in MiB: those of json_schema,
+            regex and choice that are small enough; 0: the host keeps all. None: 64 on a GPU, else
+            16. Where it is full of constraints of requests that run, others wait.
         embeds_tokens: embeddings that prompts may bring along, of all requests together whose
             prompts are being read; takes the memory of as many activations. 0: prompts are tokens
             alone.
@@ -110,7 +118,10 @@ class EngineOptions:
     backend: Backend | None = None
     prefix_cache: bool = True
     max_stop_ids: int = 16
+    lora_slots: int = 0
+    lora_rank: int = 16
     penalties: bool = True
+    automata_mib: int | None = None
     embeds_tokens: int = 0
     timing: bool = True
     meter: bool = True
@@ -124,10 +135,16 @@ class EngineOptions:
                 self._settle(name, check_count(name, getattr(self, name)))
         if self.max_waiting is not None:
             self._settle("max_waiting", check_count("max_waiting", self.max_waiting, least=0))
+        if self.automata_mib is not None:
+            most = MAX_AUTOMATA_MIB
+            automata_mib = check_count("automata_mib", self.automata_mib, most, least=0)
+            self._settle("automata_mib", automata_mib)
         self._settle("embeds_tokens", check_count("embeds_tokens", self.embeds_tokens, least=0))
         choose_policy(self.policy)
         most = MAX_STOP_IDS
         self._settle("max_stop_ids", check_count("max_stop_ids", self.max_stop_ids, most))
+        self._settle("lora_slots", check_count("lora_slots", self.lora_slots, least=0))
+        self._settle("lora_rank", check_count("lora_rank", self.lora_rank, MAX_LORA_RANK))
         for name in ("buckets", "prefill_buckets"):
             if getattr(self, name) is not None:
                 self._settle(name, check_counts(name, getattr(self, name)))

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from photon_ext.engine.tools import ToolCall, calls_in
 from photon_ext.runtime import FinishReason, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -50,6 +51,10 @@ class Output:
         tokens_per_s: decode rate: tokens after the first by the time since the first; None below
             two tokens.
         logprobs: of each of token_ids, where they were asked for; else empty.
+        prompt_logprobs: of the tokens of the prompt from the second on, where they were asked for;
+            else empty.
+        constraint_on: of a request with a constraint, where it was kept: "device", or "host: " and
+            why; else None.
     """
 
     text: str
@@ -62,6 +67,13 @@ class Output:
     ttft_ms: float | None
     tokens_per_s: float | None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    constraint_on: str | None = None
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls of tools that the text has, see `calls_in`."""
+        return calls_in(self.text)
 
 
 @dataclass(frozen=True, slots=True)

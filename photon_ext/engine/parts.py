@@ -10,6 +10,7 @@ from photon_ext.errors import ConfigError
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.decoder import GEMM_TOKENS, Decoder
 from photon_ext.models.hopper_fit import hopper_misfit
+from photon_ext.models.lora import LoraShape, LoraSlots
 from photon_ext.models.weights import DecoderWeights, check_weights
 from photon_ext.runtime import Runtime
 
@@ -32,9 +33,16 @@ def make_parts(
         max_stop_ids=max(options.max_stop_ids, len(set(config.eos_ids))),
         max_biases=MAX_BIASES,
         penalty_vocab=config.vocab if options.penalties else 0,
+        automaton_words=size.automaton_words,
         timing=options.timing,
         blocking=options.blocking,
         backend=backend,
+    )
+    shape = LoraShape(config, options.lora_rank)
+    lora = (
+        LoraSlots(shape, options.lora_slots, size.max_step_tokens, weights.dtype, weights.device)
+        if options.lora_slots
+        else None
     )
     decoder = Decoder(
         config,
@@ -46,6 +54,7 @@ def make_parts(
         num_pages=size.num_pages,
         gemm_tokens=None if options.exact else GEMM_TOKENS,
         hopper=backend == "hopper",
+        lora=lora,
         embeds_tokens=options.embeds_tokens,
     )
     return runtime, decoder, size

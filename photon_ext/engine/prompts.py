@@ -62,7 +62,11 @@ class _Builder:
 
 
 def encode_prompt(
-    prompt: Prompt, tokenizer: Tokenizer | None, reader: EmbedsReader, raw: bool = False
+    prompt: Prompt,
+    tokenizer: Tokenizer | None,
+    reader: EmbedsReader,
+    raw: bool = False,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> EncodedPrompt:
     """A prompt's tokens and embeddings, as they are given or encoded.
 
@@ -73,15 +77,15 @@ def encode_prompt(
     The content of a chat message is a text, or a list of OpenAI's parts, of which texts are joined;
     a part {"type": "embeds", "embeds": ...} is embeddings, {"type": "image", "image": ...} an image
     for the encoder. {"prompt_embeds": ...} is embeddings, or a list of parts: embeddings, texts as
-    they stand, token ids.
+    they stand, token ids. `tools` are told by the chat template.
 
-    Raises RequestError: the prompt is empty, of no known form, holds parts that it cannot hold, or
-    needs a tokenizer that is not there.
+    Raises RequestError: the prompt is empty, of no known form, holds parts that it cannot hold, has
+    tools and no chat template that tells them, or needs a tokenizer that is not there.
     """
     found = EncodedPrompt(())
     if isinstance(prompt, str):
         if prompt:
-            found = EncodedPrompt(_encode_text(prompt, _tokenizer(tokenizer), raw))
+            found = EncodedPrompt(_encode_text(prompt, _tokenizer(tokenizer), raw, tools))
     elif is_array(prompt):
         found = EncodedPrompt(_array_ids(prompt))
     elif isinstance(prompt, Mapping):
@@ -89,18 +93,37 @@ def encode_prompt(
     elif not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray, memoryview)):
         raise RequestError(f"the prompt is a {type(prompt).__name__}; {_EXPECTED}")
     elif prompt and isinstance(prompt[0], Mapping):
-        found = _encode_chat(prompt, _tokenizer(tokenizer), reader)
+        found = _encode_chat(prompt, _tokenizer(tokenizer), reader, tools)
     else:
         found = EncodedPrompt(prompt)  # type: ignore[arg-type]
     if not found.ids:
         raise RequestError(f"the prompt is empty; {_EXPECTED}")
+    if tools and not _is_told(prompt):
+        raise _untold(tools)
     return found
 
 
-def _encode_text(text: str, tokenizer: Tokenizer, raw: bool) -> list[int]:
-    if raw or tokenizer.chat_template is None:
-        return tokenizer.encode(text)
-    return tokenizer.encode_chat([{"role": "user", "content": text}])
+def _is_told(prompt: Prompt) -> bool:
+    """Whether the prompt is a text or messages, which a template may render."""
+    is_chat = isinstance(prompt, Sequence) and isinstance(prompt[0], Mapping)
+    return isinstance(prompt, str) or is_chat
+
+
+def _encode_text(
+    text: str, tokenizer: Tokenizer, raw: bool, tools: Sequence[Mapping[str, Any]]
+) -> list[int]:
+    if not raw and tokenizer.chat_template is not None:
+        return tokenizer.encode_chat([{"role": "user", "content": text}], tools=tools)
+    if tools:
+        raise _untold(tools)
+    return tokenizer.encode(text)
+
+
+def _untold(tools: Sequence[Mapping[str, Any]]) -> RequestError:
+    return RequestError(
+        f"{len(tools)} tools are given with a prompt that no chat template renders; give messages, "
+        "or tell the model of them in the prompt and ask for the form of a call by json_schema"
+    )
 
 
 def _tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
@@ -156,15 +179,18 @@ def _encode_parts(
 
 
 def _encode_chat(
-    messages: Sequence[Any], tokenizer: Tokenizer, reader: EmbedsReader
+    messages: Sequence[Any],
+    tokenizer: Tokenizer,
+    reader: EmbedsReader,
+    tools: Sequence[Mapping[str, Any]],
 ) -> EncodedPrompt:
     """Embeddings go through the template as marks that no text holds."""
     marks: dict[str, Any] = {}
     checked = [_checked_message(message, marks) for message in messages]
     if not marks:
-        return EncodedPrompt(tokenizer.encode_chat(checked))
+        return EncodedPrompt(tokenizer.encode_chat(checked, tools=tools))
     builder = _Builder(reader)
-    pieces = re.split(f"({'|'.join(marks)})", tokenizer.chat_text(checked))
+    pieces = re.split(f"({'|'.join(marks)})", tokenizer.chat_text(checked, tools=tools))
     if pieces[1::2] != [*marks]:
         raise RequestError(
             "the chat template drops, repeats or moves the embeddings of these messages; put them "

@@ -69,4 +69,6 @@ def read_output(request: Request) -> Output:
         ttft_ms=None if first is None else 1e3 * (first - request.submitted),
         tokens_per_s=rate,
         logprobs=tuple(request.logprobs[: len(ids)]),
+        prompt_logprobs=tuple(request.prompt_logprobs),
+        constraint_on=request.constraint_on,
     )

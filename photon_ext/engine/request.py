@@ -14,6 +14,7 @@ from photon_ext.engine.output import End, Output, StreamEvent
 from photon_ext.engine.reader import EventReader, read_output
 from photon_ext.engine.text import MadeText, StoppedText, TextReader
 from photon_ext.engine.token_feed import TokenFeed
+from photon_ext.runtime import TokenLogprobs
 
 if TYPE_CHECKING:
     from photon_ext.engine.request_queue import RequestQueue
@@ -65,6 +66,8 @@ class Request(TokenFeed):
     Attributes:
         prompt_tokens: length of the prompt in tokens, those of a chat template included.
         cached_tokens: see Output; 0 before it gets a row.
+        prompt_logprobs: of the tokens of the prompt from the second on, as far as they are known.
+        constraint_on: see Output.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Request(TokenFeed):
         make_text: Callable[[], TextReader] = TextReader,
         prompt_tokens: int = 0,
         text: StoppedText | None = None,
+        constraint_on: str | None = None,
     ) -> None:
         """Made by `Engine.submit`. `make_text` makes what turns tokens into text, for each reader,
         unless the engine makes the `text` (see TokenFeed).
@@ -80,6 +84,8 @@ class Request(TokenFeed):
         super().__init__(text)
         self.prompt_tokens = prompt_tokens
         self.cached_tokens = 0
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self.constraint_on = constraint_on
         self._make_text = make_text
         self.submitted = perf_counter()
         self._queue = queue

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from photon_ext.checks import INT32_MAX, as_index, check_seconds
+from photon_ext.engine.tools import Tools
 from photon_ext.errors import ConfigError, shown
 from photon_ext.sampling import SamplingParams
 
@@ -19,6 +21,9 @@ class RequestKeywords(TypedDict, total=False):
     timeout_s: float | None
     deadline: float | None
     cache_salt: str | None
+    lora: str | None
+    tools: Iterable[Mapping[str, Any]] | None
+    tool_choice: str | Mapping[str, Any] | None
 
 
 class RequestOptions(NamedTuple):
@@ -27,6 +32,8 @@ class RequestOptions(NamedTuple):
     priority: int = 0
     deadline: float = math.inf
     cache_salt: str | None = None
+    lora: str | None = None
+    tools: Tools | None = None
 
     @classmethod
     def of(
@@ -35,6 +42,9 @@ class RequestOptions(NamedTuple):
         timeout_s: object = None,
         deadline: object = None,
         cache_salt: object = None,
+        lora: object = None,
+        tools: object = None,
+        tool_choice: object = None,
         **unknown: object,
     ) -> RequestOptions:
         """What a call asks for.
@@ -46,13 +56,21 @@ class RequestOptions(NamedTuple):
                 counts.
             cache_salt: a string; requests share cached pages only with those that have the same, so
                 that nobody learns from the time of an answer what others have asked.
+            lora: the name of an adapter that `Engine.load_lora` has loaded; None: none.
+            tools: functions that the answer may call, in OpenAI's shape: {"type": "function",
+                "function": {"name": ..., "description": ..., "parameters": a JSON schema}}. The
+                model's chat template tells it of them; `Output.tool_calls` has its calls.
+            tool_choice: "auto" or None: the model decides; "none": it hears of no tools;
+                "required", or {"type": "function", "function": {"name": ...}}: the answer is the
+                JSON {"name": ..., "arguments": {...}} of one of them, or of this one, as
+                `json_schema` would make it.
 
         Raises ConfigError: a value is not allowed.
         """
         for name in unknown:
             remedy = f"there are {', '.join(RequestKeywords.__annotations__)}"
             if name == "n":
-                remedy = "it is a keyword of Engine.generate: give it there"
+                remedy = "it is a keyword of Engine.generate and submit: give it there"
             elif name in {field.name for field in fields(SamplingParams)}:
                 remedy = f"it is one of SamplingParams: give params=SamplingParams({name}=...)"
             raise ConfigError(f"a request has no option {shown(name)}; {remedy}")
@@ -73,4 +91,6 @@ class RequestOptions(NamedTuple):
             raise ConfigError(f"cache_salt is {shown(cache_salt)}; give a string, or None")
         # of a str alone: hash and equality of a subclass are its own
         salt = None if cache_salt is None else str.__str__(cache_salt)
-        return cls(number, min(ends), salt)
+        if not isinstance(lora, (str, type(None))):
+            raise ConfigError(f"lora is {shown(lora)}; give the name of an adapter, or None")
+        return cls(number, min(ends), salt, lora, Tools.of(tools, tool_choice))

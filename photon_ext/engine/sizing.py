@@ -11,11 +11,13 @@ from photon_ext.engine.memory import available_bytes
 from photon_ext.engine.options import EngineOptions
 from photon_ext.errors import ConfigError
 from photon_ext.models.config import ModelConfig
+from photon_ext.models.lora import LoraShape
 from photon_ext.runtime.step_keys import step_keys
 
 DEFAULT_MAX_LEN = 4096
 CPU_ROWS, CUDA_ROWS = 32, 256
-CPU_CHUNK, CUDA_CHUNK = 256, 1024
+CPU_CHUNK, CUDA_CHUNK = 256, 2048
+CPU_AUTOMATA_MIB, CUDA_AUTOMATA_MIB = 16, 64
 LEAST_BUCKET = 64
 ROW_TOKENS = 1024  # that each of so many rows should have room for
 CUDA_SHARE = 0.9  # of the available memory; the rest is for torch's workspaces and captured graphs
@@ -25,7 +27,7 @@ CPU_SHARE = 0.5  # of the available memory, which others use too
 class EngineSize(NamedTuple):
     """What the options come to for one model: sequences at once, tokens per sequence, prompt tokens
     per step and those of captured steps (None: the runtime's own), all tokens and segments per
-    step, KV pages.
+    step, KV pages, words for automata.
     """
 
     max_rows: int
@@ -35,6 +37,7 @@ class EngineSize(NamedTuple):
     max_step_tokens: int
     max_segments: int
     num_pages: int
+    automaton_words: int
 
 
 class Need(NamedTuple):
@@ -79,7 +82,8 @@ def size_engine(
     num_pages = options.num_pages or min(need.fitting(usable), need.most)
     step = target.step_size(options, rows)
     chunk, buckets = target.chunk(options), target.prefill_buckets(options)
-    return EngineSize(rows, max_len, chunk, buckets, *step, num_pages)
+    words = target.automata_bytes(options) // 4
+    return EngineSize(rows, max_len, chunk, buckets, *step, num_pages, words)
 
 
 class Target(NamedTuple):
@@ -108,6 +112,11 @@ class Target(NamedTuple):
         doublings = (self.chunk(options) // LEAST_BUCKET).bit_length()
         return tuple(LEAST_BUCKET << doubling for doubling in range(doublings))
 
+    def automata_bytes(self, options: EngineOptions) -> int:
+        """Memory for automata."""
+        default = CUDA_AUTOMATA_MIB if self.device.type == "cuda" else CPU_AUTOMATA_MIB
+        return 2**20 * (default if options.automata_mib is None else options.automata_mib)
+
     def step_size(self, options: EngineOptions, rows: int) -> tuple[int, int]:
         """Tokens and segments of the largest step that the engine plans."""
         keys = step_keys(
@@ -131,8 +140,11 @@ class Target(NamedTuple):
         numbers += options.embeds_tokens * config.hidden
         per_row = -(-_max_len(options, config) // options.page_size)
         counts = 4 * rows * config.vocab if options.penalties else 0
+        shape = LoraShape(config, options.lora_rank)
+        if options.lora_slots:
+            numbers += options.lora_slots * shape.words + tokens * shape.most_columns
         return Need(
-            self.dtype.itemsize * numbers + counts,
+            self.dtype.itemsize * numbers + counts + self.automata_bytes(options),
             options.page_size * config.kv_bytes_per_token(self.dtype.itemsize),
             options.num_pages or max(rows, per_row),
             rows * per_row,
@@ -148,7 +160,9 @@ def _remedy(options: EngineOptions, rows: int, target: Target, usable: int) -> s
         return target.need(replace(options, **smaller), fewer).fits(usable)
 
     pages = ["num_pages"] if options.num_pages else []
-    sizes = ["max_rows", "max_len", *pages, "chunk", "page_size"]
+    slots = ["lora_slots"] if options.lora_slots else []
+    automata = ["automata_mib"] if target.automata_bytes(options) > 2**20 else []
+    sizes = ["max_rows", "max_len", *pages, *slots, "chunk", "page_size", *automata]
     if alone := [name for name in sizes if fits_with(name)]:
         return f"lower {' or '.join(alone)}"
     if fits_with(*sizes):

@@ -18,7 +18,7 @@ _ALIGNMENT = 256  # bytes; what allocators and vectorized loads like
 
 
 class Activations(NamedTuple):
-    """Buffers of T lines and R segments, all contiguous and in the dtype of the model.
+    """Buffers of T tokens and R segments, all contiguous and in the dtype of the model.
 
     H hidden, D head_dim.
     """
@@ -32,12 +32,12 @@ class Activations(NamedTuple):
     )  # [T, H]: output of o and of down, added to the residual by the next norm
     gate_up: torch.Tensor  # [T, 2 * intermediate]
     act: torch.Tensor  # [T, intermediate]
-    selected: torch.Tensor  # [R, H]: the lines whose logits are wanted, in a prefill step
+    selected: torch.Tensor  # [R, H]: the tokens whose logits are wanted, in a prefill step
     logits: torch.Tensor  # [R, vocab]
 
-    def leading(self, lines: int, segments: int) -> Activations:
-        """Views of the first `lines` and `segments` rows; the memory is the same for every size."""
-        counts = [lines] * 7 + [segments] * 2
+    def leading(self, tokens: int, segments: int) -> Activations:
+        """Views of so many tokens and segments; the memory is the same for every size."""
+        counts = [tokens] * 7 + [segments] * 2
         return Activations(*(buffer[:count] for buffer, count in zip(self, counts, strict=True)))
 
 
@@ -49,10 +49,10 @@ class Arena(NamedTuple):
 
 
 def allocate_activations(
-    config: ModelConfig, lines: int, segments: int, dtype: torch.dtype, device: torch.device
+    config: ModelConfig, tokens: int, segments: int, dtype: torch.dtype, device: torch.device
 ) -> Arena:
-    """Zeroed buffers for steps of up to so many lines and segments, in one allocation."""
-    line_widths = (
+    """Zeroed buffers for steps of up to so many tokens and segments, in one allocation."""
+    token_widths = (
         config.hidden,
         config.hidden,
         config.qkv_size,
@@ -61,7 +61,7 @@ def allocate_activations(
         2 * config.intermediate,
         config.intermediate,
     )
-    shapes = [(lines, width) for width in line_widths] + [
+    shapes = [(tokens, width) for width in token_widths] + [
         (segments, config.hidden),
         (segments, config.vocab),
     ]

@@ -69,26 +69,39 @@ class ChatTemplate:
         try:
             self._environment = _environment()
             self._template = self._environment.compile_bounded(template)
+            names = self._environment.parse(template).find_all(nodes.Name)
+            self._knows_tools = any(node.name == "tools" for node in names)
         except Exception as error:  # of Jinja, or of Python on the code that Jinja writes
             raise ModelError(
                 f"{source}: the chat template does not compile ({_told(error)}); "
                 "remove it or use plain prompts"
             ) from error
 
-    def render(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         """The prompt text.
 
         Raises:
             RequestError: there are no messages, the template refuses them (an unknown role, ...) or
-                fails on them, or it fails on any.
+                fails on them, or it fails on any; or there are tools, and it knows of none.
         """
+        if tools and not self._knows_tools:
+            raise RequestError(
+                f"{self._source}: the chat template knows no tools, and {len(tools)} are given; "
+                "leave them out, tell the model of them in a system message, and ask for the form "
+                "of a call by json_schema"
+            )
         if not messages:
             raise RequestError(
                 "a conversation has no messages; expected at least one, such as "
                 "{'role': 'user', 'content': 'text'}"
             )
         try:
-            return self._render(messages, add_generation_prompt)
+            return self._render(messages, add_generation_prompt, tools)
         except TemplateLimit as error:
             raise RequestError(
                 f"{self._source}: the chat template asks for too much on {len(messages)} messages "
@@ -106,19 +119,26 @@ class ChatTemplate:
                 f"expected a list such as [{{'role': 'user', 'content': 'text'}}]"
             ) from error
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
-        """Tools and documents are there as None, as transformers gives them.
+    def _render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        """Tools, without any, and documents are there as None, as transformers gives them.
 
         Templates ask whether they are none.
         """
         variables = {
             **self._special_tokens,
             "messages": messages,
-            "tools": None,
+            "tools": [*tools] or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        return self._environment.render_bounded(self._template, variables, len(messages))
+        return self._environment.render_bounded(
+            self._template, variables, len(messages) + len(tools)
+        )
 
     def _broken(self) -> bool:
         """Whether the fault is the template's: as far as one can tell, by the plainest messages."""

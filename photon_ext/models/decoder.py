@@ -18,14 +18,15 @@ import torch
 from photon_ext import ops
 from photon_ext.errors import ConfigError
 from photon_ext.layout import Count
+from photon_ext.models.attention import DecoderAttention
 from photon_ext.models.buffers import Activations, allocate_activations, allocate_kv_pool
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.hopper_fit import linears_misfit
-from photon_ext.models.rope import rope_tables
 from photon_ext.models.weights import DecoderWeights, LayerWeights, Linear
 from photon_ext.runtime.step import StepKind
 
 if TYPE_CHECKING:
+    from photon_ext.models.lora import LoraSlots
     from photon_ext.runtime.step import StepTensors
 
 GEMM_TOKENS = 32  # CUDA steps of more tokens than this multiply through torch (cuBLAS)
@@ -60,6 +61,7 @@ class Decoder:
         num_pages: int,
         gemm_tokens: int | None = GEMM_TOKENS,
         hopper: bool = False,
+        lora: LoraSlots | None = None,
         embeds_tokens: int = 0,
     ) -> None:
         """Allocates everything that steps will use.
@@ -71,6 +73,7 @@ class Decoder:
         and, where these take the model (see hopper_fit), in steps with chunks. Their linears give a
         token the same bits in every step; their attention gives it others in a chunk than where it
         decodes, but no others for what rides beside it.
+        `lora`: the adapters that rows may have, in steps that say so (`StepTensors.lora`).
         `embeds_tokens`: places for embeddings in the place of tokens.
         Raises ConfigError for a size that is not positive, or a `max_len` beyond what the model was
         trained for.
@@ -97,16 +100,12 @@ class Decoder:
             max_len,
         )
         self.page_size, self.num_pages = page_size, num_pages
-        self._hopper = hopper
+        self._hopper, self.lora = hopper, lora
         misfit = linears_misfit(config, weights.dtype, weights.device) if hopper else None
         self._hopper_prefill = hopper and misfit is None
         self._gemm_tokens = gemm_tokens
-        self._side = (
-            torch.cuda.Stream(weights.device) if hopper and weights.device.type == "cuda" else None
-        )
-        self._scale = config.head_dim**-0.5
-        self._cos, self._sin = rope_tables(config, max_len, weights.device)
         self._kv = allocate_kv_pool(config, num_pages, page_size, weights.dtype, weights.device)
+        self._attention = DecoderAttention(config, self._kv, max_len, max_segments, hopper)
         self._arena = allocate_activations(
             config, max_step_tokens, max_segments, weights.dtype, weights.device
         )
@@ -117,16 +116,6 @@ class Decoder:
             else None
         )
         self._head = Linear(weights.lm_head)
-        words = (
-            ops.attention_workspace_words(
-                max_segments, config.q_heads, config.kv_heads, config.head_dim
-            )
-            if hopper
-            else 0
-        )
-        self._workspace = (
-            torch.zeros(words, dtype=torch.float32, device=weights.device) if hopper else None
-        )
 
     def _spare_words(self) -> torch.Tensor | None:
         """The workspace of the linears that normalize many tokens: the buffer of gate and up, which
@@ -135,6 +124,8 @@ class Decoder:
         spare = self._arena.activations.gate_up.view(-1).view(torch.float32)
         tokens = max(self.max_step_tokens, self.max_segments)
         needed = ops.linear_workspace_words(tokens, self.config.hidden)
+        if self.lora is not None:  # with adapters, fused layers use that buffer
+            return spare.new_empty(needed)
         return spare if spare.numel() >= needed else None
 
     @property
@@ -144,9 +135,8 @@ class Decoder:
 
     @property
     def activation_bytes(self) -> int:
-        return self._arena.memory.nbytes + (
-            0 if self._workspace is None else self._workspace.nbytes
-        )
+        lora = 0 if self.lora is None else self.lora.nbytes
+        return self._arena.memory.nbytes + self._attention.nbytes + lora
 
     @property
     def kv_bytes(self) -> int:
@@ -174,6 +164,8 @@ class Decoder:
             self._fused_layers(step, buffers, counts)
         else:
             self._layers(step, buffers, counts, through_torch)
+        if step.score is not None:
+            self._score_tokens(step, buffers, fused)
         self._write_logits(step, buffers, fused, self._through_torch(segments, fused))
         step.logits = buffers.logits
 
@@ -186,30 +178,43 @@ class Decoder:
     def _write_logits(
         self, step: StepTensors, buffers: Activations, fused: bool, through_torch: bool
     ) -> None:
-        """From the last layer's output to `buffers.logits`; norm and head in one op, or the head
-        alone, from `buffers.normed`.
-        """
-        one_op = fused and not through_torch
-        sampled = buffers.residual if one_op else buffers.normed
-        counts = step.counts[Count.SEGMENTS :]
+        """From the last layer's output to `buffers.logits`."""
+        sampled = self._head_input(buffers, fused and not through_torch)
         if step.kind is not StepKind.DECODE:  # decode tokens are one to one with segments already
             ops.select_tokens_into(buffers.selected, sampled, step.segments)
             sampled = buffers.selected
-        if one_op:
-            norm = self.weights.final_norm
-            ops.norm_linear_into(
-                buffers.logits,
-                sampled,
-                norm,
-                self.config.rms_eps,
-                *self._head,
-                counts,
-                hopper=True,
-                pdl=True,
-                workspace=self._linear_workspace,
-            )
+        counts = step.counts[Count.SEGMENTS :]
+        self._project(buffers.logits, sampled, counts, fused, through_torch)
+
+    def _score_tokens(self, step: StepTensors, buffers: Activations, fused: bool) -> None:
+        """`step.score` for all chunk tokens, as many at a time as there is room for logits."""
+        room, end = self._arena.activations.logits, len(step.decode_meta)
+        assert step.score is not None
+        for begin in range(step.decode_tokens, end, len(room)):
+            logits = room[: end - begin]
+            through_torch = self._through_torch(len(logits), fused)
+            hidden = self._head_input(buffers, fused and not through_torch)
+            part = hidden[begin : begin + len(logits)]
+            self._project(logits, part, None, fused, through_torch)
+            step.score(logits, begin)
+
+    def _head_input(self, buffers: Activations, one_op: bool) -> torch.Tensor:
+        """`one_op`: norm and head are one."""
+        return buffers.residual if one_op else buffers.normed
+
+    def _project(
+        self,
+        logits: torch.Tensor,
+        hidden: torch.Tensor,
+        counts: torch.Tensor | None,
+        fused: bool,
+        through_torch: bool,
+    ) -> None:
+        """Norm and head in one op, or the head alone."""
+        if fused and not through_torch:
+            self._norm_linear(logits, hidden, self.weights.final_norm, self._head, counts)
         else:
-            _linear(buffers.logits, sampled, self._head, counts, through_torch)
+            _linear(logits, hidden, self._head, counts, through_torch)
 
     def _layers(
         self, step: StepTensors, buffers: Activations, counts: torch.Tensor, through_torch: bool
@@ -225,15 +230,23 @@ class Decoder:
                 ops.add_rms_norm_into(
                     buffers.normed, buffers.residual, buffers.projected, layer.input_norm, eps
                 )
+            self._shrink(buffers.normed, index, "qkv", step)
             _linear(buffers.qkv, buffers.normed, layer.qkv, counts, through_torch)
-            self._attend(index, layer, step, buffers, fused=False)
+            self._expand(buffers.qkv, index, "qkv", step)
+            self._attention.run(index, layer, step, buffers, fused=False)
+            self._shrink(buffers.attention, index, "o", step)
             _linear(buffers.projected, buffers.attention, layer.o, counts, through_torch)
+            self._expand(buffers.projected, index, "o", step)
             ops.add_rms_norm_into(
                 buffers.normed, buffers.residual, buffers.projected, layer.post_norm, eps
             )
+            self._shrink(buffers.normed, index, "gate_up", step)
             _linear(buffers.gate_up, buffers.normed, layer.gate_up, counts, through_torch)
+            self._expand(buffers.gate_up, index, "gate_up", step)
             ops.silu_mul_into(buffers.act, buffers.gate_up)
+            self._shrink(buffers.act, index, "down", step)
             _linear(buffers.projected, buffers.act, layer.down, counts, through_torch)
+            self._expand(buffers.projected, index, "down", step)
         ops.add_rms_norm_into(
             buffers.normed, buffers.residual, buffers.projected, self.weights.final_norm, eps
         )
@@ -246,163 +259,103 @@ class Decoder:
         the first of them start: it waits for the head of the step. Behind a kernel that does not
         let the next one start, one starts when that has ended.
         """
-        eps, residual = self.config.rms_eps, buffers.residual
+        residual = buffers.residual
         for index, layer in enumerate(self.weights.layers):
-            ops.norm_linear_into(
-                buffers.qkv,
-                residual,
-                layer.input_norm,
-                eps,
-                *layer.qkv,
-                counts,
-                hopper=True,
-                pdl=True,
-                workspace=self._linear_workspace,
-            )
-            self._attend(index, layer, step, buffers, fused=True)
+            self._shrink(residual, index, "qkv", step, layer.input_norm, fused=True)
+            self._norm_linear(buffers.qkv, residual, layer.input_norm, layer.qkv, counts)
+            self._expand(buffers.qkv, index, "qkv", step, fused=True)
+            self._attention.run(index, layer, step, buffers, fused=True)
+            self._shrink(buffers.attention, index, "o", step, fused=True)
             ops.linear_residual_(
                 residual, buffers.attention, *layer.o, counts, hopper=True, pdl=True
             )
-            ops.norm_swiglu_into(
-                buffers.act,
-                residual,
-                layer.post_norm,
-                eps,
-                *layer.gate_up,
-                counts,
-                hopper=True,
-                pdl=True,
-                workspace=self._linear_workspace,
-            )
+            self._expand(residual, index, "o", step, fused=True)
+            self._fused_gate_up(index, layer, step, buffers, counts)
+            self._shrink(buffers.act, index, "down", step, fused=True)
             ops.linear_residual_(residual, buffers.act, *layer.down, counts, hopper=True, pdl=True)
+            self._expand(residual, index, "down", step, fused=True)
 
-    def _heads(
-        self, buffers: Activations
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, k, v as views of `buffers.qkv`, and `buffers.attention`: [T, heads, D] each."""
-        config = self.config
-        heads = buffers.qkv.view(-1, config.q_heads + 2 * config.kv_heads, config.head_dim)
-        q, k, v = torch.split(heads, [config.q_heads, config.kv_heads, config.kv_heads], dim=1)
-        return q, k, v, buffers.attention.view(-1, config.q_heads, config.head_dim)
-
-    def _attend(
+    def _fused_gate_up(
         self,
         index: int,
         layer: LayerWeights,
         step: StepTensors,
         buffers: Activations,
-        fused: bool,
+        counts: torch.Tensor,
     ) -> None:
-        """Rotates q and k, appends k and v to the rows' pages, and attends: `buffers.qkv` to
-        `buffers.attention`.
+        """`buffers.residual` to `buffers.act`: in one op, or with adapters in several, which give
+        rows without one the same bits.
         """
-        if step.kind is StepKind.MIXED:
-            self._attend_mixed(index, layer, step, buffers, fused)
-        elif step.kind is StepKind.DECODE and self._hopper:
-            self._attend_decode(index, layer, step, buffers, fused)
-        else:
-            self._attend_chunks(index, layer, step, buffers, None)
-
-    def _attend_mixed(
-        self,
-        index: int,
-        layer: LayerWeights,
-        step: StepTensors,
-        buffers: Activations,
-        fused: bool,
-    ) -> None:
-        """`_attend` for decode tokens and chunks, by two kernels each of which leaves the other's
-        tokens alone: side by side, on two streams, but not where the order of one stream lets them
-        start early.
-        """
-        side = self._side
-        if side is None or fused:
-            self._attend_chunks(index, layer, step, buffers, step.counts)
-            self._attend_decode(index, layer, step, buffers, fused)
+        if step.lora:
+            norm, residual = layer.post_norm, buffers.residual
+            self._shrink(residual, index, "gate_up", step, norm, fused=True)
+            self._norm_linear(buffers.gate_up, residual, norm, layer.gate_up, counts)
+            self._expand(buffers.gate_up, index, "gate_up", step, fused=True)
+            ops.silu_mul_into(buffers.act, buffers.gate_up)
             return
-        main = torch.cuda.current_stream(side.device)
-        side.wait_stream(main)
-        with torch.cuda.stream(side):
-            self._attend_chunks(index, layer, step, buffers, step.counts)
-        self._attend_decode(index, layer, step, buffers, fused)
-        main.wait_stream(side)
-
-    def _attend_decode(
-        self,
-        index: int,
-        layer: LayerWeights,
-        step: StepTensors,
-        buffers: Activations,
-        fused: bool,
-    ) -> None:
-        """`_attend` for the leading tokens, which decode, in one op; chunks begin behind them.
-
-        `fused`: behind a linear that lets it start.
-        """
-        q, k, v, attention = (heads[: step.decode_tokens] for heads in self._heads(buffers))
-        ops.fused_attention_decode_into(
-            attention,
-            q,
-            k,
-            v,
-            self._kv.keys[index],
-            self._kv.values[index],
-            step.decode_meta[: step.decode_tokens],
-            step.page_table,
-            self._cos,
-            self._sin,
-            self._scale,
-            layer.q_norm,
-            layer.k_norm,
+        ops.norm_swiglu_into(
+            buffers.act,
+            buffers.residual,
+            layer.post_norm,
             self.config.rms_eps,
-            self._workspace,
-            hopper=self._hopper,
-            pdl=fused,
+            *layer.gate_up,
+            counts,
+            hopper=True,
+            pdl=True,
+            workspace=self._linear_workspace,
         )
 
-    def _attend_chunks(
+    def _norm_linear(
         self,
-        index: int,
-        layer: LayerWeights,
-        step: StepTensors,
-        buffers: Activations,
+        out: torch.Tensor,
+        x: torch.Tensor,
+        norm: torch.Tensor,
+        linear: Linear,
         counts: torch.Tensor | None,
     ) -> None:
-        """`_attend` for any tokens, but with counts not for those that are decode tokens."""
-        keys, values = self._kv.keys[index], self._kv.values[index]
-        q, k, v, attention = self._heads(buffers)
-        ops.rope_append_kv_(
-            q,
-            k,
-            v,
-            keys,
-            values,
-            step.decode_meta,
-            step.page_table,
-            self._cos,
-            self._sin,
-            layer.q_norm,
-            layer.k_norm,
+        ops.norm_linear_into(
+            out,
+            x,
+            norm,
             self.config.rms_eps,
+            *linear,
             counts,
+            hopper=True,
+            pdl=True,
+            workspace=self._linear_workspace,
         )
-        ops.paged_attention_into(
-            attention,
-            q,
-            keys,
-            values,
-            step.decode_meta,
-            # without those of decode tokens, one each: they would have a tile each
-            step.segments if counts is None else step.segments[step.decode_tokens :],
-            step.page_table,
-            self._scale,
-            hopper=self._hopper,
-            counts=counts,
-        )
+
+    def _shrink(
+        self,
+        x: torch.Tensor,
+        index: int,
+        name: str,
+        step: StepTensors,
+        norm: torch.Tensor | None = None,
+        fused: bool = False,
+    ) -> None:
+        """In a step with adapters, what they make of the input of the linear `name` of layer
+        `index`. Before the linear, which loads its weights meanwhile.
+        """
+        if step.lora:
+            assert self.lora is not None
+            self.lora.shrink(x, index, name, step, norm, pdl=fused)
+
+    def _expand(
+        self, out: torch.Tensor, index: int, name: str, step: StepTensors, fused: bool = False
+    ) -> None:
+        """Adds that to the linear's output."""
+        if step.lora:
+            assert self.lora is not None
+            self.lora.expand(out, index, name, step, pdl=fused)
 
 
 def _linear(
-    out: torch.Tensor, x: torch.Tensor, linear: Linear, counts: torch.Tensor, through_torch: bool
+    out: torch.Tensor,
+    x: torch.Tensor,
+    linear: Linear,
+    counts: torch.Tensor | None,
+    through_torch: bool,
 ) -> None:
     if not through_torch:
         ops.linear_into(out, x, linear.weight, linear.bias, counts)

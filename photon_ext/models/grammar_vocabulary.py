@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from photon_ext.errors import ConfigError, RequestError
 from photon_ext.models.tokenizer_file import library_errors
@@ -45,10 +47,29 @@ def grammar_vocabulary(
         )
     with library_errors(RequestError, _told(tokenizer)):
         try:
-            text = tokenizer.to_json()
+            text = _without_names(tokenizer.to_json())
             return LLTokenizer(text, n_vocab=max(vocab_size, tokenizer.vocab_size), eos_token=ends)
         except ValueError as error:
             raise RequestError(f"{_told(tokenizer)} ({error})") from error
+
+
+def _without_names(text: str) -> str:
+    """The tokenizer with special tokens of names that no text holds. The library tokenizes text
+    that an answer must have: a constant "<|im_end|>" would become the token that ends it.
+    """
+    found: dict[str, Any] = json.loads(text)
+    secret, model = secrets.token_hex(16), found["model"]
+    special = [token for token in found["added_tokens"] if token["special"]]
+    names = {token["content"]: f"{secret}:{token['id']}" for token in special}
+    for token in special:
+        token["content"] = names[token["content"]]
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {names.get(name, name): i for name, i in model["vocab"].items()}
+    else:
+        model["vocab"] = [[names.get(name, name), score] for name, score in model["vocab"]]
+    if model.get("unk_token") in names:
+        model["unk_token"] = names[model["unk_token"]]
+    return json.dumps(found)
 
 
 def _told(tokenizer: Tokenizer) -> str:

@@ -17,11 +17,17 @@ def present(path: Path) -> bool:
     """Whether there is something at `path`.
 
     Raises:
-        ModelError: there is a link that leads nowhere. To pass over it would lose a chat template
-            or end tokens without a word.
+        ModelError: the system does not say, or there is a link that leads nowhere. To pass over it
+            would lose a chat template or end tokens without a word.
     """
-    if path.exists():
-        return True
+    try:
+        if path.exists():
+            return True
+    except OSError as error:  # the name is too long, or a folder may not be entered
+        raise ModelError(
+            f"{shortened(str(path))}: cannot be looked for ({error.strerror}); give the path of a "
+            "directory that this process may read"
+        ) from error
     if path.is_symlink():
         target = shortened(os.readlink(path))
         raise ModelError(

@@ -37,6 +37,7 @@ class MeterSnapshot:
         uptime_s: seconds since the engine was made.
         steps: steps launched. decode_steps: of them, decode steps.
         quiet_steps: those that sent no byte to the device.
+        split_steps: those that were sampled late, because a row waits for a mask of the host.
         tokens: tokens committed, with `exact` those that a preempted request repeats again.
         committed_rows: rows of committed steps.
         zombie_rows: of them, those whose sequence had already ended.
@@ -57,6 +58,10 @@ class MeterSnapshot:
         rows_held, rows_max: rows in use, zombies included, of how many.
         pages_held, pages_cached, pages_free: the KV pages: those of rows, those that nobody holds
             and that a prompt may find its beginning in, those that hold nothing.
+        device_constraints, host_constraints: requests that got a row with a constraint, by where it
+            is kept.
+        automata, automata_held, automata_held_bytes: constraints that lie on the device; of them,
+            those of rows, and their bytes.
         prompt_tokens: prompt tokens of admitted requests, those of preempted ones again.
         prefix_hit_tokens: of them, those found in cached pages.
         preemptions: requests that had to leave their rows for others' pages, to go on later.
@@ -71,6 +76,7 @@ class MeterSnapshot:
     steps: int
     decode_steps: int
     quiet_steps: int
+    split_steps: int
     tokens: int
     committed_rows: int
     zombie_rows: int
@@ -92,6 +98,11 @@ class MeterSnapshot:
     pages_held: int
     pages_cached: int
     pages_free: int
+    device_constraints: int
+    host_constraints: int
+    automata: int
+    automata_held: int
+    automata_held_bytes: int
     prompt_tokens: int
     prefix_hit_tokens: int
     preemptions: int
@@ -218,7 +229,8 @@ class Meter:
         samples = self._samples.copy()
         zombie_steps, zombie_rows = stats.zombie_steps, stats.zombie_rows
         gap_s, gap_count, gaps = stats.gap_sum_us / 1e6, stats.gap_count, stats.gaps_us.copy()
-        quiet_steps = stats.quiet_steps
+        quiet_steps, split_steps = stats.quiet_steps, stats.split_steps
+        automata = scheduler.automata
         held, cached = pool.held, pool.cached
         requests = scheduler.stats
         hit_tokens, prompt_tokens = requests.prefix_hit_tokens, requests.prompt_tokens
@@ -235,6 +247,7 @@ class Meter:
             steps=steps,
             decode_steps=decode_steps,
             quiet_steps=quiet_steps,
+            split_steps=split_steps,
             tokens=tokens,
             committed_rows=rows,
             zombie_rows=zombie_rows,
@@ -256,6 +269,11 @@ class Meter:
             pages_held=held,
             pages_cached=cached,
             pages_free=pool.num_pages - held - cached,
+            device_constraints=requests.device_constraints,
+            host_constraints=requests.host_constraints,
+            automata=automata.resident,
+            automata_held=automata.held,
+            automata_held_bytes=automata.held_bytes,
             prompt_tokens=prompt_tokens,
             prefix_hit_tokens=hit_tokens,
             preemptions=requests.preemptions,

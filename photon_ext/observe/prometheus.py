@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _COUNTERS = {
     "quiet_steps": "Steps that sent no byte to the device.",
+    "split_steps": "Steps that were sampled late, because a row waits for a mask of the host.",
     "zombie_steps": "Committed steps that held only rows whose sequence had ended.",
     "tokens": "Tokens committed.",
     "committed_rows": "Rows of committed steps, zombies included.",
@@ -28,6 +29,8 @@ _COUNTERS = {
     "device_waits": "Launches that found the device out of work while there was some.",
     "prompt_tokens": "Prompt tokens of admitted requests.",
     "prefix_hit_tokens": "Prompt tokens found in cached pages.",
+    "device_constraints": "Requests that got a row with a constraint that the device keeps.",
+    "host_constraints": "Requests that got a row with a constraint that the host keeps.",
     "preemptions": "Requests that left their rows for others' pages, to go on later.",
 }
 _GAUGES = {
@@ -36,6 +39,9 @@ _GAUGES = {
     "pages_held": "KV pages in use.",
     "pages_cached": "KV pages that nobody holds and a prompt may find its beginning in.",
     "pages_free": "KV pages that hold nothing.",
+    "automata": "Constraints that lie on the device.",
+    "automata_held": "Constraints on the device that rows hold.",
+    "automata_held_bytes": "Bytes of constraints on the device that rows hold.",
 }
 
 

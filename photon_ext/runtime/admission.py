@@ -56,5 +56,10 @@ def check_admission(limits: Limits, prompt_ids: Iterable[int], params: RowParams
     check_stop_ids(stops, limits)
     check_ids("logit_bias", [token for token, _ in params.biases], limits.vocab_size)
     check_adjustment(len(params.logit_bias), params.counts_tokens, limits)
+    if params.prompt_logprobs is not None and not limits.prompt_logprobs:
+        raise RequestError(
+            f"prompt_logprobs is {params.prompt_logprobs}, and this forward gives no logits of "
+            "prompts; leave it out, or make the pipeline with prompt_logprobs=True"
+        )
     check_context(len(prompt), params.max_new_tokens, limits.max_len)
     return Admission(prompt, replace(params.settled(), stop_token_ids=stops))

@@ -1,81 +1,171 @@
-"""The rows that decode together, as columns: made anew when a row joins, leaves or ends."""
+"""The rows that decode together, as columns, of which those that change are made anew."""
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Sequence
+from itertools import compress, count
+from operator import is_not
+from typing import TypeVar
 
 from photon_ext.errors import PipelineError
 from photon_ext.layout import SEGMENT_COLUMNS, SegmentFlag
-from photon_ext.runtime.row import NEVER, Row, RowState
+from photon_ext.runtime.row import Ride, Row
 from photon_ext.runtime.step import StepKey
 
 _SAMPLE = int(SegmentFlag.SAMPLE)
+_T = TypeVar("_T")
 
 
 class DecodeBatch:
-    """A fixed set of rows, each with one token a step. A quiet step costs it two additions.
+    """A fixed set of rows, each with one token a step. A quiet step costs it two additions, and a
+    row that joins or leaves costs the others nothing: they keep their columns of the batch before.
 
     Attributes:
         rows, indices, generations: the rows, in columns, and how their records name them.
-        positions: where each row's token of the first launch goes.
+        positions: where each row's token goes, less the number of the launch that feeds it.
+        limits: launches of the ride after which a row's cap is covered, or the pages are full that
+            it had when it joined, or when it was looked at last.
+        limit: the least of them: then the batch is to be made anew.
         constrained: columns of rows that wait for host masks.
         logprobs: columns of rows that ask for log-probabilities.
+        adapted: columns of rows that have an adapter.
         key: of a step with this batch alone.
         words: segments, int32 [bucket, 4], those of padding zero.
-        launches: how many steps were launched with it.
-        limit: launches after which a row's cap is covered, or its pages are full, so that the batch
-            is to be made anew.
-        last_step: number of the latest of these steps; NEVER: none.
-        intact: every row still runs, and is in no later batch. The records of other batches are
-            read row by row.
+        ride: counts the launches, with those of the batches before it.
     """
 
-    def __init__(self, rows: tuple[Row, ...], bucket: int) -> None:
-        """Takes the rows over from the batches they were in. Raises PipelineError where a row is
-        named twice, or has no token to launch.
+    rows: tuple[Row, ...]
+    indices: list[int]
+    generations: list[int]
+    positions: list[int]
+    limits: list[int]
+    limit: int
+    constrained: tuple[int, ...]
+    logprobs: tuple[int, ...]
+    adapted: tuple[int, ...]
+    words: array[int]
+    ride: Ride
+
+    def __init__(
+        self, rows: tuple[Row, ...], bucket: int, before: DecodeBatch | None = None
+    ) -> None:
+        """`before`: the batch that this one follows, which is launched no more. Raises
+        PipelineError where a row is named twice, or has no token to launch.
         """
-        if len(set(rows)) < len(rows):
-            raise PipelineError("a plan names a row twice; each has one token a step")
-        sampled = [row.sampled for row in rows]
-        positions = [len(row.prompt_ids) + n - 1 for row, n in zip(rows, sampled, strict=True)]
-        left = [row.params.max_new_tokens - n for row, n in zip(rows, sampled, strict=True)]
-        places = [row.capacity - n for row, n in zip(rows, positions, strict=True)]
-        limit, running = min(*left, *places), RowState.RUNNING
-        if limit < 1 or min(sampled) < 1 or any(row.state is not running for row in rows):
+        old = DecodeBatch._none() if before is None else before
+        self.ride = old.ride
+        changed = changed_columns(old.rows, rows)
+        if self.ride.launches >= old.limit:
+            changed += _due(old.limits[: len(rows)], self.ride.launches)
+        others = {rows[column] for column in changed}
+        left = {*old.rows[len(rows) :], *(old.rows[i] for i in changed if i < len(old.rows))}
+        leaving = [row for row in left - others if row.ride is self.ride]
+        joining = [row for row in others if row.ride is not self.ride]
+        if self.ride.rows - len(leaving) + len(joining) != len(rows):
             raise _misfit(rows)
         self.rows = rows
-        self.launches = 0
-        self.last_step = NEVER
-        self.intact = True
-        self.indices = [row.index for row in rows]
-        self.generations = [row.generation for row in rows]
-        self.positions = positions
-        self.constrained = tuple(i for i, row in enumerate(rows) if row.params.constrained)
-        self.limit = limit
-        self.logprobs = tuple(i for i, row in enumerate(rows) if row.params.logprobs is not None)
-        self.key = StepKey(bucket, 0, 0, bool(self.constrained))
-        self.words = array("i", bytes(4 * SEGMENT_COLUMNS * bucket))
-        count = len(rows)
-        columns = (self.indices, range(count), [1] * count, [_SAMPLE] * count)
-        for column, values in enumerate(columns):
-            self.words[column : count * SEGMENT_COLUMNS : SEGMENT_COLUMNS] = array("i", values)
-        for row in rows:  # at the end, as an interrupt may come before
-            row.join(self)
+        self._copy(old, bucket)
+        self._fill(changed)
+        self.limit = min(self.limits)
+        self.constrained = patched(old.constrained, changed, rows, _is_constrained)
+        self.logprobs = patched(old.logprobs, changed, rows, _has_logprobs)
+        self.adapted = patched(old.adapted, changed, rows, _has_adapter)
+        self.key = StepKey(bucket, 0, 0, bool(self.constrained), bool(self.adapted))
+        for row in leaving:  # at the end, as an interrupt may come before
+            row.join(None)
+        for row in joining:
+            row.join(self.ride)
+
+    @classmethod
+    def _none(cls) -> DecodeBatch:
+        """A batch without rows, where there is none before."""
+        batch = cls.__new__(cls)
+        batch.rows, batch.constrained, batch.logprobs, batch.adapted = (), (), (), ()
+        batch.indices, batch.generations, batch.positions, batch.limits = [], [], [], []
+        batch.words, batch.ride, batch.limit = array("i"), Ride(), 1
+        return batch
+
+    def _copy(self, old: DecodeBatch, bucket: int) -> None:
+        """Takes over all columns, for as many rows as there are now."""
+        size, kept = len(self.rows), min(len(self.rows), len(old.rows))
+        more = [0] * (size - kept)
+        self.indices, self.generations = old.indices[:kept] + more, old.generations[:kept] + more
+        self.positions, self.limits = old.positions[:kept] + more, old.limits[:kept] + more
+        self.words = old.words[: kept * SEGMENT_COLUMNS]
+        self.words.frombytes(bytes(4 * SEGMENT_COLUMNS * (bucket - kept)))
+
+    def _fill(self, columns: Sequence[int]) -> None:
+        """Writes these columns. Raises PipelineError where one of their rows cannot ride."""
+        launched = self.ride.launches
+        for column in columns:
+            row = self.rows[column]
+            sampled = row.sampled
+            position = len(row.prompt_ids) + sampled - 1
+            left = min(row.params.max_new_tokens - sampled, row.capacity - position)
+            if left < 1 or sampled < 1 or not row.running:
+                raise _misfit(self.rows)
+            self.indices[column], self.generations[column] = row.index, row.generation
+            self.positions[column], self.limits[column] = position - launched, left + launched
+            begin = column * SEGMENT_COLUMNS
+            words = array("i", (row.index, column, 1, _SAMPLE))
+            self.words[begin : begin + SEGMENT_COLUMNS] = words
 
     @property
     def ready(self) -> bool:
-        """Whether it can be launched once more as it stands."""
-        return self.intact and self.launches < self.limit
+        """Whether it can be launched once more as it stands: none of its rows has ended, or rides
+        elsewhere, or has reached its limit.
+        """
+        return self.ride.launches < self.limit and self.ride.rows == len(self.rows)
+
+    def due(self) -> list[Row]:
+        """The rows that have reached their limits."""
+        return [self.rows[column] for column in _due(self.limits, self.ride.launches)]
 
     def launch(self, step: int) -> int:
-        """A step with it was launched; returns which of its launches that is, from 0 on."""
-        self.last_step = step
-        self.launches += 1
-        return self.launches - 1
+        """A step with it was launched; returns which launch of the ride that is, from 0 on."""
+        self.ride.last_step = step
+        self.ride.launches += 1
+        return self.ride.launches - 1
+
+
+def changed_columns(old: Sequence[Row], rows: Sequence[Row]) -> list[int]:
+    """The columns of ``rows`` that hold others than those of ``old``, in order."""
+    return [*compress(count(), map(is_not, old, rows)), *range(len(old), len(rows))]
+
+
+def patched(
+    columns: tuple[int, ...],
+    changed: Sequence[int],
+    members: Sequence[_T],
+    test: Callable[[_T], bool],
+) -> tuple[int, ...]:
+    """The columns of the members that pass a test, where ``columns`` did before some changed."""
+    found = {column for column in columns if column < len(members)}.difference(changed)
+    found.update(column for column in changed if test(members[column]))
+    return tuple(sorted(found))
+
+
+def _due(limits: Sequence[int], launches: int) -> list[int]:
+    return [column for column, limit in enumerate(limits) if limit <= launches]
+
+
+def _is_constrained(row: Row) -> bool:
+    return row.params.constrained
+
+
+def _has_logprobs(row: Row) -> bool:
+    return row.params.logprobs is not None
+
+
+def _has_adapter(row: Row) -> bool:
+    return row.lora_slot != 0
 
 
 def _misfit(rows: tuple[Row, ...]) -> PipelineError:
     """Says which of the rows cannot ride, and why."""
+    if len(set(rows)) < len(rows):
+        return PipelineError("a plan names a row twice; each has one token a step")
     for row in rows:
         if not row.wants_decode:
             return PipelineError(f"{row} has no token to decode; leave it out of the plan")

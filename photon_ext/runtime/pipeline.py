@@ -18,6 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from photon_ext.checks import (
     INT32_MAX,
@@ -57,6 +58,9 @@ from photon_ext.runtime.step import (
 from photon_ext.runtime.step_builder import StepBuilder, StepInput
 from photon_ext.runtime.step_keys import step_keys
 
+if TYPE_CHECKING:
+    import torch
+
 MAX_CHUNK = INT32_MAX // META_COLUMNS  # the words of decode_meta are counted in int32
 
 
@@ -90,11 +94,15 @@ class Pipeline:
             ``prefill_buckets``. As both parts are padded, a step then has up to
             ``keys.max_segments`` segments, which is more than the runtime's rows.
         chunk: prompt tokens per step at most.
+        lora_slots: adapters that rows may have. Steps in which a row has one are captured besides,
+            so that the others cost what they do without.
         graph: capture steps into graphs at start-up (default), or run them eagerly.
         on_release: called once with each row that is released, by the commit or abort that
             releases it: its pages are free then.
         stalls: count who waits for whom, by two event queries and two clock readings per step.
             False is for measuring what that costs.
+        prompt_logprobs: the forward calls ``step.score`` where there is one; else requests for
+            log-probabilities of prompts are refused.
 
     Attributes:
         stats: PipelineStats, which other threads may read.
@@ -119,9 +127,11 @@ class Pipeline:
         prefill_buckets: Iterable[int] | None = None,
         mixed: bool = False,
         chunk: int = 256,
+        lora_slots: int = 0,
         graph: bool = True,
         on_release: Callable[[Row], None] | None = None,
         stalls: bool = True,
+        prompt_logprobs: bool = False,
     ) -> None:
         table = runtime.table
         vocab_size = check_count("vocab_size", vocab_size)
@@ -134,6 +144,8 @@ class Pipeline:
         check_callable("sample", sample)
         check_callable("on_release", on_release)
         check_flag("mixed", mixed)
+        check_flag("prompt_logprobs", prompt_logprobs)
+        self._lora_slots = check_count("lora_slots", lora_slots, least=0)
         self.keys = step_keys(
             table.max_rows,
             chunk,
@@ -142,6 +154,7 @@ class Pipeline:
             mixed,
             graph=graph,
             captures_prefill=runtime.captures_prefill,
+            lora=self._lora_slots > 0,
         )
         self._spec = StepSpec(forward, sample, vocab_size, self.keys, chunk, graph)
         self.limits = Limits(
@@ -152,6 +165,7 @@ class Pipeline:
             table.max_stop_ids,
             table.max_biases,
             table.penalty_vocab >= vocab_size,
+            prompt_logprobs,
         )
         self._runtime = runtime
         self._slots: Sequence[SlotPort] = runtime.open_slots(self._spec)
@@ -194,6 +208,8 @@ class Pipeline:
         *,
         cached: int = 0,
         grows: bool = False,
+        automaton: tuple[int, int] = (0, 0),
+        lora_slot: int = 0,
     ) -> Row:
         """Gives a sequence a row; it rides from the next launch on.
 
@@ -209,6 +225,11 @@ class Pipeline:
                 steps that are committed; not all of the prompt, and of a row with penalties none
                 that was generated.
             grows: the pages are enough for the prompt; plans append the others (PageAppend).
+            automaton: where the row's begins among the words of all (RuntimePort.write_automaton),
+                and its state before the first token that is sampled; 0: it has none. The words stay
+                as they are until ``on_release``.
+            lora_slot: the row's adapter, from 1 to ``lora_slots``, the caller's until
+                ``on_release``; 0: none.
 
         Raises:
             RequestError: the request can never be served; NoFreeRow: not now. Nothing has been
@@ -218,15 +239,11 @@ class Pipeline:
             prompt_ids = self.check(prompt_ids, RowParams() if params is None else params)
         prompt, params, _ = prompt_ids
         held = check_pages(pages, len(prompt) if grows else prompt_ids.kv_len, self.limits)
-        if not 0 <= cached < len(prompt):
-            raise RequestError(
-                f"cached is {shown(cached)} of a prompt of {len(prompt)} tokens; from 0 to "
-                f"{len(prompt) - 1} can be: the last is always fed"
-            )
+        self._check_begin(len(prompt), cached, lora_slot)
         table = self._runtime.table
         index, generation = table.acquire()
         owned = (index,) if held is None else held
-        words = row_words(params, generation, cached, prompt_ids.answer_begin)
+        words = row_words(params, generation, cached, prompt_ids.answer_begin, automaton, lora_slot)
         table.write_row(index, words, owned, params.stop_token_ids)
         if params.logit_bias:
             table.write_bias(index, bias_words(params))
@@ -234,9 +251,36 @@ class Pipeline:
             begun = prompt[: prompt_ids.answer_begin]
             table.count_from(index, prompt_bits(begun, table.penalty_vocab))
         capacity = len(owned) * self.limits.page_size
-        row = Row(index, generation, owned, prompt, params, prefilled=cached, capacity=capacity)
+        row = Row(
+            index,
+            generation,
+            owned,
+            prompt,
+            params,
+            prefilled=cached,
+            capacity=capacity,
+            lora_slot=lora_slot,
+            has_automaton=automaton[0] > 0,
+        )
         self.roster.add(row)
         return row
+
+    def _check_begin(self, prompt_tokens: int, cached: int, lora_slot: int) -> None:
+        """Raises RequestError: see `admit`."""
+        if not 0 <= cached < prompt_tokens:
+            raise RequestError(
+                f"cached is {shown(cached)} of a prompt of {prompt_tokens} tokens; from 0 to "
+                f"{prompt_tokens - 1} can be: the last is always fed"
+            )
+        if not 0 <= lora_slot <= self._lora_slots:
+            raise RequestError(
+                f"lora_slot is {shown(lora_slot)}; the pipeline has slots 1 to {self._lora_slots}, "
+                "and 0 for none"
+            )
+
+    def write_automaton(self, offset: int, words: torch.Tensor) -> None:
+        """See RuntimePort.write_automaton."""
+        self._runtime.write_automaton(offset, words)
 
     def abort(self, row: Row) -> bool:
         """Ends a row now: tokens in flight are skipped, no event follows, and it is released when
@@ -336,7 +380,7 @@ class Pipeline:
             self._inflight.popleft()
             self._committed = step.index
             self._stalls.committed(step)
-            result = read_step(step, records, self._spec.vocab_size)
+            result = read_step(step, records, self._spec.vocab_size, self.roster.ended)
             for event in result.events.values():
                 if event.finish is not None:
                     self.roster.finish(event.row)
@@ -346,7 +390,11 @@ class Pipeline:
             probe.end()
             return result
 
-    def finalize(self, fill: Fill | None = None) -> None:
+    def finalize(
+        self,
+        fill: Fill | None = None,
+        prepare: Callable[[Sequence[Row]], None] | None = None,
+    ) -> None:
         """Samples the step that waits for masks, once every step before it is committed (I6);
         otherwise does nothing.
 
@@ -356,6 +404,7 @@ class Pipeline:
                 int32 ``words`` for each allowed id (for bit 31 see sampling.constraints). What it
                 raises ends that row alone, but for Ctrl-C on the main thread, which passes
                 through.
+            prepare: called once before, with all rows that ``fill`` is going to be called with.
 
         Raises:
             PipelineError: a constrained row is to be sampled and ``fill`` is None, or the pipeline
@@ -367,8 +416,11 @@ class Pipeline:
             return
         slot = self._slots[step.slot]
         probe.begin(Phase.MASK, step.index)
-        for index, row in step.constrained():
-            if row.delivers:
+        waiting = [(index, row) for index, row in step.constrained() if row.delivers]
+        if prepare is not None and waiting:
+            prepare([row for _, row in waiting])
+        for index, row in waiting:
+            if row.delivers:  # still, after the callbacks for others
                 self._write_mask(slot, index, row, fill)
         probe.end()
         probe.begin(Phase.FINALIZE, step.index)
@@ -418,7 +470,7 @@ class Pipeline:
             row.pages, row.capacity = held, len(held) * self.limits.page_size
 
     def _enqueue(self, step_input: StepInput) -> Step:
-        batch, segments, key, words, staged = step_input
+        batch, segments, key, words, staged, targets = step_input
         number, index = self.stats.steps, self._free_slot()
         slot = self._slots[index]
         self._stalls.launching(self._slots[self._inflight[-1].slot] if self._inflight else None)
@@ -426,10 +478,10 @@ class Pipeline:
         logprobs = batch is not None and bool(batch.logprobs)
         for chunk in segments:
             logprobs |= chunk.row.params.logprobs is not None
-        sent = slot.launch(key, words, staged, deltas, not key.split, logprobs)
+        sent = slot.launch(key, words, staged, deltas, not key.split, logprobs, targets)
         launch = 0 if batch is None else batch.launch(number)
         if batch is not None and not batch.ready:
-            self.roster.regroup()
+            self.roster.covered(batch.due())
         for segment in segments:
             segment.row.launch_chunk(number, segment.num_tokens)
             if segment.sample:

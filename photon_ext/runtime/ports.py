@@ -45,6 +45,7 @@ class SlotPort(Protocol):
         deltas: Sequence[int],
         finish: bool,
         logprobs: bool = False,
+        targets: Sequence[int] = (),
     ) -> int:
         """Stages what changed, replays the step's graph, and with ``finish`` enqueues the copy of
         its output records.
@@ -57,6 +58,8 @@ class SlotPort(Protocol):
             deltas: a packet of table words, or nothing.
             finish: False where sampling follows late.
             logprobs: a row of the step asks for log-probabilities.
+            targets: of a scored step, the ids that follow its chunk tokens in their prompts;
+                negative where they are not wanted.
 
         Returns the number of int32 words sent to the device; 0 in a quiet step.
         """
@@ -93,6 +96,14 @@ class RuntimePort(Protocol):
     table: RowTable
     captures_prefill: bool
     """Whether a prefill step of fewer tokens than its graph costs no more than its tokens."""
+
+    automaton_words: int
+
+    def write_automaton(self, offset: int, words: torch.Tensor) -> None:
+        """Writes int32 words among those of the automata (layout.AutomatonWord), where no row that
+        a step in flight holds has any. They are there before the next launch that sends a row. On
+        CUDA `words` is pinned, and kept until then.
+        """
 
     def open_slots(self, spec: StepSpec) -> Sequence[SlotPort]:
         """Allocates and captures; one slot per step that may be in flight."""

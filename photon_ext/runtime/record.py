@@ -6,6 +6,8 @@ those with a flag one by one.
 
 from __future__ import annotations
 
+from itertools import compress, count
+
 from photon_ext.errors import PipelineError, describe
 from photon_ext.layout import LOGPROB_WIDTH, RECORD_TOKENS, RECORD_WIDTH, RecordFlag
 from photon_ext.runtime.decode_batch import DecodeBatch
@@ -20,19 +22,25 @@ from photon_ext.runtime.step import (
 )
 
 ROW, GENERATION, NUM_TOKENS, FLAGS = range(RECORD_TOKENS)
-DEAD, FAULTS = int(RecordFlag.DEAD), int(RecordFlag.MASK_ERROR | RecordFlag.NO_CANDIDATE)
-STOP = int(RecordFlag.STOP)
+DEAD, STOP, COMPLETE = int(RecordFlag.DEAD), int(RecordFlag.STOP), int(RecordFlag.COMPLETE)
+FAULTS = int(RecordFlag.MASK_ERROR | RecordFlag.NO_CANDIDATE | RecordFlag.AUTOMATON_ERROR)
 
 
-def read_step(step: Step, records: memoryview, vocab_size: int) -> StepResult:
+def read_step(
+    step: Step, records: memoryview, vocab_size: int, ended: frozenset[Row] = frozenset()
+) -> StepResult:
     """The result of a step, of whose segments ``records`` are the int32 words, and behind them
-    those of log-probabilities, where a row asks for them (layout.OutputLayout).
+    those of log-probabilities, where a row asks for them (layout.OutputLayout). ``ended``: rows of
+    which some may have ridden in it, and whose tokens are skipped.
 
     Raises:
         PipelineError: a record is not of its row, or not one that a step can leave.
     """
     result = StepResult(step)
     if step.batch is not None:
+        if ended:
+            gone = (column for column, row in enumerate(step.batch.rows) if row in ended)
+            result.skipped = frozenset(gone)
         _read_batch(step.batch, step.launch, records, vocab_size, result)
     result.zombies = len(result.skipped)
     for i, chunk in enumerate(step.chunks):
@@ -44,10 +52,32 @@ def read_step(step: Step, records: memoryview, vocab_size: int) -> StepResult:
             result.count += event.token is not None
     for segment, row in step.with_logprobs():
         if row.delivers:
-            begin = len(records) - (step.key.segments - segment) * LOGPROB_WIDTH
-            own = records[begin : begin + LOGPROB_WIDTH]
+            own = _logprob_words(step, records, segment)
             result.logprobs[row] = _read_logprobs(own, row.params.logprobs or 0)
+    if step.key.scored:
+        _read_prompts(step, records, result)
     return result
+
+
+def _logprob_words(step: Step, records: memoryview, place: int) -> memoryview:
+    """Of a segment, or behind the segments of a chunk token."""
+    begin = len(records) - (step.key.segments + step.num_scored - place) * LOGPROB_WIDTH
+    return records[begin : begin + LOGPROB_WIDTH]
+
+
+def _read_prompts(step: Step, records: memoryview, result: StepResult) -> None:
+    place = step.key.segments
+    for row, position, tokens, _ in step.chunks:
+        asked, known = row.params.prompt_logprobs, len(row.prompt_ids) - 1 - position
+        if asked is not None and row.delivers:
+            result.prompt_logprobs[row] = (
+                position,
+                [
+                    _read_logprobs(_logprob_words(step, records, place + i), asked)
+                    for i in range(min(tokens, known))
+                ],
+            )
+        place += tokens
 
 
 def _read_logprobs(words: memoryview, count: int) -> TokenLogprobs:
@@ -71,15 +101,14 @@ def _read_batch(
             if found[:2] != [row.index, row.generation]:
                 raise _not_its_own(row, *found)
     result.rows, result.tokens = batch.rows, tokens
-    result.count = len(tokens)
-    if not batch.intact:
-        gone = [column for column, row in enumerate(batch.rows) if not row.delivers]
-        result.skipped = frozenset(gone)
-        result.count -= len(gone)
-    if not any(flags) and min(tokens) >= 0 and max(tokens) < vocab_size:
-        return
-    for column, (row, flag, token) in enumerate(zip(batch.rows, flags, tokens, strict=True)):
-        if (flag or not 0 <= token < vocab_size) and column not in result.skipped:
+    result.count = len(tokens) - len(result.skipped)
+    marked = [*compress(count(), flags)] if any(flags) else []
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        others = (i for i, token in enumerate(tokens) if not 0 <= token < vocab_size)
+        marked = sorted({*marked, *others})
+    for column in marked:
+        if column not in result.skipped:
+            row, flag, token = batch.rows[column], flags[column], tokens[column]
             position = batch.positions[column] + launch
             event = result.events[column] = _event(row, flag, token, position, vocab_size)
             result.count -= event.token is None
@@ -117,19 +146,26 @@ def _event(row: Row, flags: int, token: int, position: int, vocab_size: int) -> 
         raise PipelineError(f"{row}: sampling gave token {token}; {remedy}")
     if not flags:
         return RowEvent(row, token, None)
+    if flags & COMPLETE:
+        return RowEvent(row, token, FinishReason.STOP, complete=True)
     return RowEvent(row, token, FinishReason.STOP if flags & STOP else FinishReason.LENGTH)
 
 
 def _fault_text(row: Row, flags: int, position: int) -> str:
     if row.fault is not None:
         return f"the constraint raised at position {position}: {describe(row.fault)}"
+    if flags & RecordFlag.AUTOMATON_ERROR:
+        return (
+            f"the row's automaton is not to be found, or forbids the token at position {position}; "
+            "what wrote the automaton, or its state, is at fault"
+        )
     if flags & RecordFlag.MASK_ERROR:
         return f"no mask arrived for position {position}; without one no constrained row is sampled"
     cause = (
         "all of its logits are NaN or -inf; look at the weights, the dtype and the forward, or at "
         "a sample function of your own"
     )
-    if row.params.constrained:  # the device's flag is the same for both reasons
+    if row.params.constrained or row.has_automaton:  # the flag is the same for both reasons
         cause = (
             "the constraint allows nothing there, or, less likely, all logits that it allows are "
             "NaN or -inf; look at what it allows"

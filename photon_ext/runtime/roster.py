@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from photon_ext.runtime.row import Row, RowState
+
+_NOBODY: frozenset[Row] = frozenset()
 
 
 class Roster:
@@ -11,7 +15,8 @@ class Roster:
     def __init__(self) -> None:
         self._rows: dict[int, Row] = {}
         self._prefill: dict[int, Row] = {}
-        self._decoding: dict[int, Row] = {}
+        self._decoding: list[Row] = []
+        self._full: list[Row] = []
         self._ending: list[Row] = []
         self._decode: tuple[Row, ...] | None = ()
 
@@ -30,12 +35,27 @@ class Roster:
 
     @property
     def decode(self) -> tuple[Row, ...]:
-        """Rows with a token to launch, in the order in which they came to decode: the same tuple as
-        long as nobody joins, leaves or ends.
+        """Rows with a token to launch: the same tuple as long as nobody joins, leaves or ends. Who
+        joins is the last, and the last takes the place of who leaves: all others keep theirs.
         """
         if self._decode is None:
-            self._decode = tuple(self._decoding.values())
+            self._decode = tuple(self._decoding)
         return self._decode
+
+    @property
+    def lacks_pages(self) -> bool:
+        """Whether a row has a token to launch, and no page for it."""
+        if self._full:
+            lacking = [row for row in self._full if row.next_position >= row.capacity]
+            self._full = [row for row in lacking if row.wants_decode]
+        return bool(self._full)
+
+    @property
+    def ended(self) -> frozenset[Row]:
+        """Rows that are not released, and whose tokens in flight are skipped."""
+        if not self._ending:  # as nearly always
+            return _NOBODY
+        return frozenset(row for row in self._ending if not row.delivers)
 
     def holds(self, row: Row) -> bool:
         """Whether the row is one of these."""
@@ -45,26 +65,36 @@ class Roster:
         """A row was admitted."""
         self._rows[row.index] = self._prefill[row.index] = row
 
-    def regroup(self) -> None:
-        """Some row may decode no more, as steps in flight cover its cap."""
-        self._decoding = {i: row for i, row in self._decoding.items() if row.wants_decode}
-        self._decode = None
+    def covered(self, rows: Iterable[Row]) -> None:
+        """Steps in flight cover the caps of these decode rows, or fill their pages."""
+        for row in rows:
+            if row.wants_decode:
+                self._full.append(row)
+            else:
+                self._leave(row)
 
     def prompt_done(self, row: Row) -> None:
         """The last of a row's prompt was launched: it decodes from the next step on."""
         del self._prefill[row.index]
         if row.wants_decode:
-            self._decoding[row.index] = row
+            self._decoding.append(row)
             self._decode = None
+            if row.next_position >= row.capacity:
+                self._full.append(row)
+
+    def _leave(self, row: Row) -> None:
+        place, last = self._decoding.index(row), self._decoding.pop()
+        if last is not row:
+            self._decoding[place] = last
+        self._decode = None
 
     def finish(self, row: Row, state: RowState = RowState.FINISHED) -> None:
         """A row's sequence ends, or drains; nothing of it is launched any more."""
         row.move(state)
-        if self._decoding.pop(row.index, None) is not None:
-            self._decode = None
+        if row in self._decoding:
+            self._leave(row)
         self._prefill.pop(row.index, None)
-        if row.batch is not None:
-            row.batch.intact = False
+        row.join(None)
         if row not in self._ending:
             self._ending.append(row)
 

@@ -11,7 +11,6 @@ from photon_ext.errors import PipelineError
 
 if TYPE_CHECKING:
     from photon_ext.row_params import RowParams
-    from photon_ext.runtime.decode_batch import DecodeBatch
 
 NEVER = -1  # the number of a step before the first
 
@@ -36,10 +35,25 @@ _NEXT = {
 _DELIVERS = (RowState.RUNNING, RowState.DRAINING)
 
 
+class Ride:
+    """Counts decode steps for all rows that ride in them.
+
+    Attributes:
+        launches: how many steps were launched.
+        last_step: number of the latest of them; NEVER: none was.
+        rows: how many rows ride.
+    """
+
+    __slots__ = ("last_step", "launches", "rows")
+
+    def __init__(self) -> None:
+        self.launches, self.last_step, self.rows = 0, NEVER, 0
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class Row:
     """One admitted sequence, as the pipeline sees it. What it counts is launched, and so runs ahead
-    of what is committed; the batch that it is in counts decode steps, once for all of its rows.
+    of what is committed; while it decodes, its ride counts the steps.
 
     Attributes:
         index: in the device tables, from 1 on.
@@ -48,8 +62,10 @@ class Row:
         pages: the KV pages, in order of position; more may be appended.
         prefilled: prompt tokens launched, or found in its first pages.
         fault: what the row's mask callback raised, if it did.
-        batch: the batch it decodes in; None before the first and after the last.
+        ride: where it decodes; None before the first step of it and after the last.
         capacity: KV entries that its pages hold; nothing is launched beyond.
+        lora_slot: its adapter's slot, which is its own until it is released; 0: none.
+        has_automaton: its constraint is an automaton on the device.
     """
 
     index: int
@@ -60,8 +76,10 @@ class Row:
     state: RowState = RowState.RUNNING
     prefilled: int = 0
     fault: BaseException | None = None
-    batch: DecodeBatch | None = None
+    ride: Ride | None = None
     capacity: int = INT32_MAX
+    lora_slot: int = 0
+    has_automaton: bool = False
     _sampled: int = 0
     _last_step: int = NEVER
 
@@ -78,12 +96,12 @@ class Row:
     @property
     def sampled(self) -> int:
         """Tokens whose sampling was launched; the device may stop before, at a stop id."""
-        return self._sampled + (0 if self.batch is None else self.batch.launches)
+        return self._sampled + (0 if self.ride is None else self.ride.launches)
 
     @property
     def last_step(self) -> int:
         """Number of the latest step that uses it; NEVER: none did."""
-        return self._last_step if self.batch is None else max(self._last_step, self.batch.last_step)
+        return self._last_step if self.ride is None else max(self._last_step, self.ride.last_step)
 
     @property
     def wants_prefill(self) -> bool:
@@ -114,15 +132,15 @@ class Row:
         if self.prefilled == len(self.prompt_ids):
             self._sampled = 1
 
-    def join(self, batch: DecodeBatch | None) -> None:
-        """Takes over what its batch so far has counted, and goes on in another. The one that it
-        leaves is no batch of running rows any more, as it does not hear when this one ends.
-        """
-        sampled, last_step = self._sampled, self._last_step
-        if (left := self.batch) is not None:
-            left.intact = False
-            sampled, last_step = sampled + left.launches, max(last_step, left.last_step)
-        self._sampled, self._last_step, self.batch = sampled, last_step, batch
+    def join(self, ride: Ride | None) -> None:
+        """Leaves its ride, whose count it takes along, for another one, or for none."""
+        sampled, last_step = self.sampled, self.last_step
+        if self.ride is not None:
+            self.ride.rows -= 1
+        if ride is not None:
+            ride.rows += 1
+            sampled -= ride.launches
+        self._sampled, self._last_step, self.ride = sampled, last_step, ride
 
     def __repr__(self) -> str:
         return (

@@ -36,6 +36,7 @@ class Runtime:
         max_biases: logit biases a row can have.
         penalty_vocab: the vocabulary, for rows with penalties: takes 4 bytes for each of its ids
             and each row. 0: no row has any.
+        automaton_words: words for the automata of all rows, 4 bytes each; 0: no row has any.
         timing: records events around each step, so that the pipeline can report step gaps.
         blocking: the commit's wait yields the CPU after spinning for a while (1 ms on CUDA, less on
             the host), instead of spinning on.
@@ -43,7 +44,7 @@ class Runtime:
             hopper where it runs. The tokens are the same. Your forward chooses its own kernels.
 
     Attributes:
-        depth, max_len, page_size, timing, device: as above, settled.
+        depth, max_len, page_size, automaton_words, timing, device: as above, settled.
         table: the host's side of the device tables.
         tables: the device tables, int32, in the order of layout.DeltaTable.
         captures_prefill: whether the Pipeline captures prefill steps by default: on the CPU.
@@ -65,6 +66,7 @@ class Runtime:
         max_stop_ids: int = 16,
         max_biases: int = 0,
         penalty_vocab: int = 0,
+        automaton_words: int = 0,
         timing: bool = False,
         blocking: bool = True,
         backend: Backend | None = "portable",
@@ -78,6 +80,7 @@ class Runtime:
         biases = check_count("max_biases", max_biases, least=0)
         counted = check_count("penalty_vocab", penalty_vocab, least=0)
         self.table = RowTable(size.max_rows, size.pages_per_row, size.max_stop_ids, biases, counted)
+        self.automaton_words = check_count("automaton_words", automaton_words, least=0)
         with _memory_for(self.device, **size._asdict()):
             self.tables = Tables.zeros(self.table, self.device)
         self.report: CaptureReport | None = None
@@ -85,6 +88,7 @@ class Runtime:
         self._blocking = blocking
         self._hopper = backend != "portable"
         self._streams: Streams | None = None
+        self._automata = torch.empty(0, dtype=torch.int32)
 
     @property
     def streams(self) -> Streams:
@@ -102,7 +106,9 @@ class Runtime:
         inputs = InputLayout(segments, rows + spec.chunk, self.table.delta_capacity)
         masks = MaskLayout(segments, spec.vocab_size)
         with _memory_for(self.device, max_rows=rows, chunk=spec.chunk, vocab_size=spec.vocab_size):
-            shared = SharedMemory.zeros(inputs.max_step_tokens, segments, self.device)
+            shared = SharedMemory.zeros(
+                inputs.max_step_tokens, segments, self.device, self.automaton_words
+            )
             memory = [SlotMemory.zeros(inputs, masks, self.device) for _ in range(self.depth)]
             pinned = [
                 [_C.PinnedBuffer(tensor.nbytes, streams.backend) for tensor in slot]
@@ -122,12 +128,19 @@ class Runtime:
             views = [memoryview(buffer) for buffer in buffers]
             slots.append(Slot(index, native, graphs, views, inputs, masks, self.timing))
         # only now: a forward that cannot be captured leaves the runtime as it was
-        self._streams = streams
+        self._streams, self._automata = streams, shared.automata
         return slots
 
+    def write_automaton(self, offset: int, words: torch.Tensor) -> None:
+        """See RuntimePort.write_automaton."""
+        self.upload(self._automata[offset : offset + len(words)], words)
+
     def upload(self, to: torch.Tensor, rows: torch.Tensor) -> None:
-        """See RuntimePort.upload."""
-        self.streams.upload(to, rows)
+        """See RuntimePort.upload. A step with prompt tokens sends their ids, and so waits for what
+        the in-copy stream does before.
+        """
+        with self.streams.on_in_copy():
+            to.copy_(rows, non_blocking=True)
 
     def _make_streams(self, graph: bool) -> Streams:
         if self.device.type == "cuda":

@@ -43,6 +43,7 @@ class Slot:
         self._places: dict[int, int] = {}  # of the step's masks, by segment
         self._masks_begin = 0
         self._logprobs = False  # the latest step has some
+        self._scored = 0  # its tokens that have some
 
     def launch(
         self,
@@ -52,16 +53,19 @@ class Slot:
         deltas: Sequence[int],
         finish: bool,
         logprobs: bool = False,
+        targets: Sequence[int] = (),
     ) -> int:
-        self._logprobs = logprobs
+        self._logprobs, self._scored = logprobs, len(targets)
         sent = self._stage(key, segments, staged, deltas)
         if not finish:
             self._clear_keys(key.segments)
-        words = self._layout.outputs.words(key.segments, logprobs)
+        words = self._layout.outputs.words(key.segments, logprobs, self._scored)
         graph = self._graphs.forward_graph(self._index, key)
         if graph is not None:
             self._native.launch(graph, sent, finish, words)
         else:
+            if key.scored:
+                self._graphs.prepare_scores(self._index, key, targets)
             self._native.begin(sent)
             self._graphs.run_eagerly(self._index, key)
             self._native.end(words, finish)
@@ -82,7 +86,7 @@ class Slot:
     def finalize(self, key: StepKey) -> None:
         graph = self._graphs.sampling_graph(self._index, key)
         words = self._mask_layout.words(key.segments, len(self._places))
-        output = self._layout.outputs.words(key.segments, self._logprobs)
+        output = self._layout.outputs.words(key.segments, self._logprobs, self._scored)
         if graph is not None:
             self._native.finalize(graph, words, output)
         else:
@@ -98,7 +102,8 @@ class Slot:
 
     def wait(self, segments: int) -> memoryview:
         self._native.wait()
-        return self._output[: self._layout.outputs.words(segments, self._logprobs)]
+        words = self._layout.outputs.words(segments, self._logprobs, self._scored)
+        return self._output[:words]
 
     def _clear_keys(self, segments: int) -> None:
         """A mask that is not written for this step is missing, not stale."""

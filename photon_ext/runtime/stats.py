@@ -20,6 +20,7 @@ class PipelineStats:
         decode_steps, prefill_steps: steps launched, by kind; mixed ones are the latter. No number
             falls, nor the sum, for a thread that reads each once.
         quiet_steps: steps without a host-to-device copy, neither of input nor of masks.
+        split_steps: steps that were sampled late, because a row waits for a mask of the host.
         committed_rows: segments of committed steps, zombies included.
         zombie_rows: of them, those whose sequence had already ended.
         zombie_steps: committed steps that held nothing but zombies.
@@ -36,6 +37,7 @@ class PipelineStats:
     decode_steps: int = 0
     prefill_steps: int = 0
     quiet_steps: int = 0
+    split_steps: int = 0
     committed_rows: int = 0
     zombie_rows: int = 0
     zombie_steps: int = 0
@@ -58,6 +60,7 @@ class PipelineStats:
             self.prefill_steps += 1
         else:
             self.decode_steps += 1
+        self.split_steps += step.key.split
         self.quiet_steps += sent == 0 and not step.key.split
 
     def committed(self, step: Step, tokens: int, zombies: int) -> None:

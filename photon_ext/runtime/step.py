@@ -68,12 +68,16 @@ class StepKey(NamedTuple):
         decode_rows: leading tokens and segments for decode rows, padding included.
         chunk_tokens, chunks: tokens and segments for chunks, padding included.
         split: sampled late, by `Pipeline.finalize`, because a row waits for a host mask.
+        lora: a row has an adapter.
+        scored: a prompt gets log-probabilities; never captured.
     """
 
     decode_rows: int
     chunk_tokens: int
     chunks: int
     split: bool
+    lora: bool = False
+    scored: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -128,7 +132,7 @@ class Step:
     Attributes:
         index: number of the step, from 0 on, in order of launch.
         slot: which of the pipeline's slots it has.
-        batch, launch: the decode rows, if any, and which of the batch's launches it is, from 0 on.
+        batch, launch: the decode rows, if any, and which launch of their ride it is, from 0 on.
         span: its device time; None without timing.
         finalized: its sampling is enqueued; False while it waits for masks.
         gap_us: how long the device was idle before it, microseconds, once it is committed; None
@@ -165,6 +169,11 @@ class Step:
             if chunk.sample and chunk.row.params.constrained:
                 yield i, chunk.row
 
+    @property
+    def num_scored(self) -> int:
+        """Chunk tokens with log-probabilities."""
+        return self.key.chunk_tokens if self.key.scored else 0
+
     def with_logprobs(self) -> Iterator[tuple[int, Row]]:
         """Segments that are sampled, and whose rows ask for log-probabilities: index and row."""
         if self.batch is not None:
@@ -184,13 +193,15 @@ class TokenLogprobs(NamedTuple):
 
 class RowEvent(NamedTuple):
     """What one commit says about one row: a token, the end, or both. ``error`` comes with
-    ``FinishReason.ERROR``, and then no token does; a stop token with ``FinishReason.STOP``.
+    ``FinishReason.ERROR``, and then no token does; a stop token with ``FinishReason.STOP``, or,
+    where the answer is ``complete``, a token behind which the row's automaton allows nothing.
     """
 
     row: Row
     token: int | None
     finish: FinishReason | None
     error: str | None = None
+    complete: bool = False
 
 
 @dataclass(slots=True)
@@ -208,6 +219,8 @@ class StepResult:
         count: tokens in all.
         zombies: segments of rows that had ended before.
         logprobs: of rows that ask for them, and whose tokens are delivered.
+        prompt_logprobs: of chunks whose rows ask for them: the position of the first, and those of
+            the tokens behind each but the prompt's last.
     """
 
     step: Step | None = None
@@ -218,6 +231,7 @@ class StepResult:
     count: int = 0
     zombies: int = 0
     logprobs: dict[Row, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[Row, tuple[int, list[TokenLogprobs]]] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[RowEvent]:
         for column, (row, token) in enumerate(zip(self.rows, self.tokens, strict=True)):
@@ -258,6 +272,10 @@ class StepTensors:
         logits: [R, vocab], float32, float16 or bfloat16, last stride 1: what follows each segment's
             last token. ``forward`` assigns it; what does not fit is a ConfigError of the capture or
             the eager launch. Host masks are written into it.
+        lora: rows may have adapters, in slots that ``row_state`` names; else none has.
+        score: of a step in which a prompt gets log-probabilities: ``forward`` calls it with the
+            logits of all chunk tokens, in parts: [n, vocab], and the first token's index. They are
+            read in stream order.
     """
 
     kind: StepKind
@@ -270,6 +288,8 @@ class StepTensors:
     row_state: torch.Tensor
     sampled: torch.Tensor
     logits: torch.Tensor | None = None
+    lora: bool = False
+    score: Callable[[torch.Tensor, int], None] | None = None
 
 
 Forward = Callable[[StepTensors], None]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from photon_ext.checks import as_index
 from photon_ext.errors import PipelineError, shown
-from photon_ext.layout import SEGMENT_COLUMNS, SegmentFlag
+from photon_ext.layout import NO_TOKEN, SEGMENT_COLUMNS, SegmentFlag
 from photon_ext.runtime.decode_batch import DecodeBatch
 from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.roster import Roster
@@ -27,6 +27,7 @@ class StepInput(NamedTuple):
     key: StepKey
     words: array[int]
     staged: Sequence[int]
+    targets: Sequence[int] = ()
 
 
 class StepBuilder:
@@ -54,7 +55,8 @@ class StepBuilder:
         staged: list[int] = []
         for row, position, count, _ in segments:
             staged += row.prompt_ids[position : position + count]
-        return StepInput(batch, segments, key, _words(key, batch, segments), staged)
+        targets = _targets(segments) if key.scored else ()
+        return StepInput(batch, segments, key, _words(key, batch, segments), staged, targets)
 
     def _batch_of(self, rows: tuple[Row, ...]) -> DecodeBatch:
         """The latest batch where it holds the very same rows."""
@@ -70,7 +72,8 @@ class StepBuilder:
             raise PipelineError(
                 f"a plan has {len(rows)} decode rows; a step takes {keys.max_rows} (max_rows)"
             )
-        self._batch = DecodeBatch(rows, keys.decode_bucket(len(rows)))
+        self._batch = None  # where it fails, or is interrupted, the next one begins anew
+        self._batch = DecodeBatch(rows, keys.decode_bucket(len(rows)), batch)
         return self._batch
 
     def _check_admitted(self, rows: Iterable[Row]) -> None:
@@ -98,9 +101,23 @@ class StepBuilder:
         rows = 0 if batch is None else len(batch.rows)
         split = batch is not None and batch.key.split
         split = split or any(chunk.sample and chunk.row.params.constrained for chunk in chunks)
+        lora = batch is not None and batch.key.lora
+        lora = lora or any(chunk.row.lora_slot for chunk in chunks)
         tokens = sum(chunk.num_tokens for chunk in chunks)
-        found = self._spec.keys.find(rows, tokens, len(chunks), split)
-        return found or StepKey(rows, tokens, len(chunks), split)
+        if any(chunk.row.params.prompt_logprobs is not None for chunk in chunks):
+            return StepKey(rows, tokens, len(chunks), split, lora, scored=True)
+        found = self._spec.keys.find(rows, tokens, len(chunks), split, lora)
+        return found or StepKey(rows, tokens, len(chunks), split, lora)
+
+
+def _targets(chunks: tuple[ChunkSegment, ...]) -> list[int]:
+    """The prompt's next id for each token of the chunks whose rows ask for log-probabilities."""
+    targets: list[int] = []
+    for row, position, count, _ in chunks:
+        asks = row.params.prompt_logprobs is not None
+        known = row.prompt_ids[position + 1 : position + 1 + count] if asks else ()
+        targets += (*known, *[NO_TOKEN] * (count - len(known)))
+    return targets
 
 
 def _words(key: StepKey, batch: DecodeBatch | None, chunks: tuple[ChunkSegment, ...]) -> array[int]:

@@ -92,6 +92,10 @@ class StepGraph:
         """The graph to replay at finalize; None: the step was launched eagerly."""
         return self._sampling.get((slot, key))
 
+    def prepare_scores(self, slot: int, key: StepKey, targets: Sequence[int]) -> None:
+        """Before a scored step runs eagerly; `targets` as SlotPort has them."""
+        self._programs[slot].prepare_scores(key, targets)
+
     def run_eagerly(self, slot: int, key: StepKey) -> None:
         """Enqueues a step that has no graph; of a split one, its forward."""
         with self._streams.on_compute() as tensors:

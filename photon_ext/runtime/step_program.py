@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -20,6 +21,7 @@ from photon_ext.layout import (
     MaskLayout,
 )
 from photon_ext.runtime.ports import StepSpec
+from photon_ext.runtime.prompt_scores import PromptScores
 from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.step import StepKey, StepTensors
 
@@ -66,11 +68,15 @@ class SharedMemory(NamedTuple):
     counts: torch.Tensor
     sampled: torch.Tensor
     row_errors: torch.Tensor
+    automata: torch.Tensor
 
     @classmethod
-    def zeros(cls, num_tokens: int, segments: int, device: torch.device) -> SharedMemory:
-        """For steps of at most so many."""
-        shapes = ((num_tokens, META_COLUMNS), (COUNTS_SIZE,), (segments,), (segments,))
+    def zeros(
+        cls, num_tokens: int, segments: int, device: torch.device, automaton_words: int = 0
+    ) -> SharedMemory:
+        """For steps of at most so many, and automata of so many words."""
+        automata = (automaton_words,)
+        shapes = ((num_tokens, META_COLUMNS), (COUNTS_SIZE,), (segments,), (segments,), automata)
         return cls(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
 
 
@@ -96,6 +102,7 @@ class StepProgram:
         self._segments = slot.input[: inputs.staged_offset].view(-1, SEGMENT_COLUMNS)
         self._staged = slot.input[inputs.staged_offset :]
         self._deltas = slot.input[inputs.delta_offset :]
+        self._scores: PromptScores | None = None
         begin = inputs.outputs.logprob_offset
         self._records = slot.output[:begin].view(-1, RECORD_WIDTH)
         self._logprobs = slot.output[begin:].view(-1, LOGPROB_WIDTH)
@@ -104,6 +111,11 @@ class StepProgram:
     def memory(self) -> tuple[Tables, SharedMemory, SlotMemory]:
         """What the step's own kernels read and write, the forward's buffers apart."""
         return self._tables, self._shared, self._slot
+
+    def prepare_scores(self, key: StepKey, targets: Sequence[int]) -> None:
+        """What the slot's scored step, which is next, writes log-probabilities of prompts with."""
+        out = self._logprobs[key.segments : key.segments + len(targets)]
+        self._scores = PromptScores(out, key.decode_rows, targets, self._hopper)
 
     def forward(self, key: StepKey) -> StepTensors:
         """Head and forward; the result's ``logits`` are set."""
@@ -117,6 +129,8 @@ class StepProgram:
             page_table=self._tables.page_table,
             row_state=self._tables.row_state,
             sampled=self._shared.sampled[: key.segments],
+            score=self._scores if key.scored else None,
+            lora=key.lora,
         )
         staged = self._staged[: key.num_tokens]
         ops.begin_step_(
@@ -129,7 +143,7 @@ class StepProgram:
     def sample(self, step: StepTensors, masked: bool) -> None:
         """Masks (of a split step), sampling and publish."""
         assert step.logits is not None
-        count = step.segments.shape[0]
+        count, automata = step.segments.shape[0], self._shared.automata
         errors = self._shared.row_errors[:count] if masked else None
         if errors is not None:
             masks, keys = self._masks_of(count), self._mask_keys(count)
@@ -146,8 +160,10 @@ class StepProgram:
                 self._hopper,
                 step.tables,
                 self._logprobs[:count],
+                automata,
             )
-        ops.publish_(step.tables, self._records[:count], step.sampled, step.segments, errors)
+        records = self._records[:count]
+        ops.publish_(step.tables, records, step.sampled, step.segments, errors, automata)
 
     def _mask_keys(self, count: int) -> torch.Tensor:
         return self._slot.mask[: self._masks.mask_offset(count)].view(-1, MASK_KEY_COLUMNS)

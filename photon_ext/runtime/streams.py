@@ -47,11 +47,10 @@ class Streams(ABC):
     def capture(self, body: Callable[[], None]) -> _C.Graph:
         """Records what ``body`` enqueues; nothing of it runs."""
 
-    def upload(self, to: torch.Tensor, rows: torch.Tensor) -> None:
-        """See RuntimePort.upload. A step with prompt tokens sends them, and so waits for what the
-        in-copy stream does before.
-        """
-        to.copy_(rows)
+    @contextmanager
+    def on_in_copy(self) -> Iterator[None]:
+        """Torch's copies to the device inside go before those of the next step's input."""
+        yield
 
     def free_bytes(self) -> int:
         """Free device memory; 0 where the device is the host."""
@@ -102,9 +101,11 @@ class CudaStreams(Streams):
         with torch.cuda.stream(self._torch):
             yield {}
 
-    def upload(self, to: torch.Tensor, rows: torch.Tensor) -> None:
-        with torch.cuda.stream(torch.cuda.ExternalStream(self.in_copy.handle, to.device)):
-            to.copy_(rows, non_blocking=True)
+    @contextmanager
+    def on_in_copy(self) -> Iterator[None]:
+        stream = torch.cuda.ExternalStream(self.in_copy.handle, device=self.device)
+        with torch.cuda.stream(stream):
+            yield
 
     def capture(self, body: Callable[[], None]) -> _C.Graph:
         captured = torch.cuda.CUDAGraph(keep_graph=True)

@@ -6,18 +6,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from decimal import Decimal
 from enum import Enum
 from functools import partial
 from typing import NamedTuple
 
 from photon_ext.checks import as_tuple, check_flag
 from photon_ext.errors import ConfigError, describe, shown, surrogate_in
-
-# Bounds what compiling takes, which is quadratic in the worst: 0.5 s for 2,000 properties.
-MAX_GRAMMAR_CHARACTERS = 2**16
-# A number's rests are states of an automaton: 5 s and 1 GB for a million.
-_MAX_MULTIPLE = 10**5
+from photon_ext.sampling.grammar_bounds import (
+    MAX_GRAMMAR_CHARACTERS,
+    check_optional_parts,
+    check_schema,
+    check_size,
+)
 
 
 class GrammarKind(Enum):
@@ -68,10 +68,9 @@ def _check_text(kind: GrammarKind, text: str) -> None:
     if (surrogate := surrogate_in(text)) is not None:
         found = f"{kind.value} is {shown(text)} with {surrogate}"
         raise ConfigError(f"{found}; give valid Unicode text")
-    if len(text) > MAX_GRAMMAR_CHARACTERS:
-        raise ConfigError(
-            f"{kind.value} has {len(text)} characters; give at most {MAX_GRAMMAR_CHARACTERS}"
-        )
+    check_size(kind.value, text)
+    if kind in (GrammarKind.REGEX, GrammarKind.GRAMMAR):
+        check_optional_parts(kind.value, text)
 
 
 def _schema_text(value: object) -> str:
@@ -90,32 +89,8 @@ def _schema_text(value: object) -> str:
         raise ConfigError(f"{told}; {remedy}") from error
     if not isinstance(schema, dict):
         raise ConfigError(f"json_schema is {shown(value)}; {remedy}")
-    _check_multiples(schema)
+    check_schema(schema)
     return text
-
-
-def _check_multiples(schema: object) -> None:
-    """Raises ConfigError for a multipleOf of so many digits that its automaton is enormous."""
-    pending = [schema]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, list):
-            pending += value
-        elif isinstance(value, dict):
-            pending += value.values()
-            number = value.get("multipleOf")
-            if isinstance(number, (int, float)) and _digits_as_number(number) > _MAX_MULTIPLE:
-                raise ConfigError(
-                    f"json_schema has multipleOf {shown(number)}; give one of 5 digits at most"
-                )
-
-
-def _digits_as_number(number: float) -> int:
-    """The number without its decimal point: 25 for 0.25, 300 for 300.0."""
-    _sign, digits, exponent = Decimal(str(number)).normalize().as_tuple()
-    if not isinstance(exponent, int):  # infinity
-        return _MAX_MULTIPLE + 1
-    return int("".join(map(str, digits)) + "0" * max(0, min(exponent, 9)))
 
 
 def _plain_text(kind: GrammarKind, value: object) -> str:

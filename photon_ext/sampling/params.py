@@ -111,10 +111,13 @@ class SamplingParams(RowParams):
         return grammar_of(self.json_schema, self.regex, self.choice, self.grammar, self.whitespace)
 
     def sample(self, index: int) -> SamplingParams:
-        """The same for one of several answers to a prompt: with a seed of its own."""
-        if index == 0 or self.seed is None:
+        """The same for one of several answers to a prompt: with a seed of its own, and no
+        prompt_logprobs, which the first has.
+        """
+        if index == 0 or (self.seed is None and self.prompt_logprobs is None):
             return self
-        return replace(self, seed=(self.seed + index) % 2**64)
+        seed = None if self.seed is None else (self.seed + index) % 2**64
+        return replace(self, seed=seed, prompt_logprobs=None)
 
     def row_params(
         self, max_new_tokens: int, stop_token_ids: tuple[int, ...], bad_ids: Iterable[int] = ()
@@ -152,7 +155,7 @@ def _check_names(names: Iterable[str]) -> None:
             raise ConfigError(f"{name} is not supported yet; leave it out: there are {there}")
         if name == "n":
             raise ConfigError(
-                "n is a keyword of Engine.generate; give it there: generate(..., n=2)"
+                "n is a keyword of Engine.generate and submit; give it there: generate(..., n=2)"
             )
         nearest = [SYNONYMS[name]] if name in SYNONYMS else get_close_matches(name, known, n=1)
         remedy = f"did you mean {nearest[0]}? There are" if nearest else "there are"

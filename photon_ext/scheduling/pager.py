@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from photon_ext.runtime import PageAppend, Row
 from photon_ext.scheduling.embeds_pool import EmbedsPool
 from photon_ext.scheduling.pages import PagePool
-from photon_ext.scheduling.prefix_cache import PrefixCache
+from photon_ext.scheduling.prefix_cache import Match, PrefixCache
 from photon_ext.scheduling.sequence import Sequence
 
 STRIDE = 4  # pages that a row gets at a time where it cannot have all
@@ -32,9 +32,6 @@ class Growth(NamedTuple):
 
     appends: tuple[PageAppend, ...] = ()
     stalled: tuple[Row, ...] = ()
-
-
-_NO_GROWTH = Growth()
 
 
 @dataclass(slots=True)
@@ -81,7 +78,6 @@ class Pager:
         self._holdings: dict[Sequence, _Holding] = {}
         self._short: dict[Sequence, _Holding] = {}
         self._owed = 0  # pages that those lack together
-        self._calm = 0  # steps for which all have room
 
     def pages_for(self, kv_len: int) -> int:
         """Pages that hold ``kv_len`` KV entries."""
@@ -91,7 +87,14 @@ class Pager:
         """The last page that the prompt continues with and that a row is writing; None: there is
         no reason to wait.
         """
-        return self._cache.match(sequence.admission.prompt_ids, sequence.root).awaited
+        return self._match(sequence).awaited
+
+    def _match(self, sequence: Sequence) -> Match:
+        """Of nothing, where the prompt's own log-probabilities have to be computed."""
+        prompt, params, _ = sequence.admission
+        if params.prompt_logprobs is not None:
+            prompt = ()
+        return self._cache.match(prompt, sequence.root)
 
     def is_written(self, page: int) -> bool:
         """Whether the wait for it is over."""
@@ -102,7 +105,7 @@ class Pager:
     def grant(self, sequence: Sequence) -> Grant | None:
         """Pages for a sequence that is to be admitted; None where there are too few now."""
         admission = sequence.admission
-        cached = self._cache.match(admission.prompt_ids, sequence.root).pages
+        cached = self._match(sequence).pages
         if admission.params.counts_tokens:  # the device counts what is fed of an answer
             cached = cached[: admission.answer_begin // self.page_size]
         count = self._affordable(sequence, cached)
@@ -140,7 +143,6 @@ class Pager:
         if missing:
             self._short[sequence] = holding
             self._owed += missing
-            self._calm = 0
 
     def cancel(self, sequence: Sequence, grant: Grant) -> None:
         """The sequence was not admitted."""
@@ -165,17 +167,11 @@ class Pager:
             holding.place = None
 
     def grow(self) -> Growth:
-        """More pages, once a row has none for its next token: to every row that lacks some, so that
-        the steps that follow send nothing; those of the lowest rank first.
+        """More pages, as a row has none for its next token: for every row that lacks some, so that
+        the steps that follow send nothing; for those of the lowest rank first.
         """
-        self._calm -= 1
-        if self._calm > 0:
-            return _NO_GROWTH
         rows = [(one.row, one) for one in self._short if one.row is not None and one.row.running]
         places = {row: _places(row) for row, _ in rows}
-        self._calm = min(places.values(), default=0)
-        if self._calm > 0 or not rows:
-            return _NO_GROWTH
         appends, stalled = [], []
         for row, sequence in sorted(rows, key=lambda one: (places[one[0]] > 0, one[1].rank)):
             if pages := self._more(self._short[sequence]):

@@ -10,10 +10,12 @@ from operator import attrgetter
 from photon_ext.runtime import Row, StepKind, StepPlan, StepResult
 from photon_ext.runtime.default_plan import first_come_first_served, take_chunks
 from photon_ext.runtime.roster import Roster
-from photon_ext.scheduling.pager import Grant
+from photon_ext.scheduling.pager import Grant, Growth
 from photon_ext.scheduling.scheduler import Scheduler
 from photon_ext.scheduling.sequence import Sequence
 from photon_ext.scheduling.token_budget import TokenBudget
+
+ADMISSIONS = 16  # in a turn: more prompts than a step takes, and about a millisecond of work
 
 
 class Planner:
@@ -37,11 +39,14 @@ class Planner:
     def admissions(self) -> Iterator[tuple[Sequence, Grant]]:
         """Sequences to admit now, with their pages, by rank, until one has to go on waiting: nobody
         overtakes it, so that a long prompt is not starved. Only who waits for another to write its
-        pages is overtaken.
+        pages, or for its adapter to come into a slot, is overtaken. Of many that come at once the
+        next turns admit the rest, so that the device does not wait for all of them before its first
+        step.
         """
         scheduler = self._scheduler
         scheduler.recall()
-        while scheduler.waiting and scheduler.rows_held < scheduler.max_rows:
+        most = min(scheduler.max_rows, scheduler.rows_held + ADMISSIONS)
+        while scheduler.waiting and scheduler.rows_held < most:
             sequence = scheduler.waiting[0]
             if scheduler.defer(sequence):
                 continue
@@ -58,7 +63,7 @@ class Planner:
 
     def plan(self, previous: StepKind | None) -> StepPlan:
         """The next step; empty where no row has anything to launch. `previous`: the last kind."""
-        growth = self._scheduler.grow()
+        growth = self._scheduler.grow() if self._roster.lacks_pages else Growth()
         decode, prefill = self._roster.decode, self._roster.prefill
         if not (prefill or growth.appends or growth.stalled):
             return StepPlan(decode)  # as nearly always
@@ -71,7 +76,8 @@ class Planner:
         if self._mixed is None:
             plan = first_come_first_served(decode, prefill, previous, self._budget)
         elif prefill:
-            tokens = self._mixed.prompt_tokens(len(decode), len(prefill))
+            left = sum(len(row.prompt_ids) - row.prefilled for row in prefill)
+            tokens = self._mixed.prompt_tokens(len(decode), len(prefill), left)
             chunks = self._mixed.fitting(len(decode), take_chunks(prefill, tokens))
             plan = StepPlan(decode, chunks)
         else:

@@ -83,12 +83,11 @@ class PrefixCache:
         """
         before, end = pages[begin - 1] if begin else root, begin
         for own in self._chunks(tokens, begin):
-            key = (before, own)
-            if key in self._pages:
+            page, key = pages[end], (before, own)
+            if self._pages.setdefault(key, page) != page:
                 break
-            before = pages[end]
-            self._pages[key], self._keys[before] = before, key
-            end += 1
+            self._keys[page] = key
+            before, end = page, end + 1
         if end > begin:
             self._unwritten.update(pages[begin:end])
             self._pool.keep(pages[begin:end])

@@ -9,6 +9,8 @@ from operator import attrgetter
 
 from photon_ext.errors import RequestError
 from photon_ext.runtime import FinishReason, Row, RowEvent, StepResult
+from photon_ext.scheduling.adapters import AdapterSlots
+from photon_ext.scheduling.automaton_pool import AutomatonPool
 from photon_ext.scheduling.pager import Grant, Growth, Pager
 from photon_ext.scheduling.sequence import Sequence, SequenceState
 from photon_ext.scheduling.stats import RequestStats
@@ -29,9 +31,19 @@ class Scheduler:
             commit may still speak of them.
     """
 
-    def __init__(self, pager: Pager, max_rows: int, max_len: int) -> None:
-        """`max_len`: tokens of a sequence, prompt and generated."""
+    def __init__(
+        self,
+        pager: Pager,
+        max_rows: int,
+        max_len: int,
+        adapters: AdapterSlots | None = None,
+        automata: AutomatonPool | None = None,
+    ) -> None:
+        """`max_len`: tokens of a sequence, prompt and generated. `adapters`, `automata`: where
+        those of sequences are put; None: no sequence has one.
+        """
         self.pool = pager.pool
+        self.automata = automata or AutomatonPool(0)
         self.max_rows = max_rows
         self.log = TokenLog()
         self.stats = RequestStats()
@@ -40,7 +52,8 @@ class Scheduler:
         self._max_len = max_len
         self._live: dict[object, Sequence] = {}
         self._waiting: list[Sequence] = []
-        self._deferred: dict[Sequence, int] = {}
+        self._adapters = AdapterSlots() if adapters is None else adapters
+        self._deferred: dict[Sequence, int | None] = {}  # a page, or None: a slot
         self._in_rows: dict[Row, Sequence] = {}
 
     @property
@@ -92,6 +105,8 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Registers a sequence and queues it."""
         self._live[sequence.request] = sequence
+        if sequence.adapter is not None:
+            sequence.adapter.users += 1
         self._wait(sequence)
 
     def find(self, request: object) -> Sequence | None:
@@ -104,20 +119,26 @@ class Scheduler:
 
     def defer(self, sequence: Sequence) -> bool:
         """Takes a waiting sequence aside while another row is writing pages that its prompt begins
-        with: it would write them once more. False where nobody does.
+        with, as it would write them once more, or while its adapter is in no slot. False where
+        there is no such reason.
         """
-        page = self._pager.awaited_by(sequence)
-        if page is None:
+        page, adapter = self._pager.awaited_by(sequence), sequence.adapter
+        if page is None and (
+            adapter is None or self._adapters.ready(adapter, sequence.rank, not self._in_rows)
+        ):
             return False
         self._unqueue(sequence)
         self._deferred[sequence] = page
         return True
 
     def recall(self) -> None:
-        """Those whose pages are written wait in their places again."""
-        written = {page for page in {*self._deferred.values()} if self._pager.is_written(page)}
-        if written:
-            for sequence in [one for one, page in self._deferred.items() if page in written]:
+        """Those whose pages are written, or who may find a slot now, wait in their places again."""
+        pages = {page for page in self._deferred.values() if page is not None}
+        over: set[int | None] = {page for page in pages if self._pager.is_written(page)}
+        if self._adapters.news(not self._in_rows):
+            over.add(None)
+        if over:
+            for sequence in [one for one, page in self._deferred.items() if page in over]:
                 del self._deferred[sequence]
                 self._wait(sequence)
 
@@ -125,30 +146,49 @@ class Scheduler:
         """Takes a waiting sequence out of the queue and gives it its pages; `admit` or `cancel`
         follows. None where there are too few, or no row is free.
         """
-        if len(self._in_rows) >= self.max_rows:
+        if len(self._in_rows) >= self.max_rows or not self._hold_automaton(sequence):
             return None
         grant = self._pager.grant(sequence)
         if grant is not None:
             self._unqueue(sequence)
+        else:
+            self._release_automaton(sequence)
         return grant
 
     def admit(self, sequence: Sequence, row: Row, grant: Grant) -> None:
         """The scheduled sequence has got this row."""
         sequence.row = row
         self._in_rows[row] = sequence
+        if sequence.adapter is not None:
+            self._adapters.hold(sequence.adapter)
         self.stats.prompt_tokens += len(row.prompt_ids)
         self.stats.prefix_hit_tokens += grant.cached
         if not sequence.preemptions:
             sequence.request.cached_tokens = grant.cached
+            self.stats.device_constraints += sequence.automaton is not None
+            self.stats.host_constraints += sequence.constraint is not None
 
     def cancel(self, sequence: Sequence, grant: Grant) -> None:
         """The scheduled sequence was not admitted: it has its place in line again."""
         self._pager.cancel(sequence, grant)
+        self._release_automaton(sequence)
         self._wait(sequence)
 
     def grow(self) -> Growth:
         """See Pager.grow."""
         return self._pager.grow()
+
+    def _hold_automaton(self, sequence: Sequence) -> bool:
+        """False where there is no place for it now."""
+        if sequence.automaton is None:
+            return True
+        begin = self.automata.hold(sequence.automaton)
+        sequence.automaton_begin = begin or 0
+        return begin is not None
+
+    def _release_automaton(self, sequence: Sequence) -> None:
+        if sequence.automaton is not None:
+            self.automata.release(sequence.automaton)
 
     def _wait(self, sequence: Sequence) -> None:
         insort(self._waiting, sequence, key=_rank)
@@ -158,8 +198,11 @@ class Scheduler:
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence has ended; its row and pages stay until `release`."""
+        if sequence.adapter is not None:
+            sequence.adapter.users -= 1
         if sequence in self._deferred:
             del self._deferred[sequence]
+            self._adapters.left()
         elif sequence.state is SequenceState.WAITING:
             self._unqueue(sequence)
         self._live.pop(sequence.request, None)
@@ -175,6 +218,9 @@ class Scheduler:
         if not sequence.watched:
             sequence.request.settle()
         self._pager.release(sequence, row)
+        self._release_automaton(sequence)
+        if sequence.adapter is not None:
+            self._adapters.drop(sequence.adapter)
         if not sequence.ended:
             sequence.requeue(self._pager.exact)
             self.stats.preemptions += 1
@@ -197,11 +243,16 @@ class Scheduler:
         for row, found in result.logprobs.items():  # before their tokens, which readers may see
             if not (sequence := self._in_rows[row]).repeats:
                 sequence.request.logprobs.append(found)
+        for row, (position, scores) in result.prompt_logprobs.items():
+            request = self._in_rows[row].request
+            known = request.prompt_logprobs  # after a preemption they come again
+            begin, end = (max(at - position, 0) for at in (len(known), request.prompt_tokens - 1))
+            known += scores[begin:end]
         for chunk in () if result.step is None else result.step.chunks:
             # also of rows that have ended: a step in flight has written all of its chunks
             self._pager.written(self._in_rows[chunk.row], chunk.position + chunk.num_tokens)
         if result.rows and result.rows is not log.rows:
-            log.follow(result.rows, tuple(map(self._in_rows.__getitem__, result.rows)))
+            log.follow(result.rows, self._in_rows.__getitem__)
         for column in log.watched if result.rows else ():
             if column not in result.skipped and column not in result.events:
                 event = RowEvent(result.rows[column], result.tokens[column], None)

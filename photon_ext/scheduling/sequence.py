@@ -15,6 +15,8 @@ from photon_ext.layout import FIRST_EMBED
 from photon_ext.runtime import Admission, FinishReason, Row
 from photon_ext.sampling import Constraint
 from photon_ext.sampling.constraints import is_finished, pack_ids
+from photon_ext.sampling.token_automaton import TokenAutomaton
+from photon_ext.scheduling.adapters import Adapter
 from photon_ext.scheduling.policy import Key
 
 if TYPE_CHECKING:
@@ -50,11 +52,14 @@ class Sequence:
         embeds: [n, hidden], in host memory: those of its prompt, in order. In the prompt's ids each
             has a negative number that says its content, so that pages are shared by content.
         root: what its KV pages depend on besides its tokens (see PrefixCache).
+        adapter: what its rows are run with; None: the model as it is.
         priority: the higher, the sooner, under a policy that looks at it.
         deadline: when it ends at the latest, in seconds of `time.monotonic`; infinite: never.
         arrived: when it came, in seconds of `time.monotonic`.
         arrival: its place among all sequences, in order of arrival; a preemption keeps it.
         key: its place in the policy's order.
+        automaton: a constraint that the device keeps; None: it has none.
+        automaton_begin: where it lies on the device, while a row holds it.
         row: its row, from admission on.
         ended: no token counts any more.
         preemptions: how often it had to leave its row, to go on later.
@@ -68,9 +73,12 @@ class Sequence:
     root: Hashable = None
     priority: int = 0
     deadline: float = math.inf
+    adapter: Adapter | None = None
     arrived: float = field(default_factory=time.monotonic)
     arrival: int = field(default_factory=_count.__next__)
     key: Key = ()
+    automaton: TokenAutomaton | None = None
+    automaton_begin: int = 0
     embeds: torch.Tensor | None = None
     row: Row | None = None
     ended: bool = False
@@ -93,6 +101,21 @@ class Sequence:
         if self.row is not None:
             return SequenceState(self.row.state.value)
         return SequenceState.RELEASED if self.ended else SequenceState.WAITING
+
+    @property
+    def automaton_place(self) -> tuple[int, int]:
+        """Where its automaton begins, and the state behind what is committed of its answer, unless
+        its row makes that again; zeros: it has none.
+        """
+        if self.automaton is None:
+            return 0, 0
+        answer = self.admission.prompt_ids[self.admission.answer_begin :]
+        return self.automaton_begin, self.automaton.state_after(answer)
+
+    @property
+    def lora_slot(self) -> int:
+        """Where its adapter is; 0: it has none."""
+        return 0 if self.adapter is None else self.adapter.slot
 
     def tokens(self) -> tuple[int, ...]:
         """Its prompt and what is committed of its answer, but for the last token of one that ends
@@ -135,8 +158,16 @@ class Sequence:
         bits than the decode steps gave.
         """
         tokens = self.tokens()
+        prompt, asked, _ = self._asked
+        if (
+            asked.prompt_logprobs is not None
+            and len(self.request.prompt_logprobs) >= len(prompt) - 1
+        ):
+            # all are told: it finds its pages in the cache
+            asked = replace(asked, prompt_logprobs=None)
+            self._asked = self.admission = self._asked._replace(params=asked)
         if exact:
-            self._repeated = deque(tokens[len(self._asked.prompt_ids) :])
+            self._repeated = deque(tokens[len(prompt) :])
         else:
             self.admission = self._behind(tokens)
         self.row = None

@@ -14,6 +14,8 @@ class RequestStats:
         refusals: requests that a full queue refused.
         prompt_tokens: prompt tokens of admitted rows, those of preempted requests again.
         prefix_hit_tokens: of them, those found in cached pages.
+        device_constraints, host_constraints: requests that got a row with a constraint, by where
+            it is kept.
         preemptions: requests that left their rows before they had ended.
     """
 
@@ -21,4 +23,6 @@ class RequestStats:
     refusals: int = 0
     prompt_tokens: int = 0
     prefix_hit_tokens: int = 0
+    device_constraints: int = 0
+    host_constraints: int = 0
     preemptions: int = 0

@@ -34,6 +34,8 @@ class StepTimer:
         us = self._since_last(busy) if span is None else None
         if step.batch is None or not result.count:  # a step of dead rows alone ends early
             return
+        if step.key.scored:  # takes longer than others of its tokens
+            return
         repeats = step.batch is self._batch and not step.chunks
         self._repeats = self._repeats + 1 if repeats else 0
         if self._repeats % EVERY:

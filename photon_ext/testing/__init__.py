@@ -15,6 +15,7 @@ poison::
     print(explore(scenario))
 """
 
+from photon_ext.testing.adapters import SimAdapters
 from photon_ext.testing.chooser import Chooser, Eager, Lazy, Random, Scripted
 from photon_ext.testing.device import SimDevice, SimEvent, SimStream
 from photon_ext.testing.driver import Driver, Outcome
@@ -48,6 +49,7 @@ __all__ = [
     "Request",
     "Scenario",
     "Scripted",
+    "SimAdapters",
     "SimDevice",
     "SimError",
     "SimEvent",

@@ -10,18 +10,19 @@ from enum import IntEnum
 
 
 class Actor(IntEnum):
-    """Who can touch memory: the host thread, and the three streams."""
+    """Who can touch memory: the host thread, and the streams."""
 
     HOST = 0
     COMPUTE = 1
     IN_COPY = 2
     OUT_COPY = 3
+    ADAPTERS = 4
 
 
-Clock = tuple[int, int, int, int]
+Clock = tuple[int, int, int, int, int]
 """One count per actor: the accesses of that actor which happened before."""
 
-ZERO: Clock = (0, 0, 0, 0)
+ZERO: Clock = (0, 0, 0, 0, 0)
 
 
 def join(a: Clock, b: Clock) -> Clock:
@@ -31,6 +32,7 @@ def join(a: Clock, b: Clock) -> Clock:
         a[1] if a[1] > b[1] else b[1],
         a[2] if a[2] > b[2] else b[2],
         a[3] if a[3] > b[3] else b[3],
+        a[4] if a[4] > b[4] else b[4],
     )
 
 
@@ -38,4 +40,4 @@ def tick(clock: Clock, actor: Actor) -> Clock:
     """The clock after one more action of ``actor``."""
     words = list(clock)
     words[actor] += 1
-    return (words[0], words[1], words[2], words[3])
+    return (words[0], words[1], words[2], words[3], words[4])

@@ -111,8 +111,8 @@ class SimStream:
 
 
 class SimDevice:
-    """Three streams, one memory, and the host's clock. The device runs only when the chooser lets
-    it.
+    """The streams of a runtime and that of adapters, one memory, and the host's clock. The device
+    runs only when the chooser lets it.
 
     Attributes:
         trace: labels of the latest actions, in the order they ran; the host adds its own.
@@ -124,9 +124,10 @@ class SimDevice:
         self.compute = SimStream(self, Actor.COMPUTE)
         self.in_copy = SimStream(self, Actor.IN_COPY)
         self.out_copy = SimStream(self, Actor.OUT_COPY)
+        self.adapters = SimStream(self, Actor.ADAPTERS)
         self.trace: deque[str] = deque(maxlen=trace_length)
         self.host_waits = 0
-        self._streams = (self.compute, self.in_copy, self.out_copy)
+        self._streams = (self.compute, self.in_copy, self.out_copy, self.adapters)
         self._chooser = chooser
         self._host: Clock = ZERO
 

@@ -130,8 +130,15 @@ class Driver:
                 [self.free_pages.popleft() for _ in range(self._needed(request))]
                 if self._paged
                 else None,
+                automaton=self.automaton_of(request),
             )
             self._live[outcome.row.index, outcome.row.generation] = outcome
+
+    def automaton_of(self, request: Request) -> tuple[int, int]:
+        """Where the automaton of a request that gets a row begins, and its state; here none has
+        one.
+        """
+        return 0, 0
 
     def tick(self) -> None:
         """One turn of the loop."""

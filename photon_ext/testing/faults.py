@@ -20,6 +20,8 @@ class Fault(Enum):
     DELTAS_OFF_STREAM = (
         "row deltas are applied by the in-copy stream, beside the step that reads the rows"
     )
+    AUTOMATON_OFF_STREAM = "an automaton is copied on a stream that no step waits for"
+    STATE_KEPT = "publish_ leaves the states of automata as they are"
 
     LATE_OUT_COPY = "the out-copy is enqueued at the wait, behind the next forward"
     EXTRA_WAIT = "launch waits for its input copy"

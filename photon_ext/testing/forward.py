@@ -9,6 +9,7 @@ import torch
 from photon_ext.layout import Meta, SegmentFlag
 from photon_ext.runtime.ports import RuntimePort
 from photon_ext.runtime.step import StepTensors
+from photon_ext.testing.adapters import SimAdapters
 from photon_ext.testing.errors import SimPoison
 from photon_ext.testing.model import hashed_logits
 from photon_ext.testing.poison import POISON, poison, words_of
@@ -24,6 +25,7 @@ class ToyForward:
         vocab_size: that of the Pipeline.
         num_pages: its pages, numbers that nobody has included; None is enough for every row.
         seed, decode_mark: those of the ToyModel.
+        adapters: those that rows may have.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class ToyForward:
         num_pages: int | None = None,
         seed: int = 0,
         decode_mark: int = 0,
+        adapters: SimAdapters | None = None,
     ) -> None:
         table = runtime.table
         pages = table.rows * table.pages_per_row if num_pages is None else num_pages
@@ -40,6 +43,7 @@ class ToyForward:
         self._vocab_size = vocab_size
         self._seed = seed
         self._decode_mark = decode_mark
+        self._adapters = adapters
         self._logits: dict[int, torch.Tensor] = {}
         if isinstance(runtime, SimRuntime):
             runtime.watch_pages(self._kv)
@@ -56,6 +60,10 @@ class ToyForward:
         if self._decode_mark:
             meta = meta.clone()
             meta[: step.decode_tokens, Meta.TOKEN] += self._decode_mark
+        if step.lora:
+            assert self._adapters is not None
+            meta = meta.clone()
+            meta[:, Meta.TOKEN] += self._adapters.marks(step)
         _toy_forward(step.logits, self._kv, meta, step.segments, step.page_table, self._seed)
 
 

@@ -8,6 +8,7 @@ happened to run.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from operator import gt
 
 from photon_ext.testing.clock import Actor, Clock
 from photon_ext.testing.errors import SimRace
@@ -23,8 +24,8 @@ class _Cell:
         self.writer = Actor.HOST
         self.write = 0
         self.written_by = ""
-        self.reads = [0, 0, 0, 0]
-        self.labels = ["", "", "", ""]
+        self.reads = [0] * len(Actor)
+        self.labels = [""] * len(Actor)
 
 
 class Memory:
@@ -57,11 +58,11 @@ class Memory:
         if cell.write > clock[cell.writer]:
             self._race(name, label, "writes", cell.written_by, "writes")
         reads = cell.reads
-        if reads[0] > clock[0] or reads[1] > clock[1] or reads[2] > clock[2] or reads[3] > clock[3]:
+        if any(map(gt, reads, clock)):
             reader = next(reader for reader in Actor if reads[reader] > clock[reader])
             self._race(name, label, "writes", cell.labels[reader], "reads")
         cell.writer, cell.write, cell.written_by = actor, clock[actor], label
-        cell.reads = [0, 0, 0, 0]
+        cell.reads = [0] * len(reads)
 
     def last_write(self, name: Range) -> int:
         """Epoch of the last write to ``name`` within its writer's clock; 0 if there was none."""

@@ -56,12 +56,16 @@ class ToyModel:
         seed: another seed is another model.
         decode_mark: added to what decode steps keep of a token, so that keys and values that
             chunks and decode steps compute differ, as they do on a GPU.
+        adapter: added to every token that is kept: the model with that adapter.
     """
 
-    def __init__(self, vocab_size: int = 32, seed: int = 0, decode_mark: int = 0) -> None:
+    def __init__(
+        self, vocab_size: int = 32, seed: int = 0, decode_mark: int = 0, adapter: int = 0
+    ) -> None:
         self.vocab_size = vocab_size
         self.seed = seed
         self.decode_mark = decode_mark
+        self.adapter = adapter
 
     def logits(self, tokens: Sequence[int]) -> list[float]:
         """Next-token logits in [0, 16), exact in float32, after ``tokens``."""
@@ -69,7 +73,7 @@ class ToyModel:
 
     def generate(self, request: Request) -> tuple[int, ...]:
         """The tokens that a correct engine returns for ``request``, whatever rides beside it."""
-        context = list(request.prompt_ids)
+        context = [token + self.adapter for token in request.prompt_ids]
         tokens: list[int] = []
         sampler = _Sampler(request, self.vocab_size)
         while len(tokens) < request.params.max_new_tokens:
@@ -82,7 +86,7 @@ class ToyModel:
             if token < 0:
                 break
             tokens.append(token)
-            context.append(token + self.decode_mark)
+            context.append(token + self.decode_mark + self.adapter)
             sampler.count(token)
             if token in request.params.stop_token_ids:
                 break

@@ -17,6 +17,7 @@ from photon_ext.testing.chooser import Chooser, Lazy
 from photon_ext.testing.decode_slot import PinnedWords, SimDecodeSlot, SimGraphs
 from photon_ext.testing.device import SimDevice
 from photon_ext.testing.faults import Fault
+from photon_ext.testing.memory import Access
 from photon_ext.testing.row_table import SimRowTable
 from photon_ext.testing.slot import SimSlot
 from photon_ext.testing.state import SlotState
@@ -37,7 +38,7 @@ class SimRuntime:
         depth: steps in flight: 1 or 2.
         page_size: tokens per KV page; None is one page per row.
         max_stop_ids: stop ids a row can have.
-        max_biases, penalty_vocab: see Runtime.
+        max_biases, penalty_vocab, automaton_words: see Runtime.
         chooser: decides how far the device gets between the host's calls; None: no further than it
             must.
         fault: a bug to plant.
@@ -65,6 +66,7 @@ class SimRuntime:
         *,
         max_biases: int = 0,
         penalty_vocab: int = 0,
+        automaton_words: int = 0,
         chooser: Chooser | None = None,
         fault: Fault | None = None,
         check_races: bool = True,
@@ -89,7 +91,21 @@ class SimRuntime:
         )
         self.state = table.state
         self.table: RowTable = table
+        self.automaton_words = automaton_words
         self._fault = fault
+
+    def write_automaton(self, offset: int, words: torch.Tensor) -> None:
+        """See RuntimePort.write_automaton."""
+        words = words.clone()
+
+        def copy(access: Access) -> None:
+            self.state.write_automaton(offset, words, access)
+
+        streams = self.device
+        unordered = self._fault is Fault.AUTOMATON_OFF_STREAM
+        (streams.out_copy if unordered else streams.in_copy).enqueue(
+            f"copy automaton {offset}", copy
+        )
 
     def watch_pages(self, memory: torch.Tensor) -> None:
         """Watches a forward's KV memory: what nobody has written since the release of its page is
@@ -112,7 +128,7 @@ class SimRuntime:
         rows, segments = spec.keys.max_rows, spec.keys.max_segments
         inputs = InputLayout(segments, rows + spec.chunk, self.table.delta_capacity)
         masks = MaskLayout(segments, spec.vocab_size)
-        self.state.open(inputs.max_step_tokens, segments)
+        self.state.open(inputs.max_step_tokens, segments, self.automaton_words)
         natives: list[SimDecodeSlot] = []
         graphs = SimGraphs(frozenset(spec.keys.all() if spec.graph else ()), natives)
         return [

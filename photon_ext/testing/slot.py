@@ -61,6 +61,7 @@ class SimSlot(Slot):
         deltas: Sequence[int],
         finish: bool,
         logprobs: bool = False,
+        targets: Sequence[int] = (),
     ) -> int:
         """See SlotPort.launch."""
         self._device.host_point()
@@ -72,7 +73,7 @@ class SimSlot(Slot):
         if self._fault is Fault.STAGED_REUSED and segments == self._segments:
             staged = ()
         self._latest = segments
-        sent = super().launch(key, segments, staged, deltas, finish, logprobs)
+        sent = super().launch(key, segments, staged, deltas, finish, logprobs, targets)
         if quiet:
             self._stats.check_quiet(sent, self._index)
         return sent

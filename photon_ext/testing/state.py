@@ -9,14 +9,22 @@ from array import array
 import torch
 
 from photon_ext.errors import ConfigError
-from photon_ext.layout import NO_PAGE, ROW_COLUMNS, InputLayout, MaskLayout, RowColumn
+from photon_ext.layout import (
+    NO_PAGE,
+    ROW_COLUMNS,
+    AutomatonWord,
+    InputLayout,
+    MaskLayout,
+    RowColumn,
+)
 from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.step_program import SharedMemory, SlotMemory, Tables
 from photon_ext.testing.errors import SimPoison
-from photon_ext.testing.memory import Range
+from photon_ext.testing.memory import Access, Range
 from photon_ext.testing.poison import POISON, clean, poison, words_of
 
 CPU = torch.device("cpu")
+BLOCK = 64  # words of automata that count as one range of memory
 
 
 class SlotState:
@@ -72,12 +80,42 @@ class DeviceState:
         self._watched: list[torch.Tensor] = []
         self._watched_storages: set[int] = set()
 
-    def open(self, num_tokens: int, segments: int) -> None:
+    def open(self, num_tokens: int, segments: int, automaton_words: int = 0) -> None:
         """Makes the memory that all steps share, for steps of at most so many."""
-        self.shared = SharedMemory.zeros(num_tokens, segments, CPU)
+        self.shared = SharedMemory.zeros(num_tokens, segments, CPU, automaton_words)
         self._meta = words_of(self.shared.decode_meta)
+        poison(self.shared.automata)
         for name, tensor in self.shared._asdict().items():
-            self.names[_storage(tensor)] = (name,)
+            if tensor is not self.shared.automata:  # it counts by the block
+                self.names[_storage(tensor)] = (name,)
+
+    # --- automata ---------------------------------------------------------------------------------
+
+    def write_automaton(self, offset: int, words: torch.Tensor, access: Access) -> None:
+        """Words of an automaton arrive."""
+        assert self.shared is not None
+        self.shared.automata[offset : offset + len(words)] = words
+        for block in _blocks(offset, len(words)):
+            access.write("automata", block)
+
+    def read_automaton(self, row: int, access: Access) -> None:
+        """A step reads the automaton of a row, if it has one. Raises SimPoison: it names none."""
+        offset = self._row_state[row * ROW_COLUMNS + RowColumn.AUTOMATON]
+        if offset == 0:
+            return
+        assert self.shared is not None
+        size = int(self.shared.automata[offset + AutomatonWord.SIZE])
+        clean(size, f"the automaton of row {row}")
+        for block in (*_blocks(0, 1), *_blocks(offset, size)):
+            access.read("automata", block)
+
+    def put_back_state(self, row: int, state: int) -> None:
+        """The state of a row's automaton is as it was, for a fault."""
+        self._row_state[row * ROW_COLUMNS + RowColumn.AUTOMATON_STATE] = state
+
+    def automaton_state(self, row: int) -> int:
+        """The state of a row's automaton."""
+        return self._row_state[row * ROW_COLUMNS + RowColumn.AUTOMATON_STATE]
 
     # --- rows -------------------------------------------------------------------------------------
 
@@ -85,6 +123,10 @@ class DeviceState:
         """Whether ``row`` takes part in steps. Raises SimPoison where no lease holds it."""
         clean(self._row_state[row * ROW_COLUMNS + RowColumn.GENERATION], f"row {row}")
         return self._row_state[row * ROW_COLUMNS + RowColumn.ALIVE] != 0
+
+    def slot_of(self, row: int) -> int:
+        """Which adapter slot a row has; 0: none."""
+        return self._row_state[row * ROW_COLUMNS + RowColumn.LORA_SLOT]
 
     def poison_row(self, row: int) -> None:
         """The row's lease is over."""
@@ -146,6 +188,11 @@ class DeviceState:
         if page == NO_PAGE:
             raise SimPoison(f"row {row} has no page at position {position}")
         return page
+
+
+def _blocks(offset: int, words: int) -> range:
+    """The blocks of BLOCK words that these are in."""
+    return range(offset // BLOCK, -(-(offset + words) // BLOCK))
 
 
 def _storage(tensor: torch.Tensor) -> int:

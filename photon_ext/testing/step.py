@@ -4,7 +4,7 @@ access declared and poison looked for where a device would read it in silence.
 Ranges: those of Tables ("row_state", "page_table", ...), "decode_meta", "counts", "sampled",
 "row_errors" and "logits" are shared by all steps; ("input", s), ("mask", s), ("records", s) are
 slot s's; ("page", p) is a KV page; ("lease", r) is the right to use row r, which its release takes
-away.
+away; ("adapter", s) is adapter slot s.
 """
 
 from __future__ import annotations
@@ -85,8 +85,15 @@ class SimStep:
             )
         assert self._step is not None
         self._use_leases(key.segments, access)
+        rows = [s.row for s in self._segments(key.segments) if self._device.alive(s.row)]
+        for row in rows:
+            self._device.read_automaton(row, access)
+        states = [self._device.automaton_state(row) for row in rows]
         with self._footprint.of(access):
             self._program.sample(self._step, masked=key.split)
+        if self._fault is Fault.STATE_KEPT:
+            for row, state in zip(rows, states, strict=True):
+                self._device.put_back_state(row, state)
 
     def apply_deltas(self, access: Access) -> None:
         """Applies the slot's deltas outside any step, as Fault.DELTAS_OFF_STREAM has it."""
@@ -123,10 +130,14 @@ class SimStep:
                 yield _Segment(*words[at : at + SEGMENT_COLUMNS])
 
     def _use_leases(self, count: int, access: Access) -> None:
-        """Live rows are used: a release that is not ordered after this is a race."""
+        """Live rows are used, and their adapters read: a release, or a copy into a slot, that is
+        not ordered after this is a race.
+        """
         for segment in self._segments(count):
             if self._device.alive(segment.row):
                 access.write("lease", segment.row)
+                if slot := self._device.slot_of(segment.row):
+                    access.read("adapter", slot)
 
     def _staged_places(self, segment: _Segment) -> slice:
         start = self._inputs.staged_offset + segment.first

@@ -31,6 +31,7 @@ class StubDevice:
     """
 
     captures_prefill = True
+    automaton_words = 0
 
     def __init__(self, max_rows: int, max_len: int = 4096, depth: int = 2, page_size: int = 16):
         size = check_capacity(max_rows, max_len, depth, page_size, 16)
@@ -40,6 +41,8 @@ class StubDevice:
         self._segments, self._records = array("i"), memoryview(array("i"))
         self._sampled: list[int] = []  # where the rows of the latest segments count what remains
         self._again, self._quiet = 0, 0  # steps that had these records, and that may still have
+
+    def write_automaton(self, offset: int, words: object) -> None: ...
 
     def open_slots(self, spec: StepSpec) -> Sequence[StubSlot]:
         return [StubSlot(self) for _ in range(self.depth)]

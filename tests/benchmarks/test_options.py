@@ -16,7 +16,8 @@ from benchmarks.common.environment import REPOSITORY
 from benchmarks.common.options import output_file
 
 BENCHMARKS = [
-    *("activity", "adopt", "bubble", "cpu", "decode", "floor", "kernels", "peers", "traffic")
+    *("activity", "adopt", "bubble", "constraints", "cpu", "decode", "floor", "kernels", "peers"),
+    "traffic",
 ]
 
 
@@ -54,6 +55,8 @@ def refusal(benchmark: str, given: list[str], capsys: pytest.CaptureFixture[str]
         "adopt --loop stock,jax -> --loop has ['jax']",
         "adopt --tokens 31 -> --tokens is 31; use at least 32",
         "host --modes idle -> there is no mode 'idle'; there are quiet, handover, text",
+        "constraints --modes plain,x -> --modes x: unknown; known are plain, grammar, alone, one",
+        "constraints --steps 20 -> --steps is 20; give 32 at least",
         "floor --gib 1e-9 -> --gib 1e-09: 1 bytes are no buffer to sweep",
         "floor --gib 100000 --device cpu -> --gib 100000: 100000 GiB to sweep do not fit into the ",
         "traffic --loads short,nope -> --loads nope: unknown; known are short, chat, long",

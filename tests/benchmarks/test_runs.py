@@ -4,6 +4,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from statistics import median
@@ -13,12 +14,16 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from benchmarks import activity, cpu, decode, floor
+from benchmarks import activity, constraints, cpu, decode, floor, schemas
 from benchmarks.common.models import SHAPES, TINY, open_model
 from benchmarks.common.result import BenchmarkError
 from benchmarks.common.session import Session, random_prompts
 from benchmarks.engines.process import run_module
+from photon_ext.engine.grammar_compiler import GrammarCompiler
+from photon_ext.engine.output import Output
+from photon_ext.models.loader import LoadedModel
 from photon_ext.models.weights import empty_weights
+from tests.engine.byte_tokenizer import byte_tokenizer
 
 DEVICE = torch.device("cpu")
 
@@ -219,3 +224,53 @@ def test_activity_counts_a_steady_step_on_a_gpu(tmp_path: Path) -> None:
     assert run_module("benchmarks.activity", [*sizes, "--json", str(path)], 300) is None
     entries = json.loads(path.read_text())["entries"]
     assert [entry["passed"] for entry in entries if entry["what"] == "counts"] == [True, True]
+
+
+def test_constraints_in_turns_with_plain_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("llguidance")
+    (tmp_path / "tokenizer.json").write_text(byte_tokenizer().to_json())
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "!"}')
+    path = tmp_path / "constraints.json"
+    given = "--model tiny --device cpu --rows 1 --steps 40 --rounds 1 --callable-us 200 --json"
+    assert constraints.main([*given.split(), str(path), "--tokenizer", str(tmp_path)]) == 0
+    (entry,) = json.loads(path.read_text())["entries"]
+    modes = entry["modes"]
+    assert tuple(modes) == constraints.MODES
+    assert modes["plain"]["ratio"] == 1
+    assert modes["callable"]["work_ms"] > 0.2
+    assert modes["callable"]["ms"] > modes["callable"]["work_ms"] / 2
+    assert "callable" in capsys.readouterr().out
+
+
+def test_schemas_are_judged_one_by_one(
+    smollm2: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("llguidance")
+    given, path = tmp_path / "schemas.jsonl", tmp_path / "result.json"
+    forms = ({"enum": ["a", "b"]}, {"not": {}}, {"type": "array", "minItems": 50})
+    lines = [json.dumps({"name": f"s{i}", "schema": form}) for i, form in enumerate(forms)]
+    given.write_text("\n".join(lines))
+    monkeypatch.setattr(schemas, "load_model", lambda _: smollm2)
+    sizes = ["--rows", "5", "--cap", "6", "--json", str(path)]
+    assert schemas.main([str(given), *sizes]) == 0
+    result = json.loads(path.read_text())
+    assert result["served"] == 2
+    assert result["refused"] == {'Unimplemented keys: ["not"]': 1}
+    for entry in result["entries"]:
+        counts = entry["counts"]
+        assert (counts["ended and valid"], counts["cut, a beginning"]) == (1, 1)
+        assert counts["plain rows"] == counts["plain rows with their tokens"] == 3
+    invalid = Output('"c"', (), "stop", "constraint", None, 1, 0, None, None)
+    assert judged(smollm2, forms[0], invalid) == "invalid"
+    beyond = replace(invalid, token_ids=(5,), finish_reason="length")
+    assert judged(smollm2, forms[0], beyond) == "no beginning"
+
+
+def judged(smollm2: LoadedModel, schema: dict[str, Any], output: Output) -> str:
+    bench = schemas.Bench.__new__(schemas.Bench)
+    config, tokenizer = smollm2.config, smollm2.tokenizer
+    bench._compiler = GrammarCompiler(tokenizer, config.vocab, config.eos_ids)
+    bench._words, bench.fill_us = memoryview(bytearray(config.vocab // 8)).cast("i"), []
+    return bench._judged(schema, output)

@@ -13,6 +13,7 @@ import torch
 import photon_ext
 from photon_ext.models.loader import LoadedModel
 from tests.cli.command import run
+from tests.models.adapters import adapter_tensors, saved_adapter
 from tests.models.tiny import saved_tiny_model
 
 KEYS = {
@@ -338,3 +339,21 @@ def test_a_form_that_cannot_be_is_one_line(
     assert (code, out) == (2, "")
     assert told in err
     assert err.count("\n") == 1
+
+
+def test_an_adapter_changes_the_answer_and_a_bad_one_is_told(
+    capsys: pytest.CaptureFixture[str], model: str, tmp_path: Path
+) -> None:
+    common = ("--model", model, "--device", "cpu", "--max-new-tokens", "7", "--json")
+    _, plain, _ = run(capsys, "generate", "w5 w6 w7", *common)
+    from transformers import AutoModelForCausalLM
+
+    tensors = adapter_tensors(AutoModelForCausalLM.from_pretrained(model), 4, seed=1)
+    folder = str(saved_adapter(tmp_path / "adapter", tensors, 4))
+    code, out, err = run(capsys, "generate", "w5 w6 w7", *common, "--lora", folder)
+    assert (code, err) == (0, "")
+    assert json.loads(out)["token_ids"] != json.loads(plain)["token_ids"]
+    wrong = (*common, "--lora", folder, "--lora-rank", "3")
+    code, out, err = run(capsys, "generate", "w5", *wrong)
+    assert (code, out) == (2, "")
+    assert "r is 4, and the engine's slots hold ranks up to 3" in err

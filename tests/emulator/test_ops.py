@@ -26,6 +26,7 @@ FAMILIES = (
     "embedding",
     "fused_linear",
     "linear",
+    "lora",
     "mixed_attention",
     "mlp",
     "norm",

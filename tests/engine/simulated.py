@@ -7,13 +7,14 @@ from typing import Any
 
 from photon_ext.engine import Engine
 from photon_ext.runtime.ports import StepSpec
-from photon_ext.testing import Eager, Request, SimRuntime, ToyForward, ToyModel
+from photon_ext.testing import Chooser, Eager, Request, SimRuntime, ToyForward, ToyModel
 from photon_ext.testing.slot import SimSlot
 from tests.engine.byte_tokenizer import VOCAB
 
 
 class WatchedDevice(SimRuntime):
-    """A simulated device that is always done with what was enqueued.
+    """A simulated device that is always done with what was enqueued, unless a chooser has it
+    otherwise.
 
     Attributes:
         on_step: called at every launch, and may raise, to crash the engine's loop.
@@ -21,14 +22,19 @@ class WatchedDevice(SimRuntime):
     """
 
     def __init__(
-        self, max_rows: int = 4, max_len: int = 64, depth: int = 2, page_size: int = 4
+        self,
+        max_rows: int = 4,
+        max_len: int = 64,
+        depth: int = 2,
+        page_size: int = 4,
+        chooser: Chooser | None = None,
     ) -> None:
         super().__init__(
             max_rows,
             max_len,
             depth,
             page_size,
-            chooser=Eager(),
+            chooser=chooser or Eager(),
             keeps_pages=True,
             max_biases=4,
             penalty_vocab=VOCAB,

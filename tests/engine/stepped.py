@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from photon_ext.engine import Engine
@@ -11,7 +12,7 @@ from photon_ext.layout import NO_PAGE
 from photon_ext.runtime import Pipeline
 from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling import Scheduler
-from photon_ext.testing import ToyForward, ToyModel
+from photon_ext.testing import Chooser, SimAdapters, ToyForward, ToyModel
 from photon_ext.testing.poison import POISON
 from tests.engine.byte_tokenizer import VOCAB
 from tests.engine.simulated import WatchedDevice
@@ -20,6 +21,19 @@ PAGE, MAX_LEN, ROWS = 4, 64, 4
 TOY = ToyModel(VOCAB)
 # its decode steps keep other keys and values than its chunks, as on a GPU
 MARKED = ToyModel(VOCAB, decode_mark=1 << 20)
+
+
+ADAPTERS = ("1", "2", "3")
+
+
+def adapter_value(name: str | None) -> int:
+    """What an adapter adds to the toy model's tokens."""
+    return 0 if name is None else int(name) << 24
+
+
+def adapted(model: ToyModel, name: str | None) -> ToyModel:
+    """The model with an adapter."""
+    return ToyModel(model.vocab_size, model.seed, model.decode_mark, adapter_value(name))
 
 
 class Stepped:
@@ -32,14 +46,28 @@ class Stepped:
         rows: int = ROWS,
         max_len: int = MAX_LEN,
         model: ToyModel = TOY,
+        slots: int = 0,
+        chooser: Chooser | None = None,
         **options: Any,
     ) -> None:
-        device = WatchedDevice(rows, max_len, depth, PAGE)
+        """`slots`: of adapters, which are loaded as "1", "2", "3"; see `adapted`."""
+        device = WatchedDevice(rows, max_len, depth, PAGE, chooser)
         self.device = device
-        self.forward = ToyForward(device, VOCAB, num_pages, decode_mark=model.decode_mark)
-        self.engine = Engine(
-            device, self.forward, vocab_size=VOCAB, num_pages=num_pages, chunk=8, **options
+        adapters = SimAdapters(device.device, slots) if slots else None
+        self.forward = ToyForward(
+            device, VOCAB, num_pages, decode_mark=model.decode_mark, adapters=adapters
         )
+        self.engine = Engine(
+            device,
+            self.forward,
+            vocab_size=VOCAB,
+            num_pages=num_pages,
+            chunk=8,
+            adapters=adapters,
+            **options,
+        )
+        for name in ADAPTERS if slots else ():
+            self.engine.load_lora(name, Path(str(adapter_value(name))))
         self.loop = self.engine._loop
         self.scheduler: Scheduler = self.engine._scheduler
         self.pipeline: Pipeline = self.engine._pipeline
@@ -77,6 +105,17 @@ class Stepped:
             assert {*behind.tolist()} <= {NO_PAGE, POISON}, f"{row} has more pages"
         cache = pager._cache
         for page, (before, tokens) in cache._keys.items():
-            assert before is None or before in cache._keys, "a page whose beginning has left"
+            is_root = not isinstance(before, int)
+            assert is_root or before in cache._keys, "a page whose beginning has left"
             if cache.is_written(page):
-                assert tuple(self.forward._kv[page].tolist()) == tokens, f"page {page}"
+                value = self._value_of(page)
+                kept = tuple(token - value for token in self.forward._kv[page].tolist())
+                assert kept == tokens, f"page {page}"
+
+    def _value_of(self, page: object) -> int:
+        """The adapter of a cached page: what its tokens have more than they are."""
+        keys = self.scheduler._pager._cache._keys
+        while isinstance(page, int):
+            page = keys[page][0]
+        adapters = self.engine._adapters._adapters.values()
+        return next((one.weights for one in adapters if page == (None, one.key)), 0)

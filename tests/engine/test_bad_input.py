@@ -376,7 +376,6 @@ def test_a_way_to_prefill_is_refused_though_it_compares_as_an_array() -> None:
     ("name", "message"),
     [
         ("max_new_tokens", r"one of SamplingParams: give params=SamplingParams\(max_new_tokens="),
-        ("n", "it is a keyword of Engine.generate: give it there"),
         ("priorities", "there are priority, timeout_s, deadline, cache_salt"),
     ],
 )
@@ -385,3 +384,8 @@ def test_an_option_that_a_request_has_not_is_refused_with_a_hint(
 ) -> None:
     with pytest.raises(ConfigError, match=f"a request has no option '{name}'; .*{message}"):
         engine.submit(PROMPT, **{name: 5})  # type: ignore[arg-type]
+
+
+def test_chat_refuses_several_answers_with_a_hint(engine: Engine, bystander: Request) -> None:
+    with pytest.raises(ConfigError, match=r"it is a keyword of Engine\.generate and submit"):
+        engine.chat([{"role": "user", "content": "hello"}], n=2)  # type: ignore[call-arg]

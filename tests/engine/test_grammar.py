@@ -1,11 +1,13 @@
-"""Answers with a form, as users see them: SmolLM2 on the CPU."""
+"""Answers with a form, as users see them: SmolLM2 on the CPU. Where the device can keep the form,
+the same holds as where the host does.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jsonschema
@@ -17,7 +19,8 @@ from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.engine.output import Output
 from photon_ext.errors import RequestError
 from photon_ext.models.loader import LoadedModel
-from photon_ext.sampling import SamplingParams
+from photon_ext.sampling import SamplingParams, from_allowed_ids, mask_threads
+from photon_ext.sampling.mask_threads import MaskThreads
 
 CITY = {"type": "string", "maxLength": 12}
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -73,9 +76,9 @@ def an_engine(smollm2: LoadedModel, **options: Any) -> Engine:
     )
 
 
-@pytest.fixture(scope="module")
-def engine(smollm2: LoadedModel) -> Iterator[Engine]:
-    with an_engine(smollm2) as made:
+@pytest.fixture(scope="module", params=[16, 0], ids=["device", "host"])
+def engine(smollm2: LoadedModel, request: pytest.FixtureRequest) -> Iterator[Engine]:
+    with an_engine(smollm2, automata_mib=request.param) as made:
         yield made
 
 
@@ -172,6 +175,38 @@ def test_params_serve_many_requests_and_the_same_seed_gives_the_same(engine: Eng
     jsonschema.validate(json.loads(outputs[0].text), SCHEMAS["list"])
 
 
+def test_rows_whose_masks_are_filled_together_keep_their_answers(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row has a grammar that others have, too, one a constraint of its own, one none. Those
+    with whitespace are the host's everywhere.
+    """
+    forms = [SCHEMAS[name] for name in ("call", "list", "either", "call")]
+    params = [
+        *(
+            SamplingParams(16, 1.0, seed=i, json_schema=form, whitespace=True)
+            for i, form in enumerate(forms)
+        ),
+        SamplingParams(16, 1.0, seed=7, constraint=from_allowed_ids(range(300, 400))),
+        SamplingParams(16, 1.0, seed=8),
+    ]
+    alone = [engine.generate([QUESTIONS[0]], own)[0] for own in params]
+    filled: list[int] = []
+    fill = MaskThreads.fill
+
+    def counted(self: MaskThreads, constraints: Iterable[Any]) -> None:
+        asked = list(constraints)
+        fill(self, asked)
+        filled.append(sum(getattr(one, "filled", None) is not None for one in asked))
+
+    monkeypatch.setattr(MaskThreads, "fill", counted)
+    monkeypatch.setattr(mask_threads, "LEAST_TOGETHER", 4)
+    monkeypatch.setattr(engine._loop._masks, "enabled", True)
+    together = engine.generate([QUESTIONS[0]] * 6, params)
+    assert max(filled) == (0 if together[0].constraint_on == "device" else 4)
+    assert [output.token_ids for output in together] == [output.token_ids for output in alone]
+
+
 def test_a_stop_string_and_a_cap_cut_the_answer(engine: Engine) -> None:
     asked = {"json_schema": SCHEMAS["call"]}
     prompt = QUESTIONS[0]
@@ -236,3 +271,32 @@ def test_threads_submit_at_once(engine: Engine) -> None:
         thread.join()
     assert len(answers) == 8
     assert all(text in (f"number {i}", f"letter {i}") for i, text in answers.items())
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ({"json_schema": {"const": "<|im_end|>"}}, '"<|im_end|>"'),
+        ({"json_schema": {"enum": ["a<|im_start|>b"]}}, '"a<|im_start|>b"'),
+        ({"choice": ["<|im_end|>"]}, "<|im_end|>"),
+        ({"regex": r"<\|endoftext\|>x"}, "<|endoftext|>x"),
+        ({"grammar": 'start: "a<|im_end|>" /<[|]im_start[|]>/'}, "a<|im_end|><|im_start|>"),
+        ({"grammar": 'root ::= "a<|im_end|>b"'}, "a<|im_end|>b"),
+    ],
+)
+def test_text_that_spells_a_special_token_is_text(
+    engine: Engine, form: dict[str, Any], text: str
+) -> None:
+    """It became that token where it was the only text to follow, and an end token ended it."""
+    (output,) = engine.generate(["Go on."], SamplingParams(30, **form))
+    assert (output.text, output.finish_reason, output.error) == (text, "stop", None)
+
+
+def test_a_grammar_may_name_special_tokens(engine: Engine, smollm2: LoadedModel) -> None:
+    assert smollm2.tokenizer is not None
+    token = smollm2.tokenizer.token_id("<|im_start|>")
+    form = 'start: "a" <|im_start|> "b"  // <|im_end|>'
+    (output,) = engine.generate(["Go on."], SamplingParams(9, grammar=form))
+    assert (output.text, output.token_ids[1]) == ("ab", token)
+    with pytest.raises(RequestError, match=r'unknown special token: "<\|no\|>"; change what is na'):
+        engine.submit("Go on.", SamplingParams(grammar='start: "a" <|no|>'))

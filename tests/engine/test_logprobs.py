@@ -44,6 +44,30 @@ def test_they_are_those_of_transformers(depth: int, graph: bool, tmp_path: Path)
     assert events[-1].logprobs is None
 
 
+def test_processed_ones_are_at_the_temperature_and_with_biases(tmp_path: Path) -> None:
+    model, prompt = saved_tiny_model("qwen3-6-3-24", tmp_path), prompt_of(9, VOCAB)
+    params = SamplingParams(
+        10,
+        temperature=0.7,
+        seed=3,
+        logit_bias={5: 2.5},
+        logprobs=3,
+        logprobs_mode="processed",
+        ignore_eos=True,
+    )
+    with tiny_engine(tmp_path, 2) as engine:
+        output = engine.generate([prompt], params)[0]
+    tokens = torch.tensor([[*prompt, *output.token_ids]])
+    with torch.no_grad():
+        logits = model(tokens).logits[0, len(prompt) - 1 : -1].float()
+    logits[:, 5] += 2.5
+    for found, row, token in zip(
+        output.logprobs, (logits / 0.7).log_softmax(1), output.token_ids, strict=True
+    ):
+        assert found.sampled == pytest.approx(float(row[token]), abs=1e-4)
+        assert [id_ for id_, _ in found.top] == row.topk(3).indices.tolist()
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_each_token_has_its_own_however_the_request_ends(depth: int) -> None:
     with engine_on(WatchedDevice(), tokenizer=byte_tokenizer()) as engine:

@@ -23,7 +23,7 @@ from photon_ext.testing import ToyModel
 from tests.conftest import EXAMPLES
 from tests.engine.byte_tokenizer import VOCAB
 from tests.engine.simulated import expected_tokens
-from tests.engine.stepped import MARKED, PAGE, TOY, Stepped
+from tests.engine.stepped import ADAPTERS, MARKED, PAGE, TOY, Stepped, adapted
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
 MODELS = pytest.mark.parametrize("model", [TOY, MARKED], ids=["usual", "exact"])
@@ -34,7 +34,7 @@ class PagingMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: list[tuple[Request, ToyRequest]] = []
+        self.asked: list[tuple[Request, ToyRequest, str | None]] = []
         self.cancelled: set[Request] = set()
 
     @initialize(
@@ -46,7 +46,7 @@ class PagingMachine(RuleBasedStateMachine):
     def begin(self, depth: int, num_pages: int, cached: bool, model: ToyModel) -> None:
         self.model = model
         self.stepped = Stepped(
-            depth, num_pages, model=model, prefix_cache=cached, exact=model is MARKED
+            depth, num_pages, model=model, slots=2, prefix_cache=cached, exact=model is MARKED
         )
 
     @rule(
@@ -54,13 +54,16 @@ class PagingMachine(RuleBasedStateMachine):
         own=st.lists(st.integers(0, 3), min_size=1, max_size=3),
         cap=st.integers(1, 40),
         temperature=st.sampled_from([0.0, 1.0]),
+        lora=st.sampled_from([None, None, *ADAPTERS]),
     )
-    def submit(self, prefix: int, own: list[int], cap: int, temperature: float) -> None:
+    def submit(
+        self, prefix: int, own: list[int], cap: int, temperature: float, lora: str | None
+    ) -> None:
         prompt = [*range(10, 10 + prefix), *own]
         params = SamplingParams(cap, temperature, seed=cap)
-        request = self.stepped.submit(prompt, params)
+        request = self.stepped.submit(prompt, params, lora=lora)
         expected = ToyRequest(prompt, cap, temperature=temperature, seed=cap)
-        self.asked.append((request, expected))
+        self.asked.append((request, expected, lora))
 
     @rule(turns=st.integers(1, 6))
     def turn(self, turns: int) -> None:
@@ -70,7 +73,7 @@ class PagingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.asked)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        request, _ = data.draw(st.sampled_from(self.asked))
+        request, *_ = data.draw(st.sampled_from(self.asked))
         request.cancel()
         self.cancelled.add(request)
 
@@ -83,14 +86,16 @@ class PagingMachine(RuleBasedStateMachine):
         if not hasattr(self, "stepped"):
             return
         self.stepped.run()
-        for request, expected in self.asked:
-            output, tokens = request.result(0), self.model.generate(expected)
+        for request, expected, lora in self.asked:
+            output, tokens = request.result(0), adapted(self.model, lora).generate(expected)
             if request in self.cancelled and output.finish_reason == "cancelled":
                 assert output.token_ids == tokens[: len(output.token_ids)]
             else:
                 assert (output.token_ids, output.finish_reason) == (tokens, "length")
         self.stepped.check()
         assert self.stepped.scheduler.pool.held == 0
+        adapters = self.stepped.engine._adapters._adapters.values()
+        assert [(one.users, one.rows) for one in adapters] == [(0, 0)] * len(ADAPTERS)
         self.stepped.engine.close()
 
 

@@ -83,7 +83,7 @@ def test_an_error_names_what_forbade_the_last_token(banned: dict[str, object]) -
     [
         (
             {"bad_words": ("ab",)},
-            "bad_words holds 'ab', which is 2 tokens; give texts of one token",
+            "bad_words holds 'ab', which is 2 tokens; the device, .*: give texts of one token",
         ),
         ({"logit_bias": {256: 1.0}}, "logit_bias holds 256; token ids of this model are 0 to 255"),
         (

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from photon_ext.checks import Limits
+from photon_ext.engine.adapters import AdapterRegistry
 from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.engine.input import InputProcessor
 from photon_ext.engine.request_options import RequestOptions
@@ -25,7 +26,9 @@ class Letters:
     def encode(self, text: str) -> list[int]:
         return list(map(ord, text))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> list[int]:
         return self.encode(
             "".join(f"[{message['role']}]{message['content']}" for message in messages)
         )
@@ -41,6 +44,7 @@ def encoded(prompt: Any) -> tuple[int, ...]:
         RequestQueue(),
         FirstCome(),
         GrammarCompiler(None, 200, ()),
+        AdapterRegistry(None),
     )
     return processor.make(prompt, None, False, RequestOptions()).admission.prompt_ids
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from photon_ext.errors import ConfigError, RequestError
+from photon_ext.errors import ConfigError, QueueFull, RequestError
+from photon_ext.models.tokenizer import Tokenizer
 from photon_ext.sampling import SamplingParams, from_allowed_ids
+from tests.engine.byte_tokenizer import byte_tokenizer
 from tests.engine.simulated import WatchedDevice, engine_on
 
 PROMPTS = [list(range(20)), [7, 8, 9]]
@@ -24,6 +26,52 @@ def test_each_is_the_answer_of_its_seed_and_they_share_the_prompts_pages(depth: 
     assert len({output.token_ids for output in found}) == 6
     # pages of 4 tokens, without the last token of the prompt
     assert [output.cached_tokens for output in found] == [0, 16, 16, 0, 0, 0]
+
+
+def test_submit_gives_a_request_for_each() -> None:
+    """Each is streamed by itself, and cancelled by itself."""
+    params = SamplingParams(9, temperature=1.0, seed=5)
+    with engine_on(WatchedDevice()) as engine:
+        found = engine.generate(PROMPTS[:1], params, n=3)
+        requests = engine.submit(PROMPTS[0], params, n=3)
+        streamed = [
+            [token for event in request.iter() for token in event.token_ids] for request in requests
+        ]
+        endless = engine.submit(PROMPTS[0], SamplingParams(4000, ignore_eos=True), n=2)
+        endless[0].cancel()
+        assert endless[0].result(30).finish_reason == "cancelled"
+        endless[1].cancel()
+        (only,) = engine.submit(PROMPTS[0], params, n=1)
+        assert only.result(30).token_ids == found[0].token_ids
+    assert streamed == [list(output.token_ids) for output in found]
+
+
+def test_a_queue_without_room_for_all_takes_none() -> None:
+    with engine_on(WatchedDevice(), max_waiting=1) as engine:
+        with pytest.raises(QueueFull):
+            engine.submit(PROMPTS[1], SamplingParams(1), n=1000)
+        with pytest.raises(ConfigError, match=r"^n is 0; give an integer from 1"):
+            engine.submit(PROMPTS[1], n=0)
+        last = engine.submit(PROMPTS[1], SamplingParams(1), n=2)[1]
+        assert last.result(30).finish_reason == "length"
+
+
+def test_the_prompt_is_encoded_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long conversation takes milliseconds."""
+    encoded: list[str] = []
+    encode = Tokenizer.encode
+
+    def counted(self: Tokenizer, text: str, *given: bool) -> list[int]:
+        encoded.append(text)
+        return encode(self, text, *given)
+
+    monkeypatch.setattr(Tokenizer, "encode", counted)
+    with engine_on(WatchedDevice(), tokenizer=byte_tokenizer()) as engine:
+        found = engine.generate(["Hello", "Hi"], SamplingParams(2), raw=True, n=3)
+        requests = engine.submit("Hey", SamplingParams(2), raw=True, n=3)
+        assert [request.result(30).prompt_tokens for request in requests] == [3, 3, 3]
+    assert [output.prompt_tokens for output in found] == [5, 5, 5, 2, 2, 2]
+    assert encoded == ["Hello", "Hi", "Hey"]
 
 
 def test_without_a_seed_they_differ() -> None:

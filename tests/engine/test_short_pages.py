@@ -147,3 +147,20 @@ def test_caps_far_beyond_the_answers_leave_no_rows_empty(depth: int, cached: boo
     assert running / turns > 4
     assert 1 <= preempted <= 4, "nor is one preempted again and again"
     stepped.run()
+
+
+@DEPTHS
+def test_the_first_step_does_not_wait_for_the_admission_of_all_who_come_at_once(
+    depth: int,
+) -> None:
+    stepped = Stepped(depth, 4 * 40, rows=40, max_len=16)
+    requests = [stepped.submit([first], SamplingParams(9)) for first in range(40)]
+    held = []
+    for _ in range(3):
+        stepped.turn()
+        held.append(stepped.scheduler.rows_held)
+    assert held == [16, 32, 40]
+    assert stepped.engine.stats().steps > 0
+    stepped.run()
+    for first, request in enumerate(requests):
+        assert list(request.result(0).token_ids) == expected_tokens([first], 9, VOCAB)

@@ -8,6 +8,7 @@ from photon_ext.engine.options import EngineOptions
 from photon_ext.engine.sizing import EngineSize, size_engine
 from photon_ext.errors import ConfigError
 from photon_ext.models.config import Family, ModelConfig
+from photon_ext.models.lora import LoraShape
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(
@@ -28,14 +29,15 @@ def size(
     monkeypatch: pytest.MonkeyPatch, memory: int, device: torch.device = CPU, **options: object
 ) -> EngineSize:
     monkeypatch.setattr(sizing, "_usable_bytes", lambda device: memory)
-    return size_engine(EngineOptions(**options), CONFIG, torch.float32, device)
+    chosen = EngineOptions(**{"automata_mib": 0, **options})
+    return size_engine(chosen, CONFIG, torch.float32, device)
 
 
 def test_with_enough_memory_every_row_can_be_full(monkeypatch: pytest.MonkeyPatch) -> None:
     result = size(monkeypatch, 2**30, max_rows=4, max_len=100, page_size=16, chunk=64)
     # beside more than one decode row, which ride in a graph for four, there are two chunks at most
     assert result == EngineSize(
-        4, 100, 64, None, max_step_tokens=4 + 64, max_segments=6, num_pages=4 * 7
+        4, 100, 64, None, max_step_tokens=4 + 64, max_segments=6, num_pages=4 * 7, automaton_words=0
     )
 
 
@@ -55,6 +57,25 @@ def test_a_step_holds_what_the_engine_plans(
 ) -> None:
     result = size(monkeypatch, 2**30, max_rows=33, chunk=64, **options)
     assert (result.max_step_tokens, result.max_segments) == (tokens, segments)
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "mib"),
+    [("cpu", {"automata_mib": None}, 16), ("cuda", {"automata_mib": None}, 64),
+     ("cuda", {"automata_mib": 3}, 3), ("cpu", {}, 0)],
+)  # fmt: skip
+def test_automata_have_memory_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, device: str, options: dict[str, object], mib: int
+) -> None:
+    result = size(monkeypatch, 2**40, torch.device(device), max_rows=4, **options)
+    assert 4 * result.automaton_words == mib * 2**20
+
+
+def test_automata_for_which_there_is_no_memory_can_be_made_smaller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(ConfigError, match=r"lower automata_mib$"):
+        size(monkeypatch, 2**22, max_rows=4, max_len=64, chunk=8, automata_mib=8)
 
 
 def test_the_context_is_the_models_own_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,11 +98,11 @@ def test_rows_are_sized_for_the_device(
     ("device", "options", "chunk", "buckets"),
     [
         ("cpu", {}, 256, None),
-        ("cuda", {}, 1024, (64, 128, 256, 512, 1024)),
+        ("cuda", {}, 2048, (64, 128, 256, 512, 1024, 2048)),
         ("cuda", {"chunk": 300}, 300, (64, 128, 256)),
         ("cuda", {"chunk": 40}, 40, ()),
-        ("cuda", {"exact": True}, 1024, (64, 128, 256, 512, 1024)),
-        ("cuda", {"prefill_buckets": (8,)}, 1024, (8,)),
+        ("cuda", {"exact": True}, 2048, (64, 128, 256, 512, 1024, 2048)),
+        ("cuda", {"prefill_buckets": (8,)}, 2048, (8,)),
     ],
 )
 def test_steps_with_prompts_are_sized_for_the_device(
@@ -155,3 +176,16 @@ def test_memory_of_this_machine_is_found() -> None:
         size_engine(EngineOptions(max_rows=1, max_len=64), CONFIG, torch.float32, CPU).num_pages
         == 4
     )
+
+
+def test_slots_of_adapters_take_their_memory_from_the_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = {"max_rows": 4, "max_len": 100, "chunk": 8, "prefill": "separate", "penalties": False}
+    memory, plain = 2**20, size(monkeypatch, 2**20, **sizes)
+    slot = LoraShape(CONFIG, 9).words * 4
+    shrunk = 8 * 3 * 16 * 4  # tokens, parts of q/k/v, the rank as it is padded, float32
+    with_slots = size(monkeypatch, memory + 2 * slot + shrunk, lora_slots=2, lora_rank=9, **sizes)
+    assert with_slots == plain
+    with pytest.raises(ConfigError, match="lower lora_slots"):
+        size(monkeypatch, memory, lora_slots=100, lora_rank=9, **sizes)

@@ -7,9 +7,10 @@ from typing import NamedTuple
 import torch
 
 from photon_ext import ops
-from photon_ext.layout import NO_PAGE, ROW_COLUMNS
+from photon_ext.layout import NO_PAGE, ROW_COLUMNS, RowColumn
 from photon_ext.models.config import ModelConfig
 from photon_ext.models.decoder import GEMM_TOKENS, Decoder
+from photon_ext.models.lora import LoraSlots
 from photon_ext.models.weights import DecoderWeights
 from photon_ext.runtime.step import StepKind, StepTensors
 
@@ -33,6 +34,9 @@ def _last_live(decodes: list[Chunk]) -> int:
 class Harness:
     """A decoder of `rows` rows, each with `max_len` positions over pages in random order; row 0
     is padding.
+
+    Attributes:
+        slots: the adapter of each row that has one.
     """
 
     def __init__(
@@ -45,14 +49,15 @@ class Harness:
         hopper: bool = False,
         rows: int = 4,
         max_step_tokens: int = 64,
+        lora: LoraSlots | None = None,
     ) -> None:
+        self.slots: dict[int, int] = {}
         self.device = weights.device
         pages_per_row = -(-max_len // page_size)
         num_pages = 1 + rows * pages_per_row
         entries, segments = max(max_step_tokens, rows), max(rows, min(2 * rows, 64))
-        self.decoder = Decoder(
-            config, weights, entries, segments, max_len, page_size, num_pages, gemm_tokens, hopper
-        )
+        sizes = (entries, segments, max_len, page_size, num_pages)
+        self.decoder = Decoder(config, weights, *sizes, gemm_tokens, hopper, lora)
         order = torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(7))
         self.page_table = torch.full((rows + 1, pages_per_row), NO_PAGE, dtype=torch.int32)
         self.page_table[1:] = order.view(rows, pages_per_row)
@@ -97,6 +102,8 @@ class Harness:
         row_state = torch.zeros(
             len(self.page_table), ROW_COLUMNS, dtype=torch.int32, device=self.device
         )
+        for row, slot in self.slots.items():
+            row_state[row, RowColumn.LORA_SLOT] = slot
         return StepTensors(
             kind=kind,
             decode_tokens=total if kind is StepKind.DECODE else decodes,
@@ -109,6 +116,7 @@ class Harness:
             page_table=self.page_table,
             row_state=row_state,
             sampled=torch.zeros(len(segments), dtype=torch.int32, device=self.device),
+            lora=any(self.slots.values()),
         )
 
     def mixed(self, decodes: list[Chunk], chunks: list[Chunk], padding: int = 0) -> torch.Tensor:

@@ -21,7 +21,8 @@ NAMES = """engine_info uptime_seconds steps_total quiet_steps_total zombie_steps
 committed_rows_total zombie_rows_total host_seconds_total host_waits_total host_wait_seconds_total
 device_waits_total step_gap_seconds requests_live requests_waiting rows_held rows_max pages_held
 pages_cached pages_free prompt_tokens_total prefix_hit_tokens_total preemptions_total timeouts_total
-refusals_total"""
+refusals_total split_steps_total device_constraints_total host_constraints_total automata
+automata_held automata_held_bytes"""
 
 
 def snapshot(**changes: object) -> MeterSnapshot:

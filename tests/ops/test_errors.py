@@ -109,6 +109,21 @@ def gapped(x: torch.Tensor) -> torch.Tensor:
         ),
         ("fused_mlp_into", {3: narrower}, "gate_up_weight has shape [8, 5], expected [8, 6]"),
         ("fused_mlp_into", {1: narrower}, "act has shape [3, 3], expected [3, 4]"),
+        ("lora_shrink_into", {2: narrower}, "a has shape [2, 4, 5], expected [*, *, 6]"),
+        ("lora_shrink_into", {3: longer}, "decode_meta has shape [4, 4], expected [3, 4]"),
+        ("lora_shrink_into", {4: narrower}, "row_state has shape [4, 31], expected [*, 32]"),
+        ("lora_shrink_into", {5: longer}, "norm_weight has shape [7], expected [6] ([k of x])"),
+        ("lora_expand_", {2: torch.Tensor.flatten}, "b has shape [40], expected 3 dimensions"),
+        (
+            "lora_expand_",
+            {1: narrower},
+            "h has 5 columns, expected a multiple of the rank of b, 2",
+        ),
+        (
+            "lora_expand_",
+            {5: 5},
+            "first_rows is 5, expected so many of the 10 rows of b that the rest is 2 equal parts",
+        ),
         (
             "norm_linear_into",
             {1: torch.Tensor.flatten},

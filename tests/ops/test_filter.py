@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -204,6 +205,46 @@ def test_more_ids_are_kept_than_a_list_holds(
     state, segments = rows_of(device, [(19_000, 1.0, 0.0), (0, 0.99, 0.0), (18_000, 0.5, 0.0)], 1.0)
     found = ops.sample(rows, segments, state, hopper=hopper)
     assert_same_bits(found, reference.sample(rows, segments, state))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("together", [False, True], ids=["apart", "together"])
+@pytest.mark.parametrize("vocab", [700, 40_003])
+def test_the_likeliest_stand_apart_or_together(
+    device: str, hopper: bool, dtype: torch.dtype, together: bool, vocab: int
+) -> None:
+    """A list of candidates that is short, one that a CTA's share alone overflows, and more than a
+    list has room for."""
+    likely = list(range(600)) if together else list(range(0, vocab, vocab // 600))
+    logits = randn(8, vocab, dtype=dtype, device=device, seed=3)
+    logits[:, likely] += 9
+    filters = [
+        (1, 1.0, 0.0),
+        (64, 0.9, 0.02),
+        (100, 0.5, 0.0),
+        (101, 0.9, 0.0),
+        (0, 0.2, 0.0),
+        (0, 0.95, 0.001),
+        (100, 1.0, 0.3),
+        (300, 0.99, 0.0),
+    ]
+    state, segments = rows_of(device, filters, 0.8)
+    found = ops.sample(logits, segments, state, hopper=hopper)
+    assert_same_bits(found, reference.sample(logits, segments, state))
+
+
+@pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9])
+def test_one_id_has_more_than_is_asked_for_of_the_whole_row(
+    device: str, hopper: bool, top_p: float
+) -> None:
+    """A share of all ids, not of the candidates: the first has 0.476 of a flat row."""
+    logits = torch.zeros(1, 20_001, device=device)
+    logits[0, 12_345] = math.log(18_182)
+    state, segments = rows_of(device, [(0, top_p, 0.0)] * 40, 1.0)
+    rows = logits.expand(40, -1).contiguous()
+    found = ops.sample(rows, segments, state, hopper=hopper)
+    assert_same_bits(found, reference.sample(rows, segments, state))
+    assert (found == 12_345).all() == (top_p < 0.476)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from photon_ext.row_params import RowParams
 from photon_ext.row_words import row_words
 from tests.ops.numeric import DTYPES, in_wider_tokens, ints, poisoned, randn
 from tests.ops.tables import SAMPLE
+from tests.ops.test_penalties import segments_of, tables_of
 
 INF, NAN = float("inf"), float("nan")
 
@@ -61,6 +62,19 @@ def test_they_are_the_references(
     assert_same(found, expected, asked)
 
 
+@pytest.mark.parametrize("alike", [15, 300, 20_000])
+def test_the_likeliest_are_many_or_few(device: str, hopper: bool, alike: int) -> None:
+    """More ids at the threshold than a short list holds, or than its part of one CTA does."""
+    state, segments = rows_of(device, [MOST_LOGPROBS])
+    logits = randn(1, 20_000, dtype=torch.bfloat16, device=device)
+    logits[:, 7 : 7 + alike] = 9.0
+    found = poisoned(1, LOGPROB_WIDTH, dtype=torch.int32, device=device)
+    expected = found.clone()
+    ops.sample(logits, segments, state, hopper=hopper, logprobs=found)
+    reference.sample(logits, segments, state, logprobs=expected)
+    assert_same(found, expected, [MOST_LOGPROBS])
+
+
 @pytest.mark.parametrize(
     ("logits", "top"),
     [
@@ -101,8 +115,44 @@ def test_they_are_of_the_logits_as_given(device: str, hopper: bool) -> None:
     torch.testing.assert_close(floats(found[0, 0:7:2]), wanted)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocab", [9, 1000, 20_011])
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_processed_ones_are_of_what_is_sampled(
+    device: str, hopper: bool, dtype: torch.dtype, vocab: int, temperature: float
+) -> None:
+    """Beside raw ones; with and without what changes logits, and with stop ids left out."""
+    asked: list[int | None] = [5, 5, 0, 3, None]
+    rows = [
+        RowParams(
+            temperature=temperature,
+            seed=3,
+            top_k=2,
+            logprobs=count,
+            logprobs_mode="raw" if index == 1 else "processed",
+            logit_bias={1: 4.0, 2: -INF} if index < 2 else {},
+            repetition_penalty=1.4 if index < 3 else 1.0,
+            min_tokens=1,
+            stop_token_ids=(0,),
+        )
+        for index, count in enumerate(asked)
+    ]
+    tables = tables_of(device, rows, vocab, [1, 3], [3, 3, 5])
+    tables[2] = ints([[0]] * len(tables[0]), device)
+    logits = in_wider_tokens(4 * randn(len(rows), vocab, dtype=dtype, device=device))
+    found = poisoned(len(rows), LOGPROB_WIDTH, dtype=torch.int32, device=device)
+    expected, segments = found.clone(), segments_of(len(rows), device)
+    tokens = ops.sample(
+        logits.clone(), segments, tables[0], hopper=hopper, tables=tables, logprobs=found
+    )
+    state = tables[0]
+    assert tokens.equal(reference.sample(logits, segments, state, tables=tables, logprobs=expected))
+    assert_same(found, expected, asked)
+    assert not floats(found[0, :1]).equal(floats(found[1, :1]))
+
+
 @pytest.mark.parametrize("width", [1, 5])
-@pytest.mark.parametrize("asked", [2**31 - 1, 6, 0, -1])
+@pytest.mark.parametrize("asked", [2**31 - 1, 6, 0, -6, -(2**31)])
 def test_no_more_than_there_is_room_for(device: str, hopper: bool, width: int, asked: int) -> None:
     state, segments = rows_of(device, [0])
     state[1, RowColumn.LOGPROBS] = asked
@@ -111,7 +161,7 @@ def test_no_more_than_there_is_room_for(device: str, hopper: bool, width: int, a
     logits = torch.tensor([[1.0, 2.0, 3.0]], device=device)
     ops.sample(logits, segments, state, hopper=hopper, logprobs=found[:1])
     assert found[1].equal(before[1])
-    if asked <= 0:
+    if asked == 0:
         assert found.equal(before)
     else:
         assert found[0, 1::2].tolist() == [2, 1][: width // 2]

@@ -175,6 +175,23 @@ def norm_swiglu(device: str, size: int) -> Arguments:
     )
 
 
+def lora_rows(device: str, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    meta, _ = tokens_and_segments([(row, 2, 1) for row in range(1, size + 1)], device)
+    slots = {row: {RowColumn.LORA_SLOT: row % 3} for row in range(1, size + 1)}
+    return meta, row_state(device, slots, size + 1)
+
+
+def lora_shrink(device: str, size: int) -> Arguments:
+    out, x = (floats(size, width, device=device, seed=width) for width in (4, 6))
+    a, norm = floats(2, 4, 6, device=device, seed=1), floats(6, device=device, seed=3)
+    return out, x, a, *lora_rows(device, size), norm, 1e-5
+
+
+def lora_expand(device: str, size: int) -> Arguments:
+    out, h = (floats(size, width, device=device, seed=width) for width in (10, 6))
+    return out, h, floats(2, 10, 2, device=device, seed=1), *lora_rows(device, size), 4
+
+
 def attention_parts(device: str, size: int) -> dict[str, Any]:
     cache = paged_cache(size + 1, 2, 4, 2, 8, torch.float32, device)
     cache.k.fill_(0.5)
@@ -252,6 +269,8 @@ CASES: dict[str, Callable[[str, int], Arguments]] = {
     "norm_linear_into": norm_linear,
     "linear_residual_": linear_residual,
     "norm_swiglu_into": norm_swiglu,
+    "lora_shrink_into": lora_shrink,
+    "lora_expand_": lora_expand,
     "rope_append_kv_": rope_append_kv,
     "paged_attention_into": paged_attention,
     "fused_attention_decode_into": fused_attention_decode,

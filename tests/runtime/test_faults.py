@@ -33,6 +33,7 @@ from photon_ext.testing import (
     sample,
 )
 from photon_ext.testing.slot import SimSlot
+from tests.runtime.automaton_driver import WORDS, AutomatonDriver, asked
 
 MODEL = ToyModel(32)
 
@@ -51,6 +52,7 @@ STOPPED = (
     Request((4, 5, 6), 6),
     Request((9,), 4),
 )
+SHAPED = (asked("abc", (1, 2, 3), 4), asked("abc", (4, 5), 3), asked("digits", (6, 7, 8), 3))
 NEVER = 10**6  # later than any tick or step
 
 
@@ -72,7 +74,13 @@ def scenario(
     def run(chooser: Chooser) -> None:
         page_size, pages = (2, 6) if paged else (None, 0)
         runtime = SimRuntime(
-            2, 16, page_size=page_size, chooser=chooser, fault=fault, check_races=races
+            2,
+            16,
+            page_size=page_size,
+            automaton_words=WORDS,
+            chooser=chooser,
+            fault=fault,
+            check_races=races,
         )
         engine = driver(runtime, pipeline_type=pipeline, chunk=chunk, pages=pages)
         outcomes = [engine.submit(request) for request in requests]
@@ -98,7 +106,7 @@ def scenario(
 
 @cache
 def check_without_fault(
-    requests: tuple[Request, ...], options: tuple[tuple[str, int], ...]
+    requests: tuple[Request, ...], options: tuple[tuple[str, object], ...]
 ) -> None:
     """The search finds nothing where no bug is planted."""
     clean = scenario(requests, **dict(options))  # type: ignore[arg-type]
@@ -133,10 +141,12 @@ def finding(
         (Fault.LATE_OUT_COPY, PLAIN, {}, AssertionError),
         (Fault.EXTRA_WAIT, PLAIN, {}, AssertionError),
         (Fault.RESEND, QUIET, {}, AssertionError),
+        (Fault.AUTOMATON_OFF_STREAM, SHAPED, {"driver": AutomatonDriver}, (SimRace, SimPoison)),
+        (Fault.STATE_KEPT, SHAPED, {"driver": AutomatonDriver}, AssertionError),
     ],
 )
 def test_device_fault_is_found(
-    fault: Fault, requests: tuple[Request, ...], options: dict[str, int], rule: type[Exception]
+    fault: Fault, requests: tuple[Request, ...], options: dict[str, object], rule: type[Exception]
 ) -> None:
     check_without_fault(requests, tuple(options.items()))
     assert isinstance(finding(scenario(requests, fault=fault, **options)), rule)  # type: ignore[arg-type]

@@ -109,6 +109,8 @@ def test_parameters_of_a_row_lie_in_the_columns_of_the_header() -> None:
         "frequency_penalty": (-1.0, {"kRowFrequencyPenalty": float_bits(-1.0)}),
         "logit_bias": ({5: 1.0, 2: -1.0}, {"kRowBiasCount": 2}),
         "logprobs": (4, {"kRowLogprobs": 5}),
+        "logprobs_mode": ("processed", {}),  # with logprobs alone
+        "prompt_logprobs": (4, {}),  # the host's alone
     }
     assert set(words) == set(FIELDS)
     base = row_words(RowParams(**least), 0)
@@ -134,11 +136,13 @@ def test_parts_of_the_step_input_do_not_overlap(num_tokens: int) -> None:
 
 
 def test_log_probabilities_lie_behind_the_records() -> None:
-    outputs, record = layout.OutputLayout(max_segments=5), enums("out_record.h")
+    outputs, record = layout.OutputLayout(5, max_step_tokens=9), enums("out_record.h")
     assert outputs.words(4, logprobs=False) == 4 * layout.RECORD_WIDTH
     assert outputs.words(4, logprobs=True) == outputs.logprob_offset + 4 * layout.LOGPROB_WIDTH
     assert outputs.logprob_offset == 5 * layout.RECORD_WIDTH
-    assert outputs.capacity == outputs.words(5, logprobs=True)
+    scored = outputs.words(4, logprobs=False, scored=9)
+    assert scored == outputs.words(4, logprobs=True) + 9 * layout.LOGPROB_WIDTH
+    assert outputs.capacity == outputs.words(5, logprobs=True, scored=9)
     assert record["kMostLogprobs"] == layout.MOST_LOGPROBS
 
 

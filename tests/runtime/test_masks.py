@@ -134,3 +134,25 @@ def test_masks_that_an_interrupt_cut_short_are_sent_once(
         pipeline.finalize(only)
     assert found.words == KEYS + ROWS * MASK
     assert [event.token for event in pipeline.commit()] == [row.index % 7 for row in rows]
+
+
+@BACKENDS
+def test_who_prepares_masks_hears_once_of_all_rows_that_get_one(
+    make: Callable[[], tuple[Pipeline, Sending]],
+) -> None:
+    pipeline, _ = make()
+    rows = at_a_decode_step(pipeline, 5)
+    pipeline.abort(rows[-2])
+    calls: list[object] = []
+
+    def fill(row: Row, words: memoryview) -> None:
+        calls.append(row)
+        allow_all(row, words)
+
+    pipeline.finalize(fill, lambda waiting: calls.append(list(waiting)))
+    constrained = [row for row in rows if row.params.constrained and row.delivers]
+    assert len(constrained) == 4
+    assert calls == [constrained, *constrained]
+    pipeline.finalize(fill, calls.append)  # there is nothing left to finalize
+    assert len(calls) == 5
+    assert len(pipeline.commit()) == ROWS - 1

@@ -258,7 +258,7 @@ def test_i10_a_key_holds_the_shape_and_graphs_are_a_fixed_set() -> None:
     )
     asked = requests(20, 7)
     assert driver.run(*asked) == [MODEL.generate(request) for request in asked]
-    assert StepKey._fields == ("decode_rows", "chunk_tokens", "chunks", "split")
+    assert StepKey._fields == ("decode_rows", "chunk_tokens", "chunks", "split", "lora", "scored")
     decode = {StepKey(bucket, 0, 0, split) for bucket in (1, 2, 5) for split in (False, True)}
     sizes = (4, 4), (8, 5)  # a chunk has a token, and a row one chunk
     prefill = {StepKey(0, *size, split) for size in sizes for split in (False, True)}
@@ -282,7 +282,9 @@ def test_i11_no_launch_while_a_step_waits_for_its_masks() -> None:
 def test_every_invariant_has_a_test_that_names_it() -> None:
     design = Path(pipeline_module.__file__).parents[1] / "README.md"
     promised = re.findall(r"^\| (I\d+) \|", design.read_text(), re.MULTILINE)
-    files = (Path(__file__), Path(__file__).parents[1] / "engine" / "test_paging.py")
+    others = ("test_paging.py", "test_adapter_slots.py")
+    engine = (Path(__file__).parents[1] / "engine" / name for name in others)
+    files = (Path(__file__), Path(__file__).with_name("test_automata.py"), *engine)
     tests = "".join(file.read_text() for file in files)
     assert {name.upper() for name in re.findall(r"^def test_(i\d+)_", tests, re.MULTILINE)} == {
         *promised

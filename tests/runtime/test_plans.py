@@ -261,7 +261,7 @@ def test_a_bad_plan_is_refused_by_name_and_changes_nothing(
     pipe = rows.pipe
 
     def state() -> object:
-        counts = [(row.prefilled, row.sampled, row.last_step, row.batch) for row in pipe.rows]
+        counts = [(row.prefilled, row.sampled, row.last_step, row.ride) for row in pipe.rows]
         return counts, pipe.roster.decode, pipe.roster.prefill, pipe.inflight, pipe.stats.steps
 
     before, pending = state(), dict(pipe._runtime.table._pending)

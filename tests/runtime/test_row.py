@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from photon_ext.errors import PipelineError
@@ -117,18 +117,111 @@ def test_a_batch_takes_no_row_over_where_one_cannot_ride(case: str) -> None:
     message = "names a row twice" if case == "twice" else r"Row\(2, .* has no token to decode"
     with pytest.raises(PipelineError, match=message):
         DecodeBatch(named, 4)
-    assert (rows[0].batch, before.intact) == (before, True)
+    assert rows[0].ride is before.ride
+    assert before.ready
 
 
-def test_a_batch_that_a_row_leaves_or_ends_in_is_not_intact(row: Row) -> None:
+def test_a_batch_that_a_row_leaves_or_ends_in_is_not_ready(row: Row) -> None:
     row.launch_chunk(0, 3)
     roster = Roster()
     roster.add(row)
     first = DecodeBatch((row,), 1)
     second = DecodeBatch((row,), 1)
-    assert (first.intact, second.intact) == (False, True)
+    assert (first.ready, second.ready) == (False, True)
     roster.finish(row)
-    assert (second.intact, second.ready) == (False, False)
+    assert not second.ready
+
+
+@pytest.mark.parametrize("case", ["twice", "ended", "full"])
+def test_a_row_that_stays_in_its_column_is_refused_where_it_cannot_ride(case: str) -> None:
+    rows = [Row(index, 1, (0,), (1, 2), RowParams(9), capacity=5) for index in (1, 2, 3)]
+    for row in rows:
+        row.launch_chunk(0, 2)
+    before = DecodeBatch((rows[0], rows[1]), 2)
+    for step in range(1, 4 if case == "full" else 2):
+        before.launch(step)
+    if case == "ended":
+        rows[1].move(FINISHED)
+        rows[1].join(None)
+    rows[0].capacity = 9
+    message = {
+        "twice": "names a row twice",
+        "ended": r"Row\(2, .* has no token to decode",
+        "full": r"Row\(2, .* has no page for position 5",
+    }
+    with pytest.raises(PipelineError, match=message[case]):
+        DecodeBatch((*rows[:2], rows[1 if case == "twice" else 2]), 4, before)
+    assert (rows[0].ride, rows[2].ride) == (before.ride, None)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_a_batch_that_follows_another_is_as_one_made_anew(data: st.DataObject) -> None:
+    """Rows join, leave, change places, get pages and are launched, in any order."""
+    rows = [
+        Row(i, 7, (0,), (1,) * i, RowParams(6, constrained=i % 3 == 0, logprobs=i % 2 or None))
+        for i in range(1, 7)
+    ]
+    for row in rows:
+        row.launch_chunk(0, row.index)
+        row.capacity = row.index + data.draw(st.integers(1, 5))
+    batch: DecodeBatch | None = None
+    counted = dict.fromkeys(rows, 1)
+    for step in range(1, 8):
+        fit = [row for row in rows if row.wants_decode and row.next_position < row.capacity]
+        named = data.draw(st.lists(st.sampled_from(fit), min_size=1, unique=True)) if fit else []
+        if not named:
+            break
+        batch = DecodeBatch(tuple(named), 8, batch)
+        positions = [row.next_position for row in named]
+        assert [at + batch.ride.launches for at in batch.positions] == positions
+        assert batch.indices == [row.index for row in named]
+        assert batch.words.tolist() == [
+            *(word for i, row in enumerate(named) for word in (row.index, i, 1, 1)),
+            *[0] * 4 * (8 - len(named)),
+        ]
+        assert batch.constrained == tuple(i for i, row in enumerate(named) if row.index % 3 == 0)
+        assert batch.logprobs == tuple(i for i, row in enumerate(named) if row.index % 2)
+        for _ in range(data.draw(st.integers(1, batch.limit - batch.ride.launches))):
+            assert batch.ready
+            batch.launch(step)
+            counted.update({row: counted[row] + 1 for row in named})
+        assert {row: row.sampled for row in rows} == counted
+        left = {row: min(6 - row.sampled, row.capacity - row.next_position) for row in named}
+        # who got pages since its column was written may be looked at too early, never too late
+        assert {row for row in named if not left[row]} <= {*batch.due()}
+        assert batch.ready == (not batch.due())
+        for row in data.draw(st.lists(st.sampled_from(rows), unique=True)):
+            row.capacity += 2
+
+
+def test_who_leaves_a_roster_gives_its_place_to_the_last() -> None:
+    roster, rows = Roster(), [Row(i, 1, (i,), (1,), RowParams(9)) for i in range(1, 5)]
+    for row in rows:
+        roster.add(row)
+        row.launch_chunk(0, 1)
+        roster.prompt_done(row)
+    assert roster.decode == tuple(rows)
+    roster.finish(rows[1])
+    assert roster.decode == (rows[0], rows[3], rows[2])
+    assert roster.decode is roster.decode
+    roster.finish(rows[2], DRAINING)
+    assert roster.decode == (rows[0], rows[3])
+    assert roster.ended == {rows[1]}
+
+
+def test_a_roster_tells_whether_a_row_has_no_page_for_its_token() -> None:
+    roster, row = Roster(), Row(1, 1, (1,), (1, 2), RowParams(9), capacity=3)
+    roster.add(row)
+    row.launch_chunk(0, 2)
+    roster.prompt_done(row)
+    batch = DecodeBatch(roster.decode, 1)
+    assert not roster.lacks_pages
+    batch.launch(1)
+    roster.covered(batch.due())
+    assert roster.lacks_pages
+    row.capacity = 4
+    assert not roster.lacks_pages
 
 
 def test_i4_a_roster_gives_up_a_row_once_and_not_while_a_step_holds_it(row: Row) -> None:

@@ -116,3 +116,10 @@ def test_where_empty_segments_cost_time_steps_have_room_for_few_chunks() -> None
     assert keys.find(3, 64, 17, False) is None
     assert keys.find(62, 64, 2, False) == StepKey(64, 64, 4, False)
     assert keys.max_segments == 64 + 16
+
+
+def test_steps_with_adapters_have_keys_of_their_own_where_rows_may_have_some() -> None:
+    plain, both = made(), made(lora=True)
+    assert set(both.all()) == {key._replace(lora=lora) for key in plain.all() for lora in (0, 1)}
+    assert both.find(3, 4, 1, False, True) == StepKey(8, 4, 4, False, True)
+    assert both.find(3, 4, 1, False) == plain.find(3, 4, 1, False) == StepKey(8, 4, 4, False)

@@ -13,7 +13,8 @@ import pytest
 
 from photon_ext.errors import ConfigError
 from photon_ext.sampling import SamplingParams, from_allowed_ids
-from photon_ext.sampling.grammar import MAX_GRAMMAR_CHARACTERS, Grammar, GrammarKind
+from photon_ext.sampling.grammar import Grammar, GrammarKind
+from photon_ext.sampling.grammar_bounds import MAX_GRAMMAR_CHARACTERS
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}}
 CYCLE: dict[str, Any] = {}
@@ -55,9 +56,16 @@ def test_a_schema_that_the_caller_changes_later_is_asked_for_as_it_was() -> None
     assert params.json_schema == '{"type": "integer"}'
 
 
-@pytest.mark.parametrize("number", [1, 5, 0.01, 1e-5, 1000.0, 99999, 0.25])
+@pytest.mark.parametrize("number", [1, 5, 0.01, 1e-5, 1000.0, 49999, 0.25, True])
 def test_a_multiple_of_few_digits_is_taken(number: float) -> None:
+    """What is no number at all the library refuses."""
     assert SamplingParams(json_schema={"multipleOf": number}).constrained
+
+
+def test_what_is_repeated_often_is_taken_where_it_is_one_part() -> None:
+    multiples = [{"multipleOf": 30011}] * 1000  # which has one automaton
+    assert SamplingParams(json_schema={"anyOf": multiples}).constrained
+    assert SamplingParams(regex="|".join(f"x{i}" for i in range(9000))).constrained
 
 
 def test_without_one_the_answer_is_free() -> None:
@@ -86,9 +94,27 @@ def test_whitespace_is_a_part_of_what_is_asked() -> None:
         ({"json_schema": {"enum": [object]}}, "which is no JSON .*; give a JSON schema"),
         ({"json_schema": CYCLE}, "which is no JSON .*; give a JSON schema"),
         ({"json_schema": '{"a":' * 5000 + "1" + "}" * 5000}, "no JSON .*; give a JSON schema"),
-        ({"json_schema": {"items": [{"multipleOf": 99999989}]}}, "has multipleOf 99999989; give"),
-        ({"json_schema": '{"multipleOf": 1e300}'}, "has multipleOf 1e[+]300; give one of 5 digits"),
-        ({"json_schema": {"multipleOf": 0.12345678}}, "has multipleOf 0.12345678; give one of"),
+        ({"json_schema": {"items": [{"multipleOf": 99999989}]}}, "has multipleOf 99999989: the"),
+        ({"json_schema": '{"multipleOf": 1e300}'}, "has multipleOf 1e[+]300: the digits of all su"),
+        ({"json_schema": {"multipleOf": 0.12345678}}, "has multipleOf 0.12345678: the digits"),
+        (
+            {"json_schema": {"prefixItems": [{"multipleOf": 20011 + i} for i in range(3)]}},
+            "has multipleOf 20013: the digits of all such numbers, read without a point, add up to",
+        ),
+        (
+            {"json_schema": {"properties": {f"p{i}": {} for i in range(2001)}}},
+            "^json_schema has an object of 2001 properties; give at most 2000$",
+        ),
+        (
+            {"json_schema": {"items": {"pattern": "a?" * 3001}}},
+            "^json_schema's pattern 'a.a.* has 3001 parts that may be left out or repeated",
+        ),
+        (
+            {"json_schema": {"patternProperties": {"a{0,1}" * 3001: {}}}},
+            "^json_schema's pattern 'a.*' has 3001 parts that may be left out or repeated",
+        ),
+        ({"regex": "(a|)" * 3001}, "^regex has 3001 parts that may be left out .*; give at most 3"),
+        ({"grammar": 'start: A\nA: "a"*' + '"a"? ' * 3000}, "^grammar has 3001 parts that may be"),
         ({"regex": ""}, "^regex is ''; give a non-empty string"),
         ({"regex": b"a"}, "^regex is b'a'; give a non-empty string"),
         ({"regex": "a\udcff"}, r"with a surrogate, U\+DCFF, at character 1; give valid Unicode"),

@@ -11,6 +11,7 @@ from functools import cached_property, partial
 
 import numpy as np
 import pytest
+import torch
 
 from photon_ext.errors import ConfigError
 from photon_ext.row_params import FIELDS
@@ -59,6 +60,9 @@ def test_defaults_are_greedy_without_stops() -> None:
         ("stop", b"ab"),
         ("constraint", "json"),
         ("constraint", AllowedIds),
+        ("logprobs_mode", "cooked"),
+        ("logprobs_mode", np.array(["raw", "raw"])),
+        ("seed", np.array([1, 2])),
     ],
 )
 def test_a_bad_value_is_named_with_what_is_allowed(name: str, value: object) -> None:
@@ -69,6 +73,11 @@ def test_a_bad_value_is_named_with_what_is_allowed(name: str, value: object) -> 
     assert "give " in str(raised.value)
     assert name == "constraint" or repr(offender) in str(raised.value)
     assert isinstance(raised.value, ValueError)
+
+
+def test_a_seed_may_be_any_integer_of_torch() -> None:
+    assert SamplingParams(seed=torch.tensor(7)).seed == 7
+    assert SamplingParams(seed=torch.tensor(7, dtype=torch.uint8)).seed == 7
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """The sanitized tests under each tool of compute-sanitizer, dealt out to several processes that run
 side by side.
 
-    python -m tests.sanitizer.run [--tools memcheck=10,racecheck=20] [--jobs 16] [--limit 540] [--logs
-    DIRECTORY] [TEST ...]
+    python -m tests.sanitizer.run [--tools memcheck=10,racecheck=20] [--jobs 16] [--limit 540]
+    [--logs DIRECTORY] [TEST ...]
 
 A tool is clean if every test has passed and each process has ended with the tool's own summary,
 which must count nothing. Each part is a fresh process: racecheck's memory grows with what it has
@@ -34,8 +34,10 @@ TESTS = (
     "tests/ops/test_penalties.py",
     "tests/ops/test_logprobs.py",
     "tests/ops/test_sample.py",
+    "tests/ops/test_automata.py",
     "tests/ops/test_attention.py",
     "tests/ops/test_linear.py",
+    "tests/ops/test_lora.py",
     "tests/ops/test_norm.py",
     "tests/ops/test_mlp.py",
     "tests/ops/test_embedding.py",

@@ -154,7 +154,7 @@ def test_accesses_are_those_of_the_schema_lists_and_keywords_included() -> None:
         for name, tensor in {"out": out, "z": z, "x": x, "y": y, "segments": segments}.items()
     }
     ledger = Ledger()
-    access = Access(ledger, Actor.COMPUTE, (0, 1, 0, 0), "test")
+    access = Access(ledger, Actor.COMPUTE, (0, 1, 0, 0, 0), "test")
 
     def seen() -> set[tuple[str, str]]:
         found, ledger.seen = ledger.seen, set()

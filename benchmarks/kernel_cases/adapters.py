@@ -1,0 +1,62 @@
+"""The two halves of adapters beside the projections of a layer: all tokens with one adapter, and
+each with its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from benchmarks.kernel_cases.case import Case, Plan, Setting, rotated_case
+from benchmarks.kernel_cases.linears import Projection, projections
+from photon_ext.layout import META_COLUMNS, ROW_COLUMNS, Meta, RowColumn
+
+RANK = 16
+
+
+def adapter_groups(setting: Setting, batches: list[int]) -> Iterator[list[Plan]]:
+    """One group per projection of a layer."""
+    halves = {"lora_shrink_into": _shrink, "lora_expand_": _expand}
+    for each in projections(setting.config)[:-1]:
+        yield [
+            Plan((op,), f"{each.what}, {adapters}", setting._replace(batch=batch), make)
+            for batch in batches
+            for adapters, count in (("one adapter", 1), ("own adapters", batch))
+            if count == 1 or batch > 1
+            for op, half in halves.items()
+            for make in (partial(half, each, count),)
+        ]
+
+
+def _tokens(at: Setting, adapters: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """decode_meta and row_state: token t is row t + 1, whose slot is one of the first."""
+    meta = torch.zeros(at.batch, META_COLUMNS, dtype=torch.int32)
+    meta[:, Meta.LENGTH] = 1
+    meta[:, Meta.ROW] = torch.arange(1, at.batch + 1)
+    rows = torch.zeros(at.batch + 1, ROW_COLUMNS, dtype=torch.int32)
+    rows[1:, RowColumn.LORA_SLOT] = 1 + torch.arange(at.batch) % adapters
+    return meta.to(at.device), rows.to(at.device)
+
+
+def _parts(each: Projection) -> int:
+    return {"qkv": 3, "gate_up": 2}.get(each.what, 1)
+
+
+def _shrink(each: Projection, adapters: int, at: Setting) -> Case:
+    rows = _parts(each) * RANK
+    every = at.stack(adapters, rows, each.k, deviation=each.k**-0.5)
+    x, out = at.normal(at.batch, each.k), at.unwritten(at.batch, rows)
+    nbytes, tokens = every[0].nbytes + x.nbytes + out.nbytes, _tokens(at, adapters)
+    return rotated_case(at, "lora_shrink_into", every, lambda a: (out, x, a, *tokens), (0,), nbytes)
+
+
+def _expand(each: Projection, adapters: int, at: Setting) -> Case:
+    parts = _parts(each)
+    first = {"qkv": at.config.q_size, "gate_up": at.config.intermediate}.get(each.what, each.n)
+    every = at.stack(adapters, each.n, RANK, deviation=RANK**-0.5)
+    h, out = at.normal(at.batch, parts * RANK), at.normal(at.batch, each.n, seed=1)
+    nbytes, tokens = every[0].nbytes + h.nbytes + 2 * out.nbytes, _tokens(at, adapters)
+    return rotated_case(
+        at, "lora_expand_", every, lambda b: (out, h, b, *tokens, first), (0,), nbytes
+    )

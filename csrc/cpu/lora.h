@@ -1,0 +1,10 @@
+// The CPU kernels of adapters; see cpu/kernels.h.
+#pragma once
+#include "common/lora.h"
+
+namespace photon::cpu {
+
+void lora_shrink(const LoraShrinkParams& p);
+void lora_expand(const LoraExpandParams& p);
+
+}  // namespace photon::cpu

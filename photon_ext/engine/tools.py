@@ -1,0 +1,170 @@
+"""Functions that an answer may call, in OpenAI's shape, and the calls in an answer's text."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from photon_ext.checks import as_tuple
+from photon_ext.errors import ConfigError, describe, shown
+from photon_ext.sampling import SamplingParams
+
+_CHOICES = ("auto", "none", "required")
+_NO_ARGUMENTS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {},
+    "additionalProperties": False,
+}
+_TOOL = "{'type': 'function', 'function': {'name': ..., 'parameters': a JSON schema}}"
+_TAGGED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The tools of a request, checked.
+
+    Attributes:
+        given: as the chat template gets them; empty with tool_choice "none".
+        forced: the names of the functions of which the answer has to call one; empty: it may be any
+            text.
+    """
+
+    given: tuple[Mapping[str, Any], ...]
+    forced: tuple[str, ...]
+
+    @classmethod
+    def of(cls, tools: object, tool_choice: object) -> Tools | None:
+        """What a call asks for; None without tools. See RequestOptions.of.
+
+        Raises ConfigError: a tool is of another shape, or the choice names none of them.
+        """
+        entries = () if tools is None else as_tuple(tools)
+        if entries is None or isinstance(tools, (str, Mapping)):
+            raise ConfigError(f"tools is {shown(tools)}; give a list of {_TOOL}")
+        names = tuple(map(_checked_name, entries))
+        if len(set(names)) < len(names):
+            raise ConfigError(f"tools have the names {', '.join(names)}; give each one once")
+        forced = _forced(tool_choice, names)
+        if not entries:
+            return None
+        return cls(() if tool_choice == "none" else entries, forced)
+
+    def constrain(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with which the answer is a call: the JSON {"name": ..., "arguments":
+        {...}} of a forced function, and nothing else; as they are where none is forced.
+
+        Raises ConfigError: they have a constraint already, or a function's parameters are no JSON
+        schema.
+        """
+        if not self.forced:
+            return params
+        if params.constrained:
+            raise ConfigError(
+                "tool_choice asks for a call, and the parameters have a constraint as well; give "
+                "one of them"
+            )
+        functions = [tool["function"] for tool in self.given]
+        chosen = [function for function in functions if function["name"] in self.forced]
+        if len(chosen) == 1:
+            schema = _call_schema(chosen[0], "#")
+        else:
+            calls = [_call_schema(one, f"#/anyOf/{i}") for i, one in enumerate(chosen)]
+            schema = {"anyOf": calls}
+        try:
+            return replace(params, json_schema=schema)
+        except ConfigError as error:
+            raise ConfigError(
+                f"tool_choice asks for a call, and the json_schema of its {len(chosen)} tools is "
+                f"refused: {error}; give fewer tools, or simpler parameters"
+            ) from error
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call in an answer's text.
+
+    Attributes:
+        arguments: as Python values.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+
+
+def calls_in(text: str) -> tuple[ToolCall, ...]:
+    """The calls that stand in an answer: all of it as JSON {"name": ..., "arguments": {...}}
+    ("parameters" for some models), or each such JSON behind <tool_call>. What is none is left out.
+    """
+    found = []
+    for part in _TAGGED.findall(text) or [text]:
+        try:
+            call = json.loads(part)
+        except (ValueError, RecursionError):
+            continue
+        match call:
+            case {"name": str(name), "arguments": dict(arguments)}:
+                found.append(ToolCall(name, arguments))
+            case {"name": str(name), "parameters": dict(arguments)}:
+                found.append(ToolCall(name, arguments))
+    return tuple(found)
+
+
+def _checked_name(tool: object) -> str:
+    match tool:
+        case {"type": str("function"), "function": {"name": str(name), **rest}} if name:
+            if isinstance(rest.get("parameters"), (Mapping, type(None))):
+                return name
+    raise ConfigError(f"tools hold {shown(tool)}; give {_TOOL}")
+
+
+def _forced(choice: object, names: tuple[str, ...]) -> tuple[str, ...]:
+    match choice:
+        case None | str("auto" | "none"):
+            return ()
+        case str("required") if names:
+            return names
+        case {"type": str("function"), "function": {"name": str(name)}} if name in names:
+            return (name,)
+    raise ConfigError(
+        f"tool_choice is {shown(choice)}; give {', '.join(_CHOICES)}, or {{'type': 'function', "
+        f"'function': {{'name': ...}}}} with the name of a tool: there are "
+        f"{', '.join(names) or 'no tools'}"
+    )
+
+
+def _call_schema(function: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The JSON schema of a call, which will stand at `place` of its document."""
+    name, parameters = function["name"], function.get("parameters")
+    given = _NO_ARGUMENTS if parameters is None else parameters
+    try:
+        arguments = json.loads(json.dumps(given, allow_nan=False))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(
+            f"the parameters of tool {shown(name)} are no JSON ({describe(error)}); give a JSON "
+            "schema"
+        ) from error
+    _move_references(arguments, f"{place}/properties/arguments")
+    properties = {"name": {"const": name}, "arguments": arguments}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": [*properties],
+        "additionalProperties": False,
+    }
+
+
+def _move_references(schema: object, place: str) -> None:
+    """References into the schema's own document lead to where it stands now."""
+    pending = [schema]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, list):
+            pending += value
+        elif isinstance(value, dict):
+            pending += value.values()
+            target = value.get("$ref")
+            if isinstance(target, str) and (target == "#" or target.startswith("#/")):
+                value["$ref"] = place + target[1:]

@@ -1,0 +1,204 @@
+"""Adapters in slots of fixed addresses: low-rank updates of all linears of a decoder.
+
+A slot's matrices lie one behind the other in one run of memory, so that an adapter is loaded by one
+copy. Of a fused projection, those of its parts lie side by side: the A of q, k and v one below the
+other, so that one op shrinks, and their B likewise, each row with the rank of its own part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from photon_ext import ops
+from photon_ext.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from photon_ext.runtime.step import StepTensors
+
+RANK_MULTIPLE = 8  # ranks are padded with zeros to whole vectors
+
+
+class FusedLinear(NamedTuple):
+    """A projection as the decoder has it: the modules of a layer that it holds, as Hugging Face
+    names them, the rows of each, and the columns of all.
+    """
+
+    modules: tuple[str, ...]
+    rows: tuple[int, ...]
+    columns: int
+
+
+class Pair(NamedTuple):
+    """A [..., parts * rank, columns] and B [..., rows, rank]."""
+
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+@dataclass(frozen=True)
+class LoraShape:
+    """What a slot holds: for each layer and linear a `Pair`, of adapters up to `most_rank`."""
+
+    config: ModelConfig
+    most_rank: int
+
+    @property
+    def rank(self) -> int:
+        """Of the slot, padding included."""
+        return -(-self.most_rank // RANK_MULTIPLE) * RANK_MULTIPLE
+
+    @cached_property
+    def linears(self) -> dict[str, FusedLinear]:
+        """By the names of LayerWeights."""
+        config = self.config
+        hidden, kv, wide = config.hidden, config.kv_size, config.intermediate
+        attention = tuple(f"self_attn.{name}_proj" for name in "qkv")
+        return {
+            "qkv": FusedLinear(attention, (config.q_size, kv, kv), hidden),
+            "o": FusedLinear(("self_attn.o_proj",), (hidden,), config.q_size),
+            "gate_up": FusedLinear(("mlp.gate_proj", "mlp.up_proj"), (wide, wide), hidden),
+            "down": FusedLinear(("mlp.down_proj",), (hidden,), wide),
+        }
+
+    @property
+    def words(self) -> int:
+        """Numbers of one slot."""
+        rank = self.rank
+        return self.config.layers * sum(
+            rank * (len(one.rows) * one.columns + sum(one.rows)) for one in self.linears.values()
+        )
+
+    @property
+    def most_columns(self) -> int:
+        """Values that A makes of a token, at most."""
+        return self.rank * max(len(linear.rows) for linear in self.linears.values())
+
+    def views(self, memory: torch.Tensor) -> list[Mapping[str, Pair]]:
+        """The matrices in `memory` [..., words], by layer and linear."""
+        layers: list[Mapping[str, Pair]] = []
+        begin, rank = 0, self.rank
+        for _ in range(self.config.layers):
+            pairs = {}
+            for name, linear in self.linears.items():
+                parts, rows = len(linear.rows), sum(linear.rows)
+                middle = begin + parts * rank * linear.columns
+                end = middle + rows * rank
+                pairs[name] = Pair(
+                    memory[..., begin:middle].unflatten(-1, (parts * rank, linear.columns)),
+                    memory[..., middle:end].unflatten(-1, (rows, rank)),
+                )
+                begin = end
+            layers.append(pairs)
+        return layers
+
+
+class LoraCopy:
+    """An adapter on its way into a slot, which may be used when the copy is done."""
+
+    def __init__(self, event: torch.cuda.Event | None, source: torch.Tensor) -> None:
+        self._event = event
+        self._source: torch.Tensor | None = source  # the copy reads it
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once; never blocks."""
+        return self._event is None or self._event.query()
+
+    def wait(self) -> None:
+        """Blocks until it is done."""
+        if self._event is not None:
+            self._event.synchronize()
+        self._source = None
+
+
+class LoraSlots:
+    """The device memory of slots 1 to `slots`, and what a forward does with it.
+
+    Attributes:
+        shape: of each slot.
+        count: how many there are, besides slot 0, which is none.
+        nbytes: device memory of all.
+    """
+
+    def __init__(
+        self,
+        shape: LoraShape,
+        slots: int,
+        max_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Allocates it, for steps of at most `max_tokens` tokens."""
+        self.shape, self.count = shape, slots
+        self._memory = torch.zeros(slots, shape.words, dtype=dtype, device=device)
+        self._layers = shape.views(self._memory)
+        self._shrunk = torch.zeros(max_tokens * shape.most_columns, dtype=dtype, device=device)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.nbytes = self._memory.nbytes + self._shrunk.nbytes
+        if self._stream is not None:
+            torch.cuda.synchronize(device)  # the zeros were written on another stream
+
+    def read(self, path: str | Path) -> torch.Tensor:
+        """An adapter of PEFT, [words] on the host. Raises ModelError."""
+        from photon_ext.models.lora_file import read_lora  # only here is safetensors needed
+
+        return read_lora(path, self.shape, self._memory.dtype, pin=self._stream is not None)
+
+    def load(self, slot: int, weights: torch.Tensor) -> LoraCopy:
+        """Enqueues the copy of an adapter, [words] on the host, into a slot that no step in flight
+        uses, on a stream of its own; on a CPU it is done on return.
+        """
+        if self._stream is None:
+            self._memory[slot - 1].copy_(weights)
+            return LoraCopy(None, weights)
+        with torch.cuda.stream(self._stream):
+            self._memory[slot - 1].copy_(weights, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self._stream)
+        return LoraCopy(event, weights)
+
+    def shrink(
+        self,
+        x: torch.Tensor,
+        layer: int,
+        name: str,
+        step: StepTensors,
+        norm: torch.Tensor | None = None,
+        pdl: bool = False,
+    ) -> None:
+        """The first half of what adapters add to a linear of `x` [T, columns]: `expand` follows,
+        before the next of them. `norm`: x is normalized first. `pdl`: see ops.lora_shrink_into.
+        """
+        ops.lora_shrink_into(
+            self._shrunk_of(len(x), layer, name),
+            x,
+            self._layers[layer][name].a,
+            step.decode_meta,
+            step.row_state,
+            norm,
+            self.shape.config.rms_eps,
+            pdl=pdl,
+        )
+
+    def expand(
+        self, out: torch.Tensor, layer: int, name: str, step: StepTensors, pdl: bool = False
+    ) -> None:
+        """The second half: it is added to `out`, [T, rows], the output of the linear."""
+        ops.lora_expand_(
+            out,
+            self._shrunk_of(len(out), layer, name),
+            self._layers[layer][name].b,
+            step.decode_meta,
+            step.row_state,
+            self.shape.linears[name].rows[0],
+            pdl=pdl,
+        )
+
+    def _shrunk_of(self, tokens: int, layer: int, name: str) -> torch.Tensor:
+        columns = self._layers[layer][name].a.shape[1]
+        return self._shrunk[: tokens * columns].view(tokens, columns)

@@ -1,0 +1,124 @@
+"""Requests that ask for several things at once: adapters, forms of answers on the device and on the
+host, log-probabilities of prompts and answers, penalties, several answers. Each has what it has
+alone, also where pages and slots are few, so that rows lose both and come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import llguidance  # noqa: F401  without it these tests are left out
+import pytest
+import torch
+
+from photon_ext.engine import Engine
+from photon_ext.engine.output import Output
+from photon_ext.models.loader import LoadedModel, load_model
+from photon_ext.runtime import TokenLogprobs
+from photon_ext.sampling import SamplingParams
+from tests.engine.byte_tokenizer import byte_tokenizer
+from tests.engine.test_engine_models import prompt_of
+from tests.models.adapters import adapter_tensors, saved_adapter
+from tests.models.tiny import VOCAB, saved_tiny_model
+
+WORD = {"regex": "[a-z]{24,30}"}  # on the device
+NESTED = {"grammar": 'start: "(" start ")" | "[" start "]" | "x"'}  # on the host
+
+
+class Asked(NamedTuple):
+    """A request of two answers."""
+
+    length: int
+    params: dict[str, Any]
+    lora: str | None = None
+
+
+ASKED = (
+    Asked(14, {"temperature": 1.0, "prompt_logprobs": 2, "logprobs": 1, **WORD}, "one"),
+    Asked(13, {"temperature": 1.0, "prompt_logprobs": 1, "logprobs": 2, **NESTED}, "two"),
+    Asked(14, {"temperature": 1.5, "repetition_penalty": 1.4, "min_tokens": 5, **WORD}),
+    Asked(9, {"temperature": 1.0, "frequency_penalty": 0.7, "prompt_logprobs": 0}, "two"),
+    Asked(14, {"top_k": 9, "temperature": 1.0, "logit_bias": {40: 3.0}, "stop": ["Q", "zz"]}),
+)
+
+
+class Parts(NamedTuple):
+    """A tiny model, and its adapters."""
+
+    model: LoadedModel
+    adapters: dict[str, Path]
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Parts:
+    folder = tmp_path_factory.mktemp("all")
+    model = saved_tiny_model("qwen3-tied", folder / "model")
+    adapters = {
+        name: saved_adapter(folder / name, adapter_tensors(model, 4, seed), 4)
+        for seed, name in enumerate(("one", "two"))
+    }
+    return Parts(load_model(folder / "model", "float32", torch.device("cpu")), adapters)
+
+
+def engine_of(parts: Parts, **options: Any) -> Engine:
+    sizes = {"max_rows": 6, "max_len": 64, "page_size": 4, "chunk": 9, "automata_mib": 1}
+    (config, weights, _), options = parts.model, {**sizes, **options}
+    engine = Engine.from_weights(config, weights, byte_tokenizer(), penalties=True, **options)
+    for name, path in parts.adapters.items():
+        engine.load_lora(name, path)
+    return engine
+
+
+def answers(engine: Engine, together: bool) -> list[Output]:
+    found = []
+    for seed, (length, params, lora) in enumerate(ASKED):
+        own = SamplingParams(30, seed=10 * seed, ignore_eos=True, **params)
+        found += engine.submit(prompt_of(length, VOCAB), own, n=2, lora=lora)
+        if not together:
+            for request in found:
+                request.result()
+    return [request.result() for request in found]
+
+
+@pytest.fixture(scope="module")
+def alone(parts: Parts) -> Iterator[list[Output]]:
+    with engine_of(parts, max_rows=1, lora_slots=2, prefix_cache=False) as engine:
+        yield answers(engine, together=False)
+
+
+def assert_close(found: tuple[TokenLogprobs, ...], expected: tuple[TokenLogprobs, ...]) -> None:
+    assert len(found) == len(expected)
+    for own, other in zip(found, expected, strict=True):
+        assert own.sampled == pytest.approx(other.sampled, abs=1e-4)
+        assert [id_ for id_, _ in own.top] == [id_ for id_, _ in other.top]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("slots", [1, 2])
+def test_each_has_what_it_has_alone(
+    parts: Parts, alone: list[Output], depth: int, exact: bool, slots: int
+) -> None:
+    options = {"depth": depth, "exact": exact, "lora_slots": slots, "num_pages": 14}
+    with engine_of(parts, **options) as engine:
+        found, stats = answers(engine, together=True), engine.stats()
+    assert stats.preemptions > 0
+    for output, expected in zip(found, alone, strict=True):
+        assert output.error is None
+        assert output.token_ids == expected.token_ids
+        assert output.text == expected.text
+        assert output.stop_reason == expected.stop_reason
+        assert output.constraint_on == expected.constraint_on
+        assert_close(output.logprobs, expected.logprobs)
+        assert_close(output.prompt_logprobs, expected.prompt_logprobs)
+    assert [bool(output.prompt_logprobs) for output in found[::2]] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert {str(output.constraint_on)[:6] for output in found} == {"device", "host: ", "None"}
+    assert stats.automata_held == stats.pages_held == stats.rows_held == 0
