@@ -85,7 +85,7 @@ class InputProcessor:
 
     def make_answers(
         self,
-        prompt: Prompt | EncodedPrompt,
+        prompt: Prompt,
         params: SamplingParams | None,
         raw: bool,
         options: RequestOptions,
