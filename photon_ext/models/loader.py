@@ -101,10 +101,7 @@ def resolve_model(model: str | Path) -> Path:
         return _bundled_model()
     try:
         return _find(model)
-    except (
-        OSError,
-        RuntimeError,
-    ) as error:  # a name too long, a folder closed to us; a home that is nobody's
+    except (OSError, RuntimeError) as error:  # a folder closed to us; a home that is nobody's
         what = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
         raise ModelError(
             f"model {shown(str(model))}: {what}; give the path of a Hugging Face directory or a "

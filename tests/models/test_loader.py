@@ -82,7 +82,7 @@ def test_paths_that_hold_no_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ("a%" * 5000, r"model 'a%a%.*\.\.\..*a%': File name too long; give the path of"),
+        ("a%" * 5000, r"^a%a%.*\.\.\..*a%: cannot be looked for \(File name too long\); give"),
         (
             "~nosuchuser/x",
             r"model '~nosuchuser/x': Could not determine home directory; give the path of",
