@@ -3,7 +3,7 @@
 #include <cmath>
 #include <type_traits>
 
-#include "common/penalties.h"
+#include "common/params.h"
 #include "cuda/element.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/row_reduce.cuh"
@@ -26,47 +26,15 @@ struct Row {
   const T* logits;
   int32_t vocab;
 
-  // What is sampled of a logit, and whether it is another number for any id of a vector.
+  // What is sampled of a logit.
   __device__ float score(float logit, int32_t) const { return logit; }
+
+  // As AdjustedRow's.
   __device__ bool adjusts(int) const { return false; }
-};
-
-// One whose logits are not what is sampled.
-template <typename T>
-struct AdjustedRow : Row<T> {
-  Adjustment adjustment;
-
-  __device__ float score(float logit, int32_t id) const { return adjustment.adjusted(logit, id); }
-  __device__ bool adjusts(int vector) const {
-    constexpr int kIds = Vector<T>::kIds;
-    static_assert(32 % kIds == 0, "a vector's bits are in one word");
-    const int32_t first = vector * kIds;
-    int32_t found = 0;
-    if (adjustment.counts != nullptr) found = counted<kIds>(first);
-    if (first < adjustment.prompt_ids)
-      found |= static_cast<uint32_t>(adjustment.prompt_bits[first >> 5]) >> (first & 31) &
-               ((1u << kIds) - 1);
-    const int32_t place = adjustment.bias_place(first);
-    return found != 0 ||
-           (place < adjustment.num_biases && adjustment.biases[2 * place] - first < kIds);
-  }
-
-  // Not 0 where one of these ids has a count.
-  template <int kIds>
-  __device__ int32_t counted(int32_t first) const {
-    const int32_t* counts = adjustment.counts + first;
-    int32_t found = 0;
-    if (first + kIds <= adjustment.counted_ids && is_vector_aligned(counts)) {
-#pragma unroll
-      for (int i = 0; i < kIds; i += 4) {
-        const int4 four = *reinterpret_cast<const int4*>(counts + i);
-        found |= four.x | four.y | four.z | four.w;
-      }
-    } else {
-      for (int i = 0; i < kIds && first + i < adjustment.counted_ids; ++i) found |= counts[i];
-    }
-    return found;
-  }
+  __device__ void hide(Vector<T>&, int) const {}
+  __device__ float shown_score(float logit, int32_t) const { return logit; }
+  template <typename Body>
+  __device__ void for_hidden(const Body&) const {}
 };
 
 // kWhole: the vector is aligned and within the row.
@@ -146,10 +114,10 @@ __device__ Candidate greedy_best(const Row<T>& row, ThreadVectors share) {
 
 // Looks at the thread's vectors. Where the logits of one are what is sampled, settle(v, vector)
 // says whether it is done with as a whole; for each id of the others body(id, score) is called; ids
-// past the end of the row score -inf.
+// past the end of the row, and those that a row hides, score -inf.
 template <typename T, template <typename> typename AnyRow, typename Settle, typename Body>
-__device__ void for_scores(const AnyRow<T>& row, ThreadVectors share, const Settle& settle,
-                           const Body& body) {
+__device__ void for_shown(const AnyRow<T>& row, ThreadVectors share, const Settle& settle,
+                          const Body& body) {
   constexpr int kIds = Vector<T>::kIds;
   const Row<T>& plain = row;
   const int whole = is_vector_aligned(row.logits) ? row.vocab / kIds : 0;
@@ -165,37 +133,26 @@ __device__ void for_scores(const AnyRow<T>& row, ThreadVectors share, const Sett
 #pragma unroll
     for (int i = 0; i < kScoreLoads; ++i) {
       const int at = begin + i * share.step;
+      if (at < whole) row.hide(v[i], at);
       if (at < end && (at >= whole || row.adjusts(at) || !settle(v[i], at))) left |= 1u << i;
     }
     for (; left != 0; left &= left - 1) {
       const int at = begin + (__ffs(left) - 1) * share.step, first = at * kIds;
-      const Vector<T> own =
-          at < whole ? load_vector<true>(plain, at) : load_vector<false>(plain, at);
+      Vector<T> own = at < whole ? load_vector<true>(plain, at) : load_vector<false>(plain, at);
+      row.hide(own, at);
 #pragma unroll
-      for (int i = 0; i < kIds; ++i) body(first + i, row.score(to_float(own.of_id[i]), first + i));
+      for (int i = 0; i < kIds; ++i)
+        body(first + i, row.shown_score(to_float(own.of_id[i]), first + i));
     }
   }
 }
 
-// The thread's largest score and its id.
-template <typename T>
-__device__ Candidate greedy_best(const AdjustedRow<T>& row, ThreadVectors share) {
-  constexpr int kIds = Vector<T>::kIds;
-  Candidate best;
-  for_scores(
-      row, share,
-      [&](const Vector<T>& v, int vector) {  // for now by the vector's first id
-        if (const float score = largest(v); score > best.score) best = {score, vector * kIds};
-        return true;
-      },
-      [&](int32_t id, float score) {
-        if (score > -INFINITY && is_better({score, id}, best)) best = {score, id};
-      });
-  for (int i = 0; best.id >= 0 && best.id % kIds == 0 && i < min(kIds, row.vocab - best.id); ++i) {
-    if (row.score(to_float(row.logits[best.id + i]), best.id + i) == best.score)
-      return {best.score, best.id + i};
-  }
-  return best;
+// The same, and body() also for the ids that the row hides.
+template <typename AnyRow, typename Settle, typename Body>
+__device__ void for_scores(const AnyRow& row, ThreadVectors share, const Settle& settle,
+                           const Body& body) {
+  for_shown(row, share, settle, body);
+  row.for_hidden(body);
 }
 
 }  // namespace photon::cuda

@@ -4,6 +4,7 @@
 #pragma once
 #include "common/logprobs.h"
 #include "common/noise.h"
+#include "cuda/adjusted_row.cuh"
 #include "cuda/logits_row.cuh"
 #include "cuda/row_reduce.cuh"
 #include "cuda/short_list.cuh"

@@ -10,6 +10,7 @@
 #include "common/penalties.h"
 #include "common/philox.h"
 #include "common/segment.h"
+#include "cuda/adjusted_row.cuh"
 #include "cuda/automaton.cuh"
 #include "cuda/element.cuh"
 #include "cuda/filter.cuh"
@@ -58,6 +59,7 @@ struct SampleShared {
   float score_of_block[kSampleCluster],  // the best of each CTA, in the first one
       id_of_block[kSampleCluster];       // an id as the bits of a float
   LogprobShared logprobs;
+  HiddenIds hidden;
   union {  // first the one, then perhaps the other
     ShortList list;
     FilterSearch search;
@@ -94,34 +96,58 @@ __device__ int32_t first_equal(const Row<T>& row, const Candidate& best) {
 
 __device__ float gumbel(uint32_t bits) { return -logf(-logf(open_uniform(bits))); }
 
-// Takes the best of the four ids of a Philox block, if it is better than `best`. NaN and -inf are
-// no candidates: both fail `v > -inf`.
-template <typename AnyRow>
-__device__ void take_of_four(Candidate& best, const AnyRow& row, int block, const Noise& noise) {
-  const int32_t first = block * kPhiloxIds;
-  float v[kPhiloxIds];
-#pragma unroll
-  for (int i = 0; i < kPhiloxIds; ++i)
-    v[i] =
-        i < row.vocab - first ? row.score(to_float(row.logits[first + i]), first + i) : -INFINITY;
+// Takes the best of the four ids of a Philox block, from `first` on, if it is better than `best`.
+// NaN and -inf are no candidates: both fail `v > -inf`.
+__device__ void take_of_four(Candidate& best, const float (&scores)[kPhiloxIds], int32_t first,
+                             const Noise& noise) {
   // The lanes of token_bits(), four at a time.
-  const Philox4 bits = philox4x32({{static_cast<uint32_t>(block), noise.position, 0u, 0u}},
-                                  noise.seed_low, noise.seed_high);
+  const Philox4 bits =
+      philox4x32({{static_cast<uint32_t>(first / kPhiloxIds), noise.position, 0u, 0u}},
+                 noise.seed_low, noise.seed_high);
 #pragma unroll
   for (int i = 0; i < kPhiloxIds; ++i) {
-    if (!(v[i] > -INFINITY)) continue;
-    const Candidate candidate = {noise.scaled(v[i]) + gumbel(bits.v[i]), first + i};
+    if (!(scores[i] > -INFINITY)) continue;
+    const Candidate candidate = {noise.scaled(scores[i]) + gumbel(bits.v[i]), first + i};
     if (is_better(candidate, best)) best = candidate;
   }
 }
 
 // The noise takes far longer than the loads, which are one id at a time.
-template <typename AnyRow>
-__device__ Candidate noisy_best(const AnyRow& row, ThreadVectors share, const Noise& noise) {
+template <typename T>
+__device__ Candidate noisy_best(const Row<T>& row, ThreadVectors share, const Noise& noise) {
   Candidate best;
-  const int blocks = static_cast<int>(ceil_div(row.vocab, kPhiloxIds));
-  for (int block = share.first; block < blocks; block += share.step)
-    take_of_four(best, row, block, noise);
+  for (int first = share.first * kPhiloxIds; first < row.vocab; first += share.step * kPhiloxIds) {
+    float scores[kPhiloxIds];
+#pragma unroll
+    for (int i = 0; i < kPhiloxIds; ++i)
+      scores[i] = i < row.vocab - first ? to_float(row.logits[first + i]) : -INFINITY;
+    take_of_four(best, scores, first, noise);
+  }
+  return best;
+}
+
+template <typename T>
+__device__ Candidate noisy_best(const AdjustedRow<T>& row, ThreadVectors share,
+                                const Noise& noise) {
+  constexpr int kIds = Vector<T>::kIds;
+  Candidate best;
+  for_scores(
+      row, share,
+      [&](const Vector<T>& v, int vector) {
+#pragma unroll
+        for (int from = 0; from < kIds; from += kPhiloxIds) {
+          float scores[kPhiloxIds];
+#pragma unroll
+          for (int i = 0; i < kPhiloxIds; ++i) scores[i] = to_float(v.of_id[from + i]);
+          take_of_four(best, scores, vector * kIds + from, noise);
+        }
+        return true;
+      },
+      [&](int32_t id, float score) {
+        if (!(score > -INFINITY)) return;
+        const Candidate candidate = {noise.noised(noise.scaled(score), id), id};
+        if (is_better(candidate, best)) best = candidate;
+      });
   return best;
 }
 
@@ -153,8 +179,13 @@ __device__ __noinline__ Candidate adjusted_best(const SampleParams& p, int64_t r
   const Segment s = load_segment(p.segments, r);
   const Noise noise = load_noise(s, p.row_state);
   const Filter filter = load_filter(s, p.row_state);
-  const AdjustedRow<T> row = {row_of<T>(p, r), load_adjustment(p, s.row)};
-  return best_of<kBlocks>(row, own_vectors<kBlocks>(part), noise, filter, shared);
+  const ThreadVectors share = own_vectors<kBlocks>(part);
+  AdjustedRow<T> row = {row_of<T>(p, r), load_adjustment(p, s.row)};
+  if (Hiding<T>{row, share, shared.hidden}.all()) {
+    row.hidden = &shared.hidden;
+    row.step = share.step;
+  }
+  return best_of<kBlocks>(row, share, noise, filter, shared);
 }
 
 // kBlocks CTAs per segment; more than one are a cluster.

@@ -93,13 +93,14 @@ class InputProcessor:
     ) -> list[Sequence]:
         """``n`` for one prompt, which is encoded once. Raises as `make`."""
         encoded = self._encoded(prompt, raw, options)
+        params = _asked(params, options)
         return [self._sequence(encoded, params, options, sample) for sample in range(n)]
 
     def make(
         self, prompt: Prompt, params: SamplingParams | None, raw: bool, options: RequestOptions
     ) -> Sequence:
         """Raises RequestError, ConfigError: what is wrong with the prompt or the parameters."""
-        return self._sequence(self._encoded(prompt, raw, options), params, options)
+        return self.make_answers(prompt, params, raw, options, 1)[0]
 
     def _encoded(self, prompt: Prompt, raw: bool, options: RequestOptions) -> EncodedPrompt:
         check_flag("raw", raw)
@@ -109,16 +110,11 @@ class InputProcessor:
     def _sequence(
         self,
         prompt: EncodedPrompt,
-        params: SamplingParams | None,
+        params: SamplingParams,
         options: RequestOptions,
-        sample: int = 0,
+        sample: int,
     ) -> Sequence:
         """``sample``: which of the answers to this prompt it is."""
-        params = SamplingParams() if params is None else params
-        if not isinstance(params, SamplingParams):
-            raise ConfigError(f"params is a {type(params).__name__}; give SamplingParams(...)")
-        if options.tools is not None:
-            params = options.tools.constrain(params)
         params, (ids, embeds) = params.sample(sample), prompt
         text = self._stopped_text(params)
         cap = self.fit(len(ids), params.max_new_tokens)
@@ -132,17 +128,17 @@ class InputProcessor:
                     "prompt_logprobs are of tokens, and the prompt has embeddings; leave one out"
                 )
             admission = admission._replace(prompt_ids=embeds.keyed(admission.prompt_ids))
-        constraint, automaton, place = self._constraint(params, sample)
+        constraint, automaton, constraint_on = self._constraint(params, sample)
         if automaton is not None:
             admission = admission._replace(params=replace(admission.params, constrained=False))
-        request = Request(self.queue, self._text, len(ids), text, place)
+        request = Request(self.queue, self._text, len(ids), text, constraint_on)
         watched = constraint is not None or text is not None
         limit = "max_len" if cap < params.max_new_tokens else "max_new_tokens"
-        priority, deadline, salt, name, _ = options
-        adapter = self.adapters.find(name)
+        adapter, salt = self.adapters.find(options.lora), options.cache_salt
         root = salt if adapter is None else (salt, adapter.key)
+        standing = options.priority, options.deadline
         sequence = Sequence(
-            admission, constraint, request, watched, limit, root, priority, deadline, adapter
+            admission, constraint, request, watched, limit, root, *standing, adapter
         )
         sequence.automaton = automaton
         sequence.embeds = None if embeds is None else embeds.rows
@@ -192,6 +188,14 @@ class InputProcessor:
                     "one token"
                 )
             yield from ids
+
+
+def _asked(params: SamplingParams | None, options: RequestOptions) -> SamplingParams:
+    """The parameters of a request, with the form that its tools give the answer."""
+    params = SamplingParams() if params is None else params
+    if not isinstance(params, SamplingParams):
+        raise ConfigError(f"params is a {type(params).__name__}; give SamplingParams(...)")
+    return params if options.tools is None else options.tools.constrain(params)
 
 
 def _started(constraint: Constraint | None, sample: int) -> Constraint | None:

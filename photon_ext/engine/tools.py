@@ -11,6 +11,7 @@ from typing import Any
 from photon_ext.checks import as_tuple
 from photon_ext.errors import ConfigError, describe, shown
 from photon_ext.sampling import SamplingParams
+from photon_ext.sampling.grammar_bounds import objects_in
 
 _CHOICES = ("auto", "none", "required")
 _NO_ARGUMENTS: Mapping[str, Any] = {
@@ -158,13 +159,7 @@ def _call_schema(function: Mapping[str, Any], place: str) -> dict[str, Any]:
 
 def _move_references(schema: object, place: str) -> None:
     """References into the schema's own document lead to where it stands now."""
-    pending = [schema]
-    while pending:
-        value = pending.pop()
-        if isinstance(value, list):
-            pending += value
-        elif isinstance(value, dict):
-            pending += value.values()
-            target = value.get("$ref")
-            if isinstance(target, str) and (target == "#" or target.startswith("#/")):
-                value["$ref"] = place + target[1:]
+    for part in objects_in(schema):
+        target = part.get("$ref")
+        if isinstance(target, str) and (target == "#" or target.startswith("#/")):
+            part["$ref"] = place + target[1:]

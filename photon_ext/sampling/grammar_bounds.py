@@ -43,7 +43,7 @@ def check_schema(schema: object) -> None:
     too many parts, or multiples of too many digits.
     """
     multiples: set[float] = set()
-    for part in _objects(schema):
+    for part in objects_in(schema):
         properties = part.get("properties")
         if isinstance(properties, dict) and len(properties) > _MOST_PROPERTIES:
             raise ConfigError(
@@ -58,7 +58,8 @@ def check_schema(schema: object) -> None:
     _check_multiples(multiples)
 
 
-def _objects(schema: object) -> Iterator[dict[str, object]]:
+def objects_in(schema: object) -> Iterator[dict[str, object]]:
+    """All objects of a JSON value, those within others included; their items may be changed."""
     pending = [schema]
     while pending:
         value = pending.pop()

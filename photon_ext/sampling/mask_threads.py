@@ -35,8 +35,10 @@ class MaskThreads:
         """Fills the next masks of those that are grammars of one vocabulary; each hands its mask
         out when it is asked for it. A few fill their own then.
         """
+        if not self.enabled:
+            return
         grammars = [one for one in constraints if isinstance(one, GrammarConstraint)]
-        if not self.enabled or len(grammars) < LEAST_TOGETHER:
+        if len(grammars) < LEAST_TOGETHER:
             return
         size = grammars[0].mask_bytes
         width = size // self._words.itemsize

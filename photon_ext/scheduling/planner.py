@@ -76,7 +76,7 @@ class Planner:
         if self._mixed is None:
             plan = first_come_first_served(decode, prefill, previous, self._budget)
         elif prefill:
-            left = sum(len(row.prompt_ids) - row.prefilled for row in prefill)
+            left = (len(row.prompt_ids) - row.prefilled for row in prefill)
             tokens = self._mixed.prompt_tokens(len(decode), len(prefill), left)
             chunks = self._mixed.fitting(len(decode), take_chunks(prefill, tokens))
             plan = StepPlan(decode, chunks)

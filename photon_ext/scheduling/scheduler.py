@@ -43,7 +43,7 @@ class Scheduler:
         those of sequences are put; None: no sequence has one.
         """
         self.pool = pager.pool
-        self.automata = automata or AutomatonPool(0)
+        self.automata = AutomatonPool(0) if automata is None else automata
         self.max_rows = max_rows
         self.log = TokenLog()
         self.stats = RequestStats()

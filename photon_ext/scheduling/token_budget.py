@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from photon_ext.runtime import Chunk, StepResult
 from photon_ext.runtime.step_keys import StepKeys
 from photon_ext.scheduling.cost_table import CostTable
@@ -30,11 +32,11 @@ class TokenBudget:
         self._costs = CostTable(shares_of(keys.prefill_buckets, chunk))
         self._timer = StepTimer(self._costs)
 
-    def prompt_tokens(self, decode_rows: int, prefill_rows: int, left: int) -> int:
-        """How many prompt tokens may ride beside so many decode rows; `left`: what so many other
-        rows have left of their prompts.
+    def prompt_tokens(self, decode_rows: int, prefill_rows: int, left: Iterable[int]) -> int:
+        """How many prompt tokens may ride beside so many decode rows; `left`: what each of so many
+        other rows has left of its prompt, which is not looked at where their number decides.
         """
-        if prefill_rows > decode_rows or left > LATE_CHUNKS * self._chunk:
+        if prefill_rows > decode_rows or sum(left) > LATE_CHUNKS * self._chunk:
             allowed = self._chunk
         else:
             allowed = self._costs.allowed(self._keys.decode_bucket(decode_rows))

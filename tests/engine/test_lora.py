@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from photon_ext.engine import Engine
 from photon_ext.errors import ConfigError, ModelError, RequestError
 from photon_ext.sampling import SamplingParams
+from tests.engine.test_engine_fast import CONFIG, DEVICES, engine_on
 from tests.engine.test_engine_models import prompt_of, tiny_engine
 from tests.models.adapters import ALL, adapter_tensors, merged, saved_adapter
 from tests.models.tiny import VOCAB, greedy_ids, saved_tiny_model
@@ -233,10 +234,42 @@ def test_a_rank_beyond_the_slots_is_refused(tiny: Adapted) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", ["hopper", "portable"])
-def test_on_a_gpu_the_tokens_are_those_of_merged_weights(tiny: Adapted, backend: str) -> None:
+def test_on_a_gpu_the_tokens_are_those_of_merged_weights(tiny: Adapted) -> None:
     torch.cuda.init()
-    with tiny_engine(tiny.folder, 2, "cuda", lora_slots=2, max_rows=6, backend=backend) as engine:
+    with tiny_engine(tiny.folder, 2, "cuda", lora_slots=2, max_rows=6) as engine:
         for name, path in tiny.paths.items():
             engine.load_lora(name, path)
         ask(engine, tiny, ["all", None, "some", "wide"])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_with_the_hopper_kernels_tokens_are_the_same_alone_and_among_other_adapters(
+    tmp_path: Path, device: str
+) -> None:
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=CONFIG.vocab,
+            hidden_size=CONFIG.hidden,
+            num_hidden_layers=CONFIG.layers,
+            num_attention_heads=CONFIG.q_heads,
+            num_key_value_heads=CONFIG.kv_heads,
+            head_dim=CONFIG.head_dim,
+            intermediate_size=CONFIG.intermediate,
+        )
+    )
+    names = [None, "a", "b", "a", None, "b"]
+    prompts = [prompt_of(length, CONFIG.vocab) for length in (1, 33, 33, 70, 33, 9)]
+    runs = []
+    for depth in (1, 2):
+        with engine_on(device, depth, lora_slots=2, lora_rank=8) as engine:
+            for seed, name in enumerate("ab"):
+                tensors = adapter_tensors(model, 5 + seed, seed)
+                engine.load_lora(
+                    name, saved_adapter(tmp_path / f"{name}{depth}", tensors, 5 + seed)
+                )
+            asked = list(zip(prompts, names, strict=True))
+            together = [engine.submit(prompt, PARAMS, lora=name) for prompt, name in asked]
+            runs.append([request.result().token_ids for request in together])
+            runs.append([engine.submit(p, PARAMS, lora=n).result().token_ids for p, n in asked])
+    assert all(tokens == runs[0] for tokens in runs)
+    assert len({runs[0][index] for index in (1, 2, 4)}) == 3  # the same prompt

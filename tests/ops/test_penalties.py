@@ -122,6 +122,33 @@ def test_tokens_are_the_references(
             assert token == alone
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("vocab", [20_011, 70_000])
+def test_every_id_may_have_a_penalty(
+    device: str, hopper: bool, vocab: int, temperature: float
+) -> None:
+    """More than a list of them holds, or than a thread has room for."""
+    rows = mixed_rows(6, vocab, temperature)
+    tables = tables_of(device, rows, vocab, list(range(vocab)), [5, 9, 9])
+    logits = randn(len(rows), vocab, dtype=torch.bfloat16, device=device)
+    segments = segments_of(len(rows), device)
+    found = ops.sample(logits, segments, tables[0], hopper=hopper, tables=tables)
+    assert_same_bits(found, reference.sample(logits, segments, tables[0], tables=tables))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("adjusted", "other"), [(9, 10), (10, 9), (8, 9), (8, 4100), (4100, 9)])
+def test_of_equal_scores_the_lowest_id_is_taken_with_a_bias_or_without(
+    device: str, hopper: bool, dtype: torch.dtype, adjusted: int, other: int
+) -> None:
+    logits = torch.zeros(1, 5000, dtype=dtype, device=device)
+    logits[0, adjusted], logits[0, other] = 1.5, 2.0
+    tables = tables_of(device, [RowParams(seed=0, logit_bias={adjusted: 0.5})], 5000, [], [])
+    segments = segments_of(1, device)
+    found = ops.sample(logits, segments, tables[0], hopper=hopper, tables=tables)
+    assert found.tolist() == [min(adjusted, other)]
+
+
 def test_penalties_change_what_is_drawn_and_how_often(device: str, hopper: bool) -> None:
     draws, vocab = 4000, 6
     logits = torch.tensor([1.0, 0.5, -0.5, 1.5, 0.0, 2.0])

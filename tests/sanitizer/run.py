@@ -53,8 +53,7 @@ TOOLS = {"racecheck": 20, "memcheck": 10, "synccheck": 10}
 # How many barriers a block has in shared memory, at most: synccheck's own guess is too low where
 # they are an array, and then it fails.
 OPTIONS = {"synccheck": ("--num-cuda-barriers", "64")}
-# Only our kernels are looked at: those of torch, which the tests' references run, take most of the
-# time otherwise.
+# Only our kernels are looked at, and not those of torch, which the tests' references run.
 KERNELS = ("--kernel-name", "kernel_substring=photon")
 SUMMARY = re.compile(r"^=+ (?:ERROR|RACECHECK) SUMMARY: (.*)$", re.MULTILINE)
 OUTCOME = re.compile(r"\b(PASSED|FAILED|ERROR|SKIPPED|XFAIL|XPASS)\b(?: \([^\n]*\))? *\[ *\d+%\]")

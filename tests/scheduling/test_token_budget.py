@@ -40,42 +40,42 @@ def test_shares_are_those_of_the_graphs_or_doubled(
 
 
 def test_without_decode_rows_a_step_takes_a_whole_chunk() -> None:
-    assert budget().prompt_tokens(0, 1, 64) == 64
-    assert budget(max_tokens=100).prompt_tokens(0, 1, 64) == 64
-    assert budget(max_tokens=40).prompt_tokens(0, 1, 64) == 40
+    assert budget().prompt_tokens(0, 1, [64]) == 64
+    assert budget(max_tokens=100).prompt_tokens(0, 1, [64]) == 64
+    assert budget(max_tokens=40).prompt_tokens(0, 1, [64]) == 40
 
 
 def test_while_more_rows_have_prompts_than_decode_a_step_takes_a_whole_chunk() -> None:
-    assert budget().prompt_tokens(5, 6, 64) == 64
-    assert budget().prompt_tokens(5, 5, 64) == 16
-    assert budget(max_tokens=40).prompt_tokens(5, 6, 64) == 35
-    assert budget(max_tokens=8).prompt_tokens(8, 9, 64) == 16
+    assert budget().prompt_tokens(5, 6, [64]) == 64
+    assert budget().prompt_tokens(5, 5, [64]) == 16
+    assert budget(max_tokens=40).prompt_tokens(5, 6, [64]) == 35
+    assert budget(max_tokens=8).prompt_tokens(8, 9, [64]) == 16
 
 
 def test_while_four_chunks_are_not_enough_for_the_prompts_a_step_takes_a_whole_chunk() -> None:
-    assert budget().prompt_tokens(5, 5, 4 * 64) == 16
-    assert budget().prompt_tokens(5, 5, 4 * 64 + 1) == 64
-    assert budget(max_tokens=40).prompt_tokens(5, 1, 1000) == 35
+    assert budget().prompt_tokens(5, 5, [4 * 64]) == 16
+    assert budget().prompt_tokens(5, 5, [4 * 64 + 1]) == 64
+    assert budget(max_tokens=40).prompt_tokens(5, 1, [1000]) == 35
 
 
 def test_beside_decode_rows_it_is_what_the_cost_table_allows_their_bucket() -> None:
-    assert budget().prompt_tokens(5, 1, 64) == 16
-    assert budget(times=(120.0,)).prompt_tokens(5, 1, 64) == 32
-    assert budget(times=(120.0, 140.0)).prompt_tokens(5, 1, 64) == 64
-    assert budget(times=(120.0, 140.0)).prompt_tokens(9, 1, 64) == 16  # of another bucket
+    assert budget().prompt_tokens(5, 1, [64]) == 16
+    assert budget(times=(120.0,)).prompt_tokens(5, 1, [64]) == 32
+    assert budget(times=(120.0, 140.0)).prompt_tokens(5, 1, [64]) == 64
+    assert budget(times=(120.0, 140.0)).prompt_tokens(9, 1, [64]) == 16  # of another bucket
 
 
 @pytest.mark.parametrize(("rows", "tokens"), [(2, 64), (6, 64), (7, 63), (8, 62)])
 def test_the_cap_counts_decode_rows(rows: int, tokens: int) -> None:
-    assert budget(max_tokens=70, times=(101.0, 102.0, 103.0)).prompt_tokens(rows, 1, 64) == tokens
+    assert budget(max_tokens=70, times=(101.0, 102.0, 103.0)).prompt_tokens(rows, 1, [64]) == tokens
 
 
 @pytest.mark.parametrize("max_tokens", [1, 8, 20])
 def test_hazard_28_prefill_keeps_a_share_where_decode_alone_uses_up_the_budget(
     max_tokens: int,
 ) -> None:
-    assert budget(max_tokens).prompt_tokens(8, 1, 64) == 16
-    assert budget(max_tokens, times=(5000.0,)).prompt_tokens(8, 1, 64) == 16
+    assert budget(max_tokens).prompt_tokens(8, 1, [64]) == 16
+    assert budget(max_tokens, times=(5000.0,)).prompt_tokens(8, 1, [64]) == 16
 
 
 # --- plans ----------------------------------------------------------------------------------------
