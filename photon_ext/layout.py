@@ -14,7 +14,7 @@ class Meta(IntEnum):
     """Columns of decode_meta, int32 [T, 4].
 
     Attributes:
-        TOKEN: the id that is fed.
+        TOKEN: the id that is fed; FIRST_EMBED - i is the forward's embedding i.
         POSITION: where it stands in its row, and its key and value in the row's pages, from 0 on.
         LENGTH: positions that the token attends to, its own included: POSITION + 1; 0 marks a dead
             token.
@@ -212,6 +212,8 @@ HOST_MASK = 1
 NO_PAGE = -1
 """An entry of a page table that names no page; any other number that is none counts as -1 does."""
 NO_TOKEN = -(2**31)
+# The id of a forward's embedding 0; that of embedding i lies i below.
+FIRST_EMBED = -2
 
 
 class InputLayout(NamedTuple):

@@ -361,23 +361,26 @@ def sample(
 # --- embedding ------------------------------------------------------------------------------------
 
 
-def embedding_into(out: Tensor, decode_meta: Tensor, weight: Tensor) -> None:
-    """``out[t] = weight[token of token t]``; zeros for dead tokens and for ids outside the
-    vocabulary.
+def embedding_into(
+    out: Tensor, decode_meta: Tensor, weight: Tensor, embeds: Tensor | None = None
+) -> None:
+    """``out[t] = weight[token of token t]``, or ``embeds[i]`` where the token is -2 - i; zeros for
+    dead tokens and for ids of neither.
 
     Args:
         out: [T, hidden], written.
         decode_meta: int32 [T, 4].
         weight: [vocab, hidden], contiguous.
+        embeds: [embeddings, hidden], contiguous, of the dtype of weight; None: there are none.
     """
-    _embedding(out, decode_meta, weight)
+    _embedding(out, decode_meta, weight, embeds)
 
 
-def embedding(decode_meta: Tensor, weight: Tensor) -> Tensor:
+def embedding(decode_meta: Tensor, weight: Tensor, embeds: Tensor | None = None) -> Tensor:
     """:func:`embedding_into` a new [T, hidden]."""
-    _refuse_gradients("embedding", weight)
+    _refuse_gradients("embedding", weight, embeds)
     out = weight.new_empty(_size(decode_meta, 0), _size(weight, 1))
-    _embedding(out, decode_meta, weight)
+    _embedding(out, decode_meta, weight, embeds)
     return out
 
 

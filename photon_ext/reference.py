@@ -24,6 +24,7 @@ from photon_ext.layout import (
     DELTA_HEADER,
     DELTA_RUN_WORDS,
     DELTA_ZEROS,
+    FIRST_EMBED,
     HOST_MASK,
     MOST_LOGPROBS,
     NO_PAGE,
@@ -601,16 +602,22 @@ def sample(
 # --- embedding ------------------------------------------------------------------------------------
 
 
-def embedding(decode_meta: Tensor, weight: Tensor) -> Tensor:
+def embedding(decode_meta: Tensor, weight: Tensor, embeds: Tensor | None = None) -> Tensor:
     """As :func:`photon_ext.ops.embedding`: a new [T, hidden] of the dtype of weight."""
     token = decode_meta[:, Meta.TOKEN].long()
-    known = (decode_meta[:, Meta.LENGTH] > 0) & (token >= 0) & (token < len(weight))
-    return weight[token * known].masked_fill(~known[:, None], 0)
+    row = torch.where(token <= FIRST_EMBED, len(weight) + FIRST_EMBED - token, token)
+    known = (decode_meta[:, Meta.LENGTH] > 0) & (row >= 0)
+    known &= (token <= FIRST_EMBED) | (token < len(weight))
+    rows = weight if embeds is None else torch.cat([weight, embeds])
+    known &= row < len(rows)
+    return rows[row * known].masked_fill(~known[:, None], 0)
 
 
-def embedding_into(out: Tensor, decode_meta: Tensor, weight: Tensor) -> None:
+def embedding_into(
+    out: Tensor, decode_meta: Tensor, weight: Tensor, embeds: Tensor | None = None
+) -> None:
     """As :func:`photon_ext.ops.embedding_into`: out [T, hidden] is written."""
-    out.copy_(embedding(decode_meta, weight))
+    out.copy_(embedding(decode_meta, weight, embeds))
 
 
 def select_tokens_into(out: Tensor, x: Tensor, segments: Tensor) -> None:

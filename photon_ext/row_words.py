@@ -56,7 +56,8 @@ def prompt_bits(prompt_ids: Iterable[int], vocab: int) -> list[int]:
     """A row's prompt bits: one for each id of the vocabulary."""
     found = bytearray(4 * -(-vocab // 32))
     for token in set(prompt_ids):
-        found[token >> 3] |= 1 << (token & 7)
+        if token >= 0:  # not of an embedding
+            found[token >> 3] |= 1 << (token & 7)
     return list(struct.unpack(f"<{len(found) // 4}i", found))
 
 

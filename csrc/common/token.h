@@ -17,14 +17,6 @@ PHOTON_HOST_DEVICE inline Token load_token(const int32_t* decode_meta, int64_t i
   return {meta[kMetaPosition], meta[kMetaLength], meta[kMetaRow]};
 }
 
-// The id that a token embeds; -1: the token is dead, or its id is none of the vocabulary.
-PHOTON_HOST_DEVICE inline int64_t embedded_token(const int32_t* decode_meta, int64_t index,
-                                                 int64_t vocab) {
-  const int32_t* meta = decode_meta + index * kMetaColumns;
-  const bool valid = meta[kMetaLength] > 0 && meta[kMetaToken] >= 0 && meta[kMetaToken] < vocab;
-  return valid ? meta[kMetaToken] : -1;
-}
-
 // In a mixed step the device's counts say which tokens are decode tokens: the leading ones.
 // Attention of decode tokens leaves the others alone, attention of chunks leaves these alone.
 // Without counts an op has all tokens of its step.

@@ -1,8 +1,8 @@
 // embedding and select_tokens: copies of rows.
 #include <cstring>
 
+#include "common/embedding.h"
 #include "common/segment.h"
-#include "common/token.h"
 #include "cpu/kernels.h"
 #include "cpu/parallel.h"
 
@@ -33,11 +33,9 @@ void copy_tokens(void* out, int64_t tokens, int64_t token_bytes, int64_t out_str
 }  // namespace
 
 void embedding(const EmbeddingParams& p) {
-  const int64_t size = size_of(p.dtype), token_bytes = p.hidden * size;
-  copy_tokens(p.out, p.num_tokens, token_bytes, p.out_stride * size, [&](int64_t i) -> const char* {
-    const int64_t token = embedded_token(p.decode_meta, i, p.vocab);
-    return token < 0 ? nullptr : static_cast<const char*>(p.weight) + token * token_bytes;
-  });
+  const int64_t size = size_of(p.dtype);
+  copy_tokens(p.out, p.num_tokens, p.hidden * size, p.out_stride * size,
+              [&](int64_t i) { return embedding_of(p, i); });
 }
 
 void select_tokens(const SelectTokensParams& p) {

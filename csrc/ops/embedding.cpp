@@ -1,11 +1,12 @@
-// embedding_into, select_tokens_into: rows of a matrix by token, and by a segment's last token.
+// embedding_into, select_tokens_into: rows of matrices by token, and by a segment's last token.
 #include "common/decode_meta.h"
 #include "ops/dispatch.h"
 
 namespace photon::ops {
 namespace {
 
-void embedding(const Tensor& out_, const Tensor& decode_meta_, const Tensor& weight_) {
+void embedding(const Tensor& out_, const Tensor& decode_meta_, const Tensor& weight_,
+               const std::optional<Tensor>& embeds_) {
   Args arg("embedding_into");
   const Arg weight = arg("weight", weight_).floating().rank(2, "[vocab, hidden]").contiguous();
   const Arg decode_meta = arg("decode_meta", decode_meta_)
@@ -16,12 +17,19 @@ void embedding(const Tensor& out_, const Tensor& decode_meta_, const Tensor& wei
                       .dtype_of(weight)
                       .shape({decode_meta.size(0), weight.size(1)},
                              "[tokens of decode_meta, hidden of weight]");
-  out.last_contiguous().written({&decode_meta, &weight});
+  const OptionalArg embeds = arg("embeds", embeds_);
+  if (embeds)
+    embeds->dtype_of(weight)
+        .shape({Arg::kAny, weight.size(1)}, "[embeddings, hidden of weight]")
+        .contiguous();
+  out.last_contiguous().written({&decode_meta, &weight, embeds.get()});
 
   EmbeddingParams p{};
   p.out = out.data<void>();
   p.decode_meta = decode_meta.data<int32_t>();
   p.weight = weight.data<void>();
+  p.embeds = embeds.data<void>();
+  p.num_embeds = embeds ? embeds->size(0) : 0;
   p.num_tokens = decode_meta.size(0);
   p.hidden = weight.size(1);
   p.vocab = weight.size(0);

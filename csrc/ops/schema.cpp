@@ -25,7 +25,9 @@ STABLE_TORCH_LIBRARY(photon_ext, m) {
       "Tensor(c!)? row_errors=None, bool hopper=False, Tensor[]? tables=None, "
       "Tensor(d!)? logprobs=None, Tensor? automata=None) -> ()");
   // embedding
-  m.def("embedding_into(Tensor(a!) out, Tensor decode_meta, Tensor weight) -> ()");
+  m.def(
+      "embedding_into(Tensor(a!) out, Tensor decode_meta, Tensor weight, Tensor? embeds=None) -> "
+      "()");
   m.def("select_tokens_into(Tensor(a!) out, Tensor x, Tensor segments) -> ()");
   // norm
   m.def("rms_norm_into(Tensor(a!) out, Tensor x, Tensor weight, float eps) -> ()");

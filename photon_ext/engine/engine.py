@@ -14,6 +14,7 @@ import torch
 from photon_ext._library import log_fallbacks
 from photon_ext.checks import Prefill, check_callable, check_count, check_prefill
 from photon_ext.engine.adapters import AdapterRegistry
+from photon_ext.engine.embeds import EmbedsMemory, EmbedsReader
 from photon_ext.engine.grammar_compiler import GrammarCompiler
 from photon_ext.engine.input import InputProcessor
 from photon_ext.engine.loop import EngineLoop, Listener
@@ -34,6 +35,7 @@ from photon_ext.runtime.runtime import checked_device
 from photon_ext.sampling import SamplingParams
 from photon_ext.sampling.mask_threads import MaskThreads
 from photon_ext.scheduling import (
+    EmbedsPool,
     PagePool,
     Pager,
     Planner,
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
     from photon_ext.models.config import ModelConfig
     from photon_ext.models.tokenizer import Tokenizer
+    from photon_ext.models.vision import VisionEncoder
     from photon_ext.models.weights import DecoderWeights
     from photon_ext.runtime.ports import RuntimePort
     from photon_ext.runtime.step import Forward
@@ -98,6 +101,8 @@ class Engine:
         exact: bool = False,
         adapters: AdapterStore | None = None,
         prompt_logprobs: bool = False,
+        embeds: torch.Tensor | None = None,
+        vision: VisionEncoder | None = None,
     ) -> None:
         """Makes an engine from parts; `from_pretrained` makes the parts.
 
@@ -116,6 +121,10 @@ class Engine:
                 not show: no decode step's keys and values are computed again by prefill, nor shared
                 (see Pager and Sequence.requeue).
             adapters: the slots of adapters that this forward knows; None: it knows none.
+            embeds: the forward's memory for embeddings, [places, hidden], on its device: the i-th
+                is that of token -2 - i. None: it takes tokens alone.
+            vision: makes embeddings of the images of prompts; on a device of its own choice, on the
+                threads of callers.
 
         Raises: as Pipeline; ConfigError, the pool has no page, or a value is no option.
         """
@@ -130,7 +139,9 @@ class Engine:
         if max_tokens_per_step is not None:
             max_tokens_per_step = check_count("max_tokens_per_step", max_tokens_per_step)
         chunk = check_count("chunk", chunk)
-        pager = Pager(PagePool(num_pages), runtime.page_size, prefix_cache, exact)
+        reader = EmbedsReader.of(embeds, vision)
+        places = EmbedsPool(reader.places)
+        pager = Pager(PagePool(num_pages), runtime.page_size, prefix_cache, exact, places)
         slots = AdapterSlots(adapters)
         automata = AutomatonPool(runtime.automaton_words)
         scheduler = Scheduler(pager, rows, runtime.max_len, slots, automata)
@@ -164,13 +175,16 @@ class Engine:
             policy,
             compiler,
             self._adapters,
+            reader,
         )
         mixes = prefill == "mixed" or pipeline.keys.mixed
         budget = TokenBudget(pipeline.keys, chunk, max_tokens_per_step) if mixes else None
         planner = Planner(scheduler, pipeline.roster, chunk, budget)
         self.meter = Meter(pipeline.stats, scheduler, runtime.depth, device, meter)
-        masks = MaskThreads(device != "cpu")
-        self._loop = EngineLoop(pipeline, scheduler, planner, self._queue, self.meter, masks)
+        masks, memory = MaskThreads(device != "cpu"), EmbedsMemory(embeds, runtime)
+        self._loop = EngineLoop(
+            pipeline, scheduler, planner, self._queue, self.meter, masks, memory
+        )
         self._thread = EngineThread(self._loop)
         self._freeze = HeapFreeze(collect=not graph) if freeze else None  # captures collect first
         if self._freeze is not None:
@@ -183,6 +197,7 @@ class Engine:
         *,
         device: str = "auto",
         dtype: torch.dtype | str | None = None,
+        vision: VisionEncoder | None = None,
         **options: Any,
     ) -> Engine:
         """An engine for a model.
@@ -192,16 +207,19 @@ class Engine:
             device: "cpu", "cuda", "cuda:N", or "auto": the GPU if this build can use one.
             dtype: "float32", "float16" or "bfloat16" (or torch's); None: float32 if the file was
                 stored so, else bfloat16.
+            vision: an encoder for images; it needs the option embeds_tokens.
             options: those of EngineOptions, by name.
 
         Raises:
             ModelError, ConfigError, DeviceError: what was found, what was expected, what to do.
         """
         # a wrong option shows before the model is loaded
-        named_options(options, ("model", "device", "dtype"))
+        named_options(options, ("model", "device", "dtype", "vision"))
         chosen = checked_device(choose_device(device))
         loaded = load_model(model, dtype, chosen)
-        return cls.from_weights(loaded.config, loaded.weights, loaded.tokenizer, **options)
+        return cls.from_weights(
+            loaded.config, loaded.weights, loaded.tokenizer, vision=vision, **options
+        )
 
     @classmethod
     def from_weights(
@@ -209,6 +227,7 @@ class Engine:
         config: ModelConfig,
         weights: DecoderWeights,
         tokenizer: Tokenizer | None = None,
+        vision: VisionEncoder | None = None,
         **options: Any,
     ) -> Engine:
         """An engine around weights that are on their device already, in their dtype.
@@ -217,6 +236,7 @@ class Engine:
             config: the model's shape.
             weights: its parameters (models.weights), float32, float16 or bfloat16; not copied.
             tokenizer: None serves token ids alone: no string prompts, no text, no stop strings.
+            vision: as in `from_pretrained`.
             options: those of EngineOptions, by name.
 
         Raises:
@@ -224,7 +244,7 @@ class Engine:
                 the memory does not hold what it asks.
             DeviceError: this build has no kernels for the weights' device.
         """
-        chosen = named_options(options, ("config", "weights", "tokenizer"))
+        chosen = named_options(options, ("config", "weights", "tokenizer", "vision"))
         runtime, decoder, size = make_parts(chosen, config, weights)
         return cls(
             runtime,
@@ -248,6 +268,8 @@ class Engine:
             exact=chosen.exact,
             prompt_logprobs=True,
             adapters=decoder.lora,
+            embeds=decoder.embeds,
+            vision=vision,
         )
 
     def generate(
@@ -262,7 +284,9 @@ class Engine:
         """Generates for all prompts, batched, and waits for them.
 
         Args:
-            prompts: each a string, a list of token ids, or a list of chat messages.
+            prompts: each a string, a list of token ids, a list of chat messages, or
+                {"prompt_embeds": ...}: a tensor [n, hidden] in the place of tokens, or a list of
+                parts, each such a tensor, a text, or token ids.
             params: for all, or one per prompt; None: the defaults.
             raw: strings are encoded without the chat template, as they stand but for the model's
                 begin-of-text token.
@@ -360,7 +384,9 @@ class Engine:
 
         Args:
             messages: the turns so far, each {"role": "system" | "user" | "assistant", "content":
-                ...}; the content is a string, or a list of parts {"type": "text", "text": ...}.
+                ...}; the content is a string, or a list of parts {"type": "text", "text": ...},
+                {"type": "image", "image": ...} (see `encode_image`), {"type": "embeds", "embeds":
+                ...}.
             params: None: the defaults.
             options: as in `generate`.
 
@@ -398,6 +424,16 @@ class Engine:
         Raises ConfigError: there is none of that name, or requests that have not ended use it.
         """
         self._adapters.unload(name)
+
+    def encode_image(self, image: Any) -> torch.Tensor:
+        """The embeddings of an image, [n, hidden], for prompts: computed once, and used in many.
+
+        Args:
+            image: a PIL image, the bytes of a file, or an array of uint8, [height, width, 3].
+
+        Raises RequestError: it is no such image, Pillow is missing, or the engine has no encoder.
+        """
+        return self._input.embeds.read_image(image)
 
     def listen(self, listener: Listener) -> None:
         """Calls `listener` once per step with a StepOutput: for servers, which send tokens on.

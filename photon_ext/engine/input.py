@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from photon_ext.checks import Limits, check_flag
 from photon_ext.engine.adapters import AdapterRegistry
+from photon_ext.engine.embeds import NO_EMBEDS, EmbedsReader
 from photon_ext.engine.grammar_compiler import GrammarCompiler
-from photon_ext.engine.prompts import Prompt, encode_prompt
+from photon_ext.engine.prompts import EncodedPrompt, Prompt, encode_prompt
 from photon_ext.engine.request import Request
 from photon_ext.engine.request_options import RequestOptions
 from photon_ext.engine.request_queue import RequestQueue
@@ -41,6 +42,7 @@ class InputProcessor:
         policy: says where each stands among those that wait.
         compiler: makes the constraints of answers with a grammar.
         adapters: those that requests may name.
+        embeds: says which embeddings a prompt may have.
     """
 
     tokenizer: Tokenizer | None
@@ -51,6 +53,7 @@ class InputProcessor:
     policy: Policy
     compiler: GrammarCompiler
     adapters: AdapterRegistry
+    embeds: EmbedsReader = NO_EMBEDS
 
     def make_all(
         self,
@@ -89,9 +92,9 @@ class InputProcessor:
         n: int,
     ) -> list[Sequence]:
         """``n`` for one prompt, which is encoded once. Raises as `make`."""
-        ids = self._encoded(prompt, raw, options)
+        encoded = self._encoded(prompt, raw, options)
         params = _asked(params, options)
-        return [self._sequence(ids, params, options, sample) for sample in range(n)]
+        return [self._sequence(encoded, params, options, sample) for sample in range(n)]
 
     def make(
         self, prompt: Prompt, params: SamplingParams | None, raw: bool, options: RequestOptions
@@ -99,26 +102,32 @@ class InputProcessor:
         """Raises RequestError, ConfigError: what is wrong with the prompt or the parameters."""
         return self.make_answers(prompt, params, raw, options, 1)[0]
 
-    def _encoded(self, prompt: Prompt, raw: bool, options: RequestOptions) -> Seq[int]:
+    def _encoded(self, prompt: Prompt, raw: bool, options: RequestOptions) -> EncodedPrompt:
         check_flag("raw", raw)
         tools = () if options.tools is None else options.tools.given
-        return encode_prompt(prompt, self.tokenizer, raw, tools)
+        return encode_prompt(prompt, self.tokenizer, self.embeds, raw, tools)
 
     def _sequence(
         self,
-        ids: Seq[int],
+        prompt: EncodedPrompt,
         params: SamplingParams,
         options: RequestOptions,
         sample: int,
     ) -> Sequence:
         """``sample``: which of the answers to this prompt it is."""
-        params = params.sample(sample)
+        params, (ids, embeds) = params.sample(sample), prompt
         text = self._stopped_text(params)
         cap = self.fit(len(ids), params.max_new_tokens)
         eos_ids = () if params.ignore_eos else self.eos_ids
         stops = dict.fromkeys((*eos_ids, *params.stop_token_ids))
         row_params = params.row_params(cap, tuple(stops), self._bad_ids(params.bad_words))
         admission = check_admission(self.limits, ids, row_params)
+        if embeds is not None:
+            if params.prompt_logprobs is not None:
+                raise RequestError(
+                    "prompt_logprobs are of tokens, and the prompt has embeddings; leave one out"
+                )
+            admission = admission._replace(prompt_ids=embeds.keyed(admission.prompt_ids))
         constraint, automaton, constraint_on = self._constraint(params, sample)
         if automaton is not None:
             admission = admission._replace(params=replace(admission.params, constrained=False))
@@ -132,6 +141,7 @@ class InputProcessor:
             admission, constraint, request, watched, limit, root, *standing, adapter
         )
         sequence.automaton = automaton
+        sequence.embeds = None if embeds is None else embeds.rows
         sequence.key = checked_key(self.policy, sequence)
         return sequence
 

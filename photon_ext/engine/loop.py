@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from photon_ext.engine.embeds import EmbedsMemory
 from photon_ext.engine.output import End, StepOutput
 from photon_ext.engine.request import Request
 from photon_ext.engine.request_queue import RequestQueue
@@ -55,6 +56,7 @@ class EngineLoop:
         queue: RequestQueue,
         meter: Meter,
         masks: MaskThreads,
+        embeds: EmbedsMemory,
     ) -> None:
         self.listeners: list[Listener] = []
         self._pipeline = pipeline
@@ -62,6 +64,7 @@ class EngineLoop:
         self._planner = planner
         self._queue = queue
         self._meter = meter
+        self._embeds = embeds
         self._deadlines = Deadlines()
         self._masks = masks
         self._undelivered: deque[Delivery] = deque()
@@ -133,12 +136,12 @@ class EngineLoop:
     def _admit(self) -> None:
         self._scheduler.release_all()
         for sequence, grant in self._planner.admissions():
-            pages, cached = grant
+            pages, cached, place = grant
             for write in self._scheduler.automata.take_writes():
                 self._pipeline.write_automaton(*write)
             try:
                 row = self._pipeline.admit(
-                    sequence.admission,
+                    sequence.placed(cached, place),
                     pages=pages,
                     cached=cached,
                     grows=True,
@@ -150,6 +153,9 @@ class EngineLoop:
                 self._end(sequence, End(FinishReason.ERROR, error=str(error)))
             else:
                 self._scheduler.admit(sequence, row, grant)
+                if sequence.embeds is not None and place is not None:
+                    fed = sequence.embeds_behind(cached)
+                    self._embeds.write(place, sequence.embeds[-fed:])
         count = self._scheduler.waiting_count
         if count and not self._pipeline.busy:
             raise PipelineError(

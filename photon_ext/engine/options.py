@@ -91,6 +91,9 @@ class EngineOptions:
         automata_mib: memory for constraints that the device keeps, in MiB: those of json_schema,
             regex and choice that are small enough; 0: the host keeps all. None: 64 on a GPU, else
             16. Where it is full of constraints of requests that run, others wait.
+        embeds_tokens: embeddings that prompts may bring along, of all requests together whose
+            prompts are being read; takes the memory of as many activations. 0: prompts are tokens
+            alone.
         timing: measure step gaps, by two events around each step.
         meter: keep the counts that need a clock or an event (see observe.meter).
         freeze: keep what start-up made from garbage collections (see Engine).
@@ -119,6 +122,7 @@ class EngineOptions:
     lora_rank: int = 16
     penalties: bool = True
     automata_mib: int | None = None
+    embeds_tokens: int = 0
     timing: bool = True
     meter: bool = True
     freeze: bool = True
@@ -135,6 +139,7 @@ class EngineOptions:
             most = MAX_AUTOMATA_MIB
             automata_mib = check_count("automata_mib", self.automata_mib, most, least=0)
             self._settle("automata_mib", automata_mib)
+        self._settle("embeds_tokens", check_count("embeds_tokens", self.embeds_tokens, least=0))
         choose_policy(self.policy)
         most = MAX_STOP_IDS
         self._settle("max_stop_ids", check_count("max_stop_ids", self.max_stop_ids, most))

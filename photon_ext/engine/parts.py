@@ -55,6 +55,7 @@ def make_parts(
         gemm_tokens=None if options.exact else GEMM_TOKENS,
         hopper=backend == "hopper",
         lora=lora,
+        embeds_tokens=options.embeds_tokens,
     )
     return runtime, decoder, size
 

@@ -1,13 +1,16 @@
-"""What callers may send as a prompt, and how it becomes token ids."""
+"""What callers may send as a prompt, and how it becomes token ids and embeddings."""
 
 from __future__ import annotations
 
-import sys
+import re
+import secrets
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
+from photon_ext.checks import as_index
+from photon_ext.engine.embeds import EmbedsReader, PromptEmbeds, is_array
 from photon_ext.errors import RequestError, describe, shown
 
 if TYPE_CHECKING:
@@ -16,48 +19,94 @@ if TYPE_CHECKING:
     from photon_ext.models.tokenizer import Tokenizer
 
 Message: TypeAlias = Mapping[str, Any]
-Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message] | torch.Tensor | np.ndarray[Any, Any]"
+Prompt: TypeAlias = (
+    "str | Sequence[int] | Sequence[Message] | Mapping[str, Any] | torch.Tensor "
+    "| np.ndarray[Any, Any]"
+)
 
 _EXPECTED = (
-    "give a string, a list or one-dimensional array of token ids, or a list of chat messages "
-    "({'role': ..., 'content': ...})"
+    "give a string, a list or one-dimensional array of token ids, a list of chat messages "
+    "({'role': ..., 'content': ...}), or {'prompt_embeds': ...}"
 )
+_PARTS = "give a tensor [n, hidden], or a list of parts, each such a tensor, a text, or token ids"
+
+
+class EncodedPrompt(NamedTuple):
+    """Token ids, 0 where an embedding stands; whether the model has them is not asked."""
+
+    ids: Sequence[int]
+    embeds: PromptEmbeds | None = None
+
+
+class _Builder:
+    """A prompt of several parts, in order."""
+
+    def __init__(self, reader: EmbedsReader) -> None:
+        self.ids: list[int] = []
+        self._reader = reader
+        self._rows: list[torch.Tensor] = []
+        self._positions: list[int] = []
+
+    def add(self, embeds: Any) -> None:
+        """Embeddings [n, hidden]."""
+        rows = self._reader.read(embeds, len(self._positions))
+        self._positions += range(len(self.ids), len(self.ids) + len(rows))
+        self.ids += [0] * len(rows)
+        self._rows.append(rows)
+
+    def encoded(self) -> EncodedPrompt:
+        if not self._rows:
+            return EncodedPrompt(self.ids)
+        rows = self._reader.gathered(self._rows)
+        return EncodedPrompt(self.ids, PromptEmbeds.of(rows, self._positions))
 
 
 def encode_prompt(
     prompt: Prompt,
     tokenizer: Tokenizer | None,
+    reader: EmbedsReader,
     raw: bool = False,
     tools: Sequence[Mapping[str, Any]] = (),
-) -> Sequence[int]:
-    """Token ids of a prompt, as they are given or encoded; whether the model has them is not asked.
+) -> EncodedPrompt:
+    """A prompt's tokens and embeddings, as they are given or encoded.
 
     A string is one user message where the model has a chat template, unless `raw`; otherwise it is
     encoded as it stands, behind the model's begin-of-text token if it uses one. Token ids are taken
-    from a sequence, a numpy array or a torch tensor, which is read from its device. The content of
-    a chat message is a text, or a list of OpenAI's parts, of which texts are joined. `tools` are
-    told by the chat template.
+    from a sequence, a numpy array or a torch tensor, which is read from its device.
 
-    Raises RequestError: the prompt is empty, of no known form, holds parts that are no text, has
+    The content of a chat message is a text, or a list of OpenAI's parts, of which texts are joined;
+    a part {"type": "embeds", "embeds": ...} is embeddings, {"type": "image", "image": ...} an image
+    for the encoder. {"prompt_embeds": ...} is embeddings, or a list of parts: embeddings, texts as
+    they stand, token ids. `tools` are told by the chat template.
+
+    Raises RequestError: the prompt is empty, of no known form, holds parts that it cannot hold, has
     tools and no chat template that tells them, or needs a tokenizer that is not there.
     """
-    ids: Sequence[int]
+    found = EncodedPrompt(())
     if isinstance(prompt, str):
-        ids = _encode_text(prompt, _tokenizer(tokenizer), raw, tools) if prompt else ()
-    elif _is_array(prompt):
-        ids = _array_ids(prompt)
+        if prompt:
+            found = EncodedPrompt(_encode_text(prompt, _tokenizer(tokenizer), raw, tools))
+    elif is_array(prompt):
+        found = EncodedPrompt(_array_ids(prompt))
+    elif isinstance(prompt, Mapping):
+        found = _encode_parts(prompt, tokenizer, reader)
     elif not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray, memoryview)):
         raise RequestError(f"the prompt is a {type(prompt).__name__}; {_EXPECTED}")
     elif prompt and isinstance(prompt[0], Mapping):
-        encode = _tokenizer(tokenizer).encode_chat
-        ids = encode([_checked_message(message) for message in prompt], tools=tools)
+        found = _encode_chat(prompt, _tokenizer(tokenizer), reader, tools)
     else:
-        ids = prompt  # type: ignore[assignment]
-    if not ids:
+        found = EncodedPrompt(prompt)  # type: ignore[arg-type]
+    if not found.ids:
         raise RequestError(f"the prompt is empty; {_EXPECTED}")
-    if tools and (ids is prompt or _is_array(prompt)):
+    if tools and not _is_told(prompt):
         raise _untold(tools)
-    return ids
+    return found
+
+
+def _is_told(prompt: Prompt) -> bool:
+    """Whether the prompt is a text or messages, which a template may render."""
+    is_chat = isinstance(prompt, Sequence) and isinstance(prompt[0], Mapping)
+    return isinstance(prompt, str) or is_chat
 
 
 def _encode_text(
@@ -83,13 +132,6 @@ def _tokenizer(tokenizer: Tokenizer | None) -> Tokenizer:
     return tokenizer
 
 
-def _is_array(prompt: object) -> bool:
-    numpy = sys.modules.get("numpy")  # who has made an array has imported it
-    return isinstance(prompt, torch.Tensor) or (
-        numpy is not None and isinstance(prompt, numpy.ndarray)
-    )
-
-
 def _array_ids(array: Any) -> list[int]:
     """The ids of a numpy array or a torch tensor of integers, of any width."""
     dtype, shape = str(array.dtype), tuple(array.shape)
@@ -106,10 +148,68 @@ def _array_ids(array: Any) -> list[int]:
         ) from error
 
 
-def _checked_message(message: Any) -> Message:
+# --- with embeddings ------------------------------------------------------------------------------
+
+
+def _encode_parts(
+    prompt: Mapping[str, Any], tokenizer: Tokenizer | None, reader: EmbedsReader
+) -> EncodedPrompt:
+    if set(prompt) != {"prompt_embeds"}:
+        raise RequestError(f"the prompt is {shown(prompt)}; {_EXPECTED}")
+    parts = prompt["prompt_embeds"]
+    if is_array(parts):
+        parts = [parts]
+    if not isinstance(parts, (list, tuple)):
+        raise RequestError(f"prompt_embeds is a {type(parts).__name__}; {_PARTS}")
+    builder = _Builder(reader)
+    for index, part in enumerate(parts):
+        if isinstance(part, str):  # a begin-of-text token goes before a text that begins the prompt
+            builder.ids += _tokenizer(tokenizer).encode(part, add_special_tokens=index == 0)
+        elif is_array(part) and "float" in str(part.dtype):
+            builder.add(part)
+        elif is_array(part):
+            builder.ids += _array_ids(part)
+        elif isinstance(part, (list, tuple)):
+            builder.ids += part
+        elif as_index(part) is not None:
+            builder.ids.append(part)
+        else:
+            raise RequestError(f"prompt_embeds holds {shown(part)}; {_PARTS}")
+    return builder.encoded()
+
+
+def _encode_chat(
+    messages: Sequence[Any],
+    tokenizer: Tokenizer,
+    reader: EmbedsReader,
+    tools: Sequence[Mapping[str, Any]],
+) -> EncodedPrompt:
+    """Embeddings go through the template as marks that no text holds."""
+    marks: dict[str, Any] = {}
+    checked = [_checked_message(message, marks) for message in messages]
+    if not marks:
+        return EncodedPrompt(tokenizer.encode_chat(checked, tools=tools))
+    builder = _Builder(reader)
+    pieces = re.split(f"({'|'.join(marks)})", tokenizer.chat_text(checked, tools=tools))
+    if pieces[1::2] != [*marks]:
+        raise RequestError(
+            "the chat template drops, repeats or moves the embeddings of these messages; put them "
+            "into user messages, or give {'prompt_embeds': ...}"
+        )
+    for piece in pieces:
+        if piece in marks:
+            part = marks[piece]
+            builder.add(part["embeds"] if "embeds" in part else reader.read_image(part["image"]))
+        elif piece:
+            builder.ids += tokenizer.encode(piece, add_special_tokens=False)
+    return builder.encoded()
+
+
+def _checked_message(message: Any, marks: dict[str, Any]) -> Message:
+    """A message whose content is one text; embeddings in it become new `marks`."""
     match message:
         case {"role": str(), "content": list() | tuple() as parts}:
-            return {**message, "content": "".join(map(_part_text, parts))}
+            return {**message, "content": "".join(_part_text(part, marks) for part in parts)}
         case {"role": str(), "content": str() | None | Mapping()}:
             return message  # type: ignore[no-any-return]
         case {"role": str(), "content": other}:
@@ -122,16 +222,27 @@ def _checked_message(message: Any) -> Message:
     )
 
 
-def _part_text(part: object) -> str:
-    """The text of one of OpenAI's content parts."""
+def _part_text(part: object, marks: dict[str, Any]) -> str:
+    """The text of one of OpenAI's content parts, or the mark of embeddings."""
     match part:
         case {"type": "text", "text": str(text)}:
             return text
-        case {"type": kind} if kind not in (None, "text"):
+        case {"type": "embeds", "embeds": embeds} if is_array(embeds):
+            return _marked({"embeds": embeds}, marks)
+        case {"type": "image", "image": image}:
+            return _marked({"image": image}, marks)
+        case {"type": kind} if kind not in (None, "text", "embeds", "image"):
             raise RequestError(
                 f"the chat holds a content part of type {shown(kind)}; "
-                "this engine takes 'text' only"
+                "this engine takes 'text', 'embeds' and 'image'"
             )
     raise RequestError(
         f"the chat holds the content part {shown(part)}; expected {{'type': 'text', 'text': '...'}}"
+        ", {'type': 'embeds', 'embeds': tensor}, or {'type': 'image', 'image': image}"
     )
+
+
+def _marked(part: dict[str, Any], marks: dict[str, Any]) -> str:
+    mark = f"embeds-{secrets.token_hex(16)}"
+    marks[mark] = part
+    return mark

@@ -137,6 +137,7 @@ class Target(NamedTuple):
         config, (tokens, segments) = self.config, self.step_size(options, rows)
         per_token = 3 * config.hidden + config.qkv_size + config.q_size + 3 * config.intermediate
         numbers = tokens * per_token + segments * (config.hidden + config.vocab)
+        numbers += options.embeds_tokens * config.hidden
         per_row = -(-_max_len(options, config) // options.page_size)
         counts = 4 * rows * config.vocab if options.penalties else 0
         shape = LoraShape(config, options.lora_rank)

@@ -46,6 +46,8 @@ class Decoder:
         max_len: positions that a row may use.
         page_size, num_pages: geometry of the KV pool; page indexes come from the step's page table.
         activation_bytes, kv_bytes: memory held besides the weights.
+        embeds: [embeds_tokens, hidden], on the device: of the token -2 - i the i-th, which whoever
+            feeds it writes before; None: there are no places.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Decoder:
         gemm_tokens: int | None = GEMM_TOKENS,
         hopper: bool = False,
         lora: LoraSlots | None = None,
+        embeds_tokens: int = 0,
     ) -> None:
         """Allocates everything that steps will use.
 
@@ -71,6 +74,7 @@ class Decoder:
         token the same bits in every step; their attention gives it others in a chunk than where it
         decodes, but no others for what rides beside it.
         `lora`: the adapters that rows may have, in steps that say so (`StepTensors.lora`).
+        `embeds_tokens`: places for embeddings in the place of tokens.
         Raises ConfigError for a size that is not positive, or a `max_len` beyond what the model was
         trained for.
         """
@@ -106,6 +110,11 @@ class Decoder:
             config, max_step_tokens, max_segments, weights.dtype, weights.device
         )
         self._linear_workspace = self._spare_words() if self._hopper_prefill else None
+        self.embeds = (
+            torch.zeros(embeds_tokens, config.hidden, dtype=weights.dtype, device=weights.device)
+            if embeds_tokens
+            else None
+        )
         self._head = Linear(weights.lm_head)
 
     def _spare_words(self) -> torch.Tensor | None:
@@ -148,7 +157,7 @@ class Decoder:
                 "max_step_tokens or max_segments"
             )
         buffers = self._arena.activations.leading(num_tokens, segments)
-        ops.embedding_into(buffers.residual, step.decode_meta, self.weights.embedding)
+        ops.embedding_into(buffers.residual, step.decode_meta, self.weights.embedding, self.embeds)
         fused = self._hopper if step.kind is StepKind.DECODE else self._hopper_prefill
         counts, through_torch = step.counts[Count.TOKENS :], self._through_torch(num_tokens, fused)
         if fused and not through_torch:

@@ -111,6 +111,19 @@ class Tokenizer:
     ) -> list[int]:
         """Ids of a conversation, ready for the answer, which may call `tools`.
 
+        Raises: as `chat_text`.
+        """
+        text = self.chat_text(messages, add_generation_prompt, tools)
+        return self.encode(text, add_special_tokens=False)  # the template writes them itself
+
+    def chat_text(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        """The text of a conversation, with its special tokens.
+
         Raises:
             RequestError: there is no chat template, the template refuses the messages or fails, or
                 they are no list (or other sequence).
@@ -135,8 +148,7 @@ class Tokenizer:
             ):  # what is no message the template refuses
                 if isinstance(value, str):
                     _check_unicode(value)
-        text = self.chat_template.render(messages, add_generation_prompt, tools)
-        return self.encode(text, add_special_tokens=False)  # the template writes them itself
+        return self.chat_template.render(messages, add_generation_prompt, tools)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`. Bytes that are no character become U+FFFD, ids without a token nothing.

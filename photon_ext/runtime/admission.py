@@ -21,6 +21,7 @@ class Admission(NamedTuple):
     """What `Pipeline.admit` takes without looking at it again; the seed is settled.
 
     Attributes:
+        prompt_ids: token ids, and FIRST_EMBED - i for an embedding i that the forward has.
         generated: how many of the last ids of the prompt were sampled before, by a row that had to
             leave: penalties take them for the answer's.
     """

@@ -107,3 +107,8 @@ class RuntimePort(Protocol):
 
     def open_slots(self, spec: StepSpec) -> Sequence[SlotPort]:
         """Allocates and captures; one slot per step that may be in flight."""
+
+    def upload(self, to: torch.Tensor, rows: torch.Tensor) -> None:
+        """Enqueues a copy of host memory, on CUDA pinned, to device memory that no step in flight
+        reads. A step launched later with prompt tokens finds it there.
+        """

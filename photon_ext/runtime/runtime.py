@@ -133,8 +133,14 @@ class Runtime:
 
     def write_automaton(self, offset: int, words: torch.Tensor) -> None:
         """See RuntimePort.write_automaton."""
+        self.upload(self._automata[offset : offset + len(words)], words)
+
+    def upload(self, to: torch.Tensor, rows: torch.Tensor) -> None:
+        """See RuntimePort.upload. A step with prompt tokens sends their ids, and so waits for what
+        the in-copy stream does before.
+        """
         with self.streams.on_in_copy():
-            self._automata[offset : offset + len(words)].copy_(words, non_blocking=True)
+            to.copy_(rows, non_blocking=True)
 
     def _make_streams(self, graph: bool) -> Streams:
         if self.device.type == "cuda":

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from photon_ext.runtime import PageAppend, Row
+from photon_ext.scheduling.embeds_pool import EmbedsPool
 from photon_ext.scheduling.pages import PagePool
 from photon_ext.scheduling.prefix_cache import Match, PrefixCache
 from photon_ext.scheduling.sequence import Sequence
@@ -17,10 +18,13 @@ STRIDE = 4  # pages that a row gets at a time where it cannot have all
 
 
 class Grant(NamedTuple):
-    """Pages for a sequence's row, in order; the first ``cached`` tokens are in them already."""
+    """Pages for a sequence's row, in order; the first ``cached`` tokens are in them already. The
+    embeddings behind those are put from ``place`` on; None: there are none.
+    """
 
     pages: list[int]
     cached: int
+    place: int | None = None
 
 
 class Growth(NamedTuple):
@@ -38,11 +42,13 @@ class _Holding:
         entered: how many of its pages, from the first on, are in the cache's books.
         unwritten: of those, the ones that steps have not written yet, in order.
         missing: pages that it lacks for its length cap.
+        place: of its embeddings, until its prompt is read.
     """
 
     entered: int
     unwritten: list[int]
     missing: int
+    place: int | None
 
 
 class Pager:
@@ -57,12 +63,14 @@ class Pager:
         page_size: int,
         share: bool = True,
         exact: bool = False,
+        embeds: EmbedsPool | None = None,
     ) -> None:
         """``share``: sequences share pages of the same content. ``exact``: only pages of prompts,
         where what a decode step computes for a token differs in its last bits from what prefill
-        computes.
+        computes. ``embeds``: places for the embeddings of prompts; None: no prompt has any.
         """
         self.pool = pool
+        self._embeds = EmbedsPool(0) if embeds is None else embeds
         self.page_size = page_size
         # only full pages are shared: none ever is, where they never end
         self._cache = PrefixCache(pool, page_size if share else sys.maxsize)
@@ -103,12 +111,15 @@ class Pager:
         count = self._affordable(sequence, cached)
         if count is None:
             return None
+        place, embeds = None, sequence.embeds_behind(len(cached) * self.page_size)
+        if embeds and (place := self._embeds.allocate(embeds)) is None:
+            return None
         self.pool.share(cached)  # first, so that they are not evicted for the others
         fresh = self.pool.allocate(count)
         assert fresh is not None
         pages = [*cached, *fresh]
-        self._hold(sequence, pages, len(cached))
-        return Grant(pages, len(cached) * self.page_size)
+        self._hold(sequence, pages, len(cached), place)
+        return Grant(pages, len(cached) * self.page_size, place)
 
     def _affordable(self, sequence: Sequence, cached: list[int]) -> int | None:
         """How many pages it gets besides those that are cached."""
@@ -123,11 +134,11 @@ class Pager:
         room_to_grow = STRIDE**sequence.preemptions * (len(self._short) + 1)
         return min(first, whole) if available - room_to_grow >= first else None
 
-    def _hold(self, sequence: Sequence, pages: list[int], cached: int) -> None:
+    def _hold(self, sequence: Sequence, pages: list[int], cached: int, place: int | None) -> None:
         prompt = sequence.admission.prompt_ids
         entered = self._cache.enter(prompt, pages, sequence.root, cached)
         missing = self.pages_for(sequence.admission.kv_len) - len(pages)
-        holding = _Holding(entered, pages[cached:entered], missing)
+        holding = _Holding(entered, pages[cached:entered], missing, place)
         self._holdings[sequence] = holding
         if missing:
             self._short[sequence] = holding
@@ -147,6 +158,13 @@ class Pager:
             count = max(tokens // self.page_size - begin, 0)
             self._cache.written(holding.unwritten[:count])
             del holding.unwritten[:count]
+        if tokens >= len(sequence.admission.prompt_ids):
+            self._free_place(holding)
+
+    def _free_place(self, holding: _Holding) -> None:
+        if holding.place is not None:
+            self._embeds.release(holding.place)
+            holding.place = None
 
     def grow(self) -> Growth:
         """More pages, as a row has none for its next token: for every row that lacks some, so that
@@ -205,6 +223,7 @@ class Pager:
         holding = self._holdings.pop(sequence)
         if self._short.pop(sequence, None) is not None:
             self._owed -= holding.missing
+        self._free_place(holding)
         self._cache.abandon(holding.unwritten)
         self.pool.release(pages)
 

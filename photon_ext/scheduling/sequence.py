@@ -9,14 +9,18 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from photon_ext.layout import FIRST_EMBED
 from photon_ext.runtime import Admission, FinishReason, Row
 from photon_ext.sampling import Constraint
 from photon_ext.sampling.constraints import is_finished, pack_ids
 from photon_ext.sampling.token_automaton import TokenAutomaton
 from photon_ext.scheduling.adapters import Adapter
 from photon_ext.scheduling.policy import Key
+
+if TYPE_CHECKING:
+    import torch
 
 _count = itertools.count()
 
@@ -45,6 +49,8 @@ class Sequence:
         watched: each token is handled by itself, for a constraint or for stop strings; else tokens
             stay in columns.
         limit: what its length cap is: "max_new_tokens", or "max_len" where the context leaves less.
+        embeds: [n, hidden], in host memory: those of its prompt, in order. In the prompt's ids each
+            has a negative number that says its content, so that pages are shared by content.
         root: what its KV pages depend on besides its tokens (see PrefixCache).
         adapter: what its rows are run with; None: the model as it is.
         priority: the higher, the sooner, under a policy that looks at it.
@@ -73,6 +79,7 @@ class Sequence:
     key: Key = ()
     automaton: TokenAutomaton | None = None
     automaton_begin: int = 0
+    embeds: torch.Tensor | None = None
     row: Row | None = None
     ended: bool = False
     preemptions: int = 0
@@ -126,6 +133,21 @@ class Sequence:
     def repeats(self) -> bool:
         """Whether its row makes tokens again that were told before a preemption."""
         return bool(self._repeated)
+
+    def embeds_behind(self, position: int) -> int:
+        """Embeddings of its prompt from this position on."""
+        if self.embeds is None:
+            return 0
+        return sum(token < 0 for token in self.admission.prompt_ids[position:])
+
+    def placed(self, cached: int, place: int | None) -> Admission:
+        """What its row is run with; embeddings behind ``cached`` tokens stand from ``place`` on."""
+        if place is None:
+            return self.admission
+        begun, fed = self.admission.prompt_ids[:cached], self.admission.prompt_ids[cached:]
+        ids = itertools.count(FIRST_EMBED - place, -1)
+        staged = (next(ids) if token < 0 else token for token in fed)
+        return self.admission._replace(prompt_ids=(*begun, *staged))
 
     def requeue(self, exact: bool) -> None:
         """It was preempted, and goes on later: noise depends on seed and position, so that its

@@ -136,6 +136,10 @@ class SimRuntime:
             for index in range(self.depth)
         ]
 
+    def upload(self, to: torch.Tensor, rows: torch.Tensor) -> None:
+        """See RuntimePort.upload; at once."""
+        to.copy_(rows)
+
     def synchronize(self) -> None:
         """Waits for everything that was enqueued.
 

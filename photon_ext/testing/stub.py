@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from photon_ext.checks import check_capacity
 from photon_ext.layout import (
@@ -19,6 +20,9 @@ from photon_ext.runtime.ports import StepSpec
 from photon_ext.runtime.row import Row
 from photon_ext.runtime.row_table import RowTable
 from photon_ext.runtime.step import Fill, StepKey
+
+if TYPE_CHECKING:
+    import torch
 
 
 class StubDevice:
@@ -42,6 +46,8 @@ class StubDevice:
 
     def open_slots(self, spec: StepSpec) -> Sequence[StubSlot]:
         return [StubSlot(self) for _ in range(self.depth)]
+
+    def upload(self, to: torch.Tensor, rows: torch.Tensor) -> None: ...
 
     def run(self, segments: array[int], deltas: Sequence[int]) -> memoryview:
         self._again += 1

@@ -173,7 +173,7 @@ def test_a_damaged_model_is_refused(
             {"max_row": 4},
             ConfigError,
             "an engine has no option 'max_row'; did you mean max_rows.* There are model, device, "
-            "dtype, max_r",
+            "dtype, vision, max_r",
         ),
         ({"devise": "cpu"}, ConfigError, "an engine has no option 'devise'; did you mean device"),
         (
@@ -202,7 +202,7 @@ def test_a_loaded_model_takes_no_option_that_there_is_not(folder: Path) -> None:
     loaded = load_model(folder, "float32", "cpu")
     with pytest.raises(
         ConfigError,
-        match="an engine has no option 'device'; there are config, weights, tokenizer, max_rows, ",
+        match="an engine has no option 'device'; there are config, weights, tokenizer, vision, ",
     ):
         Engine.from_weights(loaded.config, loaded.weights, device="cpu")
 

@@ -15,6 +15,7 @@ from transformers import LlamaForCausalLM
 from photon_ext.engine import Engine
 from photon_ext.models.loader import load_model
 from photon_ext.sampling import SamplingParams, from_allowed_ids
+from tests.engine.test_embeds import check_embeds, check_embeds_under_pressure
 from tests.engine.test_engine_models import (
     NEW,
     REQUEST,
@@ -42,6 +43,20 @@ def test_greedy_tokens_equal_transformers(name: str, seed: int, tmp_path: Path) 
 
 def test_tokens_do_not_depend_on_pages(tmp_path: Path) -> None:
     check_paging(tmp_path, "cuda")
+
+
+@pytest.mark.parametrize("name", sorted(TINY))
+def test_tokens_equal_transformers_with_embeddings(name: str, tmp_path: Path) -> None:
+    check_embeds(name, tmp_path, "cuda")
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_i15_preempted_requests_with_embeddings_give_the_tokens_of_an_undisturbed_run(
+    exact: bool, depth: int, tmp_path: Path
+) -> None:
+    saved_tiny_model("llama-plain", tmp_path)
+    check_embeds_under_pressure(tmp_path, depth, exact, "cuda")
 
 
 @pytest.mark.parametrize("prefill_buckets", [(), (4, 9)])

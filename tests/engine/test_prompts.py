@@ -122,7 +122,7 @@ def test_content_parts_are_joined_as_text() -> None:
     [
         (
             {"type": "image_url", "image_url": {"url": "x"}},
-            "a content part of type 'image_url'; this engine takes 'text' only",
+            "a content part of type 'image_url'; this engine takes 'text', 'embeds' and 'image'",
         ),
         ({"type": "input_audio", "input_audio": {}}, "a content part of type 'input_audio'"),
         ({"type": "x" * 10_000, "text": "a"}, r"a content part of type 'xxx.*\.\.\.xxx"),

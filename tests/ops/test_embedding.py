@@ -39,6 +39,37 @@ def test_dead_tokens_and_foreign_ids_are_zeros(device: str) -> None:
     assert_same_bits(out, reference.embedding(meta, weight))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("hidden", [1, 7, 64])
+def test_negative_ids_are_embeddings_that_prompts_bring_along(
+    device: str, dtype: torch.dtype, hidden: int
+) -> None:
+    weight = randn(VOCAB, hidden, dtype=dtype, device=device)
+    embeds = randn(5, hidden, dtype=dtype, device=device, seed=1)
+    meta = tokens_of([3, -2, -6, -4, 10, -1, -7, -(2**31), -(2**31) + 1, -3], device)
+    meta[9] = 0
+    out = poisoned(10, hidden, dtype=dtype, device=device)
+    ops.embedding_into(out, meta, weight, embeds)
+    zeros = torch.zeros_like(weight[:5])
+    expected = [weight[3:4], embeds[:1], embeds[4:], embeds[2:3], weight[10:], zeros]
+    assert_same_bits(out, torch.cat(expected))
+    assert_same_bits(ops.embedding(meta, weight, embeds), out)
+    assert_same_bits(reference.embedding(meta, weight, embeds), out)
+
+
+def test_embeddings_at_any_address(device: str) -> None:
+    """Where they are not aligned as the table is, and where there are none."""
+    weight = randn(VOCAB, 16, dtype=torch.bfloat16, device=device)
+    embeds = randn(3 * 16 + 1, dtype=torch.bfloat16, device=device, seed=1)[1:].view(3, 16)
+    meta = tokens_of([-4, 2, -2], device)
+    assert_same_bits(
+        ops.embedding(meta, weight, embeds), torch.stack([embeds[2], weight[2], embeds[0]])
+    )
+    none = ops.embedding(meta, weight, embeds[:0])
+    assert_same_bits(none[[0, 2]], torch.zeros_like(none[[0, 2]]))
+    assert_same_bits(none[1], weight[2])
+
+
 def test_embedding_into_strided_tokens(device: str) -> None:
     weight = randn(VOCAB, 13, dtype=torch.bfloat16, device=device)
     buffer = poisoned(3, 20, dtype=torch.bfloat16, device=device)

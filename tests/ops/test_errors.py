@@ -258,6 +258,11 @@ def gapped(x: torch.Tensor) -> torch.Tensor:
             "decode_meta has shape [3, 3], expected [*, 4] ([tokens, 4])",
         ),
         (
+            "embedding_into",
+            {3: narrower},
+            "embeds has shape [3, 5], expected [*, 6] ([embeddings, hidden of weight])",
+        ),
+        (
             "select_tokens_into",
             {2: longer},
             "out has shape [3, 6], expected [4, 6] ([segments, hidden of x])",

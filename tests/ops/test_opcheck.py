@@ -92,7 +92,8 @@ def sample(device: str, size: int) -> Arguments:
 
 def embedding(device: str, size: int) -> Arguments:
     meta, _ = tokens_and_segments([(1, 0, size)], device)
-    return floats(size, 6, device=device), meta, floats(10, 6, device=device, seed=1)
+    table, embeds = floats(10, 6, device=device, seed=1), floats(3, 6, device=device, seed=2)
+    return floats(size, 6, device=device), meta, table, embeds
 
 
 def select_tokens(device: str, size: int) -> Arguments:

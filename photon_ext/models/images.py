@@ -1,0 +1,131 @@
+"""Images: decoded, checked, and cut into the crops that a vision encoder sees."""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from photon_ext.errors import RequestError, describe, shown
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from photon_ext.models.vision import VisionConfig
+
+MOST_PIXELS = 2**26  # of an image: as numbers it takes 768 MiB
+_MODES = ("RGB", "RGBA", "RGBX", "L", "LA", "P", "PA", "1", "CMYK", "YCbCr")  # 8 bits a colour
+_EXPECTED = "give a PIL image, the bytes of a file, or an array of uint8, [height, width, 3]"
+
+
+class Crops(NamedTuple):
+    """What the encoder sees of an image: float32 [1 + rows * columns, 3, size, size], from -1 to 1;
+    the first is the whole image, the others are its tiles, row by row.
+    """
+
+    pixels: torch.Tensor
+    rows: int
+    columns: int
+
+
+def read_image(image: Any) -> Image:
+    """The image in RGB, turned as its camera says. Raises RequestError: it is none, is damaged, has
+    no pixels or too many, or is of a kind whose colours do not fit 8 bits; or Pillow is missing.
+    """
+    try:
+        from PIL import Image as images
+        from PIL import ImageOps
+    except ImportError as error:
+        raise RequestError(
+            "images need the Python package Pillow: pip install 'photon_ext[vision]'"
+        ) from error
+    opened: Image
+    if isinstance(image, (bytes, bytearray, memoryview)):
+        try:
+            opened = images.open(io.BytesIO(image))
+        except Exception as error:  # of a decoder, of which there are many
+            raise _damaged(error) from error
+    elif isinstance(image, images.Image):
+        opened = image
+    else:
+        opened = images.fromarray(_checked_array(image))
+    width, height = opened.size
+    if not 1 <= width * height <= MOST_PIXELS:
+        raise RequestError(
+            f"the image has {width} x {height} pixels; from 1 to {MOST_PIXELS} can be read: give "
+            "a smaller one"
+        )
+    if opened.mode not in _MODES:
+        raise RequestError(
+            f"the image is of mode {opened.mode}; convert it to RGB, for instance with "
+            "image.convert('RGB')"
+        )
+    try:
+        return ImageOps.exif_transpose(opened).convert("RGB")
+    except Exception as error:  # it is decoded here
+        raise _damaged(error) from error
+
+
+def _damaged(error: Exception) -> RequestError:
+    return RequestError(f"the image cannot be decoded ({describe(error)}); {_EXPECTED}")
+
+
+def _checked_array(image: Any) -> Any:
+    """A numpy array or a torch tensor as an array that Pillow takes."""
+    numpy = sys.modules.get("numpy")  # who has made an array has imported it
+    if isinstance(image, torch.Tensor):
+        image = image.detach().cpu().numpy()
+    elif numpy is None or not isinstance(image, numpy.ndarray):
+        raise RequestError(f"the image is {shown(image)}; {_EXPECTED}")
+    if str(image.dtype) != "uint8" or image.ndim != 3 or image.shape[2] != 3 or not image.size:
+        raise RequestError(
+            f"the image is an array of {image.dtype} of shape {tuple(image.shape)}; {_EXPECTED}"
+        )
+    return image
+
+
+def cut_image(image: Image, config: VisionConfig) -> Crops:
+    """Scales an RGB image so that whole tiles cover it, and cuts it up. Neighbouring tiles overlap:
+    each sees `config.margin` patches of those around it.
+    """
+    size, margin = config.crop_size, config.margin * config.patch
+    step = size - 2 * margin
+    width, height = image.size
+    rows, columns = choose_tiling(height - 2 * margin, width - 2 * margin, step, config.most_tiles)
+    scaled = _pixels(image, columns * step + 2 * margin, rows * step + 2 * margin)
+    crops = [_pixels(image, size, size)]
+    for row in range(rows):
+        for column in range(columns):
+            top, left = row * step, column * step
+            crops.append(scaled[:, top : top + size, left : left + size])
+    return Crops(torch.stack(crops), rows, columns)
+
+
+def _pixels(image: Image, width: int, height: int) -> torch.Tensor:
+    """Scaled: float32 [3, height, width] from -1 to 1."""
+    from PIL.Image import Resampling
+
+    scaled = image.resize((width, height), Resampling.LANCZOS)
+    values = torch.frombuffer(bytearray(scaled.tobytes()), dtype=torch.uint8)
+    return values.view(height, width, 3).permute(2, 0, 1).float() / 127.5 - 1
+
+
+def choose_tiling(height: int, width: int, tile: int, most: int) -> tuple[int, int]:
+    """Rows and columns of tiles for an image of so many pixels: of its shape, and as many as there
+    may be, but one for an image that is no higher, or no wider, than a tile.
+    """
+    if height <= tile or width <= tile:
+        return 1, 1
+    rows, columns = math.ceil(height / tile), math.ceil(width / tile)
+    if rows * columns > most:
+        ratio = math.sqrt(most / (rows * columns))
+        rows, columns = max(1, int(rows * ratio)), max(1, int(columns * ratio))
+    else:
+        rows = max(rows, int(math.sqrt(most * height / width)))
+        columns = max(columns, int(math.sqrt(most * width / height)))
+    if rows * columns > most:
+        rows, columns = (rows, most // rows) if columns > rows else (most // columns, columns)
+    return max(1, rows), max(1, columns)
