@@ -129,7 +129,7 @@ class DecodeBatch:
         return self.ride.launches - 1
 
 
-def changed_columns(old: Sequence[Row], rows: Sequence[Row]) -> list[int]:
+def changed_columns(old: Sequence[object], rows: Sequence[object]) -> list[int]:
     """The columns of ``rows`` that hold others than those of ``old``, in order."""
     return [*compress(count(), map(is_not, old, rows)), *range(len(old), len(rows))]
 
