@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 from photon_ext.runtime import PageAppend, Row
@@ -154,19 +155,19 @@ class Pager:
         """
         rows = [(one.row, one) for one in self._short if one.row is not None and one.row.running]
         places = {row: _places(row) for row, _ in rows}
+        rows.sort(key=lambda one: (places[one[0]] > 0, one[1].rank))
+        missing = [self._short[sequence].missing for _, sequence in rows]
+        covered = self.pool.available >= self._owed
+        wanted = missing if covered else [min(count, STRIDE) for count in missing]
+        pages = iter(self.pool.allocate(min(sum(wanted), self.pool.available)) or ())
         appends, stalled = [], []
-        for row, sequence in sorted(rows, key=lambda one: (places[one[0]] > 0, one[1].rank)):
-            if pages := self._more(self._short[sequence]):
-                appends.append(PageAppend(row, tuple(pages)))
-                self._count(sequence, len(pages))
+        for (row, sequence), count in zip(rows, wanted, strict=True):
+            if more := tuple(islice(pages, count)):
+                appends.append(PageAppend(row, more))
+                self._count(sequence, len(more))
             elif not places[row]:
                 stalled.append(row)
         return Growth(tuple(appends), tuple(stalled))
-
-    def _more(self, holding: _Holding) -> list[int]:
-        covered = self.pool.available >= self._owed
-        wanted = holding.missing if covered else min(holding.missing, STRIDE)
-        return self.pool.allocate(min(wanted, self.pool.available)) or []
 
     def _count(self, sequence: Sequence, pages: int) -> None:
         holding = self._short[sequence]

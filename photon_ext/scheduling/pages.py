@@ -63,8 +63,9 @@ class PagePool:
             raise ValueError(f"allocate: count is {count}; give a number >= 0")
         if count > self.available:
             return None
-        pages = [self._free.popleft() for _ in range(min(count, len(self._free)))]
-        if evicted := [self._cached.popitem(last=False)[0] for _ in range(count - len(pages))]:
+        take, evict = self._free.popleft, self._cached.popitem
+        pages = [take() for _ in range(min(count, len(self._free)))]
+        if evicted := [evict(last=False)[0] for _ in range(count - len(pages))]:
             self._kept.difference_update(evicted)
             self.on_evict(evicted)
             pages += evicted
@@ -91,14 +92,16 @@ class PagePool:
         pages = list(pages)
         if len(once := set(pages)) < len(pages) or not once <= self._counts.keys():
             raise ValueError(self._refusal(pages))
+        counts, kept = self._counts, self._kept
         for page in reversed(pages):
-            self._counts[page] -= 1
-            if self._counts[page] == 0:
-                del self._counts[page]
-                if page in self._kept:
-                    self._cached[page] = None
-                else:
-                    self._free.append(page)
+            if counts[page] > 1:
+                counts[page] -= 1
+                continue
+            del counts[page]
+            if page in kept:
+                self._cached[page] = None
+            else:
+                self._free.append(page)
 
     def _refusal(self, pages: list[int]) -> str:
         """Which of these cannot be released, and why."""

@@ -82,11 +82,12 @@ class PrefixCache:
         to the first whose content another page has.
         """
         before, end = pages[begin - 1] if begin else root, begin
-        for own in self._chunks(tokens, begin):
-            page, key = pages[end], (before, own)
-            if self._pages.setdefault(key, page) != page:
+        known, keys = self._pages, self._keys
+        for own, page in zip(self._chunks(tokens, begin), pages[begin:], strict=False):
+            key = before, own
+            if known.setdefault(key, page) != page:
                 break
-            self._keys[page] = key
+            keys[page] = key
             before, end = page, end + 1
         if end > begin:
             self._unwritten.update(pages[begin:end])
@@ -105,10 +106,12 @@ class PrefixCache:
         self._forget(lost)
 
     def _forget(self, pages: Sequence[int]) -> None:
-        for page in pages:
-            del self._pages[self._keys.pop(page)]
-        self._unwritten.difference_update(pages)
-        self._latest = None
+        if pages:
+            take = self._keys.pop
+            for page in pages:
+                del self._pages[take(page)]
+            self._unwritten.difference_update(pages)
+            self._latest = None
 
     def _chunks(self, tokens: Sequence[int], first: int = 0) -> Iterator[tuple[int, ...]]:
         """The tokens of the full pages, from number ``first`` on."""
