@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from photon_ext.runtime import PageAppend, Row
 from photon_ext.scheduling.pages import PagePool
-from photon_ext.scheduling.prefix_cache import Match, PrefixCache
+from photon_ext.scheduling.prefix_cache import WIDTH, Match, PrefixCache
 from photon_ext.scheduling.sequence import Sequence
 
 STRIDE = 4  # pages that a row gets at a time where it cannot have all
@@ -84,10 +84,8 @@ class Pager:
 
     def _match(self, sequence: Sequence) -> Match:
         """Of nothing, where the prompt's own log-probabilities have to be computed."""
-        prompt, params, _ = sequence.admission
-        if params.prompt_logprobs is not None:
-            prompt = ()
-        return self._cache.match(prompt, sequence.root)
+        scored = sequence.admission.params.prompt_logprobs is not None
+        return self._cache.match(b"" if scored else sequence.content, sequence.root)
 
     def is_written(self, page: int) -> bool:
         """Whether the wait for it is over."""
@@ -125,8 +123,7 @@ class Pager:
         return min(first, whole) if available - room_to_grow >= first else None
 
     def _hold(self, sequence: Sequence, pages: list[int], cached: int) -> None:
-        prompt = sequence.admission.prompt_ids
-        entered = self._cache.enter(prompt, pages, sequence.root, cached)
+        entered = self._cache.enter(sequence.content, pages, sequence.root, cached)
         missing = self.pages_for(sequence.admission.kv_len) - len(pages)
         holding = _Holding(entered, pages[cached:entered], missing)
         self._holdings[sequence] = holding
@@ -187,8 +184,8 @@ class Pager:
         """Enters the pages of its answer. Returns its pages, among them the cache's where that has
         others of the same content, because what follows is found behind those alone.
         """
-        tokens, prompt = sequence.tokens(), sequence.admission.prompt_ids
-        if len(tokens) <= len(prompt):
+        tokens, prompt = sequence.whole_content(), sequence.admission.prompt_ids
+        if len(tokens) <= len(sequence.content):
             return pages
         begin = self._holdings[sequence].entered
         if begin < len(prompt) // self.page_size:
@@ -198,7 +195,7 @@ class Pager:
             self.pool.release(pages[:begin])
             pages = (*found, *pages[begin:])
         # the last token was sampled, and never fed
-        end = self._cache.enter(tokens[:-1], pages, sequence.root, begin)
+        end = self._cache.enter(tokens[:-WIDTH], pages, sequence.root, begin)
         self._cache.written(pages[begin:end])
         return pages
 

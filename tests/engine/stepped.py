@@ -12,6 +12,7 @@ from photon_ext.layout import NO_PAGE
 from photon_ext.runtime import Pipeline
 from photon_ext.sampling import SamplingParams
 from photon_ext.scheduling import Scheduler
+from photon_ext.scheduling.prefix_cache import token_bytes
 from photon_ext.testing import Chooser, SimAdapters, ToyForward, ToyModel
 from photon_ext.testing.poison import POISON
 from tests.engine.byte_tokenizer import VOCAB
@@ -110,7 +111,7 @@ class Stepped:
             if cache.is_written(page):
                 value = self._value_of(page)
                 kept = tuple(token - value for token in self.forward._kv[page].tolist())
-                assert kept == tokens, f"page {page}"
+                assert token_bytes(kept) == tokens, f"page {page}"
 
     def _value_of(self, page: object) -> int:
         """The adapter of a cached page: what its tokens have more than they are."""
