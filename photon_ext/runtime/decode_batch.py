@@ -89,9 +89,11 @@ class DecodeBatch:
     def _copy(self, old: DecodeBatch, bucket: int) -> None:
         """Takes over all columns, for as many rows as there are now."""
         size, kept = len(self.rows), min(len(self.rows), len(old.rows))
-        more = [0] * (size - kept)
-        self.indices, self.generations = old.indices[:kept] + more, old.generations[:kept] + more
-        self.positions, self.limits = old.positions[:kept] + more, old.limits[:kept] + more
+        self.indices, self.generations = old.indices[:kept], old.generations[:kept]
+        self.positions, self.limits = old.positions[:kept], old.limits[:kept]
+        if more := [0] * (size - kept):
+            for column in (self.indices, self.generations, self.positions, self.limits):
+                column += more
         self.words = old.words[: kept * SEGMENT_COLUMNS]
         self.words.frombytes(bytes(4 * SEGMENT_COLUMNS * (bucket - kept)))
 
@@ -141,9 +143,11 @@ def patched(
     test: Callable[[_T], bool],
 ) -> tuple[int, ...]:
     """The columns of the members that pass a test, where ``columns`` did before some changed."""
-    found = {column for column in columns if column < len(members)}.difference(changed)
-    found.update(column for column in changed if test(members[column]))
-    return tuple(sorted(found))
+    found = [column for column in changed if test(members[column])]
+    if not (columns or found):  # as nearly always
+        return ()
+    kept = {column for column in columns if column < len(members)}.difference(changed)
+    return tuple(sorted(kept.union(found)))
 
 
 def _due(limits: Sequence[int], launches: int) -> list[int]:
