@@ -71,6 +71,7 @@ class Pager:
         self._holdings: dict[Sequence, _Holding] = {}
         self._short: dict[Sequence, _Holding] = {}
         self._owed = 0  # pages that those lack together
+        self._refused: Sequence | None = None  # there are too few pages for it, as things are
 
     def pages_for(self, kv_len: int) -> int:
         """Pages that hold ``kv_len`` KV entries."""
@@ -93,6 +94,10 @@ class Pager:
 
     # --- admission --------------------------------------------------------------------------------
 
+    def refuses(self, sequence: Sequence) -> bool:
+        """Whether `grant` had too few pages for it, and no pages have changed hands since."""
+        return sequence is self._refused
+
     def grant(self, sequence: Sequence) -> Grant | None:
         """Pages for a sequence that is to be admitted; None where there are too few now."""
         admission = sequence.admission
@@ -101,6 +106,7 @@ class Pager:
             cached = cached[: admission.answer_begin // self.page_size]
         count = self._affordable(sequence, cached)
         if count is None:
+            self._refused = sequence
             return None
         self.pool.share(cached)  # first, so that they are not evicted for the others
         fresh = self.pool.allocate(count)
@@ -123,6 +129,7 @@ class Pager:
         return min(first, whole) if available - room_to_grow >= first else None
 
     def _hold(self, sequence: Sequence, pages: list[int], cached: int) -> None:
+        self._refused = None
         entered = self._cache.enter(sequence.content, pages, sequence.root, cached)
         missing = self.pages_for(sequence.admission.kv_len) - len(pages)
         holding = _Holding(entered, pages[cached:entered], missing)
@@ -167,7 +174,7 @@ class Pager:
         return Growth(tuple(appends), tuple(stalled))
 
     def _count(self, sequence: Sequence, pages: int) -> None:
-        holding = self._short[sequence]
+        self._refused, holding = None, self._short[sequence]
         holding.missing -= pages
         self._owed -= pages
         if not holding.missing:
@@ -200,7 +207,7 @@ class Pager:
         return pages
 
     def _end(self, sequence: Sequence, pages: Any) -> None:
-        holding = self._holdings.pop(sequence)
+        self._refused, holding = None, self._holdings.pop(sequence)
         if self._short.pop(sequence, None) is not None:
             self._owed -= holding.missing
         self._cache.abandon(holding.unwritten)

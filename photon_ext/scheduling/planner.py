@@ -48,6 +48,8 @@ class Planner:
         most = min(scheduler.max_rows, scheduler.rows_held + ADMISSIONS)
         while scheduler.waiting and scheduler.rows_held < most:
             sequence = scheduler.waiting[0]
+            if scheduler.must_wait(sequence):
+                return
             if scheduler.defer(sequence):
                 continue
             grant = scheduler.schedule(sequence)
