@@ -36,8 +36,8 @@ class DecodeBatch:
     """
 
     rows: tuple[Row, ...]
-    indices: list[int]
-    generations: list[int]
+    indices: array[int]
+    generations: array[int]
     positions: list[int]
     limits: list[int]
     limit: int
@@ -82,7 +82,8 @@ class DecodeBatch:
         """A batch without rows, where there is none before."""
         batch = cls.__new__(cls)
         batch.rows, batch.constrained, batch.logprobs, batch.adapted = (), (), (), ()
-        batch.indices, batch.generations, batch.positions, batch.limits = [], [], [], []
+        batch.indices, batch.generations = array("i"), array("i")
+        batch.positions, batch.limits = [], []
         batch.words, batch.ride, batch.limit = array("i"), Ride(), 1
         return batch
 
@@ -93,7 +94,7 @@ class DecodeBatch:
         self.positions, self.limits = old.positions[:kept], old.limits[:kept]
         if more := [0] * (size - kept):
             for column in (self.indices, self.generations, self.positions, self.limits):
-                column += more
+                column.extend(more)
         self.words = old.words[: kept * SEGMENT_COLUMNS]
         self.words.frombytes(bytes(4 * SEGMENT_COLUMNS * (bucket - kept)))
 

@@ -27,7 +27,10 @@ class PagePool:
         self.num_pages = num_pages
         self.on_evict: Callable[[list[int]], None] = lambda pages: None
         self._free = deque(range(num_pages))
-        self._counts: dict[int, int] = {}
+        self._held: set[int] = set()
+        self._more: dict[
+            int, int
+        ] = {}  # how many rows hold a page besides the first, where some do
         self._kept: set[int] = set()  # held or cached pages that become cached, not free
         self._cached: OrderedDict[int, None] = OrderedDict()  # the least recently released first
 
@@ -39,7 +42,7 @@ class PagePool:
     @property
     def held(self) -> int:
         """Pages that rows hold, each once."""
-        return len(self._counts)
+        return len(self._held)
 
     @property
     def cached(self) -> int:
@@ -69,14 +72,17 @@ class PagePool:
             self._kept.difference_update(evicted)
             self.on_evict(evicted)
             pages += evicted
-        self._counts.update(dict.fromkeys(pages, 1))
+        self._held.update(pages)
         return pages
 
     def share(self, pages: Iterable[int]) -> None:
         """One more row holds these, which are held or cached."""
         for page in pages:
-            self._cached.pop(page, None)
-            self._counts[page] = self._counts.get(page, 0) + 1
+            if page in self._held:
+                self._more[page] = self._more.get(page, 0) + 1
+            else:
+                del self._cached[page]
+                self._held.add(page)
 
     def keep(self, pages: Iterable[int], kept: bool = True) -> None:
         """Whether the content of these held pages is kept when nobody holds them any more."""
@@ -90,22 +96,26 @@ class PagePool:
         before the one that it continues, which every row that holds it holds, too.
         """
         pages = list(pages)
-        if len(once := set(pages)) < len(pages) or not once <= self._counts.keys():
+        if len(once := set(pages)) < len(pages) or not once <= self._held:
             raise ValueError(self._refusal(pages))
-        counts, kept = self._counts, self._kept
-        for page in reversed(pages):
-            if counts[page] > 1:
-                counts[page] -= 1
-                continue
-            del counts[page]
-            if page in kept:
-                self._cached[page] = None
-            else:
-                self._free.append(page)
+        if shared := once & self._more.keys():
+            self._share_less(shared)
+            pages = [page for page in pages if page not in shared]
+        pages.reverse()
+        self._held.difference_update(pages)
+        kept = self._kept
+        self._cached.update(dict.fromkeys(page for page in pages if page in kept))
+        self._free.extend([page for page in pages if page not in kept])
+
+    def _share_less(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self._more[page] -= 1
+            if not self._more[page]:
+                del self._more[page]
 
     def _refusal(self, pages: list[int]) -> str:
         """Which of these cannot be released, and why."""
-        bad = next(p for i, p in enumerate(pages) if p not in self._counts or p in pages[:i])
+        bad = next(p for i, p in enumerate(pages) if p not in self._held or p in pages[:i])
         if 0 <= bad < self.num_pages:
             return f"release: page {bad} is released twice"
         last = self.num_pages - 1
