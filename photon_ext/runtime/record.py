@@ -94,10 +94,8 @@ def _read_batch(
 ) -> None:
     end = len(batch.rows) * RECORD_WIDTH
     indices, generations = records[ROW:end:RECORD_WIDTH], records[GENERATION:end:RECORD_WIDTH]
-    flags, tokens = (
-        records[FLAGS:end:RECORD_WIDTH],
-        records[RECORD_TOKENS:end:RECORD_WIDTH].tolist(),
-    )
+    flags = records[FLAGS:end:RECORD_WIDTH]
+    tokens = records[RECORD_TOKENS:end:RECORD_WIDTH].tolist()
     if indices != batch.indices or generations != batch.generations:
         for row, *found in zip(batch.rows, indices, generations, flags, strict=True):
             if found[:2] != [row.index, row.generation]:

@@ -28,9 +28,7 @@ class PagePool:
         self.on_evict: Callable[[list[int]], None] = lambda pages: None
         self._free = deque(range(num_pages))
         self._held: set[int] = set()
-        self._more: dict[
-            int, int
-        ] = {}  # how many rows hold a page besides the first, where some do
+        self._more: dict[int, int] = {}  # rows that hold a page besides the first
         self._kept: set[int] = set()  # held or cached pages that become cached, not free
         self._cached: OrderedDict[int, None] = OrderedDict()  # the least recently released first
 
