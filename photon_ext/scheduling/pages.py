@@ -99,11 +99,13 @@ class PagePool:
         if shared := once & self._more.keys():
             self._share_less(shared)
             pages = [page for page in pages if page not in shared]
-        pages.reverse()
         self._held.difference_update(pages)
-        kept = self._kept
-        self._cached.update(dict.fromkeys(page for page in pages if page in kept))
-        self._free.extend([page for page in pages if page not in kept])
+        kept, cached = self._kept, self._cached
+        for page in reversed(pages):
+            if page in kept:
+                cached[page] = None
+            else:
+                self._free.append(page)
 
     def _share_less(self, pages: Iterable[int]) -> None:
         for page in pages:

@@ -88,11 +88,12 @@ class PrefixCache:
         to the first whose content another page has.
         """
         before, end, size = pages[begin - 1] if begin else root, begin, self._page_bytes
-        for page in pages[begin : len(tokens) // size]:
-            key = before, tokens[end * size : (end + 1) * size]
-            if self._pages.setdefault(key, page) != page:
+        known, keys = self._pages, self._keys
+        for at in range(begin * size, len(tokens) - size + 1, size):
+            page, key = pages[end], (before, tokens[at : at + size])
+            if known.setdefault(key, page) != page:
                 break
-            self._keys[page] = key
+            keys[page] = key
             before, end = page, end + 1
         if end > begin:
             self._unwritten.update(pages[begin:end])
@@ -111,8 +112,9 @@ class PrefixCache:
         self._forget(lost)
 
     def _forget(self, pages: Sequence[int]) -> None:
+        known, take_key = self._pages, self._keys.pop
         for page in pages:
-            del self._pages[self._keys.pop(page)]
+            del known[take_key(page)]
         if pages:
             self._unwritten.difference_update(pages)
             self._latest = None
